@@ -11,22 +11,15 @@ use crate::config::Config;
 use crate::net::request::{Arg, Request, Script};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::{self, FENCE, Keys, QUEUE, ShardTag, TURN};
-use crate::store::redisson_channels::RedissonChannels;
+use crate::store::redisson_channels::{MEMORY, RedissonChannels, TURN_TIME};
 use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldReply, Look, OwnerOf, Registration, ReportReply,
+    Acquire, AcquireReply, Change, HoldReply, Look, OFFER, OwnerOf, Registration, ReportReply,
     TENURE_FENCES,
 };
 use crate::store::scripts::{
     self, ACQUIRE, ACQUIRE_ALL, ACQUIRE_MEMBER, CHANGE, Command, RELEASE, RELEASE_MEMBER, REPORT,
     UNREGISTER,
 };
-
-/// How long a released lock is offered to the client that has waited longest. Long enough for a
-/// client that is far away or short of processor time: only one that has stopped loses its offer.
-/// The servers of a quorum may offer it to different clients, if these have come at nearly the same
-/// time. Unless a majority agrees, each of the clients gets too few votes, and they try again after
-/// pauses at random.
-pub(crate) const OFFER: Duration = Duration::from_millis(200);
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -36,16 +29,6 @@ const FENCE_LIFE_MAX: Duration = DAY.saturating_mul(100 * 365);
 /// How long the waiting clients of a lock are remembered, at least, after the last of them was
 /// registered. It is longer where clients try for the lock less often.
 const WAITING_LIFE_MIN: Duration = Duration::from_secs(60);
-
-/// How long a released lock is left to Redisson when it is Redisson's turn. Redisson takes two or
-/// three milliseconds from the message to its attempt. In what is left of this time when it
-/// releases the lock, it alone can take the lock again, so it is short.
-const REDISSON_TURN: Duration = Duration::from_millis(5);
-
-/// How long Redisson counts as waiting after it was last seen waiting. A thread there that locks
-/// again at once does not listen for some milliseconds in between, and not at all if it gets the
-/// lock at its first attempt.
-const REDISSON_MEMORY: Duration = Duration::from_millis(500);
 
 /// The most locks that one request acquires.
 const GROUP_MAX: usize = 900;
@@ -238,10 +221,7 @@ impl Commands {
         let OwnerOf { kind, name, owner } = owner;
         match HoldId::of_owner(owner, kind, name) {
             Some(hold) if !kind.is_lock() => self.free_place(&hold, &hold.member(), "force"),
-            _ => {
-                let args = [Arg::Bytes(owner), millis(OFFER), Arg::Text("force")];
-                self.free(&RELEASE, name, args)
-            }
+            _ => self.free(&RELEASE, name, [Arg::Bytes(owner), millis(OFFER), Arg::Text("force")]),
         }
     }
 
@@ -259,7 +239,7 @@ impl Commands {
             let [queue, turn] = keys::companions(&lock, [QUEUE, TURN]);
             let channel = RedissonChannels::channel(&lock);
             let (channel, form) = (Arg::Text(&channel), Arg::Text(form));
-            let (memory, turn_time) = (millis(REDISSON_MEMORY), millis(REDISSON_TURN));
+            let (memory, turn_time) = (millis(MEMORY), millis(TURN_TIME));
             let args = [whose, window, shard, kept, channel, form, memory, turn_time];
             Request::call(script, &[&lock, &queue, &turn], &args)
         } else {

@@ -7,11 +7,22 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::config::lock_name::RESERVED;
 use crate::net::socket::{self, Alarm, Bell};
+
+/// How long a released lock is left to Redisson when it is Redisson's turn. Redisson takes two or
+/// three milliseconds from the message to its attempt. In what is left of this time when it
+/// releases the lock, it alone can take the lock again, so it is short.
+pub(super) const TURN_TIME: Duration = Duration::from_millis(5);
+
+/// How long Redisson counts as waiting after it was last seen waiting. A thread there that locks
+/// again at once does not listen for some milliseconds in between, and not at all if it gets the
+/// lock at its first attempt.
+pub(super) const MEMORY: Duration = Duration::from_millis(500);
 
 /// The channels of one client. Clones are the same.
 #[derive(Clone, Debug, Default)]

@@ -66,6 +66,13 @@ impl Registration {
 /// clock.
 pub(crate) const TENURE_FENCES: u64 = 1000;
 
+/// How long a released lock is offered to the client that has waited longest. Long enough for a
+/// client that is far away or short of processor time: only one that has stopped loses its offer.
+/// The servers of a quorum may offer it to different clients, if these have come at nearly the same
+/// time. Unless a majority agrees, each of the clients gets too few votes, and they try again after
+/// pauses at random.
+pub(crate) const OFFER: Duration = Duration::from_millis(200);
+
 /// How many holds of a name that can be shared a request may ask for beside the first.
 pub(crate) const SHARERS_MAX: usize = 64;
 

@@ -36,7 +36,7 @@ const PAUSES: Pauses = Pauses { after_failure: PAUSE, after_rejection: PAUSE };
 pub(super) type Replies = Vec<(u64, Result<HoldReply, Failure>)>;
 
 /// What has come over a connection for a job, by its number; `None` for what does not fit it.
-type Arrived = (u64, Option<Result<HoldReply, Failure>>);
+type NumberedReply = (u64, Option<Result<HoldReply, Failure>>);
 
 /// The jobs of one node that go over one connection.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ pub(super) struct NodeJobs<N> {
     /// Sent as soon as the connection is open, has written what was sent before, and does not wait
     /// for replicas or disks.
     waiting: Vec<Exchange>,
-    arrived: Arc<Mutex<Vec<Arrived>>>,
+    arrived: Arc<Mutex<Vec<NumberedReply>>>,
 }
 
 impl<N: Peer> NodeJobs<N> {

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
-use crate::store::commands::OFFER;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::memory::inbox::Inboxes;
+use crate::store::request::OFFER;
 use crate::store::request::{HolderReply, Registration};
 
 /// What there is of one name.

@@ -128,7 +128,7 @@ impl<T: Vote, D: Send + 'static> Ballot<T, D> {
     /// the request, which would find it gone.
     pub(super) fn count(&self, number: usize, reply: Reply) {
         let vote = (self.command.decode)(reply);
-        let vote = vote.unwrap_or_else(|| Err(self.servers.each[number].invalid_reply()));
+        let vote = vote.unwrap_or_else(|| Err(self.servers.each[number].factory.invalid_reply()));
         let mut count = self.count.lock();
         count.votes.0[number] = Some(vote);
         let on_decision = count.decide();
@@ -163,7 +163,7 @@ impl<T: Vote, D: Send + 'static> Ballot<T, D> {
         let Count { votes, decide, decision, .. } = &mut *count;
         let decide_now = || {
             let mut votes = votes.clone();
-            votes.close(|number| self.servers.each[number].no_reply());
+            votes.close(|number| self.servers.each[number].factory.no_reply());
             decide.take().and_then(|decide| decide(&votes))
         };
         decision.take().or_else(decide_now).expect("there is a decision when all votes are in")

@@ -94,7 +94,9 @@ impl Quorum {
         let Acquire { holds, lease, deadline, .. } = request;
         let raise = self.background.commands.raise(&holds[0], fence, lease);
         let raise = Ballot::new(&self.servers, raise, Votes::decide_hold);
-        match lane.ask(raise.durable(self.background.demand, deadline), deadline) {
+        let ballot = Arc::new(raise.durable(self.background.demand, deadline));
+        lane.send(&ballot, |_| true);
+        match lane.wait(&ballot, deadline) {
             Ok(HoldReply::Done) => Ok(()),
             Ok(HoldReply::Gone) => Err(Failure::late()),
             // The hold exists on some servers.

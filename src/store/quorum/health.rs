@@ -4,15 +4,18 @@
 //! before the server has answered over it. So neither a server that is gone nor one that hangs
 //! costs a call the time to find out. After each failure a server is left alone for a longer pause.
 //! One that answers and refuses to write, such as a replica, has failed too: only a script that has
-//! written something shows that a server is good again.
+//! written something shows that a server is good again. One that answers at two addresses has
+//! failed at the second, so that it does not count twice.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use redis::Value;
 
 use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
@@ -26,7 +29,6 @@ use crate::net::stream::Spin;
 use crate::store::background::peer::Peer;
 use crate::store::hold_id::HoldId;
 use crate::store::quorum::in_doubt::InDoubtHolds;
-use crate::store::quorum::run_ids::RunIds;
 
 /// The first pause after a failure, and the longest one.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(4));
@@ -36,7 +38,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 pub(super) struct QuorumServer {
     /// Its place among the others.
     pub(super) number: usize,
-    factory: Arc<ConnectionFactory>,
+    pub(super) factory: Arc<ConnectionFactory>,
     /// What the server must be able to meet.
     demand: Option<Demand>,
     /// Those of all servers.
@@ -100,11 +102,7 @@ impl QuorumServer {
     }
 
     /// Notes that the server has failed.
-    fn fail(&self, failure: &Failure) {
-        self.fail_locked(&mut self.health.lock(), failure);
-    }
-
-    fn fail_locked(&self, health: &mut Health, failure: &Failure) {
+    fn fail(&self, health: &mut Health, failure: &Failure) {
         let (shortest, longest) = PAUSES;
         let pause = shortest.saturating_mul(1 << health.failures.min(16)).min(longest);
         health.failures += 1;
@@ -129,7 +127,7 @@ impl QuorumServer {
             let mut health = self.health.lock();
             // Several requests may have been refused at once.
             if health.paused_until <= Instant::now() {
-                self.fail_locked(&mut health, failure);
+                self.fail(&mut health, failure);
             }
         }
     }
@@ -147,7 +145,7 @@ impl QuorumServer {
     pub(super) fn time_out(&self) -> Failure {
         let failure = self.factory.no_reply();
         self.factory.invalidate_connections();
-        self.fail(&failure);
+        self.fail(&mut self.health.lock(), &failure);
         failure
     }
 
@@ -159,21 +157,17 @@ impl QuorumServer {
     /// The failure of a request that was not sent because the server is not connected.
     pub(super) fn unreachable(&self) -> Failure {
         let last = self.health.lock().last_failure.clone();
-        let failure = last.unwrap_or_else(|| self.too_late());
+        let too_late = || {
+            Failure::too_late(&self.factory.label(), "no connection was open in time")
+                .at(Phase::Connect)
+        };
+        let failure = last.unwrap_or_else(too_late);
         // This request was not sent.
         if failure.is_ambiguous() {
             Failure { kind: FailureKind::Unreachable, ..failure }
         } else {
             failure
         }
-    }
-
-    pub(super) fn no_reply(&self) -> Failure {
-        self.factory.no_reply()
-    }
-
-    pub(super) fn invalid_reply(&self) -> Failure {
-        self.factory.invalid_reply()
     }
 
     /// The failure of a request that was not sent because it would wait behind too many others.
@@ -190,29 +184,6 @@ impl QuorumServer {
     /// Returns `true` if the server was asked to begin the hold, which is one of this client.
     pub(super) fn was_asked_to_begin(&self, hold: &HoldId) -> bool {
         hold.number() < self.begun_below.load(Ordering::Relaxed)
-    }
-
-    fn claim_try(&self, urgent: bool) -> bool {
-        let mut health = self.health.lock();
-        let now = Instant::now();
-        if !urgent && now < health.next_try() {
-            return false;
-        }
-        if health.failures > 0 {
-            // Until the outcome of this try is known, no other is made.
-            health.claimed_until = now + self.factory.connect_timeout;
-        }
-        true
-    }
-
-    /// Connects, and takes the outcome into account.
-    fn connect_and_note(&self) -> Result<Connection, Failure> {
-        let connected = self.connect_and_probe();
-        match &connected {
-            Ok(_) => self.health.lock().claimed_until = Instant::now(),
-            Err(failure) => self.fail(failure),
-        }
-        connected
     }
 
     /// Connects, and waits for a sign of life. A server that cannot do what is demanded is not
@@ -236,11 +207,6 @@ impl QuorumServer {
         }
         Ok(connection)
     }
-
-    fn too_late(&self) -> Failure {
-        Failure::too_late(&self.factory.label(), "no connection was open in time")
-            .at(Phase::Connect)
-    }
 }
 
 impl PartialEq for QuorumServer {
@@ -255,7 +221,16 @@ impl Peer for Arc<QuorumServer> {
     }
 
     fn claim(&self, urgent: bool) -> Result<(), Failure> {
-        if self.claim_try(urgent) { Ok(()) } else { Err(self.unreachable()) }
+        let (mut health, now) = (self.health.lock(), Instant::now());
+        if !urgent && now < health.next_try() {
+            drop(health);
+            return Err(self.unreachable());
+        }
+        if health.failures > 0 {
+            // Until the outcome of this try is known, no other is made.
+            health.claimed_until = now + self.factory.connect_timeout;
+        }
+        Ok(())
     }
 
     fn next_try(&self) -> Instant {
@@ -263,7 +238,13 @@ impl Peer for Arc<QuorumServer> {
     }
 
     fn connect(&self, _: Option<Connection>, _: Instant) -> Result<Connection, Failure> {
-        self.connect_and_note()
+        let connected = self.connect_and_probe();
+        let mut health = self.health.lock();
+        match &connected {
+            Ok(_) => health.claimed_until = Instant::now(),
+            Err(failure) => self.fail(&mut health, failure),
+        }
+        connected
     }
 }
 
@@ -276,5 +257,37 @@ impl Health {
     /// When the server is tried again.
     fn next_try(&self) -> Instant {
         self.paused_until.max(self.claimed_until)
+    }
+}
+
+/// Which server answers at which address.
+#[derive(Debug, Default)]
+pub(super) struct RunIds {
+    /// The ids of the servers' processes, by their numbers, each as the address that it was last
+    /// reached at has told it.
+    reached: Mutex<HashMap<usize, (String, Arc<str>)>>,
+    /// Two addresses of one server.
+    pub(super) repeated: OnceLock<(Arc<str>, Arc<str>)>,
+}
+
+impl RunIds {
+    /// Notes the reply to `INFO server`. Fails if another URL leads to the same process. A server
+    /// that does not tell its id counts as different from all others.
+    fn note(&self, number: usize, label: &Arc<str>, info: &Value) -> Result<(), Failure> {
+        let Value::BulkString(info) = info else { return Ok(()) };
+        let mut lines = str::from_utf8(info).unwrap_or_default().lines();
+        let run_id = lines.find_map(|line| line.strip_prefix("run_id:")).map_or("", str::trim);
+        if run_id.is_empty() {
+            return Ok(());
+        }
+        let mut reached = self.reached.lock();
+        reached.remove(&number);
+        if let Some((_, other)) = reached.values().find(|(known, _)| known == run_id) {
+            self.repeated.get_or_init(|| (other.clone(), label.clone()));
+            let error = io::Error::other(format!("it is the same server as {other}"));
+            return Err(Failure::io(FailureKind::Rejected, label, error));
+        }
+        reached.insert(number, (run_id.to_owned(), label.clone()));
+        Ok(())
     }
 }

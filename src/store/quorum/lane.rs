@@ -186,17 +186,6 @@ impl LockedLane<'_> {
         {}
     }
 
-    /// Sends a request to all servers, and waits for the decision.
-    pub(super) fn ask<T: Vote, D: Send + 'static>(
-        &mut self,
-        ballot: Ballot<T, D>,
-        deadline: Instant,
-    ) -> D {
-        let ballot = Arc::new(ballot);
-        self.send(&ballot, |_| true);
-        self.wait(&ballot, deadline)
-    }
-
     /// Writes a request to those `wanted` of the servers that are connected. For the others it has
     /// failed.
     pub(super) fn send<T: Vote, D: Send + 'static>(

@@ -109,7 +109,7 @@ impl Link {
             return;
         };
         if open.socket.is_connected() && !open.socket.is_open() {
-            open.give_up(&Failure { kind: FailureKind::Disconnected, ..server.no_reply() });
+            open.give_up(&Failure { kind: FailureKind::Disconnected, ..server.factory.no_reply() });
         } else if is_overdue {
             open.give_up(&server.time_out());
         }

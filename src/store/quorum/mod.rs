@@ -4,8 +4,8 @@
 //! would. A request is written to all of them at once ([`lane`]). Its outcome is decided as soon as
 //! the replies allow it ([`ballot`], [`votes`]); [`grants`] says why fencing tokens grow. What
 //! requests without a reply may have left is removed in the background ([`in_doubt`]). Servers that
-//! fail are left out of calls until they answer again ([`health`]), and so is one that has another
-//! address too ([`run_ids`]).
+//! fail are left out of calls until they answer again, and so is one that has another address too
+//! ([`health`]).
 //!
 //! # Which client is next
 //!
@@ -43,7 +43,6 @@ mod in_doubt;
 mod lane;
 mod link;
 mod policies;
-mod run_ids;
 mod votes;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -63,11 +62,10 @@ use crate::store::background::{BackgroundSettings, InDoubtHold, JobRunner, Wakeu
 use crate::store::commands::Commands;
 use crate::store::quorum::ballot::{Ballot, Effect, Vote};
 use crate::store::quorum::grants::ambiguous;
-use crate::store::quorum::health::{QuorumServer, QuorumServers};
+use crate::store::quorum::health::{QuorumServer, QuorumServers, RunIds};
 use crate::store::quorum::in_doubt::InDoubtHolds;
 use crate::store::quorum::lane::{Lane, LockedLane};
 use crate::store::quorum::policies::{JobsByVote, WakeupsOfMajorities};
-use crate::store::quorum::run_ids::RunIds;
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
@@ -116,7 +114,7 @@ impl Quorum {
 
     /// Fails if two of the servers reached so far are the same.
     pub(crate) fn check_distinct(&self) -> ApiResult<()> {
-        let Some((one, other)) = self.run_ids.repeated() else { return Ok(()) };
+        let Some((one, other)) = self.run_ids.repeated.get() else { return Ok(()) };
         let why = format!("must not name one server twice: {one} and {other} are one");
         Err(Error::invalid("urls", why))
     }
@@ -146,7 +144,9 @@ impl Quorum {
         decide: impl Fn(&Votes<T>) -> Option<Result<D, Failure>> + Send + 'static,
     ) -> Result<D, Failure> {
         let mut lane = self.lane(name).connect(deadline)?;
-        lane.ask(Ballot::new(&self.servers, command, decide), deadline)
+        let ballot = Arc::new(Ballot::new(&self.servers, command, decide));
+        lane.send(&ballot, |_| true);
+        lane.wait(&ballot, deadline)
     }
 
     fn ballot_to_change(&self, request: &HoldRequest<'_>) -> ChangeBallot {

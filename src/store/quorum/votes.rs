@@ -176,31 +176,27 @@ impl Votes<AcquireReply> {
         grants.sort_unstable_by(|one, other| other.cmp(one));
         let granted = grants.len();
         if granted >= self.required() {
-            let (fence, _) = grants[0];
-            let (least, room) = grants[self.required() - 1];
+            let ((fence, _), (least, room)) = (grants[0], grants[self.required() - 1]);
             let agreed = (least == fence).then_some(room);
-            let is_wanted =
-                |reply: &AcquireReply| matches!(reply, AcquireReply::Acquired { wanted: true, .. });
-            let wanted = self.answers().any(is_wanted);
+            let mut answers = self.answers();
+            let wanted =
+                answers.any(|it| matches!(it, AcquireReply::Acquired { wanted: true, .. }));
             return Some(HoldDecision::Granted { fence, agreed, wanted });
         }
         if granted + self.pending() >= self.required() || self.may_be_wrong() {
             return None;
         }
         let (short, wrong) = (self.count_short(), self.count_wrong());
-        let refused = self.count_failures(FailureKind::Rejected);
-        if self.outvoted_by(wrong)
-            || self.outvoted_by(refused)
-            || granted + short >= self.required()
-        {
+        let refused = self.outvoted_by(self.count_failures(FailureKind::Rejected));
+        if self.outvoted_by(wrong) || refused || granted + short >= self.required() {
             return Some(HoldDecision::NotGranted(Err(self.shortfall(granted))));
         }
         if self.answers().count() + short + wrong >= self.required() {
             let remaining = self.until_majority_is_free(granted + short);
             let in_doubt = self.failures().any(Failure::is_ambiguous);
-            let is_recalled =
-                |reply: &AcquireReply| matches!(reply, AcquireReply::Held { recalled: true, .. });
-            let recalled = self.answers().any(is_recalled);
+            let mut answers = self.answers();
+            let recalled =
+                answers.any(|it| matches!(it, AcquireReply::Held { recalled: true, .. }));
             let reply = AcquireReply::Held { index: 0, remaining, in_doubt, recalled };
             return Some(HoldDecision::NotGranted(Ok(reply)));
         }
@@ -277,8 +273,15 @@ impl Votes<ReportReply> {
         let best = same.into_iter().max_by_key(Vec::len).unwrap_or_default();
         let most = best.len();
         if most >= self.required() {
-            let holder = summary(&best, self.required());
-            let (fence, holds) = (holder.fence, vec![(HeldAs::Lock, holder)]);
+            // The depth that most know, and the time until they are no majority any more.
+            let mut depths: Vec<u32> = best.iter().map(|holder| holder.depth).collect();
+            depths.sort_unstable();
+            let mut leases: Vec<Duration> = best.iter().map(|holder| holder.remaining).collect();
+            leases.sort_unstable_by(|one, other| other.cmp(one));
+            let fence = best.iter().map(|holder| holder.fence).max().unwrap_or(0);
+            let (depth, remaining) = (depths[depths.len() / 2], leases[self.required() - 1]);
+            let holder = HolderReply { owner: best[0].owner.clone(), depth, remaining, fence };
+            let holds = vec![(HeldAs::Lock, holder)];
             return Some(Ok(ReportReply { holds, fence, ..ReportReply::default() }));
         }
         if most + self.pending() >= self.required() || self.may_be_wrong() {
@@ -289,22 +292,6 @@ impl Votes<ReportReply> {
             return Some(Ok(ReportReply::default()));
         }
         self.unanswered(most).map(Err)
-    }
-}
-
-/// What at least `required` servers that name the same holder reply: the depth that most of them
-/// know, and the time until they are no majority any more.
-fn summary(same: &[&HolderReply], required: usize) -> HolderReply {
-    let mut depths: Vec<u32> = same.iter().map(|holder| holder.depth).collect();
-    depths.sort_unstable();
-    let mut leases: Vec<Duration> = same.iter().map(|holder| holder.remaining).collect();
-    leases.sort_unstable_by(|one, other| other.cmp(one));
-    let fence = same.iter().map(|holder| holder.fence).max().unwrap_or(0);
-    HolderReply {
-        owner: same[0].owner.clone(),
-        depth: depths[depths.len() / 2],
-        remaining: leases[required - 1],
-        fence,
     }
 }
 

@@ -2,9 +2,9 @@
 //!
 //! In a cluster that is the one which serves the hash slot. All keys of a name are in one slot, so
 //! every request goes to one node, which executes it like a server that stands alone ([`node`]).
-//! What differs is which node that is, and that redirections are followed ([`placement`]). The `redis`
-//! crate's own cluster client is not used, because it repeats requests by itself, sleeps beyond any
-//! deadline, and has no pub/sub.
+//! What differs is which node that is, and that redirections are followed ([`placement`]). The
+//! `redis` crate's own cluster client is not used, because it repeats requests by itself, sleeps
+//! beyond any deadline, and has no pub/sub.
 
 mod node;
 mod nodes;

@@ -132,10 +132,11 @@ pub(super) fn is_doubtful(failure: &Failure) -> bool {
 /// The nodes by slot.
 #[derive(Debug)]
 pub(super) struct Map {
-    owners: Vec<Option<Arc<Node>>>,
+    pub(super) owners: Vec<Option<Arc<Node>>>,
     /// By address.
-    masters: HashMap<Arc<str>, Arc<Node>>,
-    version: u64,
+    pub(super) masters: HashMap<Arc<str>, Arc<Node>>,
+    /// Grows with every change of `masters`.
+    pub(super) version: u64,
 }
 
 impl Default for Map {
@@ -145,23 +146,6 @@ impl Default for Map {
 }
 
 impl Map {
-    pub(super) fn owner(&self, slot: usize) -> Option<&Arc<Node>> {
-        self.owners[slot].as_ref()
-    }
-
-    pub(super) fn master(&self, address: &str) -> Option<&Arc<Node>> {
-        self.masters.get(address)
-    }
-
-    pub(super) fn masters(&self) -> impl Iterator<Item = &Arc<Node>> {
-        self.masters.values()
-    }
-
-    /// Grows with every change of `masters`.
-    pub(super) fn version(&self) -> u64 {
-        self.version
-    }
-
     /// Sets the owner of one slot.
     pub(super) fn set(&mut self, slot: usize, node: &Arc<Node>) {
         self.owners[slot] = Some(node.clone());

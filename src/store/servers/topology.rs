@@ -83,24 +83,24 @@ impl Topology {
 
     /// The node that serves a slot, as far as is known.
     pub(super) fn owner(&self, slot: usize) -> Option<Arc<Node>> {
-        self.map.read().owner(slot).cloned()
+        self.map.read().owners[slot].clone()
     }
 
     /// All masters, and a number that changes with them.
     pub(super) fn masters(&self) -> (Vec<Arc<Node>>, u64) {
         let map = self.map.read();
-        (map.masters().cloned().collect(), map.version())
+        (map.masters.values().cloned().collect(), map.version)
     }
 
     /// Returns `true` if requests are likely to be sent there again.
     pub(super) fn is_in_use(&self, Target { node, asking }: &Target) -> bool {
-        let is_master = || self.map.read().master(node.label()).is_some();
+        let is_master = || self.map.read().masters.contains_key(node.label());
         !asking && is_master() || self.nodes.was_named_lately(node)
     }
 
     /// A number that changes with the masters.
     pub(super) fn version(&self) -> u64 {
-        self.map.read().version()
+        self.map.read().version
     }
 
     /// Where to send a request about a slot. If the owner is not known or doubted, the nodes are
