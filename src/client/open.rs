@@ -54,7 +54,8 @@ fn sentinel(config: Config, urls: Vec<String>, master: &str) -> Result<Shared> {
     let sentinels = sentinels::parse(urls, &config)?;
     let endpoint = master_endpoint(&sentinels, &config)?;
     let servers = ServerFactory::new(&config)?;
-    let route = sentinels::route(&sentinels, master, &servers, &config);
+    let route =
+        sentinels::route(&sentinels, master, |sentinel| servers.connections(sentinel), &config);
     let server = servers.server_along(route, endpoint);
     start_on(config, server, servers.pools())
 }

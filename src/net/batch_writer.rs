@@ -10,7 +10,6 @@ use crate::base::failure::Failure;
 use crate::base::sync::Mutex;
 use crate::net::connection::Connection;
 use crate::net::exchange::Exchange;
-use crate::net::in_flight::POSTED_MAX;
 use crate::net::stream::{Arrived, WaitFor};
 
 /// A connection over which something was posted less long ago is taken for alive.
@@ -53,15 +52,14 @@ impl BatchWriter {
         let is_ready = is_ready(connection, Instant::now());
         let opened = if is_ready { Ok(()) } else { self.wait(|| connection.connect(write_by)) };
         self.record_posted(connection, posted, write_by, opened);
-        if connection.socket.is_connected() {
-            // A failure to write fails what is in flight. What there is no room for in time is
-            // overdue.
-            let written = connection.write(|_| {});
-            if written.is_ok() && connection.socket.is_writing() {
-                drop(self.wait(|| connection.flush(deadline)));
-            }
+        // A failure to write fails what is in flight. What there is no room for in time is overdue.
+        if connection.socket.open.is_some()
+            && connection.write(|_| {}).is_ok()
+            && connection.socket.is_writing()
+        {
+            drop(self.wait(|| connection.flush(deadline)));
         }
-        if connection.in_flight.posted() > POSTED_MAX {
+        if connection.in_flight.is_full() {
             drop(self.wait(|| connection.read_all(write_by)));
         }
     }

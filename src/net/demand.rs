@@ -4,7 +4,7 @@
 //! script, in one write, and one is enough for all scripts in it. Requests behind them on that
 //! connection would wait as well. So none is sent over it meanwhile; a quorum does without the
 //! servers that are still waiting.
-//! [`in_flight`](crate::net::in_flight) has the replies that wait for them.
+//! `in_flight.rs` has the replies that wait for them.
 //!
 //! A script that does nothing, because the lock is held, has nothing to wait for. Where locks were
 //! held of late, the request to wait is sent only after the reply that there is something.

@@ -1,19 +1,14 @@
 //! Where a server is and how to log in there, from a URL.
 
 use std::fmt;
-use std::io;
 use std::sync::Arc;
-use std::time::Instant;
 
 use redis::{ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo};
 
 use crate::base::report::printable;
 use crate::config::Config;
 use crate::config::callbacks::Credentials;
-use crate::error::{Error, Phase, Result};
-use crate::net::resp::RespStream;
-use crate::net::shared_call::Resolver;
-use crate::net::stream::ConnectError;
+use crate::error::{Error, Result};
 #[cfg(feature = "tls")]
 use crate::net::tls::Connector;
 #[cfg(feature = "tls")]
@@ -22,13 +17,13 @@ use crate::net::trust::Trust;
 /// One server's address and the login there.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
-    address: ConnectionAddr,
+    pub(super) address: ConnectionAddr,
     /// The address as users are shown it, without user and password.
     pub(crate) label: Arc<str>,
     login: RedisConnectionInfo,
     client_name: Option<String>,
     #[cfg(feature = "tls")]
-    tls: Option<Connector>,
+    pub(super) tls: Option<Connector>,
 }
 
 /// Shows no user and no password.
@@ -127,17 +122,11 @@ impl Endpoint {
 
     /// Returns `true` if clients log in to both servers in the same way.
     pub(crate) fn has_login_of(&self, other: &Self) -> bool {
-        let key = |one: &Self| {
-            let login = &one.login;
-            let (user, password) = (login.username(), login.password());
-            (
-                user.map(str::to_owned),
-                password.map(str::to_owned),
-                login.db(),
-                one.client_name.clone(),
-            )
-        };
-        key(self) == key(other)
+        let (own, others) = (&self.login, &other.login);
+        own.username() == others.username()
+            && own.password() == others.password()
+            && own.db() == others.db()
+            && self.client_name == other.client_name
     }
 
     /// Parses the URLs of several servers, all different. `what` is what users call them.
@@ -159,27 +148,6 @@ impl Endpoint {
             return Err(Error::invalid(what, "must not be empty"));
         }
         Ok(endpoints)
-    }
-
-    /// Opens a socket.
-    pub(crate) fn connect(
-        &self,
-        resolver: &Resolver,
-        deadline: Instant,
-    ) -> Result<RespStream, ConnectError> {
-        match &self.address {
-            ConnectionAddr::Tcp(host, port) => {
-                let addresses = resolver.resolve(host, *port, deadline);
-                let addresses = addresses.map_err(ConnectError::at(Phase::LookUp))?;
-                #[cfg(feature = "tls")]
-                if let Some(connector) = &self.tls {
-                    return RespStream::tls(&addresses, connector, deadline);
-                }
-                RespStream::tcp(&addresses, deadline)
-            }
-            ConnectionAddr::Unix(path) => RespStream::unix(path, deadline),
-            _ => Err(ConnectError::at(Phase::Connect)(io::ErrorKind::Unsupported.into())),
-        }
     }
 
     /// Appends the requests that a new connection must begin with, and returns how many there are.

@@ -173,20 +173,6 @@ pub(super) struct Lent {
     pub(super) unsent: Vec<Exchange>,
 }
 
-/// Makes the first thread that waits for a reply the reader. Returns the connection if none waits,
-/// without requests in flight that a thread has given up.
-pub(super) fn lend_to_next(mut used: PooledConnection) -> Option<PooledConnection> {
-    let mut next = 0;
-    while let Some(slot) = used.connection.in_flight.waiting(next) {
-        used = slot.lend(Lent { connection: used, unsent: Vec::new() })?;
-        next += 1;
-    }
-    if next > 0 {
-        used.connection.close_if_abandoned();
-    }
-    Some(used)
-}
-
 impl fmt::Debug for ReplySlot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReplySlot").field("deadline", &self.deadline).finish_non_exhaustive()

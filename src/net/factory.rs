@@ -1,11 +1,11 @@
 //! What the connections to one server share: how to get there, and whether they are stale.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
-use redis::Value;
+use redis::{ConnectionAddr, Value};
 
 use crate::base::Counter;
 use crate::base::failure::{Failure, FailureKind};
@@ -82,13 +82,13 @@ impl ConnectionFactory {
     /// The failure of a request that was not answered in time.
     pub(crate) fn no_reply(&self) -> Failure {
         self.suspect_move();
-        let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "no reply in time");
+        let error = io::Error::new(io::ErrorKind::TimedOut, "no reply in time");
         Failure::io(FailureKind::Timeout, &self.label(), error)
     }
 
     /// The failure of a request to something that is no Redis server. A route may lead elsewhere
     /// soon.
-    pub(crate) fn foreign(&self, source: std::io::Error) -> Failure {
+    pub(crate) fn foreign(&self, source: io::Error) -> Failure {
         let may_pass = self.route.is_some();
         let kind = if may_pass { FailureKind::Unreachable } else { FailureKind::Foreign };
         Failure::io(kind, &self.label(), source).at(Phase::Greeting)
@@ -98,7 +98,7 @@ impl ConnectionFactory {
     /// connections is to be trusted then.
     pub(crate) fn invalid_reply(&self) -> Failure {
         self.invalidate_connections();
-        let error = std::io::Error::new(std::io::ErrorKind::InvalidData, "not a sensible reply");
+        let error = io::Error::new(io::ErrorKind::InvalidData, "not a sensible reply");
         Failure::io(FailureKind::Disconnected, &self.label(), error)
     }
 
@@ -177,12 +177,12 @@ impl ConnectionFactory {
     }
 
     /// Opens a socket.
-    pub(crate) fn open(&self, deadline: Instant) -> Result<RespStream, Failure> {
+    pub(super) fn open(&self, deadline: Instant) -> Result<RespStream, Failure> {
         let opened = match &self.route {
-            None => self.endpoint.connect(&self.resolver, deadline),
+            None => self.open_at(&self.endpoint, deadline),
             Some(route) => {
                 let Address { host, port } = route.address()?;
-                self.endpoint.at(&host, port).connect(&self.resolver, deadline)
+                self.open_at(&self.endpoint.at(&host, port), deadline)
             }
         };
         opened.map_err(|ConnectError { phase, source }| {
@@ -192,6 +192,22 @@ impl ConnectionFactory {
                 _ => Failure::io(FailureKind::Unreachable, &self.label(), source).at(phase),
             }
         })
+    }
+
+    fn open_at(&self, at: &Endpoint, deadline: Instant) -> Result<RespStream, ConnectError> {
+        match &at.address {
+            ConnectionAddr::Tcp(host, port) => {
+                let addresses = self.resolver.resolve(host, *port, deadline);
+                let addresses = addresses.map_err(ConnectError::at(Phase::LookUp))?;
+                #[cfg(feature = "tls")]
+                if let Some(connector) = &at.tls {
+                    return RespStream::tls(&addresses, connector, deadline);
+                }
+                RespStream::tcp(&addresses, deadline)
+            }
+            ConnectionAddr::Unix(path) => RespStream::unix(path, deadline),
+            _ => Err(ConnectError::at(Phase::Connect)(io::ErrorKind::Unsupported.into())),
+        }
     }
 
     /// Returns `true` if a new connection asks for the server's role.
@@ -211,7 +227,7 @@ impl ConnectionFactory {
             self.demoted.store(false, Ordering::Relaxed);
             return Ok(());
         }
-        let error = std::io::Error::other("the server is not a master, or not yet");
+        let error = io::Error::other("the server is not a master, or not yet");
         Err(Failure::io(FailureKind::Transient, &self.label(), error))
     }
 }

@@ -27,7 +27,7 @@ use crate::net::request::{Reply, Script};
 /// The most bytes of requests in flight on one connection that no thread waits for. Redis reads
 /// that much at a time, and can lose what is behind it if the connection is closed before the
 /// replies are read.
-pub(super) const POSTED_MAX: usize = 16 * 1024;
+const POSTED_MAX: usize = 16 * 1024;
 
 /// What is in flight over one socket.
 #[derive(Default)]
@@ -66,8 +66,13 @@ impl InFlight {
         posted == 0 || posted + len <= POSTED_MAX
     }
 
+    /// Returns `true` if more is in flight that no thread waits for than Redis reads at a time.
+    pub(super) fn is_full(&self) -> bool {
+        self.posted() > POSTED_MAX
+    }
+
     /// How many bytes are in flight that no thread waits for.
-    pub(super) fn posted(&self) -> usize {
+    fn posted(&self) -> usize {
         self.queue.iter().filter(|exchange| exchange.is_posted()).map(Exchange::len).sum()
     }
 
@@ -122,7 +127,7 @@ impl InFlight {
         // Without the reply, nothing is sent again if the program ends. And to be sent again behind
         // a request to wait can take as long as that.
         if let Some(script) = exchange.request.script
-            && (exchange.is_posted() || exchange.demand.is_some())
+            && (exchange.demand.is_some() || matches!(exchange.to, ReplyTo::Callback(_)))
             && !self.known.iter().any(|known| ptr::eq(*known, script))
         {
             self.known.push(script);

@@ -29,7 +29,7 @@ use crate::base::clock::end_of;
 use crate::base::sync::yield_now;
 use crate::net::batch_writer::BatchWriter;
 use crate::net::demand::Demand;
-use crate::net::exchange::{Answer, Exchange, Lent, ReplySlot, SendWait, lend_to_next};
+use crate::net::exchange::{Answer, Exchange, Lent, ReplySlot, SendWait};
 use crate::net::pool::{ConnectionPool, PooledConnection};
 use crate::net::request::{Reply, Request};
 use crate::net::shared_queue::{Next, NoneLingers, SharedQueue};
@@ -106,16 +106,29 @@ impl Multiplexer {
     }
 
     /// Sends a request, or has it sent as soon as a connection is free. Any thread may wait for the
-    /// reply.
-    pub(super) fn begin(self: &Arc<Self>, request: Request, deadline: Instant) -> Pending {
+    /// reply; if none does, the request is abandoned.
+    pub(super) fn begin(&self, request: Request, deadline: Instant) -> Arc<ReplySlot> {
         let slot = Arc::new(ReplySlot::new(deadline));
         self.push([slot.exchange(request, None)], deadline);
-        Pending { multiplexer: self.clone(), slot, waited: false }
+        slot
+    }
+
+    /// A request that is not waited for must not keep other threads from their replies.
+    pub(super) fn abandon(&self, slot: &Arc<ReplySlot>) {
+        match slot.leave() {
+            None => drop(self.queue.withdraw(slot)),
+            Some(Lent { connection, .. }) => {
+                slot.close(|| self.queue.pool.factory.no_reply());
+                if let Some(idle) = lend_to_next(connection) {
+                    self.send_queued(idle, slot.deadline);
+                }
+            }
+        }
     }
 
     /// Writes requests that no thread waits for, or has them written as soon as a connection is
     /// free. Blocks only for room to write, and to open a connection.
-    pub(super) fn post(&self, posted: Vec<Exchange>) {
+    pub(crate) fn post(&self, posted: Vec<Exchange>) {
         let Some(deadline) = posted.iter().map(|posted| posted.deadline).max() else { return };
         match self.queue.take(true, deadline) {
             None => self.push(posted, deadline),
@@ -127,7 +140,7 @@ impl Multiplexer {
     }
 
     /// Reads everything that is to come, or gives up the connections over which it does not.
-    pub(super) fn settle(&self, deadline: Instant) {
+    pub(crate) fn settle(&self, deadline: Instant) {
         loop {
             match self.queue.take_lingering() {
                 Ok(mut idle) => {
@@ -160,7 +173,7 @@ impl Multiplexer {
     }
 
     /// Blocks until the replies have come, or the deadline, and closes the slot.
-    fn wait(&self, own: &Arc<ReplySlot>) {
+    pub(super) fn wait(&self, own: &Arc<ReplySlot>) {
         match own.wait() {
             Some(Lent { connection, unsent }) if unsent.is_empty() => self.read(connection, own),
             Some(Lent { connection, unsent }) => self.send(connection, unsent, own),
@@ -260,38 +273,16 @@ impl Multiplexer {
     }
 }
 
-/// A request that was sent, or will be, and whose reply a thread can wait for.
-#[derive(Debug)]
-pub(crate) struct Pending {
-    multiplexer: Arc<Multiplexer>,
-    slot: Arc<ReplySlot>,
-    waited: bool,
-}
-
-impl Pending {
-    /// Blocks until the reply has come or the deadline of the request is over.
-    pub(crate) fn wait(mut self) -> Reply {
-        self.waited = true;
-        self.multiplexer.wait(&self.slot);
-        self.slot.reply()
+/// Makes the first thread that waits for a reply the reader. Returns the connection if none waits,
+/// without requests in flight that a thread has given up.
+fn lend_to_next(mut used: PooledConnection) -> Option<PooledConnection> {
+    let mut next = 0;
+    while let Some(slot) = used.connection.in_flight.waiting(next) {
+        used = slot.lend(Lent { connection: used, unsent: Vec::new() })?;
+        next += 1;
     }
-}
-
-/// A request that is not waited for must not keep other threads from their replies.
-impl Drop for Pending {
-    fn drop(&mut self) {
-        let Self { multiplexer, slot, waited } = self;
-        if *waited {
-            return;
-        }
-        match slot.leave() {
-            None => drop(multiplexer.queue.withdraw(slot)),
-            Some(Lent { connection, .. }) => {
-                slot.close(|| multiplexer.queue.pool.factory.no_reply());
-                if let Some(idle) = lend_to_next(connection) {
-                    multiplexer.send_queued(idle, slot.deadline);
-                }
-            }
-        }
+    if next > 0 {
+        used.connection.close_if_abandoned();
     }
+    Some(used)
 }

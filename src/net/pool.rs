@@ -116,7 +116,7 @@ impl ConnectionPool {
         // If none is idle, r2d2 makes one on the pool's thread, which takes a few microseconds.
         let taken = self.pool.try_get().or_else(|| self.pool.get_timeout(left()).ok());
         let connection = taken.ok_or(NoConnection::Late)?;
-        debug_assert!(connection.in_flight.is_empty(), "a reply is still to come");
+        debug_assert!(connection.in_flight.queue.is_empty(), "a reply is still to come");
         Ok(PooledConnection { connection, unwinding: thread::panicking(), _permit: permit })
     }
 
@@ -149,6 +149,8 @@ pub(crate) struct PooledConnection {
 /// A panic may have left requests in flight, whose replies the next user would take for its own.
 impl Drop for PooledConnection {
     fn drop(&mut self) {
+        #[cfg(all(test, leasehold_shuttle))]
+        crate::base::sync::yield_now();
         if thread::panicking() && !self.unwinding {
             self.connection.poison();
         }

@@ -18,9 +18,9 @@ use crate::config::callbacks::AddressMap;
 use crate::error::Result as ApiResult;
 use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
+use crate::net::factory::ConnectionFactory;
 use crate::net::request::Request;
 use crate::net::route::{Address, Route, SentinelAnswer, sentinels_label, unanswered};
-use crate::net::server::ServerFactory;
 use crate::net::stream::Spin;
 
 /// After this many rejections in a row, an address that most sentinels name is given up for one
@@ -64,11 +64,11 @@ fn with_port(url: &str) -> String {
 pub(crate) fn route(
     sentinels: &[Endpoint],
     master: &str,
-    servers: &ServerFactory,
+    connections: impl Fn(Endpoint) -> ConnectionFactory,
     config: &Config,
 ) -> Route {
     let connection = |endpoint: &Endpoint| {
-        let mut factory = servers.connections(endpoint.without_database());
+        let mut factory = connections(endpoint.without_database());
         // Sentinels are asked too rarely to spin for.
         factory.spin = Spin::new(Duration::ZERO);
         // They are the master's.
@@ -166,6 +166,7 @@ mod tests {
 
     use crate::base::clock::end_of;
     use crate::net::route::VALID_FOR;
+    use crate::net::server::ServerFactory;
 
     /// Starts a sentinel that names a master after a delay, or never. Returns its URL.
     fn sentinel(delay: Option<Duration>) -> String {
@@ -186,7 +187,7 @@ mod tests {
         let config = Config::default();
         let sentinels = parse(sentinels, &config).expect("good URLs");
         let servers = ServerFactory::new(&config).expect("a thread");
-        let route = route(&sentinels, "shop", &servers, &config);
+        let route = route(&sentinels, "shop", |sentinel| servers.connections(sentinel), &config);
         route.refresh(end_of(time));
         assert_eq!(route.address().expect("an answer").port, 6379);
         route

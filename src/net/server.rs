@@ -15,9 +15,9 @@ use crate::error::{Error, Result};
 use crate::net::connection::Connection;
 use crate::net::demand::Demand;
 use crate::net::endpoint::Endpoint;
-use crate::net::exchange::{Exchange, OnReply, SendWait};
+use crate::net::exchange::{ReplySlot, SendWait};
 use crate::net::factory::{ConnectionCounters, ConnectionFactory};
-use crate::net::multiplexer::{Multiplexer, Pending};
+use crate::net::multiplexer::Multiplexer;
 use crate::net::pool::{ConnectionPool, PoolThread};
 use crate::net::request::{Reply, Request};
 use crate::net::route::Route;
@@ -120,7 +120,7 @@ impl ServerFactory {
 /// One server. Clones share its connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Server {
-    multiplexer: Arc<Multiplexer>,
+    pub(crate) multiplexer: Arc<Multiplexer>,
     pub(crate) factory: Arc<ConnectionFactory>,
     /// Whether requests are preceded by ASKING.
     asking: bool,
@@ -134,11 +134,6 @@ impl Server {
 
     pub(crate) fn endpoint(&self) -> &Endpoint {
         &self.factory.endpoint
-    }
-
-    /// The failure of a request whose reply does not fit it.
-    pub(crate) fn invalid_reply(&self) -> Failure {
-        self.factory.invalid_reply()
     }
 
     /// Makes sure that the server answers.
@@ -181,33 +176,37 @@ impl Server {
     /// Sends a request, or has it sent as soon as a connection is free. Any thread may wait for the
     /// reply.
     pub(crate) fn begin(&self, request: Request, deadline: Instant) -> Pending {
-        self.multiplexer.begin(self.addressed(request), deadline)
-    }
-
-    /// Makes a request to this server whose reply goes to a callback.
-    pub(crate) fn to_post(
-        &self,
-        request: Request,
-        deadline: Instant,
-        on_reply: OnReply,
-    ) -> Exchange {
-        Exchange::posted(self.addressed(request), deadline, on_reply)
-    }
-
-    /// Writes requests whose replies go to callbacks, together if a connection is free. Blocks only
-    /// for room to write, and to open a connection.
-    pub(crate) fn post(&self, posted: impl IntoIterator<Item = Exchange>) {
-        self.multiplexer.post(posted.into_iter().collect());
-    }
-
-    /// Blocks until all replies to posted requests have come, or the deadline: then the requests
-    /// have failed.
-    pub(crate) fn settle(&self, deadline: Instant) {
-        self.multiplexer.settle(deadline);
+        let slot = self.multiplexer.begin(self.addressed(request), deadline);
+        Pending { multiplexer: self.multiplexer.clone(), slot, waited: false }
     }
 
     /// The request as this server accepts it.
     pub(crate) fn addressed(&self, request: Request) -> Request {
         if self.asking { request.asking() } else { request }
+    }
+}
+
+/// A request that was sent, or will be, and whose reply a thread can wait for.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    multiplexer: Arc<Multiplexer>,
+    slot: Arc<ReplySlot>,
+    waited: bool,
+}
+
+impl Pending {
+    /// Blocks until the reply has come or the deadline of the request is over.
+    pub(crate) fn wait(mut self) -> Reply {
+        self.waited = true;
+        self.multiplexer.wait(&self.slot);
+        self.slot.reply()
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if !self.waited {
+            self.multiplexer.abandon(&self.slot);
+        }
     }
 }

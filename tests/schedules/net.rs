@@ -268,7 +268,8 @@ fn scene(weather: Weather, connections: u32) {
         let (multiplexer, replies) = (multiplexer.clone(), replies.clone());
         thread::spawn(move || {
             // One that no thread waits for.
-            drop(multiplexer.begin(request(thread), deadline(weather)));
+            let abandoned = multiplexer.begin(request(thread), deadline(weather));
+            multiplexer.abandon(&abandoned);
             for number in [thread, 100 + thread] {
                 let answer = ask(&multiplexer, number, deadline(weather));
                 assert!(answer.is_ok() || may_fail(weather), "{answer:?}");
@@ -312,6 +313,22 @@ fn one_connection_serves_many_threads() {
 #[test]
 fn two_connections_serve_many_threads() {
     under_many_schedules(|| scene(Weather::Fine, 2));
+}
+
+/// Without posted requests there are no sweeps, which would send it too.
+#[test]
+fn a_request_that_finds_the_only_connection_in_use_is_sent_when_that_is_given_back() {
+    under_many_schedules(|| {
+        let multiplexer = multiplexer(Weather::Fine, 1);
+        let threads = [0, 1, 2].map(|number| {
+            let multiplexer = multiplexer.clone();
+            thread::spawn(move || {
+                let reply = multiplexer.exchange(request(number), None, deadline(Weather::Fine));
+                assert_eq!(reply.expect("a reply"), value(number));
+            })
+        });
+        threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    });
 }
 
 #[test]

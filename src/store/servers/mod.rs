@@ -188,10 +188,10 @@ impl Store for Servers {
 
     fn settle(&self, deadline: Instant) {
         match &self.placement {
-            Placement::One(target) => target.node.server.settle(deadline),
+            Placement::One(target) => target.node.server.multiplexer.settle(deadline),
             Placement::Slots(topology) => {
                 for node in topology.nodes_to_ask() {
-                    node.server.settle(deadline);
+                    node.server.multiplexer.settle(deadline);
                 }
             }
         }

@@ -185,7 +185,7 @@ impl Target {
     }
 
     pub(super) fn post(&self, posts: Vec<PostedChange<'_>>) {
-        self.server().post(posts.into_iter().map(|post| self.to_post(post)));
+        self.server().multiplexer.post(posts.into_iter().map(|post| self.to_post(post)).collect());
     }
 
     /// Returns the request for a change.
@@ -194,7 +194,8 @@ impl Target {
         let Command { request, decode } = self.node.commands.change(hold, change);
         let server = self.server().clone();
         let on_reply = move |reply: Reply| on_reply(or_invalid(decode(reply), &server));
-        let posted = self.server().to_post(request, deadline, Box::new(on_reply));
+        let posted =
+            Exchange::posted(self.server().addressed(request), deadline, Box::new(on_reply));
         if change == Change::Unregister { posted.at_once() } else { posted }
     }
 }
@@ -207,5 +208,5 @@ impl PartialEq for Target {
 
 /// What a reply means, if it fits the request.
 fn or_invalid<T>(meaning: Option<Result<T, Failure>>, server: &Server) -> Result<T, Failure> {
-    meaning.unwrap_or_else(|| Err(server.invalid_reply()))
+    meaning.unwrap_or_else(|| Err(server.factory.invalid_reply()))
 }
