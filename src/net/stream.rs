@@ -66,9 +66,9 @@ impl PolledSocket {
 }
 
 /// What has come over a connection and was not read.
+#[cfg_attr(not(unix), allow(dead_code, reason = "nothing comes there"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrived {
-    #[cfg_attr(not(unix), expect(dead_code, reason = "nothing comes there"))]
     Data,
     /// Nothing more can be read.
     End,
