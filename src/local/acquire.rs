@@ -245,7 +245,7 @@ impl LockCall<'_> {
 
     /// Cleans up after a thread that is in the queue no more, and has no hold.
     fn leave(&self, waiter: &Waiter) {
-        if waiter.is_in_doubt() {
+        if waiter.in_doubt.load(Ordering::Relaxed) {
             self.shared.clean_up(&waiter.hold, self.caller.times.lease, false);
         }
     }

@@ -295,7 +295,7 @@ impl<'a> Attempt<'a> {
                 waiter.send(Signal::Turn(Turn::HandedOff(hold)));
             } else {
                 let lease = waiter.caller.times.lease;
-                self.shared.clean_up(&waiter.hold, lease, !waiter.is_in_doubt());
+                self.shared.clean_up(&waiter.hold, lease, !waiter.in_doubt.load(Ordering::Relaxed));
             }
         }
     }
@@ -371,7 +371,7 @@ impl<'a> Attempt<'a> {
 /// The hold that a request sent at `sent` has brought a waiter.
 fn granted(waiter: &Waiter, id: HoldId, fence: u64, room: u32, sent: Moment) -> Arc<Hold> {
     let hold = Hold::new(id, fence, room, &waiter.caller, sent);
-    if waiter.is_in_doubt() {
+    if waiter.in_doubt.load(Ordering::Relaxed) {
         hold.in_doubt.store(true, Ordering::Relaxed);
     }
     Arc::new(hold)

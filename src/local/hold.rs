@@ -92,7 +92,7 @@ impl Hold {
     pub(crate) fn new(id: HoldId, fence: u64, room: u32, caller: &Caller, sent: Moment) -> Self {
         let Caller { thread, terms, times, .. } = caller;
         let replied = Moment::now();
-        let keep = if id.may_be_kept() { terms.keep } else { 0 };
+        let keep = if terms.keep > 0 && id.may_be_kept() { terms.keep } else { 0 };
         Self {
             id,
             span: HoldSpan::default(),

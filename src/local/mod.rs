@@ -12,7 +12,6 @@ pub(crate) mod attempt;
 pub(crate) mod call;
 mod client_waiters;
 pub(crate) mod counters;
-mod due_channel;
 pub(crate) mod held_locks;
 pub(crate) mod hold;
 pub(crate) mod hold_requests;

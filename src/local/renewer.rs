@@ -4,73 +4,112 @@
 //! Acquiring a lock does not wake the thread unless its lease is due before other work.
 
 use std::sync::Arc;
-use std::thread;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::bounded;
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
-use crate::base::clock::Moment;
+use crate::base::clock::{Moment, end_of};
 use crate::base::failure::Failure;
-use crate::local::due_channel::{DueSender, due_channel};
 use crate::local::hold::Hold;
-use crate::local::renewer_thread::{Message, RenewerThread};
-use crate::local::reporter::{ReportSink, Reporter};
+use crate::local::reporter::ReportSink;
 use crate::local::shutdown::{ShutdownCall, unconfirmed};
 use crate::local::timers::{CleanUp, Scheduled};
-use crate::store::background::{InDoubtHold, JobRunner};
+use crate::store::background::InDoubtHold;
 use crate::store::hold_id::HoldId;
 
 /// How much longer than its time a shutdown waits for what the thread says.
 const ANSWER_TIME: Duration = Duration::from_millis(50);
 
-/// The client's end of the channel. The thread ends when the last of these is dropped.
+/// With this much in the channel, most of which may be over, the thread is woken to empty it.
+const CHANNEL_FULL: usize = 1024;
+
+/// The end of the other threads. The thread ends when the last of these is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct Renewer {
-    channel: DueSender<Message>,
+    queue: Sender<Message>,
+    queued: Arc<AtomicUsize>,
+    wake: Sender<()>,
+    /// When the thread will wake by itself; [`Moment::FIRST`] while it is awake.
+    wakes_at: Arc<AtomicU64>,
+}
+
+/// The end of the thread.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    queue: Receiver<Message>,
+    queued: Arc<AtomicUsize>,
+    woken: Receiver<()>,
+    wakes_at: Arc<AtomicU64>,
+}
+
+/// The messages to the thread.
+#[derive(Debug)]
+pub(super) enum Message {
+    /// To ask whether a hold exists.
+    Check(HoldId),
+    /// To end all leases, also those to come, and to release them by then if possible.
+    EndAll(Instant),
+    /// To mark a hold as lost that does not exist any more, and to drop the sender then.
+    Lose(HoldId, Sender<()>),
+    /// To answer when the shutdown is complete.
+    Settle(ShutdownCall),
+    Work(Scheduled),
+}
+
+/// A new channel to the thread: what is sent does not wake it unless it is due before the thread
+/// will wake by itself, or so much was sent that the channel should be emptied.
+pub(super) fn channel() -> (Renewer, Incoming) {
+    let (sender, receiver) = unbounded();
+    let (wake, woken) = bounded(1);
+    let queued = Arc::new(AtomicUsize::new(0));
+    let wakes_at = Arc::new(AtomicU64::new(Moment::FIRST.0));
+    let incoming =
+        Incoming { queue: receiver, queued: queued.clone(), woken, wakes_at: wakes_at.clone() };
+    (Renewer { queue: sender, queued, wake, wakes_at }, incoming)
 }
 
 impl Renewer {
-    /// Starts the thread. One request takes no longer than `io_timeout`.
-    pub(crate) fn start(
-        jobs: Box<dyn JobRunner>,
-        io_timeout: Duration,
-        reporter: Reporter<()>,
-    ) -> std::io::Result<Self> {
-        let (channel, incoming) = due_channel();
-        let mut thread = RenewerThread::new(incoming, jobs, io_timeout, reporter);
-        thread::Builder::new().name("leasehold-renew".into()).spawn(move || thread.run())?;
-        Ok(Self { channel })
+    fn send(&self, message: Message, due: Moment) {
+        // Counted first: the thread may receive it before the next line.
+        let queued = self.queued.fetch_add(1, Ordering::SeqCst) + 1;
+        // The thread ends only after `self`.
+        drop(self.queue.send(message));
+        if due.0 < self.wakes_at.load(Ordering::SeqCst) || queued == CHANNEL_FULL {
+            // A full channel wakes the thread already.
+            self.wake.try_send(()).unwrap_or_default();
+        }
     }
 
     /// Adds a lease that was just acquired.
     pub(crate) fn add_lease(&self, hold: &Arc<Hold>) {
         if let Some(due) = hold.next_step().due() {
-            self.channel.send(Message::Work(Scheduled::Hold(hold.clone())), due);
+            self.send(Message::Work(Scheduled::Hold(hold.clone())), due);
         }
     }
 
     /// Releases a tenure that was kept, and has ended here.
     pub(crate) fn release(&self, hold: &Arc<Hold>) {
         let release = Scheduled::CleanUp(Box::new(CleanUp::of_ended(hold)));
-        self.channel.send(Message::Work(release), Moment::FIRST);
+        self.send(Message::Work(release), Moment::FIRST);
     }
 
     /// Takes the client off the waiting clients, of which a thread was one that wanted this hold.
     pub(crate) fn unregister(&self, hold: HoldId, lease: Duration) {
         let removal = Box::new(CleanUp::of_waiting(hold, lease));
-        self.channel.send(Message::Work(Scheduled::CleanUp(removal)), Moment::FIRST);
+        self.send(Message::Work(Scheduled::CleanUp(removal)), Moment::FIRST);
     }
 
     /// Finds out whether a hold still exists that was perhaps ended by force.
     pub(crate) fn check(&self, hold: HoldId) {
-        self.channel.send(Message::Check(hold), Moment::FIRST);
+        self.send(Message::Check(hold), Moment::FIRST);
     }
 
     /// Marks a hold as lost that does not exist any more, and blocks until the thread has done so,
     /// or the deadline.
     pub(crate) fn lose(&self, hold: HoldId, deadline: Instant) {
         let (lost, done) = bounded(0);
-        self.channel.send(Message::Lose(hold, lost), Moment::FIRST);
+        self.send(Message::Lose(hold, lost), Moment::FIRST);
         // The thread drops its end.
         done.recv_deadline(deadline).unwrap_or_default();
     }
@@ -78,7 +117,7 @@ impl Renewer {
     /// Ends all holds, also those to come, and releases them. What is not released by the deadline
     /// is reported as failed, and cleaned up.
     pub(crate) fn end_all(&self, deadline: Instant) {
-        self.channel.send(Message::EndAll(deadline), Moment::FIRST);
+        self.send(Message::EndAll(deadline), Moment::FIRST);
     }
 
     /// Blocks until all holds have ended after `end_all`, and all that was to be cleaned up by now
@@ -89,33 +128,57 @@ impl Renewer {
     /// The last failure if that takes until the deadline.
     pub(crate) fn settle(&self, deadline: Instant) -> Result<(), Failure> {
         let (answer, settled) = bounded(1);
-        self.channel.send(Message::Settle(ShutdownCall { deadline, answer }), Moment::FIRST);
+        self.send(Message::Settle(ShutdownCall { deadline, answer }), Moment::FIRST);
         let answered = settled.recv_deadline(deadline + ANSWER_TIME);
         answered.unwrap_or_else(|_| Err(unconfirmed()))
     }
 }
 
+impl Incoming {
+    /// Returns what was sent next, if anything was.
+    pub(super) fn try_receive(&self) -> Option<Message> {
+        let value = self.queue.try_recv().ok()?;
+        self.queued.fetch_sub(1, Ordering::SeqCst);
+        Some(value)
+    }
+
+    /// Waits until something is due or the thread is woken. Returns `false` when the last sender is
+    /// gone.
+    pub(super) fn sleep(&self, due: Moment) -> bool {
+        self.wakes_at.store(due.0, Ordering::SeqCst);
+        // What was sent before the line above woke no thread; what is sent afterwards does.
+        let has_senders = if self.queue.is_empty() {
+            let end = end_of(due.since(Moment::now()));
+            self.woken.recv_deadline(end) != Err(RecvTimeoutError::Disconnected)
+        } else {
+            true
+        };
+        self.wakes_at.store(Moment::FIRST.0, Ordering::SeqCst);
+        has_senders
+    }
+}
+
 impl ReportSink for Renewer {
     fn clean_up(&self, in_doubt: InDoubtHold) {
-        self.channel.send(Message::Work(Scheduled::clean_up(in_doubt)), Moment::FIRST);
+        self.send(Message::Work(Scheduled::clean_up(in_doubt)), Moment::FIRST);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::clock::end_of;
     use crate::base::failure::FailureKind;
     use crate::config::LockOptions;
     use crate::local::call::tests::caller;
-    use crate::local::renewer_thread::NAP;
-    use crate::store::background::{Job, JobOutcome, JobReply};
+    use crate::local::renewer_thread::{NAP, start};
+    use crate::local::reporter::Reporter;
+    use crate::store::background::{Job, JobOutcome, JobReply, JobRunner};
     use crate::store::hold_id::HoldKind;
     use crate::store::request::{Change, HoldReply};
-    use crossbeam_channel::{Receiver, RecvTimeoutError};
+
     use parking_lot::Mutex;
     use std::convert::Infallible;
-    use std::sync::atomic::Ordering;
+    use std::thread;
 
     /// Gives each job the outcome that a function of the number of jobs before returns.
     struct Fake {
@@ -145,7 +208,7 @@ mod tests {
             let log = Arc::new(Mutex::new(Vec::new()));
             let fake = Fake { log: log.clone(), outcome: Box::new(outcome) };
             let io_timeout = Duration::from_secs(1);
-            let renewer = Renewer::start(Box::new(fake), io_timeout, Reporter::default());
+            let renewer = start(Box::new(fake), io_timeout, Reporter::default());
             Self { renewer: renewer.expect("a thread"), log }
         }
 
@@ -173,7 +236,7 @@ mod tests {
         fn wait_until_asleep(&self) {
             let awake = [Moment::FIRST.0, Moment::NEVER.0];
             eventually(LEASE * 10, || {
-                !awake.contains(&self.renewer.channel.wakes_at.load(Ordering::SeqCst))
+                !awake.contains(&self.renewer.wakes_at.load(Ordering::SeqCst))
             });
         }
     }
@@ -284,7 +347,7 @@ mod tests {
     #[test]
     fn leases_are_lost_at_their_deadlines_while_the_store_hangs() {
         let jobs = Box::new(Hanging::default());
-        let renewer = Renewer::start(jobs, LEASE * 100, Reporter::default());
+        let renewer = start(jobs, LEASE * 100, Reporter::default());
         let scene = Scene { renewer: renewer.expect("a thread"), log: Arc::default() };
         let holds = [scene.hold(1, LEASE * 10), scene.hold(2, LEASE * 4), {
             let options = LockOptions { lease: LEASE * 6, renew: false, ..LockOptions::default() };
@@ -334,7 +397,7 @@ mod tests {
         scene.wait_until_asleep();
         for nonce in 2..100 {
             scene.hold(nonce, Duration::from_secs(30)).end();
-            assert!(scene.renewer.channel.wake.is_empty());
+            assert!(scene.renewer.wake.is_empty());
         }
         drop(first);
     }
@@ -348,7 +411,7 @@ mod tests {
             for nonce in 0..1024 {
                 scene.hold(nonce + 1, Duration::from_secs(30)).end();
             }
-            eventually(LEASE * 10, || scene.renewer.channel.queue.len() < 100);
+            eventually(LEASE * 10, || scene.renewer.queue.len() < 100);
         }
     }
 
@@ -362,7 +425,7 @@ mod tests {
             let numbers = round * HELD..(round + 1) * HELD;
             let hour = Duration::from_secs(3600);
             let held: Vec<_> = numbers.map(|nonce| scene.hold(nonce, hour)).collect();
-            eventually(LEASE * 20, || scene.renewer.channel.queue.is_empty());
+            eventually(LEASE * 20, || scene.renewer.queue.is_empty());
             assert!(held.iter().all(|hold| hold.end()));
             holds.extend(held.iter().map(Arc::downgrade));
         }
@@ -385,7 +448,7 @@ mod tests {
     #[test]
     fn the_thread_wakes_every_second_while_there_is_a_lease_and_not_without_one() {
         let scene = Scene::new(|_| Ok(HoldReply::Done));
-        let wakes_at = || scene.renewer.channel.wakes_at.load(Ordering::SeqCst);
+        let wakes_at = || scene.renewer.wakes_at.load(Ordering::SeqCst);
         eventually(LEASE * 10, || wakes_at() == Moment::NEVER.0);
         let hold = scene.hold(1, Duration::from_secs(3600));
         scene.wait_until_asleep();
@@ -410,7 +473,7 @@ mod tests {
                 });
             }
         });
-        eventually(LEASE * 10, || scene.renewer.channel.queued.load(Ordering::SeqCst) == 0);
+        eventually(LEASE * 10, || scene.renewer.queued.load(Ordering::SeqCst) == 0);
     }
 
     #[test]

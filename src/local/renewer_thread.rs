@@ -15,17 +15,15 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{mem, thread};
-
-use crossbeam_channel::Sender;
+use std::{io, mem, thread};
 
 use crate::base::clock::{Moment, end_of};
 use crate::base::shrink;
-use crate::local::due_channel::DueReceiver;
 use crate::local::hold::Hold;
 use crate::local::renewal_reports::RenewalReports;
+use crate::local::renewer::{self, Incoming, Message, Renewer};
 use crate::local::reporter::{HoldFailure, Reporter};
-use crate::local::shutdown::{ShutdownCall, ShutdownCalls, unconfirmed};
+use crate::local::shutdown::{ShutdownCalls, unconfirmed};
 use crate::local::timers::{CleanUp, Scheduled, TimerQueue};
 use crate::store::background::{Job, JobOutcome, JobReply, JobRunner};
 use crate::store::hold_id::HoldId;
@@ -46,23 +44,9 @@ const RETRIES: u32 = 20;
 /// The pause after a panic: should its cause persist, it must not take a whole core.
 const PANIC_PAUSE: Duration = Duration::from_millis(10);
 
-/// The messages to the thread.
-#[derive(Debug)]
-pub(super) enum Message {
-    /// To ask whether a hold exists.
-    Check(HoldId),
-    /// To end all leases, also those to come, and to release them by then if possible.
-    EndAll(Instant),
-    /// To mark a hold as lost that does not exist any more, and to drop the sender then.
-    Lose(HoldId, Sender<()>),
-    /// To answer when the shutdown is complete.
-    Settle(ShutdownCall),
-    Work(Scheduled),
-}
-
 /// The thread's own state.
-pub(super) struct RenewerThread {
-    incoming: DueReceiver<Message>,
+struct RenewerThread {
+    incoming: Incoming,
     timers: TimerQueue,
     /// What was sent, by job number.
     in_flight: HashMap<u64, SentWork>,
@@ -79,27 +63,30 @@ struct SentWork {
     sent: Moment,
 }
 
-impl RenewerThread {
-    pub(super) fn new(
-        incoming: DueReceiver<Message>,
-        jobs: Box<dyn JobRunner>,
-        io_timeout: Duration,
-        reporter: Reporter<()>,
-    ) -> Self {
-        Self {
-            incoming,
-            timers: TimerQueue::default(),
-            in_flight: HashMap::new(),
-            last_job: 0,
-            jobs,
-            io_timeout,
-            reports: RenewalReports::new(reporter),
-            shutdown: None,
-        }
-    }
+/// Starts the thread. One request takes no longer than `io_timeout`.
+pub(super) fn start(
+    jobs: Box<dyn JobRunner>,
+    io_timeout: Duration,
+    reporter: Reporter<()>,
+) -> io::Result<Renewer> {
+    let (renewer, incoming) = renewer::channel();
+    let mut thread = RenewerThread {
+        incoming,
+        timers: TimerQueue::default(),
+        in_flight: HashMap::new(),
+        last_job: 0,
+        jobs,
+        io_timeout,
+        reports: RenewalReports::new(reporter),
+        shutdown: None,
+    };
+    thread::Builder::new().name("leasehold-renew".into()).spawn(move || thread.run())?;
+    Ok(renewer)
+}
 
+impl RenewerThread {
     /// Works until the client is gone.
-    pub(super) fn run(&mut self) {
+    fn run(&mut self) {
         loop {
             // A bug here must not end all renewal.
             match catch_unwind(AssertUnwindSafe(|| self.turn())) {

@@ -25,6 +25,7 @@ use crate::local::identity::Identity;
 use crate::local::listener::Listener;
 use crate::local::outage::Outages;
 use crate::local::renewer::Renewer;
+use crate::local::renewer_thread;
 use crate::local::reporter::{ReportSink, Reporter};
 use crate::local::retry::{RetryPolicy, is_outage};
 use crate::local::wait_queues::WaitQueues;
@@ -93,7 +94,7 @@ impl Shared {
             wait_queues: wait_queues.clone(),
             sink: (),
         };
-        let renewer = Renewer::start(store.jobs(), times.io_timeout, reporter.clone());
+        let renewer = renewer_thread::start(store.jobs(), times.io_timeout, reporter.clone());
         let renewer = renewer.map_err(Error::no_thread)?;
         let reporter = Arc::new(reporter.with_sink(renewer.clone()));
         #[cfg(feature = "metrics")]

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 
 use crate::base::clock::{Moment, end_of};
 use crate::base::failure::{Failure, FailureKind};
+use crate::base::spans::HoldSpan;
 use crate::config::{Config, LockOptions};
 use crate::error::{Error, Result};
 use crate::event::{Event, Events};
@@ -26,6 +27,7 @@ use crate::local::hold::Hold;
 use crate::local::hold_requests::{self, Level};
 use crate::local::listener::tests::Fake;
 use crate::local::shared::Shared;
+use crate::local::wait_queue::WaitQueue;
 use crate::local::{acquire, release, status};
 use crate::net::server::Pools;
 use crate::store::background::{Job, JobOutcome, JobRunner, Wakeups};
@@ -657,4 +659,13 @@ fn the_outcome_of_a_posted_release_is_reported() {
     scene.store.send_posted();
     scene.expect_events(["acquired", "lost"]);
     eventually(|| scene.shared.wait_queues.released(HoldKind::Lock, &scene.name).is_empty());
+}
+
+/// What a lock costs that is only held. A client may have a million.
+#[test]
+#[cfg(target_pointer_width = "64")]
+fn a_held_lock_takes_little_memory() {
+    // The span is only there with the feature `tracing`.
+    let hold = size_of::<Hold>() - size_of::<HoldSpan>().next_multiple_of(8);
+    assert_eq!((hold, size_of::<WaitQueue>()), (152, 48));
 }

@@ -489,7 +489,7 @@ mod tests {
         assert!(queues.remove(second));
         let wait = waiters.each_ref().map(|waiter| queues.mark_in_doubt(waiter));
         assert_eq!(wait, [true, false, true]);
-        assert_eq!(waiters.each_ref().map(|waiter| waiter.is_in_doubt()), wait);
+        assert_eq!(waiters.each_ref().map(|waiter| waiter.in_doubt.load(Ordering::Relaxed)), wait);
         assert!(queues.remove(first), "its hold is handed out");
         assert!(!queues.remove(first), "its time cannot end now");
         give_up(&queues, HoldKind::Read);

@@ -31,7 +31,7 @@ pub(crate) struct Waiter {
     pub(super) caller: Caller,
     /// Whether a request without a reply may have begun the hold, or may still begin it. The hold
     /// is cleaned up when the thread leaves without it.
-    in_doubt: AtomicBool,
+    pub(super) in_doubt: AtomicBool,
     /// The nonces of the holds that other clients wait for, in case the thread at the head is about
     /// to get one: the message may overtake the reply, and a late one about an earlier hold that.
     pub(super) wanted: Mutex<Vec<u64>>,
@@ -150,10 +150,6 @@ impl Waiter {
         let kind = self.hold.kind;
         let (lease, others) = (self.caller.times.lease, other.caller.times.lease);
         (kind, lease) == (other.hold.kind, others) && kind.shares_with(kind)
-    }
-
-    pub(super) fn is_in_doubt(&self) -> bool {
-        self.in_doubt.load(Ordering::Relaxed)
     }
 
     /// Called by the head, or for a waiter behind it under the lock of the queue.

@@ -288,7 +288,7 @@ impl Readers {
             }
             _ => false,
         };
-        if reads || waiter.is_in_doubt() {
+        if reads || waiter.in_doubt.load(Ordering::Relaxed) {
             self.stored.lock().remove(&nonce);
         }
         reads
