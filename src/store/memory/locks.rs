@@ -289,6 +289,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_block_is_of_a_thousand_tokens_that_are_at_most_a_millisecond_ahead() {
+        let (mut locks, keys, kind) = (Locks::default(), Keys::new("lock:"), HoldKind::Lock);
+        let (name, client) = ("name".into(), "client".into());
+        let hold = [HoldId { kind, name, client, nonce: 1 }.that_may_be_kept()];
+        let mut last = 0;
+        for _ in 0..5 {
+            let (lease, deadline) = (Duration::from_secs(60), std::time::Instant::now());
+            let registration = Registration::None;
+            let request = Acquire { holds: &hold, lease, registration, deadline };
+            let reply = locks.acquire(&keys, request).expect("a reply");
+            let AcquireReply::Acquired { fence, room, .. } = reply else { panic!("{reply:?}") };
+            assert!(fence > last && (last > 0 || room == 999), "{last}: {reply:?}");
+            last = fence + u64::from(room);
+            assert!(last <= micros() + TENURE_FENCES, "{reply:?}");
+        }
+        // The clock has not got there yet.
+        for name in ["other", "third"] {
+            let next = HoldId { name: name.into(), ..hold[0].clone() };
+            let fence = locks.begin(name, &next, Duration::from_secs(60));
+            assert!(fence > last, "{fence}, {last}");
+            last = fence;
+        }
+    }
+
+    #[test]
     fn names_that_nobody_holds_or_waits_for_are_removed() {
         let (mut locks, keys, kind) = (Locks::default(), Keys::new("lock:"), HoldKind::Lock);
         let hold = |name: &str, client: &str, nonce| HoldId {
@@ -307,12 +332,12 @@ mod tests {
             locks.acquire(&keys, request).expect("a reply");
             locks.by_key.len()
         };
-        let lease = Duration::from_secs(60);
+        // So that it is over only when room is made.
+        let (lease, moment) = (Duration::from_secs(60), Duration::from_micros(20));
         acquire(hold("held", "c", 1), Registration::None, lease);
         acquire(hold("held", "gone", 2), Registration::IfHeld, lease);
         for nonce in 10..10_000 {
-            let left =
-                acquire(hold(&nonce.to_string(), "c", nonce), Registration::None, Duration::ZERO);
+            let left = acquire(hold(&nonce.to_string(), "c", nonce), Registration::None, moment);
             assert!(left <= 200, "{left}");
         }
         assert!(locks.by_key["lock:held"].queue.is_empty(), "its client is gone");

@@ -30,7 +30,7 @@ enum Reply {
     Counted(u32),
     Failed(FailureKind),
     Forced(bool),
-    Held { index: usize, half_hours: Option<u64>, recalled: bool },
+    Held { index: usize, half_hours: Option<u64>, in_doubt: bool, recalled: bool },
     Nothing,
 }
 
@@ -152,8 +152,8 @@ impl<'a> Subject<'a> {
                 let tokens = tokens.map(|(fence, hold)| self.token(*hold, fence, block)).collect();
                 Reply::Acquired { tokens, room: room - block, wanted }
             }
-            Ok(AcquireReply::Held { index, remaining, recalled, .. }) => {
-                Reply::Held { index, half_hours: remaining.map(half_hours), recalled }
+            Ok(AcquireReply::Held { index, remaining, in_doubt, recalled }) => {
+                Reply::Held { index, half_hours: remaining.map(half_hours), in_doubt, recalled }
             }
             Err(failure) => Reply::Failed(failure.kind),
         }
@@ -198,14 +198,17 @@ impl<'a> Subject<'a> {
             }
         }
         for index in names.difference(&self.over) {
+            let is_last = |fence| fence == self.last.get(index).copied().unwrap_or_default();
             let holder = self.store.inspect(&name(self.case, *index), soon());
             let holder = holder.map_err(|failure| failure.kind).map(|holder| holder.map(shown));
             let report = self.store.report(&name(self.case, *index), Look::All, soon());
             let report = report.map(|report| {
-                let hold = |(kind, holder)| (kind, shown(holder));
-                let holds: BTreeSet<_> =
-                    report.holds.into_iter().map(hold).map(|hold| format!("{hold:?}")).collect();
-                (holds, report.waiting)
+                let holds = report.holds.into_iter().map(|(kind, holder)| {
+                    assert!(is_last(holder.fence), "{holder:?}");
+                    format!("{:?}", (kind, shown(holder)))
+                });
+                let holds: BTreeSet<_> = holds.collect();
+                (holds, report.waiting, is_last(report.fence))
             });
             let report = report.map_err(|failure| failure.kind);
             writeln!(state, "name {index}: {holder:?}, {report:?}").expect("a string takes it");
@@ -305,6 +308,8 @@ stores!(
     a_forced_release_ends_no_permit_and_no_side,
     a_reader_shares_the_last_token_of_the_name,
     a_late_repeat_of_a_set_finds_no_hold_that_has_ended,
+    a_repeat_leaves_the_queue_of_a_lock_if_its_client_may_be_there,
+    the_first_two_are_told_of_a_lock_that_stays_taken_for_a_while,
     a_thread_is_told_of_an_offer_that_another_thread_of_its_client_brings_about,
 );
 
@@ -326,6 +331,40 @@ fn a_reader_shares_the_last_token_of_the_name(store: &dyn Store) {
     let fence = must_acquire(store, &of(HoldKind::Lock, 1));
     release(store, &of(HoldKind::Lock, 1)).expect("a reply");
     assert_eq!(must_acquire(store, &of(HoldKind::Read, 2)), fence);
+}
+
+fn a_repeat_leaves_the_queue_of_a_lock_if_its_client_may_be_there(store: &dyn Store) {
+    for kind in [HoldKind::Lock, HoldKind::Write] {
+        must_acquire(store, &of(kind, 1));
+        assert!(is_held(&acquire(store, &of(kind, 2), Registration::IfHeld)));
+        for (registration, leaves) in
+            [(Registration::IfHeld, false), (Registration::Registered, kind == HoldKind::Lock)]
+        {
+            acquire(store, &of(kind, 1), registration).expect("a reply");
+            let waiting = store.report("lock", Look::All, soon()).expect("a reply").waiting;
+            assert_eq!(waiting.is_empty(), leaves, "{kind:?}, {registration:?}");
+        }
+        change(store, &of(kind, 2), Change::Unregister).expect("a reply");
+        release(store, &of(kind, 1)).expect("a reply");
+    }
+}
+
+fn the_first_two_are_told_of_a_lock_that_stays_taken_for_a_while(store: &dyn Store) {
+    must_acquire(store, &of(HoldKind::Lock, 1));
+    let mut wakeups = ["ben", "cleo", "dora"].map(|label| {
+        let client = steps::client(label);
+        let mut wakeups = store.wakeups(&client, None);
+        assert_eq!(wakeups.next(soon()).expect("in time").ok(), Some(Wake::Ready));
+        let waits = HoldId { client, ..of(HoldKind::Lock, 2) };
+        assert!(is_held(&acquire(store, &waits, Registration::IfHeld)));
+        wakeups
+    });
+    let kept_until = Moment::now().after(LEASE);
+    change(store, &of(HoldKind::Lock, 1), Change::Release { kept_until }).expect("a reply");
+    for first in &mut wakeups[..2] {
+        assert!(matches!(first.next(soon()), Some(Ok(Wake::Lock(_)))));
+    }
+    assert!(wakeups[2].next(Instant::now() + Duration::from_millis(50)).is_none());
 }
 
 fn a_late_repeat_of_a_set_finds_no_hold_that_has_ended(store: &dyn Store) {

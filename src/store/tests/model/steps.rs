@@ -182,7 +182,7 @@ fn change_of(hold: Who, scene: Scene) -> impl Strategy<Value = (Who, Change)> {
         1 => Just(Change::Check),
         2 => (1..4_u32).prop_map(move |hours| Change::Renew { lease: lease(hours) }),
         2 => depth,
-        u32::from(is_lock) => Just(Change::Watch),
+        3 * u32::from(is_lock) => Just(Change::Watch),
         2 * waits => Just(Change::Unregister),
     ]
     .prop_map(move |change| (hold, change))
