@@ -22,6 +22,11 @@ impl<C> Request<C> {
     pub(crate) fn new(hold: HoldId, round: u64, command: C) -> Self {
         Self { hold, round, command, is_copy: false }
     }
+
+    /// The holds of a batch of this size.
+    pub(crate) fn batch(&self, size: u64) -> Vec<HoldId> {
+        (0..size).map(|at| HoldId { nonce: self.hold.nonce + at, ..self.hold }).collect()
+    }
 }
 
 /// A request is executed, and perhaps later once more.

@@ -14,7 +14,7 @@ mod client;
 mod flaw;
 mod promises;
 mod scope;
-mod server;
+pub(crate) mod server;
 mod world;
 
 use crate::check::{breaks, comes_to_an_end, keeps_its_promises};

@@ -142,7 +142,7 @@ impl Scope {
     fn may_retry(&self, world: &World, id: usize) -> bool {
         let (mut server, request) = (world.server.clone(), world.clients[id].clone().ask());
         let Command::Acquire { size } = request.command else { return false };
-        server.acquire(request, size, self.flaw);
+        server.acquire(&request.batch(size), request.round, true, self.flaw);
         let is_woken = world.server.offers.contains(&id);
         server != world.server && (is_woken || self.flaw != Some(Flaw::WaitsToBeWoken))
     }

@@ -74,7 +74,7 @@ impl World {
         if !server.queue.contains(&id) && !server.offers.contains(&id) {
             self.witness.ahead[id] = server.queue.iter().copied().collect();
         }
-        let reply = self.server.acquire(request, size, flaw);
+        let reply = self.server.acquire(&request.batch(size), request.round, true, flaw);
         let (client, queue) = (&mut self.clients[id], &self.server.queue);
         if let Reply::Granted { count, begun: true, .. } = reply {
             let further = count > 1 && client.side == Side::Permit && !queue.is_empty();

@@ -80,6 +80,7 @@ impl Server {
         if let Some(entry) = self.lock.as_mut().filter(|entry| entry.hold == hold) {
             entry.round = entry.round.max(round);
             entry.depth += u64::from(flaw == Some(Flaw::RepeatIsCounted));
+            self.queue.retain(|client| *client != hold.client || round == 1);
             let last = Block { first: self.counter, last: self.counter };
             let tokens = if size > 1 { self.next_tokens(size, flaw) } else { last };
             return self.grant(tokens, false);

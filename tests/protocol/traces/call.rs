@@ -61,6 +61,24 @@ impl Call {
         set.find_map(|words| words[2].strip_suffix(":0"))
     }
 
+    /// The clients, with their kinds, that the script has offered a place of what several can
+    /// hold.
+    pub(crate) fn offers(&self) -> Vec<&str> {
+        let withdrawn = self.withdrawn();
+        self.places("zadd").filter(|client| !withdrawn.contains(client)).collect()
+    }
+
+    /// Those to which an offer was made that has ended in the same call.
+    pub(crate) fn withdrawn(&self) -> Vec<&str> {
+        let made: Vec<_> = self.places("zadd").collect();
+        self.places("zrem").filter(|client| made.contains(client)).collect()
+    }
+
+    fn places(&self, command: &str) -> impl Iterator<Item = &str> {
+        let places = self.effects_of(command).filter(|words| words[1] == self.keys[0]);
+        places.filter_map(|words| words.last()?.strip_suffix(":0"))
+    }
+
     /// The clients that were told that the lock is free.
     pub(crate) fn told(&self) -> Vec<&str> {
         let told = self.effects_of("publish").filter(|words| words[2] == self.keys[0]);
@@ -70,12 +88,14 @@ impl Call {
     /// The clients that were found without a listener and were put in front of the others.
     pub(crate) fn parked(&self) -> Vec<&str> {
         let moved = self.effects_of("zadd").filter(|words| words[2] == "xx");
+        let moved = moved.filter(|words| words[1] != self.keys[0]);
         moved.filter_map(|words| words.last().map(String::as_str)).collect()
     }
 
     /// The clients that were removed from the queue.
     pub(crate) fn removed(&self) -> Vec<&str> {
-        self.effects_of("zrem").filter_map(|words| words.last().map(String::as_str)).collect()
+        let removed = self.effects_of("zrem").filter(|words| words[1] != self.keys[0]);
+        removed.filter_map(|words| words.last().map(String::as_str)).collect()
     }
 
     fn effects_of(&self, command: &str) -> impl Iterator<Item = &Vec<String>> {

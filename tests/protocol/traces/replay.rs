@@ -4,16 +4,18 @@
 //! several states that the model can be in, and an answer is refused if none of them has it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
 
 use crate::hold::{Block, HoldId};
 use crate::network::Request;
 use crate::tenure::server::{Command, Grant, Reply, Server};
 use crate::traces::call::Call;
+use crate::traces::members;
 
 /// How much earlier than it says, and how much later, in microseconds, a script may have read the
 /// clock: the server's process may stand still in between.
-const EARLY: u64 = 20_000;
-const LATE: u64 = 250_000;
+pub(super) const EARLY: u64 = 20_000;
+pub(super) const LATE: u64 = 250_000;
 
 /// What the model may be in.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,11 +29,12 @@ struct State {
     silent: BTreeSet<usize>,
 }
 
-/// The locks of a trace.
+/// The locks of a trace, and what several can hold.
 #[derive(Debug, Default)]
 pub(crate) struct Replay {
     clients: Vec<String>,
     locks: BTreeMap<String, Vec<State>>,
+    members: BTreeMap<String, Vec<members::State>>,
     /// How many calls there were of each script.
     pub(crate) calls: BTreeMap<String, u32>,
 }
@@ -48,18 +51,15 @@ impl Replay {
 
     fn step(&mut self, call: &Call) -> Result<(), String> {
         *self.calls.entry(call.script.clone()).or_default() += 1;
-        let key = call.keys[0].clone();
-        let before = self.locks.remove(&key).unwrap_or_else(|| vec![State::default()]);
-        let mut after: Vec<State> = Vec::new();
-        for state in before.iter().flat_map(|state| state.at(call.time)) {
-            let next = self.answer(&state, call);
-            after.extend(next.filter(|next| !after.contains(next)));
+        let key = &call.keys[0];
+        if call.script == "acquire_member" || self.members.contains_key(key) {
+            let (states, clients) =
+                (self.members.entry(key.clone()).or_default(), &mut self.clients);
+            return follow(states, call, members::State::at, |it| it.answer(clients, call));
         }
-        if after.is_empty() {
-            let Call { line, script, answer, .. } = call;
-            return Err(format!("line {line}: no {script} answers {answer:?} in {before:?}"));
-        }
-        self.locks.insert(key, after);
+        let mut states = self.locks.remove(key).unwrap_or_default();
+        follow(&mut states, call, State::at, |state| self.answer(state, call))?;
+        self.locks.insert(key.clone(), states);
         Ok(())
     }
 
@@ -172,11 +172,7 @@ impl Replay {
     }
 
     fn client(&mut self, client: &str) -> usize {
-        let known = self.clients.iter().position(|other| other == client);
-        known.unwrap_or_else(|| {
-            self.clients.push(client.into());
-            self.clients.len() - 1
-        })
+        number(&mut self.clients, client)
     }
 
     fn hold(&mut self, owner: &str) -> Option<HoldId> {
@@ -230,7 +226,38 @@ impl State {
     }
 }
 
-fn says(call: &Call, answer: i64) -> bool {
+/// Replaces the states by those after a call that have its answer. `at` returns what a state may
+/// have become by then.
+fn follow<S: Clone + Debug + Default + PartialEq>(
+    states: &mut Vec<S>,
+    call: &Call,
+    at: impl Fn(&S, u64) -> Vec<S>,
+    mut answer: impl FnMut(&S) -> Option<S>,
+) -> Result<(), String> {
+    let mut after: Vec<S> = Vec::new();
+    if states.is_empty() {
+        states.push(S::default());
+    }
+    for state in states.iter().flat_map(|state| at(state, call.time)) {
+        after.extend(answer(&state).filter(|next| !after.contains(next)));
+    }
+    if after.is_empty() {
+        let Call { line, script, answer, .. } = call;
+        return Err(format!("line {line}: no {script} answers {answer:?} in {states:?}"));
+    }
+    *states = after;
+    Ok(())
+}
+
+/// The number of a client in the model.
+pub(super) fn number(clients: &mut Vec<String>, client: &str) -> usize {
+    clients.iter().position(|other| other == client).unwrap_or_else(|| {
+        clients.push(client.into());
+        clients.len() - 1
+    })
+}
+
+pub(super) fn says(call: &Call, answer: i64) -> bool {
     call.answer.as_ref().is_none_or(|given| *given == [answer])
 }
 

@@ -141,7 +141,9 @@ impl Monitor {
             } else {
                 text.into()
             };
-            if answer.starts_with("-NOSCRIPT") {
+            // Nor was it executed if that was the answer, and never seen.
+            let is_unknown = answer == "?" && !names.contains_key(&number);
+            if answer.starts_with("-NOSCRIPT") || is_unknown {
                 continue;
             }
             let name = names.get(&number).ok_or("a script that was never sent")?;

@@ -1,0 +1,215 @@
+//! Follows what is asked about read-write locks and semaphores in the model of these. The two sides
+//! of a client are two clients there.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::hold::HoldId;
+use crate::members::server::{Absent, Reply, Server, Side};
+use crate::traces::call::Call;
+use crate::traces::replay::{EARLY, LATE, number, says};
+
+/// For how long a client without a listener is left alone, in microseconds.
+const GRACE: u64 = 2_000_000;
+
+/// What the model may be in. The lease of a hold is its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct State {
+    server: Server,
+    /// When each offer is over.
+    offers: BTreeMap<usize, u64>,
+    /// When each waiting client came.
+    came: BTreeMap<usize, u64>,
+    /// Whether the last token was given with an answer that was not seen.
+    is_token_unseen: bool,
+}
+
+impl State {
+    /// The states that this one may have become by a time.
+    pub(crate) fn at(&self, time: u64) -> Vec<Self> {
+        let mut states = vec![self.clone()];
+        let over = |ends: u64| time + EARLY >= ends;
+        for (hold, _) in self.server.holds.iter().filter(|(_, ends)| over(**ends)) {
+            let without = |state: &mut Self| {
+                state.server.holds.remove(hold);
+            };
+            split(&mut states, time > self.server.holds[hold] + LATE, without);
+        }
+        for (client, ends) in self.offers.iter().filter(|(_, ends)| over(**ends)) {
+            let without = |state: &mut Self| {
+                state.offers.remove(client);
+                state.server.offers.remove(client);
+            };
+            split(&mut states, time > ends + LATE, without);
+        }
+        states
+    }
+
+    /// The state after a call; `None` if the model answers differently, or does something else.
+    pub(crate) fn answer(&self, clients: &mut Vec<String>, call: &Call) -> Option<Self> {
+        let mut next = self.clone();
+        // Kind and client, or the client of each kind.
+        let asks = call.arg(1).rsplit_once(':').map_or(call.arg(1), |(client, _)| client);
+        let kinds = ["r:", "w:", "p:"].map(|kind| number(clients, &format!("{kind}{asks}")));
+        let offered: BTreeSet<usize> =
+            call.offers().into_iter().map(|client| number(clients, client)).collect();
+        let waits = call.script == "acquire_member" && call.arg(5) == "1";
+        let me = waits.then(|| number(clients, asks));
+        let own = if call.script == "unregister" { &kinds[..] } else { me.as_slice() };
+        next.find_absent(clients, call, &offered, own)?;
+        let is_right = next.execute(clients, call, &kinds)?;
+        let made: BTreeSet<usize> =
+            next.server.offers.difference(&self.server.offers).copied().collect();
+        if !is_right || made != offered {
+            return None;
+        }
+        let window = call.micros(if call.script == "acquire_member" { 7 } else { 2 });
+        next.offers.extend(made.into_iter().map(|client| (client, call.time + window)));
+        next.settle(call);
+        Some(next)
+    }
+
+    /// Has the model execute a call. Returns whether it has that answer.
+    fn execute(&mut self, clients: &mut Vec<String>, call: &Call, kinds: &[usize]) -> Option<bool> {
+        let first = hold(clients, call.arg(1));
+        self.server.sides = clients.iter().map(|client| side(client)).collect();
+        Some(match call.script.as_str() {
+            "acquire_member" => {
+                let others = call.args.iter().skip(9).map(|member| hold(clients, member));
+                let holds = [first].into_iter().chain(others).collect::<Option<Vec<_>>>()?;
+                self.acquire(&holds, call)
+            }
+            "release_member" => says(call, i64::from(self.server.release(first?, None))),
+            "change" => {
+                let ends = self.server.holds.get_mut(&first?);
+                let is_held = ends.is_some();
+                if let Some(ends) = ends.filter(|_| call.arg(2) != "0") {
+                    *ends = call.time + call.micros(2);
+                }
+                says(call, i64::from(is_held))
+            }
+            "unregister" => says(call, i64::from(self.server.unregister(kinds))),
+            // It changes nothing.
+            "report" => true,
+            _ => false,
+        })
+    }
+
+    /// Notes who has no listener. That the model does not know, but such a client must have been
+    /// offered a place, and in vain, or have waited for a while.
+    fn find_absent(
+        &mut self,
+        clients: &mut Vec<String>,
+        call: &Call,
+        offered: &BTreeSet<usize>,
+        own: &[usize],
+    ) -> Option<()> {
+        let mut numbers = |names: Vec<&str>| -> BTreeSet<usize> {
+            names.into_iter().map(|client| number(clients, client)).collect()
+        };
+        let (parked, removed, told) =
+            (numbers(call.parked()), numbers(call.removed()), numbers(call.withdrawn()));
+        let queue = &self.server.queue;
+        let others = |client: &usize| {
+            queue.contains(client) && !offered.contains(client) && !own.contains(client)
+        };
+        let gone: BTreeSet<usize> = removed.into_iter().filter(others).collect();
+        for client in parked.union(&gone) {
+            let waited = call.time + LATE > self.came.get(client)? + GRACE;
+            (waited || told.contains(client)).then_some(())?;
+        }
+        let absent = &mut self.server.absent;
+        let mut silent = std::mem::take(&mut absent.silent);
+        let takes = |client: &usize| own.contains(client) && told.contains(client);
+        silent.retain(|it| {
+            ![&gone, &parked, offered].iter().any(|set| set.contains(it)) && !takes(it)
+        });
+        let asks = own.first().filter(|me| !offered.contains(me) && !takes(me)).copied();
+        *absent = Absent { gone, parked, silent, asks };
+        Some(())
+    }
+
+    fn acquire(&mut self, holds: &[HoldId], call: &Call) -> bool {
+        let side = self.server.sides[holds[0].client];
+        self.server.permits = call.arg(8).parse().unwrap_or(0);
+        let tokens = match call.answer.as_deref() {
+            Some([1, tokens @ ..]) => tokens,
+            Some([0, ..]) | None => &[],
+            Some(token) => token,
+        };
+        let keeps = self.server.holds.contains_key(&holds[0]) || side == Side::Reader;
+        if let Some(token) = tokens.first().and_then(|token| u64::try_from(*token).ok()) {
+            let is_last = keeps && self.server.counter > 0;
+            // A new one is not below the clock.
+            let may_be = if is_last { self.is_token_unseen } else { token + LATE >= call.time };
+            if side != Side::Permit && may_be {
+                let least = (token - u64::from(!keeps)).min(call.time + LATE);
+                self.server.counter = self.server.counter.max(least);
+            }
+            self.is_token_unseen = false;
+        }
+        let reply =
+            self.server.acquire(holds, call.time + call.micros(2), call.arg(5) == "1", None);
+        self.is_token_unseen |= call.answer.is_none() && side == Side::Writer;
+        let Some(answer) = &call.answer else { return true };
+        match reply {
+            Reply::Held => matches!(answer[..], [0, left] if self.lasts(side, left, call)),
+            Reply::Granted { count, fence, .. } => {
+                let is_it = |token: &i64| u64::try_from(*token) == Ok(fence);
+                tokens.len() as u64 == count && tokens.iter().all(is_it)
+            }
+        }
+    }
+
+    /// Returns `true` if what is in the way of a side lasts for so many milliseconds.
+    fn lasts(&self, side: Side, left: i64, call: &Call) -> bool {
+        let Server { holds, offers, absent, .. } = &self.server;
+        let offered = call.time + call.micros(7);
+        let offers =
+            offers.iter().map(|client| self.offers.get(client).copied().unwrap_or(offered));
+        let ends = holds.values().copied().chain(offers);
+        let end = if side == Side::Writer { ends.max() } else { ends.min() };
+        let Ok(left) = u64::try_from(left) else { return end.is_none() };
+        // It may be until a client without a listener loses its place.
+        let is_kept = !(absent.parked.is_empty() && absent.silent.is_empty());
+        let until = call.time + left * 1000;
+        is_kept && left * 1000 <= GRACE || end.is_some_and(|end| until.abs_diff(end) <= LATE)
+    }
+
+    /// Forgets what is over, and notes who has begun to wait.
+    fn settle(&mut self, call: &Call) {
+        let Server { offers, queue, absent, .. } = &mut self.server;
+        self.offers.retain(|client, _| offers.contains(client));
+        self.came.retain(|client, _| queue.contains(client));
+        for client in queue.iter() {
+            self.came.entry(*client).or_insert(call.time);
+        }
+        let Absent { parked, mut silent, .. } = std::mem::take(absent);
+        silent.extend(parked);
+        silent.retain(|client| queue.contains(client));
+        absent.silent = silent;
+    }
+}
+
+/// What may be over is so in some of the states; in all of them if it `is_over`.
+fn split(states: &mut Vec<State>, is_over: bool, without: impl Fn(&mut State)) {
+    let mut over = states.clone();
+    over.iter_mut().for_each(without);
+    if is_over {
+        states.clear();
+    }
+    states.extend(over);
+}
+
+fn hold(clients: &mut Vec<String>, member: &str) -> Option<HoldId> {
+    let (client, nonce) = member.rsplit_once(':')?;
+    let nonce = u64::from_str_radix(nonce, 16).ok()?;
+    Some(HoldId { client: number(clients, client), nonce })
+}
+
+fn side(client: &str) -> Side {
+    match client.get(..2) {
+        Some("r:") => Side::Reader,
+        Some("w:") => Side::Writer,
+        _ => Side::Permit,
+    }
+}
