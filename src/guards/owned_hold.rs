@@ -46,6 +46,14 @@ impl OwnedHold {
         Ok(left)
     }
 
+    /// Lets a writer go on as a reader.
+    pub(crate) fn downgrade(mut self) -> Result<Self> {
+        let left = adoption::leave(&self.shared, &self.hold, "downgrade")?;
+        self.released = true;
+        let hold = adoption::downgrade(&self.shared, &self.hold, left)?;
+        Ok(Self { shared: self.shared.clone(), hold, released: false })
+    }
+
     pub(crate) fn verify(&self, renews: bool) -> Result<()> {
         hold_requests::verify(&self.shared, slice::from_ref(&self.hold), renews)
     }

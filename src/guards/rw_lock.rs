@@ -20,7 +20,7 @@ use crate::store::hold_id::HoldKind;
 /// [`try_read`](RwLock::try_read) included, and readers do not wait forever either.
 ///
 /// It is not reentrant, and a reader cannot become a writer: a thread that holds either guard and
-/// waits for the other waits for itself.
+/// waits for the other waits for itself. A writer can [go on as a reader](WriteGuard::downgrade).
 ///
 /// ```
 /// let client = leasehold::Client::in_memory();
@@ -33,6 +33,8 @@ use crate::store::hold_id::HoldKind;
 /// let writer = config.write()?;
 /// assert!(config.try_read()?.is_none());
 /// println!("writing with fencing token {}", writer.fence());
+/// let reader = writer.downgrade()?;
+/// assert!(config.try_read()?.is_some());
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 ///
@@ -149,5 +151,20 @@ impl ReadGuard {
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.0.hold.fence()
+    }
+}
+
+impl WriteGuard {
+    /// Goes on as a reader: other readers can have the lock along with it, and no writer has it in
+    /// between. Blocks for the server's reply. The guard keeps the fencing token and the options of
+    /// this one.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Guard::renew`](crate::Guard::renew), and `Closed` if the client is closed.
+    /// Without a reply it is not known which of the two exists: both are released, in the
+    /// background if need be.
+    pub fn downgrade(self) -> Result<ReadGuard> {
+        self.0.downgrade().map(ReadGuard::new)
     }
 }

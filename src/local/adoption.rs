@@ -1,4 +1,5 @@
-//! Leaving a hold to another guard, which may be another process's, and having such a hold.
+//! Leaving a hold to another guard, which may be another process's, and having such a hold; or
+//! having it as another kind of hold.
 //!
 //! Decides what becomes of a hold in between: no client renews it, and it ends with its lease
 //! unless a guard adopts it before. To adopt a hold is to renew it under the owner that it has, so
@@ -24,7 +25,7 @@ use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::local::status::repeat_with;
 use crate::store::ask_one;
-use crate::store::hold_id::HoldId;
+use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Change, HoldReply, HoldRequest};
 
 /// A hold of a lock without a guard.
@@ -47,8 +48,22 @@ pub(crate) struct DetachedHold {
 /// If it cannot be renewed or is over. Then it is still that of its guard.
 pub(crate) fn detach(shared: &Shared, hold: &Arc<Hold>) -> Result<DetachedHold> {
     verify(shared, slice::from_ref(hold), true)?;
+    leave(shared, hold, "detach")
+}
+
+/// Ends a hold in this process only, for the guard that has it next.
+///
+/// # Errors
+///
+/// If it is over. Then it is still that of its guard.
+pub(crate) fn leave(
+    shared: &Shared,
+    hold: &Arc<Hold>,
+    action: &'static str,
+) -> Result<DetachedHold> {
+    check(shared, &hold.id.name, &shared.config.options)?;
     if !shared.reporter.end(hold) {
-        return Err(HoldFailure::of(hold).into_error("detach", &hold.id.name));
+        return Err(HoldFailure::of(hold).into_error(action, &hold.id.name));
     }
     if let Some(span) = hold.span.take() {
         span.close(false);
@@ -66,16 +81,44 @@ pub(crate) fn detach(shared: &Shared, hold: &Arc<Hold>) -> Result<DetachedHold> 
 
 /// Renews a hold that another guard has left, and has it from then on.
 pub(crate) fn adopt(shared: &Shared, left: &DetachedHold) -> Result<Arc<Hold>> {
-    let _call = CountedCall::begin(shared);
-    let (name, LockOptions { renew, max_hold, .. }) = (&left.id.name, &shared.config.options);
-    let (lease, renew, max_hold) = (left.lease, *renew, *max_hold);
-    let options = LockOptions { lease, renew, max_hold, ..LockOptions::default() };
-    check(shared, name, &options)?;
+    let (lease, LockOptions { renew, max_hold, .. }) = (left.lease, &shared.config.options);
+    let options =
+        LockOptions { lease, renew: *renew, max_hold: *max_hold, ..LockOptions::default() };
+    check(shared, &left.id.name, &options)?;
     let hold_at_least = Some(left.kept).filter(|kept| !kept.is_zero());
     let options = LockOptions { hold_at_least, ..options };
-    let caller = Caller::owned(&shared.config, shared.times, &options, Wait::No);
+    have(shared, left, &options, "adopt", Change::Renew { lease })
+}
+
+/// Lets a writer that was left go on as a reader, with the same owner, token and age.
+pub(crate) fn downgrade(shared: &Shared, writer: &Hold, left: DetachedHold) -> Result<Arc<Hold>> {
+    let id = HoldId { kind: HoldKind::Read, ..left.id };
+    let (left, lease) = (DetachedHold { id, ..left }, left.lease);
+    let (renew, max_hold) = (writer.renewed, Some(writer.lease.age_left()));
+    let options = LockOptions { lease, renew, max_hold, ..LockOptions::default() };
+    let reader = have(shared, &left, &options, "downgrade", Change::Downgrade { lease });
+    if !matches!(reader, Ok(_) | Err(Error::Lost { .. })) {
+        // Either may exist, and the request may be executed late.
+        for id in [&writer.id, &left.id] {
+            shared.clean_up(id, lease, false);
+        }
+    }
+    reader
+}
+
+/// Has a hold that was left, from a request on that renews it.
+fn have(
+    shared: &Shared,
+    left: &DetachedHold,
+    options: &LockOptions,
+    action: &'static str,
+    change: Change,
+) -> Result<Arc<Hold>> {
+    let _call = CountedCall::begin(shared);
+    let name = &left.id.name;
+    let caller = Caller::owned(&shared.config, shared.times, options, Wait::No);
     let span = CallSpan::open(|| &**name);
-    let renewed = renew_detached(shared, &caller, &left.id);
+    let renewed = renew_detached(shared, &caller, &left.id, action, change);
     let waited = caller.begin.elapsed();
     if let Err(error) = &renewed {
         shared.reporter.report_failure(name, Wait::No, Some(error), waited);
@@ -91,11 +134,16 @@ pub(crate) fn adopt(shared: &Shared, left: &DetachedHold) -> Result<Arc<Hold>> {
 }
 
 /// Renews a hold, and returns when the request was sent that has done so.
-fn renew_detached(shared: &Shared, caller: &Caller, id: &HoldId) -> Result<Moment> {
+fn renew_detached(
+    shared: &Shared,
+    caller: &Caller,
+    id: &HoldId,
+    action: &'static str,
+    change: Change,
+) -> Result<Moment> {
     let retry = RetryPolicy::new(Wait::No, &shared.config, caller.times);
     let sleep = |pause| shared.wait_queues.pause(pause);
-    let change = Change::Renew { lease: caller.times.lease };
-    let renewed = repeat_with(shared, retry, sleep, "adopt", &id.name, |deadline| {
+    let renewed = repeat_with(shared, retry, sleep, action, &id.name, |deadline| {
         let sent = Moment::now();
         match ask_one(&*shared.store, HoldRequest { hold: id, change, deadline }) {
             Ok(HoldReply::Done) => Ok(Some(sent)),

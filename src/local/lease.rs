@@ -87,6 +87,11 @@ impl Lease {
         !remaining.is_zero() && remaining < self.duration() / 3
     }
 
+    /// Returns the time until the age limit.
+    pub(super) fn age_left(&self) -> Duration {
+        self.limit.since(Moment::now())
+    }
+
     /// Returns the lease to ask for in a request that is sent now: less than a whole one where the
     /// age limit comes first.
     pub(super) fn next(&self, now: Moment) -> Duration {

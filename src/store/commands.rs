@@ -180,7 +180,8 @@ impl Commands {
         }
         let (is_lock, member) = (matches!(kind, HoldKind::Lock), hold.member());
         let what = match change {
-            Change::Release { .. } if !is_lock => return self.free_place(hold, &member, ""),
+            Change::Downgrade { lease } => return self.free_place(hold, &member, "", Some(lease)),
+            Change::Release { .. } if !is_lock => return self.free_place(hold, &member, "", None),
             Change::Release { kept_until } => {
                 // Most locks become free at once, and no clock is read for these.
                 let kept = match kept_until {
@@ -220,7 +221,7 @@ impl Commands {
     pub(crate) fn force_release(&self, owner: OwnerOf<'_>) -> Command<HoldReply> {
         let OwnerOf { kind, name, owner } = owner;
         match HoldId::of_owner(owner, kind, name) {
-            Some(hold) if !kind.is_lock() => self.free_place(&hold, &hold.member(), "force"),
+            Some(hold) if !kind.is_lock() => self.free_place(&hold, &hold.member(), "force", None),
             _ => self.free(&RELEASE, name, [Arg::Bytes(owner), millis(OFFER), Arg::Text("force")]),
         }
     }
@@ -249,13 +250,21 @@ impl Commands {
         Command { request, decode: scripts::read_hold }
     }
 
-    /// Calls the script that ends a hold of a read-write lock or a semaphore, and then offers its
-    /// place to a waiting client.
-    fn free_place(&self, hold: &HoldId, member: &str, how: &str) -> Command<HoldReply> {
+    /// Calls the script that ends a hold of a read-write lock or a semaphore, or begins that of a
+    /// reader which was the writer, and then offers places to waiting clients.
+    fn free_place(
+        &self,
+        hold: &HoldId,
+        member: &str,
+        how: &str,
+        downgraded: Option<Duration>,
+    ) -> Command<HoldReply> {
         let (lock, shard) = (self.keys.lock(&hold.name), self.shard_tag());
         let [queue] = keys::companions(&lock, [QUEUE]);
         let permits = Arg::Number(hold.kind.permits().into());
-        let args = [Arg::Text(member), millis(OFFER), permits, Arg::Text(how), Arg::Text(&shard)];
+        let (member, how, shard) = (Arg::Text(member), Arg::Text(how), Arg::Text(&shard));
+        let mut args = vec![member, millis(OFFER), permits, how, shard];
+        args.extend(downgraded.map(millis));
         let request = Request::call(&RELEASE_MEMBER, &[&lock, &queue], &args);
         Command { request, decode: scripts::read_hold }
     }

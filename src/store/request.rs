@@ -141,6 +141,8 @@ pub(crate) struct HoldRequest<'a> {
 pub(crate) enum Change {
     /// It stays as it is: the reply says whether it exists.
     Check,
+    /// The writer of the same owner becomes this reader, with this lease. A repeat renews the reader.
+    Downgrade { lease: Duration },
     /// It ends. The lock stays taken until then; [`Moment::FIRST`] if it becomes free at once.
     Release { kept_until: Moment },
     /// It is renewed.
@@ -162,7 +164,7 @@ impl Change {
     /// For how long the hold is renewed, if it is.
     pub(crate) fn lease(self) -> Option<Duration> {
         match self {
-            Self::Renew { lease } => Some(lease),
+            Self::Downgrade { lease } | Self::Renew { lease } => Some(lease),
             Self::SetDepth { lease, .. } => lease,
             Self::Check | Self::Release { .. } | Self::Unregister | Self::Watch => None,
         }
@@ -170,7 +172,7 @@ impl Change {
 
     pub(crate) fn is_durable(self) -> bool {
         match self {
-            Self::Renew { .. } => true,
+            Self::Downgrade { .. } | Self::Renew { .. } => true,
             Self::SetDepth { durable, .. } => durable,
             Self::Check | Self::Release { .. } | Self::Unregister | Self::Watch => false,
         }

@@ -1,19 +1,30 @@
--- Ends a hold of a read-write lock or a semaphore. The waiting clients may get their turn then. A
--- hold whose time is over is left to the next one that begins.
+-- Ends a hold of a read-write lock or a semaphore, or lets a writer go on as a reader. The waiting
+-- clients may get their turn then. A hold whose time is over is left to the next one that begins.
 -- KEYS  1 lock, 2 queue of waiting clients
 -- ARGV  1 kind and owner, 2 for how many ms a place is offered then, 3 the permits, 0 for a
 --       read-write lock, 4 `force` to tell the client of the hold that it was ended, else '', 5
---       `shard`
+--       `shard`, 6 if a writer goes on as this reader: its lease in ms
 -- USES  `tell` and `serve`
 -- RETURNS 1, or 0 if the hold is gone
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local member, permits = ARGV[1], tonumber(ARGV[3])
-local ends = tonumber(redis.call('zscore', KEYS[1], member))
+local member, permits, lease = ARGV[1], tonumber(ARGV[3]), ARGV[6]
+local ended = lease and 'w' .. string.sub(member, 2) or member
+local ends = redis.call('zscore', KEYS[1], ended)
+if lease and not ends then
+  ends = redis.call('zscore', KEYS[1], member) -- A repeat.
+end
+ends = tonumber(ends)
 if not ends or ends <= now then
   return 0
 end
-redis.call('zrem', KEYS[1], member)
+if lease then
+  local last = redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2]
+  -- The first write: a server that is out of memory does not refuse this one, nor later ones.
+  redis.call('pexpireat', KEYS[1], math.max(now + lease, tonumber(last)))
+  redis.call('zadd', KEYS[1], now + lease, member)
+end
+redis.call('zrem', KEYS[1], ended)
 if ARGV[4] == 'force' then
   local id, number = string.match(member, '^.:(.*):(%x+)$')
   tell(id, ARGV[5], 'leasehold:ended:' .. number .. ':' .. KEYS[1])

@@ -172,6 +172,7 @@ impl Locks {
         let key = &*keys.lock(&hold.name);
         match change {
             Change::Release { kept_until } => return self.release(key, hold, kept_until),
+            Change::Downgrade { lease } => return self.downgrade(key, hold, lease),
             Change::Unregister => return self.unregister(key, hold),
             Change::Check | Change::Renew { .. } | Change::SetDepth { .. } | Change::Watch => {}
         }
@@ -201,6 +202,18 @@ impl Locks {
             let waiting = name.queue.iter().filter(|(_, client)| inboxes.exists(client));
             waiting.take(2).for_each(|(_, client)| inboxes.tell(client, key));
         }
+        HoldReply::Done
+    }
+
+    fn downgrade(&mut self, key: &str, hold: &HoldId, lease: Duration) -> HoldReply {
+        let writer = HoldId { kind: HoldKind::Write, ..hold.clone() };
+        let name = self.name(key);
+        let held = name.and_then(|name| {
+            name.holds.iter_mut().find(|held| held.id == writer || held.id == *hold)
+        });
+        let Some(held) = held else { return HoldReply::Gone };
+        (held.id.kind, held.ends) = (HoldKind::Read, Moment::now().after(lease));
+        self.serve(key, 0);
         HoldReply::Done
     }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Canceller, Client, Error, RwLock};
 
 use crate::support::child::{self, Child};
+use crate::support::proxy::Proxy;
 use crate::support::{
     LEASE, Quorum, SOON, Server, Store, assert_found, behind_proxy, elsewhere, eventually, is_busy,
     ms, patient, sleepy, soon, stores, throughout, timed,
@@ -20,16 +21,22 @@ stores! {
         many_threads_see_no_writer_beside_another,
         a_wait_that_is_over_leaves_nothing_behind,
         the_fence_of_readers_is_between_those_of_writers,
-        a_name_that_is_a_lock_is_no_read_write_lock;
+        a_name_that_is_a_lock_is_no_read_write_lock,
+        a_writer_goes_on_as_a_reader,
+        a_lost_writer_cannot_go_on_as_a_reader;
     several clients:
         a_writer_is_not_starved_by_readers_of_two_clients,
         a_reader_is_not_starved_by_writers_of_two_clients,
         a_release_wakes_all_readers_of_other_clients,
         readers_of_a_client_before_a_writer_of_another_come_in_together,
-        a_reader_that_leaves_its_turn_leaves_it_to_the_writer_behind;
+        a_reader_that_leaves_its_turn_leaves_it_to_the_writer_behind,
+        a_writer_that_goes_on_as_a_reader_lets_in_readers_only;
     every server:
         a_crashed_reader_blocks_for_its_lease_only,
         a_crashed_waiter_blocks_no_one_for_long;
+    every direct server:
+        a_lost_reply_to_a_downgrade_is_retried,
+        a_downgrade_without_a_reply_leaves_nothing;
     one server:
         readers_that_come_together_do_not_wait_for_each_other,
         readers_that_wait_for_a_writer_come_in_after_few_round_trips;
@@ -399,6 +406,78 @@ fn a_reader_that_leaves_its_turn_leaves_it_to_the_writer_behind(store: &Store) {
         });
         eventually(SOON, || !store.exists("a"));
     }
+}
+
+fn a_writer_goes_on_as_a_reader(store: &Store) {
+    let client = store.open(patient().lease(LEASE));
+    let lock = client.rw_lock("a");
+    let writer = lock.write().unwrap();
+    let (lost, fence) = (writer.lost(), writer.fence());
+    let reader = writer.downgrade().unwrap();
+    assert!(!lost.is_lost(), "it is no loss");
+    assert_eq!(reader.fence(), fence);
+    assert!(lock.try_write().unwrap().is_none());
+    let other = elsewhere(|| lock.read().unwrap());
+    assert_eq!(other.fence(), fence);
+    other.unlock().unwrap();
+    throughout(2 * LEASE, || reader.is_held() && lock.try_write().unwrap().is_none());
+    reader.verify().unwrap();
+    assert_eq!(client.stats().held, 1);
+    reader.unlock().unwrap();
+    assert!(lock.try_write().unwrap().unwrap().fence() > fence);
+}
+
+fn a_lost_writer_cannot_go_on_as_a_reader(store: &Store) {
+    let lock = store.open(patient().lease(LEASE)).rw_lock("a").renew(false);
+    let writer = lock.write().unwrap();
+    eventually(SOON, || lock.try_write().unwrap().is_some());
+    let lost = writer.downgrade();
+    assert!(matches!(lost, Err(Error::Lost { .. })), "{lost:?}");
+    assert!(lock.try_write().unwrap().is_some());
+}
+
+fn a_writer_that_goes_on_as_a_reader_lets_in_readers_only(store: &Store) {
+    let [holder, readers, writes] = [(); 3].map(|()| store.open(sleepy()));
+    let held = holder.rw_lock("a").write().unwrap();
+    let (lock, inside) = (readers.rw_lock("a"), AtomicU32::new(1));
+    thread::scope(|scope| {
+        scope.spawn(|| read_together(&lock, &inside, 4));
+        scope.spawn(|| read_together(&lock, &inside, 4));
+        scope.spawn(|| read_together(&lock, &inside, 4));
+        eventually(SOON, || store.queue("a").len() == 1 && readers.stats().waiting == 3);
+        let writer = scope.spawn(|| writes.rw_lock("a").write().map(|guard| guard.fence()));
+        wait_in_line(store, [(&readers, 3), (&writes, 1)]);
+        let reader = held.downgrade().unwrap();
+        eventually(SOON, || inside.load(Ordering::SeqCst) == 4);
+        throughout(ms(50), || !writer.is_finished());
+        let fence = reader.fence();
+        reader.unlock().unwrap();
+        assert!(writer.join().unwrap().unwrap() > fence);
+    });
+}
+
+fn a_lost_reply_to_a_downgrade_is_retried(server: &Server) {
+    let (proxy, client) = behind_proxy(server, patient());
+    // The first one makes the script known to the server.
+    for lose in [Proxy::lose_request, Proxy::lose_reply] {
+        let writer = client.rw_lock("a").write().unwrap();
+        lose(&proxy);
+        let reader = writer.downgrade().unwrap();
+        assert!(proxy.has_lost());
+        reader.verify().unwrap();
+        reader.unlock().unwrap();
+        eventually(SOON, || !server.exists("a"));
+    }
+}
+
+fn a_downgrade_without_a_reply_leaves_nothing(server: &Server) {
+    let (proxy, client) = behind_proxy(server, patient());
+    let writer = client.rw_lock("a").write().unwrap();
+    proxy.lose_replies();
+    let failed = writer.downgrade();
+    assert!(matches!(failed, Err(Error::Unavailable { .. })), "{failed:?}");
+    proxy.heal();
+    eventually(SOON, || !server.exists("a"));
 }
 
 #[test]

@@ -166,6 +166,7 @@ fn sharers() -> impl Strategy<Value = Vec<Who>> {
 
 fn change_of(hold: Who, scene: Scene) -> impl Strategy<Value = (Who, Change)> {
     let (is_lock, waits) = (hold.kind() == HoldKind::Lock, u32::from(scene == Scene::Waiting));
+    let reads = u32::from(hold.kind() == HoldKind::Read);
     let lease = |hours| HOUR * hours;
     let kept_until = Moment::now().after(HOUR / 2);
     let ended = prop_oneof![
@@ -182,6 +183,7 @@ fn change_of(hold: Who, scene: Scene) -> impl Strategy<Value = (Who, Change)> {
         1 => Just(Change::Check),
         2 => (1..4_u32).prop_map(move |hours| Change::Renew { lease: lease(hours) }),
         2 => depth,
+        2 * reads => (1..4_u32).prop_map(move |hours| Change::Downgrade { lease: lease(hours) }),
         3 * u32::from(is_lock) => Just(Change::Watch),
         2 * waits => Just(Change::Unregister),
     ]
