@@ -141,7 +141,7 @@ pub(crate) struct HoldRequest<'a> {
 pub(crate) enum Change {
     /// It stays as it is: the reply says whether it exists.
     Check,
-    /// The writer of the same owner becomes this reader, with this lease. A repeat renews the reader.
+    /// The writer of the same owner becomes this reader, with this lease. A repeat renews that.
     Downgrade { lease: Duration },
     /// It ends. The lock stays taken until then; [`Moment::FIRST`] if it becomes free at once.
     Release { kept_until: Moment },
