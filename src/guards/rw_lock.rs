@@ -161,9 +161,8 @@ impl WriteGuard {
     ///
     /// # Errors
     ///
-    /// The same as [`Guard::renew`](crate::Guard::renew), and `Closed` if the client is closed.
-    /// Without a reply it is not known which of the two exists: both are released, in the
-    /// background if need be.
+    /// The same as [`Guard::renew`](crate::Guard::renew). Without a reply it is not known which of
+    /// the two exists: both are released in the background.
     pub fn downgrade(self) -> Result<ReadGuard> {
         self.0.downgrade().map(ReadGuard::new)
     }

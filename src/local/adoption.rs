@@ -61,7 +61,7 @@ pub(crate) fn leave(
     hold: &Arc<Hold>,
     action: &'static str,
 ) -> Result<DetachedHold> {
-    check(shared, &hold.id.name, &shared.config.options)?;
+    shared.check_process()?;
     if !shared.reporter.end(hold) {
         return Err(HoldFailure::of(hold).into_error(action, &hold.id.name));
     }
@@ -87,7 +87,7 @@ pub(crate) fn adopt(shared: &Shared, left: &DetachedHold) -> Result<Arc<Hold>> {
     check(shared, &left.id.name, &options)?;
     let hold_at_least = Some(left.kept).filter(|kept| !kept.is_zero());
     let options = LockOptions { hold_at_least, ..options };
-    have(shared, left, &options, "adopt", Change::Renew { lease })
+    have(shared, left, &options, "adopt", |lease| Change::Renew { lease })
 }
 
 /// Lets a writer that was left go on as a reader, with the same owner, token and age.
@@ -96,12 +96,14 @@ pub(crate) fn downgrade(shared: &Shared, writer: &Hold, left: DetachedHold) -> R
     let (left, lease) = (DetachedHold { id, ..left }, left.lease);
     let (renew, max_hold) = (writer.renewed, Some(writer.lease.age_left()));
     let options = LockOptions { lease, renew, max_hold, ..LockOptions::default() };
-    let reader = have(shared, &left, &options, "downgrade", Change::Downgrade { lease });
-    if !matches!(reader, Ok(_) | Err(Error::Lost { .. })) {
-        // Either may exist, and the request may be executed late.
-        for id in [&writer.id, &left.id] {
-            shared.clean_up(id, lease, false);
-        }
+    let reader = have(shared, &left, &options, "downgrade", |lease| Change::Downgrade { lease });
+    // Without a reply either may exist, and the request may be executed late.
+    let is_clear = matches!(reader, Ok(_) | Err(Error::Lost { .. }));
+    if !is_clear || left.in_doubt {
+        shared.clean_up(&writer.id, lease, false);
+    }
+    if !is_clear {
+        shared.clean_up(&left.id, lease, false);
     }
     reader
 }
@@ -112,13 +114,13 @@ fn have(
     left: &DetachedHold,
     options: &LockOptions,
     action: &'static str,
-    change: Change,
+    renewal: fn(Duration) -> Change,
 ) -> Result<Arc<Hold>> {
     let _call = CountedCall::begin(shared);
     let name = &left.id.name;
     let caller = Caller::owned(&shared.config, shared.times, options, Wait::No);
     let span = CallSpan::open(|| &**name);
-    let renewed = renew_detached(shared, &caller, &left.id, action, change);
+    let renewed = renew_detached(shared, &caller, &left.id, action, renewal);
     let waited = caller.begin.elapsed();
     if let Err(error) = &renewed {
         shared.reporter.report_failure(name, Wait::No, Some(error), waited);
@@ -139,10 +141,11 @@ fn renew_detached(
     caller: &Caller,
     id: &HoldId,
     action: &'static str,
-    change: Change,
+    renewal: fn(Duration) -> Change,
 ) -> Result<Moment> {
     let retry = RetryPolicy::new(Wait::No, &shared.config, caller.times);
     let sleep = |pause| shared.wait_queues.pause(pause);
+    let change = renewal(caller.times.lease);
     let renewed = repeat_with(shared, retry, sleep, action, &id.name, |deadline| {
         let sent = Moment::now();
         match ask_one(&*shared.store, HoldRequest { hold: id, change, deadline }) {

@@ -74,7 +74,8 @@ impl Name {
         self.holds.retain(|held| !held.is_offer_to(hold));
     }
 
-    /// Returns `true` if this hold may begin beside the others, if it is a permit, of so many.
+    /// Returns `true` if this hold may begin beside the others; for a permit, if there are
+    /// `permits` in all.
     pub(super) fn admits(&self, hold: &HoldId, may_take_offer: bool, permits: usize) -> bool {
         let is_own = |held: &LiveHold| may_take_offer && held.is_offer_to(hold);
         let mut others = self.holds.iter().filter(|held| !is_own(held));

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::{Canceller, Client, Error, RwLock};
+use leasehold::{Canceller, Client, Error, HoldEnd, RwLock};
 
 use crate::support::child::{self, Child};
 use crate::support::proxy::Proxy;
@@ -23,6 +23,7 @@ stores! {
         the_fence_of_readers_is_between_those_of_writers,
         a_name_that_is_a_lock_is_no_read_write_lock,
         a_writer_goes_on_as_a_reader,
+        a_reader_that_was_the_writer_is_no_younger,
         a_lost_writer_cannot_go_on_as_a_reader;
     several clients:
         a_writer_is_not_starved_by_readers_of_two_clients,
@@ -425,6 +426,15 @@ fn a_writer_goes_on_as_a_reader(store: &Store) {
     assert_eq!(client.stats().held, 1);
     reader.unlock().unwrap();
     assert!(lock.try_write().unwrap().unwrap().fence() > fence);
+}
+
+fn a_reader_that_was_the_writer_is_no_younger(store: &Store) {
+    let lock = store.open(patient().lease(LEASE)).rw_lock("a").max_hold(LEASE);
+    let writer = lock.write().unwrap();
+    thread::sleep(LEASE / 2);
+    let reader = writer.downgrade().unwrap();
+    assert!(reader.remaining() <= LEASE / 2, "{:?}", reader.remaining());
+    assert_eq!(reader.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
 }
 
 fn a_lost_writer_cannot_go_on_as_a_reader(store: &Store) {
