@@ -14,7 +14,7 @@ use redis::{ErrorKind, RedisResult, Value, parse_redis_value};
 const USUAL: usize = 1024;
 
 /// A larger buffer is not kept for the next reply.
-const LARGE: usize = 64 * 1024;
+pub(super) const LARGE: usize = 64 * 1024;
 
 /// The longest reply, in bytes. A server that works sends far shorter ones.
 const LONGEST: usize = 16 * 1024 * 1024;

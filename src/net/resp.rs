@@ -10,7 +10,7 @@ use redis::{RedisResult, Value};
 
 use crate::error::Phase;
 use crate::net::interrupter::Close;
-use crate::net::reply_buffer::ReplyBuffer;
+use crate::net::reply_buffer::{LARGE, ReplyBuffer};
 use crate::net::socket::{PollFd, PollFlags, Stream};
 use crate::net::stream::{
     Arrived, ConnectError, DeadlineReader, PolledSocket, ReplyWait, Spin, WaitFor,
@@ -123,6 +123,8 @@ impl RespStream {
         };
         if self.written * 2 >= self.out.len() {
             self.out.drain(..mem::take(&mut self.written));
+            // A large batch is rare, and a connection lasts long.
+            self.out.shrink_to(LARGE);
         }
         Ok(())
     }
@@ -192,5 +194,30 @@ impl RespStream {
             #[cfg(feature = "tls")]
             Layer::Tls(session) => replies.fill(&mut session.get_mut().reader(&mut reader)),
         }
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::net::TcpListener;
+    use std::thread;
+    use std::time::Duration;
+
+    #[test]
+    fn what_was_written_takes_no_memory_for_long() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let stream = RespStream::tcp(&[address], deadline);
+        let mut stream = stream.unwrap_or_else(|_| panic!("it is reached"));
+        let (mut peer, _) = listener.accept().expect("a connection");
+        let read = thread::spawn(move || peer.read_exact(&mut vec![0; 100 * LARGE]));
+        stream.out.resize(100 * LARGE, b'x');
+        stream.write().expect("it is open");
+        stream.flush(deadline).expect("it is read");
+        read.join().expect("no panic").expect("all has come");
+        assert!(stream.out.capacity() <= LARGE, "{}", stream.out.capacity());
     }
 }
