@@ -71,7 +71,10 @@ fn threads_that_share_a_connection_read_their_own_replies(server: &Server) {
             let fence: u64 = server.ask(&["GET", &format!("leasehold:fence:{{lock:{name}}}")]);
             assert_eq!(guard.fence(), fence, "of {name} in round {round}");
             assert!(server.hold(&name).0.starts_with(client.id()));
-            guard.unlock().unwrap();
+            if guard.unlock().is_err() {
+                // A second fault has hit the repeat: the hold ends in the background.
+                eventually(SOON, || !server.exists(&name));
+            }
             assert!(!server.exists(&name));
         }
     };
