@@ -11,7 +11,7 @@ use crate::guards::owned_hold::lock_options;
 use crate::guards::watches::{Lost, watch_losses};
 use crate::local::call::Wait;
 use crate::local::hold::Hold;
-use crate::local::over_channel::OverChannel;
+use crate::local::lease::OverChannel;
 use crate::local::shared::Shared;
 use crate::local::{acquire_all, hold_requests, release};
 

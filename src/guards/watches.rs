@@ -11,7 +11,7 @@ use crossbeam_channel::{Receiver, bounded};
 use crate::base::clock::end_of;
 use crate::local::hold::Hold;
 use crate::local::hold_requests;
-use crate::local::over_channel::OverChannel;
+use crate::local::lease::OverChannel;
 use crate::local::shared::Shared;
 
 /// Lets any thread see whether a hold is lost, or wait until it is over. Created by

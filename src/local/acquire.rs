@@ -15,7 +15,7 @@ use crate::config::{LockOptions, lock_name};
 use crate::error::{Error, Result};
 use crate::local::attempt::Attempt;
 use crate::local::call::{Caller, Wait};
-use crate::local::counters::Counters;
+use crate::local::counters::CountedCall;
 use crate::local::hold::Hold;
 use crate::local::hold_requests::{Level, nest};
 use crate::local::release;
@@ -37,23 +37,6 @@ pub(super) struct LockCall<'a> {
     pub(super) contended: Cell<bool>,
 }
 
-/// A call that may acquire a hold, until this is dropped. Of a call that begins while the client is
-/// closed, either this call sees that it is, or the thread that has closed it sees this call.
-pub(super) struct CountedCall<'a>(&'a Counters);
-
-impl<'a> CountedCall<'a> {
-    pub(super) fn begin(shared: &'a Shared) -> Self {
-        shared.counters.unsettled.fetch_add(1, Ordering::SeqCst);
-        Self(&shared.counters)
-    }
-}
-
-impl Drop for CountedCall<'_> {
-    fn drop(&mut self) {
-        self.0.unsettled.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
 /// Acquires a lock, or one more level of it. `None` if it is still held when the wait is over.
 pub(crate) fn lock(
     shared: &Shared,
@@ -61,7 +44,7 @@ pub(crate) fn lock(
     options: &LockOptions,
     wait: Wait,
 ) -> Result<Option<Level>> {
-    let _call = CountedCall::begin(shared);
+    let _call = CountedCall::begin(&shared.counters);
     check(shared, name, options)?;
     if let Some(hold) = held_already(shared, name, options)? {
         return nest(shared, hold, wait).map(Some);
@@ -80,7 +63,7 @@ pub(crate) fn owned(
     options: &LockOptions,
     wait: Wait,
 ) -> Result<Option<Arc<Hold>>> {
-    let _call = CountedCall::begin(shared);
+    let _call = CountedCall::begin(&shared.counters);
     check(shared, name, options)?;
     if kind.is_lock() {
         // It never nests, but waits for a hold of this thread like any other.

@@ -15,8 +15,9 @@ use crate::base::clock::{Moment, end_of};
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
-use crate::local::acquire::{CountedCall, LockCall, check, reported};
+use crate::local::acquire::{LockCall, check, reported};
 use crate::local::call::{Caller, Wait};
+use crate::local::counters::CountedCall;
 use crate::local::hold::Hold;
 use crate::local::lease::reliable;
 use crate::local::release;
@@ -49,7 +50,7 @@ pub(crate) fn acquire_all(
     options: &LockOptions,
     wait: Wait,
 ) -> Result<Option<Vec<Arc<Hold>>>> {
-    let _call = CountedCall::begin(shared);
+    let _call = CountedCall::begin(&shared.counters);
     check_names(shared, names, options)?;
     let caller = Caller::owned(&shared.config, shared.times, options, wait);
     let caller = &Caller { in_set: true, ..caller };

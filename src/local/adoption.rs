@@ -16,11 +16,12 @@ use crate::base::failure::FailureKind;
 use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
-use crate::local::acquire::{CountedCall, check};
+use crate::local::acquire::check;
 use crate::local::call::{Caller, Wait};
+use crate::local::counters::CountedCall;
 use crate::local::hold::Hold;
 use crate::local::hold_requests::verify;
-use crate::local::reporter::HoldFailure;
+use crate::local::lease::HoldFailure;
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::local::status::repeat_with;
@@ -63,7 +64,7 @@ pub(crate) fn leave(
 ) -> Result<DetachedHold> {
     shared.check_process()?;
     if !shared.reporter.end(hold) {
-        return Err(HoldFailure::of(hold).into_error(action, &hold.id.name));
+        return Err(HoldFailure::of(&hold.lease).into_error(action, &hold.id.name));
     }
     if let Some(span) = hold.span.take() {
         span.close(false);
@@ -116,7 +117,7 @@ fn have(
     action: &'static str,
     renewal: fn(Duration) -> Change,
 ) -> Result<Arc<Hold>> {
-    let _call = CountedCall::begin(shared);
+    let _call = CountedCall::begin(&shared.counters);
     let name = &left.id.name;
     let caller = Caller::owned(&shared.config, shared.times, options, Wait::No);
     let span = CallSpan::open(|| &**name);

@@ -88,3 +88,20 @@ impl Drop for CountedWait<'_> {
         self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
+
+/// A call that may acquire a hold, until this is dropped. Of a call that begins while the client is
+/// closed, either this call sees that it is, or the thread that has closed it sees this call.
+pub(super) struct CountedCall<'a>(&'a Counters);
+
+impl<'a> CountedCall<'a> {
+    pub(super) fn begin(counters: &'a Counters) -> Self {
+        counters.unsettled.fetch_add(1, Ordering::SeqCst);
+        Self(counters)
+    }
+}
+
+impl Drop for CountedCall<'_> {
+    fn drop(&mut self) {
+        self.0.unsettled.fetch_sub(1, Ordering::SeqCst);
+    }
+}

@@ -13,13 +13,13 @@ use crossbeam_channel::{Receiver, bounded};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::base::clock::Moment;
+use crate::base::failure::Failure;
 use crate::base::spans::HoldSpan;
 use crate::local::call::{Caller, Terms, Thread};
-use crate::local::lease::{Lease, NextStep, TOGETHER};
-use crate::local::over_channel::OverChannel;
+use crate::local::lease::{HoldFailure, Lease, NextStep, OverChannel, TOGETHER};
 use crate::store::background::InDoubtHold;
 use crate::store::hold_id::HoldId;
-use crate::store::request::{Change, HoldRequest};
+use crate::store::request::{Change, HoldReply, HoldRequest};
 
 /// The shortest time until the next look whether a lock is still kept.
 const KEPT_LOOK: Duration = Duration::from_millis(1);
@@ -360,6 +360,28 @@ impl Hold {
     pub(super) fn begin_release(&self) -> Change {
         self.releases.fetch_add(1, Ordering::AcqRel);
         Change::Release { kept_until: self.kept_until }
+    }
+
+    /// Returns what the reply to a release means. If another one may have ended the hold, a reply
+    /// that it is gone is no loss, unless it was reported as one.
+    pub(super) fn release_outcome(
+        &self,
+        reply: Result<HoldReply, Failure>,
+    ) -> Result<(), HoldFailure> {
+        match reply {
+            Ok(HoldReply::Gone)
+                if self.lease.is_lost() || self.releases.load(Ordering::Acquire) <= 1 =>
+            {
+                Err(HoldFailure::Lost)
+            }
+            Ok(HoldReply::Gone | HoldReply::Done) => Ok(()),
+            Err(failure) => {
+                if !failure.is_ambiguous() {
+                    self.releases.fetch_sub(1, Ordering::AcqRel);
+                }
+                Err(HoldFailure::Failed(failure))
+            }
+        }
     }
 
     /// Returns the hold for its removal from the store, where it may still exist after its release

@@ -14,7 +14,7 @@ use crate::base::failure::{Failure, FailureKind};
 use crate::error::{Error, Result as ApiResult};
 use crate::local::call::Wait;
 use crate::local::hold::Hold;
-use crate::local::reporter::{HoldFailure, release_outcome};
+use crate::local::lease::HoldFailure;
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::store::ask_one;
@@ -47,7 +47,7 @@ pub(super) fn set_depth(
     wait: Wait,
 ) -> Result<(), HoldFailure> {
     if !shared.is_valid(hold) {
-        return Err(HoldFailure::of(hold));
+        return Err(HoldFailure::of(&hold.lease));
     }
     let mut retry = retry(shared, hold, wait);
     let change = |hold: &Hold| {
@@ -144,7 +144,7 @@ fn conclude(
         shared.record_reply(&hold.id.name);
     }
     match (change, reply) {
-        (Change::Release { .. }, reply) => return release_outcome(hold, reply),
+        (Change::Release { .. }, reply) => return hold.release_outcome(reply),
         (_, Ok(HoldReply::Done)) => {
             if let Some(next) = change.lease() {
                 hold.lease.extend(sent, next);
@@ -160,7 +160,7 @@ fn conclude(
         (_, Err(failure)) if shared.is_valid(hold) => return Err(HoldFailure::Failed(failure)),
         (_, Err(_)) => {}
     }
-    if shared.is_valid(hold) { Ok(()) } else { Err(HoldFailure::of(hold)) }
+    if shared.is_valid(hold) { Ok(()) } else { Err(HoldFailure::of(&hold.lease)) }
 }
 
 /// Checks in the store that holds exist, or renews them: all in one round trip to each server.
@@ -174,7 +174,7 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
     let attempt = if renews { "renew" } else { "verify" };
     let Some(first) = holds.first() else { return Ok(()) };
     if let Some(hold) = holds.iter().find(|hold| !shared.is_valid(hold)) {
-        return Err(HoldFailure::of(hold).into_error(attempt, &hold.id.name));
+        return Err(HoldFailure::of(&hold.lease).into_error(attempt, &hold.id.name));
     }
     let change = |hold: &Hold| {
         let next = renews.then(|| hold.lease.next(Moment::now()));

@@ -13,10 +13,17 @@
 //! | `LOST` | `expire` at that moment, `lose` at any time, `settle` after the end | nothing |
 //! | `RELEASED` | `settle` | nothing |
 
+use std::convert::Infallible;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crossbeam_channel::{Receiver, Sender, bounded};
+use parking_lot::Mutex;
+
 use crate::base::clock::{Moment, nanos};
+use crate::base::failure::Failure;
+use crate::error::Error;
 use crate::local::call::Terms;
 
 /// A lease that is due within this part of its duration is renewed along with others.
@@ -183,6 +190,50 @@ impl NextStep {
             Self::None => None,
             Self::EndKept(due) | Self::Expire(due) | Self::Renew(due) => Some(due),
         }
+    }
+}
+
+/// Why a request about an existing hold had no effect.
+#[derive(Debug)]
+pub(crate) enum HoldFailure {
+    /// A shutdown has ended the hold.
+    Ended,
+    Failed(Failure),
+    /// The hold is lost.
+    Lost,
+}
+
+impl HoldFailure {
+    /// Why a hold with this lease is not valid any more, though it has guards.
+    pub(super) fn of(lease: &Lease) -> Self {
+        if lease.is_ended() { Self::Ended } else { Self::Lost }
+    }
+
+    /// Returns the error for the caller of `attempt`.
+    pub(super) fn into_error(self, attempt: &str, name: &str) -> Error {
+        match self {
+            Self::Ended => Error::Closed,
+            Self::Failed(failure) => failure.into_error(attempt, name),
+            Self::Lost => Error::lost(name),
+        }
+    }
+}
+
+/// The channel whose disconnection says that a hold is over, or one of several.
+#[derive(Clone, Debug)]
+pub(crate) struct OverChannel {
+    sender: Arc<Mutex<Option<Sender<Infallible>>>>,
+    pub(crate) receiver: Receiver<Infallible>,
+}
+
+impl OverChannel {
+    pub(crate) fn new() -> Self {
+        let (sender, receiver) = bounded(0);
+        Self { sender: Arc::new(Mutex::new(Some(sender))), receiver }
+    }
+
+    pub(super) fn disconnect(&self) {
+        self.sender.lock().take();
     }
 }
 

@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::local::call::Wait;
 use crate::local::hold::Hold;
 use crate::local::hold_requests::{OnHoldReply, add_outcome, ask, retry, set_depth};
-use crate::local::reporter::HoldFailure;
+use crate::local::lease::HoldFailure;
 use crate::local::shared::Shared;
 use crate::local::wait_queue::Ending;
 use crate::store::request::{Change, HoldReply, HoldRequest, PostedChange};
@@ -56,7 +56,7 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
         let ending = end_locally(shared, hold, hands_off);
         match ending {
             Ending::HandedOff | Ending::Kept => {}
-            Ending::Lost => finish(hold, Err(HoldFailure::of(hold))),
+            Ending::Lost => finish(hold, Err(HoldFailure::of(&hold.lease))),
             Ending::Released { is_awaited } => awaited.extend(is_awaited.then_some(hold)),
         }
         if !matches!(ending, Ending::Released { .. }) {

@@ -16,6 +16,7 @@ use crate::event::{Event, Events};
 use crate::local::call::{Caller, Wait};
 use crate::local::counters::Counters;
 use crate::local::hold::Hold;
+use crate::local::lease::HoldFailure;
 use crate::local::outage::Outages;
 use crate::local::wait_queues::WaitQueues;
 use crate::store::background::InDoubtHold;
@@ -25,54 +26,6 @@ use crate::store::request::HoldReply;
 /// Why leases are lost.
 const EXPIRED: &str = "it was not renewed in time";
 const GONE: &str = "the server does not know it any more";
-
-/// Why a request about an existing hold had no effect.
-#[derive(Debug)]
-pub(crate) enum HoldFailure {
-    /// A shutdown has ended the hold.
-    Ended,
-    Failed(Failure),
-    /// The hold is lost.
-    Lost,
-}
-
-impl HoldFailure {
-    /// Why a hold is not valid any more, though it has guards.
-    pub(super) fn of(hold: &Hold) -> Self {
-        if hold.lease.is_ended() { Self::Ended } else { Self::Lost }
-    }
-
-    /// Returns the error for the caller of `attempt`.
-    pub(super) fn into_error(self, attempt: &str, name: &str) -> Error {
-        match self {
-            Self::Ended => Error::Closed,
-            Self::Failed(failure) => failure.into_error(attempt, name),
-            Self::Lost => Error::lost(name),
-        }
-    }
-}
-
-/// Returns what the reply to a release means. If another one may have ended the hold, a reply that
-/// it is gone is no loss, unless it was reported as one.
-pub(super) fn release_outcome(
-    hold: &Hold,
-    reply: Result<HoldReply, Failure>,
-) -> Result<(), HoldFailure> {
-    match reply {
-        Ok(HoldReply::Gone)
-            if hold.lease.is_lost() || hold.releases.load(Ordering::Acquire) <= 1 =>
-        {
-            Err(HoldFailure::Lost)
-        }
-        Ok(HoldReply::Gone | HoldReply::Done) => Ok(()),
-        Err(failure) => {
-            if !failure.is_ambiguous() {
-                hold.releases.fetch_sub(1, Ordering::AcqRel);
-            }
-            Err(HoldFailure::Failed(failure))
-        }
-    }
-}
 
 /// Where a report leaves work.
 pub(crate) trait ReportSink {
@@ -288,7 +241,7 @@ impl<S: ReportSink> Reporter<S> {
         if reply.is_ok() {
             self.outages.record_reply(&hold.id.name);
         }
-        self.settle(hold, &release_outcome(hold, reply));
+        self.settle(hold, &hold.release_outcome(reply));
     }
 
     /// Reports how a hold has ended whose release was not confirmed, before the next holder reports

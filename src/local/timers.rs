@@ -12,8 +12,7 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::local::hold::Hold;
-use crate::local::lease::{NextStep, TOGETHER};
-use crate::local::reporter::{HoldFailure, release_outcome};
+use crate::local::lease::{HoldFailure, NextStep, TOGETHER};
 use crate::store::background::InDoubtHold;
 use crate::store::hold_id::HoldId;
 use crate::store::request::{Change, HoldReply};
@@ -145,7 +144,7 @@ impl CleanUp {
     ) -> Option<(Arc<Hold>, Result<(), HoldFailure>)> {
         self.unconfirmed = self.unconfirmed.saturating_sub(1);
         let hold = self.ended.take()?;
-        let outcome = release_outcome(&hold, Ok(reply));
+        let outcome = hold.release_outcome(Ok(reply));
         Some((hold, outcome))
     }
 
