@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::bounded;
-use leasehold::{Builder, Client, Event, Mechanism};
+use leasehold::{Builder, Client, Event};
 
 use self::support::crowd::Work;
 use self::support::meter::{Spent, info};
@@ -144,7 +144,7 @@ fn sleepy() -> Builder {
 /// without what makes it faster, in turn.
 fn release_to_held(scale: Scale, server: &Server) {
     let mut raw = Raw::connect(&server.url(), "beside");
-    let mut pairs = ["nothing", "the early request", "spinning"].map(|without| {
+    let mut pairs = ["nothing", "spinning"].map(|without| {
         let client = sleepy_without(without).open(&server.url()).expect("it answers");
         (without, client, Partner::start("follow", &[&server.url(), without]), Vec::new())
     });
@@ -192,7 +192,6 @@ fn sleepy_without(mechanism: &str) -> Builder {
     match mechanism {
         "nothing" => sleepy(),
         "spinning" => sleepy().spin(Duration::ZERO),
-        "the early request" => sleepy().without(Mechanism::EarlyRequest),
         other => panic!("no mechanism {other:?}"),
     }
 }

@@ -34,8 +34,6 @@ const POOL_MAX: u32 = 10_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mechanism {
-    /// The listener sends the next request of the waiter that a wake-up is for, before it wakes it.
-    EarlyRequest,
     /// A dropped guard does not wait for the reply to its release.
     PostedRelease,
     /// A wake-up in a cluster goes over a channel of which other nodes do not hear.

@@ -5,10 +5,10 @@
 //! and whether the next request is for another hold.
 
 use std::cell::Cell;
-use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use std::{iter, slice};
 
 use crate::base::clock::{Moment, end_of};
 use crate::base::failure::Failure;
@@ -18,13 +18,12 @@ use crate::local::hold::Hold;
 use crate::local::lease::reliable;
 use crate::local::retry::{Backoff, RetryPolicy, is_outage};
 use crate::local::shared::Shared;
-use crate::local::waiter::{AcquireRequest, Followers, SentAcquire, Signal, Turn, Waiter};
+use crate::local::waiter::{Followers, Signal, Turn, Waiter};
 use crate::store::ask_one;
 use crate::store::hold_id::HoldId;
 use crate::store::redisson_channels::RedissonWait;
 use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldRequest, PendingReply, PostedChange, Registration,
-    is_granted,
+    Acquire, AcquireReply, Change, HoldRequest, PostedChange, Registration, is_granted,
 };
 
 /// How long a thread yields to clients that have waited longer after the lock has become free by
@@ -38,8 +37,11 @@ const RECALL_TIME: Duration = Duration::from_millis(50);
 pub(super) struct Attempt<'a> {
     shared: &'a Shared,
     waiter: &'a Waiter,
-    /// The next request.
-    request: AcquireRequest,
+    /// What the next request asks for.
+    hold: HoldId,
+    registration: Registration,
+    /// Until then it yields to waiting clients.
+    yields_until: Instant,
     retry: RetryPolicy,
     /// Whether the call has reported that the lock is held.
     contended: &'a Cell<bool>,
@@ -59,14 +61,17 @@ impl<'a> Attempt<'a> {
         after_release: bool,
     ) -> Self {
         let retry = RetryPolicy::new(waiter.caller.wait, &shared.config, waiter.caller.times);
-        let request = AcquireRequest {
+        Self {
+            shared,
+            waiter,
             hold: waiter.hold.clone(),
-            lease: waiter.caller.times.lease,
             registration,
             yields_until: Instant::now(),
-            limits: retry.limits,
-        };
-        Self { shared, waiter, request, retry, contended, after_release, redisson: None }
+            retry,
+            contended,
+            after_release,
+            redisson: None,
+        }
     }
 
     /// Tries for the lock until it is acquired. `None` if it is still held when the wait is over.
@@ -74,12 +79,11 @@ impl<'a> Attempt<'a> {
         let (shared, waiter) = (self.shared, self.waiter);
         let queues = &shared.wait_queues;
         let mut backoff = None;
-        let mut started = None;
         // If the last pause has ended without a wake-up: until when the lock could be free only
         // because it was released, by the reply before.
         let mut held_until: Option<Moment> = None;
         loop {
-            let pause = match self.ask(started) {
+            let pause = match self.ask() {
                 Ok((sent, AcquireReply::Acquired { fence, room, wanted, .. })) => {
                     if held_until.is_some_and(|end| Moment::now() < end) {
                         shared.counters.missed_wakeups.add(1);
@@ -104,7 +108,7 @@ impl<'a> Attempt<'a> {
             queues.check_open()?;
             waiter.caller.check_cancelled(&waiter.hold.name)?;
             let asleep = Instant::now();
-            started = waiter.sleep(pause, shared.starts_early.then_some(&self.request))?;
+            waiter.sleep(pause)?;
             if asleep.elapsed() < pause {
                 held_until = None;
                 // The lock was released a moment ago, so that another attempt may soon succeed too.
@@ -114,21 +118,29 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Sends the next request, unless another thread has, and waits for the reply. Returns it with
-    /// the time when it was sent.
-    fn ask(
-        &mut self,
-        mut started: Option<SentAcquire<PendingReply<AcquireReply>>>,
-    ) -> Result<(Moment, AcquireReply), Failure> {
+    /// Sends the next request and waits for the reply. Returns it with the time when it was sent.
+    fn ask(&mut self) -> Result<(Moment, AcquireReply), Failure> {
         loop {
-            let answered = if let Some(started) = started.take() {
-                started.wait()
-            } else {
-                let send = |request: Acquire<'_>| self.shared.store.acquire(request);
-                self.request.send(self.followers(), send)
+            let Followers { exist, alike } = self.followers();
+            let registration = match self.registration {
+                Registration::Last => Registration::Last,
+                _ if Instant::now() < self.yields_until => Registration::Yielding,
+                Registration::Registered if exist => Registration::Followed,
+                registration => registration,
             };
-            let sent = answered.sent;
-            let reply = self.record_reply(answered)?;
+            let all: Vec<_>;
+            let holds = if alike.is_empty() {
+                slice::from_ref(&self.hold)
+            } else {
+                let alike = alike.iter().map(|waiter| waiter.hold.clone());
+                all = iter::once(self.hold.clone()).chain(alike).collect();
+                &all
+            };
+            let (lease, sent) = (self.waiter.caller.times.lease, Moment::now());
+            let deadline = self.retry.limits.request_deadline();
+            let request = Acquire { holds, lease, registration, deadline };
+            let reply = self.shared.store.acquire(request);
+            let reply = self.record_reply(sent, alike, reply)?;
             let is_held = matches!(reply, AcquireReply::Held { .. });
             if !(is_held && self.confirm_releases()?) {
                 return Ok((sent, reply));
@@ -143,7 +155,7 @@ impl<'a> Attempt<'a> {
         shared.reporter.report_contended(&waiter.hold.name, self.contended);
         shared.wait_queues.set_answer(waiter, Ok(()));
         // A call that does not wait asks once for a lock that is perhaps only kept.
-        let is_asked = recalled && self.request.registration == Registration::Last;
+        let is_asked = recalled && self.registration == Registration::Last;
         waiter.caller.wait.cut(pause).or(is_asked.then_some(RECALL_TIME))
     }
 
@@ -168,7 +180,7 @@ impl<'a> Attempt<'a> {
     /// `None` if the tenure has ended: a hold of another one is to be acquired.
     pub(super) fn refill(&mut self, kept: Arc<Hold>) -> Option<Arc<Hold>> {
         let (sent, shared) = (Moment::now(), self.shared);
-        let (lease, deadline) = (kept.lease.next(sent), self.request.limits.request_deadline());
+        let (lease, deadline) = (kept.lease.next(sent), self.retry.limits.request_deadline());
         let (holds, registration) = (slice::from_ref(&kept.id), Registration::Kept);
         let reply = shared.store.acquire(Acquire { holds, lease, registration, deadline });
         if reply.is_ok() {
@@ -206,24 +218,22 @@ impl<'a> Attempt<'a> {
             Some(free) if free <= pause => {
                 // Not twice in a row: two clients that are far away would miss what each of them
                 // has the other offered, again and again.
-                if now >= self.request.yields_until {
-                    self.request.yields_until = now + free + TURN_TIME;
+                if now >= self.yields_until {
+                    self.yields_until = now + free + TURN_TIME;
                 }
                 free
             }
-            None if now < self.request.yields_until => pause.min(self.request.yields_until - now),
+            None if now < self.yields_until => pause.min(self.yields_until - now),
             Some(_) | None => pause,
         }
     }
 
     /// Who waits behind this thread. When a first thread tries first, there is none worth a look.
     fn followers(&self) -> Followers {
-        if !matches!(self.request.registration, Registration::Registered) {
-            return Followers { exist: false, alike: Vec::new() };
+        if self.registration != Registration::Registered {
+            return Followers::default();
         }
-        let Waiter { hold, .. } = self.waiter;
-        let acquiring = self.shared.wait_queues.acquiring(hold.kind, &hold.name);
-        acquiring.map(|(_, followers)| followers).unwrap_or_default()
+        self.shared.wait_queues.followers(self.hold.kind, &self.hold.name)
     }
 
     /// Records what a reply means for the next request, and for the other threads for which this
@@ -231,11 +241,13 @@ impl<'a> Attempt<'a> {
     /// this process must not bring forth a guard of nothing.
     fn record_reply(
         &mut self,
-        answered: SentAcquire<Result<AcquireReply, Failure>>,
+        sent: Moment,
+        alike: Vec<Arc<Waiter>>,
+        reply: Result<AcquireReply, Failure>,
     ) -> Result<AcquireReply, Failure> {
-        let (SentAcquire { sent, alike, reply }, shared) = (answered, self.shared);
+        let (shared, lease) = (self.shared, self.waiter.caller.times.lease);
         let is_held = matches!(reply, Ok(AcquireReply::Held { .. }));
-        let is_late = || sent.elapsed() >= reliable(self.request.lease);
+        let is_late = || sent.elapsed() >= reliable(lease);
         let in_doubt = match &reply {
             Ok(AcquireReply::Acquired { .. }) => is_late(),
             Ok(AcquireReply::Held { in_doubt, .. }) => *in_doubt,
@@ -244,7 +256,7 @@ impl<'a> Attempt<'a> {
         if self.note_registration(&reply) && is_held {
             shared.listen();
             if self.redisson.is_none() {
-                self.redisson = shared.listen_to_redisson(&self.request.hold);
+                self.redisson = shared.listen_to_redisson(&self.hold);
             }
         }
         if in_doubt || reply.as_ref().is_err_and(Failure::is_shortfall) {
@@ -259,22 +271,22 @@ impl<'a> Attempt<'a> {
         }
         if shared.withdraws && (in_doubt || !is_granted(&reply)) {
             if in_doubt {
-                shared.clean_up(&self.request.hold, self.request.lease, false);
+                shared.clean_up(&self.hold, lease, false);
             }
             let Waiter { hold, caller, .. } = self.waiter;
-            self.request.hold = shared.next_hold(hold.kind, &hold.name, caller);
+            self.hold = shared.next_hold(hold.kind, &hold.name, caller);
         } else if in_doubt {
             self.waiter.mark_in_doubt();
         }
         let reply = reply?;
-        shared.record_reply(&self.request.hold.name);
+        shared.record_reply(&self.hold.name);
         if in_doubt && !is_held { Err(Failure::late()) } else { Ok(reply) }
     }
 
     /// Notes whether the client may be registered as waiting after a reply. Returns `true` if it
     /// may.
     fn note_registration(&mut self, reply: &Result<AcquireReply, Failure>) -> bool {
-        let registration = &mut self.request.registration;
+        let registration = &mut self.registration;
         match *registration {
             Registration::None => return false,
             Registration::IfMayBeKept => match reply {
@@ -329,16 +341,16 @@ impl<'a> Attempt<'a> {
 
     /// Releases a hold that exists but fell short of its durability.
     fn undo_shortfall(&self) {
-        let (hold, deadline) = (&self.request.hold, self.retry.limits.request_deadline());
+        let (hold, deadline) = (&self.hold, self.retry.limits.request_deadline());
         let release = HoldRequest { hold, change: Change::RELEASE, deadline };
         if ask_one(&*self.shared.store, release).is_err() {
-            self.shared.clean_up(hold, self.request.lease, true);
+            self.shared.clean_up(hold, self.waiter.caller.times.lease, true);
         }
     }
 
     /// Begins the hold that a request sent at `sent` has acquired.
     fn begin_hold(&self, fence: u64, room: u32, sent: Moment, wanted: bool) -> Arc<Hold> {
-        let hold = granted(self.waiter, self.request.hold.clone(), fence, room, sent);
+        let hold = granted(self.waiter, self.hold.clone(), fence, room, sent);
         if wanted {
             hold.set_wanted();
         }
@@ -350,19 +362,18 @@ impl<'a> Attempt<'a> {
     /// waiting for the reply: the call ends at once, whatever the server does. If this fails, a
     /// wake-up does it.
     pub(super) fn unregister(&self) {
-        if self.request.registration != Registration::Registered || self.retry.is_failing() {
+        if self.registration != Registration::Registered || self.retry.is_failing() {
             return;
         }
-        let (shared, hold) = (self.shared, &self.request.hold);
-        let (reporter, lease) = (shared.reporter.clone(), self.request.lease);
-        let waited = hold.clone();
-        let deadline = end_of(self.waiter.caller.times.io_timeout);
+        let (shared, hold, times) = (self.shared, &self.hold, self.waiter.caller.times);
+        let (reporter, waited) = (shared.reporter.clone(), hold.clone());
+        let deadline = end_of(times.io_timeout);
         shared.store.post(vec![PostedChange {
             request: HoldRequest { hold, change: Change::Unregister, deadline },
             on_reply: Box::new(move |reply| match reply {
                 // A thread that began to wait in between is not registered now.
-                Ok(_) => reporter.wait_queues.signal_heads(&waited.name),
-                Err(_) => reporter.sink.unregister(waited, lease),
+                Ok(_) => drop(reporter.wait_queues.wake_any(&waited.name)),
+                Err(_) => reporter.sink.unregister(waited, times.lease),
             }),
         }]);
     }

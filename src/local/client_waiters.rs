@@ -11,14 +11,12 @@ use crate::local::listener::WakeTarget;
 use crate::local::renewer::Renewer;
 use crate::local::reporter::Reporter;
 use crate::local::wait_queues::WaitQueues;
-use crate::store::Store;
 use crate::store::background::Wake;
 use crate::store::hold_id::{HoldId, HoldKind};
 
 /// The threads of a client that wait for locks.
 pub(super) struct ClientWaiters {
     pub(super) queues: Arc<WaitQueues>,
-    pub(super) store: Arc<dyn Store>,
     pub(super) counters: Arc<Counters>,
     pub(super) config: Config,
     pub(super) client: Arc<str>,
@@ -31,12 +29,12 @@ impl WakeTarget for ClientWaiters {
         match wake {
             Wake::Ready => {
                 self.queues.set_listening(true);
-                self.queues.wake_all(&*self.store);
+                self.queues.wake_all();
                 true
             }
             Wake::Unlocked(names) => {
                 for name in names {
-                    self.queues.wake(HoldKind::Lock, name, &*self.store);
+                    self.queues.wake(HoldKind::Lock, name);
                 }
                 true
             }
@@ -58,7 +56,7 @@ impl WakeTarget for ClientWaiters {
             // What is no name of a lock concerns no client.
             Wake::Lock(name) => {
                 self.counters.wakeups.add(1);
-                self.queues.wake_any(name, &*self.store) || self.config.check_name(name).is_err()
+                self.queues.wake_any(name) || self.config.check_name(name).is_err()
             }
         }
     }
@@ -68,7 +66,7 @@ impl WakeTarget for ClientWaiters {
     }
 
     fn pass_on(&self, name: &str) {
-        if !self.queues.wake_any(name, &*self.store)
+        if !self.queues.wake_any(name)
             && let Some(reporter) = self.reporter.upgrade()
         {
             reporter.sink.unregister(self.hold(name, 0), self.config.options.lease);

@@ -325,7 +325,7 @@ impl RenewerThread {
         let everywhere = outcome.as_ref().is_ok_and(|reply| reply.everywhere);
         match outcome {
             Ok(_) if clean_up.change() == Change::Unregister => {
-                self.reports.reporter.wait_queues.signal_heads(&clean_up.hold().name);
+                self.reports.reporter.wait_queues.wake_any(&clean_up.hold().name);
             }
             Ok(reply) => {
                 let Reporter { outages, .. } = &self.reports.reporter;

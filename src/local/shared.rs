@@ -56,8 +56,6 @@ pub(crate) struct Shared {
     /// Whether the store withdraws a hold that it has not granted at once. Such a hold must not be
     /// requested again, because the request that withdraws it may come late.
     pub(super) withdraws: bool,
-    /// Whether a wake-up sends the next request of the thread that it is for.
-    pub(super) starts_early: bool,
     /// Whether a dropped guard does not wait for the reply to its release.
     pub(super) posts_releases: bool,
     pub(super) reporter: Arc<Reporter<Renewer>>,
@@ -105,7 +103,6 @@ impl Shared {
         Ok(Self {
             identity: Identity::new(&config.label)?,
             redisson: config.redisson.then(RedissonChannels::default),
-            starts_early: config.uses(Mechanism::EarlyRequest),
             posts_releases: config.uses(Mechanism::PostedRelease),
             config,
             times,
@@ -137,7 +134,7 @@ impl Shared {
     /// client that the store wakes, once this one listens for that.
     pub(super) fn wake_head(&self, kind: HoldKind, name: &str) {
         if !kind.is_lock() || self.listener.get().is_none() {
-            self.wait_queues.wake(kind, name, &*self.store);
+            self.wait_queues.wake(kind, name);
         }
     }
 
@@ -347,7 +344,6 @@ impl Shared {
         let wakeups = self.store.wakeups(&self.identity.client, self.redisson.as_ref());
         let waiters = ClientWaiters {
             queues: self.wait_queues.clone(),
-            store: self.store.clone(),
             counters: self.counters.clone(),
             config: self.config.clone(),
             client: self.identity.client.clone(),

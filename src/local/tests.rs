@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -35,8 +35,8 @@ use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::memory::Memory;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldReply, HoldRequest, Look, OwnerOf, PendingReply,
-    PostedChange, Registration, ReportReply,
+    Acquire, AcquireReply, Change, HoldReply, HoldRequest, Look, OwnerOf, PostedChange,
+    Registration, ReportReply,
 };
 use crate::store::{Store, ask_one};
 
@@ -68,8 +68,6 @@ struct Scripted {
     posted: Option<Arc<Mutex<Vec<Posted>>>>,
     /// How the acquires have registered the client.
     registrations: Arc<Mutex<Vec<Registration>>>,
-    /// How many acquires were sent by threads that did not wait for the reply.
-    started: Arc<AtomicUsize>,
     /// The wake-ups for the listener, if not those of the locks in memory.
     wakeups: Arc<Mutex<Option<Fake>>>,
 }
@@ -135,12 +133,6 @@ impl Store for Scripted {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
         self.registrations.lock().push(request.registration);
         self.apply_outcome(|| self.inner.acquire(request))
-    }
-
-    fn start_acquire(&self, request: Acquire<'_>) -> Option<PendingReply<AcquireReply>> {
-        self.started.fetch_add(1, Ordering::SeqCst);
-        let reply = self.acquire(request);
-        Some(PendingReply::new(|| reply))
     }
 
     fn ask(

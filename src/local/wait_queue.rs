@@ -216,14 +216,19 @@ impl WaitQueue {
         self.waiters.iter().flat_map(|waiters| waiters.iter())
     }
 
-    /// Returns the head if it acquires the lock, the threads behind it, and those for which it can
-    /// ask as well.
-    pub(super) fn acquiring(&self) -> Option<(Arc<Waiter>, Followers)> {
-        let Head::Acquiring(head) = &self.head else { return None };
+    /// Returns the threads behind a head that acquires the lock.
+    pub(super) fn followers(&self) -> Followers {
+        let Head::Acquiring(head) = &self.head else { return Followers::default() };
         let exist = self.behind().next().is_some() && !head.caller.terms.tenure.is_zero();
         let alike = self.behind().take_while(|waiter| waiter.shares_with(head));
-        let alike = alike.take(SHARERS_MAX).cloned().collect();
-        Some((head.clone(), Followers { exist, alike }))
+        Followers { exist, alike: alike.take(SHARERS_MAX).cloned().collect() }
+    }
+
+    /// Signals the head that the lock may be free. Returns `false` if it does not acquire it.
+    pub(super) fn wake(&self) -> bool {
+        let Head::Acquiring(head) = &self.head else { return false };
+        head.wake();
+        true
     }
 
     /// Removes a waiter. Returns `false` if it has become the head or was signalled.

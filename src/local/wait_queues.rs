@@ -3,9 +3,6 @@
 //!
 //! Decides which thread is the head, and signals it. Knows nothing of Redis: what the head does
 //! is decided in `acquire.rs` and `release.rs`.
-//!
-//! The head is signalled that the lock may be free without the lock of its shard, because its next
-//! request is sent at the same time: threads that want other locks do not wait for that.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -23,7 +20,6 @@ use crate::local::hold::Hold;
 use crate::local::recalls::Recalls;
 use crate::local::wait_queue::{Ending, Head, WaitQueue};
 use crate::local::waiter::{Followers, Signal, Turn, Waiter};
-use crate::store::Store;
 use crate::store::hold_id::{HoldId, HoldKind};
 
 /// Threads that want different locks should rarely meet here.
@@ -107,7 +103,7 @@ impl WaitQueues {
     pub(crate) fn wait(&self, waiter: &Waiter, wait: Wait) -> Result<Turn> {
         let mut end = if wait == Wait::No { Some(Instant::now()) } else { wait.deadline() };
         loop {
-            match waiter.receive(end, None) {
+            match waiter.receive(end) {
                 Some(Signal::Turn(turn)) => return Ok(turn),
                 Some(Signal::Ended(error)) if self.remove(waiter) => return Err(error),
                 // Meant for the head, which this thread is not; or it has its turn already.
@@ -277,29 +273,27 @@ impl WaitQueues {
         self.shards.as_flattened().iter().map(count).sum()
     }
 
-    /// Returns the head that acquires a lock, if one does, and the threads behind it.
-    pub(super) fn acquiring(&self, kind: HoldKind, name: &str) -> Option<(Arc<Waiter>, Followers)> {
-        self.shard(kind, name).get(name).and_then(WaitQueue::acquiring)
+    /// Returns the threads behind a head that acquires a lock.
+    pub(super) fn followers(&self, kind: HoldKind, name: &str) -> Followers {
+        let shard = self.shard(kind, name);
+        shard.get(name).map(WaitQueue::followers).unwrap_or_default()
     }
 
-    /// Signals the head that the lock may be free, or sends its next request for it. Returns
-    /// `false` if no head acquires this lock.
-    pub(crate) fn wake(&self, kind: HoldKind, name: &str, store: &dyn Store) -> bool {
-        let head = self.acquiring(kind, name);
-        head.map(|(head, followers)| head.wake(|next| next.start(store, followers))).is_some()
+    /// Signals the head that the lock may be free. Returns `false` if no head acquires this lock.
+    pub(crate) fn wake(&self, kind: HoldKind, name: &str) -> bool {
+        self.shard(kind, name).get(name).is_some_and(WaitQueue::wake)
     }
 
-    /// As `wake`, whatever the head wants.
-    pub(crate) fn wake_any(&self, name: &str, store: &dyn Store) -> bool {
-        self.wake(HoldKind::Read, name, store) || self.wake(HoldKind::Lock, name, store)
+    /// As `wake`, whatever heads of that name want.
+    pub(crate) fn wake_any(&self, name: &str) -> bool {
+        self.wake(HoldKind::Read, name) | self.wake(HoldKind::Lock, name)
     }
 
-    /// Signals the heads of a name that it may be free, whatever they want, and sends nothing for
-    /// them.
-    pub(crate) fn signal_heads(&self, name: &str) {
-        for kind in [HoldKind::Lock, HoldKind::Read] {
-            if let Some((head, _)) = self.acquiring(kind, name) {
-                head.wake(|_| None);
+    /// As `wake`, for every lock.
+    pub(crate) fn wake_all(&self) {
+        for shard in self.shards.as_flattened() {
+            for queue in shard.lock().values() {
+                queue.wake();
             }
         }
     }
@@ -310,16 +304,6 @@ impl WaitQueues {
             let shard = shard.lock();
             let counts = shard.iter().map(|(name, queue)| (name.clone(), queue.threads().count()));
             names.extend(counts.filter(|(_, count)| *count > 0));
-        }
-    }
-
-    /// As `wake`, for every lock.
-    pub(crate) fn wake_all(&self, store: &dyn Store) {
-        for shard in self.shards.as_flattened() {
-            let heads: Vec<_> = shard.lock().values().filter_map(WaitQueue::acquiring).collect();
-            for (head, followers) in heads {
-                head.wake(|next| next.start(store, followers));
-            }
         }
     }
 
@@ -344,14 +328,12 @@ impl WaitQueues {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::base::clock::{Moment, end_of};
     use crate::config::LockOptions;
     use crate::local::call;
     use crate::local::reporter::Reporter;
-    use crate::local::waiter::tests::request;
-    use crate::store::memory::Memory;
     use crate::store::request::SHARERS_MAX;
     use std::thread;
     use std::time::Duration;
@@ -394,16 +376,25 @@ mod tests {
         queues.join(id(HoldKind::Lock), &Caller { wait, ..caller() }, rejoins)
     }
 
+    /// Returns the head that acquires a lock.
+    pub(in crate::local) fn head(
+        queues: &WaitQueues,
+        kind: HoldKind,
+        name: &str,
+    ) -> Option<Arc<Waiter>> {
+        let shard = queues.shard(kind, name);
+        let Head::Acquiring(head) = &shard.get(name)?.head else { return None };
+        Some(head.clone())
+    }
+
     /// Gives the head a hold that it has acquired.
     fn acquire(queues: &WaitQueues, hold: &Arc<Hold>) -> Vec<Arc<Hold>> {
-        let head = queues.acquiring(hold.id.kind, &hold.id.name).map(|(head, _)| head);
-        queues.begin_hold(hold, head.as_deref())
+        queues.begin_hold(hold, head(queues, hold.id.kind, &hold.id.name).as_deref())
     }
 
     /// Has the head give up.
     fn give_up(queues: &WaitQueues, kind: HoldKind) -> Option<HoldKind> {
-        let (head, _) = queues.acquiring(kind, &name()).expect("a head");
-        queues.give_up_head(&head)
+        queues.give_up_head(&head(queues, kind, &name()).expect("a head"))
     }
 
     /// A queue with a head and two waiters.
@@ -457,8 +448,7 @@ mod tests {
             let queues = WaitQueues::default();
             let _head = join_for(&queues, kinds[0]);
             let waiters: Vec<_> = kinds[1..].iter().map(|kind| join_for(&queues, *kind)).collect();
-            let (_, followers) = queues.acquiring(kinds[0], &name()).expect("a head");
-            let Followers { exist, alike } = followers;
+            let Followers { exist, alike } = queues.followers(kinds[0], &name());
             assert_eq!(exist, !waiters.is_empty());
             assert!(alike.iter().zip(&waiters).all(|(one, other)| Arc::ptr_eq(one, other)));
             alike.len()
@@ -474,10 +464,10 @@ mod tests {
         let queues = WaitQueues::default();
         let _head = join_for_a_lease(&queues, Read, SOON);
         let _waiter = join_for_a_lease(&queues, Read, SOON * 2);
-        let (_, Followers { alike, .. }) = queues.acquiring(Read, &name()).expect("a head");
+        let Followers { alike, .. } = queues.followers(Read, &name());
         assert!(alike.is_empty(), "one request has one lease");
         acquire(&queues, &Arc::new(Hold::new(id(Read), 1, 0, &caller(), Moment::now())));
-        assert!(queues.acquiring(Read, &name()).is_none(), "the head asks for nothing");
+        assert!(head(&queues, Read, &name()).is_none(), "the head asks for nothing");
     }
 
     #[test]
@@ -804,18 +794,18 @@ mod tests {
 
     #[test]
     fn a_wake_up_reaches_the_head_that_acquires_and_no_other_thread() {
-        let (queues, store) = (WaitQueues::default(), Memory::default());
+        let queues = WaitQueues::default();
         let [head, second, _] = three(&queues);
         for _ in 0..100 {
-            assert!(queues.wake(HoldKind::Lock, "x", &store));
-            queues.wake_all(&store);
+            assert!(queues.wake_any("x"));
+            queues.wake_all();
         }
-        head.sleep(SOON, Some(&request())).expect("open");
+        head.sleep(SOON).expect("open");
         assert!(head.is_empty(), "one signal is as good as many");
         assert!(second.is_empty());
-        assert!(!queues.wake(HoldKind::Lock, "y", &store));
+        assert!(!queues.wake_any("y"));
         acquire(&queues, &new_hold());
-        assert!(!queues.wake(HoldKind::Lock, "x", &store));
+        assert!(!queues.wake_any("x"));
     }
 
     #[test]
@@ -835,7 +825,7 @@ mod tests {
         let queues = WaitQueues::default();
         let [head, second, third] = three(&queues);
         queues.close();
-        assert!(matches!(head.sleep(SOON, Some(&request())), Err(Error::Closed)));
+        assert!(matches!(head.sleep(SOON), Err(Error::Closed)));
         for waiter in [second, third] {
             assert!(matches!(queues.wait(&waiter, Wait::Endless), Err(Error::Closed)));
         }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::base::clock::end_of;
 use crate::base::failure::Failure;
-use crate::base::sync::{Condvar, Mutex, MutexGuard, wait_while};
+use crate::base::sync::{Condvar, Mutex, wait_while};
 use crate::net::demand::Demand;
 use crate::net::pool::PooledConnection;
 use crate::net::request::{Reply, Request};
@@ -212,15 +212,6 @@ impl ReplySlot {
         let mut state = self.state.lock();
         let waits = |state: &SlotState| state.missing > 0 && state.lent.is_none();
         wait_while(&self.changed, &mut state, Some(self.deadline), waits);
-        Self::end_unless_lent(state)
-    }
-
-    /// Stops waiting, unless there is a connection.
-    pub(super) fn leave(&self) -> Option<Lent> {
-        Self::end_unless_lent(self.state.lock())
-    }
-
-    fn end_unless_lent(mut state: MutexGuard<'_, SlotState>) -> Option<Lent> {
         let lent = state.lent.take();
         // The reader of a connection waits for its replies as well.
         state.waits = lent.is_some();

@@ -105,27 +105,6 @@ impl Multiplexer {
         own
     }
 
-    /// Sends a request, or has it sent as soon as a connection is free. Any thread may wait for the
-    /// reply; if none does, the request is abandoned.
-    pub(super) fn begin(&self, request: Request, deadline: Instant) -> Arc<ReplySlot> {
-        let slot = Arc::new(ReplySlot::new(deadline));
-        self.push([slot.exchange(request, None)], deadline);
-        slot
-    }
-
-    /// A request that is not waited for must not keep other threads from their replies.
-    pub(super) fn abandon(&self, slot: &Arc<ReplySlot>) {
-        match slot.leave() {
-            None => drop(self.queue.withdraw(slot)),
-            Some(Lent { connection, .. }) => {
-                slot.close(|| self.queue.pool.factory.no_reply());
-                if let Some(idle) = lend_to_next(connection) {
-                    self.send_queued(idle, slot.deadline);
-                }
-            }
-        }
-    }
-
     /// Writes requests that no thread waits for, or has them written as soon as a connection is
     /// free. Blocks only for room to write, and to open a connection.
     pub(crate) fn post(&self, posted: Vec<Exchange>) {
@@ -173,7 +152,7 @@ impl Multiplexer {
     }
 
     /// Blocks until the replies have come, or the deadline, and closes the slot.
-    pub(super) fn wait(&self, own: &Arc<ReplySlot>) {
+    fn wait(&self, own: &Arc<ReplySlot>) {
         match own.wait() {
             Some(Lent { connection, unsent }) if unsent.is_empty() => self.read(connection, own),
             Some(Lent { connection, unsent }) => self.send(connection, unsent, own),

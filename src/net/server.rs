@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::net::connection::Connection;
 use crate::net::demand::Demand;
 use crate::net::endpoint::Endpoint;
-use crate::net::exchange::{ReplySlot, SendWait};
+use crate::net::exchange::SendWait;
 use crate::net::factory::{ConnectionCounters, ConnectionFactory};
 use crate::net::multiplexer::Multiplexer;
 use crate::net::pool::{ConnectionPool, PoolThread};
@@ -173,40 +173,8 @@ impl Server {
         self.multiplexer.exchange_all(requests, demand, deadline)
     }
 
-    /// Sends a request, or has it sent as soon as a connection is free. Any thread may wait for the
-    /// reply.
-    pub(crate) fn begin(&self, request: Request, deadline: Instant) -> Pending {
-        let slot = self.multiplexer.begin(self.addressed(request), deadline);
-        Pending { multiplexer: self.multiplexer.clone(), slot, waited: false }
-    }
-
     /// The request as this server accepts it.
     pub(crate) fn addressed(&self, request: Request) -> Request {
         if self.asking { request.asking() } else { request }
-    }
-}
-
-/// A request that was sent, or will be, and whose reply a thread can wait for.
-#[derive(Debug)]
-pub(crate) struct Pending {
-    multiplexer: Arc<Multiplexer>,
-    slot: Arc<ReplySlot>,
-    waited: bool,
-}
-
-impl Pending {
-    /// Blocks until the reply has come or the deadline of the request is over.
-    pub(crate) fn wait(mut self) -> Reply {
-        self.waited = true;
-        self.multiplexer.wait(&self.slot);
-        self.slot.reply()
-    }
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        if !self.waited {
-            self.multiplexer.abandon(&self.slot);
-        }
     }
 }

@@ -23,8 +23,8 @@ use crate::base::failure::Failure;
 use crate::store::background::{JobRunner, Wakeups};
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, HoldRequest, HolderReply, Look, OwnerOf, PendingReply,
-    PostedChange, ReportReply, ServerConnections,
+    Acquire, AcquireReply, HoldReply, HoldRequest, HolderReply, Look, OwnerOf, PostedChange,
+    ReportReply, ServerConnections,
 };
 
 /// Where locks live. Every request can be executed twice, or late, without harm to another hold.
@@ -32,12 +32,6 @@ use crate::store::request::{
 pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Takes the lock if it is free, or the locks of one group if all of them are.
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure>;
-
-    /// As `acquire`, without waiting for the reply. `None`, and nothing is sent, if the reply could
-    /// not be left to another thread.
-    fn start_acquire(&self, _: Acquire<'_>) -> Option<PendingReply<AcquireReply>> {
-        None
-    }
 
     /// Divides names among the requests that it takes to acquire all of them.
     fn groups(&self, names: &[Arc<str>]) -> Vec<Vec<usize>> {

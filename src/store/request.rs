@@ -1,6 +1,5 @@
 //! What a store is asked about one lock, and what it replies.
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::base::clock::Moment;
@@ -266,24 +265,4 @@ pub(crate) struct ServerConnections {
     pub(crate) each: Vec<Connection>,
     /// How many of them must answer for what they answer to be the truth about locks.
     pub(crate) required: usize,
-}
-
-/// A reply that may still be on its way. Any thread can wait for it.
-pub(crate) struct PendingReply<T>(Box<dyn FnOnce() -> Result<T, Failure> + Send>);
-
-impl<T> PendingReply<T> {
-    pub(crate) fn new(wait: impl FnOnce() -> Result<T, Failure> + Send + 'static) -> Self {
-        Self(Box::new(wait))
-    }
-
-    /// Blocks until the reply has come or the deadline of the request is over.
-    pub(crate) fn wait(self) -> Result<T, Failure> {
-        (self.0)()
-    }
-}
-
-impl<T> fmt::Debug for PendingReply<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PendingReply").finish_non_exhaustive()
-    }
 }

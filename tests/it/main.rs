@@ -124,11 +124,11 @@ mod topologies {
 mod waiting {
     mod absent_waiters;
     mod cancelling;
-    mod early_requests;
     mod notifications;
     mod redisson;
     mod tenures;
     mod turns;
     mod wait_queue;
     mod waiting_clients;
+    mod wake_ups;
 }

@@ -15,7 +15,7 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread::{self, JoinHandle};
 
 use crate::base::clock::Moment;
-use crate::base::sync::{AtomicUsize, Ordering, under_many_schedules};
+use crate::base::sync::{Ordering, under_many_schedules};
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::local::call::{self, Caller};
@@ -23,7 +23,7 @@ use crate::local::hold::Hold;
 use crate::local::reporter::Reporter;
 use crate::local::wait_queue::Ending;
 use crate::local::wait_queues::WaitQueues;
-use crate::local::waiter::tests::{request, sent};
+use crate::local::wait_queues::tests::head;
 use crate::local::waiter::{Followers, Signal, Turn, Waiter};
 use crate::store::hold_id::{HoldId, HoldKind};
 
@@ -80,7 +80,7 @@ impl Scene {
 
     /// Gives the head a hold that it has acquired. Returns the earlier ones.
     fn begin(&self, hold: &Arc<Hold>) -> Vec<Arc<Hold>> {
-        let head = self.queues.acquiring(HoldKind::Lock, &self.name).map(|(head, _)| head);
+        let head = head(&self.queues, HoldKind::Lock, &self.name);
         self.queues.begin_hold(hold, head.as_deref())
     }
 
@@ -201,7 +201,7 @@ impl Scene {
     fn acquire_at_head(&self, waiter: &Waiter) -> Result<Turn> {
         while thread_rng().r#gen() {
             self.queues.set_answer(waiter, Ok(()));
-            if let Err(error) = waiter.sleep(Duration::ZERO, Some(&request())) {
+            if let Err(error) = waiter.sleep(Duration::ZERO) {
                 self.queues.give_up_head(waiter);
                 return Err(error);
             }
@@ -304,8 +304,7 @@ impl Readers {
     /// Asks until a reply comes. The store grants as many as it likes.
     fn ask_for_all(&self, head: &Waiter) -> bool {
         loop {
-            let (_, Followers { alike, .. }) =
-                self.queues.acquiring(HoldKind::Read, &self.name).expect("this thread");
+            let Followers { alike, .. } = self.queues.followers(HoldKind::Read, &self.name);
             thread::yield_now();
             let granted = thread_rng().gen_range(0..=alike.len());
             let nonces = alike[..granted].iter().map(|waiter| waiter.hold.nonce);
@@ -491,37 +490,5 @@ fn no_hold_that_the_head_has_asked_for_is_left_behind() {
         let [first, second, .., last] = threads.map(|thread| thread.join().expect("no panic"));
         assert!(first && second && last, "served");
         assert!(readers.stored.lock().is_empty(), "a hold is left behind");
-    });
-}
-
-/// A wake-up may send a request for a thread whose pause is over, or that is turned away.
-#[test]
-fn every_request_that_is_sent_for_a_thread_is_waited_for() {
-    under_many_schedules(|| {
-        let waiter = Arc::new(Waiter::new(request().hold, &caller()));
-        let started = Arc::new(AtomicUsize::new(0));
-        let wakers = [(); 2].map(|()| {
-            let (waiter, started) = (waiter.clone(), started.clone());
-            thread::spawn(move || {
-                waiter.wake(|_| {
-                    thread::yield_now();
-                    started.fetch_add(1, Ordering::SeqCst);
-                    Some(sent())
-                });
-            })
-        });
-        let closed = waiter.clone();
-        let closer = thread::spawn(move || closed.send(Signal::Ended(Error::Closed)));
-        let mut waited_for = 0;
-        loop {
-            let pause =
-                if thread_rng().r#gen() { Duration::ZERO } else { Duration::from_secs(86_400) };
-            match waiter.sleep(pause, Some(&request())) {
-                Ok(sent) => waited_for += usize::from(sent.is_some()),
-                Err(_) => break,
-            }
-        }
-        wakers.into_iter().chain([closer]).for_each(|thread| thread.join().expect("no panic"));
-        assert_eq!(waited_for, started.load(Ordering::SeqCst));
     });
 }

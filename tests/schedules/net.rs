@@ -267,9 +267,6 @@ fn scene(weather: Weather, connections: u32) {
     let threads = (0..THREADS).map(|thread| {
         let (multiplexer, replies) = (multiplexer.clone(), replies.clone());
         thread::spawn(move || {
-            // One that no thread waits for.
-            let abandoned = multiplexer.begin(request(thread), deadline(weather));
-            multiplexer.abandon(&abandoned);
             for number in [thread, 100 + thread] {
                 let answer = ask(&multiplexer, number, deadline(weather));
                 assert!(answer.is_ok() || may_fail(weather), "{answer:?}");

@@ -28,8 +28,8 @@ use crate::store::commands::Commands;
 use crate::store::keys::ShardTag;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, HoldRequest, Look, OwnerOf, PendingReply, PostedChange,
-    ReportReply, ServerConnections,
+    Acquire, AcquireReply, HoldReply, HoldRequest, Look, OwnerOf, PostedChange, ReportReply,
+    ServerConnections,
 };
 use crate::store::servers::node::{Node, Target};
 use crate::store::servers::nodes::uncovered;
@@ -108,24 +108,6 @@ impl Store for Servers {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
         let name = &request.holds[0].name;
         self.placement.send(name, request.deadline, |target| target.acquire(request))
-    }
-
-    /// Does nothing if the node is not known, because finding it takes time.
-    fn start_acquire(&self, request: Acquire<'_>) -> Option<PendingReply<AcquireReply>> {
-        let slot = self.placement.slot(&request.holds[0].name);
-        let target = self.placement.known(slot)?;
-        let first = target.start_acquire(request)?;
-        let Placement::Slots(_) = self.placement else { return Some(first) };
-        let (placement, mut first, holds) =
-            (self.placement.clone(), Some(first), request.holds.to_vec());
-        let Acquire { lease, registration, deadline, .. } = request;
-        Some(PendingReply::new(move || {
-            let again = Acquire { holds: &holds, lease, registration, deadline };
-            placement.follow(target, slot, |target| match first.take() {
-                Some(reply) => reply.wait(),
-                None => target.acquire(again),
-            })
-        }))
     }
 
     fn groups(&self, names: &[Arc<str>]) -> Vec<Vec<usize>> {

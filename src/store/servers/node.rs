@@ -14,9 +14,7 @@ use crate::net::request::{Reply, Request};
 use crate::net::server::Server;
 use crate::store::commands::Commands;
 use crate::store::keys::{slot_of, tag_of};
-use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldReply, HoldRequest, PendingReply, PostedChange,
-};
+use crate::store::request::{Acquire, AcquireReply, Change, HoldReply, HoldRequest, PostedChange};
 use crate::store::scripts::Command;
 
 /// How many acquires after one that found its lock held are expected to find theirs held, too.
@@ -138,18 +136,6 @@ impl Target {
             _ => {}
         }
         reply
-    }
-
-    /// As `acquire`, without waiting for the reply.
-    pub(super) fn start_acquire(&self, request: Acquire<'_>) -> Option<PendingReply<AcquireReply>> {
-        if self.node.demand.is_some() {
-            // It needs a connection to itself, over which only the thread that waits can read.
-            return None;
-        }
-        let Acquire { deadline, .. } = request;
-        let Command { request, decode } = self.node.commands.acquire(request);
-        let (server, pending) = (self.server().clone(), self.server().begin(request, deadline));
-        Some(PendingReply::new(move || or_invalid(decode(pending.wait()), &server)))
     }
 
     /// Executes a request about a hold.

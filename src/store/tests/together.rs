@@ -5,7 +5,6 @@ use parking_lot::Mutex;
 
 use super::process::Server;
 use super::*;
-use crate::store::request::PendingReply;
 
 /// How many threads send requests at the same time.
 const THREADS: u64 = 16;
@@ -170,72 +169,4 @@ fn a_reply_that_is_late_for_one_thread_is_not_given_to_another() {
         });
     }
     scene.all_ask(10, |_| soon(), must_be_right);
-}
-
-#[test]
-fn a_reply_that_no_thread_waits_for_delays_no_other_reply() {
-    let scene = Scene::new();
-    for round in 0..10 {
-        let hold = hold(1000 + round);
-        let begin = || {
-            let registration = Registration::None;
-            let request = Acquire {
-                holds: std::slice::from_ref(&hold),
-                lease: LEASE,
-                registration,
-                deadline: soon(),
-            };
-            scene.store.start_acquire(request).expect("no demand")
-        };
-        drop(begin());
-        begin().wait().expect("an answer");
-        scene.ask(round, soon()).expect("an answer");
-        release(&scene.store, &hold).expect("an answer");
-    }
-}
-
-#[test]
-fn a_started_acquire_is_executed_before_a_thread_waits_for_the_reply() {
-    let scene = Scene::new();
-    let hold = hold(1000);
-    let begin = || {
-        scene
-            .store
-            .start_acquire(Acquire {
-                holds: std::slice::from_ref(&hold),
-                lease: LEASE,
-                registration: Registration::None,
-                deadline: soon(),
-            })
-            .expect("no demand")
-    };
-    let answer = begin();
-    eventually(|| scene.process.ask::<u64>(&["EXISTS", &format!("lock:{}", hold.name)]) == 1);
-    let won = answer.wait().expect("an answer");
-    drop(begin());
-    scene.ask(0, soon()).expect("an answer");
-    assert_eq!(begin().wait().expect("an answer"), won, "a repeat finds the hold");
-}
-
-#[test]
-fn a_silent_server_does_not_block_a_thread_that_does_not_wait_for_the_reply() {
-    let scene = Scene::new();
-    scene.process.stop();
-    let deadline = end_of(Duration::from_secs(20));
-    let begin = |nonce| {
-        scene.store.start_acquire(Acquire {
-            holds: &[hold(nonce)],
-            lease: LEASE,
-            registration: Registration::None,
-            deadline,
-        })
-    };
-    let answers = [1000, 1001].map(|nonce| begin(nonce).expect("no demand"));
-    assert!(Instant::now() < deadline, "the thread has waited");
-    scene.process.cont();
-    let [first, second] = answers.map(PendingReply::wait);
-    assert!(
-        matches!(first, Ok(AcquireReply::Acquired { .. })) && is_held(&second),
-        "{first:?} {second:?}"
-    );
 }

@@ -1,5 +1,5 @@
-//! A wake-up sends a request for the lock at once, on behalf of the waiting thread. Whatever
-//! becomes of the request or of the thread, the lock ends up with that thread or free.
+//! A wake-up has the waiting thread try again. Whatever becomes of its request or of the thread, the
+//! lock ends up with that thread or free.
 
 use std::thread;
 use std::time::Duration;
@@ -67,8 +67,7 @@ fn a_wake_up_costs_one_request(server: &Server) {
         };
         released_for(server, &waiter, lock, || before = server.evals()) - before
     };
-    // The subscription may wake the first waiter, and its message may arrive when that has the
-    // lock. What the listener's thread sends then may come after the second round.
+    // The subscription may wake the first waiter too.
     for _ in 0..2 {
         round();
     }
@@ -109,7 +108,7 @@ fn close_at_the_moment_of_the_wake_up_leaves_nothing(server: &Server) {
     }
 }
 
-/// Loses the request that a wake-up sends, or its reply, and checks that the thread gets the lock
+/// Loses the request after a wake-up, or its reply, and checks that the thread gets the lock
 /// soon.
 fn lose(server: &Server, lose: fn(&Proxy)) {
     let (proxy, waiter) = behind_proxy(server, sleepy());
