@@ -16,6 +16,7 @@
 mod client;
 mod flaw;
 mod scope;
+pub(crate) mod server;
 mod world;
 
 use crate::check::{breaks, comes_to_rest, keeps_its_promises};

@@ -6,6 +6,7 @@ use crate::hold::HoldId;
 use crate::network::{Network, Request};
 use crate::sets::client::{Client, Command, Phase, bit, of};
 use crate::sets::flaw::Flaw;
+use crate::sets::server::acquire;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct World {
@@ -120,19 +121,11 @@ impl World {
             Command::Acquire { locks } => {
                 let awaits = self.awaits(&request);
                 let asked: Vec<_> = of(locks, self.locks.len()).collect();
-                let is_taken =
-                    |name: &usize| !is_own(&self.locks[*name]) && self.locks[*name].is_some();
-                let taken = asked.iter().copied().find(is_taken);
-                for name in asked {
-                    let begins = taken.is_none() || flaw == Some(Flaw::TakesPart);
-                    if begins && (self.locks[name].is_none() || is_own(&self.locks[name])) {
-                        let last = self.locks[name].map_or(0, |(_, last)| last);
-                        self.locks[name] = Some((hold, round.max(last)));
-                        self.witness.is_partial |= taken.is_some();
-                    }
-                }
+                let before = self.locks.clone();
+                let granted = acquire(&mut self.locks, &asked, hold, round, flaw);
+                self.witness.is_partial |= granted.is_err() && self.locks != before;
                 if awaits {
-                    let granted = Some(taken.map_or(Ok(()), Err));
+                    let granted = Some(granted);
                     self.clients[hold.client].phase = Phase::Asking { locks, granted };
                 }
             }

@@ -1,12 +1,47 @@
 //! One call of a script: a line of a trace, and those of what the script did.
 
+/// When something happens by the server's clock: from the first of these microseconds to the last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Time {
+    first: u64,
+    pub(crate) last: u64,
+}
+
+impl Time {
+    pub(crate) fn after(self, micros: u64) -> Self {
+        Self { first: self.first + micros, last: self.last + micros }
+    }
+
+    /// Returns `true` if this is not earlier than that, or may be the same.
+    pub(crate) fn may_follow(self, other: Self) -> bool {
+        self.last >= other.first
+    }
+
+    pub(crate) fn may_be(self, other: Self) -> bool {
+        self.may_follow(other) && other.may_follow(self)
+    }
+
+    /// Returns `true` if the server's clock may have shown this then.
+    pub(crate) fn may_show(self, micros: u64) -> bool {
+        self.first <= micros
+    }
+}
+
+/// How much earlier than MONITOR says a script may have read the clock, in microseconds.
+const EARLY: u64 = 20_000;
+/// What is lost where the server counts milliseconds.
+const ROUNDED: u64 = 2_000;
+
+/// Later than any time of a trace.
+const NEVER: u64 = u64::MAX / 2;
+
 /// A call, with the answer that the trace has.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     /// Its number in the trace, from 1.
     pub(crate) line: usize,
-    /// The server's clock in microseconds.
-    pub(crate) time: u64,
+    /// When the script was executed: before its answer was seen, and before the next one.
+    pub(crate) time: Time,
     pub(crate) script: String,
     pub(crate) keys: Vec<String>,
     pub(crate) args: Vec<String>,
@@ -26,16 +61,21 @@ impl Call {
             if head.ends_with(" lua") {
                 calls.last_mut().ok_or_else(wrong)?.effects.push(words(rest));
             } else {
-                calls.push(Self::parse(line, head, rest).ok_or_else(wrong)?);
+                let call = Self::parse(line, head, rest).ok_or_else(wrong)?;
+                if let Some(before) = calls.last_mut() {
+                    before.time.last = before.time.last.min(call.time.first + EARLY + ROUNDED);
+                }
+                calls.push(call);
             }
         }
         Ok(calls)
     }
 
     fn parse(line: usize, head: &str, rest: &str) -> Option<Self> {
-        let (seconds, micros) = head.split_once(' ')?.0.split_once('.')?;
-        let time = seconds.parse::<u64>().ok()? * 1_000_000 + micros.parse::<u64>().ok()?;
         let (command, answer) = rest.split_once(" -> ")?;
+        let (answer, seen) = answer.split_once(" @").unwrap_or((answer, ""));
+        let last = micros(seen).map_or(NEVER, |seen| seen + ROUNDED);
+        let time = Time { first: micros(head.split(' ').next()?)?.saturating_sub(EARLY), last };
         let mut words = words(command).into_iter();
         let (script, keys) = (words.next()?, words.next()?.parse().ok()?);
         let keys = words.by_ref().take(keys).collect();
@@ -59,6 +99,11 @@ impl Call {
     pub(crate) fn offered(&self) -> Option<&str> {
         let mut set = self.effects_of("hset").filter(|words| words[1] == self.keys[0]);
         set.find_map(|words| words[2].strip_suffix(":0"))
+    }
+
+    /// The locks of which the script has begun holds, with their owners.
+    pub(crate) fn begun(&self) -> Vec<[&String; 2]> {
+        self.effects_of("hset").map(|words| [&words[1], &words[2]]).collect()
     }
 
     /// The clients, with their kinds, that the script has offered a place of what several can
@@ -85,6 +130,19 @@ impl Call {
         told.filter_map(|words| words[1].strip_prefix("leasehold:wake:")).collect()
     }
 
+    /// The owner whose client was told that another one asks for the lock, and whether that waits.
+    pub(crate) fn recalled(&self) -> Option<(String, bool)> {
+        let mut messages = self.effects_of("publish").map(|words| (&words[1], &words[2]));
+        messages.find_map(|(channel, message)| {
+            let client = channel.strip_prefix("leasehold:wake:")?;
+            let [_, word, number, key] = message.splitn(4, ':').collect::<Vec<_>>()[..] else {
+                return None;
+            };
+            let waits = [("want", true), ("try", false)].into_iter().find(|it| it.0 == word)?.1;
+            (key == self.keys[0]).then(|| (format!("{client}:{number}"), waits))
+        })
+    }
+
     /// The clients that were found without a listener and were put in front of the others.
     pub(crate) fn parked(&self) -> Vec<&str> {
         let moved = self.effects_of("zadd").filter(|words| words[2] == "xx");
@@ -101,6 +159,12 @@ impl Call {
     fn effects_of(&self, command: &str) -> impl Iterator<Item = &Vec<String>> {
         self.effects.iter().filter(move |words| words[0] == command)
     }
+}
+
+/// A time of the trace.
+fn micros(time: &str) -> Option<u64> {
+    let (seconds, micros) = time.split_once('.')?;
+    Some(seconds.parse::<u64>().ok()? * 1_000_000 + micros.parse::<u64>().ok()?)
 }
 
 /// The words of a command, of which `''` stands for an empty one.

@@ -5,41 +5,42 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::hold::HoldId;
 use crate::members::server::{Absent, Reply, Server, Side};
-use crate::traces::call::Call;
-use crate::traces::replay::{EARLY, LATE, number, says};
+use crate::traces::call::{Call, Time};
+use crate::traces::replay::{hold_of, number, says};
 
 /// For how long a client without a listener is left alone, in microseconds.
 const GRACE: u64 = 2_000_000;
 
-/// What the model may be in. The lease of a hold is its end.
+/// What the model may be in.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct State {
     server: Server,
+    /// When the lease is over that each call has set.
+    leases: BTreeMap<u64, Time>,
     /// When each offer is over.
-    offers: BTreeMap<usize, u64>,
+    offers: BTreeMap<usize, Time>,
     /// When each waiting client came.
-    came: BTreeMap<usize, u64>,
+    came: BTreeMap<usize, Time>,
     /// Whether the last token was given with an answer that was not seen.
     is_token_unseen: bool,
 }
 
 impl State {
     /// The states that this one may have become by a time.
-    pub(crate) fn at(&self, time: u64) -> Vec<Self> {
+    pub(crate) fn at(&self, time: Time) -> Vec<Self> {
         let mut states = vec![self.clone()];
-        let over = |ends: u64| time + EARLY >= ends;
-        for (hold, _) in self.server.holds.iter().filter(|(_, ends)| over(**ends)) {
+        for (hold, call) in &self.server.holds {
             let without = |state: &mut Self| {
                 state.server.holds.remove(hold);
             };
-            split(&mut states, time > self.server.holds[hold] + LATE, without);
+            split(&mut states, time, self.leases[call], without);
         }
-        for (client, ends) in self.offers.iter().filter(|(_, ends)| over(**ends)) {
+        for (client, ends) in &self.offers {
             let without = |state: &mut Self| {
                 state.offers.remove(client);
                 state.server.offers.remove(client);
             };
-            split(&mut states, time > ends + LATE, without);
+            split(&mut states, time, *ends, without);
         }
         states
     }
@@ -63,27 +64,28 @@ impl State {
             return None;
         }
         let window = call.micros(if call.script == "acquire_member" { 7 } else { 2 });
-        next.offers.extend(made.into_iter().map(|client| (client, call.time + window)));
+        next.offers.extend(made.into_iter().map(|client| (client, call.time.after(window))));
         next.settle(call);
         Some(next)
     }
 
     /// Has the model execute a call. Returns whether it has that answer.
     fn execute(&mut self, clients: &mut Vec<String>, call: &Call, kinds: &[usize]) -> Option<bool> {
-        let first = hold(clients, call.arg(1));
+        let first = hold_of(clients, call.arg(1));
         self.server.sides = clients.iter().map(|client| side(client)).collect();
         Some(match call.script.as_str() {
             "acquire_member" => {
-                let others = call.args.iter().skip(9).map(|member| hold(clients, member));
+                let others = call.args.iter().skip(9).map(|member| hold_of(clients, member));
                 let holds = [first].into_iter().chain(others).collect::<Option<Vec<_>>>()?;
                 self.acquire(&holds, call)
             }
             "release_member" => says(call, i64::from(self.server.release(first?, None))),
             "change" => {
-                let ends = self.server.holds.get_mut(&first?);
-                let is_held = ends.is_some();
-                if let Some(ends) = ends.filter(|_| call.arg(2) != "0") {
-                    *ends = call.time + call.micros(2);
+                let (hold, lease) = (first?, self.begin_lease(call));
+                let last = self.server.holds.get_mut(&hold);
+                let is_held = last.is_some();
+                if let Some(last) = last.filter(|_| call.arg(2) != "0") {
+                    *last = lease;
                 }
                 says(call, i64::from(is_held))
             }
@@ -114,7 +116,7 @@ impl State {
         };
         let gone: BTreeSet<usize> = removed.into_iter().filter(others).collect();
         for client in parked.union(&gone) {
-            let waited = call.time + LATE > self.came.get(client)? + GRACE;
+            let waited = call.time.may_follow(self.came.get(client)?.after(GRACE));
             (waited || told.contains(client)).then_some(())?;
         }
         let absent = &mut self.server.absent;
@@ -140,15 +142,15 @@ impl State {
         if let Some(token) = tokens.first().and_then(|token| u64::try_from(*token).ok()) {
             let is_last = keeps && self.server.counter > 0;
             // A new one is not below the clock.
-            let may_be = if is_last { self.is_token_unseen } else { token + LATE >= call.time };
+            let may_be = if is_last { self.is_token_unseen } else { call.time.may_show(token) };
             if side != Side::Permit && may_be {
-                let least = (token - u64::from(!keeps)).min(call.time + LATE);
+                let least = (token - u64::from(!keeps)).min(call.time.last);
                 self.server.counter = self.server.counter.max(least);
             }
             self.is_token_unseen = false;
         }
-        let reply =
-            self.server.acquire(holds, call.time + call.micros(2), call.arg(5) == "1", None);
+        let lease = self.begin_lease(call);
+        let reply = self.server.acquire(holds, lease, call.arg(5) == "1", None);
         self.is_token_unseen |= call.answer.is_none() && side == Side::Writer;
         let Some(answer) = &call.answer else { return true };
         match reply {
@@ -160,24 +162,36 @@ impl State {
         }
     }
 
+    /// Notes until when the lease lasts that a call sets, and returns its number.
+    fn begin_lease(&mut self, call: &Call) -> u64 {
+        let number = call.line as u64;
+        self.leases.insert(number, call.time.after(call.micros(2)));
+        number
+    }
+
     /// Returns `true` if what is in the way of a side lasts for so many milliseconds.
     fn lasts(&self, side: Side, left: i64, call: &Call) -> bool {
         let Server { holds, offers, absent, .. } = &self.server;
-        let offered = call.time + call.micros(7);
+        let offered = call.time.after(call.micros(7));
         let offers =
             offers.iter().map(|client| self.offers.get(client).copied().unwrap_or(offered));
-        let ends = holds.values().copied().chain(offers);
-        let end = if side == Side::Writer { ends.max() } else { ends.min() };
-        let Ok(left) = u64::try_from(left) else { return end.is_none() };
+        let ends: Vec<Time> = holds.values().map(|call| self.leases[call]).chain(offers).collect();
+        let Ok(left) = u64::try_from(left) else { return ends.is_empty() };
         // It may be until a client without a listener loses its place.
         let is_kept = !(absent.parked.is_empty() && absent.silent.is_empty());
-        let until = call.time + left * 1000;
-        is_kept && left * 1000 <= GRACE || end.is_some_and(|end| until.abs_diff(end) <= LATE)
+        let until = call.time.after(left * 1000);
+        let is_bound = |end: &Time| match side {
+            Side::Writer => until.may_follow(*end),
+            Side::Permit | Side::Reader => end.may_follow(until),
+        };
+        is_kept && left * 1000 <= GRACE
+            || ends.iter().any(|end| end.may_be(until)) && ends.iter().all(is_bound)
     }
 
     /// Forgets what is over, and notes who has begun to wait.
     fn settle(&mut self, call: &Call) {
-        let Server { offers, queue, absent, .. } = &mut self.server;
+        let Server { holds, offers, queue, absent, .. } = &mut self.server;
+        self.leases.retain(|call, _| holds.values().any(|last| last == call));
         self.offers.retain(|client, _| offers.contains(client));
         self.came.retain(|client, _| queue.contains(client));
         for client in queue.iter() {
@@ -190,20 +204,17 @@ impl State {
     }
 }
 
-/// What may be over is so in some of the states; in all of them if it `is_over`.
-fn split(states: &mut Vec<State>, is_over: bool, without: impl Fn(&mut State)) {
+/// What may be over by a time is so in some of the states; in all of them if it must be.
+fn split(states: &mut Vec<State>, time: Time, ends: Time, without: impl Fn(&mut State)) {
+    if !time.may_follow(ends) {
+        return;
+    }
     let mut over = states.clone();
     over.iter_mut().for_each(without);
-    if is_over {
+    if !ends.may_follow(time) {
         states.clear();
     }
     states.extend(over);
-}
-
-fn hold(clients: &mut Vec<String>, member: &str) -> Option<HoldId> {
-    let (client, nonce) = member.rsplit_once(':')?;
-    let nonce = u64::from_str_radix(nonce, 16).ok()?;
-    Some(HoldId { client: number(clients, client), nonce })
 }
 
 fn side(client: &str) -> Side {

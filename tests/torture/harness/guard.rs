@@ -126,22 +126,15 @@ impl AnyGuard {
         if let Self::Lock(guard) = self { guard.depth() } else { 1 }
     }
 
-    pub(crate) fn is_held(&self) -> bool {
-        match self {
-            Self::Lock(guard) => guard.is_held(),
-            Self::Permit(guard) => guard.is_held(),
-            Self::Read(guard) => guard.is_held(),
-            Self::Write(guard) => guard.is_held(),
-        }
-    }
-
-    pub(crate) fn remaining(&self) -> Duration {
-        match self {
-            Self::Lock(guard) => guard.remaining(),
-            Self::Permit(guard) => guard.remaining(),
-            Self::Read(guard) => guard.remaining(),
-            Self::Write(guard) => guard.remaining(),
-        }
+    /// For how long it is sure to be held; `None` if it is not.
+    pub(crate) fn left(&self) -> Option<Duration> {
+        let (is_held, left) = match self {
+            Self::Lock(guard) => (guard.is_held(), guard.remaining()),
+            Self::Permit(guard) => (guard.is_held(), guard.remaining()),
+            Self::Read(guard) => (guard.is_held(), guard.remaining()),
+            Self::Write(guard) => (guard.is_held(), guard.remaining()),
+        };
+        is_held.then_some(left)
     }
 
     pub(crate) fn unlock(self) -> Result<(), Error> {

@@ -25,6 +25,7 @@ mod locks;
 pub(crate) mod messages;
 pub(crate) mod nemesis;
 pub(crate) mod options;
+mod outcomes;
 mod proxy;
 mod random;
 mod register;

@@ -17,7 +17,8 @@ usage: torture [options]
   --processes N    worker processes (4)
   --threads N      threads in each of them (4)
   --names N        locks for which they contend (3)
-  --kind KIND      lock: locks, nested now and then (lock); with a quorum nothing else
+  --kind KIND      lock: locks, nested or two at once now and then (lock); with a
+                   quorum nothing else
                    rw: read-write locks
                    semaphore: semaphores of three permits
                    all: one name of each kind after the other

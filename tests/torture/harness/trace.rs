@@ -1,11 +1,12 @@
 //! What the server's scripts were asked and what they answered, in the server's order: its MONITOR,
-//! with the name for the number of each script, and with the answer, which the proxy has seen. What
-//! a script did in between is there as far as it tells a client or changes a lock or its queue.
+//! with the name for the number of each script, and with the answer, which the proxy has seen, and
+//! when. What a script did in between is there as far as it tells a client or changes a lock or its
+//! queue.
 //!
 //! ```text
-//! 1763914000.123456 [0 127.0.0.1:41398] release 2 lock:torture:0 ... -> 1
+//! 1763914000.123456 [0 127.0.0.1:41398] release 2 lock:torture:0 ... -> 1 @1763914000.123501
 //! 1763914000.123460 [0 lua] publish leasehold:wake:... lock:torture:0
-//! 1763914000.124011 [0 127.0.0.1:41412] acquire 3 lock:torture:0 ... -> 0 987
+//! 1763914000.124011 [0 127.0.0.1:41412] acquire 3 lock:torture:0 ... -> 0 987 @1763914000.124062
 //! ```
 //!
 //! The models replay it: `tests/protocol/traces`.
@@ -17,6 +18,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::harness::Result;
 use crate::harness::messages::{Stream, words};
@@ -76,7 +78,10 @@ impl Calls {
         let mut asked = self.lock();
         for reply in asked.replies.add(received) {
             if asked.open.pop_front() == Some(true) {
-                asked.answers.push_back(words(&reply).join(" "));
+                let answer = words(&reply).join(" ");
+                let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let (seconds, micros) = (time.as_secs(), time.subsec_micros());
+                asked.answers.push_back(format!("{answer} @{seconds}.{micros:06}"));
             }
         }
     }

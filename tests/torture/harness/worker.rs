@@ -6,21 +6,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Client, Error, Stats};
-use redis::RedisResult;
+use leasehold::{Client, MultiGuard, Stats};
 
 use crate::harness::Result;
 use crate::harness::guard::{AnyGuard, HoldKind, Primitive, Wait};
-use crate::harness::history::{self, Action, Outcome, Recorder, nanos, now};
+use crate::harness::history::{self, Action, Outcome, Recorder, now};
 use crate::harness::kept_use::KeptUse;
 use crate::harness::locks;
 use crate::harness::options::{Options, Role};
+use crate::harness::outcomes::{dropped, expected, promise, settled, unlocked};
 use crate::harness::random::Random;
 use crate::harness::register::Register;
 
 const LEVELS: u32 = 3;
 /// One in this many holds of a read-write lock is a writer's.
 const WRITERS: u32 = 3;
+/// One in this many holds of a lock is one of the next lock too.
+const SETS: u32 = 8;
 /// One in this many guards is unlocked, the others are dropped.
 const UNLOCKS: u32 = 3;
 /// The longest time for which most holders work. It is the greater part of a lock's time, so that a
@@ -94,7 +96,12 @@ impl Worker<'_> {
 
     /// Takes a lock, sometimes nested, or what else the name has, works under it and releases it.
     fn hold(&mut self, name: u32) -> Result<()> {
+        let next = (name + 1) % self.options.names;
+        let is_lock = |name| self.options.primitive(name) == Primitive::Lock;
         let kind = match self.options.primitive(name) {
+            Primitive::Lock if next != name && is_lock(next) && self.random.one_in(SETS) => {
+                return self.hold_both([name, next]);
+            }
             Primitive::Lock => HoldKind::Lock,
             Primitive::RwLock if self.random.one_in(WRITERS) => HoldKind::Write,
             Primitive::RwLock => HoldKind::Read,
@@ -122,16 +129,64 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Takes it in one of the three ways that there are.
-    fn take(&mut self, name: u32, kind: HoldKind, level: u32) -> Result<Option<AnyGuard>> {
+    /// Takes two locks together, works under both and releases them. A thread of a history has one
+    /// hold at a time, so the second one is of another thread there.
+    fn hold_both(&mut self, names: [u32; 2]) -> Result<()> {
+        let at = [(self.number, names[0]), (self.number + self.options.threads, names[1])];
+        let (keys, wait) = (names.map(lock_name), self.wait());
+        let set = self.client.mutexes(&keys);
+        let left = |set: &MultiGuard| promise(|| set.is_held().then(|| set.remaining()));
+        let taken = self.record_both(at, Action::Lock { level: 1 }, || {
+            let taken = match wait {
+                Wait::Default => set.lock().map(Some),
+                Wait::For(time) => set.try_lock_for(time),
+                Wait::No => set.try_lock(),
+            };
+            match taken {
+                Ok(Some(set)) => {
+                    let until = left(&set).unwrap_or_default();
+                    let fences = keys.each_ref().map(|key| set.fence(key).expect("its name"));
+                    let outcomes = fences.map(|fence| Outcome::Granted { fence, depth: 1, until });
+                    (Ok(Some((set, fences))), outcomes)
+                }
+                Ok(None) => (Ok(None), [Outcome::Busy; 2]),
+                Err(error) => {
+                    let (result, outcome) = expected(error);
+                    (result.map(|()| None), [outcome; 2])
+                }
+            }
+        });
+        let Some((set, fences)) = taken? else { return Ok(()) };
+        let read = [self.read(at[0], fences[0])?, self.read(at[1], fences[1])?];
+        thread::sleep(self.random.tenths(WORK, (0, 10)));
+        self.record_both(at, Action::Check { levels: 1 }, || {
+            ((), [left(&set).map_or(Outcome::Lost, |until| Outcome::Held { until }); 2])
+        });
+        for (at, (fence, read)) in at.into_iter().zip(fences.into_iter().zip(read)) {
+            if !self.options.careful || set.is_held() {
+                self.write_next(at, fence, read)?;
+            }
+        }
+        let unlocks = self.random.one_in(UNLOCKS);
+        self.record_both(at, Action::Unlock { levels: 1 }, || {
+            let (result, outcome) = if unlocks { unlocked(set.unlock()) } else { dropped(set) };
+            (result, [outcome; 2])
+        })
+    }
+
+    /// One of the three ways to wait.
+    fn wait(&mut self) -> Wait {
         let (way, time) = (self.random.below(3), self.random.tenths(self.options.lease, (0, 10)));
-        let wait = [Wait::Default, Wait::No, Wait::For(time)][way as usize];
-        let key = lock_name(name);
+        [Wait::Default, Wait::No, Wait::For(time)][way as usize]
+    }
+
+    fn take(&mut self, name: u32, kind: HoldKind, level: u32) -> Result<Option<AnyGuard>> {
+        let (key, wait) = (lock_name(name), self.wait());
         self.record(name, kind.action(level), || {
             match AnyGuard::acquire(&self.client, kind, &key, wait) {
                 Ok(Some(guard)) => {
                     let (fence, depth) = (guard.fence(), guard.depth());
-                    let until = promise(&guard).unwrap_or_default();
+                    let until = promise(|| guard.left()).unwrap_or_default();
                     (Ok(Some(guard)), Outcome::Granted { fence, depth, until })
                 }
                 Ok(None) => (Ok(None), Outcome::Busy),
@@ -151,19 +206,26 @@ impl Worker<'_> {
             return Ok(self.register.count(name)?);
         }
         let (fence, at) = (guards[0].fence(), (self.number, name));
-        let read = || settled(self.register.read(name, fence));
-        let read = self.recorder.record(at, Action::Read { fence }, read)?;
+        let read = self.read(at, fence)?;
         self.take_time(name, guards);
-        let stops = self.options.careful && !guards[0].is_held();
-        if let Outcome::Value { value } = read
-            && kind != HoldKind::Read
-            && !stops
-        {
-            let value = value + 1;
-            let write = || settled(self.register.write(name, fence, value));
-            self.recorder.record(at, Action::Write { fence, value }, write)?;
+        let stops = self.options.careful && guards[0].left().is_none();
+        if kind == HoldKind::Read || stops {
+            return Ok(());
         }
-        Ok(())
+        self.write_next(at, fence, read)
+    }
+
+    fn read(&mut self, at: (u32, u32), fence: u64) -> Result<Outcome> {
+        let read = || settled(self.register.read(at.1, fence));
+        self.recorder.record(at, Action::Read { fence }, read)
+    }
+
+    /// Writes the number after the one that was read.
+    fn write_next(&mut self, at: (u32, u32), fence: u64, read: Outcome) -> Result<()> {
+        let Outcome::Value { value } = read else { return Ok(()) };
+        let value = value + 1;
+        let write = || settled(self.register.write(at.1, fence, value));
+        self.recorder.record(at, Action::Write { fence, value }, write).map(|_| ())
     }
 
     /// Takes some time, now and then so long that the lease has to be renewed.
@@ -183,7 +245,8 @@ impl Worker<'_> {
     fn check(&self, name: u32, guards: &[AnyGuard]) {
         let levels = count(guards);
         self.record(name, Action::Check { levels }, || {
-            ((), promise(&guards[0]).map_or(Outcome::Lost, |until| Outcome::Held { until }))
+            let until = promise(|| guards[0].left());
+            ((), until.map_or(Outcome::Lost, |until| Outcome::Held { until }))
         });
     }
 
@@ -193,47 +256,27 @@ impl Worker<'_> {
         let guard = guards.swap_remove(self.random.below(levels) as usize);
         let drops = !self.random.one_in(UNLOCKS);
         self.record(name, Action::Unlock { levels }, || {
-            if drops {
-                drop(guard);
-                return (Ok(()), Outcome::Dropped);
-            }
-            match guard.unlock() {
-                Ok(()) => (Ok(()), Outcome::Done),
-                Err(error) => expected(error),
-            }
+            if drops { dropped(guard) } else { unlocked(guard.unlock()) }
         })
     }
 
     fn record<T>(&self, name: u32, action: Action, call: impl FnOnce() -> (T, Outcome)) -> T {
         self.recorder.record((self.number, name), action, call)
     }
-}
 
-/// The time until which a guard is sure to be held without a renewal. The clock is read first, so
-/// that a pause of the thread cannot make this time too late.
-fn promise(guard: &AnyGuard) -> Option<u64> {
-    let now = now();
-    guard.is_held().then(|| now + nanos(guard.remaining()))
-}
-
-/// The outcome of an error of a lock, or the error itself if it must not happen here.
-fn expected(error: Error) -> (Result<()>, Outcome) {
-    match error {
-        Error::Timeout { .. } => (Ok(()), Outcome::Busy),
-        Error::Lost { .. } => (Ok(()), Outcome::Lost),
-        // Too few replicas is a refusal, but the servers may learn of it later.
-        Error::NoQuorum { .. } | Error::NotReplicated { .. } | Error::Unavailable { .. } => {
-            (Ok(()), Outcome::Unknown)
-        }
-        other => (Err(other.into()), Outcome::Unknown),
-    }
-}
-
-/// The same for the register, where no call may fail.
-fn settled(answer: RedisResult<Outcome>) -> (Result<Outcome>, Outcome) {
-    match answer {
-        Ok(outcome) => (Ok(outcome), outcome),
-        Err(error) => (Err(error.into()), Outcome::Unknown),
+    /// Makes one call about two names.
+    fn record_both<T>(
+        &self,
+        [first, second]: [(u32, u32); 2],
+        action: Action,
+        call: impl FnOnce() -> (T, [Outcome; 2]),
+    ) -> T {
+        self.recorder.record(first, action, || {
+            self.recorder.record(second, action, || {
+                let (value, [first, second]) = call();
+                ((value, first), second)
+            })
+        })
     }
 }
 

@@ -1,0 +1,235 @@
+//! Follows what is asked about a lock in the model of tenures.
+
+use std::collections::BTreeSet;
+
+use crate::hold::{Block, HoldId};
+use crate::network::Request;
+use crate::tenure::server::{Command, Grant, Reply, Server};
+use crate::traces::call::{Call, Time};
+use crate::traces::replay::{hold_of, number, says};
+
+/// What the model may be in.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct State {
+    pub(super) server: Server,
+    /// When the lease of the hold is over, or the offer.
+    ends: Time,
+    /// Whether the last token was given with an answer that was not seen.
+    is_token_unseen: bool,
+    /// Waiting clients that were found without a listener.
+    silent: BTreeSet<usize>,
+}
+
+impl State {
+    /// Has the model execute a call. Returns `None` if it answers differently, or does something
+    /// else.
+    pub(super) fn answer(&self, clients: &mut Vec<String>, call: &Call) -> Option<Self> {
+        let mut next = self.clone();
+        let is_right = match call.script.as_str() {
+            "acquire" => next.acquire(clients, call)?,
+            "release" => {
+                let hold = hold_of(clients, call.arg(1))?;
+                let ended = next.server.release(hold, None);
+                if ended {
+                    next.wake(clients, call)?;
+                }
+                call.arg(4) == "0" && says(call, i64::from(ended))
+            }
+            "change" => {
+                let is_held = next.server.is_held_by(hold_of(clients, call.arg(1))?);
+                if is_held && call.arg(2) != "0" {
+                    next.ends = call.time.after(call.micros(2));
+                }
+                says(call, i64::from(is_held))
+            }
+            "unregister" => {
+                let client = number(clients, call.arg(1));
+                let waited = next.server.unregister(client);
+                if waited {
+                    next.wake(clients, call)?;
+                }
+                says(call, i64::from(waited))
+            }
+            // It changes nothing.
+            "report" => true,
+            _ => false,
+        };
+        let offer = next.server.offer.filter(|offer| self.server.offer != Some(*offer));
+        let offered = call.offered().map(|client| number(clients, client));
+        (is_right && offer == offered).then_some(next)
+    }
+
+    fn acquire(&mut self, clients: &mut Vec<String>, call: &Call) -> Option<bool> {
+        let hold = hold_of(clients, call.arg(1))?;
+        let (mode, asked) = (call.arg(6), call.arg(7).parse().unwrap_or(1));
+        let first = self.server.queue.first();
+        let is_free = self.server.lock.is_none() && self.server.offer.is_none();
+        let yields = mode == "yields" || first.is_some_and(|first| self.silent.contains(first));
+        let round = if mode.is_empty() { 1 } else { 2 };
+        let joins = !mode.is_empty() && call.arg(4) != "0";
+        let command = Command::Acquire { size: asked, yields: yields && joins };
+        let request = Request::new(hold, round, command);
+        if mode != "kept" && is_free && self.server.gives_way(&request) {
+            self.server.register(hold.client);
+            self.pass_over(clients, call)?;
+        }
+        if mode != "kept" && self.server.gives_way(&request) {
+            self.offer(call);
+            return Some(call.answer.as_ref().is_none_or(|answer| answer.first() == Some(&0)));
+        }
+        let size = tokens(call, asked)?;
+        let first = call.answer.iter().flatten().next().filter(|first| **first > 0);
+        self.follow_clock(hold, asked, first.copied(), call)?;
+        let (before, queue) = (self.ends, self.server.queue.clone());
+        let reply = if mode == "kept" {
+            self.server.refill(request, size, None)
+        } else {
+            self.server.acquire(request, size, None)
+        };
+        let mut recalled = None;
+        if let Reply::Held(holder) = reply {
+            let life: i64 = call.arg(4).parse().ok()?;
+            let keepable = holder.filter(|holder| holder.nonce >> 63 == 1);
+            if life == 0 || life < 0 && keepable.is_none() {
+                self.server.queue = queue;
+            }
+            recalled = keepable.filter(|_| life != 0).map(|holder| (holder, life > 0));
+        } else {
+            self.ends = call.time.after(call.micros(2));
+            self.is_token_unseen |= call.answer.is_none();
+            self.silent.remove(&hold.client);
+        }
+        let is_recalled = recalled.is_some();
+        let told = call.recalled().map(|(owner, waits)| (hold_of(clients, &owner), waits));
+        let is_right = |answer: &Vec<i64>| agrees(answer, reply, is_recalled, before, call.time);
+        let tells = told == recalled.map(|(holder, waits)| (Some(holder), waits));
+        Some(tells && call.answer.as_ref().is_none_or(is_right))
+    }
+
+    /// Has the model offer a lock that is free to the first client that listens.
+    fn wake(&mut self, clients: &mut Vec<String>, call: &Call) -> Option<()> {
+        self.pass_over(clients, call)?;
+        self.offer(call);
+        Some(())
+    }
+
+    /// Removes the clients that have no listener, or puts them in front of the others. Who listens
+    /// the model does not know, but such a client must have been told, and in vain.
+    fn pass_over(&mut self, clients: &mut Vec<String>, call: &Call) -> Option<()> {
+        let told = call.told();
+        for (at, client) in call.parked().into_iter().enumerate() {
+            told.contains(&client).then_some(())?;
+            let id = number(clients, client);
+            self.server.queue.retain(|other| *other != id);
+            self.server.queue.insert(at, id);
+            self.silent.insert(id);
+        }
+        let asks = call.arg(1).rsplit_once(':').map_or(call.arg(1), |(client, _)| client);
+        for client in call.removed() {
+            if client != asks && call.offered() != Some(client) {
+                told.contains(&client).then_some(())?;
+                let id = number(clients, client);
+                self.server.queue.retain(|other| *other != id);
+                self.silent.remove(&id);
+            }
+        }
+        Some(())
+    }
+
+    fn offer(&mut self, call: &Call) {
+        let first = self.server.queue.first();
+        // A client without a listener keeps its place for two seconds.
+        if call.offered().is_none() && first.is_some_and(|first| self.silent.contains(first)) {
+            return;
+        }
+        if let Some(client) = self.server.wake(None) {
+            self.silent.remove(&client);
+            let window = call.micros(if call.script == "acquire" { 8 } else { 2 });
+            self.ends = call.time.after(window);
+        }
+    }
+
+    /// Has the counter follow the clock, to the tokens of an answer. A repeat that asks for none
+    /// shows the last one. Returns `None` if the clock was not there.
+    fn follow_clock(
+        &mut self,
+        hold: HoldId,
+        asked: u64,
+        first: Option<i64>,
+        call: &Call,
+    ) -> Option<()> {
+        let Some(first) = first else { return Some(()) };
+        let first = u64::try_from(first).ok()?;
+        let least = if asked > 1 || !self.server.is_held_by(hold) {
+            call.time.may_show(first).then_some(first - 1)?.min(call.time.last)
+        } else if self.is_token_unseen {
+            first
+        } else {
+            0
+        };
+        self.server.counter = self.server.counter.max(least);
+        self.is_token_unseen = false;
+        Some(())
+    }
+
+    /// Has the hold begin, or finds it, that is asked for along with those of other locks. Returns
+    /// `None` if it does not get this token.
+    pub(super) fn begin_in_set(
+        &self,
+        hold: HoldId,
+        fence: Option<i64>,
+        call: &Call,
+    ) -> Option<Self> {
+        let mut next = self.clone();
+        next.follow_clock(hold, 1, fence, call)?;
+        let request = Request::new(hold, 1, Command::Acquire { size: 1, yields: false });
+        let Reply::Granted { grant, .. } = next.server.acquire(request, 1, None) else {
+            return None;
+        };
+        next.ends = call.time.after(call.micros(1));
+        next.is_token_unseen |= fence.is_none();
+        let is_it = |fence| u64::try_from(fence) == Ok(grant.tokens.first);
+        fence.is_none_or(is_it).then_some(next)
+    }
+
+    /// The states that this one may have become by a time.
+    pub(super) fn at(&self, time: Time) -> Vec<Self> {
+        let Server { lock, offer, .. } = self.server;
+        if lock.is_none() && offer.is_none() || !time.may_follow(self.ends) {
+            return vec![self.clone()];
+        }
+        let server = Server { lock: None, offer: None, ..self.server.clone() };
+        let over = Self { server, ..self.clone() };
+        if self.ends.may_follow(time) { vec![self.clone(), over] } else { vec![over] }
+    }
+}
+
+/// How many tokens a request got: as many as it `asked` for at most.
+fn tokens(call: &Call, asked: u64) -> Option<u64> {
+    match call.answer.as_deref() {
+        Some([first, last, ..]) if *first > 0 => {
+            let given = u64::try_from(last - first + 1).ok()?;
+            (1..=asked).contains(&given).then_some(given)
+        }
+        _ => Some(1),
+    }
+}
+
+/// Returns `true` if an answer is what the model says.
+fn agrees(answer: &[i64], reply: Reply, is_recalled: bool, ends: Time, time: Time) -> bool {
+    let is = |number: i64, token: u64| u64::try_from(number) == Ok(token);
+    match (answer, reply) {
+        ([0, left, others @ ..], Reply::Held(holder)) if (others == [1]) == is_recalled => {
+            let left = u64::try_from(left * 1000).map(|left| time.after(left));
+            holder.is_none() || left.is_ok_and(|end| end.may_be(ends))
+        }
+        ([fence], Reply::Granted { grant: Grant { tokens: Block { first, .. }, .. }, .. }) => {
+            is(*fence, first)
+        }
+        ([fence, end, others @ ..], Reply::Granted { grant, .. }) => {
+            let Grant { tokens: Block { first, last }, wanted } = grant;
+            is(*fence, first) && is(*end, last) && (others == [1]) == wanted
+        }
+        _ => false,
+    }
+}
