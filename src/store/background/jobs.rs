@@ -1,61 +1,41 @@
-//! Background jobs over connections that one thread keeps.
+//! Background jobs: posts over connections that one thread keeps, at most two to each node.
 //!
-//! Renewals that must reach replicas or disks have connections of their own, which are blocked
-//! until that is confirmed: no clean-up waits for it.
+//! A renewal that must reach replicas or disks counts when that is confirmed. The server executes
+//! nothing else over a connection that waits for it. So such renewals have a connection of their
+//! own, and no clean-up waits for them; the next batch is collected in the meantime.
 
+use std::cmp::min;
 use std::collections::HashMap;
-use std::fmt;
-use std::time::Instant;
+use std::mem;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::base::failure::Failure;
 use crate::base::shrink;
+use crate::net::connection::Connection;
+use crate::net::demand::Demand;
+use crate::net::exchange::{Exchange, SendWait};
+use crate::net::request::Reply;
 use crate::net::socket::PollFd;
-use crate::store::background::node_jobs::{NodeJobs, Replies};
-use crate::store::background::peer::{Peer, sleep};
-use crate::store::background::{BackgroundSettings, Job, JobOutcome, JobRunner};
+use crate::net::stream::WaitFor;
+use crate::store::background::peer::{BackgroundConnection, Pauses, Peer, sleep};
+use crate::store::background::{
+    BackgroundSettings, Decision, Job, JobOutcome, JobPolicy, JobRunner,
+};
 use crate::store::request::HoldReply;
+use crate::store::scripts::Command;
 
-/// Where jobs are sent, and what the replies amount to.
-pub(crate) trait JobPolicy: fmt::Debug + Send {
-    type Peer: Peer;
+/// The most delayed jobs that are sent in one write, which the server takes at once.
+const BATCH_MAX: usize = 2048;
 
-    /// What is known of a job that has no outcome yet.
-    type Progress: fmt::Debug + Send;
+/// How long a node that could not be reached is left alone.
+const PAUSE: Duration = Duration::from_millis(20);
 
-    /// Returns the nodes that a job is sent to first. Fails if none is known.
-    fn route(&mut self, job: &Job) -> Result<(Vec<Self::Peer>, Self::Progress), Failure>;
+const PAUSES: Pauses = Pauses { after_failure: PAUSE, after_rejection: PAUSE };
 
-    /// Decides what comes of a job after one node's reply.
-    fn decide(
-        &mut self,
-        job: &Job,
-        progress: &mut Self::Progress,
-        from: &Self::Peer,
-        reply: Result<HoldReply, Failure>,
-    ) -> Decision<Self::Peer>;
-
-    /// How many nodes have to be connected: while there are fewer, all that are missing are tried
-    /// without a pause.
-    fn required(&self) -> usize {
-        0
-    }
-
-    /// Returns `true` if jobs are likely to be sent to that node again, so that an idle connection
-    /// to it is kept.
-    fn keeps(&self, _: &Self::Peer) -> bool {
-        true
-    }
-}
-
-/// What comes of a job after a reply.
-#[derive(Debug)]
-pub(crate) enum Decision<N> {
-    Done(JobOutcome),
-    /// Another node must be asked.
-    SendTo(N),
-    /// More replies are needed.
-    Undecided,
-}
+const UNOPENED: &str = "no connection was open in time";
 
 /// The background jobs of one thread.
 #[derive(Debug)]
@@ -78,24 +58,29 @@ impl<P: JobPolicy> BackgroundJobs<P> {
     /// Adds a job to those that are sent next to a node.
     fn push(&mut self, node: P::Peer, number: u64, job: &Job) {
         let demand = self.settings.demand.filter(|_| job.change.is_durable());
-        let mut known = self.nodes.iter();
         let is_its = |known: &NodeJobs<P::Peer>| {
             known.connection.peer == node && known.demand.is_some() == demand.is_some()
         };
-        let place = known.position(is_its).unwrap_or_else(|| {
-            self.nodes.push(NodeJobs::new(node, demand));
+        let place = self.nodes.iter().position(is_its).unwrap_or_else(|| {
+            let connection = BackgroundConnection::new(node, PAUSES);
+            let (waiting, arrived) = (Vec::new(), Arc::default());
+            self.nodes.push(NodeJobs { connection, demand, waiting, arrived });
             self.nodes.len() - 1
         });
-        let command = self.settings.commands.change(&job.hold, job.change);
-        self.nodes[place].push(number, command, job.deadline);
+        let NodeJobs { connection, waiting, arrived, .. } = &mut self.nodes[place];
+        let Command { request, decode } = self.settings.commands.change(&job.hold, job.change);
+        let (request, arrived) = (connection.peer.addressed(request), arrived.clone());
+        let on_reply = move |reply: Reply| arrived.lock().push((number, decode(reply)));
+        let exchange = Exchange::posted(request, job.deadline, Box::new(on_reply));
+        waiting.push(exchange.durable(demand.map(|demand| (demand, SendWait::Along))));
     }
 
     /// Returns `true` if too few nodes are connected for jobs like those of this one.
     fn is_urgent(&self, place: usize) -> bool {
         let durable = self.nodes[place].demand.is_some();
-        let is_open = |node: &&NodeJobs<_>| node.demand.is_some() == durable && node.is_open();
-        let open = self.nodes.iter().filter(is_open);
-        open.count() < self.policy.required()
+        let alike = self.nodes.iter().filter(|node| node.demand.is_some() == durable);
+        let open = alike.filter_map(|node| node.connection.open.as_ref());
+        open.filter(|open| open.socket.is_open()).count() < self.policy.required()
     }
 
     /// Does what there is to do at all nodes, without waiting, and reports outcomes. Returns when
@@ -108,53 +93,35 @@ impl<P: JobPolicy> BackgroundJobs<P> {
             let (urgent, mut replies) = (self.is_urgent(place), Replies::new());
             let then = self.nodes[place].go_on(urgent, self.settings.io_timeout, &mut replies);
             next = next.into_iter().chain(then).min();
-            if self.decide(place, replies, done) {
-                next = Some(Instant::now());
+            for (number, reply) in replies {
+                let Some((job, mut progress)) = self.undecided.remove(&number) else { continue };
+                let from = &self.nodes[place].connection.peer;
+                match self.policy.decide(&job, &mut progress, from, reply) {
+                    Decision::Done(outcome) => {
+                        done(job.id, outcome);
+                        continue;
+                    }
+                    Decision::SendTo(node) => {
+                        self.push(node, number, &job);
+                        next = Some(Instant::now());
+                    }
+                    Decision::Undecided => {}
+                }
+                self.undecided.insert(number, (job, progress));
             }
             place += 1;
         }
         next
-    }
-
-    /// Applies the policy to replies of one node. Returns `true` if jobs are to be sent elsewhere.
-    fn decide(
-        &mut self,
-        place: usize,
-        replies: Replies,
-        done: &mut dyn FnMut(u64, JobOutcome),
-    ) -> bool {
-        let mut redirected = false;
-        for (number, reply) in replies {
-            let Some((job, mut progress)) = self.undecided.remove(&number) else { continue };
-            match self.policy.decide(&job, &mut progress, &self.nodes[place].connection.peer, reply)
-            {
-                Decision::Done(outcome) => {
-                    done(job.id, outcome);
-                    continue;
-                }
-                Decision::SendTo(node) => {
-                    self.push(node, number, &job);
-                    redirected = true;
-                }
-                Decision::Undecided => {}
-            }
-            self.undecided.insert(number, (job, progress));
-        }
-        redirected
-    }
-
-    fn sleep(&self, deadline: Instant) {
-        let mut sockets: Vec<PollFd<'_>> = self.nodes.iter().filter_map(NodeJobs::socket).collect();
-        let openings: Vec<_> =
-            self.nodes.iter().filter_map(|node| node.connection.opening.as_ref()).collect();
-        sleep(&mut sockets, &openings, deadline);
     }
 }
 
 impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
     fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome)) {
         // Nodes of a cluster come and go.
-        self.nodes.retain(|known| known.is_busy() || self.policy.keeps(&known.connection.peer));
+        self.nodes.retain(|known| {
+            let is_busy = !known.waiting.is_empty() || known.is_sending();
+            is_busy || self.policy.keeps(&known.connection.peer)
+        });
         for job in jobs {
             match self.policy.route(&job) {
                 Ok((nodes, progress)) => {
@@ -176,7 +143,10 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
             if self.undecided.is_empty() || Instant::now() >= deadline {
                 break;
             }
-            self.sleep(next.map_or(deadline, |next| next.min(deadline)));
+            let end = next.map_or(deadline, |next| next.min(deadline));
+            let mut sockets: Vec<_> = self.nodes.iter().filter_map(NodeJobs::socket).collect();
+            let openings = self.nodes.iter().filter_map(|node| node.connection.opening.as_ref());
+            sleep(&mut sockets, &openings.collect::<Vec<_>>(), end);
         }
         shrink(&mut self.undecided);
     }
@@ -184,5 +154,147 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
     fn abandon(&mut self) {
         self.undecided.clear();
         self.nodes.clear();
+    }
+}
+
+/// What the node has replied to each job, by number.
+type Replies = Vec<(u64, Result<HoldReply, Failure>)>;
+
+/// The jobs of one node that go over one connection.
+#[derive(Debug)]
+struct NodeJobs<N> {
+    connection: BackgroundConnection<N, Connection>,
+    /// What must be met before the effects of these jobs count.
+    demand: Option<Demand>,
+    /// Sent as soon as the connection is open, has written what was sent before, and does not wait
+    /// for replicas or disks.
+    waiting: Vec<Exchange>,
+    /// What has come over the connection for a job, by its number; `None` for what does not fit it.
+    arrived: Arc<Mutex<Vec<(u64, Option<Result<HoldReply, Failure>>)>>>,
+}
+
+impl<N: Peer> NodeJobs<N> {
+    /// Returns `true` if some reply is still to come.
+    fn is_sending(&self) -> bool {
+        self.connection.open.as_ref().is_some_and(|open| !open.in_flight.is_empty())
+    }
+
+    /// Where replies come from; `None` if there are none to come.
+    fn socket(&self) -> Option<PollFd<'_>> {
+        let open = self.connection.open.as_ref().filter(|open| !open.in_flight.is_empty());
+        open?.socket.poll_fd()
+    }
+
+    /// Does what there is to do, without waiting, and adds the outcomes that are known by now. A
+    /// connection that is silent for `io_timeout` is given up. Returns when there will be more to
+    /// do even if no reply comes; `None` if no job is here.
+    fn go_on(
+        &mut self,
+        urgent: bool,
+        io_timeout: Duration,
+        replies: &mut Replies,
+    ) -> Option<Instant> {
+        let previous = self.close_unless_ready();
+        self.receive(replies);
+        let now = Instant::now();
+        self.end_late_waiting(now);
+        if let Err(failure) = self.send_waiting(previous, urgent) {
+            fail(mem::take(&mut self.waiting), &failure);
+        }
+        let next = self.end_late_sent(now, io_timeout);
+        self.receive(replies);
+        self.waiting.iter().map(|exchange| exchange.deadline).chain(next).min()
+    }
+
+    /// Takes the outcomes that have come.
+    fn receive(&mut self, replies: &mut Replies) {
+        loop {
+            let BackgroundConnection { peer, open, .. } = &mut self.connection;
+            let has_come = open.as_mut().is_some_and(|open| open.receive(WaitFor::Nothing));
+            let arrived = mem::take(&mut *self.arrived.lock());
+            if !has_come && arrived.is_empty() {
+                return;
+            }
+            for (number, reply) in arrived {
+                let mut misfit = || match open {
+                    Some(open) => open.invalid_reply(),
+                    None => Failure::too_late(&peer.label(), UNOPENED),
+                };
+                replies.push((number, reply.unwrap_or_else(|| Err(misfit()))));
+            }
+        }
+    }
+
+    /// Ends the jobs whose deadlines have come before they could be sent.
+    fn end_late_waiting(&mut self, now: Instant) {
+        let late = self.waiting.extract_if(.., |exchange| exchange.deadline <= now);
+        let late: Vec<_> = late.collect();
+        if !late.is_empty() {
+            let why = match (self.is_sending(), self.demand.is_some()) {
+                (false, _) => UNOPENED,
+                (true, false) => "the server had not accepted earlier requests in time",
+                (true, true) => "replicas or disks had not confirmed earlier renewals in time",
+            };
+            fail(late, &Failure::too_late(&self.connection.peer.label(), why));
+        }
+    }
+
+    /// Ends the sent jobs whose deadlines have come, and all of them if the server has been silent
+    /// for too long. Returns when there will be more of them.
+    fn end_late_sent(&mut self, now: Instant, io_timeout: Duration) -> Option<Instant> {
+        let open = self.connection.open.as_mut()?;
+        let give_up_at = open.in_flight.expected_since()? + io_timeout;
+        if give_up_at <= now {
+            open.give_up(&open.no_reply());
+            return None;
+        }
+        Some(open.expire(now).map_or(give_up_at, |next| min(next, give_up_at)))
+    }
+
+    /// Sends the jobs that no longer have to wait, or begins to open a connection for them. They
+    /// wait until everything that was sent is written, and no replicas or disks are waited for.
+    /// Fails if there will be no connection.
+    fn send_waiting(&mut self, previous: Option<Connection>, urgent: bool) -> Result<(), Failure> {
+        if !self.is_sending()
+            && let Some(Err(failure)) = self.connection.finish_opening()
+            && self.connection.open.is_none()
+        {
+            return Err(failure);
+        }
+        let Some(deadline) = self.waiting.iter().map(|exchange| exchange.deadline).max() else {
+            return Ok(());
+        };
+        self.connection.begin_opening(previous, deadline, urgent, Ok)?;
+        while !self.waiting.is_empty() {
+            let is_confirming = self.demand.is_some() && self.is_sending();
+            let open = self.connection.open.as_mut().filter(|open| !open.socket.is_writing());
+            let Some(open) = open.filter(|_| !is_confirming) else { break };
+            let batch = self.waiting.len().min(BATCH_MAX);
+            open.send(self.waiting.drain(..batch));
+        }
+        Ok(())
+    }
+
+    /// Closes a connection that must not be used for the jobs that wait. Returns it if it may be
+    /// used once it is confirmed that the server has not moved.
+    fn close_unless_ready(&mut self) -> Option<Connection> {
+        let open = self.connection.open.as_mut().filter(|_| !self.waiting.is_empty())?;
+        // What is sent behind other requests goes where they went.
+        let is_idle = open.in_flight.is_empty();
+        let is_ready = if is_idle { open.socket.is_usable() } else { open.socket.is_open() };
+        if is_ready {
+            return None;
+        }
+        if !is_idle {
+            // The replies to what is in flight will not come over the next connection.
+            open.give_up(&open.no_reply());
+        }
+        self.connection.open.take()
+    }
+}
+
+fn fail(unsent: Vec<Exchange>, failure: &Failure) {
+    for exchange in unsent {
+        exchange.fail(failure.clone());
     }
 }

@@ -6,13 +6,12 @@
 //! a policy, beside the store: which nodes there are, where a job is sent, and what the replies or
 //! messages amount to.
 
-mod channels;
 pub(crate) mod jobs;
-mod node_jobs;
 pub(crate) mod peer;
 mod subscription;
 pub(crate) mod wakeups;
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,6 +21,7 @@ use crate::config::Config;
 use crate::event::Events;
 use crate::net::demand::Demand;
 use crate::net::interrupter::Interrupter;
+use crate::store::background::peer::{Pauses, Peer};
 use crate::store::commands::Commands;
 use crate::store::hold_id::HoldId;
 use crate::store::request::{Change, HoldReply};
@@ -78,6 +78,48 @@ impl From<HoldReply> for JobReply {
     fn from(hold: HoldReply) -> Self {
         Self { hold, everywhere: true }
     }
+}
+
+/// Where jobs are sent, and what the replies amount to.
+pub(crate) trait JobPolicy: fmt::Debug + Send {
+    type Peer: Peer;
+
+    /// What is known of a job that has no outcome yet.
+    type Progress: fmt::Debug + Send;
+
+    /// Returns the nodes that a job is sent to first. Fails if none is known.
+    fn route(&mut self, job: &Job) -> Result<(Vec<Self::Peer>, Self::Progress), Failure>;
+
+    /// Decides what comes of a job after one node's reply.
+    fn decide(
+        &mut self,
+        job: &Job,
+        progress: &mut Self::Progress,
+        from: &Self::Peer,
+        reply: Result<HoldReply, Failure>,
+    ) -> Decision<Self::Peer>;
+
+    /// How many nodes have to be connected: while there are fewer, all that are missing are tried
+    /// without a pause.
+    fn required(&self) -> usize {
+        0
+    }
+
+    /// Returns `true` if jobs are likely to be sent to that node again, so that an idle connection
+    /// to it is kept.
+    fn keeps(&self, _: &Self::Peer) -> bool {
+        true
+    }
+}
+
+/// What comes of a job after a reply.
+#[derive(Debug)]
+pub(crate) enum Decision<N> {
+    Done(JobOutcome),
+    /// Another node must be asked.
+    SendTo(N),
+    /// More replies are needed.
+    Undecided,
 }
 
 /// Sends jobs in batches and collects their outcomes. Each job has exactly one outcome, unless
@@ -140,4 +182,47 @@ pub(crate) trait Wakeups: Send {
 
     /// Ends a `next` of another thread, and fails every later one.
     fn interrupter(&self) -> Interrupter;
+}
+
+/// Which nodes are listened at, and what their messages amount to.
+pub(crate) trait WakeupPolicy: fmt::Debug + Send {
+    type Peer: Peer;
+
+    /// How long a node is left alone after a failure.
+    fn pauses(&self) -> Pauses;
+
+    /// The nodes to listen at; `None` if they are the same as at the last call.
+    fn changed_peers(&mut self) -> Option<Vec<Self::Peer>>;
+
+    /// Returns `true` if that node serves the lock of this name, or may.
+    fn is_home(&self, _: &Self::Peer, _: &str) -> bool {
+        true
+    }
+
+    /// The hash tag of sharded channels at that node, if clients may be told over one.
+    fn shard_tag(&self, _: &Self::Peer) -> Option<Arc<str>> {
+        None
+    }
+
+    /// Returns `true` if the client is told that messages arrive, now that one more node is
+    /// listened at.
+    fn is_ready(&self, _listening: usize) -> bool {
+        true
+    }
+
+    /// Receives the message of a node. Returns what the client is told at once.
+    fn receive(&mut self, from: &Self::Peer, wake: Wake) -> Option<Wake>;
+
+    /// Returns what the client is to be told by now, though no further message has come.
+    fn take_due(&mut self) -> Option<Wake> {
+        None
+    }
+
+    /// When to call this policy again even if no message comes.
+    fn next_look(&self) -> Option<Instant> {
+        None
+    }
+
+    /// Learns that messages of a node do not come.
+    fn fail(&mut self, _: &Self::Peer, _: &Failure) {}
 }

@@ -66,15 +66,6 @@ pub(crate) trait Peer: Clone + fmt::Debug + PartialEq + Send + 'static {
     }
 }
 
-/// How to open a connection.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ConnectAttempt {
-    /// When the requests that it is opened for have failed.
-    pub(crate) deadline: Instant,
-    /// Whether too few nodes are connected without this one, so that no pause is kept.
-    pub(crate) urgent: bool,
-}
-
 /// How long a node is left alone.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pauses {
@@ -91,7 +82,8 @@ pub(crate) struct BackgroundConnection<N, T> {
     pauses: Pauses,
     pub(crate) open: Option<T>,
     /// The connection that is being opened: the first one, or the successor of the open one.
-    pub(crate) opening: Option<Opening<T>>,
+    /// Disconnected without an outcome if there is no thread, or it has panicked.
+    pub(crate) opening: Option<Receiver<Result<T, Failure>>>,
     /// Why none could be opened or kept at last, and until when the node is left alone.
     failed: Option<(Failure, Instant)>,
 }
@@ -113,19 +105,22 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         Some((*retry_at).max(self.peer.next_try()))
     }
 
-    /// Begins to open a connection if there is none, or if it expires soon. Fails if there is none,
-    /// and it is not time to try that again.
+    /// Begins to open a connection, on a thread that ends when it has connected or failed to, if
+    /// there is none or it expires soon. `previous` is the connection until now. Fails if there is
+    /// none, and it is not time to try that again. Requests that wait for it fail at `deadline`. An
+    /// `urgent` attempt keeps no pause, because too few nodes are connected.
     pub(crate) fn begin_opening(
         &mut self,
         previous: Option<Connection>,
-        attempt: ConnectAttempt,
+        deadline: Instant,
+        urgent: bool,
         make: impl FnOnce(Connection) -> Result<T, Failure> + Send + 'static,
     ) -> Result<(), Failure> {
         let is_good = |open: &T| open.as_ref().socket.retiring().is_none();
         if self.opening.is_some() || self.open.as_ref().is_some_and(is_good) {
             return Ok(());
         }
-        let urgent = attempt.urgent && self.open.is_none();
+        let urgent = urgent && self.open.is_none();
         let claimed = match &self.failed {
             Some((failure, until)) if !urgent && Instant::now() < *until => Err(failure.clone()),
             _ => self.peer.claim(urgent).inspect_err(|failure| {
@@ -137,9 +132,15 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
             Err(failure) if self.open.is_none() => Err(failure),
             Err(_) => Ok(()),
             Ok(()) => {
-                let peer = self.peer.clone();
-                let open = move || peer.connect(previous, attempt.deadline).and_then(make);
-                self.opening = Some(Opening::begin(self.peer.label(), open));
+                let (peer, (sender, opening)) = (self.peer.clone(), bounded(1));
+                let connect = move || {
+                    let outcome = peer.connect(previous, deadline).and_then(make);
+                    // The receiver may be gone.
+                    sender.send(outcome).unwrap_or_default();
+                };
+                let thread = thread::Builder::new().name("leasehold-connect".into()).spawn(connect);
+                thread.map(drop).unwrap_or_default();
+                self.opening = Some(opening);
                 Ok(())
             }
         }
@@ -147,7 +148,16 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
 
     /// Goes on with the connection that was being opened, once it is. Returns `None` if it is not.
     pub(crate) fn finish_opening(&mut self) -> Option<Result<(), Failure>> {
-        let outcome = self.opening.as_ref()?.take_outcome()?;
+        let outcome = match self.opening.as_ref()?.try_recv() {
+            Ok(outcome) => outcome,
+            Err(TryRecvError::Empty) => return None,
+            Err(TryRecvError::Disconnected) => {
+                let why = format!("no thread could connect to {}", self.peer.label());
+                let (system, error) = (Arc::from("the operating system"), io::Error::other(why));
+                let failure = Failure::io(FailureKind::Unreachable, &system, error);
+                Err(failure.at(Phase::System))
+            }
+        };
         self.opening = None;
         Some(match outcome {
             Ok(open) => {
@@ -161,16 +171,15 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         })
     }
 
-    /// Gives up the connection, for a pause.
-    pub(crate) fn fail(&mut self, failure: Failure) {
+    /// Gives up the connection. It can be opened again at once if it has `lasted`, and else after a
+    /// pause.
+    pub(crate) fn fail(&mut self, failure: Failure, lasted: bool) {
         self.open = None;
-        self.pause(failure);
-    }
-
-    /// Gives up the connection, which can be opened again at once.
-    pub(crate) fn fail_briefly(&mut self, failure: Failure) {
-        self.open = None;
-        self.failed = Some((failure, Instant::now()));
+        if lasted {
+            self.failed = Some((failure, Instant::now()));
+        } else {
+            self.pause(failure);
+        }
     }
 
     fn pause(&mut self, failure: Failure) {
@@ -186,69 +195,24 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
     }
 }
 
-/// A connection that is being opened, and what it is used for. The thread ends when it has
-/// connected or failed to, even if this was dropped before.
-#[derive(Debug)]
-pub(crate) struct Opening<T> {
-    outcome: Receiver<Result<T, Failure>>,
-    server: Arc<str>,
-}
-
-impl<T: Send + 'static> Opening<T> {
-    /// Starts the thread.
-    pub(crate) fn begin(
-        server: Arc<str>,
-        open: impl FnOnce() -> Result<T, Failure> + Send + 'static,
-    ) -> Self {
-        let (sender, outcome) = bounded(1);
-        let connect = move || sender.send(open()).unwrap_or_default();
-        // Without a thread the channel is disconnected at once, which is a failure too.
-        thread::Builder::new()
-            .name("leasehold-connect".into())
-            .spawn(connect)
-            .map(drop)
-            .unwrap_or_default();
-        Self { outcome, server }
+/// Blocks until one of `openings` has an outcome or `deadline` has come. Returns `false` if none has.
+pub(crate) fn wait_for_any<'a, T: 'a>(
+    openings: impl IntoIterator<Item = &'a Receiver<T>>,
+    deadline: Instant,
+) -> bool {
+    let mut select = Select::new();
+    for opening in openings {
+        select.recv(opening);
     }
-
-    /// Returns the outcome, once; `None` while there is none.
-    pub(crate) fn take_outcome(&self) -> Option<Result<T, Failure>> {
-        match self.outcome.try_recv() {
-            Ok(outcome) => Some(outcome),
-            Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => {
-                let why = format!("no thread could connect to {}", self.server);
-                let (system, error) = (Arc::from("the operating system"), io::Error::other(why));
-                let failure = Failure::io(FailureKind::Unreachable, &system, error);
-                Some(Err(failure.at(Phase::System)))
-            }
-        }
-    }
-
-    /// Blocks until one of `openings` has an outcome or `deadline` has come. Returns `false` if
-    /// none has.
-    pub(crate) fn wait_for_any<'a>(
-        openings: impl IntoIterator<Item = &'a Self>,
-        deadline: Instant,
-    ) -> bool {
-        let mut select = Select::new();
-        for opening in openings {
-            select.recv(&opening.outcome);
-        }
-        select.ready_deadline(deadline).is_ok()
-    }
+    select.ready_deadline(deadline).is_ok()
 }
 
 /// Sleeps until a socket is ready, a connection has been opened, or `deadline`.
-pub(crate) fn sleep<T: Send + 'static>(
-    sockets: &mut [PollFd<'_>],
-    openings: &[&Opening<T>],
-    deadline: Instant,
-) {
+pub(crate) fn sleep<T>(sockets: &mut [PollFd<'_>], openings: &[&Receiver<T>], deadline: Instant) {
     if openings.is_empty() {
         poll_ready(sockets, Some(deadline));
     } else if sockets.is_empty() {
-        Opening::wait_for_any(openings.iter().copied(), deadline);
+        wait_for_any(openings.iter().copied(), deadline);
     } else {
         poll_ready(sockets, Some(deadline.min(Instant::now() + LOOK)));
     }

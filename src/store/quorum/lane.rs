@@ -20,7 +20,7 @@ use crate::net::pool::PoolThread;
 use crate::net::resp::RespStream;
 use crate::net::socket::poll_ready;
 use crate::net::stream::{PolledSocket, ReplyWait};
-use crate::store::background::peer::Opening;
+use crate::store::background::peer::wait_for_any;
 use crate::store::quorum::ballot::{Ballot, Vote};
 use crate::store::quorum::health::QuorumServers;
 use crate::store::quorum::link::Link;
@@ -68,7 +68,7 @@ impl Lane {
         lane.begin_openings();
         while let Some(end) = lane.end_of_wait_for_openings(deadline) {
             let openings = lane.links.iter().filter_map(Link::opening);
-            if !Opening::wait_for_any(openings.map(|(opening, _)| opening), end) {
+            if !wait_for_any(openings.map(|(opening, _)| opening), end) {
                 break;
             }
             lane.links.iter_mut().for_each(Link::finish_opening);

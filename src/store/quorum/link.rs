@@ -15,12 +15,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::Receiver;
+
 use crate::base::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
 use crate::net::exchange::Exchange;
 use crate::net::in_flight::InFlight;
 use crate::net::stream::WaitFor;
-use crate::store::background::peer::{BackgroundConnection, ConnectAttempt, Opening, Pauses};
+use crate::store::background::peer::{BackgroundConnection, Pauses};
 use crate::store::quorum::health::QuorumServer;
 
 /// With this many requests in flight, one of which waits for replicas or a disk, a server lags.
@@ -61,7 +63,7 @@ impl Link {
 
     /// The connection that is being opened, if there is none until then, and until when it is worth
     /// to wait for it even if a majority is connected.
-    pub(super) fn opening(&self) -> Option<(&Opening<Connection>, Instant)> {
+    pub(super) fn opening(&self) -> Option<(&Receiver<Result<Connection, Failure>>, Instant)> {
         let opening = self.connection.opening.as_ref().filter(|_| !self.is_connected())?;
         Some((opening, self.soon))
     }
@@ -79,9 +81,8 @@ impl Link {
             let soon = if self.server().is_trusted() { LATECOMERS } else { Duration::ZERO };
             self.soon = Instant::now() + soon;
         }
-        let attempt = ConnectAttempt { deadline: self.soon, urgent };
         // The server keeps the failure.
-        self.connection.begin_opening(None, attempt, Ok).unwrap_or_default();
+        self.connection.begin_opening(None, self.soon, urgent, Ok).unwrap_or_default();
     }
 
     /// Uses the connection that was being opened, once it is and no reply is to come over the one

@@ -10,10 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::base::failure::Failure;
-use crate::store::background::jobs::{Decision, JobPolicy};
 use crate::store::background::peer::Pauses;
-use crate::store::background::wakeups::WakeupPolicy;
-use crate::store::background::{Job, JobReply, Wake};
+use crate::store::background::{Decision, Job, JobPolicy, JobReply, Wake, WakeupPolicy};
 use crate::store::quorum::health::{QuorumServer, QuorumServers};
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::request::{Change, HoldReply};
