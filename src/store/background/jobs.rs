@@ -90,7 +90,7 @@ impl<P: JobPolicy> BackgroundJobs<P> {
         let mut place = 0;
         // A redirection may add nodes, and brings jobs to earlier ones.
         while place < self.nodes.len() {
-            let (urgent, mut replies) = (self.is_urgent(place), Replies::new());
+            let (urgent, mut replies) = (self.is_urgent(place), Vec::new());
             let then = self.nodes[place].go_on(urgent, self.settings.io_timeout, &mut replies);
             next = next.into_iter().chain(then).min();
             for (number, reply) in replies {
@@ -157,8 +157,8 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
     }
 }
 
-/// What the node has replied to each job, by number.
-type Replies = Vec<(u64, Result<HoldReply, Failure>)>;
+/// What has come over a connection for a job, by its number; `None` for what does not fit it.
+type NumberedReply = (u64, Option<Result<HoldReply, Failure>>);
 
 /// The jobs of one node that go over one connection.
 #[derive(Debug)]
@@ -169,8 +169,7 @@ struct NodeJobs<N> {
     /// Sent as soon as the connection is open, has written what was sent before, and does not wait
     /// for replicas or disks.
     waiting: Vec<Exchange>,
-    /// What has come over the connection for a job, by its number; `None` for what does not fit it.
-    arrived: Arc<Mutex<Vec<(u64, Option<Result<HoldReply, Failure>>)>>>,
+    arrived: Arc<Mutex<Vec<NumberedReply>>>,
 }
 
 impl<N: Peer> NodeJobs<N> {
@@ -192,7 +191,7 @@ impl<N: Peer> NodeJobs<N> {
         &mut self,
         urgent: bool,
         io_timeout: Duration,
-        replies: &mut Replies,
+        replies: &mut Vec<(u64, Result<HoldReply, Failure>)>,
     ) -> Option<Instant> {
         let previous = self.close_unless_ready();
         self.receive(replies);
@@ -207,7 +206,7 @@ impl<N: Peer> NodeJobs<N> {
     }
 
     /// Takes the outcomes that have come.
-    fn receive(&mut self, replies: &mut Replies) {
+    fn receive(&mut self, replies: &mut Vec<(u64, Result<HoldReply, Failure>)>) {
         loop {
             let BackgroundConnection { peer, open, .. } = &mut self.connection;
             let has_come = open.as_mut().is_some_and(|open| open.receive(WaitFor::Nothing));

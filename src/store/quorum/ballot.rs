@@ -1,19 +1,37 @@
-//! A request to all servers of a quorum, and their votes on it.
+//! A request to all servers of a quorum, their votes on it, and the holds in doubt: what it may leave
+//! on some of them if it has no reply.
 
-use std::sync::Arc;
-use std::time::Instant;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use redis::Value;
 
 use crate::base::clock::Moment;
 use crate::net::demand::{Demand, is_done};
 use crate::net::exchange::{Exchange, SendWait};
 use crate::net::request::Reply;
+use crate::net::stream::Spin;
+use crate::store::background::{BackgroundSettings, InDoubtHold};
 use crate::store::hold_id::HoldId;
-use crate::store::quorum::health::{QuorumServer, QuorumServers};
+use crate::store::quorum::health::QuorumServer;
 use crate::store::quorum::votes::Votes;
 use crate::store::scripts::Command;
+
+/// With this many holds in `late`, the ones that can no longer begin are removed.
+const LATE_MAX: usize = 64;
+
+/// What all requests of a client share.
+#[derive(Debug)]
+pub(super) struct QuorumServers {
+    pub(super) each: Vec<Arc<QuorumServer>>,
+    /// With what each server must meet for a new hold or level.
+    pub(super) settings: BackgroundSettings,
+    pub(super) in_doubt: InDoubtHolds,
+    pub(super) spin: Spin,
+}
 
 /// What a request does at a server, and what is therefore in doubt where it fails.
 #[derive(Clone, Debug)]
@@ -33,7 +51,7 @@ pub(super) struct Ballot<T, D> {
     command: Command<T>,
     effect: Effect,
     /// What a server must meet for its reply to count, and the deadline for that.
-    demand: Option<(Demand, Instant)>,
+    pub(super) demand: Option<(Demand, Instant)>,
     count: Mutex<Count<T, D>>,
 }
 
@@ -41,6 +59,8 @@ pub(super) struct Ballot<T, D> {
 type Decide<T, D> = Box<dyn Fn(&Votes<T>) -> Option<D> + Send>;
 
 type OnDecision<D> = Box<dyn FnOnce(D) + Send>;
+
+type OnInDoubt = Box<dyn Fn(InDoubtHold) + Send + Sync>;
 
 struct Count<T, D> {
     votes: Votes<T>,
@@ -75,8 +95,8 @@ impl<T: Vote, D: Send + 'static> Ballot<T, D> {
     }
 
     /// The same, at servers whose replies count once what they have done is durable.
-    pub(super) fn durable(self, demand: Option<Demand>, deadline: Instant) -> Self {
-        Self { demand: demand.map(|demand| (demand, deadline)), ..self }
+    pub(super) fn durable(self, deadline: Instant) -> Self {
+        Self { demand: self.servers.settings.demand.map(|demand| (demand, deadline)), ..self }
     }
 
     /// The same, whose decision is passed on by the thread that reads the last reply it needs.
@@ -88,10 +108,6 @@ impl<T: Vote, D: Send + 'static> Ballot<T, D> {
     /// The hold that the request ends, if any.
     pub(super) fn ended(&self) -> Option<&HoldId> {
         if let Effect::Ends { hold, .. } = &self.effect { Some(hold) } else { None }
-    }
-
-    pub(super) fn is_durable(&self) -> bool {
-        self.demand.is_some()
     }
 
     /// The request to one server, whose reply is counted here.
@@ -116,11 +132,6 @@ impl<T: Vote, D: Send + 'static> Ballot<T, D> {
             self.servers.in_doubt.may_begin_late(hold);
         }
         self.count(number, reply);
-    }
-
-    /// Counts a server that is not asked because it cannot have the hold that ends.
-    pub(super) fn count_gone(&self, number: usize) {
-        self.count(number, Ok(Value::Int(0)));
     }
 
     /// Counts the vote of a server. With the last one it is known whether a hold that ends may
@@ -180,5 +191,73 @@ impl<T, D> Count<T, D> {
             None => self.decision = Some(decision),
         }
         None
+    }
+}
+
+/// The holds in doubt of a client, and where they are reported.
+#[derive(Default)]
+pub(super) struct InDoubtHolds {
+    /// The client whose holds begin here, and where they are reported.
+    client: OnceLock<(Arc<str>, OnInDoubt)>,
+    /// The holds that a request which was given up may yet begin somewhere, and until when that
+    /// matters. One release does not end the doubt about them.
+    late: Mutex<HashMap<HoldId, Moment>>,
+    /// The longest lease of all requests, in nanoseconds.
+    lease: AtomicU64,
+}
+
+impl fmt::Debug for InDoubtHolds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let late = self.late.lock().len();
+        f.debug_struct("InDoubtHolds").field("late", &late).finish_non_exhaustive()
+    }
+}
+
+impl InDoubtHolds {
+    /// Sets the client, and where its holds are reported; only the first call has an effect.
+    pub(super) fn report_to(&self, client: &str, report: OnInDoubt) {
+        drop(self.client.set((client.into(), report)));
+    }
+
+    /// Returns `true` if a server may have the hold. One that another client has begun, and this
+    /// one has adopted, may be anywhere.
+    pub(super) fn may_be_at(&self, server: &QuorumServer, hold: &HoldId) -> bool {
+        server.was_asked_to_begin(hold)
+            || self.client.get().is_none_or(|(client, _)| *client != hold.client)
+    }
+
+    /// Notes that leases of this length exist.
+    pub(super) fn note_lease(&self, lease: Duration) {
+        let nanos = u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX);
+        if nanos > self.lease.load(Ordering::Relaxed) {
+            self.lease.fetch_max(nanos, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that a server may begin the hold late. The client may have it nevertheless, or have
+    /// taken it back by then.
+    pub(super) fn may_begin_late(&self, hold: &HoldId) {
+        let (mut late, now) = (self.late.lock(), Moment::now());
+        if late.len() >= LATE_MAX {
+            late.retain(|_, until| *until > now);
+        }
+        // Until the hold is released, and then for as long as a lease.
+        late.insert(hold.clone(), now.after(self.lease().saturating_mul(2)));
+    }
+
+    /// Reports a hold that has ended, unless it has `everywhere` and for good. The lock stays taken
+    /// until `kept_until` all the same.
+    pub(super) fn end(&self, hold: &HoldId, kept_until: Moment, everywhere: bool) {
+        let may_begin = self.late.lock().remove(hold).is_some();
+        if (may_begin || !everywhere)
+            && let Some((_, report)) = self.client.get()
+        {
+            let (hold, lease) = (hold.clone(), self.lease());
+            report(InDoubtHold { hold, kept_until, lease, settled_by_release: !may_begin });
+        }
+    }
+
+    fn lease(&self) -> Duration {
+        Duration::from_nanos(self.lease.load(Ordering::Relaxed))
     }
 }

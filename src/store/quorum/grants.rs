@@ -30,78 +30,62 @@ use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
-use crate::store::hold_id::HoldId;
-use crate::store::quorum::Quorum;
-use crate::store::quorum::ballot::{Ballot, Effect};
+use crate::store::quorum::ballot::{Ballot, Effect, QuorumServers};
 use crate::store::quorum::lane::LockedLane;
 use crate::store::quorum::votes::{HoldDecision, Votes};
 use crate::store::request::{Acquire, AcquireReply, HoldReply, is_granted};
 
-impl Quorum {
-    /// Takes the lock if a majority grants it. Otherwise the hold is withdrawn where it has begun,
-    /// without waiting for replies, unless it only falls short of the durability that is demanded:
-    /// then it exists until it is released.
-    pub(super) fn grant(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
-        let Acquire { holds, lease, deadline, .. } = request;
-        let hold = &holds[0];
-        self.servers.in_doubt.note_lease(lease);
-        let mut lane = self.lane(&hold.name).connect(deadline)?;
-        let ballot = Arc::new(self.ballot_to_acquire(request));
-        lane.send(&ballot, |_| true);
-        let outcome = match lane.wait(&ballot, deadline) {
-            HoldDecision::Granted { fence, agreed, wanted } => {
-                let confirmed = match agreed {
-                    Some(_) => Ok(()),
-                    None => self.confirm(&mut lane, fence, request),
-                };
-                let room = agreed.unwrap_or_default();
-                let others = Vec::new();
-                confirmed.map(|()| AcquireReply::Acquired { fence, others, room, wanted })
-            }
-            HoldDecision::NotGranted(outcome) => outcome,
-        };
-        if !is_granted(&outcome) {
-            let begun = |reply: &AcquireReply| matches!(reply, AcquireReply::Acquired { .. });
-            let withdraw = Arc::new(self.ballot_to_withdraw(hold));
-            lane.send(&withdraw, |number| ballot.may_be(number, begun));
+/// Takes the lock if a majority grants it. Otherwise the hold is withdrawn where it has begun,
+/// without waiting for replies, unless it only falls short of the durability that is demanded: then
+/// it exists until it is released.
+pub(super) fn acquire(
+    lane: &mut LockedLane<'_>,
+    request: Acquire<'_>,
+) -> Result<AcquireReply, Failure> {
+    let (hold, servers) = (&request.holds[0], &lane.lane.servers);
+    let ballot = lane.send(ballot_to_acquire(servers, request), |_| true);
+    let outcome = match lane.wait(&ballot, request.deadline) {
+        HoldDecision::Granted { fence, agreed, wanted } => {
+            let confirmed = match agreed {
+                Some(_) => Ok(()),
+                None => confirm(lane, fence, request),
+            };
+            let (room, others) = (agreed.unwrap_or_default(), Vec::new());
+            confirmed.map(|()| AcquireReply::Acquired { fence, others, room, wanted })
         }
-        outcome
+        HoldDecision::NotGranted(outcome) => outcome,
+    };
+    if !is_granted(&outcome) {
+        let begun = |reply: &AcquireReply| matches!(reply, AcquireReply::Acquired { .. });
+        let ends = Effect::Ends { hold: hold.clone(), kept_until: Moment::FIRST };
+        let withdraw = servers.settings.commands.withdraw(hold);
+        let withdraw = Ballot::new(servers, withdraw, Votes::decide_hold).with(ends);
+        lane.send(withdraw, |number| ballot.may_be(number, begun));
     }
+    outcome
+}
 
-    pub(super) fn ballot_to_acquire(
-        &self,
-        request: Acquire<'_>,
-    ) -> Ballot<AcquireReply, HoldDecision> {
-        let (hold, command) = (request.holds[0].clone(), self.background.commands.acquire(request));
-        let ballot = Ballot::new(&self.servers, command, Votes::decide_acquire);
-        ballot.with(Effect::Begins(hold)).durable(self.background.demand, request.deadline)
-    }
+fn ballot_to_acquire(
+    servers: &Arc<QuorumServers>,
+    request: Acquire<'_>,
+) -> Ballot<AcquireReply, HoldDecision> {
+    let begins = Effect::Begins(request.holds[0].clone());
+    let command = servers.settings.commands.acquire(request);
+    Ballot::new(servers, command, Votes::decide_acquire).with(begins).durable(request.deadline)
+}
 
-    fn ballot_to_withdraw(&self, hold: &HoldId) -> Ballot<HoldReply, Result<HoldReply, Failure>> {
-        let effect = Effect::Ends { hold: hold.clone(), kept_until: Moment::FIRST };
-        Ballot::new(&self.servers, self.background.commands.withdraw(hold), Votes::decide_hold)
-            .with(effect)
-    }
-
-    /// Makes sure that the counters of a majority have reached the token of a hold that a majority
-    /// has begun.
-    fn confirm(
-        &self,
-        lane: &mut LockedLane<'_>,
-        fence: u64,
-        request: Acquire<'_>,
-    ) -> Result<(), Failure> {
-        let Acquire { holds, lease, deadline, .. } = request;
-        let raise = self.background.commands.raise(&holds[0], fence, lease);
-        let raise = Ballot::new(&self.servers, raise, Votes::decide_hold);
-        let ballot = Arc::new(raise.durable(self.background.demand, deadline));
-        lane.send(&ballot, |_| true);
-        match lane.wait(&ballot, deadline) {
-            Ok(HoldReply::Done) => Ok(()),
-            Ok(HoldReply::Gone) => Err(Failure::late()),
-            // The hold exists on some servers.
-            Err(failure) => Err(ambiguous(failure)),
-        }
+/// Makes sure that the counters of a majority have reached the token of a hold that a majority has
+/// begun.
+fn confirm(lane: &mut LockedLane<'_>, fence: u64, request: Acquire<'_>) -> Result<(), Failure> {
+    let (Acquire { holds, lease, deadline, .. }, servers) = (request, &lane.lane.servers);
+    let raise = servers.settings.commands.raise(&holds[0], fence, lease);
+    let raise = Ballot::new(servers, raise, Votes::decide_hold).durable(deadline);
+    let ballot = lane.send(raise, |_| true);
+    match lane.wait(&ballot, deadline) {
+        Ok(HoldReply::Done) => Ok(()),
+        Ok(HoldReply::Gone) => Err(Failure::late()),
+        // The hold exists on some servers.
+        Err(failure) => Err(ambiguous(failure)),
     }
 }
 
@@ -129,7 +113,7 @@ mod tests {
     use crate::net::endpoint::Endpoint;
     use crate::net::server::ServerFactory;
     use crate::store::Store;
-    use crate::store::hold_id::HoldKind;
+    use crate::store::hold_id::{HoldId, HoldKind};
     use crate::store::quorum::Quorum;
     use crate::store::request::{Change, HoldRequest, PostedChange, Registration};
     use crate::store::tests::process::Server;
@@ -160,7 +144,7 @@ mod tests {
             // It has no replicas, so it soon lags.
             let (holds, registration) = (&[hold(nonce)], Registration::None);
             let acquire = Acquire { holds, lease: SOON, registration, deadline };
-            lane.send(&Arc::new(store.ballot_to_acquire(acquire)), |number| number == 2);
+            lane.send(ballot_to_acquire(&store.servers, acquire), |number| number == 2);
         }
         drop(lane);
         store.servers.in_doubt.may_begin_late(&hold(1));

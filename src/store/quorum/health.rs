@@ -8,7 +8,6 @@
 //! failed at the second, so that it does not count twice.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -25,10 +24,8 @@ use crate::net::demand::Demand;
 use crate::net::error_reply::suggests_demotion;
 use crate::net::factory::ConnectionFactory;
 use crate::net::request::Request;
-use crate::net::stream::Spin;
 use crate::store::background::peer::Peer;
 use crate::store::hold_id::HoldId;
-use crate::store::quorum::in_doubt::InDoubtHolds;
 
 /// The first pause after a failure, and the longest one.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(4));
@@ -52,16 +49,7 @@ pub(super) struct QuorumServer {
     begun_below: AtomicU64,
 }
 
-/// What all requests of a client share.
 #[derive(Debug)]
-pub(super) struct QuorumServers {
-    pub(super) each: Vec<Arc<QuorumServer>>,
-    pub(super) in_doubt: InDoubtHolds,
-    pub(super) spin: Spin,
-    /// A server that is silent for this long is given up.
-    pub(super) io_timeout: Duration,
-}
-
 struct Health {
     /// How often in a row the server has failed.
     failures: u32,
@@ -70,12 +58,6 @@ struct Health {
     /// Until when no other connection is opened, because one is being opened.
     claimed_until: Instant,
     last_failure: Option<Failure>,
-}
-
-impl fmt::Debug for Health {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Health").field("failures", &self.failures).finish_non_exhaustive()
-    }
 }
 
 impl QuorumServer {
@@ -96,11 +78,6 @@ impl QuorumServer {
         }
     }
 
-    /// A connection that is not open.
-    pub(super) fn closed_connection(&self) -> Connection {
-        Connection::new(self.factory.clone())
-    }
-
     /// Notes that the server has failed.
     fn fail(&self, health: &mut Health, failure: &Failure) {
         let (shortest, longest) = PAUSES;
@@ -111,33 +88,25 @@ impl QuorumServer {
         self.trusted.store(false, Ordering::Relaxed);
     }
 
-    /// Notes what a reply says about the server: it is good if a script has written something.
+    /// Notes what a reply says about the server: it is good if a script has written something. If it
+    /// has refused to write, it is left alone like one that is gone, because its connections have
+    /// to be replaced each time.
     pub(super) fn note<T>(&self, reply: &Result<T, Failure>, has_written: impl FnOnce(&T) -> bool) {
-        match reply {
-            Ok(reply) if !has_written(reply) => {}
-            Err(failure) if !failure.is_shortfall() => self.note_failure(failure),
-            _ => self.note_written(),
+        let written = reply.as_ref().map_or_else(Failure::is_shortfall, has_written);
+        // Each write would take the cache line from other threads.
+        if written && !self.is_trusted() {
+            let mut health = self.health.lock();
+            *health = Health::good();
+            self.trusted.store(true, Ordering::Relaxed);
         }
-    }
-
-    /// If the server has refused to write, it is left alone like one that is gone, because its
-    /// connections have to be replaced each time.
-    fn note_failure(&self, failure: &Failure) {
-        if suggests_demotion(&failure.code) {
+        if let Err(failure) = reply
+            && suggests_demotion(&failure.code)
+        {
             let mut health = self.health.lock();
             // Several requests may have been refused at once.
             if health.paused_until <= Instant::now() {
                 self.fail(&mut health, failure);
             }
-        }
-    }
-
-    fn note_written(&self) {
-        // Each write would take the cache line from other threads.
-        if !self.is_trusted() {
-            let mut health = self.health.lock();
-            *health = Health::good();
-            self.trusted.store(true, Ordering::Relaxed);
         }
     }
 
@@ -170,12 +139,6 @@ impl QuorumServer {
         }
     }
 
-    /// The failure of a request that was not sent because it would wait behind too many others.
-    pub(super) fn lagging(&self) -> Failure {
-        let error = io::Error::other("earlier locks still wait for the server's replicas or disk");
-        Failure::io(FailureKind::Transient, &self.factory.label(), error)
-    }
-
     /// Notes that the server is asked to begin a hold.
     pub(super) fn note_begun(&self, hold: &HoldId) {
         self.begun_below.fetch_max(hold.number() + 1, Ordering::Relaxed);
@@ -189,7 +152,7 @@ impl QuorumServer {
     /// Connects, and waits for a sign of life. A server that cannot do what is demanded is not
     /// used, nor is one that is used under another address.
     fn connect_and_probe(&self) -> Result<Connection, Failure> {
-        let mut connection = self.closed_connection();
+        let mut connection = Connection::new(self.factory.clone());
         let deadline = end_of(self.factory.connect_timeout);
         let probe = match &self.demand {
             None => Request::command(&redis::cmd("PING")),

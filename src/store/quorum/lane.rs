@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
+use redis::Value;
 
 use crate::base::failure::Failure;
 use crate::net::pool::PoolThread;
@@ -21,8 +22,7 @@ use crate::net::resp::RespStream;
 use crate::net::socket::poll_ready;
 use crate::net::stream::{PolledSocket, ReplyWait};
 use crate::store::background::peer::wait_for_any;
-use crate::store::quorum::ballot::{Ballot, Vote};
-use crate::store::quorum::health::QuorumServers;
+use crate::store::quorum::ballot::{Ballot, QuorumServers, Vote};
 use crate::store::quorum::link::Link;
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::request::HoldReply;
@@ -34,7 +34,7 @@ const SWEEP: Duration = Duration::from_millis(10);
 /// The connections, and what reads the replies that no call waits for.
 #[derive(Debug)]
 pub(super) struct Lane {
-    servers: Arc<QuorumServers>,
+    pub(super) servers: Arc<QuorumServers>,
     /// Locked by a call until it has its replies: no other thread reads them.
     reader: Mutex<()>,
     /// In the order of the servers. Locked to send and to read, but not while replies are waited
@@ -130,7 +130,7 @@ impl Lane {
         let mut lane = LockedLane { reader: Some(reader), links, lane: self };
         for link in &mut *lane.links {
             link.read();
-            link.close_if_useless(self.servers.io_timeout);
+            link.close_if_useless(self.servers.settings.io_timeout);
         }
     }
 }
@@ -146,14 +146,14 @@ pub(super) struct LockedLane<'a> {
     /// `None` if another thread waits for its replies, and reads those of this one too.
     reader: Option<MutexGuard<'a, ()>>,
     links: MutexGuard<'a, Vec<Link>>,
-    lane: &'a Arc<Lane>,
+    pub(super) lane: &'a Arc<Lane>,
 }
 
 impl LockedLane<'_> {
     fn begin_openings(&mut self) {
         for link in &mut *self.links {
             link.finish_opening();
-            link.close_if_useless(self.lane.servers.io_timeout);
+            link.close_if_useless(self.lane.servers.settings.io_timeout);
         }
         let urgent = !self.has_majority();
         self.links.iter_mut().for_each(|link| link.begin_opening(urgent));
@@ -190,28 +190,27 @@ impl LockedLane<'_> {
     /// failed.
     pub(super) fn send<T: Vote, D: Send + 'static>(
         &mut self,
-        ballot: &Arc<Ballot<T, D>>,
+        ballot: Ballot<T, D>,
         wanted: impl Fn(usize) -> bool,
-    ) {
-        let in_doubt = &self.lane.servers.in_doubt;
+    ) -> Arc<Ballot<T, D>> {
+        let (ballot, in_doubt) = (Arc::new(ballot), &self.lane.servers.in_doubt);
         for link in &mut *self.links {
             let (number, ended) = (link.server().number, ballot.ended());
             if !wanted(number) || ended.is_some_and(|hold| !in_doubt.may_be_at(link.server(), hold))
             {
-                ballot.count_gone(number);
-                continue;
-            }
-            match (link.check(ended.is_some()), ended) {
-                (Ok(()), _) => link.send(ballot.exchange_with(link.server())),
-                (Err(failure), ended) => {
-                    // The request that begins the hold may be among those in flight.
-                    if let Some(hold) = ended.filter(|_| link.is_connected()) {
-                        in_doubt.may_begin_late(hold);
-                    }
-                    ballot.count(number, Err(failure));
+                // It cannot have the hold that ends.
+                ballot.count(number, Ok(Value::Int(0)));
+            } else if let Err(failure) = link.check(ended.is_some()) {
+                // The request that begins the hold may be among those in flight.
+                if let Some(hold) = ended.filter(|_| link.is_connected()) {
+                    in_doubt.may_begin_late(hold);
                 }
+                ballot.count(number, Err(failure));
+            } else {
+                link.send(ballot.exchange_with(link.server()));
             }
         }
+        ballot
     }
 
     /// Reads until there is a decision about a request. By the deadline it is decided without the
@@ -223,7 +222,7 @@ impl LockedLane<'_> {
     ) -> D {
         let spin = &self.lane.servers.spin;
         // Replicas and disks do not answer soon, and that says nothing about the servers.
-        let mut wait = (!ballot.is_durable()).then(|| spin.begin());
+        let mut wait = ballot.demand.is_none().then(|| spin.begin());
         let awaited = |link: &Link| ballot.awaits(link.server().number);
         let decision = loop {
             let decision = ballot.take_decision();

@@ -12,6 +12,7 @@
 //! When the connection is closed, everything in flight has failed. What it may have begun or ended
 //! is in doubt.
 
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -139,8 +140,11 @@ impl Link {
         if !self.is_connected() {
             return Err(self.server().unreachable());
         }
-        let can_send = self.has_room() && (ends || !self.is_lagging());
-        if can_send { Ok(()) } else { Err(self.server().lagging()) }
+        if self.has_room() && (ends || !self.is_lagging()) {
+            return Ok(());
+        }
+        let error = io::Error::other("earlier locks still wait for the server's replicas or disk");
+        Err(Failure::io(FailureKind::Transient, &self.server().factory.label(), error))
     }
 
     /// Writes a request over the open connection.

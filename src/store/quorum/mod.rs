@@ -2,8 +2,8 @@
 //!
 //! This is the algorithm known as [Redlock]. Each server keeps the same data as a single server
 //! would. A request is written to all of them at once ([`lane`]). Its outcome is decided as soon as
-//! the replies allow it ([`ballot`], [`votes`]); [`grants`] says why fencing tokens grow. What
-//! requests without a reply may have left is removed in the background ([`in_doubt`]). Servers that
+//! the replies allow it ([`votes`]); [`grants`] says why fencing tokens grow. What
+//! requests without a reply may have left is removed in the background ([`ballot`]). Servers that
 //! fail are left out of calls until they answer again, and so is one that has another address too
 //! ([`health`]).
 //!
@@ -39,7 +39,6 @@
 mod ballot;
 mod grants;
 mod health;
-mod in_doubt;
 mod lane;
 mod link;
 mod policies;
@@ -52,6 +51,7 @@ use std::time::Instant;
 use crate::base::failure::Failure;
 use crate::config::Config;
 use crate::error::{Error, Result as ApiResult};
+use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
 use crate::net::stream::Spin;
@@ -60,10 +60,9 @@ use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::background::{BackgroundSettings, InDoubtHold, JobRunner, Wakeups};
 use crate::store::commands::Commands;
-use crate::store::quorum::ballot::{Ballot, Effect, Vote};
+use crate::store::quorum::ballot::{Ballot, Effect, InDoubtHolds, QuorumServers, Vote};
 use crate::store::quorum::grants::ambiguous;
-use crate::store::quorum::health::{QuorumServer, QuorumServers, RunIds};
-use crate::store::quorum::in_doubt::InDoubtHolds;
+use crate::store::quorum::health::{QuorumServer, RunIds};
 use crate::store::quorum::lane::{Lane, LockedLane};
 use crate::store::quorum::policies::{JobsByVote, WakeupsOfMajorities};
 use crate::store::quorum::votes::{Votes, majority};
@@ -78,8 +77,6 @@ use crate::store::scripts::Command;
 #[derive(Debug)]
 pub(crate) struct Quorum {
     servers: Arc<QuorumServers>,
-    /// With what each server must meet for a new hold or level.
-    background: BackgroundSettings,
     /// A name always has the same, so that its requests do not overtake one another.
     lanes: Vec<Arc<Lane>>,
     run_ids: Arc<RunIds>,
@@ -93,18 +90,17 @@ type ChangeBallot = Ballot<HoldReply, Result<HoldReply, Failure>>;
 impl Quorum {
     /// Sends nothing yet; connections are opened when they are first used.
     pub(crate) fn new(endpoints: Vec<Endpoint>, config: &Config, factory: &ServerFactory) -> Self {
-        let background = BackgroundSettings::new(&Commands::proposing(config), config);
+        let settings = BackgroundSettings::new(&Commands::proposing(config), config);
         let run_ids = Arc::<RunIds>::default();
         let server = |(number, endpoint)| {
             let connections = Arc::new(factory.connections(endpoint));
-            Arc::new(QuorumServer::new(number, connections, background.demand, &run_ids))
+            Arc::new(QuorumServer::new(number, connections, settings.demand, &run_ids))
         };
         let each = endpoints.into_iter().enumerate().map(server).collect();
         let (in_doubt, spin) = (InDoubtHolds::default(), Spin::new(config.spin));
-        let io_timeout = background.io_timeout;
-        let servers = Arc::new(QuorumServers { each, in_doubt, spin, io_timeout });
+        let servers = Arc::new(QuorumServers { each, settings, in_doubt, spin });
         let lane = |_| Lane::new(&servers, &factory.thread);
-        Self { lanes: (0..config.pool_size).map(lane).collect(), servers, background, run_ids }
+        Self { lanes: (0..config.pool_size).map(lane).collect(), servers, run_ids }
     }
 
     /// Fails unless a majority answers.
@@ -144,21 +140,20 @@ impl Quorum {
         decide: impl Fn(&Votes<T>) -> Option<Result<D, Failure>> + Send + 'static,
     ) -> Result<D, Failure> {
         let mut lane = self.lane(name).connect(deadline)?;
-        let ballot = Arc::new(Ballot::new(&self.servers, command, decide));
-        lane.send(&ballot, |_| true);
+        let ballot = lane.send(Ballot::new(&self.servers, command, decide), |_| true);
         lane.wait(&ballot, deadline)
     }
 
     fn ballot_to_change(&self, request: &HoldRequest<'_>) -> ChangeBallot {
         let HoldRequest { hold, change, deadline } = *request;
-        let command = self.background.commands.change(hold, change);
+        let command = self.servers.settings.commands.change(hold, change);
         let decide = move |votes: &Votes<_>| votes.decide_change(change);
         let ballot = Ballot::new(&self.servers, command, decide);
         match change {
             Change::Release { kept_until } => {
                 ballot.with(Effect::Ends { hold: hold.clone(), kept_until })
             }
-            _ if change.is_durable() => ballot.durable(self.background.demand, deadline),
+            _ if change.is_durable() => ballot.durable(deadline),
             _ => ballot,
         }
     }
@@ -179,15 +174,15 @@ impl Quorum {
             Change::Release { .. } => lane.prepare(deadline)?,
             _ => lane.connect(deadline)?,
         };
-        let ballot = Arc::new(self.ballot_to_change(request));
-        lane.send(&ballot, |_| true);
-        Ok((ballot, lane))
+        Ok((lane.send(self.ballot_to_change(request), |_| true), lane))
     }
 }
 
 impl Store for Quorum {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
-        self.grant(request)
+        let Acquire { holds, lease, deadline, .. } = request;
+        self.servers.in_doubt.note_lease(lease);
+        grants::acquire(&mut self.lane(&holds[0].name).connect(deadline)?, request)
     }
 
     /// What must be durable is asked for one hold after the other: a server that waits for its
@@ -197,29 +192,27 @@ impl Store for Quorum {
         requests: &[HoldRequest<'_>],
         on_reply: &mut dyn FnMut(usize, Result<HoldReply, Failure>),
     ) {
-        let waits =
-            self.background.demand.is_some() && requests.iter().any(|it| it.change.is_durable());
-        let together = if waits { 1 } else { TOGETHER };
-        let replies = requests.chunks(together).flat_map(|requests| {
+        let has_demand = self.servers.settings.demand.is_some();
+        let waits = has_demand && requests.iter().any(|it| it.change.is_durable());
+        let mut place = 0;
+        for requests in requests.chunks(if waits { 1 } else { TOGETHER }) {
             let send = |request| {
                 let (ballot, lane) = self.send(request)?;
                 // The next request may be for the same lane.
                 Ok((ballot, Some(lane).filter(|_| requests.len() == 1)))
             };
             let sent: Vec<_> = requests.iter().map(send).collect();
-            let replies = requests.iter().zip(sent).map(|(request, sent)| {
-                let HoldRequest { hold, change, deadline } = *request;
-                let (ballot, lane) = sent?;
-                let again = || self.lane(&hold.name).lock(deadline).map_err(ambiguous);
-                let reply = lane.map_or_else(again, Ok)?.wait(&ballot, deadline);
-                match change {
-                    Change::Release { .. } => reply.map_err(ambiguous),
-                    _ => reply,
-                }
-            });
-            replies.collect::<Vec<_>>()
-        });
-        replies.enumerate().for_each(|(place, reply)| on_reply(place, reply));
+            for (HoldRequest { hold, change, deadline }, sent) in requests.iter().zip(sent) {
+                let again = || self.lane(&hold.name).lock(*deadline).map_err(ambiguous);
+                let reply = sent.and_then(|(ballot, lane)| {
+                    let reply = lane.map_or_else(again, Ok)?.wait(&ballot, *deadline);
+                    let is_release = matches!(change, Change::Release { .. });
+                    if is_release { reply.map_err(ambiguous) } else { reply }
+                });
+                on_reply(place, reply);
+                place += 1;
+            }
+        }
     }
 
     fn post(&self, posts: Vec<PostedChange<'_>>) {
@@ -228,7 +221,7 @@ impl Store for Quorum {
                 Ok(mut lane) => {
                     let ballot = self.ballot_to_change(&request);
                     let ballot = ballot.passed_on(|reply| on_reply(reply.map_err(ambiguous)));
-                    lane.send(&Arc::new(ballot), |_| true);
+                    lane.send(ballot, |_| true);
                 }
                 Err(failure) => on_reply(Err(failure)),
             }
@@ -254,23 +247,19 @@ impl Store for Quorum {
             Look::All | Look::Token => Look::Token,
             Look::Holder => Look::Holder,
         };
-        self.decide(
-            name,
-            self.background.commands.report(name, look),
-            deadline,
-            Votes::decide_holder,
-        )
+        let report = self.servers.settings.commands.report(name, look);
+        self.decide(name, report, deadline, Votes::decide_holder)
     }
 
     fn connections(&self) -> Result<ServerConnections, Failure> {
         let each = &self.servers.each;
         let required = majority(each.len());
-        let each = each.iter().map(|server| server.closed_connection()).collect();
+        let each = each.iter().map(|server| Connection::new(server.factory.clone())).collect();
         Ok(ServerConnections { each, required })
     }
 
     fn force_release(&self, owner: OwnerOf<'_>, deadline: Instant) -> Result<bool, Failure> {
-        let force = self.background.commands.force_release(owner);
+        let force = self.servers.settings.commands.force_release(owner);
         Ok(self.decide(owner.name, force, deadline, Votes::decide_any)? == HoldReply::Done)
     }
 
@@ -280,11 +269,11 @@ impl Store for Quorum {
 
     fn wakeups(&self, client: &str, _: Option<&RedissonChannels>) -> Box<dyn Wakeups> {
         let policy = WakeupsOfMajorities::new(self.servers.each.clone());
-        Box::new(BackgroundWakeups::new(policy, &self.background, client, None))
+        Box::new(BackgroundWakeups::new(policy, &self.servers.settings, client, None))
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {
         let policy = JobsByVote(self.servers.clone());
-        Box::new(BackgroundJobs::new(policy, self.background.clone()))
+        Box::new(BackgroundJobs::new(policy, self.servers.settings.clone()))
     }
 }

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use crate::base::failure::Failure;
 use crate::store::background::peer::Pauses;
 use crate::store::background::{Decision, Job, JobPolicy, JobReply, Wake, WakeupPolicy};
-use crate::store::quorum::health::{QuorumServer, QuorumServers};
+use crate::store::quorum::ballot::QuorumServers;
+use crate::store::quorum::health::QuorumServer;
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::request::{Change, HoldReply};
 
