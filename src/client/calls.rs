@@ -1,13 +1,18 @@
-//! The calls by which a client acquires locks.
+//! The calls by which a client acquires locks, and its handles to locks.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::client::Client;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::guards::election::Election;
 use crate::guards::guard::Guard;
-use crate::guards::multi_guard::MultiGuard;
+use crate::guards::held::LockHandle;
+use crate::guards::multi_guard::{MultiGuard, MultiMutex};
+use crate::guards::mutex::Mutex;
 use crate::guards::owned_guard::{OwnedGuard, Ticket};
-use crate::guards::owned_hold::OwnedHold;
+use crate::guards::rw_lock::RwLock;
+use crate::guards::semaphore::Semaphore;
 
 impl Client {
     /// Acquires the lock, blocking the current thread until it is able to do so.
@@ -190,10 +195,7 @@ impl Client {
     /// - [`Closed`](crate::Error::Closed): the client is closed.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child.
     pub fn adopt(&self, ticket: &Ticket) -> Result<OwnedGuard> {
-        if *ticket.prefix != *self.shared.config.prefix {
-            return Err(Error::invalid("ticket", "must be that of a client with the same prefix"));
-        }
-        OwnedHold::adopt(&self.shared, &ticket.hold).map(OwnedGuard::new)
+        OwnedGuard::adopt(&self.shared, ticket)
     }
 
     /// Acquires several locks, all or none, blocking the current thread until it is able to do so.
@@ -242,5 +244,43 @@ impl Client {
         wait: Duration,
     ) -> Result<Option<MultiGuard>> {
         self.mutexes(names).try_lock_for(wait)
+    }
+
+    /// Returns a handle to a read-write lock. Sends nothing.
+    #[must_use]
+    pub fn rw_lock(&self, name: &str) -> RwLock {
+        RwLock::new(self.handle(name))
+    }
+
+    /// Returns a handle to a semaphore with `permits` permits. Sends nothing.
+    #[must_use]
+    pub fn semaphore(&self, name: &str, permits: u32) -> Semaphore {
+        Semaphore::new(self.handle(name), permits)
+    }
+
+    /// Returns a handle to an election. Sends nothing.
+    #[must_use]
+    pub fn election(&self, name: &str) -> Election {
+        Election::new(self.handle(name))
+    }
+
+    /// Returns a handle to one lock, for setting options of its own or querying its state. Sends
+    /// nothing.
+    #[must_use]
+    pub fn mutex(&self, name: &str) -> Mutex {
+        Mutex { handle: self.handle(name) }
+    }
+
+    /// Returns a handle to several locks that are acquired together, as
+    /// [`lock_all`](Client::lock_all) does, for setting options of their own. Sends nothing.
+    #[must_use]
+    pub fn mutexes(&self, names: impl IntoIterator<Item: AsRef<str>>) -> MultiMutex {
+        let names: Arc<[Arc<str>]> = names.into_iter().map(|name| name.as_ref().into()).collect();
+        MultiMutex { handle: self.handle(&names.join(", ")), names }
+    }
+
+    fn handle(&self, name: &str) -> LockHandle {
+        let (shared, options) = (self.shared.clone(), self.shared.config.options.clone());
+        LockHandle { shared, name: name.into(), options }
     }
 }

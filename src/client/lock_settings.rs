@@ -14,7 +14,7 @@ impl Builder {
     ///
     /// From 10 ms to 365 days. Defaults to 30 s.
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.config.options.lease = lease;
+        self.config.options_mut().lease = lease;
         self
     }
 
@@ -23,7 +23,7 @@ impl Builder {
     ///
     /// Defaults to no limit.
     pub fn wait(mut self, time: Duration) -> Self {
-        self.config.options.wait = Some(time);
+        self.config.options_mut().wait = Some(time);
         self
     }
 
@@ -32,7 +32,7 @@ impl Builder {
     ///
     /// Defaults to `true`.
     pub fn renew(mut self, renew: bool) -> Self {
-        self.config.options.renew = renew;
+        self.config.options_mut().renew = renew;
         self
     }
 
@@ -41,7 +41,7 @@ impl Builder {
     ///
     /// At least 10 ms. Defaults to no limit.
     pub fn max_hold(mut self, age: Duration) -> Self {
-        self.config.options.max_hold = Some(age);
+        self.config.options_mut().max_hold = Some(age);
         self
     }
 
@@ -58,7 +58,7 @@ impl Builder {
     ///
     /// Defaults to `true`.
     pub fn reentrant(mut self, reentrant: bool) -> Self {
-        self.config.options.reentrant = reentrant;
+        self.config.options_mut().reentrant = reentrant;
         self
     }
 
@@ -82,7 +82,7 @@ impl Builder {
     /// <https://doi.org/10.1145/2145816.2145848>). Defaults to 10 ms, or a third of the lease where
     /// that is less. At most a third of the lease.
     pub fn tenure(mut self, time: Duration) -> Self {
-        self.config.options.tenure = Some(time);
+        self.config.options_mut().tenure = Some(time);
         self
     }
 
@@ -112,7 +112,7 @@ impl Builder {
     /// Cluster file systems do this with their locks: Lustre, GFS2 and Ceph RBD. Defaults to zero:
     /// nothing is kept. At most the lease, and not along with [`redisson`](Builder::redisson).
     pub fn keep(mut self, time: Duration) -> Self {
-        self.config.options.keep = time;
+        self.config.options_mut().keep = time;
         self
     }
 

@@ -15,11 +15,6 @@ use std::time::Duration;
 use crate::client::builder::Builder;
 use crate::config::Config;
 use crate::error::Result;
-use crate::guards::election::Election;
-use crate::guards::multi_guard::MultiMutex;
-use crate::guards::mutex::Mutex;
-use crate::guards::rw_lock::RwLock;
-use crate::guards::semaphore::Semaphore;
 use crate::local::shared::Shared;
 use crate::local::survey::Survey;
 use crate::local::{release, status};
@@ -92,38 +87,6 @@ impl Client {
     /// Creates a [`Builder`] with default settings.
     pub fn builder() -> Builder {
         Builder::default()
-    }
-
-    /// Returns a handle to a read-write lock. Sends nothing.
-    #[must_use]
-    pub fn rw_lock(&self, name: &str) -> RwLock {
-        RwLock::new(&self.shared, name)
-    }
-
-    /// Returns a handle to a semaphore with `permits` permits. Sends nothing.
-    #[must_use]
-    pub fn semaphore(&self, name: &str, permits: u32) -> Semaphore {
-        Semaphore::new(&self.shared, name, permits)
-    }
-
-    /// Returns a handle to an election. Sends nothing.
-    #[must_use]
-    pub fn election(&self, name: &str) -> Election {
-        Election::new(&self.shared, name)
-    }
-
-    /// Returns a handle to one lock, for setting options of its own or querying its state. Sends
-    /// nothing.
-    #[must_use]
-    pub fn mutex(&self, name: &str) -> Mutex {
-        Mutex::new(&self.shared, name)
-    }
-
-    /// Returns a handle to several locks that are acquired together, as
-    /// [`lock_all`](Client::lock_all) does, for setting options of their own. Sends nothing.
-    #[must_use]
-    pub fn mutexes(&self, names: impl IntoIterator<Item: AsRef<str>>) -> MultiMutex {
-        MultiMutex::new(&self.shared, names)
     }
 
     /// Returns the part of this client's owners in Redis that is the same for all its holds: the
@@ -202,8 +165,8 @@ impl Client {
     /// [`verify`](crate::Guard::verify) and [`renew`](crate::Guard::renew) return `Closed`, and
     /// unlocking or dropping it succeeds and does nothing more. Work under it is not stopped, nor
     /// is a closure of [`with_lock`](Client::with_lock), whose value is returned: stop it first. A
-    /// lock that is to be [held at least](Mutex::hold_at_least) for a time stays taken for the rest
-    /// of that time.
+    /// lock that is to be [held at least](crate::Mutex::hold_at_least) for a time stays taken for
+    /// the rest of that time.
     ///
     /// May be called again, by several threads at once, and from a closure under a lock.
     ///

@@ -4,7 +4,6 @@ pub(crate) mod callbacks;
 #[cfg(feature = "tls")]
 pub(crate) mod certificates;
 pub(crate) mod durability;
-pub(crate) mod lock_name;
 pub(crate) mod url;
 
 use std::sync::Arc;
@@ -17,13 +16,16 @@ use crate::config::callbacks::{AddressMap, Credentials, CredentialsCallback};
 #[cfg(feature = "tls")]
 use crate::config::certificates::Tls;
 use crate::config::durability::Durability;
-use crate::config::lock_name::{NAME_MAX, RESERVED};
 use crate::error::{Error, Result};
 use crate::event::{Event, Events};
 use crate::guards::canceller::Canceller;
 
 pub(crate) const LEASE_MIN: Duration = Duration::from_millis(10);
 pub(crate) const LEASE_MAX: Duration = Duration::from_secs(24 * 365 * 60 * 60);
+/// The longest name, and the longest prefix.
+pub(crate) const NAME_MAX: usize = 64 * 1024;
+/// The prefix of the keys and channels that leasehold creates for its own use.
+pub(crate) const RESERVED: &str = "leasehold:";
 const IO_TIMEOUT_DEFAULT: Duration = Duration::from_secs(1);
 const LABEL_MAX: usize = 256;
 const POOL_MAX: u32 = 10_000;
@@ -46,7 +48,8 @@ pub enum Mechanism {
 /// clients may be opened with the same.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
-    pub(crate) options: LockOptions,
+    /// Shared with the handles to locks, which copy them to change one.
+    pub(crate) options: Arc<LockOptions>,
     pub(crate) pool_size: u32,
     pub(crate) idle_timeout: Option<Duration>,
     pub(crate) max_lifetime: Option<Duration>,
@@ -81,7 +84,7 @@ pub(crate) struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            options: LockOptions::default(),
+            options: Arc::default(),
             pool_size: 8,
             idle_timeout: Some(Duration::from_secs(10 * 60)),
             max_lifetime: Some(Duration::from_secs(30 * 60)),
@@ -144,6 +147,10 @@ impl Config {
         check_label(&self.label)
     }
 
+    pub(crate) fn options_mut(&mut self) -> &mut LockOptions {
+        Arc::make_mut(&mut self.options)
+    }
+
     /// Returns `true` unless a benchmark does without the mechanism.
     pub(crate) fn uses(&self, mechanism: Mechanism) -> bool {
         !self.without.contains(&mechanism)
@@ -156,11 +163,6 @@ impl Config {
     pub(crate) fn io_timeout(&self, lease: Duration) -> Duration {
         let default = IO_TIMEOUT_DEFAULT.saturating_add(self.durability.timeout());
         self.io_timeout.unwrap_or(default).min(lease / 3)
-    }
-
-    /// Returns an error if no lock can have this name.
-    pub(crate) fn check_name(&self, name: &str) -> Result<()> {
-        lock_name::check(&self.prefix, name)
     }
 }
 

@@ -201,18 +201,18 @@ fn set(config: &mut Config, name: &str, text: &str) -> Parsed<()> {
         "fence_life" => config.fence_life = parse_duration(text)?,
         "idle_timeout" => config.idle_timeout = limit(text)?,
         "io_timeout" => config.io_timeout = Some(parse_duration(text)?),
-        "keep" => config.options.keep = parse_duration(text)?,
+        "keep" => config.options_mut().keep = parse_duration(text)?,
         "label" => config.label = text.into(),
         "lazy" => config.lazy = flag(text)?,
-        "lease" => config.options.lease = parse_duration(text)?,
+        "lease" => config.options_mut().lease = parse_duration(text)?,
         "master_login" => config.master_login = Some(login(text)?),
-        "max_hold" => config.options.max_hold = limit(text)?,
+        "max_hold" => config.options_mut().max_hold = limit(text)?,
         "max_lifetime" => config.max_lifetime = limit(text)?,
         "pool_size" => config.pool_size = number(text)?,
         "prefix" => config.prefix = text.into(),
         "redisson" => config.redisson = flag(text)?,
-        "reentrant" => config.options.reentrant = flag(text)?,
-        "renew" => config.options.renew = flag(text)?,
+        "reentrant" => config.options_mut().reentrant = flag(text)?,
+        "renew" => config.options_mut().renew = flag(text)?,
         "retry_window" => config.retry_window = parse_duration(text)?,
         #[cfg(feature = "tls")]
         "ca" | "cert" | "key" | "server_name" => {
@@ -223,8 +223,8 @@ fn set(config: &mut Config, name: &str, text: &str) -> Parsed<()> {
             return Err("must not be set unless leasehold's feature `tls` is enabled".into());
         }
         "spin" => config.spin = parse_duration(text)?,
-        "tenure" => config.options.tenure = Some(parse_duration(text)?),
-        "wait" => config.options.wait = limit(text)?,
+        "tenure" => config.options_mut().tenure = Some(parse_duration(text)?),
+        "wait" => config.options_mut().wait = limit(text)?,
         _ => return Err("is not a setting".into()),
     }
     Ok(())

@@ -3,13 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::clock::end_of;
-use crate::config::LockOptions;
 use crate::error::Result;
+use crate::guards::guard::guard;
+use crate::guards::held::{Held, LockHandle, lock_options};
 use crate::guards::holder::Leader;
-use crate::guards::owned_hold::{OwnedHold, lock_options, owned_guard};
 use crate::local::call::Wait;
-use crate::local::shared::Shared;
 use crate::local::status;
 use crate::store::hold_id::HoldKind;
 
@@ -36,27 +34,27 @@ use crate::store::hold_id::HoldKind;
 /// An election and a [`Mutex`](crate::Mutex) of one name are the same lock.
 #[derive(Clone)]
 pub struct Election {
-    shared: Arc<Shared>,
-    name: Arc<str>,
-    options: LockOptions,
+    handle: LockHandle,
 }
 
 lock_options!(Election);
 
-owned_guard! {
-    /// The time for which a client is the leader. Any thread may drop it, which ends it. Created by
-    /// [`Election::campaign`].
-    #[must_use = "if unused the term ends immediately: \
-                  bind it to `_guard`, not to `_`"]
-    Term with fence, depth, wanted
+/// The time for which a client is the leader. Any thread may drop it, which ends it. Created by
+/// [`Election::campaign`].
+#[must_use = "if unused the term ends immediately: \
+              bind it to `_guard`, not to `_`"]
+pub struct Term {
+    held: Held,
 }
 
+guard!(Term with depth, fence, wanted);
+
 impl Election {
-    pub(crate) fn new(shared: &Arc<Shared>, name: &str) -> Self {
+    pub(crate) fn new(handle: LockHandle) -> Self {
+        let mut handle = handle.without_keep();
         // A leader is known by its token, and others see the last one that was given out.
-        let (tenure, keep) = (Some(Duration::ZERO), Duration::ZERO);
-        let options = LockOptions { tenure, keep, ..shared.config.options.clone() };
-        Self { shared: shared.clone(), name: name.into(), options }
+        Arc::make_mut(&mut handle.options).tenure = Some(Duration::ZERO);
+        Self { handle }
     }
 
     /// Blocks the current thread until this client is the leader, or until
@@ -66,9 +64,7 @@ impl Election {
     ///
     /// The same as [`Client::lock_owned`](crate::Client::lock_owned).
     pub fn campaign(&self) -> Result<Term> {
-        let wait = Wait::at_most(self.options.wait);
-        let term = self.campaign_within(wait)?;
-        term.ok_or_else(|| status::timed_out(&self.shared, &self.name, wait))
+        self.handle.wait_for(HoldKind::Lock).map(|held| Term { held })
     }
 
     /// Attempts to become the leader without waiting. Returns `None` if there is one. Blocks for
@@ -88,7 +84,7 @@ impl Election {
     ///
     /// The same as [`campaign`](Election::campaign), except for `Timeout`.
     pub fn try_campaign_for(&self, wait: Duration) -> Result<Option<Term>> {
-        self.campaign_within(Wait::Until(end_of(wait)))
+        self.campaign_within(Wait::at_most(Some(wait)))
     }
 
     /// Returns the leader, or `None` if there is none. Blocks for the server's reply.
@@ -97,13 +93,11 @@ impl Election {
     ///
     /// The same as [`Mutex::is_locked`](crate::Mutex::is_locked).
     pub fn leader(&self) -> Result<Option<Leader>> {
-        status::leader(&self.shared, &self.name)
+        status::leader(&self.handle.shared, &self.handle.name)
     }
 
     fn campaign_within(&self, wait: Wait) -> Result<Option<Term>> {
-        let kind = HoldKind::Lock;
-        let hold = OwnedHold::acquire(&self.shared, kind, &self.name, &self.options, wait)?;
-        Ok(hold.map(Term::new))
+        Ok(self.handle.acquire(HoldKind::Lock, wait)?.map(|held| Term { held }))
     }
 }
 

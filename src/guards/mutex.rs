@@ -1,18 +1,16 @@
 //! A lock with options of its own.
 
-use std::sync::Arc;
+use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
-use crate::base::clock::end_of;
-use crate::config::LockOptions;
 use crate::error::{Error, Result};
-use crate::guards::guard::Guard;
+use crate::guards::guard::{BelongsToItsThreadUseLockOwned, Guard};
+use crate::guards::held::{Held, LockHandle, lock_options};
 use crate::guards::holder::Holder;
 use crate::guards::owned_guard::OwnedGuard;
-use crate::guards::owned_hold::{OwnedHold, lock_options};
 use crate::local::call::Wait;
-use crate::local::shared::Shared;
-use crate::local::{acquire, status};
+use crate::local::hold_requests::Level;
+use crate::local::{acquire, release, status};
 use crate::store::hold_id::HoldKind;
 
 /// A handle to one lock of a client, with options that may differ from the client's. Created by
@@ -40,23 +38,17 @@ use crate::store::hold_id::HoldKind;
 /// ```
 #[derive(Clone)]
 pub struct Mutex {
-    shared: Arc<Shared>,
-    name: Arc<str>,
-    options: LockOptions,
+    pub(crate) handle: LockHandle,
 }
 
 lock_options!(Mutex);
 
 impl Mutex {
-    pub(crate) fn new(shared: &Arc<Shared>, name: &str) -> Self {
-        Self { shared: shared.clone(), name: name.into(), options: shared.config.options.clone() }
-    }
-
     /// Sets whether a thread may lock this again while it holds it, as
     /// [`Builder::reentrant`](crate::Builder::reentrant) does for the client.
     #[must_use]
     pub fn reentrant(mut self, reentrant: bool) -> Self {
-        self.options.reentrant = reentrant;
+        self.options_mut().reentrant = reentrant;
         self
     }
 
@@ -64,7 +56,7 @@ impl Mutex {
     /// [`Builder::keep`](crate::Builder::keep) does for all locks.
     #[must_use]
     pub fn keep(mut self, time: Duration) -> Self {
-        self.options.keep = time;
+        self.options_mut().keep = time;
         self
     }
 
@@ -102,25 +94,24 @@ impl Mutex {
     /// [`max_hold`](Mutex::max_hold).
     #[must_use]
     pub fn hold_at_least(mut self, time: Duration) -> Self {
-        self.options.hold_at_least = Some(time);
+        self.options_mut().hold_at_least = Some(time);
         self
     }
 
-    /// Acquires the lock, blocking the current thread until it is able to do so. See
-    /// [`Client::lock`](crate::Client::lock).
+    /// Acquires the lock as [`Client::lock`](crate::Client::lock) does, with these options.
     ///
     /// # Errors
     ///
     /// The same as [`Client::lock`](crate::Client::lock), and
     /// [`InvalidInput`](Error::InvalidInput) if an option is invalid.
     pub fn lock(&self) -> Result<Guard> {
-        let wait = Wait::at_most(self.options.wait);
+        let LockHandle { shared, name, options } = &self.handle;
+        let wait = Wait::at_most(options.wait);
         let guard = self.acquire(wait)?;
-        guard.ok_or_else(|| status::timed_out(&self.shared, &self.name, wait))
+        guard.ok_or_else(|| status::timed_out(shared, HoldKind::Lock, name, wait))
     }
 
-    /// Attempts to acquire the lock without waiting for another holder, and returns `None` if there
-    /// is one. See [`Client::try_lock`](crate::Client::try_lock).
+    /// Attempts to acquire the lock as [`Client::try_lock`](crate::Client::try_lock) does.
     ///
     /// # Errors
     ///
@@ -129,20 +120,16 @@ impl Mutex {
         self.acquire(Wait::No)
     }
 
-    /// Acquires the lock, blocking the current thread until it is able to do so or `wait` has
-    /// passed. Returns `None` in the latter case. See
-    /// [`Client::try_lock_for`](crate::Client::try_lock_for).
+    /// Acquires the lock as [`Client::try_lock_for`](crate::Client::try_lock_for) does.
     ///
     /// # Errors
     ///
     /// The same as [`lock`](Mutex::lock), except for `Timeout`.
     pub fn try_lock_for(&self, wait: Duration) -> Result<Option<Guard>> {
-        self.acquire(Wait::Until(end_of(wait)))
+        self.acquire(Wait::at_most(Some(wait)))
     }
 
-    /// Acquires the lock, blocking the current thread until it is able to do so or `deadline` is
-    /// reached. Returns `None` in the latter case. See
-    /// [`Client::try_lock_until`](crate::Client::try_lock_until).
+    /// Acquires the lock as [`Client::try_lock_until`](crate::Client::try_lock_until) does.
     ///
     /// # Errors
     ///
@@ -151,8 +138,7 @@ impl Mutex {
         self.acquire(Wait::Until(deadline))
     }
 
-    /// Acquires the lock, runs `work`, releases the lock, and returns the value of `work`. See
-    /// [`Client::with_lock`](crate::Client::with_lock).
+    /// Runs `work` under the lock as [`Client::with_lock`](crate::Client::with_lock) does.
     ///
     /// # Errors
     ///
@@ -161,8 +147,8 @@ impl Mutex {
         run(self.lock()?, work)
     }
 
-    /// Attempts to acquire the lock, and runs `work` only if it is free. See
-    /// [`Client::try_with_lock`](crate::Client::try_with_lock).
+    /// Runs `work` under the lock if it is free, as
+    /// [`Client::try_with_lock`](crate::Client::try_with_lock) does.
     ///
     /// # Errors
     ///
@@ -171,21 +157,17 @@ impl Mutex {
         self.try_lock()?.map(|guard| run(guard, work)).transpose()
     }
 
-    /// Acquires the lock for a guard that belongs to no thread, blocking the current thread until
-    /// it is able to do so. See [`Client::lock_owned`](crate::Client::lock_owned).
+    /// Acquires the lock as [`Client::lock_owned`](crate::Client::lock_owned) does.
     ///
     /// # Errors
     ///
-    /// The same as [`Client::lock_owned`](crate::Client::lock_owned), and
-    /// [`InvalidInput`](Error::InvalidInput) if an option is invalid.
+    /// The same as [`lock`](Mutex::lock), except for `Lost`.
     pub fn lock_owned(&self) -> Result<OwnedGuard> {
-        let wait = Wait::at_most(self.options.wait);
-        let guard = self.acquire_owned(wait)?;
-        guard.ok_or_else(|| status::timed_out(&self.shared, &self.name, wait))
+        self.handle.wait_for(HoldKind::Lock).map(|held| OwnedGuard { held })
     }
 
-    /// Attempts to acquire the lock for a guard that belongs to no thread, without waiting for
-    /// another holder. See [`Client::try_lock_owned`](crate::Client::try_lock_owned).
+    /// Attempts to acquire the lock as [`Client::try_lock_owned`](crate::Client::try_lock_owned)
+    /// does.
     ///
     /// # Errors
     ///
@@ -194,15 +176,13 @@ impl Mutex {
         self.acquire_owned(Wait::No)
     }
 
-    /// Acquires the lock for a guard that belongs to no thread, blocking the current thread until
-    /// it is able to do so or `wait` has passed. Returns `None` in the latter case. See
-    /// [`Client::try_lock_owned_for`](crate::Client::try_lock_owned_for).
+    /// Acquires the lock as [`Client::try_lock_owned_for`](crate::Client::try_lock_owned_for) does.
     ///
     /// # Errors
     ///
     /// The same as [`lock_owned`](Mutex::lock_owned), except for `Timeout`.
     pub fn try_lock_owned_for(&self, wait: Duration) -> Result<Option<OwnedGuard>> {
-        self.acquire_owned(Wait::Until(end_of(wait)))
+        self.acquire_owned(Wait::at_most(Some(wait)))
     }
 
     /// Returns `true` if the lock is held by any client, or stays taken after a hold. Blocks for
@@ -224,7 +204,7 @@ impl Mutex {
     /// server.
     #[must_use]
     pub fn is_held_by_current_thread(&self) -> bool {
-        status::is_held_by_current_thread(&self.shared, &self.name)
+        status::is_held_by_current_thread(&self.handle.shared, &self.handle.name)
     }
 
     /// Returns the holder of the lock, or `None` if the lock is free. Blocks for the server's
@@ -234,7 +214,7 @@ impl Mutex {
     ///
     /// The same as [`is_locked`](Mutex::is_locked).
     pub fn holder(&self) -> Result<Option<Holder>> {
-        status::holder(&self.shared, &self.name)
+        status::holder(&self.handle.shared, &self.handle.name)
     }
 
     /// Ends the hold that the lock has at the moment, even if another client, Redisson or another
@@ -250,25 +230,29 @@ impl Mutex {
     ///
     /// The same as [`is_locked`](Mutex::is_locked). A key that is not a lock is left unchanged.
     pub fn force_unlock(&self) -> Result<bool> {
-        status::force_unlock(&self.shared, &self.name)
+        status::force_unlock(&self.handle.shared, &self.handle.name)
     }
 
     fn acquire(&self, wait: Wait) -> Result<Option<Guard>> {
-        let level = acquire::lock(&self.shared, &self.name, &self.options, wait)?;
-        Ok(level.map(|level| Guard::new(self.shared.clone(), level)))
+        let LockHandle { shared, name, options } = &self.handle;
+        let level = acquire::lock(shared, name, options, wait)?;
+        Ok(level.map(|Level { hold, depth }| {
+            let (shared, name) = (shared.clone(), name.clone());
+            let held = Held { shared, name, holds: [hold], released: false };
+            Guard { held, depth, _not_send: BelongsToItsThreadUseLockOwned(PhantomData) }
+        }))
     }
 
     fn acquire_owned(&self, wait: Wait) -> Result<Option<OwnedGuard>> {
-        let kind = HoldKind::Lock;
-        let hold = OwnedHold::acquire(&self.shared, kind, &self.name, &self.options, wait)?;
-        Ok(hold.map(OwnedGuard::new))
+        Ok(self.handle.acquire(HoldKind::Lock, wait)?.map(|held| OwnedGuard { held }))
     }
 }
 
-/// Runs `work` under a lock, and releases it.
-fn run<T>(guard: Guard, work: impl FnOnce(&Guard) -> T) -> Result<T> {
+/// Runs `work` under a lock, and releases it, or hands it off to the next thread.
+fn run<T>(mut guard: Guard, work: impl FnOnce(&Guard) -> T) -> Result<T> {
     let value = work(&guard);
-    match guard.hand_off_or_unlock() {
+    guard.held.released = true;
+    match release::hand_off_or_unlock(&guard.held.shared, &guard.held.holds[0]) {
         Err(error @ Error::Lost { .. }) => Err(error),
         // The work is done, and a release that failed is retried in the background.
         _ => Ok(value),

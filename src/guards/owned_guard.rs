@@ -5,12 +5,15 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::{LEASE_MAX, LEASE_MIN, lock_name};
+use crate::config::{LEASE_MAX, LEASE_MIN};
 use crate::error::{Error, Result};
-use crate::guards::owned_hold::owned_guard;
-use crate::local::adoption::DetachedHold;
+use crate::guards::guard::guard;
+use crate::guards::held::Held;
+use crate::local::adoption::{self, DetachedHold};
 use crate::local::identity::is_client_id;
+use crate::local::shared::Shared;
 use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::keys::check_name;
 
 /// What every ticket begins with. The version says how to read the rest.
 const START: &str = "leasehold:1";
@@ -18,32 +21,44 @@ const START: &str = "leasehold:1";
 /// The greatest whole number up to which a double represents each exactly.
 const FENCE_MAX: u64 = (1 << 53) - 1;
 
-owned_guard! {
-    /// A lock that belongs to no thread: any thread may keep, send or drop it. Dropping it releases
-    /// the lock. Created by [`Client::lock_owned`](crate::Client::lock_owned).
-    ///
-    /// It is a hold of its own. A thread that has one and locks the same name again waits for
-    /// itself, and [`lock_owned`](crate::Client::lock_owned) by a thread that holds the lock
-    /// through a [`Guard`](crate::Guard) waits for that, or is refused with
-    /// [`reentrant(false)`](crate::Builder::reentrant). In all else it is like a `Guard`: it is
-    /// renewed until it is dropped, even if the thread that acquired it has ended.
-    ///
-    /// ```
-    /// let client = leasehold::Client::in_memory();
-    /// let guard = client.lock_owned("stock:42")?;
-    /// std::thread::spawn(move || drop(guard)).join().unwrap();
-    /// assert!(client.try_lock("stock:42")?.is_some());
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    ///
-    /// A guard that is leaked, by [`std::mem::forget`] or in a cycle of reference counts, is
-    /// renewed until the process ends or [`max_hold`](crate::Builder::max_hold) is reached.
-    #[must_use = "if unused the lock is released immediately: \
-                  bind it to `_guard`, not to `_`"]
-    OwnedGuard with fence, depth, wanted
+/// A lock that belongs to no thread: any thread may keep, send or drop it. Dropping it releases
+/// the lock. Created by [`Client::lock_owned`](crate::Client::lock_owned).
+///
+/// It is a hold of its own. A thread that has one and locks the same name again waits for
+/// itself, and [`lock_owned`](crate::Client::lock_owned) by a thread that holds the lock
+/// through a [`Guard`](crate::Guard) waits for that, or is refused with
+/// [`reentrant(false)`](crate::Builder::reentrant). In all else it is like a `Guard`: it is
+/// renewed until it is dropped, even if the thread that acquired it has ended.
+///
+/// ```
+/// let client = leasehold::Client::in_memory();
+/// let guard = client.lock_owned("stock:42")?;
+/// std::thread::spawn(move || drop(guard)).join().unwrap();
+/// assert!(client.try_lock("stock:42")?.is_some());
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+///
+/// A guard that is leaked, by [`std::mem::forget`] or in a cycle of reference counts, is
+/// renewed until the process ends or [`max_hold`](crate::Builder::max_hold) is reached.
+#[must_use = "if unused the lock is released immediately: \
+              bind it to `_guard`, not to `_`"]
+pub struct OwnedGuard {
+    pub(super) held: Held,
 }
 
+guard!(OwnedGuard with depth, fence, wanted);
+
 impl OwnedGuard {
+    /// Has the hold that another guard has left.
+    pub(crate) fn adopt(shared: &Arc<Shared>, ticket: &Ticket) -> Result<Self> {
+        if *ticket.prefix != *shared.config.prefix {
+            return Err(Error::invalid("ticket", "must be that of a client with the same prefix"));
+        }
+        let hold = adoption::adopt(shared, &ticket.hold)?;
+        let (shared, name) = (shared.clone(), hold.id.name.clone());
+        Ok(Self { held: Held { shared, name, holds: [hold], released: false } })
+    }
+
     /// Renews the lease once more, and leaves the lock to the guard that adopts it by
     /// [`Client::adopt`](crate::Client::adopt), of this process or another one, before that lease
     /// is over. Blocks for the server's reply.
@@ -81,9 +96,12 @@ impl OwnedGuard {
     /// guard.unlock()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    pub fn detach(self) -> Result<Ticket> {
-        let prefix = self.0.shared.config.prefix.as_str().into();
-        Ok(Ticket { prefix, hold: self.0.detach()? })
+    pub fn detach(mut self) -> Result<Ticket> {
+        let Held { shared, holds: [hold], .. } = &self.held;
+        let prefix = shared.config.prefix.as_str().into();
+        let hold = adoption::detach(shared, hold)?;
+        self.held.released = true;
+        Ok(Ticket { prefix, hold })
     }
 }
 
@@ -144,7 +162,7 @@ impl Ticket {
         let lease = Duration::from_nanos(field()?.parse().ok()?);
         let kept = Duration::from_nanos(field()?.parse().ok()?);
         let in_doubt = field()? == "1";
-        let is_valid = lock_name::check(&prefix, &name).is_ok()
+        let is_valid = check_name(&prefix, &name).is_ok()
             && is_client_id(&client)
             && nonce > 0
             && (1..=FENCE_MAX).contains(&fence)

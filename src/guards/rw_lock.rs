@@ -1,14 +1,12 @@
 //! A lock that many can read under, or one can write under.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::clock::end_of;
-use crate::config::LockOptions;
-use crate::error::{Error, Result};
-use crate::guards::owned_hold::{OwnedHold, lock_options, owned_guard};
+use crate::error::Result;
+use crate::guards::guard::guard;
+use crate::guards::held::{Held, LockHandle, lock_options};
+use crate::local::adoption;
 use crate::local::call::Wait;
-use crate::local::shared::Shared;
 use crate::store::hold_id::HoldKind;
 
 /// A read-write lock: any number of readers, or one writer. Created by
@@ -40,37 +38,37 @@ use crate::store::hold_id::HoldKind;
 ///
 /// One server, Sentinel and Cluster have read-write locks. Over several
 /// [independent servers](crate::Builder::open_redlock) there can be none: every call returns
-/// [`InvalidInput`](Error::InvalidInput).
+/// [`InvalidInput`](crate::Error::InvalidInput).
 #[derive(Clone)]
 pub struct RwLock {
-    shared: Arc<Shared>,
-    name: Arc<str>,
-    options: LockOptions,
+    handle: LockHandle,
 }
 
 lock_options!(RwLock);
 
-owned_guard! {
-    /// A read-write lock that is held for reading, along with other readers. Any thread may drop
-    /// it, which releases it. Created by [`RwLock::read`].
-    #[must_use = "if unused the lock is released immediately: \
-                  bind it to `_guard`, not to `_`"]
-    ReadGuard
+/// A read-write lock that is held for reading, along with other readers. Any thread may drop it,
+/// which releases it. Created by [`RwLock::read`].
+#[must_use = "if unused the lock is released immediately: \
+              bind it to `_guard`, not to `_`"]
+pub struct ReadGuard {
+    held: Held,
 }
 
-owned_guard! {
-    /// A read-write lock that is held for writing, alone. Any thread may drop it, which releases
-    /// it. Its fencing token is greater than that of every earlier writer. Created by
-    /// [`RwLock::write`].
-    #[must_use = "if unused the lock is released immediately: \
-                  bind it to `_guard`, not to `_`"]
-    WriteGuard with fence
+guard!(ReadGuard);
+
+/// A read-write lock that is held for writing, alone. Any thread may drop it, which releases it.
+/// Its fencing token is greater than that of every earlier writer. Created by [`RwLock::write`].
+#[must_use = "if unused the lock is released immediately: \
+              bind it to `_guard`, not to `_`"]
+pub struct WriteGuard {
+    held: Held,
 }
+
+guard!(WriteGuard with fence);
 
 impl RwLock {
-    pub(crate) fn new(shared: &Arc<Shared>, name: &str) -> Self {
-        let options = LockOptions { keep: Duration::ZERO, ..shared.config.options.clone() };
-        Self { shared: shared.clone(), name: name.into(), options }
+    pub(crate) fn new(handle: LockHandle) -> Self {
+        Self { handle: handle.without_keep() }
     }
 
     /// Acquires the lock for reading, blocking the current thread until no writer holds it and none
@@ -79,10 +77,10 @@ impl RwLock {
     /// # Errors
     ///
     /// The same as [`Client::lock`](crate::Client::lock), except for `Lost`; and
-    /// [`InvalidInput`](Error::InvalidInput) if an option is invalid, or over several independent
-    /// servers.
+    /// [`InvalidInput`](crate::Error::InvalidInput) if an option is invalid, or over several
+    /// independent servers.
     pub fn read(&self) -> Result<ReadGuard> {
-        self.wait_for(HoldKind::Read).map(ReadGuard::new)
+        self.handle.wait_for(HoldKind::Read).map(|held| ReadGuard { held })
     }
 
     /// Attempts to acquire the lock for reading without waiting. Returns `None` if a writer holds
@@ -92,7 +90,7 @@ impl RwLock {
     ///
     /// The same as [`read`](RwLock::read), except for `Timeout`.
     pub fn try_read(&self) -> Result<Option<ReadGuard>> {
-        Ok(self.acquire(HoldKind::Read, Wait::No)?.map(ReadGuard::new))
+        self.read_within(Wait::No)
     }
 
     /// Acquires the lock for reading, blocking the current thread until it is able to do so or
@@ -102,7 +100,7 @@ impl RwLock {
     ///
     /// The same as [`read`](RwLock::read), except for `Timeout`.
     pub fn try_read_for(&self, wait: Duration) -> Result<Option<ReadGuard>> {
-        Ok(self.acquire(HoldKind::Read, Wait::Until(end_of(wait)))?.map(ReadGuard::new))
+        self.read_within(Wait::at_most(Some(wait)))
     }
 
     /// Acquires the lock for writing, blocking the current thread until no other holds it and none
@@ -112,7 +110,7 @@ impl RwLock {
     ///
     /// The same as [`read`](RwLock::read).
     pub fn write(&self) -> Result<WriteGuard> {
-        self.wait_for(HoldKind::Write).map(WriteGuard::new)
+        self.handle.wait_for(HoldKind::Write).map(|held| WriteGuard { held })
     }
 
     /// Attempts to acquire the lock for writing without waiting. Returns `None` if another holds it
@@ -122,7 +120,7 @@ impl RwLock {
     ///
     /// The same as [`read`](RwLock::read), except for `Timeout`.
     pub fn try_write(&self) -> Result<Option<WriteGuard>> {
-        Ok(self.acquire(HoldKind::Write, Wait::No)?.map(WriteGuard::new))
+        self.write_within(Wait::No)
     }
 
     /// Acquires the lock for writing, blocking the current thread until it is able to do so or
@@ -132,16 +130,15 @@ impl RwLock {
     ///
     /// The same as [`read`](RwLock::read), except for `Timeout`.
     pub fn try_write_for(&self, wait: Duration) -> Result<Option<WriteGuard>> {
-        Ok(self.acquire(HoldKind::Write, Wait::Until(end_of(wait)))?.map(WriteGuard::new))
+        self.write_within(Wait::at_most(Some(wait)))
     }
 
-    fn wait_for(&self, kind: HoldKind) -> Result<OwnedHold> {
-        let wait = Wait::at_most(self.options.wait);
-        self.acquire(kind, wait)?.ok_or_else(|| Error::timed_out(&self.name))
+    fn read_within(&self, wait: Wait) -> Result<Option<ReadGuard>> {
+        Ok(self.handle.acquire(HoldKind::Read, wait)?.map(|held| ReadGuard { held }))
     }
 
-    fn acquire(&self, kind: HoldKind, wait: Wait) -> Result<Option<OwnedHold>> {
-        OwnedHold::acquire(&self.shared, kind, &self.name, &self.options, wait)
+    fn write_within(&self, wait: Wait) -> Result<Option<WriteGuard>> {
+        Ok(self.handle.acquire(HoldKind::Write, wait)?.map(|held| WriteGuard { held }))
     }
 }
 
@@ -150,7 +147,7 @@ impl ReadGuard {
     /// it is smaller than the next writer's.
     #[must_use]
     pub fn fence(&self) -> u64 {
-        self.0.hold.fence()
+        self.held.holds[0].fence()
     }
 }
 
@@ -163,7 +160,12 @@ impl WriteGuard {
     ///
     /// The same as [`Guard::renew`](crate::Guard::renew). Without a reply it is not known which of
     /// the two exists: both are released in the background.
-    pub fn downgrade(self) -> Result<ReadGuard> {
-        self.0.downgrade().map(ReadGuard::new)
+    pub fn downgrade(mut self) -> Result<ReadGuard> {
+        let Held { shared, name, holds: [writer], .. } = &self.held;
+        let (shared, name) = (shared.clone(), name.clone());
+        let left = adoption::leave(&shared, writer, "downgrade")?;
+        let reader = adoption::downgrade(&shared, writer, left);
+        self.held.released = true;
+        Ok(ReadGuard { held: Held { shared, name, holds: [reader?], released: false } })
     }
 }

@@ -1,14 +1,11 @@
 //! A lock that a limited number of owners can hold at a time.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::clock::end_of;
-use crate::config::LockOptions;
 use crate::error::{Error, Result};
-use crate::guards::owned_hold::{OwnedHold, lock_options, owned_guard};
+use crate::guards::guard::guard;
+use crate::guards::held::{Held, LockHandle, lock_options};
 use crate::local::call::Wait;
-use crate::local::shared::Shared;
 use crate::local::status;
 use crate::store::hold_id::HoldKind;
 
@@ -41,25 +38,24 @@ use crate::store::hold_id::HoldKind;
 /// can be none: every call returns [`InvalidInput`](Error::InvalidInput).
 #[derive(Clone)]
 pub struct Semaphore {
-    shared: Arc<Shared>,
-    name: Arc<str>,
-    options: LockOptions,
+    handle: LockHandle,
     permits: u32,
 }
 
 lock_options!(Semaphore);
 
-owned_guard! {
-    /// A permit of a [`Semaphore`]. Any thread may drop it, which releases it.
-    #[must_use = "if unused the permit is released immediately: \
-                  bind it to `_guard`, not to `_`"]
-    Permit
+/// A permit of a [`Semaphore`]. Any thread may drop it, which releases it.
+#[must_use = "if unused the permit is released immediately: \
+              bind it to `_guard`, not to `_`"]
+pub struct Permit {
+    held: Held,
 }
 
+guard!(Permit);
+
 impl Semaphore {
-    pub(crate) fn new(shared: &Arc<Shared>, name: &str, permits: u32) -> Self {
-        let options = LockOptions { keep: Duration::ZERO, ..shared.config.options.clone() };
-        Self { shared: shared.clone(), name: name.into(), options, permits }
+    pub(crate) fn new(handle: LockHandle, permits: u32) -> Self {
+        Self { handle: handle.without_keep(), permits }
     }
 
     /// Acquires a permit, blocking the current thread until it is able to do so or
@@ -71,8 +67,7 @@ impl Semaphore {
     /// [`InvalidInput`](Error::InvalidInput) for 0 permits or another invalid option, or over
     /// several independent servers.
     pub fn acquire(&self) -> Result<Permit> {
-        let wait = Wait::at_most(self.options.wait);
-        self.acquire_within(wait)?.ok_or_else(|| Error::timed_out(&self.name))
+        self.handle.wait_for(self.kind()?).map(|held| Permit { held })
     }
 
     /// Attempts to acquire a permit without waiting. Returns `None` if none is free, or if the free
@@ -92,7 +87,7 @@ impl Semaphore {
     ///
     /// The same as [`acquire`](Semaphore::acquire), except for `Timeout`.
     pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<Permit>> {
-        self.acquire_within(Wait::Until(end_of(wait)))
+        self.acquire_within(Wait::at_most(Some(wait)))
     }
 
     /// Returns how many of this caller's permits are free; zero if more are held than it has.
@@ -103,21 +98,19 @@ impl Semaphore {
     /// The same as [`Mutex::is_locked`](crate::Mutex::is_locked), and
     /// [`InvalidInput`](Error::InvalidInput) for 0 permits, or over several independent servers.
     pub fn available(&self) -> Result<u32> {
-        self.check_permits()?;
-        status::count(&self.shared, &self.name).map(|held| self.permits.saturating_sub(held))
+        self.kind()?;
+        let held = status::count(&self.handle.shared, &self.handle.name)?;
+        Ok(self.permits.saturating_sub(held))
     }
 
     fn acquire_within(&self, wait: Wait) -> Result<Option<Permit>> {
-        self.check_permits()?;
-        let kind = HoldKind::Permit { of: self.permits };
-        let hold = OwnedHold::acquire(&self.shared, kind, &self.name, &self.options, wait)?;
-        Ok(hold.map(Permit::new))
+        Ok(self.handle.acquire(self.kind()?, wait)?.map(|held| Permit { held }))
     }
 
-    fn check_permits(&self) -> Result<()> {
+    fn kind(&self) -> Result<HoldKind> {
         if self.permits == 0 {
             return Err(Error::invalid("permits", "must be at least 1"));
         }
-        Ok(())
+        Ok(HoldKind::Permit { of: self.permits })
     }
 }

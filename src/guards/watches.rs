@@ -11,7 +11,6 @@ use crossbeam_channel::{Receiver, bounded};
 use crate::base::clock::end_of;
 use crate::local::hold::Hold;
 use crate::local::hold_requests;
-use crate::local::lease::OverChannel;
 use crate::local::shared::Shared;
 
 /// Lets any thread see whether a hold is lost, or wait until it is over. Created by
@@ -38,7 +37,7 @@ use crate::local::shared::Shared;
 /// ```
 #[derive(Clone)]
 pub struct Lost {
-    /// With their tokens. None in a forked child, where nothing is held.
+    /// With their tokens. None in a forked child, in which nothing is held.
     holds: Vec<(Arc<Hold>, u64)>,
     over: Receiver<Infallible>,
 }
@@ -59,28 +58,17 @@ impl fmt::Debug for Lost {
     }
 }
 
-/// Returns the watch on the loss of a hold.
-pub(crate) fn watch_loss(shared: &Shared, hold: &Arc<Hold>) -> Lost {
-    if shared.check_process().is_err() {
-        return Lost::forked();
-    }
-    Lost { holds: vec![(hold.clone(), hold.fence())], over: hold.over() }
-}
-
-/// Returns the watch on the loss of any of several holds that share a channel.
-pub(crate) fn watch_losses(shared: &Shared, holds: &[Arc<Hold>], over: &OverChannel) -> Lost {
-    if shared.check_process().is_err() {
-        return Lost::forked();
-    }
-    let holds = holds.iter().map(|hold| (hold.clone(), hold.fence())).collect();
-    Lost { holds, over: over.receiver.clone() }
-}
-
 impl Lost {
-    /// That of a hold that only the parent of this process has. Nothing that is shared with the
-    /// parent's threads may be touched here.
-    fn forked() -> Self {
-        Self { holds: Vec::new(), over: bounded(0).1 }
+    /// The watch on the loss of any of these holds, whose channels are the same. In a forked child
+    /// nothing that is shared with the parent's threads may be touched.
+    pub(super) fn new(shared: &Shared, holds: &[Arc<Hold>]) -> Self {
+        match holds {
+            [first, ..] if shared.check_process().is_ok() => {
+                let with_fence = |hold: &Arc<Hold>| (hold.clone(), hold.fence());
+                Self { holds: holds.iter().map(with_fence).collect(), over: first.over() }
+            }
+            _ => Self { holds: Vec::new(), over: bounded(0).1 },
+        }
     }
 
     /// Returns `true` if the lease was lost, no later than when it ends by this process's clock;
@@ -171,16 +159,15 @@ impl fmt::Debug for Wanted {
     }
 }
 
-/// Returns the watch on the wishes for the lock of a hold.
-pub(crate) fn watch_wishes(shared: &Shared, hold: &Arc<Hold>) -> Wanted {
-    if shared.check_process().is_err() {
-        return Wanted { hold: None, receiver: bounded(0).1 };
-    }
-    hold_requests::watch(shared, hold);
-    Wanted { hold: Some(hold.clone()), receiver: hold.wanted() }
-}
-
 impl Wanted {
+    pub(super) fn new(shared: &Shared, hold: &Arc<Hold>) -> Self {
+        if shared.check_process().is_err() {
+            return Self { hold: None, receiver: bounded(0).1 };
+        }
+        hold_requests::watch(shared, hold);
+        Self { hold: Some(hold.clone()), receiver: hold.wanted() }
+    }
+
     /// Returns `true` if another client waits for the lock, or did while this hold lasted. Does not
     /// block and does not ask the server.
     #[must_use]

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::{slice, thread};
 
 use crate::base::spans::CallSpan;
-use crate::config::{LockOptions, lock_name};
+use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::local::attempt::Attempt;
 use crate::local::call::{Caller, Wait};
@@ -25,6 +25,7 @@ use crate::local::status;
 use crate::local::wait_queues::WaitQueues;
 use crate::local::waiter::{Turn, Waiter};
 use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::keys::check_name;
 use crate::store::request::Registration;
 
 /// A call for a lock.
@@ -151,7 +152,7 @@ fn held_already(
 /// Returns an error if no lock can be acquired so.
 pub(super) fn check(shared: &Shared, name: &str, options: &LockOptions) -> Result<()> {
     shared.check_process()?;
-    lock_name::check(&shared.config.prefix, name)?;
+    check_name(&shared.config.prefix, name)?;
     options.check(&shared.config)?;
     if let Some(canceller) = &options.canceller {
         canceller.check(name)?;

@@ -82,7 +82,7 @@ pub(crate) fn leave(
 
 /// Renews a hold that another guard has left, and has it from then on.
 pub(crate) fn adopt(shared: &Shared, left: &DetachedHold) -> Result<Arc<Hold>> {
-    let (lease, LockOptions { renew, max_hold, .. }) = (left.lease, &shared.config.options);
+    let (lease, LockOptions { renew, max_hold, .. }) = (left.lease, &*shared.config.options);
     let options =
         LockOptions { lease, renew: *renew, max_hold: *max_hold, ..LockOptions::default() };
     check(shared, &left.id.name, &options)?;

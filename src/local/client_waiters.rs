@@ -13,6 +13,7 @@ use crate::local::reporter::Reporter;
 use crate::local::wait_queues::WaitQueues;
 use crate::store::background::Wake;
 use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::keys::check_name;
 
 /// The threads of a client that wait for locks.
 pub(super) struct ClientWaiters {
@@ -56,7 +57,7 @@ impl WakeTarget for ClientWaiters {
             // What is no name of a lock concerns no client.
             Wake::Lock(name) => {
                 self.counters.wakeups.add(1);
-                self.queues.wake_any(name) || self.config.check_name(name).is_err()
+                self.queues.wake_any(name) || check_name(&self.config.prefix, name).is_err()
             }
         }
     }

@@ -17,6 +17,7 @@ use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::store::ask_one;
 use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::keys::check_name;
 use crate::store::request::{HolderReply, Look, OwnerOf};
 
 /// How many names are shown of those that threads wait for.
@@ -95,9 +96,11 @@ pub(crate) fn count(shared: &Shared, name: &Arc<str>) -> Result<u32> {
     repeat(shared, "inspect", name, ask).map(|report| report.permits)
 }
 
-/// Returns the error of a call that has waited for a lock without getting it.
-pub(crate) fn timed_out(shared: &Shared, name: &Arc<str>, wait: Wait) -> Error {
-    let holder = wait.deadline().and_then(|deadline| other_holder(shared, name, deadline));
+/// Returns the error of a call that has waited for a lock without getting it. What several owners
+/// may hold has no holder to name.
+pub(crate) fn timed_out(shared: &Shared, kind: HoldKind, name: &Arc<str>, wait: Wait) -> Error {
+    let deadline = wait.deadline().filter(|_| kind.is_lock());
+    let holder = deadline.and_then(|deadline| other_holder(shared, name, deadline));
     Error::Timeout { name: name.to_string(), holder }
 }
 
@@ -152,7 +155,7 @@ pub(super) fn repeat<T>(
     request: impl FnMut(Instant) -> Result<T, Failure>,
 ) -> Result<T> {
     shared.check_process()?;
-    shared.config.check_name(name)?;
+    check_name(&shared.config.prefix, name)?;
     repeat_briefly(shared, attempt, name, request)
 }
 

@@ -16,7 +16,7 @@ use crate::local::status::{end_hold, holder_of, repeat, repeat_briefly};
 use crate::net::connection::Connection;
 use crate::net::request::Request;
 use crate::store::hold_id::HoldKind;
-use crate::store::keys::Keys;
+use crate::store::keys::{Keys, check_name};
 use crate::store::request::{Look, ReportReply, ServerConnections};
 
 /// How many replies of a server are timed.
@@ -62,7 +62,7 @@ impl Survey {
         let name_of = |key: &Vec<u8>| {
             let name = str::from_utf8(key).ok()?.strip_prefix(&shared.config.prefix)?;
             // Neither a companion of a lock nor a key that no lock can have.
-            shared.config.check_name(name).ok().map(|()| name.to_owned())
+            check_name(&shared.config.prefix, name).ok().map(|()| name.to_owned())
         };
         ask_servers(shared, |connection| {
             Ok(scan(shared, connection, &pattern)?.iter().filter_map(name_of).collect())

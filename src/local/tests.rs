@@ -230,7 +230,7 @@ impl Scene {
         let tenure = Some(lease / 3);
         let options = LockOptions { lease, renew: false, tenure, ..LockOptions::default() };
         let config = Config {
-            options: options.clone(),
+            options: options.clone().into(),
             retry_window: Duration::from_millis(200),
             backoff,
             ..Config::default()

@@ -1,11 +1,13 @@
-//! The names of keys, all in one hash slot per lock, and the slots of a cluster.
+//! The names of keys, all in one hash slot per lock, which names locks can have for that, and the
+//! slots of a cluster.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
 
-use crate::config::lock_name::{RESERVED, has_hash_tag};
+use crate::config::{NAME_MAX, RESERVED};
+use crate::error::{Error, Result};
 
 /// Makes the keys of a lock from its name.
 #[derive(Clone, Debug)]
@@ -66,11 +68,47 @@ pub(crate) const QUEUE: &str = "queue";
 /// The end of Redisson's turn at a lock.
 pub(crate) const TURN: &str = "turn";
 
-/// The keys of such kinds in the slot of `lock`, which `lock_name::check` has accepted.
+/// The keys of such kinds in the slot of `lock`, the key of a name that `check_name` has accepted.
 pub(crate) fn companions<const N: usize>(lock: &str, kinds: [&str; N]) -> [String; N] {
-    let (open, close) = if has_hash_tag(lock) { ("", "") } else { ("{", "}") };
+    let (open, close) = if hash_tag(lock).is_some() { ("", "") } else { ("{", "}") };
     // Unlike `format!`, allocates no more than once.
     kinds.map(|kind| [RESERVED, kind, ":", open, lock, close].concat())
+}
+
+/// Returns an error if no lock can have this name.
+///
+/// The keys of a lock and of its companions must share a hash slot. A key without a hash tag is put
+/// into braces, which works only if it contains no `}`.
+pub(crate) fn check_name(prefix: &str, name: &str) -> Result<()> {
+    let refuse = |why: &str| Err(Error::invalid("name", why));
+    if name.is_empty() || name.len() > NAME_MAX {
+        return refuse(&format!("must be 1 to {NAME_MAX} bytes"));
+    }
+    if prefix.bytes().chain(name.bytes()).take(RESERVED.len()).eq(RESERVED.bytes()) {
+        return refuse(&format!("must not begin with {RESERVED:?}, prefix included"));
+    }
+    if !name.contains(['{', '}']) && !prefix.contains(['{', '}']) {
+        return Ok(());
+    }
+    let key = [prefix, name].concat();
+    if hash_tag(&key).is_none() && key.contains('}') {
+        let why = "must not contain `}`, prefix included, unless it has a hash tag such as `{tag}`";
+        return refuse(why);
+    }
+    // The name without its braces would have the same companion keys.
+    if key.starts_with('{') && key.find('}') == Some(key.len() - 1) {
+        return refuse(
+            "must not be nothing but a hash tag, prefix included: `{x}` has the keys of `x`",
+        );
+    }
+    Ok(())
+}
+
+/// The part of a key that Redis hashes in place of the whole: what is between the first `{` and the
+/// first `}` after it, if that is not empty.
+fn hash_tag(key: &str) -> Option<&str> {
+    let (_, rest) = key.split_once('{')?;
+    rest.split_once('}').map(|(tag, _)| tag).filter(|tag| !tag.is_empty())
 }
 
 /// How many hash slots there are.
@@ -79,15 +117,9 @@ pub(crate) const SLOTS: usize = 16_384;
 /// CRC-16/XMODEM of each byte.
 static TABLE: [u16; 256] = table();
 
-/// The slot of a key: Redis hashes what is between the first `{` and the first `}` after it, or the
-/// whole key if that is empty or not there.
+/// The slot of a key.
 pub(crate) fn slot_of(key: &str) -> usize {
-    let tag = key
-        .split_once('{')
-        .and_then(|(_, rest)| rest.split_once('}'))
-        .map(|(tag, _)| tag)
-        .filter(|tag| !tag.is_empty());
-    usize::from(crc16(tag.unwrap_or(key).as_bytes())) % SLOTS
+    usize::from(crc16(hash_tag(key).unwrap_or(key).as_bytes())) % SLOTS
 }
 
 /// A hash tag whose slot that is.
@@ -131,6 +163,31 @@ mod tests {
     use crate::store::tests::process;
 
     #[test]
+    fn names_that_would_break_the_slot_rule_are_refused() {
+        for good in ["a", "{a}:b", "x{a}b}", "a{b", "a{b}{}", " ", "🐉"] {
+            check_name("", good).unwrap_or_else(|error| panic!("{good:?}: {error}"));
+        }
+        for bad in ["", "{a}", "{{a}", "a}", "}", "{}", "{}{a}", "}{", "a{}b", "leasehold:x"] {
+            assert!(check_name("", bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_judged_with_its_prefix() {
+        assert!(check_name("lease", "hold:x").is_err());
+        assert!(check_name("leasehold", "x").is_ok());
+        assert!(check_name("{shop}", "a}").is_ok());
+        assert!(check_name("}", "a").is_err());
+        assert!(check_name("p", "leasehold:x").is_ok());
+        for good in ["leasehold:x", "{x}", "{{x}", "a{b}"] {
+            check_name("lock:", good).unwrap_or_else(|error| panic!("{good:?}: {error}"));
+        }
+        for bad in ["", "}", "a}", "{}", "{}{a}", "}{"] {
+            assert!(check_name("lock:", bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
     fn a_name_without_a_hash_tag_is_put_into_braces() {
         assert_eq!(companions("stock", [FENCE]), ["leasehold:fence:{stock}"]);
         assert_eq!(companions("a{b", [FENCE]), ["leasehold:fence:{a{b}"]);
@@ -154,7 +211,7 @@ mod tests {
         for config in [Config { prefix: String::new(), ..usual.clone() }, usual] {
             let keys = Keys::new(&config.prefix);
             let names: Vec<String> = std::iter::repeat_with(|| random_name(&mut random))
-                .filter(|name| config.check_name(name).is_ok())
+                .filter(|name| check_name(&config.prefix, name).is_ok())
                 .take(10_000)
                 .collect();
             let keys: Vec<_> = names.iter().map(|name| keys.lock(name).into_owned()).collect();

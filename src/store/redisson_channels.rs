@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::config::lock_name::RESERVED;
+use crate::config::RESERVED;
 use crate::net::socket::{self, Alarm, Bell};
 
 /// How long a released lock is left to Redisson when it is Redisson's turn. Redisson takes two or

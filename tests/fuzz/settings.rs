@@ -6,7 +6,6 @@ use std::time::Duration;
 use super::*;
 use crate::client::builder::Builder;
 use crate::config::Config as Settings;
-use crate::config::lock_name;
 use crate::config::url::parse_duration;
 use crate::error::Error;
 use crate::net::endpoint::Endpoint;
@@ -149,8 +148,8 @@ proptest! {
         name in edited_text(NAMES, NAME_PIECES),
         prefix in select(&["", "lock:", "{shop}:", "a}"][..]),
     ) {
-        use crate::store::keys::{FENCE, Keys, QUEUE, TURN, companions};
-        if lock_name::check(prefix, &name).is_ok() {
+        use crate::store::keys::{FENCE, Keys, QUEUE, TURN, check_name, companions};
+        if check_name(prefix, &name).is_ok() {
             let keys = Keys::new(prefix);
             let lock = keys.lock(&name);
             prop_assert_eq!(keys.name(&lock), Some(&*name));

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use super::*;
 use crate::client::Client;
-use crate::config::{LEASE_MAX, lock_name};
+use crate::config::LEASE_MAX;
 use crate::error::Error;
 use crate::guards::owned_guard::Ticket;
 use crate::local::adoption::DetachedHold;
 use crate::local::identity::is_client_id;
 use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::keys::check_name;
 
 const TICKETS: &[&[u8]] = &[
     b"leasehold:1:lock%3A:stock%3A42:0a0a0a0a0a0a0a0a0a0a0a0a5ec2e7ff:1a:7:30000000000:0:0",
@@ -52,7 +53,7 @@ const SECRET: &str = "5ec2e7ff";
 
 fn is_in_order(ticket: &Ticket) -> bool {
     let DetachedHold { id, fence, lease, kept, .. } = &ticket.hold;
-    lock_name::check(&ticket.prefix, &id.name).is_ok()
+    check_name(&ticket.prefix, &id.name).is_ok()
         && is_client_id(&id.client)
         && id.nonce > 0
         && *fence > 0

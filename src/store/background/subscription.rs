@@ -14,7 +14,7 @@ use redis::{Cmd, Value};
 
 use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
-use crate::config::lock_name::RESERVED;
+use crate::config::RESERVED;
 use crate::net::connection::Connection;
 use crate::net::stream::WaitFor;
 use crate::store::background::Wake;
