@@ -68,16 +68,19 @@ pub(crate) struct ServerArgs {
 }
 
 impl ServerArgs {
-    /// Opens the client, with further settings, which replace those of the URL.
-    pub(crate) fn open(&self, set: impl FnOnce(Builder) -> Builder) -> Result<Client, ExitError> {
+    /// The client's settings. Later ones replace those of the URL.
+    pub(crate) fn builder(&self) -> Result<Builder, ExitError> {
         let Some(url) = self.url() else {
             return Err(ExitError::new(USAGE, "no server: set REDIS_URL or give --url"));
         };
         let builder = Builder::default().label(&default_label()).environment(&url)?;
-        let builder = if let Some(label) = &self.label { builder.label(label) } else { builder };
-        let builder =
-            if let Some(prefix) = &self.prefix { builder.prefix(prefix) } else { builder };
-        Ok(set(builder).build()?)
+        let builder = with(builder, self.label.as_deref(), Builder::label);
+        Ok(with(builder, self.prefix.as_deref(), Builder::prefix))
+    }
+
+    /// Opens a client that needs no other settings.
+    pub(crate) fn open(&self) -> Result<Client, ExitError> {
+        Ok(self.builder()?.build()?)
     }
 
     /// The URL of the servers, if one is given.
@@ -90,6 +93,18 @@ impl ServerArgs {
     pub(crate) fn is_cluster(&self) -> bool {
         let url = self.url().unwrap_or_default();
         url.split_once("://").is_some_and(|(scheme, _)| scheme.ends_with("+cluster"))
+    }
+}
+
+/// Applies a setting if it is given.
+pub(crate) fn with<T>(
+    builder: Builder,
+    value: Option<T>,
+    set: impl FnOnce(Builder, T) -> Builder,
+) -> Builder {
+    match value {
+        Some(value) => set(builder, value),
+        None => builder,
     }
 }
 

@@ -5,13 +5,12 @@
 
 mod args;
 mod child;
+mod lock;
 mod output;
 mod ping;
 mod run;
 mod show;
 mod signals;
-mod tickets;
-mod waiting;
 
 use std::env;
 use std::process::ExitCode;
@@ -58,7 +57,6 @@ fn answer(error: &clap::Error) -> Result<u8, ExitError> {
 
 fn perform(args: Args) -> Result<u8, ExitError> {
     let Args { server, json, task } = args;
-    let open = || server.open(|builder| builder);
     match task {
         Task::Completions { .. }
         | Task::Man { .. }
@@ -71,19 +69,19 @@ fn perform(args: Args) -> Result<u8, ExitError> {
             Err(ExitError::new(USAGE, why))
         }
         Task::Completions { shell } => args::complete(shell),
-        Task::Lock { how, name } => tickets::lock(&server, &how, &name, json),
-        Task::Ls { names: true, start } => show::names(&open()?, &start, json),
-        Task::Ls { names: false, start } => show::list(&open()?, &server, &start, json),
+        Task::Lock { how, name } => lock::lock(&server, &how, &name, json),
+        Task::Ls { names: true, start } => show::names(&server.open()?, &start, json),
+        Task::Ls { names: false, start } => show::list(&server.open()?, &server, &start, json),
         Task::Man { task } => args::manual(task.as_deref()),
         Task::Ping => {
             // `ping` reports servers that do not answer, so opening must not fail for them.
-            let client = server.open(|builder| builder.lazy(true))?;
+            let client = server.builder()?.lazy(true).build()?;
             ping::ping(&client, &server, json)
         }
-        Task::Release { ticket } => tickets::release(&server, &ticket),
-        Task::Renew { ticket } => tickets::renew(&server, &ticket),
+        Task::Release { ticket } => lock::release(&server, &ticket),
+        Task::Renew { ticket } => lock::renew(&server, &ticket),
         Task::Run(run) => run::run(&server, &run),
-        Task::Show { name } => show::show(&open()?, &name, json),
-        Task::Unlock(which) => show::unlock(&open()?, &which, json),
+        Task::Show { name } => show::show(&server.open()?, &name, json),
+        Task::Unlock(which) => show::unlock(&server.open()?, &which, json),
     }
 }

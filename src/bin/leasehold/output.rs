@@ -86,9 +86,13 @@ pub(crate) fn write_out(output: &str) -> io::Result<()> {
     stdout.write_all(output.as_bytes()).and_then(|()| stdout.flush())
 }
 
-/// Prints JSON on lines that people can read too.
-pub(crate) fn print_json(value: &Value) -> Result<u8, ExitError> {
-    print(&format!("{value:#}\n"))
+/// Prints a result as JSON, on lines that people can read too, or as a text.
+pub(crate) fn print_either(
+    json: bool,
+    value: impl FnOnce() -> Value,
+    text: impl FnOnce() -> String,
+) -> Result<u8, ExitError> {
+    print(&if json { format!("{:#}\n", value()) } else { text() })
 }
 
 /// Formats a time in seconds, with one decimal.

@@ -6,7 +6,7 @@ use leasehold::{Client, Error, ServerReport, printable};
 use serde_json::{Value, json};
 
 use crate::args::ServerArgs;
-use crate::output::{ExitError, UNAVAILABLE, print, print_json, table};
+use crate::output::{ExitError, UNAVAILABLE, print_either, table};
 
 /// How far apart clocks may be without a warning, in seconds.
 const CLOCKS_APART: f64 = 1.0;
@@ -39,11 +39,9 @@ pub(crate) fn ping(client: &Client, server: &ServerArgs, json: bool) -> Result<u
         Err(error) => Facts::of_error(&address, error.into()),
     };
     let servers: Vec<_> = replies.each.into_iter().map(facts).collect();
-    let code = if json {
-        print_json(&servers.iter().map(|facts| facts.shown.clone()).collect())
-    } else {
-        print(&servers.iter().map(Facts::to_text).collect::<Vec<_>>().join("\n"))
-    }?;
+    let value = || servers.iter().map(|facts| facts.shown.clone()).collect();
+    let text = || servers.iter().map(Facts::to_text).collect::<Vec<_>>().join("\n");
+    let code = print_either(json, value, text)?;
     let useless = servers.iter().filter(|facts| !facts.is_usable);
     let useless: Vec<_> = useless.map(|facts| printable(&facts.text_of("server"))).collect();
     let (usable, required) = (servers.len() - useless.len(), replies.required);

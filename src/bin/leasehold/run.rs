@@ -11,9 +11,9 @@ use signal_hook::consts::{SIGCHLD, SIGCONT, SIGKILL, SIGTERM, SIGTSTP};
 
 use crate::args::{Run, ServerArgs};
 use crate::child::{Child, can_be_stopped, code_of};
-use crate::output::{ExitError, LOST, of_signal, say};
-use crate::signals::{ReceivedSignals, stop_this_process};
-use crate::waiting::{Acquired, acquire};
+use crate::lock::{Acquired, acquire};
+use crate::output::{ExitError, LOST, say};
+use crate::signals::stop_this_process;
 
 /// How long before the end of the lease the command is killed, so that the system does it in time.
 const KILL_TIME: Duration = Duration::from_millis(50);
@@ -29,22 +29,6 @@ const LOOK: Duration = Duration::from_millis(20);
 pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
     let lock = |client: &Client, canceller: &Canceller| acquire_for(client, run, canceller);
     let Acquired { hold, client, signals } = acquire(server, &run.how, &run.name, lock)?;
-    match signals.next_forwarded() {
-        None => run_under(hold, &client, run, &signals),
-        Some(signal) => {
-            release(hold.guard)?;
-            Ok(of_signal(signal))
-        }
-    }
-}
-
-/// Runs the command, and releases the lock when it has ended.
-fn run_under(
-    hold: CommandHold,
-    client: &Client,
-    run: &Run,
-    signals: &ReceivedSignals,
-) -> Result<u8, ExitError> {
     let CommandHold { guard, make_way } = hold;
     // The hold has just begun, so that all of its lease is left.
     let limits = Limits { lease: guard.remaining(), kill_after: run.kill_after };
@@ -58,11 +42,11 @@ fn run_under(
     let environment = [("LEASEHOLD_NAME", Some(run.name.clone())), ("LEASEHOLD_FENCE", fence)];
     let mut child = match Child::start(&run.command, &environment) {
         Ok(child) => child,
-        Err(error) => return release_unused(guard, client, run).and(Err(error)),
+        Err(error) => return release_unused(guard, &client, run).and(Err(error)),
     };
     match supervise(&mut child, &*guard, &signals.receiver, limits, make_way) {
         Ok(Ended::Command(status)) if child.was_not_run() => {
-            release_unused(guard, client, run).map(|()| code_of(status))
+            release_unused(guard, &client, run).map(|()| code_of(status))
         }
         Ok(Ended::Command(status)) => release(guard).map(|()| code_of(status)),
         Ok(Ended::Lease { left }) => {

@@ -10,7 +10,7 @@ use leasehold::{
 use serde_json::{Value, json};
 
 use crate::args::{ServerArgs, Unlock};
-use crate::output::{ExitError, in_seconds, print, print_json, say, table};
+use crate::output::{ExitError, in_seconds, print_either, say, table};
 use crate::ping::{Info, NODE};
 
 /// What the user should know when a hold was ended.
@@ -19,19 +19,18 @@ const LATE: &str = "a holder that listens is told at once, another learns it at 
 /// Shows one name.
 pub(crate) fn show(client: &Client, name: &str, json: bool) -> Result<u8, ExitError> {
     let report = client.survey().report(name)?;
-    if json {
-        return print_json(&to_json(name, &report));
-    }
-    let mut lines = vec![("name", name.to_owned())];
-    lines.push(("key", report.key.clone()));
-    lines.push(("kind", kind_of(&report).unwrap_or("free").into()));
+    print_either(json, || to_json(name, &report), || to_text(name, &report))
+}
+
+fn to_text(name: &str, report: &NameReport) -> String {
+    let mut lines = vec![("name", name.to_owned()), ("key", report.key.clone())];
+    lines.push(("kind", kind_of(report).unwrap_or("free").into()));
     lines.extend(report.fence.map(|fence| ("fence", fence.to_string())));
     let holders = report.holds.iter();
     let holders = holders.map(|(held_as, holder)| describe(*held_as, holder, report.fence));
     lines.extend(holders.map(|holder| ("holder", holder)));
-    lines.extend(report.waiting.into_iter().map(|client| ("waiting", client)));
-    let rows: Vec<_> = lines.into_iter().map(|(name, value)| [name.to_owned(), value]).collect();
-    print(&table(rows))
+    lines.extend(report.waiting.iter().map(|client| ("waiting", client.clone())));
+    table(lines.into_iter().map(|(name, value)| [name.to_owned(), value]).collect())
 }
 
 /// Lists the names that are held. In an outage it lists the ones it could find, and then fails.
@@ -49,11 +48,9 @@ pub(crate) fn list(
     }
     let (names, too_few) = found(survey.names(start)?);
     let reports = reports(&survey, names);
-    let code = if json {
-        print_json(&reports.iter().map(|(name, report)| reply_to_json(name, report)).collect())
-    } else {
-        print(&table(reports.iter().map(|(name, report)| row(name, report)).collect()))
-    }?;
+    let value = || reports.iter().map(|(name, report)| reply_to_json(name, report)).collect();
+    let text = || table(reports.iter().map(|(name, report)| row(name, report)).collect());
+    let code = print_either(json, value, text)?;
     let mut errors = reports.into_iter().filter_map(|(_, report)| report.err());
     code_unless(too_few.or_else(|| errors.next()), code)
 }
@@ -62,11 +59,8 @@ pub(crate) fn list(
 /// `list`.
 pub(crate) fn names(client: &Client, start: &str, json: bool) -> Result<u8, ExitError> {
     let (names, too_few) = found(client.survey().names(start)?);
-    let code = if json {
-        print_json(&json!(names))
-    } else {
-        print(&names.iter().map(|name| printable(name) + "\n").collect::<String>())
-    }?;
+    let text = || names.iter().map(|name| printable(name) + "\n").collect();
+    let code = print_either(json, || json!(names), text)?;
     code_unless(too_few, code)
 }
 
@@ -222,15 +216,13 @@ pub(crate) fn unlock(client: &Client, unlock: &Unlock, json: bool) -> Result<u8,
 /// Ends the holds that a name has.
 fn end_name(client: &Client, name: &str, json: bool) -> Result<u8, ExitError> {
     let ended = client.survey().end_holds(name)?;
-    if json {
-        return print_json(&json!({ "name": name, "ended": ended }));
-    }
-    let name = printable(name);
-    print(&match ended {
-        0 => format!("{name} is free\n"),
-        1 => format!("ended 1 hold of {name}; {LATE}\n"),
-        _ => format!("ended {ended} holds of {name}; {LATE}\n"),
-    })
+    let shown = printable(name);
+    let text = || match ended {
+        0 => format!("{shown} is free\n"),
+        1 => format!("ended 1 hold of {shown}; {LATE}\n"),
+        _ => format!("ended {ended} holds of {shown}; {LATE}\n"),
+    };
+    print_either(json, || json!({ "name": name, "ended": ended }), text)
 }
 
 /// Ends the holds of the clients that are meant, of all names that begin with `start`. In an outage
@@ -260,13 +252,11 @@ fn end_clients(
             }
         }
     }
-    let code = if json {
-        print_json(&all.iter().map(end_to_json).collect())
-    } else if all.is_empty() && failure.is_none() {
-        print(&format!("{} holds nothing\n", printable(whose)))
-    } else {
-        print(&describe_ends(&all))
-    }?;
+    let text = || {
+        let nothing = all.is_empty() && failure.is_none();
+        if nothing { printable(whose) + " holds nothing\n" } else { describe_ends(&all) }
+    };
+    let code = print_either(json, || all.iter().map(end_to_json).collect(), text)?;
     code_unless(failure, code)
 }
 

@@ -1,20 +1,28 @@
-//! The wait for a lock, which a signal ends, and the line that says on a terminal what it waits
+//! `lock`, `renew` and `release`: a lock that a script holds by its ticket, without a process. And
+//! the wait for a lock, which a signal ends, with the line that says on a terminal what it waits
 //! for.
 
 use std::convert::Infallible;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal, Read, Write};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
-use leasehold::{Builder, Canceller, Client, Error, NameReport, Survey, printable};
+use leasehold::{
+    Builder, Canceller, Client, Error, NameReport, OwnedGuard, Survey, Ticket, printable,
+};
 use parking_lot::Mutex;
 use rustix::termios::tcgetwinsize;
+use serde_json::json;
 
-use crate::args::{HowToAcquire, ServerArgs};
-use crate::output::{ExitError, in_seconds, of_signal};
+use crate::args::{HowToAcquire, ServerArgs, with};
+use crate::output::{ExitError, SUCCESS, in_seconds, of_signal, write_out};
 use crate::signals::ReceivedSignals;
+
+/// Longer than any ticket: a name, a prefix and a label have 64 KB at most, and three characters
+/// for each byte.
+const TICKET_MAX: u64 = 1 << 20;
 
 /// How long a wait lasts before the line is written.
 const FIRST: Duration = Duration::from_millis(300);
@@ -23,8 +31,59 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// Moves to the start of the line, and clears it.
 const CLEAR: &str = "\r\x1b[K";
 
-/// What was acquired, and what the program needs from then on. A signal may have arrived
-/// meanwhile.
+/// Acquires the lock, prints its ticket, and leaves it held for the rest of its lease.
+pub(crate) fn lock(
+    server: &ServerArgs,
+    how: &HowToAcquire,
+    name: &str,
+    json: bool,
+) -> Result<u8, ExitError> {
+    let Acquired { hold, client, .. } = acquire(server, how, name, |client, canceller| {
+        client.mutex(name).cancelled_by(canceller).lock_owned()
+    })?;
+    let ticket = hold.detach()?;
+    let (fence, mut text) = (ticket.fence(), ticket.to_string());
+    if json {
+        text = format!("{:#}", json!({ "name": name, "fence": fence, "ticket": text }));
+    }
+    if let Err(error) = write_out(&(text + "\n")) {
+        // The ticket was never printed.
+        client.adopt(&ticket)?.unlock()?;
+        return Err(ExitError::system("write to stdout", &error));
+    }
+    Ok(SUCCESS)
+}
+
+/// Renews the lease of a ticket's hold. The ticket stays valid.
+pub(crate) fn renew(server: &ServerArgs, ticket: &str) -> Result<u8, ExitError> {
+    adopt(server, ticket)?.detach().map(drop)?;
+    Ok(SUCCESS)
+}
+
+/// Releases a ticket's hold.
+pub(crate) fn release(server: &ServerArgs, ticket: &str) -> Result<u8, ExitError> {
+    adopt(server, ticket)?.unlock()?;
+    Ok(SUCCESS)
+}
+
+/// Adopts the hold of a ticket; `-` means the ticket on stdin.
+fn adopt(server: &ServerArgs, ticket: &str) -> Result<OwnedGuard, ExitError> {
+    let ticket = match ticket {
+        "-" => {
+            let mut read = Vec::new();
+            let end = io::stdin().take(TICKET_MAX).read_to_end(&mut read);
+            end.map_err(|error| ExitError::system("read the ticket", &error))?;
+            String::from_utf8_lossy(&read).into_owned()
+        }
+        ticket => ticket.to_owned(),
+    };
+    // Parsed here, because an error message of clap would repeat it.
+    let ticket: Ticket = ticket.trim().parse().map_err(ExitError::from)?;
+    let client = server.open()?;
+    Ok(client.adopt(&ticket)?)
+}
+
+/// What was acquired, and what the program needs from then on.
 #[derive(Debug)]
 pub(crate) struct Acquired<H> {
     pub(crate) hold: H,
@@ -32,7 +91,7 @@ pub(crate) struct Acquired<H> {
     pub(crate) signals: ReceivedSignals,
 }
 
-/// Opens a client and acquires the lock of that name by `lock`.
+/// Opens a client and acquires the lock of that name by `lock`, unless a signal ends the wait.
 pub(crate) fn acquire<H>(
     server: &ServerArgs,
     how: &HowToAcquire,
@@ -40,17 +99,14 @@ pub(crate) fn acquire<H>(
     lock: impl FnOnce(&Client, &Canceller) -> leasehold::Result<H>,
 ) -> Result<Acquired<H>, ExitError> {
     let wait = how.wait.or(how.nonblock.then_some(Duration::ZERO));
-    let set = |builder: Builder| {
-        // Neither a signal nor the end of the wait would interrupt opening.
-        let builder = builder.lazy(true);
-        let builder = if let Some(label) = &how.label { builder.label(label) } else { builder };
-        let builder = if let Some(lease) = how.lease { builder.lease(lease) } else { builder };
-        if let Some(wait) = wait { builder.wait(wait) } else { builder }
-    };
     let canceller = Canceller::new();
     let signals = ReceivedSignals::start(&canceller)
         .map_err(|error| ExitError::system("receive signals", &error))?;
-    let client = server.open(set)?;
+    // Neither a signal nor the end of the wait would interrupt opening.
+    let builder = server.builder()?.lazy(true);
+    let builder = with(builder, how.label.as_deref(), Builder::label);
+    let builder = with(builder, how.lease, Builder::lease);
+    let client = with(builder, wait, Builder::wait).build()?;
     if wait.is_none() {
         // A wait without a limit would never report that the server is away.
         client.ping().map_err(|error| not_connected(error, name))?;
@@ -58,18 +114,17 @@ pub(crate) fn acquire<H>(
     let progress = ProgressLine::start(&client, how.quiet, name);
     let locked = lock(&client, &canceller);
     drop(progress);
-    match locked {
-        Ok(hold) => Ok(Acquired { hold, client, signals }),
-        Err(error) => match signals.next_forwarded() {
-            Some(signal) if matches!(error, Error::Cancelled { .. }) => {
-                Err(ExitError::new(of_signal(signal), ""))
-            }
-            _ if matches!(error, Error::Timeout { .. }) => {
-                let message = if how.quiet { String::new() } else { error.to_string() };
-                Err(ExitError::new(how.conflict_exit_code, message))
-            }
-            _ => Err(error.into()),
-        },
+    match (locked, signals.next_forwarded()) {
+        // It is released, if it was acquired all the same.
+        (Ok(_) | Err(Error::Cancelled { .. }), Some(signal)) => {
+            Err(ExitError::new(of_signal(signal), ""))
+        }
+        (Ok(hold), None) => Ok(Acquired { hold, client, signals }),
+        (Err(error @ Error::Timeout { .. }), _) => {
+            let message = if how.quiet { String::new() } else { error.to_string() };
+            Err(ExitError::new(how.conflict_exit_code, message))
+        }
+        (Err(error), _) => Err(error.into()),
     }
 }
 
@@ -86,7 +141,7 @@ fn not_connected(mut error: Error, name: &str) -> Error {
 
 /// The line, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct ProgressLine {
+struct ProgressLine {
     line: Arc<Mutex<LineState>>,
     /// Disconnected at the end of the wait.
     _waits: Sender<Infallible>,
@@ -101,7 +156,7 @@ enum LineState {
 
 impl ProgressLine {
     /// Starts to write the line, if stderr is a terminal.
-    pub(crate) fn start(client: &Client, quiet: bool, name: &str) -> Option<Self> {
+    fn start(client: &Client, quiet: bool, name: &str) -> Option<Self> {
         if quiet || !io::stderr().is_terminal() {
             return None;
         }
