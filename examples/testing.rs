@@ -6,7 +6,7 @@
 //! run at the same time do not meet.
 //!
 //! Trap: code that was never tested without a server takes an outage for a lock that is held, or
-//! goes on after its hold was lost. The documentation of `MemoryServer` provokes each error once.
+//! goes on after its hold was lost. The cookbook provokes each error once.
 //!
 //! `cargo run --example testing` runs the code, `cargo test --example testing` the tests.
 

@@ -79,18 +79,13 @@
 //!   holder's next renewal at the latest. Again, the fence helps.
 //! - Threads of one client are served in the order in which they ask, and hand a lock off among
 //!   themselves without a request for as long as a [tenure](Builder::tenure) lasts. Between
-//!   clients, a released lock is offered to the one that has waited longest before another can take
-//!   it. A client that does not take an offer for 200 ms loses it. A lock that becomes free by
-//!   itself, at the end of a lease or of the time by [`hold_at_least`](Mutex::hold_at_least), is
-//!   not offered to any client. For as long as an offer lasts, waiting clients leave it to the one
-//!   that has waited longest, and only a client that arrives just then can take it first. Of
-//!   several independent servers each makes an offer of its own: clients that have come at nearly
-//!   the same time may each get some, but no majority. They try again after random pauses, so that
-//!   chance decides between them.
-//! - When an operator ends a hold by force, a holder that listens is told and loses its guard at
-//!   once; see [`Mutex::force_unlock`]. Another one notices at its next request about the hold.
-//!   Among threads of one client that is at the latest after the tenure, or in `unlock`, `verify`
-//!   or `renew`.
+//!   clients, a released lock is offered for 200 ms to the one that has waited longest. A lock that
+//!   becomes free by itself, at the end of a lease or of the time by
+//!   [`hold_at_least`](Mutex::hold_at_least), is not offered, so a client that arrives just then
+//!   can take it first. Each of several independent servers makes an offer of its own, so chance
+//!   decides between clients that have come at nearly the same time.
+//! - A hold that an operator ends by force is not over everywhere at once: see
+//!   [`Mutex::force_unlock`].
 //!
 //! # Nested locks
 //!

@@ -28,134 +28,14 @@ use crate::store::memory::SimulatedServer;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 ///
-/// # Test every error branch of your code
-///
 /// Give your code a client of a `MemoryServer`, and make each call fail as it may fail in
-/// production. These errors can be provoked:
+/// production. The [cookbook][tests] provokes each error once: `Unavailable`, `Timeout`, `Lost`,
+/// `AlreadyHeld`, `WrongType`, `Cancelled`, `Closed` and `InvalidInput`. The others need real
+/// servers that refuse a request, are too few, or have replicas: [`Redis`](crate::Error::Redis),
+/// [`NoQuorum`](crate::Error::NoQuorum) and [`NotReplicated`](crate::Error::NotReplicated); and
+/// [`Forked`](crate::Error::Forked) needs a forked process.
 ///
-/// [`Unavailable`](crate::Error::Unavailable), by a server that is down, in a lock's call or in a
-/// release:
-///
-/// ```
-/// # use leasehold::{Client, Error, MemoryServer};
-/// let server = MemoryServer::new();
-/// let client = Client::builder().open_memory(&server)?;
-/// let guard = client.lock("a")?;
-/// server.set_down(true);
-/// assert!(matches!(client.try_lock("b"), Err(Error::Unavailable { .. })));
-/// assert!(matches!(guard.unlock(), Err(Error::Unavailable { .. })));
-/// server.set_down(false);
-/// # Ok::<(), leasehold::Error>(())
-/// ```
-///
-/// and by one that is too slow, so that the outcome of the call is unknown. What the server has
-/// done nevertheless is cleaned up:
-///
-/// ```
-/// # use std::time::Duration;
-/// # use leasehold::{Client, Error, MemoryServer};
-/// let server = MemoryServer::new();
-/// let builder = Client::builder().io_timeout(Duration::from_millis(50));
-/// let client = builder.open_memory(&server)?;
-/// server.set_delay(Duration::MAX);
-/// match client.try_lock("a") {
-///     Err(Error::Unavailable { may_have_executed, .. }) => assert!(may_have_executed),
-///     other => panic!("{other:?}"),
-/// }
-/// server.set_delay(Duration::ZERO);
-/// assert!(client.lock("a").is_ok());
-/// # Ok::<(), leasehold::Error>(())
-/// ```
-///
-/// [`Timeout`](crate::Error::Timeout), by another client that holds the lock for longer than the
-/// call waits:
-///
-/// ```
-/// # use std::time::Duration;
-/// # use leasehold::{Client, Error, MemoryServer};
-/// let server = MemoryServer::new();
-/// let other = Client::builder().open_memory(&server)?;
-/// let client = Client::builder().wait(Duration::from_millis(10)).open_memory(&server)?;
-/// let _guard = other.lock("a")?;
-/// match client.lock("a") {
-///     Err(Error::Timeout { holder, .. }) => assert_eq!(holder.unwrap().client, other.id()),
-///     other => panic!("{other:?}"),
-/// }
-/// # Ok::<(), leasehold::Error>(())
-/// ```
-///
-/// [`Lost`](crate::Error::Lost), by an operator who ends the hold, or by an outage that lasts until
-/// the lease is over:
-///
-/// ```
-/// # use std::time::Duration;
-/// # use leasehold::{Client, Error, HoldEnd, MemoryServer};
-/// let server = MemoryServer::new();
-/// let client = Client::builder().lease(Duration::from_millis(100)).open_memory(&server)?;
-/// let done = client.with_lock("a", |_guard| assert!(server.end_hold("a")));
-/// assert!(matches!(done, Err(Error::Lost { .. })));
-///
-/// let guard = client.lock("a")?;
-/// server.set_down(true);
-/// assert_eq!(guard.lost().wait(), HoldEnd::Lost);
-/// assert!(matches!(guard.verify(), Err(Error::Lost { .. })));
-/// # Ok::<(), leasehold::Error>(())
-/// ```
-///
-/// [`AlreadyHeld`](crate::Error::AlreadyHeld), by a thread that asks for a set with a name that it
-/// holds, or again for a lock that is not [reentrant](crate::Builder::reentrant):
-///
-/// ```
-/// # use leasehold::{Client, Error, MemoryServer};
-/// let client = Client::builder().open_memory(&MemoryServer::new())?;
-/// let _guard = client.lock("a")?;
-/// assert!(matches!(client.lock_all(["a", "b"]), Err(Error::AlreadyHeld { .. })));
-/// let again = client.mutex("a").reentrant(false);
-/// assert!(matches!(again.try_lock(), Err(Error::AlreadyHeld { .. })));
-/// # Ok::<(), leasehold::Error>(())
-/// ```
-///
-/// [`WrongType`](crate::Error::WrongType), by a name that is in use for something else:
-///
-/// ```
-/// # use leasehold::{Client, Error, MemoryServer};
-/// let client = Client::builder().open_memory(&MemoryServer::new())?;
-/// let _permit = client.semaphore("a", 2).acquire()?;
-/// assert!(matches!(client.lock("a"), Err(Error::WrongType { .. })));
-/// # Ok::<(), leasehold::Error>(())
-/// ```
-///
-/// [`Cancelled`](crate::Error::Cancelled) and [`Closed`](crate::Error::Closed), by another thread,
-/// or beforehand:
-///
-/// ```
-/// # use leasehold::{Canceller, Client, Error, MemoryServer};
-/// let client = Client::builder().open_memory(&MemoryServer::new())?;
-/// let canceller = Canceller::new();
-/// canceller.cancel();
-/// let cancelled = client.mutex("a").cancelled_by(&canceller).lock();
-/// assert!(matches!(cancelled, Err(Error::Cancelled { .. })));
-/// client.close();
-/// assert!(matches!(client.lock("a"), Err(Error::Closed)));
-/// # Ok::<(), leasehold::Error>(())
-/// ```
-///
-/// and [`InvalidInput`](crate::Error::InvalidInput), by an empty name or a bad setting:
-///
-/// ```
-/// # use leasehold::{Client, Error, MemoryServer};
-/// let server = MemoryServer::new();
-/// let refused = Client::builder().pool_size(0).open_memory(&server);
-/// assert!(matches!(refused, Err(Error::InvalidInput(_))));
-/// let client = Client::builder().open_memory(&server)?;
-/// assert!(matches!(client.lock(""), Err(Error::InvalidInput(_))));
-/// # Ok::<(), leasehold::Error>(())
-/// ```
-///
-/// The others need real servers that refuse a request, are too few, or have replicas:
-/// [`Redis`](crate::Error::Redis), [`NoQuorum`](crate::Error::NoQuorum) and
-/// [`NotReplicated`](crate::Error::NotReplicated); and [`Forked`](crate::Error::Forked) needs a
-/// forked process.
+/// [tests]: crate::guide::cookbook#tests-of-your-own-code
 #[derive(Clone, Default)]
 pub struct MemoryServer(pub(crate) SimulatedServer);
 
