@@ -15,7 +15,7 @@ use crate::base::failure::{Failure, FailureKind};
 use crate::error::Phase;
 use crate::event::Events;
 use crate::local::retry::Backoff;
-use crate::net::interrupter::Interrupter;
+use crate::net::wait::Interrupter;
 use crate::store::background::{STABLE, Wake, Wakeups};
 
 /// The longest wait for one message.

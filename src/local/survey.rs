@@ -215,7 +215,7 @@ fn ask_servers<T>(
     let reply_of = |connection: &mut Connection| {
         let reply = ask(connection);
         // Sentinels may have named the server only now.
-        (connection.socket.factory.label().to_string(), reply)
+        (connection.factory.label().to_string(), reply)
     };
     Ok(ServerReplies { each: each.iter_mut().map(reply_of).collect(), required })
 }

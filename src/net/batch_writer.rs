@@ -10,7 +10,7 @@ use crate::base::failure::Failure;
 use crate::base::sync::Mutex;
 use crate::net::connection::Connection;
 use crate::net::exchange::Exchange;
-use crate::net::stream::{Arrived, WaitFor};
+use crate::net::wait::{Arrived, WaitFor};
 
 /// A connection over which something was posted less long ago is taken for alive.
 const IDLE: Duration = Duration::from_millis(500);
@@ -53,10 +53,7 @@ impl BatchWriter {
         let opened = if is_ready { Ok(()) } else { self.wait(|| connection.connect(write_by)) };
         self.record_posted(connection, posted, write_by, opened);
         // A failure to write fails what is in flight. What there is no room for in time is overdue.
-        if connection.socket.open.is_some()
-            && connection.write(|_| {}).is_ok()
-            && connection.socket.is_writing()
-        {
+        if connection.is_connected() && connection.write(&[]).is_ok() && connection.is_writing() {
             drop(self.wait(|| connection.flush(deadline)));
         }
         if connection.in_flight.is_full() {
@@ -82,7 +79,7 @@ impl BatchWriter {
                 connection.record(posted.next());
             } else {
                 // What was recorded is not lost with the program.
-                drop(connection.write(|_| {}));
+                drop(connection.write(&[]));
                 outcome = self.wait(|| connection.read_all(deadline));
             }
         }
@@ -115,14 +112,14 @@ fn is_ready(connection: &mut Connection, now: Instant) -> bool {
     let idle = now.saturating_duration_since(connection.used);
     if idle >= IDLE
         && connection.in_flight.is_empty()
-        && let Some(open) = &connection.socket.open
-        && !matches!(open.stream.look(), Arrived::Nothing)
+        && let Some(stream) = connection.stream()
+        && stream.look() != Arrived::Nothing
     {
         connection.poison();
-        connection.socket.factory.suspect_connections();
+        connection.factory.suspect_connections();
     }
     connection.used = now;
-    connection.socket.is_open() && connection.socket.retiring().is_none()
+    connection.is_open() && connection.retiring().is_none()
 }
 
 #[cfg(test)]
@@ -144,7 +141,7 @@ mod tests {
     const SOON: Duration = Duration::from_secs(5);
 
     fn unread(connection: &Connection) -> u64 {
-        ioctl_fionread(connection.socket.poll_fd().expect("it is open")).expect("a socket")
+        ioctl_fionread(connection.poll_fd().expect("it is open")).expect("a socket")
     }
 
     /// A peer that can be connected to, and a connection to it.
@@ -191,7 +188,7 @@ mod tests {
             let request = Request::command(&redis::cmd("PING"));
             connection.record([Exchange::posted(request, end_of(SOON), Box::new(slow))]);
         }
-        connection.write(|_| {}).expect("the peer listens");
+        connection.write(&[]).expect("the peer listens");
         let (mut peer, _) = listener.accept().expect("a connection");
         answer(&connection, &mut peer, &b"+PONG\r\n".repeat(REQUESTS));
         connection.collect(WaitFor::Nothing);

@@ -1,24 +1,38 @@
-//! One connection to one server: a socket, and the requests in flight over it. It is opened when it
-//! is used, and given up when anything but an error reply goes wrong with it.
+//! One connection to one server: a socket, and the requests in flight over it. It is opened and
+//! logged in when it is used, replaced when the server may be elsewhere or the credentials are about
+//! to expire, and given up when anything but an error reply goes wrong with it.
+//!
+//! The socket is our own, not a connection of `redis`: a deadline must cover a whole reply, the
+//! reader must be able to spin, and another thread must be able to end a blocked read. From `redis`
+//! come URLs, the packing of commands, values and error kinds.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use std::{fmt, io, process};
+use std::{fmt, io, mem, process};
 
+use redis::{RedisError, Value};
+
+use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
+use crate::error::Phase;
 use crate::net::exchange::{Answer, Exchange, ReplySlot};
-use crate::net::factory::ConnectionFactory;
+use crate::net::factory::{ConnectionFactory, OpenSocket, Validity};
 use crate::net::in_flight::InFlight;
 use crate::net::request::{Reply, Request};
-use crate::net::server_socket::ServerSocket;
-use crate::net::stream::WaitFor;
+use crate::net::resp::RespStream;
+use crate::net::socket::PollFd;
+use crate::net::wait::{Arrived, WaitFor};
 
 /// How long a thread reads replies of others without waiting for them.
 const COLLECT: Duration = Duration::from_millis(10);
 
 /// A connection, without a socket until it is used.
 pub(crate) struct Connection {
-    pub(crate) socket: ServerSocket,
+    pub(crate) factory: Arc<ConnectionFactory>,
+    pub(super) socket: Option<OpenSocket>,
+    /// Whether the last socket has not been found broken or replaced.
+    opened: bool,
     pub(crate) in_flight: InFlight,
     pub(super) made: Instant,
     /// That of the last thread that has used the connection, to reuse the memory.
@@ -31,7 +45,7 @@ pub(crate) struct Connection {
 /// Shows nothing that was sent, which may be a password or the owner of a lock.
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Connection").field(&self.socket.factory).finish_non_exhaustive()
+        f.debug_tuple("Connection").field(&self.factory).finish_non_exhaustive()
     }
 }
 
@@ -39,7 +53,9 @@ impl Connection {
     pub(crate) fn new(factory: Arc<ConnectionFactory>) -> Self {
         let now = Instant::now();
         Self {
-            socket: ServerSocket::new(factory),
+            factory,
+            socket: None,
+            opened: false,
             in_flight: InFlight::default(),
             made: now,
             slot: Arc::new(ReplySlot::new(now)),
@@ -48,32 +64,132 @@ impl Connection {
         }
     }
 
-    /// Opens the connection unless it is open, and makes sure that it leads to the right server.
+    /// What is sent and received, if the socket is open.
+    pub(crate) fn stream(&self) -> Option<&RespStream> {
+        self.socket.as_ref().map(|socket| &socket.stream)
+    }
+
+    /// Returns `true` if something is to be written for which there was no room.
+    pub(crate) fn is_writing(&self) -> bool {
+        self.stream().is_some_and(RespStream::is_writing)
+    }
+
+    /// The socket, to wait until there is something to do: to read, or to go on writing.
+    pub(crate) fn poll_fd(&self) -> Option<PollFd<'_>> {
+        self.stream().map(RespStream::poll_fd)
+    }
+
+    /// Returns `true` if replies can still come.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.socket.is_some()
+    }
+
+    /// Returns `true` if the next request needs no new socket.
+    pub(crate) fn is_open(&self) -> bool {
+        let Some(socket) = &self.socket else { return false };
+        let has_expired = socket.validity.is_some_and(|validity| Instant::now() >= validity.end);
+        if has_expired || socket.generation != self.factory.generation() {
+            return false;
+        }
+        let suspicions = self.factory.suspicions.load(Ordering::Relaxed);
+        if socket.checked.load(Ordering::Relaxed) != suspicions {
+            // Another connection has broken since this one was looked at.
+            if socket.stream.look() == Arrived::End {
+                return false;
+            }
+            socket.checked.store(suspicions, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// Returns `true` if the socket is open and leads to where the server is.
+    pub(crate) fn is_usable(&self) -> bool {
+        self.is_open() && self.factory.is_route_current()
+    }
+
+    /// For how long the socket may be used, if it is time to replace it.
+    pub(crate) fn retiring(&self) -> Option<Validity> {
+        let validity = self.socket.as_ref()?.validity?;
+        (Instant::now() >= validity.retire_at).then_some(validity)
+    }
+
+    /// When to replace the socket or, after that, when it can no longer be used.
+    pub(crate) fn next_change(&self) -> Option<Instant> {
+        let Validity { retire_at, end } = self.socket.as_ref()?.validity?;
+        Some(if Instant::now() < retire_at { retire_at } else { end })
+    }
+
+    /// Opens the connection unless it is open, and makes sure that it leads to the right server, as
+    /// far as that can be found out in time.
     pub(crate) fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
-        if self.socket.is_ready(deadline) {
+        if self.factory.route.is_some() {
+            self.factory.refresh_route(deadline);
+        }
+        let (is_open, is_retiring) = (self.is_open(), self.retiring().is_some());
+        if is_open && !is_retiring {
             return Ok(());
         }
-        if self.socket.is_open() {
+        if is_open {
             // It is time to replace it. A failure has ended what was in flight.
             drop(self.read_all(deadline));
         }
         self.collect(WaitFor::Nothing);
-        self.in_flight.fail(&self.given_up());
-        self.socket.open(deadline)
+        self.poison();
+        // Replaced in time, it has not broken.
+        self.opened &= !is_retiring;
+        self.record_break();
+        let moves = self.factory.moves();
+        let deadline = deadline.min(end_of(self.factory.connect_timeout));
+        let mut opened = self.open(deadline);
+        if let Err(failure) = &opened
+            && self.factory.credentials.is_some()
+            && failure.phase == Phase::Login
+            && failure.code == "WRONGPASS"
+        {
+            // There may be other credentials by now.
+            opened = self.open(deadline);
+        }
+        if let Err(failure) = opened {
+            self.give_up(&failure);
+            self.factory.reject_address(moves);
+            // What a connection begins with has no effect.
+            return Err(failure.of_question());
+        }
+        self.opened = true;
+        self.factory.record_opening();
+        Ok(())
+    }
+
+    /// Opens a socket and logs in, in one round trip.
+    fn open(&mut self, deadline: Instant) -> Result<(), Failure> {
+        let (socket, greeting) = self.factory.open(deadline)?;
+        self.socket = Some(socket);
+        let (steps, requests): (Vec<_>, Vec<_>) = greeting.into_iter().unzip();
+        let replies = self.ask(requests, deadline).replies();
+        steps.into_iter().zip(replies).try_for_each(|(step, reply)| self.factory.check(step, reply))
     }
 
     /// Sends one request, connecting first if need be, and reads the reply. If none comes in time,
     /// the connection is given up.
     pub(crate) fn exchange(&mut self, request: &Request, deadline: Instant) -> Reply {
         self.connect(deadline)?;
+        self.ask([request.clone()], deadline).reply()
+    }
+
+    /// As `exchange`, over a socket that is open.
+    fn ask(
+        &mut self,
+        requests: impl IntoIterator<Item = Request>,
+        deadline: Instant,
+    ) -> Arc<ReplySlot> {
         let slot = self.slot(deadline);
-        self.send([slot.exchange(request.clone(), None)]);
+        self.send(requests.into_iter().map(|request| slot.exchange(request, None)));
         self.read_until(&slot);
         slot.close(|| self.no_reply());
         if self.in_flight.is_awaited() {
             self.time_out();
         }
-        slot.reply()
+        slot
     }
 
     /// Returns a slot for the replies to requests of the thread that uses the connection.
@@ -88,33 +204,34 @@ impl Connection {
     /// Writes requests over the open connection, in one write, as `write` does.
     pub(crate) fn send(&mut self, exchanges: impl IntoIterator<Item = Exchange>) {
         self.record(exchanges);
-        drop(self.write(|_| {}));
+        drop(self.write(&[]));
     }
 
     /// Has requests written along with the next write.
     pub(super) fn record(&mut self, exchanges: impl IntoIterator<Item = Exchange>) {
         // Without a socket they have failed, and `write` says so.
-        let out = self.socket.open.as_mut().map(|open| &mut open.stream.out);
+        let out = self.socket.as_mut().map(|socket| &mut socket.stream.out);
         self.in_flight.push(exchanges, out.unwrap_or(&mut Vec::new()));
     }
 
-    /// Writes what `pack` appends over the open connection, as far as there is room, without
-    /// waiting. The reader goes on with the rest as room comes. If that fails, everything in
-    /// flight has failed.
-    pub(crate) fn write(&mut self, pack: impl FnOnce(&mut Vec<u8>)) -> Result<(), Failure> {
-        if let Some(open) = &mut self.socket.open {
-            pack(&mut open.stream.out);
-        }
-        self.socket.write().map_err(|failure| self.break_off(failure))
+    /// Writes what is to be written and then `more` over the open connection, as far as there is
+    /// room, without waiting. The reader goes on with the rest as room comes. If that fails,
+    /// everything in flight has failed.
+    pub(crate) fn write(&mut self, more: &[u8]) -> Result<(), Failure> {
+        let Some(socket) = &mut self.socket else { return Err(self.break_off(self.no_reply())) };
+        socket.stream.out.extend_from_slice(more);
+        let written = socket.stream.write();
+        written.map_err(|error| self.break_off_after(error.into()))
     }
 
     /// Blocks until everything is written. If there is no room for it in time, that is a failure,
     /// and the connection is as before.
     pub(super) fn flush(&mut self, deadline: Instant) -> Result<(), Failure> {
-        match self.socket.flush(deadline) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(self.no_reply()),
-            Err(failure) => Err(self.break_off(failure)),
+        let Some(socket) = &mut self.socket else { return Err(self.no_reply()) };
+        match socket.stream.flush(deadline) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(self.no_reply()),
+            Err(error) => Err(self.break_off_after(error.into())),
         }
     }
 
@@ -144,15 +261,15 @@ impl Connection {
                 wait => wait,
             };
             let reply = self.receive_next(wait)?;
-            let Self { in_flight, socket: ServerSocket { factory, open, .. }, .. } = self;
+            let Self { in_flight, socket, factory, .. } = self;
             // Without a socket, everything has failed.
-            let out = &mut open.as_mut()?.stream.out;
+            let out = &mut socket.as_mut()?.stream.out;
             let fits = in_flight.take(reply, || factory.label(), out);
             let has_more = !out.is_empty();
             if !fits {
                 self.invalid_reply();
             } else if has_more {
-                drop(self.write(|_| {}));
+                drop(self.write(&[]));
             }
         }
     }
@@ -160,8 +277,17 @@ impl Connection {
     /// Reads the next reply, whichever request it belongs to, or the next message; `None` if it has
     /// not come by then, so that it can be read later.
     pub(crate) fn receive_next(&mut self, wait: WaitFor) -> Option<Reply> {
-        let received = self.socket.receive(wait);
-        received.unwrap_or_else(|failure| Some(Err(self.break_off(failure))))
+        let Some(socket) = &mut self.socket else {
+            return Some(Err(self.break_off(self.no_reply())));
+        };
+        let received = socket.stream.receive(wait, &self.factory.spin);
+        socket.greeted |= received.is_ok();
+        match received {
+            Ok(Value::ServerError(error)) => Some(Err(self.factory.failure_of_reply(&error))),
+            Ok(reply) => Some(Ok(reply)),
+            Err(error) if error.is_timeout() => None,
+            Err(error) => Some(Err(self.break_off_after(error))),
+        }
     }
 
     /// Reads what has come, until nothing is in flight or no more has come by then. Without a wait
@@ -179,14 +305,13 @@ impl Connection {
         if !self.in_flight.is_empty() {
             return Err(self.time_out());
         }
-        if self.socket.is_connected() { Ok(()) } else { Err(self.no_reply()) }
+        if self.is_connected() { Ok(()) } else { Err(self.no_reply()) }
     }
 
     /// Ends the requests whose deadlines have come, though their replies are still awaited. Returns
     /// when the next deadline comes.
     pub(crate) fn expire(&mut self, now: Instant) -> Option<Instant> {
-        let Self { in_flight, socket, .. } = self;
-        in_flight.expire(now, || socket.factory.no_reply())
+        self.in_flight.expire(now, || self.factory.no_reply())
     }
 
     /// Gives up the connection if threads have given up what is in flight over it: nothing is known
@@ -202,12 +327,12 @@ impl Connection {
 
     /// The failure of a request that was not answered in time.
     pub(crate) fn no_reply(&self) -> Failure {
-        self.socket.factory.no_reply()
+        self.factory.no_reply()
     }
 
     /// Gives up a connection whose reply does not fit the request.
     pub(crate) fn invalid_reply(&mut self) -> Failure {
-        self.break_off(self.socket.factory.invalid_reply())
+        self.break_off(self.factory.invalid_reply())
     }
 
     /// Gives up a connection over which no reply has come in time.
@@ -217,25 +342,34 @@ impl Connection {
 
     /// Gives up a broken connection.
     fn break_off(&mut self, failure: Failure) -> Failure {
-        self.socket.record_break();
+        self.record_break();
         self.give_up(&failure);
         failure
     }
 
+    /// Gives up a connection whose socket is broken, with this error.
+    fn break_off_after(&mut self, error: RedisError) -> Failure {
+        let greeted = self.socket.as_ref().is_some_and(|socket| socket.greeted);
+        self.break_off(self.factory.failure_of_break(error, greeted))
+    }
+
+    /// Notes that the socket has broken, once.
+    fn record_break(&mut self) {
+        if mem::take(&mut self.opened) {
+            self.factory.record_break();
+        }
+    }
+
     /// Closes the socket. What is in flight over it has failed for this reason.
     pub(crate) fn give_up(&mut self, failure: &Failure) {
-        self.socket.open = None;
+        self.socket = None;
         self.in_flight.fail(failure);
     }
 
     /// Gives up the connection, and with it whatever is in flight.
     pub(crate) fn poison(&mut self) {
-        self.give_up(&self.given_up());
-    }
-
-    fn given_up(&self) -> Failure {
         let error = io::Error::other("the connection was given up");
-        Failure::io(FailureKind::Disconnected, &self.socket.factory.label(), error)
+        self.give_up(&Failure::io(FailureKind::Disconnected, &self.factory.label(), error));
     }
 }
 

@@ -1,14 +1,19 @@
 //! Where a server is and how to log in there, from a URL.
 
-use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
+use std::{fmt, io};
 
 use redis::{ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo};
 
 use crate::base::report::printable;
 use crate::config::Config;
 use crate::config::callbacks::Credentials;
-use crate::error::{Error, Result};
+use crate::error::{Error, Phase, Result as ApiResult};
+use crate::net::request::Request;
+use crate::net::resp::RespStream;
+use crate::net::shared_call::Resolver;
+use crate::net::socket::Stream;
 #[cfg(feature = "tls")]
 use crate::net::tls::Connector;
 #[cfg(feature = "tls")]
@@ -37,7 +42,7 @@ impl Endpoint {
     /// Parses `redis[s]://[user][:password@]host[:port][/db]` and
     /// `unix:///path[?db=&user=&pass=]`, each with an optional `client_name` in the query.
     #[cfg_attr(not(feature = "tls"), expect(unused_variables, reason = "all about TLS"))]
-    pub(crate) fn parse(url: &str, config: &Config) -> Result<Self> {
+    pub(crate) fn parse(url: &str, config: &Config) -> ApiResult<Self> {
         let refuse = |why: &str| Err(Error::invalid("url", why));
         let Some(mut parsed) = redis::parse_redis_url(url) else {
             return refuse("must be redis[s]://host[:port][/db] or unix:///path");
@@ -134,7 +139,7 @@ impl Endpoint {
         what: &str,
         urls: impl IntoIterator<Item: AsRef<str>>,
         config: &Config,
-    ) -> Result<Vec<Self>> {
+    ) -> ApiResult<Vec<Self>> {
         let mut endpoints: Vec<Self> = Vec::new();
         for url in urls {
             let endpoint = Self::parse(url.as_ref(), config)?;
@@ -150,36 +155,63 @@ impl Endpoint {
         Ok(endpoints)
     }
 
-    /// Appends the requests that a new connection must begin with, and returns how many there are.
-    pub(crate) fn write_login(&self, out: &mut Vec<u8>) -> usize {
-        let mut requests = Vec::new();
+    /// Opens a socket, giving each address of the host its share of the time. An error comes with
+    /// how far that had come.
+    pub(super) fn connect(
+        &self,
+        resolver: &Resolver,
+        deadline: Instant,
+    ) -> Result<RespStream, (Phase, io::Error)> {
+        let connected = match &self.address {
+            ConnectionAddr::Tcp(host, port) => {
+                let addresses = resolver.resolve(host, *port, deadline);
+                let addresses = addresses.map_err(|error| (Phase::LookUp, error))?;
+                Stream::tcp(&addresses, deadline)
+            }
+            ConnectionAddr::Unix(path) => Stream::unix(path, deadline),
+            _ => Err(io::ErrorKind::Unsupported.into()),
+        };
+        let stream = connected.map_err(|error| (Phase::Connect, error))?;
+        #[cfg(feature = "tls")]
+        if let Some(connector) = &self.tls {
+            let session = connector.connect(&stream, deadline)?;
+            return Ok(RespStream::encrypted(stream, session));
+        }
+        Ok(RespStream::plain(stream))
+    }
+
+    /// The requests that a new connection begins with.
+    pub(super) fn greeting(&self) -> Vec<(Step, Request)> {
+        let mut greeting = Vec::new();
         if let Some(password) = self.login.password() {
-            let mut auth = redis::cmd("AUTH");
-            auth.arg(self.login.username()).arg(password);
-            requests.push(auth);
+            let auth = redis::cmd("AUTH").arg(self.login.username()).arg(password).take();
+            greeting.push((Step::Login, Request::command(&auth)));
         }
         if self.login.db() != 0 {
-            requests.push(redis::cmd("SELECT").arg(self.login.db()).take());
+            let select = redis::cmd("SELECT").arg(self.login.db()).take();
+            greeting.push((Step::Login, Request::command(&select)));
         }
         // With TLS 1.3, only the first reply shows that the server has accepted our certificate.
         #[cfg(feature = "tls")]
-        if self.tls.is_some() && requests.is_empty() {
-            requests.push(redis::cmd("PING"));
+        if self.tls.is_some() && greeting.is_empty() {
+            greeting.push((Step::Login, Request::command(&redis::cmd("PING"))));
         }
-        for request in &requests {
-            request.write_packed_command(out);
-        }
-        requests.len()
-    }
-
-    /// Appends the request that gives a new connection the client's name. Returns `false` if the
-    /// client has none.
-    pub(crate) fn write_name(&self, out: &mut Vec<u8>) -> bool {
         if let Some(name) = &self.client_name {
-            redis::cmd("CLIENT").arg("SETNAME").arg(name).write_packed_command(out);
+            let set_name = redis::cmd("CLIENT").arg("SETNAME").arg(name).take();
+            greeting.push((Step::Name, Request::command(&set_name)));
         }
-        self.client_name.is_some()
+        greeting
     }
+}
+
+/// What a request is for that a new connection begins with.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Step {
+    Login,
+    /// It gives the connection the client's name.
+    Name,
+    /// It asks whether the server is a master.
+    Role,
 }
 
 /// Returns `true` for what the query of one server's URL may have: how to log in there.
@@ -198,7 +230,7 @@ fn connector(
     address: &ConnectionAddr,
     fragment: Option<&str>,
     config: &Config,
-) -> Result<Option<Connector>> {
+) -> ApiResult<Option<Connector>> {
     match address {
         ConnectionAddr::Tcp(host, _) if encrypted => {
             let settings = config.tls.clone().unwrap_or_default();
@@ -219,11 +251,10 @@ mod tests {
     use super::*;
 
     fn login(url: &str) -> String {
-        let mut out = Vec::new();
         let endpoint = Endpoint::parse(url, &Config::default()).expect("a good URL");
-        endpoint.write_login(&mut out);
-        endpoint.write_name(&mut out);
-        String::from_utf8(out).expect("text")
+        let requests = endpoint.greeting().into_iter();
+        let bytes: Vec<_> = requests.flat_map(|(_, request)| request.bytes).collect();
+        String::from_utf8(bytes).expect("text")
     }
 
     #[test]

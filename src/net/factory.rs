@@ -1,22 +1,24 @@
-//! What the connections to one server share: how to get there, and whether they are stale.
+//! What the connections to one server share: how to open one, and whether they are stale.
 
+use std::error::Error as StdError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
-use redis::{ConnectionAddr, Value};
+use redis::{ErrorKind, RedisError, ServerError, Value};
 
 use crate::base::Counter;
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::Config;
 use crate::error::Phase;
-use crate::net::endpoint::Endpoint;
-use crate::net::request::Reply;
+use crate::net::endpoint::{Endpoint, Step};
+use crate::net::error_reply::{self, ErrorReply};
+use crate::net::request::{Reply, Request};
 use crate::net::resp::RespStream;
 use crate::net::route::{Address, Route};
 use crate::net::shared_call::{CredentialsSource, Resolver};
-use crate::net::stream::{ConnectError, Spin};
+use crate::net::wait::Spin;
 
 /// What a client counts of its connections, to all servers.
 #[derive(Debug, Default)]
@@ -51,6 +53,41 @@ pub(crate) struct ConnectionFactory {
     broken: AtomicU64,
 }
 
+/// An open socket, and what is known about it.
+#[derive(Debug)]
+pub(super) struct OpenSocket {
+    pub(super) stream: RespStream,
+    /// The factory's generation when it was opened.
+    pub(super) generation: u64,
+    /// For how long what the client logs in with is valid, if that is limited.
+    pub(super) validity: Option<Validity>,
+    /// The factory's suspicions when it was last known not to have ended.
+    pub(super) checked: AtomicU64,
+    /// Whether a reply has come, so that a Redis server is there.
+    pub(super) greeted: bool,
+}
+
+/// For how long a connection may be used whose credentials expire.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Validity {
+    /// When to start replacing it: while it is still good, so that there is time.
+    pub(super) retire_at: Instant,
+    pub(super) end: Instant,
+}
+
+impl Validity {
+    /// Of a connection that is opened now.
+    fn until(end: Instant) -> Self {
+        let spare = end.saturating_duration_since(Instant::now()) / 5;
+        Self { retire_at: end.checked_sub(spare).unwrap_or(end), end }
+    }
+
+    /// How much time there is to replace the connection.
+    pub(crate) fn spare(&self) -> Duration {
+        self.end.saturating_duration_since(self.retire_at)
+    }
+}
+
 impl fmt::Debug for ConnectionFactory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("ConnectionFactory").field(&self.endpoint).finish()
@@ -81,9 +118,12 @@ impl ConnectionFactory {
 
     /// The failure of a request that was not answered in time.
     pub(crate) fn no_reply(&self) -> Failure {
+        self.timeout(io::Error::new(io::ErrorKind::TimedOut, "no reply in time"))
+    }
+
+    fn timeout(&self, source: impl StdError + Send + Sync + 'static) -> Failure {
         self.suspect_move();
-        let error = io::Error::new(io::ErrorKind::TimedOut, "no reply in time");
-        Failure::io(FailureKind::Timeout, &self.label(), error)
+        Failure::io(FailureKind::Timeout, &self.label(), source)
     }
 
     /// The failure of a request to something that is no Redis server. A route may lead elsewhere
@@ -176,59 +216,97 @@ impl ConnectionFactory {
         }
     }
 
-    /// Opens a socket.
-    pub(super) fn open(&self, deadline: Instant) -> Result<RespStream, Failure> {
-        let opened = match &self.route {
-            None => self.open_at(&self.endpoint, deadline),
+    /// Opens a socket, and returns the requests that it must begin with.
+    pub(super) fn open(
+        &self,
+        deadline: Instant,
+    ) -> Result<(OpenSocket, Vec<(Step, Request)>), Failure> {
+        let generation = self.generation();
+        let checked = AtomicU64::new(self.suspicions.load(Ordering::Relaxed));
+        let connected = match &self.route {
+            None => self.endpoint.connect(&self.resolver, deadline),
             Some(route) => {
                 let Address { host, port } = route.address()?;
-                self.open_at(&self.endpoint.at(&host, port), deadline)
+                self.endpoint.at(&host, port).connect(&self.resolver, deadline)
             }
         };
-        opened.map_err(|ConnectError { phase, source }| {
+        let stream = connected.map_err(|(phase, source)| {
             self.suspect_move();
             match phase {
                 Phase::Greeting => self.foreign(source),
                 _ => Failure::io(FailureKind::Unreachable, &self.label(), source).at(phase),
             }
-        })
-    }
-
-    fn open_at(&self, at: &Endpoint, deadline: Instant) -> Result<RespStream, ConnectError> {
-        match &at.address {
-            ConnectionAddr::Tcp(host, port) => {
-                let addresses = self.resolver.resolve(host, *port, deadline);
-                let addresses = addresses.map_err(ConnectError::at(Phase::LookUp))?;
-                #[cfg(feature = "tls")]
-                if let Some(connector) = &at.tls {
-                    return RespStream::tls(&addresses, connector, deadline);
-                }
-                RespStream::tcp(&addresses, deadline)
-            }
-            ConnectionAddr::Unix(path) => RespStream::unix(path, deadline),
-            _ => Err(ConnectError::at(Phase::Connect)(io::ErrorKind::Unsupported.into())),
-        }
-    }
-
-    /// Returns `true` if a new connection asks for the server's role.
-    pub(super) fn asks_role(&self) -> bool {
-        self.route.is_some() || self.demoted.load(Ordering::Relaxed)
-    }
-
-    /// Checks the server's role: only a master is asked about locks. Without a route, a server that
-    /// does not tell its role counts as one.
-    pub(crate) fn check_role(&self, reply: Reply) -> Result<(), Failure> {
-        let is_master = match reply {
-            Ok(reply) => is_master(&reply),
-            Err(failure) if self.route.is_some() || failure.is_ambiguous() => return Err(failure),
-            Err(_) => true,
+        })?;
+        // Only now: a server that is away is tried often.
+        let credentials = self.credentials.as_ref().map(|source| source.ask(deadline));
+        let credentials = credentials.transpose().map_err(|error| {
+            Failure::caused_by(FailureKind::Unreachable, &self.label(), error).at(Phase::Login)
+        })?;
+        let end = credentials.as_ref().and_then(|credentials| credentials.valid_until);
+        let mut greeting = match &credentials {
+            None => self.endpoint.greeting(),
+            Some(credentials) => self.endpoint.with_login(credentials).greeting(),
         };
-        if is_master {
-            self.demoted.store(false, Ordering::Relaxed);
-            return Ok(());
+        if self.route.is_some() || self.demoted.load(Ordering::Relaxed) {
+            greeting.push((Step::Role, Request::command(&redis::cmd("ROLE"))));
         }
-        let error = io::Error::other("the server is not a master, or not yet");
-        Err(Failure::io(FailureKind::Transient, &self.label(), error))
+        let validity = end.map(Validity::until);
+        Ok((OpenSocket { stream, generation, validity, checked, greeted: false }, greeting))
+    }
+
+    /// Checks the reply to a request that a connection has begun with.
+    pub(super) fn check(&self, step: Step, reply: Reply) -> Result<(), Failure> {
+        let is_refused = |failure: &Failure| failure.source.downcast_ref::<ErrorReply>().is_some();
+        match (step, reply) {
+            (Step::Login, reply) => reply.map(drop).map_err(Failure::in_login),
+            // The name is for operators. Not every user may set one, and not every proxy knows the
+            // command.
+            (Step::Name, Err(failure)) if !is_refused(&failure) => Err(failure.in_login()),
+            (Step::Name, _) => Ok(()),
+            (Step::Role, Ok(reply)) if !is_master(&reply) => {
+                let error = io::Error::other("the server is not a master, or not yet");
+                Err(Failure::io(FailureKind::Transient, &self.label(), error))
+            }
+            // Without a route, a server that does not tell its role counts as a master.
+            (Step::Role, Err(failure)) if self.route.is_some() || !is_refused(&failure) => {
+                Err(failure)
+            }
+            (Step::Role, _) => {
+                self.demoted.store(false, Ordering::Relaxed);
+                Ok(())
+            }
+        }
+    }
+
+    /// The failure that an error reply is.
+    pub(super) fn failure_of_reply(&self, error: &ServerError) -> Failure {
+        let failure = error_reply::failure(error, &self.label());
+        if error_reply::suggests_demotion(&failure.code) {
+            self.suspect_demotion();
+        }
+        failure
+    }
+
+    /// The failure of what was requested over a connection with this error, on which a reply has
+    /// come before if it has `greeted`.
+    pub(super) fn failure_of_break(&self, error: RedisError, greeted: bool) -> Failure {
+        if error.is_timeout() {
+            return self.timeout(error);
+        }
+        // Connections that were idle while the server restarted have all ended: with the first, the
+        // others are looked at too, so that a second attempt gets a new one.
+        self.suspect_connections();
+        if greeted {
+            return Failure::io(FailureKind::Disconnected, &self.label(), error);
+        }
+        if error.kind() == ErrorKind::Parse {
+            let why = "the first reply over a new connection is not of Redis's protocol";
+            return self.foreign(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        // Nothing shows that a server is there which has replied to anything yet.
+        let why = format!("a new connection ended without a reply, as at a port for TLS: {error}");
+        let error = io::Error::new(io::ErrorKind::ConnectionAborted, why);
+        Failure::io(FailureKind::Timeout, &self.label(), error)
     }
 }
 
@@ -236,4 +314,18 @@ impl ConnectionFactory {
 fn is_master(reply: &Value) -> bool {
     let Value::Array(parts) = reply else { return false };
     matches!(parts.first(), Some(Value::BulkString(role)) if role == b"master")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fifth_of_the_time_is_left_to_replace_a_connection() {
+        let now = Instant::now();
+        let validity = Validity::until(now + Duration::from_secs(900));
+        let age = validity.retire_at - now;
+        assert!(age >= Duration::from_secs(720) && age < Duration::from_secs(725), "{age:?}");
+        assert!(Validity::until(now).retire_at <= now, "at once");
+    }
 }

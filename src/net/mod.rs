@@ -8,7 +8,6 @@ pub(crate) mod error_reply;
 pub(crate) mod exchange;
 pub(crate) mod factory;
 pub(crate) mod in_flight;
-pub(crate) mod interrupter;
 pub(crate) mod multiplexer;
 pub(crate) mod pool;
 pub(crate) mod reply_buffer;
@@ -17,16 +16,15 @@ pub(crate) mod resp;
 pub(crate) mod route;
 pub(crate) mod sentinels;
 pub(crate) mod server;
-pub(crate) mod server_socket;
 mod shared_call;
 mod shared_queue;
 #[cfg_attr(not(unix), path = "no_socket.rs")]
 pub(crate) mod socket;
-pub(crate) mod stream;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
 #[cfg(feature = "tls")]
 pub(crate) mod trust;
+pub(crate) mod wait;
 
 #[cfg(all(test, leasehold_shuttle))]
 #[path = "../../tests/schedules/net.rs"]

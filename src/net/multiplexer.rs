@@ -33,7 +33,7 @@ use crate::net::exchange::{Answer, Exchange, Lent, ReplySlot, SendWait};
 use crate::net::pool::{ConnectionPool, PooledConnection};
 use crate::net::request::{Reply, Request};
 use crate::net::shared_queue::{Next, NoneLingers, SharedQueue};
-use crate::net::stream::WaitFor;
+use crate::net::wait::WaitFor;
 
 /// How long a call waits for the reply to a needless request to wait for replicas or disks, before
 /// it goes on without its connection.

@@ -9,15 +9,16 @@ use std::path::Path;
 use std::thread;
 use std::time::Instant;
 
-use crate::net::interrupter::Close;
-use crate::net::stream::Arrived;
+use crate::net::wait::{Arrived, Close, ReplyWait, WaitFor};
 
 const REASON: &str = "leasehold connects to servers on Unix systems only; elsewhere it has locks \
                       in memory, by `Client::in_memory` and `MemoryServer`";
 
-/// A connected socket: there is none.
-#[derive(Debug)]
-pub(crate) struct Stream(Infallible);
+pub(crate) use self::{NoSocket as Alarm, NoSocket as Stream};
+
+/// A socket of any kind: there is none.
+#[derive(Clone, Debug)]
+pub(crate) struct NoSocket(Infallible);
 
 /// What a thread waits for.
 #[derive(Clone, Copy, Debug)]
@@ -25,89 +26,63 @@ pub(crate) struct PollFlags;
 
 /// A socket that a thread waits for.
 #[derive(Debug)]
-pub(crate) struct PollFd<'a>(PhantomData<&'a Stream>);
-
-/// Wakes a thread that waits for sockets.
-#[derive(Debug)]
-pub(crate) struct Bell(Infallible);
-
-/// Becomes readable when its bell is rung.
-#[derive(Debug)]
-pub(crate) struct Alarm(Infallible);
-
-fn unsupported() -> io::Error {
-    io::Error::new(ErrorKind::Unsupported, REASON)
-}
+pub(crate) struct PollFd<'a>(PhantomData<&'a NoSocket>);
 
 impl PollFlags {
     pub(crate) const IN: Self = Self;
     pub(crate) const OUT: Self = Self;
 
-    pub(crate) fn union(self, _other: Self) -> Self {
+    pub(crate) fn union(self, _: Self) -> Self {
         self
     }
 }
 
-impl Stream {
-    pub(crate) fn tcp(_addresses: &[SocketAddr], _deadline: Instant) -> io::Result<Self> {
-        Err(unsupported())
+/// Its methods.
+macro_rules! never {
+    ($($name:ident($($argument:ty),*) -> $result:ty;)*) => {
+        impl NoSocket {
+            $(pub(crate) fn $name(&self, $(_: $argument),*) -> $result {
+                match self.0 {}
+            })*
+        }
+    };
+}
+
+never! {
+    look() -> Arrived;
+    poll_fd(PollFlags) -> PollFd<'_>;
+    read(&mut [u8], WaitFor, Option<&mut ReplyWait<'_>>) -> io::Result<usize>;
+    reset() -> ();
+    ring() -> ();
+    rung() -> PollFd<'_>;
+    send(&[u8]) -> io::Result<usize>;
+    wait(PollFlags, Instant) -> io::Result<()>;
+}
+
+impl NoSocket {
+    pub(crate) fn new() -> io::Result<Self> {
+        Err(io::Error::new(ErrorKind::Unsupported, REASON))
     }
 
-    pub(crate) fn unix(_path: &Path, _deadline: Instant) -> io::Result<Self> {
-        Err(unsupported())
+    pub(crate) fn tcp(_: &[SocketAddr], _: Instant) -> io::Result<Self> {
+        Self::new()
     }
 
-    pub(crate) fn send(&self, _bytes: &[u8]) -> io::Result<usize> {
-        match self.0 {}
-    }
-
-    pub(super) fn receive(&self, _into: &mut [u8], _naps: bool) -> io::Result<usize> {
-        match self.0 {}
-    }
-
-    pub(crate) fn look(&self) -> Arrived {
-        match self.0 {}
-    }
-
-    pub(crate) fn poll_fd(&self, _what: PollFlags) -> PollFd<'_> {
-        match self.0 {}
-    }
-
-    pub(crate) fn wait(&self, _what: PollFlags, _deadline: Instant) -> io::Result<()> {
-        match self.0 {}
+    pub(crate) fn unix(_: &Path, _: Instant) -> io::Result<Self> {
+        Self::new()
     }
 }
 
-impl Close for Stream {
+impl Close for NoSocket {
     fn close(&self) {
         match self.0 {}
     }
 }
 
 /// Sleeps until the deadline, because no socket is ever ready.
-pub(crate) fn poll_ready(_sockets: &mut [PollFd<'_>], deadline: Option<Instant>) -> Vec<usize> {
+pub(crate) fn poll_ready(_: &mut [PollFd<'_>], deadline: Option<Instant>) -> Vec<usize> {
     if let Some(deadline) = deadline {
         thread::sleep(deadline.saturating_duration_since(Instant::now()));
     }
     Vec::new()
-}
-
-pub(crate) fn alarm() -> io::Result<(Bell, Alarm)> {
-    Err(unsupported())
-}
-
-impl Bell {
-    pub(crate) fn ring(&mut self) {
-        match self.0 {}
-    }
-}
-
-impl Alarm {
-    pub(crate) fn reset(&mut self) {
-        match self.0 {}
-    }
-
-    pub(crate) fn poll_fd(&self) -> PollFd<'_> {
-        match self.0 {}
-    }
 }

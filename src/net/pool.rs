@@ -221,13 +221,13 @@ mod tests {
             .connect(end_of(Duration::from_secs(5)))
             .expect("the listener accepts it");
         drop(connection);
-        assert!(take().connection.socket.is_connected());
+        assert!(take().connection.is_connected());
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             let _used = take();
             panic!("a test");
         }));
         panicked.expect_err("a panic");
-        assert!(!take().connection.socket.is_connected());
+        assert!(!take().connection.is_connected());
     }
 
     #[test]

@@ -1,27 +1,20 @@
 //! A connection as its user sees it: bytes of requests out, replies in, plain or over TLS.
 
-use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 use std::{io, mem};
 
 use redis::{RedisResult, Value};
 
-use crate::error::Phase;
-use crate::net::interrupter::Close;
 use crate::net::reply_buffer::{LARGE, ReplyBuffer};
 use crate::net::socket::{PollFd, PollFlags, Stream};
-use crate::net::stream::{
-    Arrived, ConnectError, DeadlineReader, PolledSocket, ReplyWait, Spin, WaitFor,
-};
 #[cfg(feature = "tls")]
-use crate::net::tls::{Connector, Session};
+use crate::net::tls::{Encrypted, Session};
+use crate::net::wait::{Arrived, Close, ReplyWait, Spin, WaitFor};
 
 /// A connected socket, and what was read of an unfinished reply.
 pub(crate) struct RespStream {
-    /// Shared only with [`Interrupter`](crate::net::interrupter::Interrupter)s and
-    /// [`PolledSocket`]s.
+    /// Shared only with [`Interrupter`](crate::net::wait::Interrupter)s and [`PolledSocket`]s.
     stream: Arc<Stream>,
     layer: Layer,
     replies: ReplyBuffer,
@@ -46,27 +39,13 @@ impl std::fmt::Debug for RespStream {
 }
 
 impl RespStream {
-    /// Connects to the first of `addresses` that answers, giving each its share of the time.
-    pub(crate) fn tcp(addresses: &[SocketAddr], deadline: Instant) -> Result<Self, ConnectError> {
-        let stream = Stream::tcp(addresses, deadline).map_err(ConnectError::at(Phase::Connect))?;
-        Ok(Self::over(stream, Layer::Plain))
+    pub(super) fn plain(stream: Stream) -> Self {
+        Self::over(stream, Layer::Plain)
     }
 
-    /// As `tcp`, followed by a TLS handshake.
     #[cfg(feature = "tls")]
-    pub(crate) fn tls(
-        addresses: &[SocketAddr],
-        connector: &Connector,
-        deadline: Instant,
-    ) -> Result<Self, ConnectError> {
-        let stream = Stream::tcp(addresses, deadline).map_err(ConnectError::at(Phase::Connect))?;
-        let session = connector.connect(&stream, deadline)?;
-        Ok(Self::over(stream, Layer::Tls(Box::new(session.into()))))
-    }
-
-    pub(crate) fn unix(path: &Path, deadline: Instant) -> Result<Self, ConnectError> {
-        let stream = Stream::unix(path, deadline).map_err(ConnectError::at(Phase::Connect))?;
-        Ok(Self::over(stream, Layer::Plain))
+    pub(crate) fn encrypted(stream: Stream, session: Session) -> Self {
+        Self::over(stream, Layer::Tls(Box::new(session.into())))
     }
 
     fn over(stream: Stream, layer: Layer) -> Self {
@@ -151,49 +130,48 @@ impl RespStream {
     /// Reads one whole reply, which may be an error reply. If it has not come whole by then, that
     /// is a timeout. After a timeout, and only then, reading can go on where it stopped.
     pub(crate) fn receive(&mut self, wait: WaitFor, spin: &Spin) -> RedisResult<Value> {
-        let WaitFor::SoonReply { .. } = wait else { return self.read_reply(wait, None) };
         // One that has come along with another counts as well: a thread that sleeps finds more so.
-        let mut spinning = spin.begin();
-        let reply = self.read_reply(wait, Some(&mut spinning));
-        spin.record(spinning);
-        reply
-    }
-
-    fn read_reply(
-        &mut self,
-        wait: WaitFor,
-        mut spin: Option<&mut ReplyWait>,
-    ) -> RedisResult<Value> {
+        let mut waits = matches!(wait, WaitFor::SoonReply { .. }).then(|| spin.begin());
         loop {
             if let Some(reply) = self.replies.take() {
                 return reply;
             }
-            if matches!(wait, WaitFor::Buffered) {
-                return Err(io::Error::from(io::ErrorKind::TimedOut).into());
-            }
-            if self.is_writing() {
+            if self.is_writing() && !matches!(wait, WaitFor::Buffered) {
                 self.write()?;
             }
             match wait {
+                WaitFor::Buffered => return Err(io::Error::from(io::ErrorKind::TimedOut).into()),
                 WaitFor::Reply { deadline } | WaitFor::SoonReply { deadline }
                     if self.is_writing() =>
                 {
                     self.wait_for_room(deadline)?;
                 }
-                _ => self.fill(wait, spin.as_deref_mut())?,
+                _ => self.fill(wait, waits.as_mut())?,
             }
         }
     }
 
     /// Reads once.
-    fn fill(&mut self, wait: WaitFor, spin: Option<&mut ReplyWait>) -> io::Result<()> {
+    fn fill(&mut self, wait: WaitFor, spin: Option<&mut ReplyWait<'_>>) -> io::Result<()> {
         let Self { stream, layer, replies, .. } = self;
-        let mut reader = DeadlineReader { stream, wait, spin };
-        match layer {
-            Layer::Plain => replies.fill(&mut reader),
+        replies.fill(|into| match layer {
+            Layer::Plain => stream.read(into, wait, spin),
             #[cfg(feature = "tls")]
-            Layer::Tls(session) => replies.fill(&mut session.get_mut().reader(&mut reader)),
-        }
+            Layer::Tls(session) => session.get_mut().read(into, Encrypted { stream, wait, spin }),
+        })
+    }
+}
+
+/// A socket to wait for, while another thread may use it or give it up.
+#[derive(Debug)]
+pub(crate) struct PolledSocket {
+    stream: Arc<Stream>,
+    what: PollFlags,
+}
+
+impl PolledSocket {
+    pub(crate) fn poll_fd(&self) -> PollFd<'_> {
+        self.stream.poll_fd(self.what)
     }
 }
 
@@ -210,8 +188,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         let deadline = Instant::now() + Duration::from_secs(10);
-        let stream = RespStream::tcp(&[address], deadline);
-        let mut stream = stream.unwrap_or_else(|_| panic!("it is reached"));
+        let mut stream = RespStream::plain(Stream::tcp(&[address], deadline).expect("it listens"));
         let (mut peer, _) = listener.accept().expect("a connection");
         let read = thread::spawn(move || peer.read_exact(&mut vec![0; 100 * LARGE]));
         stream.out.resize(100 * LARGE, b'x');

@@ -21,7 +21,7 @@ use crate::net::endpoint::Endpoint;
 use crate::net::factory::ConnectionFactory;
 use crate::net::request::Request;
 use crate::net::route::{Address, Route, SentinelAnswer, sentinels_label, unanswered};
-use crate::net::stream::Spin;
+use crate::net::wait::Spin;
 
 /// After this many rejections in a row, an address that most sentinels name is given up for one
 /// that any of them names. Before that, a failure to connect does not outweigh the majority.

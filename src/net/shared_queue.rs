@@ -189,8 +189,7 @@ impl SharedQueue {
         let Some(slot) = state.queue.iter().find_map(Exchange::slot).cloned() else {
             return Next::Post(idle, state.batch(0));
         };
-        let socket = &idle.connection.socket;
-        if socket.is_usable() && socket.retiring().is_none() {
+        if idle.connection.is_usable() && idle.connection.retiring().is_none() {
             return Next::Batch(idle, state.batch(0));
         }
         // To connect takes time, which a thread that waits for a reply has.

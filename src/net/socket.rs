@@ -1,10 +1,17 @@
-//! Sockets: connected by deadlines, read and written once at a time, and waited for.
+//! Sockets: connected and read by deadlines, written as far as there is room, and waited for.
+//!
+//! A time limit for each call of `read`, which is all that sockets offer, never ends a reply that
+//! drips in byte by byte. So every wait is for the time that is left: after a short spin if the
+//! caller allows one, in `read` itself while much time is left, which saves a system call, and in
+//! `poll` at the end. A caller that may wait long waits in `poll` all the time, because `read`
+//! wakes up now and then.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) use rustix::event::{PollFd, PollFlags};
@@ -15,10 +22,12 @@ use rustix::net::{
     sockopt,
 };
 
-use crate::net::interrupter::Close;
 #[cfg(all(test, leasehold_shuttle))]
 use crate::net::schedules::FakeStream;
-use crate::net::stream::{Arrived, NAP, remaining};
+use crate::net::wait::{Arrived, Close, ReplyWait, WaitFor};
+
+/// The longest sleep of one call of `read`.
+const NAP: Duration = Duration::from_millis(50);
 
 /// After this time without traffic, the kernel checks whether the peer is still there.
 const KEEPALIVE: Duration = Duration::from_secs(15);
@@ -48,7 +57,7 @@ pub(crate) enum Stream {
 impl Stream {
     /// Connects to the first of `addresses` that answers, giving each its share of the time.
     pub(crate) fn tcp(addresses: &[SocketAddr], deadline: Instant) -> io::Result<Self> {
-        let mut failure = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+        let mut failure = io::Error::new(ErrorKind::NotFound, "the host has no address");
         for (tried, address) in addresses.iter().enumerate() {
             let left = u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
             match TcpStream::connect_timeout(address, remaining(deadline)? / left) {
@@ -108,8 +117,42 @@ impl Stream {
         }
     }
 
+    /// Reads what has come, waiting for that if need be. While it spins, the thread does not sleep.
+    pub(super) fn read(
+        &self,
+        into: &mut [u8],
+        wait: WaitFor,
+        mut spin: Option<&mut ReplyWait<'_>>,
+    ) -> io::Result<usize> {
+        loop {
+            let naps = if spin.as_mut().is_some_and(|spin| spin.spins()) {
+                std::hint::spin_loop();
+                false
+            } else {
+                match wait {
+                    WaitFor::Buffered | WaitFor::Nothing => false,
+                    WaitFor::SoonReply { deadline } if remaining(deadline)? >= NAP => true,
+                    WaitFor::Reply { deadline } | WaitFor::SoonReply { deadline } => {
+                        self.wait(PollFlags::IN, deadline)?;
+                        false
+                    }
+                }
+            };
+            match self.receive(into, naps) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    if matches!(wait, WaitFor::Nothing) {
+                        return Err(ErrorKind::TimedOut.into());
+                    }
+                    // Nothing yet: the thread goes on spinning or sleeping while there is time.
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                received => return received,
+            }
+        }
+    }
+
     /// Reads once. If it `naps`, it waits for something to come, no longer than a [`NAP`].
-    pub(super) fn receive(&self, into: &mut [u8], naps: bool) -> io::Result<usize> {
+    fn receive(&self, into: &mut [u8], naps: bool) -> io::Result<usize> {
         #[cfg(all(test, leasehold_shuttle))]
         if let Self::Fake(stream) = self {
             return stream.receive(into, !naps);
@@ -189,35 +232,37 @@ pub(crate) fn poll_ready(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> V
     ready.map(|(position, _)| position).collect()
 }
 
-/// Wakes a thread that waits for sockets.
-#[derive(Debug)]
-pub(crate) struct Bell(UnixStream);
-
-/// Becomes readable when its bell is rung.
-#[derive(Debug)]
-pub(crate) struct Alarm(UnixStream);
-
-/// Makes a bell, and the alarm that it wakes a thread by.
-pub(crate) fn alarm() -> io::Result<(Bell, Alarm)> {
-    let (bell, alarm) = UnixStream::pair()?;
-    bell.set_nonblocking(true)?;
-    alarm.set_nonblocking(true)?;
-    Ok((Bell(bell), Alarm(alarm)))
-}
-
-impl Bell {
-    pub(crate) fn ring(&mut self) {
-        // If it is full, the thread has not looked since.
-        self.0.write(&[0]).map(drop).unwrap_or_default();
+/// Returns the time until the deadline, or a timeout if there is none.
+fn remaining(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(io::Error::new(ErrorKind::TimedOut, "the time for the request is over"));
     }
+    Ok(left)
 }
+
+/// Wakes a thread that waits for sockets: readable from when it is rung until it is reset. Clones
+/// are the same.
+#[derive(Clone, Debug)]
+pub(crate) struct Alarm(Arc<(UnixStream, UnixStream)>);
 
 impl Alarm {
-    /// Makes it unreadable until the bell rings next.
-    pub(crate) fn reset(&mut self) {
+    pub(crate) fn new() -> io::Result<Self> {
+        let (bell, rung) = UnixStream::pair()?;
+        bell.set_nonblocking(true)?;
+        rung.set_nonblocking(true)?;
+        Ok(Self(Arc::new((bell, rung))))
+    }
+
+    pub(crate) fn ring(&self) {
+        // If it is full, the thread has not looked since.
+        (&self.0.0).write(&[0]).map(drop).unwrap_or_default();
+    }
+
+    pub(crate) fn reset(&self) {
         let mut rings = [0; 64];
         loop {
-            match self.0.read(&mut rings) {
+            match (&self.0.1).read(&mut rings) {
                 Ok(count) if count > 0 => {}
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 _ => return,
@@ -225,7 +270,7 @@ impl Alarm {
         }
     }
 
-    pub(crate) fn poll_fd(&self) -> PollFd<'_> {
-        PollFd::new(&self.0, PollFlags::IN)
+    pub(crate) fn rung(&self) -> PollFd<'_> {
+        PollFd::new(&self.0.1, PollFlags::IN)
     }
 }

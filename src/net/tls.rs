@@ -17,8 +17,8 @@ use crate::config::certificates::Tls;
 use crate::error::{Error, Phase, Result};
 use crate::event::Events;
 use crate::net::socket::{PollFlags, Stream};
-use crate::net::stream::{Arrived, ConnectError, DeadlineReader, WaitFor};
 use crate::net::trust::{Trust, client_config, flaw};
+use crate::net::wait::{Arrived, ReplyWait, WaitFor};
 
 /// How many bytes are sent as one record, fewer than `rustls` has room for.
 const RECORD: usize = 16 * 1024;
@@ -55,15 +55,15 @@ impl Connector {
         Self { server: own.unwrap_or_else(|| self.server.clone()), ..self.clone() }
     }
 
-    /// Does the handshake, which verifies the server.
+    /// Does the handshake, which verifies the server. An error comes with what it is about.
     pub(crate) fn connect(
         &self,
         stream: &Stream,
         deadline: Instant,
-    ) -> Result<Session, ConnectError> {
+    ) -> Result<Session, (Phase, io::Error)> {
         let begun = ClientConnection::new(self.config.clone(), self.server.clone());
         let begun = begun.map_err(|error| TlsError::new(error, self.is_certified));
-        let protocol = begun.map_err(ConnectError::at(Phase::Tls))?;
+        let protocol = begun.map_err(|error| (Phase::Tls, error))?;
         let mut session = Session { protocol, is_certified: self.is_certified };
         session.handshake(stream, deadline).map_err(in_handshake)?;
         Ok(session)
@@ -96,7 +96,7 @@ impl Session {
 
     /// As [`Stream::look`], for what is left once the messages of the protocol are processed.
     pub(crate) fn look(&mut self, stream: &Stream) -> Arrived {
-        let mut reader = DeadlineReader { stream, wait: WaitFor::Nothing, spin: None };
+        let mut reader = Encrypted { stream, wait: WaitFor::Nothing, spin: None };
         loop {
             match self.protocol.reader().fill_buf() {
                 Ok([_, ..]) => return Arrived::Data,
@@ -111,17 +111,25 @@ impl Session {
         }
     }
 
-    /// Returns a reader of the decrypted bytes of `encrypted`.
-    pub(crate) fn reader<'a, 'b>(
-        &'a mut self,
-        encrypted: &'a mut DeadlineReader<'b>,
-    ) -> SessionReader<'a, 'b> {
-        SessionReader { session: self, encrypted }
+    /// Reads decrypted bytes; none once the server has sent `close_notify`.
+    pub(crate) fn read(
+        &mut self,
+        into: &mut [u8],
+        mut encrypted: Encrypted<'_, '_>,
+    ) -> io::Result<usize> {
+        loop {
+            match self.protocol.reader().read(into) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.receive(&mut encrypted)?;
+                }
+                read => return read,
+            }
+        }
     }
 
     fn handshake(&mut self, stream: &Stream, deadline: Instant) -> io::Result<()> {
         let wait = WaitFor::SoonReply { deadline };
-        let mut reader = DeadlineReader { stream, wait, spin: None };
+        let mut reader = Encrypted { stream, wait, spin: None };
         loop {
             while !self.flush(stream)? {
                 stream.wait(PollFlags::OUT, deadline)?;
@@ -134,7 +142,7 @@ impl Session {
     }
 
     /// Processes what has arrived, waiting for it if need be, and sends what the protocol answers.
-    fn receive(&mut self, reader: &mut DeadlineReader<'_>) -> io::Result<()> {
+    fn receive(&mut self, reader: &mut Encrypted<'_, '_>) -> io::Result<()> {
         if let Err(error) = self.process(reader) {
             // An alert that says why, if the server still reads.
             self.flush(reader.stream).unwrap_or_default();
@@ -143,7 +151,7 @@ impl Session {
         self.flush(reader.stream).map(drop)
     }
 
-    fn process(&mut self, reader: &mut DeadlineReader<'_>) -> io::Result<()> {
+    fn process(&mut self, reader: &mut Encrypted<'_, '_>) -> io::Result<()> {
         // After the server's `close_notify`, nothing more is read.
         if self.protocol.read_tls(reader)? == 0 {
             return Err(ErrorKind::UnexpectedEof.into());
@@ -166,7 +174,7 @@ impl Session {
 
     /// Why the server no longer reads, if it has sent an alert before it closed the connection.
     fn received_alert(&mut self, stream: &Stream) -> Option<io::Error> {
-        let mut reader = DeadlineReader { stream, wait: WaitFor::Nothing, spin: None };
+        let mut reader = Encrypted { stream, wait: WaitFor::Nothing, spin: None };
         loop {
             if let Err(error) = self.process(&mut reader) {
                 return cause(&error).is_some().then_some(error);
@@ -175,24 +183,16 @@ impl Session {
     }
 }
 
-/// Reads decrypted bytes.
-pub(crate) struct SessionReader<'a, 'b> {
-    session: &'a mut Session,
-    encrypted: &'a mut DeadlineReader<'b>,
+/// Reads from a socket what is waited for there.
+pub(crate) struct Encrypted<'a, 'b> {
+    pub(crate) stream: &'a Stream,
+    pub(crate) wait: WaitFor,
+    pub(crate) spin: Option<&'a mut ReplyWait<'b>>,
 }
 
-impl Read for SessionReader<'_, '_> {
+impl Read for Encrypted<'_, '_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        loop {
-            match self.session.protocol.reader().read(into) {
-                // The server has sent `close_notify`.
-                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    self.session.receive(self.encrypted)?;
-                }
-                other => return other,
-            }
-        }
+        self.stream.read(into, self.wait, self.spin.as_deref_mut())
     }
 }
 
@@ -274,14 +274,13 @@ fn cause(error: &io::Error) -> Option<&rustls::Error> {
 
 /// Why a handshake has failed: for want of a server that knows TLS, or in it, which the error says
 /// unless it says what went wrong there.
-fn in_handshake(error: io::Error) -> ConnectError {
+fn in_handshake(error: io::Error) -> (Phase, io::Error) {
     let kind = error.kind();
-    let (phase, source) = match cause(&error) {
+    match cause(&error) {
         Some(rustls::Error::InvalidMessage(_)) => {
             (Phase::Greeting, io::Error::new(kind, "the server does not answer in TLS"))
         }
         Some(_) => (Phase::Tls, error),
         None => (Phase::Tls, io::Error::new(kind, format!("in the TLS handshake: {error}"))),
-    };
-    ConnectError { phase, source }
+    }
 }

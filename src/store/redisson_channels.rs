@@ -12,7 +12,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::config::RESERVED;
-use crate::net::socket::{self, Alarm, Bell};
+use crate::net::socket::Alarm;
 
 /// How long a released lock is left to Redisson when it is Redisson's turn. Redisson takes two or
 /// three milliseconds from the message to its attempt. In what is left of this time when it
@@ -38,7 +38,7 @@ struct State {
     /// Grows whenever a thread begins or ends to wait.
     version: u64,
     /// Wakes the listener, once there is one.
-    bell: Option<Bell>,
+    alarm: Option<Alarm>,
 }
 
 /// One thread that wants to hear when Redisson releases a lock, as long as this lives.
@@ -98,8 +98,8 @@ impl RedissonChannels {
     /// Makes the alarm of the listener. `None` if the system has no more files: the listener then
     /// looks at the channels whenever it has something else to do.
     pub(crate) fn alarm(&self) -> Option<Alarm> {
-        let (bell, alarm) = socket::alarm().ok()?;
-        self.state.lock().bell = Some(bell);
+        let alarm = Alarm::new().ok()?;
+        self.state.lock().alarm = Some(alarm.clone());
         Some(alarm)
     }
 }
@@ -107,8 +107,8 @@ impl RedissonChannels {
 impl State {
     fn change(&mut self) {
         self.version += 1;
-        if let Some(bell) = &mut self.bell {
-            bell.ring();
+        if let Some(alarm) = &self.alarm {
+            alarm.ring();
         }
     }
 }
@@ -131,6 +131,7 @@ impl Drop for RedissonWait {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::socket::poll_ready;
 
     #[test]
     fn a_channel_has_braces_unless_the_key_has_one() {
@@ -161,13 +162,13 @@ mod tests {
     #[test]
     fn the_listener_is_woken_however_often_it_does_not_look() {
         let channels = RedissonChannels::default();
-        let mut alarm = channels.alarm().expect("files");
+        let alarm = channels.alarm().expect("files");
         for _ in 0..100_000 {
             drop(channels.wait(&"x".into(), "x"));
         }
         assert_eq!(channels.version(), 200_000);
         alarm.reset();
-        let readable = |alarm: &Alarm| socket::poll_ready(&mut [alarm.poll_fd()], None).len() == 1;
+        let readable = |alarm: &Alarm| poll_ready(&mut [alarm.rung()], None).len() == 1;
         assert!(!readable(&alarm));
         let _wait = channels.wait(&"x".into(), "x");
         assert!(readable(&alarm));

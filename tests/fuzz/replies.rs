@@ -1,6 +1,7 @@
 //! The bytes that a server sends.
 
 use std::fmt::Debug;
+use std::io::Read;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -48,7 +49,7 @@ fn read(mut bytes: &[u8], sizes: &[usize]) -> Vec<RedisResult<Value>> {
         let size = sizes.next().unwrap_or(usize::MAX).min(bytes.len());
         let (mut piece, rest) = bytes.split_at(size);
         while !piece.is_empty() {
-            buffer.fill(&mut piece).expect("there are bytes");
+            buffer.fill(|into| piece.read(into)).expect("there are bytes");
         }
         bytes = rest;
         while let Some(reply) = buffer.take() {

@@ -19,7 +19,7 @@ use crate::net::demand::Demand;
 use crate::net::exchange::{Exchange, SendWait};
 use crate::net::request::Reply;
 use crate::net::socket::PollFd;
-use crate::net::stream::WaitFor;
+use crate::net::wait::WaitFor;
 use crate::store::background::peer::{BackgroundConnection, Pauses, Peer, sleep};
 use crate::store::background::{
     BackgroundSettings, Decision, Job, JobOutcome, JobPolicy, JobRunner,
@@ -80,7 +80,7 @@ impl<P: JobPolicy> BackgroundJobs<P> {
         let durable = self.nodes[place].demand.is_some();
         let alike = self.nodes.iter().filter(|node| node.demand.is_some() == durable);
         let open = alike.filter_map(|node| node.connection.open.as_ref());
-        open.filter(|open| open.socket.is_open()).count() < self.policy.required()
+        open.filter(|open| open.is_open()).count() < self.policy.required()
     }
 
     /// Does what there is to do at all nodes, without waiting, and reports outcomes. Returns when
@@ -181,7 +181,7 @@ impl<N: Peer> NodeJobs<N> {
     /// Where replies come from; `None` if there are none to come.
     fn socket(&self) -> Option<PollFd<'_>> {
         let open = self.connection.open.as_ref().filter(|open| !open.in_flight.is_empty());
-        open?.socket.poll_fd()
+        open?.poll_fd()
     }
 
     /// Does what there is to do, without waiting, and adds the outcomes that are known by now. A
@@ -266,7 +266,7 @@ impl<N: Peer> NodeJobs<N> {
         self.connection.begin_opening(previous, deadline, urgent, Ok)?;
         while !self.waiting.is_empty() {
             let is_confirming = self.demand.is_some() && self.is_sending();
-            let open = self.connection.open.as_mut().filter(|open| !open.socket.is_writing());
+            let open = self.connection.open.as_mut().filter(|open| !open.is_writing());
             let Some(open) = open.filter(|_| !is_confirming) else { break };
             let batch = self.waiting.len().min(BATCH_MAX);
             open.send(self.waiting.drain(..batch));
@@ -280,7 +280,7 @@ impl<N: Peer> NodeJobs<N> {
         let open = self.connection.open.as_mut().filter(|_| !self.waiting.is_empty())?;
         // What is sent behind other requests goes where they went.
         let is_idle = open.in_flight.is_empty();
-        let is_ready = if is_idle { open.socket.is_usable() } else { open.socket.is_open() };
+        let is_ready = if is_idle { open.is_usable() } else { open.is_open() };
         if is_ready {
             return None;
         }

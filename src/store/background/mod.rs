@@ -20,7 +20,7 @@ use crate::base::failure::Failure;
 use crate::config::Config;
 use crate::event::Events;
 use crate::net::demand::Demand;
-use crate::net::interrupter::Interrupter;
+use crate::net::wait::Interrupter;
 use crate::store::background::peer::{Pauses, Peer};
 use crate::store::commands::Commands;
 use crate::store::hold_id::HoldId;

@@ -116,7 +116,7 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         urgent: bool,
         make: impl FnOnce(Connection) -> Result<T, Failure> + Send + 'static,
     ) -> Result<(), Failure> {
-        let is_good = |open: &T| open.as_ref().socket.retiring().is_none();
+        let is_good = |open: &T| open.as_ref().retiring().is_none();
         if self.opening.is_some() || self.open.as_ref().is_some_and(is_good) {
             return Ok(());
         }
@@ -183,7 +183,7 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
     }
 
     fn pause(&mut self, failure: Failure) {
-        let retiring = self.open.as_ref().and_then(|open| open.as_ref().socket.retiring());
+        let retiring = self.open.as_ref().and_then(|open| open.as_ref().retiring());
         let pause = match retiring {
             Some(validity) => validity.spare() / SUCCESSOR_TRIES,
             None if failure.kind == FailureKind::Rejected && failure.phase != Phase::Login => {

@@ -16,7 +16,7 @@ use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::RESERVED;
 use crate::net::connection::Connection;
-use crate::net::stream::WaitFor;
+use crate::net::wait::WaitFor;
 use crate::store::background::Wake;
 use crate::store::keys::Keys;
 use crate::store::redisson_channels::RedissonChannels;
@@ -68,7 +68,7 @@ impl Subscription {
     ) -> Result<Self, Failure> {
         let deadline = end_of(channel.io_timeout);
         let subscribe = redis::cmd("SUBSCRIBE").arg(&channel.name).take();
-        connection.write(|out| subscribe.write_packed_command(out))?;
+        connection.write(&subscribe.get_packed_command())?;
         let reply = connection.receive_next(WaitFor::Reply { deadline });
         reply.unwrap_or_else(|| Err(connection.no_reply()))?;
         Ok(Self {
@@ -101,9 +101,7 @@ impl Subscription {
         while let Some(reply) = self.connection.receive_next(WaitFor::Nothing) {
             (self.asked, self.expected_by) = (false, end_of(SILENCE_MAX));
             let reply = match reply {
-                Err(failure)
-                    if self.connection.socket.is_connected() && self.further.refuse(&failure) =>
-                {
+                Err(failure) if self.connection.is_connected() && self.further.refuse(&failure) => {
                     self.refusal = Some(failure);
                     continue;
                 }
@@ -141,7 +139,7 @@ impl Subscription {
 
     fn send(&mut self, command: &Cmd) -> Result<(), Failure> {
         (self.asked, self.expected_by) = (true, end_of(self.channel.io_timeout));
-        self.connection.write(|out| command.write_packed_command(out))
+        self.connection.write(&command.get_packed_command())
     }
 }
 

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::event::Events;
-use crate::net::interrupter::Interrupter;
 use crate::net::resp::RespStream;
 use crate::net::socket::{Alarm, PollFd};
+use crate::net::wait::Interrupter;
 use crate::store::background::peer::{BackgroundConnection, sleep};
 use crate::store::background::subscription::{Channel, Subscription};
 use crate::store::background::{BackgroundSettings, STABLE, Wake, WakeupPolicy, Wakeups};
@@ -68,7 +68,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
                     }
                 }
             }
-            if let Some(alarm) = &mut self.redisson_alarm {
+            if let Some(alarm) = &self.redisson_alarm {
                 alarm.reset();
             }
             let mut ready = false;
@@ -96,7 +96,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
     /// subscribes there, without waiting. Returns `true` if messages arrive from now on.
     fn follow(&mut self, place: usize) -> bool {
         let node = &mut self.nodes[place];
-        node.open.take_if(|open| !open.connection.socket.is_open());
+        node.open.take_if(|open| !open.connection.is_open());
         let (channel, deadline) = (self.channel.clone(), end_of(self.channel.io_timeout));
         let subscribe = move |connection| Subscription::begin(connection, channel);
         // A failure is kept in the state of the connection.
@@ -177,8 +177,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         let open = || self.nodes.iter().filter_map(|node| node.open.as_ref());
         let expected = open().map(|subscription| subscription.expected_by);
         let retries = self.nodes.iter().filter_map(BackgroundConnection::retry_at);
-        let changes =
-            open().filter_map(|subscription| subscription.connection.socket.next_change());
+        let changes = open().filter_map(|subscription| subscription.connection.next_change());
         let follows = open().filter_map(|subscription| subscription.further.follow_at);
         let times =
             expected.chain(retries).chain(changes).chain(follows).chain(self.policy.next_look());
@@ -189,12 +188,12 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
             return Ok(());
         };
         // One is enough: to end the wait at one of them ends it at all.
-        self.interrupter.watch(any.connection.socket.stream().map(RespStream::awaited));
+        self.interrupter.watch(any.connection.stream().map(RespStream::awaited));
         self.check_interrupt()?;
         let alarm = self.redisson_alarm.as_ref();
         let mut sockets: Vec<PollFd<'_>> = open()
-            .filter_map(|subscription| subscription.connection.socket.poll_fd())
-            .chain(alarm.map(Alarm::poll_fd))
+            .filter_map(|subscription| subscription.connection.poll_fd())
+            .chain(alarm.map(Alarm::rung))
             .collect();
         sleep(&mut sockets, &openings, end);
         Ok(())

@@ -7,7 +7,7 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use crate::base::failure::{Failure, FailureKind};
-use crate::net::interrupter::{Close, Interrupter};
+use crate::net::wait::{Close, Interrupter};
 use crate::store::background::{Wake, Wakeups};
 use crate::store::hold_id::HoldId;
 use crate::store::keys::Keys;

@@ -13,7 +13,7 @@ use crate::base::clock::Moment;
 use crate::net::demand::{Demand, is_done};
 use crate::net::exchange::{Exchange, SendWait};
 use crate::net::request::Reply;
-use crate::net::stream::Spin;
+use crate::net::wait::Spin;
 use crate::store::background::{BackgroundSettings, InDoubtHold};
 use crate::store::hold_id::HoldId;
 use crate::store::quorum::health::QuorumServer;

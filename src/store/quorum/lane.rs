@@ -18,9 +18,9 @@ use redis::Value;
 
 use crate::base::failure::Failure;
 use crate::net::pool::PoolThread;
-use crate::net::resp::RespStream;
+use crate::net::resp::{PolledSocket, RespStream};
 use crate::net::socket::poll_ready;
-use crate::net::stream::{PolledSocket, ReplyWait};
+use crate::net::wait::ReplyWait;
 use crate::store::background::peer::wait_for_any;
 use crate::store::quorum::ballot::{Ballot, QuorumServers, Vote};
 use crate::store::quorum::link::Link;
@@ -230,9 +230,6 @@ impl LockedLane<'_> {
                 break decision;
             }
         };
-        if let Some(wait) = wait {
-            spin.record(wait);
-        }
         decision.unwrap_or_else(|| ballot.close())
     }
 
@@ -242,16 +239,14 @@ impl LockedLane<'_> {
     fn read_from(
         &mut self,
         is_awaited: impl Fn(&Link) -> bool,
-        mut wait: Option<&mut ReplyWait>,
+        mut wait: Option<&mut ReplyWait<'_>>,
         deadline: Instant,
     ) -> bool {
         let awaited = self.links.iter().enumerate().filter(|(_, link)| is_awaited(link));
         let (numbers, sockets): (Vec<usize>, Vec<PolledSocket>) = awaited
             .filter_map(|(number, link)| {
-                Some((
-                    number,
-                    link.connection.open.as_ref()?.socket.stream().map(RespStream::polled)?,
-                ))
+                let open = link.connection.open.as_ref()?;
+                Some((number, open.stream().map(RespStream::polled)?))
             })
             .unzip();
         if numbers.is_empty() {

@@ -22,7 +22,7 @@ use crate::base::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
 use crate::net::exchange::Exchange;
 use crate::net::in_flight::InFlight;
-use crate::net::stream::WaitFor;
+use crate::net::wait::WaitFor;
 use crate::store::background::peer::{BackgroundConnection, Pauses};
 use crate::store::quorum::health::QuorumServer;
 
@@ -59,7 +59,7 @@ impl Link {
     }
 
     pub(super) fn is_connected(&self) -> bool {
-        self.open().is_some_and(|open| open.socket.is_connected())
+        self.open().is_some_and(Connection::is_connected)
     }
 
     /// The connection that is being opened, if there is none until then, and until when it is worth
@@ -77,7 +77,7 @@ impl Link {
     /// Begins to open a connection if there is none, or if it is soon no longer valid. An `urgent`
     /// call cannot do without the server, and keeps no pause after a failure.
     pub(super) fn begin_opening(&mut self, urgent: bool) {
-        self.connection.open.take_if(|open| !open.socket.is_connected());
+        self.connection.open.take_if(|open| !open.is_connected());
         if self.connection.opening.is_none() {
             let soon = if self.server().is_trusted() { LATECOMERS } else { Duration::ZERO };
             self.soon = Instant::now() + soon;
@@ -110,7 +110,7 @@ impl Link {
         else {
             return;
         };
-        if open.socket.is_connected() && !open.socket.is_open() {
+        if open.is_connected() && !open.is_open() {
             open.give_up(&Failure { kind: FailureKind::Disconnected, ..server.factory.no_reply() });
         } else if is_overdue {
             open.give_up(&server.time_out());
@@ -131,8 +131,8 @@ impl Link {
     /// Returns `true` if the connection is open, not too many replies are to come over it, and
     /// everything is written for which there was no room.
     pub(super) fn has_room(&self) -> bool {
-        let open = self.open().filter(|open| open.socket.is_connected());
-        open.is_some_and(|open| open.in_flight.has_room(0) && !open.socket.is_writing())
+        let open = self.open().filter(|open| open.is_connected());
+        open.is_some_and(|open| open.in_flight.has_room(0) && !open.is_writing())
     }
 
     /// Fails if a request cannot be sent now, which may end a hold.

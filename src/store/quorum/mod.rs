@@ -54,7 +54,7 @@ use crate::error::{Error, Result as ApiResult};
 use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
-use crate::net::stream::Spin;
+use crate::net::wait::Spin;
 use crate::store::Store;
 use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;

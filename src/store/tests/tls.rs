@@ -17,9 +17,10 @@ use crate::config::certificates::Tls;
 use crate::error::Phase;
 use crate::event::Events;
 use crate::net::resp::RespStream;
-use crate::net::stream::{Spin, WaitFor};
+use crate::net::socket::Stream;
 use crate::net::tls::Connector;
 use crate::net::trust::Trust;
+use crate::net::wait::{Spin, WaitFor};
 
 /// A time in which nothing is expected to arrive.
 const BRIEF: Duration = Duration::from_millis(100);
@@ -63,13 +64,19 @@ fn accept(listener: &TcpListener, config: Arc<ServerConfig>) -> io::Result<Peer>
     Ok(peer)
 }
 
+fn connect(address: SocketAddr, connector: &Connector) -> Result<RespStream, (Phase, io::Error)> {
+    let stream = Stream::tcp(&[address], soon()).expect("it listens");
+    let session = connector.connect(&stream, soon())?;
+    Ok(RespStream::encrypted(stream, session))
+}
+
 /// Runs `client` with a connection to `server`, which runs on another thread.
 fn connected(server: impl FnOnce(Peer) + Send, client: impl FnOnce(RespStream)) {
     let (config, pem) = credentials();
     let (listener, address) = listen();
     thread::scope(|scope| {
         scope.spawn(move || server(accept(&listener, config).expect("a handshake")));
-        client(RespStream::tls(&[address], &connector(pem), soon()).expect("a handshake"));
+        client(connect(address, &connector(pem)).expect("a handshake"));
     });
 }
 
@@ -266,7 +273,7 @@ fn an_untrusted_peer_receives_an_alert() {
             let error = accept(&listener, config).expect_err("no handshake");
             assert!(error.to_string().contains("received fatal alert"), "{error}");
         });
-        RespStream::tls(&[address], &connector(other), soon()).expect_err("no handshake");
+        connect(address, &connector(other)).expect_err("no handshake");
     });
 }
 
@@ -281,7 +288,7 @@ fn a_peer_without_tls_is_reported() {
             // Until the client has gone, in whatever way.
             stream.read_to_end(&mut Vec::new()).ok();
         });
-        let error = RespStream::tls(&[address], &connector(pem), soon()).expect_err("no handshake");
-        assert_eq!(error.phase, Phase::Greeting, "{error:?}");
+        let error = connect(address, &connector(pem)).expect_err("no handshake");
+        assert_eq!(error.0, Phase::Greeting, "{error:?}");
     });
 }

@@ -1,11 +1,4 @@
-//! How a thread waits for bytes: by deadlines that cover the whole of a reply, and spinning first
-//! if that pays.
-//!
-//! A time limit for each call of `read`, which is all that sockets offer, never ends a reply that
-//! drips in byte by byte. So every wait is for the time that is left: after a short spin if the
-//! caller allows one, in `read` itself while much time is left, which saves a system call, and in
-//! `poll` at the end. A caller that may wait long waits in `poll` all the time, because `read`
-//! wakes up now and then.
+//! How a thread waits for replies: spinning first if that pays, until another thread ends the wait.
 //!
 //! A thread that sleeps until its reply has come pays for being woken, which with a nearby server
 //! can take several times as long as the server's work. A thread that spins for a few microseconds
@@ -14,17 +7,13 @@
 //! costs the other threads. So threads spin only while all that wait for replies leave a core free:
 //! when one of several threads sleeps, another has something to do in the meantime.
 
-use std::io::{self, Read};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock};
-use std::thread;
+use std::fmt::Debug;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
+use std::{process, thread};
 
-use crate::error::Phase;
-use crate::net::socket::{PollFd, PollFlags, Stream};
-
-/// The longest sleep of one call of `read`.
-pub(super) const NAP: Duration = Duration::from_millis(50);
+use parking_lot::Mutex;
 
 /// The slower way is tried once in this many replies, in case it has become the faster one. An odd
 /// number, because a thread that locks and drops again and again reads two replies each time.
@@ -37,33 +26,6 @@ static WAITING: AtomicUsize = AtomicUsize::new(0);
 /// delivers its replies.
 static SPINS_AMONG: LazyLock<usize> =
     LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from) - 1);
-
-/// Why no connection could be opened, and how far that had come.
-#[derive(Debug)]
-pub(crate) struct ConnectError {
-    pub(crate) phase: Phase,
-    pub(crate) source: io::Error,
-}
-
-impl ConnectError {
-    /// Makes the error from its cause in that phase.
-    pub(crate) fn at(phase: Phase) -> impl Fn(io::Error) -> Self {
-        move |source| Self { phase, source }
-    }
-}
-
-/// A socket to wait for, while another thread may use it or give it up.
-#[derive(Debug)]
-pub(crate) struct PolledSocket {
-    pub(super) stream: Arc<Stream>,
-    pub(super) what: PollFlags,
-}
-
-impl PolledSocket {
-    pub(crate) fn poll_fd(&self) -> PollFd<'_> {
-        self.stream.poll_fd(self.what)
-    }
-}
 
 /// What has come over a connection and was not read.
 #[cfg_attr(not(unix), allow(dead_code, reason = "nothing comes there"))]
@@ -86,53 +48,6 @@ pub(crate) enum WaitFor {
     Reply { deadline: Instant },
     /// Spinning first, if that pays, and then in `read`, because it is expected soon.
     SoonReply { deadline: Instant },
-}
-
-/// Reads from a stream what is waited for.
-pub(crate) struct DeadlineReader<'a> {
-    pub(crate) stream: &'a Stream,
-    pub(crate) wait: WaitFor,
-    /// While it spins, the thread does not sleep.
-    pub(crate) spin: Option<&'a mut ReplyWait>,
-}
-
-impl Read for DeadlineReader<'_> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        loop {
-            let naps = if self.spin.as_mut().is_some_and(|spin| spin.spins()) {
-                std::hint::spin_loop();
-                false
-            } else {
-                match self.wait {
-                    WaitFor::Buffered | WaitFor::Nothing => false,
-                    WaitFor::SoonReply { deadline } if remaining(deadline)? >= NAP => true,
-                    WaitFor::Reply { deadline } | WaitFor::SoonReply { deadline } => {
-                        self.stream.wait(PollFlags::IN, deadline)?;
-                        false
-                    }
-                }
-            };
-            match self.stream.receive(into, naps).map_err(|error| (error.kind(), error)) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(read) => return Ok(read),
-                Err((io::ErrorKind::WouldBlock, _)) if matches!(self.wait, WaitFor::Nothing) => {
-                    return Err(io::ErrorKind::TimedOut.into());
-                }
-                // Nothing yet: the thread goes on spinning or sleeping while there is time.
-                Err((io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted, _)) => {}
-                Err((_, error)) => return Err(error),
-            }
-        }
-    }
-}
-
-/// Returns the time until the deadline, or a timeout if there is none.
-pub(super) fn remaining(deadline: Instant) -> io::Result<Duration> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        return Err(io::Error::new(io::ErrorKind::TimedOut, "the time for the request is over"));
-    }
-    Ok(left)
 }
 
 /// How long the replies of one server take.
@@ -161,7 +76,7 @@ impl Spin {
     }
 
     /// Begins a thread's wait for a reply, and decides whether it spins first.
-    pub(crate) fn begin(&self) -> ReplyWait {
+    pub(crate) fn begin(&self) -> ReplyWait<'_> {
         let among = WAITING.fetch_add(1, Ordering::Relaxed) + 1;
         let spins = among <= *SPINS_AMONG && !self.budget.is_zero() && {
             let reply = self.replies.fetch_add(1, Ordering::Relaxed);
@@ -169,13 +84,7 @@ impl Spin {
             self.pays() != probe
         };
         let waited = if spins { Waited::Spinning } else { Waited::Asleep };
-        ReplyWait { started: Instant::now(), budget: self.budget, waited }
-    }
-
-    /// Ends the wait. Records how long the reply took, and how the thread waited for it.
-    pub(crate) fn record(&self, wait: ReplyWait) {
-        self.add(wait.waited, wait.started.elapsed());
-        drop(wait);
+        ReplyWait { spin: self, started: Instant::now(), waited }
     }
 
     fn add(&self, waited: Waited, took: Duration) {
@@ -199,7 +108,7 @@ impl Spin {
 }
 
 /// How a thread has waited for a reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 enum Waited {
     Asleep,
     Spinning,
@@ -224,31 +133,83 @@ impl Average {
     }
 }
 
-/// A thread's wait for a reply. It counts as waiting for as long as this exists.
+/// A thread's wait for a reply, which ends when this is dropped: how long the reply took then
+/// counts, and how the thread waited for it.
 #[derive(Debug)]
-pub(crate) struct ReplyWait {
+pub(crate) struct ReplyWait<'a> {
+    spin: &'a Spin,
     started: Instant,
-    budget: Duration,
     waited: Waited,
 }
 
-impl ReplyWait {
+impl ReplyWait<'_> {
     /// Returns `true` while the thread is to spin. Once it is not, it sleeps.
     pub(crate) fn spins(&mut self) -> bool {
-        if self.waited == Waited::Spinning {
+        if matches!(self.waited, Waited::Spinning) {
             if WAITING.load(Ordering::Relaxed) > *SPINS_AMONG {
                 self.waited = Waited::Interrupted;
-            } else if self.started.elapsed() >= self.budget {
+            } else if self.started.elapsed() >= self.spin.budget {
                 self.waited = Waited::SpinningInVain;
             }
         }
-        self.waited == Waited::Spinning
+        matches!(self.waited, Waited::Spinning)
     }
 }
 
-impl Drop for ReplyWait {
+impl Drop for ReplyWait<'_> {
     fn drop(&mut self) {
+        self.spin.add(self.waited, self.started.elapsed());
         WAITING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What a thread waits for that another can interrupt.
+pub(crate) trait Close: Debug + Send + Sync {
+    /// Wakes the thread, and lets nothing more come.
+    fn close(&self);
+}
+
+/// Interrupts a thread once, for good. Clones interrupt the same thread.
+#[derive(Clone, Debug)]
+pub(crate) struct Interrupter {
+    state: Arc<Interrupt>,
+}
+
+#[derive(Debug)]
+struct Interrupt {
+    done: AtomicBool,
+    /// What the thread waits for. Locked while it is replaced, and after `done` is set, so that no
+    /// socket is missed.
+    awaited: Mutex<Option<Weak<dyn Close>>>,
+    process: u32,
+}
+
+impl Interrupter {
+    pub(crate) fn new() -> Self {
+        let (done, awaited) = (AtomicBool::new(false), Mutex::default());
+        Self { state: Arc::new(Interrupt { done, awaited, process: process::id() }) }
+    }
+
+    /// Ends the wait, and every later one.
+    pub(crate) fn interrupt(&self) {
+        // A forked child has the same sockets, and the lock may be held by a thread that the child
+        // does not have.
+        if process::id() == self.state.process {
+            self.state.done.store(true, Ordering::SeqCst);
+            if let Some(awaited) = self.state.awaited.lock().as_ref().and_then(Weak::upgrade) {
+                awaited.close();
+            }
+        }
+    }
+
+    pub(crate) fn is_interrupted(&self) -> bool {
+        self.state.done.load(Ordering::SeqCst)
+    }
+
+    /// Sets what the thread is going to wait for. The thread must then check once more that it is
+    /// not interrupted.
+    pub(crate) fn watch(&self, awaited: Option<Weak<dyn Close>>) {
+        *self.state.awaited.lock() = awaited;
     }
 }
 
