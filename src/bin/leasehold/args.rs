@@ -12,8 +12,8 @@ use clap_mangen::Man;
 use leasehold::{Builder, Client, parse_duration};
 use rustix::system::uname;
 
+use crate::child::parse_signal;
 use crate::output::{ExitError, NOT_ACQUIRED, USAGE, print};
-use crate::signals::parse_signal;
 
 /// How many characters of the host name are enough to recognise the host.
 const HOST_MAX: usize = 64;

@@ -1,7 +1,8 @@
-//! The command as a process.
+//! The command as a process, and the signals that this program receives while it waits and while the
+//! command runs.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, IsTerminal, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -10,13 +11,19 @@ use std::process::{Command, ExitStatus, id};
 use std::thread;
 use std::time::Duration;
 
+use crossbeam_channel::{Receiver, unbounded};
+use leasehold::Canceller;
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitOptions, getpgrp, getppid, getsid, kill_process, kill_process_group,
     test_kill_process_group, wait,
 };
 use rustix::termios::tcgetpgrp;
-use signal_hook::consts::{SIGINT, SIGQUIT};
+use signal_hook::consts::{
+    SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH,
+};
+use signal_hook::iterator::{Handle, Signals};
+use signal_hook::low_level::signal_name;
 
 use crate::output::{ExitError, of_signal};
 
@@ -29,6 +36,12 @@ const THIS_PROGRAM: &str = "/proc/self/exe";
 /// How long a command at a terminal has to stop by itself, as an editor does once it has put the
 /// terminal in order.
 const STOP_TIME: Duration = Duration::from_millis(100);
+
+/// The signals that end a wait, and that the command gets.
+const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
+
+/// The signals that a command can be sent by name.
+const NAMED: [i32; 8] = [SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH];
 
 /// The command. It is not ended when this is dropped.
 #[derive(Debug)]
@@ -205,12 +218,76 @@ fn become_command_of(parent: &OsStr, mut words: impl Iterator<Item = OsString>) 
     ExitError::of_command(&program.to_string_lossy(), &error)
 }
 
-#[cfg(any(target_os = "linux", target_os = "android"))]
+/// Has Linux end this process along with its parent.
 fn die_with_parent() -> io::Result<()> {
-    Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    Ok(())
 }
 
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn die_with_parent() -> io::Result<()> {
-    Ok(())
+/// Parses the name of a signal, in capitals or not, with the SIG or without.
+pub(crate) fn parse_signal(word: &str) -> Result<i32, String> {
+    let word = word.to_ascii_uppercase();
+    let word = word.strip_prefix("SIG").unwrap_or(&word);
+    let is_meant =
+        |signal: &i32| signal_name(*signal).and_then(|it| it.strip_prefix("SIG")) == Some(word);
+    NAMED.into_iter().find(is_meant).ok_or_else(|| {
+        format!("must be one of {}", NAMED.map(|it| signal_name(it).unwrap_or_default()).join(", "))
+    })
+}
+
+/// Receives signals: those to forward, and SIGCHLD.
+#[derive(Debug)]
+pub(crate) struct ReceivedSignals {
+    pub(crate) receiver: Receiver<i32>,
+    handle: Handle,
+}
+
+impl ReceivedSignals {
+    /// Receives signals from now on. All but SIGCHLD also cancel what waits for a lock.
+    ///
+    /// What this process was started to ignore, as with nohup(1), stays ignored, by the command
+    /// too.
+    pub(crate) fn start(canceller: &Canceller) -> io::Result<Self> {
+        let ignored = ignored();
+        let wanted = FORWARDED.iter().filter(|signal| !is_in(ignored, **signal));
+        let mut signals = Signals::new(wanted.chain(&[SIGCHLD]))?;
+        let handle = signals.handle();
+        let (sender, receiver) = unbounded();
+        let canceller = canceller.clone();
+        thread::Builder::new().name("leasehold-signals".into()).spawn(move || {
+            for signal in signals.forever() {
+                // In this order: what was cancelled finds the signal.
+                let is_received = sender.send(signal).is_ok();
+                if signal != SIGCHLD {
+                    canceller.cancel();
+                }
+                if !is_received {
+                    return;
+                }
+            }
+        })?;
+        Ok(Self { receiver, handle })
+    }
+
+    /// From now on receives SIGTSTP too, instead of being stopped by it.
+    pub(crate) fn add_stop(&self) -> io::Result<()> {
+        if is_in(ignored(), SIGTSTP) { Ok(()) } else { self.handle.add_signal(SIGTSTP) }
+    }
+
+    /// The first signal received that is not about the command.
+    pub(crate) fn next_forwarded(&self) -> Option<i32> {
+        self.receiver.try_iter().find(|signal| *signal != SIGCHLD)
+    }
+}
+
+/// The signals that this process ignores, as a set of bits; none where the system does not say.
+fn ignored() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+fn is_in(set: u64, signal: i32) -> bool {
+    set >> (signal - 1) & 1 == 1
 }

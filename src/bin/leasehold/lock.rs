@@ -17,8 +17,8 @@ use rustix::termios::tcgetwinsize;
 use serde_json::json;
 
 use crate::args::{HowToAcquire, ServerArgs, with};
+use crate::child::ReceivedSignals;
 use crate::output::{ExitError, SUCCESS, in_seconds, of_signal, write_out};
-use crate::signals::ReceivedSignals;
 
 /// Longer than any ticket: a name, a prefix and a label have 64 KB at most, and three characters
 /// for each byte.

@@ -10,7 +10,6 @@ mod output;
 mod ping;
 mod run;
 mod show;
-mod signals;
 
 use std::env;
 use std::process::ExitCode;

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, never, select};
 use leasehold::{AnyGuard, Canceller, Client, Error, Wanted};
-use signal_hook::consts::{SIGCHLD, SIGCONT, SIGKILL, SIGTERM, SIGTSTP};
+use signal_hook::consts::{SIGCHLD, SIGCONT, SIGKILL, SIGSTOP, SIGTERM, SIGTSTP};
+use signal_hook::low_level::raise;
 
 use crate::args::{Run, ServerArgs};
 use crate::child::{Child, can_be_stopped, code_of};
 use crate::lock::{Acquired, acquire};
 use crate::output::{ExitError, LOST, say};
-use crate::signals::stop_this_process;
 
 /// How long before the end of the lease the command is killed, so that the system does it in time.
 const KILL_TIME: Duration = Duration::from_millis(50);
@@ -247,7 +247,8 @@ fn receive(child: &mut Child, signal: Option<i32>) -> io::Result<Option<ExitStat
         Some(SIGTSTP) => {
             // While this process is stopped, the lease is not renewed.
             child.suspend();
-            stop_this_process()?;
+            // As SIGTSTP would have. Returns when it is continued.
+            raise(SIGSTOP)?;
             child.send(SIGCONT);
         }
         Some(signal) => child.forward(signal),
