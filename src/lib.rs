@@ -87,12 +87,6 @@
 //! - A hold that an operator ends by force is not over everywhere at once: see
 //!   [`Mutex::force_unlock`].
 //!
-//! # Nested locks
-//!
-//! A thread that locks a name it already holds gets another level of the same hold, with the same
-//! fence. This takes one round trip, which also checks that Redis still has the hold. The hold ends
-//! with its last guard. Guards cannot be sent to other threads.
-//!
 //! # Traps
 //!
 //! - `if client.try_lock("a")?.is_some() { ... }` releases the lock before the block: the guard is
@@ -236,7 +230,6 @@ mod event;
 mod fuzz;
 mod guards;
 mod local;
-mod memory_server;
 mod net;
 mod stats;
 mod store;
@@ -272,5 +265,5 @@ pub use guards::semaphore::{Permit, Semaphore};
 pub use guards::watches::{HoldEnd, Lost, Wanted};
 #[doc(hidden)]
 pub use local::survey::Survey;
-pub use memory_server::MemoryServer;
 pub use stats::Stats;
+pub use store::memory::memory_server::MemoryServer;

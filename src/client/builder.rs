@@ -6,7 +6,7 @@ use crate::client::{Client, open};
 use crate::config::Config;
 use crate::config::url::{Deployment, apply_environment, configure};
 use crate::error::{Error, Result};
-use crate::memory_server::MemoryServer;
+use crate::store::memory::memory_server::MemoryServer;
 
 /// A configuration for a [`Client`]. All settings are optional; they are checked when the client is
 /// opened.
@@ -273,7 +273,7 @@ impl Builder {
     /// [`Unavailable`](crate::Error::Unavailable) while the server is
     /// [down](MemoryServer::set_down), unless the client is [`lazy`](Builder::lazy).
     pub fn open_memory(self, server: &MemoryServer) -> Result<Client> {
-        open::in_memory(self.config, &server.0).map(Client::new)
+        open::in_memory(self.config, server).map(Client::new)
     }
 }
 

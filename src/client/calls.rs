@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use crate::client::Client;
 use crate::error::Result;
+use crate::guards::LockHandle;
 use crate::guards::election::Election;
 use crate::guards::guard::Guard;
-use crate::guards::held::LockHandle;
+
 use crate::guards::multi_guard::{MultiGuard, MultiMutex};
 use crate::guards::mutex::Mutex;
 use crate::guards::owned_guard::{OwnedGuard, Ticket};
@@ -119,13 +120,6 @@ impl Client {
     /// # Errors
     ///
     /// The same as [`with_lock`](Client::with_lock), except for `Timeout`.
-    ///
-    /// ```
-    /// let client = leasehold::Client::in_memory();
-    /// let swept = client.try_with_lock("nightly sweep", |_| "swept")?;
-    /// assert_eq!(swept, Some("swept"));
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
     pub fn try_with_lock<T>(
         &self,
         name: &str,

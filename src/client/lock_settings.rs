@@ -106,8 +106,7 @@ impl Builder {
     /// [`hold_at_least`](crate::Mutex::hold_at_least), those of several locks, and terms leave
     /// nothing behind that is kept. A lock is kept only while this client listens for such
     /// messages: the first call that may keep one waits for that, no longer than one
-    /// [`io_timeout`](Builder::io_timeout). It is not kept for a second after it was asked for
-    /// three times in a row before a thread of this client had used it again.
+    /// [`io_timeout`](Builder::io_timeout).
     ///
     /// Cluster file systems do this with their locks: Lustre, GFS2 and Ceph RBD. Defaults to zero:
     /// nothing is kept. At most the lease, and not along with [`redisson`](Builder::redisson).

@@ -19,7 +19,7 @@ use crate::local::shared::Shared;
 use crate::local::survey::Survey;
 use crate::local::{release, status};
 use crate::stats::Stats;
-use crate::store::memory::SimulatedServer;
+use crate::store::memory::memory_server::MemoryServer;
 
 /// A handle for acquiring distributed locks. Clones are cheap and share everything.
 ///
@@ -80,7 +80,7 @@ impl Client {
     /// returns an error instead.
     #[must_use]
     pub fn in_memory() -> Self {
-        let shared = open::in_memory(Config::default(), &SimulatedServer::default());
+        let shared = open::in_memory(Config::default(), &MemoryServer::default());
         Self::new(shared.expect("the system has random bytes and threads"))
     }
 
@@ -125,21 +125,6 @@ impl Client {
 
     /// Returns the ten names that most threads of this client want at the moment, and how many do,
     /// most first: those that wait, and those that are just asking. Does not ask the server.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// let client = leasehold::Client::in_memory();
-    /// let guard = client.lock_owned("stock:42")?;
-    /// std::thread::scope(|scope| {
-    ///     scope.spawn(|| client.lock("stock:42").map(drop));
-    ///     while client.stats().waiting == 0 {
-    ///         std::thread::sleep(Duration::from_millis(1));
-    ///     }
-    ///     assert_eq!(client.waiting_names(), [("stock:42".to_owned(), 1)]);
-    ///     guard.unlock()
-    /// })?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
     #[must_use]
     pub fn waiting_names(&self) -> Vec<(String, usize)> {
         status::waiting_names(&self.shared)
@@ -179,41 +164,10 @@ impl Client {
     /// - [`Redis`](crate::Error::Redis): the server refused a release until the time was over.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child.
     ///
-    /// # When the process is told to end
+    /// A process that ends by SIGTERM keeps its locks until their leases end: the [cookbook][end]
+    /// says how to free them at once.
     ///
-    /// A process that ends by SIGTERM keeps its locks until their leases end. To free them at once,
-    /// let a thread wait for the signal (not a signal handler, which may not take locks), and then:
-    ///
-    /// ```
-    /// use leasehold::{Client, Error};
-    /// use std::thread;
-    /// use std::time::Duration;
-    ///
-    /// let client = Client::in_memory(); // or Client::open("redis://127.0.0.1/")?
-    /// let worker = thread::spawn({
-    ///     let client = client.clone();
-    ///     move || loop {
-    ///         match client.with_lock("job", |_| { /* one piece of work */ }) {
-    ///             Ok(()) => {}
-    ///             Err(Error::Closed) => return,
-    ///             Err(error) => eprintln!("{error}"),
-    ///         }
-    ///     }
-    /// });
-    ///
-    /// // Wait for the signal: with the signal-hook crate,
-    /// // Signals::new([SIGTERM, SIGINT])?.forever().next();
-    ///
-    /// // 1. No more locks. Workers that wait for one, or want the next, return.
-    /// client.close();
-    /// // 2. Let running work finish, for less than the time until SIGKILL.
-    /// worker.join().unwrap();
-    /// // 3. Release what unfinished work still holds, and wait for the confirmation.
-    /// if let Err(error) = client.shutdown(Duration::from_secs(2)) {
-    ///     eprintln!("some locks are free only when their leases end: {error}");
-    /// }
-    /// // 4. End the process.
-    /// ```
+    /// [end]: crate::guide::cookbook#a-process-that-is-told-to-end
     pub fn shutdown(&self, timeout: Duration) -> Result<()> {
         release::shut_down(&self.shared, timeout)
     }

@@ -19,7 +19,8 @@ use crate::net::endpoint::Endpoint;
 use crate::net::sentinels;
 use crate::net::server::{Pools, Server, ServerFactory};
 use crate::store::Store;
-use crate::store::memory::{Memory, SimulatedServer};
+use crate::store::memory::Memory;
+use crate::store::memory::memory_server::MemoryServer;
 use crate::store::quorum::Quorum;
 use crate::store::servers::{Servers, parse_seeds};
 
@@ -88,7 +89,7 @@ fn redlock(config: Config, urls: Vec<String>) -> Result<Shared> {
 }
 
 /// Locks in this process only.
-pub(crate) fn in_memory(config: Config, server: &SimulatedServer) -> Result<Shared> {
+pub(crate) fn in_memory(config: Config, server: &MemoryServer) -> Result<Shared> {
     let config = prepare(config)?;
     if config.durability != Durability::Memory {
         return Err(Error::invalid("durability", "must be `Memory` in memory"));

@@ -16,7 +16,8 @@ use crate::net::request::{Arg, Request};
 use crate::net::server::ServerFactory;
 use crate::store::background::{InDoubtHold, Job, JobOutcome, Wake};
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::memory::{Memory, SimulatedServer};
+use crate::store::memory::Memory;
+use crate::store::memory::memory_server::MemoryServer;
 use crate::store::quorum::Quorum;
 use crate::store::request::{Change, Registration, TENURE_FENCES};
 use crate::store::scripts::ACQUIRE;
@@ -88,7 +89,7 @@ impl Host for process::Server {
     }
 }
 
-impl Host for SimulatedServer {
+impl Host for MemoryServer {
     type Store = Memory;
 
     fn store(&self) -> Memory {
@@ -96,7 +97,7 @@ impl Host for SimulatedServer {
     }
 
     fn waiting(&self) -> Vec<String> {
-        SimulatedServer::waiting(self, "lock:lock")
+        MemoryServer::waiting(self, "lock:lock")
     }
 }
 

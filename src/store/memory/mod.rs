@@ -1,141 +1,43 @@
 //! Locks in memory, for tests and demonstrations: a server that exists in this process only, as its
 //! clients see it.
-//!
-//! Decides what becomes of a request while the server is down or slow. Each is executed at once,
-//! and a reply that takes longer than the caller waits is lost, so that its outcome is unknown.
 
 mod inbox;
 mod locks;
+pub(crate) mod memory_server;
 mod name;
 
 use std::collections::HashMap;
-use std::io;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
-#[cfg(test)]
-use crate::base::clock::Moment;
-use crate::base::failure::{Failure, FailureKind};
+use crate::base::failure::Failure;
 use crate::config::Config;
 use crate::store::Store;
 use crate::store::background::{Job, JobOutcome, JobRunner, Wakeups};
-#[cfg(test)]
-use crate::store::hold_id::HoldId;
-use crate::store::hold_id::HoldKind;
 use crate::store::keys::Keys;
 use crate::store::memory::inbox::{Inbox, MemoryWakeups};
 use crate::store::memory::locks::Locks;
+use crate::store::memory::memory_server::{Delayed, MemoryServer};
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, HoldReply, HoldRequest, Look, OwnerOf, PostedChange, Registration,
     ReportReply,
 };
 
-/// A server in memory. Clones are the same.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct SimulatedServer(Arc<Mutex<ServerState>>);
-
-#[derive(Debug, Default)]
-struct ServerState {
-    locks: Locks,
-    is_down: bool,
-    /// How long each reply takes.
-    delay: Duration,
-}
-
-/// What has come of a request that was executed, and when its caller learns of it.
-struct Delayed<T> {
-    outcome: Result<T, Failure>,
-    due: Instant,
-}
-
-impl SimulatedServer {
-    pub(crate) fn set_down(&self, is_down: bool) {
-        self.0.lock().is_down = is_down;
-    }
-
-    pub(crate) fn set_delay(&self, delay: Duration) {
-        self.0.lock().delay = delay;
-    }
-
-    /// Ends the hold of a lock, as an operator does, whether the server is down or not. Returns
-    /// `false` if it is not held.
-    pub(crate) fn end_hold(&self, key: &str) -> bool {
-        let locks = &mut self.0.lock().locks;
-        let report = locks.report(key, Look::Holder).unwrap_or_default();
-        let mut ends = |owner: &[u8]| locks.force_release(HoldKind::Lock, key, owner);
-        report.holder().is_some_and(|holder| ends(&holder.owner) == HoldReply::Done)
-    }
-
-    /// Sets the end of the holds and offers of a name that are meant.
-    #[cfg(test)]
-    pub(crate) fn end_at(&self, key: &str, end: Moment, is_meant: impl Fn(&HoldId) -> bool) {
-        self.0.lock().locks.end_at(key, end, is_meant);
-    }
-
-    /// The clients that wait for a lock, as they are in Redis.
-    #[cfg(test)]
-    pub(crate) fn waiting(&self, key: &str) -> Vec<String> {
-        self.0.lock().locks.waiting(key)
-    }
-
-    /// Executes a request, unless the server is down.
-    fn begin<T>(
-        &self,
-        deadline: Instant,
-        request: impl FnOnce(&mut Locks) -> Result<T, Failure>,
-    ) -> Delayed<T> {
-        let mut state = self.0.lock();
-        let now = Instant::now();
-        if state.is_down {
-            let outcome = Err(failure(FailureKind::Unreachable, "the memory server is down"));
-            return Delayed { outcome, due: now };
-        }
-        let outcome = request(&mut state.locks);
-        if state.delay.is_zero() {
-            return Delayed { outcome, due: now };
-        }
-        if let Some(due) = now.checked_add(state.delay).filter(|due| *due <= deadline) {
-            return Delayed { outcome, due };
-        }
-        let outcome = Err(failure(FailureKind::Timeout, "the memory server is slow"));
-        Delayed { outcome, due: deadline }
-    }
-
-    /// Executes a request and waits for the reply.
-    fn execute<T>(
-        &self,
-        deadline: Instant,
-        request: impl FnOnce(&mut Locks) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
-        let Delayed { outcome, due } = self.begin(deadline, request);
-        let pause = due.saturating_duration_since(Instant::now());
-        if pause.is_zero() {
-            return outcome;
-        }
-        thread::sleep(pause);
-        if self.0.lock().is_down {
-            let why = "the memory server went down before it replied";
-            return Err(failure(FailureKind::Disconnected, why));
-        }
-        outcome
-    }
-}
-
 /// A server in memory, as one client sees it.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
-    server: SimulatedServer,
+    server: MemoryServer,
     keys: Keys,
     /// That of the client, once it waits. It ends with the last clone.
     inboxes: Arc<Mutex<HashMap<Arc<str>, Arc<Inbox>>>>,
 }
 
 impl Memory {
-    pub(crate) fn new(server: &SimulatedServer, config: &Config) -> Self {
+    pub(crate) fn new(server: &MemoryServer, config: &Config) -> Self {
         Self { server: server.clone(), keys: Keys::new(&config.prefix), inboxes: Arc::default() }
     }
 
@@ -155,7 +57,7 @@ impl Memory {
 #[cfg(test)]
 impl Default for Memory {
     fn default() -> Self {
-        Self::new(&SimulatedServer::default(), &Config::default())
+        Self::new(&MemoryServer::default(), &Config::default())
     }
 }
 
@@ -262,14 +164,11 @@ impl JobRunner for MemoryJobs {
     }
 }
 
-fn failure(kind: FailureKind, why: &'static str) -> Failure {
-    Failure::io(kind, &Arc::from("memory"), io::Error::other(why))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
 
+    use super::*;
     use crate::base::clock::end_of;
     use crate::store::ask_one;
     use crate::store::background::Wake;
@@ -282,7 +181,7 @@ mod tests {
         HoldId { kind, name: "a".into(), client: client.into(), nonce: 1 }
     }
 
-    fn opened(server: &SimulatedServer, prefix: &str) -> Memory {
+    fn opened(server: &MemoryServer, prefix: &str) -> Memory {
         Memory::new(server, &Config { prefix: prefix.into(), ..Config::default() })
     }
 
@@ -301,7 +200,7 @@ mod tests {
     #[test]
     fn a_client_that_is_gone_is_offered_nothing() {
         for kind in [HoldKind::Lock, HoldKind::Write, HoldKind::Permit { of: 1 }] {
-            let server = SimulatedServer::default();
+            let server = MemoryServer::default();
             let [holder, gone] = [(); 2].map(|()| opened(&server, ""));
             assert!(acquires(&holder, &of(kind, "holder"), Registration::None));
             assert!(!acquires(&gone, &of(kind, "gone"), Registration::IfHeld));
@@ -313,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_message_that_comes_before_the_client_listens_is_kept() {
-        let server = SimulatedServer::default();
+        let server = MemoryServer::default();
         let [holder, waiter] = [(); 2].map(|()| opened(&server, "shop:"));
         let (held, waits) = (of(HoldKind::Lock, "holder"), of(HoldKind::Lock, "waiter"));
         assert!(acquires(&holder, &held, Registration::None));

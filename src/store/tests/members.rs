@@ -14,7 +14,7 @@ macro_rules! stores {
     ($($alone:ident),+; $($several:ident),+; $($together:ident),+ $(,)?) => {
         mod in_memory {
             $(#[test] fn $alone() { super::$alone(&super::Memory::default()); })+
-            $(#[test] fn $several() { super::$several(&super::SimulatedServer::default()); })+
+            $(#[test] fn $several() { super::$several(&super::MemoryServer::default()); })+
         }
         mod on_redis {
             $(#[test] fn $alone() { super::$alone(&super::single(&super::Server::redis())); })+

@@ -12,7 +12,7 @@ const WAITING: &str = "leasehold:queue:{lock:lock}";
 macro_rules! servers {
     ($($common:ident),+; $($behaviour:ident),+ $(,)?) => {
         mod in_memory {
-            $(#[test] fn $common() { super::$common(&super::SimulatedServer::default()); })+
+            $(#[test] fn $common() { super::$common(&super::MemoryServer::default()); })+
         }
         mod on_redis {
             $(#[test] fn $common() { super::$common(&super::Server::redis()); })+

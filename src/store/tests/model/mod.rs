@@ -19,7 +19,7 @@ use self::steps::{HOUR, NUMBER, Scene, Step, Who, name, steps};
 use self::time::{AtServer, InMemory, Time, subscribe};
 use super::process::Server;
 use super::*;
-use crate::store::memory::SimulatedServer;
+use crate::store::memory::memory_server::MemoryServer;
 
 /// What a store has replied, without what may differ: times to the half hour, tokens by their
 /// order.
@@ -259,7 +259,7 @@ fn compare(process: &Server, scene: Scene) {
     let config = Cases { cases, failure_persistence: None, ..Cases::default() };
     let next = AtomicU64::new(0);
     let run = |steps: &[Step]| {
-        let (case, server) = (next.fetch_add(1, Ordering::Relaxed), SimulatedServer::default());
+        let (case, server) = (next.fetch_add(1, Ordering::Relaxed), MemoryServer::default());
         let memory = Memory::new(&server, &Config::default());
         let times = (InMemory::new(server, &memory), AtServer::new(&connection, &messages));
         let model = Subject::new(&memory, case, &times.0);

@@ -5,7 +5,7 @@ use redis::{ConnectionLike as _, PubSub};
 use super::steps::{CLIENTS, HOUR, client};
 use super::*;
 use crate::store::keys::Keys;
-use crate::store::memory::SimulatedServer;
+use crate::store::memory::memory_server::MemoryServer;
 
 /// What a server does beside what it is asked.
 pub(super) trait Time {
@@ -29,13 +29,13 @@ pub(super) trait Time {
 const OFFERED: Duration = HOUR.saturating_mul(10);
 
 pub(super) struct InMemory {
-    server: SimulatedServer,
+    server: MemoryServer,
     wakeups: Mutex<Vec<Box<dyn Wakeups>>>,
 }
 
 impl InMemory {
     /// All clients listen.
-    pub(super) fn new(server: SimulatedServer, store: &Memory) -> Self {
+    pub(super) fn new(server: MemoryServer, store: &Memory) -> Self {
         let wakeups = CLIENTS.map(|label| {
             let mut wakeups = store.wakeups(&client(label), None);
             assert_eq!(wakeups.next(soon()).expect("at once").ok(), Some(Wake::Ready));

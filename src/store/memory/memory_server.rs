@@ -1,0 +1,175 @@
+//! The server in memory against which users test their code.
+//!
+//! Decides what becomes of a request while the server is down or slow. Each is executed at once,
+//! and a reply that takes longer than the caller waits is lost, so that its outcome is unknown.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+#[cfg(test)]
+use crate::base::clock::Moment;
+use crate::base::failure::{Failure, FailureKind};
+use crate::config::Config;
+#[cfg(test)]
+use crate::store::hold_id::HoldId;
+use crate::store::hold_id::HoldKind;
+use crate::store::keys::Keys;
+use crate::store::memory::locks::Locks;
+use crate::store::request::{HoldReply, Look};
+
+/// A server that exists only in this process, for tests of code that locks.
+///
+/// Clients that are [opened](crate::Builder::open_memory) on the same server contend for locks as
+/// processes that share a Redis do: they wait for each other in line, wake each other, and see each
+/// other as [holders](crate::Mutex::holder). A test can also stop the server, slow it down and end
+/// holds. Clones are the same server, and it lives as long as a clone or a client of it.
+///
+/// ```
+/// use leasehold::{Client, MemoryServer};
+///
+/// let server = MemoryServer::new();
+/// let [one, other] = [Client::builder(), Client::builder()].map(|it| it.open_memory(&server));
+/// let (one, other) = (one?, other?);
+///
+/// let guard = one.lock("stock:42")?;
+/// assert!(other.try_lock("stock:42")?.is_none());
+/// guard.unlock()?;
+/// assert!(other.try_lock("stock:42")?.is_some());
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+///
+/// Give your code a client of a `MemoryServer`, and make each call fail as it may fail in
+/// production. The [cookbook][tests] provokes each error once: `Unavailable`, `Timeout`, `Lost`,
+/// `AlreadyHeld`, `WrongType`, `Cancelled`, `Closed` and `InvalidInput`. The others need real
+/// servers that refuse a request, are too few, or have replicas: [`Redis`](crate::Error::Redis),
+/// [`NoQuorum`](crate::Error::NoQuorum) and [`NotReplicated`](crate::Error::NotReplicated); and
+/// [`Forked`](crate::Error::Forked) needs a forked process.
+///
+/// [tests]: crate::guide::cookbook#tests-of-your-own-code
+#[derive(Clone, Default)]
+pub struct MemoryServer(pub(super) Arc<Mutex<ServerState>>);
+
+#[derive(Debug, Default)]
+pub(super) struct ServerState {
+    pub(super) locks: Locks,
+    is_down: bool,
+    /// How long each reply takes.
+    delay: Duration,
+}
+
+/// What has come of a request that was executed, and when its caller learns of it.
+pub(super) struct Delayed<T> {
+    pub(super) outcome: Result<T, Failure>,
+    pub(super) due: Instant,
+}
+
+impl MemoryServer {
+    /// Creates a server that has no locks and answers at once.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Stops the server, or lets it answer again. It keeps what it has, but leases go on to end.
+    ///
+    /// While it is down, each request fails as one to a server that cannot be reached, so that
+    /// calls return [`Unavailable`](crate::Error::Unavailable), and renewals fail until the leases
+    /// are over. Threads that wait for a lock go on when it is up again in time.
+    pub fn set_down(&self, is_down: bool) {
+        self.0.lock().is_down = is_down;
+    }
+
+    /// Sets how long the server takes to reply to requests from now on: not at all by default.
+    ///
+    /// Each request is executed at once. Where the reply takes longer than its call waits, such as
+    /// the client's [`io_timeout`](crate::Builder::io_timeout), the call ends without it, and does
+    /// not know whether the request was executed. A server with [`Duration::MAX`] never replies. A
+    /// drop does not wait for a reply, here as with Redis.
+    pub fn set_delay(&self, delay: Duration) {
+        self.0.lock().delay = delay;
+    }
+
+    /// Ends the hold of a lock, of any client, as an operator or a lost key does. The holder finds
+    /// out when it next asks, or by a renewal. Returns `false` if the lock is not held.
+    ///
+    /// The name is that which the client gives to [`lock`](crate::Client::lock). Only locks of
+    /// clients with the default [`prefix`](crate::Builder::prefix) are found, and this works also
+    /// while the server is down.
+    #[allow(clippy::must_use_candidate, reason = "a test may know that the lock is held")]
+    pub fn end_hold(&self, name: &str) -> bool {
+        let key = Keys::new(&Config::default().prefix).lock(name).into_owned();
+        let locks = &mut self.0.lock().locks;
+        let report = locks.report(&key, Look::Holder).unwrap_or_default();
+        let mut ends = |owner: &[u8]| locks.force_release(HoldKind::Lock, &key, owner);
+        report.holder().is_some_and(|holder| ends(&holder.owner) == HoldReply::Done)
+    }
+
+    /// Sets the end of the holds and offers of a name that are meant.
+    #[cfg(test)]
+    pub(crate) fn end_at(&self, key: &str, end: Moment, is_meant: impl Fn(&HoldId) -> bool) {
+        self.0.lock().locks.end_at(key, end, is_meant);
+    }
+
+    /// The clients that wait for a lock, as they are in Redis.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self, key: &str) -> Vec<String> {
+        self.0.lock().locks.waiting(key)
+    }
+
+    /// Executes a request, unless the server is down.
+    pub(super) fn begin<T>(
+        &self,
+        deadline: Instant,
+        request: impl FnOnce(&mut Locks) -> Result<T, Failure>,
+    ) -> Delayed<T> {
+        let mut state = self.0.lock();
+        let now = Instant::now();
+        if state.is_down {
+            let outcome = Err(failure(FailureKind::Unreachable, "the memory server is down"));
+            return Delayed { outcome, due: now };
+        }
+        let outcome = request(&mut state.locks);
+        if state.delay.is_zero() {
+            return Delayed { outcome, due: now };
+        }
+        if let Some(due) = now.checked_add(state.delay).filter(|due| *due <= deadline) {
+            return Delayed { outcome, due };
+        }
+        let outcome = Err(failure(FailureKind::Timeout, "the memory server is slow"));
+        Delayed { outcome, due: deadline }
+    }
+
+    /// Executes a request and waits for the reply.
+    pub(super) fn execute<T>(
+        &self,
+        deadline: Instant,
+        request: impl FnOnce(&mut Locks) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let Delayed { outcome, due } = self.begin(deadline, request);
+        let pause = due.saturating_duration_since(Instant::now());
+        if pause.is_zero() {
+            return outcome;
+        }
+        thread::sleep(pause);
+        if self.0.lock().is_down {
+            let why = "the memory server went down before it replied";
+            return Err(failure(FailureKind::Disconnected, why));
+        }
+        outcome
+    }
+}
+
+impl fmt::Debug for MemoryServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryServer").finish_non_exhaustive()
+    }
+}
+
+fn failure(kind: FailureKind, why: &'static str) -> Failure {
+    Failure::io(kind, &Arc::from("memory"), io::Error::other(why))
+}
