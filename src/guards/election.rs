@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::error::Result;
 use crate::guards::guard::guard;
-use crate::guards::held::{Held, LockHandle, lock_options};
 use crate::guards::holder::Leader;
+use crate::guards::{Held, LockHandle, lock_options};
 use crate::local::call::Wait;
 use crate::local::status;
 use crate::store::hold_id::HoldKind;

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::MutexGuard;
 
-use crate::guards::held::Held;
+use crate::guards::Held;
 
 /// A lock, or one level of it, held by the current thread. Dropping the guard releases it.
 ///
@@ -205,12 +205,48 @@ macro_rules! guard {
             }
         }
 
+        impl $crate::guards::Sealed for $guard {}
+
+        impl $crate::guards::AnyGuard for $guard {
+            fn name(&self) -> &str {
+                self.name()
+            }
+
+            fn fence(&self) -> Option<u64> {
+                self.held.fence()
+            }
+
+            fn is_held(&self) -> bool {
+                self.is_held()
+            }
+
+            fn remaining(&self) -> std::time::Duration {
+                self.remaining()
+            }
+
+            fn lost(&self) -> $crate::guards::watches::Lost {
+                self.lost()
+            }
+
+            fn verify(&self) -> $crate::error::Result<()> {
+                self.verify()
+            }
+
+            fn renew(&self) -> $crate::error::Result<()> {
+                self.renew()
+            }
+
+            fn unlock(self: Box<Self>) -> $crate::error::Result<()> {
+                (*self).unlock()
+            }
+        }
+
         /// Shows nothing that would allow another client to release the hold.
         impl std::fmt::Debug for $guard {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.debug_struct(stringify!($guard))
                     .field("name", &self.name())
-                    .field("fence", &$crate::guards::AnyGuard::fence(self))
+                    .field("fence", &self.held.fence())
                     .field("remaining", &self.remaining())
                     .finish_non_exhaustive()
             }

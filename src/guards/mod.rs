@@ -1,10 +1,9 @@
 //! What users lock with, and the guards that they get. Here is what guards of all kinds have in
-//! common, for code that takes any of them.
+//! common, for code that takes any of them, and what the handles have that give them.
 
 pub(crate) mod canceller;
 pub(crate) mod election;
 pub(crate) mod guard;
-pub(crate) mod held;
 pub(crate) mod holder;
 pub(crate) mod multi_guard;
 pub(crate) mod mutex;
@@ -14,21 +13,22 @@ pub(crate) mod semaphore;
 pub(crate) mod watches;
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::config::LockOptions;
 use crate::error::Result;
-use crate::guards::election::Term;
-use crate::guards::guard::Guard;
-use crate::guards::multi_guard::MultiGuard;
-use crate::guards::owned_guard::OwnedGuard;
-use crate::guards::rw_lock::{ReadGuard, WriteGuard};
-use crate::guards::semaphore::Permit;
 use crate::guards::watches::Lost;
+use crate::local::call::Wait;
+use crate::local::hold::Hold;
+use crate::local::shared::Shared;
+use crate::local::{acquire, hold_requests, release, status};
+use crate::store::hold_id::HoldKind;
 
 /// A guard of any kind, for code that does the same under a lock, a side of a read-write lock, a
 /// permit, a term or a set of locks. The methods are those that each of these has itself.
 ///
-/// All guards but [`Guard`] belong to no thread, so that a `Box<dyn AnyGuard + Send + Sync>` may
+/// All guards but [`Guard`](crate::Guard) belong to no thread, so that a `Box<dyn AnyGuard + Send + Sync>` may
 /// have one of them. Other types cannot implement this trait, and it may get further methods.
 ///
 /// ```
@@ -56,8 +56,8 @@ pub trait AnyGuard: fmt::Debug + Sealed {
     #[must_use]
     fn name(&self) -> &str;
 
-    /// Returns the fencing token, which permits and sets do not have. See
-    /// [`Guard::fence`](Guard::fence).
+    /// Returns the fencing token. Permits have none, and locks that are held together have one
+    /// each. See [`Guard::fence`](crate::Guard::fence).
     #[must_use]
     fn fence(&self) -> Option<u64>;
 
@@ -66,11 +66,11 @@ pub trait AnyGuard: fmt::Debug + Sealed {
     fn is_held(&self) -> bool;
 
     /// Returns how long the lease lasts if it is not renewed again. See
-    /// [`Guard::remaining`](Guard::remaining).
+    /// [`Guard::remaining`](crate::Guard::remaining).
     #[must_use]
     fn remaining(&self) -> Duration;
 
-    /// Returns the watch on this hold. See [`Guard::lost`](Guard::lost).
+    /// Returns the watch on this hold. See [`Guard::lost`](crate::Guard::lost).
     #[must_use]
     fn lost(&self) -> Lost;
 
@@ -78,21 +78,21 @@ pub trait AnyGuard: fmt::Debug + Sealed {
     ///
     /// # Errors
     ///
-    /// The same as [`Guard::verify`](Guard::verify).
+    /// The same as [`Guard::verify`](crate::Guard::verify).
     fn verify(&self) -> Result<()>;
 
     /// Renews the lease now. Blocks for the server's reply.
     ///
     /// # Errors
     ///
-    /// The same as [`Guard::renew`](Guard::renew).
+    /// The same as [`Guard::renew`](crate::Guard::renew).
     fn renew(&self) -> Result<()>;
 
     /// Releases the hold and reports errors. Blocks for the server's reply.
     ///
     /// # Errors
     ///
-    /// The same as [`Guard::unlock`](Guard::unlock).
+    /// The same as [`Guard::unlock`](crate::Guard::unlock).
     fn unlock(self: Box<Self>) -> Result<()>;
 }
 
@@ -100,53 +100,152 @@ pub trait AnyGuard: fmt::Debug + Sealed {
 #[expect(unnameable_types, reason = "no other crate may implement the trait")]
 pub trait Sealed {}
 
-macro_rules! any_guard {
-    ($($guard:ident: $fence:expr;)+) => {$(
-        impl Sealed for $guard {}
+/// The holds of a guard: one, or those of a set, of which there is at least one. They are released
+/// when this is dropped, on whatever thread.
+pub(crate) struct Held<H: AsRef<[Arc<Hold>]> = [Arc<Hold>; 1]> {
+    shared: Arc<Shared>,
+    /// The names of a set are separated by commas.
+    name: Arc<str>,
+    holds: H,
+    /// Whether there is nothing to release any more.
+    released: bool,
+}
 
-        impl AnyGuard for $guard {
-            fn name(&self) -> &str {
-                $guard::name(self)
+impl<H: AsRef<[Arc<Hold>]>> Held<H> {
+    fn is_held(&self) -> bool {
+        self.holds.as_ref().iter().all(|hold| self.shared.is_held(hold))
+    }
+
+    /// `None` for a permit, and for several holds.
+    fn fence(&self) -> Option<u64> {
+        match self.holds.as_ref() {
+            [hold] if !matches!(hold.id.kind, HoldKind::Permit { .. }) => Some(hold.fence()),
+            _ => None,
+        }
+    }
+
+    fn remaining(&self) -> Duration {
+        let remaining = self.holds.as_ref().iter().map(|hold| self.shared.remaining(hold));
+        remaining.min().unwrap_or_default()
+    }
+
+    fn lost(&self) -> Lost {
+        Lost::new(&self.shared, self.holds.as_ref())
+    }
+
+    fn verify(&self, renews: bool) -> Result<()> {
+        hold_requests::verify(&self.shared, self.holds.as_ref(), renews)
+    }
+
+    fn unlock(mut self) -> Result<()> {
+        self.released = true;
+        release::unlock(&self.shared, self.holds.as_ref())
+    }
+}
+
+impl<H: AsRef<[Arc<Hold>]>> Drop for Held<H> {
+    fn drop(&mut self) {
+        if !self.released {
+            release::unlock_on_drop(&self.shared, self.holds.as_ref());
+        }
+    }
+}
+
+/// The name of a lock of a client, or the names of a set, and the options with which a handle
+/// acquires it.
+#[derive(Clone)]
+pub(crate) struct LockHandle {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) name: Arc<str>,
+    /// Those of the client, until a setter changes one.
+    pub(crate) options: Arc<LockOptions>,
+}
+
+impl LockHandle {
+    /// As this, for locks that are never kept.
+    fn without_keep(mut self) -> Self {
+        Arc::make_mut(&mut self.options).keep = Duration::ZERO;
+        self
+    }
+
+    /// Acquires a hold that belongs to no thread. `None` if it cannot be had when the wait is over.
+    fn acquire(&self, kind: HoldKind, wait: Wait) -> Result<Option<Held>> {
+        let Self { shared, name, options } = self;
+        let hold = acquire::owned(shared, kind, name, options, wait)?;
+        let (shared, name) = (shared.clone(), name.clone());
+        Ok(hold.map(|hold| Held { shared, name, holds: [hold], released: false }))
+    }
+
+    /// As `acquire`, for as long as the options allow.
+    fn wait_for(&self, kind: HoldKind) -> Result<Held> {
+        let wait = Wait::at_most(self.options.wait);
+        let held = self.acquire(kind, wait)?;
+        held.ok_or_else(|| status::timed_out(&self.shared, kind, &self.name, wait))
+    }
+}
+
+/// Defines the setters of the options that handles of every kind have, and how they are shown.
+macro_rules! lock_options {
+    ($lock:ident) => {
+        impl $lock {
+            /// Sets the lease, as [`Builder::lease`](crate::Builder::lease) does for the client.
+            #[must_use]
+            pub fn lease(mut self, lease: std::time::Duration) -> Self {
+                self.options_mut().lease = lease;
+                self
             }
 
-            fn fence(&self) -> Option<u64> {
-                let fence: fn(&Self) -> Option<u64> = $fence;
-                fence(self)
+            /// Sets whether the lease is renewed, as [`Builder::renew`](crate::Builder::renew) does
+            /// for the client.
+            #[must_use]
+            pub fn renew(mut self, renew: bool) -> Self {
+                self.options_mut().renew = renew;
+                self
             }
 
-            fn is_held(&self) -> bool {
-                $guard::is_held(self)
+            /// Sets the longest age of a hold, as [`Builder::max_hold`](crate::Builder::max_hold)
+            /// does for the client.
+            #[must_use]
+            pub fn max_hold(mut self, age: std::time::Duration) -> Self {
+                self.options_mut().max_hold = Some(age);
+                self
             }
 
-            fn remaining(&self) -> Duration {
-                $guard::remaining(self)
+            /// Sets how long a call without a deadline of its own waits, as
+            /// [`Builder::wait`](crate::Builder::wait) does for the client.
+            #[must_use]
+            pub fn wait(mut self, time: std::time::Duration) -> Self {
+                self.options_mut().wait = Some(time);
+                self
             }
 
-            fn lost(&self) -> Lost {
-                $guard::lost(self)
+            /// Lets a [`Canceller`](crate::Canceller) end the waits of this handle.
+            #[must_use]
+            pub fn cancelled_by(
+                mut self,
+                canceller: &$crate::guards::canceller::Canceller,
+            ) -> Self {
+                self.options_mut().canceller = Some(canceller.clone());
+                self
             }
 
-            fn verify(&self) -> Result<()> {
-                $guard::verify(self)
+            /// Returns the name; those of a set are separated by commas.
+            #[must_use]
+            pub fn name(&self) -> &str {
+                &self.handle.name
             }
 
-            fn renew(&self) -> Result<()> {
-                $guard::renew(self)
-            }
-
-            fn unlock(self: Box<Self>) -> Result<()> {
-                $guard::unlock(*self)
+            fn options_mut(&mut self) -> &mut $crate::config::LockOptions {
+                std::sync::Arc::make_mut(&mut self.handle.options)
             }
         }
-    )+};
-}
 
-any_guard! {
-    Guard: |guard| Some(guard.fence());
-    MultiGuard: |_| None;
-    OwnedGuard: |guard| Some(guard.fence());
-    Permit: |_| None;
-    ReadGuard: |guard| Some(guard.fence());
-    Term: |guard| Some(guard.fence());
-    WriteGuard: |guard| Some(guard.fence());
+        impl std::fmt::Debug for $lock {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let shown = &mut f.debug_struct(stringify!($lock));
+                shown.field("name", &self.name()).finish_non_exhaustive()
+            }
+        }
+    };
 }
+pub(crate) use lock_options;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::guards::guard::guard;
-use crate::guards::held::{Held, LockHandle, lock_options};
+use crate::guards::{Held, LockHandle, lock_options};
 use crate::local::acquire_all;
 use crate::local::call::Wait;
 use crate::local::hold::Hold;

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::guards::guard::{BelongsToItsThreadUseLockOwned, Guard};
-use crate::guards::held::{Held, LockHandle, lock_options};
 use crate::guards::holder::Holder;
 use crate::guards::owned_guard::OwnedGuard;
+use crate::guards::{Held, LockHandle, lock_options};
 use crate::local::call::Wait;
 use crate::local::hold_requests::Level;
 use crate::local::{acquire, release, status};
@@ -66,18 +66,8 @@ impl Mutex {
     /// This is for a job that several machines start by their clocks, and that only one of them
     /// should run. The first to arrive runs it, and the lock is still taken when the others arrive,
     /// even if the job took no time. Choose a time longer than the clocks may differ, and shorter
-    /// than the pause between two runs, with room for machines that start late:
-    ///
-    /// ```
-    /// let client = leasehold::Client::in_memory();
-    /// let tick = client.mutex("nightly report").hold_at_least(std::time::Duration::from_secs(60));
-    /// if let Some(guard) = tick.try_lock()? {
-    ///     // ... make the report ...
-    ///     guard.unlock()?;
-    /// }
-    /// assert!(tick.try_lock()?.is_none(), "this tick's report is made");
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
+    /// than the pause between two runs, with room for machines that start late, as the
+    /// [recipe](crate::guide::cookbook#a-scheduled-job-on-one-of-several-machines) does.
     ///
     /// The time counts from the reply that the lock was acquired, and does not depend on the lease:
     /// it outlives the guard, the client and the process. While the hold lasts it is renewed as

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::config::{LEASE_MAX, LEASE_MIN};
 use crate::error::{Error, Result};
+use crate::guards::Held;
 use crate::guards::guard::guard;
-use crate::guards::held::Held;
 use crate::local::adoption::{self, DetachedHold};
 use crate::local::identity::is_client_id;
 use crate::local::shared::Shared;
@@ -110,20 +110,7 @@ impl OwnedGuard {
 /// [`Client::adopt`](crate::Client::adopt).
 ///
 /// As text it is one line of ASCII without spaces, for a queue, a header, a column or a command
-/// line, and it can be parsed again, by this version of the library and later ones:
-///
-/// ```
-/// use leasehold::{Client, Ticket};
-///
-/// let client = Client::in_memory();
-/// let text = client.lock_owned("stock:42")?.detach()?.to_string();
-///
-/// let ticket: Ticket = text.parse()?;
-/// assert_eq!(ticket.name(), "stock:42");
-/// client.adopt(&ticket)?.unlock()?;
-/// assert!("stock:42".parse::<Ticket>().is_err());
-/// # Ok::<(), leasehold::Error>(())
-/// ```
+/// line, and it can be parsed again, by this version of the library and later ones.
 ///
 /// A program that has the ticket can renew and release the lock, so treat the text as a secret
 /// where clients do not trust each other. `Debug` does not show it.
