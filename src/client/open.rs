@@ -16,8 +16,9 @@ use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::net::demand::Demand;
 use crate::net::endpoint::Endpoint;
+use crate::net::multiplexer::Multiplexer;
 use crate::net::sentinels;
-use crate::net::server::{Pools, Server, ServerFactory};
+use crate::net::server::{Pools, ServerFactory};
 use crate::store::Store;
 use crate::store::memory::Memory;
 use crate::store::memory::memory_server::MemoryServer;
@@ -117,10 +118,10 @@ fn prepare(mut config: Config) -> Result<Config> {
     Ok(config)
 }
 
-fn start_on(config: Config, server: Server, pools: Pools) -> Result<Shared> {
+fn start_on(config: Config, server: Arc<Multiplexer>, pools: Pools) -> Result<Shared> {
     insist(&config, || server.ping(end_of(config.connect_timeout)))?;
     if let Some(demand) = Demand::new(config.durability).filter(|_| !config.lazy) {
-        let probed = server.exchange(demand.probe(), end_of(config.connect_timeout));
+        let probed = server.exchange(demand.probe(), None, end_of(config.connect_timeout));
         probed.map_err(|failure| failure.into_error(ATTEMPT, ""))?;
     }
     let store = Servers::one(server, &config);

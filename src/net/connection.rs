@@ -16,11 +16,12 @@ use redis::{RedisError, Value};
 use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::Phase;
-use crate::net::exchange::{Answer, Exchange, ReplySlot};
+use crate::net::exchange::{Answer, Exchange, Reply, Request};
 use crate::net::factory::{ConnectionFactory, OpenSocket, Validity};
 use crate::net::in_flight::InFlight;
-use crate::net::request::{Reply, Request};
+use crate::net::reply_slot::ReplySlot;
 use crate::net::resp::RespStream;
+use crate::net::route::Route;
 use crate::net::socket::PollFd;
 use crate::net::wait::{Arrived, WaitFor};
 
@@ -88,7 +89,9 @@ impl Connection {
     pub(crate) fn is_open(&self) -> bool {
         let Some(socket) = &self.socket else { return false };
         let has_expired = socket.validity.is_some_and(|validity| Instant::now() >= validity.end);
-        if has_expired || socket.generation != self.factory.generation() {
+        let has_moved = self.factory.route.is_some() && self.factory.moves() != socket.moves;
+        let generation = self.factory.generation.load(Ordering::Relaxed);
+        if has_expired || has_moved || socket.generation != generation {
             return false;
         }
         let suspicions = self.factory.suspicions.load(Ordering::Relaxed);
@@ -104,7 +107,7 @@ impl Connection {
 
     /// Returns `true` if the socket is open and leads to where the server is.
     pub(crate) fn is_usable(&self) -> bool {
-        self.is_open() && self.factory.is_route_current()
+        self.is_open() && self.factory.route.as_ref().is_none_or(Route::is_current)
     }
 
     /// For how long the socket may be used, if it is time to replace it.
@@ -151,7 +154,9 @@ impl Connection {
         }
         if let Err(failure) = opened {
             self.give_up(&failure);
-            self.factory.reject_address(moves);
+            if let Some(route) = &self.factory.route {
+                route.reject_address(moves);
+            }
             // What a connection begins with has no effect.
             return Err(failure.of_question());
         }
@@ -185,7 +190,7 @@ impl Connection {
         let slot = self.slot(deadline);
         self.send(requests.into_iter().map(|request| slot.exchange(request, None)));
         self.read_until(&slot);
-        slot.close(|| self.no_reply());
+        slot.close(|| self.factory.no_reply());
         if self.in_flight.is_awaited() {
             self.time_out();
         }
@@ -218,7 +223,9 @@ impl Connection {
     /// room, without waiting. The reader goes on with the rest as room comes. If that fails,
     /// everything in flight has failed.
     pub(crate) fn write(&mut self, more: &[u8]) -> Result<(), Failure> {
-        let Some(socket) = &mut self.socket else { return Err(self.break_off(self.no_reply())) };
+        let Some(socket) = &mut self.socket else {
+            return Err(self.break_off(self.factory.no_reply()));
+        };
         socket.stream.out.extend_from_slice(more);
         let written = socket.stream.write();
         written.map_err(|error| self.break_off_after(error.into()))
@@ -227,10 +234,10 @@ impl Connection {
     /// Blocks until everything is written. If there is no room for it in time, that is a failure,
     /// and the connection is as before.
     pub(super) fn flush(&mut self, deadline: Instant) -> Result<(), Failure> {
-        let Some(socket) = &mut self.socket else { return Err(self.no_reply()) };
+        let Some(socket) = &mut self.socket else { return Err(self.factory.no_reply()) };
         match socket.stream.flush(deadline) {
             Ok(()) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(self.no_reply()),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(self.factory.no_reply()),
             Err(error) => Err(self.break_off_after(error.into())),
         }
     }
@@ -238,7 +245,7 @@ impl Connection {
     /// Reads until a slot has its replies, or its deadline.
     pub(super) fn read_until(&mut self, slot: &ReplySlot) {
         let wait = WaitFor::SoonReply { deadline: slot.deadline };
-        while self.receive(wait) && !slot.is_complete() {}
+        while self.receive(wait) && slot.missing() > 0 {}
     }
 
     /// Reads the next reply and passes it on. Returns `false` if none has come by then, or none is
@@ -278,7 +285,7 @@ impl Connection {
     /// not come by then, so that it can be read later.
     pub(crate) fn receive_next(&mut self, wait: WaitFor) -> Option<Reply> {
         let Some(socket) = &mut self.socket else {
-            return Some(Err(self.break_off(self.no_reply())));
+            return Some(Err(self.break_off(self.factory.no_reply())));
         };
         let received = socket.stream.receive(wait, &self.factory.spin);
         socket.greeted |= received.is_ok();
@@ -305,29 +312,7 @@ impl Connection {
         if !self.in_flight.is_empty() {
             return Err(self.time_out());
         }
-        if self.is_connected() { Ok(()) } else { Err(self.no_reply()) }
-    }
-
-    /// Ends the requests whose deadlines have come, though their replies are still awaited. Returns
-    /// when the next deadline comes.
-    pub(crate) fn expire(&mut self, now: Instant) -> Option<Instant> {
-        self.in_flight.expire(now, || self.factory.no_reply())
-    }
-
-    /// Gives up the connection if threads have given up what is in flight over it: nothing is known
-    /// about a server that has kept them waiting.
-    pub(super) fn close_if_abandoned(&mut self) {
-        if self.in_flight.is_awaited() {
-            self.collect(WaitFor::Nothing);
-            if self.in_flight.is_awaited() {
-                self.time_out();
-            }
-        }
-    }
-
-    /// The failure of a request that was not answered in time.
-    pub(crate) fn no_reply(&self) -> Failure {
-        self.factory.no_reply()
+        if self.is_connected() { Ok(()) } else { Err(self.factory.no_reply()) }
     }
 
     /// Gives up a connection whose reply does not fit the request.
@@ -337,7 +322,7 @@ impl Connection {
 
     /// Gives up a connection over which no reply has come in time.
     pub(crate) fn time_out(&mut self) -> Failure {
-        self.break_off(self.no_reply())
+        self.break_off(self.factory.no_reply())
     }
 
     /// Gives up a broken connection.

@@ -10,8 +10,8 @@ use crate::base::report::printable;
 use crate::config::Config;
 use crate::config::callbacks::Credentials;
 use crate::error::{Error, Phase, Result as ApiResult};
-use crate::net::request::Request;
-use crate::net::resp::RespStream;
+use crate::net::exchange::Request;
+use crate::net::resp::{Layer, RespStream};
 use crate::net::shared_call::Resolver;
 use crate::net::socket::Stream;
 #[cfg(feature = "tls")]
@@ -174,10 +174,10 @@ impl Endpoint {
         let stream = connected.map_err(|error| (Phase::Connect, error))?;
         #[cfg(feature = "tls")]
         if let Some(connector) = &self.tls {
-            let session = connector.connect(&stream, deadline)?;
-            return Ok(RespStream::encrypted(stream, session));
+            let session = Box::new(connector.connect(&stream, deadline)?.into());
+            return Ok(RespStream::new(stream, Layer::Tls(session)));
         }
-        Ok(RespStream::plain(stream))
+        Ok(RespStream::new(stream, Layer::Plain))
     }
 
     /// The requests that a new connection begins with.

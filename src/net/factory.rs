@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::error::Phase;
 use crate::net::endpoint::{Endpoint, Step};
 use crate::net::error_reply::{self, ErrorReply};
-use crate::net::request::{Reply, Request};
+use crate::net::exchange::{Reply, Request};
 use crate::net::resp::RespStream;
 use crate::net::route::{Address, Route};
 use crate::net::shared_call::{CredentialsSource, Resolver};
@@ -41,7 +41,7 @@ pub(crate) struct ConnectionFactory {
     pub(crate) spin: Spin,
     resolver: Resolver,
     /// Raised to make every open connection stale.
-    generation: AtomicU64,
+    pub(super) generation: AtomicU64,
     /// Raised when a connection has broken: the others may have ended too, and are looked at before
     /// their next use.
     pub(super) suspicions: AtomicU64,
@@ -54,11 +54,12 @@ pub(crate) struct ConnectionFactory {
 }
 
 /// An open socket, and what is known about it.
-#[derive(Debug)]
 pub(super) struct OpenSocket {
     pub(super) stream: RespStream,
     /// The factory's generation when it was opened.
     pub(super) generation: u64,
+    /// How often the route had come to lead elsewhere.
+    pub(super) moves: u64,
     /// For how long what the client logs in with is valid, if that is limited.
     pub(super) validity: Option<Validity>,
     /// The factory's suspicions when it was last known not to have ended.
@@ -154,15 +155,6 @@ impl ConnectionFactory {
         }
     }
 
-    pub(crate) fn is_route_current(&self) -> bool {
-        self.route.as_ref().is_none_or(Route::is_current)
-    }
-
-    /// Grows when the open connections have become stale.
-    pub(crate) fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Relaxed) + self.moves()
-    }
-
     /// Grows when the route has come to lead elsewhere.
     pub(crate) fn moves(&self) -> u64 {
         self.route.as_ref().map_or(0, Route::moves)
@@ -208,20 +200,12 @@ impl ConnectionFactory {
         }
     }
 
-    /// Has the route lead elsewhere, if it can: no connection could be opened when it had moved so
-    /// often.
-    pub(crate) fn reject_address(&self, moves: u64) {
-        if let Some(route) = &self.route {
-            route.reject_address(moves);
-        }
-    }
-
     /// Opens a socket, and returns the requests that it must begin with.
     pub(super) fn open(
         &self,
         deadline: Instant,
     ) -> Result<(OpenSocket, Vec<(Step, Request)>), Failure> {
-        let generation = self.generation();
+        let (generation, moves) = (self.generation.load(Ordering::Relaxed), self.moves());
         let checked = AtomicU64::new(self.suspicions.load(Ordering::Relaxed));
         let connected = match &self.route {
             None => self.endpoint.connect(&self.resolver, deadline),
@@ -251,7 +235,7 @@ impl ConnectionFactory {
             greeting.push((Step::Role, Request::command(&redis::cmd("ROLE"))));
         }
         let validity = end.map(Validity::until);
-        Ok((OpenSocket { stream, generation, validity, checked, greeted: false }, greeting))
+        Ok((OpenSocket { stream, generation, moves, validity, checked, greeted: false }, greeting))
     }
 
     /// Checks the reply to a request that a connection has begun with.

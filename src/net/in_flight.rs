@@ -21,8 +21,8 @@ use redis::Value;
 
 use crate::base::failure::{Failure, FailureKind};
 use crate::net::demand::{Demand, is_done};
-use crate::net::exchange::{Answer, Exchange, ReplySlot, ReplyTo, SendWait};
-use crate::net::request::{Reply, Script};
+use crate::net::exchange::{Answer, Exchange, Reply, ReplyTo, Script, SendWait};
+use crate::net::reply_slot::ReplySlot;
 
 /// The most bytes of requests in flight on one connection that no thread waits for. Redis reads
 /// that much at a time, and can lose what is behind it if the connection is closed before the
@@ -209,7 +209,7 @@ impl InFlight {
 
     /// Ends the requests whose deadlines have come with a failure. Their replies are still awaited,
     /// and then ignored. Returns when the next deadline comes.
-    pub(super) fn expire(
+    pub(crate) fn expire(
         &mut self,
         now: Instant,
         failure: impl Fn() -> Failure,
@@ -247,7 +247,7 @@ mod tests {
     use parking_lot::Mutex;
 
     use crate::config::durability::Durability;
-    use crate::net::request::Request;
+    use crate::net::exchange::Request;
 
     static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new("return 1"));
 

@@ -1,6 +1,5 @@
 //! How bytes travel: connections, the threads that share them, and where servers are.
 
-mod batch_writer;
 pub(crate) mod connection;
 pub(crate) mod demand;
 pub(crate) mod endpoint;
@@ -10,8 +9,8 @@ pub(crate) mod factory;
 pub(crate) mod in_flight;
 pub(crate) mod multiplexer;
 pub(crate) mod pool;
-pub(crate) mod reply_buffer;
-pub(crate) mod request;
+mod post_writer;
+mod reply_slot;
 pub(crate) mod resp;
 pub(crate) mod route;
 pub(crate) mod sentinels;

@@ -26,12 +26,15 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::base::clock::end_of;
+use crate::base::failure::Failure;
 use crate::base::sync::yield_now;
-use crate::net::batch_writer::BatchWriter;
+use crate::net::connection::Connection;
 use crate::net::demand::Demand;
-use crate::net::exchange::{Answer, Exchange, Lent, ReplySlot, SendWait};
+use crate::net::exchange::{Answer, Exchange, Reply, Request, SendWait};
+use crate::net::factory::ConnectionFactory;
 use crate::net::pool::{ConnectionPool, PooledConnection};
-use crate::net::request::{Reply, Request};
+use crate::net::post_writer::PostWriter;
+use crate::net::reply_slot::{Lent, ReplySlot};
 use crate::net::shared_queue::{Next, NoneLingers, SharedQueue};
 use crate::net::wait::WaitFor;
 
@@ -39,11 +42,12 @@ use crate::net::wait::WaitFor;
 /// it goes on without its connection.
 const NEEDLESS_WAIT: Duration = Duration::from_millis(10);
 
-/// The connections to one server, as threads share them.
+/// One server, and the connections to it as threads share them.
 #[derive(Debug)]
 pub(crate) struct Multiplexer {
+    pub(crate) factory: Arc<ConnectionFactory>,
     pub(super) queue: SharedQueue,
-    writer: BatchWriter,
+    writer: PostWriter,
 }
 
 impl Multiplexer {
@@ -56,14 +60,21 @@ impl Multiplexer {
                     multiplexer.sweep();
                 }
             };
+            let factory = pool.factory.clone();
             let queue = SharedQueue::new(pool, shares, sweep);
-            Self { queue, writer: BatchWriter::default() }
+            Self { factory, queue, writer: PostWriter::default() }
         })
     }
 
+    /// Makes sure that the server answers.
+    pub(crate) fn ping(&self, deadline: Instant) -> Result<(), Failure> {
+        self.exchange(Request::command(&redis::cmd("PING")), None, deadline).map(drop)
+    }
+
     /// Sends a request and waits for the reply: at once if a connection is free and other threads
-    /// do not send batches at the moment, else together with theirs.
-    pub(super) fn exchange(
+    /// do not send batches at the moment, else together with theirs. A reply that says that
+    /// something was done counts only once the demand is met, if there is one.
+    pub(crate) fn exchange(
         &self,
         request: Request,
         demand: Option<(Demand, SendWait)>,
@@ -73,7 +84,7 @@ impl Multiplexer {
     }
 
     /// As `exchange`, for several requests, in one write.
-    pub(super) fn exchange_all(
+    pub(crate) fn exchange_all(
         &self,
         requests: impl IntoIterator<Item = Request>,
         demand: Option<(Demand, SendWait)>,
@@ -130,7 +141,7 @@ impl Multiplexer {
                 Err(NoneLingers::Queued) if Instant::now() >= deadline => return,
                 Err(NoneLingers::Queued) => {
                     // When this has been answered, everything else has been sent.
-                    drop(self.exchange(Request::command(&redis::cmd("PING")), None, deadline));
+                    drop(self.ping(deadline));
                 }
                 Err(NoneLingers::Swept) => yield_now(),
             }
@@ -147,7 +158,7 @@ impl Multiplexer {
         }
         match if is_first { self.queue.take(false, deadline) } else { None } {
             Some(free) => self.send_queued(free, deadline),
-            None => self.queue.pool.factory.counters.pool_waits.add(1),
+            None => self.factory.counters.pool_waits.add(1),
         }
     }
 
@@ -157,9 +168,9 @@ impl Multiplexer {
             Some(Lent { connection, unsent }) if unsent.is_empty() => self.read(connection, own),
             Some(Lent { connection, unsent }) => self.send(connection, unsent, own),
             None => {
-                let unsent = !own.is_complete() && !self.queue.withdraw(own).is_empty();
-                let pool = &self.queue.pool;
-                own.close(|| if unsent { pool.all_in_use() } else { pool.factory.no_reply() });
+                let unsent = own.missing() > 0 && !self.queue.withdraw(own).is_empty();
+                let in_use = || self.queue.pool.all_in_use();
+                own.close(|| if unsent { in_use() } else { self.factory.no_reply() });
             }
         }
     }
@@ -178,14 +189,33 @@ impl Multiplexer {
         }
         let unsent = unsent.into_iter();
         let others = self.queue.batch(unsent.len());
-        self.writer.send(&mut idle.connection, unsent, others, own.deadline);
+        self.write(&mut idle.connection, unsent, others, own.deadline);
         self.read(idle, own);
+    }
+
+    /// Writes requests of one thread over an open connection, along with those of others: first
+    /// those that no thread waits for.
+    fn write(
+        &self,
+        connection: &mut Connection,
+        own: impl IntoIterator<Item = Exchange>,
+        others: Vec<Exchange>,
+        deadline: Instant,
+    ) {
+        let (posted, waiting): (Vec<_>, Vec<_>) = others.into_iter().partition(Exchange::is_posted);
+        if !posted.is_empty() {
+            self.writer.record(connection, posted, deadline);
+        }
+        connection.send(own.into_iter().chain(waiting));
     }
 
     /// Reads as the reader of a connection until the replies to `own` have come, or its deadline.
     fn read(&self, mut used: PooledConnection, own: &Arc<ReplySlot>) {
         used.connection.read_until(own);
-        own.close(|| self.queue.pool.factory.no_reply());
+        own.close(|| self.factory.no_reply());
+        if used.connection.in_flight.is_empty() {
+            return self.send_queued(used, own.deadline);
+        }
         let mut buffered = Vec::new();
         while let Some(answer) = used.connection.receive_answer(WaitFor::Buffered) {
             if answer.wakes() {
@@ -220,7 +250,7 @@ impl Multiplexer {
                 Next::Batch(mut idle, batch) => {
                     let earliest = batch.iter().map(|exchange| exchange.deadline).min();
                     let until = earliest.unwrap_or(deadline);
-                    self.writer.send(&mut idle.connection, [], batch, until);
+                    self.write(&mut idle.connection, [], batch, until);
                     lend_to_next(idle)
                 }
                 Next::Post(mut idle, posted) => {
@@ -260,8 +290,12 @@ fn lend_to_next(mut used: PooledConnection) -> Option<PooledConnection> {
         used = slot.lend(Lent { connection: used, unsent: Vec::new() })?;
         next += 1;
     }
-    if next > 0 {
-        used.connection.close_if_abandoned();
+    if next > 0 && used.connection.in_flight.is_awaited() {
+        // Nothing is known about a server that has kept threads waiting until they gave up.
+        used.connection.collect(WaitFor::Nothing);
+        if used.connection.in_flight.is_awaited() {
+            used.connection.time_out();
+        }
     }
     Some(used)
 }

@@ -1,25 +1,19 @@
-//! One server and its pool of connections.
+//! The servers of one client, each with its pool of connections.
 
 #[cfg(test)]
 use std::io;
 #[cfg(test)]
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use crate::base::failure::Failure;
 use crate::config::{Config, Mechanism};
 use crate::error::{Error, Result};
-use crate::net::connection::Connection;
-use crate::net::demand::Demand;
 use crate::net::endpoint::Endpoint;
-use crate::net::exchange::SendWait;
 use crate::net::factory::{ConnectionCounters, ConnectionFactory};
 use crate::net::multiplexer::Multiplexer;
 use crate::net::pool::{ConnectionPool, PoolThread};
-use crate::net::request::{Reply, Request};
 use crate::net::route::Route;
 use crate::net::shared_call::{CredentialsSource, Resolver};
 
@@ -37,28 +31,22 @@ pub(crate) struct ServerFactory {
 /// The pools of one client, of servers that it still has, and what was counted in all.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pools {
-    multiplexers: Arc<Mutex<Vec<Weak<Multiplexer>>>>,
+    servers: Arc<Mutex<Vec<Weak<Multiplexer>>>>,
     counters: Arc<ConnectionCounters>,
 }
 
 impl Pools {
-    fn add(&self, pool: &Arc<Multiplexer>) {
-        let mut pools = self.multiplexers.lock();
-        pools.retain(|pool| pool.strong_count() > 0);
-        pools.push(Arc::downgrade(pool));
-    }
-
     pub(crate) fn counters(&self) -> &ConnectionCounters {
         &self.counters
     }
 
     /// Returns how many connections there are, and how many of them are idle.
     pub(crate) fn state(&self) -> (u64, u64) {
-        let pools = self.multiplexers.lock();
-        pools.iter().filter_map(Weak::upgrade).fold((0, 0), |(all, idle), pool| {
-            let state = pool.queue.pool.state();
+        let servers = self.servers.lock();
+        servers.iter().filter_map(Weak::upgrade).fold((0, 0), |(all, idle), server| {
+            let state = server.queue.pool.state();
             // Connections over which only replies are to come are not in use.
-            let unused = u64::from(state.idle_connections) + pool.queue.lingering() as u64;
+            let unused = u64::from(state.idle_connections) + server.queue.lingering() as u64;
             (all + u64::from(state.connections), idle + unused)
         })
     }
@@ -88,12 +76,12 @@ impl ServerFactory {
     }
 
     /// Makes a server with an empty pool. Connections are opened when they are first used.
-    pub(crate) fn server(&self, endpoint: Endpoint) -> Server {
+    pub(crate) fn server(&self, endpoint: Endpoint) -> Arc<Multiplexer> {
         self.pooled(self.connections(endpoint))
     }
 
     /// As `server`, for a server to which a route leads. Of the endpoint only the login counts.
-    pub(crate) fn server_along(&self, route: Route, endpoint: Endpoint) -> Server {
+    pub(crate) fn server_along(&self, route: Route, endpoint: Endpoint) -> Arc<Multiplexer> {
         let mut connections = self.connections(endpoint);
         connections.route = Some(route);
         self.pooled(connections)
@@ -107,74 +95,13 @@ impl ServerFactory {
         factory
     }
 
-    fn pooled(&self, connections: ConnectionFactory) -> Server {
-        let factory = Arc::new(connections);
+    fn pooled(&self, connections: ConnectionFactory) -> Arc<Multiplexer> {
         let shares = self.config.uses(Mechanism::SharedWrites);
-        let pool = ConnectionPool::new(factory.clone(), &self.config, &self.thread);
-        let multiplexer = Multiplexer::new(pool, shares);
-        self.pools.add(&multiplexer);
-        Server { multiplexer, factory, asking: false }
-    }
-}
-
-/// One server. Clones share its connections.
-#[derive(Clone, Debug)]
-pub(crate) struct Server {
-    pub(crate) multiplexer: Arc<Multiplexer>,
-    pub(crate) factory: Arc<ConnectionFactory>,
-    /// Whether requests are preceded by ASKING.
-    asking: bool,
-}
-
-impl Server {
-    /// The same server and the same connections, with every request preceded by ASKING.
-    pub(crate) fn asking(&self) -> Self {
-        Self { asking: true, ..self.clone() }
-    }
-
-    pub(crate) fn endpoint(&self) -> &Endpoint {
-        &self.factory.endpoint
-    }
-
-    /// Makes sure that the server answers.
-    pub(crate) fn ping(&self, deadline: Instant) -> Result<(), Failure> {
-        self.exchange(Request::command(&redis::cmd("PING")), deadline).map(drop)
-    }
-
-    /// Makes a connection outside the pool, for which a thread never has to wait.
-    pub(crate) fn connection(&self) -> Connection {
-        Connection::new(self.factory.clone())
-    }
-
-    /// Sends a request and waits for its reply.
-    pub(crate) fn exchange(&self, request: Request, deadline: Instant) -> Reply {
-        self.exchange_durably(request, None, deadline)
-    }
-
-    /// As `exchange`. A reply that says that something was done counts only once the demand is met,
-    /// if there is one.
-    pub(crate) fn exchange_durably(
-        &self,
-        request: Request,
-        demand: Option<(Demand, SendWait)>,
-        deadline: Instant,
-    ) -> Reply {
-        self.multiplexer.exchange(self.addressed(request), demand, deadline)
-    }
-
-    /// As `exchange_durably`, for several requests, in one write.
-    pub(crate) fn exchange_all(
-        &self,
-        requests: Vec<Request>,
-        demand: Option<(Demand, SendWait)>,
-        deadline: Instant,
-    ) -> Vec<Reply> {
-        let requests = requests.into_iter().map(|request| self.addressed(request));
-        self.multiplexer.exchange_all(requests, demand, deadline)
-    }
-
-    /// The request as this server accepts it.
-    pub(crate) fn addressed(&self, request: Request) -> Request {
-        if self.asking { request.asking() } else { request }
+        let pool = ConnectionPool::new(Arc::new(connections), &self.config, &self.thread);
+        let server = Multiplexer::new(pool, shares);
+        let mut known = self.pools.servers.lock();
+        known.retain(|server| server.strong_count() > 0);
+        known.push(Arc::downgrade(&server));
+        server
     }
 }

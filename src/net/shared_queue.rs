@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use std::{fmt, mem};
 
 use crate::base::sync::{Mutex, yield_now};
-use crate::net::exchange::{Exchange, Lent, ReplySlot};
+use crate::net::exchange::Exchange;
 use crate::net::pool::{ConnectionPool, NoConnection, PooledConnection};
+use crate::net::reply_slot::{Lent, ReplySlot};
 
 /// The most requests that are sent in one write.
 const BATCH_MAX: usize = 64;
@@ -276,8 +277,8 @@ mod tests {
 
     use crate::config::durability::Durability;
     use crate::net::demand::Demand;
+    use crate::net::exchange::Request;
     use crate::net::exchange::SendWait;
-    use crate::net::request::Request;
 
     fn posted() -> Exchange {
         Exchange::posted(request(), Instant::now(), Box::new(drop))

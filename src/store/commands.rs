@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::base::clock::Moment;
 use crate::config::Config;
-use crate::net::request::{Arg, Request, Script};
+use crate::net::exchange::{Arg, Request, Script};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::{self, FENCE, Keys, QUEUE, ShardTag, TURN};
 use crate::store::redisson_channels::{MEMORY, RedissonChannels, TURN_TIME};

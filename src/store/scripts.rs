@@ -7,7 +7,7 @@ use redis::Value;
 
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::report::HeldAs;
-use crate::net::request::{Reply, Request, Script};
+use crate::net::exchange::{Reply, Request, Script};
 use crate::store::request::{AcquireReply, HoldReply, HolderReply, ReportReply};
 
 /// Defines a script from its file in `lua/`, between the parts that it shares with others.

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use redis::{ErrorKind, RedisResult, Value, parse_redis_value};
 
 use super::{cases, edited};
-use crate::net::reply_buffer::ReplyBuffer;
+use crate::net::resp::ReplyBuffer;
 
 const SEEDS: &[&[u8]] = &[
     b":42\r\n:-1\r\n+OK\r\n",

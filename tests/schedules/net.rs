@@ -22,11 +22,11 @@ use crate::config::Config;
 use crate::config::durability::Durability;
 use crate::net::demand::Demand;
 use crate::net::endpoint::Endpoint;
+use crate::net::exchange::{Arg, Reply, Request, Script};
 use crate::net::exchange::{Exchange, SendWait};
 use crate::net::factory::ConnectionFactory;
 use crate::net::multiplexer::Multiplexer;
 use crate::net::pool::{ConnectionPool, PoolThread};
-use crate::net::request::{Arg, Reply, Request, Script};
 use crate::net::shared_call::Resolver;
 
 const THREADS: u64 = 4;

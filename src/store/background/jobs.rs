@@ -16,8 +16,8 @@ use crate::base::failure::Failure;
 use crate::base::shrink;
 use crate::net::connection::Connection;
 use crate::net::demand::Demand;
+use crate::net::exchange::Reply;
 use crate::net::exchange::{Exchange, SendWait};
-use crate::net::request::Reply;
 use crate::net::socket::PollFd;
 use crate::net::wait::WaitFor;
 use crate::store::background::peer::{BackgroundConnection, Pauses, Peer, sleep};
@@ -244,10 +244,11 @@ impl<N: Peer> NodeJobs<N> {
         let open = self.connection.open.as_mut()?;
         let give_up_at = open.in_flight.expected_since()? + io_timeout;
         if give_up_at <= now {
-            open.give_up(&open.no_reply());
+            open.give_up(&open.factory.no_reply());
             return None;
         }
-        Some(open.expire(now).map_or(give_up_at, |next| min(next, give_up_at)))
+        let next = open.in_flight.expire(now, || open.factory.no_reply());
+        Some(next.map_or(give_up_at, |next| min(next, give_up_at)))
     }
 
     /// Sends the jobs that no longer have to wait, or begins to open a connection for them. They
@@ -286,7 +287,7 @@ impl<N: Peer> NodeJobs<N> {
         }
         if !is_idle {
             // The replies to what is in flight will not come over the next connection.
-            open.give_up(&open.no_reply());
+            open.give_up(&open.factory.no_reply());
         }
         self.connection.open.take()
     }

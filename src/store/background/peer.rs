@@ -28,7 +28,7 @@ use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::Phase;
 use crate::net::connection::Connection;
-use crate::net::request::Request;
+use crate::net::exchange::Request;
 use crate::net::socket::{PollFd, poll_ready};
 
 /// While a connection is being opened and others are open, its outcome is looked for this often.

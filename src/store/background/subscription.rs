@@ -70,7 +70,7 @@ impl Subscription {
         let subscribe = redis::cmd("SUBSCRIBE").arg(&channel.name).take();
         connection.write(&subscribe.get_packed_command())?;
         let reply = connection.receive_next(WaitFor::Reply { deadline });
-        reply.unwrap_or_else(|| Err(connection.no_reply()))?;
+        reply.unwrap_or_else(|| Err(connection.factory.no_reply()))?;
         Ok(Self {
             connection,
             since: Instant::now(),
@@ -113,7 +113,7 @@ impl Subscription {
         }
         if Instant::now() >= self.expected_by {
             if self.asked {
-                return Err(self.connection.no_reply());
+                return Err(self.connection.factory.no_reply());
             }
             self.send(&redis::cmd("PING"))?;
         }

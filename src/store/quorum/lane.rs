@@ -18,7 +18,7 @@ use redis::Value;
 
 use crate::base::failure::Failure;
 use crate::net::pool::PoolThread;
-use crate::net::resp::{PolledSocket, RespStream};
+use crate::net::resp::RespStream;
 use crate::net::socket::poll_ready;
 use crate::net::wait::ReplyWait;
 use crate::store::background::peer::wait_for_any;
@@ -243,7 +243,7 @@ impl LockedLane<'_> {
         deadline: Instant,
     ) -> bool {
         let awaited = self.links.iter().enumerate().filter(|(_, link)| is_awaited(link));
-        let (numbers, sockets): (Vec<usize>, Vec<PolledSocket>) = awaited
+        let (numbers, sockets): (Vec<usize>, Vec<_>) = awaited
             .filter_map(|(number, link)| {
                 let open = link.connection.open.as_ref()?;
                 Some((number, open.stream().map(RespStream::polled)?))
@@ -253,7 +253,8 @@ impl LockedLane<'_> {
             return false;
         }
         let ready = MutexGuard::unlocked(&mut self.links, || {
-            let mut sockets: Vec<_> = sockets.iter().map(PolledSocket::poll_fd).collect();
+            let mut sockets: Vec<_> =
+                sockets.iter().map(|(socket, what)| socket.poll_fd(*what)).collect();
             loop {
                 let spins = wait.as_mut().is_some_and(|wait| wait.spins());
                 let ready = poll_ready(&mut sockets, if spins { None } else { Some(deadline) });

@@ -18,8 +18,10 @@ use std::time::Instant;
 use crate::base::failure::Failure;
 use crate::config::Config;
 use crate::error::{Error, Result as ApiResult};
+use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
-use crate::net::server::{Server, ServerFactory};
+use crate::net::multiplexer::Multiplexer;
+use crate::net::server::ServerFactory;
 use crate::store::Store;
 use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;
@@ -62,7 +64,7 @@ pub(crate) fn parse_seeds(
 
 impl Servers {
     /// Locks on one server.
-    pub(crate) fn one(server: Server, config: &Config) -> Self {
+    pub(crate) fn one(server: Arc<Multiplexer>, config: &Config) -> Self {
         let commands = Commands::new(config);
         let background = BackgroundSettings::new(&commands, config);
         let node = Node::new(server, commands, config);
@@ -170,10 +172,10 @@ impl Store for Servers {
 
     fn settle(&self, deadline: Instant) {
         match &self.placement {
-            Placement::One(target) => target.node.server.multiplexer.settle(deadline),
+            Placement::One(target) => target.node.server.settle(deadline),
             Placement::Slots(topology) => {
                 for node in topology.nodes_to_ask() {
-                    node.server.multiplexer.settle(deadline);
+                    node.server.settle(deadline);
                 }
             }
         }
@@ -196,7 +198,8 @@ impl Store for Servers {
                 topology.masters().0
             }
         };
-        let each: Vec<_> = nodes.iter().map(|node| node.server.connection()).collect();
+        let each: Vec<_> =
+            nodes.iter().map(|node| Connection::new(node.server.factory.clone())).collect();
         Ok(ServerConnections { required: each.len(), each })
     }
 
@@ -208,7 +211,7 @@ impl Store for Servers {
     }
 
     fn ping(&self, deadline: Instant) -> Result<(), Failure> {
-        self.placement.send("", deadline, |target| target.server().ping(deadline))
+        self.placement.send("", deadline, |target| target.node.server.ping(deadline))
     }
 
     fn wakeups(&self, client: &str, redisson: Option<&RedissonChannels>) -> Box<dyn Wakeups> {

@@ -10,8 +10,9 @@ use crate::base::failure::Failure;
 use crate::config::Config;
 use crate::net::demand::Demand;
 use crate::net::exchange::{Exchange, SendWait};
-use crate::net::request::{Reply, Request};
-use crate::net::server::Server;
+use crate::net::exchange::{Reply, Request};
+use crate::net::multiplexer::Multiplexer;
+use crate::store::background::peer::Peer;
 use crate::store::commands::Commands;
 use crate::store::keys::{slot_of, tag_of};
 use crate::store::request::{Acquire, AcquireReply, Change, HoldReply, HoldRequest, PostedChange};
@@ -23,9 +24,7 @@ const CONTENDED: u32 = 64;
 /// One server.
 #[derive(Debug)]
 pub(super) struct Node {
-    pub(super) server: Server,
-    /// The same server and the same connections, with every request preceded by ASKING.
-    asking: Server,
+    pub(super) server: Arc<Multiplexer>,
     pub(super) commands: Commands,
     /// What new holds and levels must meet in addition.
     demand: Option<Demand>,
@@ -38,9 +37,8 @@ pub(super) struct Node {
 
 impl Node {
     /// Sends nothing yet.
-    pub(super) fn new(server: Server, commands: Commands, config: &Config) -> Self {
+    pub(super) fn new(server: Arc<Multiplexer>, commands: Commands, config: &Config) -> Self {
         Self {
-            asking: server.asking(),
             server,
             commands,
             demand: Demand::new(config.durability),
@@ -51,13 +49,13 @@ impl Node {
 
     /// The address, as users are shown it.
     pub(super) fn label(&self) -> &Arc<str> {
-        &self.server.endpoint().label
+        &self.server.factory.endpoint.label
     }
 
     /// Asks which node serves which slots.
     pub(super) fn slots(&self, deadline: Instant) -> Result<Value, Failure> {
         let question = redis::cmd("CLUSTER").arg("SLOTS").take();
-        self.server.exchange(Request::command(&question), deadline)
+        self.server.exchange(Request::command(&question), None, deadline)
     }
 
     /// The hash tag of the channels over which clients that listen at this node are woken: that of
@@ -106,10 +104,6 @@ impl Target {
         Self { node, asking: false }
     }
 
-    pub(super) fn server(&self) -> &Server {
-        if self.asking { &self.node.asking } else { &self.node.server }
-    }
-
     /// Sends a command and waits for the reply. If there is a demand, and the script has done
     /// something, the reply counts only once that is as durable.
     pub(super) fn execute<T>(
@@ -118,8 +112,9 @@ impl Target {
         demand: Option<(Demand, SendWait)>,
         deadline: Instant,
     ) -> Result<T, Failure> {
-        let (Command { request, decode }, server) = (command, self.server());
-        or_invalid(decode(server.exchange_durably(request, demand, deadline)), server)
+        let Command { request, decode } = command;
+        let reply = self.node.server.exchange(self.addressed(request), demand, deadline);
+        or_invalid(decode(reply), &self.node.server)
     }
 
     pub(super) fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
@@ -157,8 +152,8 @@ impl Target {
         let Some(deadline) = requests.iter().map(|request| request.deadline).max() else { return };
         let commands = requests.iter().map(|it| self.node.commands.change(it.hold, it.change));
         let (batch, decoders): (Vec<Request>, Vec<_>) =
-            commands.map(|Command { request, decode }| (request, decode)).unzip();
-        let (server, demand) = (self.server(), self.demand_of(requests));
+            commands.map(|it| (self.addressed(it.request), it.decode)).unzip();
+        let (server, demand) = (&self.node.server, self.demand_of(requests));
         let replies = server.exchange_all(batch, demand, deadline).into_iter().zip(decoders);
         for (place, (reply, decode)) in replies.enumerate() {
             on_reply(place, or_invalid(decode(reply), server));
@@ -171,17 +166,16 @@ impl Target {
     }
 
     pub(super) fn post(&self, posts: Vec<PostedChange<'_>>) {
-        self.server().multiplexer.post(posts.into_iter().map(|post| self.to_post(post)).collect());
+        self.node.server.post(posts.into_iter().map(|post| self.to_post(post)).collect());
     }
 
     /// Returns the request for a change.
     fn to_post(&self, post: PostedChange<'_>) -> Exchange {
         let PostedChange { request: HoldRequest { hold, change, deadline }, on_reply } = post;
         let Command { request, decode } = self.node.commands.change(hold, change);
-        let server = self.server().clone();
+        let server = self.node.server.clone();
         let on_reply = move |reply: Reply| on_reply(or_invalid(decode(reply), &server));
-        let posted =
-            Exchange::posted(self.server().addressed(request), deadline, Box::new(on_reply));
+        let posted = Exchange::posted(self.addressed(request), deadline, Box::new(on_reply));
         if change == Change::Unregister { posted.at_once() } else { posted }
     }
 }
@@ -193,6 +187,6 @@ impl PartialEq for Target {
 }
 
 /// What a reply means, if it fits the request.
-fn or_invalid<T>(meaning: Option<Result<T, Failure>>, server: &Server) -> Result<T, Failure> {
+fn or_invalid<T>(meaning: Option<Result<T, Failure>>, server: &Multiplexer) -> Result<T, Failure> {
     meaning.unwrap_or_else(|| Err(server.factory.invalid_reply()))
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::base::clock::end_of;
 use crate::base::failure::Failure;
 use crate::net::connection::Connection;
-use crate::net::request::Request;
+use crate::net::exchange::Request;
 use crate::store::background::peer::{Pauses, Peer};
 use crate::store::background::{Decision, Job, JobPolicy, JobReply, Wake, WakeupPolicy};
 use crate::store::request::HoldReply;
@@ -142,14 +142,14 @@ impl Peer for Target {
         deadline: Instant,
     ) -> Result<Connection, Failure> {
         let server = &self.node.server;
-        let mut connection = previous.unwrap_or_else(|| server.connection());
+        let mut connection = previous.unwrap_or_else(|| Connection::new(server.factory.clone()));
         server.factory.refresh_route(deadline);
         connection.connect(end_of(server.factory.connect_timeout))?;
         Ok(connection)
     }
 
     fn addressed(&self, request: Request) -> Request {
-        self.server().addressed(request)
+        if self.asking { request.asking() } else { request }
     }
 }
 

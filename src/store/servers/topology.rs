@@ -127,7 +127,7 @@ impl Topology {
         from: &Node,
     ) -> Option<Target> {
         let Redirect { asking, host, port } = Redirect::of(failure)?;
-        let node = self.node_at(host.or(from.server.endpoint().host())?, port);
+        let node = self.node_at(host.or(from.server.factory.endpoint.host())?, port);
         if !asking {
             self.map.write().set(slot, &node);
             // Other slots may have moved too. This request does not wait until that is known.
@@ -242,7 +242,7 @@ impl Topology {
         let mut shares = shares(&reply).ok_or_else(|| nonsense(node))?;
         for share in &mut shares {
             share.host =
-                share.host.take().or_else(|| node.server.endpoint().host().map(Into::into));
+                share.host.take().or_else(|| node.server.factory.endpoint.host().map(Into::into));
         }
         Ok(shares)
     }
@@ -276,7 +276,7 @@ impl Topology {
     /// named it.
     fn node_at(&self, host: &str, port: u16) -> Arc<Node> {
         let (host, port) = self.address_map.reachable(host, port);
-        self.nodes.at(self.seeds[0].server.endpoint().at(&host, port))
+        self.nodes.at(self.seeds[0].server.factory.endpoint.at(&host, port))
     }
 }
 

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crossbeam_channel::{Sender, bounded};
 
 use super::*;
-use crate::net::server::Server;
+use crate::net::multiplexer::Multiplexer;
 
 const AGES: Duration = Duration::from_secs(60);
 
 /// A server whose name is looked up until the test answers, and the number of look-ups so far.
 struct SlowlyNamed {
-    server: Server,
+    server: Arc<Multiplexer>,
     look_ups: Arc<AtomicUsize>,
     answer: Sender<()>,
 }

@@ -1,4 +1,4 @@
-//! Writing requests over a connection: those of several threads in one write.
+//! Writing requests that no thread waits for.
 //!
 //! A dropped guard's release is written at once, by the thread that drops it: the program may end
 //! right after. Replies that have come are read first, because a program that ends with unread ones
@@ -18,26 +18,12 @@ const IDLE: Duration = Duration::from_millis(500);
 /// Writes requests, and remembers a server at which writing what no thread waits for has just timed
 /// out: threads that drop many guards while a server is away wait only once.
 #[derive(Debug, Default)]
-pub(super) struct BatchWriter {
+pub(super) struct PostWriter {
     /// What the last wait has failed with, and until when there is no other.
     failure: Mutex<Option<(Instant, Failure)>>,
 }
 
-impl BatchWriter {
-    /// Writes requests of one thread over an open connection, along with those of others: first
-    /// those that no thread waits for.
-    pub(super) fn send(
-        &self,
-        connection: &mut Connection,
-        own: impl IntoIterator<Item = Exchange>,
-        others: Vec<Exchange>,
-        deadline: Instant,
-    ) {
-        let (posted, waiting): (Vec<_>, Vec<_>) = others.into_iter().partition(Exchange::is_posted);
-        self.record_posted(connection, posted, deadline, Ok(()));
-        connection.send(own.into_iter().chain(waiting));
-    }
-
+impl PostWriter {
     /// Writes requests that no thread waits for over an idle connection, opening it if need be.
     pub(super) fn post(
         &self,
@@ -51,7 +37,10 @@ impl BatchWriter {
         let write_by = posted.iter().map(|posted| posted.write_by).max().unwrap_or(deadline);
         let is_ready = is_ready(connection, Instant::now());
         let opened = if is_ready { Ok(()) } else { self.wait(|| connection.connect(write_by)) };
-        self.record_posted(connection, posted, write_by, opened);
+        match opened {
+            Ok(()) => self.record(connection, posted, write_by),
+            Err(failure) => posted.into_iter().for_each(|posted| posted.fail(failure.clone())),
+        }
         // A failure to write fails what is in flight. What there is no room for in time is overdue.
         if connection.is_connected() && connection.write(&[]).is_ok() && connection.is_writing() {
             drop(self.wait(|| connection.flush(deadline)));
@@ -62,16 +51,14 @@ impl BatchWriter {
     }
 
     /// Has requests that no thread waits for written along with the next write. If too many are in
-    /// flight already, their replies are read first. If that fails, so have the requests, as they
-    /// have if the connection was not opened.
-    fn record_posted(
+    /// flight already, their replies are read first. If that fails, so have the requests.
+    pub(super) fn record(
         &self,
         connection: &mut Connection,
         posted: Vec<Exchange>,
         deadline: Instant,
-        opened: Result<(), Failure>,
     ) {
-        let (mut posted, mut outcome) = (posted.into_iter().peekable(), opened);
+        let (mut posted, mut outcome) = (posted.into_iter().peekable(), Ok(()));
         while outcome.is_ok()
             && let Some(len) = posted.peek().map(Exchange::len)
         {
@@ -133,9 +120,8 @@ mod tests {
     use super::*;
     use crate::base::clock::end_of;
     use crate::config::Config;
-    use crate::net::connection::Connection;
     use crate::net::endpoint::Endpoint;
-    use crate::net::request::Request;
+    use crate::net::exchange::Request;
     use crate::net::server::ServerFactory;
 
     const SOON: Duration = Duration::from_secs(5);
@@ -151,14 +137,14 @@ mod tests {
         let config = Config::default();
         let endpoint = Endpoint::parse(&url, &config).expect("a good URL");
         let server = ServerFactory::new(&config).expect("a thread").server(endpoint);
-        let connection = server.connection();
+        let connection = Connection::new(server.factory.clone());
         (listener, connection)
     }
 
     fn post(connection: &mut Connection) {
         let request = Request::command(&redis::cmd("PING"));
         let posted = Exchange::posted(request, end_of(SOON), Box::new(drop));
-        BatchWriter::default().post(connection, vec![posted], end_of(SOON));
+        PostWriter::default().post(connection, vec![posted], end_of(SOON));
     }
 
     fn answer(connection: &Connection, peer: &mut TcpStream, bytes: &[u8]) {
