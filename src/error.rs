@@ -218,11 +218,6 @@ impl Error {
         }
     }
 
-    /// The wait for something that several owners may hold is over.
-    pub(crate) fn timed_out(name: &str) -> Self {
-        Self::Timeout { name: name.into(), holder: None }
-    }
-
     pub(crate) fn lost(name: &str) -> Self {
         Self::Lost { name: name.into() }
     }

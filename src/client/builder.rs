@@ -1,29 +1,27 @@
-//! The configuration of a client, and the ways to open one. The settings are in files of their own.
+//! The configuration of a client, the ways to open one, and how its servers are reached.
 
 use std::env;
+use std::error::Error as StdError;
 
 use crate::client::{Client, open};
 use crate::config::Config;
+use crate::config::callbacks::{AddressMap, Credentials, CredentialsCallback};
+#[cfg(feature = "tls")]
+use crate::config::certificates::Tls;
 use crate::config::url::{Deployment, apply_environment, configure};
 use crate::error::{Error, Result};
 use crate::store::memory::memory_server::MemoryServer;
 
-/// A configuration for a [`Client`]. All settings are optional; they are checked when the client is
-/// opened.
+/// A configuration for a [`Client`]. All settings are optional, and checked when it is opened.
 ///
 /// ```
-/// use leasehold::{Client, Event};
+/// use leasehold::Client;
 /// use std::time::Duration;
 ///
 /// let client = Client::builder()
 ///     .lease(Duration::from_secs(10))
-///     .wait(Duration::from_secs(60))
 ///     .prefix("shop:")
-///     .on_event(|event| {
-///         if let Event::Lost { name, fence } = event {
-///             eprintln!("lost {name} (fence {fence})");
-///         }
-///     })
+///     .on_event(|event| println!("{event:?}"))
 ///     .in_memory()?; // or .open("redis://127.0.0.1/")?
 /// # Ok::<(), leasehold::Error>(())
 /// ```
@@ -39,22 +37,11 @@ impl Builder {
     /// Creates a configuration from a URL: where the servers are, and any settings.
     /// [`build`](Builder::build) opens the client.
     ///
-    /// | URL | servers |
-    /// |---|---|
-    /// | `redis://[user][:password@]host[:port][/database]` | one server |
-    /// | `unix:///path[?db=&user=&pass=]` | one server, at a Unix socket |
-    /// | `redis+sentinel://[login@]host[:port],…/master[/database]` | [the master][sentinel] |
-    /// | `redis+cluster://[login@]host[:port],…` | [a cluster][cluster] |
-    /// | `redis+redlock://[login@]host[:port],…[/database]` | [independent][redlock] |
-    ///
-    /// [sentinel]: Builder::open_sentinel
-    /// [cluster]: Builder::open_cluster
-    /// [redlock]: Builder::open_redlock
-    ///
-    /// With `rediss` in place of `redis`, connections are encrypted, as for
-    /// [`open`](Builder::open). Several hosts share the login, the database and the query, which
-    /// may have `client_name=` and the settings of this type by the names of their methods, such as
-    /// `lease=20s`. [One URL](crate::guide::deployment#one-url) lists them with their texts.
+    /// A URL is one such as `redis://user:password@host:port/database`, `unix:///path`,
+    /// `redis+sentinel://host,host/master`, `redis+cluster://host,host` or
+    /// `redis+redlock://host,host`, and with `rediss` in place of `redis` over TLS. The query may
+    /// have `client_name=` and the settings of this type by the names of their methods, such as
+    /// `lease=20s`. [One URL](crate::guide::deployment#one-url) lists all of them with their texts.
     /// Special characters are percent-encoded, in passwords too: `%40` is an `@`.
     ///
     /// Later settings win: methods called on the result replace settings of the URL.
@@ -84,11 +71,6 @@ impl Builder {
     ///
     /// As [`from_url`](Builder::from_url), and [`InvalidInput`](crate::Error::InvalidInput) if
     /// `REDIS_URL` is not set.
-    ///
-    /// ```no_run
-    /// let client = leasehold::Builder::from_env()?.build()?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
     pub fn from_env() -> Result<Self> {
         let no_url = |_| Error::invalid("REDIS_URL", "must be set to the URL of the servers");
         let url = env::var("REDIS_URL").map_err(no_url)?;
@@ -129,9 +111,8 @@ impl Builder {
     /// those that were made before. `client_name=` in the query is for `CLIENT SETNAME`, which the
     /// server may refuse. A server must be Redis 6.2 or newer, or Valkey.
     ///
-    /// `rediss://` in place of `redis://` means TLS and requires the feature `tls`. The server must
-    /// have a certificate for the host in the URL. With the feature `tls-insecure`, a URL may end
-    /// with `#insecure` to skip that check, which leaves protection against eavesdroppers only.
+    /// `rediss://` in place of `redis://` means [TLS](crate::guide::deployment#tls) and requires the
+    /// feature `tls`. The server must have a certificate for the host in the URL.
     ///
     /// # Errors
     ///
@@ -155,11 +136,9 @@ impl Builder {
     /// [`master_login`](Builder::master_login) sets others for the master; database and client name
     /// are for the master. Everything meant for the master must be the same in all URLs.
     ///
-    /// The client asks the sentinels, starting with the one that answered last, before it opens a
-    /// connection, after every failure, and before a request if the last answer is half a second
-    /// old, so that after a failover the next call goes to the new master. A server named by a
-    /// sentinel must also report itself as a master. While no sentinel answers, the client keeps
-    /// using its connections to the master until one fails. What a failover does to locks is in
+    /// The client asks the sentinels before it opens a connection, after every failure, and before
+    /// a request if the last answer is half a second old, so that after a failover the next call
+    /// goes to the new master. What a failover does to locks is in
     /// [Deployment](crate::guide::deployment#which-one-do-i-need).
     ///
     /// # Errors
@@ -170,14 +149,6 @@ impl Builder {
     /// - [`Unavailable`](crate::Error::Unavailable): there was no sentinel or no master.
     /// - [`Redis`](crate::Error::Redis): the sentinels that answered do not know a master of this
     ///   name (code `NOMASTER`).
-    ///
-    /// ```no_run
-    /// let sentinels = ["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"];
-    /// let client = leasehold::Client::builder()
-    ///     .master_login("", "sesame")
-    ///     .open_sentinel(sentinels, "shop")?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
     pub fn open_sentinel(
         self,
         sentinels: impl IntoIterator<Item: AsRef<str>>,
@@ -219,13 +190,8 @@ impl Builder {
     /// client to acquire a lock that is held. [`pool_size`](Builder::pool_size) applies to each
     /// server.
     ///
-    /// With [`Durability::Fsync`](crate::Durability::Fsync) a lock is on the disks of a majority
-    /// before it is held, so servers that keep their files may restart at any time, even all at
-    /// once. [`Durability::Replicas`](crate::Durability::Replicas) does the same for failovers,
-    /// provided that the elected replicas have acknowledged the lock. Renewals count when a
-    /// majority has confirmed them in the same way. A call keeps its connections while it waits, so
-    /// calls for other names may have to wait for them. A server that cannot provide the durability
-    /// is left out.
+    /// With a [`durability`](Builder::durability) a majority must meet it before a lock is held. A
+    /// server that cannot provide it is left out.
     ///
     /// No server counts twice. If two URLs turn out to lead to one server, which the client can see
     /// only with permission for `INFO`, opening fails; if that shows only later, because the server
@@ -240,12 +206,6 @@ impl Builder {
     /// - [`Redis`](crate::Error::Redis) and [`Unavailable`](crate::Error::Unavailable), as
     ///   [`open`](Builder::open): too many servers refused the login or cannot provide the
     ///   durability, or the system provided no thread.
-    ///
-    /// ```no_run
-    /// let urls = ["redis://a", "redis://b", "redis://c"]; // or any iterator of strings
-    /// let client = leasehold::Client::builder().open_redlock(urls)?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
     pub fn open_redlock(self, urls: impl IntoIterator<Item: AsRef<str>>) -> Result<Client> {
         let urls = strings(urls);
         open::at(self.config, Deployment::Redlock { urls }).map(Client::new)
@@ -274,6 +234,63 @@ impl Builder {
     /// [down](MemoryServer::set_down), unless the client is [`lazy`](Builder::lazy).
     pub fn open_memory(self, server: &MemoryServer) -> Result<Client> {
         open::in_memory(self.config, server).map(Client::new)
+    }
+
+    /// Sets a callback that is asked for user and password whenever a connection is opened, for
+    /// tokens that expire and passwords that are rotated. [Deployment][login] has an example, and
+    /// says when it is called. An error or a panic in it is the source of an
+    /// [`Unavailable`](crate::Error::Unavailable) error.
+    ///
+    /// Defaults to the login in the URLs, which is ignored otherwise, except for sentinels. Has no
+    /// effect in memory.
+    ///
+    /// [login]: crate::guide::deployment#credentials
+    pub fn credentials(
+        mut self,
+        callback: impl Fn() -> Result<Credentials, Box<dyn StdError + Send + Sync>>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        self.config.credentials = Some(CredentialsCallback::new(callback));
+        self
+    }
+
+    /// Sets the user, empty for the default one, and the password for the masters that sentinels
+    /// name. Those in the URLs are then used only for the sentinels. Applies only to
+    /// [`open_sentinel`](Builder::open_sentinel).
+    ///
+    /// Defaults to the login in the URLs.
+    pub fn master_login(mut self, user: &str, password: &str) -> Self {
+        self.config.master_login = Some(Credentials::new(user, password));
+        self
+    }
+
+    /// Sets a function that returns where a server is reached, given the host and the port that a
+    /// sentinel or a node of a cluster names: for servers in containers or behind NAT. Over TLS, a
+    /// server must have a certificate for the host that is returned, unless `Tls::server_name` is
+    /// set. The function is called often, by any thread, and must return at once. If it panics, the
+    /// address stays as it is.
+    ///
+    /// Defaults to the addresses that are named. Applies only to
+    /// [`open_sentinel`](Builder::open_sentinel) and [`open_cluster`](Builder::open_cluster), whose
+    /// own URLs are used as they are.
+    pub fn address_map(
+        mut self,
+        map: impl Fn(&str, u16) -> (String, u16) + Send + Sync + 'static,
+    ) -> Self {
+        self.config.address_map = AddressMap::new(map);
+        self
+    }
+
+    /// Sets which servers the client trusts at a `rediss://` URL, and the certificate it presents.
+    /// Requires the feature `tls`.
+    ///
+    /// Defaults to the system's certificate authorities and no client certificate.
+    #[cfg(feature = "tls")]
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.config.tls = Some(tls);
+        self
     }
 }
 

@@ -4,9 +4,8 @@ pub(crate) mod builder;
 mod calls;
 #[cfg(feature = "serde")]
 mod deserialize;
-mod lock_settings;
 mod open;
-mod server_settings;
+mod settings;
 
 use std::fmt;
 use std::sync::Arc;

@@ -49,7 +49,7 @@ impl MultiMutex {
     /// [`InvalidInput`](Error::InvalidInput) if an option is invalid.
     pub fn lock(&self) -> Result<MultiGuard> {
         let wait = Wait::at_most(self.handle.options.wait);
-        self.acquire(wait)?.ok_or_else(|| Error::timed_out(self.name()))
+        self.acquire(wait)?.ok_or_else(|| Error::Timeout { name: self.name().into(), holder: None })
     }
 
     /// Attempts to acquire all locks or none as
