@@ -1,5 +1,5 @@
 //! What users lock with, and the guards that they get. Here is what guards of all kinds have in
-//! common, for code that takes any of them, and what the handles have that give them.
+//! common, what the handles have that give them, and the trait for code that takes any guard.
 
 pub(crate) mod canceller;
 pub(crate) mod election;
@@ -24,81 +24,6 @@ use crate::local::hold::Hold;
 use crate::local::shared::Shared;
 use crate::local::{acquire, hold_requests, release, status};
 use crate::store::hold_id::HoldKind;
-
-/// A guard of any kind, for code that does the same under a lock, a side of a read-write lock, a
-/// permit, a term or a set of locks. The methods are those that each of these has itself.
-///
-/// All guards but [`Guard`](crate::Guard) belong to no thread, so that a `Box<dyn AnyGuard + Send + Sync>` may
-/// have one of them. Other types cannot implement this trait, and it may get further methods.
-///
-/// ```
-/// use leasehold::{AnyGuard, Client, Result};
-///
-/// fn work(guard: &dyn AnyGuard) -> Result<()> {
-///     // ... stop when guard.is_held() is false ...
-///     guard.verify()
-/// }
-///
-/// let client = Client::in_memory();
-/// let lock: Box<dyn AnyGuard> = Box::new(client.lock("stock:42")?);
-/// let permit: Box<dyn AnyGuard> = Box::new(client.semaphore("paid-api", 2).acquire()?);
-/// assert!(lock.fence().is_some() && permit.fence().is_none());
-/// for guard in [lock, permit] {
-///     work(&*guard)?;
-///     guard.unlock()?;
-/// }
-/// # Ok::<(), leasehold::Error>(())
-/// ```
-#[must_use = "if unused what is held is released immediately: \
-              bind it to `_guard`, not to `_`"]
-pub trait AnyGuard: fmt::Debug + Sealed {
-    /// Returns the name; those of a set are separated by commas.
-    #[must_use]
-    fn name(&self) -> &str;
-
-    /// Returns the fencing token. Permits have none, and locks that are held together have one
-    /// each. See [`Guard::fence`](crate::Guard::fence).
-    #[must_use]
-    fn fence(&self) -> Option<u64>;
-
-    /// Returns `true` if the lease has not ended by this process's clock. Does not ask the server.
-    #[must_use]
-    fn is_held(&self) -> bool;
-
-    /// Returns how long the lease lasts if it is not renewed again. See
-    /// [`Guard::remaining`](crate::Guard::remaining).
-    #[must_use]
-    fn remaining(&self) -> Duration;
-
-    /// Returns the watch on this hold. See [`Guard::lost`](crate::Guard::lost).
-    #[must_use]
-    fn lost(&self) -> Lost;
-
-    /// Asks the server whether this hold still exists. Blocks for the server's reply.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`Guard::verify`](crate::Guard::verify).
-    fn verify(&self) -> Result<()>;
-
-    /// Renews the lease now. Blocks for the server's reply.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`Guard::renew`](crate::Guard::renew).
-    fn renew(&self) -> Result<()>;
-
-    /// Releases the hold and reports errors. Blocks for the server's reply.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`Guard::unlock`](crate::Guard::unlock).
-    fn unlock(self: Box<Self>) -> Result<()>;
-}
-
-/// Keeps the trait to the guards of this crate.
-#[expect(unnameable_types, reason = "no other crate may implement the trait")]
-pub trait Sealed {}
 
 /// The holds of a guard: one, or those of a set, of which there is at least one. They are released
 /// when this is dropped, on whatever thread.
@@ -249,3 +174,78 @@ macro_rules! lock_options {
     };
 }
 pub(crate) use lock_options;
+
+/// A guard of any kind, for code that does the same under a lock, a side of a read-write lock, a
+/// permit, a term or a set of locks. The methods are those that each of these has itself.
+///
+/// All guards but [`Guard`](crate::Guard) belong to no thread, so that a `Box<dyn AnyGuard + Send + Sync>` may
+/// have one of them. Other types cannot implement this trait, and it may get further methods.
+///
+/// ```
+/// use leasehold::{AnyGuard, Client, Result};
+///
+/// fn work(guard: &dyn AnyGuard) -> Result<()> {
+///     // ... stop when guard.is_held() is false ...
+///     guard.verify()
+/// }
+///
+/// let client = Client::in_memory();
+/// let lock: Box<dyn AnyGuard> = Box::new(client.lock("stock:42")?);
+/// let permit: Box<dyn AnyGuard> = Box::new(client.semaphore("paid-api", 2).acquire()?);
+/// assert!(lock.fence().is_some() && permit.fence().is_none());
+/// for guard in [lock, permit] {
+///     work(&*guard)?;
+///     guard.unlock()?;
+/// }
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[must_use = "if unused what is held is released immediately: \
+              bind it to `_guard`, not to `_`"]
+pub trait AnyGuard: fmt::Debug + Sealed {
+    /// Returns the name; those of a set are separated by commas.
+    #[must_use]
+    fn name(&self) -> &str;
+
+    /// Returns the fencing token. Permits have none, and locks that are held together have one
+    /// each. See [`Guard::fence`](crate::Guard::fence).
+    #[must_use]
+    fn fence(&self) -> Option<u64>;
+
+    /// Returns `true` if the lease has not ended by this process's clock. Does not ask the server.
+    #[must_use]
+    fn is_held(&self) -> bool;
+
+    /// Returns how long the lease lasts if it is not renewed again. See
+    /// [`Guard::remaining`](crate::Guard::remaining).
+    #[must_use]
+    fn remaining(&self) -> Duration;
+
+    /// Returns the watch on this hold. See [`Guard::lost`](crate::Guard::lost).
+    #[must_use]
+    fn lost(&self) -> Lost;
+
+    /// Asks the server whether this hold still exists. Blocks for the server's reply.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Guard::verify`](crate::Guard::verify).
+    fn verify(&self) -> Result<()>;
+
+    /// Renews the lease now. Blocks for the server's reply.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Guard::renew`](crate::Guard::renew).
+    fn renew(&self) -> Result<()>;
+
+    /// Releases the hold and reports errors. Blocks for the server's reply.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Guard::unlock`](crate::Guard::unlock).
+    fn unlock(self: Box<Self>) -> Result<()>;
+}
+
+/// Keeps the trait to the guards of this crate.
+#[expect(unnameable_types, reason = "no other crate may implement the trait")]
+pub trait Sealed {}
