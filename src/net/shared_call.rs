@@ -225,6 +225,14 @@ mod tests {
             self.answers.send(answer).expect("the call waits");
         }
 
+        /// Waits until so many calls have begun, and no more.
+        fn await_calls(&self, count: usize, why: &str) {
+            while self.begun.load(Ordering::SeqCst) < count {
+                thread::yield_now();
+            }
+            assert_eq!(self.begun.load(Ordering::SeqCst), count, "{why}");
+        }
+
         /// `None` if no answer comes in time.
         fn call(&self, time: Duration) -> Option<u32> {
             let answer = self.calls.call(&"a", end_of(time));
@@ -271,12 +279,12 @@ mod tests {
         let mut scene = Scene::new();
         assert_eq!(scene.call(AT_ONCE), None);
         assert_eq!(scene.call(AT_ONCE), None);
-        assert_eq!(scene.begun.load(Ordering::SeqCst), 1, "it may just be slow");
+        scene.await_calls(1, "it may just be slow");
         scene.calls.slow_after = Duration::ZERO;
         for _ in 0..3 {
             assert_eq!(scene.call(AT_ONCE), None);
         }
-        assert_eq!(scene.begun.load(Ordering::SeqCst), 2, "two at once at most");
+        scene.await_calls(2, "two at once at most");
         // Whichever of the two has it: the answer is found.
         scene.answer(1);
         while scene.calls.calls.lock().iter().all(|call| !call.is_over()) {
@@ -284,7 +292,7 @@ mod tests {
         }
         assert_eq!(scene.call(SOON), Some(1));
         assert_eq!(scene.call(AT_ONCE), None);
-        assert_eq!(scene.begun.load(Ordering::SeqCst), 3, "beside the one that has not returned");
+        scene.await_calls(3, "beside the one that has not returned");
     }
 
     #[test]

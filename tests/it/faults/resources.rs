@@ -140,14 +140,14 @@ fn a_pool_bounds_the_connections(server: &Server) {
 }
 
 /// The numbers of the client's connections, the oldest first: of those over TCP the ones that are
-/// neither a replica's nor a sentinel's.
-fn of_the_client(server: &Server) -> Vec<String> {
+/// neither a replica's nor a sentinel's, and have this in their line.
+fn of_the_client(server: &Server, what: &str) -> Vec<String> {
     let clients: String = server.ask(&["CLIENT", "LIST"]);
     let own = clients.lines().filter(|line| {
         let has = |what| line.contains(what);
         // Blocked are those that wait for replicas.
         let is_clients = [" flags=N ", " flags=P ", " flags=b "].into_iter().any(has);
-        has(" addr=127.0.0.1:") && has(" name= ") && is_clients
+        has(" addr=127.0.0.1:") && has(" name= ") && is_clients && has(what)
     });
     own.filter_map(|line| line.split(' ').next()?.strip_prefix("id=").map(str::to_owned)).collect()
 }
@@ -155,26 +155,25 @@ fn of_the_client(server: &Server) -> Vec<String> {
 fn a_broken_connection_costs_no_other(server: &Server) {
     let client = server.open(patient().lease(LEASE).pool_size(1));
     let kept = take(&client, "kept");
-    // The oldest is that of the pool.
-    eventually(SOON, || of_the_client(server).len() == 2);
-    let renews = of_the_client(server).remove(1);
     let other = Client::open(&server.unix_url()).unwrap();
     let held = take(&other, "b");
     thread::scope(|scope| {
         let waits = scope.spawn(|| client.lock("b").map(drop));
-        eventually(SOON, || of_the_client(server).len() == 3);
         eventually(SOON, || server.listeners(&client) == 1);
-        let before = of_the_client(server);
-        let listens: String = server.ask(&["CLIENT", "LIST", "TYPE", "PUBSUB"]);
-        let listens = |id: &str| listens.lines().any(|line| line.starts_with(&format!("id={id} ")));
-        let keeps = |id: &String| *id == renews || listens(id);
-        let pooled = before.iter().find(|id| !keeps(id)).unwrap();
+        // The others are the one that renews and the one that listens.
+        let mut pooled = None;
+        eventually(SOON, || {
+            client.ping().unwrap();
+            pooled = of_the_client(server, " cmd=ping ").pop();
+            pooled.is_some() && of_the_client(server, "").len() == 3
+        });
+        let (pooled, before) = (&pooled.unwrap(), of_the_client(server, ""));
         server.command(&["CLIENT", "KILL", "ID", pooled]);
         take(&client, "c").unlock().unwrap();
         throughout(LEASE, || kept.is_held() && server.listeners(&client) == 1);
-        let after = of_the_client(server);
-        let kept = before.iter().filter(|id| keeps(id)).all(|id| after.contains(id));
-        assert!(kept && !after.contains(pooled), "{before:?} became {after:?}");
+        let after = of_the_client(server, "");
+        let is_kept = |id: &String| after.contains(id) != (id == pooled);
+        assert!(before.iter().all(is_kept), "{before:?} became {after:?}, without {pooled}");
         held.unlock().unwrap();
         waits.join().unwrap().unwrap();
     });

@@ -203,23 +203,23 @@ fn wake_ups_outlive_their_credentials_on_a_quorum() {
 }
 
 fn check_wake_ups(servers: &[&server::Server], open: &dyn Fn(Builder) -> Client) {
-    let issuer = Issuer::new(servers, Some(LIFE));
+    // A new connection has a fifth of a life to take the place of an old one.
+    let issuer = Issuer::new(servers, Some(LIFE * 5));
     let open = || open(issuer.logs_in(sleepy()));
     let (holder, waiter) = (open(), open());
     while_held(&holder, "a", |end| {
         thread::scope(|scope| {
             let waits = scope.spawn(|| waiter.lock("a").map(unlock));
-            let listens = |server: &server::Server| server.listeners(&waiter) > 0;
-            for server in servers {
-                eventually(SOON, || listens(server));
-                for _ in 0..2 {
-                    let before = issuer.connections(server, "pubsub");
-                    eventually(SOON, || {
-                        assert!(listens(server), "the new one comes first");
-                        let now = issuer.connections(server, "pubsub");
-                        !now.keys().any(|id| before.contains_key(id))
-                    });
-                }
+            let listen = || servers.iter().all(|server| server.listeners(&waiter) > 0);
+            let ids = |server: &&server::Server| issuer.connections(server, "pubsub");
+            eventually(SOON, listen);
+            for _ in 0..2 {
+                let before: Vec<_> = servers.iter().map(ids).collect();
+                eventually(SOON, || {
+                    assert!(listen(), "the new ones come first");
+                    let mut now = servers.iter().map(ids).zip(&before);
+                    now.all(|(now, before)| !now.keys().any(|id| before.contains_key(id)))
+                });
             }
             drop(end);
             soon(|| waits.join().unwrap().unwrap());
@@ -311,7 +311,7 @@ fn an_error_of_the_callback_is_the_source_of_the_error(server: &Server) {
 fn a_panic_of_the_callback_is_an_error(server: &Server) {
     let panics = Arc::new(AtomicBool::new(true));
     let callback = panics.clone();
-    let builder = hasty().lazy(true).credentials(move || {
+    let builder = patient().lazy(true).credentials(move || {
         assert!(!callback.load(Ordering::SeqCst), "a panic that the test wants");
         Ok(Credentials::new("", "ignored"))
     });
