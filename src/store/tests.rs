@@ -75,6 +75,9 @@ trait Host {
 
     /// The clients that wait for a lock, each with what it waits for in front.
     fn waiting(&self) -> Vec<String>;
+
+    /// The lock becomes free, and no client is told.
+    fn clear(&self);
 }
 
 impl Host for process::Server {
@@ -87,6 +90,10 @@ impl Host for process::Server {
     fn waiting(&self) -> Vec<String> {
         self.ask(&["ZRANGE", "leasehold:queue:{lock:lock}", "0", "-1"])
     }
+
+    fn clear(&self) {
+        self.command(&["DEL", "lock:lock"]);
+    }
 }
 
 impl Host for MemoryServer {
@@ -98,6 +105,10 @@ impl Host for MemoryServer {
 
     fn waiting(&self) -> Vec<String> {
         MemoryServer::waiting(self, "lock:lock")
+    }
+
+    fn clear(&self) {
+        self.end_at("lock:lock", Moment::FIRST, |_| true);
     }
 }
 
@@ -349,6 +360,7 @@ fn a_kept_lock_is_free_when_its_time_is_over(store: &dyn Store) {
     });
     assert!(begin.elapsed() >= time);
     assert!(next > Some(fence));
+    assert_eq!(keep(store, &hold(1), time).ok(), Some(HoldReply::Gone));
     assert_eq!(keep(store, &hold(1), LEASE).ok(), Some(HoldReply::Gone));
     assert_eq!(depth(store), Some(1));
     assert_eq!(keep(store, &hold(2), Duration::ZERO).ok(), Some(HoldReply::Done));

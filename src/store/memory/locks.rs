@@ -103,7 +103,7 @@ impl Locks {
         let Acquire { holds, lease, .. } = request;
         let mut is_free = |hold: &HoldId| {
             let name = self.name(&keys.lock(&hold.name));
-            name.is_none_or(|name| name.holds.iter().all(|held| held.id == *hold && held.depth > 0))
+            name.is_none_or(|name| name.holds.iter().all(|held| held.is(hold) && held.depth > 0))
         };
         if let Some(index) = holds.iter().position(|hold| !is_free(hold)) {
             let (remaining, in_doubt, recalled) = (None, false, false);
@@ -190,17 +190,19 @@ impl Locks {
 
     fn release(&mut self, key: &str, hold: &HoldId, kept_until: Moment) -> HoldReply {
         if kept_until <= Moment::now() {
-            return self.end(key, hold.kind, |held| held.id == *hold);
+            return self.end(key, hold.kind, |held| held.is(hold));
         }
-        let Some(held) = self.name(key).and_then(|name| name.find(hold)) else {
+        let now = Moment::now();
+        let Some(name) = self.by_key.get_mut(key) else { return HoldReply::Gone };
+        let Some(held) = name.find(hold).filter(|held| held.ends > now) else {
             return HoldReply::Gone;
         };
         if held.depth > 0 {
             (held.depth, held.ends) = (0, kept_until);
-            let (name, inboxes) = (&self.by_key[key], &self.inboxes);
+            let (queue, inboxes) = (&mut name.queue, &self.inboxes);
+            queue.retain(|(_, client)| inboxes.exists(client));
             // The first two learn when the lock becomes free: the first may have stopped.
-            let waiting = name.queue.iter().filter(|(_, client)| inboxes.exists(client));
-            waiting.take(2).for_each(|(_, client)| inboxes.tell(client, key));
+            queue.iter().take(2).for_each(|(_, client)| inboxes.tell(client, key));
         }
         HoldReply::Done
     }
@@ -208,9 +210,8 @@ impl Locks {
     fn downgrade(&mut self, key: &str, hold: &HoldId, lease: Duration) -> HoldReply {
         let writer = HoldId { kind: HoldKind::Write, ..hold.clone() };
         let name = self.name(key);
-        let held = name.and_then(|name| {
-            name.holds.iter_mut().find(|held| held.id == writer || held.id == *hold)
-        });
+        let held = name
+            .and_then(|name| name.holds.iter_mut().find(|held| held.is(&writer) || held.is(hold)));
         let Some(held) = held else { return HoldReply::Gone };
         (held.id.kind, held.ends) = (HoldKind::Read, Moment::now().after(lease));
         self.serve(key, 0);

@@ -23,8 +23,7 @@ use crate::store::memory::locks::Locks;
 use crate::store::memory::memory_server::{Delayed, MemoryServer};
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, HoldRequest, Look, OwnerOf, PostedChange, Registration,
-    ReportReply,
+    Acquire, AcquireReply, HoldReply, HoldRequest, Look, OwnerOf, PostedChange, ReportReply,
 };
 
 /// A server in memory, as one client sees it.
@@ -32,7 +31,7 @@ use crate::store::request::{
 pub(crate) struct Memory {
     server: MemoryServer,
     keys: Keys,
-    /// That of the client, once it waits. It ends with the last clone.
+    /// That of the client. It ends with the last clone.
     inboxes: Arc<Mutex<HashMap<Arc<str>, Arc<Inbox>>>>,
 }
 
@@ -63,9 +62,7 @@ impl Default for Memory {
 
 impl Store for Memory {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
-        if !matches!(request.registration, Registration::None | Registration::Kept) {
-            self.inbox(&request.holds[0].client);
-        }
+        self.inbox(&request.holds[0].client);
         self.server.execute(request.deadline, |locks| locks.acquire(&self.keys, request))
     }
 
@@ -173,7 +170,7 @@ mod tests {
     use crate::store::ask_one;
     use crate::store::background::Wake;
     use crate::store::hold_id::{HoldId, HoldKind};
-    use crate::store::request::Change;
+    use crate::store::request::{Change, Registration};
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -229,6 +226,8 @@ mod tests {
     fn an_interrupt_ends_a_wait_for_messages() {
         let mut wakeups = Memory::default().wakeups("a", None);
         assert!(matches!(wakeups.next(end_of(LONG)), Some(Ok(Wake::Ready))));
+        let soon = Instant::now() + Duration::from_millis(100);
+        assert!(wakeups.next(soon).is_none() && Instant::now() >= soon);
         let interrupter = wakeups.interrupter();
         let waiter = thread::spawn(move || wakeups.next(end_of(LONG)));
         interrupter.interrupt();

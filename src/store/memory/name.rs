@@ -39,6 +39,11 @@ pub(super) struct LiveHold {
 const OFFERED: u64 = 0;
 
 impl LiveHold {
+    /// Returns `true` if this is the hold, of which a writer that has become a reader is another.
+    pub(super) fn is(&self, hold: &HoldId) -> bool {
+        self.id == *hold && self.id.kind.waits_with(hold.kind)
+    }
+
     pub(super) fn is_offer(&self) -> bool {
         self.id.nonce == OFFERED
     }
@@ -63,7 +68,7 @@ impl Name {
 
     /// The hold, also if it only keeps the lock taken.
     pub(super) fn find(&mut self, hold: &HoldId) -> Option<&mut LiveHold> {
-        self.holds.iter_mut().find(|held| held.id == *hold)
+        self.holds.iter_mut().find(|held| held.is(hold))
     }
 
     pub(super) fn has_offer_to(&self, hold: &HoldId) -> bool {
@@ -74,15 +79,13 @@ impl Name {
         self.holds.retain(|held| !held.is_offer_to(hold));
     }
 
-    /// Returns `true` if this hold may begin beside the others; for a permit, if there are
-    /// `permits` in all.
-    pub(super) fn admits(&self, hold: &HoldId, may_take_offer: bool, permits: usize) -> bool {
-        let is_own = |held: &LiveHold| may_take_offer && held.is_offer_to(hold);
-        let mut others = self.holds.iter().filter(|held| !is_own(held));
-        match hold.kind {
-            HoldKind::Lock | HoldKind::Write => others.next().is_none(),
-            HoldKind::Permit { .. } => others.count() < permits,
-            HoldKind::Read => others.all(|held| held.id.kind == HoldKind::Read),
+    /// Returns `true` if a hold may begin beside the others and what is offered; for a permit, if
+    /// there are `permits` in all.
+    pub(super) fn admits(&self, kind: HoldKind, permits: usize) -> bool {
+        match kind {
+            HoldKind::Lock | HoldKind::Write => self.holds.is_empty(),
+            HoldKind::Permit { .. } => self.holds.len() < permits,
+            HoldKind::Read => self.holds.iter().all(|held| held.id.kind == HoldKind::Read),
         }
     }
 
@@ -100,9 +103,9 @@ impl Name {
         }
     }
 
-    /// Removes the client from the queue. Returns `false` if it was not there.
-    pub(super) fn leave(&mut self, hold: &HoldId) -> bool {
-        self.place(hold).map(|place| self.queue.remove(place)).is_some()
+    /// Removes the client from the queue.
+    pub(super) fn leave(&mut self, hold: &HoldId) {
+        self.place(hold).map(|place| self.queue.remove(place));
     }
 
     /// Returns `true` if it is the turn of a hold, by an offer to its client or because it is free
@@ -117,39 +120,36 @@ impl Name {
     ) -> bool {
         let (is_lock, waits) = (hold.kind.is_lock(), registration.joins());
         // An offer of a side or a permit is left to the thread of its client that waits.
-        let may_take = is_lock || waits;
-        let mut is_offered = may_take && self.has_offer_to(hold);
+        let mut is_offered = (is_lock || waits) && self.has_offer_to(hold);
         let goes_last = !is_lock || registration == Registration::Yielding;
         let is_waited_for = goes_last && !self.queue.is_empty();
         let mut permits = hold.kind.permits() as usize;
         // A client that goes by more permits may have brought the offer about. Another one that
         // waits gets it, and this one registers when it next asks: two that must decline would
         // else offer the place to each other again and again.
-        let declines = is_offered && !self.admits(hold, may_take, permits);
+        let is_permit = matches!(hold.kind, HoldKind::Permit { .. });
+        let declines = is_offered && is_permit && self.holds.len() > permits;
         let joins = waits && !(declines && is_waited_for);
         if declines {
             (is_offered, permits) = (false, self.holds.len());
             self.remove_offer_to(hold);
         }
         if !is_offered && is_waited_for {
-            if joins {
-                self.join(hold);
-            }
             self.serve(key, waits.then_some(hold), permits, inboxes);
             is_offered = waits && self.has_offer_to(hold);
         }
         let is_free =
-            !declines && self.admits(hold, may_take, permits) && (is_lock || self.queue.is_empty());
+            !declines && self.admits(hold.kind, permits) && (is_lock || self.queue.is_empty());
         if !(is_offered || is_free) || registration == Registration::Kept {
             if joins {
                 self.join(hold);
             }
             return false;
         }
-        if is_lock && registration.may_be_queued() {
+        if registration.may_be_queued() {
             self.leave(hold);
         }
-        if may_take {
+        if is_offered {
             self.remove_offer_to(hold);
         }
         true
@@ -171,22 +171,15 @@ impl Name {
         };
         self.queue.retain(|(_, client)| inboxes.exists(client));
         let mut has_told = false;
-        while let Some((kind, client)) = self.queue.first().cloned() {
-            let offer = HoldId { kind, name: key.into(), client, nonce: OFFERED };
-            if self.check_type(kind).is_err() {
-                self.queue.remove(0);
-            } else if self.admits(&offer, true, permits) {
-                self.queue.remove(0);
-                if !asks(kind, &offer.client) {
-                    has_told = true;
-                    inboxes.tell(&offer.client, key);
-                }
-                self.remove_offer_to(&offer);
-                let ends = Moment::now().after(OFFER);
-                self.holds.push(LiveHold { id: offer, fence: 0, depth: 0, watched: false, ends });
-            } else {
-                break;
+        while self.queue.first().is_some_and(|(kind, _)| self.admits(*kind, permits)) {
+            let (kind, client) = self.queue.remove(0);
+            if !asks(kind, &client) {
+                has_told = true;
+                inboxes.tell(&client, key);
             }
+            let id = HoldId { kind, name: key.into(), client, nonce: OFFERED };
+            let ends = Moment::now().after(OFFER);
+            self.holds.push(LiveHold { id, fence: 0, depth: 0, watched: false, ends });
         }
         if let Some((kind, next)) = self.queue.first()
             && has_told

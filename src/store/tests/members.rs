@@ -48,6 +48,9 @@ stores!(
     a_release_wakes_as_many_clients_as_there_are_permits,
     a_client_that_has_stopped_costs_one_offer,
     a_wake_up_that_no_thread_waits_for_is_passed_on,
+    an_offer_is_left_to_the_thread_that_waits,
+    a_client_whose_turn_it_is_finds_that_by_itself,
+    a_try_leaves_the_offer_to_another_thread_of_its_client,
     an_offer_that_is_taken_back_adds_no_permit,
     a_permit_that_a_client_must_decline_is_offered_to_the_next,
     a_permit_is_offered_whatever_the_client_goes_by_that_leaves_it;
@@ -55,7 +58,6 @@ stores!(
     a_client_that_is_gone_is_skipped,
     clients_without_a_listener_keep_their_places_for_two_seconds,
     a_place_that_no_client_has_given_itself_is_lost_after_two_seconds,
-    an_offer_is_left_to_the_thread_that_waits,
     a_full_server_refuses_holds_and_renews_and_releases_them,
     a_refused_limit_leaves_no_key_without_a_time_to_live,
     the_data_of_others_stays_as_it_is,
@@ -181,7 +183,11 @@ fn each_caller_judges_by_its_own_number_of_permits(store: &dyn Store) {
         release(store, &of(fewer, nonce));
     }
     assert!(tries(store, &of(fewer, 9)));
-    assert!(tries(store, &of(Permit { of: 3 }, 10)));
+    let three = of(Permit { of: 3 }, 10);
+    assert!(tries(store, &three));
+    let owner = three.owner();
+    let owner = OwnerOf { kind: fewer, name: "lock", owner: owner.as_bytes() };
+    assert_eq!(store.force_release(owner, soon()).ok(), Some(true));
 }
 
 fn a_hold_whose_time_is_over_holds_nothing(store: &dyn Store) {
@@ -584,7 +590,7 @@ fn a_wake_up_that_no_thread_waits_for_is_passed_on(process: &impl Host) {
 }
 
 /// Which may have to be told first, because its turn came without a message.
-fn an_offer_is_left_to_the_thread_that_waits(process: &Server) {
+fn an_offer_is_left_to_the_thread_that_waits(process: &impl Host) {
     let store = single(process);
     let permit = Permit { of: 1 };
     for (held, wanted, last) in
@@ -599,9 +605,10 @@ fn an_offer_is_left_to_the_thread_that_waits(process: &Server) {
                 release(&store, &of(held, 1));
                 assert!(is_woken(&mut *waiting), "{held:?}");
             } else {
-                process.command(&["DEL", &keys()[0]]);
+                process.clear();
             }
             assert!(!tries(&store, &by("a", wanted, 2)), "{held:?}");
+            assert!(!tries(&store, &of(wanted, 2)), "{held:?}");
             assert!(told || is_woken(&mut *waiting), "{held:?}");
             assert!(takes_its_turn(&store, &by("a", wanted, 1)), "{held:?}");
             assert_eq!(queue(process).len(), 1);
@@ -610,6 +617,32 @@ fn an_offer_is_left_to_the_thread_that_waits(process: &Server) {
             release(&store, &by("b", last, 1));
         }
     }
+}
+
+fn a_client_whose_turn_it_is_finds_that_by_itself(process: &impl Host) {
+    let store = single(process);
+    let permit = Permit { of: 1 };
+    for (held, wanted) in [(Write, Write), (permit, permit)] {
+        let _listening = ["a", "b"].map(|client| listen(&store, client));
+        assert!(tries(&store, &of(held, 1)));
+        waits(&store, &by("a", wanted, 1));
+        waits(&store, &by("b", wanted, 1));
+        process.clear();
+        assert!(takes_its_turn(&store, &by("a", wanted, 1)), "{held:?}");
+        assert_eq!(queue(process).len(), 1);
+        leaves(&store, "b");
+        release(&store, &by("a", wanted, 1));
+    }
+}
+
+fn a_try_leaves_the_offer_to_another_thread_of_its_client(process: &impl Host) {
+    let (store, two) = (single(process), Permit { of: 2 });
+    let mut waiting = listen(&store, "a");
+    assert!((1..=2).all(|nonce| tries(&store, &of(two, nonce))));
+    waits(&store, &by("a", two, 1));
+    release(&store, &of(two, 1));
+    assert!(is_woken(&mut *waiting) && tries(&store, &by("a", Permit { of: 3 }, 2)));
+    assert_eq!(permits(&store), Some(3));
 }
 
 fn an_offer_that_is_taken_back_adds_no_permit(process: &impl Host) {

@@ -32,19 +32,19 @@ servers!(
     every_way_to_free_a_lock_wakes_a_client,
     a_released_lock_is_offered_to_the_client_that_has_waited_longest,
     a_client_that_has_stopped_costs_one_offer,
+    a_yielding_client_lets_another_go_first,
+    a_kept_lock_is_offered_to_no_client_but_one_is_told,
     an_offer_is_taken_by_any_thread_of_its_client,
     a_long_wait_takes_no_processor_time;
     waiting_clients_are_in_the_order_of_arrival,
     the_list_of_waiting_clients_never_lasts_for_ever,
     a_lock_that_stays_held_wakes_no_client,
-    a_kept_lock_is_offered_to_no_client_but_one_is_told,
     a_client_that_was_told_goes_first_when_a_kept_lock_is_free,
     a_full_server_keeps_a_lock,
     clients_that_are_gone_are_skipped,
     clients_without_a_listener_keep_their_places_for_two_seconds,
     a_client_that_does_not_wait_leaves_clients_without_a_listener_in_their_places,
     a_client_that_leaves_wakes_the_next,
-    a_yielding_client_lets_another_go_first,
     a_client_that_does_not_yield_takes_a_free_lock,
     a_full_server_wakes_clients_and_registers_none,
     a_spoilt_list_of_waiting_clients_does_no_harm,
@@ -230,12 +230,19 @@ fn a_lock_that_stays_held_wakes_no_client(process: &Server) {
     assert!(nothing_comes(&mut *wakeups));
 }
 
-fn a_kept_lock_is_offered_to_no_client_but_one_is_told(process: &Server) {
+fn a_kept_lock_is_offered_to_no_client_but_one_is_told(process: &impl Host) {
     let store = single(process);
-    let [mut first, mut second] = ["a", "b"].map(|client| listen(&store, client));
+    let [mut first, mut second, mut ended] =
+        ["a", "b", "client"].map(|client| listen(&store, client));
     must_acquire(&store, &hold(1));
-    for client in ["gone", "a", "b"] {
+    change(&store, &hold(1), Change::Watch).expect("a reply");
+    ask(&store, &of("a", 1), Registration::IfMayBeKept);
+    assert!(nothing_comes(&mut *ended), "no client waits");
+    register(&single(process), "gone");
+    assert!(matches!(next(&mut *ended), Wake::Recall { waits: true, .. }));
+    for client in ["a", "b"] {
         register(&store, client);
+        assert!(matches!(next(&mut *ended), Wake::Recall { waits: true, .. }));
     }
     for _ in 0..2 {
         assert_eq!(keep(&store, &hold(1), LEASE / 2).ok(), Some(HoldReply::Done));
@@ -245,21 +252,22 @@ fn a_kept_lock_is_offered_to_no_client_but_one_is_told(process: &Server) {
     assert_eq!(next(&mut *second), woken(), "the first may have stopped");
     assert!(nothing_comes(&mut *second), "told once");
     assert_eq!(waiting(process), ["a", "b"]);
-    let fields: Vec<String> = process.ask(&["HGETALL", "lock:lock"]);
-    assert_eq!(fields, ["client:1", "0"]);
+    assert_eq!((holder(&store), depth(&store)), (Some(b"client:1".into()), Some(0)));
     let reply = ask(&store, &of("a", 2), Registration::Registered);
     let AcquireReply::Held { remaining: Some(left), .. } = reply else { panic!("{reply:?}") };
     assert!(left <= LEASE / 2, "{left:?}");
     assert_eq!(waiting(process), ["a", "b"], "its place is the same");
+    assert!(nothing_comes(&mut *ended), "the hold is over");
 
     // However often it is told without asking, because it may be far away.
-    for _ in 0..2 {
-        process.command(&["HSET", "lock:lock", "client:1", "1"]);
-        assert_eq!(keep(&store, &hold(1), LEASE / 2).ok(), Some(HoldReply::Done));
+    for nonce in [2, 3] {
+        process.clear();
+        must_acquire(&store, &hold(nonce));
+        assert_eq!(keep(&store, &hold(nonce), LEASE / 2).ok(), Some(HoldReply::Done));
         assert_eq!([next(&mut *first), next(&mut *second)], [woken(), woken()]);
         assert_eq!(waiting(process), ["a", "b"]);
     }
-    assert_eq!(store.force_release(lock_of(b"client:1"), soon()).ok(), Some(true));
+    assert_eq!(store.force_release(lock_of(b"client:3"), soon()).ok(), Some(true));
     assert_eq!(next(&mut *first), woken());
     assert_eq!(waiting(process), ["b"]);
 }
@@ -387,12 +395,12 @@ fn a_client_that_leaves_wakes_the_next(process: &Server) {
     assert!(nothing_comes(&mut *wakeups), "it had left already");
 }
 
-fn a_yielding_client_lets_another_go_first(process: &Server) {
+fn a_yielding_client_lets_another_go_first(process: &impl Host) {
     let store = single(process);
-    let mut wakeups = listen(&store, "a");
+    let [mut wakeups, _b, _late] = ["a", "b", "late"].map(|client| listen(&store, client));
     must_acquire(&store, &hold(1));
     register(&store, "a");
-    process.command(&["DEL", "lock:lock"]);
+    process.clear();
 
     let late = of("late", 1);
     let reply = ask(&store, &late, Registration::Yielding);
@@ -409,10 +417,13 @@ fn a_yielding_client_lets_another_go_first(process: &Server) {
         ask(&store, &late, Registration::Yielding),
         AcquireReply::Held { remaining: Some(_), .. }
     ));
-    release(&store, &of("a", 1));
-    process.command(&["ZADD", WAITING, "1", "late", "2", "b"]);
+    register(&store, "b");
+    process.clear();
     assert!(matches!(ask(&store, &late, Registration::Yielding), AcquireReply::Acquired { .. }));
     assert_eq!(waiting(process), ["b"]);
+    process.clear();
+    let reply = ask(&store, &of("b", 1), Registration::Registered);
+    assert!(matches!(reply, AcquireReply::Acquired { .. }) && waiting(process).is_empty());
 }
 
 fn a_client_that_does_not_yield_takes_a_free_lock(process: &Server) {

@@ -12,6 +12,7 @@ use super::*;
 pub(super) const HOUR: Duration = Duration::from_secs(60 * 60);
 const KINDS: [HoldKind; 4] =
     [HoldKind::Lock, HoldKind::Read, HoldKind::Write, HoldKind::Permit { of: 2 }];
+const READ: usize = 1;
 pub(super) const CLIENTS: [&str; 3] = ["anna", "ben", "cleo"];
 /// What the id of each client ends with.
 pub(super) const NUMBER: &str = "0123456789abcdef0123456789abcdef";
@@ -37,9 +38,11 @@ impl Who {
         }
     }
 
-    /// No two holds have the same nonce, whatever else they have in common.
+    /// No two holds have the same nonce, whatever else they have in common, but a writer and the
+    /// reader as which it goes on.
     fn nonce(self) -> u64 {
-        let place = (self.name * KINDS.len() + self.kind) * CLIENTS.len() + self.client;
+        let kind = if self.kind() == HoldKind::Write { READ } else { self.kind };
+        let place = (self.name * KINDS.len() + kind) * CLIENTS.len() + self.client;
         1 + place as u64 * 8 + self.number
     }
 

@@ -51,7 +51,8 @@ impl InMemory {
 
 impl Time for InMemory {
     fn expire(&self, hold: &HoldId) {
-        self.end_at(&hold.name, Moment::FIRST, |held| held == hold);
+        let is_it = |held: &HoldId| held == hold && held.kind.waits_with(hold.kind);
+        self.end_at(&hold.name, Moment::FIRST, is_it);
     }
 
     fn pass(&self, _: &str) {}
