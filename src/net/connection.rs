@@ -341,7 +341,7 @@ impl Connection {
     /// Notes that the socket has broken, once.
     fn record_break(&mut self) {
         if mem::take(&mut self.opened) {
-            self.factory.record_break();
+            self.factory.broken.fetch_add(1, Ordering::Relaxed);
         }
     }
 

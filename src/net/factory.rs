@@ -50,7 +50,7 @@ pub(crate) struct ConnectionFactory {
     /// it had from its master last.
     demoted: AtomicBool,
     /// How many connections have broken and not been replaced.
-    broken: AtomicU64,
+    pub(super) broken: AtomicU64,
 }
 
 /// An open socket, and what is known about it.
@@ -171,11 +171,6 @@ impl ConnectionFactory {
     pub(crate) fn suspect_connections(&self) {
         self.suspicions.fetch_add(1, Ordering::Relaxed);
         self.suspect_move();
-    }
-
-    /// Notes that a connection has broken that had been opened.
-    pub(crate) fn record_break(&self) {
-        self.broken.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Notes that a connection was opened, perhaps in place of one that had broken.

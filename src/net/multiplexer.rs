@@ -28,11 +28,12 @@ use std::time::{Duration, Instant};
 use crate::base::clock::end_of;
 use crate::base::failure::Failure;
 use crate::base::sync::yield_now;
+use crate::config::Config;
 use crate::net::connection::Connection;
 use crate::net::demand::Demand;
 use crate::net::exchange::{Answer, Exchange, Reply, Request, SendWait};
 use crate::net::factory::ConnectionFactory;
-use crate::net::pool::{ConnectionPool, PooledConnection};
+use crate::net::pool::{PoolThread, PooledConnection};
 use crate::net::post_writer::PostWriter;
 use crate::net::reply_slot::{Lent, ReplySlot};
 use crate::net::shared_queue::{Next, NoneLingers, SharedQueue};
@@ -51,8 +52,12 @@ pub(crate) struct Multiplexer {
 }
 
 impl Multiplexer {
-    /// Unless it `shares`, no two threads have requests in flight over one connection.
-    pub(super) fn new(pool: ConnectionPool, shares: bool) -> Arc<Self> {
+    /// Sends nothing yet.
+    pub(super) fn new(
+        factory: Arc<ConnectionFactory>,
+        config: &Config,
+        thread: &PoolThread,
+    ) -> Arc<Self> {
         Arc::new_cyclic(|this: &Weak<Self>| {
             let this = this.clone();
             let sweep = move || {
@@ -60,8 +65,7 @@ impl Multiplexer {
                     multiplexer.sweep();
                 }
             };
-            let factory = pool.factory.clone();
-            let queue = SharedQueue::new(pool, shares, sweep);
+            let queue = SharedQueue::new(factory.clone(), config, thread, sweep);
             Self { factory, queue, writer: PostWriter::default() }
         })
     }
@@ -112,7 +116,15 @@ impl Multiplexer {
         }
         let own = Arc::new(ReplySlot::new(deadline));
         self.push(exchanges(&own), deadline);
-        self.wait(&own);
+        match own.wait() {
+            Some(Lent { connection, unsent }) if unsent.is_empty() => self.read(connection, &own),
+            Some(Lent { connection, unsent }) => self.send(connection, unsent, &own),
+            None => {
+                let unsent =
+                    own.missing() > 0 && !self.queue.state.lock().withdraw(&own).is_empty();
+                own.close(|| if unsent { self.none_free() } else { self.factory.no_reply() });
+            }
+        }
         own
     }
 
@@ -137,12 +149,9 @@ impl Multiplexer {
                     drop(idle.connection.read_all(deadline));
                     self.send_queued(idle, deadline);
                 }
-                Err(NoneLingers::Idle) => return,
-                Err(NoneLingers::Queued) if Instant::now() >= deadline => return,
-                Err(NoneLingers::Queued) => {
-                    // When this has been answered, everything else has been sent.
-                    drop(self.ping(deadline));
-                }
+                // When this has been answered, everything else has been sent.
+                Err(NoneLingers::Queued) if Instant::now() < deadline => drop(self.ping(deadline)),
+                Err(NoneLingers::Idle | NoneLingers::Queued) => return,
                 Err(NoneLingers::Swept) => yield_now(),
             }
         }
@@ -162,17 +171,11 @@ impl Multiplexer {
         }
     }
 
-    /// Blocks until the replies have come, or the deadline, and closes the slot.
-    fn wait(&self, own: &Arc<ReplySlot>) {
-        match own.wait() {
-            Some(Lent { connection, unsent }) if unsent.is_empty() => self.read(connection, own),
-            Some(Lent { connection, unsent }) => self.send(connection, unsent, own),
-            None => {
-                let unsent = own.missing() > 0 && !self.queue.withdraw(own).is_empty();
-                let in_use = || self.queue.pool.all_in_use();
-                own.close(|| if unsent { in_use() } else { self.factory.no_reply() });
-            }
-        }
+    /// The failure of a request for which no connection was free in time.
+    fn none_free(&self) -> Failure {
+        let size = self.queue.pool.max_size();
+        let why = format!("all connections were in use until the time was over (pool_size {size})");
+        Failure::none_free(&self.factory.label(), why)
     }
 
     /// Sends requests of this thread over an idle connection, along with those that wait for one,
@@ -188,7 +191,7 @@ impl Multiplexer {
             return self.send_queued(idle, own.deadline);
         }
         let unsent = unsent.into_iter();
-        let others = self.queue.batch(unsent.len());
+        let others = self.queue.state.lock().batch(unsent.len());
         self.write(&mut idle.connection, unsent, others, own.deadline);
         self.read(idle, own);
     }
@@ -273,7 +276,7 @@ impl Multiplexer {
             // This thread has no time to open a connection.
             self.send_queued(due, now);
         }
-        if !self.queue.is_empty()
+        if !self.queue.state.lock().queue.is_empty()
             && let Some(free) = self.queue.take(false, now)
         {
             self.send_queued(free, now);

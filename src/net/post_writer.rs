@@ -37,12 +37,12 @@ impl PostWriter {
         let write_by = posted.iter().map(|posted| posted.write_by).max().unwrap_or(deadline);
         let is_ready = is_ready(connection, Instant::now());
         let opened = if is_ready { Ok(()) } else { self.wait(|| connection.connect(write_by)) };
-        match opened {
-            Ok(()) => self.record(connection, posted, write_by),
-            Err(failure) => posted.into_iter().for_each(|posted| posted.fail(failure.clone())),
+        if let Err(failure) = opened {
+            return posted.into_iter().for_each(|posted| posted.fail(failure.clone()));
         }
+        self.record(connection, posted, write_by);
         // A failure to write fails what is in flight. What there is no room for in time is overdue.
-        if connection.is_connected() && connection.write(&[]).is_ok() && connection.is_writing() {
+        if connection.write(&[]).is_ok() && connection.is_writing() {
             drop(self.wait(|| connection.flush(deadline)));
         }
         if connection.in_flight.is_full() {
@@ -100,7 +100,7 @@ fn is_ready(connection: &mut Connection, now: Instant) -> bool {
     if idle >= IDLE
         && connection.in_flight.is_empty()
         && let Some(stream) = connection.stream()
-        && stream.look() != Arrived::Nothing
+        && !matches!(stream.look(), Arrived::Nothing)
     {
         connection.poison();
         connection.factory.suspect_connections();

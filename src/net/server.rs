@@ -8,12 +8,12 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use crate::config::{Config, Mechanism};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::net::endpoint::Endpoint;
 use crate::net::factory::{ConnectionCounters, ConnectionFactory};
 use crate::net::multiplexer::Multiplexer;
-use crate::net::pool::{ConnectionPool, PoolThread};
+use crate::net::pool::PoolThread;
 use crate::net::route::Route;
 use crate::net::shared_call::{CredentialsSource, Resolver};
 
@@ -96,9 +96,7 @@ impl ServerFactory {
     }
 
     fn pooled(&self, connections: ConnectionFactory) -> Arc<Multiplexer> {
-        let shares = self.config.uses(Mechanism::SharedWrites);
-        let pool = ConnectionPool::new(Arc::new(connections), &self.config, &self.thread);
-        let server = Multiplexer::new(pool, shares);
+        let server = Multiplexer::new(Arc::new(connections), &self.config, &self.thread);
         let mut known = self.pools.servers.lock();
         known.retain(|server| server.strong_count() > 0);
         known.push(Arc::downgrade(&server));

@@ -1,14 +1,19 @@
 //! What the threads that share the connections to one server have in common: the requests that wait
-//! for a connection, and the connections that no thread uses.
+//! for a connection, and the connections that no thread uses, in a pool or with replies to come.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-use std::{fmt, mem};
+use std::{fmt, mem, thread};
+
+use r2d2::{NopErrorHandler, Pool};
 
 use crate::base::sync::{Mutex, yield_now};
+use crate::config::{Config, Mechanism};
 use crate::net::exchange::Exchange;
-use crate::net::pool::{ConnectionPool, NoConnection, PooledConnection};
+use crate::net::factory::ConnectionFactory;
+use crate::net::pool::{ClosedConnections, Permit, PoolThread, PooledConnection};
 use crate::net::reply_slot::{Lent, ReplySlot};
 
 /// The most requests that are sent in one write.
@@ -20,17 +25,21 @@ const SWEEP: Duration = Duration::from_millis(if cfg!(leasehold_shuttle) { 0 } e
 
 /// The requests that wait for a connection, and the connections that no thread uses.
 pub(super) struct SharedQueue {
-    pub(super) pool: ConnectionPool,
-    state: Mutex<QueueState>,
+    pub(super) pool: Pool<ClosedConnections>,
+    /// How many connections of the pool are in use. While they are fewer than it may have, a thread
+    /// gets one without waiting for a user to finish.
+    users: Arc<AtomicU32>,
+    pub(super) state: Mutex<QueueState>,
+    thread: PoolThread,
     sweep: Arc<dyn Fn() + Send + Sync>,
 }
 
 #[derive(Debug)]
-struct QueueState {
+pub(super) struct QueueState {
     /// Whether requests of several threads may go over one connection.
     shares: bool,
     /// The requests, first come, first served.
-    queue: VecDeque<Exchange>,
+    pub(super) queue: VecDeque<Exchange>,
     /// How many requests from the queue were in the last batch.
     last_batch: usize,
     /// The connections over which replies are to come. They are not in the pool, so nothing that
@@ -72,14 +81,29 @@ impl fmt::Debug for SharedQueue {
 }
 
 impl SharedQueue {
-    /// Unless it `shares`, no two threads have requests in flight over one connection. What is left
-    /// over connections that no thread uses is read by `sweep`.
+    /// Makes an empty pool, without waiting and without I/O. What is left over connections that no
+    /// thread uses is read by `sweep`.
     pub(super) fn new(
-        pool: ConnectionPool,
-        shares: bool,
+        factory: Arc<ConnectionFactory>,
+        config: &Config,
+        thread: &PoolThread,
         sweep: impl Fn() + Send + Sync + 'static,
     ) -> Self {
-        Self { pool, state: Mutex::new(QueueState::new(shares)), sweep: Arc::new(sweep) }
+        let Config { pool_size, idle_timeout, max_lifetime, .. } = *config;
+        // No connection is made before it is needed. With a time limit, r2d2 checks on the thread
+        // every 30 s for idle connections that have reached it. It closes these, which does not
+        // block, and makes no others.
+        let pool = Pool::builder()
+            .max_size(pool_size)
+            .min_idle(Some(0))
+            .test_on_check_out(false)
+            .max_lifetime(max_lifetime)
+            .idle_timeout(idle_timeout)
+            .error_handler(Box::new(NopErrorHandler))
+            .thread_pool(thread.0.clone())
+            .build_unchecked(ClosedConnections { factory, max_lifetime });
+        let state = Mutex::new(QueueState::new(config.uses(Mechanism::SharedWrites)));
+        Self { pool, users: Arc::default(), state, thread: thread.clone(), sweep: Arc::new(sweep) }
     }
 
     /// How many connections no thread uses while replies are to come over them.
@@ -95,11 +119,6 @@ impl SharedQueue {
         !state.lingering.is_empty() || state.sweeps > 0
     }
 
-    /// Returns `true` if no request waits for a connection.
-    pub(super) fn is_empty(&self) -> bool {
-        self.state.lock().queue.is_empty()
-    }
-
     /// Adds requests. Returns whether nothing was in the queue, and whether other threads may have
     /// further requests soon.
     pub(super) fn push(&self, exchanges: impl IntoIterator<Item = Exchange>) -> (bool, bool) {
@@ -107,16 +126,6 @@ impl SharedQueue {
         let was_empty = state.queue.is_empty();
         state.queue.extend(exchanges);
         (was_empty, state.is_batching())
-    }
-
-    /// Takes back the requests of a thread that were not sent.
-    pub(super) fn withdraw(&self, slot: &Arc<ReplySlot>) -> Vec<Exchange> {
-        self.state.lock().withdraw(slot)
-    }
-
-    /// Takes the requests that are sent along with `own` of one thread.
-    pub(super) fn batch(&self, own: usize) -> Vec<Exchange> {
-        self.state.lock().batch(own)
     }
 
     /// Returns a connection that no thread uses. A blocked one is given up for want of another.
@@ -157,18 +166,27 @@ impl SharedQueue {
         }
     }
 
-    /// Returns a connection of the pool. A thread that comes too late for one has kept it from
-    /// others: a sweep sends what has queued up meanwhile.
+    /// Returns a connection of the pool unless all are in use. Blocks for no longer than it takes to
+    /// make one, without opening it.
     fn take_pooled(&self, deadline: Instant) -> Option<PooledConnection> {
-        match self.pool.try_get(deadline) {
-            Ok(connection) => return Some(connection),
-            Err(NoConnection::InUse) => {}
-            Err(NoConnection::Late) => {
-                let mut state = self.state.lock();
-                if !state.queue.is_empty() {
-                    self.schedule_sweep(&mut state);
-                }
-            }
+        let free = |users| (users < self.pool.max_size()).then_some(users + 1);
+        self.users.fetch_update(Ordering::SeqCst, Ordering::SeqCst, free).ok()?;
+        let permit = Permit(self.users.clone());
+        let left = || deadline.saturating_duration_since(Instant::now());
+        // If none is idle, r2d2 makes one on the pool's thread, which takes a few microseconds.
+        let taken = self.pool.try_get().or_else(|| self.pool.get_timeout(left()).ok());
+        #[cfg(all(test, leasehold_shuttle))]
+        let taken = taken.filter(|_| crate::net::schedules::is_in_time(deadline));
+        if let Some(connection) = taken {
+            debug_assert!(connection.in_flight.queue.is_empty(), "a reply is still to come");
+            let unwinding = thread::panicking();
+            return Some(PooledConnection { connection, unwinding, _permit: permit });
+        }
+        drop(permit);
+        // Until now it was in use for other threads: a sweep sends what has queued up meanwhile.
+        let mut state = self.state.lock();
+        if !state.queue.is_empty() {
+            self.schedule_sweep(&mut state);
         }
         None
     }
@@ -222,7 +240,10 @@ impl SharedQueue {
     fn schedule_sweep(&self, state: &mut QueueState) {
         if !mem::replace(&mut state.scheduled, true) {
             let sweep = self.sweep.clone();
-            self.pool.run_later(SWEEP, move || sweep());
+            #[cfg(not(all(test, leasehold_shuttle)))]
+            self.thread.after(SWEEP, move || sweep());
+            #[cfg(all(test, leasehold_shuttle))]
+            let _ = (SWEEP, &self.thread, shuttle::thread::spawn(move || sweep()));
         }
     }
 }
@@ -246,8 +267,8 @@ impl QueueState {
         Some(self.lingering.remove(last))
     }
 
-    /// Takes back the requests of a thread.
-    fn withdraw(&mut self, slot: &Arc<ReplySlot>) -> Vec<Exchange> {
+    /// Takes back the requests of a thread that were not sent.
+    pub(super) fn withdraw(&mut self, slot: &Arc<ReplySlot>) -> Vec<Exchange> {
         let first = self.queue.iter().position(|exchange| exchange.is_for(slot));
         let Some(first) = first else { return Vec::new() };
         let count = self.queue.range(first..).take_while(|exchange| exchange.is_for(slot)).count();
@@ -256,7 +277,7 @@ impl QueueState {
 
     /// Takes the requests that are sent along with `own` of one thread. Those of another thread
     /// stay together.
-    fn batch(&mut self, own: usize) -> Vec<Exchange> {
+    pub(super) fn batch(&mut self, own: usize) -> Vec<Exchange> {
         let most = if self.shares { BATCH_MAX } else { 1 };
         let mut len = most.saturating_sub(own).min(self.queue.len());
         while len > 0
@@ -274,11 +295,16 @@ impl QueueState {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::TcpListener;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
 
+    use crate::base::clock::end_of;
     use crate::config::durability::Durability;
     use crate::net::demand::Demand;
+    use crate::net::endpoint::Endpoint;
     use crate::net::exchange::Request;
     use crate::net::exchange::SendWait;
+    use crate::net::shared_call::Resolver;
 
     fn posted() -> Exchange {
         Exchange::posted(request(), Instant::now(), Box::new(drop))
@@ -306,5 +332,31 @@ mod tests {
         alone.queue.extend([other.exchange(request(), None), posted()]);
         assert_eq!((alone.batch(1).len(), alone.batch(0).len()), (0, 1));
         assert!(alone.withdraw(&other).is_empty() && !alone.queue.is_empty());
+    }
+
+    #[test]
+    fn a_panic_gives_up_the_connection_that_the_thread_uses() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let config = Config { pool_size: 1, max_lifetime: None, ..Config::default() };
+        let thread = PoolThread::start().expect("a thread");
+        let url = format!("redis://{}", listener.local_addr().expect("an address"));
+        let endpoint = Endpoint::parse(&url, &config).expect("a good URL");
+        let factory = ConnectionFactory::new(endpoint, &config, Resolver::default());
+        let queue = SharedQueue::new(Arc::new(factory), &config, &thread, || {});
+        let take = || queue.take(true, end_of(Duration::from_secs(5))).expect("it is free");
+
+        let mut connection = take();
+        connection
+            .connection
+            .connect(end_of(Duration::from_secs(5)))
+            .expect("the listener accepts it");
+        drop(connection);
+        assert!(take().connection.is_connected());
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _used = take();
+            panic!("a test");
+        }));
+        panicked.expect_err("a panic");
+        assert!(!take().connection.is_connected());
     }
 }

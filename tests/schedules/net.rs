@@ -26,7 +26,7 @@ use crate::net::exchange::{Arg, Reply, Request, Script};
 use crate::net::exchange::{Exchange, SendWait};
 use crate::net::factory::ConnectionFactory;
 use crate::net::multiplexer::Multiplexer;
-use crate::net::pool::{ConnectionPool, PoolThread};
+use crate::net::pool::PoolThread;
 use crate::net::shared_call::Resolver;
 
 const THREADS: u64 = 4;
@@ -186,8 +186,7 @@ fn multiplexer(weather: Weather, connections: u32) -> Arc<Multiplexer> {
     let url = format!("unix:///{weather:?}");
     let endpoint = Endpoint::parse(&url, &config).expect("a good URL");
     let factory = ConnectionFactory::new(endpoint, &config, Resolver::default());
-    let pool = ConnectionPool::new(Arc::new(factory), &config, &POOL_THREAD);
-    Multiplexer::new(pool, true)
+    Multiplexer::new(Arc::new(factory), &config, &POOL_THREAD)
 }
 
 fn value(number: u64) -> Value {
@@ -278,7 +277,7 @@ fn scene(weather: Weather, connections: u32) {
     threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
     multiplexer.settle(deadline(Weather::Fine));
     assert_eq!(*replies.lock(), 2 * THREADS, "a reply that was wanted is missing, or came twice");
-    assert!(multiplexer.queue.is_empty(), "a request is left");
+    assert!(multiplexer.queue.state.lock().queue.is_empty(), "a request is left");
     // What is left are needless requests to wait, which a sweep reads.
     while multiplexer.queue.is_lingering() {
         yield_now();
@@ -348,7 +347,7 @@ fn a_thread_whose_time_for_a_connection_is_over_leaves_no_request_behind() {
             })
         });
         threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
-        assert!(multiplexer.queue.is_empty(), "a request is left");
+        assert!(multiplexer.queue.state.lock().queue.is_empty(), "a request is left");
     });
 }
 
