@@ -360,7 +360,6 @@ fn a_kept_lock_is_free_when_its_time_is_over(store: &dyn Store) {
     });
     assert!(begin.elapsed() >= time);
     assert!(next > Some(fence));
-    assert_eq!(keep(store, &hold(1), time).ok(), Some(HoldReply::Gone));
     assert_eq!(keep(store, &hold(1), LEASE).ok(), Some(HoldReply::Gone));
     assert_eq!(depth(store), Some(1));
     assert_eq!(keep(store, &hold(2), Duration::ZERO).ok(), Some(HoldReply::Done));

@@ -192,17 +192,16 @@ impl Locks {
         if kept_until <= Moment::now() {
             return self.end(key, hold.kind, |held| held.is(hold));
         }
-        let now = Moment::now();
-        let Some(name) = self.by_key.get_mut(key) else { return HoldReply::Gone };
-        let Some(held) = name.find(hold).filter(|held| held.ends > now) else {
+        let Some(held) = self.name(key).and_then(|name| name.find(hold)) else {
             return HoldReply::Gone;
         };
         if held.depth > 0 {
             (held.depth, held.ends) = (0, kept_until);
-            let (queue, inboxes) = (&mut name.queue, &self.inboxes);
-            queue.retain(|(_, client)| inboxes.exists(client));
-            // The first two learn when the lock becomes free: the first may have stopped.
-            queue.iter().take(2).for_each(|(_, client)| inboxes.tell(client, key));
+            if let Some(Name { queue, .. }) = self.by_key.get_mut(key) {
+                queue.retain(|(_, client)| self.inboxes.exists(client));
+                // The first two learn when the lock becomes free: the first may have stopped.
+                queue.iter().take(2).for_each(|(_, client)| self.inboxes.tell(client, key));
+            }
         }
         HoldReply::Done
     }

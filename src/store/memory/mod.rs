@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn a_slow_server_delays_the_outcomes_of_jobs() {
         let memory = Memory::default();
-        let (hold, delay) = (of(HoldKind::Lock, "a"), Duration::from_millis(50));
+        let (hold, delay) = (of(HoldKind::Lock, "a"), Duration::from_millis(600));
         assert!(acquires(&memory, &hold, Registration::None));
         memory.server.set_delay(delay);
         let (mut jobs, sent) = (memory.jobs(), Instant::now());
