@@ -1,6 +1,6 @@
-//! One connection to one server: a socket, and the requests in flight over it. It is opened and
-//! logged in when it is used, replaced when the server may be elsewhere or the credentials are about
-//! to expire, and given up when anything but an error reply goes wrong with it.
+//! One connection to one server: a socket, and the requests in flight over it. It is opened when it
+//! is used, replaced when the server may be elsewhere or the credentials are about to expire, and
+//! given up when anything but an error reply goes wrong with it.
 //!
 //! The socket is our own, not a connection of `redis`: a deadline must cover a whole reply, the
 //! reader must be able to spin, and another thread must be able to end a blocked read. From `redis`

@@ -56,11 +56,11 @@ impl PoolThread {
 /// A connection that goes back to the pool when this is dropped.
 #[derive(Debug)]
 pub(crate) struct PooledConnection {
-    // Goes back first: when a permit is free, so is a connection.
+    // Goes back first: once the pool counts a user less, a connection is free.
     pub(super) connection: r2d2::PooledConnection<ClosedConnections>,
     /// Whether the thread was panicking when it took the connection.
     pub(super) unwinding: bool,
-    pub(super) _permit: Permit,
+    pub(super) _user: PoolUser,
 }
 
 /// A panic may have left requests in flight, whose replies the next user would take for its own.
@@ -76,9 +76,9 @@ impl Drop for PooledConnection {
 
 /// One of the users of a pool.
 #[derive(Debug)]
-pub(super) struct Permit(pub(super) Arc<AtomicU32>);
+pub(super) struct PoolUser(pub(super) Arc<AtomicU32>);
 
-impl Drop for Permit {
+impl Drop for PoolUser {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }

@@ -13,7 +13,7 @@ use crate::base::sync::{Mutex, yield_now};
 use crate::config::{Config, Mechanism};
 use crate::net::exchange::Exchange;
 use crate::net::factory::ConnectionFactory;
-use crate::net::pool::{ClosedConnections, Permit, PoolThread, PooledConnection};
+use crate::net::pool::{ClosedConnections, PoolThread, PoolUser, PooledConnection};
 use crate::net::reply_slot::{Lent, ReplySlot};
 
 /// The most requests that are sent in one write.
@@ -166,12 +166,12 @@ impl SharedQueue {
         }
     }
 
-    /// Returns a connection of the pool unless all are in use. Blocks for no longer than it takes to
-    /// make one, without opening it.
+    /// Returns a connection of the pool unless all are in use. Blocks for no longer than it takes
+    /// to make one, without opening it.
     fn take_pooled(&self, deadline: Instant) -> Option<PooledConnection> {
         let free = |users| (users < self.pool.max_size()).then_some(users + 1);
         self.users.fetch_update(Ordering::SeqCst, Ordering::SeqCst, free).ok()?;
-        let permit = Permit(self.users.clone());
+        let user = PoolUser(self.users.clone());
         let left = || deadline.saturating_duration_since(Instant::now());
         // If none is idle, r2d2 makes one on the pool's thread, which takes a few microseconds.
         let taken = self.pool.try_get().or_else(|| self.pool.get_timeout(left()).ok());
@@ -180,9 +180,9 @@ impl SharedQueue {
         if let Some(connection) = taken {
             debug_assert!(connection.in_flight.queue.is_empty(), "a reply is still to come");
             let unwinding = thread::panicking();
-            return Some(PooledConnection { connection, unwinding, _permit: permit });
+            return Some(PooledConnection { connection, unwinding, _user: user });
         }
-        drop(permit);
+        drop(user);
         // Until now it was in use for other threads: a sweep sends what has queued up meanwhile.
         let mut state = self.state.lock();
         if !state.queue.is_empty() {
