@@ -10,7 +10,7 @@ use crate::base::clock::Moment;
 use crate::config::Config;
 use crate::net::exchange::{Arg, Request, Script};
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::keys::{self, FENCE, Keys, QUEUE, ShardTag, TURN};
+use crate::store::keys::{FENCE, Keys, QUEUE, ShardTag, TURN};
 use crate::store::redisson_channels::{MEMORY, RedissonChannels, TURN_TIME};
 use crate::store::request::{
     Acquire, AcquireReply, Change, HoldReply, Look, OFFER, OwnerOf, Registration, ReportReply,
@@ -100,7 +100,7 @@ impl Commands {
             Registration::Yielding => ("yields", life),
         };
         let gets_block = hold.may_be_kept() || matches!(registration, Registration::Followed);
-        let (owner, lock, shard) = (hold.owner(), self.keys.lock(&hold.name), self.shard_tag());
+        let (owner, shard) = (hold.owner(), self.shard_tag());
         let args = [
             Arg::Text(&owner),
             millis(lease),
@@ -114,10 +114,11 @@ impl Commands {
         ];
         let args = if gets_block || !place.is_empty() { &args[..] } else { &args[..5] };
         if self.redisson.is_some() {
-            let [fence, queue, turn] = keys::companions(&lock, [FENCE, QUEUE, TURN]);
+            let kinds = [FENCE, QUEUE, TURN];
+            let (lock, [fence, queue, turn]) = self.keys.with_companions(&hold.name, kinds);
             Request::call(&ACQUIRE, &[&lock, &fence, &queue, &turn], args)
         } else {
-            let [fence, queue] = keys::companions(&lock, [FENCE, QUEUE]);
+            let (lock, [fence, queue]) = self.keys.with_companions(&hold.name, [FENCE, QUEUE]);
             Request::call(&ACQUIRE, &[&lock, &fence, &queue], args)
         }
     }
@@ -131,9 +132,8 @@ impl Commands {
     fn acquire_all(&self, request: Acquire<'_>) -> Request {
         let Acquire { holds, lease, .. } = request;
         let keys_of = |hold: &HoldId| {
-            let lock = self.keys.lock(&hold.name).into_owned();
-            let [fence] = keys::companions(&lock, [FENCE]);
-            [lock, fence]
+            let (lock, [fence]) = self.keys.with_companions(&hold.name, [FENCE]);
+            [lock.into_owned(), fence]
         };
         let keys: Vec<String> = holds.iter().flat_map(keys_of).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -163,8 +163,7 @@ impl Commands {
         ];
         let others = members[1..].iter().map(|member| Arg::Text(member));
         let args: Vec<_> = args.into_iter().chain(others).collect();
-        let lock = self.keys.lock(name);
-        let [fence, queue] = keys::companions(&lock, [FENCE, QUEUE]);
+        let (lock, [fence, queue]) = self.keys.with_companions(name, [FENCE, QUEUE]);
         Request::call(&ACQUIRE_MEMBER, &[&lock, &fence, &queue], &args)
     }
 
@@ -172,11 +171,8 @@ impl Commands {
     pub(crate) fn change(&self, hold: &HoldId, change: Change) -> Command<HoldReply> {
         let HoldId { kind, name, client, .. } = hold;
         if let Change::Unregister = change {
-            return self.free(
-                &UNREGISTER,
-                name,
-                [Arg::Text(client), millis(OFFER), Arg::Number(0)],
-            );
+            let args = [Arg::Text(client), millis(OFFER), Arg::Number(0)];
+            return self.free(&UNREGISTER, name, args);
         }
         let (is_lock, member) = (matches!(kind, HoldKind::Lock), hold.member());
         let what = match change {
@@ -203,10 +199,9 @@ impl Commands {
 
     /// Raises the counter of fencing tokens to that of a hold.
     pub(crate) fn raise(&self, hold: &HoldId, fence: u64, lease: Duration) -> Command<HoldReply> {
-        let (owner, lock) = (hold.owner(), self.keys.lock(&hold.name));
-        let life = self.fence_life(lease);
+        let (owner, life) = (hold.owner(), self.fence_life(lease));
         let args = [Arg::Text(&owner), Arg::Number(0), Arg::Text(""), Arg::Number(fence), life];
-        let [fence] = keys::companions(&lock, [FENCE]);
+        let (lock, [fence]) = self.keys.with_companions(&hold.name, [FENCE]);
         let request = Request::call(&CHANGE, &[&lock, &fence], &args);
         Command { request, decode: scripts::read_hold }
     }
@@ -234,18 +229,17 @@ impl Commands {
         name: &str,
         [whose, window, kept]: [Arg<'_>; 3],
     ) -> Command<HoldReply> {
-        let (lock, shard) = (self.keys.lock(name), self.shard_tag());
-        let shard = Arg::Text(&shard);
+        let shard = self.shard_tag();
         let request = if let Some(form) = self.redisson {
-            let [queue, turn] = keys::companions(&lock, [QUEUE, TURN]);
+            let (lock, [queue, turn]) = self.keys.with_companions(name, [QUEUE, TURN]);
             let channel = RedissonChannels::channel(&lock);
             let (channel, form) = (Arg::Text(&channel), Arg::Text(form));
             let (memory, turn_time) = (millis(MEMORY), millis(TURN_TIME));
-            let args = [whose, window, shard, kept, channel, form, memory, turn_time];
+            let args = [whose, window, Arg::Text(&shard), kept, channel, form, memory, turn_time];
             Request::call(script, &[&lock, &queue, &turn], &args)
         } else {
-            let [queue] = keys::companions(&lock, [QUEUE]);
-            Request::call(script, &[&lock, &queue], &[whose, window, shard, kept])
+            let (lock, [queue]) = self.keys.with_companions(name, [QUEUE]);
+            Request::call(script, &[&lock, &queue], &[whose, window, Arg::Text(&shard), kept])
         };
         Command { request, decode: scripts::read_hold }
     }
@@ -259,9 +253,8 @@ impl Commands {
         how: &str,
         downgraded: Option<Duration>,
     ) -> Command<HoldReply> {
-        let (lock, shard) = (self.keys.lock(&hold.name), self.shard_tag());
-        let [queue] = keys::companions(&lock, [QUEUE]);
-        let permits = Arg::Number(hold.kind.permits().into());
+        let (lock, [queue]) = self.keys.with_companions(&hold.name, [QUEUE]);
+        let (shard, permits) = (self.shard_tag(), Arg::Number(hold.kind.permits().into()));
         let (member, how, shard) = (Arg::Text(member), Arg::Text(how), Arg::Text(&shard));
         let mut args = vec![member, millis(OFFER), permits, how, shard];
         args.extend(downgraded.map(millis));
@@ -271,8 +264,7 @@ impl Commands {
 
     /// Asks what is known of a name.
     pub(crate) fn report(&self, name: &str, look: Look) -> Command<ReportReply> {
-        let lock = self.keys.lock(name);
-        let [fence, queue] = keys::companions(&lock, [FENCE, QUEUE]);
+        let (lock, [fence, queue]) = self.keys.with_companions(name, [FENCE, QUEUE]);
         let (keys, args) = match look {
             Look::All => (&[&*lock, &fence, &queue][..], &[][..]),
             Look::Holder => (&[&*lock][..], &[][..]),

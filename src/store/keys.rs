@@ -29,6 +29,17 @@ impl Keys {
         }
     }
 
+    /// The key of a lock, and its companions of such kinds.
+    pub(crate) fn with_companions<'n, const N: usize>(
+        &self,
+        name: &'n str,
+        kinds: [&str; N],
+    ) -> (Cow<'n, str>, [String; N]) {
+        let lock = self.lock(name);
+        let companions = companions(&lock, kinds);
+        (lock, companions)
+    }
+
     /// The channel on which a client is woken. `wake.lua` has its name too.
     pub(crate) fn channel(client: &str) -> String {
         format!("{RESERVED}wake:{client}")
