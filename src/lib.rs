@@ -239,7 +239,7 @@ pub mod guide;
 
 pub use base::phase::{Phase, ServerFailure};
 #[doc(hidden)]
-pub use base::report::{HeldAs, NameReport, ServerReplies, ServerReport, printable};
+pub use base::printable;
 pub use client::Client;
 pub use client::builder::Builder;
 #[doc(hidden)]
@@ -264,6 +264,8 @@ pub use guards::rw_lock::{ReadGuard, RwLock, WriteGuard};
 pub use guards::semaphore::{Permit, Semaphore};
 pub use guards::watches::{HoldEnd, Lost, Wanted};
 #[doc(hidden)]
-pub use local::survey::Survey;
+pub use local::survey::{NameReport, ServerReplies, ServerReport, Survey};
 pub use stats::Stats;
+#[doc(hidden)]
+pub use store::hold_id::HeldAs;
 pub use store::memory::memory_server::MemoryServer;

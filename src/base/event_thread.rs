@@ -1,31 +1,176 @@
-//! The thread that calls code of the program: the callback for events, and the logger.
+//! The thread that calls code of the program, the callback for events and the logger, and the queue
+//! to it.
 //!
-//! Decides when each is called, and that a panic in one ends nothing else.
+//! That code may block or panic. So one thread of the client's own calls it, in order, and no
+//! thread that reports something ever waits for it or fails with it. It starts with the client if
+//! there is a callback, and otherwise with the first line that the logger may want.
 
 use std::fmt::{self, Debug};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+use std::{io, thread};
 
-use crossbeam_channel::{Receiver, Sender, never, select, tick};
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, never, select, tick};
 use log::Level;
 
-use crate::base::spans::OpenSpan;
+use crate::base::spans::{HoldSpan, OpenSpan};
+use crate::event::Event;
 
-/// What is to be delivered. `E`: an event.
-pub(crate) enum Report<E> {
+/// How many events and lines are queued for a slow callback or logger before further ones are
+/// dropped, and counted.
+const WAITING_MAX: usize = 4096;
+
+/// How long the end of a client waits for a slow callback or logger.
+const FLUSH_TIME: Duration = Duration::from_secs(1);
+
+/// The pause before checking again whether everything was delivered.
+const FLUSH_PAUSE: Duration = Duration::from_millis(1);
+
+/// What a client reports to the program: events for the callback, and lines for the logger.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Events {
+    queue: Arc<EventQueue>,
+}
+
+#[derive(Debug, Default)]
+struct EventQueue {
+    has_listener: bool,
+    /// The thread ends when this is dropped and what was sent before has been delivered.
+    sender: OnceLock<(Sender<Report>, ThreadId)>,
+    dropped: Arc<AtomicUsize>,
+}
+
+impl Events {
+    /// Starts the thread if anything listens.
+    pub(crate) fn start(listeners: Vec<Arc<dyn EventListener>>) -> io::Result<Self> {
+        let queue = EventQueue { has_listener: !listeners.is_empty(), ..EventQueue::default() };
+        if queue.has_listener {
+            queue.start(listeners)?;
+        }
+        Ok(Self { queue: Arc::new(queue) })
+    }
+
+    /// Emits an event, which is built only if anything listens.
+    pub(crate) fn emit(&self, event: impl FnOnce() -> Event) {
+        if self.queue.has_listener {
+            self.queue.send(Report::Event(event()));
+        }
+    }
+
+    /// Reports an event, and a line that says the same where the log is detailed.
+    pub(crate) fn tell(&self, event: impl FnOnce() -> Event, line: impl FnOnce() -> String) {
+        self.emit(event);
+        self.debug(line);
+    }
+
+    /// Closes the span of a lost hold on the thread of events; failing that, the thread that drops
+    /// the guard closes it.
+    pub(crate) fn end_span(&self, span: &HoldSpan) {
+        if let Some(open) = span.take()
+            && let Err(Report::EndOfSpan(open)) = self.queue.try_send(Report::EndOfSpan(open))
+        {
+            span.restore(open);
+        }
+    }
+
+    /// Blocks until everything is delivered, but not for long: the program may be about to end.
+    /// Returns at once in the callback, which would wait for itself.
+    pub(crate) fn flush(&self, is_told: impl Fn() -> bool) {
+        let deadline = Instant::now() + FLUSH_TIME;
+        let is_own = |(_, thread): &(_, ThreadId)| *thread == thread::current().id();
+        if self.queue.sender.get().is_some_and(is_own) {
+            return;
+        }
+        while !is_told() && Instant::now() < deadline {
+            thread::sleep(FLUSH_PAUSE);
+        }
+        let Some((sender, _)) = self.queue.sender.get() else { return };
+        let (mark, delivered) = bounded(1);
+        if sender.send_deadline(Report::Mark(mark), deadline).is_ok() {
+            delivered.recv_deadline(deadline).unwrap_or_default();
+        }
+    }
+
+    pub(crate) fn error(&self, line: impl FnOnce() -> String) {
+        self.log(Level::Error, line);
+    }
+
+    pub(crate) fn warn(&self, line: impl FnOnce() -> String) {
+        self.log(Level::Warn, line);
+    }
+
+    pub(crate) fn info(&self, line: impl FnOnce() -> String) {
+        self.log(Level::Info, line);
+    }
+
+    pub(crate) fn debug(&self, line: impl FnOnce() -> String) {
+        self.log(Level::Debug, line);
+    }
+
+    pub(crate) fn trace(&self, line: impl FnOnce() -> String) {
+        self.log(Level::Trace, line);
+    }
+
+    /// Emits a line for the logger, which is built only if any line of its level is wanted.
+    fn log(&self, level: Level, line: impl FnOnce() -> String) {
+        // The logger itself must not be asked here.
+        if level <= log::max_level() {
+            self.queue.send(Report::Line(level, line()));
+        }
+    }
+}
+
+impl EventQueue {
+    fn send(&self, report: Report) {
+        if self.try_send(report).is_err() {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns a report for which there is no room, or no thread.
+    fn try_send(&self, report: Report) -> Result<(), Report> {
+        match self.sender() {
+            Some(sender) => sender.try_send(report).map_err(TrySendError::into_inner),
+            None => Err(report),
+        }
+    }
+
+    fn sender(&self) -> Option<&Sender<Report>> {
+        // If no thread can be started now, the next report tries again.
+        let started = self.sender.get().or_else(|| self.start(Vec::new()).ok());
+        started.map(|(sender, _)| sender)
+    }
+
+    fn start(
+        &self,
+        listeners: Vec<Arc<dyn EventListener>>,
+    ) -> io::Result<&(Sender<Report>, ThreadId)> {
+        let (sender, reports) = bounded(WAITING_MAX);
+        let events = EventThread { listeners, dropped: self.dropped.clone() };
+        let thread = thread::Builder::new()
+            .name("leasehold-events".into())
+            .spawn(move || events.deliver(&reports))?;
+        // Of two threads that were started at once, one ends without a sender.
+        Ok(self.sender.get_or_init(|| (sender, thread.thread().id())))
+    }
+}
+
+/// What is to be delivered.
+enum Report {
     /// The span of a lost hold, to be closed.
     EndOfSpan(OpenSpan),
-    Event(E),
+    Event(Event),
     Line(Level, String),
     /// To be answered once everything before it is delivered.
     Mark(Sender<()>),
 }
 
 /// Receives events, on one thread.
-pub(crate) trait EventListener<E>: Send + Sync {
-    fn event(&self, event: &E);
+pub(crate) trait EventListener: Send + Sync {
+    fn event(&self, event: &Event);
 
     /// How often `tick` is called; `None`: never.
     fn pause(&self) -> Option<Duration> {
@@ -39,28 +184,28 @@ pub(crate) trait EventListener<E>: Send + Sync {
 }
 
 /// The callback of the program.
-impl<E, F: Fn(&E) + Send + Sync> EventListener<E> for F {
-    fn event(&self, event: &E) {
+impl<F: Fn(&Event) + Send + Sync> EventListener for F {
+    fn event(&self, event: &Event) {
         self(event);
     }
 }
 
-impl<E> fmt::Debug for dyn EventListener<E> {
+impl fmt::Debug for dyn EventListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EventListener").finish_non_exhaustive()
     }
 }
 
 /// The state of the thread.
-pub(crate) struct EventThread<E> {
-    pub(crate) listeners: Vec<Arc<dyn EventListener<E>>>,
+struct EventThread {
+    listeners: Vec<Arc<dyn EventListener>>,
     /// How many reports were dropped since the last line about it.
-    pub(crate) dropped: Arc<AtomicUsize>,
+    dropped: Arc<AtomicUsize>,
 }
 
-impl<E: Debug> EventThread<E> {
+impl EventThread {
     /// Delivers everything until no more can come.
-    pub(crate) fn deliver(&self, reports: &Receiver<Report<E>>) {
+    fn deliver(&self, reports: &Receiver<Report>) {
         let pause = self.listeners.iter().find_map(|listener| listener.pause());
         let ticks = pause.map_or_else(never, tick);
         loop {
@@ -74,7 +219,7 @@ impl<E: Debug> EventThread<E> {
         }
     }
 
-    fn deliver_one(&self, report: Report<E>) {
+    fn deliver_one(&self, report: Report) {
         match report {
             Report::EndOfSpan(span) => span.close(true),
             Report::Event(event) => self.tell(&event, |listener| listener.event(&event)),
@@ -90,7 +235,7 @@ impl<E: Debug> EventThread<E> {
     }
 
     /// Calls the program's code, which may panic.
-    fn tell(&self, what: &impl Debug, call: impl Fn(&dyn EventListener<E>)) {
+    fn tell(&self, what: &impl Debug, call: impl Fn(&dyn EventListener)) {
         for listener in &self.listeners {
             if catch_unwind(AssertUnwindSafe(|| call(&**listener))).is_err() {
                 write_line(Level::Error, &format!("the event callback panicked at {what:?}"));

@@ -87,7 +87,7 @@ impl Metrics {
     }
 }
 
-impl EventListener<Event> for Metrics {
+impl EventListener for Metrics {
     fn event(&self, event: &Event) {
         self.reported.lock().record(event);
     }

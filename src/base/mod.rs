@@ -6,28 +6,11 @@ pub(crate) mod failure;
 #[cfg(feature = "metrics")]
 pub(crate) mod metrics;
 pub(crate) mod phase;
-pub(crate) mod report;
 pub(crate) mod spans;
 pub(crate) mod sync;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// A number that only grows, such as [`Stats`](crate::Stats) has. To count is one atomic addition,
-/// which orders nothing.
-#[derive(Debug, Default)]
-pub(crate) struct Counter(AtomicU64);
-
-impl Counter {
-    pub(crate) fn add(&self, number: u64) {
-        self.0.fetch_add(number, Ordering::Relaxed);
-    }
-
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
 
 /// Maps with fewer entries are left alone by [`shrink`].
 const SMALL: usize = 64;
@@ -41,9 +24,23 @@ pub(crate) fn shrink<K: Eq + Hash, V, S: BuildHasher>(map: &mut HashMap<K, V, S>
     }
 }
 
+/// Escapes what a terminal would obey, or a log would take for another line, in a text from a
+/// server.
+#[doc(hidden)]
+#[must_use]
+pub fn printable(text: &str) -> String {
+    let escape = |char: char| char.is_control().then(|| char.escape_default().to_string());
+    text.chars().map(|char| escape(char).unwrap_or_else(|| char.to_string())).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_terminal_obeys_a_text_of_a_server() {
+        assert_eq!(printable("a\u{1b}[2J\nb \u{1f409}"), "a\\u{1b}[2J\\nb \u{1f409}");
+    }
 
     #[test]
     fn a_map_gives_back_what_it_no_longer_needs() {

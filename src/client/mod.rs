@@ -92,7 +92,7 @@ impl Client {
     /// label, if any, and 128 random bits.
     #[must_use]
     pub fn id(&self) -> &str {
-        &self.shared.identity.client
+        &self.shared.client
     }
 
     /// Checks that the server answers, and returns how long that took. Blocks for the reply: of one

@@ -5,12 +5,12 @@ use std::thread;
 use std::time::Duration;
 
 use crate::base::clock::end_of;
+use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
 use crate::config::Config;
 use crate::config::durability::Durability;
 use crate::config::url::Deployment;
 use crate::error::{Error, Result};
-use crate::event::Events;
 use crate::local::call::{CallTimes, Wait};
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
@@ -85,7 +85,7 @@ fn redlock(config: Config, urls: Vec<String>) -> Result<Shared> {
     store.check_distinct().and(reached)?;
     let store = Arc::new(store);
     let shared = Shared::start(config, store.clone(), true, servers.pools())?;
-    store.report_in_doubt_to(&shared.identity.client, shared.in_doubt_reports());
+    store.report_in_doubt_to(&shared.client, shared.in_doubt_reports());
     Ok(shared)
 }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::event_thread::EventListener;
+use crate::base::event_thread::Events;
 #[cfg(feature = "metrics")]
 use crate::base::metrics::Metrics;
 use crate::config::callbacks::{AddressMap, Credentials, CredentialsCallback};
@@ -17,7 +18,6 @@ use crate::config::callbacks::{AddressMap, Credentials, CredentialsCallback};
 use crate::config::certificates::Tls;
 use crate::config::durability::Durability;
 use crate::error::{Error, Result};
-use crate::event::{Event, Events};
 use crate::guards::canceller::Canceller;
 
 pub(crate) const LEASE_MIN: Duration = Duration::from_millis(10);
@@ -63,7 +63,7 @@ pub(crate) struct Config {
     pub(crate) durability: Durability,
     pub(crate) fence_life: Duration,
     /// Taken out when a client is opened.
-    pub(crate) on_event: Option<Arc<dyn EventListener<Event>>>,
+    pub(crate) on_event: Option<Arc<dyn EventListener>>,
     /// Replaced when a client is opened.
     #[cfg(feature = "metrics")]
     pub(crate) metrics: Option<Arc<Metrics>>,

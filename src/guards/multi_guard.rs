@@ -77,7 +77,7 @@ impl MultiMutex {
         let Some(holds) = acquire_all::acquire_all(shared, &self.names, options, wait)? else {
             return Ok(None);
         };
-        let over = OverChannel::new();
+        let over = OverChannel::default();
         for hold in &holds {
             hold.share_over(&over);
         }

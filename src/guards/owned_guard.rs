@@ -10,9 +10,8 @@ use crate::error::{Error, Result};
 use crate::guards::Held;
 use crate::guards::guard::guard;
 use crate::local::adoption::{self, DetachedHold};
-use crate::local::identity::is_client_id;
 use crate::local::shared::Shared;
-use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::hold_id::{HoldId, HoldKind, is_client_id};
 use crate::store::keys::check_name;
 
 /// What every ticket begins with. The version says how to read the rest.

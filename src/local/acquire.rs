@@ -14,8 +14,7 @@ use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::local::attempt::Attempt;
-use crate::local::call::{Caller, Wait};
-use crate::local::counters::CountedCall;
+use crate::local::call::{Caller, Counted, Wait};
 use crate::local::hold::Hold;
 use crate::local::hold_requests::{Level, nest};
 use crate::local::release;
@@ -45,7 +44,7 @@ pub(crate) fn lock(
     options: &LockOptions,
     wait: Wait,
 ) -> Result<Option<Level>> {
-    let _call = CountedCall::begin(&shared.counters);
+    let _call = Counted::begin(&shared.counters.unsettled);
     check(shared, name, options)?;
     if let Some(hold) = held_already(shared, name, options)? {
         return nest(shared, hold, wait).map(Some);
@@ -64,7 +63,7 @@ pub(crate) fn owned(
     options: &LockOptions,
     wait: Wait,
 ) -> Result<Option<Arc<Hold>>> {
-    let _call = CountedCall::begin(&shared.counters);
+    let _call = Counted::begin(&shared.counters.unsettled);
     check(shared, name, options)?;
     if kind.is_lock() {
         // It never nests, but waits for a hold of this thread like any other.
@@ -189,8 +188,10 @@ impl LockCall<'_> {
             let turn = turn.map_or_else(|| self.wait_for_turn(&waiter), Ok)?;
             return match turn {
                 Turn::Failed(failure) => Err(failure.into_error("acquire", name)),
-                Turn::HandedOff(hold) if shared.take_hold(&hold, caller) => Ok(Some(hold)),
-                Turn::Kept(hold) if shared.take_kept(&hold, caller) => Ok(Some(hold)),
+                Turn::HandedOff(hold) if shared.reporter.begin_handed_off(&hold, caller) => {
+                    Ok(Some(hold))
+                }
+                Turn::Kept(hold) if shared.reporter.begin_kept(&hold, caller) => Ok(Some(hold)),
                 Turn::HandedOff(_) | Turn::Kept(_) => {
                     rejoins = true;
                     continue;
@@ -214,7 +215,7 @@ impl LockCall<'_> {
         let Shared { reporter, counters, wait_queues, .. } = self.shared;
         let waits = (self.caller.wait != Wait::No).then(|| {
             reporter.report_contended(self.name, &self.contended);
-            counters.begin_wait()
+            Counted::begin(&counters.waiting)
         });
         let turn = wait_queues.wait(waiter, self.caller.wait);
         drop(waits);

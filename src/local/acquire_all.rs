@@ -16,8 +16,7 @@ use crate::base::failure::{Failure, FailureKind};
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::local::acquire::{LockCall, check, reported};
-use crate::local::call::{Caller, Wait};
-use crate::local::counters::CountedCall;
+use crate::local::call::{Caller, Counted, Wait};
 use crate::local::hold::Hold;
 use crate::local::lease::reliable;
 use crate::local::release;
@@ -50,7 +49,7 @@ pub(crate) fn acquire_all(
     options: &LockOptions,
     wait: Wait,
 ) -> Result<Option<Vec<Arc<Hold>>>> {
-    let _call = CountedCall::begin(&shared.counters);
+    let _call = Counted::begin(&shared.counters.unsettled);
     check_names(shared, names, options)?;
     let caller = Caller::owned(&shared.config, shared.times, options, wait);
     let caller = &Caller { in_set: true, ..caller };
@@ -105,7 +104,7 @@ impl SetCall<'_> {
             let again = mem::replace(&mut tried[held], true);
             if again && let Some(pause) = caller.wait.cut(backoff.next().unwrap_or_default()) {
                 // Two calls that were in each other's way should not meet again.
-                let _waiting = shared.counters.begin_wait();
+                let _waiting = Counted::begin(&shared.counters.waiting);
                 shared.wait_queues.pause(pause)?;
             }
             // A call that does not wait tries once for each lock, which may only be kept.
@@ -165,7 +164,7 @@ impl SetCall<'_> {
         for group in first.into_iter().chain(groups) {
             let outcome = self.attempt_group(&group, holds, retry);
             if outcome.is_ok() {
-                shared.record_reply(&group.holds[0].name);
+                shared.reporter.outages.record_reply(&group.holds[0].name);
             }
             if matches!(outcome, Ok(None)) {
                 retry.record_reply();
@@ -200,7 +199,7 @@ impl SetCall<'_> {
         let withdraws = self.shared.withdraws;
         let pause = if withdraws { None } else { retry.pause_after(&mut failure) };
         let name = &self.names[group.indexes[0]];
-        self.shared.record_failure(name, &failure, pause);
+        self.shared.reporter.outages.record_failed_call(name, &failure, pause);
         let slept = pause.map(|pause| self.shared.wait_queues.pause(pause));
         let cancelled = self.caller.check_cancelled(name);
         if matches!(slept, Some(Ok(()))) && cancelled.is_ok() {
@@ -235,7 +234,7 @@ impl SetCall<'_> {
                     if *in_doubt {
                         hold.in_doubt.store(true, Ordering::Relaxed);
                     }
-                    self.shared.add_hold(&hold, self.caller, None);
+                    self.shared.reporter.begin(&hold, self.caller, None);
                     holds[*index] = Some(hold);
                 }
                 Ok(None)

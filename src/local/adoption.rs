@@ -17,8 +17,7 @@ use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::local::acquire::check;
-use crate::local::call::{Caller, Wait};
-use crate::local::counters::CountedCall;
+use crate::local::call::{Caller, Counted, Wait};
 use crate::local::hold::Hold;
 use crate::local::hold_requests::verify;
 use crate::local::lease::HoldFailure;
@@ -75,7 +74,7 @@ pub(crate) fn leave(
         id: hold.id.clone(),
         fence: hold.fence(),
         lease: hold.lease.duration(),
-        kept: hold.kept_for(),
+        kept: hold.kept_until.left(),
         in_doubt: hold.in_doubt.load(Ordering::Relaxed),
     })
 }
@@ -117,7 +116,7 @@ fn have(
     action: &'static str,
     renewal: fn(Duration) -> Change,
 ) -> Result<Arc<Hold>> {
-    let _call = CountedCall::begin(&shared.counters);
+    let _call = Counted::begin(&shared.counters.unsettled);
     let name = &left.id.name;
     let caller = Caller::owned(&shared.config, shared.times, options, Wait::No);
     let span = CallSpan::open(|| &**name);
@@ -131,7 +130,7 @@ fn have(
     if left.in_doubt {
         hold.in_doubt.store(true, Ordering::Relaxed);
     }
-    shared.add_hold(&hold, &caller, None);
+    shared.reporter.begin(&hold, &caller, None);
     hold.span.open(name, || left.fence);
     Ok(hold)
 }

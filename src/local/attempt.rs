@@ -13,7 +13,7 @@ use std::{iter, slice};
 use crate::base::clock::{Moment, end_of};
 use crate::base::failure::Failure;
 use crate::error::Result as CallResult;
-use crate::local::call::Wait;
+use crate::local::call::{Counted, Wait};
 use crate::local::hold::Hold;
 use crate::local::lease::reliable;
 use crate::local::retry::{Backoff, RetryPolicy, is_outage};
@@ -86,7 +86,7 @@ impl<'a> Attempt<'a> {
             let pause = match self.ask() {
                 Ok((sent, AcquireReply::Acquired { fence, room, wanted, .. })) => {
                     if held_until.is_some_and(|end| Moment::now() < end) {
-                        shared.counters.missed_wakeups.add(1);
+                        shared.counters.missed_wakeups.fetch_add(1, Ordering::Relaxed);
                     }
                     return Ok(Some(self.begin_hold(fence, room, sent, wanted)));
                 }
@@ -104,7 +104,7 @@ impl<'a> Attempt<'a> {
                     self.pause_after(failure)?
                 }
             };
-            let _waiting = shared.counters.begin_wait();
+            let _waiting = Counted::begin(&shared.counters.waiting);
             queues.check_open()?;
             waiter.caller.check_cancelled(&waiter.hold.name)?;
             let asleep = Instant::now();
@@ -163,7 +163,8 @@ impl<'a> Attempt<'a> {
     fn pause_after(&mut self, mut failure: Failure) -> CallResult<Duration> {
         let Self { shared, waiter, .. } = self;
         let (name, queues) = (&waiter.hold.name, &shared.wait_queues);
-        let pause = shared.pause_after(&mut self.retry, name, &mut failure);
+        let pause = self.retry.pause_after(&mut failure);
+        shared.reporter.outages.record_failed_call(name, &failure, pause);
         // A connection that was found broken is no outage.
         if pause != Some(Duration::ZERO) {
             queues.set_answer(waiter, Err(&failure));
@@ -184,7 +185,7 @@ impl<'a> Attempt<'a> {
         let (holds, registration) = (slice::from_ref(&kept.id), Registration::Kept);
         let reply = shared.store.acquire(Acquire { holds, lease, registration, deadline });
         if reply.is_ok() {
-            shared.record_reply(&kept.id.name);
+            shared.reporter.outages.record_reply(&kept.id.name);
         }
         match reply {
             Ok(AcquireReply::Acquired { fence, room, wanted, .. }) => {
@@ -193,13 +194,13 @@ impl<'a> Attempt<'a> {
                 if wanted {
                     kept.set_wanted();
                 }
-                let begins = shared.take_kept(&kept, &self.waiter.caller);
+                let begins = shared.reporter.begin_kept(&kept, &self.waiter.caller);
                 if begins {
-                    shared.begin_at_head(&kept, Some(self.waiter));
+                    shared.reporter.begin_at_head(&kept, Some(self.waiter));
                 }
                 return begins.then_some(kept);
             }
-            Ok(AcquireReply::Held { .. }) => shared.lose(&kept),
+            Ok(AcquireReply::Held { .. }) => shared.reporter.lose(&kept),
             // The next request finds out whether the server can be reached.
             Err(_) => {
                 shared.give_up_kept(&kept);
@@ -254,9 +255,9 @@ impl<'a> Attempt<'a> {
             Err(failure) => failure.is_ambiguous(),
         };
         if self.note_registration(&reply) && is_held {
-            shared.listen();
+            shared.listening.start(&*shared.store);
             if self.redisson.is_none() {
-                self.redisson = shared.listen_to_redisson(&self.hold);
+                self.redisson = shared.listening.wait_for_redisson(&self.hold);
             }
         }
         if in_doubt || reply.as_ref().is_err_and(Failure::is_shortfall) {
@@ -279,7 +280,7 @@ impl<'a> Attempt<'a> {
             self.waiter.mark_in_doubt();
         }
         let reply = reply?;
-        shared.record_reply(&self.hold.name);
+        shared.reporter.outages.record_reply(&self.hold.name);
         if in_doubt && !is_held { Err(Failure::late()) } else { Ok(reply) }
     }
 
@@ -303,7 +304,7 @@ impl<'a> Attempt<'a> {
         for (waiter, fence) in alike.into_iter().zip(fences) {
             if self.shared.wait_queues.remove(&waiter) {
                 let hold = granted(&waiter, waiter.hold.clone(), *fence, 0, sent);
-                self.shared.begin_hold(&hold);
+                self.shared.reporter.begin_renewal(&hold);
                 waiter.send(Signal::Turn(Turn::HandedOff(hold)));
             } else {
                 let lease = waiter.caller.times.lease;
@@ -354,7 +355,7 @@ impl<'a> Attempt<'a> {
         if wanted {
             hold.set_wanted();
         }
-        self.shared.add_hold(&hold, &self.waiter.caller, Some(self.waiter));
+        self.shared.reporter.begin(&hold, &self.waiter.caller, Some(self.waiter));
         hold
     }
 
@@ -373,7 +374,7 @@ impl<'a> Attempt<'a> {
             on_reply: Box::new(move |reply| match reply {
                 // A thread that began to wait in between is not registered now.
                 Ok(_) => drop(reporter.wait_queues.wake_any(&waited.name)),
-                Err(_) => reporter.sink.unregister(waited, times.lease),
+                Err(_) => reporter.renewer.unregister(waited, times.lease),
             }),
         }]);
     }

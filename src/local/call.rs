@@ -4,6 +4,7 @@
 //! Everything that follows from the options and the configuration is computed here, once, at the
 //! start of the call.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -134,6 +135,24 @@ impl Terms {
         let keep = if keeps { millis() } else { 0 };
         let tenure = tenure.unwrap_or(TENURE_DEFAULT).min(lease / 3);
         Self { lease, renew, max_hold, hold_at_least, keep, tenure }
+    }
+}
+
+/// A call that waits, or that may acquire a hold, counted until this is dropped. Of a call that
+/// begins while the client is closed, either this call sees that it is, or the thread that has
+/// closed it sees this call.
+pub(super) struct Counted<'a>(&'a AtomicU64);
+
+impl<'a> Counted<'a> {
+    pub(super) fn begin(counter: &'a AtomicU64) -> Self {
+        counter.fetch_add(1, Ordering::SeqCst);
+        Self(counter)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

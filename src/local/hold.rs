@@ -2,15 +2,14 @@
 //! told of its end.
 //!
 //! Decides, without any I/O, which thread can have the next hold of a tenure, and whether the lock
-//! may be kept. Knows neither the store nor the wait queues:
-//! [`Reporter`](crate::local::reporter::Reporter) reports a loss to others.
+//! may be kept. Knows neither the store nor the wait queues: `reporter.rs` reports a loss to others.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, bounded};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
@@ -35,7 +34,7 @@ pub(crate) struct Hold {
     /// When the tenure began: when the request was sent that has brought it.
     begun: Moment,
     /// Until then the lock stays taken, however early the hold is released.
-    kept_until: Moment,
+    pub(super) kept_until: Moment,
     /// How many guards there are. Only the holding thread changes it.
     pub(super) depth: AtomicU32,
     /// Whether a request that began this hold may be executed once more, so that the hold can
@@ -54,7 +53,7 @@ pub(crate) struct Hold {
     pub(super) watched: AtomicBool,
     /// For how many milliseconds the lock is kept when the hold is over; 0 if it is not.
     keep: u32,
-    current: Mutex<CurrentHold>,
+    pub(super) current: Mutex<CurrentHold>,
 }
 
 /// What the holds of a tenure do not have in common.
@@ -65,10 +64,10 @@ pub(super) struct CurrentHold {
     room: u32,
     /// Whether it was reported that the hold has begun. If not, nothing is reported of its end: a
     /// call has it that may not get it, or not alone.
-    reported: bool,
+    pub(super) reported: bool,
     ended: bool,
     /// Whether it is over, and the lock is kept, or was when its tenure ended.
-    kept: bool,
+    pub(super) kept: bool,
     /// When it began. Once it has ended, as long after [`Moment::FIRST`] as it was held. While the
     /// lock is kept, when it was last used.
     acquired: Moment,
@@ -96,7 +95,7 @@ impl Hold {
         Self {
             id,
             span: HoldSpan::default(),
-            lease: Lease::new(sent, times.lease, terms),
+            lease: Lease::new(sent, times.lease, terms.lease, terms.max_hold),
             renewed: terms.renew,
             begun: sent,
             // From the reply, because the store has begun the hold by then.
@@ -122,16 +121,12 @@ impl Hold {
         }
     }
 
-    fn current(&self) -> MutexGuard<'_, CurrentHold> {
-        self.current.lock()
-    }
-
     pub(crate) fn depth(&self) -> u32 {
         self.depth.load(Ordering::Relaxed)
     }
 
     pub(crate) fn fence(&self) -> u64 {
-        self.current().fence
+        self.current.lock().fence
     }
 
     /// Returns `true` if the caller can have the next hold of this tenure: there is time and a
@@ -140,13 +135,13 @@ impl Hold {
     pub(super) fn may_be_followed_by(&self, caller: &Caller) -> bool {
         let keeps = self.keep > 0 && !self.is_wanted();
         self.suits(&caller.terms)
-            && self.current().room > 0
+            && self.current.lock().room > 0
             && (keeps || Moment::now() < self.begun.after(caller.terms.tenure))
     }
 
     /// Returns `true` if these are the terms of this tenure, and no request of it is in doubt.
     pub(super) fn suits(&self, terms: &Terms) -> bool {
-        self.lease.suits(self.begun, terms)
+        self.lease.suits(self.begun, terms.lease, terms.max_hold)
             && self.renewed == terms.renew
             && (self.kept_until, terms.hold_at_least) == (Moment::FIRST, None)
             && (self.keep == 0 || self.keep == terms.keep)
@@ -159,7 +154,7 @@ impl Hold {
     pub(super) fn begin_next(&self, caller: &Caller) {
         self.depth.store(1, Ordering::Relaxed);
         self.disconnect();
-        self.current().advance(caller);
+        self.current.lock().advance(caller);
     }
 
     /// Returns `true` if the lock may be kept when the hold is over.
@@ -174,7 +169,7 @@ impl Hold {
     /// Keeps the lock, though the hold is over. Returns `false` if it was ended or lost before.
     pub(super) fn keep(&self) -> bool {
         self.disconnect();
-        let mut current = self.current();
+        let mut current = self.current.lock();
         if self.lease.is_open() {
             (current.kept, current.reported, current.thread) = (true, false, None);
             current.acquired = Moment::now();
@@ -185,7 +180,7 @@ impl Hold {
     /// Begins the next hold of a tenure that was kept. Returns `false` if that was ended or lost
     /// before.
     pub(super) fn begin_kept(&self, caller: &Caller) -> bool {
-        let mut current = self.current();
+        let mut current = self.current.lock();
         let begins = self.lease.is_open();
         if begins {
             current.advance(caller);
@@ -196,13 +191,13 @@ impl Hold {
 
     /// Returns `true` if it is time to release a lock that is kept.
     pub(super) fn is_unused(&self) -> bool {
-        let current = self.current();
+        let current = self.current.lock();
         current.kept && current.acquired.after(Duration::from_millis(self.keep.into())).has_come()
     }
 
     /// Adds tokens for the next holds, which begin with `fence`: `room` more follow that one.
     pub(super) fn add_fences(&self, fence: u64, room: u32) {
-        let mut current = self.current();
+        let mut current = self.current.lock();
         (current.fence, current.room) = (fence - 1, room.saturating_add(1));
     }
 
@@ -210,7 +205,7 @@ impl Hold {
     /// them shows whether another client waits, whose message may have been lost.
     pub(super) fn expire_fences(&self) {
         if self.keep > 0 {
-            self.current().room = 0;
+            self.current.lock().room = 0;
         }
     }
 
@@ -222,7 +217,7 @@ impl Hold {
     /// Notes that another client waits for the lock.
     pub(super) fn set_wanted(&self) {
         self.wanted.store(true, Ordering::Release);
-        let mut current = self.current();
+        let mut current = self.current.lock();
         if let Some(channel) = current.watches.as_mut().and_then(|it| it.wanted.take()) {
             channel.disconnect();
         }
@@ -231,29 +226,31 @@ impl Hold {
     /// Returns a receiver that is disconnected when another client waits or the hold is over, and
     /// gets no message.
     pub(crate) fn wanted(&self) -> Receiver<Infallible> {
-        let mut current = self.current();
-        // What is marked after this line finds the channel.
-        if self.is_wanted() || self.lease.is_settled() {
-            return bounded(0).1;
-        }
-        let watches = current.watches.get_or_insert_default();
-        watches.wanted.get_or_insert_with(OverChannel::new).receiver.clone()
+        self.watch(|| self.is_wanted(), |watches| &mut watches.wanted)
     }
 
     /// Returns a receiver that is disconnected when the hold is over, and gets no message.
     pub(crate) fn over(&self) -> Receiver<Infallible> {
-        let mut current = self.current();
+        self.watch(|| false, |watches| &mut watches.over)
+    }
+
+    fn watch(
+        &self,
+        has_come: impl FnOnce() -> bool,
+        channel: impl FnOnce(&mut Watches) -> &mut Option<OverChannel>,
+    ) -> Receiver<Infallible> {
+        let mut current = self.current.lock();
         // What is marked after this line finds the channel.
-        if self.lease.is_settled() {
+        if has_come() || self.lease.is_settled() {
             return bounded(0).1;
         }
         let watches = current.watches.get_or_insert_default();
-        watches.over.get_or_insert_with(OverChannel::new).receiver.clone()
+        channel(watches).get_or_insert_default().receiver.clone()
     }
 
     /// Lets the hold disconnect a channel of several holds when it is over.
     pub(crate) fn share_over(&self, channel: &OverChannel) {
-        let mut current = self.current();
+        let mut current = self.current.lock();
         if self.lease.is_settled() {
             channel.disconnect();
         } else {
@@ -262,8 +259,8 @@ impl Hold {
     }
 
     /// Disconnects the receivers, even those that watch other holds as well.
-    fn disconnect(&self) {
-        if let Some(watches) = self.current().watches.take() {
+    pub(super) fn disconnect(&self) {
+        if let Some(watches) = self.current.lock().watches.take() {
             for channel in [watches.over, watches.wanted].into_iter().flatten() {
                 channel.disconnect();
             }
@@ -272,50 +269,9 @@ impl Hold {
 
     /// Returns how long it has been held.
     pub(super) fn held(&self) -> Duration {
-        let current = self.current();
+        let current = self.current.lock();
         let end = if current.ended { current.acquired } else { Moment::now() };
         end.since(if current.ended { Moment::FIRST } else { current.acquired })
-    }
-
-    /// Marks the hold as reported to have begun, unless it was found lost before. A thread that
-    /// finds it lost while the result lives comes after the report.
-    pub(super) fn begin_report(&self) -> Option<MutexGuard<'_, CurrentHold>> {
-        let mut current = self.current();
-        if self.lease.is_settled() {
-            return None;
-        }
-        current.reported = true;
-        Some(current)
-    }
-
-    /// Returns `true` if it was reported that the hold has begun.
-    pub(super) fn is_reported(&self) -> bool {
-        self.current().reported
-    }
-
-    /// Returns `true` if the lock is kept, or was when its tenure ended.
-    pub(super) fn is_kept(&self) -> bool {
-        self.current().kept
-    }
-
-    /// Marks the hold as lost if its deadline has passed. Returns `true` for the one call that
-    /// does.
-    pub(super) fn expire(&self) -> bool {
-        let lost = self.lease.expire();
-        if lost {
-            self.disconnect();
-        }
-        lost
-    }
-
-    /// Marks the hold as lost because the server does not know it any more. Returns `true` for the
-    /// one call that does.
-    pub(super) fn lose(&self) -> bool {
-        let lost = self.lease.lose();
-        if lost {
-            self.disconnect();
-        }
-        lost
     }
 
     /// Ends the hold. Returns `false` if it was ended or lost before. Whether its release has found
@@ -324,7 +280,7 @@ impl Hold {
         let now = Moment::now();
         let ended = self.lease.end(now);
         if ended {
-            let mut current = self.current();
+            let mut current = self.current.lock();
             current.ended = true;
             current.acquired = Moment::FIRST.after(now.since(current.acquired));
         }
@@ -334,21 +290,8 @@ impl Hold {
     /// Returns `true` if the hold of the tenure is lost that has this token: one that was handed
     /// off, or after which the lock was kept, has ended before.
     pub(crate) fn is_lost_with(&self, fence: u64) -> bool {
-        let current = self.current();
+        let current = self.current.lock();
         self.lease.is_lost() && current.fence == fence && !current.kept
-    }
-
-    /// Notes how a hold has ended that its holder has ended: its release may have found it lost.
-    /// Disconnects the receivers. Returns `true` for the first call that says how it has ended.
-    pub(super) fn settle(&self, lost: bool) -> bool {
-        let first = self.lease.settle(lost);
-        self.disconnect();
-        first
-    }
-
-    /// Returns for how long the lock stays taken from now on, however early the hold is released.
-    pub(super) fn kept_for(&self) -> Duration {
-        self.kept_until.left()
     }
 
     /// Returns a request that releases the hold, to be sent now.
@@ -396,10 +339,10 @@ impl Hold {
         }
     }
 
-    /// Returns what the renewer has to do for the lease next. It is not renewed if the thread is
-    /// gone that could release it.
-    pub(super) fn next_step(&self) -> NextStep {
-        let current = self.current();
+    /// Returns what the renewer has to do for the lease next; `None` if it is over. It is not
+    /// renewed if the thread is gone that could release it.
+    pub(super) fn next_step(&self) -> Option<NextStep> {
+        let current = self.current.lock();
         let is_alive = current.thread.as_ref().is_none_or(Thread::is_alive);
         // The first moment at which the lock can be kept no longer, though it may be used and kept
         // again until then: a thread that uses it wakes none for that.
@@ -416,7 +359,7 @@ impl Hold {
     /// others.
     pub(super) fn is_due(&self, now: Moment) -> bool {
         let soon = now.after(self.lease.duration() / TOGETHER);
-        matches!(self.next_step(), NextStep::Renew(due) if due <= soon)
+        self.next_step().is_some_and(|next| next.renews && next.due <= soon)
     }
 }
 
@@ -442,6 +385,7 @@ mod tests {
     use super::*;
     use crate::config::LockOptions;
     use crate::local::call::tests::caller;
+    use crate::local::reporter::Reporter;
     use crate::store::hold_id::HoldKind;
     use crossbeam_channel::TryRecvError;
     use std::sync::Arc;
@@ -459,6 +403,10 @@ mod tests {
 
     fn acquired(options: &LockOptions, sent: Moment) -> Hold {
         Hold::new(id(), 7, 0, &caller(options), sent)
+    }
+
+    fn next_step(hold: &Hold) -> NextStep {
+        hold.next_step().expect("not over")
     }
 
     fn expired() -> Hold {
@@ -506,10 +454,10 @@ mod tests {
         assert!(hold.lease.remaining().is_zero());
         hold.lease.extend(Moment::now(), LEASE);
         assert!(hold.lease.remaining().is_zero(), "renewed too late");
-        assert!(hold.expire(), "the first to see it");
-        assert!(!hold.expire(), "and no other");
+        assert!(hold.lease.expire(), "the first to see it");
+        assert!(!hold.lease.expire(), "and no other");
         assert!(!hold.end(), "too late to end it");
-        assert_eq!(hold.next_step(), NextStep::None);
+        assert_eq!(hold.next_step(), None);
     }
 
     #[test]
@@ -517,10 +465,10 @@ mod tests {
         let hold = acquired(&options(), Moment::now());
         let over = hold.over();
         assert!(hold.end());
-        hold.lose();
+        Reporter::default().lose(&hold);
         assert_eq!(over.try_recv(), Err(TryRecvError::Empty), "its release is under way");
-        assert!(hold.settle(false));
-        assert!(!hold.settle(true), "only the first says how it has ended");
+        Reporter::default().report_end(&hold, &Ok(()), drop);
+        assert!(!hold.lease.settle(true), "only the first says how it has ended");
         assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
         assert!(!hold.lease.is_lost());
         assert!(!hold.end(), "only once");
@@ -532,33 +480,34 @@ mod tests {
         let hold = acquired(&options(), Moment::now());
         let over = hold.over();
         assert!(hold.end() && !hold.lease.is_lost());
-        assert!(hold.settle(true));
+        Reporter::default().report_end(&hold, &Err(HoldFailure::Lost), drop);
         assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
-        assert!(!hold.settle(false));
+        assert!(!hold.lease.settle(false));
         assert!(hold.lease.is_lost());
     }
 
     #[test]
     fn every_receiver_learns_of_a_loss_before_and_after_it() {
         let hold = acquired(&options(), Moment::now());
-        let early = [hold.over(), hold.over()];
-        hold.lose();
+        let early = [hold.over(), hold.over(), hold.wanted()];
+        Reporter::default().lose(&hold);
         assert!(hold.lease.is_lost());
-        for over in early.iter().chain([&hold.over()]) {
+        for over in early.iter().chain([&hold.over(), &hold.wanted()]) {
             assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
         }
     }
 
     #[test]
     fn a_hold_that_was_found_lost_is_not_reported_to_begin() {
+        let (reporter, caller) = (Reporter::default(), caller(&options()));
         let lost = acquired(&options(), Moment::now());
-        assert!(lost.lose());
-        assert!(lost.begin_report().is_none(), "a loss would have to be told too");
-        assert!(!lost.is_reported());
+        reporter.lose(&lost);
+        reporter.report_acquired(&lost, &caller);
+        assert!(!lost.current.lock().reported, "a loss would have to be told too");
         let held = acquired(&options(), Moment::now());
-        assert!(!held.is_reported());
-        assert!(held.begin_report().is_some_and(|current| current.fence == 7));
-        assert!(held.is_reported());
+        assert!(!held.current.lock().reported);
+        reporter.report_acquired(&held, &caller);
+        assert!(held.current.lock().reported);
     }
 
     #[test]
@@ -581,7 +530,7 @@ mod tests {
     fn a_lease_is_renewed_after_a_third() {
         let sent = Moment::now();
         let hold = acquired(&options(), sent);
-        let NextStep::Renew(due) = hold.next_step() else { panic!("{:?}", hold.next_step()) };
+        let NextStep { due, renews: true } = next_step(&hold) else { panic!("not renewed") };
         assert!(due.since(sent) <= LEASE / 3 && due.since(sent) > LEASE / 4);
         assert!(!hold.is_due(sent));
         assert!(hold.is_due(sent.after(LEASE / 3)));
@@ -590,7 +539,7 @@ mod tests {
     #[test]
     fn a_lease_that_is_not_renewed_expires() {
         let hold = acquired(&LockOptions { renew: false, ..options() }, Moment::now());
-        assert!(matches!(hold.next_step(), NextStep::Expire(_)));
+        assert!(!next_step(&hold).renews);
     }
 
     #[test]
@@ -598,15 +547,15 @@ mod tests {
         let sent = Moment::now();
         let short = acquired(&LockOptions { max_hold: Some(LEASE / 2), ..options() }, sent);
         assert!(short.lease.remaining() < LEASE / 2);
-        assert!(matches!(short.next_step(), NextStep::Expire(_)));
+        assert!(!next_step(&short).renews);
 
         let longer = acquired(&LockOptions { max_hold: Some(LEASE * 5 / 4), ..options() }, sent);
-        assert!(matches!(longer.next_step(), NextStep::Renew(_)));
+        assert!(next_step(&longer).renews);
         let later = sent.after(LEASE / 2);
         let next = longer.lease.next(later);
         assert!(next <= LEASE * 3 / 4);
         longer.lease.extend(later, next);
-        let NextStep::Expire(then) = longer.next_step() else { panic!("{:?}", longer.next_step()) };
-        assert!(then <= sent.after(LEASE * 5 / 4));
+        let last = next_step(&longer);
+        assert!(!last.renews && last.due <= sent.after(LEASE * 5 / 4));
     }
 }

@@ -93,20 +93,13 @@ pub(super) fn ask(
 ) {
     loop {
         let (sent, deadline) = (Moment::now(), retry.limits.request_deadline());
-        let mut requests = open.iter().map(|hold| {
+        let requests = open.iter().map(|hold| {
             let change = change(hold);
             HoldRequest { hold: &hold.id, change, deadline }
         });
-        let (one, several): (Option<_>, Vec<_>);
-        let requests = if open.len() == 1 {
-            one = requests.next();
-            one.as_slice()
-        } else {
-            several = requests.collect();
-            &several
-        };
+        let requests = requests.collect::<Vec<_>>();
         let mut failed = Vec::new();
-        send(requests, &mut |place, reply| {
+        send(&requests, &mut |place, reply| {
             let (hold, change) = (&open[place], requests[place].change);
             match conclude(shared, hold, change, sent, reply) {
                 Err(HoldFailure::Failed(failure)) => failed.push((hold.clone(), failure)),
@@ -116,7 +109,7 @@ pub(super) fn ask(
         let Some((_, first)) = failed.first_mut() else { return };
         let pause = retry.pause_after(first);
         for (hold, failure) in &failed {
-            shared.record_failure(&hold.id.name, failure, pause);
+            shared.reporter.outages.record_failed_call(&hold.id.name, failure, pause);
         }
         let Some(pause) = pause else {
             let failed = failed.into_iter();
@@ -141,7 +134,7 @@ fn conclude(
     reply: Result<HoldReply, Failure>,
 ) -> Result<(), HoldFailure> {
     if reply.is_ok() {
-        shared.record_reply(&hold.id.name);
+        shared.reporter.outages.record_reply(&hold.id.name);
     }
     match (change, reply) {
         (Change::Release { .. }, reply) => return hold.release_outcome(reply),
@@ -150,12 +143,12 @@ fn conclude(
                 hold.lease.extend(sent, next);
             }
         }
-        (_, Ok(HoldReply::Gone)) => shared.lose(hold),
+        (_, Ok(HoldReply::Gone)) => shared.reporter.lose(hold),
         // Another program has replaced the lock by something else.
         (Change::Check | Change::Renew { .. }, Err(failure))
             if failure.kind == FailureKind::WrongType =>
         {
-            shared.lose(hold);
+            shared.reporter.lose(hold);
         }
         (_, Err(failure)) if shared.is_valid(hold) => return Err(HoldFailure::Failed(failure)),
         (_, Err(_)) => {}
@@ -198,13 +191,13 @@ pub(crate) fn watch(shared: &Shared, hold: &Hold) {
     }
     let (id, deadline) = (&hold.id, shared.request_deadline(hold));
     if is_told {
-        shared.listen();
+        shared.listening.start(&*shared.store);
         if !id.may_be_kept() {
             let watch = HoldRequest { hold: id, change: Change::Watch, deadline };
             drop(ask_one(&*shared.store, watch));
         }
     }
-    let is_other = |client: &String| **client != *shared.identity.client;
+    let is_other = |client: &String| **client != *shared.client;
     let report = shared.store.report(&id.name, Look::All, deadline);
     if report.is_ok_and(|report| report.waiting.iter().any(is_other)) {
         hold.set_wanted();

@@ -24,7 +24,6 @@ use parking_lot::Mutex;
 use crate::base::clock::{Moment, nanos};
 use crate::base::failure::Failure;
 use crate::error::Error;
-use crate::local::call::Terms;
 
 /// A lease that is due within this part of its duration is renewed along with others.
 pub(super) const TOGETHER: u32 = 64;
@@ -45,32 +44,34 @@ pub(crate) struct Lease {
     state: AtomicU64,
 }
 
-/// What the renewer does for a lease next.
+/// When the renewer turns to a lease next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NextStep {
-    /// To release the lock then if it is not used before.
-    EndKept(Moment),
-    /// Nothing any more.
-    None,
-    /// To find it lost then, unless it was released before.
-    Expire(Moment),
-    /// To renew it then: when a third of it has passed, a little less because of the drift.
-    Renew(Moment),
+pub(crate) struct NextStep {
+    pub(super) due: Moment,
+    /// Whether to renew it then: when a third of it has passed, a little less because of the drift.
+    /// If not, to find it lost, or to release a lock that is kept and not used.
+    pub(super) renews: bool,
 }
 
 impl Lease {
-    /// A lease of this duration, brought by a request that was sent at `sent`.
-    pub(super) fn new(sent: Moment, lease: Duration, terms: &Terms) -> Self {
+    /// A lease of which a request that was sent at `sent` has brought the `first` part; a `whole`
+    /// one is longer if the age limit comes before its end.
+    pub(super) fn new(
+        sent: Moment,
+        first: Duration,
+        whole: Duration,
+        max_hold: Option<Duration>,
+    ) -> Self {
         Self {
-            duration: nanos(terms.lease),
-            limit: age_limit(sent, terms.max_hold),
-            state: AtomicU64::new(sent.after(reliable(lease)).0),
+            duration: nanos(whole),
+            limit: age_limit(sent, max_hold),
+            state: AtomicU64::new(sent.after(reliable(first)).0),
         }
     }
 
-    /// Returns `true` if a tenure that began then would have this lease on these terms.
-    pub(super) fn suits(&self, begun: Moment, terms: &Terms) -> bool {
-        self.duration() == terms.lease && self.limit == age_limit(begun, terms.max_hold)
+    /// Returns `true` if a tenure that began then would have such a lease.
+    pub(super) fn suits(&self, begun: Moment, whole: Duration, max_hold: Option<Duration>) -> bool {
+        self.duration() == whole && self.limit == age_limit(begun, max_hold)
     }
 
     /// Returns the duration of a whole lease.
@@ -154,22 +155,16 @@ impl Lease {
     }
 
     /// Returns what the renewer has to do next, if the hold is still to be renewed, and its lock
-    /// can be kept until `kept_end`.
-    pub(super) fn next_step(&self, renews: bool, kept_end: Option<Moment>) -> NextStep {
-        let state = self.load();
-        if state <= ENDED {
-            return NextStep::None;
-        }
-        let deadline = Moment(state);
+    /// can be kept until `kept_end`. `None` if it is over.
+    pub(super) fn next_step(&self, renews: bool, kept_end: Option<Moment>) -> Option<NextStep> {
+        let deadline = Some(Moment(self.load())).filter(|deadline| deadline.0 > ENDED)?;
         // The age limit leaves nothing to renew.
-        if !renews || deadline.after(drift(self.duration())).0 >= self.limit.0 {
-            return NextStep::Expire(deadline);
+        if !renews || deadline.after(drift(self.duration())) >= self.limit {
+            return Some(NextStep { due: deadline, renews: false });
         }
         let renewal = deadline.before(self.duration() * 2 / 3);
-        match kept_end {
-            Some(end) if end < renewal => NextStep::EndKept(end),
-            _ => NextStep::Renew(renewal),
-        }
+        let kept_end = kept_end.filter(|end| *end < renewal);
+        Some(NextStep { due: kept_end.unwrap_or(renewal), renews: kept_end.is_none() })
     }
 
     /// Sets the state to `next` while it is a moment that `may_change`. Returns `true` if it has.
@@ -180,16 +175,6 @@ impl Lease {
 
     fn load(&self) -> u64 {
         self.state.load(Ordering::Acquire)
-    }
-}
-
-impl NextStep {
-    /// Returns when to take it.
-    pub(super) fn due(self) -> Option<Moment> {
-        match self {
-            Self::None => None,
-            Self::EndKept(due) | Self::Expire(due) | Self::Renew(due) => Some(due),
-        }
     }
 }
 
@@ -226,12 +211,14 @@ pub(crate) struct OverChannel {
     pub(crate) receiver: Receiver<Infallible>,
 }
 
-impl OverChannel {
-    pub(crate) fn new() -> Self {
+impl Default for OverChannel {
+    fn default() -> Self {
         let (sender, receiver) = bounded(0);
         Self { sender: Arc::new(Mutex::new(Some(sender))), receiver }
     }
+}
 
+impl OverChannel {
     pub(super) fn disconnect(&self) {
         self.sender.lock().take();
     }
@@ -256,13 +243,11 @@ fn drift(lease: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::LockOptions;
-    use crate::local::call::tests::caller;
 
     #[test]
     fn a_hold_that_ends_at_its_deadline_is_lost() {
-        let terms = caller(&LockOptions::default()).terms;
-        let lease = Lease::new(Moment::now(), terms.lease, &terms);
+        let whole = Duration::from_secs(30);
+        let lease = Lease::new(Moment::now(), whole, whole, None);
         let deadline = Moment(lease.load());
         assert!(!lease.end(deadline) && !lease.is_ended());
         assert!(lease.end(deadline.before(Duration::from_nanos(1))) && lease.is_ended());

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 
 use crate::base::clock::end_of;
+use crate::base::event_thread::Events;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::Phase;
-use crate::event::Events;
 use crate::local::retry::Backoff;
 use crate::net::wait::Interrupter;
 use crate::store::background::{STABLE, Wake, Wakeups};

@@ -1,9 +1,10 @@
-//! The outages that calls and renewals of a client suffer from: one line of the log when one
-//! begins, and one when it is over.
+//! What many calls and leases of a client suffer from at once: outages, one line of the log when
+//! one begins and one when it is over, and the renewals and losses of one turn of the renewer.
 //!
 //! An outage is over when servers reply again to requests about all names that suffered from it, or
 //! about others of the same servers. Renewals that are refused suffer until none is any more.
 
+use std::collections::BTreeMap;
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -12,9 +13,12 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
-use crate::base::failure::Failure;
-use crate::event::Events;
-use crate::local::counters::Counters;
+use crate::base::event_thread::Events;
+use crate::base::failure::{Failure, FailureKind};
+use crate::event::Event;
+use crate::local::hold::Hold;
+use crate::local::retry::is_outage;
+use crate::stats::Counters;
 use crate::store::Store;
 
 /// How long after an outage a failure is attributed to a request that was sent during it.
@@ -30,6 +34,19 @@ pub(crate) struct Outages {
     /// Whether there is an outage. Checked on the reply to every call.
     lasts: AtomicBool,
     state: Mutex<OutageState>,
+    /// Used by the renewer's thread only.
+    renewals: Mutex<Renewals>,
+}
+
+/// What the renewer reports at the end of a turn.
+#[derive(Debug, Default)]
+struct Renewals {
+    /// How many leases were renewed in this turn.
+    renewed: usize,
+    /// How many of them late.
+    late: usize,
+    /// How many leases were found lost in this turn, and the first of them, by the reason.
+    losses: BTreeMap<&'static str, (u64, String)>,
 }
 
 #[derive(Debug)]
@@ -63,8 +80,90 @@ impl Outages {
         self.lasts.load(Ordering::Relaxed)
     }
 
-    /// Records that a call or a renewal suffers from a failure without a reply.
-    pub(crate) fn record_failure(&self, name: &str, failure: &Failure) {
+    /// Records that a call suffers from a failure, and pauses for that time before it tries again;
+    /// `None` if it does not. A call about no lock suffers from no outage: it asks any server.
+    pub(super) fn record_failed_call(
+        &self,
+        name: &str,
+        failure: &Failure,
+        pause: Option<Duration>,
+    ) {
+        // A connection that was found broken is no outage.
+        let is_late = pause != Some(Duration::ZERO) || failure.kind == FailureKind::Timeout;
+        if is_late && is_outage(failure) && !name.is_empty() {
+            self.record_failure(name, failure);
+        }
+    }
+
+    /// Records that a renewal brought no confirmation. If that of before did, and there is time to
+    /// try again, reports it.
+    pub(super) fn record_failed_renewal(&self, hold: &Hold, failure: &Failure) {
+        let name = &*hold.id.name;
+        if is_outage(failure) {
+            self.record_failure(name, failure);
+        } else {
+            let mut state = self.state.lock();
+            self.begin(&mut state, name, failure);
+            state.refused = true;
+        }
+        let remaining = hold.lease.remaining();
+        if remaining.is_zero() || hold.failing.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        self.counters.failed_renewals.fetch_add(1, Ordering::Relaxed);
+        self.events.emit(|| Event::RenewalFailing {
+            name: name.to_owned(),
+            fence: hold.fence(),
+            remaining,
+            reason: failure.source.to_string(),
+        });
+    }
+
+    /// Records that a lease was renewed, and whether that was late.
+    pub(super) fn record_renewal(&self, hold: &Hold, is_late: bool) {
+        self.record_reply(&hold.id.name);
+        hold.failing.store(false, Ordering::Relaxed);
+        let mut renewals = self.renewals.lock();
+        renewals.renewed += 1;
+        renewals.late += usize::from(is_late);
+    }
+
+    /// Leaves it to the end of the turn to log a loss, and to settle the hold then.
+    pub(super) fn record_loss(&self, hold: &Hold, why: &'static str) {
+        let first = || (0, format!("{:?} (fence {})", &hold.id.name, hold.fence()));
+        self.renewals.lock().losses.entry(why).or_insert_with(first).0 += 1;
+    }
+
+    /// Reports what has happened in a turn of the renewer.
+    pub(super) fn report_turn(&self) {
+        let Renewals { renewed, late, losses } = mem::take(&mut *self.renewals.lock());
+        if renewed > 0 {
+            self.counters.renewals.fetch_add(renewed as u64, Ordering::Relaxed);
+            self.counters.late_renewals.fetch_add(late as u64, Ordering::Relaxed);
+            self.events.emit(|| Event::Renewed { count: renewed });
+            self.events.trace(|| format!("renewed leases: {renewed}"));
+        }
+        for (why, (count, first)) in losses {
+            self.events.warn(|| match count {
+                1 => format!("the lease of lock {first} is lost: {why}"),
+                _ => format!("the leases of {count} locks are lost, first of {first}: {why}"),
+            });
+            self.counters.unsettled.fetch_sub(count, Ordering::SeqCst);
+        }
+    }
+
+    /// Records that no renewal is refused any more, if none of those that failed `fail` still.
+    pub(super) fn end_refusals(&self, fail: impl FnOnce() -> bool) {
+        if self.lasts.load(Ordering::Relaxed) {
+            let mut state = self.state.lock();
+            if state.refused && !fail() {
+                state.refused = false;
+                self.end(&mut state);
+            }
+        }
+    }
+
+    fn record_failure(&self, name: &str, failure: &Failure) {
         let mut state = self.state.lock();
         let is_told = state.failing.iter().any(|failing| self.share_server(failing, name));
         if !is_told && state.over.after(AFTERMATH) <= Moment::now() {
@@ -73,29 +172,12 @@ impl Outages {
         }
     }
 
-    /// Records that a renewal was refused.
-    pub(crate) fn record_refusal(&self, name: &str, failure: &Failure) {
-        let mut state = self.state.lock();
-        self.begin(&mut state, name, failure);
-        state.refused = true;
-    }
-
     /// Records that a server has replied to a request about a name.
-    pub(crate) fn record_reply(&self, name: &str) {
-        if self.lasts.load(Ordering::Relaxed) {
+    pub(super) fn record_reply(&self, name: &str) {
+        if self.lasts.load(Ordering::Relaxed) && !name.is_empty() {
             let mut state = self.state.lock();
             state.failing.retain(|failing| !self.share_server(failing, name));
             self.end(&mut state);
-        }
-    }
-
-    /// Records that no renewal is refused any more.
-    pub(crate) fn end_refusals(&self) {
-        if self.lasts.load(Ordering::Relaxed) {
-            let mut state = self.state.lock();
-            if mem::take(&mut state.refused) {
-                self.end(&mut state);
-            }
         }
     }
 
@@ -124,7 +206,7 @@ impl Outages {
     }
 
     fn counts(&self) -> [u64; 2] {
-        [self.counters.failed.get(), self.counters.lost.get()]
+        [&self.counters.failed, &self.counters.lost].map(|it| it.load(Ordering::Relaxed))
     }
 
     fn share_server(&self, one: &str, other: &str) -> bool {

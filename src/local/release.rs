@@ -138,8 +138,9 @@ pub(crate) fn unlock_on_drop(shared: &Shared, holds: &[Arc<Hold>]) {
     let Some(first) = holds.first().filter(|_| shared.check_process().is_ok()) else {
         return;
     };
-    if first.depth() > 1 {
-        return post_depth(shared, first, first.depth() - 1);
+    let depth = first.depth.load(Ordering::Relaxed);
+    if depth > 1 {
+        return post_depth(shared, first, depth - 1);
     }
     let (mut posts, mut awaited, mut spans) =
         (Vec::with_capacity(holds.len()), Vec::new(), Vec::new());
@@ -175,20 +176,18 @@ fn end_locally(shared: &Shared, hold: &Arc<Hold>, hands_off: bool) -> Ending {
         span = hold.span.take();
         shared.reporter.report_release(hold);
     });
+    if let Some(span) = span {
+        span.close(false);
+    }
     match ending {
-        Ending::HandedOff | Ending::Kept => {
-            if let Some(span) = span {
-                span.close(false);
-            }
-            if ending == Ending::Kept {
-                shared.counters.end_hold();
-            }
+        Ending::HandedOff => {}
+        Ending::Kept | Ending::Released { .. } => {
+            shared.counters.held.fetch_sub(1, Ordering::Relaxed);
         }
         Ending::Lost => {
             shared.reporter.expire(hold);
             shared.wait_queues.end_hold(hold);
         }
-        Ending::Released { .. } => shared.counters.end_hold(),
     }
     ending
 }
@@ -230,10 +229,10 @@ pub(crate) fn shut_down(shared: &Shared, timeout: Duration) -> Result<()> {
     shared.check_process()?;
     let deadline = end_of(timeout);
     shared.close();
-    shared.renewer.end_all(deadline);
-    // A sweep would read them too, a little later.
-    shared.store.settle(deadline.min(end_of(shared.times.io_timeout)));
-    let outcome = shared.renewer.settle(deadline);
-    shared.events.flush(|| true);
+    let outcome = shared.reporter.renewer.end_all(deadline, || {
+        // A sweep would read them too, a little later.
+        shared.store.settle(deadline.min(end_of(shared.times.io_timeout)));
+    });
+    shared.reporter.events.flush(|| true);
     outcome.map_err(|failure| failure.into_error("shut down", ""))
 }

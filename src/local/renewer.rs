@@ -3,17 +3,17 @@
 //!
 //! Acquiring a lock does not wake the thread unless its lease is due before other work.
 
+use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
 use crate::base::clock::{Moment, end_of};
-use crate::base::failure::Failure;
+use crate::base::failure::{Failure, FailureKind};
 use crate::local::hold::Hold;
-use crate::local::reporter::ReportSink;
-use crate::local::shutdown::{ShutdownCall, unconfirmed};
+use crate::local::lease::NextStep;
 use crate::local::timers::{CleanUp, Scheduled};
 use crate::store::background::InDoubtHold;
 use crate::store::hold_id::HoldId;
@@ -28,7 +28,6 @@ const CHANNEL_FULL: usize = 1024;
 #[derive(Clone, Debug)]
 pub(crate) struct Renewer {
     queue: Sender<Message>,
-    queued: Arc<AtomicUsize>,
     wake: Sender<()>,
     /// When the thread will wake by itself; [`Moment::FIRST`] while it is awake.
     wakes_at: Arc<AtomicU64>,
@@ -37,8 +36,7 @@ pub(crate) struct Renewer {
 /// The end of the thread.
 #[derive(Debug)]
 pub(super) struct Incoming {
-    queue: Receiver<Message>,
-    queued: Arc<AtomicUsize>,
+    pub(super) queue: Receiver<Message>,
     woken: Receiver<()>,
     wakes_at: Arc<AtomicU64>,
 }
@@ -48,13 +46,28 @@ pub(super) struct Incoming {
 pub(super) enum Message {
     /// To ask whether a hold exists.
     Check(HoldId),
-    /// To end all leases, also those to come, and to release them by then if possible.
-    EndAll(Instant),
+    /// To end all leases, also those to come, and to answer when they are released.
+    EndAll(ShutdownCall),
     /// To mark a hold as lost that does not exist any more, and to drop the sender then.
     Lose(HoldId, Sender<()>),
-    /// To answer when the shutdown is complete.
-    Settle(ShutdownCall),
     Work(Scheduled),
+}
+
+/// A call of `shutdown` that waits for the answer.
+#[derive(Debug)]
+pub(super) struct ShutdownCall {
+    pub(super) deadline: Instant,
+    pub(super) answer: Sender<Result<(), Failure>>,
+}
+
+/// The shutdown of a client.
+#[derive(Debug, Default)]
+pub(super) struct Shutdown {
+    /// Those that wait for its end. What is not released by the last deadline counts as failed.
+    pub(super) calls: Vec<ShutdownCall>,
+    pub(super) last_failure: Option<Failure>,
+    /// Whether a hold has ended with its lease, before its release was confirmed.
+    pub(super) outlived: bool,
 }
 
 /// A new channel to the thread: what is sent does not wake it unless it is due before the thread
@@ -62,20 +75,23 @@ pub(super) enum Message {
 pub(super) fn channel() -> (Renewer, Incoming) {
     let (sender, receiver) = unbounded();
     let (wake, woken) = bounded(1);
-    let queued = Arc::new(AtomicUsize::new(0));
     let wakes_at = Arc::new(AtomicU64::new(Moment::FIRST.0));
-    let incoming =
-        Incoming { queue: receiver, queued: queued.clone(), woken, wakes_at: wakes_at.clone() };
-    (Renewer { queue: sender, queued, wake, wakes_at }, incoming)
+    let incoming = Incoming { queue: receiver, woken, wakes_at: wakes_at.clone() };
+    (Renewer { queue: sender, wake, wakes_at }, incoming)
 }
 
 impl Renewer {
+    /// Returns the one with which the thread leaves work to itself. It does not keep the thread
+    /// from ending, and wakes none.
+    pub(super) fn own(&self) -> Self {
+        Self { wake: bounded(0).0, ..self.clone() }
+    }
+
     fn send(&self, message: Message, due: Moment) {
-        // Counted first: the thread may receive it before the next line.
-        let queued = self.queued.fetch_add(1, Ordering::SeqCst) + 1;
         // The thread ends only after `self`.
         drop(self.queue.send(message));
-        if due.0 < self.wakes_at.load(Ordering::SeqCst) || queued == CHANNEL_FULL {
+        let is_full = self.queue.len() >= CHANNEL_FULL;
+        if due.0 < self.wakes_at.load(Ordering::SeqCst) || is_full {
             // A full channel wakes the thread already.
             self.wake.try_send(()).unwrap_or_default();
         }
@@ -83,21 +99,28 @@ impl Renewer {
 
     /// Adds a lease that was just acquired.
     pub(crate) fn add_lease(&self, hold: &Arc<Hold>) {
-        if let Some(due) = hold.next_step().due() {
+        if let Some(NextStep { due, .. }) = hold.next_step() {
             self.send(Message::Work(Scheduled::Hold(hold.clone())), due);
         }
     }
 
-    /// Releases a tenure that was kept, and has ended here.
+    /// Removes a hold from the store that may exist there, or come to.
+    pub(crate) fn clean_up(&self, in_doubt: InDoubtHold) {
+        self.add_clean_up(CleanUp::new(in_doubt));
+    }
+
+    /// Releases a hold that has ended here without its holder.
     pub(crate) fn release(&self, hold: &Arc<Hold>) {
-        let release = Scheduled::CleanUp(Box::new(CleanUp::of_ended(hold)));
-        self.send(Message::Work(release), Moment::FIRST);
+        self.add_clean_up(CleanUp::of_ended(hold));
     }
 
     /// Takes the client off the waiting clients, of which a thread was one that wanted this hold.
     pub(crate) fn unregister(&self, hold: HoldId, lease: Duration) {
-        let removal = Box::new(CleanUp::of_waiting(hold, lease));
-        self.send(Message::Work(Scheduled::CleanUp(removal)), Moment::FIRST);
+        self.add_clean_up(CleanUp::of_waiting(hold, lease));
+    }
+
+    fn add_clean_up(&self, clean_up: CleanUp) {
+        self.send(Message::Work(Scheduled::CleanUp(Box::new(clean_up))), Moment::FIRST);
     }
 
     /// Finds out whether a hold still exists that was perhaps ended by force.
@@ -114,34 +137,22 @@ impl Renewer {
         done.recv_deadline(deadline).unwrap_or_default();
     }
 
-    /// Ends all holds, also those to come, and releases them. What is not released by the deadline
-    /// is reported as failed, and cleaned up.
-    pub(crate) fn end_all(&self, deadline: Instant) {
-        self.send(Message::EndAll(deadline), Moment::FIRST);
-    }
-
-    /// Blocks until all holds have ended after `end_all`, and all that was to be cleaned up by now
-    /// is removed.
+    /// Ends all holds, also those to come, and releases them. Calls `settle`, and blocks until all
+    /// have ended, and all that was to be cleaned up by now is removed. What is not released by
+    /// the deadline is reported as failed, and cleaned up.
     ///
     /// # Errors
     ///
     /// The last failure if that takes until the deadline.
-    pub(crate) fn settle(&self, deadline: Instant) -> Result<(), Failure> {
-        let (answer, settled) = bounded(1);
-        self.send(Message::Settle(ShutdownCall { deadline, answer }), Moment::FIRST);
-        let answered = settled.recv_deadline(deadline + ANSWER_TIME);
-        answered.unwrap_or_else(|_| Err(unconfirmed()))
+    pub(crate) fn end_all(&self, deadline: Instant, settle: impl FnOnce()) -> Result<(), Failure> {
+        let (answer, ended) = bounded(1);
+        self.send(Message::EndAll(ShutdownCall { deadline, answer }), Moment::FIRST);
+        settle();
+        ended.recv_deadline(deadline + ANSWER_TIME).unwrap_or_else(|_| Err(unconfirmed()))
     }
 }
 
 impl Incoming {
-    /// Returns what was sent next, if anything was.
-    pub(super) fn try_receive(&self) -> Option<Message> {
-        let value = self.queue.try_recv().ok()?;
-        self.queued.fetch_sub(1, Ordering::SeqCst);
-        Some(value)
-    }
-
     /// Waits until something is due or the thread is woken. Returns `false` when the last sender is
     /// gone.
     pub(super) fn sleep(&self, due: Moment) -> bool {
@@ -158,9 +169,35 @@ impl Incoming {
     }
 }
 
-impl ReportSink for Renewer {
-    fn clean_up(&self, in_doubt: InDoubtHold) {
-        self.send(Message::Work(Scheduled::clean_up(in_doubt)), Moment::FIRST);
+impl Shutdown {
+    /// Returns the failure of what is not confirmed.
+    pub(super) fn failure(&self) -> Failure {
+        self.last_failure.clone().unwrap_or_else(unconfirmed)
+    }
+
+    /// Answers the calls if the shutdown is complete, or else those whose time is over.
+    pub(super) fn answer(&mut self, is_complete: bool, now: Instant) {
+        let result = if is_complete && !self.outlived { Ok(()) } else { Err(self.failure()) };
+        for call in self.calls.extract_if(.., |call| is_complete || call.deadline <= now) {
+            // The call may have given up.
+            call.answer.try_send(result.clone()).unwrap_or_default();
+            self.outlived = false;
+        }
+    }
+}
+
+/// The failure of a shutdown whose time was over before there was any other.
+pub(super) fn unconfirmed() -> Failure {
+    let why = "a release, or a call under way, had not ended when the time was over";
+    let error = io::Error::new(io::ErrorKind::TimedOut, why);
+    Failure::io(FailureKind::Timeout, &Arc::from("the server"), error)
+}
+
+/// Without a thread.
+#[cfg(test)]
+impl Default for Renewer {
+    fn default() -> Self {
+        channel().0
     }
 }
 
@@ -178,6 +215,7 @@ mod tests {
 
     use parking_lot::Mutex;
     use std::convert::Infallible;
+    use std::sync::atomic::AtomicBool;
     use std::thread;
 
     /// Gives each job the outcome that a function of the number of jobs before returns.
@@ -208,8 +246,7 @@ mod tests {
             let log = Arc::new(Mutex::new(Vec::new()));
             let fake = Fake { log: log.clone(), outcome: Box::new(outcome) };
             let io_timeout = Duration::from_secs(1);
-            let renewer = start(Box::new(fake), io_timeout, Reporter::default());
-            Self { renewer: renewer.expect("a thread"), log }
+            Self { renewer: started(Box::new(fake), io_timeout).renewer, log }
         }
 
         fn hold(&self, nonce: u64, duration: Duration) -> Arc<Hold> {
@@ -242,6 +279,13 @@ mod tests {
     }
 
     const LEASE: Duration = Duration::from_millis(300);
+
+    fn started(jobs: Box<dyn JobRunner>, io_timeout: Duration) -> Reporter {
+        let (renewer, incoming) = channel();
+        let reporter = Reporter { renewer, ..Reporter::default() };
+        start(jobs, io_timeout, incoming, &reporter).expect("a thread");
+        reporter
+    }
 
     fn id(nonce: u64) -> HoldId {
         HoldId {
@@ -325,6 +369,28 @@ mod tests {
         eventually(LEASE * 20, || scene.releases() > 0);
     }
 
+    #[test]
+    fn refusals_are_over_when_no_held_lease_suffers_from_one() {
+        let refuses = Arc::new(AtomicBool::new(true));
+        let (log, now_refuses) = (Arc::default(), refuses.clone());
+        let outcome = Box::new(move |_| {
+            let refused = || Failure { kind: FailureKind::Rejected, ..no_reply() };
+            if now_refuses.load(Ordering::SeqCst) { Err(refused()) } else { Ok(HoldReply::Done) }
+        });
+        let Reporter { renewer, outages, .. } = started(Box::new(Fake { log, outcome }), LEASE);
+        let scene = Scene { renewer, log: Arc::default() };
+        let (ended, _held) = (scene.hold(1, LEASE * 10), scene.hold(2, LEASE * 10));
+        eventually(LEASE * 10, || outages.lasts());
+        assert!(ended.end());
+        let begin = Instant::now();
+        while begin.elapsed() < LEASE * 2 {
+            assert!(outages.lasts(), "the other is still refused");
+            thread::sleep(Duration::from_millis(1));
+        }
+        refuses.store(false, Ordering::SeqCst);
+        eventually(LEASE * 10, || !outages.lasts());
+    }
+
     /// Replies to no job before its deadline.
     #[derive(Default)]
     struct Hanging(Vec<Job>);
@@ -347,8 +413,7 @@ mod tests {
     #[test]
     fn leases_are_lost_at_their_deadlines_while_the_store_hangs() {
         let jobs = Box::new(Hanging::default());
-        let renewer = start(jobs, LEASE * 100, Reporter::default());
-        let scene = Scene { renewer: renewer.expect("a thread"), log: Arc::default() };
+        let scene = Scene { renewer: started(jobs, LEASE * 100).renewer, log: Arc::default() };
         let holds = [scene.hold(1, LEASE * 10), scene.hold(2, LEASE * 4), {
             let options = LockOptions { lease: LEASE * 6, renew: false, ..LockOptions::default() };
             let caller = caller(&options);
@@ -473,7 +538,7 @@ mod tests {
                 });
             }
         });
-        eventually(LEASE * 10, || scene.renewer.queued.load(Ordering::SeqCst) == 0);
+        eventually(LEASE * 10, || scene.renewer.queue.is_empty());
     }
 
     #[test]
@@ -507,5 +572,33 @@ mod tests {
         // The thread has the other reference.
         eventually(LEASE * 4, || Arc::strong_count(&log) == 1);
         assert!(log.lock().len() > before);
+    }
+
+    fn call(shutdown: &mut Shutdown, deadline: Instant) -> Receiver<Result<(), Failure>> {
+        let (answer, answered) = bounded(1);
+        shutdown.calls.push(ShutdownCall { deadline, answer });
+        answered
+    }
+
+    #[test]
+    fn each_shutdown_is_answered_by_its_deadline() {
+        let (mut shutdown, now) = (Shutdown::default(), Instant::now());
+        let (short, long) = (call(&mut shutdown, now), call(&mut shutdown, now + LEASE));
+        shutdown.answer(false, now);
+        assert!(matches!(short.try_recv(), Ok(Err(_))) && long.is_empty());
+        shutdown.answer(true, now);
+        assert!(matches!(long.try_recv(), Ok(Ok(()))) && shutdown.calls.is_empty());
+    }
+
+    #[test]
+    fn a_hold_that_ended_with_its_lease_is_not_taken_for_released() {
+        let (mut shutdown, now) =
+            (Shutdown { outlived: true, ..Shutdown::default() }, Instant::now());
+        let first = call(&mut shutdown, now + LEASE);
+        shutdown.answer(true, now);
+        assert!(matches!(first.try_recv(), Ok(Err(_))));
+        let second = call(&mut shutdown, now + LEASE);
+        shutdown.answer(true, now);
+        assert!(matches!(second.try_recv(), Ok(Ok(()))));
     }
 }

@@ -14,6 +14,7 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use std::{io, mem, thread};
 
@@ -21,12 +22,10 @@ use crate::base::clock::{Moment, end_of};
 use crate::base::shrink;
 use crate::local::hold::Hold;
 use crate::local::lease::HoldFailure;
-use crate::local::renewal_reports::RenewalReports;
-use crate::local::renewer::{self, Incoming, Message, Renewer};
+use crate::local::renewer::{Incoming, Message, Shutdown, ShutdownCall, unconfirmed};
 use crate::local::reporter::Reporter;
-use crate::local::shutdown::{ShutdownCalls, unconfirmed};
 use crate::local::timers::{CleanUp, Scheduled, TimerQueue};
-use crate::store::background::{Job, JobOutcome, JobReply, JobRunner};
+use crate::store::background::{JobOutcome, JobReply, JobRunner};
 use crate::store::hold_id::HoldId;
 use crate::store::request::{Change, HoldReply};
 
@@ -49,28 +48,24 @@ const PANIC_PAUSE: Duration = Duration::from_millis(10);
 struct RenewerThread {
     incoming: Incoming,
     timers: TimerQueue,
-    /// What was sent, by job number.
-    in_flight: HashMap<u64, SentWork>,
+    /// What was sent, and when, by the number of the job.
+    in_flight: HashMap<u64, (Scheduled, Moment)>,
     last_job: u64,
     jobs: Box<dyn JobRunner>,
     io_timeout: Duration,
-    reports: RenewalReports,
+    reporter: Reporter,
     /// Since the client was shut down.
-    shutdown: Option<ShutdownCalls>,
-}
-
-struct SentWork {
-    work: Scheduled,
-    sent: Moment,
+    shutdown: Option<Shutdown>,
 }
 
 /// Starts the thread. One request takes no longer than `io_timeout`.
 pub(super) fn start(
     jobs: Box<dyn JobRunner>,
     io_timeout: Duration,
-    reporter: Reporter<()>,
-) -> io::Result<Renewer> {
-    let (renewer, incoming) = renewer::channel();
+    incoming: Incoming,
+    reporter: &Reporter,
+) -> io::Result<()> {
+    let reporter = Reporter { renewer: reporter.renewer.own(), in_turns: true, ..reporter.clone() };
     let mut thread = RenewerThread {
         incoming,
         timers: TimerQueue::default(),
@@ -78,11 +73,10 @@ pub(super) fn start(
         last_job: 0,
         jobs,
         io_timeout,
-        reports: RenewalReports::new(reporter),
+        reporter,
         shutdown: None,
     };
-    thread::Builder::new().name("leasehold-renew".into()).spawn(move || thread.run())?;
-    Ok(renewer)
+    thread::Builder::new().name("leasehold-renew".into()).spawn(move || thread.run()).map(drop)
 }
 
 impl RenewerThread {
@@ -106,49 +100,46 @@ impl RenewerThread {
         if !self.in_flight.is_empty() {
             self.run_jobs(|jobs, done| jobs.collect(end_of(COLLECT_TIME), done));
         }
-        self.reports.tell();
+        self.reporter.outages.report_turn();
         self.answer_shutdown();
         !self.in_flight.is_empty() || self.sleep()
     }
 
     fn receive_new(&mut self) {
-        while let Some(message) = self.incoming.try_receive() {
+        while let Ok(message) = self.incoming.queue.try_recv() {
             match message {
-                Message::Check(id) => self.check(&id),
-                Message::EndAll(deadline) => self.end_all(deadline),
-                Message::Lose(id, _lost) => {
-                    self.holds_of(&id).for_each(|hold| self.reports.reporter.lose(hold));
+                Message::Check(id) => {
+                    // Whatever request about the hold is in flight.
+                    for hold in self.holds_of(&id) {
+                        self.timers.add_at(Moment::FIRST, Scheduled::Check(hold));
+                    }
                 }
-                Message::Settle(call) => self.shutdown.get_or_insert_default().add(call),
+                Message::EndAll(call) => self.end_all(call),
+                Message::Lose(id, _lost) => {
+                    self.holds_of(&id).iter().for_each(|hold| self.reporter.lose(hold));
+                }
                 Message::Work(work) => self.schedule(work),
             }
         }
-        self.schedule_clean_ups();
-        self.timers.compact(Moment::now(), |hold| self.reports.forget(hold));
-    }
-
-    /// Schedules what the ends of holds have left to clean up.
-    fn schedule_clean_ups(&mut self) {
-        for in_doubt in self.reports.reporter.sink.clean_ups.take() {
-            self.schedule(Scheduled::clean_up(in_doubt));
-        }
+        self.timers.compact(Moment::now());
     }
 
     fn schedule(&mut self, work: Scheduled) {
         match work {
-            Scheduled::Hold(hold) if self.shutdown.is_some() => self.end(&hold),
-            work => {
-                if let Some(over) = self.timers.add(work) {
-                    self.reports.forget(&over);
+            // It is ended instead. Its release is left to a later turn.
+            Scheduled::Hold(hold) if self.shutdown.is_some() => {
+                if !self.reporter.expire(&hold) && self.reporter.end(&hold) {
+                    self.reporter.renewer.release(&hold);
                 }
             }
+            work => self.timers.add(work),
         }
     }
 
     /// Ends all leases, and tries again now to remove what is in doubt.
-    fn end_all(&mut self, deadline: Instant) {
-        self.shutdown.get_or_insert_default().extend(deadline);
-        let sent = self.in_flight.values().filter_map(|sent| sent.work.as_hold());
+    fn end_all(&mut self, call: ShutdownCall) {
+        self.shutdown.get_or_insert_default().calls.push(call);
+        let sent = self.in_flight.values().filter_map(|(work, _)| work.as_hold());
         let sent = sent.map(|hold| Scheduled::Hold(hold.clone()));
         let all: Vec<_> = sent.chain(self.timers.drain()).collect();
         for mut work in all {
@@ -159,59 +150,26 @@ impl RenewerThread {
         }
     }
 
-    /// Ends a lease, and schedules its release.
-    fn end(&mut self, hold: &Arc<Hold>) {
-        if !self.reports.reporter.expire(hold) && self.reports.reporter.end(hold) {
-            self.release(hold);
-        }
-        self.reports.forget(hold);
-    }
-
-    /// Ends a tenure that was kept and is not used, and schedules its release. Returns `false` if a
-    /// thread uses it.
-    fn end_kept(&mut self, hold: &Arc<Hold>) -> bool {
-        let ended = self.reports.reporter.wait_queues.end_kept(hold);
-        if ended {
-            self.release(hold);
-            self.reports.forget(hold);
-        }
-        ended
-    }
-
-    /// Schedules the release of a hold that has ended here.
-    fn release(&mut self, hold: &Arc<Hold>) {
-        let release = Scheduled::CleanUp(Box::new(CleanUp::of_ended(hold)));
-        self.timers.add_at(Moment::FIRST, release);
-    }
-
     /// Returns the holds with this id: several guards may have adopted it.
-    fn holds_of(&self, id: &HoldId) -> impl Iterator<Item = &Arc<Hold>> {
+    fn holds_of(&self, id: &HoldId) -> Vec<Arc<Hold>> {
         let holds = self.all_work().filter_map(Scheduled::as_hold);
-        holds.filter(move |hold| hold.id == *id)
-    }
-
-    /// Has the store asked now whether a hold exists, whatever request about it is in flight.
-    fn check(&mut self, id: &HoldId) {
-        let checks: Vec<_> = self.holds_of(id).cloned().map(Scheduled::Check).collect();
-        for check in checks {
-            self.timers.add_at(Moment::FIRST, check);
-        }
+        holds.filter(|hold| hold.id == *id).cloned().collect()
     }
 
     /// Answers the calls that wait for the shutdown if it is complete, or if their time is over.
     fn answer_shutdown(&mut self) {
-        let now = Instant::now();
-        let Some(shutdown) = self.shutdown.as_mut().filter(|shutdown| shutdown.is_watched()) else {
+        let Some(shutdown) = self.shutdown.as_ref().filter(|it| !it.calls.is_empty()) else {
             return;
         };
-        if let Some(failure) = shutdown.give_up(now) {
-            let failed = Err(HoldFailure::Failed(failure));
+        let now = Instant::now();
+        if shutdown.calls.iter().all(|call| call.deadline <= now) {
+            let failed = Err(HoldFailure::Failed(shutdown.failure()));
             for hold in self.clean_ups().filter_map(CleanUp::ended) {
                 // It is being cleaned up already.
-                self.reports.reporter.report_end(hold, &failed, drop);
+                self.reporter.report_end(hold, &failed, drop);
             }
         }
-        let is_complete = self.reports.reporter.counters.is_settled() && {
+        let is_complete = self.reporter.counters.unsettled.load(Ordering::SeqCst) == 0 && {
             // What has settled the last hold may have left something to clean up.
             self.receive_new();
             self.clean_ups().all(CleanUp::is_confirmed)
@@ -223,14 +181,11 @@ impl RenewerThread {
 
     /// What is scheduled or in flight.
     fn all_work(&self) -> impl Iterator<Item = &Scheduled> {
-        self.timers.iter().chain(self.in_flight.values().map(|sent| &sent.work))
+        self.timers.iter().chain(self.in_flight.values().map(|(work, _)| work))
     }
 
     fn clean_ups(&self) -> impl Iterator<Item = &CleanUp> {
-        self.all_work().filter_map(|work| match work {
-            Scheduled::CleanUp(clean_up) => Some(&**clean_up),
-            Scheduled::Check(_) | Scheduled::Hold(_) => None,
-        })
+        self.all_work().filter_map(Scheduled::as_clean_up)
     }
 
     fn send_due(&mut self) {
@@ -239,29 +194,20 @@ impl RenewerThread {
         while batch.len() < BATCH
             && let Some(work) = self.timers.pop(now)
         {
-            let (id, change, limit) = match &work {
-                Scheduled::Check(hold) => (&hold.id, Change::Check, hold.lease.remaining()),
-                Scheduled::CleanUp(clean_up) => {
-                    clean_up.begin_attempt();
-                    (clean_up.hold(), clean_up.change(), clean_up.lease() / 3)
+            if let Scheduled::Hold(hold) = &work {
+                self.reporter.expire(hold);
+                if hold.is_unused() && self.reporter.wait_queues.end_kept(hold) {
+                    self.reporter.renewer.release(hold);
+                    continue;
                 }
-                Scheduled::Hold(hold) => {
-                    self.reports.reporter.expire(hold);
-                    if hold.is_unused() && self.end_kept(hold) {
-                        continue;
-                    }
-                    if !hold.is_due(now) {
-                        self.schedule(work);
-                        continue;
-                    }
-                    let change = Change::Renew { lease: hold.lease.next(now) };
-                    (&hold.id, change, (hold.lease.duration() / 3).min(hold.lease.remaining()))
+                if !hold.is_due(now) {
+                    self.schedule(work);
+                    continue;
                 }
-            };
+            }
             self.last_job += 1;
-            let deadline = end_of(limit.min(self.io_timeout));
-            batch.push(Job { id: self.last_job, hold: id.clone(), change, deadline });
-            self.in_flight.insert(self.last_job, SentWork { work, sent: now });
+            batch.push(work.job(self.last_job, now, self.io_timeout));
+            self.in_flight.insert(self.last_job, (work, now));
         }
         if !batch.is_empty() {
             self.run_jobs(|jobs, done| jobs.send(batch, done));
@@ -274,13 +220,16 @@ impl RenewerThread {
         run(self.jobs.as_mut(), &mut |id, outcome| outcomes.push((id, outcome)));
         for (id, outcome) in outcomes {
             match self.in_flight.remove(&id) {
-                Some(SentWork { work: Scheduled::Check(hold), .. }) => {
-                    self.finish_check(&hold, &outcome);
+                // Without a reply the next renewal finds out.
+                Some((Scheduled::Check(hold), _)) => {
+                    if matches!(outcome, Ok(JobReply { hold: HoldReply::Gone, .. })) {
+                        self.reporter.lose(&hold);
+                    }
                 }
-                Some(SentWork { work: Scheduled::CleanUp(clean_up), .. }) => {
+                Some((Scheduled::CleanUp(clean_up), _)) => {
                     self.finish_clean_up(clean_up, outcome);
                 }
-                Some(SentWork { work: Scheduled::Hold(hold), sent }) => {
+                Some((Scheduled::Hold(hold), sent)) => {
                     self.finish_renewal(hold, sent, outcome);
                 }
                 None => {}
@@ -294,51 +243,38 @@ impl RenewerThread {
     fn finish_renewal(&mut self, hold: Arc<Hold>, sent: Moment, outcome: JobOutcome) {
         match outcome.map(|reply| reply.hold) {
             Ok(HoldReply::Done) => {
-                let late = hold.lease.is_nearly_over();
+                let is_late = hold.lease.is_nearly_over();
                 hold.lease.extend(sent, hold.lease.next(sent));
                 hold.expire_fences();
-                self.reports.record_renewal(&hold, late);
+                self.reporter.outages.record_renewal(&hold, is_late);
                 self.schedule(Scheduled::Hold(hold));
             }
-            Ok(HoldReply::Gone) => self.lose(&hold),
+            Ok(HoldReply::Gone) => self.reporter.lose(&hold),
             Err(failure) => {
                 let pause = (hold.lease.duration() / RETRIES).min(hold.lease.remaining());
-                self.reports.record_failure(&hold, &failure);
+                self.reporter.outages.record_failed_renewal(&hold, &failure);
                 self.timers.add_at(Moment::now().after(pause), Scheduled::Hold(hold));
             }
         }
-    }
-
-    /// Applies the outcome of a check. Without a reply the next renewal finds out.
-    fn finish_check(&mut self, hold: &Hold, outcome: &JobOutcome) {
-        if matches!(outcome, Ok(JobReply { hold: HoldReply::Gone, .. })) {
-            self.lose(hold);
-        }
-    }
-
-    fn lose(&mut self, hold: &Hold) {
-        self.reports.reporter.lose(hold);
-        self.reports.forget(hold);
     }
 
     fn finish_clean_up(&mut self, mut clean_up: Box<CleanUp>, outcome: JobOutcome) {
         let everywhere = outcome.as_ref().is_ok_and(|reply| reply.everywhere);
         match outcome {
             Ok(_) if clean_up.change() == Change::Unregister => {
-                self.reports.reporter.wait_queues.wake_any(&clean_up.hold().name);
+                self.reporter.wait_queues.wake_any(&clean_up.hold().name);
             }
             Ok(reply) => {
-                let Reporter { outages, .. } = &self.reports.reporter;
-                outages.record_reply(&clean_up.hold().name);
-                self.reports.reporter.confirm_release(clean_up.hold());
+                self.reporter.outages.record_reply(&clean_up.hold().name);
+                self.reporter.confirm_release(clean_up.hold());
                 if let Some((hold, outcome)) = clean_up.record_reply(reply.hold) {
-                    self.reports.reporter.report_end(&hold, &outcome, drop);
+                    self.reporter.report_end(&hold, &outcome, drop);
                 }
             }
             Err(failure) => {
                 clean_up.record_failure(&failure);
                 if let Some(shutdown) = &mut self.shutdown {
-                    shutdown.record_failure(failure);
+                    shutdown.last_failure = Some(failure);
                 }
             }
         }
@@ -346,39 +282,36 @@ impl RenewerThread {
             return self.timers.add_at(due, Scheduled::CleanUp(clean_up));
         }
         // It is settled, or its lease is over.
-        self.reports.reporter.confirm_release(clean_up.hold());
-        if !clean_up.is_confirmed() {
-            self.record_outlived(&clean_up);
+        self.reporter.confirm_release(clean_up.hold());
+        if clean_up.is_confirmed() {
+            return;
         }
-    }
-
-    /// Records that a hold has ended with its lease, before a release was confirmed.
-    fn record_outlived(&mut self, clean_up: &CleanUp) {
         if let Some(shutdown) = &mut self.shutdown {
-            shutdown.record_outlived();
+            shutdown.outlived = true;
         }
         if let Some(hold) = clean_up.ended() {
-            let failed = Err(HoldFailure::Failed(unconfirmed()));
-            self.reports.reporter.report_end(hold, &failed, drop);
+            self.reporter.report_end(hold, &Err(HoldFailure::Failed(unconfirmed())), drop);
         }
     }
 
     /// Waits until something is due or the thread is woken. Returns `false` when the client is
     /// gone.
     fn sleep(&mut self) -> bool {
-        self.schedule_clean_ups();
+        let fails = |hold: &Arc<Hold>| hold.failing.load(Ordering::Relaxed) && hold.lease.is_open();
+        let renewed = || self.all_work().filter_map(Scheduled::as_hold);
+        self.reporter.outages.end_refusals(|| renewed().any(fails));
         let (now, due) = (Moment::now(), self.timers.next_due());
         let due = if due == Moment::NEVER { due } else { due.min(now.after(NAP)) };
-        let waits = self.shutdown.as_ref().is_some_and(ShutdownCalls::is_watched);
+        let waits = self.shutdown.as_ref().is_some_and(|shutdown| !shutdown.calls.is_empty());
         // Calls under way do not wake this thread when they end.
         self.incoming.sleep(if waits { due.min(now.after(COLLECT_TIME)) } else { due })
     }
 
     /// Starts over after a panic, with nothing forgotten.
     fn recover(&mut self) {
-        self.reports.reporter.events.error(|| "the renewer panicked, and goes on".into());
+        self.reporter.events.error(|| "the renewer panicked, and goes on".into());
         drop(catch_unwind(AssertUnwindSafe(|| self.jobs.abandon())));
-        for (_, SentWork { work, .. }) in mem::take(&mut self.in_flight) {
+        for (work, _) in mem::take(&mut self.in_flight).into_values() {
             self.schedule(work);
         }
         thread::sleep(PANIC_PAUSE);
@@ -387,15 +320,12 @@ impl RenewerThread {
     /// Tries once more to remove what is left to clean up.
     fn finish(&mut self) {
         self.receive_new();
-        let deadline = end_of(self.io_timeout);
-        let release = |clean_up: &CleanUp| {
-            let (hold, change) = (clean_up.hold().clone(), clean_up.change());
-            Job { id: 0, hold, change, deadline }
-        };
-        let releases: Vec<_> = self.clean_ups().map(release).collect();
+        let left = self.all_work().filter(|work| work.as_clean_up().is_some());
+        let now = Moment::now();
+        let releases: Vec<_> = left.map(|work| work.job(0, now, self.io_timeout)).collect();
         if !releases.is_empty() {
             self.jobs.send(releases, &mut |_, _| {});
-            self.jobs.collect(deadline, &mut |_, _| {});
+            self.jobs.collect(end_of(self.io_timeout), &mut |_, _| {});
         }
     }
 }

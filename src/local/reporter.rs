@@ -1,71 +1,130 @@
-//! Reports about calls and holds: that a lock is held, how a call has ended without it, that a hold
-//! has begun, and how it has ended.
+//! What begins and ends with a call or a hold, for the user and within the client: that a lock is
+//! held, how a call has ended without it, that a hold has begun, and how it has ended.
 //!
-//! Decides which events and log lines report that, what must be cleaned up, and that the next
-//! waiter of this process may try. Any thread may learn how a hold has ended; the first reports it.
-//! Knows nothing of the store.
+//! Decides which events and log lines report that, what is counted, renewed and cleaned up, and
+//! that the next waiter of this process may try. Any thread may learn how a hold has ended; the
+//! first reports it. Knows nothing of the store.
 
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
 use crate::error::Error;
-use crate::event::{Event, Events};
+use crate::event::Event;
 use crate::local::call::{Caller, Wait};
-use crate::local::counters::Counters;
 use crate::local::hold::Hold;
 use crate::local::lease::HoldFailure;
 use crate::local::outage::Outages;
+use crate::local::renewer::Renewer;
 use crate::local::wait_queues::WaitQueues;
+use crate::local::waiter::Waiter;
+use crate::stats::Counters;
+use crate::store::Store;
 use crate::store::background::InDoubtHold;
-use crate::store::hold_id::HoldId;
+use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::HoldReply;
 
 /// Why leases are lost.
 const EXPIRED: &str = "it was not renewed in time";
 const GONE: &str = "the server does not know it any more";
 
-/// Where a report leaves work.
-pub(crate) trait ReportSink {
-    /// Has a hold removed from the store that may exist there, or come to.
-    fn clean_up(&self, in_doubt: InDoubtHold);
-
-    /// Takes over to log a loss, and to settle the hold then. Returns `false` if it does not.
-    fn takes_loss(&self, _: &Hold, _why: &'static str) -> bool {
-        false
-    }
-}
-
-#[cfg(test)]
-impl ReportSink for () {
-    fn clean_up(&self, _: InDoubtHold) {}
-}
-
-/// Reports to the user, and ends holds in the wait queues and the counters.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Reporter<S> {
+/// Reports to the user, and begins and ends holds in the wait queues, the counters and the renewer.
+#[derive(Clone, Debug)]
+#[cfg_attr(test, derive(Default))]
+pub(crate) struct Reporter {
     pub(super) events: Events,
     pub(super) counters: Arc<Counters>,
     pub(super) outages: Arc<Outages>,
     pub(super) wait_queues: Arc<WaitQueues>,
-    pub(super) sink: S,
+    pub(super) renewer: Renewer,
+    /// Whether this is the renewer's own. It logs all losses of a turn together.
+    pub(super) in_turns: bool,
 }
 
-impl<S> Reporter<S> {
-    /// Returns one that leaves work elsewhere.
-    pub(super) fn with_sink<T>(self, sink: T) -> Reporter<T> {
-        let Self { events, counters, outages, wait_queues, .. } = self;
-        Reporter { events, counters, outages, wait_queues, sink }
+impl Reporter {
+    pub(super) fn new(events: &Events, renewer: Renewer, store: &Arc<dyn Store>) -> Self {
+        let counters = Arc::<Counters>::default();
+        Self {
+            events: events.clone(),
+            counters: counters.clone(),
+            outages: Arc::new(Outages::new(events.clone(), counters, store)),
+            wait_queues: Arc::default(),
+            renewer,
+            in_turns: false,
+        }
+    }
+
+    /// Begins a new hold of a thread of this process, which may be at the head of the queue. It is
+    /// reported before the renewer may find it lost, and after the ends of earlier holds.
+    pub(super) fn begin(&self, hold: &Arc<Hold>, caller: &Caller, head: Option<&Waiter>) {
+        if matches!(hold.id.kind, HoldKind::Lock) {
+            self.begin_at_head(hold, head);
+        }
+        if !caller.in_set {
+            self.report_acquired(hold, caller);
+        }
+        self.begin_renewal(hold);
+    }
+
+    /// Begins a hold of a lock at the head of the queue, if that has acquired it, and reports the
+    /// ends of earlier holds: two holds of a lock do not exist at the same time.
+    pub(super) fn begin_at_head(&self, hold: &Arc<Hold>, head: Option<&Waiter>) {
+        for released in self.wait_queues.begin_hold(hold, head) {
+            self.report_end(&released, &Ok(()), |in_doubt| self.renewer.clean_up(in_doubt));
+        }
+    }
+
+    /// Has a new hold renewed.
+    pub(super) fn begin_renewal(&self, hold: &Arc<Hold>) {
+        self.counters.held.fetch_add(1, Ordering::Relaxed);
+        self.counters.unsettled.fetch_add(1, Ordering::SeqCst);
+        self.renewer.add_lease(hold);
+    }
+
+    /// Begins the hold that another thread of this process has handed off. Returns `false` if it
+    /// was lost on the way: no call gets it then.
+    pub(super) fn begin_handed_off(&self, hold: &Hold, caller: &Caller) -> bool {
+        if self.expire(hold) || hold.lease.remaining().is_zero() {
+            return false;
+        }
+        if hold.id.kind.is_lock() {
+            self.counters.handoffs.fetch_add(1, Ordering::Relaxed);
+        }
+        if !caller.in_set {
+            self.report_acquired(hold, caller);
+        }
+        true
+    }
+
+    /// Begins the next hold of a tenure that was kept. Returns `false` if that was lost or ended
+    /// meanwhile: no call gets it then.
+    pub(super) fn begin_kept(&self, hold: &Hold, caller: &Caller) -> bool {
+        // Counted first: a thread that finds it lost counts its end.
+        self.counters.held.fetch_add(1, Ordering::Relaxed);
+        let begins = hold.begin_kept(caller);
+        if begins {
+            self.counters.relocks.fetch_add(1, Ordering::Relaxed);
+            self.report_acquired(hold, caller);
+        } else {
+            self.counters.held.fetch_sub(1, Ordering::Relaxed);
+        }
+        begins
     }
 
     /// Reports that a hold has begun. If it is lost already, neither its beginning nor its end is
     /// reported.
     pub(super) fn report_acquired(&self, hold: &Hold, caller: &Caller) {
-        let Some(current) = hold.begin_report() else { return };
+        // A thread that finds it lost while this is locked comes after the report.
+        let mut current = hold.current.lock();
+        if hold.lease.is_settled() {
+            return;
+        }
+        current.reported = true;
         let (name, fence, waited) = (&hold.id.name, current.fence, || caller.begin.elapsed());
-        self.counters.acquired.add(1);
+        self.counters.acquired.fetch_add(1, Ordering::Relaxed);
         let event = || Event::Acquired { name: name.to_string(), fence, waited: waited() };
         let line = || format!("acquired lock {name:?} (fence {fence}) after {:?}", waited());
         self.events.tell(event, line);
@@ -74,7 +133,7 @@ impl<S> Reporter<S> {
     /// Reports that a call has found a lock held, unless it was `reported` of this call already.
     pub(super) fn report_contended(&self, name: &str, reported: &Cell<bool>) {
         if !reported.replace(true) {
-            self.counters.contended.add(1);
+            self.counters.contended.fetch_add(1, Ordering::Relaxed);
             let line = || format!("lock {name:?} is held by another owner");
             self.events.tell(|| Event::Contended { name: name.to_string() }, line);
         }
@@ -91,14 +150,16 @@ impl<S> Reporter<S> {
         let Self { counters, events, .. } = self;
         match error {
             // That the lock is held was reported when the only attempt found it so.
-            None if wait == Wait::No => counters.busy.add(1),
+            None if wait == Wait::No => {
+                counters.busy.fetch_add(1, Ordering::Relaxed);
+            }
             None => {
-                counters.timed_out.add(1);
+                counters.timed_out.fetch_add(1, Ordering::Relaxed);
                 let line = || format!("waited for lock {name:?} in vain, for {waited:?}");
                 events.tell(|| Event::TimedOut { name: name.to_string(), waited }, line);
             }
             Some(error) if error.is_failure() => {
-                counters.failed.add(1);
+                counters.failed.fetch_add(1, Ordering::Relaxed);
                 let reason = || error.with_causes();
                 let event = || Event::Failed { name: name.to_string(), waited, reason: reason() };
                 let line = || format!("lock {name:?} failed after {waited:?}: {}", reason());
@@ -111,14 +172,14 @@ impl<S> Reporter<S> {
     /// Reports that a hold was released, or handed off.
     pub(super) fn report_release(&self, hold: &Hold) {
         let (name, fence) = (&hold.id.name, hold.fence());
-        self.counters.released.add(1);
+        self.counters.released.fetch_add(1, Ordering::Relaxed);
         let event = || Event::Released { name: name.to_string(), fence, held: hold.held() };
         self.events.tell(event, || format!("released lock {name:?} after {:?}", hold.held()));
     }
 
     fn report_failed_release(&self, hold: &Hold, failure: &Failure) {
         let (name, fence) = (&hold.id.name, hold.fence());
-        self.counters.failed_releases.add(1);
+        self.counters.failed_releases.fetch_add(1, Ordering::Relaxed);
         self.events.emit(|| Event::ReleaseFailed {
             name: name.to_string(),
             fence,
@@ -133,21 +194,24 @@ impl<S> Reporter<S> {
         self.events.warn(|| format!("releasing lock {name:?} failed: {source}"));
     }
 
-    fn tell_loss(&self, hold: &Hold) {
-        if hold.is_reported() {
-            let (name, fence) = (&hold.id.name, hold.fence());
-            self.counters.lost.add(1);
+    /// Reports a loss, and settles the hold.
+    fn report_loss(&self, hold: &Hold, why: &'static str) {
+        let (name, fence) = (&hold.id.name, hold.fence());
+        // A tenure that was kept has no hold that was reported: its loss is silent.
+        let is_reported = hold.current.lock().reported;
+        if is_reported {
+            self.counters.lost.fetch_add(1, Ordering::Relaxed);
             self.events.emit(|| Event::Lost { name: name.to_string(), fence });
         }
         self.events.end_span(&hold.span);
-    }
-
-    fn log_loss(&self, hold: &Hold, why: &str) {
-        if hold.is_reported() {
-            let (name, fence) = (&hold.id.name, hold.fence());
-            self.events
-                .warn(|| format!("the lease of lock {name:?} (fence {fence}) is lost: {why}"));
+        if is_reported && self.in_turns {
+            return self.outages.record_loss(hold, why);
         }
+        if is_reported {
+            let line = || format!("the lease of lock {name:?} (fence {fence}) is lost: {why}");
+            self.events.warn(line);
+        }
+        self.counters.unsettled.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Ends a hold without its holder. Returns `false` if it has ended or is lost already.
@@ -162,8 +226,8 @@ impl<S> Reporter<S> {
 
     /// Counts the end of a hold. One after which the lock was kept was counted before.
     fn count_end(&self, hold: &Hold) {
-        if !hold.is_kept() {
-            self.counters.end_hold();
+        if !hold.current.lock().kept {
+            self.counters.held.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -180,7 +244,9 @@ impl<S> Reporter<S> {
         outcome: &Result<(), HoldFailure>,
         clean_up: impl FnOnce(InDoubtHold),
     ) {
-        if !hold.settle(matches!(outcome, Err(HoldFailure::Lost))) {
+        let is_first = hold.lease.settle(matches!(outcome, Err(HoldFailure::Lost)));
+        hold.disconnect();
+        if !is_first {
             return;
         }
         if hold.in_doubt.load(Ordering::Relaxed) || matches!(outcome, Err(HoldFailure::Failed(_))) {
@@ -188,52 +254,42 @@ impl<S> Reporter<S> {
         }
         match outcome {
             Err(HoldFailure::Lost) => {
-                self.log_loss(hold, "the server did not know it any more");
-                self.tell_loss(hold);
+                return self.report_loss(hold, "the server did not know it any more");
             }
-            Err(HoldFailure::Failed(failure)) if hold.is_reported() => {
+            Err(HoldFailure::Failed(failure)) if hold.current.lock().reported => {
                 self.report_failed_release(hold, failure);
             }
-            Ok(()) if hold.is_reported() => self.report_release(hold),
+            Ok(()) if hold.current.lock().reported => self.report_release(hold),
             _ => {}
         }
-        self.counters.settle_hold();
+        self.counters.unsettled.fetch_sub(1, Ordering::SeqCst);
     }
-}
 
-impl<S: ReportSink> Reporter<S> {
     /// Marks a hold as lost if its deadline has passed. Returns `true` for the one call that does.
     pub(super) fn expire(&self, hold: &Hold) -> bool {
-        let lost = hold.expire();
+        let lost = hold.lease.expire();
         if lost {
-            self.report_loss(hold, EXPIRED, true);
+            self.end_lost(hold, EXPIRED, true);
         }
         lost
     }
 
     /// Marks a hold as lost because the store does not know it any more.
     pub(super) fn lose(&self, hold: &Hold) {
-        if hold.lose() {
-            self.report_loss(hold, GONE, hold.in_doubt.load(Ordering::Relaxed));
+        if hold.lease.lose() {
+            self.end_lost(hold, GONE, hold.in_doubt.load(Ordering::Relaxed));
         }
     }
 
-    fn report_loss(&self, hold: &Hold, why: &'static str, may_exist: bool) {
+    fn end_lost(&self, hold: &Hold, why: &'static str, may_exist: bool) {
+        hold.disconnect();
         self.count_end(hold);
         if may_exist {
-            self.sink.clean_up(hold.to_clean_up());
+            self.renewer.clean_up(hold.to_clean_up());
         }
-        // A tenure that was kept has no hold that was reported: its loss is silent.
-        let taken = hold.is_reported() && self.sink.takes_loss(hold, why);
-        if !taken {
-            self.log_loss(hold, why);
-        }
-        // First the event: the next holder reports its own.
-        self.tell_loss(hold);
+        // First the report: the next holder has its own.
+        self.report_loss(hold, why);
         self.wait_queues.end_hold(hold);
-        if !taken {
-            self.counters.settle_hold();
-        }
     }
 
     /// Reports what the reply to a posted release says.
@@ -248,7 +304,7 @@ impl<S: ReportSink> Reporter<S> {
     /// its own.
     pub(super) fn settle(&self, hold: &Hold, outcome: &Result<(), HoldFailure>) {
         self.wait_queues.settle_release(&hold.id, || {
-            self.report_end(hold, outcome, |in_doubt| self.sink.clean_up(in_doubt));
+            self.report_end(hold, outcome, |in_doubt| self.renewer.clean_up(in_doubt));
             !matches!(outcome, Err(HoldFailure::Failed(_)))
         });
     }

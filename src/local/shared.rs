@@ -4,68 +4,53 @@
 //! calls do with these parts is decided by the functions that borrow them: `acquire`, `release`,
 //! `hold_requests` and `status`.
 
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use std::{fmt, mem, process, slice};
-
-use parking_lot::Mutex;
+use std::{fmt, process, slice};
 
 use crate::base::clock::{Moment, end_of};
-use crate::base::failure::{Failure, FailureKind};
 use crate::config::{Config, Mechanism};
 use crate::error::{Error, Result};
-use crate::event::Events;
 use crate::local::call::{CallTimes, Caller};
-use crate::local::client_waiters::ClientWaiters;
-use crate::local::counters::Counters;
+use crate::local::client_waiters::Listening;
 use crate::local::held_locks::HeldLocks;
 use crate::local::hold::Hold;
-use crate::local::identity::Identity;
-use crate::local::listener::Listener;
-use crate::local::outage::Outages;
-use crate::local::renewer::Renewer;
+use crate::local::renewer;
 use crate::local::renewer_thread;
-use crate::local::reporter::{ReportSink, Reporter};
-use crate::local::retry::{RetryPolicy, is_outage};
+use crate::local::reporter::Reporter;
 use crate::local::wait_queues::WaitQueues;
-use crate::local::waiter::Waiter;
 use crate::net::factory::ConnectionCounters;
 use crate::net::server::Pools;
-use crate::stats::Stats;
+use crate::stats::{Counters, Stats};
 use crate::store::Store;
 use crate::store::background::InDoubtHold;
-use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::keys::Keys;
-use crate::store::redisson_channels::{RedissonChannels, RedissonWait};
+use crate::store::hold_id::{HoldId, HoldKind, new_client_id};
 use crate::store::request::PostedChange;
 
 /// The state of a client. It lives as long as the last clone or guard.
 pub(crate) struct Shared {
     pub(crate) config: Config,
-    pub(crate) identity: Identity,
+    pub(crate) client: Arc<str>,
+    /// The number of the next hold.
+    nonces: AtomicU64,
+    /// The process that has opened the client.
+    process: u32,
     /// For requests about no lock in particular, or about one whose options are not known.
     pub(super) times: CallTimes,
+    pub(super) listening: Listening,
     /// Dropped before `reporter`, to which it reports what is in doubt then.
     pub(super) store: Arc<dyn Store>,
     pub(super) held_locks: HeldLocks,
     pub(super) counters: Arc<Counters>,
     pools: Pools,
     pub(super) wait_queues: Arc<WaitQueues>,
-    pub(super) events: Events,
     /// Whether the store withdraws a hold that it has not granted at once. Such a hold must not be
     /// requested again, because the request that withdraws it may come late.
     pub(super) withdraws: bool,
     /// Whether a dropped guard does not wait for the reply to its release.
     pub(super) posts_releases: bool,
-    pub(super) reporter: Arc<Reporter<Renewer>>,
-    pub(super) renewer: Renewer,
-    /// If the client exchanges wake-ups with Redisson.
-    redisson: Option<RedissonChannels>,
-    /// Started by the first wait for another client.
-    listener: OnceLock<Listener>,
-    /// Whether it was reported that it could not be. Locked while it is started.
-    listener_failing: Mutex<bool>,
+    pub(super) reporter: Arc<Reporter>,
 }
 
 impl fmt::Debug for Shared {
@@ -81,42 +66,33 @@ impl Shared {
         withdraws: bool,
         pools: Pools,
     ) -> Result<Self> {
-        let events = config.events.clone();
+        let client = new_client_id(&config.label)?;
         let times = CallTimes::new(&config, config.options.first_lease());
-        let wait_queues = Arc::<WaitQueues>::default();
-        let counters = Arc::<Counters>::default();
-        let reporter = Reporter {
-            events: events.clone(),
-            counters: counters.clone(),
-            outages: Arc::new(Outages::new(events.clone(), counters.clone(), &store)),
-            wait_queues: wait_queues.clone(),
-            sink: (),
-        };
-        let renewer = renewer_thread::start(store.jobs(), times.io_timeout, reporter.clone());
-        let renewer = renewer.map_err(Error::no_thread)?;
-        let reporter = Arc::new(reporter.with_sink(renewer.clone()));
+        let (renewer, incoming) = renewer::channel();
+        let reporter = Arc::new(Reporter::new(&config.events, renewer, &store));
+        let Reporter { counters, wait_queues, .. } = &*reporter;
+        let started = renewer_thread::start(store.jobs(), times.io_timeout, incoming, &reporter);
+        started.map_err(Error::no_thread)?;
         #[cfg(feature = "metrics")]
         if let Some(metrics) = &config.metrics {
             let (counters, pools) = (counters.clone(), pools.clone());
             metrics.measure(move || to_stats(&counters, &pools));
         }
         Ok(Self {
-            identity: Identity::new(&config.label)?,
-            redisson: config.redisson.then(RedissonChannels::default),
+            listening: Listening::new(&config, &client, &reporter),
+            client,
+            nonces: AtomicU64::new(1),
+            process: process::id(),
             posts_releases: config.uses(Mechanism::PostedRelease),
             config,
             times,
             store,
             held_locks: HeldLocks::default(),
-            counters,
+            counters: counters.clone(),
             pools,
-            wait_queues,
-            events,
+            wait_queues: wait_queues.clone(),
             withdraws,
             reporter,
-            renewer,
-            listener: OnceLock::new(),
-            listener_failing: Mutex::default(),
         })
     }
 
@@ -133,7 +109,7 @@ impl Shared {
     /// Lets the head of a queue try, after a hold has ended in the store. A lock is left to the
     /// client that the store wakes, once this one listens for that.
     pub(super) fn wake_head(&self, kind: HoldKind, name: &str) {
-        if !kind.is_lock() || self.listener.get().is_none() {
+        if !kind.is_lock() || !self.listening.has_begun() {
             self.wait_queues.wake(kind, name);
         }
     }
@@ -141,7 +117,7 @@ impl Shared {
     /// Fails in a forked child, which shares the parent's sockets and identity but none of its
     /// threads.
     pub(crate) fn check_process(&self) -> Result<()> {
-        if process::id() == self.identity.process { Ok(()) } else { Err(Error::Forked) }
+        if process::id() == self.process { Ok(()) } else { Err(Error::Forked) }
     }
 
     /// Returns `true` if a hold may be relied on in this process, without I/O.
@@ -161,62 +137,13 @@ impl Shared {
         !hold.lease.remaining().is_zero()
     }
 
-    /// Marks a hold as lost because the store does not know it any more.
-    pub(super) fn lose(&self, hold: &Hold) {
-        self.reporter.lose(hold);
-    }
-
-    /// Adds a new hold of a thread of this process, which may be at the head of the queue, to be
-    /// renewed. It is reported before the renewer may find it lost,
-    /// and after the ends of earlier holds.
-    pub(super) fn add_hold(&self, hold: &Arc<Hold>, caller: &Caller, head: Option<&Waiter>) {
-        if matches!(hold.id.kind, HoldKind::Lock) {
-            self.begin_at_head(hold, head);
-        }
-        if !caller.in_set {
-            self.reporter.report_acquired(hold, caller);
-        }
-        self.begin_hold(hold);
-    }
-
-    /// Begins a hold of a lock at the head of the queue, if that has acquired it, and reports the
-    /// ends of earlier holds: two holds of a lock do not exist at the same time.
-    pub(super) fn begin_at_head(&self, hold: &Arc<Hold>, head: Option<&Waiter>) {
-        for released in self.wait_queues.begin_hold(hold, head) {
-            let clean_up = |doubt| self.renewer.clean_up(doubt);
-            self.reporter.report_end(&released, &Ok(()), clean_up);
-        }
-    }
-
-    /// Has a new hold renewed.
-    pub(super) fn begin_hold(&self, hold: &Arc<Hold>) {
-        self.counters.held.fetch_add(1, Ordering::Relaxed);
-        self.counters.unsettled.fetch_add(1, Ordering::SeqCst);
-        self.renewer.add_lease(hold);
-    }
-
-    /// Takes the hold that another thread of this process has handed off. Returns `false` if it was
-    /// lost on the way: no call gets it then.
-    pub(super) fn take_hold(&self, hold: &Arc<Hold>, caller: &Caller) -> bool {
-        if !self.is_valid(hold) {
-            return false;
-        }
-        if hold.id.kind.is_lock() {
-            self.counters.handoffs.add(1);
-        }
-        if !caller.in_set {
-            self.reporter.report_acquired(hold, caller);
-        }
-        true
-    }
-
     /// Returns the id of a new hold.
     pub(super) fn new_hold(&self, kind: HoldKind, name: &Arc<str>) -> HoldId {
         HoldId {
             kind,
             name: name.clone(),
-            client: self.identity.client.clone(),
-            nonce: self.identity.nonces.fetch_add(1, Ordering::Relaxed),
+            client: self.client.clone(),
+            nonce: self.nonces.fetch_add(1, Ordering::Relaxed),
         }
     }
 
@@ -228,25 +155,10 @@ impl Shared {
             return hold;
         }
         if !self.wait_queues.is_listening() {
-            self.listen();
+            self.listening.start(&*self.store);
             self.wait_queues.wait_to_listen(end_of(self.times.io_timeout));
         }
         if self.wait_queues.may_keep(name) { hold.that_may_be_kept() } else { hold }
-    }
-
-    /// Begins the next hold of a tenure that was kept. Returns `false` if that was lost or ended
-    /// meanwhile: no call gets it then.
-    pub(super) fn take_kept(&self, hold: &Arc<Hold>, caller: &Caller) -> bool {
-        // Counted first: a thread that finds it lost counts its end.
-        self.counters.held.fetch_add(1, Ordering::Relaxed);
-        let begins = hold.begin_kept(caller);
-        if begins {
-            self.counters.relocks.add(1);
-            self.reporter.report_acquired(hold, caller);
-        } else {
-            self.counters.end_hold();
-        }
-        begins
     }
 
     /// Releases a tenure that was kept, and that the thread at the head cannot use.
@@ -282,40 +194,11 @@ impl Shared {
         if lease == self.times.lease { self.times } else { CallTimes::new(&self.config, lease) }
     }
 
-    /// Returns how long a call about a lock pauses before its next attempt; `None` if there should
-    /// be none. Reports an outage. A call about no lock suffers from none: it asks any server.
-    pub(super) fn pause_after(
-        &self,
-        retry: &mut RetryPolicy,
-        name: &str,
-        failure: &mut Failure,
-    ) -> Option<Duration> {
-        let pause = retry.pause_after(failure);
-        self.record_failure(name, failure, pause);
-        pause
-    }
-
-    /// Records that a call about a lock suffers from a failure, and pauses for that time.
-    pub(super) fn record_failure(&self, name: &str, failure: &Failure, pause: Option<Duration>) {
-        // A connection that was found broken is no outage.
-        let is_late = pause != Some(Duration::ZERO) || failure.kind == FailureKind::Timeout;
-        if is_late && is_outage(failure) && !name.is_empty() {
-            self.reporter.outages.record_failure(name, failure);
-        }
-    }
-
-    /// Records that a server has replied to a request about a lock.
-    pub(super) fn record_reply(&self, name: &str) {
-        if !name.is_empty() {
-            self.reporter.outages.record_reply(name);
-        }
-    }
-
     /// Leaves it to the renewer to remove a hold that may exist in the store, or may come to, and
     /// that no guard has had.
     pub(super) fn clean_up(&self, hold: &HoldId, lease: Duration, settled_by_release: bool) {
         let (hold, kept_until) = (hold.clone(), Moment::FIRST);
-        self.renewer.clean_up(InDoubtHold { hold, kept_until, lease, settled_by_release });
+        self.reporter.renewer.clean_up(InDoubtHold { hold, kept_until, lease, settled_by_release });
     }
 
     /// Returns the function to which a store reports in-doubt holds of its own. The renewer's
@@ -324,50 +207,9 @@ impl Shared {
         let reporter = Arc::downgrade(&self.reporter);
         move |in_doubt| {
             if let Some(reporter) = reporter.upgrade() {
-                reporter.sink.clean_up(in_doubt);
+                reporter.renewer.clean_up(in_doubt);
             }
         }
-    }
-
-    /// Makes sure that releases by other clients wake the waiters of this one, from the first
-    /// request on that has registered it as a waiting client, or the first lock that may be kept.
-    /// If no thread can be started for that, the next such request tries again.
-    pub(super) fn listen(&self) {
-        if self.listener.get().is_some() {
-            return;
-        }
-        // If another thread is starting it now, there is no reason to wait for that.
-        let Some(mut failing) = self.listener_failing.try_lock() else { return };
-        if self.listener.get().is_some() {
-            return;
-        }
-        let wakeups = self.store.wakeups(&self.identity.client, self.redisson.as_ref());
-        let waiters = ClientWaiters {
-            queues: self.wait_queues.clone(),
-            counters: self.counters.clone(),
-            config: self.config.clone(),
-            client: self.identity.client.clone(),
-            reporter: Arc::downgrade(&self.reporter),
-        };
-        let started = Listener::start(wakeups, waiters, self.events.clone());
-        if started.is_err() {
-            self.wait_queues.set_listening(false);
-        }
-        match started {
-            // No other thread has set it.
-            Ok(listener) => self.listener.set(listener).unwrap_or_default(),
-            Err(error) if !mem::replace(&mut *failing, true) => self.events.warn(|| {
-                format!("no thread for wake-ups, so that waiting may take longer: {error}")
-            }),
-            Err(_) => {}
-        }
-    }
-
-    /// Lets a release by Redisson wake the head of a queue, as long as the result lives.
-    pub(super) fn listen_to_redisson(&self, hold: &HoldId) -> Option<RedissonWait> {
-        let channels = self.redisson.as_ref().filter(|_| hold.kind.is_lock())?;
-        let lock = Keys::new(&self.config.prefix);
-        Some(channels.wait(&hold.name, &lock.lock(&hold.name)))
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -399,7 +241,7 @@ impl Drop for Shared {
             self.release_kept();
             self.store.settle(end_of(self.times.io_timeout));
             // The renewer settles a lost hold once it has reported it, after the guards know.
-            self.events.flush(|| self.counters.is_settled());
+            self.reporter.events.flush(|| self.counters.unsettled.load(Ordering::SeqCst) == 0);
         }
     }
 }
@@ -410,8 +252,8 @@ fn to_stats(counters: &Counters, pools: &Pools) -> Stats {
     Stats {
         connections,
         idle_connections,
-        pool_waits: pool_waits.get(),
-        reconnects: reconnects.get(),
+        pool_waits: pool_waits.load(Ordering::Relaxed),
+        reconnects: reconnects.load(Ordering::Relaxed),
         ..counters.to_stats()
     }
 }

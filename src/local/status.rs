@@ -116,7 +116,7 @@ fn other_holder(shared: &Shared, name: &Arc<str>, deadline: Instant) -> Option<H
     }
     let found = shared.store.inspect(name, end.min(end_of(shared.times.io_timeout)));
     let holder = holder_of(found.ok()??);
-    (*holder.client != *shared.identity.client).then_some(holder)
+    (*holder.client != *shared.client).then_some(holder)
 }
 
 /// Ends the hold that a lock has now, of any owner, and no later one. Returns `false` if there is
@@ -141,7 +141,7 @@ pub(super) fn end_hold(shared: &Shared, kind: HoldKind, name: &str, owner: &[u8]
     if let Some(hold) = HoldId::of_owner(owner, kind, name)
         && ended
     {
-        shared.renewer.lose(hold, end_of(shared.times.io_timeout));
+        shared.reporter.renewer.lose(hold, end_of(shared.times.io_timeout));
     }
     shared.wake_head(kind, name);
     Ok(ended)
@@ -185,13 +185,14 @@ pub(super) fn repeat_with<T>(
     loop {
         match request(retry.limits.request_deadline()) {
             Ok(reply) => {
-                shared.record_reply(name);
+                shared.reporter.outages.record_reply(name);
                 return Ok(reply);
             }
-            Err(mut failure) => match shared.pause_after(&mut retry, name, &mut failure) {
-                Some(pause) => sleep(pause)?,
-                None => return Err(failure.into_error(attempt, name)),
-            },
+            Err(mut failure) => {
+                let pause = retry.pause_after(&mut failure);
+                shared.reporter.outages.record_failed_call(name, &failure, pause);
+                sleep(pause.ok_or_else(|| failure.into_error(attempt, name))?)?;
+            }
         }
     }
 }

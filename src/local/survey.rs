@@ -8,19 +8,72 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use redis::{Cmd, FromRedisValue, cmd};
 
-use crate::base::report::{HeldAs, NameReport, ServerReplies, ServerReport};
 use crate::error::{Error, Result};
 use crate::guards::holder::Holder;
 use crate::local::shared::Shared;
 use crate::local::status::{end_hold, holder_of, repeat, repeat_briefly};
 use crate::net::connection::Connection;
 use crate::net::exchange::Request;
-use crate::store::hold_id::HoldKind;
+use crate::store::hold_id::{HeldAs, HoldKind};
 use crate::store::keys::{Keys, check_name};
 use crate::store::request::{Look, ReportReply, ServerConnections};
 
 /// How many replies of a server are timed.
 const REPLIES: usize = 10;
+
+/// Who holds a name, of whatever kind it is, and which clients wait for it.
+#[doc(hidden)]
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct NameReport {
+    /// The key of a lock of that name.
+    pub key: String,
+    /// Empty if the name is free.
+    pub holds: Vec<(HeldAs, Holder)>,
+    /// The last fencing token of the name; `None` if it has no counter now.
+    pub fence: Option<u64>,
+    /// The [ids](crate::Client::id) of the clients in the queue, the first one first.
+    pub waiting: Vec<String>,
+}
+
+/// What each server has replied to a question.
+#[doc(hidden)]
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ServerReplies<T> {
+    /// Each server's address, and its reply.
+    pub each: Vec<(String, Result<T>)>,
+    /// How many must reply, or else no lock can be relied on.
+    pub required: usize,
+}
+
+impl<T> ServerReplies<T> {
+    /// Returns the first error, if too few servers have replied.
+    #[must_use]
+    pub fn too_few(&self) -> Option<&Error> {
+        let errors = || self.each.iter().filter_map(|(_, reply)| reply.as_ref().err());
+        let replied = self.each.len() - errors().count();
+        errors().next().filter(|_| replied < self.required)
+    }
+}
+
+/// What a server reports about itself.
+#[doc(hidden)]
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ServerReport {
+    /// How long it took to answer.
+    pub round_trip: Duration,
+    /// How long the slowest of some replies took.
+    pub slowest: Duration,
+    /// By how many seconds the server's clock is ahead of this system's; negative if it is behind.
+    /// `None` for a sentinel, which does not tell the time.
+    pub clock_ahead: Option<f64>,
+    /// The server's reply to INFO; `None` if the login lacks the right to ask.
+    pub info: Option<String>,
+    /// The reply to CLUSTER INFO of a node of a cluster; `None` if the login lacks the right.
+    pub cluster_info: Option<String>,
+}
 
 /// What the program `leasehold` shows and does. Created by
 /// [`Client::survey`](crate::Client::survey). Not for other programs: it may change at any time.
@@ -116,7 +169,7 @@ impl Survey {
     ///
     /// The same.
     pub fn end_own_holds(&self, name: &str) -> Result<usize> {
-        let client = &*self.shared.identity.client;
+        let client = &*self.shared.client;
         let mut ended = Vec::new();
         self.end_holds_if(name, |_, holder| holder.client == client, &mut ended)?;
         Ok(ended.len())

@@ -16,11 +16,12 @@ use crossbeam_channel::{Receiver, unbounded};
 use parking_lot::Mutex;
 
 use crate::base::clock::{Moment, end_of};
+use crate::base::event_thread::Events;
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::spans::HoldSpan;
 use crate::config::{Config, LockOptions};
 use crate::error::{Error, Result};
-use crate::event::{Event, Events};
+use crate::event::Event;
 use crate::local::call::Wait;
 use crate::local::call::tests::caller;
 use crate::local::hold::Hold;
@@ -434,11 +435,11 @@ fn a_hold_that_is_lost_while_it_is_handed_off_is_no_loss() {
     let scene = Scene::new(LEASE * 10);
     let caller = caller(&scene.options);
     let hold = Arc::new(Hold::new(scene.id(7), 1, 1, &caller, Moment::now()));
-    scene.shared.add_hold(&hold, &caller, None);
+    scene.shared.reporter.begin(&hold, &caller, None);
     scene.shared.held_locks.remove(&hold);
     hold.begin_next(&caller);
-    scene.shared.lose(&hold);
-    assert!(!scene.shared.take_hold(&hold, &caller));
+    scene.shared.reporter.lose(&hold);
+    assert!(!scene.shared.reporter.begin_handed_off(&hold, &caller));
     scene.lock();
     scene.expect_events(["acquired", "acquired"]);
 }
@@ -630,7 +631,7 @@ fn a_clean_up_keeps_a_lock_that_is_to_stay_taken() {
     scene.name = Arc::from("lost");
     scene.store.set_outcomes(&[Outcome::LostReply]);
     let level = scene.lock();
-    scene.shared.lose(&level.hold);
+    scene.shared.reporter.lose(&level.hold);
     scene.unlock(&level.hold).expect_err("lost");
     eventually(|| !scene.is_held());
 }

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::base::clock::Moment;
+use crate::base::clock::{Moment, end_of};
 use crate::base::failure::Failure;
 use crate::local::hold::Hold;
 use crate::local::lease::{HoldFailure, NextStep, TOGETHER};
-use crate::store::background::InDoubtHold;
+use crate::store::background::{InDoubtHold, Job};
 use crate::store::hold_id::HoldId;
 use crate::store::request::{Change, HoldReply};
 
@@ -39,13 +39,28 @@ pub(crate) enum Scheduled {
 }
 
 impl Scheduled {
-    /// The removal of a hold that may exist in the store, or may come to.
-    pub(crate) fn clean_up(in_doubt: InDoubtHold) -> Self {
-        Self::CleanUp(Box::new(CleanUp::new(in_doubt)))
+    /// Returns the job that does it now, in a third of the lease at most.
+    pub(crate) fn job(&self, id: u64, now: Moment, io_timeout: Duration) -> Job {
+        let (hold, change, limit) = match self {
+            Self::Check(hold) => (&hold.id, Change::Check, hold.lease.remaining()),
+            Self::CleanUp(clean_up) => {
+                clean_up.begin_attempt();
+                (clean_up.hold(), clean_up.change(), clean_up.in_doubt.lease / 3)
+            }
+            Self::Hold(hold) => {
+                let change = Change::Renew { lease: hold.lease.next(now) };
+                (&hold.id, change, (hold.lease.duration() / 3).min(hold.lease.remaining()))
+            }
+        };
+        Job { id, hold: hold.clone(), change, deadline: end_of(limit.min(io_timeout)) }
     }
 
     pub(crate) fn as_hold(&self) -> Option<&Arc<Hold>> {
         if let Self::Hold(hold) = self { Some(hold) } else { None }
+    }
+
+    pub(crate) fn as_clean_up(&self) -> Option<&CleanUp> {
+        if let Self::CleanUp(clean_up) = self { Some(clean_up) } else { None }
     }
 }
 
@@ -67,7 +82,7 @@ pub(crate) struct CleanUp {
 }
 
 impl CleanUp {
-    fn new(in_doubt: InDoubtHold) -> Self {
+    pub(crate) fn new(in_doubt: InDoubtHold) -> Self {
         let deadline = Moment::now().after(in_doubt.lease);
         let longest_pause = (in_doubt.lease / CLEAN_TRIES).max(CLEAN_PAUSE);
         // A server that was hung executes what it finds over several connections in any order: a
@@ -108,10 +123,6 @@ impl CleanUp {
         Change::Release { kept_until: self.in_doubt.kept_until }
     }
 
-    pub(crate) fn lease(&self) -> Duration {
-        self.in_doubt.lease
-    }
-
     /// Returns `true` if the hold counts as removed: by a majority of several servers, and unless
     /// a request comes very late.
     pub(crate) fn is_confirmed(&self) -> bool {
@@ -124,7 +135,7 @@ impl CleanUp {
     }
 
     /// Notes that an attempt is made.
-    pub(crate) fn begin_attempt(&self) {
+    fn begin_attempt(&self) {
         if let Some(hold) = &self.ended {
             hold.releases.fetch_add(1, Ordering::AcqRel);
         }
@@ -186,31 +197,23 @@ impl Default for TimerQueue {
 }
 
 impl TimerQueue {
-    /// Adds work for the time at which it is due. Returns a lease that is over instead.
-    #[must_use]
-    pub(crate) fn add(&mut self, work: Scheduled) -> Option<Arc<Hold>> {
-        match &work {
-            Scheduled::Check(_) | Scheduled::CleanUp(_) => self.add_at(Moment::FIRST, work),
-            Scheduled::Hold(hold) => match hold.next_step().due() {
-                None => return Some(hold.clone()),
-                Some(due) => self.add_at(due, work),
-            },
+    /// Adds work for the time at which it is due. A lease that is over is dropped.
+    pub(crate) fn add(&mut self, work: Scheduled) {
+        let due = match &work {
+            Scheduled::Check(_) | Scheduled::CleanUp(_) => Some(Moment::FIRST),
+            Scheduled::Hold(hold) => hold.next_step().map(|next| next.due),
+        };
+        if let Some(due) = due {
+            self.add_at(due, work);
         }
-        None
     }
 
-    /// Removes the leases that are over, and calls `removed` with each, if it is time for that.
-    pub(crate) fn compact(&mut self, now: Moment, mut removed: impl FnMut(&Hold)) {
+    /// Removes the leases that are over, if it is time for that.
+    pub(crate) fn compact(&mut self, now: Moment) {
         if self.entries.len() < self.crowd && now < self.next_compaction {
             return;
         }
-        self.entries.retain(|entry| match &entry.work {
-            Scheduled::Hold(hold) if hold.next_step() == NextStep::None => {
-                removed(hold);
-                false
-            }
-            Scheduled::Check(_) | Scheduled::CleanUp(_) | Scheduled::Hold(_) => true,
-        });
+        self.entries.retain(|entry| entry.work.as_hold().is_none_or(|hold| hold.lease.is_open()));
         self.crowd = CROWD.max(self.entries.len() * 2);
         self.entries.shrink_to(self.crowd);
         self.next_compaction = now.after(COMPACTION_PAUSE);
@@ -256,7 +259,9 @@ impl TimerEntry {
     /// How much earlier it may be removed if that saves a wake-up of the thread.
     fn slack(&self) -> Duration {
         match &self.work {
-            Scheduled::Hold(hold) if hold.next_step() == NextStep::Renew(self.due) => {
+            Scheduled::Hold(hold)
+                if hold.next_step() == Some(NextStep { due: self.due, renews: true }) =>
+            {
                 hold.lease.duration() / TOGETHER
             }
             Scheduled::Check(_) | Scheduled::CleanUp(_) | Scheduled::Hold(_) => Duration::ZERO,
@@ -315,7 +320,7 @@ mod tests {
     fn leases_come_out_when_they_are_due_and_neighbours_with_them() {
         let mut timers = TimerQueue::default();
         for seconds in [30, 3, 30] {
-            assert!(timers.add(hold(Duration::from_secs(seconds))).is_none());
+            timers.add(hold(Duration::from_secs(seconds)));
         }
         let now = Moment::now();
         assert!(timers.pop(now).is_none());

@@ -547,7 +547,7 @@ pub(super) mod tests {
         hold.in_doubt.store(true, Ordering::Relaxed);
         assert!(!follows(&hold, same()), "in doubt");
         let hold = new_hold();
-        assert!(hold.lose() && !follows(&hold, same()), "lost");
+        assert!(hold.lease.lose() && !follows(&hold, same()), "lost");
         let hold = new_hold();
         assert!(hold.end() && !follows(&hold, same()), "ended by a shutdown");
     }
@@ -560,7 +560,7 @@ pub(super) mod tests {
         assert!(over.try_recv().is_err_and(|error| error.is_disconnected()));
         let next = hold.over();
         assert!(next.try_recv().is_err_and(|error| error.is_empty()));
-        hold.lose();
+        Reporter::default().lose(&hold);
         assert!(next.try_recv().is_err_and(|error| error.is_disconnected()));
         assert!(!hold.is_lost_with(fence) && hold.is_lost_with(fence + 1));
     }
@@ -639,7 +639,7 @@ pub(super) mod tests {
         let [_, second, _] = three(&queues);
         let mine = new_hold();
         acquire(&queues, &mine);
-        Reporter { wait_queues: queues.clone(), ..Reporter::<()>::default() }.lose(&mine);
+        Reporter { wait_queues: queues.clone(), ..Reporter::default() }.lose(&mine);
         assert!(matches!(turn(&queues, &second), Turn::Head { .. }));
         queues.end_hold(&mine);
         assert!(queues.holder(HoldKind::Lock, &name()).is_none());

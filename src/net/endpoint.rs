@@ -6,7 +6,7 @@ use std::{fmt, io};
 
 use redis::{ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo};
 
-use crate::base::report::printable;
+use crate::base::printable;
 use crate::config::Config;
 use crate::config::callbacks::Credentials;
 use crate::error::{Error, Phase, Result as ApiResult};

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use redis::ServerError;
 
 use crate::base::failure::{Failure, FailureKind};
-use crate::base::report::printable;
+use crate::base::printable;
 
 /// The codes of errors about a condition that passes by itself.
 const TRANSIENT: [&str; 7] =

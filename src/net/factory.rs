@@ -8,7 +8,6 @@ use std::{fmt, io};
 
 use redis::{ErrorKind, RedisError, ServerError, Value};
 
-use crate::base::Counter;
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::Config;
 use crate::error::Phase;
@@ -24,9 +23,9 @@ use crate::net::wait::Spin;
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionCounters {
     /// The requests that were queued for a connection of a pool.
-    pub(crate) pool_waits: Counter,
+    pub(crate) pool_waits: AtomicU64,
     /// The connections that were opened in place of broken ones.
-    pub(crate) reconnects: Counter,
+    pub(crate) reconnects: AtomicU64,
 }
 
 /// Makes connections to one server, and has what they share.
@@ -177,7 +176,7 @@ impl ConnectionFactory {
     pub(crate) fn record_opening(&self) {
         let replace = |broken: u64| broken.checked_sub(1);
         if self.broken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, replace).is_ok() {
-            self.counters.reconnects.add(1);
+            self.counters.reconnects.fetch_add(1, Ordering::Relaxed);
         }
     }
 

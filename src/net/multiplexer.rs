@@ -22,6 +22,7 @@
 //! | lingering, blocked | a request to wait for replicas or disks | no thread uses it |
 //! | given up | all have failed | idle: the next user opens it again |
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -167,7 +168,9 @@ impl Multiplexer {
         }
         match if is_first { self.queue.take(false, deadline) } else { None } {
             Some(free) => self.send_queued(free, deadline),
-            None => self.factory.counters.pool_waits.add(1),
+            None => {
+                self.factory.counters.pool_waits.fetch_add(1, Ordering::Relaxed);
+            }
         }
     }
 

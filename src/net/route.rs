@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
+use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
-use crate::base::report::printable;
-use crate::event::Events;
+use crate::base::printable;
 
 /// How long an answer is valid.
 pub(super) const VALID_FOR: Duration = Duration::from_millis(500);

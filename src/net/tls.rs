@@ -13,9 +13,9 @@ use std::time::Instant;
 use rustls::pki_types::ServerName;
 use rustls::{AlertDescription, ClientConfig, ClientConnection};
 
+use crate::base::event_thread::Events;
 use crate::config::certificates::Tls;
 use crate::error::{Error, Phase, Result};
-use crate::event::Events;
 use crate::net::socket::{PollFlags, Stream};
 use crate::net::trust::{Trust, client_config, flaw};
 use crate::net::wait::{Arrived, ReplyWait, WaitFor};

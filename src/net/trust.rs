@@ -5,10 +5,10 @@ use std::sync::Arc;
 use rustls::crypto::ring::default_provider;
 use rustls::{CertificateError, ClientConfig, OtherError, RootCertStore};
 
-use crate::base::report::printable;
+use crate::base::event_thread::Events;
+use crate::base::printable;
 use crate::config::certificates::{self, Tls};
 use crate::error::{Error, Result};
-use crate::event::Events;
 
 /// What a server must prove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,11 +1,29 @@
-//! The identity of a hold.
+//! The identity of a hold, and that of its client.
 
 use std::fmt::{self, Write};
 use std::hash::{Hash, Hasher};
 use std::mem;
 use std::sync::Arc;
 
-use crate::base::report::HeldAs;
+use crate::config::check_label;
+use crate::error::{Error, Result};
+
+/// The kind of a hold.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HeldAs {
+    /// A string, which is a lock of another library.
+    Foreign,
+    /// A lock.
+    Lock,
+    /// A permit of a semaphore.
+    Permit,
+    /// The side of a read-write lock that readers share.
+    Reader,
+    /// The other side.
+    Writer,
+}
 
 /// What a hold is a hold of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +111,22 @@ pub(crate) struct HoldId {
     pub(crate) nonce: u64,
 }
 
+/// Returns the id of a new client: the label, if any, and 128 random bits.
+pub(crate) fn new_client_id(label: &str) -> Result<Arc<str>> {
+    let mut random = [0; 16];
+    getrandom::fill(&mut random).map_err(|error| Error::system("read random bytes", error))?;
+    let id = u128::from_ne_bytes(random);
+    let client = if label.is_empty() { format!("{id:032x}") } else { format!("{label}:{id:032x}") };
+    Ok(client.into())
+}
+
+/// Returns `true` if a client can have this id.
+pub(crate) fn is_client_id(id: &str) -> bool {
+    let (label, random) = id.rsplit_once(':').unwrap_or(("", id));
+    let is_random = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    random.len() == 32 && random.bytes().all(is_random) && check_label(label).is_ok()
+}
+
 /// The part of a nonce that tells other clients that the lock may be kept, so that it takes a
 /// message to get it: the nonce has 16 hexadecimal digits, and the first one is 8 to f.
 const MAY_BE_KEPT: u64 = 1 << 63;
@@ -171,5 +205,14 @@ mod tests {
         assert_eq!((id.owner().as_str(), kept.owner().as_str()), ("c:7", "c:8000000000000007"));
         let read = HoldId::of_owner(kept.owner().as_bytes(), HoldKind::Lock, "x").expect("owner");
         assert!(read == kept && read.may_be_kept() && !id.may_be_kept());
+    }
+
+    #[test]
+    fn clients_have_different_ids() {
+        let (a, b) = (new_client_id("").expect("random"), new_client_id("web").expect("random"));
+        assert_ne!(a, b);
+        assert!(b.starts_with("web:"));
+        assert_eq!(a.len(), 32);
+        assert!(is_client_id(&a) && is_client_id(&b));
     }
 }

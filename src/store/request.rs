@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
-use crate::base::report::HeldAs;
 use crate::net::connection::Connection;
+use crate::store::hold_id::HeldAs;
 use crate::store::hold_id::{HoldId, HoldKind};
 
 /// A request for holds: mostly for one; for one of each of several locks, all of them or none; or

@@ -8,7 +8,7 @@ use crate::config::LEASE_MAX;
 use crate::error::Error;
 use crate::guards::owned_guard::Ticket;
 use crate::local::adoption::DetachedHold;
-use crate::local::identity::is_client_id;
+use crate::store::hold_id::is_client_id;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::check_name;
 

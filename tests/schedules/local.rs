@@ -92,8 +92,7 @@ impl Scene {
         let hold = Arc::new(Hold::new(self.id(), 1, 2, &self.caller(), Moment::now()));
         if self.loses {
             let wait_queues = self.queues.clone();
-            let (reporter, hold) =
-                (Reporter { wait_queues, ..Reporter::<()>::default() }, hold.clone());
+            let (reporter, hold) = (Reporter { wait_queues, ..Reporter::default() }, hold.clone());
             thread::spawn(move || reporter.lose(&hold));
         }
         hold

@@ -16,9 +16,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::base::clock::Moment;
+use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
 use crate::config::Config;
-use crate::event::Events;
 use crate::net::demand::Demand;
 use crate::net::wait::Interrupter;
 use crate::store::background::peer::{Pauses, Peer};

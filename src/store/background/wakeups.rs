@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::base::clock::end_of;
+use crate::base::event_thread::Events;
 use crate::base::failure::{Failure, FailureKind};
-use crate::event::Events;
 use crate::net::resp::RespStream;
 use crate::net::socket::{Alarm, PollFd};
 use crate::net::wait::Interrupter;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::failure::{Failure, FailureKind};
-use crate::base::report::HeldAs;
 use crate::error::{ServerFailure, Shortfall};
 use crate::store::background::JobReply;
+use crate::store::hold_id::HeldAs;
 use crate::store::request::{AcquireReply, Change, HoldReply, HolderReply, ReportReply};
 
 /// How many of `servers` servers are a majority.

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::base::clock::end_of;
+use crate::base::event_thread::Events;
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::callbacks::AddressMap;
 use crate::config::{Config, Mechanism};
-use crate::event::Events;
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
 use crate::store::keys::{Keys, SLOTS, slot_of};

@@ -13,9 +13,9 @@ use rustls::pki_types::PrivateKeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 use super::*;
+use crate::base::event_thread::Events;
 use crate::config::certificates::Tls;
 use crate::error::Phase;
-use crate::event::Events;
 use crate::net::resp::{Layer, RespStream};
 use crate::net::socket::Stream;
 use crate::net::tls::Connector;
