@@ -111,8 +111,8 @@ impl Builder {
     /// those that were made before. `client_name=` in the query is for `CLIENT SETNAME`, which the
     /// server may refuse. A server must be Redis 6.2 or newer, or Valkey.
     ///
-    /// `rediss://` in place of `redis://` means [TLS](crate::guide::deployment#tls) and requires the
-    /// feature `tls`. The server must have a certificate for the host in the URL.
+    /// `rediss://` in place of `redis://` means [TLS](crate::guide::deployment#tls) and requires
+    /// the feature `tls`. The server must have a certificate for the host in the URL.
     ///
     /// # Errors
     ///

@@ -83,8 +83,8 @@ impl Builder {
     /// without a request. A kept lock is renewed, and no thread holds it. Another client that asks
     /// for it gets it within a network latency, or else when the guard under way is dropped;
     /// [`try_lock`](crate::Client::try_lock) waits 50 ms for that, and
-    /// [`try_lock_all`](crate::Client::try_lock_all) as long for each lock. A client that dies while
-    /// it keeps a lock blocks others for its [lease](Builder::lease), so set a short one. The
+    /// [`try_lock_all`](crate::Client::try_lock_all) as long for each lock. A client that dies
+    /// while it keeps a lock blocks others for its [lease](Builder::lease), so set a short one. The
     /// [recipe][cached] says where it pays, and which locks are not kept.
     ///
     /// What is kept is released when the time is over, by [`close`](crate::Client::close),

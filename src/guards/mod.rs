@@ -178,8 +178,8 @@ pub(crate) use lock_options;
 /// A guard of any kind, for code that does the same under a lock, a side of a read-write lock, a
 /// permit, a term or a set of locks. The methods are those that each of these has itself.
 ///
-/// All guards but [`Guard`](crate::Guard) belong to no thread, so that a `Box<dyn AnyGuard + Send + Sync>` may
-/// have one of them. Other types cannot implement this trait, and it may get further methods.
+/// All guards but [`Guard`](crate::Guard) belong to no thread: a `Box<dyn AnyGuard + Send + Sync>`
+/// may have one of them. Other types cannot implement this trait, and it may get further methods.
 ///
 /// ```
 /// use leasehold::{AnyGuard, Client, Result};

@@ -2,7 +2,8 @@
 //! told of its end.
 //!
 //! Decides, without any I/O, which thread can have the next hold of a tenure, and whether the lock
-//! may be kept. Knows neither the store nor the wait queues: `reporter.rs` reports a loss to others.
+//! may be kept. Knows neither the store nor the wait queues: `reporter.rs` reports a loss to
+//! others.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};

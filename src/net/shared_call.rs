@@ -225,7 +225,7 @@ mod tests {
             self.answers.send(answer).expect("the call waits");
         }
 
-        /// Waits until so many calls have begun, and no more.
+        /// Waits until this many calls have begun, and no more.
         fn await_calls(&self, count: usize, why: &str) {
             while self.begun.load(Ordering::SeqCst) < count {
                 thread::yield_now();

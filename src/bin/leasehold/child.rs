@@ -1,5 +1,5 @@
-//! The command as a process, and the signals that this program receives while it waits and while the
-//! command runs.
+//! The command as a process, and the signals that this program receives while it waits and while
+//! the command runs.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};

@@ -195,7 +195,8 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
     }
 }
 
-/// Blocks until one of `openings` has an outcome or `deadline` has come. Returns `false` if none has.
+/// Blocks until one of `openings` has an outcome or `deadline` has come. Returns `false` if none
+/// has.
 pub(crate) fn wait_for_any<'a, T: 'a>(
     openings: impl IntoIterator<Item = &'a Receiver<T>>,
     deadline: Instant,

@@ -1,8 +1,8 @@
 //! What one client hears from one node: over its own channel, over a sharded one at a node of a
 //! cluster, and over those of Redisson's locks that threads wait for.
 //!
-//! The further channels only save work: whatever is not sent over the sharded channel comes over the
-//! client's own, and nothing relies on a wake-up. So they are asked for when there is time, and
+//! The further channels only save work: whatever is not sent over the sharded channel comes over
+//! the client's own, and nothing relies on a wake-up. So they are asked for when there is time, and
 //! given up for a while if the server refuses them. A server answers requests in their order, so an
 //! error reply is about the first one without a reply.
 

@@ -1,5 +1,5 @@
-//! A request to all servers of a quorum, their votes on it, and the holds in doubt: what it may leave
-//! on some of them if it has no reply.
+//! A request to all servers of a quorum, their votes on it, and the holds in doubt: what it may
+//! leave on some of them if it has no reply.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -88,9 +88,9 @@ impl QuorumServer {
         self.trusted.store(false, Ordering::Relaxed);
     }
 
-    /// Notes what a reply says about the server: it is good if a script has written something. If it
-    /// has refused to write, it is left alone like one that is gone, because its connections have
-    /// to be replaced each time.
+    /// Notes what a reply says about the server: it is good if a script has written something. If
+    /// it has refused to write, it is left alone like one that is gone, because its connections
+    /// have to be replaced each time.
     pub(super) fn note<T>(&self, reply: &Result<T, Failure>, has_written: impl FnOnce(&T) -> bool) {
         let written = reply.as_ref().map_or_else(Failure::is_shortfall, has_written);
         // Each write would take the cache line from other threads.

@@ -1,5 +1,5 @@
-//! A wake-up has the waiting thread try again. Whatever becomes of its request or of the thread, the
-//! lock ends up with that thread or free.
+//! A wake-up has the waiting thread try again. Whatever becomes of its request or of the thread,
+//! the lock ends up with that thread or free.
 
 use std::thread;
 use std::time::Duration;

@@ -9,7 +9,8 @@ use crate::harness::Result;
 use crate::harness::history::{Outcome, nanos, now};
 
 /// The time until which a guard is sure to be held without a renewal, if it is for the time that
-/// is `left`. The clock is read first, so that a pause of the thread cannot make this time too late.
+/// is `left`. The clock is read first, so that a pause of the thread cannot make this time too
+/// late.
 pub(super) fn promise(left: impl FnOnce() -> Option<Duration>) -> Option<u64> {
     let now = now();
     left().map(|left| now + nanos(left))
