@@ -125,7 +125,8 @@ impl Mutex {
     ///
     /// The same as [`lock`](Mutex::lock), except for `Timeout`.
     pub fn try_lock_until(&self, deadline: Instant) -> Result<Option<Guard>> {
-        self.acquire(Wait::Until(deadline))
+        // One long past leaves the time for one attempt all the same.
+        self.acquire(Wait::Until(deadline.max(Instant::now())))
     }
 
     /// Runs `work` under the lock as [`Client::with_lock`](crate::Client::with_lock) does.

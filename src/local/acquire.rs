@@ -14,7 +14,7 @@ use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::local::attempt::Attempt;
-use crate::local::call::{Caller, Counted, Wait};
+use crate::local::call::{Caller, Counted, Thread, Wait};
 use crate::local::hold::Hold;
 use crate::local::hold_requests::{Level, nest};
 use crate::local::release;
@@ -23,7 +23,7 @@ use crate::local::shared::Shared;
 use crate::local::status;
 use crate::local::wait_queues::WaitQueues;
 use crate::local::waiter::{Turn, Waiter};
-use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::hold_id::HoldKind;
 use crate::store::keys::check_name;
 use crate::store::request::Registration;
 
@@ -49,7 +49,8 @@ pub(crate) fn lock(
     if let Some(hold) = held_already(shared, name, options)? {
         return nest(shared, hold, wait).map(Some);
     }
-    let caller = Caller::current(&shared.config, shared.times, options, wait);
+    let thread = Some(Thread::current());
+    let caller = Caller::new(&shared.config, shared.times, options, wait, thread);
     let Some(hold) = acquire_one(shared, HoldKind::Lock, name, &caller)? else { return Ok(None) };
     shared.held_locks.insert(name, &hold);
     Ok(Some(Level { hold, depth: 1 }))
@@ -71,7 +72,7 @@ pub(crate) fn owned(
     } else {
         shared.check_has_members()?;
     }
-    let caller = Caller::owned(&shared.config, shared.times, options, wait);
+    let caller = Caller::new(&shared.config, shared.times, options, wait, None);
     acquire_one(shared, kind, name, &caller)
 }
 
@@ -183,7 +184,8 @@ impl LockCall<'_> {
         }
         let mut rejoins = false;
         loop {
-            let (waiter, turn) = queues.join(self.next_hold(), caller, rejoins)?;
+            let (waiter, turn) =
+                queues.join(shared.next_hold(*kind, name, caller), caller, rejoins)?;
             let _watch = caller.canceller.as_ref().map(|canceller| waiter.watch(canceller));
             let turn = turn.map_or_else(|| self.wait_for_turn(&waiter), Ok)?;
             return match turn {
@@ -204,10 +206,6 @@ impl LockCall<'_> {
                 Turn::TimedOut => Ok(None),
             };
         }
-    }
-
-    fn next_hold(&self) -> HoldId {
-        self.shared.next_hold(self.kind, self.name, self.caller)
     }
 
     /// Waits behind the other threads of this client.
@@ -239,13 +237,13 @@ impl LockCall<'_> {
     /// client has one place among the waiting clients: that of the thread which may try again.
     fn acquire_outside(&self) -> Result<Option<Arc<Hold>>> {
         let Self { shared, kind, name, caller, contended } = self;
-        let waiter = Arc::new(Waiter::new(self.next_hold(), caller));
+        let waiter = Arc::new(Waiter::new(shared.next_hold(*kind, name, caller), caller));
         let _watch = caller.canceller.as_ref().map(|canceller| waiter.watch(canceller));
         let after_release = !shared.wait_queues.released(*kind, name).is_empty();
-        let (none, waiter) = (Registration::None, &*waiter);
-        let acquired = Attempt::new(shared, waiter, contended, none, after_release).run();
+        let none = Registration::None;
+        let acquired = Attempt::new(shared, &waiter, contended, none, after_release).run();
         if !matches!(acquired, Ok(Some(_))) {
-            self.leave(waiter);
+            self.leave(&waiter);
         }
         acquired
     }

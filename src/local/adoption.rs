@@ -118,7 +118,7 @@ fn have(
 ) -> Result<Arc<Hold>> {
     let _call = Counted::begin(&shared.counters.unsettled);
     let name = &left.id.name;
-    let caller = Caller::owned(&shared.config, shared.times, options, Wait::No);
+    let caller = Caller::new(&shared.config, shared.times, options, Wait::No, None);
     let span = CallSpan::open(|| &**name);
     let renewed = renew_detached(shared, &caller, &left.id, action, renewal);
     let waited = caller.begin.elapsed();

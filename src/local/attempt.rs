@@ -16,9 +16,9 @@ use crate::error::Result as CallResult;
 use crate::local::call::{Counted, Wait};
 use crate::local::hold::Hold;
 use crate::local::lease::reliable;
-use crate::local::retry::{Backoff, RetryPolicy, is_outage};
+use crate::local::retry::{HeldPauses, RetryPolicy, is_outage};
 use crate::local::shared::Shared;
-use crate::local::waiter::{Followers, Signal, Turn, Waiter};
+use crate::local::waiter::{Followers, HeadAnswer, Signal, Turn, Waiter};
 use crate::store::ask_one;
 use crate::store::hold_id::HoldId;
 use crate::store::redisson_channels::RedissonWait;
@@ -26,23 +26,19 @@ use crate::store::request::{
     Acquire, AcquireReply, Change, HoldRequest, PostedChange, Registration, is_granted,
 };
 
-/// How long a thread yields to clients that have waited longer after the lock has become free by
-/// itself, so that it was offered to none. Long enough for one that is far away.
-const TURN_TIME: Duration = Duration::from_millis(200);
-
 /// How long a call that does not wait gives another client to release a lock that is only kept.
 const RECALL_TIME: Duration = Duration::from_millis(50);
 
-/// What the attempts of one call have in common.
+/// The attempts of one call.
 pub(super) struct Attempt<'a> {
     shared: &'a Shared,
     waiter: &'a Waiter,
     /// What the next request asks for.
     hold: HoldId,
     registration: Registration,
-    /// Until then it yields to waiting clients.
-    yields_until: Instant,
-    retry: RetryPolicy,
+    pauses: HeldPauses,
+    /// Since the first failure.
+    retry: Option<RetryPolicy>,
     /// Whether the call has reported that the lock is held.
     contended: &'a Cell<bool>,
     /// Whether the release of an earlier hold of this client was not confirmed when the last
@@ -60,14 +56,13 @@ impl<'a> Attempt<'a> {
         registration: Registration,
         after_release: bool,
     ) -> Self {
-        let retry = RetryPolicy::new(waiter.caller.wait, &shared.config, waiter.caller.times);
         Self {
             shared,
             waiter,
             hold: waiter.hold.clone(),
             registration,
-            yields_until: Instant::now(),
-            retry,
+            pauses: HeldPauses { backoff: None, yields_until: waiter.caller.begin },
+            retry: None,
             contended,
             after_release,
             redisson: None,
@@ -77,8 +72,6 @@ impl<'a> Attempt<'a> {
     /// Tries for the lock until it is acquired. `None` if it is still held when the wait is over.
     pub(super) fn run(&mut self) -> CallResult<Option<Arc<Hold>>> {
         let (shared, waiter) = (self.shared, self.waiter);
-        let queues = &shared.wait_queues;
-        let mut backoff = None;
         // If the last pause has ended without a wake-up: until when the lock could be free only
         // because it was released, by the reply before.
         let mut held_until: Option<Moment> = None;
@@ -88,16 +81,18 @@ impl<'a> Attempt<'a> {
                     if held_until.is_some_and(|end| Moment::now() < end) {
                         shared.counters.missed_wakeups.fetch_add(1, Ordering::Relaxed);
                     }
-                    return Ok(Some(self.begin_hold(fence, room, sent, wanted)));
+                    let hold = granted(waiter, self.hold.clone(), fence, room, sent);
+                    if wanted {
+                        hold.set_wanted();
+                    }
+                    shared.reporter.begin(&hold, &waiter.caller, Some(waiter));
+                    return Ok(Some(hold));
                 }
                 Ok((sent, AcquireReply::Held { remaining, recalled, .. })) => {
                     held_until = remaining.map(|remaining| sent.after(remaining));
-                    let pauses = backoff.get_or_insert_with(|| Backoff::new(shared.config.backoff));
-                    let pause = self.cut_pause(pauses.next().unwrap_or_default(), remaining);
-                    match self.pause_while_held(pause, recalled) {
-                        Some(pause) => pause,
-                        None => return Ok(None),
-                    }
+                    let pause = self.pause_while_held(remaining, recalled);
+                    let Some(pause) = pause else { return Ok(None) };
+                    pause
                 }
                 Err(failure) => {
                     held_until = None;
@@ -105,26 +100,32 @@ impl<'a> Attempt<'a> {
                 }
             };
             let _waiting = Counted::begin(&shared.counters.waiting);
-            queues.check_open()?;
+            shared.wait_queues.check_open()?;
             waiter.caller.check_cancelled(&waiter.hold.name)?;
             let asleep = Instant::now();
             waiter.sleep(pause)?;
             if asleep.elapsed() < pause {
                 held_until = None;
                 // The lock was released a moment ago, so that another attempt may soon succeed too.
-                backoff = None;
+                self.pauses.backoff = None;
             }
-            queues.set_pending(waiter);
+            waiter.set_pending();
         }
     }
 
     /// Sends the next request and waits for the reply. Returns it with the time when it was sent.
     fn ask(&mut self) -> Result<(Moment, AcquireReply), Failure> {
         loop {
-            let Followers { exist, alike } = self.followers();
+            // When a first thread tries first, no thread behind it is worth a look.
+            let Followers { exist, alike } = match self.registration {
+                Registration::Registered => {
+                    self.shared.wait_queues.with(&self.hold, |queue| queue.followers())
+                }
+                _ => Followers::default(),
+            };
             let registration = match self.registration {
                 Registration::Last => Registration::Last,
-                _ if Instant::now() < self.yields_until => Registration::Yielding,
+                _ if Instant::now() < self.pauses.yields_until => Registration::Yielding,
                 Registration::Registered if exist => Registration::Followed,
                 registration => registration,
             };
@@ -137,7 +138,7 @@ impl<'a> Attempt<'a> {
                 &all
             };
             let (lease, sent) = (self.waiter.caller.times.lease, Moment::now());
-            let deadline = self.retry.limits.request_deadline();
+            let deadline = self.waiter.caller.request_deadline();
             let request = Acquire { holds, lease, registration, deadline };
             let reply = self.shared.store.acquire(request);
             let reply = self.record_reply(sent, alike, reply)?;
@@ -149,11 +150,16 @@ impl<'a> Attempt<'a> {
     }
 
     /// Returns how long to sleep after a reply that the lock is held; `None` if the wait is over.
-    fn pause_while_held(&mut self, pause: Duration, recalled: bool) -> Option<Duration> {
+    fn pause_while_held(
+        &mut self,
+        remaining: Option<Duration>,
+        recalled: bool,
+    ) -> Option<Duration> {
         let Self { shared, waiter, .. } = self;
-        self.retry.record_reply();
+        self.retry.iter_mut().for_each(RetryPolicy::record_reply);
         shared.reporter.report_contended(&waiter.hold.name, self.contended);
-        shared.wait_queues.set_answer(waiter, Ok(()));
+        waiter.set_answer(HeadAnswer::Held(Instant::now()));
+        let pause = self.pauses.next(shared.config.backoff, remaining);
         // A call that does not wait asks once for a lock that is perhaps only kept.
         let is_asked = recalled && self.registration == Registration::Last;
         waiter.caller.wait.cut(pause).or(is_asked.then_some(RECALL_TIME))
@@ -161,19 +167,20 @@ impl<'a> Attempt<'a> {
 
     /// Returns how long to sleep after a failure, unless trying again is pointless.
     fn pause_after(&mut self, mut failure: Failure) -> CallResult<Duration> {
-        let Self { shared, waiter, .. } = self;
-        let (name, queues) = (&waiter.hold.name, &shared.wait_queues);
-        let pause = self.retry.pause_after(&mut failure);
-        shared.reporter.outages.record_failed_call(name, &failure, pause);
+        let Self { shared, waiter, .. } = *self;
+        let Waiter { hold, caller, .. } = waiter;
+        let new = || RetryPolicy::new(caller.wait, &shared.config, caller.times);
+        let pause = self.retry.get_or_insert_with(new).pause_after(&mut failure);
+        shared.reporter.outages.record_failed_call(&hold.name, &failure, pause);
         // A connection that was found broken is no outage.
         if pause != Some(Duration::ZERO) {
-            queues.set_answer(waiter, Err(&failure));
+            waiter.set_answer(HeadAnswer::Failed(failure.clone(), Instant::now()));
         }
         pause.ok_or_else(|| {
-            if waiter.caller.wait == Wait::Endless && is_outage(&failure) {
-                queues.fail_endless(waiter, &failure);
+            if caller.wait == Wait::Endless && is_outage(&failure) {
+                shared.wait_queues.with(hold, |queue| queue.fail_endless(waiter, &failure));
             }
-            failure.into_error("acquire", name)
+            failure.into_error("acquire", &hold.name)
         })
     }
 
@@ -181,7 +188,8 @@ impl<'a> Attempt<'a> {
     /// `None` if the tenure has ended: a hold of another one is to be acquired.
     pub(super) fn refill(&mut self, kept: Arc<Hold>) -> Option<Arc<Hold>> {
         let (sent, shared) = (Moment::now(), self.shared);
-        let (lease, deadline) = (kept.lease.next(sent), self.retry.limits.request_deadline());
+        let lease = kept.lease.next(sent);
+        let deadline = self.waiter.caller.request_deadline();
         let (holds, registration) = (slice::from_ref(&kept.id), Registration::Kept);
         let reply = shared.store.acquire(Acquire { holds, lease, registration, deadline });
         if reply.is_ok() {
@@ -210,33 +218,6 @@ impl<'a> Attempt<'a> {
         None
     }
 
-    /// Cuts the pause before the next attempt to the time after which the lock becomes free by
-    /// itself, and a little more, because Redis counts whole milliseconds; or, while this thread
-    /// yields, to the time after which it does not.
-    fn cut_pause(&mut self, pause: Duration, remaining: Option<Duration>) -> Duration {
-        let now = Instant::now();
-        match remaining.map(|remaining| remaining + Duration::from_millis(1)) {
-            Some(free) if free <= pause => {
-                // Not twice in a row: two clients that are far away would miss what each of them
-                // has the other offered, again and again.
-                if now >= self.yields_until {
-                    self.yields_until = now + free + TURN_TIME;
-                }
-                free
-            }
-            None if now < self.yields_until => pause.min(self.yields_until - now),
-            Some(_) | None => pause,
-        }
-    }
-
-    /// Who waits behind this thread. When a first thread tries first, there is none worth a look.
-    fn followers(&self) -> Followers {
-        if self.registration != Registration::Registered {
-            return Followers::default();
-        }
-        self.shared.wait_queues.followers(self.hold.kind, &self.hold.name)
-    }
-
     /// Records what a reply means for the next request, and for the other threads for which this
     /// one has asked. A hold whose lease is over when the reply comes counts as none: a pause of
     /// this process must not bring forth a guard of nothing.
@@ -246,63 +227,62 @@ impl<'a> Attempt<'a> {
         alike: Vec<Arc<Waiter>>,
         reply: Result<AcquireReply, Failure>,
     ) -> Result<AcquireReply, Failure> {
-        let (shared, lease) = (self.shared, self.waiter.caller.times.lease);
-        let is_held = matches!(reply, Ok(AcquireReply::Held { .. }));
-        let is_late = || sent.elapsed() >= reliable(lease);
+        let Self { shared, waiter, .. } = *self;
+        let lease = waiter.caller.times.lease;
         let in_doubt = match &reply {
-            Ok(AcquireReply::Acquired { .. }) => is_late(),
+            Ok(AcquireReply::Acquired { .. }) => sent.elapsed() >= reliable(lease),
             Ok(AcquireReply::Held { in_doubt, .. }) => *in_doubt,
             Err(failure) => failure.is_ambiguous(),
         };
-        if self.note_registration(&reply) && is_held {
-            shared.listening.start(&*shared.store);
-            if self.redisson.is_none() {
-                self.redisson = shared.listening.wait_for_redisson(&self.hold);
-            }
-        }
-        if in_doubt || reply.as_ref().is_err_and(Failure::is_shortfall) {
+        self.record_registration(&reply);
+        let falls_short = reply.as_ref().is_err_and(Failure::is_shortfall);
+        if in_doubt || falls_short {
             self.leave_in_doubt(&alike);
         } else if let Ok(AcquireReply::Acquired { others, .. }) = &reply {
             self.hand_out(alike, others, sent);
         }
-        if let Err(failure) = &reply
-            && failure.is_shortfall()
-        {
+        if falls_short {
             self.undo_shortfall();
         }
         if shared.withdraws && (in_doubt || !is_granted(&reply)) {
             if in_doubt {
                 shared.clean_up(&self.hold, lease, false);
             }
-            let Waiter { hold, caller, .. } = self.waiter;
-            self.hold = shared.next_hold(hold.kind, &hold.name, caller);
+            self.hold = shared.next_hold(self.hold.kind, &waiter.hold.name, &waiter.caller);
         } else if in_doubt {
-            self.waiter.mark_in_doubt();
+            waiter.in_doubt.store(true, Ordering::Relaxed);
         }
         let reply = reply?;
         shared.reporter.outages.record_reply(&self.hold.name);
-        if in_doubt && !is_held { Err(Failure::late()) } else { Ok(reply) }
+        match reply {
+            AcquireReply::Acquired { .. } if in_doubt => Err(Failure::late()),
+            reply => Ok(reply),
+        }
     }
 
-    /// Notes whether the client may be registered as waiting after a reply. Returns `true` if it
-    /// may.
-    fn note_registration(&mut self, reply: &Result<AcquireReply, Failure>) -> bool {
-        let registration = &mut self.registration;
-        match *registration {
-            Registration::None => return false,
-            Registration::IfMayBeKept => match reply {
-                Ok(AcquireReply::Held { recalled: true, .. }) => *registration = Registration::Last,
-                _ => return false,
-            },
-            _ => *registration = Registration::Registered,
+    /// Notes whether the client may be registered as waiting after a reply, and listens if it is.
+    fn record_registration(&mut self, reply: &Result<AcquireReply, Failure>) {
+        self.registration = match (self.registration, reply) {
+            (Registration::IfMayBeKept, Ok(AcquireReply::Held { recalled: true, .. })) => {
+                Registration::Last
+            }
+            (Registration::IfMayBeKept | Registration::None, _) => return,
+            _ => Registration::Registered,
+        };
+        if matches!(reply, Ok(AcquireReply::Held { .. })) {
+            let Shared { listening, store, .. } = self.shared;
+            listening.start(&**store);
+            if self.redisson.is_none() {
+                self.redisson = listening.wait_for_redisson(&self.hold);
+            }
         }
-        true
     }
 
     /// Gives the first of these threads the holds that exist now for them. They have these tokens.
     fn hand_out(&self, alike: Vec<Arc<Waiter>>, fences: &[u64], sent: Moment) {
+        let Shared { wait_queues, .. } = self.shared;
         for (waiter, fence) in alike.into_iter().zip(fences) {
-            if self.shared.wait_queues.remove(&waiter) {
+            if wait_queues.remove(&waiter) {
                 let hold = granted(&waiter, waiter.hold.clone(), *fence, 0, sent);
                 self.shared.reporter.begin_renewal(&hold);
                 waiter.send(Signal::Turn(Turn::HandedOff(hold)));
@@ -315,8 +295,9 @@ impl<'a> Attempt<'a> {
 
     /// Notes that holds of these threads may exist.
     fn leave_in_doubt(&self, alike: &[Arc<Waiter>]) {
+        let Shared { wait_queues, .. } = self.shared;
         for waiter in alike {
-            if !self.shared.wait_queues.mark_in_doubt(waiter) {
+            if !wait_queues.with(&waiter.hold, |queue| queue.mark_in_doubt(waiter)) {
                 self.shared.clean_up(&waiter.hold, waiter.caller.times.lease, false);
             }
         }
@@ -333,7 +314,7 @@ impl<'a> Attempt<'a> {
         let retries = !released.is_empty() || self.after_release && !store.keeps_order();
         for released in released {
             self.after_release = true;
-            ask_one(&**store, released.to_release(self.retry.limits.request_deadline()))?;
+            ask_one(&**store, released.to_release(self.waiter.caller.request_deadline()))?;
             reporter.settle(&released, &Ok(()));
         }
         self.after_release = false;
@@ -342,28 +323,19 @@ impl<'a> Attempt<'a> {
 
     /// Releases a hold that exists but fell short of its durability.
     fn undo_shortfall(&self) {
-        let (hold, deadline) = (&self.hold, self.retry.limits.request_deadline());
+        let (hold, deadline) = (&self.hold, self.waiter.caller.request_deadline());
         let release = HoldRequest { hold, change: Change::RELEASE, deadline };
         if ask_one(&*self.shared.store, release).is_err() {
             self.shared.clean_up(hold, self.waiter.caller.times.lease, true);
         }
     }
 
-    /// Begins the hold that a request sent at `sent` has acquired.
-    fn begin_hold(&self, fence: u64, room: u32, sent: Moment, wanted: bool) -> Arc<Hold> {
-        let hold = granted(self.waiter, self.hold.clone(), fence, room, sent);
-        if wanted {
-            hold.set_wanted();
-        }
-        self.shared.reporter.begin(&hold, &self.waiter.caller, Some(self.waiter));
-        hold
-    }
-
     /// Removes the client from the waiting clients, if it is among them and servers reply, without
     /// waiting for the reply: the call ends at once, whatever the server does. If this fails, a
     /// wake-up does it.
     pub(super) fn unregister(&self) {
-        if self.registration != Registration::Registered || self.retry.is_failing() {
+        let is_failing = self.retry.as_ref().is_some_and(RetryPolicy::is_failing);
+        if self.registration != Registration::Registered || is_failing {
             return;
         }
         let (shared, hold, times) = (self.shared, &self.hold, self.waiter.caller.times);

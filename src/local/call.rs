@@ -79,34 +79,11 @@ impl CallTimes {
         let io_timeout = config.io_timeout(lease);
         Self { lease, io_timeout, slack: io_timeout.saturating_sub(config.durability.timeout()) }
     }
-}
 
-/// When the requests of a call must have ended.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RequestLimits {
-    pub(super) wait: Wait,
-    times: CallTimes,
-}
-
-impl RequestLimits {
-    pub(super) fn new(wait: Wait, times: CallTimes) -> Self {
-        let wait = match wait {
-            // Also a deadline long past leaves the time for one attempt.
-            Wait::Until(deadline) => Wait::Until(deadline.max(Instant::now())),
-            other => other,
-        };
-        Self { wait, times }
-    }
-
-    /// Returns when a request that begins now must have ended.
-    pub(super) fn request_deadline(&self) -> Instant {
-        let end = Instant::now() + self.times.io_timeout;
-        match self.wait {
-            Wait::Endless | Wait::No => end,
-            Wait::Until(deadline) => {
-                deadline.checked_add(self.times.slack).map_or(end, |last| last.min(end))
-            }
-        }
+    /// Returns when a request must have ended that begins now, of a call that waits so long.
+    pub(super) fn request_deadline(&self, wait: Wait) -> Instant {
+        let (end, last) = (end_of(self.io_timeout), wait.deadline());
+        last.and_then(|last| last.checked_add(self.slack)).map_or(end, |last| last.min(end))
     }
 }
 
@@ -192,33 +169,28 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
+    /// Returns when a request of the call must have ended that begins now.
+    pub(super) fn request_deadline(&self) -> Instant {
+        self.times.request_deadline(self.wait)
+    }
+
     /// Returns an error if the wait for a lock has been cancelled.
     pub(super) fn check_cancelled(&self, name: &str) -> Result<()> {
         self.canceller.as_ref().map_or(Ok(()), |canceller| canceller.check(name))
     }
 
-    /// A call of this thread for a hold that will be its own.
-    pub(super) fn current(
+    /// A call for a hold that will belong to this thread, or to none. Most have the `usual` times.
+    pub(super) fn new(
         config: &Config,
         usual: CallTimes,
         options: &LockOptions,
         wait: Wait,
-    ) -> Self {
-        let thread = Some(Thread::current());
-        Self { thread, ..Self::owned(config, usual, options, wait) }
-    }
-
-    /// A call for a hold that will belong to no thread. Most have the `usual` times.
-    pub(super) fn owned(
-        config: &Config,
-        usual: CallTimes,
-        options: &LockOptions,
-        wait: Wait,
+        thread: Option<Thread>,
     ) -> Self {
         let lease = options.first_lease();
         let times = if lease == usual.lease { usual } else { CallTimes::new(config, lease) };
         Self {
-            thread: None,
+            thread,
             terms: Terms::new(options),
             times,
             canceller: options.canceller.clone(),
@@ -238,7 +210,7 @@ pub(super) mod tests {
     pub(in crate::local) fn caller(options: &LockOptions) -> Caller {
         let config = Config::default();
         let usual = CallTimes::new(&config, options.first_lease());
-        Caller::current(&config, usual, options, Wait::Endless)
+        Caller::new(&config, usual, options, Wait::Endless, Some(Thread::current()))
     }
 
     #[test]
@@ -249,17 +221,8 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_deadline_long_past_leaves_the_time_for_one_try() {
-        let past = Instant::now().checked_sub(Duration::from_secs(60)).expect("a minute of uptime");
-        let times = caller(&LockOptions::default()).times;
-        let end = RequestLimits::new(Wait::Until(past), times).request_deadline();
-        assert!(end > Instant::now() + Duration::from_millis(900));
-    }
-
-    #[test]
     fn no_request_outlasts_its_limit_by_more_than_one_io_timeout() {
         let (now, times) = (Instant::now(), caller(&LockOptions::default()).times);
-        let late = RequestLimits { wait: Wait::Until(now), times };
-        assert!(late.request_deadline() <= now + Duration::from_secs(1));
+        assert!(times.request_deadline(Wait::Until(now)) <= now + Duration::from_secs(1));
     }
 }

@@ -60,7 +60,7 @@ pub(super) fn set_depth(
     match outcome {
         Err(HoldFailure::Failed(failure)) if failure.is_shortfall() => {
             if depth > hold.depth() {
-                restore_depth(shared, hold, retry.limits.request_deadline());
+                restore_depth(shared, hold, retry.request_deadline());
                 return Err(HoldFailure::Failed(failure));
             }
             // The level has ended all the same, and the hold is not prolonged by it.
@@ -92,7 +92,7 @@ pub(super) fn ask(
     mut done: impl FnMut(&Arc<Hold>, Result<(), HoldFailure>),
 ) {
     loop {
-        let (sent, deadline) = (Moment::now(), retry.limits.request_deadline());
+        let (sent, deadline) = (Moment::now(), retry.request_deadline());
         let requests = open.iter().map(|hold| {
             let change = change(hold);
             HoldRequest { hold: &hold.id, change, deadline }

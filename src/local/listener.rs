@@ -1,22 +1,31 @@
 //! The listener: the one thread of a client that receives the wake-ups from other clients.
 //!
-//! Decides how often it tries to receive them again after a failure, and that a wake-up for which
-//! no thread waits delays none for which one does. What a wake-up does is decided by its target.
+//! Decides what a wake-up does: which thread tries next, and that it is passed on if there is none,
+//! without a delay of one for which a thread waits. Decides also how often the listener tries to
+//! receive wake-ups again after a failure.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::thread;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
+use std::{io, mem, thread};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
+use parking_lot::Mutex;
 
 use crate::base::clock::end_of;
-use crate::base::event_thread::Events;
 use crate::base::failure::{Failure, FailureKind};
+use crate::config::Config;
 use crate::error::Phase;
+use crate::local::reporter::Reporter;
 use crate::local::retry::Backoff;
 use crate::net::wait::Interrupter;
+use crate::store::Store;
 use crate::store::background::{STABLE, Wake, Wakeups};
+use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::keys::{Keys, check_name};
+use crate::store::redisson_channels::{RedissonChannels, RedissonWait};
 
 /// The longest wait for one message.
 const TURN: Duration = Duration::from_secs(60);
@@ -35,48 +44,93 @@ const REJECTED_PAUSE: Duration = Duration::from_secs(30);
 /// The pause after a panic: should its cause persist, it must not take a whole core.
 const PANIC_PAUSE: Duration = Duration::from_millis(10);
 
-/// What a client does with wake-ups.
-pub(super) trait WakeTarget: Send + 'static {
-    /// Lets the thread try that the message is for. Returns `false` if none waits for that lock.
-    fn wake(&self, wake: &Wake) -> bool;
-
-    /// Learns that no messages come for a while.
-    fn disconnect(&self) {}
-
-    /// Lets the next client have a wake-up for which no thread waits here. Does not block.
-    fn pass_on(&self, name: &str);
+/// Where the messages of other clients arrive.
+pub(super) struct Listening {
+    /// Of this client, which the thread must not keep alive.
+    reporter: Weak<Reporter>,
+    config: Config,
+    client: Arc<str>,
+    /// If the client exchanges wake-ups with Redisson.
+    redisson: Option<RedissonChannels>,
+    /// Started by the first wait for another client.
+    listener: OnceLock<Listener>,
+    /// Whether it was reported that it could not be. Locked while it is started.
+    failing: Mutex<bool>,
 }
 
-/// The client's handle of the thread, which ends when this is dropped.
-#[derive(Debug)]
-pub(crate) struct Listener {
-    interrupter: Interrupter,
-    /// Never used to send: dropping it ends a pause of the thread.
-    _end: Sender<()>,
-}
+impl Listening {
+    pub(super) fn new(config: &Config, client: &Arc<str>, reporter: &Arc<Reporter>) -> Self {
+        Self {
+            reporter: Arc::downgrade(reporter),
+            config: config.clone(),
+            client: client.clone(),
+            redisson: config.redisson.then(RedissonChannels::default),
+            listener: OnceLock::new(),
+            failing: Mutex::default(),
+        }
+    }
 
-impl Listener {
+    pub(super) fn has_begun(&self) -> bool {
+        self.listener.get().is_some()
+    }
+
+    /// Makes sure that releases by other clients wake the waiters of this one, from the first
+    /// request on that has registered it as a waiting client, or the first lock that may be kept.
+    /// If no thread can be started for that, the next such request tries again.
+    pub(super) fn start(&self, store: &dyn Store) {
+        // If another thread is starting it now, there is no reason to wait for that.
+        let Some(mut failing) = self.failing.try_lock() else { return };
+        if self.has_begun() {
+            return;
+        }
+        match self.spawn(store.wakeups(&self.client, self.redisson.as_ref())) {
+            // No other thread has set it.
+            Ok(listener) => self.listener.set(listener).unwrap_or_default(),
+            Err(error) => {
+                if let Some(reporter) = self.reporter.upgrade() {
+                    reporter.wait_queues.set_listening(false);
+                }
+                if !mem::replace(&mut *failing, true) {
+                    self.config.events.warn(|| {
+                        format!("no thread for wake-ups, so that waiting may take longer: {error}")
+                    });
+                }
+            }
+        }
+    }
+
     /// Starts the thread.
-    pub(super) fn start(
-        wakeups: Box<dyn Wakeups>,
-        target: impl WakeTarget,
-        events: Events,
-    ) -> std::io::Result<Self> {
+    fn spawn(&self, wakeups: Box<dyn Wakeups>) -> io::Result<Listener> {
         let interrupter = wakeups.interrupter();
         let (end, ended) = bounded(0);
         let mut thread = ListenerThread {
             wakeups,
-            target,
+            reporter: self.reporter.clone(),
+            config: self.config.clone(),
+            client: self.client.clone(),
             unclaimed: BTreeSet::new(),
             interrupter: interrupter.clone(),
             ended,
             pauses: None,
             ready: None,
-            events,
         };
         thread::Builder::new().name("leasehold-wake".into()).spawn(move || thread.run())?;
-        Ok(Self { interrupter, _end: end })
+        Ok(Listener { interrupter, _end: end })
     }
+
+    /// Lets a release by Redisson wake the head of a queue, as long as the result lives.
+    pub(super) fn wait_for_redisson(&self, hold: &HoldId) -> Option<RedissonWait> {
+        let channels = self.redisson.as_ref().filter(|_| hold.kind.is_lock())?;
+        let lock = Keys::new(&self.config.prefix);
+        Some(channels.wait(&hold.name, &lock.lock(&hold.name)))
+    }
+}
+
+/// The client's handle of the thread, which ends when this is dropped.
+struct Listener {
+    interrupter: Interrupter,
+    /// Never used to send: dropping it ends a pause of the thread.
+    _end: Sender<()>,
 }
 
 impl Drop for Listener {
@@ -86,9 +140,12 @@ impl Drop for Listener {
 }
 
 /// The thread's own state.
-struct ListenerThread<T> {
+struct ListenerThread {
     wakeups: Box<dyn Wakeups>,
-    target: T,
+    /// Ends with the client, and this thread perhaps a little later.
+    reporter: Weak<Reporter>,
+    config: Config,
+    client: Arc<str>,
     /// The names of wake-ups for which no thread waits.
     unclaimed: BTreeSet<String>,
     interrupter: Interrupter,
@@ -97,10 +154,9 @@ struct ListenerThread<T> {
     pauses: Option<Backoff>,
     /// Since when messages arrive, if they do.
     ready: Option<Instant>,
-    events: Events,
 }
 
-impl<T: WakeTarget> ListenerThread<T> {
+impl ListenerThread {
     fn run(&mut self) {
         let mut pause = Duration::ZERO;
         while self.client_lives_after(pause) {
@@ -124,7 +180,7 @@ impl<T: WakeTarget> ListenerThread<T> {
         match self.wakeups.next(end_of(time)) {
             None => {
                 if let Some(name) = self.unclaimed.pop_first() {
-                    self.target.pass_on(&name);
+                    self.pass_on(&name);
                 }
                 Duration::ZERO
             }
@@ -132,7 +188,7 @@ impl<T: WakeTarget> ListenerThread<T> {
                 if wake == Wake::Ready {
                     self.ready = Some(Instant::now());
                 }
-                if !self.target.wake(&wake)
+                if !self.wake(&wake)
                     && let Wake::Lock(name) = wake
                     && self.unclaimed.len() < UNCLAIMED_MAX
                 {
@@ -146,14 +202,63 @@ impl<T: WakeTarget> ListenerThread<T> {
         }
     }
 
+    /// Does what a message asks for. Returns `false` if it is a wake-up for which no thread waits.
+    fn wake(&self, wake: &Wake) -> bool {
+        let Some(reporter) = self.reporter.upgrade() else { return true };
+        let Reporter { wait_queues, counters, renewer, .. } = &*reporter;
+        match wake {
+            Wake::Ready => {
+                wait_queues.set_listening(true);
+                wait_queues.each(|_, queue| {
+                    queue.wake();
+                });
+            }
+            Wake::Unlocked(names) => {
+                for name in names {
+                    wait_queues.wake(HoldKind::Lock, name);
+                }
+            }
+            Wake::Ended { name, nonce } => renewer.check(self.hold(name, *nonce)),
+            Wake::Recall { name, nonce, waits } => {
+                if let Some(kept) = wait_queues.recall(name, *nonce, *waits) {
+                    counters.recalls.fetch_add(1, Ordering::Relaxed);
+                    renewer.release(&kept);
+                }
+            }
+            // What is no name of a lock concerns no client.
+            Wake::Lock(name) => {
+                counters.wakeups.fetch_add(1, Ordering::Relaxed);
+                return wait_queues.wake_any(name)
+                    || check_name(&self.config.prefix, name).is_err();
+            }
+        }
+        true
+    }
+
+    /// Lets the next client have a wake-up for which no thread waits here. Does not block.
+    fn pass_on(&self, name: &str) {
+        if let Some(reporter) = self.reporter.upgrade()
+            && !reporter.wait_queues.wake_any(name)
+        {
+            reporter.renewer.unregister(self.hold(name, 0), self.config.options.lease);
+        }
+    }
+
+    /// A hold of this client, of whatever kind: that is not known.
+    fn hold(&self, name: &str, nonce: u64) -> HoldId {
+        HoldId { kind: HoldKind::Lock, name: name.into(), client: self.client.clone(), nonce }
+    }
+
     fn pause_after(&mut self, failure: &Failure) -> Duration {
-        self.target.disconnect();
+        if let Some(reporter) = self.reporter.upgrade() {
+            reporter.wait_queues.set_listening(false);
+        }
         if self.ready.take().is_some_and(|since| since.elapsed() >= STABLE) {
             self.pauses = None;
         }
         if self.pauses.is_none() {
             let (server, source) = (&failure.server, &failure.source);
-            self.events.warn(|| {
+            self.config.events.warn(|| {
                 format!("no wake-ups from {server}, so that waiting may take longer: {source}")
             });
         }
@@ -168,12 +273,16 @@ impl<T: WakeTarget> ListenerThread<T> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use std::io;
-    use std::sync::Arc;
-
     use crossbeam_channel::unbounded;
 
+    use crate::config::LockOptions;
+    use crate::local::call::tests::caller;
+    use crate::local::waiter::Signal;
+
     const SOON: Duration = Duration::from_secs(5);
+
+    /// A name at which the thread panics.
+    const PANICS: &str = "bad";
 
     /// Delivers the messages that a test sends.
     #[derive(Debug)]
@@ -191,6 +300,7 @@ pub(super) mod tests {
                     return Some(Err(failure(FailureKind::Unreachable)));
                 }
                 if let Ok(message) = self.messages.try_recv() {
+                    assert!(!matches!(&message, Ok(Wake::Lock(name)) if name == PANICS));
                     return Some(message);
                 }
                 if Instant::now() >= deadline {
@@ -209,24 +319,30 @@ pub(super) mod tests {
         Failure::io(kind, &Arc::from("here"), io::Error::other("test"))
     }
 
-    fn lock(name: &str) -> Wake {
-        Wake::Lock(name.into())
-    }
-
     struct Scene {
         listener: Listener,
         messages: Sender<Result<Wake, Failure>>,
-        received: Receiver<String>,
+        reporter: Arc<Reporter>,
         alive: Receiver<()>,
     }
 
     impl Scene {
-        fn received(&self) -> String {
-            self.received.recv_timeout(SOON).expect("a wake-up")
-        }
-
         fn send(&self, message: Result<Wake, Failure>) {
             self.messages.send(message).expect("the thread lives");
+        }
+
+        /// Sends a message that has the thread try that waits for this lock.
+        fn wake(&self, name: &str) {
+            let (kind, client) = (HoldKind::Lock, Arc::from("c"));
+            let hold = HoldId { kind, name: name.into(), client, nonce: 1 };
+            let (head, _) = self
+                .reporter
+                .wait_queues
+                .join(hold, &caller(&LockOptions::default()), false)
+                .expect("open");
+            self.send(Ok(Wake::Lock(name.into())));
+            let signal = head.receive(Some(end_of(SOON)));
+            assert!(matches!(signal, Some(Signal::MayBeFree)), "{signal:?}");
         }
 
         /// Returns `true` if the thread ends soon after the listener.
@@ -247,47 +363,12 @@ pub(super) mod tests {
         )
     }
 
-    /// Reports its messages to the test. No thread waits for a name with a question mark.
-    struct Target(Sender<String>);
-
-    impl WakeTarget for Target {
-        fn wake(&self, wake: &Wake) -> bool {
-            let name = match wake {
-                Wake::Ready => "*",
-                Wake::Lock(name) => name,
-                Wake::Ended { .. } | Wake::Recall { .. } | Wake::Unlocked(_) => {
-                    panic!("not in these tests")
-                }
-            };
-            assert_ne!(name, "bad", "a panic that the test wants");
-            if name.contains('?') {
-                return false;
-            }
-            self.0.send(name.into()).expect("the test receives");
-            true
-        }
-
-        fn pass_on(&self, name: &str) {
-            self.0.send(format!("{name} passed on")).expect("the test receives");
-        }
-    }
-
     fn scene() -> Scene {
-        let (fake, messages, living) = fake();
-        let (wakes, received) = unbounded();
-        let listener = Listener::start(Box::new(fake), Target(wakes), Events::default());
-        let listener = listener.expect("a thread");
-        Scene { listener, messages, received, alive: living }
-    }
-
-    #[test]
-    fn wake_ups_arrive_in_order() {
-        let scene = scene();
-        for message in [Wake::Ready, lock("a"), lock("b"), Wake::Ready] {
-            scene.send(Ok(message));
-        }
-        assert_eq!([(); 4].map(|()| scene.received()), ["*", "a", "b", "*"]);
-        assert!(scene.ends());
+        let (fake, messages, alive) = fake();
+        let reporter = Arc::new(Reporter::default());
+        let listening = Listening::new(&Config::default(), &Arc::from("c"), &reporter);
+        let listener = listening.spawn(Box::new(fake)).expect("a thread");
+        Scene { listener, messages, reporter, alive }
     }
 
     #[test]
@@ -296,8 +377,7 @@ pub(super) mod tests {
         for kind in [FailureKind::Disconnected, FailureKind::Unreachable, FailureKind::Timeout] {
             scene.send(Err(failure(kind)));
         }
-        scene.send(Ok(Wake::Ready));
-        assert_eq!(scene.received(), "*");
+        scene.wake("a");
     }
 
     #[test]
@@ -305,46 +385,38 @@ pub(super) mod tests {
         let scene = scene();
         let started = Instant::now();
         scene.send(Err(failure(FailureKind::Disconnected)));
-        scene.send(Ok(lock("at once")));
-        assert_eq!(scene.received(), "at once");
+        scene.wake("at once");
         for _ in 0..3 {
             scene.send(Err(failure(FailureKind::Unreachable)));
         }
-        scene.send(Ok(lock("later")));
-        assert_eq!(scene.received(), "later");
+        scene.wake("later");
         let took = started.elapsed();
         assert!(took >= RECONNECT.0 * 3, "{took:?}");
         assert!(Backoff::new(RECONNECT).take(1_000).all(|pause| pause <= Duration::from_secs(1)));
     }
 
     #[test]
-    fn wake_ups_that_no_thread_waits_for_come_last_and_once() {
+    fn locks_are_kept_while_messages_arrive() {
         let scene = scene();
-        // All of them have come when the thread looks for the second.
-        for message in ["a?", "b?", "a?", "real", "a?", "c?"] {
-            scene.messages.send(Ok(lock(message))).expect("the thread lives");
-        }
-        assert_eq!(scene.received(), "real");
-        let mut passed_on = [(); 3].map(|()| scene.received());
-        passed_on.sort();
-        assert_eq!(passed_on, ["a? passed on", "b? passed on", "c? passed on"]);
-        scene.send(Ok(lock("end")));
-        assert_eq!(scene.received(), "end");
+        scene.send(Ok(Wake::Ready));
+        scene.wake("a");
+        assert!(scene.reporter.wait_queues.is_listening());
+        scene.send(Err(failure(FailureKind::Disconnected)));
+        scene.wake("b");
+        assert!(!scene.reporter.wait_queues.is_listening());
     }
 
     #[test]
-    fn a_panic_of_the_callback_is_survived() {
+    fn a_panic_is_survived() {
         let scene = scene();
-        scene.send(Ok(lock("bad")));
-        scene.send(Ok(lock("good")));
-        assert_eq!(scene.received(), "good");
+        scene.send(Ok(Wake::Lock(PANICS.into())));
+        scene.wake("good");
     }
 
     #[test]
     fn the_thread_ends_while_it_waits() {
         let scene = scene();
-        scene.send(Ok(Wake::Ready));
-        assert_eq!(scene.received(), "*");
+        scene.wake("a");
         assert!(scene.ends());
     }
 
@@ -353,12 +425,12 @@ pub(super) mod tests {
         let scene = scene();
         scene.send(Err(failure(FailureKind::Rejected)));
         scene.send(Ok(Wake::Ready));
-        let paused = scene.received.recv_timeout(Duration::from_millis(50));
-        assert_eq!(
-            paused,
-            Err(RecvTimeoutError::Timeout),
-            "a rejected subscription is not repeated"
-        );
+        let read = || scene.messages.is_empty();
+        let until = end_of(Duration::from_millis(50));
+        while Instant::now() < until {
+            assert!(!read(), "a rejected subscription is not repeated");
+            thread::sleep(Duration::from_millis(1));
+        }
         assert!(scene.ends());
     }
 }

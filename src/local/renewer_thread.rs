@@ -16,7 +16,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use std::{io, mem, thread};
+use std::{io, mem, ptr, thread};
 
 use crate::base::clock::{Moment, end_of};
 use crate::base::shrink;
@@ -196,7 +196,9 @@ impl RenewerThread {
         {
             if let Scheduled::Hold(hold) = &work {
                 self.reporter.expire(hold);
-                if hold.is_unused() && self.reporter.wait_queues.end_kept(hold) {
+                let is_it = |kept: &Hold| ptr::eq(kept, &raw const **hold);
+                let queues = &self.reporter.wait_queues;
+                if hold.is_unused() && queues.end_kept(&hold.id.name, is_it).is_some() {
                     self.reporter.renewer.release(hold);
                     continue;
                 }

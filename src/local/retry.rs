@@ -1,4 +1,4 @@
-//! When a call tries again after a failure, and when it gives up.
+//! When a call tries again after a failure or while a lock is held, and when it gives up.
 //!
 //! Decides from the kinds of the failures, the limit of the call and the retry window. Knows
 //! neither which request has failed nor what for.
@@ -8,11 +8,15 @@ use std::time::{Duration, Instant};
 
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::Config;
-use crate::local::call::{CallTimes, RequestLimits, Wait};
+use crate::local::call::{CallTimes, Wait};
 
 /// The pauses after failures. They do not follow the backoff of the waiters, which is about a lock
 /// that is held: a server may be back soon, and no wake-up announces that.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
+
+/// How long a thread yields to clients that have waited longer after the lock has become free by
+/// itself, so that it was offered to none. Long enough for one that is far away.
+const TURN_TIME: Duration = Duration::from_millis(200);
 
 /// Returns `true` if a failure says something about the server rather than about the request or
 /// this client.
@@ -30,7 +34,8 @@ pub(crate) fn is_outage(failure: &Failure) -> bool {
 /// Decides after each failure of a call whether and when to try again.
 #[derive(Debug)]
 pub(crate) struct RetryPolicy {
-    pub(super) limits: RequestLimits,
+    wait: Wait,
+    times: CallTimes,
     window: Duration,
     /// Since when there has been no reply that counts.
     failing_since: Option<Instant>,
@@ -44,7 +49,8 @@ pub(crate) struct RetryPolicy {
 impl RetryPolicy {
     pub(crate) fn new(wait: Wait, config: &Config, times: CallTimes) -> Self {
         Self {
-            limits: RequestLimits::new(wait, times),
+            wait,
+            times,
             window: config.retry_window,
             failing_since: None,
             disconnects: 0,
@@ -52,6 +58,11 @@ impl RetryPolicy {
             in_doubt: false,
             backoff: Backoff::new(PAUSES),
         }
+    }
+
+    /// Returns when a request that begins now must have ended.
+    pub(super) fn request_deadline(&self) -> Instant {
+        self.times.request_deadline(self.wait)
     }
 
     /// Ends an outage: the retry window begins anew with the next failure.
@@ -92,7 +103,7 @@ impl RetryPolicy {
         if at_once {
             return Some(Duration::ZERO);
         }
-        let rest = match self.limits.wait {
+        let rest = match self.wait {
             Wait::No if silent => {
                 return (self.silences == 1).then_some(Duration::ZERO);
             }
@@ -129,6 +140,40 @@ impl Iterator for Backoff {
         let widest = self.last.saturating_mul(3).min(self.max);
         self.last = self.random.get_or_insert_with(Random::new).between(self.min, widest);
         Some(self.last)
+    }
+}
+
+/// The pauses of a thread at the head of its queue while another owner holds the lock.
+pub(super) struct HeldPauses {
+    /// Since the last wake-up.
+    pub(super) backoff: Option<Backoff>,
+    /// Until then the thread yields to waiting clients.
+    pub(super) yields_until: Instant,
+}
+
+impl HeldPauses {
+    /// Returns the pause before the next attempt, cut to the time after which the lock becomes free
+    /// by itself, and a little more, because Redis counts whole milliseconds; or, while this thread
+    /// yields, to the time after which it does not.
+    pub(super) fn next(
+        &mut self,
+        backoff: (Duration, Duration),
+        remaining: Option<Duration>,
+    ) -> Duration {
+        let backoff = self.backoff.get_or_insert_with(|| Backoff::new(backoff));
+        let (pause, now) = (backoff.next().unwrap_or_default(), Instant::now());
+        match remaining.map(|remaining| remaining + Duration::from_millis(1)) {
+            Some(free) if free <= pause => {
+                // Not twice in a row: two clients that are far away would miss what each of them
+                // has the other offered, again and again.
+                if now >= self.yields_until {
+                    self.yields_until = now + free + TURN_TIME;
+                }
+                free
+            }
+            None if now < self.yields_until => pause.min(self.yields_until - now),
+            Some(_) | None => pause,
+        }
     }
 }
 

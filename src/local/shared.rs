@@ -13,12 +13,13 @@ use crate::base::clock::{Moment, end_of};
 use crate::config::{Config, Mechanism};
 use crate::error::{Error, Result};
 use crate::local::call::{CallTimes, Caller};
-use crate::local::client_waiters::Listening;
 use crate::local::held_locks::HeldLocks;
 use crate::local::hold::Hold;
+use crate::local::listener::Listening;
 use crate::local::renewer;
 use crate::local::renewer_thread;
 use crate::local::reporter::Reporter;
+use crate::local::wait_queue::Ending;
 use crate::local::wait_queues::WaitQueues;
 use crate::net::factory::ConnectionCounters;
 use crate::net::server::Pools;
@@ -163,7 +164,8 @@ impl Shared {
 
     /// Releases a tenure that was kept, and that the thread at the head cannot use.
     pub(super) fn give_up_kept(&self, kept: &Arc<Hold>) {
-        if self.wait_queues.give_up(kept) {
+        let ending = self.wait_queues.with(&kept.id, |queue| queue.release(kept));
+        if ending != Ending::Lost {
             self.post_releases(slice::from_ref(kept));
         }
     }

@@ -42,7 +42,10 @@ pub(crate) fn ping(shared: &Shared) -> Result<Duration> {
 /// Returns the names that most threads of this client want, and how many do: most first.
 pub(crate) fn waiting_names(shared: &Shared) -> Vec<(String, usize)> {
     let mut names = Vec::new();
-    shared.wait_queues.count(&mut names);
+    shared.wait_queues.each(|name, queue| match queue.threads().count() {
+        0 => {}
+        count => names.push((name.clone(), count)),
+    });
     names.sort_unstable_by(|(name, count), (other, others)| {
         others.cmp(count).then_with(|| name.cmp(other))
     });
@@ -183,7 +186,7 @@ pub(super) fn repeat_with<T>(
     mut request: impl FnMut(Instant) -> Result<T, Failure>,
 ) -> Result<T> {
     loop {
-        match request(retry.limits.request_deadline()) {
+        match request(retry.request_deadline()) {
             Ok(reply) => {
                 shared.reporter.outages.record_reply(name);
                 return Ok(reply);

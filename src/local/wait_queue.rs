@@ -33,14 +33,15 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
-use std::{fmt, mem, ptr};
+use std::{mem, ptr};
 
 use crate::base::failure::Failure;
 use crate::local::call::Wait;
 use crate::local::hold::Hold;
 use crate::local::waiter::{Followers, HeadAnswer, Signal, Turn, Waiter};
-use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::hold_id::HoldKind;
 use crate::store::request::SHARERS_MAX;
 
 /// The threads of one client that want one lock.
@@ -55,6 +56,7 @@ pub(super) struct WaitQueue {
 
 type Waiters = VecDeque<Arc<Waiter>>;
 
+#[derive(Debug)]
 pub(super) enum Head {
     Acquiring(Arc<Waiter>),
     Held(Arc<Hold>),
@@ -84,16 +86,19 @@ impl WaitQueue {
     /// Adds a thread: at the head if there is none, else behind all others, or in front of them if
     /// it was in front before. Returns its turn if it is the head.
     pub(super) fn join(&mut self, waiter: &Arc<Waiter>, rejoins: bool) -> Option<Turn> {
-        let kept = self.kept().cloned();
-        if self.has_head() && kept.is_none() {
-            let waiters = self.waiters.get_or_insert_default();
-            if rejoins {
-                waiters.push_front(waiter.clone());
-            } else {
-                waiters.push_back(waiter.clone());
+        let kept = match &self.head {
+            Head::Acquiring(_) | Head::Held(_) => {
+                let waiters = self.waiters.get_or_insert_default();
+                if rejoins {
+                    waiters.push_front(waiter.clone());
+                } else {
+                    waiters.push_back(waiter.clone());
+                }
+                return None;
             }
-            return None;
-        }
+            Head::Kept(kept) => Some(kept.clone()),
+            Head::None => None,
+        };
         if let Some(hold) = kept.as_ref().filter(|hold| hold.may_be_followed_by(&waiter.caller)) {
             self.set_held(hold);
             return kept.map(Turn::Kept);
@@ -201,11 +206,6 @@ impl WaitQueue {
         (self.release(&hold) != Ending::Lost).then_some(hold)
     }
 
-    /// Forgets a hold that was released, and has ended in the store.
-    pub(super) fn confirm_release(&mut self, hold: &HoldId) {
-        self.released.retain(|released| released.id != *hold);
-    }
-
     /// Returns the threads that wait behind the head, or at it for the lock.
     pub(super) fn threads(&self) -> impl Iterator<Item = &Arc<Waiter>> {
         let head = if let Head::Acquiring(head) = &self.head { Some(head) } else { None };
@@ -220,7 +220,10 @@ impl WaitQueue {
     pub(super) fn followers(&self) -> Followers {
         let Head::Acquiring(head) = &self.head else { return Followers::default() };
         let exist = self.behind().next().is_some() && !head.caller.terms.tenure.is_zero();
-        let alike = self.behind().take_while(|waiter| waiter.shares_with(head));
+        // One request can ask for those that want the same and can have it at the same time.
+        let wish = |waiter: &Waiter| (waiter.hold.kind, waiter.caller.times.lease);
+        let shares = head.hold.kind.shares_with(head.hold.kind);
+        let alike = self.behind().take_while(|waiter| shares && wish(waiter) == wish(head));
         Followers { exist, alike: alike.take(SHARERS_MAX).cloned().collect() }
     }
 
@@ -244,7 +247,7 @@ impl WaitQueue {
     pub(super) fn mark_in_doubt(&self, waiter: &Waiter) -> bool {
         let waits = self.place(waiter).is_some();
         if waits {
-            waiter.mark_in_doubt();
+            waiter.in_doubt.store(true, Ordering::Relaxed);
         }
         waits
     }
@@ -274,21 +277,6 @@ impl WaitQueue {
             _ if is_lock => Turn::Look,
             _ => Turn::Outside,
         })
-    }
-
-    /// Sets what the last request of a thread has shown, or that the next one is on its way. Does
-    /// nothing if the thread is not the head.
-    pub(super) fn set_answer(&self, thread: &Waiter, answer: Option<Result<(), &Failure>>) {
-        if self.is_acquiring(thread) {
-            let (mut last, now) = (thread.answer.lock(), Instant::now());
-            *last = match answer {
-                Some(Ok(())) => HeadAnswer::Held(now),
-                Some(Err(failure)) => HeadAnswer::Failed(failure.clone(), now),
-                // A failure counts until there is a reply.
-                None if matches!(*last, HeadAnswer::Failed(..)) => return,
-                None => HeadAnswer::Pending,
-            };
-        }
     }
 
     /// Gives the waiters without a limit the failure for which the head gives up, instead of having
@@ -330,23 +318,8 @@ impl WaitQueue {
     pub(super) fn set_wanted(&mut self, nonce: u64) {
         match &self.head {
             Head::Held(hold) if hold.id.nonce == nonce => hold.set_wanted(),
-            Head::Acquiring(head) => head.note_wanted(nonce),
+            Head::Acquiring(head) => drop(head.wanted.lock().insert(nonce)),
             _ => {}
         }
-    }
-
-    fn has_head(&self) -> bool {
-        !matches!(self.head, Head::None)
-    }
-}
-
-impl fmt::Debug for Head {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Acquiring(..) => "Acquiring",
-            Self::Held(_) => "Held",
-            Self::Kept(_) => "Kept",
-            Self::None => "None",
-        })
     }
 }

@@ -11,19 +11,29 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::base::clock::end_of;
-use crate::base::failure::Failure;
 use crate::base::shrink;
 use crate::base::sync::{AtomicBool, Condvar, Mutex, MutexGuard, wait_while};
 use crate::error::{Error, Result};
 use crate::local::call::{Caller, Wait};
 use crate::local::hold::Hold;
-use crate::local::recalls::Recalls;
 use crate::local::wait_queue::{Ending, Head, WaitQueue};
-use crate::local::waiter::{Followers, Signal, Turn, Waiter};
+use crate::local::waiter::{Signal, Turn, Waiter};
 use crate::store::hold_id::{HoldId, HoldKind};
 
 /// Threads that want different locks should rarely meet here.
 const SHARDS: usize = 16;
+
+/// After this many recalls in a row a lock is not kept for a while.
+const RECALLS_MAX: u32 = 3;
+
+/// That long. The next recall after it makes it as long again.
+const RECALL_PAUSE: Duration = Duration::from_secs(1);
+
+/// What was not recalled for this long is forgotten.
+const RECALL_MEMORY: Duration = Duration::from_secs(10);
+
+/// The most locks that are remembered. More are kept as if they were never recalled.
+const RECALLED_MAX: usize = 1024;
 
 /// Queues that share a lock. There is one for a name while a thread is at its head, the lock is
 /// kept, or a release is not confirmed.
@@ -39,18 +49,19 @@ pub(crate) struct WaitQueues {
     pub(super) closed: AtomicBool,
     /// Whether messages of other clients arrive, so that locks may be kept.
     listening: AtomicBool,
-    /// Whether that has been tried.
-    has_tried_to_listen: AtomicBool,
-    recalls: Recalls,
-    sleepers: Sleepers,
-}
-
-/// Where threads sleep that are in no queue.
-#[derive(Debug, Default)]
-struct Sleepers {
-    lock: Mutex<()>,
+    /// The locks of this client that others have asked for, and that it had kept for nothing.
+    recalled: parking_lot::Mutex<HashMap<Arc<str>, Recalled>>,
+    /// Where threads sleep that are in no queue, and whether it has been tried to listen.
+    sleepers: Mutex<bool>,
     /// The client was closed, or listens now.
     changed: Condvar,
+}
+
+/// How often other clients have asked for a lock that was kept for nothing.
+#[derive(Debug)]
+struct Recalled {
+    in_a_row: u32,
+    last: Instant,
 }
 
 impl WaitQueues {
@@ -60,10 +71,8 @@ impl WaitQueues {
 
     /// Sleeps outside the queues, at most until `close`, which is an error.
     pub(crate) fn pause(&self, time: Duration) -> Result<()> {
-        let mut lock = self.sleepers.lock.lock();
-        wait_while(&self.sleepers.changed, &mut lock, Some(end_of(time)), |()| {
-            self.check_open().is_ok()
-        });
+        let is_open = |_: &bool| self.check_open().is_ok();
+        wait_while(&self.changed, &mut self.sleepers.lock(), Some(end_of(time)), is_open);
         self.check_open()
     }
 
@@ -71,14 +80,11 @@ impl WaitQueues {
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         // A thread that has found the queues open a moment ago sleeps now.
-        drop(self.sleepers.lock.lock());
-        self.sleepers.changed.notify_all();
-        for shard in self.shards.as_flattened() {
-            let shard = shard.lock();
-            for waiter in shard.values().flat_map(WaitQueue::threads) {
-                waiter.send(Signal::Ended(Error::Closed));
-            }
-        }
+        drop(self.sleepers.lock());
+        self.changed.notify_all();
+        self.each(|_, queue| {
+            queue.threads().for_each(|waiter| waiter.send(Signal::Ended(Error::Closed)));
+        });
     }
 
     /// Joins the queue of a lock, for a hold of it. Returns the turn of the thread if it is the
@@ -122,30 +128,9 @@ impl WaitQueues {
         self.with(&waiter.hold, |queue| queue.remove(waiter))
     }
 
-    /// Marks a waiter as in doubt. Returns `false` if it waits no more.
-    pub(super) fn mark_in_doubt(&self, waiter: &Waiter) -> bool {
-        self.with(&waiter.hold, |queue| queue.mark_in_doubt(waiter))
-    }
-
     /// Returns the hold of the head if it has one.
     pub(crate) fn holder(&self, kind: HoldKind, name: &str) -> Option<Arc<Hold>> {
         self.shard(kind, name).get(name)?.holder().cloned()
-    }
-
-    /// Records what the last request of a head has shown: that another owner holds the lock, or
-    /// that the server cannot be reached. Does nothing for a thread outside the queue.
-    pub(crate) fn set_answer(&self, head: &Waiter, answer: Result<(), &Failure>) {
-        self.with(&head.hold, |queue| queue.set_answer(head, Some(answer)));
-    }
-
-    /// Marks the next request of a head as on its way. Does nothing for a thread outside the queue.
-    pub(crate) fn set_pending(&self, head: &Waiter) {
-        self.with(&head.hold, |queue| queue.set_answer(head, None));
-    }
-
-    /// Gives the waiters without a limit the failure for which a head gives up.
-    pub(super) fn fail_endless(&self, head: &Waiter, failure: &Failure) {
-        self.with(&head.hold, |queue| queue.fail_endless(head, failure));
     }
 
     /// Begins a hold of a lock that was acquired from the store, at the head if that has acquired
@@ -166,7 +151,7 @@ impl WaitQueues {
     pub(crate) fn settle_release(&self, hold: &HoldId, report: impl FnOnce() -> bool) {
         self.with(hold, |queue| {
             if report() {
-                queue.confirm_release(hold);
+                queue.released.retain(|released| released.id != *hold);
             }
         });
     }
@@ -199,17 +184,15 @@ impl WaitQueues {
     /// Sets whether messages of other clients arrive.
     pub(crate) fn set_listening(&self, listening: bool) {
         self.listening.store(listening, Ordering::SeqCst);
-        self.has_tried_to_listen.store(true, Ordering::SeqCst);
-        drop(self.sleepers.lock.lock());
-        self.sleepers.changed.notify_all();
+        *self.sleepers.lock() = true;
+        self.changed.notify_all();
     }
 
     /// Blocks until the first attempt to receive messages has succeeded or failed, at most until
     /// the deadline or `close`: so that the first lock can be kept already.
     pub(crate) fn wait_to_listen(&self, deadline: Instant) {
-        let mut lock = self.sleepers.lock.lock();
-        wait_while(&self.sleepers.changed, &mut lock, Some(deadline), |()| {
-            !self.has_tried_to_listen.load(Ordering::SeqCst) && self.check_open().is_ok()
+        wait_while(&self.changed, &mut self.sleepers.lock(), Some(deadline), |has_tried| {
+            !has_tried && self.check_open().is_ok()
         });
     }
 
@@ -225,7 +208,7 @@ impl WaitQueues {
         let queue = shard.get_mut(name)?;
         let asked = queue.holder().filter(|_| waits).or(queue.kept());
         if let Some(hold) = asked.filter(|hold| hold.id.nonce == nonce && !hold.is_wanted()) {
-            self.recalls.record(&hold.id.name, hold.reused.load(Ordering::Relaxed));
+            self.record_recall(&hold.id.name, hold.reused.load(Ordering::Relaxed));
         }
         if waits {
             queue.set_wanted(nonce);
@@ -233,50 +216,50 @@ impl WaitQueues {
         queue.end_kept(|kept| kept.id.nonce == nonce)
     }
 
+    /// Records that another client has asked for a lock, and whether a thread of this one had used
+    /// it again after it was kept.
+    fn record_recall(&self, name: &Arc<str>, was_of_use: bool) {
+        let (mut recalled, now) = (self.recalled.lock(), Instant::now());
+        recalled.retain(|known, recalled| {
+            now < recalled.last + RECALL_MEMORY && !(was_of_use && known == name)
+        });
+        if !was_of_use && (recalled.len() < RECALLED_MAX || recalled.contains_key(name)) {
+            let new = || Recalled { in_a_row: 0, last: now };
+            let recalled = recalled.entry(name.clone()).or_insert_with(new);
+            (recalled.in_a_row, recalled.last) = (recalled.in_a_row.saturating_add(1), now);
+        }
+    }
+
     /// Returns `true` if a lock may be kept after its next hold: other clients can ask for it, and
     /// have not done so again and again a moment ago.
     pub(crate) fn may_keep(&self, name: &str) -> bool {
-        self.is_listening() && !self.recalls.forbid(name)
+        let is_too_often =
+            |it: &Recalled| it.in_a_row >= RECALLS_MAX && it.last.elapsed() < RECALL_PAUSE;
+        self.is_listening() && !self.recalled.lock().get(name).is_some_and(is_too_often)
     }
 
-    /// Ends a tenure that was kept for long enough. Returns `false` if a thread uses it, or it has
-    /// ended before.
-    pub(crate) fn end_kept(&self, hold: &Hold) -> bool {
-        let is_it = |kept: &Hold| std::ptr::eq(kept, hold);
-        self.with(&hold.id, |queue| queue.end_kept(is_it)).is_some()
-    }
-
-    /// Ends a tenure that the thread at the head has found kept, and remembers it, because its
-    /// release is to be sent. Returns `false` if it was lost before.
-    pub(crate) fn give_up(&self, hold: &Arc<Hold>) -> bool {
-        self.with(&hold.id, |queue| queue.release(hold)) != Ending::Lost
-    }
-
-    /// Ends the tenure of a name if it is kept, and returns it to be released.
-    pub(crate) fn end_kept_of(&self, name: &str) -> Option<Arc<Hold>> {
-        self.shard(HoldKind::Lock, name).get_mut(name)?.end_kept(|_| true)
+    /// Ends the tenure of a name if it is kept and the one that is meant, and returns it to be
+    /// released.
+    pub(crate) fn end_kept(
+        &self,
+        name: &str,
+        is_meant: impl FnOnce(&Hold) -> bool,
+    ) -> Option<Arc<Hold>> {
+        self.shard(HoldKind::Lock, name).get_mut(name)?.end_kept(is_meant)
     }
 
     /// Ends every tenure that is kept, and returns them to be released.
     pub(crate) fn end_all_kept(&self) -> Vec<Arc<Hold>> {
-        let end = |shard: &Mutex<Shard>| {
-            let mut shard = shard.lock();
-            shard.values_mut().filter_map(|queue| queue.end_kept(|_| true)).collect::<Vec<_>>()
-        };
-        self.shards.as_flattened().iter().flat_map(end).collect()
+        let mut ended = Vec::new();
+        self.each(|_, queue| ended.extend(queue.end_kept(|_| true)));
+        ended
     }
 
     /// Returns how many locks are kept.
     pub(crate) fn count_kept(&self) -> usize {
-        let count =
-            |shard: &Mutex<Shard>| shard.lock().values().filter_map(WaitQueue::kept).count();
-        self.shards.as_flattened().iter().map(count).sum()
-    }
-
-    /// Returns the threads behind a head that acquires a lock.
-    pub(super) fn followers(&self, kind: HoldKind, name: &str) -> Followers {
-        let shard = self.shard(kind, name);
-        shard.get(name).map(WaitQueue::followers).unwrap_or_default()
+        let mut count = 0;
+        self.each(|_, queue| count += usize::from(queue.kept().is_some()));
+        count
     }
 
     /// Signals the head that the lock may be free. Returns `false` if no head acquires this lock.
@@ -289,27 +272,16 @@ impl WaitQueues {
         self.wake(HoldKind::Read, name) | self.wake(HoldKind::Lock, name)
     }
 
-    /// As `wake`, for every lock.
-    pub(crate) fn wake_all(&self) {
+    /// Has every queue do something.
+    pub(super) fn each(&self, mut act: impl FnMut(&Arc<str>, &mut WaitQueue)) {
         for shard in self.shards.as_flattened() {
-            for queue in shard.lock().values() {
-                queue.wake();
-            }
-        }
-    }
-
-    /// Adds the names that threads want, with how many do.
-    pub(super) fn count(&self, names: &mut Vec<(Arc<str>, usize)>) {
-        for shard in self.shards.as_flattened() {
-            let shard = shard.lock();
-            let counts = shard.iter().map(|(name, queue)| (name.clone(), queue.threads().count()));
-            names.extend(counts.filter(|(_, count)| *count > 0));
+            shard.lock().iter_mut().for_each(|(name, queue)| act(name, queue));
         }
     }
 
     /// Has the queue do something in which a hold is, or comes to be. It is there only as long as
     /// it is of use.
-    fn with<T>(&self, hold: &HoldId, act: impl FnOnce(&mut WaitQueue) -> T) -> T {
+    pub(super) fn with<T>(&self, hold: &HoldId, act: impl FnOnce(&mut WaitQueue) -> T) -> T {
         let mut shard = self.shard(hold.kind, &hold.name);
         let queue = shard.entry(hold.name.clone()).or_insert(WaitQueue::NEW);
         let result = act(queue);
@@ -331,9 +303,11 @@ impl WaitQueues {
 pub(super) mod tests {
     use super::*;
     use crate::base::clock::{Moment, end_of};
+    use crate::base::failure::Failure;
     use crate::config::LockOptions;
     use crate::local::call;
     use crate::local::reporter::Reporter;
+    use crate::local::waiter::{Followers, HeadAnswer};
     use crate::store::request::SHARERS_MAX;
     use std::thread;
     use std::time::Duration;
@@ -385,6 +359,14 @@ pub(super) mod tests {
         let shard = queues.shard(kind, name);
         let Head::Acquiring(head) = &shard.get(name)?.head else { return None };
         Some(head.clone())
+    }
+
+    fn followers(queues: &WaitQueues, kind: HoldKind) -> Followers {
+        queues.with(&id(kind), |queue| queue.followers())
+    }
+
+    fn failed(failure: &Failure) -> HeadAnswer {
+        HeadAnswer::Failed(failure.clone(), Instant::now())
     }
 
     /// Gives the head a hold that it has acquired.
@@ -448,7 +430,7 @@ pub(super) mod tests {
             let queues = WaitQueues::default();
             let _head = join_for(&queues, kinds[0]);
             let waiters: Vec<_> = kinds[1..].iter().map(|kind| join_for(&queues, *kind)).collect();
-            let Followers { exist, alike } = queues.followers(kinds[0], &name());
+            let Followers { exist, alike } = followers(&queues, kinds[0]);
             assert_eq!(exist, !waiters.is_empty());
             assert!(alike.iter().zip(&waiters).all(|(one, other)| Arc::ptr_eq(one, other)));
             alike.len()
@@ -464,7 +446,7 @@ pub(super) mod tests {
         let queues = WaitQueues::default();
         let _head = join_for_a_lease(&queues, Read, SOON);
         let _waiter = join_for_a_lease(&queues, Read, SOON * 2);
-        let Followers { alike, .. } = queues.followers(Read, &name());
+        let Followers { alike, .. } = followers(&queues, Read);
         assert!(alike.is_empty(), "one request has one lease");
         acquire(&queues, &Arc::new(Hold::new(id(Read), 1, 0, &caller(), Moment::now())));
         assert!(head(&queues, Read, &name()).is_none(), "the head asks for nothing");
@@ -477,7 +459,9 @@ pub(super) mod tests {
         let waiters = [(); 3].map(|()| join_for(&queues, HoldKind::Read));
         let [first, second, third] = &waiters;
         assert!(queues.remove(second));
-        let wait = waiters.each_ref().map(|waiter| queues.mark_in_doubt(waiter));
+        let wait = waiters
+            .each_ref()
+            .map(|waiter| queues.with(&waiter.hold, |queue| queue.mark_in_doubt(waiter)));
         assert_eq!(wait, [true, false, true]);
         assert_eq!(waiters.each_ref().map(|waiter| waiter.in_doubt.load(Ordering::Relaxed)), wait);
         assert!(queues.remove(first), "its hold is handed out");
@@ -655,11 +639,11 @@ pub(super) mod tests {
         let source = std::io::Error::other("test");
         let failure =
             Failure::io(crate::base::failure::FailureKind::Timeout, &Arc::from("here"), source);
-        queues.set_answer(&head, Err(&failure));
+        head.set_answer(failed(&failure));
         // What the head learned before this thread came says nothing about now.
         let late = turn_within(&queues, &join(&queues).0, Duration::ZERO);
         assert!(matches!(late, Turn::Look), "{late:?}");
-        queues.fail_endless(&head, &failure);
+        queues.with(&head.hold, |queue| queue.fail_endless(&head, &failure));
         give_up(&queues, HoldKind::Lock);
         assert!(matches!(turn(&queues, &endless), Turn::Failed(_)));
         assert!(matches!(turn(&queues, &limited), Turn::Head { .. }));
@@ -687,15 +671,16 @@ pub(super) mod tests {
             assert!(matches!(time_out_after(&queues, learn), Some(Turn::Look)));
         };
         unknown(&|| ());
-        unknown(&|| queues.set_answer(&outside, Ok(())));
-        let contended = time_out_after(&queues, || queues.set_answer(&head, Ok(())));
+        unknown(&|| outside.set_answer(HeadAnswer::Held(Instant::now())));
+        let contended =
+            time_out_after(&queues, || head.set_answer(HeadAnswer::Held(Instant::now())));
         assert!(matches!(contended, Some(Turn::TimedOut)), "{contended:?}");
         unknown(&|| ());
         unknown(&|| {
-            queues.set_answer(&head, Ok(()));
-            queues.set_pending(&head);
+            head.set_answer(HeadAnswer::Held(Instant::now()));
+            head.set_pending();
         });
-        let failed = time_out_after(&queues, || queues.set_answer(&head, Err(&failure)));
+        let failed = time_out_after(&queues, || head.set_answer(failed(&failure)));
         assert!(matches!(failed, Some(Turn::Failed(_))), "{failed:?}");
         unknown(&|| ());
         let hold = new_hold();
@@ -723,7 +708,7 @@ pub(super) mod tests {
         let queues = WaitQueues::default();
         let head = join_for(&queues, HoldKind::Read);
         let second = join_for(&queues, HoldKind::Read);
-        queues.set_answer(&head, Ok(()));
+        head.set_answer(HeadAnswer::Held(Instant::now()));
         let third = join_for(&queues, HoldKind::Read);
         assert!(matches!(time_out(&queues, &second, Wait::No), Some(Turn::Outside)));
         assert!(matches!(time_out(&queues, &third, Wait::Endless), Some(Turn::Outside)));
@@ -735,11 +720,11 @@ pub(super) mod tests {
         let [head, second, _] = three(&queues);
         let tried = || queues.wait(&join(&queues).0, Wait::No).expect("open");
         assert!(matches!(tried(), Turn::Look), "the head has no answer yet");
-        queues.set_answer(&head, Ok(()));
+        head.set_answer(HeadAnswer::Held(Instant::now()));
         assert!(matches!(tried(), Turn::TimedOut), "the head waits");
-        queues.set_pending(&head);
+        head.set_pending();
         assert!(matches!(tried(), Turn::Look), "the head asks again");
-        queues.set_answer(&head, Err(&unanswered()));
+        head.set_answer(failed(&unanswered()));
         assert!(matches!(tried(), Turn::Look), "the server may be back");
         let mine = new_hold();
         acquire(&queues, &mine);
@@ -798,7 +783,9 @@ pub(super) mod tests {
         let [head, second, _] = three(&queues);
         for _ in 0..100 {
             assert!(queues.wake_any("x"));
-            queues.wake_all();
+            queues.each(|_, queue| {
+                queue.wake();
+            });
         }
         head.sleep(SOON).expect("open");
         assert!(head.is_empty(), "one signal is as good as many");
@@ -832,5 +819,27 @@ pub(super) mod tests {
         assert!(matches!(join_at(&queues, true, false), Err(Error::Closed)));
         give_up(&queues, HoldKind::Lock);
         assert!(is_empty(&queues));
+    }
+
+    #[test]
+    fn a_lock_that_is_recalled_again_and_again_is_not_kept_for_a_while() {
+        let (queues, name) = (WaitQueues::default(), Arc::from("a"));
+        queues.set_listening(true);
+        for _ in 0..RECALLS_MAX {
+            assert!(queues.may_keep("a"));
+            queues.record_recall(&name, false);
+        }
+        assert!(!queues.may_keep("a") && queues.may_keep("b"));
+        queues.record_recall(&name, true);
+        assert!(queues.may_keep("a"));
+    }
+
+    #[test]
+    fn not_all_locks_are_remembered() {
+        let queues = WaitQueues::default();
+        for number in 0..RECALLED_MAX * 2 {
+            queues.record_recall(&Arc::from(number.to_string()), false);
+        }
+        assert_eq!(queues.recalled.lock().len(), RECALLED_MAX);
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! Decides which signals it receives. Knows nothing of the queue that the waiter is in.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use crate::base::clock::end_of;
@@ -28,7 +28,7 @@ pub(crate) struct Waiter {
     pub(super) in_doubt: AtomicBool,
     /// The nonces of the holds that other clients wait for, in case the thread at the head is about
     /// to get one: the message may overtake the reply, and a late one about an earlier hold that.
-    pub(super) wanted: Mutex<Vec<u64>>,
+    pub(super) wanted: Mutex<BTreeSet<u64>>,
     /// While the thread is at the head.
     pub(super) answer: Mutex<HeadAnswer>,
     signals: Mutex<VecDeque<Signal>>,
@@ -108,24 +108,16 @@ impl Waiter {
         }
     }
 
-    /// Returns `true` if one request can ask for both, because they want the same and can have it
-    /// at the same time.
-    pub(super) fn shares_with(&self, other: &Self) -> bool {
-        let kind = self.hold.kind;
-        let (lease, others) = (self.caller.times.lease, other.caller.times.lease);
-        (kind, lease) == (other.hold.kind, others) && kind.shares_with(kind)
+    /// Notes what the last request at the head has shown.
+    pub(super) fn set_answer(&self, answer: HeadAnswer) {
+        *self.answer.lock() = answer;
     }
 
-    /// Called by the head, or for a waiter behind it under the lock of the queue.
-    pub(super) fn mark_in_doubt(&self) {
-        self.in_doubt.store(true, Ordering::Relaxed);
-    }
-
-    /// Notes that another client waits for the hold with this nonce.
-    pub(super) fn note_wanted(&self, nonce: u64) {
-        let mut wanted = self.wanted.lock();
-        if !wanted.contains(&nonce) {
-            wanted.push(nonce);
+    /// Notes that the next request is on its way. A failure counts until there is a reply.
+    pub(super) fn set_pending(&self) {
+        let mut answer = self.answer.lock();
+        if !matches!(*answer, HeadAnswer::Failed(..)) {
+            *answer = HeadAnswer::Pending;
         }
     }
 

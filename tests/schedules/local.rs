@@ -24,7 +24,7 @@ use crate::local::reporter::Reporter;
 use crate::local::wait_queue::Ending;
 use crate::local::wait_queues::WaitQueues;
 use crate::local::wait_queues::tests::head;
-use crate::local::waiter::{Followers, Signal, Turn, Waiter};
+use crate::local::waiter::{Followers, HeadAnswer, Signal, Turn, Waiter};
 use crate::store::hold_id::{HoldId, HoldKind};
 
 /// How often another client asks for a lock.
@@ -161,7 +161,7 @@ impl Scene {
                 Turn::Kept(hold) if !hold.begin_kept(&self.caller()) => {}
                 Turn::Head { kept, .. } => {
                     if let Some(kept) = kept
-                        && self.queues.give_up(&kept)
+                        && self.queues.with(&kept.id, |queue| queue.release(&kept)) != Ending::Lost
                     {
                         self.post(&kept);
                     }
@@ -189,7 +189,7 @@ impl Scene {
             }
             // Or it was kept for long enough.
             if thread_rng().gen_ratio(1, 4)
-                && let Some(kept) = self.queues.end_kept_of(&self.name)
+                && let Some(kept) = self.queues.end_kept(&self.name, |_| true)
             {
                 self.post(&kept);
             }
@@ -199,12 +199,12 @@ impl Scene {
     /// Tries at a store where the lock is sometimes held, and sleeps in between.
     fn acquire_at_head(&self, waiter: &Waiter) -> Result<Turn> {
         while thread_rng().r#gen() {
-            self.queues.set_answer(waiter, Ok(()));
+            waiter.set_answer(HeadAnswer::Held(Instant::now()));
             if let Err(error) = waiter.sleep(Duration::ZERO) {
                 self.queues.give_up_head(waiter);
                 return Err(error);
             }
-            self.queues.set_pending(waiter);
+            waiter.set_pending();
         }
         Ok(Turn::Head { is_next: true, after_release: false, kept: None })
     }
@@ -303,7 +303,7 @@ impl Readers {
     /// Asks until a reply comes. The store grants as many as it likes.
     fn ask_for_all(&self, head: &Waiter) -> bool {
         loop {
-            let Followers { alike, .. } = self.queues.followers(HoldKind::Read, &self.name);
+            let Followers { alike, .. } = self.queues.with(&head.hold, |queue| queue.followers());
             thread::yield_now();
             let granted = thread_rng().gen_range(0..=alike.len());
             let nonces = alike[..granted].iter().map(|waiter| waiter.hold.nonce);
@@ -311,7 +311,7 @@ impl Readers {
             thread::yield_now();
             if thread_rng().r#gen() {
                 for waiter in alike {
-                    if !self.queues.mark_in_doubt(&waiter) {
+                    if !self.queues.with(&waiter.hold, |queue| queue.mark_in_doubt(&waiter)) {
                         self.stored.lock().remove(&waiter.hold.nonce);
                     }
                 }
