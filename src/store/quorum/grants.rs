@@ -103,7 +103,7 @@ pub(super) fn ambiguous(failure: Failure) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use crossbeam_channel::unbounded;
 
@@ -139,14 +139,20 @@ mod tests {
         });
 
         let deadline = end_of(SOON);
-        let mut lane = store.lane("a").connect(deadline).expect("a majority");
-        for nonce in 3..6 {
+        let mut waits = 0;
+        for nonce in 3.. {
+            // The connection to the last server may take longer than those to the others.
+            let mut lane = store.lane("a").connect(deadline).expect("a majority");
+            assert!(Instant::now() < deadline, "the last server is not connected");
             // It has no replicas, so it soon lags.
             let (holds, registration) = (&[hold(nonce)], Registration::None);
             let acquire = Acquire { holds, lease: SOON, registration, deadline };
-            lane.send(ballot_to_acquire(&store.servers, acquire), |number| number == 2);
+            let ballot = ballot_to_acquire(&store.servers, acquire);
+            waits += usize::from(lane.send(ballot, |number| number == 2).awaits(2));
+            if waits == 3 {
+                break;
+            }
         }
-        drop(lane);
         store.servers.in_doubt.may_begin_late(&hold(1));
         let request = HoldRequest { hold: &hold(1), change: Change::RELEASE, deadline };
         store.post(vec![PostedChange {

@@ -405,16 +405,16 @@ fn refused_credentials_are_asked_for_once_more(server: &Server) {
 }
 
 fn a_callback_that_fails_for_a_while_delays_no_renewal(server: &Server) {
-    let (issuer, events) = (Issuer::new(&[server], Some(LIFE * 5)), Recorder::default());
-    let lease = ms(900);
-    let builder = issuer.logs_in(patient().lease(lease)).on_event(events.listener());
+    // There are 1.6 seconds to replace a connection, in which four renewals are due.
+    let (issuer, events) = (Issuer::new(&[server], Some(LIFE * 8)), Recorder::default());
+    let builder = issuer.logs_in(patient().lease(ms(1200))).on_event(events.listener());
     let client = builder.open(&server.url()).unwrap();
     let guard = take(&client, "a");
     events.wait_for("renewed");
     let before = issuer.connections(server, "normal");
     issuer.fails.store(true, Ordering::SeqCst);
     let asked = issuer.asked();
-    eventually(SOON, || issuer.asked() >= asked + 2);
+    eventually(SOON, || issuer.asked() > asked);
     issuer.fails.store(false, Ordering::SeqCst);
     eventually(SOON, || {
         issuer.connections(server, "normal").keys().any(|id| !before.contains_key(id))

@@ -1,9 +1,9 @@
 //! Locks on a Redis Cluster of which a node hangs or dies.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use leasehold::{Builder, Client, Error, Guard, HoldEnd};
+use leasehold::{Client, Error, Guard, HoldEnd};
 
 use crate::support::recorder::Recorder;
 use crate::support::server::Server;
@@ -26,28 +26,25 @@ fn tolerant_cluster() -> Cluster {
 
 #[test]
 fn a_set_holds_nothing_while_it_waits_for_a_node() {
-    let cluster = Cluster::of_three();
-    let open = |builder: Builder| builder.open_cluster(cluster.urls()).unwrap();
-    let (client, other) = (open(hasty()), open(patient()));
+    let cluster = tolerant_cluster();
+    let (client, other) = (cluster.open(hasty()), cluster.open(patient()));
     // The nodes are asked in their order.
     let [ours, also_ours, theirs] = [0, 1, 2].map(|node| cluster.name_at(node));
-    drop(client.lock_all([&ours, &also_ours, &theirs]).unwrap());
+    client.lock_all([&ours, &also_ours, &theirs]).unwrap().unlock().unwrap();
+    let (all, before) = ([&theirs, &ours, &also_ours], cluster.nodes()[1].calls("evalsha"));
     cluster.nodes()[2].stop();
     thread::scope(|scope| {
-        let set = scope.spawn(|| client.try_lock_all_for([&theirs, &ours, &also_ours], SOON));
-        let mut free = Instant::now();
-        throughout(IO * 8, || {
-            if !is_busy(&other, &ours) && !is_busy(&other, &also_ours) {
-                free = Instant::now();
-            }
-            // One request may wait without a reply while the others are held.
-            free.elapsed() < IO * 4
-        });
+        let set = scope.spawn(|| client.try_lock_all_for(all, 6 * SOON));
+        let are_free = || !is_busy(&other, &ours) && !is_busy(&other, &also_ours);
+        // The first request to the node waits for a reply while the others are held.
+        eventually(SOON, || cluster.nodes()[1].calls("evalsha") > before);
+        eventually(SOON, are_free);
+        throughout(IO * 8, are_free);
         assert!(!set.is_finished());
         cluster.nodes()[2].cont();
         let set = set.join().unwrap().unwrap().unwrap();
-        assert_eq!(set.names(), [&*theirs, &*ours, &*also_ours]);
-        assert!([&ours, &also_ours, &theirs].iter().all(|name| is_busy(&other, name)));
+        assert_eq!(set.names(), all.map(|name| &**name));
+        assert!(all.iter().all(|name| is_busy(&other, name)));
         set.unlock().unwrap();
     });
     assert_eq!(client.stats().held, 0);
