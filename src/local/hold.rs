@@ -393,6 +393,7 @@ mod tests {
     use std::thread::sleep;
 
     const LEASE: Duration = Duration::from_millis(200);
+    const KEEP: Duration = Duration::from_secs(5);
 
     fn options() -> LockOptions {
         LockOptions { lease: LEASE, ..LockOptions::default() }
@@ -558,5 +559,147 @@ mod tests {
         longer.lease.extend(later, next);
         let last = next_step(&longer);
         assert!(!last.renews && last.due <= sent.after(LEASE * 5 / 4));
+    }
+
+    fn keeping() -> LockOptions {
+        LockOptions { keep: KEEP, lease: LEASE * 100, ..options() }
+    }
+
+    /// A hold after which the lock may be kept, with tokens for two more.
+    fn keepable(options: &LockOptions) -> Hold {
+        Hold::new(id().that_may_be_kept(), 7, 2, &caller(options), Moment::now())
+    }
+
+    #[test]
+    fn a_lock_is_kept_unless_something_speaks_against_it() {
+        assert!(keepable(&keeping()).can_be_kept());
+        let not_kept = LockOptions { keep: Duration::ZERO, ..keeping() };
+        assert!(!keepable(&not_kept).can_be_kept());
+        assert!(!acquired(&keeping(), Moment::now()).can_be_kept(), "its id says so to servers");
+        let against: [fn(&Hold); 4] = [
+            |hold| hold.failing.store(true, Ordering::Relaxed),
+            Hold::set_wanted,
+            |hold| hold.in_doubt.store(true, Ordering::Relaxed),
+            |hold| assert!(hold.lease.lose()),
+        ];
+        for (number, happen) in against.iter().enumerate() {
+            let hold = keepable(&keeping());
+            assert!(!hold.is_wanted());
+            happen(&hold);
+            assert!(!hold.can_be_kept(), "{number}");
+        }
+    }
+
+    #[test]
+    fn a_kept_lock_is_used_again_with_the_next_token() {
+        let hold = keepable(&keeping());
+        let over = hold.over();
+        hold.current.lock().reported = true;
+        assert!(!hold.is_unused() && hold.keep());
+        assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
+        assert!(!hold.current.lock().reported && !hold.reused.load(Ordering::Relaxed));
+        assert!(hold.begin_kept(&caller(&keeping())));
+        assert!(hold.reused.load(Ordering::Relaxed) && !hold.current.lock().kept);
+        assert_eq!((hold.fence(), hold.current.lock().room), (8, 1));
+        assert!(hold.lease.lose());
+        assert!(!hold.keep() && !hold.begin_kept(&caller(&keeping())));
+        assert_eq!(hold.fence(), 8);
+    }
+
+    #[test]
+    fn a_kept_lock_is_released_when_it_was_not_used_for_long() {
+        let hold = keepable(&LockOptions { keep: LEASE / 2, ..keeping() });
+        assert!(hold.keep() && !hold.is_unused());
+        let kept_end = next_step(&hold);
+        assert!(!kept_end.renews && kept_end.due.left() <= LEASE / 2);
+        sleep(LEASE / 2);
+        assert!(hold.is_unused());
+        assert!(hold.begin_kept(&caller(&keeping())) && !hold.is_unused(), "it is used");
+        let long = keepable(&LockOptions { keep: LEASE * 100, ..keeping() });
+        assert!(next_step(&long).renews, "it is renewed before");
+    }
+
+    #[test]
+    fn new_tokens_are_those_of_the_next_holds() {
+        let (hold, caller) = (keepable(&keeping()), caller(&keeping()));
+        hold.expire_fences();
+        assert!(!hold.may_be_followed_by(&caller), "it has no token for one");
+        hold.add_fences(20, 1);
+        for fence in [20, 21] {
+            assert!(hold.may_be_followed_by(&caller));
+            hold.begin_next(&caller);
+            assert_eq!(hold.fence(), fence);
+        }
+        assert!(!hold.may_be_followed_by(&caller));
+    }
+
+    #[test]
+    fn only_a_kept_lock_must_ask_for_its_tokens_again() {
+        let options = LockOptions { keep: Duration::ZERO, tenure: Some(LEASE), ..keeping() };
+        let hold = keepable(&options);
+        hold.expire_fences();
+        assert!(hold.may_be_followed_by(&caller(&options)));
+    }
+
+    #[test]
+    fn a_tenure_ends_with_its_time_unless_the_lock_may_be_kept() {
+        let over = LockOptions { tenure: Some(Duration::ZERO), ..keeping() };
+        let hold = keepable(&over);
+        assert!(hold.may_be_followed_by(&caller(&over)));
+        hold.set_wanted();
+        assert!(!hold.may_be_followed_by(&caller(&over)), "another client waits");
+        let goes_on = LockOptions { tenure: Some(LEASE * 20), ..keeping() };
+        assert!(hold.may_be_followed_by(&caller(&goes_on)));
+        let not_kept = LockOptions { keep: Duration::ZERO, ..over };
+        assert!(!keepable(&not_kept).may_be_followed_by(&caller(&not_kept)));
+    }
+
+    #[test]
+    fn holds_of_a_tenure_have_the_same_terms() {
+        let terms = |options: &LockOptions| caller(options).terms;
+        let (keeps, hold) = (keeping(), keepable(&keeping()));
+        assert!(hold.suits(&terms(&keeps)));
+        let others = [
+            LockOptions { lease: LEASE, ..keeping() },
+            LockOptions { renew: false, ..keeping() },
+            LockOptions { max_hold: Some(LEASE), ..keeping() },
+            LockOptions { hold_at_least: Some(LEASE), ..keeping() },
+            LockOptions { keep: KEEP * 2, ..keeping() },
+        ];
+        for other in &others {
+            assert!(!hold.suits(&terms(other)), "{other:?}");
+        }
+        let not_kept = LockOptions { keep: Duration::ZERO, ..keeping() };
+        assert!(keepable(&not_kept).suits(&terms(&keeps)), "a thread that keeps it comes later");
+        let at_least = LockOptions { hold_at_least: Some(LEASE), ..not_kept };
+        assert!(!keepable(&at_least).suits(&terms(&at_least)), "each hold has its own");
+        hold.in_doubt.store(true, Ordering::Relaxed);
+        assert!(!hold.suits(&terms(&keeps)));
+    }
+
+    #[test]
+    fn holds_share_a_channel_that_the_first_to_end_disconnects() {
+        let channel = OverChannel::default();
+        let [one, other] = [(); 2].map(|()| acquired(&options(), Moment::now()));
+        one.share_over(&channel);
+        other.share_over(&channel);
+        assert_eq!(channel.receiver.try_recv(), Err(TryRecvError::Empty));
+        other.disconnect();
+        assert_eq!(channel.receiver.try_recv(), Err(TryRecvError::Disconnected));
+        let later = OverChannel::default();
+        assert!(one.lease.lose());
+        one.share_over(&later);
+        assert_eq!(later.receiver.try_recv(), Err(TryRecvError::Disconnected));
+    }
+
+    #[test]
+    fn a_hold_that_has_ended_was_held_for_as_long_as_it_lasted() {
+        let (begun, hold) = (Instant::now(), acquired(&options(), Moment::now()));
+        sleep(LEASE / 10);
+        assert!(hold.held() >= LEASE / 10);
+        assert!(hold.end());
+        let (held, lasted) = (hold.held(), begun.elapsed());
+        sleep(LEASE / 10);
+        assert!(held == hold.held() && held >= LEASE / 10 && held <= lasted);
     }
 }

@@ -243,6 +243,7 @@ fn drift(lease: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crossbeam_channel::TryRecvError;
 
     #[test]
     fn a_hold_that_ends_at_its_deadline_is_lost() {
@@ -251,5 +252,28 @@ mod tests {
         let deadline = Moment(lease.load());
         assert!(!lease.end(deadline) && !lease.is_ended());
         assert!(lease.end(deadline.before(Duration::from_nanos(1))) && lease.is_ended());
+    }
+
+    #[test]
+    fn a_lock_is_released_when_it_can_be_kept_no_longer_or_else_renewed() {
+        let whole = Duration::from_secs(30);
+        let lease = Lease::new(Moment::now(), whole, whole, None);
+        let renewal = lease.next_step(true, None).expect("it is held");
+        assert!(renewal.renews);
+        for end in [renewal.due, renewal.due.after(whole)] {
+            assert_eq!(lease.next_step(true, Some(end)), Some(renewal));
+        }
+        let end = renewal.due.before(Duration::from_secs(1));
+        let release = NextStep { due: end, renews: false };
+        assert_eq!(lease.next_step(true, Some(end)), Some(release));
+    }
+
+    #[test]
+    fn a_channel_is_disconnected_for_all_its_holds_at_once() {
+        let channel = OverChannel::default();
+        let other = channel.clone();
+        assert_eq!(other.receiver.try_recv(), Err(TryRecvError::Empty));
+        channel.disconnect();
+        assert_eq!(other.receiver.try_recv(), Err(TryRecvError::Disconnected));
     }
 }

@@ -310,6 +310,28 @@ mod tests {
     #[test]
     fn one_possible_pause_and_the_longest_possible_are_fine() {
         assert_eq!(Backoff::new((MIN, MIN)).nth(3), Some(MIN));
-        assert!(Backoff::new((MIN, Duration::MAX)).nth(200).is_some());
+        assert!(Random::new().between(MIN, Duration::MAX) >= MIN);
+    }
+
+    #[test]
+    fn a_server_that_refuses_a_request_has_no_outage() {
+        use FailureKind::{
+            Disconnected, NoneFree, NotReplicated, Rejected, Timeout, Transient, Unreachable,
+            WrongType,
+        };
+        for kind in [NoneFree, NotReplicated { acked: 0, required: 1 }, Rejected, WrongType] {
+            assert!(!is_outage(&failure(kind)), "{kind:?}");
+        }
+        for kind in [Disconnected, Timeout, Transient, Unreachable] {
+            assert!(is_outage(&failure(kind)), "{kind:?}");
+        }
+    }
+
+    /// The first numbers that the author of the generator gives for the seed 0.
+    #[test]
+    fn the_pauses_are_drawn_by_split_mix() {
+        let mut random = Random(0);
+        let drawn = [random.next(), random.next(), random.next()];
+        assert_eq!(drawn, [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f]);
     }
 }

@@ -293,9 +293,11 @@ impl Eq for TimerEntry {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::failure::FailureKind;
     use crate::config::LockOptions;
     use crate::local::call::tests::caller;
     use crate::store::hold_id::HoldKind;
+    use std::time::Instant;
 
     fn id() -> HoldId {
         HoldId { kind: HoldKind::Lock, name: Arc::from("x"), client: Arc::from("c"), nonce: 1 }
@@ -361,5 +363,80 @@ mod tests {
         let mut clean_up = clean_up(Duration::from_secs(30), true);
         assert!(clean_up.next_try(false, Moment::now()).is_some());
         assert!(clean_up.next_try(true, Moment::now()).is_none());
+    }
+
+    fn held(lease: Duration) -> Arc<Hold> {
+        hold(lease).as_hold().expect("a hold").clone()
+    }
+
+    #[test]
+    fn a_job_has_a_third_of_the_lease_and_no_more_time_than_a_request() {
+        let (lease, second) = (Duration::from_secs(30), Duration::from_secs(1));
+        let works = [hold(lease), Scheduled::CleanUp(Box::new(clean_up(lease, true)))];
+        for (work, limit) in works.iter().flat_map(|work| [(work, lease), (work, second)]) {
+            let begin = Instant::now();
+            let left = work.job(1, Moment::now(), limit).deadline - begin;
+            let time = limit.min(lease / 3);
+            assert!(left >= time && left <= time + begin.elapsed(), "{work:?}: {left:?}");
+        }
+    }
+
+    #[test]
+    fn releases_of_a_shutdown_are_counted_unless_they_had_no_effect() {
+        let hold = held(Duration::from_secs(30));
+        assert!(hold.end());
+        let mut clean_up = CleanUp::of_ended(&hold);
+        let failure = |kind| Failure::io(kind, &Arc::from("there"), std::io::Error::other("test"));
+        let releases = || hold.releases.load(Ordering::Relaxed);
+        for (kind, counted) in [(FailureKind::Unreachable, 0), (FailureKind::Timeout, 1)] {
+            clean_up.begin_attempt();
+            clean_up.record_failure(&failure(kind));
+            assert_eq!(releases(), counted, "{kind:?}");
+        }
+        clean_up.begin_attempt();
+        assert_eq!(releases(), 2);
+        assert!(clean_up.ended().is_some_and(|ended| Arc::ptr_eq(ended, &hold)));
+        // An earlier attempt may have ended it.
+        let (ended, outcome) = clean_up.record_reply(HoldReply::Gone).expect("the first reply");
+        assert!(Arc::ptr_eq(&ended, &hold) && outcome.is_ok());
+        assert!(clean_up.ended().is_none() && clean_up.record_reply(HoldReply::Gone).is_none());
+    }
+
+    #[test]
+    fn the_next_attempt_comes_soon_where_there_is_reason_to_hasten() {
+        let mut clean_up = clean_up(Duration::from_secs(30), false);
+        let now = Moment::now();
+        let mut pause = |hastens: bool| {
+            if hastens {
+                clean_up.hasten();
+            }
+            clean_up.next_try(false, now).expect("not over").since(now)
+        };
+        assert_eq!(
+            [false, false, false, true].map(&mut pause),
+            [1, 2, 4, 1].map(|n| CLEAN_PAUSE * n)
+        );
+    }
+
+    #[test]
+    fn leases_that_are_over_are_removed_when_they_crowd_or_after_a_while() {
+        let (mut timers, now) = (TimerQueue::default(), Moment::now());
+        let [open, over] = [(); 2].map(|()| held(Duration::from_secs(30)));
+        assert!(over.end());
+        let mut count_with = |count: usize, hold: &Arc<Hold>, now| {
+            (0..count).for_each(|_| timers.add_at(now, Scheduled::Hold(hold.clone())));
+            timers.compact(now);
+            timers.iter().count()
+        };
+        assert_eq!(count_with(1, &over, now), 0, "for the first time");
+        assert_eq!(count_with(CROWD - 1, &over, now), CROWD - 1);
+        assert_eq!(count_with(1, &over, now), 0);
+        // Twice as many as were left are a crowd.
+        assert_eq!(count_with(CROWD, &open, now), CROWD);
+        assert_eq!(count_with(CROWD - 1, &over, now), 2 * CROWD - 1);
+        assert_eq!(count_with(1, &over, now), CROWD);
+        let later = now.after(COMPACTION_PAUSE);
+        assert_eq!(count_with(1, &over, later.before(Duration::from_nanos(1))), CROWD + 1);
+        assert_eq!(count_with(0, &over, later), CROWD);
     }
 }

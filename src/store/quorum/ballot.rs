@@ -261,3 +261,66 @@ impl InDoubtHolds {
         Duration::from_nanos(self.lease.load(Ordering::Relaxed))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::hold_id::HoldKind;
+    use crossbeam_channel::{Receiver, unbounded};
+
+    const LEASE: Duration = Duration::from_secs(30);
+
+    fn hold(nonce: u64) -> HoldId {
+        HoldId { kind: HoldKind::Lock, name: Arc::from("a"), client: Arc::from("me"), nonce }
+    }
+
+    fn reporting() -> (InDoubtHolds, Receiver<InDoubtHold>) {
+        let (holds, (sender, reports)) = (InDoubtHolds::default(), unbounded());
+        let report = move |doubt| sender.send(doubt).expect("it is received");
+        holds.report_to("me", Box::new(report));
+        (holds, reports)
+    }
+
+    #[test]
+    fn a_hold_is_in_doubt_until_a_release_that_every_server_has_answered() {
+        let (holds, reports) = reporting();
+        holds.end(&hold(1), Moment::FIRST, true);
+        assert!(reports.is_empty());
+        holds.end(&hold(2), Moment::FIRST, false);
+        let doubt = reports.try_recv().expect("some server may have it");
+        assert!(doubt.hold == hold(2) && doubt.settled_by_release);
+        // One that may begin late outlasts a release.
+        holds.may_begin_late(&hold(3));
+        holds.end(&hold(3), Moment::FIRST, true);
+        let doubt = reports.try_recv().expect("some server may begin it");
+        assert!(doubt.hold == hold(3) && !doubt.settled_by_release);
+        holds.end(&hold(3), Moment::FIRST, true);
+        assert!(reports.is_empty());
+    }
+
+    #[test]
+    fn a_doubt_lasts_for_the_longest_lease() {
+        let (holds, reports) = reporting();
+        for lease in [LEASE / 2, LEASE, LEASE / 3] {
+            holds.note_lease(lease);
+        }
+        holds.end(&hold(1), Moment::FIRST, false);
+        assert_eq!(reports.try_recv().expect("a doubt").lease, LEASE);
+    }
+
+    #[test]
+    fn holds_that_can_begin_no_more_are_forgotten_when_they_crowd() {
+        let holds = InDoubtHolds::default();
+        let count_after = |nonces: std::ops::Range<usize>| {
+            for nonce in nonces {
+                holds.may_begin_late(&hold(nonce as u64));
+            }
+            holds.late.lock().len()
+        };
+        // No lease is known, so each is over at once.
+        assert_eq!(count_after(0..LATE_MAX), LATE_MAX);
+        assert_eq!(count_after(LATE_MAX..LATE_MAX + 1), 1);
+        holds.note_lease(LEASE);
+        assert_eq!(count_after(0..2 * LATE_MAX), 2 * LATE_MAX);
+    }
+}

@@ -229,7 +229,7 @@ impl Votes<HoldReply> {
         }
         let undecided =
             ours + self.pending() >= self.required() || self.outvoted_by(gone + self.pending());
-        if undecided && self.pending() > 0 { None } else { Some(Err(self.shortfall(ours))) }
+        if undecided { None } else { Some(Err(self.shortfall(ours))) }
     }
 
     /// Decides whether any server of an answering majority had what it was asked about.

@@ -89,6 +89,9 @@ fn a_hold_is_granted_by_a_majority_and_by_nothing_else() {
                             assert!(won + short + busy + wrong < votes.required(), "{votes:?}");
                             let silent = votes.count_failures(FailureKind::Timeout) > 0;
                             assert_eq!(failure.is_ambiguous(), silent, "{votes:?}");
+                            let shortfall = failure.no_quorum.expect("no majority");
+                            let required = usize::try_from(shortfall.required).expect("a few");
+                            assert_eq!(required, votes.required(), "{votes:?}");
                         }
                     }
                 }
@@ -255,6 +258,7 @@ fn the_holder_is_the_one_that_a_majority_names() {
     let votes = vec![seen("me", 1, 9), seen("me", 1, 5), seen("me", 1, 7), free(), free()];
     let report = decide(votes).expect("three of five are a majority").expect("a report");
     assert_eq!(report.holder().expect("a holder").remaining.as_secs(), 5);
+    assert_eq!(report.fence, 1);
 }
 
 #[test]
