@@ -6,11 +6,13 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use parking_lot::RwLock;
+
 use crate::base::clock::Moment;
 use crate::config::Config;
 use crate::net::exchange::{Arg, Request, Script};
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::keys::{FENCE, Keys, QUEUE, ShardTag, TURN};
+use crate::store::keys::{FENCE, Keys, QUEUE, TURN};
 use crate::store::redisson_channels::{MEMORY, RedissonChannels, TURN_TIME};
 use crate::store::request::{
     Acquire, AcquireReply, Change, HoldReply, Look, OFFER, OwnerOf, Registration, ReportReply,
@@ -46,8 +48,9 @@ pub(crate) struct Commands {
     /// What the names of Redisson's commands for channels begin with, if the client exchanges
     /// wake-ups with it.
     pub(crate) redisson: Option<&'static str>,
-    /// If all of them go to one node of a cluster: how clients that listen there are told.
-    pub(crate) shard: Option<ShardTag>,
+    /// The hash tag of sharded channels at the node of a cluster to which all of them go. Empty
+    /// where there is none, or it is not known. It changes when slots move. Clones have the same.
+    pub(crate) shard_tag: Arc<RwLock<Arc<str>>>,
 }
 
 impl Commands {
@@ -60,13 +63,13 @@ impl Commands {
             waiting_life: longest_pause.saturating_mul(2).clamp(WAITING_LIFE_MIN, DAY),
             proposes: false,
             redisson: config.redisson.then_some(""),
-            shard: None,
+            shard_tag: Arc::default(),
         }
     }
 
     /// For a cluster, where Redisson uses sharded channels; or for one of its nodes.
-    pub(crate) fn in_cluster(self, shard: ShardTag) -> Self {
-        Self { redisson: self.redisson.and(Some("s")), shard: Some(shard), ..self }
+    pub(crate) fn in_cluster(self) -> Self {
+        Self { redisson: self.redisson.and(Some("s")), ..self }
     }
 
     /// For independent servers, to which the client proposes fencing tokens.
@@ -274,9 +277,8 @@ impl Commands {
         Command { request: Request::call(&REPORT, keys, args), decode: scripts::read_report }
     }
 
-    /// The hash tag of sharded channels at the node that the command goes to, or nothing.
-    fn shard_tag(&self) -> Arc<str> {
-        self.shard.as_ref().and_then(ShardTag::get).unwrap_or_default()
+    pub(crate) fn shard_tag(&self) -> Arc<str> {
+        self.shard_tag.read().clone()
     }
 
     fn fence_life(&self, lease: Duration) -> Arg<'static> {

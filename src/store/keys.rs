@@ -2,9 +2,6 @@
 //! slots of a cluster.
 
 use std::borrow::Cow;
-use std::sync::Arc;
-
-use parking_lot::RwLock;
 
 use crate::config::{NAME_MAX, RESERVED};
 use crate::error::{Error, Result};
@@ -54,21 +51,6 @@ impl Keys {
     /// The name of the lock with this key; `None` if the key has another prefix.
     pub(crate) fn name<'k>(&self, lock: &'k str) -> Option<&'k str> {
         lock.strip_prefix(self.prefix.as_str())
-    }
-}
-
-/// The hash tag of sharded channels at one node of a cluster, if one is known. It changes when
-/// slots move. Clones are the same.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ShardTag(Arc<RwLock<Option<Arc<str>>>>);
-
-impl ShardTag {
-    pub(crate) fn get(&self) -> Option<Arc<str>> {
-        self.0.read().clone()
-    }
-
-    pub(crate) fn set(&self, tag: &str) {
-        *self.0.write() = Some(tag.into());
     }
 }
 

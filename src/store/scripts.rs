@@ -7,6 +7,7 @@ use redis::Value;
 
 use crate::base::failure::{Failure, FailureKind};
 use crate::net::exchange::{Reply, Request, Script};
+use crate::net::factory::ConnectionFactory;
 use crate::store::hold_id::HeldAs;
 use crate::store::request::{AcquireReply, HoldReply, HolderReply, ReportReply};
 
@@ -32,8 +33,8 @@ script!(UNREGISTER, "holds.lua", "wake.lua", "serve.lua", "redisson.lua", "unreg
 #[derive(Debug)]
 pub(crate) struct Command<T> {
     pub(crate) request: Request,
-    /// Returns `None` for a reply of another shape than those of the script.
-    pub(crate) decode: fn(Reply) -> Option<Result<T, Failure>>,
+    /// Reads a reply of the server that this makes connections to.
+    pub(crate) decode: fn(Reply, &ConnectionFactory) -> Result<T, Failure>,
 }
 
 /// What a server is sent of a script: its lines without comments and indentation.
@@ -58,29 +59,32 @@ fn without_comment(line: &str) -> &str {
     line
 }
 
-pub(super) fn read_acquire(reply: Reply) -> Option<Result<AcquireReply, Failure>> {
-    read(reply, acquire_reply)
+pub(super) fn read_acquire(
+    reply: Reply,
+    from: &ConnectionFactory,
+) -> Result<AcquireReply, Failure> {
+    read(reply, from, acquire_reply)
 }
 
 /// A hold is gone if its key now has something else than a lock.
-pub(super) fn read_hold(reply: Reply) -> Option<Result<HoldReply, Failure>> {
+pub(super) fn read_hold(reply: Reply, from: &ConnectionFactory) -> Result<HoldReply, Failure> {
     match reply {
-        Err(failure) if failure.kind == FailureKind::WrongType => Some(Ok(HoldReply::Gone)),
-        reply => read(reply, hold_reply),
+        Err(failure) if failure.kind == FailureKind::WrongType => Ok(HoldReply::Gone),
+        reply => read(reply, from, hold_reply),
     }
 }
 
-pub(super) fn read_report(reply: Reply) -> Option<Result<ReportReply, Failure>> {
-    read(reply, report_reply)
+pub(super) fn read_report(reply: Reply, from: &ConnectionFactory) -> Result<ReportReply, Failure> {
+    read(reply, from, report_reply)
 }
 
-/// Returns the meaning of a reply, or the failure that it is; `None` if it has another shape than
-/// the replies of the script.
-fn read<T>(reply: Reply, meaning: fn(&Value) -> Option<T>) -> Option<Result<T, Failure>> {
-    match reply {
-        Ok(value) => meaning(&value).map(Ok),
-        Err(failure) => Some(Err(failure)),
-    }
+/// Returns the meaning of a reply. One of another shape than those of the script is a failure.
+fn read<T>(
+    reply: Reply,
+    from: &ConnectionFactory,
+    meaning: fn(&Value) -> Option<T>,
+) -> Result<T, Failure> {
+    meaning(&reply?).ok_or_else(|| from.invalid_reply())
 }
 
 fn hold_reply(reply: &Value) -> Option<HoldReply> {
@@ -192,8 +196,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::config::Config;
     use crate::fuzz::{cases, values};
     use crate::net::demand::is_done;
+    use crate::net::endpoint::Endpoint;
+    use crate::net::server::ServerFactory;
 
     /// The names of the files in `lua/`, and what they have.
     fn files() -> impl Iterator<Item = (String, String)> {
@@ -296,10 +303,13 @@ mod tests {
 
     #[test]
     fn only_a_key_of_another_kind_means_that_a_hold_is_gone() {
+        let config = Config::default();
+        let endpoint = Endpoint::parse("redis://there/", &config).expect("a good URL");
+        let from = ServerFactory::new(&config).expect("a thread").connections(endpoint);
         let decode = |kind| {
             let error = std::io::Error::other("test");
             let failure = Failure::io(kind, &std::sync::Arc::from("there"), error);
-            read_hold(Err(failure)).expect("a meaning").map_err(|failure| failure.kind)
+            read_hold(Err(failure), &from).map_err(|failure| failure.kind)
         };
         assert_eq!(decode(FailureKind::WrongType), Ok(HoldReply::Gone));
         for kind in [FailureKind::Timeout, FailureKind::Rejected] {

@@ -16,7 +16,6 @@ use crate::base::failure::Failure;
 use crate::base::shrink;
 use crate::net::connection::Connection;
 use crate::net::demand::Demand;
-use crate::net::exchange::Reply;
 use crate::net::exchange::{Exchange, SendWait};
 use crate::net::socket::PollFd;
 use crate::net::wait::WaitFor;
@@ -70,7 +69,8 @@ impl<P: JobPolicy> BackgroundJobs<P> {
         let NodeJobs { connection, waiting, arrived, .. } = &mut self.nodes[place];
         let Command { request, decode } = self.settings.commands.change(&job.hold, job.change);
         let (request, arrived) = (connection.peer.addressed(request), arrived.clone());
-        let on_reply = move |reply: Reply| arrived.lock().push((number, decode(reply)));
+        let factory = connection.peer.factory().clone();
+        let on_reply = move |reply| arrived.lock().push((number, decode(reply, &factory)));
         let exchange = Exchange::posted(request, job.deadline, Box::new(on_reply));
         waiting.push(exchange.durable(demand.map(|demand| (demand, SendWait::Along))));
     }
@@ -157,8 +157,8 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
     }
 }
 
-/// What has come over a connection for a job, by its number; `None` for what does not fit it.
-type NumberedReply = (u64, Option<Result<HoldReply, Failure>>);
+/// What has come over a connection for a job, by its number.
+type NumberedReply = (u64, Result<HoldReply, Failure>);
 
 /// The jobs of one node that go over one connection.
 #[derive(Debug)]
@@ -191,7 +191,7 @@ impl<N: Peer> NodeJobs<N> {
         &mut self,
         urgent: bool,
         io_timeout: Duration,
-        replies: &mut Vec<(u64, Result<HoldReply, Failure>)>,
+        replies: &mut Vec<NumberedReply>,
     ) -> Option<Instant> {
         let previous = self.close_unless_ready();
         self.receive(replies);
@@ -206,22 +206,10 @@ impl<N: Peer> NodeJobs<N> {
     }
 
     /// Takes the outcomes that have come.
-    fn receive(&mut self, replies: &mut Vec<(u64, Result<HoldReply, Failure>)>) {
-        loop {
-            let BackgroundConnection { peer, open, .. } = &mut self.connection;
-            let has_come = open.as_mut().is_some_and(|open| open.receive(WaitFor::Nothing));
-            let arrived = mem::take(&mut *self.arrived.lock());
-            if !has_come && arrived.is_empty() {
-                return;
-            }
-            for (number, reply) in arrived {
-                let mut misfit = || match open {
-                    Some(open) => open.invalid_reply(),
-                    None => Failure::too_late(&peer.label(), UNOPENED),
-                };
-                replies.push((number, reply.unwrap_or_else(|| Err(misfit()))));
-            }
-        }
+    fn receive(&mut self, replies: &mut Vec<NumberedReply>) {
+        let mut open = self.connection.open.as_mut();
+        while open.as_mut().is_some_and(|open| open.receive(WaitFor::Nothing)) {}
+        replies.append(&mut self.arrived.lock());
     }
 
     /// Ends the jobs whose deadlines have come before they could be sent.
@@ -234,7 +222,7 @@ impl<N: Peer> NodeJobs<N> {
                 (true, false) => "the server had not accepted earlier requests in time",
                 (true, true) => "replicas or disks had not confirmed earlier renewals in time",
             };
-            fail(late, &Failure::too_late(&self.connection.peer.label(), why));
+            fail(late, &Failure::too_late(&self.connection.peer.factory().label(), why));
         }
     }
 

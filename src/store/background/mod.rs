@@ -199,9 +199,9 @@ pub(crate) trait WakeupPolicy: fmt::Debug + Send {
         true
     }
 
-    /// The hash tag of sharded channels at that node, if clients may be told over one.
-    fn shard_tag(&self, _: &Self::Peer) -> Option<Arc<str>> {
-        None
+    /// The hash tag of sharded channels at that node; empty if clients are not told over one.
+    fn shard_tag(&self, _: &Self::Peer) -> Arc<str> {
+        Arc::default()
     }
 
     /// Returns `true` if the client is told that messages arrive, now that one more node is

@@ -29,6 +29,7 @@ use crate::base::failure::{Failure, FailureKind};
 use crate::error::Phase;
 use crate::net::connection::Connection;
 use crate::net::exchange::Request;
+use crate::net::factory::ConnectionFactory;
 use crate::net::socket::{PollFd, poll_ready};
 
 /// While a connection is being opened and others are open, its outcome is looked for this often.
@@ -39,8 +40,8 @@ const SUCCESSOR_TRIES: u32 = 8;
 
 /// A server that connections are opened to in the background.
 pub(crate) trait Peer: Clone + fmt::Debug + PartialEq + Send + 'static {
-    /// The address as users are shown it.
-    fn label(&self) -> Arc<str>;
+    /// What makes the connections.
+    fn factory(&self) -> &Arc<ConnectionFactory>;
 
     /// Fails if it is not time to connect, which it always is for an `urgent` attempt.
     fn claim(&self, _urgent: bool) -> Result<(), Failure> {
@@ -152,7 +153,7 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
             Ok(outcome) => outcome,
             Err(TryRecvError::Empty) => return None,
             Err(TryRecvError::Disconnected) => {
-                let why = format!("no thread could connect to {}", self.peer.label());
+                let why = format!("no thread could connect to {}", self.peer.factory().label());
                 let (system, error) = (Arc::from("the operating system"), io::Error::other(why));
                 let failure = Failure::io(FailureKind::Unreachable, &system, error);
                 Err(failure.at(Phase::System))

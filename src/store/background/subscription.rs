@@ -82,14 +82,10 @@ impl Subscription {
         })
     }
 
-    /// Subscribes to the client's sharded channel with this hash tag, if there is one, and to those
-    /// of Redisson's that threads wait for and that are at `home` here.
-    pub(super) fn follow(
-        &mut self,
-        tag: Option<&Arc<str>>,
-        home: impl Fn(&str) -> bool,
-    ) -> Result<(), Failure> {
-        let sharded = tag.and_then(|tag| self.further.follow_shard(&self.channel.name, tag));
+    /// Subscribes to the client's sharded channel with this hash tag, unless it is empty, and to
+    /// those of Redisson's that threads wait for and that are at `home` here.
+    pub(super) fn follow(&mut self, tag: &str, home: impl Fn(&str) -> bool) -> Result<(), Failure> {
+        let sharded = self.further.follow_shard(&self.channel.name, tag);
         let commands = sharded.into_iter().chain(self.further.follow_redisson(home));
         commands.into_iter().try_for_each(|command| self.send(&command))
     }
@@ -193,11 +189,11 @@ pub(super) struct FurtherChannels {
 impl FurtherChannels {
     /// Returns the request for the client's sharded channel with this tag, unless it was made
     /// already.
-    fn follow_shard(&mut self, own: &str, tag: &Arc<str>) -> Option<Cmd> {
+    fn follow_shard(&mut self, own: &str, tag: &str) -> Option<Cmd> {
         let channel = Keys::shard_channel(own, tag);
         let is_asked = self.asked.iter().any(|asked| Some(asked) == self.shard.as_ref());
         let is_early = self.shard_at.is_some_and(|at| Instant::now() < at);
-        if is_asked || is_early || self.shard.as_ref() == Some(&channel) {
+        if tag.is_empty() || is_asked || is_early || self.shard.as_ref() == Some(&channel) {
             return None;
         }
         let subscribe = redis::cmd("SSUBSCRIBE").arg(&channel).take();
@@ -300,7 +296,7 @@ mod tests {
     use super::*;
 
     fn follow(channels: &mut FurtherChannels, tag: &str) -> bool {
-        channels.follow_shard("mine", &tag.into()).is_some()
+        channels.follow_shard("mine", tag).is_some()
     }
 
     fn refusal() -> Failure {

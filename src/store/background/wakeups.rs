@@ -122,7 +122,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         }
         let (tag, home) =
             (self.policy.shard_tag(peer), |name: &str| self.policy.is_home(peer, name));
-        if let Err(failure) = open.follow(tag.as_ref(), home) {
+        if let Err(failure) = open.follow(&tag, home) {
             self.fail(place, failure);
         }
         ready

@@ -138,8 +138,7 @@ impl<T: Vote, D: Send + 'static> Ballot<T, D> {
     /// remain somewhere. It is reported no sooner: a job that releases the hold must not overtake
     /// the request, which would find it gone.
     pub(super) fn count(&self, number: usize, reply: Reply) {
-        let vote = (self.command.decode)(reply);
-        let vote = vote.unwrap_or_else(|| Err(self.servers.each[number].factory.invalid_reply()));
+        let vote = (self.command.decode)(reply, &self.servers.each[number].factory);
         let mut count = self.count.lock();
         count.votes.0[number] = Some(vote);
         let on_decision = count.decide();

@@ -179,8 +179,8 @@ impl PartialEq for QuorumServer {
 }
 
 impl Peer for Arc<QuorumServer> {
-    fn label(&self) -> Arc<str> {
-        self.factory.label()
+    fn factory(&self) -> &Arc<ConnectionFactory> {
+        &self.factory
     }
 
     fn claim(&self, urgent: bool) -> Result<(), Failure> {

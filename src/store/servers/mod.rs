@@ -7,7 +7,6 @@
 //! beyond any deadline, and has no pub/sub.
 
 mod node;
-mod nodes;
 mod placement;
 mod topology;
 
@@ -27,14 +26,12 @@ use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::background::{BackgroundSettings, JobRunner, Wakeups};
 use crate::store::commands::Commands;
-use crate::store::keys::ShardTag;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, HoldReply, HoldRequest, Look, OwnerOf, PostedChange, ReportReply,
     ServerConnections,
 };
-use crate::store::servers::node::{Node, Target};
-use crate::store::servers::nodes::uncovered;
+use crate::store::servers::node::{Node, Target, uncovered};
 use crate::store::servers::placement::{Placement, Routed, RoutedJobs, RoutedWakeups};
 use crate::store::servers::topology::Topology;
 
@@ -73,7 +70,7 @@ impl Servers {
 
     /// Locks on the nodes of a cluster. Sends nothing yet.
     pub(crate) fn cluster(seeds: Vec<Endpoint>, config: &Config, servers: &ServerFactory) -> Self {
-        let commands = Commands::new(config).in_cluster(ShardTag::default());
+        let commands = Commands::new(config).in_cluster();
         let background = BackgroundSettings::new(&commands, config);
         let topology = Topology::new(seeds, config, servers);
         Self { placement: Placement::Slots(Arc::new(topology)), background }
@@ -85,6 +82,21 @@ impl Servers {
             Placement::One(_) => Ok(()),
             Placement::Slots(topology) => topology.explore(),
         }
+    }
+
+    /// Sends a request to the node that has a name, and follows redirections.
+    fn send<T>(
+        &self,
+        name: &str,
+        deadline: Instant,
+        mut ask: impl FnMut(&Target) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let topology = match &self.placement {
+            Placement::One(target) => return ask(target),
+            Placement::Slots(topology) => topology,
+        };
+        let slot = topology.slot(name);
+        self.placement.follow(topology.target(slot, deadline)?, slot, ask)
     }
 
     /// Returns the node that a change is sent to, and the change for that. `None` if no node is
@@ -109,7 +121,7 @@ impl Servers {
 impl Store for Servers {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
         let name = &request.holds[0].name;
-        self.placement.send(name, request.deadline, |target| target.acquire(request))
+        self.send(name, request.deadline, |target| target.acquire(request))
     }
 
     fn groups(&self, names: &[Arc<str>]) -> Vec<Vec<usize>> {
@@ -182,36 +194,32 @@ impl Store for Servers {
     }
 
     fn report(&self, name: &str, look: Look, deadline: Instant) -> Result<ReportReply, Failure> {
-        self.placement.send(name, deadline, |target| {
+        self.send(name, deadline, |target| {
             target.execute(target.node.commands.report(name, look), None, deadline)
         })
     }
 
     /// Those of the masters that are known, or become known by this if none is.
     fn connections(&self) -> Result<ServerConnections, Failure> {
-        let nodes = match &self.placement {
-            Placement::One(target) => vec![target.node.clone()],
-            Placement::Slots(topology) => {
-                if topology.masters().0.is_empty() {
-                    topology.explore()?;
-                }
-                topology.masters().0
-            }
-        };
+        let (mut nodes, _) = self.placement.masters();
+        if nodes.is_empty() {
+            self.explore()?;
+            (nodes, _) = self.placement.masters();
+        }
         let each: Vec<_> =
             nodes.iter().map(|node| Connection::new(node.server.factory.clone())).collect();
         Ok(ServerConnections { required: each.len(), each })
     }
 
     fn force_release(&self, owner: OwnerOf<'_>, deadline: Instant) -> Result<bool, Failure> {
-        let reply = self.placement.send(owner.name, deadline, |target| {
+        let reply = self.send(owner.name, deadline, |target| {
             target.execute(target.node.commands.force_release(owner), None, deadline)
         })?;
         Ok(reply == HoldReply::Done)
     }
 
     fn ping(&self, deadline: Instant) -> Result<(), Failure> {
-        self.placement.send("", deadline, |target| target.node.server.ping(deadline))
+        self.send("", deadline, |target| target.node.server.ping(deadline))
     }
 
     fn wakeups(&self, client: &str, redisson: Option<&RedissonChannels>) -> Box<dyn Wakeups> {

@@ -1,20 +1,26 @@
-//! One server, alone or in a cluster, and what it is asked about locks.
+//! One server, alone or in a cluster: what it is asked about locks, and what it replies about the
+//! nodes that have them.
 
+use std::io;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use redis::Value;
 
-use crate::base::failure::Failure;
+use crate::base::clock::end_of;
+use crate::base::failure::{Failure, FailureKind};
 use crate::config::Config;
+use crate::net::connection::Connection;
 use crate::net::demand::Demand;
-use crate::net::exchange::{Exchange, SendWait};
-use crate::net::exchange::{Reply, Request};
+use crate::net::exchange::{Exchange, Request, SendWait};
+use crate::net::factory::ConnectionFactory;
 use crate::net::multiplexer::Multiplexer;
 use crate::store::background::peer::Peer;
 use crate::store::commands::Commands;
-use crate::store::keys::{slot_of, tag_of};
+use crate::store::keys::{SLOTS, slot_of, tag_of};
 use crate::store::request::{Acquire, AcquireReply, Change, HoldReply, HoldRequest, PostedChange};
 use crate::store::scripts::Command;
 
@@ -33,6 +39,8 @@ pub(super) struct Node {
     /// Whether the last request failed in a way that may mean that another node of the cluster
     /// serves its slots.
     doubted: AtomicBool,
+    /// When the map of the cluster or a redirection has last named it.
+    pub(super) last_named: Mutex<Instant>,
 }
 
 impl Node {
@@ -44,6 +52,7 @@ impl Node {
             demand: Demand::new(config.durability),
             contended: AtomicU32::new(0),
             doubted: AtomicBool::new(false),
+            last_named: Mutex::new(Instant::now()),
         }
     }
 
@@ -52,24 +61,34 @@ impl Node {
         &self.server.factory.endpoint.label
     }
 
-    /// Asks which node serves which slots.
-    pub(super) fn slots(&self, deadline: Instant) -> Result<Value, Failure> {
+    /// Asks which node serves which slots, and adds the host of this one where it does not know
+    /// that itself.
+    pub(super) fn shares(&self, deadline: Instant) -> Result<Vec<Share>, Failure> {
         let question = redis::cmd("CLUSTER").arg("SLOTS").take();
-        self.server.exchange(Request::command(&question), None, deadline)
+        let reply = self.server.exchange(Request::command(&question), None, deadline);
+        let reply = reply.inspect_err(|failure| {
+            if is_doubtful(failure) {
+                self.doubt();
+            }
+        })?;
+        let nonsense = || {
+            let error = io::Error::new(io::ErrorKind::InvalidData, "not a sensible reply");
+            Failure::io(FailureKind::Unreachable, self.label(), error)
+        };
+        let mut shares = shares(&reply).ok_or_else(nonsense)?;
+        let host = self.server.factory.endpoint.host();
+        for share in shares.iter_mut().filter(|share| share.host.is_none()) {
+            share.host = host.map(Into::into);
+        }
+        Ok(shares)
     }
 
-    /// The hash tag of the channels over which clients that listen at this node are woken: that of
-    /// the lowest slot which it serves.
-    pub(super) fn shard_tag(&self) -> Option<Arc<str>> {
-        self.commands.shard.as_ref()?.get()
-    }
-
-    /// Notes the lowest slot that the node serves. All clients that know the slots choose the same.
+    /// Notes the lowest slot that the node serves: its hash tag is that of the channels over which
+    /// clients that listen there are woken. All clients that know the slots choose the same.
     pub(super) fn serve_from(&self, slot: usize) {
-        if let Some(shard) = &self.commands.shard
-            && shard.get().is_none_or(|tag| slot_of(&tag) != slot)
-        {
-            shard.set(&tag_of(slot));
+        let known = self.commands.shard_tag();
+        if known.is_empty() || slot_of(&known) != slot {
+            *self.commands.shard_tag.write() = tag_of(slot).into();
         }
     }
 
@@ -112,9 +131,8 @@ impl Target {
         demand: Option<(Demand, SendWait)>,
         deadline: Instant,
     ) -> Result<T, Failure> {
-        let Command { request, decode } = command;
-        let reply = self.node.server.exchange(self.addressed(request), demand, deadline);
-        or_invalid(decode(reply), &self.node.server)
+        let (Command { request, decode }, server) = (command, &self.node.server);
+        decode(server.exchange(self.addressed(request), demand, deadline), &server.factory)
     }
 
     pub(super) fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
@@ -156,7 +174,7 @@ impl Target {
         let (server, demand) = (&self.node.server, self.demand_of(requests));
         let replies = server.exchange_all(batch, demand, deadline).into_iter().zip(decoders);
         for (place, (reply, decode)) in replies.enumerate() {
-            on_reply(place, or_invalid(decode(reply), server));
+            on_reply(place, decode(reply, &server.factory));
         }
     }
 
@@ -166,17 +184,16 @@ impl Target {
     }
 
     pub(super) fn post(&self, posts: Vec<PostedChange<'_>>) {
-        self.node.server.post(posts.into_iter().map(|post| self.to_post(post)).collect());
-    }
-
-    /// Returns the request for a change.
-    fn to_post(&self, post: PostedChange<'_>) -> Exchange {
-        let PostedChange { request: HoldRequest { hold, change, deadline }, on_reply } = post;
-        let Command { request, decode } = self.node.commands.change(hold, change);
-        let server = self.node.server.clone();
-        let on_reply = move |reply: Reply| on_reply(or_invalid(decode(reply), &server));
-        let posted = Exchange::posted(self.addressed(request), deadline, Box::new(on_reply));
-        if change == Change::Unregister { posted.at_once() } else { posted }
+        let Node { server, commands, .. } = &*self.node;
+        let exchange = |post| {
+            let PostedChange { request: HoldRequest { hold, change, deadline }, on_reply } = post;
+            let Command { request, decode } = commands.change(hold, change);
+            let factory = server.factory.clone();
+            let on_reply = Box::new(move |reply| on_reply(decode(reply, &factory)));
+            let posted = Exchange::posted(self.addressed(request), deadline, on_reply);
+            if matches!(change, Change::Unregister) { posted.at_once() } else { posted }
+        };
+        server.post(posts.into_iter().map(exchange).collect());
     }
 }
 
@@ -186,7 +203,151 @@ impl PartialEq for Target {
     }
 }
 
-/// What a reply means, if it fits the request.
-fn or_invalid<T>(meaning: Option<Result<T, Failure>>, server: &Multiplexer) -> Result<T, Failure> {
-    meaning.unwrap_or_else(|| Err(server.factory.invalid_reply()))
+impl Peer for Target {
+    fn factory(&self) -> &Arc<ConnectionFactory> {
+        &self.node.server.factory
+    }
+
+    fn connect(
+        &self,
+        previous: Option<Connection>,
+        deadline: Instant,
+    ) -> Result<Connection, Failure> {
+        let factory = self.factory();
+        let mut connection = previous.unwrap_or_else(|| Connection::new(factory.clone()));
+        factory.refresh_route(deadline);
+        connection.connect(end_of(factory.connect_timeout))?;
+        Ok(connection)
+    }
+
+    fn addressed(&self, request: Request) -> Request {
+        if self.asking { request.asking() } else { request }
+    }
+}
+
+/// Returns `true` if a node knows its host: `?` and an empty string mean that it does not.
+pub(super) fn is_known(host: &str) -> bool {
+    !matches!(host, "" | "?")
+}
+
+/// Returns `true` if a failure may mean that another node serves the slot by now.
+pub(super) fn is_doubtful(failure: &Failure) -> bool {
+    !matches!(failure.kind, FailureKind::Rejected | FailureKind::WrongType)
+}
+
+/// Some slots, and the master that serves them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Share {
+    pub(super) slots: RangeInclusive<usize>,
+    /// `None`: the host that was asked.
+    pub(super) host: Option<String>,
+    pub(super) port: u16,
+}
+
+/// Reads the reply; `None` if it has another shape.
+fn shares(reply: &Value) -> Option<Vec<Share>> {
+    let Value::Array(entries) = reply else { return None };
+    entries.iter().map(share).collect()
+}
+
+/// Reads `[first slot, last slot, [host, port, …] of the master, replicas…]`.
+fn share(entry: &Value) -> Option<Share> {
+    let Value::Array(parts) = entry else { return None };
+    let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = &parts[..] else {
+        return None;
+    };
+    let [host, Value::Int(port), ..] = &master[..] else { return None };
+    let (first, last) = (usize::try_from(*first).ok()?, usize::try_from(*last).ok()?);
+    let host = match host {
+        Value::Nil => None,
+        Value::BulkString(bytes) => Some(str::from_utf8(bytes).ok()?.to_owned()),
+        _ => return None,
+    };
+    (first <= last && last < SLOTS).then_some(Share {
+        slots: first..=last,
+        host: host.filter(|host| is_known(host)),
+        port: u16::try_from(*port).ok()?,
+    })
+}
+
+/// How many slots are served.
+pub(super) fn covered(shares: &[Share]) -> usize {
+    shares.iter().map(|share| share.slots.clone().count()).sum()
+}
+
+/// The failure of a request for a slot that no node is known to serve.
+pub(super) fn uncovered() -> Failure {
+    let error = io::Error::new(io::ErrorKind::NotFound, "no node serves the hash slot");
+    let failure = Failure::io(FailureKind::Transient, &Arc::from("the cluster"), error);
+    Failure { code: "CLUSTERDOWN".into(), ..failure }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::fuzz::{cases, values};
+
+    proptest! {
+        #![proptest_config(cases(4000))]
+
+        #[test]
+        fn whatever_a_node_replies_names_slots_that_exist_or_has_another_shape(
+            reply in values(),
+            first in any::<i64>(),
+            last in -1..20_000_i64,
+            host in values(),
+            port in any::<i64>(),
+        ) {
+            let nearly_right = Value::Array(vec![entry(first % 20_000, last, host, port)]);
+            for reply in [reply, nearly_right] {
+                for share in shares(&reply).unwrap_or_default() {
+                    prop_assert!(share.slots.start() <= share.slots.end());
+                    prop_assert!(*share.slots.end() < SLOTS);
+                }
+            }
+        }
+    }
+
+    fn entry(first: i64, last: i64, host: Value, port: i64) -> Value {
+        let id = Value::BulkString(b"0a1b".to_vec());
+        let node = Value::Array(vec![host, Value::Int(port), id, Value::Array(vec![])]);
+        Value::Array(vec![Value::Int(first), Value::Int(last), node.clone(), node])
+    }
+
+    fn text(host: &str) -> Value {
+        Value::BulkString(host.into())
+    }
+
+    #[test]
+    fn masters_and_their_slots_are_read() {
+        let reply = Value::Array(vec![
+            entry(0, 8000, text("10.0.0.1"), 7000),
+            entry(8001, 16_382, text("?"), 7001),
+            entry(16_383, 16_383, Value::Nil, 7002),
+        ]);
+        let shares = shares(&reply).expect("a good reply");
+        let host = |host: &str| Some(host.to_owned());
+        assert_eq!(shares[0], Share { slots: 0..=8000, host: host("10.0.0.1"), port: 7000 });
+        assert_eq!(shares[1], Share { slots: 8001..=16_382, host: None, port: 7001 });
+        assert_eq!(shares[2], Share { slots: 16_383..=16_383, host: None, port: 7002 });
+        assert_eq!(covered(&shares), SLOTS);
+    }
+
+    #[test]
+    fn replies_of_another_shape_are_refused() {
+        let odd = [
+            Value::Nil,
+            Value::Array(vec![Value::Int(1)]),
+            Value::Array(vec![entry(0, 16_384, text("host"), 7000)]),
+            Value::Array(vec![entry(5, 4, text("host"), 7000)]),
+            Value::Array(vec![entry(-1, 4, text("host"), 7000)]),
+            Value::Array(vec![entry(0, 4, text("host"), 70_000)]),
+            Value::Array(vec![entry(0, 4, Value::Int(1), 7000)]),
+        ];
+        for reply in odd {
+            assert_eq!(shares(&reply), None, "{reply:?}");
+        }
+    }
 }

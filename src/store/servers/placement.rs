@@ -9,15 +9,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::base::clock::end_of;
-use crate::base::failure::Failure;
-use crate::net::connection::Connection;
-use crate::net::exchange::Request;
-use crate::store::background::peer::{Pauses, Peer};
+use crate::base::failure::{Failure, FailureKind};
+use crate::net::error_reply::ErrorReply;
+use crate::store::background::peer::Pauses;
 use crate::store::background::{Decision, Job, JobPolicy, JobReply, Wake, WakeupPolicy};
 use crate::store::request::HoldReply;
-use crate::store::servers::node::Target;
-use crate::store::servers::nodes::uncovered;
+use crate::store::servers::node::{Node, Target, is_known, uncovered};
 use crate::store::servers::topology::Topology;
 
 /// If a request is redirected more often than this, nodes disagree for now.
@@ -40,10 +37,38 @@ pub(super) enum Placement {
 }
 
 /// A request on its way to the right node.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Routed {
     pub(super) slot: usize,
     redirections: u32,
+}
+
+/// Where a node redirects a request that it does not execute.
+#[derive(Debug, PartialEq, Eq)]
+struct Redirect<'a> {
+    /// Only this request, because the slot is moving; else the node there has the slot for good.
+    asking: bool,
+    /// `None`: the host that has redirected the request.
+    host: Option<&'a str>,
+    port: u16,
+}
+
+impl<'a> Redirect<'a> {
+    /// Reads `MOVED 3999 127.0.0.1:6381` or ASK; `None` for every other failure.
+    fn of(failure: &'a Failure) -> Option<Self> {
+        if !matches!(&*failure.code, "ASK" | "MOVED") {
+            return None;
+        }
+        let reply = failure.source.downcast_ref::<ErrorReply>()?;
+        let (_slot, address) = reply.details.split_once(' ')?;
+        // An IPv6 address has no brackets here.
+        let (host, port) = address.rsplit_once(':')?;
+        Some(Self {
+            asking: failure.code == "ASK",
+            host: Some(host).filter(|host| is_known(host)),
+            port: port.parse().ok()?,
+        })
+    }
 }
 
 impl Placement {
@@ -58,27 +83,19 @@ impl Placement {
     pub(super) fn known(&self, slot: usize) -> Option<Target> {
         match self {
             Self::One(target) => Some(target.clone()),
-            Self::Slots(topology) => topology.owner(slot).map(Target::of),
+            Self::Slots(topology) => topology.owner(slot),
         }
     }
 
-    /// Sends a request to the node that has a name, and follows redirections.
-    pub(super) fn send<T>(
-        &self,
-        name: &str,
-        deadline: Instant,
-        mut ask: impl FnMut(&Target) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
+    /// The nodes that have names, as far as is known, and a number that changes with them.
+    pub(super) fn masters(&self) -> (Vec<Arc<Node>>, u64) {
         match self {
-            Self::One(target) => ask(target),
-            Self::Slots(topology) => {
-                let slot = topology.slot(name);
-                self.follow(topology.target(slot, deadline)?, slot, ask)
-            }
+            Self::One(target) => (vec![target.node.clone()], 0),
+            Self::Slots(topology) => topology.masters(),
         }
     }
 
-    /// As `send`, beginning at a known node.
+    /// Sends a request to a node that may serve a slot, and follows redirections.
     pub(super) fn follow<T>(
         &self,
         mut target: Target,
@@ -108,7 +125,10 @@ impl Placement {
             return None;
         };
         routed.redirections += 1;
-        let next = topology.redirected(failure, routed.slot, &from.node);
+        let next = Redirect::of(failure).and_then(|Redirect { asking, host, port }| {
+            let host = host.or(from.node.server.factory.endpoint.host())?;
+            Some(topology.redirected(asking, host, port, routed.slot))
+        });
         let next = next.filter(|_| routed.redirections <= REDIRECTIONS_MAX);
         if next.is_none() {
             topology.note_failure(failure, &from.node);
@@ -118,38 +138,21 @@ impl Placement {
 
     /// The failure as the caller gets it: transient if the cluster is likely to recover soon.
     pub(super) fn classify(&self, failure: Failure) -> Failure {
-        match self {
-            Self::One(_) => failure,
-            Self::Slots(topology) => topology.classify(failure),
-        }
+        let Self::Slots(topology) = self else { return failure };
+        let passes = match failure.kind {
+            // Nodes disagree for now.
+            FailureKind::Rejected => matches!(failure.code.as_str(), "ASK" | "MOVED"),
+            // A replica may take over soon, unless all nodes are unreachable.
+            FailureKind::Foreign | FailureKind::Unreachable => !topology.is_unreachable(),
+            _ => false,
+        };
+        if passes { Failure { kind: FailureKind::Transient, ..failure } } else { failure }
     }
 }
 
 impl Routed {
     pub(super) fn new(slot: usize) -> Self {
         Self { slot, redirections: 0 }
-    }
-}
-
-impl Peer for Target {
-    fn label(&self) -> Arc<str> {
-        self.node.server.factory.label()
-    }
-
-    fn connect(
-        &self,
-        previous: Option<Connection>,
-        deadline: Instant,
-    ) -> Result<Connection, Failure> {
-        let server = &self.node.server;
-        let mut connection = previous.unwrap_or_else(|| Connection::new(server.factory.clone()));
-        server.factory.refresh_route(deadline);
-        connection.connect(end_of(server.factory.connect_timeout))?;
-        Ok(connection)
-    }
-
-    fn addressed(&self, request: Request) -> Request {
-        if self.asking { request.asking() } else { request }
     }
 }
 
@@ -163,10 +166,11 @@ impl JobPolicy for RoutedJobs {
 
     fn route(&mut self, job: &Job) -> Result<(Vec<Target>, Routed), Failure> {
         let slot = self.0.slot(&job.hold.name);
-        match (self.0.known(slot), &self.0) {
-            (Some(target), _) => return Ok((vec![target], Routed::new(slot))),
-            (None, Placement::Slots(topology)) => topology.learn(),
-            (None, Placement::One(_)) => {}
+        if let Some(target) = self.0.known(slot) {
+            return Ok((vec![target], Routed::new(slot)));
+        }
+        if let Placement::Slots(topology) = &self.0 {
+            topology.learn();
         }
         Err(uncovered())
     }
@@ -215,25 +219,17 @@ impl WakeupPolicy for RoutedWakeups {
     }
 
     fn changed_peers(&mut self) -> Option<Vec<Target>> {
-        let (version, masters) = match &self.placement {
-            Placement::One(_) if self.version.is_some() => return None,
-            Placement::One(target) => (0, vec![target.clone()]),
-            Placement::Slots(topology) if self.version == Some(topology.version()) => return None,
-            Placement::Slots(topology) => {
-                let (masters, version) = topology.masters();
-                (version, masters.into_iter().map(Target::of).collect())
-            }
-        };
-        self.version = Some(version);
-        Some(masters)
+        let (masters, version) = self.placement.masters();
+        let have_changed = self.version.replace(version) != Some(version);
+        have_changed.then(|| masters.into_iter().map(Target::of).collect())
     }
 
     fn is_home(&self, target: &Target, name: &str) -> bool {
         self.placement.known(self.placement.slot(name)).is_none_or(|known| known == *target)
     }
 
-    fn shard_tag(&self, target: &Target) -> Option<Arc<str>> {
-        target.node.shard_tag()
+    fn shard_tag(&self, target: &Target) -> Arc<str> {
+        target.node.commands.shard_tag()
     }
 
     /// A message comes by way of every node, and counts only from the one that serves its slot.
@@ -267,6 +263,7 @@ mod tests {
     use crate::base::clock::end_of;
     use crate::config::Config;
     use crate::net::endpoint::Endpoint;
+    use crate::net::error_reply;
     use crate::net::server::ServerFactory;
     use crate::store::background::jobs::BackgroundJobs;
     use crate::store::background::{BackgroundSettings, JobRunner};
@@ -343,5 +340,33 @@ mod tests {
         runner.abandon();
         runner.collect(start + AGES, &mut |id, outcome| outcomes.push((id, outcome)));
         assert!(outcomes.len() == 2 && start.elapsed() < AGES, "no job is left: {outcomes:?}");
+    }
+
+    fn failure(reply: &str) -> Failure {
+        let reply = redis::parse_redis_value(format!("-{reply}\r\n").as_bytes()).expect("a reply");
+        let redis::Value::ServerError(error) = reply else { panic!("an error reply") };
+        error_reply::failure(&error, &Arc::from("here"))
+    }
+
+    #[test]
+    fn redirections_are_read() {
+        for (reply, asking, host, port) in [
+            ("MOVED 3999 10.0.0.1:6381", false, Some("10.0.0.1"), 6381),
+            ("ASK 3999 node-2.example:7", true, Some("node-2.example"), 7),
+            ("MOVED 1 fe80::1:7000", false, Some("fe80::1"), 7000),
+            ("MOVED 1 :7000", false, None, 7000),
+            ("MOVED 1 ?:7000", false, None, 7000),
+        ] {
+            let failure = failure(reply);
+            assert_eq!(Redirect::of(&failure), Some(Redirect { asking, host, port }), "{reply}");
+        }
+    }
+
+    #[test]
+    fn other_replies_are_no_redirections() {
+        for reply in ["MOVED", "MOVED 1", "MOVED 1 host", "MOVED 1 host:x", "ERR 1 host:7"] {
+            let failure = failure(reply);
+            assert_eq!(Redirect::of(&failure), None, "{reply}");
+        }
     }
 }

@@ -1,79 +1,79 @@
 //! Which node serves which slot: learnt from any node, and again whenever that may have changed.
 
 use std::collections::HashMap;
-use std::fmt;
-use std::io;
+use std::convert::Infallible;
 use std::mem;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, RwLock};
+use crossbeam_channel::{Receiver, bounded};
+use parking_lot::{Mutex, RwLock};
 
 use crate::base::clock::end_of;
-use crate::base::event_thread::Events;
 use crate::base::failure::{Failure, FailureKind};
-use crate::config::callbacks::AddressMap;
 use crate::config::{Config, Mechanism};
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
+use crate::store::commands::Commands;
 use crate::store::keys::{Keys, SLOTS, slot_of};
-use crate::store::servers::node::{Node, Target};
-use crate::store::servers::nodes::{
-    Map, Nodes, Redirect, Share, covered, is_doubtful, shares, uncovered,
-};
+use crate::store::servers::node::{Node, Share, Target, covered, is_doubtful, uncovered};
 
 /// The nodes are not asked again within this time: a failover takes longer.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// How long a node that is not in the map is kept after it was last named: while a slot moves, only
+/// redirections name the node that gets it.
+const KEPT: Duration = Duration::from_secs(60);
+
 /// What is known of a cluster.
+#[derive(Debug)]
 pub(super) struct Topology {
+    config: Config,
+    servers: ServerFactory,
     keys: Keys,
-    connect_timeout: Duration,
-    address_map: AddressMap,
-    /// Whether clients are woken over sharded channels.
-    sharded_wakeups: bool,
-    nodes: Nodes,
     /// The nodes that the user has named.
     seeds: Vec<Arc<Node>>,
+    /// By address, each with its connections. A node is kept for as long as the map or a recent
+    /// redirection names it: while a slot moves, redirections come with each request, and each must
+    /// lead to the same connections.
+    nodes: Mutex<HashMap<Arc<str>, Arc<Node>>>,
     map: RwLock<Map>,
-    progress: Mutex<Progress>,
-    /// Notified when `progress.running` has become false.
-    ended: Condvar,
-    events: Events,
-}
-
-/// How far learning is.
-#[derive(Debug, Default)]
-struct Progress {
-    running: bool,
-    last_end: Option<Instant>,
     /// Why the owners of all slots are not known, if they are not.
-    failure: Option<Failure>,
+    failure: Mutex<Option<Failure>>,
+    /// Disconnected when the thread has asked the nodes that is about to.
+    next_look: Mutex<Option<Receiver<Infallible>>>,
+    /// When a thread has last asked the nodes. Locked by the one that does.
+    last_look: Mutex<Option<Instant>>,
 }
 
-impl fmt::Debug for Topology {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Topology").field("seeds", &self.seeds).finish_non_exhaustive()
-    }
+/// The nodes by slot.
+#[derive(Debug)]
+struct Map {
+    owners: Vec<Option<Arc<Node>>>,
+    /// By address.
+    masters: HashMap<Arc<str>, Arc<Node>>,
+    /// Grows with every change of `masters`.
+    version: u64,
 }
 
 impl Topology {
     /// Knows the seeds only, and sends nothing yet.
     pub(super) fn new(seeds: Vec<Endpoint>, config: &Config, servers: &ServerFactory) -> Self {
-        let nodes = Nodes::new(config, servers);
-        Self {
+        let map = Map { owners: vec![None; SLOTS], masters: HashMap::new(), version: 0 };
+        let mut topology = Self {
+            config: config.clone(),
+            servers: servers.clone(),
             keys: Keys::new(&config.prefix),
-            connect_timeout: config.connect_timeout,
-            address_map: config.address_map.clone(),
-            sharded_wakeups: config.uses(Mechanism::ShardedWakeups),
-            seeds: seeds.into_iter().map(|seed| nodes.at(seed)).collect(),
-            nodes,
-            map: RwLock::default(),
-            progress: Mutex::default(),
-            ended: Condvar::new(),
-            events: config.events.clone(),
-        }
+            seeds: Vec::new(),
+            nodes: Mutex::default(),
+            map: RwLock::new(map),
+            failure: Mutex::default(),
+            next_look: Mutex::default(),
+            last_look: Mutex::default(),
+        };
+        topology.seeds = seeds.into_iter().map(|seed| topology.node_of(seed)).collect();
+        topology
     }
 
     /// The hash slot of a name.
@@ -82,8 +82,8 @@ impl Topology {
     }
 
     /// The node that serves a slot, as far as is known.
-    pub(super) fn owner(&self, slot: usize) -> Option<Arc<Node>> {
-        self.map.read().owners[slot].clone()
+    pub(super) fn owner(&self, slot: usize) -> Option<Target> {
+        self.map.read().owners[slot].clone().map(Target::of)
     }
 
     /// All masters, and a number that changes with them.
@@ -95,62 +95,48 @@ impl Topology {
     /// Returns `true` if requests are likely to be sent there again.
     pub(super) fn is_in_use(&self, Target { node, asking }: &Target) -> bool {
         let is_master = || self.map.read().masters.contains_key(node.label());
-        !asking && is_master() || self.nodes.was_named_lately(node)
+        !asking && is_master() || node.last_named.lock().elapsed() < KEPT
     }
 
-    /// A number that changes with the masters.
-    pub(super) fn version(&self) -> u64 {
-        self.map.read().version
-    }
-
-    /// Where to send a request about a slot. If the owner is not known or doubted, the nodes are
-    /// asked first, for half of the time at most.
+    /// As [`owner`](Self::owner). If that is not known or doubted, the nodes are asked first, for
+    /// half of the time at most.
     pub(super) fn target(
         self: &Arc<Self>,
         slot: usize,
         deadline: Instant,
     ) -> Result<Target, Failure> {
-        let owner = self.owner(slot).filter(|owner| !owner.is_doubted());
-        let owner = owner.or_else(|| {
-            let now = Instant::now();
-            self.learn_until(now + deadline.saturating_duration_since(now) / 2);
-            self.owner(slot)
-        });
-        owner.map(Target::of).ok_or_else(uncovered)
+        if let Some(owner) = self.owner(slot).filter(|owner| !owner.node.is_doubted()) {
+            return Ok(owner);
+        }
+        let now = Instant::now();
+        let end = now + deadline.saturating_duration_since(now) / 2;
+        // It is disconnected when they were asked.
+        let Err(_) = self.learn().recv_deadline(end);
+        self.owner(slot).ok_or_else(uncovered)
     }
 
-    /// Where to send a request that a node has redirected; `None` if it has not. Does not wait.
+    /// Where to send a request about a slot that a node has redirected: only this one, with ASKING,
+    /// or every one. Does not wait.
     pub(super) fn redirected(
         self: &Arc<Self>,
-        failure: &Failure,
+        asking: bool,
+        host: &str,
+        port: u16,
         slot: usize,
-        from: &Node,
-    ) -> Option<Target> {
-        let Redirect { asking, host, port } = Redirect::of(failure)?;
-        let node = self.node_at(host.or(from.server.factory.endpoint.host())?, port);
+    ) -> Target {
+        let node = self.node_at(host, port);
         if !asking {
             self.map.write().set(slot, &node);
             // Other slots may have moved too. This request does not wait until that is known.
             self.learn();
         }
-        Some(Target { node, asking })
+        Target { node, asking }
     }
 
-    /// The failure as the caller gets it: transient if the cluster is likely to recover soon.
-    pub(super) fn classify(&self, failure: Failure) -> Failure {
-        // No node has answered when all were asked last.
-        let is_unreachable = || {
-            let progress = self.progress.lock();
-            progress.failure.as_ref().is_some_and(|failure| failure.kind != FailureKind::Transient)
-        };
-        let passes = match failure.kind {
-            // Nodes disagree for now.
-            FailureKind::Rejected => matches!(failure.code.as_str(), "ASK" | "MOVED"),
-            // A replica may take over soon, unless all nodes are unreachable.
-            FailureKind::Foreign | FailureKind::Unreachable => !is_unreachable(),
-            _ => false,
-        };
-        if passes { Failure { kind: FailureKind::Transient, ..failure } } else { failure }
+    /// Returns `true` if no node has answered when all were asked last.
+    pub(super) fn is_unreachable(&self) -> bool {
+        let failure = self.failure.lock();
+        failure.as_ref().is_some_and(|failure| failure.kind != FailureKind::Transient)
     }
 
     #[cfg(test)]
@@ -166,29 +152,28 @@ impl Topology {
         }
     }
 
-    /// Starts to ask the nodes, on a short-lived thread, unless that is under way or was done just
-    /// now.
-    pub(super) fn learn(self: &Arc<Self>) {
-        let mut progress = self.progress.lock();
-        if progress.running || progress.last_end.is_some_and(|end| end.elapsed() < PAUSE) {
-            return;
+    /// Has a short-lived thread ask the nodes, after a pause if that was done just now: what they
+    /// have replied may be out of date. Returns what is disconnected when it has.
+    pub(super) fn learn(self: &Arc<Self>) -> Receiver<Infallible> {
+        let mut next_look = self.next_look.lock();
+        if let Some(look) = &*next_look {
+            return look.clone();
         }
-        let topology = self.clone();
+        let ((end, look), topology) = (bounded(0), self.clone());
         let learn = move || {
-            let end = End(&topology);
-            // A failure is kept in `progress`.
+            let mut last_look = topology.last_look.lock();
+            let elapsed = last_look.map_or(PAUSE, |last| last.elapsed());
+            thread::sleep(PAUSE.saturating_sub(elapsed));
+            // A change that is noticed from now on takes another look.
+            *topology.next_look.lock() = None;
+            // A failure is kept in the topology.
             topology.explore().unwrap_or_default();
+            *last_look = Some(Instant::now());
             drop(end);
         };
-        let thread = thread::Builder::new().name("leasehold-slots".into());
-        progress.running = thread.spawn(learn).is_ok();
-    }
-
-    /// As `learn`, and blocks until the nodes were asked or `deadline` has come.
-    fn learn_until(self: &Arc<Self>, deadline: Instant) {
-        self.learn();
-        let mut progress = self.progress.lock();
-        while progress.running && !self.ended.wait_until(&mut progress, deadline).timed_out() {}
+        let thread = thread::Builder::new().name("leasehold-slots".into()).spawn(learn);
+        *next_look = thread.is_ok().then(|| look.clone());
+        look
     }
 
     /// Asks one node after another until one knows the owners of all slots.
@@ -197,9 +182,10 @@ impl Topology {
             self.apply(&shares);
             if covered(&shares) == SLOTS { Ok(()) } else { Err(uncovered()) }
         });
-        let before = mem::replace(&mut self.progress.lock().failure, outcome.clone().err());
+        let before = mem::replace(&mut *self.failure.lock(), outcome.clone().err());
         if let (Err(Failure { server, source, .. }), None) = (&outcome, before) {
-            self.events.warn(|| format!("the cluster's slots are not known: {server}: {source}"));
+            let why = || format!("the cluster's slots are not known: {server}: {source}");
+            self.config.events.warn(why);
         }
         outcome
     }
@@ -208,7 +194,7 @@ impl Topology {
     fn ask_all(&self) -> Result<Vec<Share>, Failure> {
         let mut best: Result<Vec<Share>, Failure> = Err(uncovered());
         for node in self.nodes_to_ask() {
-            match (self.ask(&node), &best) {
+            match (node.shares(end_of(self.config.connect_timeout)), &best) {
                 (Ok(shares), _) if covered(&shares) == SLOTS => return Ok(shares),
                 (Ok(shares), Ok(other)) if covered(&shares) <= covered(other) => {}
                 (Err(_), Ok(_)) => {}
@@ -222,29 +208,12 @@ impl Topology {
     /// The nodes to ask, the doubted ones last.
     pub(super) fn nodes_to_ask(&self) -> Vec<Arc<Node>> {
         let (mut nodes, _) = self.masters();
-        for seed in &self.seeds {
-            if nodes.iter().all(|node| !Arc::ptr_eq(node, seed)) {
-                nodes.push(seed.clone());
-            }
-        }
+        let is_new = |seed: &&Arc<Node>| !nodes.iter().any(|node| Arc::ptr_eq(node, seed));
+        let seeds: Vec<_> = self.seeds.iter().filter(is_new).cloned().collect();
+        nodes.extend(seeds);
         // Cached, because other threads change the doubts while this sorts.
         nodes.sort_by_cached_key(|node| node.is_doubted());
         nodes
-    }
-
-    /// Asks one node, and adds its host where it does not know that itself.
-    fn ask(&self, node: &Node) -> Result<Vec<Share>, Failure> {
-        let reply = node.slots(end_of(self.connect_timeout)).inspect_err(|failure| {
-            if is_doubtful(failure) {
-                node.doubt();
-            }
-        })?;
-        let mut shares = shares(&reply).ok_or_else(|| nonsense(node))?;
-        for share in &mut shares {
-            share.host =
-                share.host.take().or_else(|| node.server.factory.endpoint.host().map(Into::into));
-        }
-        Ok(shares)
     }
 
     /// Replaces the map by what a node has replied.
@@ -253,13 +222,13 @@ impl Topology {
             return;
         }
         let mut owners = vec![None; SLOTS];
-        let mut nodes = HashMap::new();
+        let mut masters = HashMap::new();
         for Share { slots, host, port } in shares {
-            let new = || self.node_at(host.as_deref().unwrap_or_default(), *port);
-            let node = nodes.entry((host, port)).or_insert_with(new);
+            let node = self.node_at(host.as_deref().unwrap_or_default(), *port);
             owners[slots.clone()].fill(Some(node.clone()));
+            masters.insert(node.label().clone(), node);
         }
-        for node in nodes.values().filter(|_| self.sharded_wakeups) {
+        for node in masters.values().filter(|_| self.config.uses(Mechanism::ShardedWakeups)) {
             let is_its = |owner: &Option<Arc<Node>>| {
                 owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, node))
             };
@@ -267,7 +236,7 @@ impl Topology {
                 node.serve_from(first);
             }
         }
-        let before = self.map.write().replace(owners);
+        let before = self.map.write().replace(owners, masters);
         // This may drop a node. Its connections are closed while no lock is held.
         drop(before);
     }
@@ -275,23 +244,83 @@ impl Topology {
     /// The node that announces an address, with the login of the first seed unless the user has
     /// named it.
     fn node_at(&self, host: &str, port: u16) -> Arc<Node> {
-        let (host, port) = self.address_map.reachable(host, port);
-        self.nodes.at(self.seeds[0].server.factory.endpoint.at(&host, port))
+        let (host, port) = self.config.address_map.reachable(host, port);
+        self.node_of(self.seeds[0].server.factory.endpoint.at(&host, port))
+    }
+
+    /// The node at an address that was named just now: the known one, or a new one without
+    /// connections.
+    fn node_of(&self, endpoint: Endpoint) -> Arc<Node> {
+        let mut nodes = self.nodes.lock();
+        if let Some(node) = nodes.get(&endpoint.label) {
+            *node.last_named.lock() = Instant::now();
+            return node.clone();
+        }
+        let is_unused = |_: &_, node: &mut Arc<Node>| {
+            Arc::strong_count(node) == 1 && node.last_named.lock().elapsed() >= KEPT
+        };
+        let unused: Vec<_> = nodes.extract_if(is_unused).collect();
+        let label = endpoint.label.clone();
+        let commands = Commands::new(&self.config).in_cluster();
+        let node = Arc::new(Node::new(self.servers.server(endpoint), commands, &self.config));
+        nodes.insert(label, node.clone());
+        // Connections are closed while no lock is held.
+        drop(nodes);
+        drop(unused);
+        node
     }
 }
 
-/// Ends the waits in `learn_until` when it is dropped, after a panic too.
-struct End<'a>(&'a Topology);
+impl Map {
+    /// Sets the owner of one slot.
+    fn set(&mut self, slot: usize, node: &Arc<Node>) {
+        self.owners[slot] = Some(node.clone());
+        let before = self.masters.insert(node.label().clone(), node.clone());
+        if before.is_none_or(|before| !Arc::ptr_eq(&before, node)) {
+            self.version += 1;
+        }
+    }
 
-impl Drop for End<'_> {
-    fn drop(&mut self) {
-        let mut progress = self.0.progress.lock();
-        (progress.running, progress.last_end) = (false, Some(Instant::now()));
-        self.0.ended.notify_all();
+    /// Sets the owners of all slots, and returns the map until now.
+    fn replace(
+        &mut self,
+        owners: Vec<Option<Arc<Node>>>,
+        masters: HashMap<Arc<str>, Arc<Node>>,
+    ) -> Self {
+        let known = |(label, node): (&Arc<str>, &Arc<Node>)| {
+            self.masters.get(label).is_some_and(|before| Arc::ptr_eq(before, node))
+        };
+        let same = masters.len() == self.masters.len() && masters.iter().all(known);
+        let version = if same { self.version } else { self.version + 1 };
+        mem::replace(self, Self { owners, masters, version })
     }
 }
 
-fn nonsense(node: &Node) -> Failure {
-    let error = io::Error::new(io::ErrorKind::InvalidData, "not a sensible reply");
-    Failure::io(FailureKind::Unreachable, node.label(), error)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::tests::process;
+
+    const SOON: Duration = Duration::from_secs(5);
+
+    #[test]
+    fn the_nodes_are_asked_again_if_a_slot_moves_just_after_they_were_asked() {
+        let server = process::Server::start("redis-server", &["--cluster-enabled", "yes"]);
+        let slots: Vec<_> = (0..SLOTS).collect();
+        let add = redis::cmd("CLUSTER").arg("ADDSLOTS").arg(slots).take();
+        add.exec(&mut server.connect()).expect("it has them");
+        let config = Config::default();
+        let seeds = Endpoint::parse_all("seeds", [server.url()], &config).expect("a good URL");
+        let servers = ServerFactory::new(&config).expect("a thread");
+        let topology = Arc::new(Topology::new(seeds, &config, &servers));
+        assert!(topology.target(7, end_of(SOON)).is_ok());
+        for elsewhere in [1, 2, 3] {
+            topology.redirected(false, "127.0.0.1", elsewhere, 7);
+            let end = end_of(SOON);
+            while topology.owner(7) != Some(Target::of(topology.seeds[0].clone())) {
+                assert!(Instant::now() < end, "the node was not asked again");
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
 }
