@@ -50,20 +50,20 @@ impl Client {
     }
 
     /// Begins to acquire the lock, with a number that no request has named before.
-    pub(crate) fn acquire(&mut self, proposal: u64) -> Request {
+    pub(crate) fn acquire(&mut self, proposal: u64, size: u64) -> Request {
         (self.nonce, self.round, self.over) = (self.nonce + 1, 0, false);
-        self.attempt(proposal)
+        self.attempt(proposal, size)
     }
 
     /// Requests the same hold once more.
-    pub(crate) fn repeat(&mut self, proposal: u64) -> Request {
+    pub(crate) fn repeat(&mut self, proposal: u64, size: u64) -> Request {
         self.round += 1;
-        self.attempt(proposal)
+        self.attempt(proposal, size)
     }
 
-    fn attempt(&mut self, proposal: u64) -> Request {
+    fn attempt(&mut self, proposal: u64, size: u64) -> Request {
         self.phase = Phase::Acquiring;
-        self.request(self.round, Command::Acquire { proposal })
+        self.request(self.round, Command::Acquire { proposal, size })
     }
 
     /// Has the counters raised to the first token.

@@ -17,8 +17,8 @@ mod client;
 mod flaw;
 mod promises;
 mod scope;
-mod server;
-mod votes;
+pub(crate) mod server;
+pub(crate) mod votes;
 mod world;
 
 use crate::check::{breaks, keeps_its_promises};

@@ -51,8 +51,8 @@ pub(crate) enum Action {
         proposal: u64,
     },
     End(usize),
-    /// A server executes a request; the hold that it had ends before if the lock is `freed`. A hold
-    /// that begins gets a block of this `size`. The request may arrive `again`.
+    /// A server executes a request; the hold that it had ends before if the lock is `freed`. One
+    /// that acquires gets a block of this `size`. The request may arrive `again`.
     Execute {
         server: usize,
         request: Request,
@@ -194,9 +194,8 @@ impl Scope {
         for request in server.requests.iter().copied() {
             let granted = Server::grants(server.lock, &request, self.flaw);
             let freed = may_be_free && Server::grants(None, &request, self.flaw);
-            let longest = if self.has(Extra::Block) && request.command.begins() { 2 } else { 1 };
             for (freed, can) in [(false, granted), (true, freed)] {
-                for size in (1..=longest).filter(|_| can) {
+                for size in (1..=request.command.size()).filter(|_| can) {
                     let execute =
                         |again| Action::Execute { server: number, request, size, freed, again };
                     actions.push(execute(false));
@@ -248,10 +247,11 @@ impl Scope {
             Action::Acquire { client: id, proposal } => {
                 let client = &mut world.clients[id];
                 let reused = self.flaw == Some(Flaw::NumberIsReused) && client.round == 0;
+                let size = if self.has(Extra::Block) { 2 } else { 1 };
                 if reused && client.nonce > 0 {
-                    client.repeat(proposal)
+                    client.repeat(proposal, size)
                 } else {
-                    client.acquire(proposal)
+                    client.acquire(proposal, size)
                 }
             }
             Action::Renew(id) => world.clients[id].renew(),

@@ -20,9 +20,11 @@ pub(crate) struct Request {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Command {
-    /// Begins the hold if the lock is free.
+    /// Begins the hold if the lock is free, with up to this many tokens. A repeat that asks for
+    /// several gets new ones.
     Acquire {
         proposal: u64,
+        size: u64,
     },
     /// Raises the counter to the token of the hold.
     Raise {
@@ -67,9 +69,14 @@ impl Command {
     /// The token that the command names.
     pub(crate) fn token(self) -> u64 {
         match self {
-            Self::Acquire { proposal: token } | Self::Raise { fence: token } => token,
+            Self::Acquire { proposal: token, .. } | Self::Raise { fence: token } => token,
             Self::Renew => 0,
         }
+    }
+
+    /// How many tokens the command asks for.
+    pub(crate) fn size(self) -> u64 {
+        if let Self::Acquire { size, .. } = self { size } else { 1 }
     }
 }
 
@@ -88,19 +95,21 @@ impl Server {
         }
     }
 
-    /// Runs the script of a request that is granted. One that begins a hold gives it so many
-    /// tokens.
+    /// Runs the script of a request that is granted, and gives so many tokens if it asks for some.
     pub(crate) fn execute(&mut self, request: &Request, size: u64, flaw: Option<Flaw>) -> Reply {
         match request.command {
-            Command::Acquire { proposal } => {
+            Command::Acquire { proposal, size: asked } => {
                 let mut tokens = Block { first: self.counter, last: self.counter };
-                if self.is_held_by(request.hold) {
-                    self.renew(request.round);
-                } else {
+                let repeats = self.is_held_by(request.hold);
+                if asked > 1 || !repeats {
                     let first = self.next_token(proposal, flaw);
                     tokens = Block { first, last: first + size - 1 };
                     let stored = flaw != Some(Flaw::BlockIsNotStored);
                     self.counter = if stored { tokens.last } else { first };
+                }
+                if repeats {
+                    self.renew(request.round);
+                } else {
                     self.lock = Some(Entry { hold: request.hold, round: request.round });
                 }
                 return Reply::Granted { tokens };

@@ -1,9 +1,11 @@
 //! One call of a script: a line of a trace, and those of what the script did.
 
+use crate::hold::Block;
+
 /// When something happens by the server's clock: from the first of these microseconds to the last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Time {
-    first: u64,
+    pub(crate) first: u64,
     pub(crate) last: u64,
 }
 
@@ -93,6 +95,19 @@ impl Call {
     /// The argument with this number, in microseconds.
     pub(crate) fn micros(&self, number: usize) -> u64 {
         self.arg(number).parse::<u64>().map_or(0, |millis| millis * 1000)
+    }
+
+    /// The tokens that it has got for a lock.
+    pub(crate) fn tokens(&self) -> Option<Block> {
+        let (first, rest) = self.answer.as_deref()?.split_first()?;
+        let first = u64::try_from(*first).ok().filter(|first| *first > 0)?;
+        let last = rest.first().map_or(Some(first), |last| u64::try_from(*last).ok())?;
+        Some(Block { first, last })
+    }
+
+    /// The token to which the script has set the counter.
+    pub(crate) fn counted(&self) -> Option<u64> {
+        self.effects_of("set").last()?.get(2)?.parse().ok()
     }
 
     /// The client to which the script has offered the lock.

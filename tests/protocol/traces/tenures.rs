@@ -1,9 +1,11 @@
-//! Follows what is asked about a lock in the model of tenures.
+//! Follows what is asked about a lock in the model of tenures, and where clients propose tokens to the
+//! servers of a quorum, in the model of these as well.
 
 use std::collections::BTreeSet;
 
 use crate::hold::{Block, HoldId};
 use crate::network::Request;
+use crate::quorum::server as vote;
 use crate::tenure::server::{Command, Grant, Reply, Server};
 use crate::traces::call::{Call, Time};
 use crate::traces::replay::{hold_of, number, says};
@@ -30,15 +32,20 @@ impl State {
             "release" => {
                 let hold = hold_of(clients, call.arg(1))?;
                 let ended = next.server.release(hold, None);
-                if ended {
+                // One that is withdrawn from a quorum is offered to nobody.
+                if ended && !call.arg(2).is_empty() {
                     next.wake(clients, call)?;
                 }
                 call.arg(4) == "0" && says(call, i64::from(ended))
             }
             "change" => {
-                let is_held = next.server.is_held_by(hold_of(clients, call.arg(1))?);
+                let hold = hold_of(clients, call.arg(1))?;
+                let is_held = next.server.is_held_by(hold);
                 if is_held && call.arg(2) != "0" {
                     next.ends = call.time.after(call.micros(2));
+                }
+                if call.keys.len() == 2 {
+                    next.vote(hold, vote::Command::Raise { fence: call.arg(4).parse().ok()? }, 0);
                 }
                 says(call, i64::from(is_held))
             }
@@ -56,7 +63,15 @@ impl State {
         };
         let offer = next.server.offer.filter(|offer| self.server.offer != Some(*offer));
         let offered = call.offered().map(|client| number(clients, client));
-        (is_right && offer == offered).then_some(next)
+        (is_right && offer == offered && next.has_counted(self, call)).then_some(next)
+    }
+
+    /// Returns `true` if the counter was set to what a client has proposed or has raised, unless it
+    /// shows that already.
+    fn has_counted(&self, before: &Self, call: &Call) -> bool {
+        let is_told = call.keys.len() > 1 && !call.arg(5).is_empty();
+        let counter = call.counted().unwrap_or(before.server.counter);
+        !is_told || self.server.counter == counter
     }
 
     fn acquire(&mut self, clients: &mut Vec<String>, call: &Call) -> Option<bool> {
@@ -77,10 +92,13 @@ impl State {
             self.offer(call);
             return Some(call.answer.as_ref().is_none_or(|answer| answer.first() == Some(&0)));
         }
-        let size = tokens(call, asked)?;
-        let first = call.answer.iter().flatten().next().filter(|first| **first > 0);
-        self.follow_clock(hold, asked, first.copied(), call)?;
-        let (before, queue) = (self.ends, self.server.queue.clone());
+        let (before, queue, counter) = (self.ends, self.server.queue.clone(), self.server.counter);
+        let size = if call.arg(5).is_empty() {
+            self.follow_clock(hold, asked, call.tokens().map(|tokens| tokens.first), call)?;
+            tokens(call, asked)?
+        } else {
+            self.follow_proposal(hold, asked, call.arg(5).parse().ok()?)
+        };
         let reply = if mode == "kept" {
             self.server.refill(request, size, None)
         } else {
@@ -88,6 +106,7 @@ impl State {
         };
         let mut recalled = None;
         if let Reply::Held(holder) = reply {
+            self.server.counter = counter;
             let life: i64 = call.arg(4).parse().ok()?;
             let keepable = holder.filter(|holder| holder.nonce >> 63 == 1);
             if life == 0 || life < 0 && keepable.is_none() {
@@ -97,7 +116,7 @@ impl State {
         } else {
             self.ends = call.time.after(call.micros(2));
             self.is_token_unseen |= call.answer.is_none();
-            self.silent.remove(&hold.client);
+            self.silent.retain(|client| self.server.is_waiting(*client));
         }
         let is_recalled = recalled.is_some();
         let told = call.recalled().map(|(owner, waits)| (hold_of(clients, &owner), waits));
@@ -125,8 +144,9 @@ impl State {
             self.silent.insert(id);
         }
         let asks = call.arg(1).rsplit_once(':').map_or(call.arg(1), |(client, _)| client);
+        let leaves = |client: &str| client == asks && call.script != "release";
         for client in call.removed() {
-            if client != asks && call.offered() != Some(client) {
+            if !leaves(client) && call.offered() != Some(client) {
                 told.contains(&client).then_some(())?;
                 let id = number(clients, client);
                 self.server.queue.retain(|other| *other != id);
@@ -155,11 +175,10 @@ impl State {
         &mut self,
         hold: HoldId,
         asked: u64,
-        first: Option<i64>,
+        first: Option<u64>,
         call: &Call,
     ) -> Option<()> {
         let Some(first) = first else { return Some(()) };
-        let first = u64::try_from(first).ok()?;
         let least = if asked > 1 || !self.server.is_held_by(hold) {
             call.time.may_show(first).then_some(first - 1)?.min(call.time.last)
         } else if self.is_token_unseen {
@@ -172,6 +191,29 @@ impl State {
         Some(())
     }
 
+    /// Has the counter follow what a client proposes, unless another one has the lock. Returns how
+    /// many tokens there are for it from there: the last one is at most a millisecond ahead.
+    fn follow_proposal(&mut self, hold: HoldId, asked: u64, proposal: u64) -> u64 {
+        let keeps = asked == 1 && self.server.is_held_by(hold);
+        let acquire = vote::Command::Acquire { proposal, size: asked };
+        let Some(vote::Reply::Granted { tokens }) = self.vote(hold, acquire, 1) else { return 1 };
+        self.server.counter = if keeps { tokens.first } else { tokens.first - 1 };
+        ((proposal + 1000).saturating_sub(tokens.first) + 1).min(asked)
+    }
+
+    /// Has the server of a quorum execute a command, as far as that changes its counter, and give so
+    /// many tokens. Returns `None` if it does not grant that.
+    fn vote(&mut self, hold: HoldId, command: vote::Command, size: u64) -> Option<vote::Reply> {
+        let Server { lock, counter, .. } = self.server;
+        let lock = lock.map(|lock| vote::Entry { hold: lock.hold, round: lock.round });
+        let mut server = vote::Server { lock, counter, ..vote::Server::default() };
+        let request = vote::Request { hold, round: 1, command };
+        let is_granted = vote::Server::grants(lock, &request, None);
+        let reply = is_granted.then(|| server.execute(&request, size, None));
+        self.server.counter = server.counter;
+        reply
+    }
+
     /// Has the hold begin, or finds it, that is asked for along with those of other locks. Returns
     /// `None` if it does not get this token.
     pub(super) fn begin_in_set(
@@ -181,7 +223,7 @@ impl State {
         call: &Call,
     ) -> Option<Self> {
         let mut next = self.clone();
-        next.follow_clock(hold, 1, fence, call)?;
+        next.follow_clock(hold, 1, fence.and_then(|fence| u64::try_from(fence).ok()), call)?;
         let request = Request::new(hold, 1, Command::Acquire { size: 1, yields: false });
         let Reply::Granted { grant, .. } = next.server.acquire(request, 1, None) else {
             return None;
@@ -206,13 +248,9 @@ impl State {
 
 /// How many tokens a request got: as many as it `asked` for at most.
 fn tokens(call: &Call, asked: u64) -> Option<u64> {
-    match call.answer.as_deref() {
-        Some([first, last, ..]) if *first > 0 => {
-            let given = u64::try_from(last - first + 1).ok()?;
-            (1..=asked).contains(&given).then_some(given)
-        }
-        _ => Some(1),
-    }
+    let Some(Block { first, last }) = call.tokens() else { return Some(1) };
+    let given = (last + 1).checked_sub(first)?;
+    (1..=asked).contains(&given).then_some(given)
 }
 
 /// Returns `true` if an answer is what the model says.

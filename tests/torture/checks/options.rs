@@ -26,9 +26,15 @@ fn all_faults_are_those_that_fit_the_topology() {
 #[test]
 fn what_does_not_fit_the_topology_is_refused() {
     assert_refused("--nemesis fail-over", "fail-over takes --locks sentinel");
-    assert_refused("--locks sentinel --nemesis drop-replies", "drop-replies takes --locks server");
+    assert_refused(
+        "--locks sentinel --nemesis drop-replies",
+        "drop-replies takes --locks server or quorum",
+    );
     assert_refused("--locks sentinel --nemesis drop-messages", "drop-messages takes");
-    assert_refused("--locks sentinel --nemesis narrow-link", "narrow-link takes --locks server");
+    assert_refused(
+        "--locks sentinel --nemesis narrow-link",
+        "narrow-link takes --locks server or quorum",
+    );
     assert_refused("--durability one-replica", "one-replica takes --locks sentinel");
     parse("--durability all-replicas --locks sentinel").expect("these fit");
     assert_refused(
@@ -67,7 +73,8 @@ fn only_locks_are_kept_and_for_a_lease_at_most() {
 #[test]
 fn a_trace_needs_a_server_that_stays() {
     assert!(parse("--trace --nemesis pause-worker,drop-replies").expect("these fit").trace);
-    assert_refused("--trace --nemesis none --locks sentinel", "--trace takes --locks server");
+    parse("--trace --nemesis drop-messages --locks quorum").expect("these fit too");
+    assert_refused("--trace --nemesis none --locks sentinel", "takes --locks server or quorum");
     assert_refused("--trace --nemesis close-clients", "no fault that ends connections");
 }
 

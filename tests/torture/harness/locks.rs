@@ -1,7 +1,7 @@
 //! The servers that the locks are on, and how workers reach them.
 
+use std::io;
 use std::slice;
-use std::sync::Arc;
 
 use leasehold::{Client, Durability, Error};
 
@@ -12,18 +12,16 @@ use crate::harness::options::{Options, Role, Topology};
 use crate::harness::proxy::Proxy;
 use crate::harness::sentinel::{MASTER, Watched};
 use crate::harness::server::Server;
-use crate::harness::trace::Answers;
 
 pub(crate) enum Locks {
     Cluster(Cluster),
-    Quorum(Vec<Server>),
-    Sentinel(Watched),
-    /// Behind a proxy if the network is to fail, or if answers are to be written down.
-    Server {
-        server: Server,
-        proxy: Option<Proxy>,
-        answers: Arc<Answers>,
+    /// One server, or those of a quorum. Each is behind a proxy if the network is to fail, or if
+    /// answers are to be written down; else there are no proxies.
+    Independent {
+        servers: Vec<Server>,
+        proxies: Vec<Proxy>,
     },
+    Sentinel(Watched),
 }
 
 impl Locks {
@@ -33,41 +31,43 @@ impl Locks {
         // the machine.
         let to_disk = matches!(durability, Durability::Fsync { .. });
         let args = ["--appendonly", "yes", "--appendfsync", if to_disk { "always" } else { "no" }];
-        Ok(match options.topology {
-            Topology::Cluster => Self::Cluster(Cluster::three_with(server.as_ref(), &args)),
-            Topology::Quorum => {
-                Self::Quorum((0..3).map(|_| Server::start(server, &args)).collect())
+        let count = match options.topology {
+            Topology::Cluster => {
+                return Ok(Self::Cluster(Cluster::three_with(server.as_ref(), &args)));
             }
             // However long the machine pauses, no master is replaced unless that is the fault.
-            Topology::Sentinel => Self::Sentinel(Watched::start_with(server, Watched::CALM, &args)),
-            Topology::Server => {
-                let server = Server::start(server, &args);
-                let faulty = options.faults.iter().copied().any(Fault::is_of_network);
-                let answers = Arc::default();
-                let proxy = || Proxy::before(server.port(), *lease / 2, *seed, &answers);
-                let proxy = (faulty || options.trace).then(proxy).transpose()?;
-                Self::Server { server, proxy, answers }
+            Topology::Sentinel => {
+                return Ok(Self::Sentinel(Watched::start_with(server, Watched::CALM, &args)));
             }
-        })
+            Topology::Quorum => 3,
+            Topology::Server => 1,
+        };
+        let servers: Vec<_> = (0..count).map(|_| Server::start(server, &args)).collect();
+        let faulty = options.faults.iter().copied().any(Fault::is_of_network);
+        let proxied = servers.iter().filter(|_| faulty || options.trace);
+        let proxies = proxied.map(|server| Proxy::before(server.port(), *lease / 2, *seed));
+        Ok(Self::Independent { proxies: proxies.collect::<io::Result<_>>()?, servers })
     }
 
     /// The URLs for the workers, see [`open`].
     pub(crate) fn urls(&self) -> String {
-        match self {
-            Self::Cluster(cluster) => cluster.urls().join(","),
-            Self::Quorum(servers) => servers.iter().map(Server::url).collect::<Vec<_>>().join(","),
-            Self::Sentinel(watched) => watched.urls().join(","),
-            Self::Server { server, proxy, .. } => proxy.as_ref().map_or(server.url(), Proxy::url),
-        }
+        let urls: Vec<String> = match self {
+            Self::Cluster(cluster) => cluster.urls(),
+            Self::Independent { servers, proxies } if proxies.is_empty() => {
+                servers.iter().map(Server::url).collect()
+            }
+            Self::Independent { proxies, .. } => proxies.iter().map(Proxy::url).collect(),
+            Self::Sentinel(watched) => watched.urls(),
+        };
+        urls.join(",")
     }
 
     /// The servers that have the locks now.
     pub(crate) fn servers(&self) -> &[Server] {
         match self {
             Self::Cluster(cluster) => cluster.nodes(),
-            Self::Quorum(servers) => servers,
+            Self::Independent { servers, .. } => servers,
             Self::Sentinel(watched) => slice::from_ref(watched.master()),
-            Self::Server { server, .. } => slice::from_ref(server),
         }
     }
 

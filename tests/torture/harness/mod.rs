@@ -2,6 +2,7 @@
 
 use std::env;
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -81,12 +82,8 @@ fn torture(options: &Options, dir: &Path) -> Result<()> {
     println!("for {time:?}, with seed {seed}");
     let protected = Server::start(server, &[]);
     let locks = Locks::start(options)?;
-    let traced = match &locks {
-        Locks::Server { server, answers, .. } if options.trace => {
-            Some((Monitor::start(server)?, server, answers))
-        }
-        _ => None,
-    };
+    let monitors = locks.servers().iter().filter(|_| options.trace).map(Monitor::start);
+    let monitors = monitors.collect::<io::Result<Vec<_>>>()?;
 
     let urls = (locks.urls(), protected.url());
     let first = Role { dir: dir.into(), number: 1, locks: urls.0, register: urls.1 };
@@ -98,8 +95,11 @@ fn torture(options: &Options, dir: &Path) -> Result<()> {
         register.wait_for_use(name, holders)
     })?;
     workers.finish(*lease * 10)?;
-    if let Some((monitor, server, answers)) = traced {
-        monitor.write(server, answers, &dir.join("trace"))?;
+    if let Locks::Independent { servers, proxies } = &locks {
+        for (number, monitor) in monitors.into_iter().enumerate() {
+            let trace = dir.join(format!("trace-{}", number + 1));
+            monitor.write(&servers[number], &proxies[number].answers, &trace)?;
+        }
     }
 
     let finals: std::result::Result<Vec<u64>, _> =

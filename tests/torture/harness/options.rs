@@ -38,7 +38,7 @@ usage: torture [options]
                    wipe-server     the same, without its data
                    close-clients   CLIENT KILL for all connections
                                    (of several servers these faults hit one)
-                   and with --locks server, by a network before it,
+                   and with --locks server or quorum, by a network before one of them,
                    drop-replies    requests are executed, and some replies never arrive
                    delay-messages  some requests and replies take up to half a lease
                    drop-messages   no message of a channel arrives, and all replies do
@@ -55,7 +55,7 @@ usage: torture [options]
   --histories DIR  where the workers write down their calls, which is kept (a temporary directory
                    that is kept if there is something to find in it)
   --trace          writes there too what scripts were asked and answered, for tests/traces; takes
-                   --locks server, and faults that leave it running and connected
+                   --locks server or quorum, and faults that leave them running and connected
   --server FILE    the server to run (redis-server)
   --seed N         repeats the random choices of a run, as far as timing allows
   --help           this text
@@ -172,8 +172,12 @@ impl Options {
         let breaks = |fault: &Fault| {
             matches!(fault, Fault::CloseClients | Fault::RestartServer | Fault::WipeServer)
         };
-        if self.trace && (self.topology != Topology::Server || self.faults.iter().any(breaks)) {
-            return Err("--trace takes --locks server, and no fault that ends connections".into());
+        let is_traced = matches!(self.topology, Topology::Quorum | Topology::Server);
+        if self.trace && !is_traced {
+            return Err("--trace takes --locks server or quorum".into());
+        }
+        if self.trace && self.faults.iter().any(breaks) {
+            return Err("--trace takes no fault that ends connections".into());
         }
         Ok(())
     }

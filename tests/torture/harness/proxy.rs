@@ -27,6 +27,8 @@ const NARROW: (usize, Duration) = (256, Duration::from_millis(2));
 pub(crate) struct Proxy {
     port: u16,
     conditions: Arc<Conditions>,
+    /// What clients asked the server, and its answers.
+    pub(crate) answers: Arc<Answers>,
 }
 
 /// The faults that may happen now.
@@ -51,17 +53,12 @@ enum Treatment {
 }
 
 impl Proxy {
-    /// What clients ask the server, and its answers, are added to `answers`.
-    pub(crate) fn before(
-        server: u16,
-        delay: Duration,
-        seed: u64,
-        answers: &Arc<Answers>,
-    ) -> io::Result<Self> {
+    pub(crate) fn before(server: u16, delay: Duration, seed: u64) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let port = listener.local_addr()?.port();
         let conditions = Arc::new(Conditions { delay, ..Conditions::default() });
-        let (proxy, answers) = (Self { port, conditions: conditions.clone() }, answers.clone());
+        let answers = Arc::<Answers>::default();
+        let proxy = Self { port, conditions: conditions.clone(), answers: answers.clone() };
         thread::spawn(move || {
             for (number, client) in (0..).zip(listener.incoming()) {
                 let (conditions, random) = (conditions.clone(), Random::new(seed, number));

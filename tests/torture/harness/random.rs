@@ -30,6 +30,10 @@ impl Random {
         self.below(times) == 0
     }
 
+    pub(crate) fn one_of<'all, T>(&mut self, all: &'all [T]) -> &'all T {
+        &all[self.below(u32::try_from(all.len()).expect("few")) as usize]
+    }
+
     /// From `parts.0` to `parts.1` tenths of `whole`.
     pub(crate) fn tenths(&mut self, whole: Duration, (from, to): (u32, u32)) -> Duration {
         whole * (from * 100 + self.below((to - from) * 100)) / 1000

@@ -1,7 +1,7 @@
 //! What the server's scripts were asked and what they answered, in the server's order: its MONITOR,
 //! with the name for the number of each script, and with the answer, which the proxy has seen, and
-//! when. What a script did in between is there as far as it tells a client or changes a lock or its
-//! queue.
+//! when. What a script did in between is there as far as it tells a client or changes a lock, its
+//! queue or its counter.
 //!
 //! ```text
 //! 1763914000.123456 [0 127.0.0.1:41398] release 2 lock:torture:0 ... -> 1 @1763914000.123501
@@ -25,7 +25,7 @@ use crate::harness::messages::{Stream, words};
 use crate::harness::server::Server;
 
 /// What a script does that the models know of.
-const EFFECTS: [&str; 4] = ["hset", "publish", "zadd", "zrem"];
+const EFFECTS: [&str; 5] = ["hset", "publish", "set", "zadd", "zrem"];
 
 /// The last command of a trace.
 const END: &str = "the trace ends";

@@ -57,14 +57,15 @@ impl Fault {
             None => Err(format!("no such nemesis: {name:?}").into()),
             Some(fault) if fault.fits(topology) => Ok(fault),
             Some(fault) if fault.is_of_network() => {
-                Err(format!("{fault} takes --locks server: others name servers behind it").into())
+                let why = "clients of others are told addresses behind the network";
+                Err(format!("{fault} takes --locks server or quorum: {why}").into())
             }
             Some(fault) => Err(format!("{fault} takes --locks sentinel").into()),
         }
     }
 
     fn fits(self, topology: Topology) -> bool {
-        (topology == Topology::Server || !self.is_of_network())
+        (matches!(topology, Topology::Quorum | Topology::Server) || !self.is_of_network())
             && (topology == Topology::Sentinel || !self.is_failover())
     }
 

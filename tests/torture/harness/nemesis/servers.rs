@@ -18,8 +18,8 @@ pub(super) fn disturb(
     random: &mut Random,
 ) -> Option<Loss> {
     match (fault, locks) {
-        (fault, Locks::Server { proxy: Some(proxy), .. }) if fault.is_of_network() => {
-            worsen(lease, proxy, fault, random);
+        (fault, Locks::Independent { proxies, .. }) if fault.is_of_network() => {
+            worsen(lease, random.one_of(proxies), fault, random);
             None
         }
         (_, Locks::Sentinel(watched)) if fault.is_failover() => {
@@ -43,9 +43,7 @@ fn worsen(lease: Duration, proxy: &Proxy, fault: Fault, random: &mut Random) {
 
 /// Faults of one server. A master remains the master: sentinels wait for longer.
 fn disturb_one(lease: Duration, locks: &Locks, fault: Fault, random: &mut Random) -> Option<Loss> {
-    let servers = locks.servers();
-    let chosen = random.below(u32::try_from(servers.len()).expect("few servers"));
-    let (server, start) = (&servers[chosen as usize], now());
+    let (server, start) = (random.one_of(locks.servers()), now());
     match fault {
         Fault::CloseClients => {
             server.command(&["CLIENT", "KILL", "TYPE", "normal"]);

@@ -1,0 +1,93 @@
+//! What the torture has written down: a trace of each server, and the fences of its guards.
+
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use crate::traces::call::Call;
+use crate::traces::replay::Replay;
+use crate::traces::votes::Votes;
+
+/// Checks the traces of a run of the torture, those of the servers of a quorum together as well.
+#[test]
+#[ignore = "`tests/traces` records them"]
+fn recorded_traces_are_those_of_the_models() {
+    let dir = env::var("LEASEHOLD_HISTORIES").expect("the directory");
+    let read = |file: PathBuf| Call::read(&fs::read_to_string(file).expect("the trace"));
+    let traces = files(Path::new(&dir), "trace-").into_iter().map(read);
+    let servers: Vec<Vec<Call>> = traces.collect::<Result<_, _>>().expect("their lines");
+    for (number, calls) in (1..).zip(&servers) {
+        check(calls).unwrap_or_else(|wrong| panic!("server {number}: {wrong}"));
+    }
+    if servers.len() > 1 {
+        check_votes(&servers, &fences(Path::new(&dir)));
+    }
+}
+
+/// Checks the trace of a server. Each wrong answer that is planted in it has to be refused there.
+fn check(calls: &[Call]) -> Result<(), String> {
+    let replay = Replay::run(calls)?;
+    println!("the model has all {} steps: {:?}", calls.len(), replay.calls);
+    let changing = |call: &Call| !["report", "unregister"].contains(&&*call.script);
+    let known = |call: &&Call| call.answer.is_some() && changing(call);
+    let planted: Vec<_> = calls.iter().filter(known).step_by(calls.len() / 40 + 1).collect();
+    for call in &planted {
+        let mut wrong = calls.to_vec();
+        let at = wrong.iter().position(|other| other.line == call.line).expect("it is there");
+        let answer = wrong[at].answer.as_mut().expect("it is known");
+        answer[0] = match answer[0] {
+            0 => 1,
+            1 => 0,
+            _ => answer[0] - 60_000_000,
+        };
+        let refused = Replay::run(&wrong).expect_err("a wrong answer was planted");
+        assert!(refused.starts_with(&format!("line {}:", call.line)), "{refused}");
+    }
+    println!("{} wrong answers were refused", planted.len());
+    Ok(())
+}
+
+/// Checks what the servers of a quorum have answered together. Each guard has a token that a
+/// majority has given, which is not true of the ones before those.
+fn check_votes(servers: &[Vec<Call>], fences: &[u64]) {
+    let votes = Votes::count(servers).unwrap_or_else(|wrong| panic!("{wrong}"));
+    let mut given = votes.tokens();
+    given.sort_unstable();
+    let is_given = |fence: u64| {
+        let before = &given[..given.partition_point(|block| block.first <= fence)];
+        // A block has a thousand tokens at most.
+        let mut near = before.iter().rev().take_while(|block| fence < block.first + 1000);
+        near.any(|block| fence <= block.last)
+    };
+    let unknown: Vec<_> = fences.iter().filter(|fence| !is_given(**fence)).collect();
+    assert!(unknown.is_empty(), "no majority has given {unknown:?}");
+    let refused = fences.iter().filter(|fence| !is_given(**fence - 60_000_000)).count();
+    assert_eq!(refused, fences.len(), "a wrong token was planted");
+    println!("majorities have given {} blocks, and the tokens of {refused} guards", given.len());
+}
+
+/// The fences of all guards of a run.
+fn fences(dir: &Path) -> Vec<u64> {
+    let granted = |line: &str| {
+        let (_, granted) = line.split_once("< granted ")?;
+        granted.split(' ').next()?.parse().ok()
+    };
+    let texts = files(dir, "worker-").into_iter().map(fs::read_to_string);
+    let fences = texts.flat_map(|text| {
+        let text = text.expect("a history");
+        // The last line of a worker that was killed may be a part of one.
+        let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        whole.lines().filter_map(granted).collect::<Vec<_>>()
+    });
+    fences.collect()
+}
+
+/// The files of a directory whose names begin so, in the order of their names.
+fn files(dir: &Path, prefix: &str) -> Vec<PathBuf> {
+    let files = fs::read_dir(dir).expect("a directory").map(|file| file.expect("a file").path());
+    let is_it = |file: &PathBuf| {
+        file.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix))
+    };
+    let mut files: Vec<_> = files.filter(is_it).collect();
+    files.sort_unstable();
+    files
+}
