@@ -1,4 +1,4 @@
-//! The errors of the public API, distinguished by what a caller can do about them.
+//! The errors of the public API, distinguished by what a caller can do about each.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -16,7 +16,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Contention is an error only when a wait is limited: see [`Error::Timeout`]. An outage is never
 /// reported as contention. No error message contains a password or the secret part of an owner.
 ///
-/// Variants may get more fields: match them with `..`.
+/// Variants may gain fields: match them with `..`.
 ///
 /// ```
 /// use leasehold::{Client, Error};
@@ -35,7 +35,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// This thread holds the lock already, and may not lock it again: see
+    /// This thread already holds the lock, and must not lock it again: see
     /// [`Builder::reentrant`](crate::Builder::reentrant).
     #[non_exhaustive]
     AlreadyHeld {
@@ -51,9 +51,8 @@ pub enum Error {
     /// The client was closed by [`Client::close`](crate::Client::close), or shut down by
     /// [`Client::shutdown`](crate::Client::shutdown).
     Closed,
-    /// This process is a forked child of the one that opened the client, whose connections and
-    /// threads are not its own. Open a client in the child. A program that becomes a daemon opens
-    /// its client after that.
+    /// This process was forked from the one that opened the client, and does not own its
+    /// connections and threads. Open a client in the child, or after a daemon has daemonized.
     Forked,
     /// An argument or a setting is invalid. Nothing was sent to a server.
     InvalidInput(String),
@@ -64,7 +63,7 @@ pub enum Error {
         name: String,
     },
     /// Too few of several independent servers agreed, because others could not be reached or did
-    /// not answer. The lock is not held; if those servers may have received the request, its effect
+    /// not answer. The lock is not held. If those servers may have received the request, its effect
     /// is being undone in the background.
     #[non_exhaustive]
     NoQuorum {
@@ -79,12 +78,12 @@ pub enum Error {
         /// See [`may_have_executed`](Error::may_have_executed).
         may_have_executed: bool,
     },
-    /// Too few replicas or disks acknowledged the lock. It was released again or, if it was another
-    /// level of a held lock, that level was undone. See [`Durability`](crate::Durability).
+    /// Too few replicas or disks acknowledged the lock. The lock was released again; if this was a
+    /// nested level, only that level was undone. See [`Durability`](crate::Durability).
     ///
-    /// With several independent servers, a majority granted the lock, but too few of them had it
-    /// acknowledged. Server and numbers are then those of a single server: the least that any
-    /// server of the best majority has, and what each of them needs.
+    /// With several independent servers, a majority granted the lock, but on too few of them was it
+    /// acknowledged. `server`, `acked` and `required` then describe one server: the one with the
+    /// fewest acknowledgements in the best majority.
     #[non_exhaustive]
     NotReplicated {
         /// The name of the lock.
@@ -109,16 +108,16 @@ pub enum Error {
         /// The server's whole reply.
         source: Arc<dyn StdError + Send + Sync>,
     },
-    /// Another owner held the lock until the wait was over.
+    /// Another owner held the lock until the wait ended.
     #[non_exhaustive]
     Timeout {
         /// The name of the lock.
         name: String,
-        /// Who held it when the wait was over. `None` if that is not known, or if the call waited
-        /// for a thread of its own client.
+        /// Who held it when the wait ended. `None` if that is not known, or if the call waited for
+        /// a thread of its own client.
         holder: Option<Holder>,
     },
-    /// No usable answer came in time. The lock is not held; if the server may have received the
+    /// No usable reply came in time. The lock is not held. If the server may have received the
     /// request, its effect is being undone in the background.
     #[non_exhaustive]
     Unavailable {
@@ -126,7 +125,7 @@ pub enum Error {
         attempt: String,
         /// The server's address.
         server: String,
-        /// How far the last attempt had come when it failed or its time was over.
+        /// How far the last attempt had come when it failed or timed out.
         phase: Phase,
         /// See [`may_have_executed`](Error::may_have_executed).
         may_have_executed: bool,
@@ -142,14 +141,14 @@ pub enum Error {
         name: String,
         /// The server's address.
         server: String,
-        /// What is there, such as `a string without a TTL` or `a semaphore`.
+        /// What the key holds, such as `a string without a TTL` or `a semaphore`.
         found: String,
     },
 }
 
 impl Error {
-    /// Returns `true` if the same call may well succeed later without a change to the program or to
-    /// the server's configuration.
+    /// Returns `true` if the same call may succeed later without a change to the program or to the
+    /// server's configuration.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -159,9 +158,9 @@ impl Error {
         }
     }
 
-    /// Returns `true` if a server may have executed the request, or may still do so: the answer of
-    /// some attempt of the call was lost, did not come in time, or did not say. What the request
-    /// has acquired is then being released in the background.
+    /// Returns `true` if a server may have executed the request, or may still do so, because the
+    /// reply to some attempt was lost, late or inconclusive. Whatever the request has acquired is
+    /// then being released in the background.
     #[must_use]
     pub fn may_have_executed(&self) -> bool {
         match self {
@@ -184,7 +183,7 @@ impl Error {
         )
     }
 
-    /// Returns the texts of this error and of its causes. For the program `leasehold`, too.
+    /// Returns the messages of this error and of its causes. Also used by the program `leasehold`.
     #[doc(hidden)]
     #[must_use]
     pub fn with_causes(&self) -> String {
@@ -197,7 +196,7 @@ impl Error {
         text
     }
 
-    /// An error that names an argument and the values that it may have.
+    /// An error that names an argument and its allowed values.
     pub(crate) fn invalid(argument: &str, allowed: impl fmt::Display) -> Self {
         Self::InvalidInput(format!("{argument}: {allowed}"))
     }
@@ -207,7 +206,7 @@ impl Error {
         Self::system("start a thread", source)
     }
 
-    /// The operating system could not do what was attempted.
+    /// The operating system refused what was attempted.
     pub(crate) fn system(attempt: &str, source: impl StdError + Send + Sync + 'static) -> Self {
         Self::Unavailable {
             attempt: attempt.into(),
@@ -226,7 +225,7 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::AlreadyHeld { name } => write!(f, "this thread holds lock {name:?} already"),
+            Self::AlreadyHeld { name } => write!(f, "this thread already holds lock {name:?}"),
             Self::Cancelled { name } => write!(f, "the wait for lock {name:?} was cancelled"),
             Self::Closed => f.write_str("the client is closed"),
             Self::Forked => f.write_str(
@@ -249,14 +248,14 @@ impl fmt::Display for Error {
                 f.write_str(if is_cluster { ", because it is a node of a cluster" } else { "" })
             }
             Self::Timeout { name, holder } => match holder.as_ref().map(|holder| &*holder.client) {
-                None => write!(f, "the wait for {name:?} was over before it was free"),
-                Some("") => write!(f, "another library held lock {name:?} when the wait was over"),
-                Some(id) => write!(f, "client {id:?} held lock {name:?} when the wait was over"),
+                None => write!(f, "the wait for lock {name:?} ended before it was free"),
+                Some("") => write!(f, "another library held lock {name:?} when the wait ended"),
+                Some(id) => write!(f, "client {id:?} held lock {name:?} when the wait ended"),
             },
             Self::Unavailable { attempt, server, phase, may_have_executed, .. } => {
                 write!(f, "could not {attempt}: ")?;
                 phase.describe(server, f)?;
-                let in_doubt = "; the request may have been executed all the same";
+                let in_doubt = "; the request may have been executed nevertheless";
                 f.write_str(if *may_have_executed { in_doubt } else { "" })
             }
             Self::WrongType { name, server, found } => {

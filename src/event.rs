@@ -1,13 +1,13 @@
-//! Events in the life of a lock, which are delivered to the program's callback.
+//! The events of locks, as the program's callback receives them.
 
 use std::time::Duration;
 
-/// An event in the life of a lock of this client, of every kind. See
+/// Something that happened to a lock of this client, of any kind. See
 /// [`Builder::on_event`](crate::Builder::on_event).
 ///
-/// A set of locks is reported once it is complete, each lock by its own name. A call for a set that
-/// ends without it is reported by all names, separated by commas. Inner levels of nested locks are
-/// not reported. Permits of a semaphore have no fencing token: it is 0.
+/// A set of locks is reported once all are acquired, each lock by its own name. A call that does
+/// not get its set is reported once, with all names separated by commas. Inner levels of nested
+/// locks are not reported. Permits of a semaphore have no fencing token: `fence` is 0.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {
@@ -42,8 +42,8 @@ pub enum Event {
         /// The fencing token of the hold.
         fence: u64,
     },
-    /// A lock could not be released. It ends with its lease, or earlier by a retry in the
-    /// background.
+    /// A release was not confirmed. It is retried in the background; at the latest, the hold ends
+    /// with its lease.
     #[non_exhaustive]
     ReleaseFailed {
         /// The name of the lock.
@@ -59,7 +59,7 @@ pub enum Event {
         name: String,
         /// The fencing token of the hold.
         fence: u64,
-        /// How long it was held, from the reply that brought it until its release.
+        /// How long it was held, from the reply to the acquire until the release.
         held: Duration,
     },
     /// A renewal was not confirmed. It is retried until the lease ends. Reported once until a
@@ -80,7 +80,7 @@ pub enum Event {
         /// The number of leases.
         count: usize,
     },
-    /// A wait for a lock was over before the lock was free.
+    /// A wait for a lock ended before the lock was free.
     TimedOut {
         /// The name of the lock.
         name: String,

@@ -11,43 +11,43 @@
 //! # }
 //! ```
 //!
-//! A [`Client`] is cheap to clone and can be shared by all threads of a program.
+//! A [`Client`] is cheap to clone, and all threads of a program can share one.
 //! [`lock`](Client::lock) waits for the lock, [`try_lock`](Client::try_lock) does not, and
-//! [`try_lock_for`](Client::try_lock_for) waits for a limited time;
-//! [`with_lock`](Client::with_lock) runs a closure under the lock. [`mutex`](Client::mutex) gives
-//! a single lock options of its own and can query its state. No async runtime is involved, ever.
+//! [`try_lock_for`](Client::try_lock_for) waits for a limited time.
+//! [`with_lock`](Client::with_lock) runs a closure under the lock. [`mutex`](Client::mutex) gives a
+//! single lock its own options and can query its state. There is never an async runtime.
 //!
 //! # I want to ...
 //!
 //! | | |
 //! |---|---|
-//! | let one thread of all processes do something at a time | [`lock`](Client::lock) |
+//! | let only one thread of all processes do something at a time | [`lock`](Client::lock) |
 //! | do it only if no other thread is doing it | [`try_with_lock`](Client::try_with_lock) |
 //! | wait for a limited time | [`try_lock_for`](Client::try_lock_for), [`Builder::wait`] |
-//! | wait until the wait is cancelled | [`Canceller`] |
+//! | cancel a wait from another thread | [`Canceller`] |
 //! | start while Redis is down | [`Builder::lazy`] |
 //! | keep a stale holder from doing harm | [`Guard::fence`], see [Fencing](#fencing) |
 //! | hold a lock across threads | [`lock_owned`](Client::lock_owned) |
-//! | leave a lock to another process | [`OwnedGuard::detach`], [`adopt`](Client::adopt) |
-//! | hold a lock in a pool of threads | [`Builder::reentrant`] |
+//! | pass a lock to another process | [`OwnedGuard::detach`], [`adopt`](Client::adopt) |
+//! | lock in a thread pool | [`Builder::reentrant`] |
 //! | write code for guards of every kind | [`AnyGuard`] |
-//! | run a job on one of several machines | [`Mutex::hold_at_least`] |
+//! | run a scheduled job on only one of several machines | [`Mutex::hold_at_least`] |
 //! | lock several names at once | [`lock_all`](Client::lock_all), [`mutexes`](Client::mutexes) |
-//! | let many read and one write | [`rw_lock`](Client::rw_lock) |
-//! | limit how many do something at a time | [`semaphore`](Client::semaphore) |
-//! | have one leader | [`election`](Client::election) |
-//! | see who holds a lock, or end the hold | [`Mutex::holder`], [`Mutex::force_unlock`] |
-//! | stop in order when the process is told to end | [`shutdown`](Client::shutdown) |
-//! | configure it in one URL, from the environment | [`Builder::from_env`] |
-//! | notice early when something goes wrong | [`stats`](Client::stats), [`Builder::on_event`] |
-//! | test my own code, and every error branch of it, without a server | [`MemoryServer`] |
+//! | allow many readers or one writer | [`rw_lock`](Client::rw_lock) |
+//! | limit how many calls run at a time | [`semaphore`](Client::semaphore) |
+//! | elect a leader | [`election`](Client::election) |
+//! | see who holds a lock, or end that hold | [`Mutex::holder`], [`Mutex::force_unlock`] |
+//! | release everything before the process ends | [`shutdown`](Client::shutdown) |
+//! | configure everything in one URL, from the environment | [`Builder::from_env`] |
+//! | notice problems early | [`stats`](Client::stats), [`Builder::on_event`] |
+//! | test my own code and its error handling without a server | [`MemoryServer`] |
 //!
-//! The [`guide`] has the rest: a [cookbook](guide::cookbook) of recipes, each with what goes wrong
-//! without it; how to [choose a deployment](guide::deployment) and configure it in one URL; a table
-//! of the [guarantees](guide::guarantees), fault by fault; [operations](guide::operations),
-//! [monitoring](guide::monitoring) with alerts, and [scaling](guide::scaling);
-//! [moving](guide::moving) from other libraries, and what those [do](guide::comparison); and the
-//! manual of the [program `leasehold`](guide::program) for cron jobs, units, containers and CI.
+//! The [`guide`] has the rest: a [cookbook](guide::cookbook) of recipes; how to [choose a
+//! deployment](guide::deployment) and configure it in one URL; the [guarantees](guide::guarantees),
+//! fault by fault; [operations](guide::operations), [monitoring](guide::monitoring) and
+//! [scaling](guide::scaling); [moving](guide::moving) from other libraries, and a
+//! [comparison](guide::comparison) with them; and the manual of the [program
+//! `leasehold`](guide::program) for cron jobs, units, containers and CI.
 //!
 //! # Guarantees
 //!
@@ -57,14 +57,14 @@
 //!   and 2 ms*. From then on [`is_held`](Guard::is_held) returns `false`, whether or not the
 //!   background thread is running.
 //! - **Exclusion by fence.** [`fence`](Guard::fence) returns a number that grows with every hold of
-//!   a name. A resource that rejects numbers smaller than the largest it has seen is safe no matter
-//!   what pauses, restarts or fails over.
+//!   a name. A resource that rejects numbers smaller than the largest it has seen is safe, no
+//!   matter what pauses, restarts or fails over.
 //! - **No deadlock.** A holder that dies blocks others for no longer than its lease.
 //! - **Lost is final.** A lost guard stays lost, and so do the guards nested in it. No lock is
 //!   silently acquired again.
-//! - **Requests may be lost, repeated or late.** Each hold has an id of its own, which every
-//!   request names. A lock is never reported as held without a reply, and whatever a request
-//!   without a reply may have left in Redis is removed in the background.
+//! - **Requests may be lost, repeated or late.** Every request names the unique id of its hold. A
+//!   lock is never reported as held without a reply, and whatever an unanswered request may have
+//!   left in Redis is removed in the background.
 //! - **Calls end.** Every call returns within its deadline plus one
 //!   [`io_timeout`](Builder::io_timeout) and 100 ms, even if the server accepts connections and
 //!   never answers.
@@ -72,19 +72,19 @@
 //! # What is not guaranteed
 //!
 //! - A lease cannot stop a thread. A thread that is paused for longer than its lease, by the
-//!   scheduler, a debugger or a virtual machine, may go on writing while another client holds the
-//!   lock. Only the fence helps here, and only if the resource checks it.
-//! - A server that loses data, because it restarts without persistence or fails over to a replica
-//!   that lags behind, may grant the lock again while the old holder still relies on it, until that
-//!   holder's next renewal at the latest. Again, the fence helps.
-//! - Threads of one client are served in the order in which they ask, and hand a lock off among
-//!   themselves without a request for as long as a [tenure](Builder::tenure) lasts. Between
-//!   clients, a released lock is offered for 200 ms to the one that has waited longest. A lock that
-//!   becomes free by itself, at the end of a lease or of the time by
+//!   scheduler, a debugger or a virtual machine, may keep writing while another client holds the
+//!   lock. Only the fence helps then, and only if the resource checks it.
+//! - A server that loses data, because it restarts without persistence or fails over to a lagging
+//!   replica, may grant the lock again while the old holder still relies on it: until that holder's
+//!   next renewal at the latest. Again, the fence helps.
+//! - Threads of one client are served in the order in which they ask. For as long as a
+//!   [tenure](Builder::tenure) lasts, they hand the lock off among themselves without a request.
+//!   Between clients, a released lock is offered for 200 ms to the one that has waited longest. A
+//!   lock that becomes free by itself, at the end of a lease or of the time set by
 //!   [`hold_at_least`](Mutex::hold_at_least), is not offered, so a client that arrives just then
-//!   can take it first. Each of several independent servers makes an offer of its own, so chance
-//!   decides between clients that have come at nearly the same time.
-//! - A hold that an operator ends by force is not over everywhere at once: see
+//!   can take it first. Each of several independent servers makes its own offer, so chance decides
+//!   between clients that arrived at nearly the same time.
+//! - A holder may not notice at once that an operator has ended its hold: see
 //!   [`Mutex::force_unlock`].
 //!
 //! # Traps
@@ -93,29 +93,29 @@
 //!   a temporary of the condition. Write `if let Some(_guard) = client.try_lock("a")? { ... }`, or
 //!   use [`try_with_lock`](Client::try_with_lock).
 //! - `let _ = client.lock("a")?;` releases the lock at once; `let _guard = ...` keeps it.
-//! - A guard that is leaked, as by `std::mem::forget`, is renewed until its thread ends. One that
-//!   [belongs to no thread](OwnedGuard) is renewed until the process ends. A program that ends by
-//!   `std::process::exit` or by a signal drops nothing: its locks last until their leases end,
-//!   unless it calls [`shutdown`](Client::shutdown) before. [`max_hold`](Builder::max_hold) limits
+//! - A leaked guard, as by `std::mem::forget`, is renewed until its thread ends, or until the
+//!   process ends if it [belongs to no thread](OwnedGuard). [`max_hold`](Builder::max_hold) limits
 //!   both.
-//! - In a pool whose threads run other tasks while one of them waits, as rayon's do, nesting lets
-//!   two tasks into one critical section: see [`Builder::reentrant`].
+//! - A program that ends by `std::process::exit` or by a signal drops nothing: its locks last until
+//!   their leases end, unless it calls [`shutdown`](Client::shutdown) first.
+//! - In a pool whose threads run other tasks while they wait, like rayon's, nesting lets two tasks
+//!   into one critical section: see [`Builder::reentrant`].
 //! - `with_lock` returns the closure's value, which may itself be a `Result`:
 //!   `client.with_lock("a", |guard| work(guard))??`.
 //!
 //! # Timeouts, leases and renewal
 //!
-//! How long a call waits for a lock that is held is up to the caller: see [`Builder::wait`] and
+//! The caller decides how long a call waits for a held lock: see [`Builder::wait`] and
 //! [`Client::try_lock_for`]. [`Builder::io_timeout`] limits a single request, and
 //! [`Builder::retry_window`] limits retries by calls that have no deadline of their own.
 //!
 //! A lease ([30 s](Builder::lease) by default) is renewed when a third of it has passed, in one
 //! batch with other leases that are due at about the same time. Renewal continues until the guard
 //! is dropped, its thread has ended or [`max_hold`](Builder::max_hold) is reached. A renewal that
-//! gets no reply, or does not reach the replicas or disks that [`Durability`] demands, is retried
-//! until the lease ends; the lock is lost only then, or when the server says that the hold is gone.
-//! The holder learns of a loss from [`lost`](Guard::lost), the rest of the program from
-//! [`on_event`](Builder::on_event) and the `log` crate.
+//! gets no reply, or does not reach the replicas or disks that [`Durability`] requires, is retried
+//! until the lease ends. The lock is lost only then, or when the server replies that the hold no
+//! longer exists. The holder learns of a loss from [`lost`](Guard::lost), and the rest of the
+//! program from [`on_event`](Builder::on_event) and the `log` crate.
 //!
 //! # Fencing
 //!
@@ -146,62 +146,62 @@
 //!
 //! # One server or several
 //!
-//! [`Builder::open`] has its locks on one server, and loses a held one if that server loses its
-//! data. [`Builder::open_sentinel`] and [`Builder::open_cluster`] survive the loss of a master, and
-//! [`Builder::open_redlock`] that of fewer than half of several independent servers, but it has
-//! neither [read-write locks](RwLock) nor [semaphores](Semaphore). A [`Durability`] demands that
-//! replicas or disks have a lock before it is held.
+//! [`Builder::open`] keeps its locks on one server, and loses a held lock if that server loses its
+//! data. [`Builder::open_sentinel`] and [`Builder::open_cluster`] survive the loss of a master.
+//! [`Builder::open_redlock`] survives the loss of fewer than half of several independent servers,
+//! but has neither [read-write locks](RwLock) nor [semaphores](Semaphore). With a [`Durability`], a
+//! lock must reach replicas or disks before it counts as held.
 //! [Deployment](guide::deployment#which-one-do-i-need) compares what each costs and when it loses a
-//! lock. [`Client::in_memory`] and the clients of a [`MemoryServer`] need no server, and are meant
-//! for tests.
+//! lock. [`Client::in_memory`] and [`MemoryServer`] need no server, and are meant for tests.
 //!
 //! # Threads and connections
 //!
-//! A client opens up to [`pool_size`](Builder::pool_size) connections, each in use only while a
-//! request is in flight; one connection for renewals, and with a [`Durability`] another for
-//! clean-up; and, from the first time that it waits for another client, one for wake-ups. With
-//! several servers, it opens these to each server.
+//! To each server, a client opens up to [`pool_size`](Builder::pool_size) connections, which are in
+//! use only while a request is in flight; one connection for renewals, and with a [`Durability`]
+//! another for clean-up; and one for wake-ups, from the first time that it waits for another
+//! client.
 //!
-//! A client has one thread that renews leases and one that serves the pool. From its first wait for
-//! another client it has a thread that listens for wake-ups, and if [`on_event`](Builder::on_event)
-//! is set, metrics are recorded, or the `log` crate has a logger, a thread that calls the callback,
-//! the recorder and the logger; no other thread ever does. Short-lived threads look up host names,
-//! open the connections for renewals and wake-ups and those of quorums, and ask clusters for their
-//! hash slots. All threads end when the last clone of the client and the last guard are gone.
+//! A client has one thread that renews leases and one that serves the pool. A third listens for
+//! wake-ups, from the client's first wait for another client. A fourth calls user code: the
+//! [`on_event`](Builder::on_event) callback, the metrics recorder and the logger of the `log`
+//! crate, if there are any; no other thread ever calls these. Short-lived threads look up host
+//! names, open the connections for renewals, wake-ups and quorums, and ask clusters for their hash
+//! slots. All threads end when the last clone of the client and the last guard have been dropped.
 //!
 //! # What drop does
 //!
-//! Dropping a [`Guard`] releases its level of the lock. It writes the release and returns: the
-//! reply is read along with that of the next request over the same connection, or about 10 ms later
-//! by a thread in the background. So a drop costs no round trip. What this means:
+//! Dropping a [`Guard`] releases its level of the lock. It writes the release and returns without
+//! waiting, so it costs no round trip. The reply is read with that of the next request over the
+//! same connection, or about 10 ms later by a background thread. What this means:
 //!
-//! - For this client the lock is free: whatever it calls next does not find the hold that it has
-//!   dropped. For other clients the lock is free one network latency later. Use
-//!   [`Guard::unlock`] to know that it is, and to learn of errors.
+//! - For this client, the lock is free at once: later calls never find the dropped hold. For other
+//!   clients, it is free one network latency later. Use [`Guard::unlock`] to be certain that it is,
+//!   and to learn of errors.
 //! - A release that fails, or gets no reply within `io_timeout`, is reported as
-//!   [`Event::ReleaseFailed`] and repeated in the background. Until that has succeeded, calls of
-//!   this client for the lock get it or fail with [`Error::Unavailable`].
-//! - A drop waits only for room to write and, if no connection is open, until one is, together for
-//!   at most one `io_timeout`. It writes the release itself, so that a program may end right after.
-//!   Only while other threads use all connections of the pool, it leaves the release to them.
-//! - The last clone or guard of a client waits for the replies to all releases, for at most one
-//!   `io_timeout`, when it is dropped. Guards in statics are never dropped, nor is anything by
-//!   `std::process::exit`.
+//!   [`Event::ReleaseFailed`] and repeated in the background. Until that succeeds, calls of this
+//!   client for the lock either acquire it or fail with [`Error::Unavailable`].
+//! - A drop waits only for room in the socket and, if no connection is open, until one is: for one
+//!   `io_timeout` at most. It writes the release itself, so the program may exit right after. Only
+//!   if other threads are using all connections of the pool does it leave the release to them.
+//! - Dropping the last clone or guard of a client waits for the replies to all releases, for at
+//!   most one `io_timeout`. Guards in statics are never dropped, and `std::process::exit` drops
+//!   nothing.
 //!
-//! Dropping a client does not end the holds of its guards; [`shutdown`](Client::shutdown) does, and
-//! waits until that is certain.
+//! Dropping a client does not end the holds of its guards. [`shutdown`](Client::shutdown) ends
+//! them, and waits for the confirmation.
 //!
-//! In a forked child, calls return [`Error::Forked`], and the locks of the parent are not affected.
-//! So open a client in the child, and in a daemon after it has become one.
+//! In a forked child, calls return [`Error::Forked`], and the parent's locks are not affected. Open
+//! a client in the child; a daemon opens its client after it has daemonized.
 //!
 //! # Features
 //!
 //! - `cli`: the program `leasehold`, which runs commands while it holds locks.
-//! - `metrics`: a client reports its numbers to the recorder of that crate. See `Builder::metrics`.
-//! - `serde`: a [`Builder`] can be deserialized, as from a configuration file, and a [`Ticket`] can
-//!   be sent.
+//! - `metrics`: reports a client's numbers to the recorder of that crate. See `Builder::metrics`.
+//! - `serde`: deserializes a [`Builder`], such as from a configuration file, and serializes a
+//!   [`Ticket`].
 //! - `tls`: `rediss://` URLs, using `rustls`. See [`Builder::open`].
-//! - `tls-insecure`: allows such URLs to end with `#insecure`, for servers that cannot be verified.
+//! - `tls-insecure`: allows these URLs to end with `#insecure`, for servers that cannot be
+//!   verified.
 //! - `tracing`: spans of that crate around calls for locks and around holds.
 //!
 //! # Data in Redis
@@ -209,13 +209,13 @@
 //! The lock `name` is the hash `lock:name` (or another [prefix](Builder::prefix)), with the owner
 //! as its only field and the depth as the value. This is the layout of Redisson's `RLock`, so with
 //! an empty prefix each library sees the other's locks. The fence is a counter,
-//! `leasehold:fence:{lock:name}`, which lives for a day after its last use, or for another
-//! [`fence_life`](Builder::fence_life), and waiting clients are in the sorted set
+//! `leasehold:fence:{lock:name}`, which expires a day after its last use (or after another
+//! [`fence_life`](Builder::fence_life)). Waiting clients are in the sorted set
 //! `leasehold:queue:{lock:name}`. [Operations](guide::operations#with-redis-cli) says how to read
-//! them.
+//! these keys.
 //!
-//! A key is taken for a lock only if it has a TTL and the shape of one. A string with a TTL, as
-//! other libraries set it with `SET NX PX`, counts as held; everything else is
+//! A key counts as a lock only if it has a TTL and the shape of a lock. A string with a TTL, as
+//! other libraries set it with `SET NX PX`, counts as a held lock. Everything else is
 //! [`WrongType`](Error::WrongType), and is left unchanged.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

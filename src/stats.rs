@@ -1,49 +1,47 @@
-//! What a client holds and uses at one moment, and what it has done until then. Each number is
-//! counted in one place: where the event of the same name is emitted, if there is one.
+//! The gauges and counters of a client. Each number is counted in one place: where the event of the
+//! same name is emitted, if there is one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a client holds and uses at one moment, and what it has done until then. Returned by
+/// What a client holds and uses now, and what it has done since it was opened. Returned by
 /// [`Client::stats`](crate::Client::stats).
 ///
 /// The first five fields describe the present. The others count from when the client was opened,
-/// and only grow. A counter whose documentation names an [`Event`](crate::Event) is raised along
-/// with that event, even without a callback, and even if the callback is so slow that the event is
+/// and only grow. If the documentation of a counter names an [`Event`](crate::Event), both are
+/// raised together: without a callback, too, and even if a slow callback causes the event to be
 /// dropped.
 ///
-/// The numbers are not a snapshot: they are read one after the other.
+/// The numbers are read one by one, so they are not an atomic snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
     /// The holds, of every kind, that are neither released nor lost. A nested lock is one hold.
     pub held: u64,
-    /// The threads that wait for a lock.
+    /// The threads that are waiting for a lock.
     pub waiting: u64,
-    /// The locks that no thread holds, and that this client keeps all the same: see
+    /// The locks that this client keeps although no thread holds them: see
     /// [`keep`](crate::Builder::keep).
     pub kept: u64,
-    /// The connections of all pools, in use or idle. One that was closed is counted until it is
-    /// used again.
+    /// The connections of all pools, in use or idle. A closed connection is counted until the pool
+    /// next tries to use it.
     pub connections: u64,
-    /// Those of them that no request uses.
+    /// The connections among these that no request is using.
     pub idle_connections: u64,
     /// The holds that were acquired, of every kind: [`Acquired`](crate::Event::Acquired). A nested
-    /// lock is no hold of its own, a set of locks is one for each name.
+    /// lock is not a hold of its own; a set of locks counts once per name.
     pub acquired: u64,
-    /// The holds among these that another thread of this client has handed off, without a request.
+    /// The holds among these that another thread of this client handed off, without a request.
     pub handoffs: u64,
-    /// The holds among these that began on a lock that this client had kept, without a request to
-    /// acquire it.
+    /// The holds among these that began on a kept lock, without a request to acquire it.
     pub relocks: u64,
-    /// The locks that were kept, and released because another client asked for them.
+    /// The kept locks that were released because another client asked for them.
     pub recalls: u64,
     /// The calls that found a lock held by another owner: [`Contended`](crate::Event::Contended).
-    /// They may have acquired it afterwards.
+    /// They may have acquired it later.
     pub contended: u64,
-    /// The calls that do not wait, such as `try_lock`, and found the lock held.
+    /// The calls that do not wait, such as `try_lock`, and that found the lock held.
     pub busy: u64,
-    /// The calls whose wait was over before the lock was free:
-    /// [`TimedOut`](crate::Event::TimedOut).
+    /// The calls whose wait ended before the lock was free: [`TimedOut`](crate::Event::TimedOut).
     pub timed_out: u64,
     /// The calls that failed because of an outage or a refusal: [`Failed`](crate::Event::Failed).
     pub failed: u64,
@@ -53,26 +51,26 @@ pub struct Stats {
     pub failed_releases: u64,
     /// The holds whose lease ended before their guard did: [`Lost`](crate::Event::Lost).
     pub lost: u64,
-    /// The renewals that the background thread has had confirmed:
+    /// The renewals by the background thread that were confirmed:
     /// [`Renewed`](crate::Event::Renewed).
     pub renewals: u64,
-    /// Those of them that were confirmed when less than a third of the lease was left. A renewal is
-    /// first tried when two thirds are left.
+    /// The renewals among these that were confirmed with less than a third of the lease left. A
+    /// renewal is first tried when two thirds are left.
     pub late_renewals: u64,
-    /// The renewals that began to fail: [`RenewalFailing`](crate::Event::RenewalFailing). Further
-    /// attempts do not count until a renewal of that lease succeeds again.
+    /// The renewals that began to fail: [`RenewalFailing`](crate::Event::RenewalFailing). Retries
+    /// do not count until a renewal of that lease succeeds again.
     pub failed_renewals: u64,
-    /// The messages from other clients that a lock may be free.
+    /// The messages received from other clients that a lock may be free.
     pub wakeups: u64,
-    /// The locks that were acquired by an attempt at the end of a pause, although no wake-up had
-    /// come during the pause and it ended before the holder's lease could have: the other client
-    /// has released the lock, and its message was lost, is late, or was never sent.
+    /// The locks that were acquired at the end of a pause during which no wake-up had come,
+    /// although the holder's lease could not have ended yet: the other client released the lock,
+    /// and its message was lost, is late, or was never sent.
     pub missed_wakeups: u64,
-    /// The connections, of pools or in the background, that were opened to a server in place of
-    /// ones that had broken: that the other side closed, or over which no reply came in time.
+    /// The connections, of pools or in the background, that replaced broken ones: ones that the
+    /// other side had closed, or that brought no reply in time.
     pub reconnects: u64,
-    /// The requests that were not sent at once, because all connections of the pool were in use or
-    /// were just being given to requests that came before.
+    /// The requests that had to queue because all connections of the pool were in use, or had just
+    /// been given to earlier requests.
     pub pool_waits: u64,
 }
 

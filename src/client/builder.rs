@@ -1,4 +1,4 @@
-//! The configuration of a client, the ways to open one, and how its servers are reached.
+//! The configuration of a client, and the ways to open one.
 
 use std::env;
 use std::error::Error as StdError;
@@ -12,7 +12,8 @@ use crate::config::url::{Deployment, apply_environment, configure};
 use crate::error::{Error, Result};
 use crate::store::memory::memory_server::MemoryServer;
 
-/// A configuration for a [`Client`]. All settings are optional, and checked when it is opened.
+/// A configuration for a [`Client`]. All settings are optional, and are checked when a client is
+/// opened.
 ///
 /// ```
 /// use leasehold::Client;
@@ -29,28 +30,28 @@ use crate::store::memory::memory_server::MemoryServer;
 #[must_use = "a builder does nothing until it is opened"]
 pub struct Builder {
     pub(crate) config: Config,
-    /// Where the servers are, if a URL has said so.
+    /// The servers, if a URL was given.
     pub(crate) deployment: Option<Deployment>,
 }
 
 impl Builder {
-    /// Creates a configuration from a URL: where the servers are, and any settings.
+    /// Creates a configuration from a URL, with the servers and any settings.
     /// [`build`](Builder::build) opens the client.
     ///
-    /// A URL is one such as `redis://user:password@host:port/database`, `unix:///path`,
+    /// The URL looks like `redis://user:password@host:port/database`, `unix:///path`,
     /// `redis+sentinel://host,host/master`, `redis+cluster://host,host` or
-    /// `redis+redlock://host,host`, and with `rediss` in place of `redis` over TLS. The query may
-    /// have `client_name=` and the settings of this type by the names of their methods, such as
-    /// `lease=20s`. [One URL](crate::guide::deployment#one-url) lists all of them with their texts.
-    /// Special characters are percent-encoded, in passwords too: `%40` is an `@`.
+    /// `redis+redlock://host,host`. `rediss` in place of `redis` means TLS. The query may have
+    /// `client_name=`, and the settings of this type by the names of their methods, such as
+    /// `lease=20s`. [One URL](crate::guide::deployment#one-url) lists all of them. Percent-encode
+    /// special characters, also in passwords: `%40` is an `@`.
     ///
-    /// Later settings win: methods called on the result replace settings of the URL.
+    /// Later settings win: methods called on the result replace settings in the URL.
     ///
     /// # Errors
     ///
     /// [`InvalidInput`](crate::Error::InvalidInput) names a setting that is unknown, set twice, or
-    /// malformed. No error repeats the URL, which may have a password. What is wrong with a host or
-    /// a value is the error of [`build`](Builder::build).
+    /// malformed. No error repeats the URL, which may contain a password. [`build`](Builder::build)
+    /// reports an invalid host or value.
     ///
     /// ```no_run
     /// let url = "redis+sentinel://10.0.0.1,10.0.0.2,10.0.0.3/shop?lease=20s&prefix=app:&pool=4";
@@ -63,22 +64,22 @@ impl Builder {
         Ok(Self { config, deployment })
     }
 
-    /// As [`from_url`](Builder::from_url), with the URL in the environment variable `REDIS_URL`.
-    /// `LEASEHOLD_CA`, `LEASEHOLD_CERT` and `LEASEHOLD_KEY` may have what `ca`, `cert` and `key`
-    /// are in a URL, which has the last word.
+    /// Like [`from_url`](Builder::from_url), with the URL in the environment variable `REDIS_URL`.
+    /// `LEASEHOLD_CA`, `LEASEHOLD_CERT` and `LEASEHOLD_KEY` may have the values of `ca`, `cert` and
+    /// `key`, unless the URL has them.
     ///
     /// # Errors
     ///
-    /// As [`from_url`](Builder::from_url), and [`InvalidInput`](crate::Error::InvalidInput) if
-    /// `REDIS_URL` is not set.
+    /// The same as [`from_url`](Builder::from_url), and
+    /// [`InvalidInput`](crate::Error::InvalidInput) if `REDIS_URL` is not set.
     pub fn from_env() -> Result<Self> {
         let no_url = |_| Error::invalid("REDIS_URL", "must be set to the URL of the servers");
         let url = env::var("REDIS_URL").map_err(no_url)?;
         Self::default().environment(&url)
     }
 
-    /// Takes the settings of the environment and of this URL over those that were made before. For
-    /// the program `leasehold`; it may change at any time.
+    /// Replaces earlier settings by those of the environment and of this URL. For the program
+    /// `leasehold`; may change at any time.
     ///
     /// # Errors
     ///
@@ -90,7 +91,7 @@ impl Builder {
         Ok(self)
     }
 
-    /// Opens the client at the servers of [`from_url`](Builder::from_url) or
+    /// Opens the client for the servers of [`from_url`](Builder::from_url) or
     /// [`from_env`](Builder::from_env), and checks that they answer.
     ///
     /// # Errors
@@ -99,17 +100,16 @@ impl Builder {
     /// [`open_redlock`](Builder::open_redlock) or, for one server, [`open`](Builder::open); and
     /// [`InvalidInput`](crate::Error::InvalidInput) without a URL.
     pub fn build(self) -> Result<Client> {
-        let no_url = || Error::invalid("url", "must be given, as by `from_url`");
+        let no_url = || Error::invalid("url", "must be given, for example by `from_url`");
         let deployment = self.deployment.ok_or_else(no_url)?;
         open::at(self.config, deployment).map(Client::new)
     }
 
-    /// Opens a client at the servers of a URL, in most cases for one Redis server, and checks that
-    /// they answer.
+    /// Opens a client for the server or servers of a URL, and checks that they answer.
     ///
-    /// The URL is one of those of [`from_url`](Builder::from_url). Settings in its query replace
-    /// those that were made before. `client_name=` in the query is for `CLIENT SETNAME`, which the
-    /// server may refuse. A server must be Redis 6.2 or newer, or Valkey.
+    /// [`from_url`](Builder::from_url) describes the URL. Settings in its query replace earlier
+    /// ones. `client_name=` in the query is for `CLIENT SETNAME`, which the server may refuse. A
+    /// server must be Redis 6.2 or newer, or Valkey.
     ///
     /// `rediss://` in place of `redis://` means [TLS](crate::guide::deployment#tls) and requires
     /// the feature `tls`. The server must have a certificate for the host in the URL.
@@ -128,26 +128,26 @@ impl Builder {
         self.build()
     }
 
-    /// Opens a client for the Redis server that sentinels name as the current `master`, and checks
-    /// that the server answers.
+    /// Opens a client for the Redis server that the sentinels name as the current `master`, and
+    /// checks that it answers.
     ///
-    /// The URLs are those of [`open`](Builder::open), with port 26379 by default. Their user and
-    /// password are for the sentinels and the master alike, unless
+    /// The URLs are as for [`open`](Builder::open), with port 26379 by default. Their user and
+    /// password are for both the sentinels and the master, unless
     /// [`master_login`](Builder::master_login) sets others for the master; database and client name
     /// are for the master. Everything meant for the master must be the same in all URLs.
     ///
     /// The client asks the sentinels before it opens a connection, after every failure, and before
-    /// a request if the last answer is half a second old, so that after a failover the next call
-    /// goes to the new master. What a failover does to locks is in
-    /// [Deployment](crate::guide::deployment#which-one-do-i-need).
+    /// a request if the last answer is half a second old. So after a failover the next call goes to
+    /// the new master. [Deployment](crate::guide::deployment#which-one-do-i-need) describes what a
+    /// failover does to locks.
     ///
     /// # Errors
     ///
     /// Those of [`open`](Builder::open), and
     ///
     /// - [`InvalidInput`](crate::Error::InvalidInput): two URLs are the same, or there is none.
-    /// - [`Unavailable`](crate::Error::Unavailable): there was no sentinel or no master.
-    /// - [`Redis`](crate::Error::Redis): the sentinels that answered do not know a master of this
+    /// - [`Unavailable`](crate::Error::Unavailable): no sentinel or no master could be reached.
+    /// - [`Redis`](crate::Error::Redis): the sentinels that answered do not know a master with this
     ///   name (code `NOMASTER`).
     pub fn open_sentinel(
         self,
@@ -161,8 +161,8 @@ impl Builder {
     /// Opens a client for a Redis Cluster, and checks that all of its hash slots are served.
     ///
     /// Each seed is the URL of a node, as for [`open`](Builder::open), over TCP and without a
-    /// database number. One seed that answers is enough: it names the other nodes, each of which is
-    /// used with the login of the seed at the same address, or else of the first seed.
+    /// database number. One seed that answers is enough: it names the other nodes. Each node is
+    /// used with the login of the seed at the same address, or else with that of the first seed.
     /// [`pool_size`](Builder::pool_size) applies to each master.
     ///
     /// # Errors
@@ -183,19 +183,18 @@ impl Builder {
     /// is held when more than half of the servers have granted it, so it survives the loss of the
     /// others.
     ///
-    /// No server may be a replica of another. The URLs are those of [`open`](Builder::open). An odd
-    /// number of servers is best, because four survive no more failures than three. A server that
-    /// does not answer costs calls no time, and is used again once it does. A server that has lost
-    /// its data must stay away until the longest lease has ended; otherwise it may help another
-    /// client to acquire a lock that is held. [`pool_size`](Builder::pool_size) applies to each
-    /// server.
+    /// No server may be a replica of another. The URLs are as for [`open`](Builder::open). Use an
+    /// odd number of servers, because four survive no more failures than three. A server that does
+    /// not answer costs calls no time, and is used again once it does. A server that has lost its
+    /// data must stay away until the longest lease has ended; otherwise it may help another client
+    /// to acquire a held lock. [`pool_size`](Builder::pool_size) applies to each server.
     ///
     /// With a [`durability`](Builder::durability) a majority must meet it before a lock is held. A
     /// server that cannot provide it is left out.
     ///
-    /// No server counts twice. If two URLs turn out to lead to one server, which the client can see
-    /// only with permission for `INFO`, opening fails; if that shows only later, because the server
-    /// did not answer at first, it is left out.
+    /// No server counts twice. If two URLs turn out to lead to one server, opening fails; if that
+    /// shows only later, because the server did not answer at first, it is left out. The client
+    /// notices this only with permission for `INFO`.
     ///
     /// # Errors
     ///
@@ -203,15 +202,15 @@ impl Builder {
     ///   to the same server, or the list is empty.
     /// - [`NoQuorum`](crate::Error::NoQuorum): too few servers answered in two attempts of
     ///   [`connect_timeout`](Builder::connect_timeout) each.
-    /// - [`Redis`](crate::Error::Redis) and [`Unavailable`](crate::Error::Unavailable), as
+    /// - [`Redis`](crate::Error::Redis) and [`Unavailable`](crate::Error::Unavailable), as for
     ///   [`open`](Builder::open): too many servers refused the login or cannot provide the
-    ///   durability, or the system provided no thread.
+    ///   durability, or the system could not provide a thread.
     pub fn open_redlock(self, urls: impl IntoIterator<Item: AsRef<str>>) -> Result<Client> {
         let urls = strings(urls);
         open::at(self.config, Deployment::Redlock { urls }).map(Client::new)
     }
 
-    /// Creates a client whose locks exist only in this process: the only one of a
+    /// Creates a client whose locks exist only in this process: the only client of a
     /// [`MemoryServer`]. See [`Client::in_memory`].
     ///
     /// # Errors
@@ -224,8 +223,8 @@ impl Builder {
         self.open_memory(&MemoryServer::new())
     }
 
-    /// Opens a client of a server in memory, which contends for locks with the other clients of
-    /// that server as processes do. See [`MemoryServer`].
+    /// Opens a client of a server in memory. It contends for locks with the other clients of that
+    /// server as processes do. See [`MemoryServer`].
     ///
     /// # Errors
     ///
@@ -236,13 +235,13 @@ impl Builder {
         open::in_memory(self.config, server).map(Client::new)
     }
 
-    /// Sets a callback that is asked for user and password whenever a connection is opened, for
-    /// tokens that expire and passwords that are rotated. [Deployment][login] has an example, and
-    /// says when it is called. An error or a panic in it is the source of an
+    /// Sets a callback that provides user and password whenever a connection is opened, for tokens
+    /// that expire and passwords that are rotated. [Deployment][login] has an example, and says
+    /// when it is called. An error or a panic in it is the source of an
     /// [`Unavailable`](crate::Error::Unavailable) error.
     ///
-    /// Defaults to the login in the URLs, which is ignored otherwise, except for sentinels. Has no
-    /// effect in memory.
+    /// Defaults to the login in the URLs. With a callback, that login is used only for sentinels.
+    /// Has no effect in memory.
     ///
     /// [login]: crate::guide::deployment#credentials
     pub fn credentials(
@@ -256,8 +255,8 @@ impl Builder {
         self
     }
 
-    /// Sets the user, empty for the default one, and the password for the masters that sentinels
-    /// name. Those in the URLs are then used only for the sentinels. Applies only to
+    /// Sets the user (empty for the default user) and the password for the master that sentinels
+    /// name. The login in the URLs is then used only for the sentinels. Applies only to
     /// [`open_sentinel`](Builder::open_sentinel).
     ///
     /// Defaults to the login in the URLs.
@@ -266,15 +265,15 @@ impl Builder {
         self
     }
 
-    /// Sets a function that returns where a server is reached, given the host and the port that a
-    /// sentinel or a node of a cluster names: for servers in containers or behind NAT. Over TLS, a
-    /// server must have a certificate for the host that is returned, unless `Tls::server_name` is
-    /// set. The function is called often, by any thread, and must return at once. If it panics, the
-    /// address stays as it is.
+    /// Sets a function that translates the host and the port that a sentinel or a node of a cluster
+    /// announces into those at which the server can be reached: for servers in containers or behind
+    /// NAT. Over TLS, a server must have a certificate for the returned host, unless
+    /// `Tls::server_name` is set. The function is called often, by any thread, and must return at
+    /// once. If it panics, the announced address is used.
     ///
-    /// Defaults to the addresses that are named. Applies only to
-    /// [`open_sentinel`](Builder::open_sentinel) and [`open_cluster`](Builder::open_cluster), whose
-    /// own URLs are used as they are.
+    /// Defaults to the announced addresses. Applies only to
+    /// [`open_sentinel`](Builder::open_sentinel) and [`open_cluster`](Builder::open_cluster), and
+    /// not to the addresses in their URLs.
     pub fn address_map(
         mut self,
         map: impl Fn(&str, u16) -> (String, u16) + Send + Sync + 'static,

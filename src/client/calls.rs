@@ -21,29 +21,28 @@ impl Client {
     /// Waits for other holders without limit, or for as long as
     /// [`Builder::wait`](crate::Builder::wait) allows. A thread that already holds the lock gets
     /// another level of it, which takes one round trip and keeps the fencing token. Each level has
-    /// a guard of its own, and the hold ends when the last of them is dropped, in whatever order
-    /// that happens.
+    /// its own guard, and the hold ends when the last of them is dropped, in any order.
     ///
-    /// Nesting is per thread. A pool that runs other tasks on a thread while one of them waits, as
-    /// rayon does, may start a task on the thread of the holder that locks the same name, and both
-    /// would be in the critical section at once. There, use
-    /// [`reentrant(false)`](crate::Builder::reentrant) or [`lock_owned`](Client::lock_owned), with
-    /// a [`wait`](crate::Builder::wait), and do not call into the pool while holding the lock.
+    /// Nesting is per thread. In a pool whose threads run other tasks while they wait, like
+    /// rayon's, the holder's thread may start a task that locks the same name, and both would be in
+    /// the critical section at once. There, use [`reentrant(false)`](crate::Builder::reentrant) or
+    /// [`lock_owned`](Client::lock_owned), with a [`wait`](crate::Builder::wait), and do not call
+    /// into the pool while holding the lock.
     ///
     /// The call uses no connection while it waits. Waiting threads of this client form a queue, and
     /// the first of them is woken when another client releases the lock. In case that message is
-    /// lost, it also retries after growing random pauses, and no later than the holder's lease
-    /// ends.
+    /// lost, it also retries after random pauses of growing length, and when the holder's lease
+    /// ends at the latest.
     ///
     /// # Errors
     ///
-    /// - [`Timeout`](crate::Error::Timeout): another owner held the lock until the wait was over.
+    /// - [`Timeout`](crate::Error::Timeout): another owner held the lock until the wait ended.
     /// - [`Unavailable`](crate::Error::Unavailable), or [`NoQuorum`](crate::Error::NoQuorum) from
-    ///   independent servers: no usable answer came before the wait was over or, without a limit,
-    ///   for [`retry_window`](crate::Builder::retry_window).
+    ///   independent servers: no usable reply came before the wait ended or, without a limit,
+    ///   within [`retry_window`](crate::Builder::retry_window).
     /// - [`NotReplicated`](crate::Error::NotReplicated): too few replicas or disks acknowledged the
     ///   lock in time; see [`Builder::durability`](crate::Builder::durability).
-    /// - [`Lost`](crate::Error::Lost): this thread has a guard of this name whose lease was lost.
+    /// - [`Lost`](crate::Error::Lost): this thread has a lost guard of this name.
     /// - [`AlreadyHeld`](crate::Error::AlreadyHeld): this thread holds the lock, and it is not
     ///   [`reentrant`](crate::Builder::reentrant).
     /// - [`Redis`](crate::Error::Redis): the server refused the request.
@@ -55,11 +54,11 @@ impl Client {
         self.mutex(name).lock()
     }
 
-    /// Attempts to acquire the lock without waiting for another holder, and returns `None` if there
-    /// is one, or if another thread of this client waits for the lock.
+    /// Attempts to acquire the lock without waiting. Returns `None` if another owner holds it, or
+    /// if another thread of this client waits for it.
     ///
-    /// Blocks for one round trip. A server that cannot be reached or does not answer is given up on
-    /// after two attempts of [`io_timeout`](crate::Builder::io_timeout) each; a server that is
+    /// Blocks for one round trip. If the server cannot be reached or does not reply, the call fails
+    /// after two attempts of [`io_timeout`](crate::Builder::io_timeout) each; if the server is
     /// restarting, failing over or busy, after [`retry_window`](crate::Builder::retry_window).
     ///
     /// # Errors
@@ -72,8 +71,8 @@ impl Client {
     /// Acquires the lock, blocking the current thread until it is able to do so or `wait` has
     /// passed. Returns `None` in the latter case.
     ///
-    /// The time covers the whole call, including attempts at a server that does not answer; the
-    /// last request may take up to one [`io_timeout`](crate::Builder::io_timeout) longer. Zero
+    /// The time covers the whole call, including attempts to reach a server that does not reply;
+    /// the last request may take up to one [`io_timeout`](crate::Builder::io_timeout) longer. Zero
     /// means a single attempt, and [`Duration::MAX`] means no limit. [`lock`](Client::lock)
     /// describes how threads wait.
     ///
@@ -100,7 +99,7 @@ impl Client {
     /// # Errors
     ///
     /// Before `work` runs, the same as [`lock`](Client::lock). Afterwards only
-    /// [`Lost`](crate::Error::Lost), if the lease was lost in the meantime; a release that fails is
+    /// [`Lost`](crate::Error::Lost), if the lease was lost meanwhile. A release that fails is
     /// retried in the background.
     ///
     /// ```
@@ -114,8 +113,8 @@ impl Client {
     }
 
     /// Attempts to acquire the lock as [`try_lock`](Client::try_lock) does, runs `work`, releases
-    /// the lock, and returns the value of `work`. Returns `None` if another owner holds the lock;
-    /// then `work` has not run.
+    /// the lock, and returns the value of `work`. Returns `None` without running `work` if another
+    /// owner holds the lock.
     ///
     /// # Errors
     ///
@@ -129,7 +128,7 @@ impl Client {
     }
 
     /// Acquires the lock as [`lock`](Client::lock) does, for a guard that belongs to no thread and
-    /// never nests: if this thread holds the lock already, it waits for itself, unless
+    /// never nests. If this thread already holds the lock, it waits for itself, unless
     /// [`reentrant(false)`](crate::Builder::reentrant) makes that an error.
     ///
     /// # Errors
@@ -159,32 +158,31 @@ impl Client {
         self.mutex(name).try_lock_owned_for(wait)
     }
 
-    /// Renews a hold that another guard has left by [`OwnedGuard::detach`], and returns a guard of
-    /// it: the same hold, with the same fencing token. Blocks for the server's reply, and waits
-    /// behind no other thread.
+    /// Renews a hold that another guard has left by [`OwnedGuard::detach`], and returns a guard for
+    /// it: the same hold, with the same fencing token. Blocks for the server's reply, but does not
+    /// queue behind other threads.
     ///
-    /// The lease is that of the hold that was left. Whether it is renewed in the background, and
-    /// [for how long](crate::Builder::max_hold), is what this client is set to. Another client sees
-    /// the hold, as in [`Holder`](crate::Holder), as one of the client that has acquired it.
+    /// The lease keeps its length. This client's settings decide whether it is renewed in the
+    /// background, and [for how long](crate::Builder::max_hold). Other clients still see the client
+    /// that acquired the lock as its [`Holder`](crate::Holder).
     ///
-    /// If a ticket is adopted twice, both guards are of one hold: when one of them releases it, the
-    /// other has lost it, and learns so at its next renewal. If a worker may get its ticket twice,
-    /// as from a queue that delivers at least once, let the first one write down that the work is
-    /// done, and check [`OwnedGuard::fence`] there.
+    /// If a ticket is adopted twice, both guards share one hold: when one of them releases it, the
+    /// other has lost it, and finds out at its next renewal. If workers may receive a ticket twice,
+    /// as from a queue that delivers at least once, let the first one record that the work is done,
+    /// and check [`OwnedGuard::fence`] there.
     ///
     /// # Errors
     ///
-    /// - [`Lost`](crate::Error::Lost): the hold is over. Its lease has ended, or it was released,
-    ///   ended by force or overwritten.
-    /// - [`InvalidInput`](crate::Error::InvalidInput): the ticket is that of a client with another
-    ///   [`prefix`](crate::Builder::prefix), or has a lease that is too short for the
+    /// - [`Lost`](crate::Error::Lost): the hold is over, because its lease has ended, or it was
+    ///   released, ended by force or overwritten.
+    /// - [`InvalidInput`](crate::Error::InvalidInput): the ticket comes from a client with another
+    ///   [`prefix`](crate::Builder::prefix), or its lease is too short for the
     ///   [`io_timeout`](crate::Builder::io_timeout) of this client. Nothing was sent.
     /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
-    ///   usable answer came; see [`try_lock`](Client::try_lock) for how long the call retries. The
-    ///   hold stays as the ticket has left it, or was renewed by this call, and the ticket can be
-    ///   adopted until its lease is over.
+    ///   usable reply came; see [`try_lock`](Client::try_lock) for how long the call retries. The
+    ///   hold is unchanged, or was renewed by this call, and can be adopted until its lease ends.
     /// - [`NotReplicated`](crate::Error::NotReplicated): too few replicas or disks acknowledged the
-    ///   renewal. The hold stays as well.
+    ///   renewal. The hold can still be adopted.
     /// - [`Redis`](crate::Error::Redis): the server refused the request.
     /// - [`Closed`](crate::Error::Closed): the client is closed.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child.
@@ -194,20 +192,19 @@ impl Client {
 
     /// Acquires several locks, all or none, blocking the current thread until it is able to do so.
     ///
-    /// Waits without limit, or for as long as [`Builder::wait`](crate::Builder::wait) allows, for
-    /// all of them together. The call holds none of the locks while it waits, so that it cannot be
-    /// part of a deadlock, whatever the order of the names. The price: while others keep locking
-    /// single names, a call for many may wait long.
+    /// Waits without limit, or for as long as [`Builder::wait`](crate::Builder::wait) allows. The
+    /// call holds none of the locks while it waits, so it cannot cause a deadlock, whatever the
+    /// order of the names. The price: while others keep locking single names, a call for many may
+    /// wait long.
     ///
-    /// If all locks are free, this takes one round trip for those of one server, or of one slot of
-    /// a cluster; with [independent servers](crate::Builder::open_redlock) it takes one for each
-    /// name.
+    /// If all locks are free, this takes one round trip per server, or per slot of a cluster; with
+    /// [independent servers](crate::Builder::open_redlock) it takes one per name.
     ///
     /// # Errors
     ///
     /// The same as [`lock`](Client::lock), except for `Lost`, and
     ///
-    /// - [`InvalidInput`](crate::Error::InvalidInput): no name, or one twice.
+    /// - [`InvalidInput`](crate::Error::InvalidInput): there is no name, or one is given twice.
     /// - [`AlreadyHeld`](crate::Error::AlreadyHeld): this thread holds one of the locks.
     pub fn lock_all(&self, names: impl IntoIterator<Item: AsRef<str>>) -> Result<MultiGuard> {
         self.mutexes(names).lock()
@@ -258,15 +255,15 @@ impl Client {
         Election::new(self.handle(name))
     }
 
-    /// Returns a handle to one lock, for setting options of its own or querying its state. Sends
-    /// nothing.
+    /// Returns a handle to one lock, which can have its own options and query the lock's state.
+    /// Sends nothing.
     #[must_use]
     pub fn mutex(&self, name: &str) -> Mutex {
         Mutex { handle: self.handle(name) }
     }
 
-    /// Returns a handle to several locks that are acquired together, as
-    /// [`lock_all`](Client::lock_all) does, for setting options of their own. Sends nothing.
+    /// Returns a handle to several locks that are acquired together as by
+    /// [`lock_all`](Client::lock_all), and that can have its own options. Sends nothing.
     #[must_use]
     pub fn mutexes(&self, names: impl IntoIterator<Item: AsRef<str>>) -> MultiMutex {
         let names: Arc<[Arc<str>]> = names.into_iter().map(|name| name.as_ref().into()).collect();

@@ -8,10 +8,10 @@ use crate::client::builder::Builder;
 use crate::config::Config;
 use crate::config::url::apply;
 
-/// The map has a `url` and the settings of [`Builder::from_url`], by the same names and with the
-/// same texts. Numbers and booleans may be given as such: durations are then in seconds, and `null`
-/// is `none`. Settings beside the `url` replace those in it, in whatever order they come. An
-/// unknown setting is an error, and so is an invalid value.
+/// Deserializes a map with a `url` and the settings of [`Builder::from_url`], with the same names
+/// and values. Numbers and booleans are allowed: durations are then in seconds, and `null` is
+/// `none`. These settings replace those in the `url`, in any order. An unknown setting or an
+/// invalid value is an error.
 ///
 /// Requires the feature `serde`.
 ///
@@ -68,8 +68,8 @@ impl<'de> Visitor<'de> for BuilderVisitor {
     }
 }
 
-/// The value of a setting, as the text that it would be in a URL. It is checked here, so that the
-/// error says where in the file it is.
+/// The value of a setting, as it would be in a URL. It is checked here, so that the error says
+/// where in the file it is.
 #[derive(Clone, Copy)]
 struct Setting<'a>(&'a str);
 

@@ -22,8 +22,8 @@ use crate::store::memory::memory_server::MemoryServer;
 
 /// A handle for acquiring distributed locks. Clones are cheap and share everything.
 ///
-/// A client has a pool of connections and a background thread that renews its leases. Both are
-/// shut down when the last clone and the last guard are gone. Two clients are two different owners,
+/// A client has a pool of connections and a background thread that renews its leases. Both are shut
+/// down when the last clone and the last guard are dropped. Two clients are two different owners,
 /// even in one thread.
 ///
 /// ```
@@ -53,8 +53,8 @@ impl Client {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Opens a client at the servers of a URL, in most cases for one Redis server. Whatever the URL
-    /// does not set has its default. See [`Builder::from_url`].
+    /// Opens a client for the server or servers of a URL. Settings that are not in the URL have
+    /// their defaults. See [`Builder::from_url`].
     ///
     /// # Errors
     ///
@@ -88,7 +88,7 @@ impl Client {
         Builder::default()
     }
 
-    /// Returns the part of this client's owners in Redis that is the same for all its holds: the
+    /// Returns the id of this client, with which the owners of all its holds in Redis begin: the
     /// label, if any, and 128 random bits.
     #[must_use]
     pub fn id(&self) -> &str {
@@ -109,28 +109,29 @@ impl Client {
         status::ping(&self.shared)
     }
 
-    /// Returns what the program `leasehold` shows and does of all clients' holds. Sends nothing.
+    /// Returns the means by which the program `leasehold` shows and ends the holds of all clients.
+    /// Sends nothing.
     #[doc(hidden)]
     #[must_use]
     pub fn survey(&self) -> Survey {
         Survey::new(&self.shared)
     }
 
-    /// Returns what this client holds and uses at the moment. Does not ask the server.
+    /// Returns what this client holds and uses now, and its counters. Does not ask the server.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.shared.stats()
     }
 
-    /// Returns the ten names that most threads of this client want at the moment, and how many do,
-    /// most first: those that wait, and those that are just asking. Does not ask the server.
+    /// Returns the ten names that most threads of this client are waiting for or just asking for,
+    /// with the number of threads, most first. Does not ask the server.
     #[must_use]
     pub fn waiting_names(&self) -> Vec<(String, usize)> {
         status::waiting_names(&self.shared)
     }
 
-    /// Closes all clones of this client to new locks: calls that wait for a lock or are just
-    /// acquiring one, and those that begin later, return [`Error::Closed`](crate::Error::Closed).
+    /// Closes all clones of this client to new locks: all calls that are waiting for a lock or
+    /// acquiring one, and all later ones, return [`Error::Closed`](crate::Error::Closed).
     ///
     /// Live guards are not affected: their leases are still renewed, and they can be unlocked.
     pub fn close(&self) {
@@ -140,31 +141,31 @@ impl Client {
     /// Closes all clones of this client as [`close`](Client::close) does, and releases every hold.
     /// Blocks until all of them are known to have ended, or `timeout` has passed.
     ///
-    /// The releases are sent together, in one batch per server. It also waits for the releases of
-    /// guards that were dropped before, and for calls that are just acquiring a lock: such a call
-    /// returns [`Closed`](crate::Error::Closed), unless it has its lock already.
+    /// The releases are sent together, in one batch per server. The call also waits for the
+    /// releases of guards that were dropped before, and for calls that are just acquiring a lock.
+    /// Such a call returns [`Closed`](crate::Error::Closed), unless it already has its lock.
     ///
-    /// A guard that is left is over: [`is_held`](crate::Guard::is_held) returns `false`,
-    /// [`lost`](crate::Guard::lost) reports that the hold has ended normally,
+    /// For guards that still exist, the hold is over: [`is_held`](crate::Guard::is_held) returns
+    /// `false`, [`lost`](crate::Guard::lost) reports a normal release,
     /// [`verify`](crate::Guard::verify) and [`renew`](crate::Guard::renew) return `Closed`, and
-    /// unlocking or dropping it succeeds and does nothing more. Work under it is not stopped, nor
-    /// is a closure of [`with_lock`](Client::with_lock), whose value is returned: stop it first. A
-    /// lock that is to be [held at least](crate::Mutex::hold_at_least) for a time stays taken for
-    /// the rest of that time.
+    /// unlocking or dropping the guard succeeds and does nothing. Work under a lock is not stopped,
+    /// nor is a closure of [`with_lock`](Client::with_lock), whose value is returned: stop it
+    /// first. A lock with [`hold_at_least`](crate::Mutex::hold_at_least) stays taken for the rest
+    /// of that time.
     ///
-    /// May be called again, by several threads at once, and from a closure under a lock.
+    /// May be called repeatedly, by several threads at once, and from a closure under a lock.
     ///
     /// # Errors
     ///
     /// - [`Unavailable`](crate::Error::Unavailable), or [`NoQuorum`](crate::Error::NoQuorum) from
     ///   independent servers: a release was not confirmed in time, or a call was still under way.
-    ///   The releases are repeated in the background while a clone of the client or a guard is
-    ///   left. A lock whose release never arrives is free when its lease ends.
-    /// - [`Redis`](crate::Error::Redis): the server refused a release until the time was over.
+    ///   Releases are retried in the background while a clone of the client or a guard exists. A
+    ///   lock whose release never arrives becomes free when its lease ends.
+    /// - [`Redis`](crate::Error::Redis): the server kept refusing a release until `timeout` had
+    ///   passed.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child.
     ///
-    /// A process that ends by SIGTERM keeps its locks until their leases end: the [cookbook][end]
-    /// says how to free them at once.
+    /// The [cookbook][end] shows how to free the locks of a process that SIGTERM ends.
     ///
     /// [end]: crate::guide::cookbook#a-process-that-is-told-to-end
     pub fn shutdown(&self, timeout: Duration) -> Result<()> {

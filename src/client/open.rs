@@ -1,4 +1,4 @@
-//! Opens what the clones of a client share: one function for each way to run Redis.
+//! Opens the state that the clones of a client share: one function for each way to run Redis.
 
 use std::sync::Arc;
 use std::thread;
@@ -25,7 +25,7 @@ use crate::store::memory::memory_server::MemoryServer;
 use crate::store::quorum::Quorum;
 use crate::store::servers::{Servers, parse_seeds};
 
-/// What errors of opening say was attempted.
+/// The attempt that errors of opening name.
 const ATTEMPT: &str = "open a client";
 
 /// Locks at these servers.
@@ -100,7 +100,7 @@ pub(crate) fn in_memory(config: Config, server: &MemoryServer) -> Result<Shared>
     Shared::start(config, Arc::new(store), false, Pools::default())
 }
 
-/// Checks the settings, and starts what reports to the program.
+/// Checks the settings, and starts the reports to the program.
 fn prepare(mut config: Config) -> Result<Config> {
     config.check()?;
     // Only the thread that calls it keeps the callback.
@@ -139,14 +139,14 @@ fn master_endpoint(sentinels: &[Endpoint], config: &Config) -> Result<Endpoint> 
     if !sentinels.iter().all(|other| first.has_login_of(&at_master(other))) {
         return Err(Error::invalid(
             "sentinels",
-            "must agree on what is for the master: database, client name, user and password",
+            "must have the same database, client name, user and password for the master",
         ));
     }
     Ok(first)
 }
 
-/// Repeats an attempt to reach the servers for as long as a call without a deadline would. A lazy
-/// client makes none.
+/// Retries reaching the servers for as long as a call without a deadline would. A lazy client does
+/// not try.
 fn insist(config: &Config, attempt: impl Fn() -> Result<(), Failure>) -> Result<()> {
     if config.lazy {
         return Ok(());

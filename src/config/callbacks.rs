@@ -1,5 +1,5 @@
-//! What a client asks the program for: credentials, and where servers are reached that announce
-//! other addresses.
+//! The callbacks by which a client asks the program for credentials, and for the addresses at which
+//! servers can be reached.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A user and a password that are valid for a time. Returned by the callback of
+/// A user and a password, with an optional expiry. Returned by the callback of
 /// [`Builder::credentials`](crate::Builder::credentials).
 ///
 /// ```
@@ -29,14 +29,13 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Creates credentials that are valid for an unlimited time. An empty `user` is the server's
-    /// default one.
+    /// Creates credentials that do not expire. An empty `user` is the server's default user.
     pub fn new(user: impl Into<String>, password: impl Into<String>) -> Self {
         Self { user: user.into(), password: password.into(), valid_until: None }
     }
 
-    /// Sets when the credentials expire. When 80 % of the time until then has passed, a connection
-    /// is no longer used by calls, and is replaced in the background.
+    /// Sets when the credentials expire. When 80 % of the time until then has passed, calls no
+    /// longer use a connection that was opened with them, and it is replaced.
     ///
     /// Defaults to no limit.
     pub fn valid_until(mut self, end: Instant) -> Self {
@@ -54,7 +53,7 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// What the callback returns, in a form that several callers can share.
+/// The callback's result, in a form that several callers can share.
 pub(crate) type CredentialsAnswer = Result<Credentials, Arc<dyn StdError + Send + Sync>>;
 
 /// The program's callback that provides credentials.
@@ -99,8 +98,8 @@ impl AddressMap {
         Self(Arc::new(map))
     }
 
-    /// Returns where the server is reached. If the callback panics, this is the address that the
-    /// server announces.
+    /// Returns the address at which the server can be reached. If the callback panics, that is the
+    /// announced address.
     pub(crate) fn reachable(&self, host: &str, port: u16) -> (String, u16) {
         let mapped = catch_unwind(AssertUnwindSafe(|| (self.0)(host, port)));
         mapped.unwrap_or_else(|_| (host.into(), port))

@@ -57,7 +57,7 @@ impl Tls {
         self
     }
 
-    /// Sets what is given by its name in a URL.
+    /// Sets the setting with this name in a URL.
     pub(crate) fn set(&mut self, name: &str, text: &str) -> Result<(), Cow<'static, str>> {
         match name {
             "ca" => certificates(self.ca.insert(load(text)?)).map(drop)?,
@@ -68,9 +68,9 @@ impl Tls {
         Ok(())
     }
 
-    /// Sets the name that every server must have a certificate for, and is asked for (SNI), in
-    /// place of the host that it is reached at: for servers behind a tunnel, a proxy or an
-    /// [address map](crate::Builder::address_map).
+    /// Sets the name that is sent to every server (SNI), and for which its certificate must be
+    /// valid, in place of the host: for servers behind a tunnel, a proxy or an [address
+    /// map](crate::Builder::address_map).
     ///
     /// Defaults to each server's host.
     pub fn server_name(mut self, name: impl Into<String>) -> Self {
@@ -90,10 +90,10 @@ impl fmt::Debug for Tls {
     }
 }
 
-/// How each part of a text in PEM begins.
+/// The start of each part of a PEM text.
 const BEGIN: &str = "-----BEGIN";
 
-/// Takes a setting that is a text in PEM, or else the path of a file with one.
+/// Returns the PEM text of a setting, which is the text itself or the path of a file.
 fn load(text: &str) -> Result<Vec<u8>, Cow<'static, str>> {
     if text.contains(BEGIN) {
         return Ok(text.into());

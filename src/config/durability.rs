@@ -1,28 +1,28 @@
-//! What a lock must have survived before it is held.
+//! Where a lock must be stored before it is held.
 
 use std::time::Duration;
 
 use crate::error::{Error, Result};
 
-/// What a lock must have survived before the call that acquires it returns.
+/// Where a lock must be stored before the call that acquires it returns.
 ///
-/// With each request that acquires, nests or hands off a lock, the server is also asked to wait. If
-/// too few replicas or disks have acknowledged a lock when the `timeout` is over, it is released
-/// again, and the call fails at once with [`NotReplicated`](Error::NotReplicated). The timeout must
-/// be shorter than [`io_timeout`](crate::Builder::io_timeout), which is longer by that much by
-/// default, and it is cut short so that a call with a deadline ends in time.
+/// Each request that acquires or nests a lock also asks the server to wait. If too few replicas or
+/// disks have acknowledged the lock when the `timeout` is over, it is released again, and the call
+/// fails at once with [`NotReplicated`](Error::NotReplicated). The timeout must be shorter than
+/// [`io_timeout`](crate::Builder::io_timeout), whose default includes it. It is cut short so that a
+/// call with a deadline ends in time.
 ///
-/// Renewals wait as well, all that are due together with one request. One that too few acknowledge
-/// does not prolong the hold: it is [retried](crate::Event::RenewalFailing) until the lease ends,
-/// and the lock is lost then. So a hold on a master that is cut off from its replicas ends within a
-/// lease, though that master still answers. The `unlock` of an inner level waits too, but does not
-/// fail if too few acknowledge it; other releases do not wait.
+/// Renewals wait as well, with one request for all that are due together. A renewal that too few
+/// acknowledge does not prolong the hold: it is [retried](crate::Event::RenewalFailing) until the
+/// lease ends, and then the lock is lost. So a hold on a master that is cut off from its replicas
+/// ends within a lease, even if that master still answers. The `unlock` of a nested level waits
+/// too, but does not fail if too few acknowledge it; other releases do not wait.
 ///
-/// With several independent servers, a majority must meet the demand, each by itself: with its own
-/// disk, or with that many replicas of its own. The others cost no time.
+/// With several independent servers, a majority must meet the requirement, each on its own: with
+/// its own disk, or with that many replicas of its own. The others cost no time.
 ///
-/// A failover can still lose a lock, because a replica that does not have it may be elected unless
-/// all replicas have acknowledged it. Fencing tokens keep resources safe even then.
+/// A failover can still lose a lock: unless all replicas have acknowledged it, one that does not
+/// have it may be elected. Fencing tokens keep resources safe even then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Durability {
@@ -36,11 +36,11 @@ pub enum Durability {
         /// The longest time to wait for that.
         timeout: Duration,
     },
-    /// The server has the lock in memory. It may be forgotten in a restart without persistence or
-    /// in a failover to a replica that lags behind.
+    /// The server has the lock in memory. It may be lost in a restart without persistence, or in a
+    /// failover to a replica that lags behind.
     #[default]
     Memory,
-    /// Replicas have the lock in memory as well (`WAIT`).
+    /// Replicas have the lock in memory, too (`WAIT`).
     Replicas {
         /// How many replicas must have it. At least 1.
         acks: u32,
@@ -64,7 +64,8 @@ impl Durability {
             Self::Replicas { acks, .. } => acks > 0,
         };
         if !demands || self.timeout().is_zero() {
-            return Err(Error::invalid("durability", "must ask for something, and wait for it"));
+            let why = "must require a disk or a replica, with a timeout longer than zero";
+            return Err(Error::invalid("durability", why));
         }
         Ok(())
     }

@@ -30,7 +30,7 @@ const IO_TIMEOUT_DEFAULT: Duration = Duration::from_secs(1);
 const LABEL_MAX: usize = 256;
 const POOL_MAX: u32 = 10_000;
 
-/// A mechanism that makes locks faster, and that a benchmark can do without to show what it earns.
+/// A mechanism that makes locks faster, and that a benchmark can switch off to show what it gains.
 /// Spinning has a setting of its own, [`Builder::spin`](crate::Builder::spin).
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,8 +44,8 @@ pub enum Mechanism {
     SharedWrites,
 }
 
-/// The settings of a client, each described where [`Builder`](crate::Builder) sets it. Several
-/// clients may be opened with the same.
+/// The settings of a client, described where [`Builder`](crate::Builder) sets them. Several clients
+/// may be opened with the same settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     /// Shared with the handles to locks, which copy them to change one.
@@ -54,7 +54,7 @@ pub(crate) struct Config {
     pub(crate) idle_timeout: Option<Duration>,
     pub(crate) max_lifetime: Option<Duration>,
     pub(crate) connect_timeout: Duration,
-    /// As set by the user; see the method of this name for the default.
+    /// As set by the user; the method of this name has the default.
     pub(crate) io_timeout: Option<Duration>,
     pub(crate) retry_window: Duration,
     pub(crate) backoff: (Duration, Duration),
@@ -75,7 +75,7 @@ pub(crate) struct Config {
     pub(crate) spin: Duration,
     pub(crate) lazy: bool,
     pub(crate) redisson: bool,
-    /// What a benchmark has switched off.
+    /// The mechanisms that a benchmark has switched off.
     pub(crate) without: Vec<Mechanism>,
     #[cfg(feature = "tls")]
     pub(crate) tls: Option<Tls>,
@@ -151,7 +151,7 @@ impl Config {
         Arc::make_mut(&mut self.options)
     }
 
-    /// Returns `true` unless a benchmark does without the mechanism.
+    /// Returns `true` unless a benchmark has switched the mechanism off.
     pub(crate) fn uses(&self, mechanism: Mechanism) -> bool {
         !self.without.contains(&mechanism)
     }
@@ -189,7 +189,7 @@ pub(crate) struct LockOptions {
     pub(crate) hold_at_least: Option<Duration>,
     /// As set by the user; 10 ms if it is not.
     pub(crate) tenure: Option<Duration>,
-    /// As set by the user; the client keeps the lock if the other options let it.
+    /// As set by the user. The other options can still prevent that the client keeps the lock.
     pub(crate) keep: Duration,
     pub(crate) reentrant: bool,
     pub(crate) canceller: Option<Canceller>,

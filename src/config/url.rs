@@ -1,4 +1,4 @@
-//! Where the servers of a client are, and its settings, from one URL. Settings may also come from a
+//! The servers and the settings of a client, from one URL. Settings may also come from a
 //! configuration file or the environment.
 //!
 //! Settings have the names of the methods of [`Builder`](crate::Builder). Their values are checked
@@ -110,8 +110,8 @@ fn split_master(tail: &str) -> Result<(String, String)> {
     Ok((master.into(), format!("/{database}{rest}")))
 }
 
-/// Takes the settings of the client out of the query of a URL. One that cannot be parsed stays as
-/// it is.
+/// Takes the settings of the client out of the query of a URL. A URL that cannot be parsed is
+/// returned unchanged.
 fn split_options(url: &str) -> Result<(String, Options)> {
     let Some(mut parsed) = redis::parse_redis_url(url) else { return Ok((url.into(), Vec::new())) };
     match parsed.query() {
@@ -137,7 +137,7 @@ fn split_options(url: &str) -> Result<(String, Options)> {
     Ok((parsed.into(), options))
 }
 
-/// Returns `true` if every `%` in a query is that of a byte.
+/// Returns `true` if every `%` in a query encodes a byte.
 fn is_encoded(query: &str) -> bool {
     let is_code = |text: &str| {
         text.get(..2).is_some_and(|code| code.bytes().all(|byte| byte.is_ascii_hexdigit()))
@@ -145,22 +145,22 @@ fn is_encoded(query: &str) -> bool {
     query.split('%').skip(1).all(is_code)
 }
 
-/// Returns `true` if the bytes of a name or a value were no UTF-8.
+/// Returns `true` if the bytes of a name or a value were not UTF-8.
 fn is_broken((name, text): (Cow<'_, str>, Cow<'_, str>)) -> bool {
     [name, text].iter().any(|text| text.contains(char::REPLACEMENT_CHARACTER))
 }
 
-/// A value, or what is wrong with the text.
+/// A value, or the reason why the text is invalid.
 type Parsed<T> = Result<T, Cow<'static, str>>;
 
-/// Sets what is given by name and text, each once.
+/// Applies settings, each given at most once.
 pub(crate) fn apply(
     config: &mut Config,
     options: impl IntoIterator<Item = (String, String)>,
 ) -> Result<()> {
     let mut known = HashSet::new();
     for (name, text) in options {
-        // The short form that URLs of other programs have.
+        // The short form in URLs of other programs.
         let name = if name == "pool" { "pool_size" } else { &name };
         if !name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_') {
             // If an `=` is missing, a secret may be part of the name.
@@ -176,11 +176,11 @@ pub(crate) fn apply(
     Ok(())
 }
 
-/// The settings that the environment may have, by the names of its variables.
+/// Environment variables, with the settings that they hold.
 const VARIABLES: [(&str, &str); 3] =
     [("LEASEHOLD_CA", "ca"), ("LEASEHOLD_CERT", "cert"), ("LEASEHOLD_KEY", "key")];
 
-/// Sets what is given in the environment.
+/// Applies the settings in the environment.
 pub(crate) fn apply_environment(config: &mut Config) -> Result<()> {
     for (variable, name) in VARIABLES {
         match env::var(variable) {

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 
-/// Ends waits for locks from another thread: of one call, or of all calls that were given a clone.
+/// Cancels waits for locks from another thread: those of one handle, or of all that share a clone.
 ///
 /// ```
 /// use leasehold::{Canceller, Client, Error};
@@ -25,14 +25,14 @@ use crate::error::{Error, Result};
 /// # Ok::<(), Error>(())
 /// ```
 ///
-/// Every wait ends with [`Error::Cancelled`](crate::Error::Cancelled): one that sleeps at once, one
-/// whose request is under way with its reply, at the latest after one
-/// [`io_timeout`](crate::Builder::io_timeout). Calls that begin later end the same way, before any
-/// I/O. Locks that are held are not affected. Cancelling cannot be undone: create a new canceller
+/// Every wait ends with [`Error::Cancelled`](crate::Error::Cancelled): a sleeping call at once, and
+/// a call whose request is under way with its reply, after one
+/// [`io_timeout`](crate::Builder::io_timeout) at the latest. Later calls end in the same way,
+/// before any I/O. Held locks are not affected. Cancelling cannot be undone: create a new canceller
 /// instead.
 ///
-/// In a handler of signals, set a flag, and call [`cancel`](Canceller::cancel) on a thread that
-/// looks at it.
+/// Do not call [`cancel`](Canceller::cancel) in a signal handler: set a flag there, and let a
+/// thread check the flag.
 #[derive(Clone, Default)]
 pub struct Canceller(Arc<Mutex<Waits>>);
 
@@ -44,7 +44,7 @@ struct Waits {
     ends: HashMap<u64, Box<dyn Fn() + Send>>,
 }
 
-/// A wait that can be cancelled, until this is dropped.
+/// A wait that can be cancelled until this is dropped.
 pub(crate) struct CancellableWait {
     canceller: Canceller,
     number: u64,
@@ -57,7 +57,7 @@ impl Canceller {
         Self::default()
     }
 
-    /// Ends all waits that were given this or a clone of it, now and later.
+    /// Ends all current and later waits that use this canceller or a clone of it.
     pub fn cancel(&self) {
         let mut waits = self.0.lock();
         waits.cancelled = true;
@@ -66,7 +66,8 @@ impl Canceller {
         }
     }
 
-    /// Returns `true` if [`cancel`](Canceller::cancel) was called on this or a clone of it.
+    /// Returns `true` if [`cancel`](Canceller::cancel) was called on this canceller or a clone of
+    /// it.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.0.lock().cancelled
@@ -77,7 +78,7 @@ impl Canceller {
         if self.is_cancelled() { Err(Error::Cancelled { name: name.into() }) } else { Ok(()) }
     }
 
-    /// Has `end` called when this is cancelled, or at once if it is. It must not block.
+    /// Calls `end` when this is cancelled, or at once if it already is. `end` must not block.
     pub(crate) fn watch(&self, end: impl Fn() + Send + 'static) -> CancellableWait {
         let mut waits = self.0.lock();
         if waits.cancelled {

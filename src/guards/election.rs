@@ -11,8 +11,8 @@ use crate::local::call::Wait;
 use crate::local::status;
 use crate::store::hold_id::HoldKind;
 
-/// An election: one of the clients that campaign is the leader, until it resigns or dies. Created
-/// by [`Client::election`](crate::Client::election).
+/// An election: one of the campaigning clients is the leader, until it resigns or dies. Created by
+/// [`Client::election`](crate::Client::election).
 ///
 /// ```
 /// let client = leasehold::Client::in_memory();
@@ -25,13 +25,13 @@ use crate::store::hold_id::HoldKind;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 ///
-/// A leader may assume that no other client has a term that [`is_held`](Term::is_held) at the same
-/// time, as long as clocks run at nearly the same rate and Redis keeps what it acknowledged. It
-/// must not assume that it is still the leader when its writes arrive: a leader that was paused
-/// finds out late. Only a resource that checks the [fence](Term::fence) is safe from that. A term
-/// that is lost stays lost; campaign again for another, after the work of the old one has stopped.
+/// At most one client has a term that [`is_held`](Term::is_held) at any time, as long as clocks run
+/// at nearly the same rate and Redis keeps what it has acknowledged. A leader must not assume that
+/// it still leads when its writes arrive, because a leader that was paused finds out late. Only a
+/// resource that checks the [fence](Term::fence) is safe from that. A lost term stays lost.
+/// Campaign again for another one, after the work of the old one has stopped.
 ///
-/// An election and a [`Mutex`](crate::Mutex) of one name are the same lock.
+/// An election and a [`Mutex`](crate::Mutex) with the same name are the same lock.
 #[derive(Clone)]
 pub struct Election {
     handle: LockHandle,
@@ -39,7 +39,7 @@ pub struct Election {
 
 lock_options!(Election);
 
-/// The time for which a client is the leader. Any thread may drop it, which ends it. Created by
+/// The time during which a client is the leader. Any thread may drop it, which ends it. Created by
 /// [`Election::campaign`].
 #[must_use = "if unused the term ends immediately: \
               bind it to `_guard`, not to `_`"]
@@ -52,13 +52,14 @@ guard!(Term with depth, fence, wanted);
 impl Election {
     pub(crate) fn new(handle: LockHandle) -> Self {
         let mut handle = handle.without_keep();
-        // A leader is known by its token, and others see the last one that was given out.
+        // `leader` shows the last token that was given out, so it must be the one of the current
+        // term.
         Arc::make_mut(&mut handle.options).tenure = Some(Duration::ZERO);
         Self { handle }
     }
 
-    /// Blocks the current thread until this client is the leader, or until
-    /// [`wait`](Election::wait) has passed. Candidates lead in the order in which they came.
+    /// Blocks the current thread until this client is the leader, or until [`wait`](Election::wait)
+    /// has passed. Candidates lead in the order in which they arrived.
     ///
     /// # Errors
     ///
@@ -102,8 +103,8 @@ impl Election {
 }
 
 impl Term {
-    /// Ends the term, as dropping it does, and reports errors: the same as
-    /// [`unlock`](Term::unlock). Stop the work of the leader before.
+    /// Ends the term and reports errors, exactly as [`unlock`](Term::unlock) does. Stop the
+    /// leader's work first.
     ///
     /// # Errors
     ///

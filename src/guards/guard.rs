@@ -7,13 +7,13 @@ use crate::guards::Held;
 
 /// A lock, or one level of it, held by the current thread. Dropping the guard releases it.
 ///
-/// Until then the lease is renewed in the background. Once renewal has failed long enough for
-/// another client to have acquired the lock, [`is_held`](Guard::is_held) starts to return `false`
-/// and [`lost`](Guard::lost) wakes the threads that wait for it. Only the [fencing
-/// token](Guard::fence) protects a resource from a holder that was paused and has not noticed yet.
+/// Until then the lease is renewed in the background. If renewal fails for so long that another
+/// client may have the lock, [`is_held`](Guard::is_held) starts to return `false` and
+/// [`lost`](Guard::lost) wakes the threads that wait for it. Only the [fencing token](Guard::fence)
+/// protects a resource from a holder that was paused and has not noticed yet.
 ///
-/// Dropping a guard never panics. It writes the release and does not wait for the server's reply:
-/// see [What drop does](crate#what-drop-does). [`unlock`](Guard::unlock) waits, and reports errors.
+/// Dropping a guard never panics, and does not wait for the server's reply: see [What drop
+/// does](crate#what-drop-does). [`unlock`](Guard::unlock) waits, and reports errors.
 ///
 /// A guard stays on its thread:
 ///
@@ -23,14 +23,14 @@ use crate::guards::Held;
 /// std::thread::spawn(move || drop(guard));
 /// ```
 ///
-/// Clients and mutexes do not, so the other thread can lock for itself:
+/// Clients and mutexes can be sent, so the other thread can lock for itself:
 ///
 /// ```
 /// let client = leasehold::Client::in_memory();
 /// std::thread::spawn(move || drop(client.lock("stock:42").unwrap())).join().unwrap();
 /// ```
 ///
-/// A guard by [`lock_owned`](crate::Client::lock_owned) belongs to no thread, and may be sent:
+/// A guard from [`lock_owned`](crate::Client::lock_owned) belongs to no thread, and can be sent:
 ///
 /// ```
 /// let client = leasehold::Client::in_memory();
@@ -38,7 +38,7 @@ use crate::guards::Held;
 /// std::thread::spawn(move || drop(guard)).join().unwrap();
 /// ```
 ///
-/// Other threads may use it while they borrow it:
+/// Other threads can borrow a guard:
 ///
 /// ```
 /// let client = leasehold::Client::in_memory();
@@ -65,12 +65,12 @@ impl Guard {
     }
 }
 
-/// Makes a guard `!Send`, because the levels of a hold are counted by thread. The compiler names it
-/// in its error where a guard is sent nevertheless.
+/// Makes a guard `!Send`, because the levels of a hold are counted per thread. The compiler shows
+/// this name in its error when a guard is sent to another thread.
 pub(super) struct BelongsToItsThreadUseLockOwned(pub(super) PhantomData<MutexGuard<'static, ()>>);
 
-/// Gives a guard around [`Held`] the methods that guards of all kinds have, and those of the others
-/// that are named.
+/// Gives a guard around [`Held`] the methods that all guards have, and the optional ones that are
+/// named.
 macro_rules! guard {
     (@depth $guard:ident) => {
         impl $guard {
@@ -83,18 +83,19 @@ macro_rules! guard {
     };
     (@fence $guard:ident) => {
         impl $guard {
-            /// Returns the fencing token of this hold, which is greater than that of every earlier
-            /// hold of this name, and the same for nested guards.
+            /// Returns the fencing token of this hold. It is greater than that of every earlier
+            /// hold of this name. Nested guards share it.
             ///
-            /// Send it along with every write to the protected resource, and let the resource
-            /// reject tokens smaller than the greatest it has seen. Then a holder that has lost the
-            /// lock without noticing can do no harm
+            /// Send it with every write to the protected resource, and let the resource reject
+            /// tokens smaller than the greatest it has seen. Then a holder that has lost the lock
+            /// without noticing can do no harm
             /// (<https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html>).
             ///
             /// Tokens grow even if the server has lost their counter, provided that its clock is
-            /// not behind the last token, which is either a time in microseconds or a later number,
-            /// by a millisecond at most among threads that share a lock. With independent servers,
-            /// the clock is that of this system.
+            /// not behind the last token. A token is the clock's microseconds or, if that is not
+            /// greater than the last token, the next number; among threads that share a lock it is
+            /// ahead of the clock by a millisecond at most. With independent servers, the clock is
+            /// that of this system.
             #[must_use]
             pub fn fence(&self) -> u64 {
                 self.held.holds[0].fence()
@@ -103,20 +104,19 @@ macro_rules! guard {
     };
     (@wanted $guard:ident) => {
         impl $guard {
-            /// Returns the watch on the wishes of other clients: a long job can end early, or make
-            /// a pause, when another client waits for the lock. Its own threads and calls that do
-            /// not wait, such as [`try_lock`](crate::Client::try_lock), do not count.
+            /// Returns a watch that reports when another client waits for the lock, so that a long
+            /// job can end early or take a break. Waiting threads of this client do not count, nor
+            /// do calls that do not wait, such as [`try_lock`](crate::Client::try_lock).
             ///
-            /// The first call for a hold makes this client listen, and blocks for the server's
-            /// replies to two requests, to learn also of a client that began to wait before. From
-            /// then on the client is told within a network latency. A message that is lost is
-            /// repeated when the other client asks again, after its
+            /// The first call for a hold makes this client listen for messages, and blocks for the
+            /// server's replies to two requests, so as not to miss a client that is already
+            /// waiting. From then on a message arrives within a network latency. A message that is
+            /// lost is repeated when the other client asks again, after its
             /// [`backoff`](crate::Builder::backoff) at the latest.
             ///
-            /// A client is not told of wishes for a hold that it has
-            /// [adopted](crate::Client::adopt). Each call of this method asks the server then, and
-            /// what it returns does not change; of several independent servers it does not learn
-            /// of them.
+            /// No messages arrive for a hold that was [adopted](crate::Client::adopt). Each call of
+            /// this method then asks the server, and the returned watch does not change. With
+            /// several independent servers, other clients are not noticed at all then.
             #[must_use]
             pub fn wanted(&self) -> $crate::guards::watches::Wanted {
                 $crate::guards::watches::Wanted::new(&self.held.shared, &self.held.holds[0])
@@ -138,15 +138,15 @@ macro_rules! guard {
                 self.held.is_held()
             }
 
-            /// Returns how long the lease lasts if it is not renewed again, less a margin for clock
-            /// drift of 1 % of the lease and 2 ms; zero if it is lost. Does not ask the server.
+            /// Returns how long the lease lasts unless it is renewed, less a margin of 1 % of the
+            /// lease and 2 ms for clock drift. Zero if it is lost. Does not ask the server.
             #[must_use]
             pub fn remaining(&self) -> std::time::Duration {
                 self.held.remaining()
             }
 
-            /// Returns the watch on this hold, with which any thread can wait for the loss of the
-            /// lease, or look for it.
+            /// Returns a watch with which any thread can check whether the lease was lost, or wait
+            /// for that.
             #[must_use]
             pub fn lost(&self) -> $crate::guards::watches::Lost {
                 self.held.lost()
@@ -154,40 +154,39 @@ macro_rules! guard {
 
             /// Asks the server whether this hold still exists. Blocks for the server's reply.
             ///
-            /// A server that has become a replica in the meantime, without sentinels or a cluster
-            /// to report it, answers from what it had as a master until a request of this client
-            /// shows that it accepts no writes. While the lease is renewed that takes a third of
-            /// the lease at most.
+            /// If the server has become a replica, and neither sentinels nor a cluster report it,
+            /// it replies from its old data until a request of this client shows that it accepts no
+            /// writes. While the lease is renewed, that takes a third of the lease at most.
             ///
             /// # Errors
             ///
-            /// - [`Lost`](crate::Error::Lost): it does not exist any more.
+            /// - [`Lost`](crate::Error::Lost): the hold no longer exists.
             /// - [`Unavailable`](crate::Error::Unavailable) or
             ///   [`NoQuorum`](crate::Error::NoQuorum): no usable answer came; see
             ///   [`Client::try_lock`](crate::Client::try_lock) for how long the call retries.
             /// - [`Redis`](crate::Error::Redis): the server refused the request.
-            /// - [`Closed`](crate::Error::Closed):
-            ///   [`Client::shutdown`](crate::Client::shutdown) has ended the hold.
+            /// - [`Closed`](crate::Error::Closed): [`Client::shutdown`](crate::Client::shutdown)
+            ///   has ended the hold.
             /// - [`Forked`](crate::Error::Forked): this process is a forked child.
             pub fn verify(&self) -> $crate::error::Result<()> {
                 self.held.verify(false)
             }
 
-            /// Renews the lease now, even if it is not renewed in the background, but not beyond
+            /// Renews the lease now, also with `renew(false)`, but not beyond
             /// [`max_hold`](crate::Builder::max_hold). Blocks for the server's reply.
             ///
             /// # Errors
             ///
             /// The same as [`verify`](Self::verify), and
             /// [`NotReplicated`](crate::Error::NotReplicated) if too few replicas or disks
-            /// acknowledged it; then the lease is as long as before.
+            /// acknowledged it; then the lease is unchanged.
             pub fn renew(&self) -> $crate::error::Result<()> {
                 self.held.verify(true)
             }
 
             /// Releases the hold, or this level of it, and reports errors. Unlike dropping the
-            /// guard, this blocks for the server's reply. After
-            /// [`Client::shutdown`](crate::Client::shutdown) there is nothing to do.
+            /// guard, this blocks for the server's reply. Does nothing after
+            /// [`Client::shutdown`](crate::Client::shutdown).
             ///
             /// # Errors
             ///
@@ -198,8 +197,8 @@ macro_rules! guard {
             ///   retried in the background, and the lease is no longer renewed.
             /// - [`Redis`](crate::Error::Redis): the server refused the request. If this was an
             ///   inner level, the outer guard remains valid.
-            /// - [`Forked`](crate::Error::Forked): this process is a forked child, in which a guard
-            ///   does nothing.
+            /// - [`Forked`](crate::Error::Forked): this process is a forked child, where guards do
+            ///   nothing.
             pub fn unlock(self) -> $crate::error::Result<()> {
                 self.held.unlock()
             }

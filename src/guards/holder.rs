@@ -1,4 +1,4 @@
-//! Who holds a lock, as users are shown it.
+//! Who holds a lock, as shown to users.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,33 +9,32 @@ use crate::store::hold_id::{HoldId, HoldKind};
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// The owner as it is written in Redis: the client's id, a colon, and a number that is
-    /// different for each hold. For a lock held by another library, it is what that library wrote,
-    /// with `\u{FFFD}` for what is no text, and 256 bytes at most.
+    /// The owner as written in Redis: the client's id, a colon, and a number that differs for each
+    /// hold. For a lock held by another library, it is what that library wrote, with `\u{FFFD}` for
+    /// invalid UTF-8, cut to 256 bytes.
     pub owner: String,
-    /// The [id](crate::Client::id) of the client that holds the lock, its label included: the owner
-    /// without the part that is different for each hold. Empty if another library wrote an owner
-    /// without such a part, all of which may be secret.
+    /// The [id](crate::Client::id) of the client that holds the lock, including its label: the
+    /// owner without the number of the hold. Empty if another library wrote an owner of another
+    /// form, all of which may be secret.
     pub client: String,
     /// The [label](crate::Builder::label) of that client; empty if it has none.
     pub label: String,
-    /// How many levels deep the holder has locked; 0 if it has released the lock, which stays taken
-    /// for the time set by [`hold_at_least`](crate::Mutex::hold_at_least).
+    /// How many nested levels the holder has; 0 if it has released the lock, which stays taken for
+    /// the time set by [`hold_at_least`](crate::Mutex::hold_at_least).
     pub depth: u32,
-    /// The time until the lease ends, or the lock stays taken no longer; [`Duration::MAX`] if it
-    /// never does.
+    /// The time until the lease ends, or until the lock no longer stays taken; [`Duration::MAX`] if
+    /// that never happens.
     pub remaining: Duration,
     /// Whether the client that holds the lock may [keep](crate::Builder::keep) it after the last
-    /// guard, so that a lock which is held may be one that is only kept.
+    /// guard. If so, the lock may be only kept, with no guard left.
     pub may_be_kept: bool,
 }
 
-/// The leader that an election has now. Returned by
-/// [`Election::leader`](crate::Election::leader).
+/// The current leader of an election. Returned by [`Election::leader`](crate::Election::leader).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leader {
-    /// The [id](crate::Client::id) of the client that leads, its label included.
+    /// The [id](crate::Client::id) of the leading client, including its label.
     pub client: String,
     /// The [label](crate::Builder::label) of that client; empty if it has none.
     pub label: String,

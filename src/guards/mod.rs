@@ -1,5 +1,5 @@
-//! What users lock with, and the guards that they get. Here is what guards of all kinds have in
-//! common, what the handles have that give them, and the trait for code that takes any guard.
+//! The handles that users lock with, and the guards that they get. This file has what all guards
+//! share, what all handles share, and the trait for code that takes any guard.
 
 pub(crate) mod canceller;
 pub(crate) mod election;
@@ -25,14 +25,13 @@ use crate::local::shared::Shared;
 use crate::local::{acquire, hold_requests, release, status};
 use crate::store::hold_id::HoldKind;
 
-/// The holds of a guard: one, or those of a set, of which there is at least one. They are released
-/// when this is dropped, on whatever thread.
+/// The holds of a guard: one, or at least one of a set. Dropping this releases them, on any thread.
 pub(crate) struct Held<H: AsRef<[Arc<Hold>]> = [Arc<Hold>; 1]> {
     shared: Arc<Shared>,
     /// The names of a set are separated by commas.
     name: Arc<str>,
     holds: H,
-    /// Whether there is nothing to release any more.
+    /// Whether nothing is left to release.
     released: bool,
 }
 
@@ -76,24 +75,23 @@ impl<H: AsRef<[Arc<Hold>]>> Drop for Held<H> {
     }
 }
 
-/// The name of a lock of a client, or the names of a set, and the options with which a handle
-/// acquires it.
+/// The name of a lock, or the names of a set, and the options with which a handle acquires it.
 #[derive(Clone)]
 pub(crate) struct LockHandle {
     pub(crate) shared: Arc<Shared>,
     pub(crate) name: Arc<str>,
-    /// Those of the client, until a setter changes one.
+    /// The client's, until a setter changes one.
     pub(crate) options: Arc<LockOptions>,
 }
 
 impl LockHandle {
-    /// As this, for locks that are never kept.
+    /// This handle, for locks that are never kept.
     fn without_keep(mut self) -> Self {
         Arc::make_mut(&mut self.options).keep = Duration::ZERO;
         self
     }
 
-    /// Acquires a hold that belongs to no thread. `None` if it cannot be had when the wait is over.
+    /// Acquires a hold that belongs to no thread. Returns `None` if the wait ends first.
     fn acquire(&self, kind: HoldKind, wait: Wait) -> Result<Option<Held>> {
         let Self { shared, name, options } = self;
         let hold = acquire::owned(shared, kind, name, options, wait)?;
@@ -109,7 +107,7 @@ impl LockHandle {
     }
 }
 
-/// Defines the setters of the options that handles of every kind have, and how they are shown.
+/// Defines the option setters and the `Debug` that handles of every kind have.
 macro_rules! lock_options {
     ($lock:ident) => {
         impl $lock {
@@ -175,11 +173,11 @@ macro_rules! lock_options {
 }
 pub(crate) use lock_options;
 
-/// A guard of any kind, for code that does the same under a lock, a side of a read-write lock, a
-/// permit, a term or a set of locks. The methods are those that each of these has itself.
+/// A guard of any kind, for code that treats a lock, a side of a read-write lock, a permit, a term
+/// and a set of locks alike. The methods are those that each of these guards has itself.
 ///
-/// All guards but [`Guard`](crate::Guard) belong to no thread: a `Box<dyn AnyGuard + Send + Sync>`
-/// may have one of them. Other types cannot implement this trait, and it may get further methods.
+/// All guards except [`Guard`](crate::Guard) belong to no thread, so they fit into a `Box<dyn
+/// AnyGuard + Send + Sync>`. Other types cannot implement this trait, and it may gain methods.
 ///
 /// ```
 /// use leasehold::{AnyGuard, Client, Result};
@@ -206,8 +204,8 @@ pub trait AnyGuard: fmt::Debug + Sealed {
     #[must_use]
     fn name(&self) -> &str;
 
-    /// Returns the fencing token. Permits have none, and locks that are held together have one
-    /// each. See [`Guard::fence`](crate::Guard::fence).
+    /// Returns the fencing token. Permits have none, and sets of locks have one for each lock. See
+    /// [`Guard::fence`](crate::Guard::fence).
     #[must_use]
     fn fence(&self) -> Option<u64>;
 
@@ -215,7 +213,7 @@ pub trait AnyGuard: fmt::Debug + Sealed {
     #[must_use]
     fn is_held(&self) -> bool;
 
-    /// Returns how long the lease lasts if it is not renewed again. See
+    /// Returns how long the lease lasts unless it is renewed. See
     /// [`Guard::remaining`](crate::Guard::remaining).
     #[must_use]
     fn remaining(&self) -> Duration;
@@ -246,6 +244,6 @@ pub trait AnyGuard: fmt::Debug + Sealed {
     fn unlock(self: Box<Self>) -> Result<()>;
 }
 
-/// Keeps the trait to the guards of this crate.
+/// Limits the trait to the guards of this crate.
 #[expect(unnameable_types, reason = "no other crate may implement the trait")]
 pub trait Sealed {}

@@ -16,8 +16,7 @@ use crate::local::lease::OverChannel;
 ///
 /// [`Client::lock_all`](crate::Client::lock_all) describes how a call waits. A call that is
 /// cancelled while it pauses between two attempts ends after that pause, which
-/// [`backoff`](crate::Builder::backoff) limits. Invalid names and options are reported by the
-/// locking call:
+/// [`backoff`](crate::Builder::backoff) limits. The locking call reports invalid names and options:
 ///
 /// ```
 /// use leasehold::{Client, Error};
@@ -87,13 +86,14 @@ impl MultiMutex {
     }
 }
 
-/// Several locks that are held together, and belong to no thread. Dropping this releases all of
+/// Several locks that are held together and belong to no thread. Dropping this releases all of
 /// them. Created by [`Client::lock_all`](crate::Client::lock_all).
 ///
-/// It is held as long as each of its locks is, and lost as soon as one of them is. An error is the
-/// `Lost` of the first name that is known to be lost, or else the error of the first name that
-/// fails. [`unlock`](MultiGuard::unlock) releases the others all the same. Once a server has not
-/// answered, that is left to the background, so that the call takes no longer than for one lock.
+/// It is held while all of its locks are, and lost as soon as one of them is. If calls fail for
+/// several names, the error is the `Lost` of the first lost name, or else the error of the first
+/// name that fails. [`unlock`](MultiGuard::unlock) still releases the others. Once a server has not
+/// replied, these releases are left to the background, so the call takes no longer than for one
+/// lock.
 ///
 /// ```
 /// let client = leasehold::Client::in_memory();
@@ -113,7 +113,7 @@ pub struct MultiGuard {
 guard!(MultiGuard);
 
 impl MultiGuard {
-    /// Returns the names, in the order in which they were asked for.
+    /// Returns the names, in the order in which they were given.
     #[must_use]
     pub fn names(&self) -> &[String] {
         &self.names

@@ -1,4 +1,4 @@
-//! A lock with options of its own.
+//! A lock with its own options.
 
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
@@ -16,10 +16,10 @@ use crate::store::hold_id::HoldKind;
 /// A handle to one lock of a client, with options that may differ from the client's. Created by
 /// [`Client::mutex`](crate::Client::mutex).
 ///
-/// A thread that holds the lock already, through whichever handle, gets another level of that hold.
-/// The [`lease`](Mutex::lease), [`renew`](Mutex::renew), [`max_hold`](Mutex::max_hold) and
-/// [`hold_at_least`](Mutex::hold_at_least) of this handle are ignored then, and those with which
-/// the hold began remain.
+/// A thread that already holds the lock, through any handle of the client, gets another level of
+/// that hold. The [`lease`](Mutex::lease), [`renew`](Mutex::renew), [`max_hold`](Mutex::max_hold)
+/// and [`hold_at_least`](Mutex::hold_at_least) of this handle are then ignored, in favour of those
+/// with which the hold began.
 ///
 /// Invalid options are reported by the locking call:
 ///
@@ -44,7 +44,7 @@ pub struct Mutex {
 lock_options!(Mutex);
 
 impl Mutex {
-    /// Sets whether a thread may lock this again while it holds it, as
+    /// Sets whether a thread that holds this lock may lock it again, as
     /// [`Builder::reentrant`](crate::Builder::reentrant) does for the client.
     #[must_use]
     pub fn reentrant(mut self, reentrant: bool) -> Self {
@@ -60,28 +60,25 @@ impl Mutex {
         self
     }
 
-    /// Lets the lock stay taken for at least this time after it was acquired: if the hold is
-    /// released earlier, no client gets the lock until then, nor does the thread that had it.
+    /// Keeps the lock taken for at least this time after it was acquired. If the hold is released
+    /// earlier, no client gets the lock until then, and neither does the same thread.
     ///
-    /// This is for a job that several machines start by their clocks, and that only one of them
-    /// should run. The first to arrive runs it, and the lock is still taken when the others arrive,
-    /// even if the job took no time. Choose a time longer than the clocks may differ, and shorter
-    /// than the pause between two runs, with room for machines that start late, as the
-    /// [recipe](crate::guide::cookbook#a-scheduled-job-on-one-of-several-machines) does.
+    /// This is for a job that clocks start on several machines and that only one of them should
+    /// run: see the [recipe](crate::guide::cookbook#a-scheduled-job-on-one-of-several-machines).
+    /// Choose a time longer than the clocks may differ, and shorter than the pause between two
+    /// runs, with room for machines that start late.
     ///
-    /// The time counts from the reply that the lock was acquired, and does not depend on the lease:
-    /// it outlives the guard, the client and the process. While the hold lasts it is renewed as
-    /// usual. One that is lost, or whose process dies before it is released, frees the lock at the
-    /// end of its lease: with a lease of at least this time, no earlier than that. As with every
-    /// release, it does not wait for replicas and disks, so a failover may undo it and leave the
-    /// lock taken only for the rest of the lease. [`force_unlock`](Mutex::force_unlock) frees the
-    /// lock at once.
+    /// The time starts with the reply to the acquire. It does not depend on the lease, and outlives
+    /// the guard, the client and the process. While the hold lasts, it is renewed as usual. If the
+    /// hold is lost, or its process dies before the release, the lock becomes free at the end of
+    /// the lease, so set a lease of at least this time if that is too early. As with every release,
+    /// the lock does not wait for replicas and disks, so a failover may leave it taken only for the
+    /// rest of the lease. [`force_unlock`](Mutex::force_unlock) frees the lock at once.
     ///
-    /// While a lock stays taken, [`holder`](Mutex::holder) shows the hold that has ended, with a
-    /// `depth` of 0.
+    /// Meanwhile, [`holder`](Mutex::holder) shows the ended hold with a `depth` of 0.
     ///
-    /// Defaults to no time, as does [`Duration::ZERO`]. At most 365 days, and not longer than
-    /// [`max_hold`](Mutex::max_hold).
+    /// At most 365 days, and at most [`max_hold`](Mutex::max_hold). Defaults to zero: a released
+    /// lock is free at once.
     #[must_use]
     pub fn hold_at_least(mut self, time: Duration) -> Self {
         self.options_mut().hold_at_least = Some(time);
@@ -92,8 +89,8 @@ impl Mutex {
     ///
     /// # Errors
     ///
-    /// The same as [`Client::lock`](crate::Client::lock), and
-    /// [`InvalidInput`](Error::InvalidInput) if an option is invalid.
+    /// The same as [`Client::lock`](crate::Client::lock), and [`InvalidInput`](Error::InvalidInput)
+    /// if an option is invalid.
     pub fn lock(&self) -> Result<Guard> {
         let LockHandle { shared, name, options } = &self.handle;
         let wait = Wait::at_most(options.wait);
@@ -176,7 +173,7 @@ impl Mutex {
         self.acquire_owned(Wait::at_most(Some(wait)))
     }
 
-    /// Returns `true` if the lock is held by any client, or stays taken after a hold. Blocks for
+    /// Returns `true` if any client holds the lock, or if it stays taken after a hold. Blocks for
     /// the server's reply.
     ///
     /// # Errors
@@ -208,13 +205,13 @@ impl Mutex {
         status::holder(&self.handle.shared, &self.handle.name)
     }
 
-    /// Ends the hold that the lock has at the moment, even if another client, Redisson or another
-    /// library has it, and no later hold, however often the request is repeated. Returns `false` if
-    /// the lock was free. Blocks for the server's replies to two requests.
+    /// Ends the current hold of the lock, whether this client, another client or another library
+    /// has it, but no later hold, even if the request is repeated. Returns `false` if the lock was
+    /// free. Blocks for the server's replies to two requests.
     ///
-    /// A guard of this client that had the hold is lost when this returns. Another client is told,
-    /// and finds its guard lost at once, if it listens: because it has waited for another client,
-    /// keeps locks or has asked for [`wanted`](Guard::wanted). If not, it finds out at its next
+    /// If a guard of this client had the hold, it is lost when this returns. Another client finds
+    /// its guard lost at once if it listens for messages, because it has waited for another client,
+    /// keeps locks or has called [`wanted`](Guard::wanted). If not, it finds out at its next
     /// renewal.
     ///
     /// # Errors
@@ -239,13 +236,13 @@ impl Mutex {
     }
 }
 
-/// Runs `work` under a lock, and releases it, or hands it off to the next thread.
+/// Runs `work` under a lock, then releases it or hands it off to the next thread.
 fn run<T>(mut guard: Guard, work: impl FnOnce(&Guard) -> T) -> Result<T> {
     let value = work(&guard);
     guard.held.released = true;
     match release::hand_off_or_unlock(&guard.held.shared, &guard.held.holds[0]) {
         Err(error @ Error::Lost { .. }) => Err(error),
-        // The work is done, and a release that failed is retried in the background.
+        // The work is done. A release that failed is retried in the background.
         _ => Ok(value),
     }
 }

@@ -1,4 +1,4 @@
-//! A held lock that belongs to no thread, and the ticket with which it goes to another process.
+//! A held lock that belongs to no thread, and the ticket that passes it to another process.
 
 use std::fmt::{self, Write};
 use std::str::FromStr;
@@ -17,17 +17,17 @@ use crate::store::keys::check_name;
 /// What every ticket begins with. The version says how to read the rest.
 const START: &str = "leasehold:1";
 
-/// The greatest whole number up to which a double represents each exactly.
+/// The greatest integer up to which a double represents every integer exactly.
 const FENCE_MAX: u64 = (1 << 53) - 1;
 
-/// A lock that belongs to no thread: any thread may keep, send or drop it. Dropping it releases
-/// the lock. Created by [`Client::lock_owned`](crate::Client::lock_owned).
+/// A lock that belongs to no thread: any thread may keep, send or drop it. Dropping it releases the
+/// lock. Created by [`Client::lock_owned`](crate::Client::lock_owned).
 ///
-/// It is a hold of its own. A thread that has one and locks the same name again waits for
-/// itself, and [`lock_owned`](crate::Client::lock_owned) by a thread that holds the lock
-/// through a [`Guard`](crate::Guard) waits for that, or is refused with
-/// [`reentrant(false)`](crate::Builder::reentrant). In all else it is like a `Guard`: it is
-/// renewed until it is dropped, even if the thread that acquired it has ended.
+/// It is a hold of its own. A thread that has one and locks the same name again waits for itself.
+/// [`lock_owned`](crate::Client::lock_owned) by a thread that holds the lock through a
+/// [`Guard`](crate::Guard) waits for that guard, or is refused with
+/// [`reentrant(false)`](crate::Builder::reentrant). Otherwise it is like a `Guard`: it is renewed
+/// until it is dropped, even if the thread that acquired it has ended.
 ///
 /// ```
 /// let client = leasehold::Client::in_memory();
@@ -37,8 +37,8 @@ const FENCE_MAX: u64 = (1 << 53) - 1;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 ///
-/// A guard that is leaked, by [`std::mem::forget`] or in a cycle of reference counts, is
-/// renewed until the process ends or [`max_hold`](crate::Builder::max_hold) is reached.
+/// A leaked guard, by [`std::mem::forget`] or in a reference cycle, is renewed until the process
+/// ends or [`max_hold`](crate::Builder::max_hold) is reached.
 #[must_use = "if unused the lock is released immediately: \
               bind it to `_guard`, not to `_`"]
 pub struct OwnedGuard {
@@ -48,37 +48,37 @@ pub struct OwnedGuard {
 guard!(OwnedGuard with depth, fence, wanted);
 
 impl OwnedGuard {
-    /// Has the hold that another guard has left.
+    /// Takes over the hold that another guard has left.
     pub(crate) fn adopt(shared: &Arc<Shared>, ticket: &Ticket) -> Result<Self> {
         if *ticket.prefix != *shared.config.prefix {
-            return Err(Error::invalid("ticket", "must be that of a client with the same prefix"));
+            return Err(Error::invalid("ticket", "must come from a client with the same prefix"));
         }
         let hold = adoption::adopt(shared, &ticket.hold)?;
         let (shared, name) = (shared.clone(), hold.id.name.clone());
         Ok(Self { held: Held { shared, name, holds: [hold], released: false } })
     }
 
-    /// Renews the lease once more, and leaves the lock to the guard that adopts it by
-    /// [`Client::adopt`](crate::Client::adopt), of this process or another one, before that lease
-    /// is over. Blocks for the server's reply.
+    /// Renews the lease once more, and leaves the hold to be adopted, by this process or another
+    /// one, with [`Client::adopt`](crate::Client::adopt) before that lease ends. Blocks for the
+    /// server's reply.
     ///
-    /// So a web server can acquire a lock, and a worker that finds the ticket in a queue can
-    /// release it. Nothing is released in between and nothing is renewed: if no guard adopts the
-    /// hold, it ends with its lease, and other clients get the lock. Neither dropping this client
-    /// nor [`shutdown`](crate::Client::shutdown) ends it before. Choose a
+    /// For example, a web server acquires a lock and puts the ticket into a queue, and a worker
+    /// releases the lock. In between, the lock is neither released nor renewed. If no guard adopts
+    /// the hold, it ends with its lease. Neither dropping this client nor
+    /// [`shutdown`](crate::Client::shutdown) ends it earlier. Choose a
     /// [`lease`](crate::Mutex::lease) longer than a ticket may be on its way.
     ///
-    /// For this process the hold is over: [`lost`](OwnedGuard::lost) reports that it was released,
-    /// and so does [`Event::Released`](crate::Event::Released).
+    /// For this client the hold is over: [`lost`](OwnedGuard::lost) and
+    /// [`Event::Released`](crate::Event::Released) report a release.
     ///
-    /// [`max_hold`](crate::Builder::max_hold) limits how long one guard has the lock: the lease
-    /// that is left here ends by then too, and a guard that adopts the hold begins an age of its
-    /// own. A lock that is to be [held at least](crate::Mutex::hold_at_least) for a time stays
-    /// taken for what is left of that time, counted from the adoption.
+    /// [`max_hold`](crate::Builder::max_hold) limits how long each guard has the lock: the lease
+    /// that is left here ends by then, too, and counting starts anew for a guard that adopts the
+    /// hold. A lock with [`hold_at_least`](crate::Mutex::hold_at_least) stays taken for the rest of
+    /// that time, counted from the adoption.
     ///
     /// # Errors
     ///
-    /// The same as [`renew`](OwnedGuard::renew). The lock is then released as by dropping this.
+    /// The same as [`renew`](OwnedGuard::renew). On an error the lock is released, as by a drop.
     ///
     /// ```
     /// use leasehold::Ticket;
@@ -86,7 +86,7 @@ impl OwnedGuard {
     /// let client = leasehold::Client::in_memory();
     /// let guard = client.lock_owned("order:7")?;
     /// let fence = guard.fence();
-    /// let text = guard.detach()?.to_string(); // put it into a queue, along with the order
+    /// let text = guard.detach()?.to_string(); // put it into a queue, with the order
     /// assert!(client.try_lock("order:7")?.is_none());
     ///
     /// let ticket: Ticket = text.parse()?; // in the worker
@@ -104,14 +104,13 @@ impl OwnedGuard {
     }
 }
 
-/// A lock that a guard has left to the next one that adopts it. Made by
-/// [`OwnedGuard::detach`](crate::OwnedGuard::detach), for
-/// [`Client::adopt`](crate::Client::adopt).
+/// A hold that a guard has left to be adopted. Created by
+/// [`OwnedGuard::detach`](crate::OwnedGuard::detach), for [`Client::adopt`](crate::Client::adopt).
 ///
-/// As text it is one line of ASCII without spaces, for a queue, a header, a column or a command
-/// line, and it can be parsed again, by this version of the library and later ones.
+/// Its text is one line of ASCII without spaces, for a queue, a header, a column or a command line.
+/// This version of the library and all later ones can parse it.
 ///
-/// A program that has the ticket can renew and release the lock, so treat the text as a secret
+/// Any program that has the ticket can renew and release the lock, so treat the text as a secret
 /// where clients do not trust each other. `Debug` does not show it.
 ///
 /// With the feature `serde` it is serialized as its text.
@@ -130,14 +129,15 @@ impl Ticket {
         &self.hold.id.name
     }
 
-    /// Returns the fencing token of the hold, which it keeps when it is adopted. See
+    /// Returns the fencing token of the hold, which stays the same when it is adopted. See
     /// [`Guard::fence`](crate::Guard::fence).
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.hold.fence
     }
 
-    /// Reads the text of a ticket. Numbers and names may be written in another way than they are.
+    /// Parses the text of a ticket. Also accepts numbers and names that `Display` would write
+    /// differently.
     fn parse(text: &str) -> Option<Self> {
         let mut fields = text.strip_prefix(START)?.strip_prefix(':')?.split(':');
         let mut field = || fields.next();
@@ -187,14 +187,14 @@ impl fmt::Display for Ticket {
 impl FromStr for Ticket {
     type Err = Error;
 
-    /// Returns the ticket that has this text.
+    /// Parses a ticket.
     ///
     /// # Errors
     ///
-    /// [`InvalidInput`](Error::InvalidInput) if no ticket has this text, to the last character. It
+    /// [`InvalidInput`](Error::InvalidInput) if this is not exactly the text of a ticket. The error
     /// does not repeat the text.
     fn from_str(text: &str) -> Result<Self> {
-        // There is one way to write each ticket.
+        // Each ticket has only one text.
         let ticket = Self::parse(text).filter(|ticket| ticket.to_string() == text);
         ticket.ok_or_else(|| {
             Error::invalid("ticket", "must be the text of a ticket of this version of leasehold")
@@ -216,7 +216,7 @@ impl<'de> serde::Deserialize<'de> for Ticket {
     }
 }
 
-/// Writes a text as in URLs: letters, digits and `-._~` as they are, each other byte as `%` and two
+/// Percent-encodes a text: letters, digits and `-._~` stay, any other byte becomes `%` and two
 /// digits.
 fn write_encoded(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
     text.bytes().try_for_each(|byte| match byte {

@@ -1,4 +1,4 @@
-//! A lock that many can read under, or one can write under.
+//! A lock for many readers or one writer.
 
 use std::time::Duration;
 
@@ -12,13 +12,14 @@ use crate::store::hold_id::HoldKind;
 /// A read-write lock: any number of readers, or one writer. Created by
 /// [`Client::rw_lock`](crate::Client::rw_lock).
 ///
-/// Every reader and writer has a lease of its own: one that dies blocks others for no longer than
-/// that. All clients are served first come, first served, and readers that are next to each other
-/// in the queue share the lock. So a waiting writer goes before readers that arrive later,
-/// [`try_read`](RwLock::try_read) included, and readers do not wait forever either.
+/// Every reader and writer has its own lease, and blocks others for no longer than that if it dies.
+/// All clients are served first come, first served, and readers next to each other in the queue
+/// share the lock. So a waiting writer goes before readers that arrive later, including
+/// [`try_read`](RwLock::try_read), and readers do not wait forever either.
 ///
-/// It is not reentrant, and a reader cannot become a writer: a thread that holds either guard and
-/// waits for the other waits for itself. A writer can [go on as a reader](WriteGuard::downgrade).
+/// The lock is not reentrant, and a reader cannot become a writer: a thread that holds either guard
+/// and waits for the other waits for itself. A writer can become a reader by
+/// [`downgrade`](WriteGuard::downgrade).
 ///
 /// ```
 /// let client = leasehold::Client::in_memory();
@@ -36,9 +37,8 @@ use crate::store::hold_id::HoldKind;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 ///
-/// One server, Sentinel and Cluster have read-write locks. Over several
-/// [independent servers](crate::Builder::open_redlock) there can be none: every call returns
-/// [`InvalidInput`](crate::Error::InvalidInput).
+/// Not available on several [independent servers](crate::Builder::open_redlock), where every call
+/// returns [`InvalidInput`](crate::Error::InvalidInput).
 #[derive(Clone)]
 pub struct RwLock {
     handle: LockHandle,
@@ -46,8 +46,8 @@ pub struct RwLock {
 
 lock_options!(RwLock);
 
-/// A read-write lock that is held for reading, along with other readers. Any thread may drop it,
-/// which releases it. Created by [`RwLock::read`].
+/// A read-write lock that is held for reading. Any thread may drop it, which releases it. Created
+/// by [`RwLock::read`].
 #[must_use = "if unused the lock is released immediately: \
               bind it to `_guard`, not to `_`"]
 pub struct ReadGuard {
@@ -56,8 +56,8 @@ pub struct ReadGuard {
 
 guard!(ReadGuard);
 
-/// A read-write lock that is held for writing, alone. Any thread may drop it, which releases it.
-/// Its fencing token is greater than that of every earlier writer. Created by [`RwLock::write`].
+/// A read-write lock that is held for writing. Any thread may drop it, which releases it. Its
+/// fencing token is greater than that of every earlier writer. Created by [`RwLock::write`].
 #[must_use = "if unused the lock is released immediately: \
               bind it to `_guard`, not to `_`"]
 pub struct WriteGuard {
@@ -103,8 +103,9 @@ impl RwLock {
         self.read_within(Wait::at_most(Some(wait)))
     }
 
-    /// Acquires the lock for writing, blocking the current thread until no other holds it and none
-    /// that came before waits for it, or until [`wait`](RwLock::wait) has passed.
+    /// Acquires the lock for writing, blocking the current thread until no other reader or writer
+    /// holds it and none that arrived earlier waits for it, or until [`wait`](RwLock::wait) has
+    /// passed.
     ///
     /// # Errors
     ///
@@ -113,8 +114,8 @@ impl RwLock {
         self.handle.wait_for(HoldKind::Write).map(|held| WriteGuard { held })
     }
 
-    /// Attempts to acquire the lock for writing without waiting. Returns `None` if another holds it
-    /// or waits for it. Blocks for one round trip.
+    /// Attempts to acquire the lock for writing without waiting. Returns `None` if another reader
+    /// or writer holds it or waits for it. Blocks for one round trip.
     ///
     /// # Errors
     ///
@@ -143,8 +144,8 @@ impl RwLock {
 }
 
 impl ReadGuard {
-    /// Returns the fencing token of the last writer. All readers between two writers have the same;
-    /// it is smaller than the next writer's.
+    /// Returns the fencing token of the last writer. All readers between two writers have the same
+    /// token, which is smaller than the next writer's.
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.held.holds[0].fence()
@@ -152,14 +153,15 @@ impl ReadGuard {
 }
 
 impl WriteGuard {
-    /// Goes on as a reader: other readers can have the lock along with it, and no writer has it in
-    /// between. Blocks for the server's reply. The guard keeps the fencing token and the options of
-    /// this one.
+    /// Turns this writer into a reader, without a moment in which another writer could get the
+    /// lock. Other readers can join. The new guard keeps the fencing token and the options of this
+    /// one. Blocks for the server's reply.
     ///
     /// # Errors
     ///
-    /// The same as [`Guard::renew`](crate::Guard::renew). Without a reply it is not known which of
-    /// the two exists: both are released in the background.
+    /// The same as [`Guard::renew`](crate::Guard::renew). On an error the lock is released: without
+    /// a reply it is unknown whether the writer or the reader exists, so both are released in the
+    /// background.
     pub fn downgrade(mut self) -> Result<ReadGuard> {
         let Held { shared, name, holds: [writer], .. } = &self.held;
         let (shared, name) = (shared.clone(), name.clone());

@@ -1,4 +1,4 @@
-//! A lock that a limited number of owners can hold at a time.
+//! A lock with a limited number of permits.
 
 use std::time::Duration;
 
@@ -12,16 +12,15 @@ use crate::store::hold_id::HoldKind;
 /// A semaphore: a limited number of permits can be held at a time. Created by
 /// [`Client::semaphore`](crate::Client::semaphore).
 ///
-/// Every permit has a lease of its own: one whose holder dies is free again when that has ended.
-/// There is no stored count that could go wrong: the held permits are counted each time.
+/// Every permit has its own lease: the permit of a holder that dies becomes free when the lease
+/// ends. There is no stored counter that could go wrong: the held permits are counted each time.
 ///
-/// The number of permits is the caller's. It is stored nowhere, and may differ between callers and
-/// over time: a caller gets a permit while fewer than *its own* number are held. Threads of one
-/// process are served in the order in which they ask, and a client that arrives while others wait
-/// gets a permit only if they leave one.
+/// Each caller passes the number of permits. It is stored nowhere, and may differ between callers
+/// and over time: a caller gets a permit while fewer than *its own* number are held. Threads of one
+/// process are served in the order in which they ask. A client that arrives while others wait gets
+/// a permit only if there are enough for all of them.
 ///
-/// It limits concurrency and is not a rate limiter: it says how many calls run at a time, not how
-/// many begin in a second. A program that ends calls quickly may begin any number.
+/// It limits concurrency, not rate: how many calls run at a time, not how many begin in a second.
 ///
 /// ```
 /// let client = leasehold::Client::in_memory();
@@ -33,9 +32,9 @@ use crate::store::hold_id::HoldKind;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 ///
-/// Permits have no fencing token, since several are held at a time. One server, Sentinel and
-/// Cluster have semaphores. Over several [independent servers](crate::Builder::open_redlock) there
-/// can be none: every call returns [`InvalidInput`](Error::InvalidInput).
+/// Permits have no fencing token, because several are held at a time. Semaphores are not available
+/// on several [independent servers](crate::Builder::open_redlock), where every call returns
+/// [`InvalidInput`](Error::InvalidInput).
 #[derive(Clone)]
 pub struct Semaphore {
     handle: LockHandle,
@@ -70,8 +69,8 @@ impl Semaphore {
         self.handle.wait_for(self.kind()?).map(|held| Permit { held })
     }
 
-    /// Attempts to acquire a permit without waiting. Returns `None` if none is free, or if the free
-    /// ones are for waiting clients. Blocks for one round trip.
+    /// Attempts to acquire a permit without waiting. Returns `None` if none is free, or if waiting
+    /// clients need the free ones. Blocks for one round trip.
     ///
     /// # Errors
     ///
@@ -90,7 +89,7 @@ impl Semaphore {
         self.acquire_within(Wait::at_most(Some(wait)))
     }
 
-    /// Returns how many of this caller's permits are free; zero if more are held than it has.
+    /// Returns how many of this handle's permits are free; zero if more are held than it allows.
     /// Blocks for the server's reply.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! The watches on a hold, for a thread that must stop when the lock is lost, or can make way when
+//! Watches on a hold, for a thread that must stop when the lock is lost, or that can end early when
 //! another client waits for it.
 
 use std::convert::Infallible;
@@ -13,11 +13,11 @@ use crate::local::hold::Hold;
 use crate::local::hold_requests;
 use crate::local::shared::Shared;
 
-/// Lets any thread see whether a hold is lost, or wait until it is over. Created by
+/// Lets any thread check whether a hold is lost, or wait until it is over. Created by
 /// [`Guard::lost`](crate::Guard::lost).
 ///
-/// All clones, and those of other guards of the same hold, report the same, however often they are
-/// asked. None of them keeps the lock or the client alive.
+/// All watches on the same hold report the same, and none of them keeps the lock or the client
+/// alive.
 ///
 /// ```
 /// use leasehold::HoldEnd;
@@ -37,12 +37,12 @@ use crate::local::shared::Shared;
 /// ```
 #[derive(Clone)]
 pub struct Lost {
-    /// With their tokens. None in a forked child, in which nothing is held.
+    /// With their tokens. Empty in a forked child, where nothing is held.
     holds: Vec<(Arc<Hold>, u64)>,
     over: Receiver<Infallible>,
 }
 
-/// How a hold has ended. See [`Lost::wait`].
+/// How a hold ended. See [`Lost::wait`].
 #[expect(clippy::exhaustive_enums, reason = "a hold that is over was either released or lost")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HoldEnd {
@@ -59,8 +59,8 @@ impl fmt::Debug for Lost {
 }
 
 impl Lost {
-    /// The watch on the loss of any of these holds, whose channels are the same. In a forked child
-    /// nothing that is shared with the parent's threads may be touched.
+    /// Watches for the loss of any of these holds, which share one channel. A forked child must not
+    /// touch anything that is shared with the parent's threads.
     pub(super) fn new(shared: &Shared, holds: &[Arc<Hold>]) -> Self {
         match holds {
             [first, ..] if shared.check_process().is_ok() => {
@@ -71,15 +71,15 @@ impl Lost {
         }
     }
 
-    /// Returns `true` if the lease was lost, no later than when it ends by this process's clock;
-    /// `false` while the lock is held and after it was released. Does not block and does not ask
-    /// the server.
+    /// Returns `true` if the lease was lost: at the latest when it ends by this process's clock.
+    /// Returns `false` while the lock is held, and after it was released. Does not block and does
+    /// not ask the server.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.holds.is_empty() || self.holds.iter().any(|(hold, fence)| hold.is_lost_with(*fence))
     }
 
-    /// Blocks the current thread until the hold is over, and returns how it has ended.
+    /// Blocks the current thread until the hold is over, and returns how it ended.
     #[must_use]
     pub fn wait(&self) -> HoldEnd {
         match self.over.recv() {
@@ -88,7 +88,8 @@ impl Lost {
         }
     }
 
-    /// As [`wait`](Lost::wait), for at most `time`. Returns `None` if the hold is not over by then.
+    /// Like [`wait`](Lost::wait), for at most `time`. Returns `None` if the hold is not over by
+    /// then.
     #[must_use]
     pub fn wait_timeout(&self, time: Duration) -> Option<HoldEnd> {
         match self.over.recv_deadline(end_of(time)) {
@@ -98,13 +99,13 @@ impl Lost {
         }
     }
 
-    /// How the hold has ended, which is over.
+    /// How the hold ended, once it is over.
     fn end(&self) -> HoldEnd {
         if self.is_lost() { HoldEnd::Lost } else { HoldEnd::Released }
     }
 
-    /// Returns a receiver that gets no message and is disconnected when the hold is over, for
-    /// `select!`. After that, [`is_lost`](Lost::is_lost) returns how it has ended.
+    /// Returns a receiver for `select!`, which gets no messages and is disconnected when the hold
+    /// is over. After that, [`is_lost`](Lost::is_lost) returns how it ended.
     ///
     /// ```
     /// use crossbeam_channel::select;
@@ -128,11 +129,11 @@ impl Lost {
     }
 }
 
-/// Lets any thread see whether another client waits for a lock, or wait for that. Created by
-/// [`Guard::wanted`](crate::Guard::wanted).
+/// Lets any thread check whether another client waits for a lock, or wait until one does. Created
+/// by [`Guard::wanted`](crate::Guard::wanted).
 ///
-/// All clones, and those of other guards of the same hold, report the same, and once it is `true`
-/// it stays so. None of them keeps the lock or the client alive.
+/// All watches on the same hold report the same, and stay `true` once they are. None of them keeps
+/// the lock or the client alive.
 ///
 /// ```
 /// let client = leasehold::Client::in_memory();
@@ -148,7 +149,7 @@ impl Lost {
 /// ```
 #[derive(Clone)]
 pub struct Wanted {
-    /// None in a forked child, where nothing is held.
+    /// `None` in a forked child, where nothing is held.
     hold: Option<Arc<Hold>>,
     receiver: Receiver<Infallible>,
 }
@@ -168,8 +169,8 @@ impl Wanted {
         Self { hold: Some(hold.clone()), receiver: hold.wanted() }
     }
 
-    /// Returns `true` if another client waits for the lock, or did while this hold lasted. Does not
-    /// block and does not ask the server.
+    /// Returns `true` if another client waits for the lock, or waited for it during this hold. Does
+    /// not block and does not ask the server.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         self.hold.as_ref().is_some_and(|hold| hold.is_wanted())
@@ -185,8 +186,8 @@ impl Wanted {
         }
     }
 
-    /// Returns a receiver that gets no message and is disconnected when another client waits for
-    /// the lock or the hold is over, for `select!`. After that, [`is_wanted`](Wanted::is_wanted)
+    /// Returns a receiver for `select!`, which gets no messages and is disconnected when another
+    /// client waits for the lock or the hold is over. After that, [`is_wanted`](Wanted::is_wanted)
     /// says which.
     #[must_use]
     pub fn receiver(&self) -> &Receiver<Infallible> {

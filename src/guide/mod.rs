@@ -34,7 +34,6 @@ macro_rules! pages {
 pages! {
     comparison = "comparison.md";
     cookbook = "cookbook.md";
-    #[cfg(any(not(doctest), feature = "tls"))]
     deployment = "deployment.md";
     from_consul_lock = "from-consul-lock.md";
     from_flock = "from-flock.md";

@@ -25,9 +25,9 @@ use crate::store::request::{HoldReply, Look};
 /// A server that exists only in this process, for tests of code that locks.
 ///
 /// Clients that are [opened](crate::Builder::open_memory) on the same server contend for locks as
-/// processes that share a Redis do: they wait for each other in line, wake each other, and see each
-/// other as [holders](crate::Mutex::holder). A test can also stop the server, slow it down and end
-/// holds. Clones are the same server, and it lives as long as a clone or a client of it.
+/// processes that share a Redis do: they queue up, wake each other, and see each other as
+/// [holders](crate::Mutex::holder). A test can also take the server down, slow it down and end
+/// holds. All clones are the same server, which lives until its last clone and client are dropped.
 ///
 /// ```
 /// use leasehold::{Client, MemoryServer};
@@ -43,12 +43,12 @@ use crate::store::request::{HoldReply, Look};
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 ///
-/// Give your code a client of a `MemoryServer`, and make each call fail as it may fail in
-/// production. The [cookbook][tests] provokes each error once: `Unavailable`, `Timeout`, `Lost`,
-/// `AlreadyHeld`, `WrongType`, `Cancelled`, `Closed` and `InvalidInput`. The others need real
-/// servers that refuse a request, are too few, or have replicas: [`Redis`](crate::Error::Redis),
-/// [`NoQuorum`](crate::Error::NoQuorum) and [`NotReplicated`](crate::Error::NotReplicated); and
-/// [`Forked`](crate::Error::Forked) needs a forked process.
+/// Give your code a client of a `MemoryServer`, and make each call fail as it may in production.
+/// The [cookbook][tests] provokes `Unavailable`, `Timeout`, `Lost`, `AlreadyHeld`, `WrongType`,
+/// `Cancelled`, `Closed` and `InvalidInput`. The other errors cannot happen in memory:
+/// [`Redis`](crate::Error::Redis), [`NoQuorum`](crate::Error::NoQuorum),
+/// [`NotReplicated`](crate::Error::NotReplicated), and, without a fork,
+/// [`Forked`](crate::Error::Forked).
 ///
 /// [tests]: crate::guide::cookbook#tests-of-your-own-code
 #[derive(Clone, Default)]
@@ -69,37 +69,38 @@ pub(super) struct Delayed<T> {
 }
 
 impl MemoryServer {
-    /// Creates a server that has no locks and answers at once.
+    /// Creates a server without locks that replies at once.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Stops the server, or lets it answer again. It keeps what it has, but leases go on to end.
+    /// Takes the server down, or brings it back. It keeps its data, but leases keep running out.
     ///
-    /// While it is down, each request fails as one to a server that cannot be reached, so that
-    /// calls return [`Unavailable`](crate::Error::Unavailable), and renewals fail until the leases
-    /// are over. Threads that wait for a lock go on when it is up again in time.
+    /// While it is down, each request fails as if the server could not be reached: calls return
+    /// [`Unavailable`](crate::Error::Unavailable), and renewals fail until the leases end. Threads
+    /// that wait for a lock continue if the server is back in time.
     pub fn set_down(&self, is_down: bool) {
         self.0.lock().is_down = is_down;
     }
 
-    /// Sets how long the server takes to reply to requests from now on: not at all by default.
+    /// Sets how long the server takes to reply to later requests. Defaults to no delay.
     ///
-    /// Each request is executed at once. Where the reply takes longer than its call waits, such as
-    /// the client's [`io_timeout`](crate::Builder::io_timeout), the call ends without it, and does
-    /// not know whether the request was executed. A server with [`Duration::MAX`] never replies. A
-    /// drop does not wait for a reply, here as with Redis.
+    /// Each request is executed at once. If the reply takes longer than the call waits, for example
+    /// longer than the client's [`io_timeout`](crate::Builder::io_timeout), the call ends without
+    /// it, and cannot know whether the request was executed. With [`Duration::MAX`] the server
+    /// never replies. A drop does not wait for a reply, here as with Redis.
     pub fn set_delay(&self, delay: Duration) {
         self.0.lock().delay = delay;
     }
 
-    /// Ends the hold of a lock, of any client, as an operator or a lost key does. The holder finds
-    /// out when it next asks, or by a renewal. Returns `false` if the lock is not held.
+    /// Ends the hold of a lock by any client, as if an operator had ended it or its key were lost.
+    /// The holder finds out at its next request or renewal. Returns `false` if the lock is not
+    /// held.
     ///
-    /// The name is that which the client gives to [`lock`](crate::Client::lock). Only locks of
-    /// clients with the default [`prefix`](crate::Builder::prefix) are found, and this works also
-    /// while the server is down.
+    /// `name` is the one that the client passes to [`lock`](crate::Client::lock). Only locks of
+    /// clients with the default [`prefix`](crate::Builder::prefix) are found. This also works while
+    /// the server is down.
     #[allow(clippy::must_use_candidate, reason = "a test may know that the lock is held")]
     pub fn end_hold(&self, name: &str) -> bool {
         let key = Keys::new(&Config::default().prefix).lock(name).into_owned();
