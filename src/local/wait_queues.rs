@@ -842,4 +842,179 @@ pub(super) mod tests {
         }
         assert_eq!(queues.recalled.lock().len(), RECALLED_MAX);
     }
+
+    fn keeping() -> LockOptions {
+        LockOptions { keep: SOON, tenure: Some(SOON), ..LockOptions::default() }
+    }
+
+    /// Queues of which one has kept a lock after this hold, which another may follow.
+    fn keep() -> (WaitQueues, Arc<Hold>) {
+        let (queues, caller) = (WaitQueues::default(), caller_with(&keeping()));
+        queues.set_listening(true);
+        let id = id(HoldKind::Lock).that_may_be_kept();
+        let hold = Arc::new(Hold::new(id, 1, 1, &caller, Moment::now()));
+        join(&queues);
+        acquire(&queues, &hold);
+        let mut told = false;
+        assert_eq!(queues.end(&hold, true, || told = true), Ending::Kept);
+        assert!(told && queues.count_kept() == 1);
+        (queues, hold)
+    }
+
+    fn join_kept(queues: &WaitQueues) -> Option<Turn> {
+        queues.join(id(HoldKind::Lock), &caller_with(&keeping()), false).expect("open").1
+    }
+
+    fn is_released(queues: &WaitQueues, hold: &Arc<Hold>) -> bool {
+        let released = queues.released(HoldKind::Lock, &name());
+        queues.count_kept() == 0 && released.iter().any(|it| Arc::ptr_eq(it, hold))
+    }
+
+    #[test]
+    fn a_kept_lock_goes_to_the_next_thread_that_comes() {
+        let (queues, hold) = keep();
+        assert!(queues.holder(HoldKind::Lock, &name()).is_none(), "no thread has it");
+        assert!(matches!(join_kept(&queues), Some(Turn::Kept(kept)) if Arc::ptr_eq(&kept, &hold)));
+        assert!(hold.begin_kept(&caller_with(&keeping())) && queues.count_kept() == 0);
+        assert!(queues.holder(HoldKind::Lock, &name()).is_some());
+        // It is kept again, but has no token for one more.
+        assert_eq!(queues.end(&hold, true, || ()), Ending::Kept);
+        let turn = join_kept(&queues);
+        assert!(
+            matches!(&turn, Some(Turn::Head { kept: Some(kept), is_next: false, .. })
+                if Arc::ptr_eq(kept, &hold)),
+            "{turn:?}"
+        );
+        assert_eq!(queues.count_kept(), 0);
+    }
+
+    #[test]
+    fn a_lock_is_not_kept_where_others_cannot_ask_for_it_or_do_already() {
+        let end = |happen: fn(&WaitQueues, &Arc<Hold>), hands_off| {
+            let (queues, hold) = keep();
+            join_kept(&queues);
+            assert!(hold.begin_kept(&caller_with(&keeping())));
+            happen(&queues, &hold);
+            (queues.end(&hold, hands_off, || ()), queues.count_kept())
+        };
+        let released = (Ending::Released { is_awaited: false }, 0);
+        assert_eq!(end(|_, _| (), true), (Ending::Kept, 1));
+        assert_eq!(end(|_, _| (), false), released);
+        assert_eq!(end(|queues, _| queues.set_listening(false), true), released);
+        assert_eq!(end(|queues, _| queues.close(), true), released);
+        assert_eq!(end(|_, hold| hold.set_wanted(), true), released);
+        assert_eq!(end(|_, hold| assert!(hold.lease.lose()), true), (Ending::Lost, 0));
+    }
+
+    #[test]
+    fn a_kept_lock_that_another_client_asks_for_is_released() {
+        for waits in [false, true] {
+            let (queues, hold) = keep();
+            assert!(queues.recall("y", hold.id.nonce, waits).is_none());
+            assert!(queues.recall("x", hold.id.nonce + 1, waits).is_none());
+            assert!(queues.count_kept() == 1 && queues.recalled.lock().is_empty());
+            let ended = queues.recall("x", hold.id.nonce, waits).expect("it is kept");
+            assert!(Arc::ptr_eq(&ended, &hold) && is_released(&queues, &hold));
+            assert_eq!(queues.recalled.lock().get("x").map(|it| it.in_a_row), Some(1));
+        }
+    }
+
+    #[test]
+    fn a_client_that_waits_for_a_held_lock_is_remembered_until_that_is_over() {
+        let (queues, hold) = keep();
+        join_kept(&queues);
+        assert!(queues.recall("x", hold.id.nonce, false).is_none() && !hold.is_wanted());
+        assert!(queues.recall("x", hold.id.nonce + 1, true).is_none() && !hold.is_wanted());
+        assert!(queues.recalled.lock().is_empty(), "it only tries, or means an earlier hold");
+        for _ in 0..2 {
+            assert!(queues.recall("x", hold.id.nonce, true).is_none() && hold.is_wanted());
+            assert_eq!(queues.recalled.lock().get("x").map(|it| it.in_a_row), Some(1));
+        }
+        assert_eq!(queues.end(&hold, true, || ()), Ending::Released { is_awaited: false });
+    }
+
+    #[test]
+    fn kept_locks_are_ended_one_by_one_or_all_at_once() {
+        let (queues, hold) = keep();
+        assert!(queues.end_kept("y", |_| true).is_none());
+        assert!(queues.end_kept("x", |_| false).is_none() && queues.count_kept() == 1);
+        let ended = queues.end_kept("x", |kept| kept.id == hold.id).expect("it is kept");
+        assert!(Arc::ptr_eq(&ended, &hold) && is_released(&queues, &hold));
+        assert!(queues.end_kept("x", |_| true).is_none() && queues.end_all_kept().is_empty());
+        let (queues, hold) = keep();
+        let ended = queues.end_all_kept();
+        assert!(ended.len() == 1 && is_released(&queues, &hold));
+        let (queues, hold) = keep();
+        assert!(hold.lease.lose());
+        assert!(queues.end_all_kept().is_empty(), "the renewer has found it lost");
+    }
+
+    #[test]
+    fn recalls_are_forgotten_after_a_while() {
+        let (queues, name) = (WaitQueues::default(), name());
+        queues.set_listening(true);
+        let age = |time: Duration| {
+            let mut recalled = queues.recalled.lock();
+            let recall = recalled.get_mut(&name).expect("recalled");
+            recall.last = recall.last.checked_sub(time).expect("the machine is up for longer");
+        };
+        (0..RECALLS_MAX).for_each(|_| queues.record_recall(&name, false));
+        assert!(!queues.may_keep("x"));
+        age(RECALL_PAUSE);
+        assert!(queues.may_keep("x"));
+        queues.record_recall(&name, false);
+        assert!(!queues.may_keep("x"), "one more makes the pause as long again");
+        age(RECALL_MEMORY);
+        queues.record_recall(&name, false);
+        assert!(queues.may_keep("x"));
+        age(RECALL_MEMORY);
+        queues.record_recall(&Arc::from("y"), true);
+        assert!(queues.recalled.lock().is_empty());
+    }
+
+    #[test]
+    fn a_lock_is_not_kept_before_the_client_listens() {
+        let queues = WaitQueues::default();
+        assert!(!queues.is_listening() && !queues.may_keep("x"));
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| queues.wait_to_listen(end_of(SOON * 6)));
+            queues.set_listening(false);
+            waits.join().expect("no panic");
+            assert!(!queues.may_keep("x"), "it was tried in vain");
+            queues.set_listening(true);
+            assert!(queues.is_listening() && queues.may_keep("x"));
+        });
+        let begin = Instant::now();
+        queues.wait_to_listen(end_of(SOON * 6));
+        assert!(begin.elapsed() < SOON);
+    }
+
+    #[test]
+    fn a_pause_lasts_until_close_at_most() {
+        let queues = WaitQueues::default();
+        let (begin, time) = (Instant::now(), Duration::from_millis(20));
+        assert!(queues.pause(time).is_ok() && begin.elapsed() >= time);
+        let ends_with_close = |sleep: &(dyn Fn() + Sync)| {
+            thread::scope(|scope| {
+                let sleeper = scope.spawn(sleep);
+                queues.close();
+                sleeper.join().expect("no panic");
+            });
+        };
+        ends_with_close(&|| assert!(matches!(queues.pause(SOON * 6), Err(Error::Closed))));
+        ends_with_close(&|| queues.wait_to_listen(end_of(SOON * 6)));
+        assert!(begin.elapsed() < SOON * 6);
+    }
+
+    #[test]
+    fn threads_that_want_a_name_as_different_things_do_not_wait_for_each_other() {
+        let queues = WaitQueues::default();
+        let lock = join_for(&queues, HoldKind::Lock);
+        let reader = join_for(&queues, HoldKind::Read);
+        assert!(queues.wake(HoldKind::Read, "x") && !queues.wake(HoldKind::Read, "y"));
+        assert!(lock.is_empty() && !reader.is_empty());
+        give_up(&queues, HoldKind::Read);
+        assert!(!queues.wake(HoldKind::Read, "x") && queues.wake_any("x"));
+        assert!(!lock.is_empty());
+    }
 }

@@ -113,6 +113,7 @@ fn threads_get_the_holds_that_a_request_without_a_reply_has_brought() {
     thread::scope(|scope| {
         let readers = [(); 2].map(|()| scope.spawn(|| acquire_kind(&scene, HoldKind::Read)));
         wait_until(&scene, 2);
+        eventually(|| scene.store.registrations.lock().len() == 3);
         scene.store.set_outcomes(&[Outcome::Fine, Outcome::LostReply]);
         end(&scene, writer);
         for hold in readers.map(|reader| reader.join().expect("no panic")) {
