@@ -276,4 +276,12 @@ mod tests {
         channel.disconnect();
         assert_eq!(other.receiver.try_recv(), Err(TryRecvError::Disconnected));
     }
+
+    #[test]
+    fn the_age_limit_counts_from_the_first_request() {
+        let (sent, whole) = (Moment::now(), Duration::from_secs(30));
+        let lease = Lease::new(sent, whole, whole, Some(whole * 2));
+        let left = lease.age_left();
+        assert!(left <= whole * 2 && left + sent.elapsed() >= whole * 2, "{left:?}");
+    }
 }

@@ -334,4 +334,53 @@ mod tests {
         let drawn = [random.next(), random.next(), random.next()];
         assert_eq!(drawn, [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f]);
     }
+
+    #[test]
+    fn a_call_fails_from_a_failure_to_the_next_reply() {
+        let mut retry = retry(Wait::Endless);
+        assert!(!retry.is_failing());
+        retry.pause_after(&mut failure(FailureKind::Transient));
+        assert!(retry.is_failing());
+        retry.record_reply();
+        assert!(!retry.is_failing());
+    }
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn held_pauses(yields_until: Instant) -> HeldPauses {
+        HeldPauses { backoff: Some(Backoff::new((HOUR, HOUR))), yields_until }
+    }
+
+    fn pause_of_held(pauses: &mut HeldPauses, remaining: Option<Duration>) -> Duration {
+        pauses.next((MIN, MIN), remaining)
+    }
+
+    #[test]
+    fn a_lock_is_tried_when_its_lease_is_over_if_that_is_before_the_pause() {
+        let begin = Instant::now();
+        let mut pauses = held_pauses(begin);
+        assert_eq!(pause_of_held(&mut pauses, None), HOUR);
+        assert_eq!(pause_of_held(&mut pauses, Some(HOUR)), HOUR, "it ends a little later");
+        assert_eq!(pauses.yields_until, begin);
+        let free = MAX + Duration::from_millis(1);
+        assert_eq!(pause_of_held(&mut pauses, Some(MAX)), free);
+        let others_go_first = begin + free + TURN_TIME..=Instant::now() + free + TURN_TIME;
+        assert!(others_go_first.contains(&pauses.yields_until));
+        // Not twice in a row.
+        let until = begin + HOUR;
+        let mut pauses = held_pauses(until);
+        assert_eq!(pause_of_held(&mut pauses, Some(MAX)), free);
+        assert_eq!(pauses.yields_until, until);
+        let mut first = HeldPauses { backoff: None, ..pauses };
+        assert_eq!(pause_of_held(&mut first, Some(HOUR)), MIN, "as its client was told to");
+    }
+
+    #[test]
+    fn a_thread_yields_for_a_while_to_clients_that_have_waited_longer() {
+        let begin = Instant::now();
+        let pause = pause_of_held(&mut held_pauses(begin + HOUR / 2), None);
+        assert!(pause <= HOUR / 2 && pause + begin.elapsed() >= HOUR / 2, "{pause:?}");
+        let over = begin.checked_sub(MIN).expect("the machine is up for longer");
+        assert_eq!(pause_of_held(&mut held_pauses(over), None), HOUR);
+    }
 }

@@ -1013,8 +1013,21 @@ pub(super) mod tests {
         let reader = join_for(&queues, HoldKind::Read);
         assert!(queues.wake(HoldKind::Read, "x") && !queues.wake(HoldKind::Read, "y"));
         assert!(lock.is_empty() && !reader.is_empty());
+        assert!(queues.wake_any("x") && !lock.is_empty());
         give_up(&queues, HoldKind::Read);
         assert!(!queues.wake(HoldKind::Read, "x") && queues.wake_any("x"));
-        assert!(!lock.is_empty());
+    }
+
+    #[test]
+    fn only_the_head_gives_up_its_place_or_gets_the_lock_there() {
+        let queues = WaitQueues::default();
+        let [first, second, third] = three(&queues);
+        assert_eq!(queues.give_up_head(&second), None);
+        queues.begin_hold(&new_hold(), Some(&second));
+        queues.with(&second.hold, |queue| queue.fail_endless(&second, &unanswered()));
+        assert!(Arc::ptr_eq(&head(&queues, HoldKind::Lock, "x").expect("a head"), &first));
+        assert!(second.is_empty() && third.is_empty());
+        assert_eq!(queues.give_up_head(&first), Some(HoldKind::Lock));
+        assert!(matches!(turn(&queues, &second), Turn::Head { .. }));
     }
 }

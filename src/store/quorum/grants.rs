@@ -163,4 +163,15 @@ mod tests {
         store.settle(deadline);
         assert_eq!(reported.try_recv(), Ok(1));
     }
+
+    #[test]
+    fn what_a_majority_has_not_confirmed_may_have_been_done() {
+        use FailureKind::{Disconnected, Rejected, Timeout, Transient, Unreachable};
+        let becomes = |kind| {
+            let failure = Failure::io(kind, &Arc::from("there"), std::io::Error::other("test"));
+            ambiguous(failure).kind
+        };
+        assert_eq!([Unreachable, Transient].map(becomes), [Timeout, Disconnected]);
+        assert_eq!([Rejected, Timeout].map(becomes), [Rejected, Timeout]);
+    }
 }
