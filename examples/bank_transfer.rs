@@ -1,11 +1,7 @@
-//! Transfers between accounts, each of which is protected by a lock of its own.
+//! Transfers between accounts, each protected by its own lock.
 //!
-//! Recipe: `lock_all` acquires both accounts or none, and holds neither while it waits. So two
-//! transfers between the same accounts in opposite directions cannot wait for each other.
-//!
-//! Traps: locking one account after the other. Then each of two transfers may hold what the other
-//! one wants; the first part of this program shows it. And an account may not be named twice, so
-//! look for a transfer to the same account first.
+//! First, two transfers in opposite directions lock one account after the other, and each waits for
+//! the other. With `lock_all` this cannot happen. See "A bank transfer" in `docs/cookbook.md`.
 //!
 //! `cargo run --example bank_transfer [URL]`
 
@@ -61,7 +57,7 @@ fn lock_one_after_the_other(client: &Client) -> Result<()> {
         Ok(to.is_some())
     })?;
     assert_eq!(got_both, [false, false], "neither gets its second lock");
-    println!("each waits for the other's lock; with `lock` they would wait for ever");
+    println!("each waits for the other's lock; with `lock` they would wait forever");
     Ok(())
 }
 

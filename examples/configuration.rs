@@ -1,12 +1,7 @@
-//! A configuration that many read all the time and one changes now and then.
+//! A configuration that many threads read all the time and one changes now and then.
 //!
-//! Its parts belong together: a reader must not see the new host with the old port.
-//!
-//! Recipe: a read-write lock. Readers hold it together, a writer alone; and a writer that waits
-//! goes before readers that come later, so that it gets its turn.
-//!
-//! Trap: a lock per look costs a round trip. Read under the lock, keep what was read, and look
-//! again after a while; `fence` shows whether a writer has been there since.
+//! Its parts belong together: a reader must not see the new host with the old port. See "A
+//! configuration that is mostly read" in `docs/cookbook.md`.
 //!
 //! `cargo run --example configuration [URL]`
 
@@ -42,7 +37,7 @@ fn main() -> Result<()> {
         1 => write(&lock, &configuration),
         _ => read(thread - 1, &lock, &configuration),
     })?;
-    println!("no reader has seen a change half made");
+    println!("no reader has seen a half-made change");
     Ok(())
 }
 

@@ -1,15 +1,9 @@
-//! A holder that is stopped for longer than its lease, and a PostgreSQL that refuses its late
-//! write.
+//! A holder that is paused for longer than its lease, and a PostgreSQL that rejects its late write.
 //!
-//! No lock can stop a process that has checked it, is then paused, and writes when it resumes.
+//! The holder checks `is_held()` just before the write, and is paused right after the check. See "A
+//! fenced write to PostgreSQL" in `docs/cookbook.md`.
 //!
-//! Recipe: let the row remember the latest fence. A holder enters its own as it reads, and writes
-//! `WHERE fence =` its own. A later holder has replaced it, so the late write changes no row.
-//!
-//! Trap: to look at `is_held()` before the write, however shortly before. Here a process does so,
-//! finds that it holds the lock, and is stopped just then.
-//!
-//! `cargo run --example fenced_postgres [URL]` starts a PostgreSQL of its own, and two processes.
+//! `cargo run --example fenced_postgres [URL]` starts its own PostgreSQL, and two processes.
 
 use std::env;
 use std::path::Path;
@@ -71,9 +65,9 @@ fn work(name: &str, client: &Client, socket: &Path) -> Result<()> {
     println!("{name} looks before writing: is_held() is {}", guard.is_held());
     let (amount, expected) = if name == "Ann" { (5, "UPDATE 0") } else { (10, "UPDATE 1") };
     if name == "Ann" {
-        println!("Ann is stopped for three leases");
+        println!("Ann is paused for three leases");
         support::stop_this_process(3)?;
-        println!("Ann is continued");
+        println!("Ann resumes");
     }
     let done = write(balance + amount, &guard, socket)?;
     println!("{name} writes {}: {done}", balance + amount);

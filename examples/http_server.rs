@@ -1,18 +1,9 @@
-//! An HTTP server whose handlers lock: what it answers when the lock is taken, and when Redis is
-//! away.
+//! An HTTP server whose handlers lock: its replies when the lock is held, and when Redis is away.
 //!
-//! Recipe: wait for less time than the visitor does, and tell the two failures apart. `Timeout`
-//! means that another holds the lock: 409, and the visitor may well try again. `Unavailable` and
-//! `NoQuorum` mean an outage: 503, which load balancers and alarms understand.
+//! See "An HTTP server" and "Redis is down when we start" in `docs/cookbook.md`.
 //!
-//! And set `io_timeout`: a Redis that hangs costs each visitor that time, a second by default.
-//! `lazy` lets the server start while Redis is down.
-//!
-//! Trap: without a limit to the wait, a lock that is held for long puts one thread of the server
-//! after the other to sleep, until none is left for visitors who want something else.
-//!
-//! `cargo run --example http_server [URL]` starts three servers, one of which has a Redis that is
-//! away and one a Redis that hangs, and visits them.
+//! `cargo run --example http_server [URL]` starts three servers, one with a Redis that is away and
+//! one with a Redis that hangs, and visits them.
 
 use std::env;
 use std::io::{self, Read, Write};

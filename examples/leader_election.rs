@@ -1,10 +1,6 @@
 //! One leader among several processes, and a follower that takes over.
 //!
-//! Recipe: every process campaigns, and leads for as long as its term lasts. A leader that dies is
-//! followed by another candidate when its lease has ended; one that resigns, at once.
-//!
-//! Trap: a leader that was stopped or cut off learns late that it is none any more. It has to stop
-//! its work when `lost` says so, and to pass the fence of its term with what it writes.
+//! See "Leader election" in `docs/cookbook.md`.
 //!
 //! `cargo run --example leader_election [URL]` starts three candidates and kills the first leader.
 
@@ -44,7 +40,7 @@ fn take_part(name: &str) -> Result<()> {
         println!("{name} resigns");
         term.resign()?;
     } else {
-        println!("{name} does not lead any more, and has stopped its work");
+        println!("{name} no longer leads, and has stopped its work");
     }
     Ok(())
 }

@@ -1,18 +1,11 @@
 //! A limited stock in an SQL table that several processes sell without overselling it.
 //!
-//! A sale reads how many are left, takes the payment, and writes one less. Two sellers that read
-//! the same number sell the same item. A transaction that stays open during the payment would
-//! block everybody; the lock blocks only those who want the same item.
-//!
-//! Recipe: lock the item, and let its row remember the latest fence. A seller enters its own as it
-//! reads, and writes only while that stands.
-//!
-//! Trap: the lock alone. A seller that is stopped for longer than its lease goes on when it is
-//! continued, and writes what it has read long ago. Here this happens to the first one. To enter
-//! the fence only with the write is too late: a later holder may have read, but not yet written.
+//! A transaction that stays open during the payment would block all buyers; the lock blocks only
+//! those who want the same item. One seller is paused for longer than its lease, and later writes
+//! what it read long ago. See "A limited stock in SQL" in `docs/cookbook.md`.
 //!
 //! `cargo run --example limited_stock [URL] [--unlocked]` sells from three processes and checks the
-//! books. It fails if it has oversold; `--unlocked` shows that happen.
+//! books. It fails if it has oversold; `--unlocked` makes that happen.
 
 use std::time::Duration;
 use std::{env, fs, mem, process, thread};

@@ -1,8 +1,8 @@
 //! Metrics of a client in the text format of Prometheus: counters and gauges from `Client::stats`,
-//! histograms of how long threads wait for locks and hold them from events.
+//! and histograms from events of how long threads wait for locks and hold them.
 //!
-//! `cargo run --example metrics [URL]`. Names of locks are no labels: names such as `stock:42` have
-//! no bound, and each value of a label is a time series that Prometheus keeps.
+//! `cargo run --example metrics [URL]`. The name of a lock is not a label: the number of names such
+//! as `stock:42` has no bound, and Prometheus keeps a time series for each value of a label.
 
 use std::collections::HashMap;
 use std::env;

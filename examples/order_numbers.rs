@@ -1,15 +1,7 @@
 //! Order numbers that no two orders share, from many threads of many processes.
 //!
-//! Recipe 1: the fence. Each hold of a name has a number of its own, greater than all before, and
-//! it costs nothing more than the lock. Take it where numbers may have gaps.
-//!
-//! Recipe 2: a counter that only the holder reads and writes. Invoices, for example, must have no
-//! gaps. Here the counter is a file, which cannot count by itself; a database with sequences can,
-//! and then needs no lock.
-//!
-//! Trap: a counter in a file checks no fence, so a holder that is stopped for longer than its lease
-//! may draw a number that was drawn meanwhile. Where that would be worse than an error, let the
-//! place that stores the orders refuse it, such as a unique index.
+//! First the fence is the number, then a counter in a file that only the holder reads and writes,
+//! for numbers without gaps. See "Unique order numbers" in `docs/cookbook.md`.
 //!
 //! `cargo run --example order_numbers [URL]`
 

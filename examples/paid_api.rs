@@ -1,10 +1,6 @@
-//! Calls to an API that allows a limited number at a time, from all processes together.
+//! Calls to an API that allows a limited number at a time, across all processes.
 //!
-//! Recipe: a semaphore. Each call needs a permit; one that gets none in time is told so.
-//!
-//! Traps: permits limit how many calls run at a time, not how many start in a minute. And if a
-//! permit is lost, because Redis was away for too long, its call goes on all the same and is one
-//! too many: give the call a timeout that is shorter than the lease.
+//! See "Calls to a paid API" in `docs/cookbook.md`.
 //!
 //! `cargo run --example paid_api [URL]`
 
@@ -52,7 +48,7 @@ fn main() -> Result<()> {
     println!("{} permits are available", semaphore.available()?);
     let in_vain = semaphore.try_acquire_for(CALL * 2)?;
     assert!(in_vain.is_none(), "a fourth permit does not exist");
-    println!("a call that waits for {:?} is told: none", CALL * 2);
+    println!("a call that waits for {:?} gets none", CALL * 2);
     drop(permits);
     assert_eq!(semaphore.available()?, PERMITS);
     println!("given back, {PERMITS} are available");

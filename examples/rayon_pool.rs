@@ -1,14 +1,7 @@
-//! Locks in the tasks of a rayon pool.
+//! Locks in the tasks of a rayon pool: the recipe, and the two mistakes that `reentrant(false)` and
+//! `wait` turn into errors.
 //!
-//! Recipe: lock in a task as on any thread, and do no rayon work while the lock is held: before it
-//! or after it. Set `reentrant(false)` and `wait`: then rayon work that does get in is an error,
-//! neither a race nor a wait without end.
-//!
-//! Trap: a thread of the pool that waits for other tasks, in `join`, in a nested iterator or in
-//! `yield_now`, runs one of them meanwhile. If that task locks the same name, it is the same thread
-//! that asks again. A reentrant lock lets it in: two tasks are in the critical section at once. If
-//! it runs on a thread that does a part of the holder's work, it waits for the holder, and the
-//! holder for what is below it on that stack.
+//! See "A rayon pool" in `docs/cookbook.md`.
 //!
 //! `cargo run --example rayon_pool [URL]`
 
@@ -57,7 +50,7 @@ fn main() -> Result<()> {
     let impatient = client.mutex(CUSTOMERS[0]).wait(Duration::from_millis(200));
     let outcome = task_above_a_part(&impatient)?;
     assert!(matches!(outcome, Err(Error::Timeout { .. })));
-    println!("it got an error after its wait; without one both would have waited for ever");
+    println!("it got an error after its wait; without one both would have waited forever");
     Ok(())
 }
 

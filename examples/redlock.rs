@@ -1,8 +1,8 @@
 //! A lock on five independent servers that survives the loss of two of them.
 //!
-//! `cargo run --example redlock` starts five servers of its own; it needs a redis-server or
-//! valkey-server on PATH. Workers increment a number under a lock while one server is killed, a
-//! second one hangs and a third is killed. That leaves no majority, until one comes back.
+//! `cargo run --example redlock` starts its own servers, with the redis-server or valkey-server on
+//! PATH. Workers increment a number under a lock while one server is killed, a second hangs and a
+//! third is killed. That leaves no majority until one comes back.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -23,7 +23,7 @@ static COUNTER: AtomicU64 = AtomicU64::new(0);
 
 fn main() -> Result<(), Error> {
     let Some(servers) = (0..5).map(|_| Server::on_path()).collect::<Option<Vec<_>>>() else {
-        println!("no redis-server or valkey-server on PATH: nothing to demonstrate");
+        println!("neither redis-server nor valkey-server is on PATH: nothing to demonstrate");
         return Ok(());
     };
     let urls: Vec<_> = servers.iter().map(Server::url).collect();

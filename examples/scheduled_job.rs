@@ -1,15 +1,10 @@
-//! A job that several machines start by their clocks, and that one of them runs at each tick.
+//! A job that clocks start on several machines, and that only one of them runs at each tick.
 //!
-//! Recipe: `hold_at_least`. The lock stays taken for that long, however soon the job is done, so a
-//! machine whose clock is late finds it taken.
-//!
-//! Traps: a time that is shorter than the clocks differ, or longer than the pause between two runs.
-//! And a machine that crashes during the job frees the lock at the end of its lease, so that
-//! another runs it again: let the job find out what is done already.
+//! See "A scheduled job on one of several machines" in `docs/cookbook.md`.
 //!
 //! `cargo run --example scheduled_job [URL] [--plain]`. Two processes play the machines. The job
 //! takes less time than their clocks differ. The example counts the runs and fails unless each tick
-//! had one; `--plain` shows what happens without `hold_at_least`.
+//! had exactly one; `--plain` shows what happens without `hold_at_least`.
 
 use std::env;
 use std::thread;

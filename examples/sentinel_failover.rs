@@ -1,8 +1,8 @@
 //! A failover as the users of a lock see it: the master is killed while locks are held.
 //!
-//! `cargo run --example sentinel_failover` starts servers of its own, a master with two replicas
-//! and three sentinels, from the `redis-server` or `valkey-server` on PATH. A worker acquires a
-//! lock for each of its steps; a long job holds a lock throughout. Then the master is killed.
+//! `cargo run --example sentinel_failover` starts its own servers, a master with two replicas and
+//! three sentinels, with the redis-server or valkey-server on PATH. A worker acquires a lock for
+//! each of its steps; a long job holds a lock throughout. Then the master is killed.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +28,7 @@ static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 fn main() -> Result<(), Error> {
     let Some(binary) = server::installed_binary() else {
-        println!("there is neither a redis-server nor a valkey-server on PATH");
+        println!("neither redis-server nor valkey-server is on PATH");
         return Ok(());
     };
     say("starting a master, two replicas and three sentinels");

@@ -1,14 +1,6 @@
-//! A cached page that one server rebuilds, while the others go on serving the old one.
+//! A cached page that one server rebuilds while the others serve the old one.
 //!
-//! When a popular page expires, all servers find out at once. If each rebuilds it, the database
-//! does the same work many times; if all but one wait, so does every visitor.
-//!
-//! Recipe: `try_with_lock`. The one that gets the lock rebuilds the page. The others are told
-//! `None` and serve the old one, as they do if Redis is away.
-//!
-//! Traps: look again under the lock, because another may have rebuilt the page since the first
-//! look. At the very start there is nothing old to serve: then wait, but not for ever. And a Redis
-//! that hangs, rather than refuses, is away only after `Builder::io_timeout`.
+//! See "A cache that one rebuilds" in `docs/cookbook.md`.
 //!
 //! `cargo run --example stale_cache [URL]`
 

@@ -1,12 +1,6 @@
 //! Code that locks, and tests of it that need no server.
 //!
-//! Recipe: let your code take a `&Client`, and give it one of a `MemoryServer` in tests. Its
-//! clients lock, wait for each other, and lose their holds as those of Redis do, and a test can
-//! stop the server, slow it down and end holds. Each server is a world of its own, so tests that
-//! run at the same time do not meet.
-//!
-//! Trap: code that was never tested without a server takes an outage for a lock that is held, or
-//! goes on after its hold was lost. The cookbook provokes each error once.
+//! See "Tests of your own code" in `docs/cookbook.md`, which provokes each error once.
 //!
 //! `cargo run --example testing` runs the code, `cargo test --example testing` the tests.
 

@@ -1,13 +1,7 @@
-//! A web server that locks what a visitor has ordered, and a worker that releases it when the order
-//! is done, perhaps on another machine.
+//! A web server that locks what a visitor has ordered, and a worker that releases the lock when the
+//! order is done, perhaps on another machine.
 //!
-//! Recipe: `OwnedGuard::detach` makes a ticket of the hold, which goes into the queue along with
-//! the order, and `Client::adopt` makes a guard of the ticket. In between no other client gets the
-//! lock.
-//!
-//! Traps: a lease that is shorter than an order may wait in the queue, for nothing renews the hold
-//! there. And a queue that delivers an order twice: both workers adopt the same hold, so the order
-//! itself has to show that it is done.
+//! See "A lock that travels with a job" in `docs/cookbook.md`.
 //!
 //! `cargo run --example tickets [URL]`. A second process plays the worker, and its standard input
 //! the queue.

@@ -1,9 +1,11 @@
-//! Long jobs from a queue, each under the lock of its account, which is renewed while the job runs.
-//! A job stops at once if its lease is lost.
+//! Long jobs from a queue, each under the lock of its account. A job stops at once if its lock is
+//! lost.
+//!
+//! See "A long job that stops when its lock is lost" in `docs/cookbook.md`.
 //!
 //! `cargo run --example worker_pool [URL]`. A job takes longer than a lease, so every job depends
-//! on renewal. Halfway through the first job, an "operator" releases its lock by force. The worker
-//! is notified while it works, stops, and starts the job over under a new fence.
+//! on renewal. Halfway through the first job, an "operator" ends its hold. The worker is notified
+//! while it works, stops, and starts the job over under a new fence.
 
 use std::env;
 use std::fmt::Display;

@@ -201,7 +201,6 @@ impl Error {
         Self::InvalidInput(format!("{argument}: {allowed}"))
     }
 
-    /// The operating system could not start a thread.
     pub(crate) fn no_thread(source: io::Error) -> Self {
         Self::system("start a thread", source)
     }

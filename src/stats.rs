@@ -74,56 +74,30 @@ pub struct Stats {
     pub pool_waits: u64,
 }
 
-/// What a client counts of its locks: for [`Stats`], which says what each number is, and for a
-/// shutdown.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    /// The calls that may yet acquire a hold, and the holds that are not known to have ended.
-    pub(crate) unsettled: AtomicU64,
-    pub(crate) held: AtomicU64,
-    pub(crate) waiting: AtomicU64,
-    pub(crate) acquired: AtomicU64,
-    pub(crate) busy: AtomicU64,
-    pub(crate) contended: AtomicU64,
-    pub(crate) failed: AtomicU64,
-    pub(crate) failed_releases: AtomicU64,
-    pub(crate) failed_renewals: AtomicU64,
-    pub(crate) handoffs: AtomicU64,
-    pub(crate) late_renewals: AtomicU64,
-    pub(crate) lost: AtomicU64,
-    pub(crate) missed_wakeups: AtomicU64,
-    pub(crate) recalls: AtomicU64,
-    pub(crate) relocks: AtomicU64,
-    pub(crate) released: AtomicU64,
-    pub(crate) renewals: AtomicU64,
-    pub(crate) timed_out: AtomicU64,
-    pub(crate) wakeups: AtomicU64,
+/// Defines the counters of the numbers of `Stats` that are counted here; those of connections are
+/// not.
+macro_rules! counters {
+    ($($name:ident),*) => {
+        /// What a client counts of its locks: for [`Stats`], which says what each number is, and
+        /// for a shutdown.
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            /// The calls that may yet acquire a hold, and the holds that are not known to have
+            /// ended.
+            pub(crate) unsettled: AtomicU64,
+            $(pub(crate) $name: AtomicU64,)*
+        }
+
+        impl Counters {
+            /// Returns the numbers that are counted here. The others are zero.
+            pub(crate) fn to_stats(&self) -> Stats {
+                Stats { $($name: self.$name.load(Ordering::Relaxed),)* ..Stats::default() }
+            }
+        }
+    };
 }
 
-impl Counters {
-    /// Returns the numbers that are counted here. Those of connections are zero.
-    pub(crate) fn to_stats(&self) -> Stats {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Stats {
-            held: read(&self.held),
-            waiting: read(&self.waiting),
-            acquired: read(&self.acquired),
-            busy: read(&self.busy),
-            contended: read(&self.contended),
-            failed: read(&self.failed),
-            failed_releases: read(&self.failed_releases),
-            failed_renewals: read(&self.failed_renewals),
-            handoffs: read(&self.handoffs),
-            late_renewals: read(&self.late_renewals),
-            lost: read(&self.lost),
-            missed_wakeups: read(&self.missed_wakeups),
-            recalls: read(&self.recalls),
-            relocks: read(&self.relocks),
-            released: read(&self.released),
-            renewals: read(&self.renewals),
-            timed_out: read(&self.timed_out),
-            wakeups: read(&self.wakeups),
-            ..Stats::default()
-        }
-    }
+counters! {
+    held, waiting, acquired, busy, contended, failed, failed_releases, failed_renewals, handoffs,
+    late_renewals, lost, missed_wakeups, recalls, relocks, released, renewals, timed_out, wakeups
 }

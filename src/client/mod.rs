@@ -88,8 +88,8 @@ impl Client {
         Builder::default()
     }
 
-    /// Returns the id of this client, with which the owners of all its holds in Redis begin: the
-    /// label, if any, and 128 random bits.
+    /// Returns the id of this client: its label, if any, and 128 random bits. In Redis, the owner
+    /// of each of its holds begins with it.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.shared.client
@@ -109,7 +109,7 @@ impl Client {
         status::ping(&self.shared)
     }
 
-    /// Returns the means by which the program `leasehold` shows and ends the holds of all clients.
+    /// Returns a handle by which the program `leasehold` shows and ends the holds of all clients.
     /// Sends nothing.
     #[doc(hidden)]
     #[must_use]

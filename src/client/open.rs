@@ -28,59 +28,49 @@ use crate::store::servers::{Servers, parse_seeds};
 /// The attempt that errors of opening name.
 const ATTEMPT: &str = "open a client";
 
-/// Locks at these servers.
 pub(crate) fn at(config: Config, deployment: Deployment) -> Result<Shared> {
+    let config = prepare(config)?;
+    let servers = ServerFactory::new(&config)?;
     match deployment {
-        Deployment::Cluster { seeds } => cluster(config, seeds),
-        Deployment::Redlock { urls } => redlock(config, urls),
-        Deployment::Sentinel { urls, master } => sentinel(config, urls, &master),
-        Deployment::Server { url } => standalone(config, &url),
+        Deployment::Cluster { seeds } => cluster(config, &servers, seeds),
+        Deployment::Redlock { urls } => redlock(config, &servers, urls),
+        Deployment::Sentinel { urls, master } => sentinel(config, &servers, urls, &master),
+        Deployment::Server { url } => {
+            let server = servers.server(Endpoint::parse(&url, &config)?);
+            start_on(config, server, servers.pools())
+        }
     }
 }
 
-/// Locks on one server.
-fn standalone(config: Config, url: &str) -> Result<Shared> {
-    let config = prepare(config)?;
-    let endpoint = Endpoint::parse(url, &config)?;
-    let servers = ServerFactory::new(&config)?;
-    let server = servers.server(endpoint);
-    start_on(config, server, servers.pools())
-}
-
-/// Locks on the master that sentinels name.
-fn sentinel(config: Config, urls: Vec<String>, master: &str) -> Result<Shared> {
-    let config = prepare(config)?;
+fn sentinel(
+    config: Config,
+    servers: &ServerFactory,
+    urls: Vec<String>,
+    master: &str,
+) -> Result<Shared> {
     if master.is_empty() {
         return Err(Error::invalid("master", "must not be empty"));
     }
     let sentinels = sentinels::parse(urls, &config)?;
     let endpoint = master_endpoint(&sentinels, &config)?;
-    let servers = ServerFactory::new(&config)?;
-    let route =
-        sentinels::route(&sentinels, master, |sentinel| servers.connections(sentinel), &config);
-    let server = servers.server_along(route, endpoint);
-    start_on(config, server, servers.pools())
+    let connections = |sentinel| servers.connections(sentinel);
+    let route = sentinels::route(&sentinels, master, connections, &config);
+    start_on(config, servers.server_along(route, endpoint), servers.pools())
 }
 
-/// Locks on the nodes of a cluster.
-fn cluster(config: Config, seeds: Vec<String>) -> Result<Shared> {
-    let config = prepare(config)?;
+fn cluster(config: Config, servers: &ServerFactory, seeds: Vec<String>) -> Result<Shared> {
     let seeds = parse_seeds(seeds, &config)?;
-    let servers = ServerFactory::new(&config)?;
-    let cluster = Servers::cluster(seeds, &config, &servers);
+    let cluster = Servers::cluster(seeds, &config, servers);
     insist(&config, || cluster.explore())?;
     Shared::start(config, Arc::new(cluster), false, servers.pools())
 }
 
-/// Locks on a majority of independent servers.
-fn redlock(config: Config, urls: Vec<String>) -> Result<Shared> {
+fn redlock(config: Config, servers: &ServerFactory, urls: Vec<String>) -> Result<Shared> {
     if config.redisson {
         return Err(Error::invalid("redisson", "must be `false` on independent servers"));
     }
-    let config = prepare(config)?;
     let endpoints = Endpoint::parse_all("urls", urls, &config)?;
-    let servers = ServerFactory::new(&config)?;
-    let store = Quorum::new(endpoints, &config, &servers);
+    let store = Quorum::new(endpoints, &config, servers);
     let reached = insist(&config, || store.ping(end_of(config.connect_timeout)));
     store.check_distinct().and(reached)?;
     let store = Arc::new(store);
@@ -128,7 +118,7 @@ fn start_on(config: Config, server: Arc<Multiplexer>, pools: Pools) -> Result<Sh
     Shared::start(config, Arc::new(store), false, pools)
 }
 
-/// The address and login that the URLs of the sentinels give for the master.
+/// The login for the master, from the URLs of the sentinels.
 fn master_endpoint(sentinels: &[Endpoint], config: &Config) -> Result<Endpoint> {
     let at_master = |sentinel: &Endpoint| match &config.master_login {
         _ if config.credentials.is_some() => sentinel.without_login(),

@@ -56,7 +56,6 @@ impl fmt::Debug for Credentials {
 /// The callback's result, in a form that several callers can share.
 pub(crate) type CredentialsAnswer = Result<Credentials, Arc<dyn StdError + Send + Sync>>;
 
-/// The program's callback that provides credentials.
 #[derive(Clone)]
 pub(crate) struct CredentialsCallback(Arc<dyn Fn() -> CredentialsAnswer + Send + Sync>);
 
@@ -79,10 +78,9 @@ impl fmt::Debug for CredentialsCallback {
     }
 }
 
-/// Maps a host and a port to others.
 type MapAddress = dyn Fn(&str, u16) -> (String, u16) + Send + Sync;
 
-/// The program's callback that maps the addresses which sentinels and nodes of a cluster name.
+/// The program's callback that translates addresses that sentinels and cluster nodes announce.
 #[derive(Clone)]
 pub(crate) struct AddressMap(Arc<MapAddress>);
 

@@ -112,7 +112,7 @@ pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, &
     Ok(certificates)
 }
 
-/// Parses a private key, as `certificates` parses those.
+/// Parses a private key, and hides the parser's messages, too.
 pub(crate) fn private_key(pem: &[u8]) -> Result<PrivateKeyDer<'static>, &'static str> {
     let has = |part: &str| pem.windows(part.len()).any(|window| window == part.as_bytes());
     // `BEGIN ENCRYPTED PRIVATE KEY`, or in an older format `Proc-Type: 4,ENCRYPTED`.

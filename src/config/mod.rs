@@ -38,7 +38,7 @@ const POOL_MAX: u32 = 10_000;
 pub enum Mechanism {
     /// A dropped guard does not wait for the reply to its release.
     PostedRelease,
-    /// A wake-up in a cluster goes over a channel of which other nodes do not hear.
+    /// A wake-up in a cluster uses a sharded channel, without messages to other nodes.
     ShardedWakeups,
     /// Requests of several threads go over one connection in one write.
     SharedWrites,
@@ -171,7 +171,7 @@ pub(crate) fn check_label(label: &str) -> Result<()> {
     if label.len() > LABEL_MAX {
         return Err(Error::invalid("label", format_args!("must be at most {LABEL_MAX} bytes")));
     }
-    // The label is part of the names of channels, in which braces decide about the hash slot.
+    // The label is part of channel names, where braces would determine the hash slot.
     if label.contains(|c: char| matches!(c, '{' | '}') || c.is_control()) {
         let why = "must have neither braces nor control characters";
         return Err(Error::invalid("label", why));

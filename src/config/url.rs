@@ -176,13 +176,10 @@ pub(crate) fn apply(
     Ok(())
 }
 
-/// Environment variables, with the settings that they hold.
-const VARIABLES: [(&str, &str); 3] =
-    [("LEASEHOLD_CA", "ca"), ("LEASEHOLD_CERT", "cert"), ("LEASEHOLD_KEY", "key")];
-
-/// Applies the settings in the environment.
 pub(crate) fn apply_environment(config: &mut Config) -> Result<()> {
-    for (variable, name) in VARIABLES {
+    for (variable, name) in
+        [("LEASEHOLD_CA", "ca"), ("LEASEHOLD_CERT", "cert"), ("LEASEHOLD_KEY", "key")]
+    {
         match env::var(variable) {
             Ok(text) if text.is_empty() => {}
             Ok(text) => set(config, name, &text).map_err(|why| Error::invalid(variable, why))?,

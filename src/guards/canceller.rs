@@ -73,7 +73,6 @@ impl Canceller {
         self.0.lock().cancelled
     }
 
-    /// Returns an error if the wait for a lock has been cancelled.
     pub(crate) fn check(&self, name: &str) -> Result<()> {
         if self.is_cancelled() { Err(Error::Cancelled { name: name.into() }) } else { Ok(()) }
     }

@@ -47,7 +47,7 @@ pub struct Term {
     held: Held,
 }
 
-guard!(Term with depth, fence, wanted);
+guard!(Term with held, depth, fence, wanted);
 
 impl Election {
     pub(crate) fn new(handle: LockHandle) -> Self {
@@ -65,7 +65,7 @@ impl Election {
     ///
     /// The same as [`Client::lock_owned`](crate::Client::lock_owned).
     pub fn campaign(&self) -> Result<Term> {
-        self.handle.wait_for(HoldKind::Lock).map(|held| Term { held })
+        self.handle.wait_for(HoldKind::Lock)
     }
 
     /// Attempts to become the leader without waiting. Returns `None` if there is one. Blocks for
@@ -75,7 +75,7 @@ impl Election {
     ///
     /// The same as [`campaign`](Election::campaign), except for `Timeout`.
     pub fn try_campaign(&self) -> Result<Option<Term>> {
-        self.campaign_within(Wait::No)
+        self.handle.acquire(HoldKind::Lock, Wait::No)
     }
 
     /// Blocks the current thread until this client is the leader or `wait` has passed. Returns
@@ -85,7 +85,7 @@ impl Election {
     ///
     /// The same as [`campaign`](Election::campaign), except for `Timeout`.
     pub fn try_campaign_for(&self, wait: Duration) -> Result<Option<Term>> {
-        self.campaign_within(Wait::at_most(Some(wait)))
+        self.handle.acquire(HoldKind::Lock, Wait::at_most(Some(wait)))
     }
 
     /// Returns the leader, or `None` if there is none. Blocks for the server's reply.
@@ -95,10 +95,6 @@ impl Election {
     /// The same as [`Mutex::is_locked`](crate::Mutex::is_locked).
     pub fn leader(&self) -> Result<Option<Leader>> {
         status::leader(&self.handle.shared, &self.handle.name)
-    }
-
-    fn campaign_within(&self, wait: Wait) -> Result<Option<Term>> {
-        Ok(self.handle.acquire(HoldKind::Lock, wait)?.map(|held| Term { held }))
     }
 }
 

@@ -81,6 +81,13 @@ macro_rules! guard {
             }
         }
     };
+    (@held $guard:ident) => {
+        impl From<$crate::guards::Held> for $guard {
+            fn from(held: $crate::guards::Held) -> Self {
+                Self { held }
+            }
+        }
+    };
     (@fence $guard:ident) => {
         impl $guard {
             /// Returns the fencing token of this hold. It is greater than that of every earlier

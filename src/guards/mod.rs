@@ -92,18 +92,18 @@ impl LockHandle {
     }
 
     /// Acquires a hold that belongs to no thread. Returns `None` if the wait ends first.
-    fn acquire(&self, kind: HoldKind, wait: Wait) -> Result<Option<Held>> {
+    fn acquire<G: From<Held>>(&self, kind: HoldKind, wait: Wait) -> Result<Option<G>> {
         let Self { shared, name, options } = self;
         let hold = acquire::owned(shared, kind, name, options, wait)?;
         let (shared, name) = (shared.clone(), name.clone());
-        Ok(hold.map(|hold| Held { shared, name, holds: [hold], released: false }))
+        Ok(hold.map(|hold| Held { shared, name, holds: [hold], released: false }.into()))
     }
 
     /// As `acquire`, for as long as the options allow.
-    fn wait_for(&self, kind: HoldKind) -> Result<Held> {
+    fn wait_for<G: From<Held>>(&self, kind: HoldKind) -> Result<G> {
         let wait = Wait::at_most(self.options.wait);
-        let held = self.acquire(kind, wait)?;
-        held.ok_or_else(|| status::timed_out(&self.shared, kind, &self.name, wait))
+        let guard = self.acquire(kind, wait)?;
+        guard.ok_or_else(|| status::timed_out(&self.shared, kind, &self.name, wait))
     }
 }
 

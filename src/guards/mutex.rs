@@ -151,7 +151,7 @@ impl Mutex {
     ///
     /// The same as [`lock`](Mutex::lock), except for `Lost`.
     pub fn lock_owned(&self) -> Result<OwnedGuard> {
-        self.handle.wait_for(HoldKind::Lock).map(|held| OwnedGuard { held })
+        self.handle.wait_for(HoldKind::Lock)
     }
 
     /// Attempts to acquire the lock as [`Client::try_lock_owned`](crate::Client::try_lock_owned)
@@ -161,7 +161,7 @@ impl Mutex {
     ///
     /// The same as [`lock_owned`](Mutex::lock_owned), except for `Timeout`.
     pub fn try_lock_owned(&self) -> Result<Option<OwnedGuard>> {
-        self.acquire_owned(Wait::No)
+        self.handle.acquire(HoldKind::Lock, Wait::No)
     }
 
     /// Acquires the lock as [`Client::try_lock_owned_for`](crate::Client::try_lock_owned_for) does.
@@ -170,7 +170,7 @@ impl Mutex {
     ///
     /// The same as [`lock_owned`](Mutex::lock_owned), except for `Timeout`.
     pub fn try_lock_owned_for(&self, wait: Duration) -> Result<Option<OwnedGuard>> {
-        self.acquire_owned(Wait::at_most(Some(wait)))
+        self.handle.acquire(HoldKind::Lock, Wait::at_most(Some(wait)))
     }
 
     /// Returns `true` if any client holds the lock, or if it stays taken after a hold. Blocks for
@@ -229,10 +229,6 @@ impl Mutex {
             let held = Held { shared, name, holds: [hold], released: false };
             Guard { held, depth, _not_send: BelongsToItsThreadUseLockOwned(PhantomData) }
         }))
-    }
-
-    fn acquire_owned(&self, wait: Wait) -> Result<Option<OwnedGuard>> {
-        Ok(self.handle.acquire(HoldKind::Lock, wait)?.map(|held| OwnedGuard { held }))
     }
 }
 

@@ -45,10 +45,9 @@ pub struct OwnedGuard {
     pub(super) held: Held,
 }
 
-guard!(OwnedGuard with depth, fence, wanted);
+guard!(OwnedGuard with held, depth, fence, wanted);
 
 impl OwnedGuard {
-    /// Takes over the hold that another guard has left.
     pub(crate) fn adopt(shared: &Arc<Shared>, ticket: &Ticket) -> Result<Self> {
         if *ticket.prefix != *shared.config.prefix {
             return Err(Error::invalid("ticket", "must come from a client with the same prefix"));

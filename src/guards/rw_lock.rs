@@ -54,7 +54,7 @@ pub struct ReadGuard {
     held: Held,
 }
 
-guard!(ReadGuard);
+guard!(ReadGuard with held);
 
 /// A read-write lock that is held for writing. Any thread may drop it, which releases it. Its
 /// fencing token is greater than that of every earlier writer. Created by [`RwLock::write`].
@@ -64,7 +64,7 @@ pub struct WriteGuard {
     held: Held,
 }
 
-guard!(WriteGuard with fence);
+guard!(WriteGuard with held, fence);
 
 impl RwLock {
     pub(crate) fn new(handle: LockHandle) -> Self {
@@ -80,7 +80,7 @@ impl RwLock {
     /// [`InvalidInput`](crate::Error::InvalidInput) if an option is invalid, or over several
     /// independent servers.
     pub fn read(&self) -> Result<ReadGuard> {
-        self.handle.wait_for(HoldKind::Read).map(|held| ReadGuard { held })
+        self.handle.wait_for(HoldKind::Read)
     }
 
     /// Attempts to acquire the lock for reading without waiting. Returns `None` if a writer holds
@@ -90,7 +90,7 @@ impl RwLock {
     ///
     /// The same as [`read`](RwLock::read), except for `Timeout`.
     pub fn try_read(&self) -> Result<Option<ReadGuard>> {
-        self.read_within(Wait::No)
+        self.handle.acquire(HoldKind::Read, Wait::No)
     }
 
     /// Acquires the lock for reading, blocking the current thread until it is able to do so or
@@ -100,7 +100,7 @@ impl RwLock {
     ///
     /// The same as [`read`](RwLock::read), except for `Timeout`.
     pub fn try_read_for(&self, wait: Duration) -> Result<Option<ReadGuard>> {
-        self.read_within(Wait::at_most(Some(wait)))
+        self.handle.acquire(HoldKind::Read, Wait::at_most(Some(wait)))
     }
 
     /// Acquires the lock for writing, blocking the current thread until no other reader or writer
@@ -111,7 +111,7 @@ impl RwLock {
     ///
     /// The same as [`read`](RwLock::read).
     pub fn write(&self) -> Result<WriteGuard> {
-        self.handle.wait_for(HoldKind::Write).map(|held| WriteGuard { held })
+        self.handle.wait_for(HoldKind::Write)
     }
 
     /// Attempts to acquire the lock for writing without waiting. Returns `None` if another reader
@@ -121,7 +121,7 @@ impl RwLock {
     ///
     /// The same as [`read`](RwLock::read), except for `Timeout`.
     pub fn try_write(&self) -> Result<Option<WriteGuard>> {
-        self.write_within(Wait::No)
+        self.handle.acquire(HoldKind::Write, Wait::No)
     }
 
     /// Acquires the lock for writing, blocking the current thread until it is able to do so or
@@ -131,15 +131,7 @@ impl RwLock {
     ///
     /// The same as [`read`](RwLock::read), except for `Timeout`.
     pub fn try_write_for(&self, wait: Duration) -> Result<Option<WriteGuard>> {
-        self.write_within(Wait::at_most(Some(wait)))
-    }
-
-    fn read_within(&self, wait: Wait) -> Result<Option<ReadGuard>> {
-        Ok(self.handle.acquire(HoldKind::Read, wait)?.map(|held| ReadGuard { held }))
-    }
-
-    fn write_within(&self, wait: Wait) -> Result<Option<WriteGuard>> {
-        Ok(self.handle.acquire(HoldKind::Write, wait)?.map(|held| WriteGuard { held }))
+        self.handle.acquire(HoldKind::Write, Wait::at_most(Some(wait)))
     }
 }
 

@@ -50,7 +50,7 @@ pub struct Permit {
     held: Held,
 }
 
-guard!(Permit);
+guard!(Permit with held);
 
 impl Semaphore {
     pub(crate) fn new(handle: LockHandle, permits: u32) -> Self {
@@ -66,7 +66,7 @@ impl Semaphore {
     /// [`InvalidInput`](Error::InvalidInput) for 0 permits or another invalid option, or over
     /// several independent servers.
     pub fn acquire(&self) -> Result<Permit> {
-        self.handle.wait_for(self.kind()?).map(|held| Permit { held })
+        self.handle.wait_for(self.kind()?)
     }
 
     /// Attempts to acquire a permit without waiting. Returns `None` if none is free, or if waiting
@@ -76,7 +76,7 @@ impl Semaphore {
     ///
     /// The same as [`acquire`](Semaphore::acquire), except for `Timeout`.
     pub fn try_acquire(&self) -> Result<Option<Permit>> {
-        self.acquire_within(Wait::No)
+        self.handle.acquire(self.kind()?, Wait::No)
     }
 
     /// Acquires a permit, blocking the current thread until it is able to do so or `wait` has
@@ -86,7 +86,7 @@ impl Semaphore {
     ///
     /// The same as [`acquire`](Semaphore::acquire), except for `Timeout`.
     pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<Permit>> {
-        self.acquire_within(Wait::at_most(Some(wait)))
+        self.handle.acquire(self.kind()?, Wait::at_most(Some(wait)))
     }
 
     /// Returns how many of this handle's permits are free; zero if more are held than it allows.
@@ -100,10 +100,6 @@ impl Semaphore {
         self.kind()?;
         let held = status::count(&self.handle.shared, &self.handle.name)?;
         Ok(self.permits.saturating_sub(held))
-    }
-
-    fn acquire_within(&self, wait: Wait) -> Result<Option<Permit>> {
-        Ok(self.handle.acquire(self.kind()?, wait)?.map(|held| Permit { held }))
     }
 
     fn kind(&self) -> Result<HoldKind> {

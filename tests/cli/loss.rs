@@ -1,4 +1,4 @@
-//! What becomes of a command whose lock is lost.
+//! A command whose lock is lost.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What shells and man(1) are told, and what the pages for users show.
+//! Shell completions, manual pages, and the scripts in the pages for users.
 
 use std::env;
 use std::ffi::OsString;

@@ -1,4 +1,4 @@
-//! Every exit status, and what is said with it.
+//! Every exit status, with its message.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What a command is run under, and with.
+//! The lock, environment and options with which a command runs.
 
 use std::io::Write;
 use std::process::{Command, Stdio};

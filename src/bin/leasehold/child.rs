@@ -1,7 +1,7 @@
 //! The command as a process, and the signals that this program receives while it waits and while
 //! the command runs.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;
@@ -33,14 +33,13 @@ pub(crate) const HELPER: &str = "__run-with-parent";
 /// This program, even if its file has been replaced (on Linux).
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// How long a command at a terminal has to stop by itself, as an editor does once it has put the
-/// terminal in order.
+/// How long a command at a terminal has to stop by itself: an editor first restores the terminal.
 const STOP_TIME: Duration = Duration::from_millis(100);
 
-/// The signals that end a wait, and that the command gets.
+/// The signals that end a wait, and that are passed on to the command.
 const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 
-/// The signals that a command can be sent by name.
+/// The signals that `--yield` accepts.
 const NAMED: [i32; 8] = [SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH];
 
 /// The command. It is not ended when this is dropped.
@@ -57,8 +56,8 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts the command. Must be called on the thread that lives longest: Linux ends the command
-    /// along with it.
+    /// Starts the command. Must be called on the main thread: Linux kills the command when the
+    /// thread that started it ends.
     pub(crate) fn start(
         command: &[OsString],
         env: &[(&str, Option<String>)],
@@ -119,8 +118,8 @@ impl Child {
         }
     }
 
-    /// Passes on a signal that this process has received, unless the command has received it too:
-    /// a terminal sends those of its keys to all processes in the foreground.
+    /// Passes on a signal that this process has received, unless the command has received it too: a
+    /// terminal sends those of its keys to all processes in the foreground.
     pub(crate) fn forward(&self, signal: i32) {
         let of_key = matches!(signal, SIGINT | SIGQUIT);
         let in_foreground = || tcgetpgrp(io::stdin()).is_ok_and(|group| group == getpgrp());
@@ -164,7 +163,7 @@ impl Child {
     }
 }
 
-/// Returns `true` if the command gets a process group of its own, to which no keys are sent.
+/// Returns `true` if the command gets its own process group, which no keys reach.
 fn has_own_group() -> bool {
     !io::stdin().is_terminal()
 }
@@ -176,7 +175,7 @@ pub(crate) fn can_be_stopped() -> bool {
     has_own_group() || getsid(None).is_ok_and(|session| session != getpgrp())
 }
 
-/// The status with which this program ends for a command that has ended.
+/// The exit status for a command that has ended.
 pub(crate) fn code_of(status: ExitStatus) -> u8 {
     match (status.code(), status.signal()) {
         (Some(code), _) => u8::try_from(code & 0xff).unwrap_or(u8::MAX),
@@ -184,7 +183,7 @@ pub(crate) fn code_of(status: ExitStatus) -> u8 {
     }
 }
 
-/// Replaces this process by a command that Linux ends along with the parent. Returns only if that
+/// Replaces this process by a command that Linux kills when the parent dies. Returns only if that
 /// is not possible. The words are the parent's process id, its file descriptor for a report of
 /// that, the command, and its arguments.
 ///
@@ -192,11 +191,20 @@ pub(crate) fn code_of(status: ExitStatus) -> u8 {
 /// between `fork` and `exec`.
 pub(crate) fn become_command(mut words: impl Iterator<Item = OsString>) -> ExitError {
     let mut word = || words.next().unwrap_or_default();
-    let (parent, report) = (word(), word());
+    let (parent, report, program) = (word(), word(), word());
     // The command does not inherit it.
     let report =
         File::options().write(true).open(Path::new("/proc").join(&parent).join("fd").join(report));
-    let error = become_command_of(&parent, words);
+    let has_parent = || getppid().is_some_and(|pid| *parent == *pid.as_raw_nonzero().to_string());
+    let error = match die_with_parent() {
+        Err(error) => ExitError::system("be ended along with the parent", &error),
+        // The parent died before that took effect.
+        Ok(()) if !has_parent() => ExitError::new(of_signal(Signal::KILL.as_raw()), ""),
+        Ok(()) => {
+            let error = Command::new(&program).args(words).exec();
+            ExitError::of_command(&program.to_string_lossy(), &error)
+        }
+    };
     if let Ok(mut report) = report {
         // The parent may have ended.
         report.write_all(b"\n").ok();
@@ -204,21 +212,7 @@ pub(crate) fn become_command(mut words: impl Iterator<Item = OsString>) -> ExitE
     error
 }
 
-fn become_command_of(parent: &OsStr, mut words: impl Iterator<Item = OsString>) -> ExitError {
-    let program = words.next().unwrap_or_default();
-    if let Err(error) = die_with_parent() {
-        return ExitError::system("be ended along with the parent", &error);
-    }
-    // It may have ended before that took effect.
-    let is_there = getppid().is_some_and(|pid| *parent == *pid.as_raw_nonzero().to_string());
-    if !is_there {
-        return ExitError::new(of_signal(Signal::KILL.as_raw()), "");
-    }
-    let error = Command::new(&program).args(words).exec();
-    ExitError::of_command(&program.to_string_lossy(), &error)
-}
-
-/// Has Linux end this process along with its parent.
+/// Has Linux kill this process when its parent dies.
 fn die_with_parent() -> io::Result<()> {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -236,7 +230,7 @@ pub(crate) fn parse_signal(word: &str) -> Result<i32, String> {
     })
 }
 
-/// Receives signals: those to forward, and SIGCHLD.
+/// Receives SIGCHLD and the signals to forward.
 #[derive(Debug)]
 pub(crate) struct ReceivedSignals {
     pub(crate) receiver: Receiver<i32>,
@@ -270,12 +264,12 @@ impl ReceivedSignals {
         Ok(Self { receiver, handle })
     }
 
-    /// From now on receives SIGTSTP too, instead of being stopped by it.
+    /// Receives SIGTSTP from now on, instead of being stopped by it.
     pub(crate) fn add_stop(&self) -> io::Result<()> {
         if is_in(ignored(), SIGTSTP) { Ok(()) } else { self.handle.add_signal(SIGTSTP) }
     }
 
-    /// The first signal received that is not about the command.
+    /// The first received signal that is not SIGCHLD.
     pub(crate) fn next_forwarded(&self) -> Option<i32> {
         self.receiver.try_iter().find(|signal| *signal != SIGCHLD)
     }

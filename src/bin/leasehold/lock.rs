@@ -20,8 +20,8 @@ use crate::args::{HowToAcquire, ServerArgs, with};
 use crate::child::ReceivedSignals;
 use crate::output::{ExitError, SUCCESS, in_seconds, of_signal, write_out};
 
-/// Longer than any ticket: a name, a prefix and a label have 64 KB at most, and three characters
-/// for each byte.
+/// Longer than any ticket: a name, a prefix and a label have 64 KB at most, and take three
+/// characters per byte.
 const TICKET_MAX: u64 = 1 << 20;
 
 /// How long a wait lasts before the line is written.
@@ -60,7 +60,6 @@ pub(crate) fn renew(server: &ServerArgs, ticket: &str) -> Result<u8, ExitError> 
     Ok(SUCCESS)
 }
 
-/// Releases a ticket's hold.
 pub(crate) fn release(server: &ServerArgs, ticket: &str) -> Result<u8, ExitError> {
     adopt(server, ticket)?.unlock()?;
     Ok(SUCCESS)
@@ -83,7 +82,7 @@ fn adopt(server: &ServerArgs, ticket: &str) -> Result<OwnedGuard, ExitError> {
     Ok(client.adopt(&ticket)?)
 }
 
-/// What was acquired, and what the program needs from then on.
+/// The hold that was acquired, and what the program needs afterwards.
 #[derive(Debug)]
 pub(crate) struct Acquired<H> {
     pub(crate) hold: H,
@@ -115,7 +114,7 @@ pub(crate) fn acquire<H>(
     let locked = lock(&client, &canceller);
     drop(progress);
     match (locked, signals.next_forwarded()) {
-        // It is released, if it was acquired all the same.
+        // If the lock was acquired nevertheless, dropping the hold releases it.
         (Ok(_) | Err(Error::Cancelled { .. }), Some(signal)) => {
             Err(ExitError::new(of_signal(signal), ""))
         }
@@ -128,7 +127,7 @@ pub(crate) fn acquire<H>(
     }
 }
 
-/// Rewords the error of a ping, which the user has not asked for.
+/// Rewords the error of a ping: the user asked for a lock.
 fn not_connected(mut error: Error, name: &str) -> Error {
     if let Error::NoQuorum { attempt, .. }
     | Error::Redis { attempt, .. }
@@ -139,7 +138,7 @@ fn not_connected(mut error: Error, name: &str) -> Error {
     error
 }
 
-/// The line, until this is dropped.
+/// The line on the terminal, until this is dropped.
 #[derive(Debug)]
 struct ProgressLine {
     line: Arc<Mutex<LineState>>,
@@ -162,10 +161,10 @@ impl ProgressLine {
         }
         let (waits, over) = bounded(0);
         let line = Arc::new(Mutex::new(LineState::Blank));
-        let writer = Writer { survey: client.survey(), name: name.to_owned(), line: line.clone() };
+        let (survey, name, shared) = (client.survey(), name.to_owned(), line.clone());
         let thread = thread::Builder::new().name("leasehold-progress".into());
         // The wait does not depend on the line.
-        thread.spawn(move || writer.write(&over)).ok()?;
+        thread.spawn(move || write_line(&survey, &name, &shared, &over)).ok()?;
         Some(Self { line, _waits: waits })
     }
 }
@@ -181,30 +180,21 @@ impl Drop for ProgressLine {
     }
 }
 
-/// The state of the thread that writes the line.
-struct Writer {
-    survey: Survey,
-    name: String,
-    line: Arc<Mutex<LineState>>,
-}
-
-impl Writer {
-    fn write(&self, over: &Receiver<Infallible>) {
-        let (start, mut pause) = (Instant::now(), FIRST);
-        while over.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-            // The wait itself reports what is wrong with the server.
-            let report = self.survey.report(&self.name);
-            let rest = report.map(|report| describe(&report)).unwrap_or_default();
-            let waited = start.elapsed().as_secs();
-            let text = format!("leasehold: waiting for {:?} ({waited} s){rest}", self.name);
-            let mut line = self.line.lock();
-            if *line != LineState::Over {
-                // The terminal may be gone.
-                write!(io::stderr(), "{CLEAR}{}", cut(&text)).ok();
-                *line = LineState::Written;
-            }
-            pause = PERIOD;
+/// Rewrites the line until the wait is over.
+fn write_line(survey: &Survey, name: &str, line: &Mutex<LineState>, over: &Receiver<Infallible>) {
+    let (start, mut pause) = (Instant::now(), FIRST);
+    while over.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+        // The wait itself reports what is wrong with the server.
+        let rest = survey.report(name).map(|report| describe(&report)).unwrap_or_default();
+        let waited = start.elapsed().as_secs();
+        let text = format!("leasehold: waiting for {name:?} ({waited} s){rest}");
+        let mut line = line.lock();
+        if *line != LineState::Over {
+            // The terminal may be gone.
+            write!(io::stderr(), "{CLEAR}{}", cut(&text)).ok();
+            *line = LineState::Written;
         }
+        pause = PERIOD;
     }
 }
 
@@ -227,7 +217,7 @@ fn describe(report: &NameReport) -> String {
     }
 }
 
-/// The part of a line that a terminal shows without a break.
+/// Cuts a line to the width of the terminal.
 fn cut(line: &str) -> String {
     let columns = tcgetwinsize(io::stderr()).map_or(0, |size| usize::from(size.ws_col));
     // A terminal that does not know its width has 80 columns.

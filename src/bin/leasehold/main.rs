@@ -38,7 +38,7 @@ fn main() -> ExitCode {
     }))
 }
 
-/// Answers a command line that is wrong or asks for help.
+/// Reports a usage error, or prints help.
 fn answer(error: &clap::Error) -> Result<u8, ExitError> {
     let text = error.to_string();
     if !error.use_stderr() {
@@ -49,7 +49,7 @@ fn answer(error: &clap::Error) -> Result<u8, ExitError> {
         && text.contains("leasehold run")
         && !word.starts_with('-')
     {
-        say(&format!("the command comes behind `--`, as in `leasehold run NAME -- {word}`"));
+        say(&format!("the command comes after `--`, as in `leasehold run NAME -- {word}`"));
     }
     Ok(USAGE)
 }

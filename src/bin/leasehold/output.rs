@@ -23,7 +23,6 @@ const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
 const SIGNALLED: u8 = 128;
 
-/// An exit status and its explanation.
 #[derive(Debug)]
 pub(crate) struct ExitError {
     pub(crate) code: u8,
@@ -36,12 +35,11 @@ impl ExitError {
         Self { code, message: message.into() }
     }
 
-    /// The system did not do what was attempted.
     pub(crate) fn system(attempt: &str, error: &io::Error) -> Self {
         Self::new(SYSTEM, format!("cannot {attempt}: {error}"))
     }
 
-    /// A command was not run.
+    /// A command could not be run.
     pub(crate) fn of_command(command: &str, error: &io::Error) -> Self {
         let is_missing = error.kind() == io::ErrorKind::NotFound;
         let code = if is_missing { NOT_FOUND } else { NOT_EXECUTABLE };
@@ -65,12 +63,12 @@ impl From<Error> for ExitError {
     }
 }
 
-/// The status of a command that a signal has ended, and of this program where it has ended a wait.
+/// The exit status if a signal has ended the command or the wait.
 pub(crate) fn of_signal(signal: i32) -> u8 {
     u8::try_from(signal).map_or(SIGNALLED, |signal| SIGNALLED.saturating_add(signal))
 }
 
-/// Writes a result to stdout. A reader that wants no more of it is no error.
+/// Writes a result to stdout. A reader that has closed the pipe is not an error.
 pub(crate) fn print(output: &str) -> Result<u8, ExitError> {
     match write_out(output) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
@@ -80,13 +78,12 @@ pub(crate) fn print(output: &str) -> Result<u8, ExitError> {
     }
 }
 
-/// Writes to stdout.
 pub(crate) fn write_out(output: &str) -> io::Result<()> {
     let mut stdout = io::stdout();
     stdout.write_all(output.as_bytes()).and_then(|()| stdout.flush())
 }
 
-/// Prints a result as JSON, on lines that people can read too, or as a text.
+/// Prints a result as indented JSON, or as text.
 pub(crate) fn print_either(
     json: bool,
     value: impl FnOnce() -> Value,
@@ -100,18 +97,17 @@ pub(crate) fn in_seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-/// Says something on stderr.
 pub(crate) fn say(message: &str) {
     say_plainly(&format!("leasehold: {message}"));
 }
 
-/// As `say`, for a text that is complete.
+/// Writes to stderr, without the name of this program.
 pub(crate) fn say_plainly(text: &str) {
     // There is no other place to report a failure.
     writeln!(io::stderr(), "{}", text.trim_end()).ok();
 }
 
-/// Columns of which each is as wide as its longest entry.
+/// Aligns columns to their longest entries.
 pub(crate) fn table<const COLUMNS: usize>(rows: Vec<[String; COLUMNS]>) -> String {
     let rows: Vec<_> = rows.into_iter().map(|row| row.map(|entry| printable(&entry))).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();

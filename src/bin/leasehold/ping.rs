@@ -8,27 +8,26 @@ use serde_json::{Value, json};
 use crate::args::ServerArgs;
 use crate::output::{ExitError, UNAVAILABLE, print_either, table};
 
-/// How far apart clocks may be without a warning, in seconds.
+/// The clock difference, in seconds, above which there is a warning.
 const CLOCKS_APART: f64 = 1.0;
 
 /// The oldest version that this library supports.
 const OLDEST: (u32, u32) = (6, 2);
 
-/// How many slots a cluster has.
 const SLOTS: u64 = 16_384;
 
-/// An `io_timeout` of this many times the slowest reply takes no pause for an outage.
+/// The advised `io_timeout` in slowest replies, so that no pause counts as an outage.
 const SLOWEST_IN_TIMEOUT: u32 = 10;
 
-/// The shortest that are advised: a busy system may pause a process.
+/// The shortest advised times: a busy system may pause a process.
 const IO_TIMEOUT_MIN: Duration = Duration::from_millis(100);
 const LEASE_MIN: Duration = Duration::from_secs(1);
 
-/// The warning about a node of a cluster whose URL does not say that it is one.
+/// The warning about a cluster node whose URL is not `redis+cluster://`.
 pub(crate) const NODE: &str =
     "a node of a cluster, which may have only a part of the names: use redis+cluster://";
 
-/// Shows what each server says of itself, or why it does not. Then fails if too few of them can be
+/// Shows what each server reports, or why it does not reply. Then fails if too few of them can be
 /// used for locks.
 pub(crate) fn ping(client: &Client, server: &ServerArgs, json: bool) -> Result<u8, ExitError> {
     let survey = client.survey();
@@ -89,7 +88,7 @@ impl<'a> Info<'a> {
     }
 }
 
-/// What is shown of a server.
+/// A server, as it is shown.
 struct Facts {
     /// What the server does not report is `null`.
     shown: Value,
@@ -171,7 +170,7 @@ impl Facts {
         table(rows.chain(advice).collect()) + &warnings
     }
 
-    /// A fact for people.
+    /// A fact as text.
     fn text_of(&self, key: &str) -> String {
         match &self.shown[key] {
             Value::Null => "unknown".into(),
@@ -185,7 +184,6 @@ impl Facts {
     }
 }
 
-/// What endangers locks.
 fn dangers(info: Info<'_>, report: &ServerReport) -> Vec<String> {
     let mut warnings = Vec::new();
     let version = info.field("redis_version");

@@ -1,11 +1,10 @@
 //! `run`: a command while the lock is held, and what happens until it has ended.
 
-use std::convert::Infallible;
 use std::io;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, never, select};
+use crossbeam_channel::{Receiver, after, never, select};
 use leasehold::{AnyGuard, Canceller, Client, Error, Wanted};
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGKILL, SIGSTOP, SIGTERM, SIGTSTP};
 use signal_hook::low_level::raise;
@@ -15,11 +14,11 @@ use crate::child::{Child, can_be_stopped, code_of};
 use crate::lock::{Acquired, acquire};
 use crate::output::{ExitError, LOST, say};
 
-/// How long before the end of the lease the command is killed, so that the system does it in time.
+/// How long before the end of the lease the command is killed, because killing takes time.
 const KILL_TIME: Duration = Duration::from_millis(50);
 
-/// How long a command has to install its handler for the signal that tells it that others wait.
-/// Before that the signal would end it, even if others wait from the start.
+/// How long a command has to install a handler before it gets the signal of `--yield`, which would
+/// otherwise end it if another client waits from the start.
 const START_TIME: Duration = Duration::from_secs(1);
 
 /// How often to check whether a command that must end has ended.
@@ -29,7 +28,8 @@ const LOOK: Duration = Duration::from_millis(20);
 pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
     let lock = |client: &Client, canceller: &Canceller| acquire_for(client, run, canceller);
     let Acquired { hold, client, signals } = acquire(server, &run.how, &run.name, lock)?;
-    let CommandHold { guard, make_way } = hold;
+    let (guard, wanted) = hold;
+    let make_way = wanted.zip(run.yield_signal);
     // The hold has just begun, so that all of its lease is left.
     let limits = Limits { lease: guard.remaining(), kill_after: run.kill_after };
     if can_be_stopped() {
@@ -44,7 +44,7 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
         Ok(child) => child,
         Err(error) => return release_unused(guard, &client, run).and(Err(error)),
     };
-    match supervise(&mut child, &*guard, &signals.receiver, limits, make_way) {
+    match supervise(&mut child, &*guard, &signals.receiver, limits, make_way.as_ref()) {
         Ok(Ended::Command(status)) if child.was_not_run() => {
             release_unused(guard, &client, run).map(|()| code_of(status))
         }
@@ -94,27 +94,14 @@ fn release_unused(guard: Box<dyn AnyGuard>, client: &Client, run: &Run) -> Resul
     Ok(())
 }
 
-/// What the command runs under: a lock, a side of a read-write lock, or a permit.
-#[derive(Debug)]
-struct CommandHold {
-    guard: Box<dyn AnyGuard>,
-    make_way: Option<MakeWay>,
-}
-
-/// How the command learns that another client waits for the lock.
-#[derive(Debug)]
-struct MakeWay {
-    wanted: Wanted,
-    signal: i32,
-    not_before: Instant,
-}
-
-/// Waits for what the command line asks for.
+/// Acquires what the command line asks for: a lock, a side of a read-write lock, or a permit.
+/// Returns also how the command learns that another client waits for the lock, if it is to get a
+/// signal.
 fn acquire_for(
     client: &Client,
     run: &Run,
     canceller: &Canceller,
-) -> leasehold::Result<CommandHold> {
+) -> leasehold::Result<(Box<dyn AnyGuard>, Option<Wanted>)> {
     let rw_lock = || client.rw_lock(&run.name).cancelled_by(canceller);
     let guard: Box<dyn AnyGuard> = if let Some(permits) = run.permits {
         Box::new(client.semaphore(&run.name, permits).cancelled_by(canceller).acquire()?)
@@ -126,21 +113,10 @@ fn acquire_for(
         let least = run.hold_at_least.unwrap_or_default();
         let mutex = client.mutex(&run.name).hold_at_least(least).cancelled_by(canceller);
         let guard = mutex.lock_owned()?;
-        let not_before = Instant::now() + START_TIME;
-        let make_way = |signal| MakeWay { wanted: guard.wanted(), signal, not_before };
-        let make_way = run.yield_signal.map(make_way);
-        return Ok(CommandHold { guard: Box::new(guard), make_way });
+        let wanted = run.yield_signal.map(|_| guard.wanted());
+        return Ok((Box::new(guard), wanted));
     };
-    Ok(CommandHold { guard, make_way: None })
-}
-
-impl MakeWay {
-    /// Returns what to wait for, and for how long it is too early for that.
-    fn watch(&self) -> (Receiver<Infallible>, Duration) {
-        let early = self.not_before.saturating_duration_since(Instant::now());
-        let wanted = if early.is_zero() { self.wanted.receiver().clone() } else { never() };
-        (wanted, early)
-    }
+    Ok((guard, None))
 }
 
 /// Why the wait for the command is over.
@@ -179,24 +155,23 @@ impl Limits {
     }
 }
 
-/// Waits until the command has ended or must be stopped. Passes signals on to it, and tells it once
-/// if another client waits.
+/// Waits until the command has ended or must be stopped. Passes signals on to it, and sends it the
+/// signal of `make_way` once if another client waits.
 fn supervise(
     child: &mut Child,
     guard: &dyn AnyGuard,
     signals: &Receiver<i32>,
     limits: Limits,
-    mut make_way: Option<MakeWay>,
+    make_way: Option<&(Wanted, i32)>,
 ) -> io::Result<Ended> {
-    let lost = guard.lost();
+    let (lost, started) = (guard.lost(), after(START_TIME));
+    let mut wanted_by_now = never();
     loop {
         let left = guard.remaining();
         let safe = left.saturating_sub(limits.margin());
         if safe.is_zero() {
             return Ok(Ended::Lease { left });
         }
-        let (wanted, early) = make_way.as_ref().map_or((never(), Duration::ZERO), MakeWay::watch);
-        let wait = if early.is_zero() { safe } else { early.min(safe) };
         select! {
             recv(signals) -> signal => {
                 let ended = receive(child, signal.ok())?;
@@ -205,15 +180,20 @@ fn supervise(
                 }
             }
             recv(lost.receiver()) -> _ => {}
-            recv(wanted) -> _ => {
+            recv(started) -> _ => {
+                let receiver = make_way.map(|(wanted, _)| wanted.receiver().clone());
+                wanted_by_now = receiver.unwrap_or_else(never);
+            }
+            recv(wanted_by_now) -> _ => {
                 // It is disconnected from now on.
-                if let Some(MakeWay { wanted, signal, .. }) = make_way.take()
+                wanted_by_now = never();
+                if let Some((wanted, signal)) = make_way
                     && wanted.is_wanted()
                 {
-                    child.send(signal);
+                    child.send(*signal);
                 }
             }
-            default(wait) => {}
+            default(safe) => {}
         }
     }
 }

@@ -13,10 +13,9 @@ use crate::args::{ServerArgs, Unlock};
 use crate::output::{ExitError, in_seconds, print_either, say, table};
 use crate::ping::{Info, NODE};
 
-/// What the user should know when a hold was ended.
+/// What the user should know after a hold was ended.
 const LATE: &str = "a holder that listens is told at once, another learns it at its next renewal";
 
-/// Shows one name.
 pub(crate) fn show(client: &Client, name: &str, json: bool) -> Result<u8, ExitError> {
     let report = client.survey().report(name)?;
     print_either(json, || to_json(name, &report), || to_text(name, &report))
@@ -55,8 +54,7 @@ pub(crate) fn list(
     code_unless(too_few.or_else(|| errors.next()), code)
 }
 
-/// Lists the names that may be held, and asks no server who holds them. Fails in an outage as
-/// `list`.
+/// Lists the names that may be held, without asking who holds them. Fails in an outage like `list`.
 pub(crate) fn names(client: &Client, start: &str, json: bool) -> Result<u8, ExitError> {
     let (names, too_few) = found(client.survey().names(start)?);
     let text = || names.iter().map(|name| printable(name) + "\n").collect();
@@ -71,13 +69,13 @@ fn found(replies: ServerReplies<Vec<String>>) -> (BTreeSet<String>, Option<Error
     (names.flatten().collect(), too_few)
 }
 
-/// The status of what was printed, if that is all.
+/// The exit status `code`, unless there was a failure.
 fn code_unless(failure: Option<Error>, code: u8) -> Result<u8, ExitError> {
     failure.map_or(Ok(code), |error| Err(error.into()))
 }
 
-/// Returns what is known of the names that are not free. After the first failure no server is asked
-/// any more.
+/// Returns reports of the names that are not free. After the first failure, no server is asked
+/// again.
 fn reports(survey: &Survey, names: BTreeSet<String>) -> Vec<(String, Result<NameReport, Error>)> {
     let mut failure = None;
     let mut reports = Vec::new();
@@ -110,7 +108,7 @@ fn kind(held_as: HeldAs) -> &'static str {
     }
 }
 
-/// The side of a read-write lock; `None` for what has none.
+/// The side of a read-write lock; `None` for other kinds.
 fn side(held_as: HeldAs) -> Option<&'static str> {
     match held_as {
         HeldAs::Reader => Some("reader"),
@@ -119,7 +117,7 @@ fn side(held_as: HeldAs) -> Option<&'static str> {
     }
 }
 
-/// The client; `None` for another library, whose owner is all that is needed to release the lock.
+/// The client. `None` for another library, whose owner would suffice to release the lock.
 fn client(held_as: HeldAs, holder: &Holder) -> Option<&str> {
     (held_as != HeldAs::Foreign).then_some(&*holder.client)
 }
@@ -129,7 +127,7 @@ fn left(holder: &Holder) -> Option<Duration> {
     (holder.remaining < Duration::MAX).then_some(holder.remaining)
 }
 
-/// How long ago a token was given: it is the clock of the server then, in microseconds.
+/// How long ago a token was given out: it is the server's clock at that time, in microseconds.
 fn age(fence: u64) -> Duration {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now.saturating_sub(Duration::from_micros(fence))
@@ -201,7 +199,7 @@ fn to_json(name: &str, report: &NameReport) -> Value {
     })
 }
 
-/// Ends what the command line names.
+/// Ends the holds that the command line names.
 pub(crate) fn unlock(client: &Client, unlock: &Unlock, json: bool) -> Result<u8, ExitError> {
     let start = unlock.name.as_deref().unwrap_or_default();
     match (&unlock.client, &unlock.label) {
@@ -213,7 +211,6 @@ pub(crate) fn unlock(client: &Client, unlock: &Unlock, json: bool) -> Result<u8,
     }
 }
 
-/// Ends the holds that a name has.
 fn end_name(client: &Client, name: &str, json: bool) -> Result<u8, ExitError> {
     let ended = client.survey().end_holds(name)?;
     let shown = printable(name);
@@ -270,7 +267,7 @@ fn end_to_json((name, held_as, holder): &(String, HeldAs, Holder)) -> Value {
     })
 }
 
-/// A line for each hold, and what to know about them.
+/// One line per hold, and what the user should know.
 fn describe_ends(ended: &[(String, HeldAs, Holder)]) -> String {
     let line = |(name, held_as, holder): &(String, HeldAs, Holder)| {
         let (name, client) = (printable(name), printable(&holder.client));

@@ -1,4 +1,4 @@
-//! What the program's logger is told, and that it can do no harm.
+//! What the program's logger gets, and that it can do no harm.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU8, Ordering};

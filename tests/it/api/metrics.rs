@@ -1,4 +1,4 @@
-//! What a client tells the recorder of the crate `metrics`.
+//! What a client reports to the recorder of the crate `metrics`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

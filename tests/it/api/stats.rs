@@ -1,4 +1,4 @@
-//! What a client says of itself: its numbers, and whether its server answers.
+//! The numbers of a client, and whether its server answers.
 
 use std::thread;
 use std::time::Duration;

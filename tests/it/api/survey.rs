@@ -1,4 +1,4 @@
-//! What the program `leasehold` is told of names and servers.
+//! What the program `leasehold` learns about names and servers.
 
 use std::collections::BTreeSet;
 use std::thread;

@@ -1,4 +1,4 @@
-//! The tests exist that `tests/FAULTS.md` and the tables in `docs/guarantees.md` and README name.
+//! All tests exist that `tests/FAULTS.md` and the tables in `docs/guarantees.md` and README name.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Clients that are configured by one URL: where the servers are, and settings.
+//! Clients that are configured by one URL, with servers and settings.
 
 use std::ffi::OsString;
 use std::net::TcpListener;

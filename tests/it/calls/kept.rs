@@ -1,4 +1,4 @@
-//! Cached locks: what a client keeps after the last drop, and gives back when another one asks.
+//! Cached locks: what a client keeps after the last drop, and releases when another client asks.
 
 use std::thread;
 use std::time::Duration;

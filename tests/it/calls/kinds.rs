@@ -1,4 +1,4 @@
-//! What is true of every hold that belongs to no thread: of owned guards, sets, terms, permits, and
+//! What all holds that belong to no thread have in common: owned guards, sets, terms, permits, and
 //! both sides of a read-write lock.
 
 use std::thread;

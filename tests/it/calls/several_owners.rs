@@ -1,5 +1,5 @@
-//! What several owners can hold, among several processes: the sides of a read-write lock and the
-//! permits of a semaphore.
+//! Locks with several owners, in several processes: the sides of a read-write lock and the permits
+//! of a semaphore.
 
 use std::thread::{self};
 

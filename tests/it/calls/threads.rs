@@ -1,4 +1,4 @@
-//! Guards that a panic unwinds past, that the end of their thread drops, or that are leaked.
+//! Guards that are dropped by a panic or by the end of their thread, or that are leaked.
 
 use std::cell::RefCell;
 use std::mem;

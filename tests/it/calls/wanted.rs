@@ -1,4 +1,4 @@
-//! Holders that are told that another client waits.
+//! Holders that learn that another client waits.
 
 use std::thread;
 

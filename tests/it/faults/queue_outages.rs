@@ -1,5 +1,5 @@
-//! An outage as the threads in a wait queue see it: none of them is told that the lock is held by
-//! another owner, unless one that answers has said so.
+//! An outage during a wait queue: no thread is told that another owner holds the lock, unless a
+//! server that answers has said so.
 
 use std::thread;
 use std::time::Duration;

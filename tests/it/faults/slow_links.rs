@@ -1,4 +1,4 @@
-//! Links of great distance and little bandwidth: what does not fit is written as room comes.
+//! Links with high latency or low bandwidth: what does not fit at once is written later.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,4 +1,4 @@
-//! A hold goes on only while replicas or disks confirm its renewals.
+//! A hold continues only while replicas or disks confirm its renewals.
 
 use std::time::Instant;
 

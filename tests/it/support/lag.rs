@@ -1,5 +1,4 @@
-//! Networks between a server and its replica or client that take their time, or take little at a
-//! time.
+//! Networks between a server and its replica or client with high latency or low bandwidth.
 
 use std::fs::File;
 use std::io::{Read, Result, Write};

@@ -1,4 +1,4 @@
-//! Passwords, users and their rights.
+//! Passwords, users and their permissions.
 
 use std::thread;
 

@@ -1,4 +1,4 @@
-//! Clients that wait, and leave, die, stop or are not back yet: for all that has a line of its own.
+//! Waiting clients that leave, die, stop or are not back yet, for each kind of lock with a queue.
 
 use std::env;
 use std::thread::{self, ScopedJoinHandle};

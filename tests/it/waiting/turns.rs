@@ -1,4 +1,4 @@
-//! Clients that keep wanting the same lock: each gets its turn, and none is passed over.
+//! Clients that keep wanting the same lock: each gets its turn, and none starves.
 
 use std::any::Any;
 use std::thread;

@@ -1,5 +1,5 @@
-//! A wake-up has the waiting thread try again. Whatever becomes of its request or of the thread,
-//! the lock ends up with that thread or free.
+//! A wake-up makes the waiting thread try again. Whatever happens to its request or the thread, the
+//! lock ends up with that thread or free.
 
 use std::thread;
 use std::time::Duration;
@@ -108,8 +108,7 @@ fn close_at_the_moment_of_the_wake_up_leaves_nothing(server: &Server) {
     }
 }
 
-/// Loses the request after a wake-up, or its reply, and checks that the thread gets the lock
-/// soon.
+/// Loses the request after a wake-up, or its reply, and checks that the thread gets the lock soon.
 fn lose(server: &Server, lose: fn(&Proxy)) {
     let (proxy, waiter) = behind_proxy(server, sleepy());
     let lock = || {

@@ -1,4 +1,4 @@
-//! Locks on a Redis Cluster of which a node hangs or dies.
+//! Locks on a Redis Cluster when one of its nodes hangs or dies.
 
 use std::thread;
 use std::time::Duration;

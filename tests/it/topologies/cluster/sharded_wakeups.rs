@@ -1,5 +1,5 @@
-//! Wake-ups in a Redis Cluster over sharded channels, of which other nodes do not hear, and over
-//! the client's own channel where that is not possible.
+//! Wake-ups in a Redis Cluster: over sharded channels, without messages to other nodes, and over
+//! the client's ordinary channel where that is not possible.
 
 use std::path::Path;
 use std::thread;
