@@ -13,7 +13,7 @@ use crate::guards::holder::Holder;
 use crate::local::shared::Shared;
 use crate::local::status::{end_hold, holder_of, repeat, repeat_briefly};
 use crate::net::connection::Connection;
-use crate::net::exchange::Request;
+use crate::net::packed::Request;
 use crate::store::hold_id::{HeldAs, HoldKind};
 use crate::store::keys::{Keys, check_name};
 use crate::store::request::{Look, ReportReply, ServerConnections};

@@ -16,13 +16,12 @@ use redis::{RedisError, Value};
 use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::Phase;
-use crate::net::exchange::{Answer, Exchange, Reply, Request};
+use crate::net::exchange::{Exchange, ReplySlot, ReplyTo};
 use crate::net::factory::{ConnectionFactory, OpenSocket, Validity};
 use crate::net::in_flight::InFlight;
-use crate::net::reply_slot::ReplySlot;
+use crate::net::packed::{Reply, Request};
 use crate::net::resp::RespStream;
 use crate::net::route::Route;
-use crate::net::socket::PollFd;
 use crate::net::wait::{Arrived, WaitFor};
 
 /// How long a thread reads replies of others without waiting for them.
@@ -37,7 +36,7 @@ pub(crate) struct Connection {
     pub(crate) in_flight: InFlight,
     pub(super) made: Instant,
     /// That of the last thread that has used the connection, to reuse the memory.
-    slot: Arc<ReplySlot>,
+    pub(super) slot: Arc<ReplySlot>,
     /// When something was last posted.
     pub(super) used: Instant,
     process: u32,
@@ -59,7 +58,7 @@ impl Connection {
             opened: false,
             in_flight: InFlight::default(),
             made: now,
-            slot: Arc::new(ReplySlot::new(now)),
+            slot: ReplySlot::new(now),
             used: now,
             process: process::id(),
         }
@@ -73,11 +72,6 @@ impl Connection {
     /// Returns `true` if something is to be written for which there was no room.
     pub(crate) fn is_writing(&self) -> bool {
         self.stream().is_some_and(RespStream::is_writing)
-    }
-
-    /// The socket, to wait until there is something to do: to read, or to go on writing.
-    pub(crate) fn poll_fd(&self) -> Option<PollFd<'_>> {
-        self.stream().map(RespStream::poll_fd)
     }
 
     /// Returns `true` if replies can still come.
@@ -136,29 +130,25 @@ impl Connection {
             // It is time to replace it. A failure has ended what was in flight.
             drop(self.read_all(deadline));
         }
-        self.collect(WaitFor::Nothing);
-        self.poison();
+        self.collect();
         // Replaced in time, it has not broken.
         self.opened &= !is_retiring;
-        self.record_break();
+        self.poison();
         let moves = self.factory.moves();
         let deadline = deadline.min(end_of(self.factory.connect_timeout));
-        let mut opened = self.open(deadline);
-        if let Err(failure) = &opened
-            && self.factory.credentials.is_some()
-            && failure.phase == Phase::Login
-            && failure.code == "WRONGPASS"
-        {
+        let opened = self.open(deadline).or_else(|failure| {
             // There may be other credentials by now.
-            opened = self.open(deadline);
-        }
+            let is_outdated = self.factory.credentials.is_some()
+                && failure.phase == Phase::Login
+                && failure.code == "WRONGPASS";
+            if is_outdated { self.open(deadline) } else { Err(failure) }
+        });
         if let Err(failure) = opened {
-            self.give_up(&failure);
             if let Some(route) = &self.factory.route {
                 route.reject_address(moves);
             }
             // What a connection begins with has no effect.
-            return Err(failure.of_question());
+            return Err(self.give_up(failure).of_question());
         }
         self.opened = true;
         self.factory.record_opening();
@@ -187,23 +177,13 @@ impl Connection {
         requests: impl IntoIterator<Item = Request>,
         deadline: Instant,
     ) -> Arc<ReplySlot> {
-        let slot = self.slot(deadline);
+        let slot = ReplySlot::renew(&mut self.slot, deadline);
         self.send(requests.into_iter().map(|request| slot.exchange(request, None)));
         self.read_until(&slot);
-        slot.close(|| self.factory.no_reply());
         if self.in_flight.is_awaited() {
             self.time_out();
         }
         slot
-    }
-
-    /// Returns a slot for the replies to requests of the thread that uses the connection.
-    pub(super) fn slot(&mut self, deadline: Instant) -> Arc<ReplySlot> {
-        match Arc::get_mut(&mut self.slot) {
-            Some(unused) => unused.reset(deadline),
-            None => self.slot = Arc::new(ReplySlot::new(deadline)),
-        }
-        self.slot.clone()
     }
 
     /// Writes requests over the open connection, in one write, as `write` does.
@@ -224,39 +204,29 @@ impl Connection {
     /// everything in flight has failed.
     pub(crate) fn write(&mut self, more: &[u8]) -> Result<(), Failure> {
         let Some(socket) = &mut self.socket else {
-            return Err(self.break_off(self.factory.no_reply()));
+            return Err(self.time_out());
         };
         socket.stream.out.extend_from_slice(more);
         let written = socket.stream.write();
-        written.map_err(|error| self.break_off_after(error.into()))
-    }
-
-    /// Blocks until everything is written. If there is no room for it in time, that is a failure,
-    /// and the connection is as before.
-    pub(super) fn flush(&mut self, deadline: Instant) -> Result<(), Failure> {
-        let Some(socket) = &mut self.socket else { return Err(self.factory.no_reply()) };
-        match socket.stream.flush(deadline) {
-            Ok(()) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(self.factory.no_reply()),
-            Err(error) => Err(self.break_off_after(error.into())),
-        }
+        written.map_err(|error| self.break_off(error.into()))
     }
 
     /// Reads until a slot has its replies, or its deadline.
     pub(super) fn read_until(&mut self, slot: &ReplySlot) {
         let wait = WaitFor::SoonReply { deadline: slot.deadline };
-        while self.receive(wait) && slot.missing() > 0 {}
+        while self.receive(wait) && slot.state.lock().missing > 0 {}
     }
 
     /// Reads the next reply and passes it on. Returns `false` if none has come by then, or none is
     /// to come.
     pub(crate) fn receive(&mut self, wait: WaitFor) -> bool {
-        let answer = self.receive_answer(wait);
-        answer.map(Answer::deliver).is_some()
+        let Some((exchange, reply)) = self.receive_answer(wait) else { return false };
+        exchange.answer(reply);
+        true
     }
 
-    /// Reads the next reply, and does what has to be done about it.
-    pub(super) fn receive_answer(&mut self, wait: WaitFor) -> Option<Answer> {
+    /// Reads the next reply, and does what has to be done before it can be passed on.
+    pub(super) fn receive_answer(&mut self, wait: WaitFor) -> Option<(Exchange, Reply)> {
         loop {
             if let Some(answer) = self.in_flight.ready.pop_front() {
                 return Some(answer);
@@ -264,7 +234,9 @@ impl Connection {
             let next = self.in_flight.queue.front()?;
             let wait = match wait {
                 // Replicas and disks do not answer soon, so spinning for them does not pay.
-                WaitFor::SoonReply { deadline } if next.blocks() => WaitFor::Reply { deadline },
+                WaitFor::SoonReply { deadline } if matches!(next.to, ReplyTo::Wait(_)) => {
+                    WaitFor::Reply { deadline }
+                }
                 wait => wait,
             };
             let reply = self.receive_next(wait)?;
@@ -285,7 +257,7 @@ impl Connection {
     /// not come by then, so that it can be read later.
     pub(crate) fn receive_next(&mut self, wait: WaitFor) -> Option<Reply> {
         let Some(socket) = &mut self.socket else {
-            return Some(Err(self.break_off(self.factory.no_reply())));
+            return Some(Err(self.time_out()));
         };
         let received = socket.stream.receive(wait, &self.factory.spin);
         socket.greeted |= received.is_ok();
@@ -293,68 +265,55 @@ impl Connection {
             Ok(Value::ServerError(error)) => Some(Err(self.factory.failure_of_reply(&error))),
             Ok(reply) => Some(Ok(reply)),
             Err(error) if error.is_timeout() => None,
-            Err(error) => Some(Err(self.break_off_after(error))),
+            Err(error) => Some(Err(self.break_off(error))),
         }
     }
 
-    /// Reads what has come, until nothing is in flight or no more has come by then. Without a wait
-    /// it ends soon, even if more has come.
-    pub(crate) fn collect(&mut self, wait: WaitFor) {
-        // The thread of a sweep has other work, whatever the server sends.
-        let longest = if matches!(wait, WaitFor::Nothing) { COLLECT } else { Duration::MAX };
+    /// Reads what has come, without waiting and not for long: the thread has other work, whatever
+    /// the server sends.
+    pub(crate) fn collect(&mut self) {
         let begun = Instant::now();
-        while begun.elapsed() < longest && self.receive(wait) {}
+        while begun.elapsed() < COLLECT && self.receive(WaitFor::Nothing) {}
     }
 
     /// Reads all that is to come, or gives up the connection if it has not come by then.
     pub(super) fn read_all(&mut self, deadline: Instant) -> Result<(), Failure> {
         while self.receive(WaitFor::SoonReply { deadline }) {}
-        if !self.in_flight.is_empty() {
-            return Err(self.time_out());
-        }
-        if self.is_connected() { Ok(()) } else { Err(self.factory.no_reply()) }
+        let is_good = self.is_connected() && self.in_flight.is_empty();
+        if is_good { Ok(()) } else { Err(self.time_out()) }
     }
 
     /// Gives up a connection whose reply does not fit the request.
     pub(crate) fn invalid_reply(&mut self) -> Failure {
-        self.break_off(self.factory.invalid_reply())
+        self.give_up(self.factory.invalid_reply())
     }
 
     /// Gives up a connection over which no reply has come in time.
     pub(crate) fn time_out(&mut self) -> Failure {
-        self.break_off(self.factory.no_reply())
-    }
-
-    /// Gives up a broken connection.
-    fn break_off(&mut self, failure: Failure) -> Failure {
-        self.record_break();
-        self.give_up(&failure);
-        failure
+        self.give_up(self.factory.no_reply())
     }
 
     /// Gives up a connection whose socket is broken, with this error.
-    fn break_off_after(&mut self, error: RedisError) -> Failure {
+    pub(super) fn break_off(&mut self, error: RedisError) -> Failure {
         let greeted = self.socket.as_ref().is_some_and(|socket| socket.greeted);
-        self.break_off(self.factory.failure_of_break(error, greeted))
-    }
-
-    /// Notes that the socket has broken, once.
-    fn record_break(&mut self) {
-        if mem::take(&mut self.opened) {
-            self.factory.broken.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Closes the socket. What is in flight over it has failed for this reason.
-    pub(crate) fn give_up(&mut self, failure: &Failure) {
-        self.socket = None;
-        self.in_flight.fail(failure);
+        self.give_up(self.factory.failure_of_break(error, greeted))
     }
 
     /// Gives up the connection, and with it whatever is in flight.
     pub(crate) fn poison(&mut self) {
         let error = io::Error::other("the connection was given up");
-        self.give_up(&Failure::io(FailureKind::Disconnected, &self.factory.label(), error));
+        self.give_up(Failure::io(FailureKind::Disconnected, &self.factory.label(), error));
+    }
+
+    /// Closes the socket, which is to be replaced. What is in flight over it has failed for this
+    /// reason.
+    pub(crate) fn give_up(&mut self, failure: Failure) -> Failure {
+        if mem::take(&mut self.opened) {
+            self.factory.broken.fetch_add(1, Ordering::Relaxed);
+        }
+        self.socket = None;
+        self.in_flight.fail(&failure);
+        failure
     }
 }
 
@@ -368,7 +327,7 @@ impl Drop for Connection {
     fn drop(&mut self) {
         // In a forked child the replies are the parent's.
         if !self.in_flight.is_empty() && process::id() == self.process {
-            self.collect(WaitFor::Nothing);
+            self.collect();
             self.poison();
         }
     }

@@ -17,7 +17,7 @@ use redis::Value;
 
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::durability::Durability;
-use crate::net::exchange::{Reply, Request};
+use crate::net::packed::{Reply, Request};
 
 /// What a write must have reached in order to count.
 #[derive(Clone, Copy, Debug)]

@@ -10,7 +10,7 @@ use crate::base::printable;
 use crate::config::Config;
 use crate::config::callbacks::Credentials;
 use crate::error::{Error, Phase, Result as ApiResult};
-use crate::net::exchange::Request;
+use crate::net::packed::Request;
 use crate::net::resp::{Layer, RespStream};
 use crate::net::shared_call::Resolver;
 use crate::net::socket::Stream;

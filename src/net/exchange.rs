@@ -1,150 +1,21 @@
-//! A request as it is written to a connection, a command or a call of a script, and where its reply
-//! goes.
-//!
-//! A script is called by its hash. A server that has not seen it since it started replies NOSCRIPT,
-//! and is sent the whole script then. That is one round trip, makes the script known, and, unlike
-//! SCRIPT LOAD, goes where the keys are.
+//! A request on its way, and where its reply goes: to a callback, or to the slot in which a thread
+//! waits for the replies to its requests, or for a connection to read them from.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use itoa::Buffer;
-use redis::{Cmd, Value};
-
 use crate::base::clock::end_of;
-use crate::base::failure::{Failure, FailureKind};
+use crate::base::failure::Failure;
+use crate::base::sync::{Condvar, Mutex, wait_while};
 use crate::net::demand::Demand;
-use crate::net::reply_slot::ReplySlot;
+use crate::net::packed::{Reply, Request};
+use crate::net::shared_queue::PooledConnection;
 
 /// How long a thread that must not block waits nevertheless: a healthy server replies within that
 /// time.
 const MOMENT: Duration = Duration::from_millis(50);
-
-/// What a server replies to a request.
-pub(crate) type Reply = Result<Value, Failure>;
-
-/// A Lua script, and the hash by which a server knows it.
-#[derive(Debug)]
-pub(crate) struct Script {
-    body: String,
-    /// The arguments with which a call begins: EVALSHA and the hash of the body.
-    call: Vec<u8>,
-}
-
-impl Script {
-    pub(crate) fn new(body: impl Into<String>) -> Self {
-        let body = body.into();
-        let mut call = Vec::new();
-        push_argument(&mut call, b"EVALSHA");
-        push_argument(&mut call, redis::Script::new(&body).get_hash().as_bytes());
-        Self { body, call }
-    }
-}
-
-/// One argument of a script.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Arg<'a> {
-    Bytes(&'a [u8]),
-    Number(u64),
-    Text(&'a str),
-}
-
-/// The command after which a node serves the next request even for a slot that it is only about to
-/// get.
-const ASKING: &[u8] = b"*1\r\n$6\r\nASKING\r\n";
-
-/// A packed request, with one reply that counts.
-#[derive(Clone, Debug)]
-pub(crate) struct Request {
-    pub(crate) bytes: Vec<u8>,
-    /// Whether it is preceded by ASKING, whose reply does not count: if that had no effect, the
-    /// request is redirected.
-    pub(super) asking: bool,
-    /// The script that is called by its hash.
-    pub(super) script: Option<&'static Script>,
-    /// Whether it may change something, as scripts do.
-    has_effect: bool,
-}
-
-impl Request {
-    pub(crate) fn command(command: &Cmd) -> Self {
-        let bytes = command.get_packed_command();
-        Self { bytes, asking: false, script: None, has_effect: false }
-    }
-
-    /// A call of a script by its hash.
-    pub(crate) fn call(script: &'static Script, keys: &[&str], args: &[Arg<'_>]) -> Self {
-        // Written here, because `Cmd` would take longer than everything else that a call does.
-        let mut bytes = Vec::with_capacity(512);
-        push_number(&mut bytes, b'*', 3 + keys.len() + args.len());
-        bytes.extend_from_slice(&script.call);
-        let mut digits = Buffer::new();
-        push_argument(&mut bytes, digits.format(keys.len()).as_bytes());
-        for key in keys {
-            push_argument(&mut bytes, key.as_bytes());
-        }
-        for arg in args {
-            let arg = match arg {
-                Arg::Bytes(bytes) => bytes,
-                Arg::Number(number) => digits.format(*number).as_bytes(),
-                Arg::Text(text) => text.as_bytes(),
-            };
-            push_argument(&mut bytes, arg);
-        }
-        Self { bytes, asking: false, script: Some(script), has_effect: true }
-    }
-
-    /// The same request preceded by ASKING.
-    pub(crate) fn asking(self) -> Self {
-        Self { bytes: [ASKING, &self.bytes].concat(), asking: true, ..self }
-    }
-
-    /// The same request with the whole script in it.
-    pub(crate) fn in_full(&self) -> Self {
-        let Some(script) = self.script else { return self.clone() };
-        let (head, rest) = self.split_at_hash(script);
-        let mut bytes = Vec::with_capacity(self.bytes.len() + script.body.len());
-        bytes.extend_from_slice(head);
-        push_argument(&mut bytes, b"EVAL");
-        push_argument(&mut bytes, script.body.as_bytes());
-        bytes.extend_from_slice(rest);
-        Self { bytes, script: None, ..*self }
-    }
-
-    /// Returns a failure as the caller should treat it. An error reply that does not say whether
-    /// the request was executed is a refusal of one without an effect.
-    pub(super) fn judge(&self, failure: Failure) -> Failure {
-        match failure.kind {
-            FailureKind::Unclear if !self.has_effect => failure.of_question(),
-            _ => failure,
-        }
-    }
-
-    /// The bytes in front of `EVALSHA` and those behind the hash.
-    fn split_at_hash(&self, script: &Script) -> (&[u8], &[u8]) {
-        // `*<number of arguments>\r\n` comes first.
-        let start = if self.asking { ASKING.len() } else { 0 };
-        let count = self.bytes[start..].iter().position(|byte| *byte == b'\n');
-        let head = start + count.map_or(0, |end| end + 1);
-        (&self.bytes[..head], &self.bytes[head + script.call.len()..])
-    }
-}
-
-/// Appends an argument of a command.
-fn push_argument(out: &mut Vec<u8>, argument: &[u8]) {
-    push_number(out, b'$', argument.len());
-    out.extend_from_slice(argument);
-    out.extend_from_slice(b"\r\n");
-}
-
-/// Appends the header for a number of arguments (`*`) or bytes (`$`).
-fn push_number(out: &mut Vec<u8>, mark: u8, number: usize) {
-    out.push(mark);
-    out.extend_from_slice(Buffer::new().format(number).as_bytes());
-    out.extend_from_slice(b"\r\n");
-}
 
 /// Called with the reply to a request by the thread that reads it. Must not take long.
 pub(crate) type OnReply = Box<dyn FnOnce(Reply) + Send>;
@@ -188,30 +59,6 @@ pub(crate) enum SendWait {
     After,
 }
 
-/// A reply on its way to where it goes.
-pub(super) struct Answer {
-    pub(super) to: ReplyTo,
-    pub(super) reply: Reply,
-}
-
-impl Answer {
-    /// Returns `true` if it does more than to add to the replies that a thread waits for.
-    pub(super) fn wakes(&self) -> bool {
-        !matches!(&self.to, ReplyTo::Slot(slot, _) if slot.missing() > 1)
-    }
-
-    pub(super) fn deliver(self) {
-        match self.to {
-            // The thread that reads it has other replies to pass on.
-            ReplyTo::Callback(on_reply) => {
-                drop(catch_unwind(AssertUnwindSafe(|| on_reply(self.reply))));
-            }
-            ReplyTo::Slot(slot, place) => slot.answer(place, self.reply),
-            ReplyTo::Nowhere | ReplyTo::Wait(_) => {}
-        }
-    }
-}
-
 impl fmt::Debug for Exchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Exchange").field("deadline", &self.deadline).finish_non_exhaustive()
@@ -244,8 +91,9 @@ impl Exchange {
         Self { keeps_order: true, ..self }
     }
 
+    /// Returns `true` if no thread waits for the reply, nor did.
     pub(super) fn is_posted(&self) -> bool {
-        matches!(self.to, ReplyTo::Callback(_))
+        matches!(self.to, ReplyTo::Callback(_) | ReplyTo::Nowhere)
     }
 
     /// Returns `true` if the server reads nothing that comes after it until it has replied.
@@ -263,40 +111,163 @@ impl Exchange {
         self.slot().is_some_and(|own| Arc::ptr_eq(own, slot))
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.request.bytes.len()
+    /// Returns `true` if the reply does more than to add to those that a thread waits for.
+    pub(super) fn wakes(&self) -> bool {
+        self.slot().is_none_or(|slot| slot.state.lock().missing <= 1)
     }
 
-    /// Ends a request that was not sent.
+    /// Passes on the reply.
+    pub(super) fn answer(self, reply: Reply) {
+        self.to.pass_on(reply.map_err(|failure| self.request.judge(failure)));
+    }
+
+    /// Ends a request that was not sent, or that will not be answered.
     pub(crate) fn fail(self, failure: Failure) {
-        self.answered(Err(failure)).deliver();
-    }
-
-    pub(super) fn answered(self, reply: Reply) -> Answer {
-        Answer { to: self.to, reply: reply.map_err(|failure| self.request.judge(failure)) }
+        self.answer(Err(failure));
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::LazyLock;
-
-    static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new("return KEYS[1]"));
-
-    #[test]
-    fn a_call_is_packed_as_its_command_is_and_in_full_with_the_same_arguments() {
-        let args = [Arg::Text("a\r\nb"), Arg::Number(7)];
-        let call = Request::call(&SCRIPT, &["key"], &args);
-        let mut evalsha = redis::cmd("EVALSHA");
-        evalsha.arg(redis::Script::new("return KEYS[1]").get_hash()).arg(1);
-        evalsha.arg("key").arg("a\r\nb").arg(7);
-        assert_eq!(call.bytes, evalsha.get_packed_command());
-        let mut eval = redis::cmd("EVAL");
-        eval.arg("return KEYS[1]").arg(1).arg("key").arg("a\r\nb").arg(7);
-        assert_eq!(call.in_full().bytes, eval.get_packed_command());
-        assert_eq!(call.in_full().in_full().bytes, call.in_full().bytes);
-        let asking = call.clone().asking().in_full();
-        assert_eq!(asking.bytes, [ASKING, &call.in_full().bytes].concat());
+impl ReplyTo {
+    pub(super) fn pass_on(self, reply: Reply) {
+        match self {
+            // The thread that reads it has other replies to pass on.
+            Self::Callback(on_reply) => drop(catch_unwind(AssertUnwindSafe(|| on_reply(reply)))),
+            Self::Slot(slot, place) => slot.answer(place, reply),
+            Self::Nowhere | Self::Wait(_) => {}
+        }
     }
+}
+
+/// Where the replies go that one thread waits for.
+pub(super) struct ReplySlot {
+    pub(super) deadline: Instant,
+    pub(super) state: Mutex<SlotState>,
+    changed: Condvar,
+}
+
+pub(super) struct SlotState {
+    /// In the order of the requests.
+    replies: Vec<Option<Reply>>,
+    /// How many are still to come.
+    pub(super) missing: usize,
+    /// Whether the thread still waits.
+    pub(super) waits: bool,
+    lent: Option<Lent>,
+}
+
+/// A connection for the thread that waits: it sends these requests, and reads until it has its
+/// replies.
+pub(super) struct Lent {
+    pub(super) connection: PooledConnection,
+    pub(super) unsent: Vec<Exchange>,
+}
+
+impl ReplySlot {
+    pub(super) fn new(deadline: Instant) -> Arc<Self> {
+        let state = SlotState { replies: Vec::new(), missing: 0, waits: true, lent: None };
+        Arc::new(Self { deadline, state: Mutex::new(state), changed: Condvar::new() })
+    }
+
+    /// Makes a used one as good as new, to reuse the memory, or replaces it if a request has it.
+    pub(super) fn renew(used: &mut Arc<Self>, deadline: Instant) -> Arc<Self> {
+        match Arc::get_mut(used) {
+            Some(unused) => {
+                unused.deadline = deadline;
+                let mut state = unused.state.lock();
+                state.replies.clear();
+                (state.missing, state.waits) = (0, true);
+            }
+            None => *used = Self::new(deadline),
+        }
+        used.clone()
+    }
+
+    /// Makes a request whose reply is one of those that the thread waits for.
+    pub(super) fn exchange(
+        self: &Arc<Self>,
+        request: Request,
+        demand: Option<(Demand, SendWait)>,
+    ) -> Exchange {
+        let mut state = self.state.lock();
+        let to = ReplyTo::Slot(self.clone(), state.replies.len());
+        state.replies.push(None);
+        state.missing += 1;
+        Exchange::new(request, self.deadline, to).durable(demand)
+    }
+
+    /// Blocks until all replies have come, there is a connection to read them from, or the deadline
+    /// is over.
+    pub(super) fn wait(&self) -> Option<Lent> {
+        let mut state = self.state.lock();
+        let waits = |state: &SlotState| state.missing > 0 && state.lent.is_none();
+        wait_while(&self.changed, &mut state, Some(self.deadline), waits);
+        let lent = state.lent.take();
+        // The reader of a connection waits for its replies as well.
+        state.waits = lent.is_some();
+        lent
+    }
+
+    /// Lends the thread that waits a connection. Returns it if no thread waits.
+    pub(super) fn lend(&self, lent: Lent) -> Option<PooledConnection> {
+        let mut state = self.state.lock();
+        if !state.waits || state.missing == 0 {
+            return Some(lent.connection);
+        }
+        state.lent = Some(lent);
+        drop(state);
+        self.changed.notify_one();
+        None
+    }
+
+    /// Takes a reply. Returns without effect if the thread no longer waits for it.
+    fn answer(&self, place: usize, reply: Reply) {
+        let mut state = self.state.lock();
+        if !state.waits || state.replies[place].is_some() {
+            return;
+        }
+        state.replies[place] = Some(reply);
+        state.missing -= 1;
+        if state.missing == 0 {
+            // Not under the lock, which the thread that wakes takes first.
+            drop(state);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Stops waiting. What has not come is this failure.
+    pub(super) fn close(&self, failure: impl Fn() -> Failure) {
+        let mut state = self.state.lock();
+        state.waits = false;
+        for reply in &mut state.replies {
+            reply.get_or_insert_with(|| Err(failure()));
+        }
+    }
+
+    /// Takes the only reply, once the slot is closed.
+    pub(super) fn reply(&self) -> Reply {
+        self.state.lock().replies.pop().flatten().expect("a slot is closed with every reply")
+    }
+
+    /// Takes the replies, once the slot is closed.
+    pub(super) fn replies(&self) -> Vec<Reply> {
+        self.state.lock().replies.drain(..).flatten().collect()
+    }
+}
+
+/// Makes the first thread that waits for a reply the reader. Returns the connection if none waits,
+/// without requests in flight that a thread has given up.
+pub(super) fn lend_to_next(mut used: PooledConnection) -> Option<PooledConnection> {
+    let mut next = 0;
+    while let Some(slot) = used.connection.in_flight.waiting(next) {
+        used = slot.lend(Lent { connection: used, unsent: Vec::new() })?;
+        next += 1;
+    }
+    if next > 0 && used.connection.in_flight.is_awaited() {
+        // Nothing is known about a server that has kept threads waiting until they gave up.
+        used.connection.collect();
+        if used.connection.in_flight.is_awaited() {
+            used.connection.time_out();
+        }
+    }
+    Some(used)
 }

@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::error::Phase;
 use crate::net::endpoint::{Endpoint, Step};
 use crate::net::error_reply::{self, ErrorReply};
-use crate::net::exchange::{Reply, Request};
+use crate::net::packed::{Reply, Request};
 use crate::net::resp::RespStream;
 use crate::net::route::{Address, Route};
 use crate::net::shared_call::{CredentialsSource, Resolver};

@@ -21,23 +21,25 @@ use redis::Value;
 
 use crate::base::failure::{Failure, FailureKind};
 use crate::net::demand::{Demand, is_done};
-use crate::net::exchange::{Answer, Exchange, Reply, ReplyTo, Script, SendWait};
-use crate::net::reply_slot::ReplySlot;
+use crate::net::exchange::{Exchange, ReplySlot, ReplyTo, SendWait};
+use crate::net::packed::{Reply, Script};
 
 /// The most bytes of requests in flight on one connection that no thread waits for. Redis reads
 /// that much at a time, and can lose what is behind it if the connection is closed before the
 /// replies are read.
-const POSTED_MAX: usize = 16 * 1024;
+pub(super) const POSTED_MAX: usize = 16 * 1024;
 
 /// What is in flight over one socket.
 #[derive(Default)]
 pub(crate) struct InFlight {
     /// In the order of the replies.
     pub(super) queue: VecDeque<Exchange>,
+    /// How many bytes of these no thread waits for.
+    pub(super) posted: usize,
     /// What the server has executed, though perhaps not as durably as demanded yet.
     unconfirmed: Vec<(Exchange, Value)>,
     /// The replies that have come and were not passed on.
-    pub(super) ready: VecDeque<Answer>,
+    pub(super) ready: VecDeque<(Exchange, Reply)>,
     /// The scripts that were sent in full, so that the server knows them.
     known: Vec<&'static Script>,
     last_reply: Option<Instant>,
@@ -62,18 +64,7 @@ impl InFlight {
 
     /// Returns `true` if there is room for a request of `len` bytes that no thread waits for.
     pub(crate) fn has_room(&self, len: usize) -> bool {
-        let posted = self.posted();
-        posted == 0 || posted + len <= POSTED_MAX
-    }
-
-    /// Returns `true` if more is in flight that no thread waits for than Redis reads at a time.
-    pub(super) fn is_full(&self) -> bool {
-        self.posted() > POSTED_MAX
-    }
-
-    /// How many bytes are in flight that no thread waits for.
-    fn posted(&self) -> usize {
-        self.queue.iter().filter(|exchange| exchange.is_posted()).map(Exchange::len).sum()
+        self.posted == 0 || self.posted + len <= POSTED_MAX
     }
 
     /// When the request was sent whose reply comes next.
@@ -85,11 +76,6 @@ impl InFlight {
     /// those are answered.
     pub(crate) fn expected_since(&self) -> Option<Instant> {
         self.since().max(self.last_reply.filter(|_| !self.queue.is_empty()))
-    }
-
-    /// Returns `true` if a reply should have come by now.
-    pub(super) fn is_overdue(&self, now: Instant) -> bool {
-        self.queue.iter().any(|exchange| exchange.deadline <= now)
     }
 
     /// The slot for the reply with this number among those that threads wait for, or did.
@@ -127,7 +113,7 @@ impl InFlight {
         // Without the reply, nothing is sent again if the program ends. And to be sent again behind
         // a request to wait can take as long as that.
         if let Some(script) = exchange.request.script
-            && (exchange.demand.is_some() || matches!(exchange.to, ReplyTo::Callback(_)))
+            && (exchange.demand.is_some() || exchange.is_posted())
             && !self.known.iter().any(|known| ptr::eq(*known, script))
         {
             self.known.push(script);
@@ -135,6 +121,9 @@ impl InFlight {
         }
         (exchange.sent, exchange.asking) = (Some(Instant::now()), exchange.request.asking);
         out.extend_from_slice(&exchange.request.bytes);
+        if exchange.is_posted() {
+            self.posted += exchange.request.bytes.len();
+        }
         self.queue.push_back(exchange);
     }
 
@@ -157,11 +146,14 @@ impl InFlight {
             self.queue.push_front(exchange);
             return true;
         }
+        if exchange.is_posted() {
+            self.posted -= exchange.request.bytes.len();
+        }
         if let ReplyTo::Wait(demand) = &exchange.to {
             let reply = reply.map_err(|failure| exchange.request.judge(failure));
             let Some(confirmed) = demand.check(reply, &server()) else { return false };
             for (exchange, reply) in mem::take(&mut self.unconfirmed) {
-                self.ready.push_back(exchange.answered(confirmed.clone().map(|()| reply)));
+                self.ready.push_back((exchange, confirmed.clone().map(|()| reply)));
             }
         } else if let (Some(script), Err(failure)) = (exchange.request.script, &reply)
             && failure.code == "NOSCRIPT"
@@ -172,12 +164,12 @@ impl InFlight {
                 self.push_one(exchange, out);
             } else {
                 let transient = |failure| Failure { kind: FailureKind::Transient, ..failure };
-                self.ready.push_back(exchange.answered(reply.map_err(transient)));
+                self.ready.push_back((exchange, reply.map_err(transient)));
             }
         } else {
             match (reply, &exchange.demand) {
                 (Ok(reply), Some(_)) if is_done(&reply) => self.unconfirmed.push((exchange, reply)),
-                (reply, _) => self.ready.push_back(exchange.answered(reply)),
+                (reply, _) => self.ready.push_back((exchange, reply)),
             }
         }
         self.wait_for_unconfirmed(out);
@@ -204,7 +196,7 @@ impl InFlight {
             return self.queue.iter().all(Exchange::blocks);
         }
         // The effect of one that its thread has given up is being undone already.
-        exchange.slot().is_none_or(|slot| !slot.is_abandoned())
+        exchange.slot().is_none_or(|slot| slot.state.lock().waits)
     }
 
     /// Ends the requests whose deadlines have come with a failure. Their replies are still awaited,
@@ -216,8 +208,7 @@ impl InFlight {
     ) -> Option<Instant> {
         let is_late = |exchange: &Exchange| exchange.deadline <= now;
         for exchange in self.queue.iter_mut().filter(|one| is_late(one) && one.is_posted()) {
-            let to = mem::replace(&mut exchange.to, ReplyTo::Nowhere);
-            Answer { to, reply: Err(failure()) }.deliver();
+            mem::replace(&mut exchange.to, ReplyTo::Nowhere).pass_on(Err(failure()));
         }
         for (exchange, _) in self.unconfirmed.extract_if(.., |(exchange, _)| is_late(exchange)) {
             exchange.fail(failure());
@@ -230,7 +221,9 @@ impl InFlight {
     /// Ends everything that is in flight with this failure.
     pub(super) fn fail(&mut self, failure: &Failure) {
         let Self { queue, unconfirmed, ready, .. } = mem::take(self);
-        ready.into_iter().for_each(Answer::deliver);
+        for (exchange, reply) in ready {
+            exchange.answer(reply);
+        }
         let unconfirmed = unconfirmed.into_iter().map(|(exchange, _)| exchange);
         for exchange in unconfirmed.chain(queue) {
             exchange.fail(failure.clone());
@@ -247,7 +240,7 @@ mod tests {
     use parking_lot::Mutex;
 
     use crate::config::durability::Durability;
-    use crate::net::exchange::Request;
+    use crate::net::packed::Request;
 
     static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new("return 1"));
 
@@ -284,8 +277,8 @@ mod tests {
         fn take(&mut self, reply: Reply) {
             let taken = self.in_flight.take(reply, || "here".into(), &mut self.out);
             assert!(taken, "it fits");
-            while let Some(answer) = self.in_flight.ready.pop_front() {
-                answer.deliver();
+            while let Some((exchange, reply)) = self.in_flight.ready.pop_front() {
+                exchange.answer(reply);
             }
         }
 
@@ -351,11 +344,15 @@ mod tests {
     fn no_more_is_posted_than_redis_reads_at_a_time() {
         let mut scene = Scene::default();
         assert!(scene.in_flight.has_room(POSTED_MAX + 1), "one request may be longer");
-        while scene.in_flight.has_room(scene.posted(0).len()) {
+        while scene.in_flight.has_room(scene.posted(0).request.bytes.len()) {
             let next = scene.posted(1);
             scene.send([next]);
         }
         assert!(scene.out.len() <= POSTED_MAX && scene.out.len() > POSTED_MAX / 2);
+        while !scene.in_flight.is_empty() {
+            scene.take(Ok(Value::Int(1)));
+        }
+        assert!(scene.in_flight.has_room(POSTED_MAX + 1), "nothing is in flight");
     }
 
     #[test]

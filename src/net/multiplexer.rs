@@ -26,18 +26,19 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use scheduled_thread_pool::ScheduledThreadPool;
+
 use crate::base::clock::end_of;
 use crate::base::failure::Failure;
 use crate::base::sync::yield_now;
 use crate::config::Config;
 use crate::net::connection::Connection;
 use crate::net::demand::Demand;
-use crate::net::exchange::{Answer, Exchange, Reply, Request, SendWait};
+use crate::net::exchange::{Exchange, Lent, ReplySlot, SendWait, lend_to_next};
 use crate::net::factory::ConnectionFactory;
-use crate::net::pool::{PoolThread, PooledConnection};
+use crate::net::packed::{Reply, Request};
 use crate::net::post_writer::PostWriter;
-use crate::net::reply_slot::{Lent, ReplySlot};
-use crate::net::shared_queue::{Next, NoneLingers, SharedQueue};
+use crate::net::shared_queue::{PooledConnection, SharedQueue};
 use crate::net::wait::WaitFor;
 
 /// How long a call waits for the reply to a needless request to wait for replicas or disks, before
@@ -57,16 +58,15 @@ impl Multiplexer {
     pub(super) fn new(
         factory: Arc<ConnectionFactory>,
         config: &Config,
-        thread: &PoolThread,
+        thread: &Arc<ScheduledThreadPool>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this: &Weak<Self>| {
             let this = this.clone();
-            let sweep = move || {
+            let queue = SharedQueue::new(factory.clone(), config, thread, move || {
                 if let Some(multiplexer) = this.upgrade() {
                     multiplexer.sweep();
                 }
-            };
-            let queue = SharedQueue::new(factory.clone(), config, thread, sweep);
+            });
             Self { factory, queue, writer: PostWriter::default() }
         })
     }
@@ -102,28 +102,25 @@ impl Multiplexer {
     }
 
     /// Sends requests of this thread and waits until their slot is closed.
-    fn run<E>(
+    fn run<E: IntoIterator<Item = Exchange, IntoIter: ExactSizeIterator>>(
         &self,
         deadline: Instant,
         exchanges: impl FnOnce(&Arc<ReplySlot>) -> E,
-    ) -> Arc<ReplySlot>
-    where
-        E: IntoIterator<Item = Exchange, IntoIter: ExactSizeIterator>,
-    {
+    ) -> Arc<ReplySlot> {
         if let Some(mut free) = self.queue.take(true, deadline) {
-            let own = free.connection.slot(deadline);
+            let own = ReplySlot::renew(&mut free.connection.slot, deadline);
             self.send(free, exchanges(&own), &own);
             return own;
         }
-        let own = Arc::new(ReplySlot::new(deadline));
+        let own = ReplySlot::new(deadline);
         self.push(exchanges(&own), deadline);
         match own.wait() {
             Some(Lent { connection, unsent }) if unsent.is_empty() => self.read(connection, &own),
             Some(Lent { connection, unsent }) => self.send(connection, unsent, &own),
             None => {
-                let unsent =
-                    own.missing() > 0 && !self.queue.state.lock().withdraw(&own).is_empty();
-                own.close(|| if unsent { self.none_free() } else { self.factory.no_reply() });
+                let is_unsent = own.state.lock().missing > 0
+                    && !self.queue.state.lock().withdraw(&own).is_empty();
+                own.close(|| if is_unsent { self.none_free() } else { self.factory.no_reply() });
             }
         }
         own
@@ -145,32 +142,38 @@ impl Multiplexer {
     /// Reads everything that is to come, or gives up the connections over which it does not.
     pub(crate) fn settle(&self, deadline: Instant) {
         loop {
-            match self.queue.take_lingering() {
-                Ok(mut idle) => {
+            let mut state = self.queue.state.lock();
+            let lingering = state.take(false);
+            let (is_swept, is_queued) = (state.sweeps > 0, !state.queue.is_empty());
+            drop(state);
+            match lingering {
+                Some(mut idle) => {
                     drop(idle.connection.read_all(deadline));
                     self.send_queued(idle, deadline);
                 }
+                // A sweep never takes long.
+                None if is_swept => yield_now(),
                 // When this has been answered, everything else has been sent.
-                Err(NoneLingers::Queued) if Instant::now() < deadline => drop(self.ping(deadline)),
-                Err(NoneLingers::Idle | NoneLingers::Queued) => return,
-                Err(NoneLingers::Swept) => yield_now(),
+                None if is_queued && Instant::now() < deadline => drop(self.ping(deadline)),
+                None => return,
             }
         }
     }
 
     /// Has requests sent as soon as a connection is free, along with what was queued before.
     fn push(&self, exchanges: impl IntoIterator<Item = Exchange>, deadline: Instant) {
-        let (is_first, is_batching) = self.queue.push(exchanges);
+        let mut state = self.queue.state.lock();
+        let (is_first, is_batching) = (state.queue.is_empty(), state.is_batching());
+        state.queue.extend(exchanges);
+        drop(state);
         if is_first && is_batching {
-            // Threads that were woken together have their next requests at nearly the same time: a
-            // moment for those that are awake saves a write for each.
+            // For the requests of the threads that were woken together with this one.
             yield_now();
         }
-        match if is_first { self.queue.take(false, deadline) } else { None } {
-            Some(free) => self.send_queued(free, deadline),
-            None => {
-                self.factory.counters.pool_waits.fetch_add(1, Ordering::Relaxed);
-            }
+        if is_first && let Some(free) = self.queue.take(false, deadline) {
+            self.send_queued(free, deadline);
+        } else {
+            self.factory.counters.pool_waits.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -223,12 +226,12 @@ impl Multiplexer {
             return self.send_queued(used, own.deadline);
         }
         let mut buffered = Vec::new();
-        while let Some(answer) = used.connection.receive_answer(WaitFor::Buffered) {
-            if answer.wakes() {
-                buffered.push(answer);
+        while let Some((exchange, reply)) = used.connection.receive_answer(WaitFor::Buffered) {
+            if exchange.wakes() {
+                buffered.push((exchange, reply));
             } else {
                 // The thread may be the next reader, for the rest of its replies.
-                answer.deliver();
+                exchange.answer(reply);
             }
         }
         let mut idle = lend_to_next(used);
@@ -236,10 +239,12 @@ impl Multiplexer {
             self.send_queued(free, own.deadline);
         }
         // Only now: to wake many threads takes longer than to give the server more to do.
-        buffered.into_iter().for_each(Answer::deliver);
+        for (exchange, reply) in buffered {
+            exchange.answer(reply);
+        }
         if let Some(mut blocked) = idle {
             let deadline = own.deadline.min(end_of(NEEDLESS_WAIT));
-            blocked.connection.collect(WaitFor::Reply { deadline });
+            while blocked.connection.receive(WaitFor::Reply { deadline }) {}
             self.send_queued(blocked, own.deadline);
         }
     }
@@ -248,20 +253,34 @@ impl Multiplexer {
     /// what is sent, there is time until the deadline to do so here.
     fn send_queued(&self, idle: PooledConnection, deadline: Instant) {
         let mut free = Some(idle);
-        while let Some(idle) = free {
-            free = match self.queue.next(idle) {
-                Next::Nothing => None,
-                Next::Other => self.queue.take(false, deadline),
-                Next::Lend(lent, slot) => slot.lend(lent),
-                Next::Batch(mut idle, batch) => {
-                    let earliest = batch.iter().map(|exchange| exchange.deadline).min();
-                    let until = earliest.unwrap_or(deadline);
-                    self.write(&mut idle.connection, [], batch, until);
-                    lend_to_next(idle)
+        while let Some(mut idle) = free {
+            let mut state = self.queue.state.lock();
+            if state.queue.is_empty() || idle.connection.in_flight.is_blocked() {
+                self.queue.give_back(idle, &mut state);
+                let is_empty = state.queue.is_empty();
+                drop(state);
+                free = if is_empty { None } else { self.queue.take(false, deadline) };
+                continue;
+            }
+            // To connect takes time, which a thread that waits for a reply has.
+            let is_ready = || idle.connection.is_usable() && idle.connection.retiring().is_none();
+            free = match state.queue.iter().find_map(Exchange::slot).cloned() {
+                Some(slot) if !is_ready() => {
+                    let unsent = state.withdraw(&slot);
+                    drop(state);
+                    slot.lend(Lent { connection: idle, unsent })
                 }
-                Next::Post(mut idle, posted) => {
-                    self.writer.post(&mut idle.connection, posted, deadline);
-                    Some(idle)
+                waiting => {
+                    let batch = state.batch(0);
+                    drop(state);
+                    if waiting.is_none() {
+                        self.writer.post(&mut idle.connection, batch, deadline);
+                        Some(idle)
+                    } else {
+                        let earliest = batch.iter().map(|exchange| exchange.deadline).min();
+                        self.write(&mut idle.connection, [], batch, earliest.unwrap_or(deadline));
+                        lend_to_next(idle)
+                    }
                 }
             };
         }
@@ -272,8 +291,8 @@ impl Multiplexer {
     fn sweep(&self) {
         let now = Instant::now();
         for mut due in self.queue.begin_sweep(now) {
-            due.connection.collect(WaitFor::Nothing);
-            if due.connection.in_flight.is_overdue(now) {
+            due.connection.collect();
+            if due.connection.in_flight.queue.iter().any(|next| next.deadline <= now) {
                 due.connection.time_out();
             }
             // This thread has no time to open a connection.
@@ -286,22 +305,4 @@ impl Multiplexer {
         }
         self.queue.end_sweep();
     }
-}
-
-/// Makes the first thread that waits for a reply the reader. Returns the connection if none waits,
-/// without requests in flight that a thread has given up.
-fn lend_to_next(mut used: PooledConnection) -> Option<PooledConnection> {
-    let mut next = 0;
-    while let Some(slot) = used.connection.in_flight.waiting(next) {
-        used = slot.lend(Lent { connection: used, unsent: Vec::new() })?;
-        next += 1;
-    }
-    if next > 0 && used.connection.in_flight.is_awaited() {
-        // Nothing is known about a server that has kept threads waiting until they gave up.
-        used.connection.collect(WaitFor::Nothing);
-        if used.connection.in_flight.is_awaited() {
-            used.connection.time_out();
-        }
-    }
-    Some(used)
 }

@@ -4,13 +4,15 @@
 //! right after. Replies that have come are read first, because a program that ends with unread ones
 //! resets the connection, and the server might not read on.
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use crate::base::failure::Failure;
 use crate::base::sync::Mutex;
 use crate::net::connection::Connection;
 use crate::net::exchange::Exchange;
-use crate::net::wait::{Arrived, WaitFor};
+use crate::net::in_flight::POSTED_MAX;
+use crate::net::wait::Arrived;
 
 /// A connection over which something was posted less long ago is taken for alive.
 const IDLE: Duration = Duration::from_millis(500);
@@ -33,7 +35,7 @@ impl PostWriter {
     ) {
         // If the program ended with replies unread, its system would reset the connection, and the
         // server might not read on behind the request that it executes at that moment.
-        connection.collect(WaitFor::Nothing);
+        connection.collect();
         let write_by = posted.iter().map(|posted| posted.write_by).max().unwrap_or(deadline);
         let is_ready = is_ready(connection, Instant::now());
         let opened = if is_ready { Ok(()) } else { self.wait(|| connection.connect(write_by)) };
@@ -43,9 +45,9 @@ impl PostWriter {
         self.record(connection, posted, write_by);
         // A failure to write fails what is in flight. What there is no room for in time is overdue.
         if connection.write(&[]).is_ok() && connection.is_writing() {
-            drop(self.wait(|| connection.flush(deadline)));
+            drop(self.wait(|| flush(connection, deadline)));
         }
-        if connection.in_flight.is_full() {
+        if connection.in_flight.posted > POSTED_MAX {
             drop(self.wait(|| connection.read_all(write_by)));
         }
     }
@@ -60,9 +62,9 @@ impl PostWriter {
     ) {
         let (mut posted, mut outcome) = (posted.into_iter().peekable(), Ok(()));
         while outcome.is_ok()
-            && let Some(len) = posted.peek().map(Exchange::len)
+            && let Some(next) = posted.peek()
         {
-            if connection.in_flight.has_room(len) {
+            if connection.in_flight.has_room(next.request.bytes.len()) {
                 connection.record(posted.next());
             } else {
                 // What was recorded is not lost with the program.
@@ -91,6 +93,16 @@ impl PostWriter {
     }
 }
 
+/// Blocks until everything is written. If there is no room for it in time, that is a failure, and
+/// the connection is as before.
+fn flush(connection: &mut Connection, deadline: Instant) -> Result<(), Failure> {
+    let Some(socket) = &mut connection.socket else { return Err(connection.factory.no_reply()) };
+    socket.stream.flush(deadline).map_err(|error| match error.kind() {
+        io::ErrorKind::TimedOut => connection.factory.no_reply(),
+        _ => connection.break_off(error.into()),
+    })
+}
+
 /// Returns `true` if a request can be written over a connection that no thread waits for, as far as
 /// is known without waiting.
 fn is_ready(connection: &mut Connection, now: Instant) -> bool {
@@ -98,9 +110,9 @@ fn is_ready(connection: &mut Connection, now: Instant) -> bool {
     // although nothing is in flight is no reply, but may say why the connection is about to end.
     let idle = now.saturating_duration_since(connection.used);
     if idle >= IDLE
-        && connection.in_flight.is_empty()
-        && let Some(stream) = connection.stream()
-        && !matches!(stream.look(), Arrived::Nothing)
+        && connection.in_flight.queue.is_empty()
+        && let Some(socket) = &connection.socket
+        && socket.stream.look() != Arrived::Nothing
     {
         connection.poison();
         connection.factory.suspect_connections();
@@ -121,13 +133,13 @@ mod tests {
     use crate::base::clock::end_of;
     use crate::config::Config;
     use crate::net::endpoint::Endpoint;
-    use crate::net::exchange::Request;
+    use crate::net::packed::Request;
     use crate::net::server::ServerFactory;
 
     const SOON: Duration = Duration::from_secs(5);
 
     fn unread(connection: &Connection) -> u64 {
-        ioctl_fionread(connection.poll_fd().expect("it is open")).expect("a socket")
+        ioctl_fionread(connection.stream().expect("it is open").poll_fd()).expect("a socket")
     }
 
     /// A peer that can be connected to, and a connection to it.
@@ -177,10 +189,10 @@ mod tests {
         connection.write(&[]).expect("the peer listens");
         let (mut peer, _) = listener.accept().expect("a connection");
         answer(&connection, &mut peer, &b"+PONG\r\n".repeat(REQUESTS));
-        connection.collect(WaitFor::Nothing);
+        connection.collect();
         assert!(!connection.in_flight.is_empty(), "the thread has other work");
         while !connection.in_flight.is_empty() {
-            connection.collect(WaitFor::Nothing);
+            connection.collect();
         }
     }
 
@@ -190,7 +202,7 @@ mod tests {
         post(&mut connection);
         let (mut peer, _) = listener.accept().expect("a connection");
         answer(&connection, &mut peer, b"+PONG\r\n");
-        connection.collect(WaitFor::Nothing);
+        connection.collect();
         answer(&connection, &mut peer, b"-ERR this connection was idle for too long\r\n");
         thread::sleep(IDLE);
         post(&mut connection);

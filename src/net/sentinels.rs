@@ -18,8 +18,8 @@ use crate::config::callbacks::AddressMap;
 use crate::error::Result as ApiResult;
 use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
-use crate::net::exchange::Request;
 use crate::net::factory::ConnectionFactory;
+use crate::net::packed::Request;
 use crate::net::route::{Address, Route, SentinelAnswer, sentinels_label, unanswered};
 use crate::net::wait::Spin;
 

@@ -1,20 +1,24 @@
 //! What the threads that share the connections to one server have in common: the requests that wait
 //! for a connection, and the connections that no thread uses, in a pool or with replies to come.
+//!
+//! The pool is r2d2's. It makes connections closed, so neither making one nor a thread that waits
+//! for one ever depends on the network; the thread that uses a connection opens it.
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use std::{fmt, mem, thread};
 
-use r2d2::{NopErrorHandler, Pool};
+use r2d2::{ManageConnection, NopErrorHandler, Pool};
+use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::base::sync::{Mutex, yield_now};
 use crate::config::{Config, Mechanism};
-use crate::net::exchange::Exchange;
+use crate::net::connection::Connection;
+use crate::net::exchange::{Exchange, ReplySlot};
 use crate::net::factory::ConnectionFactory;
-use crate::net::pool::{ClosedConnections, PoolThread, PoolUser, PooledConnection};
-use crate::net::reply_slot::{Lent, ReplySlot};
 
 /// The most requests that are sent in one write.
 const BATCH_MAX: usize = 64;
@@ -30,7 +34,7 @@ pub(super) struct SharedQueue {
     /// gets one without waiting for a user to finish.
     users: Arc<AtomicU32>,
     pub(super) state: Mutex<QueueState>,
-    thread: PoolThread,
+    thread: Arc<ScheduledThreadPool>,
     sweep: Arc<dyn Fn() + Send + Sync>,
 }
 
@@ -38,40 +42,76 @@ pub(super) struct SharedQueue {
 pub(super) struct QueueState {
     /// Whether requests of several threads may go over one connection.
     shares: bool,
-    /// The requests, first come, first served.
+    /// First come, first served.
     pub(super) queue: VecDeque<Exchange>,
     /// How many requests from the queue were in the last batch.
     last_batch: usize,
     /// The connections over which replies are to come. They are not in the pool, so nothing that
     /// r2d2 closes is owed a reply.
-    lingering: Vec<PooledConnection>,
+    pub(super) lingering: Vec<PooledConnection>,
     /// How many sweeps have connections from here that they have not given back.
-    sweeps: usize,
+    pub(super) sweeps: usize,
     /// Whether another sweep is scheduled.
     scheduled: bool,
 }
 
-/// What to do with an idle connection.
-pub(super) enum Next {
-    /// Send these over it.
-    Batch(PooledConnection, Vec<Exchange>),
-    /// Lend it to the thread that waits for the replies to requests that were not sent.
-    Lend(Lent, Arc<ReplySlot>),
-    /// Nothing: it was given back.
-    Nothing,
-    /// It was given back because it is blocked, and requests wait for another.
-    Other,
-    /// Open it if need be, and write these over it, which no thread waits for.
-    Post(PooledConnection, Vec<Exchange>),
+/// A connection that goes back to the pool when this is dropped.
+#[derive(Debug)]
+pub(super) struct PooledConnection {
+    // Goes back first: once the pool counts a user less, a connection is free.
+    pub(super) connection: r2d2::PooledConnection<ClosedConnections>,
+    /// Whether the thread was panicking when it took the connection.
+    unwinding: bool,
+    _user: PoolUser,
 }
 
-/// Why no connection lingers that is not blocked.
-pub(super) enum NoneLingers {
-    Idle,
-    /// Requests wait for a connection.
-    Queued,
-    /// A sweep has some, which never takes long.
-    Swept,
+/// A panic may have left requests in flight, whose replies the next user would take for its own.
+impl Drop for PooledConnection {
+    fn drop(&mut self) {
+        #[cfg(all(test, leasehold_shuttle))]
+        yield_now();
+        if thread::panicking() && !self.unwinding {
+            self.connection.poison();
+        }
+    }
+}
+
+/// One of the users of a pool.
+#[derive(Debug)]
+struct PoolUser(Arc<AtomicU32>);
+
+impl Drop for PoolUser {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Makes connections that are closed. The thread that takes one opens it, by its own deadline and
+/// with an error of its own; through r2d2, an error would arrive as a text, after the whole
+/// timeout.
+#[derive(Debug)]
+pub(super) struct ClosedConnections {
+    factory: Arc<ConnectionFactory>,
+    max_lifetime: Option<Duration>,
+}
+
+impl ManageConnection for ClosedConnections {
+    type Connection = Connection;
+    type Error = Infallible;
+
+    fn connect(&self) -> Result<Connection, Infallible> {
+        Ok(Connection::new(self.factory.clone()))
+    }
+
+    fn is_valid(&self, _: &mut Connection) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    /// A connection in which something went wrong has given up its socket already. But one that is
+    /// in use whenever r2d2 looks for old ones would never be replaced.
+    fn has_broken(&self, connection: &mut Connection) -> bool {
+        self.max_lifetime.is_some_and(|max| connection.made.elapsed() >= max)
+    }
 }
 
 impl fmt::Debug for SharedQueue {
@@ -86,7 +126,7 @@ impl SharedQueue {
     pub(super) fn new(
         factory: Arc<ConnectionFactory>,
         config: &Config,
-        thread: &PoolThread,
+        thread: &Arc<ScheduledThreadPool>,
         sweep: impl Fn() + Send + Sync + 'static,
     ) -> Self {
         let Config { pool_size, idle_timeout, max_lifetime, .. } = *config;
@@ -100,7 +140,7 @@ impl SharedQueue {
             .max_lifetime(max_lifetime)
             .idle_timeout(idle_timeout)
             .error_handler(Box::new(NopErrorHandler))
-            .thread_pool(thread.0.clone())
+            .thread_pool(thread.clone())
             .build_unchecked(ClosedConnections { factory, max_lifetime });
         let state = Mutex::new(QueueState::new(config.uses(Mechanism::SharedWrites)));
         Self { pool, users: Arc::default(), state, thread: thread.clone(), sweep: Arc::new(sweep) }
@@ -110,22 +150,6 @@ impl SharedQueue {
     pub(super) fn lingering(&self) -> usize {
         let state = self.state.lock();
         state.lingering.iter().filter(|one| !one.connection.in_flight.is_blocked()).count()
-    }
-
-    /// Returns `true` if replies are to come that no thread waits for.
-    #[cfg(all(test, leasehold_shuttle))]
-    pub(super) fn is_lingering(&self) -> bool {
-        let state = self.state.lock();
-        !state.lingering.is_empty() || state.sweeps > 0
-    }
-
-    /// Adds requests. Returns whether nothing was in the queue, and whether other threads may have
-    /// further requests soon.
-    pub(super) fn push(&self, exchanges: impl IntoIterator<Item = Exchange>) -> (bool, bool) {
-        let mut state = self.state.lock();
-        let was_empty = state.queue.is_empty();
-        state.queue.extend(exchanges);
-        (was_empty, state.is_batching())
     }
 
     /// Returns a connection that no thread uses. A blocked one is given up for want of another.
@@ -155,17 +179,6 @@ impl SharedQueue {
         }
     }
 
-    /// Returns a connection over which replies are to come, or says why there is none.
-    pub(super) fn take_lingering(&self) -> Result<PooledConnection, NoneLingers> {
-        let mut state = self.state.lock();
-        match state.take(false) {
-            Some(idle) => Ok(idle),
-            None if state.sweeps > 0 => Err(NoneLingers::Swept),
-            None if state.queue.is_empty() => Err(NoneLingers::Idle),
-            None => Err(NoneLingers::Queued),
-        }
-    }
-
     /// Returns a connection of the pool unless all are in use. Blocks for no longer than it takes
     /// to make one, without opening it.
     fn take_pooled(&self, deadline: Instant) -> Option<PooledConnection> {
@@ -191,28 +204,13 @@ impl SharedQueue {
         None
     }
 
-    /// Takes what is next for an idle connection, or gives that back.
-    pub(super) fn next(&self, idle: PooledConnection) -> Next {
-        let mut state = self.state.lock();
-        let in_flight = &idle.connection.in_flight;
-        if state.queue.is_empty() || in_flight.is_blocked() {
-            // Still under the lock: a thread that queues a request after this finds it free.
-            if in_flight.is_empty() {
-                drop(idle);
-            } else {
-                state.lingering.push(idle);
-                self.schedule_sweep(&mut state);
-            }
-            return if state.queue.is_empty() { Next::Nothing } else { Next::Other };
+    /// Gives back an idle connection, still under the lock: a thread that queues a request after
+    /// this finds it free.
+    pub(super) fn give_back(&self, idle: PooledConnection, state: &mut QueueState) {
+        if !idle.connection.in_flight.is_empty() {
+            state.lingering.push(idle);
+            self.schedule_sweep(state);
         }
-        let Some(slot) = state.queue.iter().find_map(Exchange::slot).cloned() else {
-            return Next::Post(idle, state.batch(0));
-        };
-        if idle.connection.is_usable() && idle.connection.retiring().is_none() {
-            return Next::Batch(idle, state.batch(0));
-        }
-        // To connect takes time, which a thread that waits for a reply has.
-        Next::Lend(Lent { connection: idle, unsent: state.withdraw(&slot) }, slot)
     }
 
     /// Takes the connections over which something has been waited for a while. The sweep ends with
@@ -241,7 +239,7 @@ impl SharedQueue {
         if !mem::replace(&mut state.scheduled, true) {
             let sweep = self.sweep.clone();
             #[cfg(not(all(test, leasehold_shuttle)))]
-            self.thread.after(SWEEP, move || sweep());
+            self.thread.execute_after(SWEEP, move || sweep());
             #[cfg(all(test, leasehold_shuttle))]
             let _ = (SWEEP, &self.thread, shuttle::thread::spawn(move || sweep()));
         }
@@ -256,12 +254,12 @@ impl QueueState {
 
     /// Returns `true` if several threads had their requests sent in the last batch, and so may have
     /// further requests soon.
-    fn is_batching(&self) -> bool {
+    pub(super) fn is_batching(&self) -> bool {
         self.last_batch > 1
     }
 
     /// Takes the lingering connection that was added last among those that are blocked, or not.
-    fn take(&mut self, blocked: bool) -> Option<PooledConnection> {
+    pub(super) fn take(&mut self, blocked: bool) -> Option<PooledConnection> {
         let is_it = |one: &PooledConnection| one.connection.in_flight.is_blocked() == blocked;
         let last = self.lingering.iter().rposition(is_it)?;
         Some(self.lingering.remove(last))
@@ -302,8 +300,9 @@ mod tests {
     use crate::config::durability::Durability;
     use crate::net::demand::Demand;
     use crate::net::endpoint::Endpoint;
-    use crate::net::exchange::Request;
     use crate::net::exchange::SendWait;
+    use crate::net::packed::Request;
+    use crate::net::server::PoolThread;
     use crate::net::shared_call::Resolver;
 
     fn posted() -> Exchange {
@@ -317,7 +316,6 @@ mod tests {
     #[test]
     fn requests_of_all_kinds_are_sent_together_and_no_thread_s_are_divided() {
         let (slot, other) = (ReplySlot::new(Instant::now()), ReplySlot::new(Instant::now()));
-        let (slot, other) = (Arc::new(slot), Arc::new(other));
         let durability = Durability::Replicas { acks: 1, timeout: SWEEP };
         let demand = Demand::new(durability).map(|demand| (demand, SendWait::Along));
         let mut queue = QueueState::new(true);
@@ -342,7 +340,7 @@ mod tests {
         let url = format!("redis://{}", listener.local_addr().expect("an address"));
         let endpoint = Endpoint::parse(&url, &config).expect("a good URL");
         let factory = ConnectionFactory::new(endpoint, &config, Resolver::default());
-        let queue = SharedQueue::new(Arc::new(factory), &config, &thread, || {});
+        let queue = SharedQueue::new(Arc::new(factory), &config, &thread.0, || {});
         let take = || queue.take(true, end_of(Duration::from_secs(5))).expect("it is free");
 
         let mut connection = take();

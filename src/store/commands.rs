@@ -10,7 +10,7 @@ use parking_lot::RwLock;
 
 use crate::base::clock::Moment;
 use crate::config::Config;
-use crate::net::exchange::{Arg, Request, Script};
+use crate::net::packed::{Arg, Request, Script};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::{FENCE, Keys, QUEUE, TURN};
 use crate::store::redisson_channels::{MEMORY, RedissonChannels, TURN_TIME};

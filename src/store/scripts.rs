@@ -6,8 +6,8 @@ use std::time::Duration;
 use redis::Value;
 
 use crate::base::failure::{Failure, FailureKind};
-use crate::net::exchange::{Reply, Request, Script};
 use crate::net::factory::ConnectionFactory;
+use crate::net::packed::{Reply, Request, Script};
 use crate::store::hold_id::HeldAs;
 use crate::store::request::{AcquireReply, HoldReply, HolderReply, ReportReply};
 

@@ -12,7 +12,7 @@ use crate::base::clock::{Moment, end_of};
 use crate::base::failure::FailureKind;
 use crate::config::Config;
 use crate::net::endpoint::Endpoint;
-use crate::net::exchange::{Arg, Request};
+use crate::net::packed::{Arg, Request};
 use crate::net::server::ServerFactory;
 use crate::store::background::{InDoubtHold, Job, JobOutcome, Wake};
 use crate::store::hold_id::{HoldId, HoldKind};

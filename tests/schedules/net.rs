@@ -22,11 +22,11 @@ use crate::config::Config;
 use crate::config::durability::Durability;
 use crate::net::demand::Demand;
 use crate::net::endpoint::Endpoint;
-use crate::net::exchange::{Arg, Reply, Request, Script};
 use crate::net::exchange::{Exchange, SendWait};
 use crate::net::factory::ConnectionFactory;
 use crate::net::multiplexer::Multiplexer;
-use crate::net::pool::PoolThread;
+use crate::net::packed::{Arg, Reply, Request, Script};
+use crate::net::server::PoolThread;
 use crate::net::shared_call::Resolver;
 
 const THREADS: u64 = 4;
@@ -186,7 +186,7 @@ fn multiplexer(weather: Weather, connections: u32) -> Arc<Multiplexer> {
     let url = format!("unix:///{weather:?}");
     let endpoint = Endpoint::parse(&url, &config).expect("a good URL");
     let factory = ConnectionFactory::new(endpoint, &config, Resolver::default());
-    Multiplexer::new(Arc::new(factory), &config, &POOL_THREAD)
+    Multiplexer::new(Arc::new(factory), &config, &POOL_THREAD.0)
 }
 
 fn value(number: u64) -> Value {
@@ -279,7 +279,11 @@ fn scene(weather: Weather, connections: u32) {
     assert_eq!(*replies.lock(), 2 * THREADS, "a reply that was wanted is missing, or came twice");
     assert!(multiplexer.queue.state.lock().queue.is_empty(), "a request is left");
     // What is left are needless requests to wait, which a sweep reads.
-    while multiplexer.queue.is_lingering() {
+    let is_lingering = || {
+        let state = multiplexer.queue.state.lock();
+        !state.lingering.is_empty() || state.sweeps > 0
+    };
+    while is_lingering() {
         yield_now();
     }
     let state = multiplexer.queue.pool.state();

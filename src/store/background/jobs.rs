@@ -181,7 +181,7 @@ impl<N: Peer> NodeJobs<N> {
     /// Where replies come from; `None` if there are none to come.
     fn socket(&self) -> Option<PollFd<'_>> {
         let open = self.connection.open.as_ref().filter(|open| !open.in_flight.is_empty());
-        open?.poll_fd()
+        Some(open?.stream()?.poll_fd())
     }
 
     /// Does what there is to do, without waiting, and adds the outcomes that are known by now. A
@@ -232,7 +232,7 @@ impl<N: Peer> NodeJobs<N> {
         let open = self.connection.open.as_mut()?;
         let give_up_at = open.in_flight.expected_since()? + io_timeout;
         if give_up_at <= now {
-            open.give_up(&open.factory.no_reply());
+            open.time_out();
             return None;
         }
         let next = open.in_flight.expire(now, || open.factory.no_reply());
@@ -275,7 +275,7 @@ impl<N: Peer> NodeJobs<N> {
         }
         if !is_idle {
             // The replies to what is in flight will not come over the next connection.
-            open.give_up(&open.factory.no_reply());
+            open.time_out();
         }
         self.connection.open.take()
     }

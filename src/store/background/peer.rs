@@ -28,8 +28,8 @@ use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::Phase;
 use crate::net::connection::Connection;
-use crate::net::exchange::Request;
 use crate::net::factory::ConnectionFactory;
+use crate::net::packed::Request;
 use crate::net::socket::{PollFd, poll_ready};
 
 /// While a connection is being opened and others are open, its outcome is looked for this often.

@@ -192,7 +192,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         self.check_interrupt()?;
         let alarm = self.redisson_alarm.as_ref();
         let mut sockets: Vec<PollFd<'_>> = open()
-            .filter_map(|subscription| subscription.connection.poll_fd())
+            .filter_map(|subscription| Some(subscription.connection.stream()?.poll_fd()))
             .chain(alarm.map(Alarm::rung))
             .collect();
         sleep(&mut sockets, &openings, end);

@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
 use crate::net::demand::{Demand, is_done};
-use crate::net::exchange::Reply;
 use crate::net::exchange::{Exchange, SendWait};
+use crate::net::packed::Reply;
 use crate::net::wait::Spin;
 use crate::store::background::{BackgroundSettings, InDoubtHold};
 use crate::store::hold_id::HoldId;

@@ -22,8 +22,8 @@ use crate::error::Phase;
 use crate::net::connection::Connection;
 use crate::net::demand::Demand;
 use crate::net::error_reply::suggests_demotion;
-use crate::net::exchange::Request;
 use crate::net::factory::ConnectionFactory;
+use crate::net::packed::Request;
 use crate::store::background::peer::Peer;
 use crate::store::hold_id::HoldId;
 

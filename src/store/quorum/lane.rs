@@ -17,8 +17,8 @@ use parking_lot::{Mutex, MutexGuard};
 use redis::Value;
 
 use crate::base::failure::Failure;
-use crate::net::pool::PoolThread;
 use crate::net::resp::RespStream;
+use crate::net::server::PoolThread;
 use crate::net::socket::poll_ready;
 use crate::net::wait::ReplyWait;
 use crate::store::background::peer::wait_for_any;

@@ -111,9 +111,9 @@ impl Link {
             return;
         };
         if open.is_connected() && !open.is_open() {
-            open.give_up(&Failure { kind: FailureKind::Disconnected, ..server.factory.no_reply() });
+            open.give_up(Failure { kind: FailureKind::Disconnected, ..server.factory.no_reply() });
         } else if is_overdue {
-            open.give_up(&server.time_out());
+            open.give_up(server.time_out());
         }
     }
 
