@@ -22,7 +22,7 @@ pub(crate) struct Client {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Phase {
     Idle,
-    /// Wants the lock.
+    /// Wants the lock, or more tokens.
     Acquiring,
     /// Wants the lock; a majority has granted the hold, but with different tokens.
     Raising {
@@ -59,6 +59,12 @@ impl Client {
     pub(crate) fn repeat(&mut self, proposal: u64, size: u64) -> Request {
         self.round += 1;
         self.attempt(proposal, size)
+    }
+
+    /// Asks for more tokens for its hold, which has no guard meanwhile.
+    pub(crate) fn refill(&mut self, proposal: u64, size: u64) -> Request {
+        (self.round, self.phase) = (self.round + 1, Phase::Acquiring);
+        self.request(self.round, Command::Refill { proposal, size })
     }
 
     fn attempt(&mut self, proposal: u64, size: u64) -> Request {
@@ -99,7 +105,7 @@ impl Client {
     /// Returns `true` if the client waits for the reply to a request.
     pub(crate) fn awaits(&self, request: &Request) -> bool {
         let round = match (self.phase, request.command) {
-            (Phase::Acquiring, Command::Acquire { .. })
+            (Phase::Acquiring, Command::Acquire { .. } | Command::Refill { .. })
             | (Phase::Raising { .. }, Command::Raise { .. }) => self.round,
             (Phase::Holding { renews: true, .. }, Command::Renew) => self.round + 1,
             _ => return false,

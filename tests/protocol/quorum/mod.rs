@@ -10,8 +10,8 @@
 //! servers, and two attempts at four and five. Counters differ at the start, as earlier holds may
 //! have left them, but no request of those holds is on its way. Clocks show one of up to three
 //! times. A hold has up to two tokens, for guards that follow one another. At most one request is
-//! executed twice and one server forgets its data; a hold is renewed once; and not all of these are
-//! combined. Depths, waiting clients and wake-ups are left out, because no token relies on them.
+//! executed twice and one server forgets its data; a hold is renewed once, or gets more tokens once;
+//! and not all of these are combined. Depths, waiting clients and wake-ups are left out, because no token relies on them.
 
 mod client;
 mod flaw;
@@ -112,6 +112,15 @@ fn a_server_of_four_that_forgets_does_no_harm_whatever_clocks_show() {
     keeps_its_promises(forgetting(Scope { counters: vec![0, 0, 1, 1], ..two_attempts() }));
 }
 
+#[test]
+fn clients_that_keep_the_lock_and_get_more_tokens_can_rely_on_them() {
+    for extras in [vec![Extra::Refill], vec![Extra::Refill, Extra::Renewal]] {
+        keeps_its_promises(Scope { extras, ..two_attempts() });
+    }
+    let extras = vec![Extra::Block, Extra::Refill];
+    keeps_its_promises(Scope { counters: vec![0; 3], extras, ..two_attempts() });
+}
+
 /// A limit, and not a flaw: two majorities of three may have only that server in common.
 #[test]
 fn a_server_of_three_that_forgets_leaves_it_to_the_clocks() {
@@ -158,6 +167,10 @@ fn a_counter_has_to_outlive_the_hold() {
 fn a_server_has_to_give_more_than_its_counter() {
     needs(EXCLUSION_BY_FENCE, Flaw::CounterIsGivenAgain, two_attempts());
     needs(EXCLUSION_BY_FENCE, Flaw::ProposalIsGiven, two_attempts());
+    // Also where one client keeps the lock, and gets more tokens.
+    let kept = Scope { counters: vec![0; 3], holds: vec![1], ..two_attempts() };
+    let kept = Scope { clocks: Clocks::Any(vec![1]), extras: vec![Extra::Refill], ..kept };
+    needs(EXCLUSION_BY_FENCE, Flaw::CounterIsGivenAgain, kept);
 }
 
 #[test]

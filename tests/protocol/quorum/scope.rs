@@ -39,6 +39,8 @@ pub(crate) enum Extra {
     Duplicate,
     /// One server loses its data and comes back when all leases of that time are over.
     Forgetting,
+    /// Each hold may be kept when its guard is gone, and get more tokens once.
+    Refill,
     /// Each hold may be renewed once.
     Renewal,
 }
@@ -68,6 +70,10 @@ pub(crate) enum Action {
     Outlive(usize),
     /// Enough servers have raised their counters to the token.
     Raised(usize),
+    Refill {
+        client: usize,
+        proposal: u64,
+    },
     Renew(usize),
     Renewed(usize),
     /// Enough servers have begun the hold.
@@ -174,7 +180,9 @@ impl Scope {
             let may_grant = match client.phase {
                 Phase::Idle => false,
                 Phase::Acquiring | Phase::Raising { .. } => true,
-                Phase::Holding { tokens, .. } => tokens.following().is_some(),
+                Phase::Holding { tokens, .. } => {
+                    tokens.following().is_some() || self.has(Extra::Refill) && client.round == 0
+                }
             };
             may_grant || client.nonce < *holds
         })
@@ -223,6 +231,10 @@ impl Scope {
             }
             Phase::Holding { tokens, renews } => {
                 actions.extend(tokens.following().map(|_| Action::HandOff(id)));
+                if once && !renews && self.has(Extra::Refill) {
+                    let refill = |proposal| Action::Refill { client: id, proposal };
+                    actions.extend(proposals().map(refill));
+                }
                 let begins = once && !renews && self.has(Extra::Renewal);
                 actions.extend(begins.then_some(Action::Renew(id)));
                 let renewed = renews && confirmed(Flaw::RenewalOfAMinority);
@@ -243,17 +255,18 @@ impl Scope {
 
     /// Has a client send a request.
     fn request(&self, world: &mut World, action: Action) -> Option<Request> {
+        let size = if self.has(Extra::Block) { 2 } else { 1 };
         Some(match action {
             Action::Acquire { client: id, proposal } => {
                 let client = &mut world.clients[id];
                 let reused = self.flaw == Some(Flaw::NumberIsReused) && client.round == 0;
-                let size = if self.has(Extra::Block) { 2 } else { 1 };
                 if reused && client.nonce > 0 {
                     client.repeat(proposal, size)
                 } else {
                     client.acquire(proposal, size)
                 }
             }
+            Action::Refill { client, proposal } => world.clients[client].refill(proposal, size),
             Action::Renew(id) => world.clients[id].renew(),
             _ => return None,
         })

@@ -30,6 +30,11 @@ pub(crate) enum Command {
     Raise {
         fence: u64,
     },
+    /// Gives the hold up to this many further tokens.
+    Refill {
+        proposal: u64,
+        size: u64,
+    },
     Renew,
 }
 
@@ -69,14 +74,19 @@ impl Command {
     /// The token that the command names.
     pub(crate) fn token(self) -> u64 {
         match self {
-            Self::Acquire { proposal: token, .. } | Self::Raise { fence: token } => token,
+            Self::Acquire { proposal: token, .. }
+            | Self::Raise { fence: token }
+            | Self::Refill { proposal: token, .. } => token,
             Self::Renew => 0,
         }
     }
 
     /// How many tokens the command asks for.
     pub(crate) fn size(self) -> u64 {
-        if let Self::Acquire { size, .. } = self { size } else { 1 }
+        match self {
+            Self::Acquire { size, .. } | Self::Refill { size, .. } => size,
+            Self::Raise { .. } | Self::Renew => 1,
+        }
     }
 }
 
@@ -91,27 +101,27 @@ impl Server {
         match request.command {
             Command::Acquire { .. } => ours || lock.is_none(),
             Command::Raise { .. } => ours || flaw == Some(Flaw::RaiseIsUnchecked),
-            Command::Renew => ours,
+            Command::Refill { .. } | Command::Renew => ours,
         }
     }
 
     /// Runs the script of a request that is granted, and gives so many tokens if it asks for some.
     pub(crate) fn execute(&mut self, request: &Request, size: u64, flaw: Option<Flaw>) -> Reply {
         match request.command {
-            Command::Acquire { proposal, size: asked } => {
-                let mut tokens = Block { first: self.counter, last: self.counter };
-                let repeats = self.is_held_by(request.hold);
-                if asked > 1 || !repeats {
-                    let first = self.next_token(proposal, flaw);
-                    tokens = Block { first, last: first + size - 1 };
-                    let stored = flaw != Some(Flaw::BlockIsNotStored);
-                    self.counter = if stored { tokens.last } else { first };
-                }
-                if repeats {
-                    self.renew(request.round);
-                } else {
-                    self.lock = Some(Entry { hold: request.hold, round: request.round });
-                }
+            Command::Acquire { size: 1, .. } if self.is_held_by(request.hold) => {
+                self.renew(request.round);
+                return Reply::Granted {
+                    tokens: Block { first: self.counter, last: self.counter },
+                };
+            }
+            Command::Acquire { proposal, .. } | Command::Refill { proposal, .. } => {
+                let first = self.next_token(proposal, flaw);
+                let tokens = Block { first, last: first + size - 1 };
+                let stored = flaw != Some(Flaw::BlockIsNotStored);
+                self.counter = if stored { tokens.last } else { first };
+                let begun = Entry { hold: request.hold, round: request.round };
+                self.lock = self.lock.or(Some(begun));
+                self.renew(request.round);
                 return Reply::Granted { tokens };
             }
             Command::Raise { fence } if flaw == Some(Flaw::RaiseLowers) => self.counter = fence,
@@ -151,7 +161,9 @@ impl Server {
     pub(crate) fn is_futile(&self, request: &Request) -> bool {
         match request.command {
             Command::Acquire { .. } => false,
-            Command::Raise { .. } | Command::Renew => !self.may_have(request.hold),
+            Command::Raise { .. } | Command::Refill { .. } | Command::Renew => {
+                !self.may_have(request.hold)
+            }
         }
     }
 

@@ -15,6 +15,7 @@ fn recorded_traces_are_those_of_the_models() {
     let read = |file: PathBuf| Call::read(&fs::read_to_string(file).expect("the trace"));
     let traces = files(Path::new(&dir), "trace-").into_iter().map(read);
     let servers: Vec<Vec<Call>> = traces.collect::<Result<_, _>>().expect("their lines");
+    assert!(!servers.is_empty(), "no traces in {dir}");
     for (number, calls) in (1..).zip(&servers) {
         check(calls).unwrap_or_else(|wrong| panic!("server {number}: {wrong}"));
     }

@@ -97,7 +97,11 @@ impl State {
             self.follow_clock(hold, asked, call.tokens().map(|tokens| tokens.first), call)?;
             tokens(call, asked)?
         } else {
-            self.follow_proposal(hold, asked, call.arg(5).parse().ok()?)
+            let (proposal, size) = (call.arg(5).parse().ok()?, asked);
+            let keeps = mode == "kept";
+            let refill = vote::Command::Refill { proposal, size };
+            let acquire = vote::Command::Acquire { proposal, size };
+            self.follow_proposal(hold, proposal, if keeps { refill } else { acquire })
         };
         let reply = if mode == "kept" {
             self.server.refill(request, size, None)
@@ -193,10 +197,10 @@ impl State {
 
     /// Has the counter follow what a client proposes, unless another one has the lock. Returns how
     /// many tokens there are for it from there: the last one is at most a millisecond ahead.
-    fn follow_proposal(&mut self, hold: HoldId, asked: u64, proposal: u64) -> u64 {
+    fn follow_proposal(&mut self, hold: HoldId, proposal: u64, command: vote::Command) -> u64 {
+        let asked = command.size();
         let keeps = asked == 1 && self.server.is_held_by(hold);
-        let acquire = vote::Command::Acquire { proposal, size: asked };
-        let Some(vote::Reply::Granted { tokens }) = self.vote(hold, acquire, 1) else { return 1 };
+        let Some(vote::Reply::Granted { tokens }) = self.vote(hold, command, 1) else { return 1 };
         self.server.counter = if keeps { tokens.first } else { tokens.first - 1 };
         ((proposal + 1000).saturating_sub(tokens.first) + 1).min(asked)
     }

@@ -98,12 +98,12 @@ fn carry(
     mut random: Random,
     answers: &Answers,
 ) -> io::Result<()> {
-    let server = TcpStream::connect(("127.0.0.1", server))?;
+    let (server, calls) = answers.open(server)?;
     server.set_nodelay(true)?;
     client.set_nodelay(true)?;
     let (requests, to, above) = (client.try_clone()?, server.try_clone()?, conditions.clone());
     let mut own = Random::new(random.number(), 0);
-    let (subscribes, calls) = (Arc::new(AtomicBool::new(false)), answers.open(&server)?);
+    let subscribes = Arc::new(AtomicBool::new(false));
     let (subscribed, asked) = (subscribes.clone(), calls.clone());
     thread::spawn(move || {
         let watch = |request: &[u8]| {

@@ -30,13 +30,18 @@ const EFFECTS: [&str; 5] = ["hset", "publish", "set", "zadd", "zrem"];
 /// The last command of a trace.
 const END: &str = "the trace ends";
 
-/// The calls of scripts over all connections, by the address that the server knows each by.
+/// The calls of scripts over all connections, by the address that the server knows each by. A
+/// connection that is closed may leave its address to another one.
 #[derive(Debug, Default)]
-pub(crate) struct Answers(Mutex<HashMap<String, Arc<Calls>>>);
+pub(crate) struct Answers(Mutex<HashMap<String, Vec<Arc<Calls>>>>);
 
 /// The calls of scripts over one connection.
-#[derive(Debug, Default)]
-pub(crate) struct Calls(Mutex<Asked>);
+#[derive(Debug)]
+pub(crate) struct Calls {
+    /// When the connection was opened.
+    opened: String,
+    asked: Mutex<Asked>,
+}
 
 #[derive(Debug, Default)]
 struct Asked {
@@ -49,18 +54,23 @@ struct Asked {
 }
 
 impl Answers {
-    /// Adds a connection to the server.
-    pub(crate) fn open(&self, connection: &TcpStream) -> io::Result<Arc<Calls>> {
-        let (address, calls) = (connection.local_addr()?.to_string(), Arc::default());
+    /// Opens a connection to a server of this machine.
+    pub(crate) fn open(&self, port: u16) -> io::Result<(TcpStream, Arc<Calls>)> {
+        let calls = Arc::new(Calls { opened: now(), asked: Mutex::default() });
+        let connection = TcpStream::connect(("127.0.0.1", port))?;
+        let address = connection.local_addr()?.to_string();
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.insert(address, Arc::clone(&calls));
-        Ok(calls)
+        all.entry(address).or_default().push(calls.clone());
+        Ok((connection, calls))
     }
 
-    /// Takes the next answer to a connection; `?` if it was never seen.
-    fn next(&self, address: &str) -> String {
+    /// Takes the next answer to the connection that has an address at a time; `?` if it was never
+    /// seen.
+    fn next(&self, address: &str, time: &str) -> String {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let answer = all.get(address).and_then(|calls| calls.lock().answers.pop_front());
+        let mut calls = all.get(address).into_iter().flatten().rev();
+        let calls = calls.find(|calls| calls.opened.as_str() <= time);
+        let answer = calls.and_then(|calls| calls.lock().answers.pop_front());
         answer.unwrap_or_else(|| "?".into())
     }
 }
@@ -79,15 +89,13 @@ impl Calls {
         for reply in asked.replies.add(received) {
             if asked.open.pop_front() == Some(true) {
                 let answer = words(&reply).join(" ");
-                let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                let (seconds, micros) = (time.as_secs(), time.subsec_micros());
-                asked.answers.push_back(format!("{answer} @{seconds}.{micros:06}"));
+                asked.answers.push_back(format!("{answer} @{}", now()));
             }
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Asked> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -133,7 +141,7 @@ impl Monitor {
                 writeln!(file, "{time} {place} {from} {}", plain(command))?;
                 continue;
             }
-            let answer = answers.next(from.trim_end_matches(']'));
+            let answer = answers.next(from.trim_end_matches(']'), time);
             // That of the script, or its number.
             let text = command.split("\" \"").nth(1).unwrap_or_default();
             let number = if command[1..5].eq_ignore_ascii_case("eval")
@@ -157,6 +165,12 @@ impl Monitor {
         }
         Ok(file.flush()?)
     }
+}
+
+/// The time as MONITOR prints it.
+fn now() -> String {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("{}.{:06}", time.as_secs(), time.subsec_micros())
 }
 
 /// Words without quotes, of which none has a space. An empty one is `''`.
