@@ -9,7 +9,7 @@ const LEASE: u64 = 1000;
 const PERMITS: u32 = 2;
 
 fn violations(lines: &str, losses: &[Loss]) -> Vec<String> {
-    let mut model = Exclusion::new(LEASE, PERMITS, losses.to_vec());
+    let mut model = Exclusion::new(LEASE, PERMITS, losses.to_vec(), 0);
     show(lines, |call| model.note(call));
     model.verdict().violations.into_iter().map(|violation| violation.what).collect()
 }

@@ -10,7 +10,7 @@ fn violations(lines: &str) -> Vec<String> {
 }
 
 fn violations_with(lines: &str, losses: &[Loss]) -> Vec<String> {
-    let mut model = Fences::new(1000, losses.to_vec());
+    let mut model = Fences::new(1000, losses.to_vec(), 0);
     show(lines, |call| model.note(call));
     model.verdict().violations.into_iter().map(|violation| violation.what).collect()
 }

@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io::{self, BufRead, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -28,6 +28,13 @@ pub(crate) fn now() -> u64 {
 
 pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).expect("less than centuries")
+}
+
+/// What [`now`] showed at the beginning of 1970, in which servers count their time, as a number to
+/// subtract from theirs.
+pub(crate) fn zero() -> u64 {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is past 1970");
+    nanos(time) - now()
 }
 
 /// Later than anything.

@@ -33,7 +33,8 @@ pub(crate) struct Run<'run> {
 pub(crate) fn judge(options: &Options, run: &Run<'_>) -> Result<()> {
     let Run { dir, incidents, finals, .. } = run;
     let losses = incidents.iter().filter_map(|incident| incident.loss);
-    let mut checker = Checker::new(nanos(options.lease), PERMITS, &losses.collect::<Vec<_>>());
+    let (lease, losses) = (nanos(options.lease), losses.collect::<Vec<_>>());
+    let mut checker = Checker::new(lease, PERMITS, &losses, history::zero());
     let mut tally = Tally::default();
     read(run, |call| {
         checker.note(call);

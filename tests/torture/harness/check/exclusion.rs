@@ -67,9 +67,9 @@ impl Hold {
 }
 
 impl Exclusion {
-    pub(crate) fn new(lease: u64, permits: u32, losses: Vec<Loss>) -> Self {
+    pub(crate) fn new(lease: u64, permits: u32, losses: Vec<Loss>, zero: u64) -> Self {
         let (open, holds) = (BTreeMap::new(), Vec::new());
-        let (tenures, violations) = (Tenures::default(), Vec::new());
+        let (tenures, violations) = (Tenures::new(zero), Vec::new());
         Self { lease, permits: permits as usize, losses, tenures, open, holds, violations }
     }
 

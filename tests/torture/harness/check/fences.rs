@@ -39,8 +39,8 @@ struct Hold {
 }
 
 impl Fences {
-    pub(crate) fn new(lease: u64, losses: Vec<Loss>) -> Self {
-        let (tenures, holds, secret) = (Tenures::default(), Vec::new(), Vec::new());
+    pub(crate) fn new(lease: u64, losses: Vec<Loss>, zero: u64) -> Self {
+        let (tenures, holds, secret) = (Tenures::new(zero), Vec::new(), Vec::new());
         Self { lease, losses, tenures, holds, secret }
     }
 

@@ -57,12 +57,13 @@ impl Violation {
 }
 
 impl Checker {
-    /// For leases of so many nanoseconds and semaphores of so many permits.
-    pub(crate) fn new(lease: u64, permits: u32, losses: &[Loss]) -> Self {
+    /// For leases of so many nanoseconds and semaphores of so many permits, and a clock that began
+    /// at [`zero`](crate::harness::history::zero).
+    pub(crate) fn new(lease: u64, permits: u32, losses: &[Loss], zero: u64) -> Self {
         Self {
-            exclusion: Exclusion::new(lease, permits, losses.to_vec()),
+            exclusion: Exclusion::new(lease, permits, losses.to_vec(), zero),
             nesting: Nesting::default(),
-            fences: Fences::new(lease, losses.to_vec()),
+            fences: Fences::new(lease, losses.to_vec(), zero),
             register: Register::default(),
         }
     }
