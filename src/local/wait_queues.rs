@@ -978,6 +978,8 @@ pub(super) mod tests {
         assert!(!queues.is_listening() && !queues.may_keep("x"));
         thread::scope(|scope| {
             let waits = scope.spawn(|| queues.wait_to_listen(end_of(SOON * 6)));
+            thread::sleep(Duration::from_millis(20));
+            assert!(!waits.is_finished(), "it was not tried yet");
             queues.set_listening(false);
             waits.join().expect("no panic");
             assert!(!queues.may_keep("x"), "it was tried in vain");

@@ -152,11 +152,6 @@ impl<T: Vote, D: Send + 'static> Ballot<T, D> {
         }
     }
 
-    /// Returns `true` if the reply of a server is still to come.
-    pub(super) fn awaits(&self, number: usize) -> bool {
-        self.count.lock().votes.0[number].is_none()
-    }
-
     /// Returns `true` if the reply of a server is such a one, or may be.
     pub(super) fn may_be(&self, number: usize, is: impl Fn(&T) -> bool) -> bool {
         self.count.lock().votes.may_be(number, is)

@@ -182,7 +182,7 @@ impl LockedLane<'_> {
         let required = majority(self.links.len());
         let has_room = |links: &[Link]| links.iter().filter(|link| link.has_room()).count();
         while has_room(&self.links) < required.min(self.connected())
-            && self.read_from(Link::is_busy, None, deadline)
+            && self.read_from(None, deadline)
         {}
     }
 
@@ -223,26 +223,19 @@ impl LockedLane<'_> {
         let spin = &self.lane.servers.spin;
         // Replicas and disks do not answer soon, and that says nothing about the servers.
         let mut wait = ballot.demand.is_none().then(|| spin.begin());
-        let awaited = |link: &Link| ballot.awaits(link.server().number);
         let decision = loop {
             let decision = ballot.take_decision();
-            if decision.is_some() || !self.read_from(awaited, wait.as_mut(), deadline) {
+            if decision.is_some() || !self.read_from(wait.as_mut(), deadline) {
                 break decision;
             }
         };
         decision.unwrap_or_else(|| ballot.close())
     }
 
-    /// Waits for replies from such servers, and reads what has come. Returns `false` if nothing can
-    /// come from them any more, or the deadline is over. Meanwhile other threads can send what they
-    /// do not wait for.
-    fn read_from(
-        &mut self,
-        is_awaited: impl Fn(&Link) -> bool,
-        mut wait: Option<&mut ReplyWait<'_>>,
-        deadline: Instant,
-    ) -> bool {
-        let awaited = self.links.iter().enumerate().filter(|(_, link)| is_awaited(link));
+    /// Waits for replies, and reads what has come. Returns `false` if none is to come any more, or
+    /// the deadline is over. Meanwhile other threads can send what they do not wait for.
+    fn read_from(&mut self, mut wait: Option<&mut ReplyWait<'_>>, deadline: Instant) -> bool {
+        let awaited = self.links.iter().enumerate().filter(|(_, link)| link.is_busy());
         let (numbers, sockets): (Vec<usize>, Vec<_>) = awaited
             .filter_map(|(number, link)| {
                 let open = link.connection.open.as_ref()?;
@@ -273,7 +266,7 @@ impl LockedLane<'_> {
     /// Reads until no reply is still to come, or gives up the connections over which none come by
     /// the deadline.
     pub(super) fn settle(&mut self, deadline: Instant) {
-        while self.read_from(Link::is_busy, None, deadline) {}
+        while self.read_from(None, deadline) {}
         for link in &mut *self.links {
             link.close_if_useless(Duration::ZERO);
         }

@@ -183,6 +183,22 @@ fn an_uncontended_cycle_costs_each_server_two_scripts() {
 }
 
 #[test]
+fn a_refused_attempt_is_withdrawn_only_where_it_may_have_begun() {
+    let quorum = Quorum::of(3);
+    let (holder, client) = (quorum.open(patient()), quorum.open(patient()));
+    settle(&quorum, &client);
+    let _guard = take(&holder, "a");
+    eventually(SOON, || quorum.count("a") == 3);
+    let count = || quorum.servers.iter().map(Server::evals).sum::<u64>();
+    let before = count();
+    for _ in 0..100 {
+        assert!(client.try_lock("a").unwrap().is_none());
+    }
+    // Each attempt ends with the second reply: only the third server may have begun the hold.
+    assert!(count() - before < 500, "{}", count() - before);
+}
+
+#[test]
 fn scripts_may_be_flushed_at_any_time() {
     let quorum = Quorum::of(3);
     let client = quorum.open(patient());
