@@ -105,16 +105,3 @@ pub(crate) fn ask_one(
     store.ask(slice::from_ref(&request), &mut |_, it| reply = Some(it));
     reply.expect("each request has a reply")
 }
-
-/// As [`Store::ask`], with the replies in the order of the requests.
-#[cfg(test)]
-pub(crate) fn ask_all(
-    store: &dyn Store,
-    requests: &[HoldRequest<'_>],
-) -> Vec<Result<HoldReply, Failure>> {
-    let mut replies: Vec<_> = vec![None; requests.len()];
-    store.ask(requests, &mut |place, reply| {
-        assert!(replies[place].replace(reply).is_none(), "a request has one reply");
-    });
-    replies.into_iter().map(|reply| reply.expect("each request has a reply")).collect()
-}

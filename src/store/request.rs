@@ -104,19 +104,6 @@ pub(crate) enum AcquireReply {
     },
 }
 
-#[cfg(test)]
-impl AcquireReply {
-    /// The only hold that was requested exists now.
-    pub(crate) fn acquired(fence: u64, room: u32) -> Self {
-        Self::Acquired { fence, others: Vec::new(), room, wanted: false }
-    }
-
-    /// Another owner holds the first or only lock.
-    pub(crate) fn held(remaining: Option<Duration>) -> Self {
-        Self::Held { index: 0, remaining, in_doubt: false, recalled: false }
-    }
-}
-
 /// Returns `true` if the requested holds exist now. Holds that fell short of their durability do,
 /// until they are released.
 pub(crate) fn is_granted(reply: &Result<AcquireReply, Failure>) -> bool {

@@ -165,6 +165,15 @@ fn must_acquire(store: &dyn Store, hold: &HoldId) -> u64 {
     }
 }
 
+/// Executes requests about holds, and returns the replies in the order of these.
+fn ask_all(store: &dyn Store, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {
+    let mut replies: Vec<_> = vec![None; requests.len()];
+    store.ask(requests, &mut |place, reply| {
+        assert!(replies[place].replace(reply).is_none(), "a request has one reply");
+    });
+    replies.into_iter().map(|reply| reply.expect("each request has a reply")).collect()
+}
+
 fn set_depth(store: &dyn Store, hold: &HoldId, depth: u32) -> Result<HoldReply, Failure> {
     change(store, hold, Change::SetDepth { depth, lease: Some(LEASE), durable: false })
 }
@@ -594,4 +603,13 @@ fn a_hold_that_a_given_up_server_may_begin_is_in_doubt_for_a_lease() {
     let hanging = Hanging::new(io_timeout);
     thread::sleep(io_timeout);
     hanging.release();
+}
+
+#[test]
+fn a_release_that_a_quorum_cannot_confirm_may_have_been_executed() {
+    let majority = Majority::of(3, 2);
+    let failure = release(&majority.store, &hold(1)).expect_err("no majority");
+    assert!(failure.is_ambiguous(), "{failure:?}");
+    let failure = change(&majority.store, &hold(1), Change::Check).expect_err("no majority");
+    assert!(!failure.is_ambiguous(), "nothing has come of it: {failure:?}");
 }

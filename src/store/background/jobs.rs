@@ -19,7 +19,7 @@ use crate::net::demand::Demand;
 use crate::net::exchange::{Exchange, SendWait};
 use crate::net::socket::PollFd;
 use crate::net::wait::WaitFor;
-use crate::store::background::peer::{BackgroundConnection, Pauses, Peer, sleep};
+use crate::store::background::peer::{BackgroundConnection, Peer, sleep};
 use crate::store::background::{
     BackgroundSettings, Decision, Job, JobOutcome, JobPolicy, JobRunner,
 };
@@ -31,8 +31,6 @@ const BATCH_MAX: usize = 2048;
 
 /// How long a node that could not be reached is left alone.
 const PAUSE: Duration = Duration::from_millis(20);
-
-const PAUSES: Pauses = Pauses { after_failure: PAUSE, after_rejection: PAUSE };
 
 const UNOPENED: &str = "no connection was open in time";
 
@@ -61,7 +59,7 @@ impl<P: JobPolicy> BackgroundJobs<P> {
             known.connection.peer == node && known.demand.is_some() == demand.is_some()
         };
         let place = self.nodes.iter().position(is_its).unwrap_or_else(|| {
-            let connection = BackgroundConnection::new(node, PAUSES);
+            let connection = BackgroundConnection::new(node, PAUSE);
             let (waiting, arrived) = (Vec::new(), Arc::default());
             self.nodes.push(NodeJobs { connection, demand, waiting, arrived });
             self.nodes.len() - 1
@@ -196,24 +194,6 @@ impl<N: Peer> NodeJobs<N> {
         let previous = self.close_unless_ready();
         self.receive(replies);
         let now = Instant::now();
-        self.end_late_waiting(now);
-        if let Err(failure) = self.send_waiting(previous, urgent) {
-            fail(mem::take(&mut self.waiting), &failure);
-        }
-        let next = self.end_late_sent(now, io_timeout);
-        self.receive(replies);
-        self.waiting.iter().map(|exchange| exchange.deadline).chain(next).min()
-    }
-
-    /// Takes the outcomes that have come.
-    fn receive(&mut self, replies: &mut Vec<NumberedReply>) {
-        let mut open = self.connection.open.as_mut();
-        while open.as_mut().is_some_and(|open| open.receive(WaitFor::Nothing)) {}
-        replies.append(&mut self.arrived.lock());
-    }
-
-    /// Ends the jobs whose deadlines have come before they could be sent.
-    fn end_late_waiting(&mut self, now: Instant) {
         let late = self.waiting.extract_if(.., |exchange| exchange.deadline <= now);
         let late: Vec<_> = late.collect();
         if !late.is_empty() {
@@ -224,19 +204,30 @@ impl<N: Peer> NodeJobs<N> {
             };
             fail(late, &Failure::too_late(&self.connection.peer.factory().label(), why));
         }
+        if let Err(failure) = self.send_waiting(previous, urgent) {
+            fail(mem::take(&mut self.waiting), &failure);
+        }
+        let mut next = None;
+        if let Some(open) = &mut self.connection.open
+            && let Some(since) = open.in_flight.expected_since()
+        {
+            let give_up_at = since + io_timeout;
+            if give_up_at <= now {
+                open.time_out();
+            } else {
+                let late = open.in_flight.expire(now, || open.factory.no_reply());
+                next = Some(late.map_or(give_up_at, |late| min(late, give_up_at)));
+            }
+        }
+        self.receive(replies);
+        self.waiting.iter().map(|exchange| exchange.deadline).chain(next).min()
     }
 
-    /// Ends the sent jobs whose deadlines have come, and all of them if the server has been silent
-    /// for too long. Returns when there will be more of them.
-    fn end_late_sent(&mut self, now: Instant, io_timeout: Duration) -> Option<Instant> {
-        let open = self.connection.open.as_mut()?;
-        let give_up_at = open.in_flight.expected_since()? + io_timeout;
-        if give_up_at <= now {
-            open.time_out();
-            return None;
-        }
-        let next = open.in_flight.expire(now, || open.factory.no_reply());
-        Some(next.map_or(give_up_at, |next| min(next, give_up_at)))
+    /// Takes the outcomes that have come.
+    fn receive(&mut self, replies: &mut Vec<NumberedReply>) {
+        let mut open = self.connection.open.as_mut();
+        while open.as_mut().is_some_and(|open| open.receive(WaitFor::Nothing)) {}
+        replies.append(&mut self.arrived.lock());
     }
 
     /// Sends the jobs that no longer have to wait, or begins to open a connection for them. They

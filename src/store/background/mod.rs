@@ -21,7 +21,7 @@ use crate::base::failure::Failure;
 use crate::config::Config;
 use crate::net::demand::Demand;
 use crate::net::wait::Interrupter;
-use crate::store::background::peer::{Pauses, Peer};
+use crate::store::background::peer::Peer;
 use crate::store::commands::Commands;
 use crate::store::hold_id::HoldId;
 use crate::store::request::{Change, HoldReply};
@@ -188,8 +188,8 @@ pub(crate) trait Wakeups: Send {
 pub(crate) trait WakeupPolicy: fmt::Debug + Send {
     type Peer: Peer;
 
-    /// How long a node is left alone after a failure.
-    fn pauses(&self) -> Pauses;
+    /// How long a node is left alone that cannot be listened at, or could for a shorter time only.
+    fn pause(&self) -> Duration;
 
     /// The nodes to listen at; `None` if they are the same as at the last call.
     fn changed_peers(&mut self) -> Option<Vec<Self::Peer>>;

@@ -7,10 +7,10 @@
 //! | connection | until | then |
 //! |---|---|---|
 //! | none | a job is to be sent, or a message to be waited for | being opened |
-//! | none | the same, during a pause of the connection or of the node | none |
+//! | none | the same, during a pause that has begun with the last outcome, or one of the node | none |
 //! | being opened | the short-lived thread has connected | open |
 //! | being opened | it has failed to | none, for a pause |
-//! | open | an error, a long silence, or the server has moved | none, for wake-ups for a pause |
+//! | open | an error, a long silence, or the server has moved | none |
 //! | open | what it has logged in with expires soon | open, while a successor is opened |
 //! | open | the successor is open, and nothing is in flight here | replaced by it |
 //!
@@ -67,43 +67,37 @@ pub(crate) trait Peer: Clone + fmt::Debug + PartialEq + Send + 'static {
     }
 }
 
-/// How long a node is left alone.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Pauses {
-    /// After a failure that may pass.
-    pub(crate) after_failure: Duration,
-    /// After a server has refused what was asked. A login that was refused may soon be a good one.
-    pub(crate) after_rejection: Duration,
-}
-
 /// A connection to a node, and what it is used for: a `T` is made of each connection that opens.
 #[derive(Debug)]
 pub(crate) struct BackgroundConnection<N, T> {
     pub(crate) peer: N,
-    pauses: Pauses,
+    /// How long a node is left alone after it was connected to in vain, or for a shorter time than
+    /// this.
+    pause: Duration,
+    pause_end: Instant,
     pub(crate) open: Option<T>,
     /// The connection that is being opened: the first one, or the successor of the open one.
     /// Disconnected without an outcome if there is no thread, or it has panicked.
     pub(crate) opening: Option<Receiver<Result<T, Failure>>>,
-    /// Why none could be opened or kept at last, and until when the node is left alone.
-    failed: Option<(Failure, Instant)>,
+    /// Why none could be opened or kept at last.
+    failed: Option<Failure>,
 }
 
 impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> {
-    pub(crate) fn new(peer: N, pauses: Pauses) -> Self {
-        Self { peer, pauses, open: None, opening: None, failed: None }
+    pub(crate) fn new(peer: N, pause: Duration) -> Self {
+        let pause_end = Instant::now();
+        Self { peer, pause, pause_end, open: None, opening: None, failed: None }
     }
 
     /// Why there is no connection and none is being opened.
     pub(crate) fn failure(&self) -> Option<&Failure> {
-        let (failure, _) = self.failed.as_ref()?;
-        (self.open.is_none() && self.opening.is_none()).then_some(failure)
+        self.failed.as_ref().filter(|_| self.open.is_none() && self.opening.is_none())
     }
 
     /// When to try again to open a connection.
     pub(crate) fn retry_at(&self) -> Option<Instant> {
-        let (_, retry_at) = self.failed.as_ref().filter(|_| self.opening.is_none())?;
-        Some((*retry_at).max(self.peer.next_try()))
+        let is_due = self.failed.is_some() && self.opening.is_none();
+        is_due.then(|| self.pause_end.max(self.peer.next_try()))
     }
 
     /// Begins to open a connection, on a thread that ends when it has connected or failed to, if
@@ -123,11 +117,9 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         }
         let urgent = urgent && self.open.is_none();
         let claimed = match &self.failed {
-            Some((failure, until)) if !urgent && Instant::now() < *until => Err(failure.clone()),
-            _ => self.peer.claim(urgent).inspect_err(|failure| {
-                // The node keeps a pause of its own, which may end early.
-                self.failed = Some((failure.clone(), Instant::now()));
-            }),
+            Some(failure) if !urgent && Instant::now() < self.pause_end => Err(failure.clone()),
+            // The node keeps a pause of its own, which may end early.
+            _ => self.peer.claim(urgent).inspect_err(|it| self.failed = Some(it.clone())),
         };
         match claimed {
             Err(failure) if self.open.is_none() => Err(failure),
@@ -160,39 +152,16 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
             }
         };
         self.opening = None;
-        Some(match outcome {
-            Ok(open) => {
-                (self.open, self.failed) = (Some(open), None);
-                Ok(())
-            }
-            Err(failure) => {
-                self.pause(failure.clone());
-                Err(failure)
-            }
-        })
-    }
-
-    /// Gives up the connection. It can be opened again at once if it has `lasted`, and else after a
-    /// pause.
-    pub(crate) fn fail(&mut self, failure: Failure, lasted: bool) {
-        self.open = None;
-        if lasted {
-            self.failed = Some((failure, Instant::now()));
-        } else {
-            self.pause(failure);
-        }
-    }
-
-    fn pause(&mut self, failure: Failure) {
         let retiring = self.open.as_ref().and_then(|open| open.as_ref().retiring());
-        let pause = match retiring {
-            Some(validity) => validity.spare() / SUCCESSOR_TRIES,
-            None if failure.kind == FailureKind::Rejected && failure.phase != Phase::Login => {
-                self.pauses.after_rejection
-            }
-            None => self.pauses.after_failure,
-        };
-        self.failed = Some((failure, end_of(pause)));
+        self.pause_end =
+            end_of(retiring.map_or(self.pause, |validity| validity.spare() / SUCCESSOR_TRIES));
+        self.failed = outcome.as_ref().err().cloned();
+        Some(outcome.map(|open| self.open = Some(open)))
+    }
+
+    /// Gives up the connection. It can be opened again at once if it has lasted as long as a pause.
+    pub(crate) fn fail(&mut self, failure: Failure) {
+        (self.open, self.failed) = (None, Some(failure));
     }
 }
 
@@ -217,5 +186,57 @@ pub(crate) fn sleep<T>(sockets: &mut [PollFd<'_>], openings: &[&Receiver<T>], de
         wait_for_any(openings.iter().copied(), deadline);
     } else {
         poll_ready(sockets, Some(deadline.min(Instant::now() + LOOK)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::net::endpoint::Endpoint;
+    use crate::net::server::ServerFactory;
+    use crate::store::tests::process::Server;
+
+    const AGES: Duration = Duration::from_secs(60);
+    const SOON: Duration = Duration::from_secs(5);
+
+    #[derive(Clone, Debug)]
+    struct One(Arc<ConnectionFactory>);
+
+    impl PartialEq for One {
+        fn eq(&self, _: &Self) -> bool {
+            true
+        }
+    }
+
+    impl Peer for One {
+        fn factory(&self) -> &Arc<ConnectionFactory> {
+            &self.0
+        }
+
+        fn connect(&self, _: Option<Connection>, end: Instant) -> Result<Connection, Failure> {
+            let mut connection = Connection::new(self.0.clone());
+            connection.connect(end).map(|()| connection)
+        }
+    }
+
+    #[test]
+    fn a_connection_that_has_lasted_is_opened_again_at_once() {
+        let server = Server::redis();
+        let config = Config::default();
+        let endpoint = Endpoint::parse(&server.url(), &config).expect("a good URL");
+        let servers = ServerFactory::new(&config).expect("a thread");
+        let factory = Arc::new(servers.connections(endpoint));
+        for (pause, lasts) in [(Duration::from_millis(1), true), (AGES, false)] {
+            let mut connection = BackgroundConnection::new(One(factory.clone()), pause);
+            connection.begin_opening(None, end_of(SOON), false, Ok).expect("it is time");
+            assert!(wait_for_any(&connection.opening, end_of(SOON)));
+            connection.finish_opening().expect("an outcome").expect("a connection");
+            thread::sleep(Duration::from_millis(1));
+            connection.fail(factory.no_reply());
+            assert!(connection.open.is_none());
+            let again = connection.begin_opening(None, end_of(SOON), false, Ok);
+            assert_eq!(again.is_ok(), lasts, "after a pause of {pause:?}");
+        }
     }
 }

@@ -49,8 +49,6 @@ pub(super) struct Channel {
 pub(super) struct Subscription {
     channel: Arc<Channel>,
     pub(super) connection: Connection,
-    /// Since when messages come: the server has confirmed the subscription.
-    pub(super) since: Instant,
     /// When something must have come.
     pub(super) expected_by: Instant,
     /// Whether there is a request that the server has not answered.
@@ -73,7 +71,6 @@ impl Subscription {
         reply.unwrap_or_else(|| Err(connection.factory.no_reply()))?;
         Ok(Self {
             connection,
-            since: Instant::now(),
             expected_by: end_of(SILENCE_MAX),
             asked: false,
             further: FurtherChannels { redisson: channel.redisson.clone(), ..Default::default() },

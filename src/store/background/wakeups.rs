@@ -12,7 +12,7 @@ use crate::net::socket::{Alarm, PollFd};
 use crate::net::wait::Interrupter;
 use crate::store::background::peer::{BackgroundConnection, sleep};
 use crate::store::background::subscription::{Channel, Subscription};
-use crate::store::background::{BackgroundSettings, STABLE, Wake, WakeupPolicy, Wakeups};
+use crate::store::background::{BackgroundSettings, Wake, WakeupPolicy, Wakeups};
 use crate::store::keys::Keys;
 use crate::store::redisson_channels::RedissonChannels;
 
@@ -64,7 +64,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
                 self.nodes.retain(|known| peers.contains(&known.peer));
                 for peer in peers {
                     if !self.nodes.iter().any(|known| known.peer == peer) {
-                        self.nodes.push(BackgroundConnection::new(peer, self.policy.pauses()));
+                        self.nodes.push(BackgroundConnection::new(peer, self.policy.pause()));
                     }
                 }
             }
@@ -155,12 +155,10 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         self.policy.fail(&self.nodes[place].peer, failure);
     }
 
-    /// Gives up the connection to a node. One that has lasted is opened again at once.
+    /// Gives up the connection to a node.
     fn fail(&mut self, place: usize, failure: Failure) {
         self.report(place, &failure);
-        let node = &mut self.nodes[place];
-        let lasted = node.open.as_ref().is_some_and(|open| open.since.elapsed() >= STABLE);
-        node.fail(failure, lasted);
+        self.nodes[place].fail(failure);
     }
 
     /// Fails if no message can come from anywhere.

@@ -254,3 +254,35 @@ impl RunIds {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::net::endpoint::Endpoint;
+    use crate::net::server::ServerFactory;
+
+    #[test]
+    fn a_server_that_is_no_longer_the_master_is_left_alone_until_it_has_written() {
+        let config = Config::default();
+        let endpoint = Endpoint::parse("redis://there/", &config).expect("a good URL");
+        let servers = ServerFactory::new(&config).expect("a thread");
+        let factory = Arc::new(servers.connections(endpoint));
+        let server = Arc::new(QuorumServer::new(0, factory, None, &Arc::default()));
+        let start = Instant::now();
+        let is_left_alone = || server.next_try() > start && !server.is_trusted();
+        let refused = |code: &str| {
+            let error = io::Error::other("refused");
+            let failure = Failure::io(FailureKind::Rejected, &server.factory.label(), error);
+            server.note(&Err(Failure { code: code.into(), ..failure }), |()| true);
+        };
+        refused("NOPERM");
+        assert!(!is_left_alone(), "it writes what it has the right to");
+        refused("READONLY");
+        assert!(is_left_alone());
+        server.note(&Ok(()), |()| false);
+        assert!(is_left_alone(), "a replica answers questions too");
+        server.note(&Ok(()), |()| true);
+        assert!(server.is_trusted());
+    }
+}

@@ -23,7 +23,7 @@ use crate::net::connection::Connection;
 use crate::net::exchange::Exchange;
 use crate::net::in_flight::InFlight;
 use crate::net::wait::WaitFor;
-use crate::store::background::peer::{BackgroundConnection, Pauses};
+use crate::store::background::peer::BackgroundConnection;
 use crate::store::quorum::health::QuorumServer;
 
 /// With this many requests in flight, one of which waits for replicas or a disk, a server lags.
@@ -31,9 +31,6 @@ const LAGGING: usize = 4;
 
 /// A connection that is not needed for a majority is waited for this long.
 const LATECOMERS: Duration = Duration::from_millis(50);
-
-/// Only the server itself keeps pauses, which its connections have in common.
-const PAUSES: Pauses = Pauses { after_failure: Duration::ZERO, after_rejection: Duration::ZERO };
 
 /// The connection to one server, open or not.
 #[derive(Debug)]
@@ -46,7 +43,8 @@ pub(super) struct Link {
 impl Link {
     /// Opens nothing yet.
     pub(super) fn new(server: &Arc<QuorumServer>) -> Self {
-        let connection = BackgroundConnection::new(server.clone(), PAUSES);
+        // Only the server itself keeps pauses, which its connections have in common.
+        let connection = BackgroundConnection::new(server.clone(), Duration::ZERO);
         Self { connection, soon: Instant::now() }
     }
 

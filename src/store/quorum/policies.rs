@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::base::failure::Failure;
-use crate::store::background::peer::Pauses;
 use crate::store::background::{Decision, Job, JobPolicy, JobReply, Wake, WakeupPolicy};
 use crate::store::quorum::ballot::QuorumServers;
 use crate::store::quorum::health::QuorumServer;
@@ -23,11 +22,8 @@ const GATHER: Duration = Duration::from_millis(5);
 /// A message that comes this much later than the first belongs to another release.
 const MEMORY: Duration = Duration::from_millis(50);
 
-/// A subscription that was lost is not made again before this time.
-const PAUSE: Duration = Duration::from_millis(100);
-
-/// As `PAUSE`, where the server has rejected it.
-const REJECTED_PAUSE: Duration = Duration::from_secs(30);
+/// The pause between two subscriptions at a server.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Messages of majorities.
 #[derive(Debug)]
@@ -56,8 +52,8 @@ impl WakeupsOfMajorities {
 impl WakeupPolicy for WakeupsOfMajorities {
     type Peer = Arc<QuorumServer>;
 
-    fn pauses(&self) -> Pauses {
-        Pauses { after_failure: PAUSE, after_rejection: REJECTED_PAUSE }
+    fn pause(&self) -> Duration {
+        PAUSE
     }
 
     fn changed_peers(&mut self) -> Option<Vec<Arc<QuorumServer>>> {

@@ -155,6 +155,18 @@ impl<T> Votes<T> {
         Failure { no_quorum: Some(no_quorum), ..failure }
     }
 
+    /// Decides whether a majority answers at all, `ok` of it as hoped.
+    fn answered(&self, ok: usize) -> Option<Result<(), Failure>> {
+        let wrong = self.count_wrong();
+        if self.may_be_wrong() {
+            return None;
+        }
+        if self.answers().count() + wrong >= self.required() && !self.outvoted_by(wrong) {
+            return Some(Ok(()));
+        }
+        self.unanswered(ok).map(Err)
+    }
+
     /// The failure, once a majority can no longer answer with any kind of reply.
     fn unanswered(&self, ok: usize) -> Option<Failure> {
         let (wrong, rejected) = (self.count_wrong(), self.count_failures(FailureKind::Rejected));
@@ -234,15 +246,9 @@ impl Votes<HoldReply> {
 
     /// Decides whether any server of an answering majority had what it was asked about.
     pub(super) fn decide_any(&self) -> Option<Result<HoldReply, Failure>> {
-        let ours = self.count(|reply| *reply == HoldReply::Done);
-        let (answers, wrong) = (self.answers().count(), self.count_wrong());
-        if self.may_be_wrong() {
-            return None;
-        }
-        if answers + wrong >= self.required() && !self.outvoted_by(wrong) {
-            return Some(Ok(if ours > 0 { HoldReply::Done } else { HoldReply::Gone }));
-        }
-        self.unanswered(answers).map(Err)
+        let any = self.answers().any(|reply| *reply == HoldReply::Done);
+        let answered = self.answered(self.answers().count())?;
+        Some(answered.map(|()| if any { HoldReply::Done } else { HoldReply::Gone }))
     }
 
     /// Decides what has become of a hold. A client may be registered at any of the servers.
@@ -284,14 +290,10 @@ impl Votes<ReportReply> {
             let holds = vec![(HeldAs::Lock, holder)];
             return Some(Ok(ReportReply { holds, fence, ..ReportReply::default() }));
         }
-        if most + self.pending() >= self.required() || self.may_be_wrong() {
+        if most + self.pending() >= self.required() {
             return None;
         }
-        let wrong = self.count_wrong();
-        if !self.outvoted_by(wrong) && self.answers().count() + wrong >= self.required() {
-            return Some(Ok(ReportReply::default()));
-        }
-        self.unanswered(most).map(Err)
+        Some(self.answered(most)?.map(|()| ReportReply::default()))
     }
 }
 

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use crate::base::failure::{Failure, FailureKind};
 use crate::net::error_reply::ErrorReply;
-use crate::store::background::peer::Pauses;
 use crate::store::background::{Decision, Job, JobPolicy, JobReply, Wake, WakeupPolicy};
 use crate::store::request::HoldReply;
 use crate::store::servers::node::{Node, Target, is_known, uncovered};
@@ -213,9 +212,8 @@ impl RoutedWakeups {
 impl WakeupPolicy for RoutedWakeups {
     type Peer = Target;
 
-    fn pauses(&self) -> Pauses {
-        let pause = if let Placement::One(_) = self.placement { Duration::ZERO } else { PAUSE };
-        Pauses { after_failure: pause, after_rejection: pause }
+    fn pause(&self) -> Duration {
+        if let Placement::One(_) = self.placement { Duration::ZERO } else { PAUSE }
     }
 
     fn changed_peers(&mut self) -> Option<Vec<Target>> {

@@ -4,6 +4,7 @@ use std::net::TcpListener;
 
 use super::process::Server;
 use super::*;
+use crate::config::callbacks::{Credentials, CredentialsCallback};
 
 const WAITING: &str = "leasehold:queue:{lock:lock}";
 
@@ -605,6 +606,20 @@ fn a_lost_subscription_is_made_again(process: &Server) {
     assert_eq!(next(&mut *wakeups), Wake::Ready);
     process.command(&["PUBLISH", "leasehold:wake:a", "lock:lock"]);
     assert_eq!(next(&mut *wakeups), woken());
+}
+
+#[test]
+fn a_subscription_in_place_of_another_may_have_missed_a_message() {
+    let servers = [(); 3].map(|()| Server::redis());
+    for server in &servers {
+        server.command(&["ACL", "SETUSER", "ali", "on", ">sesame", "~*", "&*", "+@all"]);
+    }
+    let login =
+        || Ok(Credentials::new("ali", "sesame").valid_until(end_of(Duration::from_secs(1))));
+    let credentials = Some(CredentialsCallback::new(login));
+    let store = quorum(&servers, &Config { credentials, ..Config::default() });
+    let mut wakeups = listen(&store, "a");
+    assert_eq!(next(&mut *wakeups), Wake::Ready);
 }
 
 fn a_silent_server_is_given_up(process: &Server) {

@@ -13,6 +13,16 @@ fn failed<T>(kind: FailureKind) -> Result<T, Failure> {
     Err(Failure::io(kind, &Arc::from("there"), io::Error::other("test")))
 }
 
+/// The only hold that was requested exists now.
+fn acquired(fence: u64, room: u32) -> AcquireReply {
+    AcquireReply::Acquired { fence, others: Vec::new(), room, wanted: false }
+}
+
+/// Another owner holds the lock.
+fn held(remaining: Option<Duration>) -> AcquireReply {
+    AcquireReply::Held { index: 0, remaining, in_doubt: false, recalled: false }
+}
+
 fn falls_short<T>(acked: u32) -> Result<T, Failure> {
     failed(FailureKind::NotReplicated { acked, required: 3 })
 }
@@ -48,8 +58,8 @@ fn all_of<T: Clone>(servers: usize, votes: &[Option<Result<T, Failure>>]) -> Vec
 fn acquire_replies() -> [Option<Result<AcquireReply, Failure>>; 7] {
     [
         None,
-        Some(Ok(AcquireReply::acquired(7, 0))),
-        Some(Ok(AcquireReply::held(Some(LEASE)))),
+        Some(Ok(acquired(7, 0))),
+        Some(Ok(held(Some(LEASE)))),
         Some(failed(FailureKind::Timeout)),
         Some(failed(FailureKind::Unreachable)),
         Some(failed(FailureKind::WrongType)),
@@ -161,7 +171,7 @@ fn a_hold_is_held_with_a_majority_and_gone_when_none_is_left() {
 #[test]
 fn the_token_is_the_greatest_and_agreed_if_a_majority_gave_it() {
     let race = |grants: [(u64, u32); 3]| {
-        let grant = |(fence, room)| Some(Ok(AcquireReply::acquired(fence, room)));
+        let grant = |(fence, room)| Some(Ok(acquired(fence, room)));
         match Votes(grants.map(grant).into()).decide_acquire() {
             Some(HoldDecision::Granted { fence, agreed, .. }) => (fence, agreed),
             other => panic!("{other:?}"),
@@ -184,7 +194,7 @@ fn a_shortfall_tells_what_the_best_majority_has_acknowledged() {
         },
         other => panic!("{other:?}"),
     };
-    let won = || Some(Ok(AcquireReply::acquired(1, 0)));
+    let won = || Some(Ok(acquired(1, 0)));
     let short = |acked| Some(falls_short(acked));
     assert!(Votes(vec![short(1)]).may_be(0, |_: &AcquireReply| false), "it is done there");
     assert_eq!(acked(vec![short(1)]), 1);
@@ -201,7 +211,7 @@ fn a_transient_failure_may_make_up_for_a_shortfall_at_the_next_try() {
         Some(HoldDecision::NotGranted(Err(failure))) => failure.kind,
         other => panic!("{other:?}"),
     };
-    let (won, short) = (|| Some(Ok(AcquireReply::acquired(1, 0))), || Some(falls_short(1)));
+    let (won, short) = (|| Some(Ok(acquired(1, 0))), || Some(falls_short(1)));
     let passing = || Some(failed(FailureKind::Transient));
     assert_eq!(race(vec![won(), short(), passing()]), FailureKind::Transient);
     assert_eq!(race(vec![short(), passing(), passing()]), FailureKind::Transient);
@@ -212,7 +222,7 @@ fn a_transient_failure_may_make_up_for_a_shortfall_at_the_next_try() {
 fn a_lock_may_be_free_when_a_majority_of_leases_is_over() {
     let busy = |seconds| {
         let remaining = Some(Duration::from_secs(seconds));
-        Some(Ok(AcquireReply::held(remaining)))
+        Some(Ok(held(remaining)))
     };
     let remaining = |votes: Vec<_>| match Votes(votes).decide_acquire() {
         Some(HoldDecision::NotGranted(Ok(AcquireReply::Held { remaining, .. }))) => {
@@ -220,8 +230,8 @@ fn a_lock_may_be_free_when_a_majority_of_leases_is_over() {
         }
         other => panic!("{other:?}"),
     };
-    let won = || Some(Ok(AcquireReply::acquired(1, 0)));
-    let forever = || Some(Ok(AcquireReply::held(None)));
+    let won = || Some(Ok(acquired(1, 0)));
+    let forever = || Some(Ok(held(None)));
     assert_eq!(remaining(vec![busy(9), busy(3), busy(6)]), Some(6));
     assert_eq!(remaining(vec![won(), won(), busy(9), busy(3), busy(6)]), Some(3));
     assert_eq!(remaining(vec![forever(), busy(3), busy(6)]), Some(6));

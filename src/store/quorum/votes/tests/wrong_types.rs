@@ -63,11 +63,11 @@ fn wrong<T>() -> Result<T, Failure> {
 }
 
 fn free() -> AcquireReply {
-    AcquireReply::acquired(7, 0)
+    acquired(7, 0)
 }
 
 fn busy() -> AcquireReply {
-    AcquireReply::held(Some(LEASE))
+    held(Some(LEASE))
 }
 
 #[test]
