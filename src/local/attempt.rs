@@ -161,7 +161,7 @@ impl<'a> Attempt<'a> {
         waiter.set_answer(HeadAnswer::Held(Instant::now()));
         let pause = self.pauses.next(shared.config.backoff, remaining);
         // A call that does not wait asks once for a lock that is perhaps only kept.
-        let is_asked = recalled && self.registration == Registration::Last;
+        let is_asked = recalled && matches!(self.registration, Registration::Last);
         waiter.caller.wait.cut(pause).or(is_asked.then_some(RECALL_TIME))
     }
 
@@ -335,7 +335,7 @@ impl<'a> Attempt<'a> {
     /// wake-up does it.
     pub(super) fn unregister(&self) {
         let is_failing = self.retry.as_ref().is_some_and(RetryPolicy::is_failing);
-        if self.registration != Registration::Registered || is_failing {
+        if !matches!(self.registration, Registration::Registered) || is_failing {
             return;
         }
         let (shared, hold, times) = (self.shared, &self.hold, self.waiter.caller.times);

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
+use crate::base::failure::Failure;
 use crate::net::demand::{Demand, is_done};
 use crate::net::exchange::{Exchange, SendWait};
 use crate::net::packed::Reply;
@@ -46,29 +47,29 @@ pub(super) enum Effect {
 
 /// A request in flight to several servers. The thread that reads a reply to it has that counted
 /// here, whether or not a thread waits for the decision.
-pub(super) struct Ballot<T, D> {
+pub(super) struct Ballot<T> {
     servers: Arc<QuorumServers>,
     command: Command<T>,
     effect: Effect,
     /// What a server must meet for its reply to count, and the deadline for that.
     pub(super) demand: Option<(Demand, Instant)>,
-    count: Mutex<Count<T, D>>,
+    count: Mutex<Count<T>>,
 }
 
 /// Decides by the votes so far if it can.
-type Decide<T, D> = Box<dyn Fn(&Votes<T>) -> Option<D> + Send>;
+type Decide<T> = Box<dyn Fn(&Votes<T>) -> Option<Result<T, Failure>> + Send>;
 
-type OnDecision<D> = Box<dyn FnOnce(D) + Send>;
+type OnDecision<T> = Box<dyn FnOnce(Result<T, Failure>) + Send>;
 
 type OnInDoubt = Box<dyn Fn(InDoubtHold) + Send + Sync>;
 
-struct Count<T, D> {
+struct Count<T> {
     votes: Votes<T>,
     /// `None` since there is a decision.
-    decide: Option<Decide<T, D>>,
-    decision: Option<D>,
+    decide: Option<Decide<T>>,
+    decision: Option<Result<T, Failure>>,
     /// Gets the decision, if no thread waits for it.
-    on_decision: Option<OnDecision<D>>,
+    on_decision: Option<OnDecision<T>>,
 }
 
 /// What a server can vote.
@@ -76,12 +77,12 @@ pub(super) trait Vote: Clone + Send + Sync + 'static {}
 
 impl<T: Clone + Send + Sync + 'static> Vote for T {}
 
-impl<T: Vote, D: Send + 'static> Ballot<T, D> {
+impl<T: Vote> Ballot<T> {
     /// Decides by the votes so far, as soon as `decide` can.
     pub(super) fn new(
         servers: &Arc<QuorumServers>,
         command: Command<T>,
-        decide: impl Fn(&Votes<T>) -> Option<D> + Send + 'static,
+        decide: impl Fn(&Votes<T>) -> Option<Result<T, Failure>> + Send + 'static,
     ) -> Self {
         let votes = Votes::new(servers.each.len());
         let decide = Some(Box::new(decide) as Box<_>);
@@ -100,7 +101,10 @@ impl<T: Vote, D: Send + 'static> Ballot<T, D> {
     }
 
     /// The same, whose decision is passed on by the thread that reads the last reply it needs.
-    pub(super) fn passed_on(self, on_decision: impl FnOnce(D) + Send + 'static) -> Self {
+    pub(super) fn passed_on(
+        self,
+        on_decision: impl FnOnce(Result<T, Failure>) + Send + 'static,
+    ) -> Self {
         self.count.lock().on_decision = Some(Box::new(on_decision));
         self
     }
@@ -152,18 +156,18 @@ impl<T: Vote, D: Send + 'static> Ballot<T, D> {
         }
     }
 
-    /// Returns `true` if the reply of a server is such a one, or may be.
-    pub(super) fn may_be(&self, number: usize, is: impl Fn(&T) -> bool) -> bool {
-        self.count.lock().votes.may_be(number, is)
+    /// Looks at the votes so far.
+    pub(super) fn look<R>(&self, at: impl FnOnce(&Votes<T>) -> R) -> R {
+        at(&self.count.lock().votes)
     }
 
     /// Returns the decision, once.
-    pub(super) fn take_decision(&self) -> Option<D> {
+    pub(super) fn take_decision(&self) -> Option<Result<T, Failure>> {
         self.count.lock().decision.take()
     }
 
     /// The decision if no more votes come in time. They are counted all the same.
-    pub(super) fn close(&self) -> D {
+    pub(super) fn close(&self) -> Result<T, Failure> {
         let mut count = self.count.lock();
         let Count { votes, decide, decision, .. } = &mut *count;
         let decide_now = || {
@@ -175,9 +179,9 @@ impl<T: Vote, D: Send + 'static> Ballot<T, D> {
     }
 }
 
-impl<T, D> Count<T, D> {
+impl<T> Count<T> {
     /// Decides if the votes allow it. Returns the decision with what it goes to if no thread waits.
-    fn decide(&mut self) -> Option<(OnDecision<D>, D)> {
+    fn decide(&mut self) -> Option<(OnDecision<T>, Result<T, Failure>)> {
         let decision = self.decide.as_ref()?(&self.votes)?;
         self.decide = None;
         match self.on_decision.take() {

@@ -32,7 +32,7 @@ use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
 use crate::store::quorum::ballot::{Ballot, Effect, QuorumServers};
 use crate::store::quorum::lane::LockedLane;
-use crate::store::quorum::votes::{HoldDecision, Votes};
+use crate::store::quorum::votes::Votes;
 use crate::store::request::{Acquire, AcquireReply, HoldReply, is_granted};
 
 /// Takes the lock if a majority grants it. Otherwise the hold is withdrawn where it has begun,
@@ -44,31 +44,24 @@ pub(super) fn acquire(
 ) -> Result<AcquireReply, Failure> {
     let (hold, servers) = (&request.holds[0], &lane.lane.servers);
     let ballot = lane.send(ballot_to_acquire(servers, request), |_| true);
-    let outcome = match lane.wait(&ballot, request.deadline) {
-        HoldDecision::Granted { fence, agreed, wanted } => {
-            let confirmed = match agreed {
-                Some(_) => Ok(()),
-                None => confirm(lane, fence, request),
-            };
-            let (room, others) = (agreed.unwrap_or_default(), Vec::new());
-            confirmed.map(|()| AcquireReply::Acquired { fence, others, room, wanted })
-        }
-        HoldDecision::NotGranted(outcome) => outcome,
-    };
+    let mut outcome = lane.wait(&ballot, request.deadline);
+    if let Ok(AcquireReply::Acquired { fence, .. }) = outcome
+        && !ballot.look(|votes| votes.agree_on(fence))
+        && let Err(failure) = confirm(lane, fence, request)
+    {
+        outcome = Err(failure);
+    }
     if !is_granted(&outcome) {
         let begun = |reply: &AcquireReply| matches!(reply, AcquireReply::Acquired { .. });
         let ends = Effect::Ends { hold: hold.clone(), kept_until: Moment::FIRST };
         let withdraw = servers.settings.commands.withdraw(hold);
         let withdraw = Ballot::new(servers, withdraw, Votes::decide_hold).with(ends);
-        lane.send(withdraw, |number| ballot.may_be(number, begun));
+        lane.send(withdraw, |number| ballot.look(|votes| votes.may_be(number, begun)));
     }
     outcome
 }
 
-fn ballot_to_acquire(
-    servers: &Arc<QuorumServers>,
-    request: Acquire<'_>,
-) -> Ballot<AcquireReply, HoldDecision> {
+fn ballot_to_acquire(servers: &Arc<QuorumServers>, request: Acquire<'_>) -> Ballot<AcquireReply> {
     let begins = Effect::Begins(request.holds[0].clone());
     let command = servers.settings.commands.acquire(request);
     Ballot::new(servers, command, Votes::decide_acquire).with(begins).durable(request.deadline)
@@ -148,7 +141,9 @@ mod tests {
             let (holds, registration) = (&[hold(nonce)], Registration::None);
             let acquire = Acquire { holds, lease: SOON, registration, deadline };
             let ballot = ballot_to_acquire(&store.servers, acquire);
-            waits += usize::from(lane.send(ballot, |number| number == 2).may_be(2, |_| true));
+            waits += usize::from(
+                lane.send(ballot, |number| number == 2).look(|votes| votes.may_be(2, |_| true)),
+            );
             if waits == 3 {
                 break;
             }

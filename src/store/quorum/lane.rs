@@ -188,11 +188,11 @@ impl LockedLane<'_> {
 
     /// Writes a request to those `wanted` of the servers that are connected. For the others it has
     /// failed.
-    pub(super) fn send<T: Vote, D: Send + 'static>(
+    pub(super) fn send<T: Vote>(
         &mut self,
-        ballot: Ballot<T, D>,
+        ballot: Ballot<T>,
         wanted: impl Fn(usize) -> bool,
-    ) -> Arc<Ballot<T, D>> {
+    ) -> Arc<Ballot<T>> {
         let (ballot, in_doubt) = (Arc::new(ballot), &self.lane.servers.in_doubt);
         for link in &mut *self.links {
             let (number, ended) = (link.server().number, ballot.ended());
@@ -215,11 +215,11 @@ impl LockedLane<'_> {
 
     /// Reads until there is a decision about a request. By the deadline it is decided without the
     /// votes that have not come.
-    pub(super) fn wait<T: Vote, D: Send + 'static>(
+    pub(super) fn wait<T: Vote>(
         &mut self,
-        ballot: &Ballot<T, D>,
+        ballot: &Ballot<T>,
         deadline: Instant,
-    ) -> D {
+    ) -> Result<T, Failure> {
         let spin = &self.lane.servers.spin;
         // Replicas and disks do not answer soon, and that says nothing about the servers.
         let mut wait = ballot.demand.is_none().then(|| spin.begin());

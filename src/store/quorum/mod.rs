@@ -85,8 +85,6 @@ pub(crate) struct Quorum {
 /// The most requests that are sent before waiting for the first reply.
 const TOGETHER: usize = 64;
 
-type ChangeBallot = Ballot<HoldReply, Result<HoldReply, Failure>>;
-
 impl Quorum {
     /// Sends nothing yet; connections are opened when they are first used.
     pub(crate) fn new(endpoints: Vec<Endpoint>, config: &Config, factory: &ServerFactory) -> Self {
@@ -132,19 +130,19 @@ impl Quorum {
     }
 
     /// Sends a command to all servers if a majority is connected, and returns the decision.
-    fn decide<T: Vote, D: Send + 'static>(
+    fn decide<T: Vote>(
         &self,
         name: &str,
         command: Command<T>,
         deadline: Instant,
-        decide: impl Fn(&Votes<T>) -> Option<Result<D, Failure>> + Send + 'static,
-    ) -> Result<D, Failure> {
+        decide: impl Fn(&Votes<T>) -> Option<Result<T, Failure>> + Send + 'static,
+    ) -> Result<T, Failure> {
         let mut lane = self.lane(name).connect(deadline)?;
         let ballot = lane.send(Ballot::new(&self.servers, command, decide), |_| true);
         lane.wait(&ballot, deadline)
     }
 
-    fn ballot_to_change(&self, request: &HoldRequest<'_>) -> ChangeBallot {
+    fn ballot_to_change(&self, request: &HoldRequest<'_>) -> Ballot<HoldReply> {
         let HoldRequest { hold, change, deadline } = *request;
         let command = self.servers.settings.commands.change(hold, change);
         let decide = move |votes: &Votes<_>| votes.decide_change(change);
@@ -162,7 +160,7 @@ impl Quorum {
     fn send(
         &self,
         request: &HoldRequest<'_>,
-    ) -> Result<(Arc<ChangeBallot>, LockedLane<'_>), Failure> {
+    ) -> Result<(Arc<Ballot<HoldReply>>, LockedLane<'_>), Failure> {
         let HoldRequest { hold, change, deadline } = *request;
         if let Some(lease) = change.lease() {
             // That of a hold which another client has begun may be longer than all others here.

@@ -19,17 +19,6 @@ pub(super) fn majority(servers: usize) -> usize {
 #[derive(Clone, Debug)]
 pub(super) struct Votes<T>(pub(super) Vec<Option<Result<T, Failure>>>);
 
-/// What came of a request to begin a hold.
-#[derive(Debug)]
-pub(super) enum HoldDecision {
-    /// A majority has begun it. Its token is the greatest that a server gave. If a majority gave
-    /// just that, they have `agreed`: on it, and on this many more that follow it. A server may
-    /// know that another client waits.
-    Granted { fence: u64, agreed: Option<u32>, wanted: bool },
-    /// No majority can have begun it.
-    NotGranted(Result<AcquireReply, Failure>),
-}
-
 impl<T> Votes<T> {
     pub(super) fn new(servers: usize) -> Self {
         Self((0..servers).map(|_| None).collect())
@@ -178,8 +167,9 @@ impl<T> Votes<T> {
 }
 
 impl Votes<AcquireReply> {
-    /// Decides whether a hold was granted.
-    pub(super) fn decide_acquire(&self) -> Option<HoldDecision> {
+    /// Decides whether a hold was granted, with the greatest token that a server gave. There is
+    /// room for more only if a majority agrees on that one.
+    pub(super) fn decide_acquire(&self) -> Option<Result<AcquireReply, Failure>> {
         let grants = self.answers().filter_map(|reply| match reply {
             AcquireReply::Acquired { fence, room, .. } => Some((*fence, *room)),
             AcquireReply::Held { .. } => None,
@@ -189,11 +179,11 @@ impl Votes<AcquireReply> {
         let granted = grants.len();
         if granted >= self.required() {
             let ((fence, _), (least, room)) = (grants[0], grants[self.required() - 1]);
-            let agreed = (least == fence).then_some(room);
+            let (room, others) = (if least == fence { room } else { 0 }, Vec::new());
             let mut answers = self.answers();
             let wanted =
                 answers.any(|it| matches!(it, AcquireReply::Acquired { wanted: true, .. }));
-            return Some(HoldDecision::Granted { fence, agreed, wanted });
+            return Some(Ok(AcquireReply::Acquired { fence, others, room, wanted }));
         }
         if granted + self.pending() >= self.required() || self.may_be_wrong() {
             return None;
@@ -201,7 +191,7 @@ impl Votes<AcquireReply> {
         let (short, wrong) = (self.count_short(), self.count_wrong());
         let refused = self.outvoted_by(self.count_failures(FailureKind::Rejected));
         if self.outvoted_by(wrong) || refused || granted + short >= self.required() {
-            return Some(HoldDecision::NotGranted(Err(self.shortfall(granted))));
+            return Some(Err(self.shortfall(granted)));
         }
         if self.answers().count() + short + wrong >= self.required() {
             let remaining = self.until_majority_is_free(granted + short);
@@ -209,10 +199,18 @@ impl Votes<AcquireReply> {
             let mut answers = self.answers();
             let recalled =
                 answers.any(|it| matches!(it, AcquireReply::Held { recalled: true, .. }));
-            let reply = AcquireReply::Held { index: 0, remaining, in_doubt, recalled };
-            return Some(HoldDecision::NotGranted(Ok(reply)));
+            return Some(Ok(AcquireReply::Held { index: 0, remaining, in_doubt, recalled }));
         }
-        self.unanswered(granted).map(|failure| HoldDecision::NotGranted(Err(failure)))
+        self.unanswered(granted).map(Err)
+    }
+
+    /// Returns `true` if a majority has given this token.
+    pub(super) fn agree_on(&self, token: u64) -> bool {
+        let gave = |reply: &AcquireReply| match reply {
+            AcquireReply::Acquired { fence, .. } => *fence == token,
+            AcquireReply::Held { .. } => false,
+        };
+        self.count(gave) >= self.required()
     }
 
     /// The time until a majority is free: the `granted` servers, where the hold is withdrawn, and

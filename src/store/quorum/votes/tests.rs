@@ -77,12 +77,12 @@ fn a_hold_is_granted_by_a_majority_and_by_nothing_else() {
                 (votes.count_short(), votes.count_failures(FailureKind::WrongType));
             let may_win = won + votes.pending() >= votes.required();
             match votes.decide_acquire() {
-                Some(HoldDecision::Granted { fence, agreed, .. }) => {
+                Some(Ok(AcquireReply::Acquired { fence, room, .. })) => {
                     assert!(won >= votes.required(), "{votes:?}");
-                    assert!(fence == 7 && agreed == Some(0));
+                    assert!(fence == 7 && room == 0 && votes.agree_on(7));
                 }
                 None => assert!(votes.pending() > 0 && won < votes.required(), "{votes:?}"),
-                Some(HoldDecision::NotGranted(outcome)) => {
+                Some(outcome) => {
                     assert!(!may_win, "{votes:?}");
                     match outcome {
                         Ok(_) => {
@@ -115,10 +115,10 @@ fn contention_is_in_doubt_only_where_a_request_may_have_arrived() {
     for votes in all_of(5, &acquire_replies()) {
         let silent = votes.count_failures(FailureKind::Timeout) > 0;
         match votes.decide_acquire() {
-            Some(HoldDecision::NotGranted(Ok(AcquireReply::Held { in_doubt: true, .. }))) => {
+            Some(Ok(AcquireReply::Held { in_doubt: true, .. })) => {
                 assert!(silent, "{votes:?}");
             }
-            Some(HoldDecision::NotGranted(Ok(_))) => assert!(!silent, "{votes:?}"),
+            Some(Ok(AcquireReply::Held { .. })) => assert!(!silent, "{votes:?}"),
             _ => {}
         }
     }
@@ -172,8 +172,11 @@ fn a_hold_is_held_with_a_majority_and_gone_when_none_is_left() {
 fn the_token_is_the_greatest_and_agreed_if_a_majority_gave_it() {
     let race = |grants: [(u64, u32); 3]| {
         let grant = |(fence, room)| Some(Ok(acquired(fence, room)));
-        match Votes(grants.map(grant).into()).decide_acquire() {
-            Some(HoldDecision::Granted { fence, agreed, .. }) => (fence, agreed),
+        let votes = Votes(grants.map(grant).into());
+        match votes.decide_acquire() {
+            Some(Ok(AcquireReply::Acquired { fence, room, .. })) => {
+                (fence, votes.agree_on(fence).then_some(room))
+            }
             other => panic!("{other:?}"),
         }
     };
@@ -188,7 +191,7 @@ fn the_token_is_the_greatest_and_agreed_if_a_majority_gave_it() {
 #[test]
 fn a_shortfall_tells_what_the_best_majority_has_acknowledged() {
     let acked = |votes: Vec<_>| match Votes(votes).decide_acquire() {
-        Some(HoldDecision::NotGranted(Err(Failure { kind, .. }))) => match kind {
+        Some(Err(Failure { kind, .. })) => match kind {
             FailureKind::NotReplicated { acked, required: 3 } => acked,
             kind => panic!("{kind:?}"),
         },
@@ -208,7 +211,7 @@ fn a_shortfall_tells_what_the_best_majority_has_acknowledged() {
 #[test]
 fn a_transient_failure_may_make_up_for_a_shortfall_at_the_next_try() {
     let race = |votes: Vec<_>| match Votes(votes).decide_acquire() {
-        Some(HoldDecision::NotGranted(Err(failure))) => failure.kind,
+        Some(Err(failure)) => failure.kind,
         other => panic!("{other:?}"),
     };
     let (won, short) = (|| Some(Ok(acquired(1, 0))), || Some(falls_short(1)));
@@ -225,9 +228,7 @@ fn a_lock_may_be_free_when_a_majority_of_leases_is_over() {
         Some(Ok(held(remaining)))
     };
     let remaining = |votes: Vec<_>| match Votes(votes).decide_acquire() {
-        Some(HoldDecision::NotGranted(Ok(AcquireReply::Held { remaining, .. }))) => {
-            remaining.map(|left| left.as_secs())
-        }
+        Some(Ok(AcquireReply::Held { remaining, .. })) => remaining.map(|left| left.as_secs()),
         other => panic!("{other:?}"),
     };
     let won = || Some(Ok(acquired(1, 0)));

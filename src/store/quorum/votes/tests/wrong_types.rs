@@ -51,13 +51,6 @@ fn assert_a_majority_decides<T: Clone, D>(
     }
 }
 
-fn outcome(decision: HoldDecision) -> Result<(), Failure> {
-    match decision {
-        HoldDecision::Granted { .. } => Ok(()),
-        HoldDecision::NotGranted(outcome) => outcome.map(drop),
-    }
-}
-
 fn wrong<T>() -> Result<T, Failure> {
     failed(FailureKind::WrongType)
 }
@@ -72,7 +65,9 @@ fn busy() -> AcquireReply {
 
 #[test]
 fn a_lock_is_of_another_type_if_a_majority_says_so_in_any_order() {
-    assert_a_majority_decides(&ALL, &[free(), busy()], |votes| votes.decide_acquire().map(outcome));
+    assert_a_majority_decides(&ALL, &[free(), busy()], |votes| {
+        votes.decide_acquire().map(|decision| decision.map(drop))
+    });
 }
 
 #[test]
