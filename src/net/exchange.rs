@@ -33,6 +33,8 @@ pub(crate) struct Exchange {
     /// again behind them.
     pub(super) keeps_order: bool,
     pub(super) to: ReplyTo,
+    /// Whether no thread waits for the reply, nor did.
+    pub(super) posted: bool,
     /// Whether the reply to ASKING is still to come before the one that counts.
     pub(super) asking: bool,
     pub(super) sent: Option<Instant>,
@@ -67,8 +69,17 @@ impl fmt::Debug for Exchange {
 
 impl Exchange {
     pub(super) fn new(request: Request, deadline: Instant, to: ReplyTo) -> Self {
-        let (write_by, demand, keeps_order) = (deadline, None, false);
-        Self { request, deadline, write_by, demand, keeps_order, to, asking: false, sent: None }
+        Self {
+            request,
+            deadline,
+            write_by: deadline,
+            demand: None,
+            keeps_order: false,
+            posted: matches!(to, ReplyTo::Callback(_)),
+            to,
+            asking: false,
+            sent: None,
+        }
     }
 
     /// A request that no thread waits for.
@@ -89,11 +100,6 @@ impl Exchange {
     /// The same, which no request that is sent after it may overtake.
     pub(crate) fn in_order(self) -> Self {
         Self { keeps_order: true, ..self }
-    }
-
-    /// Returns `true` if no thread waits for the reply, nor did.
-    pub(super) fn is_posted(&self) -> bool {
-        matches!(self.to, ReplyTo::Callback(_) | ReplyTo::Nowhere)
     }
 
     /// Returns `true` if the server reads nothing that comes after it until it has replied.

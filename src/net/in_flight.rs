@@ -113,7 +113,7 @@ impl InFlight {
         // Without the reply, nothing is sent again if the program ends. And to be sent again behind
         // a request to wait can take as long as that.
         if let Some(script) = exchange.request.script
-            && (exchange.demand.is_some() || exchange.is_posted())
+            && (exchange.demand.is_some() || exchange.posted)
             && !self.known.iter().any(|known| ptr::eq(*known, script))
         {
             self.known.push(script);
@@ -121,7 +121,7 @@ impl InFlight {
         }
         (exchange.sent, exchange.asking) = (Some(Instant::now()), exchange.request.asking);
         out.extend_from_slice(&exchange.request.bytes);
-        if exchange.is_posted() {
+        if exchange.posted {
             self.posted += exchange.request.bytes.len();
         }
         self.queue.push_back(exchange);
@@ -146,7 +146,7 @@ impl InFlight {
             self.queue.push_front(exchange);
             return true;
         }
-        if exchange.is_posted() {
+        if exchange.posted {
             self.posted -= exchange.request.bytes.len();
         }
         if let ReplyTo::Wait(demand) = &exchange.to {
@@ -207,8 +207,10 @@ impl InFlight {
         failure: impl Fn() -> Failure,
     ) -> Option<Instant> {
         let is_late = |exchange: &Exchange| exchange.deadline <= now;
-        for exchange in self.queue.iter_mut().filter(|one| is_late(one) && one.is_posted()) {
-            mem::replace(&mut exchange.to, ReplyTo::Nowhere).pass_on(Err(failure()));
+        for exchange in self.queue.iter_mut().filter(|exchange| is_late(exchange)) {
+            if matches!(exchange.to, ReplyTo::Callback(_)) {
+                mem::replace(&mut exchange.to, ReplyTo::Nowhere).pass_on(Err(failure()));
+            }
         }
         for (exchange, _) in self.unconfirmed.extract_if(.., |(exchange, _)| is_late(exchange)) {
             exchange.fail(failure());

@@ -1,16 +1,14 @@
 //! How the threads of a client share its connections to one server.
 //!
 //! A thread that finds a connection free sends its request over it. Where none is free, requests
-//! queue up, and the thread that gets a connection next sends all of them in one write. The idea is
-//! that of flat combining (Hendler, Incze, Shavit and Tzafrir, 2010), with a connection for the
-//! lock. The first request of a batch yields once before it is sent: threads that were woken
-//! together send their next requests at nearly the same time, and one write for all costs half the
-//! CPU of one for each. A thread alone never yields.
+//! queue up, and the thread that gets a connection next sends all of them in one write: flat
+//! combining (Hendler, Incze, Shavit and Tzafrir, 2010), with a connection for the lock. Before the
+//! first request of a batch is sent, its thread yields once: threads that were woken together send
+//! their next requests at nearly the same time, and one write costs half the CPU of one for each.
 //!
 //! Replies come in the order of the requests. The thread whose reply comes next is the *reader* of
 //! the connection. When it has its own reply it collects what was read along with that, and the
-//! next thread that waits becomes the reader. So no thread waits for the reply to another, and no
-//! thread is needed that only reads.
+//! next thread that waits becomes the reader. So no thread waits for the reply to another.
 //!
 //! | connection | requests in flight | what comes next |
 //! |---|---|---|
@@ -32,7 +30,6 @@ use crate::base::clock::end_of;
 use crate::base::failure::Failure;
 use crate::base::sync::yield_now;
 use crate::config::Config;
-use crate::net::connection::Connection;
 use crate::net::demand::Demand;
 use crate::net::exchange::{Exchange, Lent, ReplySlot, SendWait, lend_to_next};
 use crate::net::factory::ConnectionFactory;
@@ -54,7 +51,6 @@ pub(crate) struct Multiplexer {
 }
 
 impl Multiplexer {
-    /// Sends nothing yet.
     pub(super) fn new(
         factory: Arc<ConnectionFactory>,
         config: &Config,
@@ -120,7 +116,10 @@ impl Multiplexer {
             None => {
                 let is_unsent = own.state.lock().missing > 0
                     && !self.queue.state.lock().withdraw(&own).is_empty();
-                own.close(|| if is_unsent { self.none_free() } else { self.factory.no_reply() });
+                let label = self.factory.label();
+                own.close(|| {
+                    if is_unsent { self.queue.none_free(&label) } else { self.factory.no_reply() }
+                });
             }
         }
         own
@@ -167,7 +166,6 @@ impl Multiplexer {
         state.queue.extend(exchanges);
         drop(state);
         if is_first && is_batching {
-            // For the requests of the threads that were woken together with this one.
             yield_now();
         }
         if is_first && let Some(free) = self.queue.take(false, deadline) {
@@ -175,13 +173,6 @@ impl Multiplexer {
         } else {
             self.factory.counters.pool_waits.fetch_add(1, Ordering::Relaxed);
         }
-    }
-
-    /// The failure of a request for which no connection was free in time.
-    fn none_free(&self) -> Failure {
-        let size = self.queue.pool.max_size();
-        let why = format!("all connections were in use until the time was over (pool_size {size})");
-        Failure::none_free(&self.factory.label(), why)
     }
 
     /// Sends requests of this thread over an idle connection, along with those that wait for one,
@@ -198,7 +189,7 @@ impl Multiplexer {
         }
         let unsent = unsent.into_iter();
         let others = self.queue.state.lock().batch(unsent.len());
-        self.write(&mut idle.connection, unsent, others, own.deadline);
+        self.write(&mut idle, unsent, others, own.deadline);
         self.read(idle, own);
     }
 
@@ -206,16 +197,16 @@ impl Multiplexer {
     /// those that no thread waits for.
     fn write(
         &self,
-        connection: &mut Connection,
+        used: &mut PooledConnection,
         own: impl IntoIterator<Item = Exchange>,
         others: Vec<Exchange>,
         deadline: Instant,
     ) {
-        let (posted, waiting): (Vec<_>, Vec<_>) = others.into_iter().partition(Exchange::is_posted);
+        let (posted, waiting): (Vec<_>, Vec<_>) = others.into_iter().partition(|one| one.posted);
         if !posted.is_empty() {
-            self.writer.record(connection, posted, deadline);
+            self.writer.record(&mut used.connection, posted, deadline);
         }
-        connection.send(own.into_iter().chain(waiting));
+        used.connection.send(own.into_iter().chain(waiting));
     }
 
     /// Reads as the reader of a connection until the replies to `own` have come, or its deadline.
@@ -255,9 +246,9 @@ impl Multiplexer {
         let mut free = Some(idle);
         while let Some(mut idle) = free {
             let mut state = self.queue.state.lock();
-            if state.queue.is_empty() || idle.connection.in_flight.is_blocked() {
+            let is_empty = state.queue.is_empty();
+            if is_empty || idle.connection.in_flight.is_blocked() {
                 self.queue.give_back(idle, &mut state);
-                let is_empty = state.queue.is_empty();
                 drop(state);
                 free = if is_empty { None } else { self.queue.take(false, deadline) };
                 continue;
@@ -278,7 +269,7 @@ impl Multiplexer {
                         Some(idle)
                     } else {
                         let earliest = batch.iter().map(|exchange| exchange.deadline).min();
-                        self.write(&mut idle.connection, [], batch, earliest.unwrap_or(deadline));
+                        self.write(&mut idle, [], batch, earliest.unwrap_or(deadline));
                         lend_to_next(idle)
                     }
                 }

@@ -44,7 +44,10 @@ impl PostWriter {
         }
         self.record(connection, posted, write_by);
         // A failure to write fails what is in flight. What there is no room for in time is overdue.
-        if connection.write(&[]).is_ok() && connection.is_writing() {
+        if connection.write(&[]).is_ok()
+            && let Some(socket) = &connection.socket
+            && socket.stream.is_writing()
+        {
             drop(self.wait(|| flush(connection, deadline)));
         }
         if connection.in_flight.posted > POSTED_MAX {
@@ -112,7 +115,7 @@ fn is_ready(connection: &mut Connection, now: Instant) -> bool {
     if idle >= IDLE
         && connection.in_flight.queue.is_empty()
         && let Some(socket) = &connection.socket
-        && socket.stream.look() != Arrived::Nothing
+        && !matches!(socket.stream.look(), Arrived::Nothing)
     {
         connection.poison();
         connection.factory.suspect_connections();

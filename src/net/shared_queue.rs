@@ -14,6 +14,7 @@ use std::{fmt, mem, thread};
 use r2d2::{ManageConnection, NopErrorHandler, Pool};
 use scheduled_thread_pool::ScheduledThreadPool;
 
+use crate::base::failure::Failure;
 use crate::base::sync::{Mutex, yield_now};
 use crate::config::{Config, Mechanism};
 use crate::net::connection::Connection;
@@ -202,6 +203,13 @@ impl SharedQueue {
             self.schedule_sweep(&mut state);
         }
         None
+    }
+
+    /// The failure of a request of `server` for which no connection was free in time.
+    pub(super) fn none_free(&self, server: &Arc<str>) -> Failure {
+        let size = self.pool.max_size();
+        let why = format!("all connections were in use until the time was over (pool_size {size})");
+        Failure::none_free(server, why)
     }
 
     /// Gives back an idle connection, still under the lock: a thread that queues a request after
