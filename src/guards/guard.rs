@@ -77,7 +77,7 @@ macro_rules! guard {
             /// Returns 1: this guard never nests.
             #[must_use]
             pub fn depth(&self) -> u32 {
-                self.held.holds[0].depth()
+                self.held.holds[0].depth.load(std::sync::atomic::Ordering::Relaxed)
             }
         }
     };

@@ -8,8 +8,8 @@ use crate::guards::guard::guard;
 use crate::guards::{Held, LockHandle, lock_options};
 use crate::local::acquire_all;
 use crate::local::call::Wait;
+use crate::local::current_hold::OverChannel;
 use crate::local::hold::Hold;
-use crate::local::lease::OverChannel;
 
 /// A handle to several locks that are acquired together, all or none, with options that may differ
 /// from the client's. Created by [`Client::mutexes`](crate::Client::mutexes).

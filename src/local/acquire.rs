@@ -17,12 +17,13 @@ use crate::local::attempt::Attempt;
 use crate::local::call::{Caller, Counted, Thread, Wait};
 use crate::local::hold::Hold;
 use crate::local::hold_requests::{Level, nest};
+use crate::local::kept::refill;
 use crate::local::release;
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::local::status;
 use crate::local::wait_queues::WaitQueues;
-use crate::local::waiter::{Turn, Waiter};
+use crate::local::waiter::{WaitEnd, Waiter};
 use crate::store::hold_id::HoldKind;
 use crate::store::keys::check_name;
 use crate::store::request::Registration;
@@ -101,7 +102,7 @@ pub(super) fn reported<T>(
     });
     let waited = caller.begin.elapsed();
     let Ok(Some(acquired)) = &outcome else {
-        shared.reporter.report_failure(names, caller.wait, outcome.as_ref().err(), waited);
+        shared.reporter.report_failure(names, caller, outcome.as_ref().err());
         span.close(waited, || None);
         return outcome;
     };
@@ -115,12 +116,8 @@ pub(super) fn reported<T>(
     outcome
 }
 
-/// Gives back new holds if the client was closed in the meantime, or the wait cancelled: the thread
-/// that did so may be what has freed their locks.
-///
-/// # Errors
-///
-/// `Closed` if the client was closed, `Cancelled` if the wait was cancelled.
+/// Gives back new holds, with an error, if the client was closed in the meantime, or the wait
+/// cancelled: the thread that did so may be what has freed their locks.
 fn check_wanted(shared: &Shared, caller: &Caller, holds: &[Arc<Hold>]) -> Result<()> {
     let wanted = match (&caller.canceller, holds) {
         _ if shared.wait_queues.closed.load(Ordering::SeqCst) => Err(Error::Closed),
@@ -133,11 +130,8 @@ fn check_wanted(shared: &Shared, caller: &Caller, holds: &[Arc<Hold>]) -> Result
     wanted
 }
 
-/// Returns the hold that the calling thread has of a lock, if there is one.
-///
-/// # Errors
-///
-/// `AlreadyHeld` if there is one, and the lock is not reentrant.
+/// Returns the hold that the calling thread has of a lock, if there is one. Of a lock that is not
+/// reentrant that is an error.
 fn held_already(
     shared: &Shared,
     name: &Arc<str>,
@@ -184,46 +178,45 @@ impl LockCall<'_> {
         }
         let mut rejoins = false;
         loop {
-            let (waiter, turn) =
+            let (waiter, end) =
                 queues.join(shared.next_hold(*kind, name, caller), caller, rejoins)?;
             let _watch = caller.canceller.as_ref().map(|canceller| waiter.watch(canceller));
-            let turn = turn.map_or_else(|| self.wait_for_turn(&waiter), Ok)?;
-            return match turn {
-                Turn::Failed(failure) => Err(failure.into_error("acquire", name)),
-                Turn::HandedOff(hold) if shared.reporter.begin_handed_off(&hold, caller) => {
+            let end = end.map_or_else(|| self.wait_behind(&waiter), Ok)?;
+            return match end {
+                WaitEnd::Failed(failure) => Err(failure.into_error("acquire", name)),
+                WaitEnd::HandedOff(hold) if shared.reporter.begin_handed_off(&hold, caller) => {
                     Ok(Some(hold))
                 }
-                Turn::Kept(hold) if shared.reporter.begin_kept(&hold, caller) => Ok(Some(hold)),
-                Turn::HandedOff(_) | Turn::Kept(_) => {
+                WaitEnd::Kept(hold) if shared.reporter.begin_kept(&hold, caller) => Ok(Some(hold)),
+                WaitEnd::HandedOff(_) | WaitEnd::Kept(_) => {
                     rejoins = true;
                     continue;
                 }
-                Turn::Head { is_next, after_release, kept } => {
+                WaitEnd::Head { is_next, after_release, kept } => {
                     self.acquire_at_head(&waiter, is_next, after_release, kept)
                 }
-                Turn::Look => self.look().map(|()| None),
-                Turn::Outside => self.acquire_outside(),
-                Turn::TimedOut => Ok(None),
+                WaitEnd::Look => self.look().map(|()| None),
+                WaitEnd::Outside => self.acquire_outside(),
+                WaitEnd::TimedOut => Ok(None),
             };
         }
     }
 
     /// Waits behind the other threads of this client.
-    fn wait_for_turn(&self, waiter: &Waiter) -> Result<Turn> {
+    fn wait_behind(&self, waiter: &Waiter) -> Result<WaitEnd> {
         let Shared { reporter, counters, wait_queues, .. } = self.shared;
-        let waits = (self.caller.wait != Wait::No).then(|| {
+        let _waits = (self.caller.wait != Wait::No).then(|| {
             reporter.report_contended(self.name, &self.contended);
             Counted::begin(&counters.waiting)
         });
-        let turn = wait_queues.wait(waiter, self.caller.wait);
-        drop(waits);
-        if !matches!(turn, Ok(Turn::HandedOff(_) | Turn::Head { .. } | Turn::Kept(_))) {
+        let end = wait_queues.wait(waiter, self.caller.wait);
+        if !matches!(end, Ok(WaitEnd::HandedOff(_) | WaitEnd::Head { .. } | WaitEnd::Kept(_))) {
             self.leave(waiter);
         }
-        if matches!(turn, Ok(Turn::Look | Turn::TimedOut)) {
+        if matches!(end, Ok(WaitEnd::Look | WaitEnd::TimedOut)) {
             reporter.report_contended(self.name, &self.contended);
         }
-        turn
+        end
     }
 
     /// Cleans up after a thread that is in the queue no more, and has no hold.
@@ -267,12 +260,14 @@ impl LockCall<'_> {
         waiter: &Waiter,
         is_next: bool,
         mut after_release: bool,
-        mut kept: Option<Arc<Hold>>,
+        kept: Option<Arc<Hold>>,
     ) -> Result<Option<Arc<Hold>>> {
         let Self { shared, kind, caller, contended, .. } = self;
         let _head = QueueHead(&shared.wait_queues, waiter);
-        if let Some(unsuited) = kept.take_if(|kept| !kept.suits(&caller.terms)) {
-            shared.give_up_kept(&unsuited);
+        if let Some(kept) = kept {
+            if refill(shared, waiter, &kept) {
+                return Ok(Some(kept));
+            }
             after_release = true;
         }
         let registration = match caller.wait.is_over() {
@@ -282,9 +277,6 @@ impl LockCall<'_> {
             true => Registration::None,
         };
         let mut attempt = Attempt::new(shared, waiter, contended, registration, after_release);
-        if let Some(hold) = kept.and_then(|kept| attempt.refill(kept)) {
-            return Ok(Some(hold));
-        }
         // One that becomes the head after `close` has sent its signals does not get one.
         let is_open = if is_next { shared.wait_queues.check_open() } else { Ok(()) };
         let acquired = is_open.and_then(|()| attempt.run());

@@ -93,9 +93,7 @@ impl SetCall<'_> {
         let (mut tried, contended) = (vec![false; names.len()], Cell::default());
         loop {
             let held = match self.attempt() {
-                Ok(None) => {
-                    return Ok(Some(self.holds.iter_mut().filter_map(Option::take).collect()));
-                }
+                Ok(None) => return Ok(Some(self.holds.drain(..).flatten().collect())),
                 Ok(Some(held)) => held,
                 Err(failure) => {
                     self.pause_after(failure)?;
@@ -167,7 +165,7 @@ impl SetCall<'_> {
         for group in first.into_iter().chain(groups) {
             let outcome = self.attempt_group(&group);
             if outcome.is_ok() {
-                shared.reporter.outages.record_reply(&group.holds[0].name);
+                shared.reporter.record_reply(&group.holds[0].name);
                 self.retry.record_reply();
             }
             if matches!(outcome, Ok(None)) {

@@ -123,7 +123,7 @@ fn have(
     let renewed = renew_detached(shared, &caller, &left.id, action, renewal);
     let waited = caller.begin.elapsed();
     if let Err(error) = &renewed {
-        shared.reporter.report_failure(name, Wait::No, Some(error), waited);
+        shared.reporter.report_failure(name, &caller, Some(error));
     }
     span.close(waited, || renewed.is_ok().then_some(left.fence));
     let hold = Arc::new(Hold::new(left.id.clone(), left.fence, 0, &caller, renewed?));

@@ -4,27 +4,27 @@
 //! after it: whether the client is registered as waiting, whether a hold may exist without a reply,
 //! and whether the next request is for another hold.
 
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use std::{iter, slice};
 
-use crate::base::clock::{Moment, end_of};
+use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::error::Result as CallResult;
 use crate::local::call::{Counted, Wait};
+use crate::local::followers;
 use crate::local::hold::Hold;
 use crate::local::lease::reliable;
 use crate::local::retry::{HeldPauses, RetryPolicy, is_outage};
 use crate::local::shared::Shared;
-use crate::local::waiter::{Followers, HeadAnswer, Signal, Turn, Waiter};
+use crate::local::waiter::{HeadAnswer, Waiter};
 use crate::store::ask_one;
 use crate::store::hold_id::HoldId;
 use crate::store::redisson_channels::RedissonWait;
-use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldRequest, PostedChange, Registration, is_granted,
-};
+use crate::store::request::{Acquire, AcquireReply, Change, HoldRequest, Registration, is_granted};
 
 /// How long a call that does not wait gives another client to release a lock that is only kept.
 const RECALL_TIME: Duration = Duration::from_millis(50);
@@ -34,9 +34,12 @@ pub(super) struct Attempt<'a> {
     shared: &'a Shared,
     waiter: &'a Waiter,
     /// What the next request asks for.
-    hold: HoldId,
+    hold: Cow<'a, HoldId>,
     registration: Registration,
     pauses: HeldPauses,
+    /// If the last pause has ended without a wake-up: until when the lock could be free only
+    /// because it was released, by the reply before.
+    held_until: Option<Moment>,
     /// Since the first failure.
     retry: Option<RetryPolicy>,
     /// Whether the call has reported that the lock is held.
@@ -59,9 +62,10 @@ impl<'a> Attempt<'a> {
         Self {
             shared,
             waiter,
-            hold: waiter.hold.clone(),
+            hold: Cow::Borrowed(&waiter.hold),
             registration,
             pauses: HeldPauses { backoff: None, yields_until: waiter.caller.begin },
+            held_until: None,
             retry: None,
             contended,
             after_release,
@@ -72,16 +76,15 @@ impl<'a> Attempt<'a> {
     /// Tries for the lock until it is acquired. `None` if it is still held when the wait is over.
     pub(super) fn run(&mut self) -> CallResult<Option<Arc<Hold>>> {
         let (shared, waiter) = (self.shared, self.waiter);
-        // If the last pause has ended without a wake-up: until when the lock could be free only
-        // because it was released, by the reply before.
-        let mut held_until: Option<Moment> = None;
         loop {
             let pause = match self.ask() {
                 Ok((sent, AcquireReply::Acquired { fence, room, wanted, .. })) => {
-                    if held_until.is_some_and(|end| Moment::now() < end) {
+                    if self.held_until.is_some_and(|end| Moment::now() < end) {
                         shared.counters.missed_wakeups.fetch_add(1, Ordering::Relaxed);
                     }
-                    let hold = granted(waiter, self.hold.clone(), fence, room, sent);
+                    let id = HoldId::clone(&self.hold);
+                    let hold = Arc::new(Hold::new(id, fence, room, &waiter.caller, sent));
+                    hold.in_doubt.store(waiter.in_doubt.load(Ordering::Relaxed), Ordering::Relaxed);
                     if wanted {
                         hold.set_wanted();
                     }
@@ -89,25 +92,19 @@ impl<'a> Attempt<'a> {
                     return Ok(Some(hold));
                 }
                 Ok((sent, AcquireReply::Held { remaining, recalled, .. })) => {
-                    held_until = remaining.map(|remaining| sent.after(remaining));
+                    self.held_until = remaining.map(|remaining| sent.after(remaining));
                     let pause = self.pause_while_held(remaining, recalled);
                     let Some(pause) = pause else { return Ok(None) };
                     pause
                 }
-                Err(failure) => {
-                    held_until = None;
-                    self.pause_after(failure)?
-                }
+                Err(failure) => self.pause_after(failure)?,
             };
             let _waiting = Counted::begin(&shared.counters.waiting);
             shared.wait_queues.check_open()?;
             waiter.caller.check_cancelled(&waiter.hold.name)?;
-            let asleep = Instant::now();
-            waiter.sleep(pause)?;
-            if asleep.elapsed() < pause {
-                held_until = None;
+            if waiter.sleep(pause)? {
                 // The lock was released a moment ago, so that another attempt may soon succeed too.
-                self.pauses.backoff = None;
+                (self.pauses.backoff, self.held_until) = (None, None);
             }
             waiter.set_pending();
         }
@@ -117,31 +114,31 @@ impl<'a> Attempt<'a> {
     fn ask(&mut self) -> Result<(Moment, AcquireReply), Failure> {
         loop {
             // When a first thread tries first, no thread behind it is worth a look.
-            let Followers { exist, alike } = match self.registration {
+            let (is_followed, alike) = match self.registration {
                 Registration::Registered => {
-                    self.shared.wait_queues.with(&self.hold, |queue| queue.followers())
+                    self.shared.wait_queues.with(&self.hold, |queue| followers::of_head(queue))
                 }
-                _ => Followers::default(),
+                _ => (false, Vec::new()),
             };
             let registration = match self.registration {
                 Registration::Last => Registration::Last,
                 _ if Instant::now() < self.pauses.yields_until => Registration::Yielding,
-                Registration::Registered if exist => Registration::Followed,
+                Registration::Registered if is_followed => Registration::Followed,
                 registration => registration,
             };
             let all: Vec<_>;
             let holds = if alike.is_empty() {
-                slice::from_ref(&self.hold)
+                slice::from_ref(&*self.hold)
             } else {
                 let alike = alike.iter().map(|waiter| waiter.hold.clone());
-                all = iter::once(self.hold.clone()).chain(alike).collect();
+                all = iter::once(HoldId::clone(&self.hold)).chain(alike).collect();
                 &all
             };
             let (lease, sent) = (self.waiter.caller.times.lease, Moment::now());
             let deadline = self.waiter.caller.request_deadline();
             let request = Acquire { holds, lease, registration, deadline };
             let reply = self.shared.store.acquire(request);
-            let reply = self.record_reply(sent, alike, reply)?;
+            let reply = self.record_reply(sent, &alike, reply)?;
             let is_held = matches!(reply, AcquireReply::Held { .. });
             if !(is_held && self.confirm_releases()?) {
                 return Ok((sent, reply));
@@ -158,7 +155,7 @@ impl<'a> Attempt<'a> {
         let Self { shared, waiter, .. } = self;
         self.retry.iter_mut().for_each(RetryPolicy::record_reply);
         shared.reporter.report_contended(&waiter.hold.name, self.contended);
-        waiter.set_answer(HeadAnswer::Held(Instant::now()));
+        *waiter.answer.lock() = HeadAnswer::Held(Instant::now());
         let pause = self.pauses.next(shared.config.backoff, remaining);
         // A call that does not wait asks once for a lock that is perhaps only kept.
         let is_asked = recalled && matches!(self.registration, Registration::Last);
@@ -169,12 +166,13 @@ impl<'a> Attempt<'a> {
     fn pause_after(&mut self, mut failure: Failure) -> CallResult<Duration> {
         let Self { shared, waiter, .. } = *self;
         let Waiter { hold, caller, .. } = waiter;
+        self.held_until = None;
         let new = || RetryPolicy::new(caller.wait, &shared.config, caller.times);
         let pause = self.retry.get_or_insert_with(new).pause_after(&mut failure);
         shared.reporter.outages.record_failed_call(&hold.name, &failure, pause);
         // A connection that was found broken is no outage.
         if pause != Some(Duration::ZERO) {
-            waiter.set_answer(HeadAnswer::Failed(failure.clone(), Instant::now()));
+            *waiter.answer.lock() = HeadAnswer::Failed(failure.clone(), Instant::now());
         }
         pause.ok_or_else(|| {
             if caller.wait == Wait::Endless && is_outage(&failure) {
@@ -184,79 +182,68 @@ impl<'a> Attempt<'a> {
         })
     }
 
-    /// Asks for more tokens for the holds of a tenure that was kept, and begins the next one.
-    /// `None` if the tenure has ended: a hold of another one is to be acquired.
-    pub(super) fn refill(&mut self, kept: Arc<Hold>) -> Option<Arc<Hold>> {
-        let (sent, shared) = (Moment::now(), self.shared);
-        let lease = kept.lease.next(sent);
-        let deadline = self.waiter.caller.request_deadline();
-        let (holds, registration) = (slice::from_ref(&kept.id), Registration::Kept);
-        let reply = shared.store.acquire(Acquire { holds, lease, registration, deadline });
-        if reply.is_ok() {
-            shared.reporter.outages.record_reply(&kept.id.name);
-        }
-        match reply {
-            Ok(AcquireReply::Acquired { fence, room, wanted, .. }) => {
-                kept.lease.extend(sent, lease);
-                kept.add_fences(fence, room);
-                if wanted {
-                    kept.set_wanted();
-                }
-                let begins = shared.reporter.begin_kept(&kept, &self.waiter.caller);
-                if begins {
-                    shared.reporter.begin_at_head(&kept, Some(self.waiter));
-                }
-                return begins.then_some(kept);
-            }
-            Ok(AcquireReply::Held { .. }) => shared.reporter.lose(&kept),
-            // The next request finds out whether the server can be reached.
-            Err(_) => {
-                shared.give_up_kept(&kept);
-                self.after_release = true;
-            }
-        }
-        None
-    }
-
-    /// Records what a reply means for the next request, and for the other threads for which this
-    /// one has asked. A hold whose lease is over when the reply comes counts as none: a pause of
-    /// this process must not bring forth a guard of nothing.
+    /// Records what a reply means for the next request. A hold whose lease is over when it comes
+    /// counts as none: a pause of this process must not bring forth a guard of nothing.
     fn record_reply(
         &mut self,
         sent: Moment,
-        alike: Vec<Arc<Waiter>>,
+        alike: &[Arc<Waiter>],
         reply: Result<AcquireReply, Failure>,
     ) -> Result<AcquireReply, Failure> {
-        let Self { shared, waiter, .. } = *self;
-        let lease = waiter.caller.times.lease;
         let in_doubt = match &reply {
-            Ok(AcquireReply::Acquired { .. }) => sent.elapsed() >= reliable(lease),
+            Ok(AcquireReply::Acquired { .. }) => {
+                sent.elapsed() >= reliable(self.waiter.caller.times.lease)
+            }
             Ok(AcquireReply::Held { in_doubt, .. }) => *in_doubt,
             Err(failure) => failure.is_ambiguous(),
         };
         self.record_registration(&reply);
-        let falls_short = reply.as_ref().is_err_and(Failure::is_shortfall);
-        if in_doubt || falls_short {
-            self.leave_in_doubt(&alike);
-        } else if let Ok(AcquireReply::Acquired { others, .. }) = &reply {
-            self.hand_out(alike, others, sent);
-        }
-        if falls_short {
-            self.undo_shortfall();
-        }
-        if shared.withdraws && (in_doubt || !is_granted(&reply)) {
-            if in_doubt {
-                shared.clean_up(&self.hold, lease, false);
-            }
-            self.hold = shared.next_hold(self.hold.kind, &waiter.hold.name, &waiter.caller);
-        } else if in_doubt {
-            waiter.in_doubt.store(true, Ordering::Relaxed);
-        }
+        self.record_holds(sent, alike, &reply, in_doubt);
         let reply = reply?;
-        shared.reporter.outages.record_reply(&self.hold.name);
+        self.shared.reporter.record_reply(&self.hold.name);
         match reply {
             AcquireReply::Acquired { .. } if in_doubt => Err(Failure::late()),
             reply => Ok(reply),
+        }
+    }
+
+    /// Records which holds exist after a reply, or may: for this thread, and for the others for
+    /// which it has asked.
+    fn record_holds(
+        &mut self,
+        sent: Moment,
+        alike: &[Arc<Waiter>],
+        reply: &Result<AcquireReply, Failure>,
+        in_doubt: bool,
+    ) {
+        let Self { shared, waiter, .. } = *self;
+        let lease = waiter.caller.times.lease;
+        let falls_short = reply.as_ref().is_err_and(Failure::is_shortfall);
+        if in_doubt || falls_short {
+            for waiter in alike {
+                followers::leave_in_doubt(shared, waiter);
+            }
+        } else if let Ok(AcquireReply::Acquired { others, .. }) = reply {
+            for (waiter, fence) in alike.iter().zip(others) {
+                followers::hand_out(shared, waiter, *fence, sent);
+            }
+        }
+        if falls_short {
+            // The hold exists.
+            let (hold, deadline) = (&*self.hold, waiter.caller.request_deadline());
+            let release = HoldRequest { hold, change: Change::RELEASE, deadline };
+            if ask_one(&*shared.store, release).is_err() {
+                shared.clean_up(hold, lease, true);
+            }
+        }
+        if shared.withdraws && (in_doubt || !is_granted(reply)) {
+            if in_doubt {
+                shared.clean_up(&self.hold, lease, false);
+            }
+            let next = shared.next_hold(self.hold.kind, &waiter.hold.name, &waiter.caller);
+            self.hold = Cow::Owned(next);
+        } else if in_doubt {
+            waiter.in_doubt.store(true, Ordering::Relaxed);
         }
     }
 
@@ -274,31 +261,6 @@ impl<'a> Attempt<'a> {
             listening.start(&**store);
             if self.redisson.is_none() {
                 self.redisson = listening.wait_for_redisson(&self.hold);
-            }
-        }
-    }
-
-    /// Gives the first of these threads the holds that exist now for them. They have these tokens.
-    fn hand_out(&self, alike: Vec<Arc<Waiter>>, fences: &[u64], sent: Moment) {
-        let Shared { wait_queues, .. } = self.shared;
-        for (waiter, fence) in alike.into_iter().zip(fences) {
-            if wait_queues.remove(&waiter) {
-                let hold = granted(&waiter, waiter.hold.clone(), *fence, 0, sent);
-                self.shared.reporter.begin_renewal(&hold);
-                waiter.send(Signal::Turn(Turn::HandedOff(hold)));
-            } else {
-                let lease = waiter.caller.times.lease;
-                self.shared.clean_up(&waiter.hold, lease, !waiter.in_doubt.load(Ordering::Relaxed));
-            }
-        }
-    }
-
-    /// Notes that holds of these threads may exist.
-    fn leave_in_doubt(&self, alike: &[Arc<Waiter>]) {
-        let Shared { wait_queues, .. } = self.shared;
-        for waiter in alike {
-            if !wait_queues.with(&waiter.hold, |queue| queue.mark_in_doubt(waiter)) {
-                self.shared.clean_up(&waiter.hold, waiter.caller.times.lease, false);
             }
         }
     }
@@ -321,42 +283,12 @@ impl<'a> Attempt<'a> {
         Ok(retries)
     }
 
-    /// Releases a hold that exists but fell short of its durability.
-    fn undo_shortfall(&self) {
-        let (hold, deadline) = (&self.hold, self.waiter.caller.request_deadline());
-        let release = HoldRequest { hold, change: Change::RELEASE, deadline };
-        if ask_one(&*self.shared.store, release).is_err() {
-            self.shared.clean_up(hold, self.waiter.caller.times.lease, true);
-        }
-    }
-
-    /// Removes the client from the waiting clients, if it is among them and servers reply, without
-    /// waiting for the reply: the call ends at once, whatever the server does. If this fails, a
-    /// wake-up does it.
+    /// Removes the client from the waiting clients if it is among them and servers reply.
     pub(super) fn unregister(&self) {
         let is_failing = self.retry.as_ref().is_some_and(RetryPolicy::is_failing);
-        if !matches!(self.registration, Registration::Registered) || is_failing {
-            return;
+        if matches!(self.registration, Registration::Registered) && !is_failing {
+            let Shared { listening, store, .. } = self.shared;
+            listening.unregister(&**store, &self.hold, self.waiter.caller.times);
         }
-        let (shared, hold, times) = (self.shared, &self.hold, self.waiter.caller.times);
-        let (reporter, waited) = (shared.reporter.clone(), hold.clone());
-        let deadline = end_of(times.io_timeout);
-        shared.store.post(vec![PostedChange {
-            request: HoldRequest { hold, change: Change::Unregister, deadline },
-            on_reply: Box::new(move |reply| match reply {
-                // A thread that began to wait in between is not registered now.
-                Ok(_) => drop(reporter.wait_queues.wake_any(&waited.name)),
-                Err(_) => reporter.renewer.unregister(waited, times.lease),
-            }),
-        }]);
     }
-}
-
-/// The hold that a request sent at `sent` has brought a waiter.
-fn granted(waiter: &Waiter, id: HoldId, fence: u64, room: u32, sent: Moment) -> Arc<Hold> {
-    let hold = Hold::new(id, fence, room, &waiter.caller, sent);
-    if waiter.in_doubt.load(Ordering::Relaxed) {
-        hold.in_doubt.store(true, Ordering::Relaxed);
-    }
-    Arc::new(hold)
 }

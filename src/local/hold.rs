@@ -9,14 +9,15 @@ use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::base::spans::HoldSpan;
 use crate::local::call::{Caller, Terms, Thread};
-use crate::local::lease::{HoldFailure, Lease, NextStep, OverChannel, TOGETHER};
+use crate::local::current_hold::{CurrentHold, OverChannel};
+use crate::local::lease::{HoldFailure, Lease, NextStep};
 use crate::store::background::InDoubtHold;
 use crate::store::hold_id::HoldId;
 use crate::store::request::{Change, HoldReply, HoldRequest};
@@ -37,7 +38,7 @@ pub(crate) struct Hold {
     /// Until then the lock stays taken, however early the hold is released.
     pub(super) kept_until: Moment,
     /// How many guards there are. Only the holding thread changes it.
-    pub(super) depth: AtomicU32,
+    pub(crate) depth: AtomicU32,
     /// Whether a request that began this hold may be executed once more, so that the hold can
     /// reappear after its release.
     pub(super) in_doubt: AtomicBool,
@@ -55,35 +56,6 @@ pub(crate) struct Hold {
     /// For how many milliseconds the lock is kept when the hold is over; 0 if it is not.
     keep: u32,
     pub(super) current: Mutex<CurrentHold>,
-}
-
-/// What the holds of a tenure do not have in common.
-#[derive(Debug)]
-pub(super) struct CurrentHold {
-    pub(super) fence: u64,
-    /// How many holds may follow, each with the next token.
-    room: u32,
-    /// Whether it was reported that the hold has begun. If not, nothing is reported of its end: a
-    /// call has it that may not get it, or not alone.
-    pub(super) reported: bool,
-    ended: bool,
-    /// Whether it is over, and the lock is kept, or was when its tenure ended.
-    pub(super) kept: bool,
-    /// When it began. Once it has ended, as long after [`Moment::FIRST`] as it was held. While the
-    /// lock is kept, when it was last used.
-    acquired: Moment,
-    /// `None` for a hold that belongs to no thread.
-    thread: Option<Thread>,
-    /// Made when a thread asks for the first receiver.
-    watches: Option<Box<Watches>>,
-}
-
-/// The channels that are disconnected when the hold is over.
-#[derive(Debug, Default)]
-struct Watches {
-    over: Option<OverChannel>,
-    /// Disconnected when another client waits, too.
-    wanted: Option<OverChannel>,
 }
 
 impl Hold {
@@ -122,10 +94,6 @@ impl Hold {
         }
     }
 
-    pub(crate) fn depth(&self) -> u32 {
-        self.depth.load(Ordering::Relaxed)
-    }
-
     pub(crate) fn fence(&self) -> u64 {
         self.current.lock().fence
     }
@@ -154,8 +122,9 @@ impl Hold {
     /// the tenure has: a renewal that is on its way counts for it, and so does a loss.
     pub(super) fn begin_next(&self, caller: &Caller) {
         self.depth.store(1, Ordering::Relaxed);
-        self.disconnect();
-        self.current.lock().advance(caller);
+        let mut current = self.current.lock();
+        current.disconnect();
+        current.advance(caller);
     }
 
     /// Returns `true` if the lock may be kept when the hold is over.
@@ -169,8 +138,8 @@ impl Hold {
 
     /// Keeps the lock, though the hold is over. Returns `false` if it was ended or lost before.
     pub(super) fn keep(&self) -> bool {
-        self.disconnect();
         let mut current = self.current.lock();
+        current.disconnect();
         if self.lease.is_open() {
             (current.kept, current.reported, current.thread) = (true, false, None);
             current.acquired = Moment::now();
@@ -227,26 +196,16 @@ impl Hold {
     /// Returns a receiver that is disconnected when another client waits or the hold is over, and
     /// gets no message.
     pub(crate) fn wanted(&self) -> Receiver<Infallible> {
-        self.watch(|| self.is_wanted(), |watches| &mut watches.wanted)
+        let mut current = self.current.lock();
+        // What is marked after this line finds the channel.
+        let has_come = self.is_wanted() || self.lease.is_settled();
+        current.watch(has_come, |watches| &mut watches.wanted)
     }
 
     /// Returns a receiver that is disconnected when the hold is over, and gets no message.
     pub(crate) fn over(&self) -> Receiver<Infallible> {
-        self.watch(|| false, |watches| &mut watches.over)
-    }
-
-    fn watch(
-        &self,
-        has_come: impl FnOnce() -> bool,
-        channel: impl FnOnce(&mut Watches) -> &mut Option<OverChannel>,
-    ) -> Receiver<Infallible> {
         let mut current = self.current.lock();
-        // What is marked after this line finds the channel.
-        if has_come() || self.lease.is_settled() {
-            return bounded(0).1;
-        }
-        let watches = current.watches.get_or_insert_default();
-        channel(watches).get_or_insert_default().receiver.clone()
+        current.watch(self.lease.is_settled(), |watches| &mut watches.over)
     }
 
     /// Lets the hold disconnect a channel of several holds when it is over.
@@ -257,22 +216,6 @@ impl Hold {
         } else {
             current.watches.get_or_insert_default().over = Some(channel.clone());
         }
-    }
-
-    /// Disconnects the receivers, even those that watch other holds as well.
-    pub(super) fn disconnect(&self) {
-        if let Some(watches) = self.current.lock().watches.take() {
-            for channel in [watches.over, watches.wanted].into_iter().flatten() {
-                channel.disconnect();
-            }
-        }
-    }
-
-    /// Returns how long it has been held.
-    pub(super) fn held(&self) -> Duration {
-        let current = self.current.lock();
-        let end = if current.ended { current.acquired } else { Moment::now() };
-        end.since(if current.ended { Moment::FIRST } else { current.acquired })
     }
 
     /// Ends the hold. Returns `false` if it was ended or lost before. Whether its release has found
@@ -312,12 +255,9 @@ impl Hold {
         &self,
         reply: Result<HoldReply, Failure>,
     ) -> Result<(), HoldFailure> {
+        let is_only = self.releases.load(Ordering::Acquire) <= 1;
         match reply {
-            Ok(HoldReply::Gone)
-                if self.lease.is_lost() || self.releases.load(Ordering::Acquire) <= 1 =>
-            {
-                Err(HoldFailure::Lost)
-            }
+            Ok(HoldReply::Gone) if is_only || self.lease.is_lost() => Err(HoldFailure::Lost),
             Ok(HoldReply::Gone | HoldReply::Done) => Ok(()),
             Err(failure) => {
                 if !failure.is_ambiguous() {
@@ -355,30 +295,6 @@ impl Hold {
         });
         self.lease.next_step(self.renewed && is_alive, kept_end)
     }
-
-    /// Returns `true` if the lease should be renewed now, or so soon that it may go along with
-    /// others.
-    pub(super) fn is_due(&self, now: Moment) -> bool {
-        let soon = now.after(self.lease.duration() / TOGETHER);
-        self.next_step().is_some_and(|next| next.renews && next.due <= soon)
-    }
-}
-
-impl CurrentHold {
-    /// Replaces the hold by the next one.
-    fn advance(&mut self, caller: &Caller) {
-        *self = Self {
-            fence: self.fence + 1,
-            // The renewer may just have taken the tokens away of which this is one.
-            room: self.room.saturating_sub(1),
-            reported: false,
-            ended: false,
-            kept: false,
-            acquired: Moment::now(),
-            thread: caller.thread.clone(),
-            watches: None,
-        };
-    }
 }
 
 #[cfg(test)]
@@ -387,6 +303,7 @@ mod tests {
     use crate::config::LockOptions;
     use crate::local::call::tests::caller;
     use crate::local::reporter::Reporter;
+    use crate::local::timers::Scheduled;
     use crate::store::hold_id::HoldKind;
     use crossbeam_channel::TryRecvError;
     use std::sync::Arc;
@@ -434,7 +351,11 @@ mod tests {
         let replied = Instant::now();
         let hold = acquired(&options(), sent);
         assert!(hold.end());
-        assert!(hold.held() <= replied.elapsed(), "{:?}", hold.held());
+        assert!(
+            hold.current.lock().held() <= replied.elapsed(),
+            "{:?}",
+            hold.current.lock().held()
+        );
     }
 
     #[test]
@@ -534,8 +455,9 @@ mod tests {
         let hold = acquired(&options(), sent);
         let NextStep { due, renews: true } = next_step(&hold) else { panic!("not renewed") };
         assert!(due.since(sent) <= LEASE / 3 && due.since(sent) > LEASE / 4);
-        assert!(!hold.is_due(sent));
-        assert!(hold.is_due(sent.after(LEASE / 3)));
+        let work = Scheduled::Hold(Arc::new(hold));
+        assert!(!work.is_due(sent));
+        assert!(work.is_due(sent.after(LEASE / 3)));
     }
 
     #[test]
@@ -684,7 +606,7 @@ mod tests {
         one.share_over(&channel);
         other.share_over(&channel);
         assert_eq!(channel.receiver.try_recv(), Err(TryRecvError::Empty));
-        other.disconnect();
+        other.current.lock().disconnect();
         assert_eq!(channel.receiver.try_recv(), Err(TryRecvError::Disconnected));
         let later = OverChannel::default();
         assert!(one.lease.lose());
@@ -696,10 +618,11 @@ mod tests {
     fn a_hold_that_has_ended_was_held_for_as_long_as_it_lasted() {
         let (begun, hold) = (Instant::now(), acquired(&options(), Moment::now()));
         sleep(LEASE / 10);
-        assert!(hold.held() >= LEASE / 10);
+        assert!(hold.current.lock().held() >= LEASE / 10);
         assert!(hold.end());
-        let (held, lasted) = (hold.held(), begun.elapsed());
+        let (held, lasted) = (hold.current.lock().held(), begun.elapsed());
         sleep(LEASE / 10);
-        assert!(held == hold.held() && held >= LEASE / 10 && held <= lasted);
+        let later = hold.current.lock().held();
+        assert!(held == later && held >= LEASE / 10 && held <= lasted);
     }
 }

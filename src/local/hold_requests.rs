@@ -29,7 +29,7 @@ pub(crate) struct Level {
 
 /// Adds a level to a hold. The request also finds out whether the hold still exists.
 pub(super) fn nest(shared: &Shared, hold: Arc<Hold>, wait: Wait) -> ApiResult<Level> {
-    let Some(depth) = hold.depth().checked_add(1) else {
+    let Some(depth) = hold.depth.load(Ordering::Relaxed).checked_add(1) else {
         return Err(Error::invalid("depth", "must not be greater than 4294967295"));
     };
     let wait = if wait == Wait::Endless { Wait::No } else { wait };
@@ -59,7 +59,7 @@ pub(super) fn set_depth(
     ask(shared, open, &mut retry, change, ask_store, |_, asked| outcome = asked);
     match outcome {
         Err(HoldFailure::Failed(failure)) if failure.is_shortfall() => {
-            if depth > hold.depth() {
+            if depth > hold.depth.load(Ordering::Relaxed) {
                 restore_depth(shared, hold, retry.request_deadline());
                 return Err(HoldFailure::Failed(failure));
             }
@@ -74,7 +74,8 @@ pub(super) fn set_depth(
 /// Sets the depth in the store to what it is here. This is only for readers of the key in Redis:
 /// the next request sets the depth anyway.
 fn restore_depth(shared: &Shared, hold: &Hold, deadline: Instant) {
-    let change = Change::SetDepth { depth: hold.depth(), lease: None, durable: false };
+    let depth = hold.depth.load(Ordering::Relaxed);
+    let change = Change::SetDepth { depth, lease: None, durable: false };
     drop(ask_one(&*shared.store, HoldRequest { hold: &hold.id, change, deadline }));
 }
 
@@ -134,7 +135,7 @@ fn conclude(
     reply: Result<HoldReply, Failure>,
 ) -> Result<(), HoldFailure> {
     if reply.is_ok() {
-        shared.reporter.outages.record_reply(&hold.id.name);
+        shared.reporter.record_reply(&hold.id.name);
     }
     match (change, reply) {
         (Change::Release { .. }, reply) => return hold.release_outcome(reply),

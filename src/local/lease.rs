@@ -13,13 +13,8 @@
 //! | `LOST` | `expire` at that moment, `lose` at any time, `settle` after the end | nothing |
 //! | `RELEASED` | `settle` | nothing |
 
-use std::convert::Infallible;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-
-use crossbeam_channel::{Receiver, Sender, bounded};
-use parking_lot::Mutex;
 
 use crate::base::clock::{Moment, nanos};
 use crate::base::failure::Failure;
@@ -204,26 +199,6 @@ impl HoldFailure {
     }
 }
 
-/// The channel whose disconnection says that a hold is over, or one of several.
-#[derive(Clone, Debug)]
-pub(crate) struct OverChannel {
-    sender: Arc<Mutex<Option<Sender<Infallible>>>>,
-    pub(crate) receiver: Receiver<Infallible>,
-}
-
-impl Default for OverChannel {
-    fn default() -> Self {
-        let (sender, receiver) = bounded(0);
-        Self { sender: Arc::new(Mutex::new(Some(sender))), receiver }
-    }
-}
-
-impl OverChannel {
-    pub(super) fn disconnect(&self) {
-        self.sender.lock().take();
-    }
-}
-
 /// Returns the moment at which the holds of a tenure are lost that began then.
 fn age_limit(begun: Moment, max_hold: Option<Duration>) -> Moment {
     max_hold.map_or(Moment::NEVER, |age| begun.after(age))
@@ -243,7 +218,6 @@ fn drift(lease: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crossbeam_channel::TryRecvError;
 
     #[test]
     fn a_hold_that_ends_at_its_deadline_is_lost() {
@@ -266,15 +240,6 @@ mod tests {
         let end = renewal.due.before(Duration::from_secs(1));
         let release = NextStep { due: end, renews: false };
         assert_eq!(lease.next_step(true, Some(end)), Some(release));
-    }
-
-    #[test]
-    fn a_channel_is_disconnected_for_all_its_holds_at_once() {
-        let channel = OverChannel::default();
-        let other = channel.clone();
-        assert_eq!(other.receiver.try_recv(), Err(TryRecvError::Empty));
-        channel.disconnect();
-        assert_eq!(other.receiver.try_recv(), Err(TryRecvError::Disconnected));
     }
 
     #[test]

@@ -31,8 +31,8 @@ pub(crate) struct Outages {
     counters: Arc<Counters>,
     /// It has threads that report to here, so it must not be kept alive.
     store: Option<Weak<dyn Store>>,
-    /// Whether there is an outage. Checked on the reply to every call.
-    lasts: AtomicBool,
+    /// Whether there is an outage.
+    pub(super) lasts: AtomicBool,
     state: Mutex<OutageState>,
     /// Used by the renewer's thread only.
     renewals: Mutex<Renewals>,
@@ -73,11 +73,6 @@ impl Outages {
     pub(crate) fn new(events: Events, counters: Arc<Counters>, store: &Arc<dyn Store>) -> Self {
         let store = Some(Arc::downgrade(store));
         Self { events, counters, store, ..Self::default() }
-    }
-
-    #[cfg(test)]
-    pub(super) fn lasts(&self) -> bool {
-        self.lasts.load(Ordering::Relaxed)
     }
 
     /// Records that a call suffers from a failure, and pauses for that time before it tries again;
@@ -121,7 +116,6 @@ impl Outages {
 
     /// Records that a lease was renewed, and whether that was late.
     pub(super) fn record_renewal(&self, hold: &Hold, is_late: bool) {
-        self.record_reply(&hold.id.name);
         hold.failing.store(false, Ordering::Relaxed);
         let mut renewals = self.renewals.lock();
         renewals.renewed += 1;
@@ -174,7 +168,7 @@ impl Outages {
 
     /// Records that a server has replied to a request about a name.
     pub(super) fn record_reply(&self, name: &str) {
-        if self.lasts.load(Ordering::Relaxed) && !name.is_empty() {
+        if !name.is_empty() {
             let mut state = self.state.lock();
             state.failing.retain(|failing| !self.share_server(failing, name));
             self.end(&mut state);

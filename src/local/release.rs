@@ -41,7 +41,7 @@ pub(crate) fn hand_off_or_unlock(shared: &Shared, hold: &Arc<Hold>) -> Result<()
 fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
     shared.check_process()?;
     let Some(first) = holds.first() else { return Ok(()) };
-    if first.depth() > 1 {
+    if first.depth.load(Ordering::Relaxed) > 1 {
         return end_level(shared, first);
     }
     let mut result = Ok(());
@@ -80,7 +80,7 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
 
 /// Ends the innermost level of a hold.
 fn end_level(shared: &Shared, hold: &Arc<Hold>) -> Result<()> {
-    let depth = hold.depth() - 1;
+    let depth = hold.depth.load(Ordering::Relaxed) - 1;
     hold.depth.store(depth, Ordering::Relaxed);
     let outcome = set_depth(shared, hold, depth, Wait::No);
     if let Err(HoldFailure::Failed(failure)) = &outcome {

@@ -380,15 +380,15 @@ mod tests {
         let Reporter { renewer, outages, .. } = started(Box::new(Fake { log, outcome }), LEASE);
         let scene = Scene { renewer, log: Arc::default() };
         let (ended, _held) = (scene.hold(1, LEASE * 10), scene.hold(2, LEASE * 10));
-        eventually(LEASE * 10, || outages.lasts());
+        eventually(LEASE * 10, || outages.lasts.load(Ordering::Relaxed));
         assert!(ended.end());
         let begin = Instant::now();
         while begin.elapsed() < LEASE * 2 {
-            assert!(outages.lasts(), "the other is still refused");
+            assert!(outages.lasts.load(Ordering::Relaxed), "the other is still refused");
             thread::sleep(Duration::from_millis(1));
         }
         refuses.store(false, Ordering::SeqCst);
-        eventually(LEASE * 10, || !outages.lasts());
+        eventually(LEASE * 10, || !outages.lasts.load(Ordering::Relaxed));
     }
 
     /// Replies to no job before its deadline.

@@ -1,8 +1,7 @@
 //! The thread of the renewer.
 //!
 //! Decides when leases are renewed together and what happens to a lease whose renewal fails, and
-//! finds a lease lost at its local deadline even while the store does not reply. All it knows about
-//! the store is that it runs jobs.
+//! finds a lease lost at its local deadline even while the store does not reply.
 //!
 //! While the thread has any leases it wakes at least every second, so that it notices a resume
 //! after the system was suspended, and drops what has ended.
@@ -11,23 +10,22 @@
 //! is a clean-up that reports how it has gone. The shutdown is complete when no call is under way
 //! that may acquire a hold, every hold has ended, and every clean-up was confirmed.
 
-use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use std::{io, mem, ptr, thread};
+use std::{io, thread};
 
-use crate::base::clock::{Moment, end_of};
-use crate::base::shrink;
+use crate::base::clock::Moment;
 use crate::local::hold::Hold;
 use crate::local::lease::HoldFailure;
 use crate::local::renewer::{Incoming, Message, Shutdown, ShutdownCall, unconfirmed};
+use crate::local::renewer_jobs::RenewerJobs;
 use crate::local::reporter::Reporter;
 use crate::local::timers::{CleanUp, Scheduled, TimerQueue};
 use crate::store::background::{JobOutcome, JobReply, JobRunner};
 use crate::store::hold_id::HoldId;
-use crate::store::request::{Change, HoldReply};
+use crate::store::request::HoldReply;
 
 /// The most jobs that are sent together.
 const BATCH: usize = 512;
@@ -44,21 +42,15 @@ const RETRIES: u32 = 20;
 /// The pause after a panic: should its cause persist, it must not take a whole core.
 const PANIC_PAUSE: Duration = Duration::from_millis(10);
 
-/// The thread's own state.
 struct RenewerThread {
     incoming: Incoming,
     timers: TimerQueue,
-    /// What was sent, and when, by the number of the job.
-    in_flight: HashMap<u64, (Scheduled, Moment)>,
-    last_job: u64,
-    jobs: Box<dyn JobRunner>,
-    io_timeout: Duration,
+    jobs: RenewerJobs,
     reporter: Reporter,
     /// Since the client was shut down.
     shutdown: Option<Shutdown>,
 }
 
-/// Starts the thread. One request takes no longer than `io_timeout`.
 pub(super) fn start(
     jobs: Box<dyn JobRunner>,
     io_timeout: Duration,
@@ -69,10 +61,7 @@ pub(super) fn start(
     let mut thread = RenewerThread {
         incoming,
         timers: TimerQueue::default(),
-        in_flight: HashMap::new(),
-        last_job: 0,
-        jobs,
-        io_timeout,
+        jobs: RenewerJobs::new(jobs, io_timeout),
         reporter,
         shutdown: None,
     };
@@ -80,7 +69,6 @@ pub(super) fn start(
 }
 
 impl RenewerThread {
-    /// Works until the client is gone.
     fn run(&mut self) {
         loop {
             // A bug here must not end all renewal.
@@ -90,19 +78,19 @@ impl RenewerThread {
                 Err(_) => self.recover(),
             }
         }
-        self.finish();
+        self.receive_new();
+        self.jobs.finish(self.timers.drain());
     }
 
     /// Does what is due, then waits. Returns `false` when the client is gone.
     fn turn(&mut self) -> bool {
         self.receive_new();
         self.send_due();
-        if !self.in_flight.is_empty() {
-            self.run_jobs(|jobs, done| jobs.collect(end_of(COLLECT_TIME), done));
-        }
+        let outcomes = self.jobs.collect(COLLECT_TIME);
+        self.finish_jobs(outcomes);
         self.reporter.outages.report_turn();
         self.answer_shutdown();
-        !self.in_flight.is_empty() || self.sleep()
+        !self.jobs.is_empty() || self.sleep()
     }
 
     fn receive_new(&mut self) {
@@ -139,7 +127,7 @@ impl RenewerThread {
     /// Ends all leases, and tries again now to remove what is in doubt.
     fn end_all(&mut self, call: ShutdownCall) {
         self.shutdown.get_or_insert_default().calls.push(call);
-        let sent = self.in_flight.values().filter_map(|(work, _)| work.as_hold());
+        let sent = self.jobs.work().filter_map(Scheduled::as_hold);
         let sent = sent.map(|hold| Scheduled::Hold(hold.clone()));
         let all: Vec<_> = sent.chain(self.timers.drain()).collect();
         for mut work in all {
@@ -164,7 +152,7 @@ impl RenewerThread {
         let now = Instant::now();
         if shutdown.calls.iter().all(|call| call.deadline <= now) {
             let failed = Err(HoldFailure::Failed(shutdown.failure()));
-            for hold in self.clean_ups().filter_map(CleanUp::ended) {
+            for hold in self.clean_ups().filter_map(|clean_up| clean_up.ended.as_ref()) {
                 // It is being cleaned up already.
                 self.reporter.report_end(hold, &failed, drop);
             }
@@ -179,9 +167,8 @@ impl RenewerThread {
         }
     }
 
-    /// What is scheduled or in flight.
     fn all_work(&self) -> impl Iterator<Item = &Scheduled> {
-        self.timers.iter().chain(self.in_flight.values().map(|(work, _)| work))
+        self.timers.iter().chain(self.jobs.work())
     }
 
     fn clean_ups(&self) -> impl Iterator<Item = &CleanUp> {
@@ -196,48 +183,37 @@ impl RenewerThread {
         {
             if let Scheduled::Hold(hold) = &work {
                 self.reporter.expire(hold);
-                let is_it = |kept: &Hold| ptr::eq(kept, &raw const **hold);
-                let queues = &self.reporter.wait_queues;
+                let (queues, is_it) =
+                    (&self.reporter.wait_queues, |kept: &Hold| kept.id == hold.id);
                 if hold.is_unused() && queues.end_kept(&hold.id.name, is_it).is_some() {
                     self.reporter.renewer.release(hold);
                     continue;
                 }
-                if !hold.is_due(now) {
-                    self.schedule(work);
-                    continue;
-                }
             }
-            self.last_job += 1;
-            batch.push(work.job(self.last_job, now, self.io_timeout));
-            self.in_flight.insert(self.last_job, (work, now));
+            if work.is_due(now) {
+                batch.push(work);
+            } else {
+                self.schedule(work);
+            }
         }
-        if !batch.is_empty() {
-            self.run_jobs(|jobs, done| jobs.send(batch, done));
-        }
+        let outcomes = self.jobs.send(batch, now);
+        self.finish_jobs(outcomes);
     }
 
-    /// Lets the store send or collect jobs, and deals with their outcomes.
-    fn run_jobs(&mut self, run: impl FnOnce(&mut dyn JobRunner, &mut dyn FnMut(u64, JobOutcome))) {
-        let mut outcomes = Vec::new();
-        run(self.jobs.as_mut(), &mut |id, outcome| outcomes.push((id, outcome)));
+    fn finish_jobs(&mut self, outcomes: Vec<(u64, JobOutcome)>) {
         for (id, outcome) in outcomes {
-            match self.in_flight.remove(&id) {
+            match self.jobs.remove(id) {
                 // Without a reply the next renewal finds out.
                 Some((Scheduled::Check(hold), _)) => {
                     if matches!(outcome, Ok(JobReply { hold: HoldReply::Gone, .. })) {
                         self.reporter.lose(&hold);
                     }
                 }
-                Some((Scheduled::CleanUp(clean_up), _)) => {
-                    self.finish_clean_up(clean_up, outcome);
-                }
-                Some((Scheduled::Hold(hold), sent)) => {
-                    self.finish_renewal(hold, sent, outcome);
-                }
+                Some((Scheduled::CleanUp(clean_up), _)) => self.finish_clean_up(clean_up, outcome),
+                Some((Scheduled::Hold(hold), sent)) => self.finish_renewal(hold, sent, outcome),
                 None => {}
             }
         }
-        shrink(&mut self.in_flight);
     }
 
     /// Applies the outcome of a renewal. One without a reply is tried again: the local deadline
@@ -248,6 +224,7 @@ impl RenewerThread {
                 let is_late = hold.lease.is_nearly_over();
                 hold.lease.extend(sent, hold.lease.next(sent));
                 hold.expire_fences();
+                self.reporter.record_reply(&hold.id.name);
                 self.reporter.outages.record_renewal(&hold, is_late);
                 self.schedule(Scheduled::Hold(hold));
             }
@@ -261,38 +238,40 @@ impl RenewerThread {
     }
 
     fn finish_clean_up(&mut self, mut clean_up: Box<CleanUp>, outcome: JobOutcome) {
+        let (reporter, hold) = (&self.reporter, clean_up.in_doubt.hold.clone());
         let everywhere = outcome.as_ref().is_ok_and(|reply| reply.everywhere);
+        let next = clean_up.next_try(everywhere, Moment::now());
+        if outcome.is_ok() || next.is_none() {
+            // It is settled, or its lease is over.
+            reporter.wait_queues.settle_release(&hold, || true);
+        }
         match outcome {
-            Ok(_) if clean_up.change() == Change::Unregister => {
-                self.reporter.wait_queues.wake_any(&clean_up.hold().name);
-            }
+            Ok(_) if clean_up.unregisters => drop(reporter.wait_queues.wake_any(&hold.name)),
             Ok(reply) => {
-                self.reporter.outages.record_reply(&clean_up.hold().name);
-                self.reporter.confirm_release(clean_up.hold());
-                if let Some((hold, outcome)) = clean_up.record_reply(reply.hold) {
-                    self.reporter.report_end(&hold, &outcome, drop);
+                reporter.record_reply(&hold.name);
+                clean_up.unconfirmed = clean_up.unconfirmed.saturating_sub(1);
+                if let Some(hold) = clean_up.ended.take() {
+                    reporter.report_end(&hold, &hold.release_outcome(Ok(reply.hold)), drop);
                 }
             }
             Err(failure) => {
-                clean_up.record_failure(&failure);
                 if let Some(shutdown) = &mut self.shutdown {
-                    shutdown.last_failure = Some(failure);
+                    shutdown.last_failure = Some(failure.clone());
+                }
+                if let Some(hold) = &clean_up.ended {
+                    drop(hold.release_outcome(Err(failure)));
                 }
             }
         }
-        if let Some(due) = clean_up.next_try(everywhere, Moment::now()) {
-            return self.timers.add_at(due, Scheduled::CleanUp(clean_up));
-        }
-        // It is settled, or its lease is over.
-        self.reporter.confirm_release(clean_up.hold());
-        if clean_up.is_confirmed() {
-            return;
-        }
-        if let Some(shutdown) = &mut self.shutdown {
-            shutdown.outlived = true;
-        }
-        if let Some(hold) = clean_up.ended() {
-            self.reporter.report_end(hold, &Err(HoldFailure::Failed(unconfirmed())), drop);
+        if let Some(due) = next {
+            self.timers.add_at(due, Scheduled::CleanUp(clean_up));
+        } else if !clean_up.is_confirmed() {
+            if let Some(shutdown) = &mut self.shutdown {
+                shutdown.outlived = true;
+            }
+            if let Some(hold) = &clean_up.ended {
+                reporter.report_end(hold, &Err(HoldFailure::Failed(unconfirmed())), drop);
+            }
         }
     }
 
@@ -312,22 +291,9 @@ impl RenewerThread {
     /// Starts over after a panic, with nothing forgotten.
     fn recover(&mut self) {
         self.reporter.events.error(|| "the renewer panicked, and goes on".into());
-        drop(catch_unwind(AssertUnwindSafe(|| self.jobs.abandon())));
-        for (work, _) in mem::take(&mut self.in_flight).into_values() {
+        for work in self.jobs.abandon() {
             self.schedule(work);
         }
         thread::sleep(PANIC_PAUSE);
-    }
-
-    /// Tries once more to remove what is left to clean up.
-    fn finish(&mut self) {
-        self.receive_new();
-        let left = self.all_work().filter(|work| work.as_clean_up().is_some());
-        let now = Moment::now();
-        let releases: Vec<_> = left.map(|work| work.job(0, now, self.io_timeout)).collect();
-        if !releases.is_empty() {
-            self.jobs.send(releases, &mut |_, _| {});
-            self.jobs.collect(end_of(self.io_timeout), &mut |_, _| {});
-        }
     }
 }

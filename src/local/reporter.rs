@@ -8,7 +8,6 @@
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
@@ -24,12 +23,8 @@ use crate::local::waiter::Waiter;
 use crate::stats::Counters;
 use crate::store::Store;
 use crate::store::background::InDoubtHold;
-use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::hold_id::HoldKind;
 use crate::store::request::HoldReply;
-
-/// Why leases are lost.
-const EXPIRED: &str = "it was not renewed in time";
-const GONE: &str = "the server does not know it any more";
 
 /// Reports to the user, and begins and ends holds in the wait queues, the counters and the renewer.
 #[derive(Clone, Debug)]
@@ -54,6 +49,14 @@ impl Reporter {
             wait_queues: Arc::default(),
             renewer,
             in_turns: false,
+        }
+    }
+
+    /// Records that a server has replied to a request about a name.
+    pub(super) fn record_reply(&self, name: &str) {
+        // Only during an outage does it matter.
+        if self.outages.lasts.load(Ordering::Relaxed) {
+            self.outages.record_reply(name);
         }
     }
 
@@ -140,17 +143,11 @@ impl Reporter {
     }
 
     /// Reports that a call has ended without a hold, with an error or because the lock was held.
-    pub(super) fn report_failure(
-        &self,
-        name: &str,
-        wait: Wait,
-        error: Option<&Error>,
-        waited: Duration,
-    ) {
-        let Self { counters, events, .. } = self;
+    pub(super) fn report_failure(&self, name: &str, caller: &Caller, error: Option<&Error>) {
+        let (Self { counters, events, .. }, waited) = (self, caller.begin.elapsed());
         match error {
             // That the lock is held was reported when the only attempt found it so.
-            None if wait == Wait::No => {
+            None if caller.wait == Wait::No => {
                 counters.busy.fetch_add(1, Ordering::Relaxed);
             }
             None => {
@@ -173,19 +170,9 @@ impl Reporter {
     pub(super) fn report_release(&self, hold: &Hold) {
         let (name, fence) = (&hold.id.name, hold.fence());
         self.counters.released.fetch_add(1, Ordering::Relaxed);
-        let event = || Event::Released { name: name.to_string(), fence, held: hold.held() };
-        self.events.tell(event, || format!("released lock {name:?} after {:?}", hold.held()));
-    }
-
-    fn report_failed_release(&self, hold: &Hold, failure: &Failure) {
-        let (name, fence) = (&hold.id.name, hold.fence());
-        self.counters.failed_releases.fetch_add(1, Ordering::Relaxed);
-        self.events.emit(|| Event::ReleaseFailed {
-            name: name.to_string(),
-            fence,
-            reason: failure.source.to_string(),
-        });
-        self.log_failed_release(hold, failure);
+        let held = || hold.current.lock().held();
+        let event = || Event::Released { name: name.to_string(), fence, held: held() };
+        self.events.tell(event, || format!("released lock {name:?} after {:?}", held()));
     }
 
     /// Logs that a level was not released. There are no events of inner levels.
@@ -197,17 +184,14 @@ impl Reporter {
     /// Reports a loss, and settles the hold.
     fn report_loss(&self, hold: &Hold, why: &'static str) {
         let (name, fence) = (&hold.id.name, hold.fence());
+        self.events.end_span(&hold.span);
         // A tenure that was kept has no hold that was reported: its loss is silent.
-        let is_reported = hold.current.lock().reported;
-        if is_reported {
+        if hold.current.lock().reported {
             self.counters.lost.fetch_add(1, Ordering::Relaxed);
             self.events.emit(|| Event::Lost { name: name.to_string(), fence });
-        }
-        self.events.end_span(&hold.span);
-        if is_reported && self.in_turns {
-            return self.outages.record_loss(hold, why);
-        }
-        if is_reported {
+            if self.in_turns {
+                return self.outages.record_loss(hold, why);
+            }
             let line = || format!("the lease of lock {name:?} (fence {fence}) is lost: {why}");
             self.events.warn(line);
         }
@@ -231,11 +215,6 @@ impl Reporter {
         }
     }
 
-    /// Notes that a hold which was released does not exist any more.
-    pub(super) fn confirm_release(&self, hold: &HoldId) {
-        self.wait_queues.settle_release(hold, || true);
-    }
-
     /// Reports how a hold has ended that was released, unless that is known already. Before it
     /// counts as settled, `clean_up` gets it if it may exist in the store.
     pub(super) fn report_end(
@@ -245,10 +224,11 @@ impl Reporter {
         clean_up: impl FnOnce(InDoubtHold),
     ) {
         let is_first = hold.lease.settle(matches!(outcome, Err(HoldFailure::Lost)));
-        hold.disconnect();
+        hold.current.lock().disconnect();
         if !is_first {
             return;
         }
+        let is_reported = hold.current.lock().reported;
         if hold.in_doubt.load(Ordering::Relaxed) || matches!(outcome, Err(HoldFailure::Failed(_))) {
             clean_up(hold.to_clean_up());
         }
@@ -256,10 +236,16 @@ impl Reporter {
             Err(HoldFailure::Lost) => {
                 return self.report_loss(hold, "the server did not know it any more");
             }
-            Err(HoldFailure::Failed(failure)) if hold.current.lock().reported => {
-                self.report_failed_release(hold, failure);
+            Err(HoldFailure::Failed(failure)) if is_reported => {
+                self.counters.failed_releases.fetch_add(1, Ordering::Relaxed);
+                self.events.emit(|| Event::ReleaseFailed {
+                    name: hold.id.name.to_string(),
+                    fence: hold.fence(),
+                    reason: failure.source.to_string(),
+                });
+                self.log_failed_release(hold, failure);
             }
-            Ok(()) if hold.current.lock().reported => self.report_release(hold),
+            Ok(()) if is_reported => self.report_release(hold),
             _ => {}
         }
         self.counters.unsettled.fetch_sub(1, Ordering::SeqCst);
@@ -269,7 +255,7 @@ impl Reporter {
     pub(super) fn expire(&self, hold: &Hold) -> bool {
         let lost = hold.lease.expire();
         if lost {
-            self.end_lost(hold, EXPIRED, true);
+            self.end_lost(hold, "it was not renewed in time", true);
         }
         lost
     }
@@ -277,12 +263,13 @@ impl Reporter {
     /// Marks a hold as lost because the store does not know it any more.
     pub(super) fn lose(&self, hold: &Hold) {
         if hold.lease.lose() {
-            self.end_lost(hold, GONE, hold.in_doubt.load(Ordering::Relaxed));
+            let may_exist = hold.in_doubt.load(Ordering::Relaxed);
+            self.end_lost(hold, "the server does not know it any more", may_exist);
         }
     }
 
     fn end_lost(&self, hold: &Hold, why: &'static str, may_exist: bool) {
-        hold.disconnect();
+        hold.current.lock().disconnect();
         self.count_end(hold);
         if may_exist {
             self.renewer.clean_up(hold.to_clean_up());
@@ -295,7 +282,7 @@ impl Reporter {
     /// Reports what the reply to a posted release says.
     pub(super) fn report_reply(&self, hold: &Hold, reply: Result<HoldReply, Failure>) {
         if reply.is_ok() {
-            self.outages.record_reply(&hold.id.name);
+            self.record_reply(&hold.id.name);
         }
         self.settle(hold, &hold.release_outcome(reply));
     }

@@ -3,7 +3,6 @@
 //! Decides from the kinds of the failures, the limit of the call and the retry window. Knows
 //! neither which request has failed nor what for.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::base::failure::{Failure, FailureKind};
@@ -16,7 +15,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_m
 
 /// How long a thread yields to clients that have waited longer after the lock has become free by
 /// itself, so that it was offered to none. Long enough for one that is far away.
-const TURN_TIME: Duration = Duration::from_millis(200);
+const YIELD_TIME: Duration = Duration::from_millis(200);
 
 /// Returns `true` if a failure says something about the server rather than about the request or
 /// this client.
@@ -123,13 +122,11 @@ pub(crate) struct Backoff {
     min: Duration,
     max: Duration,
     last: Duration,
-    /// Seeded for the first pause: most calls need none.
-    random: Option<Random>,
 }
 
 impl Backoff {
     pub(crate) fn new((min, max): (Duration, Duration)) -> Self {
-        Self { min, max, last: min, random: None }
+        Self { min, max, last: min }
     }
 }
 
@@ -138,7 +135,11 @@ impl Iterator for Backoff {
 
     fn next(&mut self) -> Option<Duration> {
         let widest = self.last.saturating_mul(3).min(self.max);
-        self.last = self.random.get_or_insert_with(Random::new).between(self.min, widest);
+        let width =
+            u64::try_from(widest.saturating_sub(self.min).as_nanos()).unwrap_or(u64::MAX - 1);
+        // Without randomness the waiters may meet, which costs attempts, not safety.
+        let random = getrandom::u64().unwrap_or(width) % (width + 1);
+        self.last = self.min.saturating_add(Duration::from_nanos(random));
         Some(self.last)
     }
 }
@@ -167,44 +168,13 @@ impl HeldPauses {
                 // Not twice in a row: two clients that are far away would miss what each of them
                 // has the other offered, again and again.
                 if now >= self.yields_until {
-                    self.yields_until = now + free + TURN_TIME;
+                    self.yields_until = now + free + YIELD_TIME;
                 }
                 free
             }
             None if now < self.yields_until => pause.min(self.yields_until - now),
             Some(_) | None => pause,
         }
-    }
-}
-
-/// `SplitMix64`: enough for jitter, and nothing else is drawn from it.
-#[derive(Clone, Debug)]
-struct Random(u64);
-
-impl Random {
-    /// A generator different from all others of this process and from those of other processes.
-    fn new() -> Self {
-        static SEED: AtomicU64 = AtomicU64::new(0);
-        if SEED.load(Ordering::Relaxed) == 0 {
-            // Without randomness the processes' waiters may meet, which costs attempts, not safety.
-            let seed = getrandom::u64().unwrap_or_else(|_| std::process::id().into()) | 1;
-            SEED.fetch_add(seed, Ordering::Relaxed);
-        }
-        Self(SEED.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed))
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn between(&mut self, least: Duration, most: Duration) -> Duration {
-        let width = most.saturating_sub(least).as_nanos();
-        let width = u64::try_from(width).unwrap_or(u64::MAX - 1);
-        least.saturating_add(Duration::from_nanos(self.next() % (width + 1)))
     }
 }
 
@@ -310,7 +280,7 @@ mod tests {
     #[test]
     fn one_possible_pause_and_the_longest_possible_are_fine() {
         assert_eq!(Backoff::new((MIN, MIN)).nth(3), Some(MIN));
-        assert!(Random::new().between(MIN, Duration::MAX) >= MIN);
+        assert!(Backoff::new((MIN, Duration::MAX)).take(200).all(|pause| pause >= MIN));
     }
 
     #[test]
@@ -325,14 +295,6 @@ mod tests {
         for kind in [Disconnected, Timeout, Transient, Unreachable] {
             assert!(is_outage(&failure(kind)), "{kind:?}");
         }
-    }
-
-    /// The first numbers that the author of the generator gives for the seed 0.
-    #[test]
-    fn the_pauses_are_drawn_by_split_mix() {
-        let mut random = Random(0);
-        let drawn = [random.next(), random.next(), random.next()];
-        assert_eq!(drawn, [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f]);
     }
 
     #[test]
@@ -364,7 +326,7 @@ mod tests {
         assert_eq!(pauses.yields_until, begin);
         let free = MAX + Duration::from_millis(1);
         assert_eq!(pause_of_held(&mut pauses, Some(MAX)), free);
-        let others_go_first = begin + free + TURN_TIME..=Instant::now() + free + TURN_TIME;
+        let others_go_first = begin + free + YIELD_TIME..=Instant::now() + free + YIELD_TIME;
         assert!(others_go_first.contains(&pauses.yields_until));
         // Not twice in a row.
         let until = begin + HOUR;

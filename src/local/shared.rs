@@ -1,25 +1,26 @@
-//! What the clones and guards of one client share.
+//! What the clones and guards of one client share, and which of its locks the calling thread holds.
 //!
 //! Decides how the parts of a client are connected, and whether a hold may still be relied on. What
 //! calls do with these parts is decided by the functions that borrow them: `acquire`, `release`,
 //! `hold_requests` and `status`.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use std::{fmt, process, slice};
+use std::{fmt, process, ptr};
 
 use crate::base::clock::{Moment, end_of};
+use crate::base::shrink;
 use crate::config::{Config, Mechanism};
 use crate::error::{Error, Result};
 use crate::local::call::{CallTimes, Caller};
-use crate::local::held_locks::HeldLocks;
 use crate::local::hold::Hold;
 use crate::local::listener::Listening;
 use crate::local::renewer;
 use crate::local::renewer_thread;
 use crate::local::reporter::Reporter;
-use crate::local::wait_queue::Ending;
 use crate::local::wait_queues::WaitQueues;
 use crate::net::factory::ConnectionCounters;
 use crate::net::server::Pools;
@@ -162,14 +163,6 @@ impl Shared {
         if self.wait_queues.may_keep(name) { hold.that_may_be_kept() } else { hold }
     }
 
-    /// Releases a tenure that was kept, and that the thread at the head cannot use.
-    pub(super) fn give_up_kept(&self, kept: &Arc<Hold>) {
-        let ending = self.wait_queues.with(&kept.id, |queue| queue.release(kept));
-        if ending != Ending::Lost {
-            self.post_releases(slice::from_ref(kept));
-        }
-    }
-
     /// Releases tenures that were kept, and does not wait for the replies.
     pub(super) fn post_releases(&self, ended: &[Arc<Hold>]) {
         if !ended.is_empty() {
@@ -224,13 +217,8 @@ impl Shared {
         // In a forked child no thread waits, but one of the parent's may have locked the queues.
         if self.check_process().is_ok() {
             self.wait_queues.close();
-            self.release_kept();
+            self.post_releases(&self.wait_queues.end_all_kept());
         }
-    }
-
-    /// Releases the locks that are kept.
-    fn release_kept(&self) {
-        self.post_releases(&self.wait_queues.end_all_kept());
     }
 }
 
@@ -240,7 +228,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         // A forked child has the same connections.
         if self.check_process().is_ok() {
-            self.release_kept();
+            self.post_releases(&self.wait_queues.end_all_kept());
             self.store.settle(end_of(self.times.io_timeout));
             // The renewer settles a lost hold once it has reported it, after the guards know.
             self.reporter.events.flush(|| self.counters.unsettled.load(Ordering::SeqCst) == 0);
@@ -257,5 +245,92 @@ fn to_stats(counters: &Counters, pools: &Pools) -> Stats {
         pool_waits: pool_waits.load(Ordering::Relaxed),
         reconnects: reconnects.load(Ordering::Relaxed),
         ..counters.to_stats()
+    }
+}
+
+/// The number of a client in this process, and the name of a lock.
+type Key = (u64, Arc<str>);
+
+thread_local! {
+    static HELD: RefCell<HashMap<Key, Arc<Hold>>> = RefCell::default();
+}
+
+/// Finds the hold that the calling thread has by one client for a name. Knows nothing of leases: a
+/// hold that is lost stays until its last guard is gone, or with a leaked guard until the thread
+/// ends. In a destructor of a thread-local there may be none.
+#[derive(Debug)]
+pub(crate) struct HeldLocks {
+    client: u64,
+}
+
+impl Default for HeldLocks {
+    fn default() -> Self {
+        static CLIENTS: AtomicU64 = AtomicU64::new(0);
+        Self { client: CLIENTS.fetch_add(1, Ordering::Relaxed) }
+    }
+}
+
+impl HeldLocks {
+    pub(crate) fn find(&self, name: &Arc<str>) -> Option<Arc<Hold>> {
+        let key = (self.client, name.clone());
+        HELD.try_with(|held| held.borrow().get(&key).cloned()).unwrap_or_default()
+    }
+
+    /// Adds a hold of the calling thread.
+    pub(crate) fn insert(&self, name: &Arc<str>, hold: &Arc<Hold>) {
+        let key = (self.client, name.clone());
+        drop(HELD.try_with(|held| held.borrow_mut().insert(key, hold.clone())));
+    }
+
+    /// Removes a hold, if it was added.
+    pub(crate) fn remove(&self, hold: &Hold) {
+        let key = (self.client, hold.id.name.clone());
+        let removed = HELD.try_with(|held| {
+            let mut held = held.borrow_mut();
+            if held.get(&key).is_some_and(|found| ptr::eq(&raw const **found, hold)) {
+                held.remove(&key);
+                shrink(&mut held);
+            }
+        });
+        // In a destructor of a thread-local there may be nothing to remove it from.
+        removed.unwrap_or_default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    use crate::base::clock::Moment;
+    use crate::config::LockOptions;
+    use crate::local::call::tests::caller;
+    use crate::store::hold_id::{HoldId, HoldKind};
+
+    /// A hold of the calling thread.
+    fn hold(name: &Arc<str>) -> Arc<Hold> {
+        let (kind, client) = (HoldKind::Lock, Arc::from("me"));
+        let id = HoldId { kind, name: name.clone(), client, nonce: 1 };
+        let caller = caller(&LockOptions::default());
+        Arc::new(Hold::new(id, 1, 0, &caller, Moment::now()))
+    }
+
+    #[test]
+    fn a_thread_finds_what_it_holds_by_a_client_and_leaves_nothing_behind() {
+        let (held, other, name) = (HeldLocks::default(), HeldLocks::default(), Arc::from("a"));
+        let mine = hold(&name);
+        held.insert(&name, &mine);
+        assert!(held.find(&name).is_some_and(|found| Arc::ptr_eq(&found, &mine)));
+        assert!(other.find(&name).is_none());
+        let leak = || {
+            assert!(held.find(&name).is_none());
+            let theirs = hold(&name);
+            held.insert(&name, &theirs);
+            Arc::downgrade(&theirs)
+        };
+        let leaked = thread::scope(|scope| scope.spawn(leak).join().expect("no panic"));
+        assert!(leaked.upgrade().is_none(), "its thread has ended");
+        held.remove(&mine);
+        assert!(held.find(&name).is_none());
     }
 }

@@ -188,7 +188,7 @@ pub(super) fn repeat_with<T>(
     loop {
         match request(retry.request_deadline()) {
             Ok(reply) => {
-                shared.reporter.outages.record_reply(name);
+                shared.reporter.record_reply(name);
                 return Ok(reply);
             }
             Err(mut failure) => {

@@ -319,7 +319,7 @@ fn a_level_beyond_the_last_is_refused_before_a_request() {
     outer.hold.depth.store(u32::MAX, Ordering::Relaxed);
     let refused = scene.lock_with(Wait::No);
     assert!(matches!(refused, Err(Error::InvalidInput(_))), "{refused:?}");
-    assert_eq!(outer.hold.depth(), u32::MAX);
+    assert_eq!(outer.hold.depth.load(Ordering::Relaxed), u32::MAX);
     let holder = scene.store.inspect(&scene.name, Instant::now()).expect("memory");
     assert_eq!(holder.expect("a holder").depth, 1);
 }

@@ -6,16 +6,14 @@
 use std::cmp;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::base::clock::{Moment, end_of};
-use crate::base::failure::Failure;
 use crate::local::hold::Hold;
-use crate::local::lease::{HoldFailure, NextStep, TOGETHER};
+use crate::local::lease::{NextStep, TOGETHER};
 use crate::store::background::{InDoubtHold, Job};
 use crate::store::hold_id::HoldId;
-use crate::store::request::{Change, HoldReply};
+use crate::store::request::Change;
 
 /// The first pause between two attempts to clean up.
 const CLEAN_PAUSE: Duration = Duration::from_millis(10);
@@ -44,8 +42,8 @@ impl Scheduled {
         let (hold, change, limit) = match self {
             Self::Check(hold) => (&hold.id, Change::Check, hold.lease.remaining()),
             Self::CleanUp(clean_up) => {
-                clean_up.begin_attempt();
-                (clean_up.hold(), clean_up.change(), clean_up.in_doubt.lease / 3)
+                let InDoubtHold { hold, lease, .. } = &clean_up.in_doubt;
+                (hold, clean_up.begin_attempt(), *lease / 3)
             }
             Self::Hold(hold) => {
                 let change = Change::Renew { lease: hold.lease.next(now) };
@@ -53,6 +51,14 @@ impl Scheduled {
             }
         };
         Job { id, hold: hold.clone(), change, deadline: end_of(limit.min(io_timeout)) }
+    }
+
+    /// Returns `true` if a lease is to be renewed now, or so soon that it may go along with others.
+    /// Other work is always due.
+    pub(crate) fn is_due(&self, now: Moment) -> bool {
+        let Self::Hold(hold) = self else { return true };
+        let soon = now.after(hold.lease.duration() / TOGETHER);
+        hold.next_step().is_some_and(|next| next.renews && next.due <= soon)
     }
 
     pub(crate) fn as_hold(&self) -> Option<&Arc<Hold>> {
@@ -68,17 +74,17 @@ impl Scheduled {
 /// that such a request may still begin. The same way a shutdown releases holds.
 #[derive(Debug)]
 pub(crate) struct CleanUp {
-    in_doubt: InDoubtHold,
+    pub(super) in_doubt: InDoubtHold,
     /// After this the hold has ended by itself.
     deadline: Moment,
     pause: Duration,
     longest_pause: Duration,
     /// The hold that a shutdown has ended, until it is known how its release has gone.
-    ended: Option<Arc<Hold>>,
+    pub(super) ended: Option<Arc<Hold>>,
     /// How many more replies it takes until the hold counts as removed.
-    unconfirmed: u8,
+    pub(super) unconfirmed: u8,
     /// Whether not a hold is removed, but its client from the waiting clients.
-    unregisters: bool,
+    pub(super) unregisters: bool,
 }
 
 impl CleanUp {
@@ -112,51 +118,19 @@ impl CleanUp {
         Self { ended: Some(hold.clone()), ..Self::new(hold.to_clean_up()) }
     }
 
-    pub(crate) fn hold(&self) -> &HoldId {
-        &self.in_doubt.hold
-    }
-
-    pub(crate) fn change(&self) -> Change {
-        if self.unregisters {
-            return Change::Unregister;
+    /// Begins an attempt, and returns what it asks for.
+    fn begin_attempt(&self) -> Change {
+        match &self.ended {
+            _ if self.unregisters => Change::Unregister,
+            Some(hold) => hold.begin_release(),
+            None => Change::Release { kept_until: self.in_doubt.kept_until },
         }
-        Change::Release { kept_until: self.in_doubt.kept_until }
     }
 
     /// Returns `true` if the hold counts as removed: by a majority of several servers, and unless
     /// a request comes very late.
     pub(crate) fn is_confirmed(&self) -> bool {
         self.unconfirmed == 0
-    }
-
-    /// Returns the hold that a shutdown has ended, until it is known how its release has gone.
-    pub(crate) fn ended(&self) -> Option<&Arc<Hold>> {
-        self.ended.as_ref()
-    }
-
-    /// Notes that an attempt is made.
-    fn begin_attempt(&self) {
-        if let Some(hold) = &self.ended {
-            hold.releases.fetch_add(1, Ordering::AcqRel);
-        }
-    }
-
-    /// Notes that an attempt has failed.
-    pub(crate) fn record_failure(&self, failure: &Failure) {
-        if let Some(hold) = self.ended.as_ref().filter(|_| !failure.is_ambiguous()) {
-            hold.releases.fetch_sub(1, Ordering::AcqRel);
-        }
-    }
-
-    /// Records a reply. For a hold that a shutdown has ended, returns how its release has gone.
-    pub(crate) fn record_reply(
-        &mut self,
-        reply: HoldReply,
-    ) -> Option<(Arc<Hold>, Result<(), HoldFailure>)> {
-        self.unconfirmed = self.unconfirmed.saturating_sub(1);
-        let hold = self.ended.take()?;
-        let outcome = hold.release_outcome(Ok(reply));
-        Some((hold, outcome))
     }
 
     /// Shortens the pause before the next attempt.
@@ -293,10 +267,12 @@ impl Eq for TimerEntry {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::failure::FailureKind;
+    use crate::base::failure::{Failure, FailureKind};
     use crate::config::LockOptions;
     use crate::local::call::tests::caller;
     use crate::store::hold_id::HoldKind;
+    use crate::store::request::HoldReply;
+    use std::sync::atomic::Ordering;
     use std::time::Instant;
 
     fn id() -> HoldId {
@@ -385,21 +361,18 @@ mod tests {
     fn releases_of_a_shutdown_are_counted_unless_they_had_no_effect() {
         let hold = held(Duration::from_secs(30));
         assert!(hold.end());
-        let mut clean_up = CleanUp::of_ended(&hold);
+        let clean_up = CleanUp::of_ended(&hold);
         let failure = |kind| Failure::io(kind, &Arc::from("there"), std::io::Error::other("test"));
         let releases = || hold.releases.load(Ordering::Relaxed);
         for (kind, counted) in [(FailureKind::Unreachable, 0), (FailureKind::Timeout, 1)] {
             clean_up.begin_attempt();
-            clean_up.record_failure(&failure(kind));
+            drop(hold.release_outcome(Err(failure(kind))));
             assert_eq!(releases(), counted, "{kind:?}");
         }
         clean_up.begin_attempt();
         assert_eq!(releases(), 2);
-        assert!(clean_up.ended().is_some_and(|ended| Arc::ptr_eq(ended, &hold)));
         // An earlier attempt may have ended it.
-        let (ended, outcome) = clean_up.record_reply(HoldReply::Gone).expect("the first reply");
-        assert!(Arc::ptr_eq(&ended, &hold) && outcome.is_ok());
-        assert!(clean_up.ended().is_none() && clean_up.record_reply(HoldReply::Gone).is_none());
+        assert!(hold.release_outcome(Ok(HoldReply::Gone)).is_ok());
     }
 
     #[test]

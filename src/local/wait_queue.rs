@@ -40,9 +40,8 @@ use std::{mem, ptr};
 use crate::base::failure::Failure;
 use crate::local::call::Wait;
 use crate::local::hold::Hold;
-use crate::local::waiter::{Followers, HeadAnswer, Signal, Turn, Waiter};
+use crate::local::waiter::{HeadAnswer, Signal, WaitEnd, Waiter};
 use crate::store::hold_id::HoldKind;
-use crate::store::request::SHARERS_MAX;
 
 /// The threads of one client that want one lock.
 #[derive(Debug)]
@@ -84,40 +83,34 @@ impl WaitQueue {
     pub(super) const NEW: Self = Self { head: Head::None, released: Vec::new(), waiters: None };
 
     /// Adds a thread: at the head if there is none, else behind all others, or in front of them if
-    /// it was in front before. Returns its turn if it is the head.
-    pub(super) fn join(&mut self, waiter: &Arc<Waiter>, rejoins: bool) -> Option<Turn> {
+    /// it was in front before. Returns how its wait has ended if it is the head.
+    pub(super) fn join(&mut self, waiter: &Arc<Waiter>, rejoins: bool) -> Option<WaitEnd> {
         let kept = match &self.head {
             Head::Acquiring(_) | Head::Held(_) => {
                 let waiters = self.waiters.get_or_insert_default();
-                if rejoins {
-                    waiters.push_front(waiter.clone());
-                } else {
-                    waiters.push_back(waiter.clone());
-                }
+                let place = if rejoins { 0 } else { waiters.len() };
+                waiters.insert(place, waiter.clone());
                 return None;
             }
             Head::Kept(kept) => Some(kept.clone()),
             Head::None => None,
         };
-        if let Some(hold) = kept.as_ref().filter(|hold| hold.may_be_followed_by(&waiter.caller)) {
-            self.set_held(hold);
-            return kept.map(Turn::Kept);
+        match kept {
+            Some(hold) if hold.may_be_followed_by(&waiter.caller) => {
+                self.head = Head::Held(hold.clone());
+                Some(WaitEnd::Kept(hold))
+            }
+            kept => Some(self.set_acquiring(waiter, false, kept)),
         }
-        Some(self.set_acquiring(waiter, false, kept))
     }
 
     /// Makes the first waiter the head, if there is one, and returns what it wants.
     pub(super) fn advance(&mut self) -> Option<HoldKind> {
         self.head = Head::None;
         let next = self.waiters.as_mut()?.pop_front()?;
-        let turn = self.set_acquiring(&next, true, None);
-        next.send(Signal::Turn(turn));
+        let end = self.set_acquiring(&next, true, None);
+        next.send(Signal::WaitEnd(end));
         Some(next.hold.kind)
-    }
-
-    /// As `advance`, unless the thread is not at the head, or has the lock there.
-    pub(super) fn give_up(&mut self, thread: &Waiter) -> Option<HoldKind> {
-        if self.is_acquiring(thread) { self.advance() } else { None }
     }
 
     /// Makes a thread the head that is to get the lock.
@@ -126,31 +119,21 @@ impl WaitQueue {
         head: &Arc<Waiter>,
         is_next: bool,
         kept: Option<Arc<Hold>>,
-    ) -> Turn {
+    ) -> WaitEnd {
         self.head = Head::Acquiring(head.clone());
-        Turn::Head { is_next, after_release: !self.released.is_empty(), kept }
+        WaitEnd::Head { is_next, after_release: !self.released.is_empty(), kept }
     }
 
     /// Begins a hold that a thread has acquired from the store. If it is the head, it has the lock
     /// there. Returns the earlier holds, which have ended: it is for the caller to report that.
     pub(super) fn begin_hold(&mut self, hold: &Arc<Hold>, head: Option<&Waiter>) -> Vec<Arc<Hold>> {
-        if head.is_some_and(|head| self.is_acquiring(head)) {
-            self.set_held(hold);
-            // A hold that was lost before it was at the head has not been missed there.
-            if !hold.lease.is_open() {
-                self.advance();
+        if let Some(head) = head.filter(|head| self.is_acquiring(head)) {
+            if head.wanted.lock().contains(&hold.id.nonce) {
+                hold.set_wanted();
             }
+            self.head = Head::Held(hold.clone());
         }
         mem::take(&mut self.released)
-    }
-
-    fn set_held(&mut self, hold: &Arc<Hold>) {
-        if let Head::Acquiring(head) = &self.head
-            && head.wanted.lock().contains(&hold.id.nonce)
-        {
-            hold.set_wanted();
-        }
-        self.head = Head::Held(hold.clone());
     }
 
     /// Ends a hold. If it `hands_off`, the first waiter gets the next hold of the tenure, if it can
@@ -170,7 +153,7 @@ impl WaitQueue {
                     self.remove(&next);
                     report();
                     hold.begin_next(&next.caller);
-                    next.send(Signal::Turn(Turn::HandedOff(hold.clone())));
+                    next.send(Signal::WaitEnd(WaitEnd::HandedOff(hold.clone())));
                     return Ending::HandedOff;
                 }
                 None if may_keep && hold.can_be_kept() => {
@@ -212,19 +195,8 @@ impl WaitQueue {
         head.into_iter().chain(self.behind())
     }
 
-    fn behind(&self) -> impl Iterator<Item = &Arc<Waiter>> {
+    pub(super) fn behind(&self) -> impl Iterator<Item = &Arc<Waiter>> {
         self.waiters.iter().flat_map(|waiters| waiters.iter())
-    }
-
-    /// Returns the threads behind a head that acquires the lock.
-    pub(super) fn followers(&self) -> Followers {
-        let Head::Acquiring(head) = &self.head else { return Followers::default() };
-        let exist = self.behind().next().is_some() && !head.caller.terms.tenure.is_zero();
-        // One request can ask for those that want the same and can have it at the same time.
-        let wish = |waiter: &Waiter| (waiter.hold.kind, waiter.caller.times.lease);
-        let shares = head.hold.kind.shares_with(head.hold.kind);
-        let alike = self.behind().take_while(|waiter| shares && wish(waiter) == wish(head));
-        Followers { exist, alike: alike.take(SHARERS_MAX).cloned().collect() }
     }
 
     /// Signals the head that the lock may be free. Returns `false` if it does not acquire it.
@@ -258,7 +230,7 @@ impl WaitQueue {
 
     /// Removes a waiter whose time is over, and decides on it. `None` if it has become the head or
     /// was signalled.
-    pub(super) fn time_out(&mut self, waiter: &Waiter, wait: Wait) -> Option<Turn> {
+    pub(super) fn time_out(&mut self, waiter: &Waiter, wait: Wait) -> Option<WaitEnd> {
         if !self.remove(waiter) {
             return None;
         }
@@ -268,33 +240,35 @@ impl WaitQueue {
         let answer =
             if let Head::Acquiring(head) = &self.head { Some(head.answer.lock()) } else { None };
         Some(match (&self.head, answer.as_deref()) {
-            (Head::Held(hold), _) if !hold.lease.remaining().is_zero() => Turn::TimedOut,
-            (Head::Held(_), _) if self.behind().next().is_none() => Turn::Outside,
-            (_, Some(HeadAnswer::Held(replied))) if refuses(*replied) => Turn::TimedOut,
+            (Head::Held(hold), _) if !hold.lease.remaining().is_zero() => WaitEnd::TimedOut,
+            (Head::Held(_), _) if self.behind().next().is_none() => WaitEnd::Outside,
+            (_, Some(HeadAnswer::Held(replied))) if refuses(*replied) => WaitEnd::TimedOut,
             (_, Some(HeadAnswer::Failed(failure, failed))) if is_new(*failed) => {
-                Turn::Failed(failure.clone())
+                WaitEnd::Failed(failure.clone())
             }
-            _ if is_lock => Turn::Look,
-            _ => Turn::Outside,
+            _ if is_lock => WaitEnd::Look,
+            _ => WaitEnd::Outside,
         })
     }
 
     /// Gives the waiters without a limit the failure for which the head gives up, instead of having
     /// them find out one by one.
     pub(super) fn fail_endless(&mut self, head: &Waiter, failure: &Failure) {
-        if self.is_acquiring(head) {
-            let is_endless = |waiter: &Arc<Waiter>| waiter.caller.wait == Wait::Endless;
-            let (endless, others): (Waiters, Waiters) =
-                self.waiters.take().into_iter().flat_map(|waiters| *waiters).partition(is_endless);
-            self.waiters = Some(others.into());
-            for waiter in endless {
-                waiter.send(Signal::Turn(Turn::Failed(failure.clone())));
-            }
+        if self.is_acquiring(head)
+            && let Some(waiters) = &mut self.waiters
+        {
+            waiters.retain(|waiter| {
+                let is_endless = waiter.caller.wait == Wait::Endless;
+                if is_endless {
+                    waiter.send(Signal::WaitEnd(WaitEnd::Failed(failure.clone())));
+                }
+                !is_endless
+            });
         }
     }
 
     /// Returns `true` if the thread is the head, and acquires the lock.
-    fn is_acquiring(&self, thread: &Waiter) -> bool {
+    pub(super) fn is_acquiring(&self, thread: &Waiter) -> bool {
         matches!(&self.head, Head::Acquiring(head) if ptr::eq(&raw const **head, thread))
     }
 

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::local::call::{Caller, Wait};
 use crate::local::hold::Hold;
 use crate::local::wait_queue::{Ending, Head, WaitQueue};
-use crate::local::waiter::{Signal, Turn, Waiter};
+use crate::local::waiter::{Signal, WaitEnd, Waiter};
 use crate::store::hold_id::{HoldId, HoldKind};
 
 /// Threads that want different locks should rarely meet here.
@@ -87,18 +87,18 @@ impl WaitQueues {
         });
     }
 
-    /// Joins the queue of a lock, for a hold of it. Returns the turn of the thread if it is the
-    /// head.
+    /// Joins the queue of a lock, for a hold of it. Returns how the wait has ended if the
+    /// thread is the head.
     pub(crate) fn join(
         &self,
         hold: HoldId,
         caller: &Caller,
         rejoins: bool,
-    ) -> Result<(Arc<Waiter>, Option<Turn>)> {
+    ) -> Result<(Arc<Waiter>, Option<WaitEnd>)> {
         let waiter = Arc::new(Waiter::new(hold, caller));
-        let turn = self
+        let end = self
             .with(&waiter.hold, |queue| self.check_open().map(|()| queue.join(&waiter, rejoins)))?;
-        Ok((waiter, turn))
+        Ok((waiter, end))
     }
 
     /// Blocks until it is the turn of a thread behind the head, or its time is over.
@@ -106,16 +106,16 @@ impl WaitQueues {
     /// # Errors
     ///
     /// `Closed` if the client is closed, `Cancelled` if the wait is.
-    pub(crate) fn wait(&self, waiter: &Waiter, wait: Wait) -> Result<Turn> {
+    pub(crate) fn wait(&self, waiter: &Waiter, wait: Wait) -> Result<WaitEnd> {
         let mut end = if wait == Wait::No { Some(Instant::now()) } else { wait.deadline() };
         loop {
             match waiter.receive(end) {
-                Some(Signal::Turn(turn)) => return Ok(turn),
+                Some(Signal::WaitEnd(end)) => return Ok(end),
                 Some(Signal::Ended(error)) if self.remove(waiter) => return Err(error),
                 // Meant for the head, which this thread is not; or it has its turn already.
                 Some(_) => {}
                 None => match self.with(&waiter.hold, |queue| queue.time_out(waiter, wait)) {
-                    Some(turn) => return Ok(turn),
+                    Some(end) => return Ok(end),
                     // It has been signalled something.
                     None => end = None,
                 },
@@ -159,7 +159,7 @@ impl WaitQueues {
     /// Removes the head if it gives up without the lock. Returns what the thread wants that is at
     /// the head then.
     pub(crate) fn give_up_head(&self, head: &Waiter) -> Option<HoldKind> {
-        self.with(&head.hold, |queue| queue.give_up(head))
+        self.with(&head.hold, |queue| if queue.is_acquiring(head) { queue.advance() } else { None })
     }
 
     /// Removes the head if this is its hold, which was released or lost.
@@ -272,7 +272,6 @@ impl WaitQueues {
         self.wake(HoldKind::Read, name) | self.wake(HoldKind::Lock, name)
     }
 
-    /// Has every queue do something.
     pub(super) fn each(&self, mut act: impl FnMut(&Arc<str>, &mut WaitQueue)) {
         for shard in self.shards.as_flattened() {
             shard.lock().iter_mut().for_each(|(name, queue)| act(name, queue));
@@ -305,9 +304,9 @@ pub(super) mod tests {
     use crate::base::clock::{Moment, end_of};
     use crate::base::failure::Failure;
     use crate::config::LockOptions;
-    use crate::local::call;
     use crate::local::reporter::Reporter;
-    use crate::local::waiter::{Followers, HeadAnswer};
+    use crate::local::waiter::HeadAnswer;
+    use crate::local::{call, followers};
     use crate::store::request::SHARERS_MAX;
     use std::thread;
     use std::time::Duration;
@@ -345,7 +344,7 @@ pub(super) mod tests {
         queues: &WaitQueues,
         endless: bool,
         rejoins: bool,
-    ) -> Result<(Arc<Waiter>, Option<Turn>)> {
+    ) -> Result<(Arc<Waiter>, Option<WaitEnd>)> {
         let wait = if endless { Wait::Endless } else { Wait::No };
         queues.join(id(HoldKind::Lock), &Caller { wait, ..caller() }, rejoins)
     }
@@ -361,8 +360,8 @@ pub(super) mod tests {
         Some(head.clone())
     }
 
-    fn followers(queues: &WaitQueues, kind: HoldKind) -> Followers {
-        queues.with(&id(kind), |queue| queue.followers())
+    fn followers(queues: &WaitQueues, kind: HoldKind) -> (bool, Vec<Arc<Waiter>>) {
+        queues.with(&id(kind), |queue| followers::of_head(queue))
     }
 
     fn failed(failure: &Failure) -> HeadAnswer {
@@ -388,11 +387,11 @@ pub(super) mod tests {
         [head, second.0, third.0]
     }
 
-    fn turn(queues: &WaitQueues, waiter: &Waiter) -> Turn {
-        turn_within(queues, waiter, SOON)
+    fn wait_end(queues: &WaitQueues, waiter: &Waiter) -> WaitEnd {
+        wait_end_within(queues, waiter, SOON)
     }
 
-    fn turn_within(queues: &WaitQueues, waiter: &Waiter, time: Duration) -> Turn {
+    fn wait_end_within(queues: &WaitQueues, waiter: &Waiter, time: Duration) -> WaitEnd {
         queues.wait(waiter, Wait::Until(end_of(time))).expect("open")
     }
 
@@ -405,10 +404,10 @@ pub(super) mod tests {
         let queues = WaitQueues::default();
         let [_, second, third] = three(&queues);
         give_up(&queues, HoldKind::Lock);
-        assert!(matches!(turn(&queues, &second), Turn::Head { .. }));
+        assert!(matches!(wait_end(&queues, &second), WaitEnd::Head { .. }));
         assert!(third.is_empty());
         give_up(&queues, HoldKind::Lock);
-        assert!(matches!(turn(&queues, &third), Turn::Head { .. }));
+        assert!(matches!(wait_end(&queues, &third), WaitEnd::Head { .. }));
         give_up(&queues, HoldKind::Lock);
         assert!(is_empty(&queues));
     }
@@ -430,7 +429,7 @@ pub(super) mod tests {
             let queues = WaitQueues::default();
             let _head = join_for(&queues, kinds[0]);
             let waiters: Vec<_> = kinds[1..].iter().map(|kind| join_for(&queues, *kind)).collect();
-            let Followers { exist, alike } = followers(&queues, kinds[0]);
+            let (exist, alike) = followers(&queues, kinds[0]);
             assert_eq!(exist, !waiters.is_empty());
             assert!(alike.iter().zip(&waiters).all(|(one, other)| Arc::ptr_eq(one, other)));
             alike.len()
@@ -446,7 +445,7 @@ pub(super) mod tests {
         let queues = WaitQueues::default();
         let _head = join_for_a_lease(&queues, Read, SOON);
         let _waiter = join_for_a_lease(&queues, Read, SOON * 2);
-        let Followers { alike, .. } = followers(&queues, Read);
+        let (_, alike) = followers(&queues, Read);
         assert!(alike.is_empty(), "one request has one lease");
         acquire(&queues, &Arc::new(Hold::new(id(Read), 1, 0, &caller(), Moment::now())));
         assert!(head(&queues, Read, &name()).is_none(), "the head asks for nothing");
@@ -467,7 +466,7 @@ pub(super) mod tests {
         assert!(queues.remove(first), "its hold is handed out");
         assert!(!queues.remove(first), "its time cannot end now");
         give_up(&queues, HoldKind::Read);
-        assert!(matches!(turn(&queues, third), Turn::Head { .. }));
+        assert!(matches!(wait_end(&queues, third), WaitEnd::Head { .. }));
         give_up(&queues, HoldKind::Read);
         assert!(is_empty(&queues));
     }
@@ -478,7 +477,7 @@ pub(super) mod tests {
         let [_, later, _] = three(&queues);
         let (first, _) = join_at(&queues, false, true).expect("open");
         give_up(&queues, HoldKind::Lock);
-        assert!(matches!(turn(&queues, &first), Turn::Head { .. }) && later.is_empty());
+        assert!(matches!(wait_end(&queues, &first), WaitEnd::Head { .. }) && later.is_empty());
     }
 
     #[test]
@@ -489,8 +488,8 @@ pub(super) mod tests {
         acquire(&queues, &mine);
         let report = || assert!(second.is_empty(), "not told yet");
         assert_eq!(queues.end(&mine, true, report), Ending::HandedOff);
-        let got = turn(&queues, &second);
-        assert!(matches!(got, Turn::HandedOff(next) if Arc::ptr_eq(&next, &mine)));
+        let got = wait_end(&queues, &second);
+        assert!(matches!(got, WaitEnd::HandedOff(next) if Arc::ptr_eq(&next, &mine)));
         assert!(mine.fence() == 2 && third.is_empty());
         assert!(
             queues
@@ -500,7 +499,7 @@ pub(super) mod tests {
         queues.end(&mine, false, || panic!("an unlock hands nothing off"));
         assert!(third.is_empty(), "the release was not sent");
         queues.end_hold(&mine);
-        assert!(matches!(turn(&queues, &third), Turn::Head { .. }));
+        assert!(matches!(wait_end(&queues, &third), WaitEnd::Head { .. }));
         queues.settle_release(&mine.id, || true);
         give_up(&queues, HoldKind::Lock);
         assert!(is_empty(&queues));
@@ -555,10 +554,10 @@ pub(super) mod tests {
         let [_, second, third] = three(&queues);
         let mine = new_hold();
         acquire(&queues, &mine);
-        assert!(matches!(turn_within(&queues, &second, Duration::ZERO), Turn::TimedOut));
+        assert!(matches!(wait_end_within(&queues, &second, Duration::ZERO), WaitEnd::TimedOut));
         assert_eq!(queues.end(&mine, true, || ()), Ending::HandedOff);
         assert!(second.is_empty());
-        assert!(matches!(turn(&queues, &third), Turn::HandedOff(_)));
+        assert!(matches!(wait_end(&queues, &third), WaitEnd::HandedOff(_)));
         queues.end_hold(&mine);
         assert!(is_empty(&queues));
     }
@@ -570,8 +569,8 @@ pub(super) mod tests {
         let mine = new_hold();
         acquire(&queues, &mine);
         assert_eq!(queues.end(&mine, true, || ()), Ending::HandedOff);
-        let got = turn_within(&queues, &second, Duration::ZERO);
-        assert!(matches!(got, Turn::HandedOff(_)));
+        let got = wait_end_within(&queues, &second, Duration::ZERO);
+        assert!(matches!(got, WaitEnd::HandedOff(_)));
     }
 
     #[test]
@@ -583,7 +582,7 @@ pub(super) mod tests {
         assert_eq!(queues.end(&mine, true, || ()), Ending::Released { is_awaited: false });
         for _ in 0..2 {
             let joined = join_at(&queues, false, false).expect("open");
-            assert!(matches!(joined.1, Some(Turn::Head { after_release: true, .. })));
+            assert!(matches!(joined.1, Some(WaitEnd::Head { after_release: true, .. })));
             assert!(Arc::ptr_eq(&queues.released(HoldKind::Lock, &name())[0], &mine));
             give_up(&queues, HoldKind::Lock);
         }
@@ -605,7 +604,7 @@ pub(super) mod tests {
         assert_eq!(queues.end(&mine, false, || ()), Ending::Released { is_awaited: true });
         assert!(second.is_empty(), "it is not sent yet");
         queues.end_hold(&mine);
-        assert!(matches!(turn(&queues, &second), Turn::Head { .. }));
+        assert!(matches!(wait_end(&queues, &second), WaitEnd::Head { .. }));
         // A hold that was acquired outside the queue.
         let outside = new_hold();
         assert_eq!(queues.end(&outside, true, || ()), Ending::Released { is_awaited: true });
@@ -624,7 +623,7 @@ pub(super) mod tests {
         let mine = new_hold();
         acquire(&queues, &mine);
         Reporter { wait_queues: queues.clone(), ..Reporter::default() }.lose(&mine);
-        assert!(matches!(turn(&queues, &second), Turn::Head { .. }));
+        assert!(matches!(wait_end(&queues, &second), WaitEnd::Head { .. }));
         queues.end_hold(&mine);
         assert!(queues.holder(HoldKind::Lock, &name()).is_none());
     }
@@ -639,25 +638,25 @@ pub(super) mod tests {
         let source = std::io::Error::other("test");
         let failure =
             Failure::io(crate::base::failure::FailureKind::Timeout, &Arc::from("here"), source);
-        head.set_answer(failed(&failure));
+        *head.answer.lock() = failed(&failure);
         // What the head learned before this thread came says nothing about now.
-        let late = turn_within(&queues, &join(&queues).0, Duration::ZERO);
-        assert!(matches!(late, Turn::Look), "{late:?}");
+        let late = wait_end_within(&queues, &join(&queues).0, Duration::ZERO);
+        assert!(matches!(late, WaitEnd::Look), "{late:?}");
         queues.with(&head.hold, |queue| queue.fail_endless(&head, &failure));
         give_up(&queues, HoldKind::Lock);
-        assert!(matches!(turn(&queues, &endless), Turn::Failed(_)));
-        assert!(matches!(turn(&queues, &limited), Turn::Head { .. }));
+        assert!(matches!(wait_end(&queues, &endless), WaitEnd::Failed(_)));
+        assert!(matches!(wait_end(&queues, &limited), WaitEnd::Head { .. }));
     }
 
     /// What becomes of a waiter whose time is over after `learn`.
-    fn time_out_after(queues: &WaitQueues, learn: impl FnOnce()) -> Option<Turn> {
+    fn time_out_after(queues: &WaitQueues, learn: impl FnOnce()) -> Option<WaitEnd> {
         let (waiter, first) = join(queues);
         assert!(!first);
         learn();
         time_out(queues, &waiter, Wait::Endless)
     }
 
-    fn time_out(queues: &WaitQueues, waiter: &Waiter, wait: Wait) -> Option<Turn> {
+    fn time_out(queues: &WaitQueues, waiter: &Waiter, wait: Wait) -> Option<WaitEnd> {
         queues.with(&waiter.hold, |queue| queue.time_out(waiter, wait))
     }
 
@@ -668,24 +667,24 @@ pub(super) mod tests {
         let outside = Waiter::new(id(HoldKind::Lock), &caller());
         let failure = unanswered();
         let unknown = |learn: &dyn Fn()| {
-            assert!(matches!(time_out_after(&queues, learn), Some(Turn::Look)));
+            assert!(matches!(time_out_after(&queues, learn), Some(WaitEnd::Look)));
         };
         unknown(&|| ());
-        unknown(&|| outside.set_answer(HeadAnswer::Held(Instant::now())));
+        unknown(&|| *outside.answer.lock() = HeadAnswer::Held(Instant::now()));
         let contended =
-            time_out_after(&queues, || head.set_answer(HeadAnswer::Held(Instant::now())));
-        assert!(matches!(contended, Some(Turn::TimedOut)), "{contended:?}");
+            time_out_after(&queues, || *head.answer.lock() = HeadAnswer::Held(Instant::now()));
+        assert!(matches!(contended, Some(WaitEnd::TimedOut)), "{contended:?}");
         unknown(&|| ());
         unknown(&|| {
-            head.set_answer(HeadAnswer::Held(Instant::now()));
+            *head.answer.lock() = HeadAnswer::Held(Instant::now());
             head.set_pending();
         });
-        let failed = time_out_after(&queues, || head.set_answer(failed(&failure)));
-        assert!(matches!(failed, Some(Turn::Failed(_))), "{failed:?}");
+        let failed = time_out_after(&queues, || *head.answer.lock() = failed(&failure));
+        assert!(matches!(failed, Some(WaitEnd::Failed(_))), "{failed:?}");
         unknown(&|| ());
         let hold = new_hold();
         let acquired = time_out_after(&queues, || drop(acquire(&queues, &hold)));
-        assert!(matches!(acquired, Some(Turn::TimedOut)), "{acquired:?}");
+        assert!(matches!(acquired, Some(WaitEnd::TimedOut)), "{acquired:?}");
         let left = time_out_after(&queues, || queues.end_hold(&hold));
         assert!(left.is_none(), "{left:?}");
         give_up(&queues, HoldKind::Lock);
@@ -699,8 +698,8 @@ pub(super) mod tests {
         let mine = new_hold();
         acquire(&queues, &mine);
         assert_eq!(queues.end(&mine, false, || ()), Ending::Released { is_awaited: true });
-        assert!(matches!(time_out(&queues, &third, Wait::No), Some(Turn::Look)));
-        assert!(matches!(time_out(&queues, &second, Wait::No), Some(Turn::Outside)));
+        assert!(matches!(time_out(&queues, &third, Wait::No), Some(WaitEnd::Look)));
+        assert!(matches!(time_out(&queues, &second, Wait::No), Some(WaitEnd::Outside)));
     }
 
     #[test]
@@ -708,10 +707,10 @@ pub(super) mod tests {
         let queues = WaitQueues::default();
         let head = join_for(&queues, HoldKind::Read);
         let second = join_for(&queues, HoldKind::Read);
-        head.set_answer(HeadAnswer::Held(Instant::now()));
+        *head.answer.lock() = HeadAnswer::Held(Instant::now());
         let third = join_for(&queues, HoldKind::Read);
-        assert!(matches!(time_out(&queues, &second, Wait::No), Some(Turn::Outside)));
-        assert!(matches!(time_out(&queues, &third, Wait::Endless), Some(Turn::Outside)));
+        assert!(matches!(time_out(&queues, &second, Wait::No), Some(WaitEnd::Outside)));
+        assert!(matches!(time_out(&queues, &third, Wait::Endless), Some(WaitEnd::Outside)));
     }
 
     #[test]
@@ -719,19 +718,19 @@ pub(super) mod tests {
         let queues = WaitQueues::default();
         let [head, second, _] = three(&queues);
         let tried = || queues.wait(&join(&queues).0, Wait::No).expect("open");
-        assert!(matches!(tried(), Turn::Look), "the head has no answer yet");
-        head.set_answer(HeadAnswer::Held(Instant::now()));
-        assert!(matches!(tried(), Turn::TimedOut), "the head waits");
+        assert!(matches!(tried(), WaitEnd::Look), "the head has no answer yet");
+        *head.answer.lock() = HeadAnswer::Held(Instant::now());
+        assert!(matches!(tried(), WaitEnd::TimedOut), "the head waits");
         head.set_pending();
-        assert!(matches!(tried(), Turn::Look), "the head asks again");
-        head.set_answer(failed(&unanswered()));
-        assert!(matches!(tried(), Turn::Look), "the server may be back");
+        assert!(matches!(tried(), WaitEnd::Look), "the head asks again");
+        *head.answer.lock() = failed(&unanswered());
+        assert!(matches!(tried(), WaitEnd::Look), "the server may be back");
         let mine = new_hold();
         acquire(&queues, &mine);
-        assert!(matches!(tried(), Turn::TimedOut), "the head has the lock");
+        assert!(matches!(tried(), WaitEnd::TimedOut), "the head has the lock");
         queues.end_hold(&mine);
-        assert!(matches!(turn(&queues, &second), Turn::Head { .. }));
-        assert!(matches!(tried(), Turn::Look), "the next head has no answer yet");
+        assert!(matches!(wait_end(&queues, &second), WaitEnd::Head { .. }));
+        assert!(matches!(tried(), WaitEnd::Look), "the next head has no answer yet");
     }
 
     fn unanswered() -> Failure {
@@ -759,11 +758,11 @@ pub(super) mod tests {
                 let (queues, enter) = (&queues, &enter);
                 scope.spawn(move || {
                     for round in 0..500_u64 {
-                        let (waiter, turn) = join_at(queues, false, false).expect("open");
+                        let (waiter, end) = join_at(queues, false, false).expect("open");
                         let wait = Duration::from_micros(round * 7 % 100 + thread);
-                        match turn.unwrap_or_else(|| turn_within(queues, &waiter, wait)) {
-                            Turn::HandedOff(hold) => enter(&hold),
-                            Turn::Head { .. } => {
+                        match end.unwrap_or_else(|| wait_end_within(queues, &waiter, wait)) {
+                            WaitEnd::HandedOff(hold) => enter(&hold),
+                            WaitEnd::Head { .. } => {
                                 let hold = new_hold();
                                 acquire(queues, &hold);
                                 enter(&hold);
@@ -861,7 +860,7 @@ pub(super) mod tests {
         (queues, hold)
     }
 
-    fn join_kept(queues: &WaitQueues) -> Option<Turn> {
+    fn join_kept(queues: &WaitQueues) -> Option<WaitEnd> {
         queues.join(id(HoldKind::Lock), &caller_with(&keeping()), false).expect("open").1
     }
 
@@ -874,16 +873,18 @@ pub(super) mod tests {
     fn a_kept_lock_goes_to_the_next_thread_that_comes() {
         let (queues, hold) = keep();
         assert!(queues.holder(HoldKind::Lock, &name()).is_none(), "no thread has it");
-        assert!(matches!(join_kept(&queues), Some(Turn::Kept(kept)) if Arc::ptr_eq(&kept, &hold)));
+        assert!(
+            matches!(join_kept(&queues), Some(WaitEnd::Kept(kept)) if Arc::ptr_eq(&kept, &hold))
+        );
         assert!(hold.begin_kept(&caller_with(&keeping())) && queues.count_kept() == 0);
         assert!(queues.holder(HoldKind::Lock, &name()).is_some());
         // It is kept again, but has no token for one more.
         assert_eq!(queues.end(&hold, true, || ()), Ending::Kept);
-        let turn = join_kept(&queues);
+        let end = join_kept(&queues);
         assert!(
-            matches!(&turn, Some(Turn::Head { kept: Some(kept), is_next: false, .. })
+            matches!(&end, Some(WaitEnd::Head { kept: Some(kept), is_next: false, .. })
                 if Arc::ptr_eq(kept, &hold)),
-            "{turn:?}"
+            "{end:?}"
         );
         assert_eq!(queues.count_kept(), 0);
     }
@@ -1030,6 +1031,6 @@ pub(super) mod tests {
         assert!(Arc::ptr_eq(&head(&queues, HoldKind::Lock, "x").expect("a head"), &first));
         assert!(second.is_empty() && third.is_empty());
         assert_eq!(queues.give_up_head(&first), Some(HoldKind::Lock));
-        assert!(matches!(turn(&queues, &second), Turn::Head { .. }));
+        assert!(matches!(wait_end(&queues, &second), WaitEnd::Head { .. }));
     }
 }

@@ -55,12 +55,12 @@ pub(super) enum Signal {
     /// The lock may be free.
     MayBeFree,
     /// It waits behind the head no more.
-    Turn(Turn),
+    WaitEnd(WaitEnd),
 }
 
 /// How the wait behind other threads has ended.
 #[derive(Debug)]
-pub(crate) enum Turn {
+pub(crate) enum WaitEnd {
     /// The server cannot be reached, as the thread in front has found out.
     Failed(Failure),
     /// With a hold: the next one of a tenure, or one that the head has asked for as well.
@@ -85,16 +85,6 @@ pub(crate) enum Turn {
     TimedOut,
 }
 
-/// The threads behind the head when its request is sent.
-#[derive(Default)]
-pub(super) struct Followers {
-    /// Whether there are any, and they may have the lock in the same tenure.
-    pub(super) exist: bool,
-    /// Those right behind it for which the request asks as well, because they want the same and can
-    /// have it at the same time.
-    pub(super) alike: Vec<Arc<Waiter>>,
-}
-
 impl Waiter {
     pub(super) fn new(hold: HoldId, caller: &Caller) -> Self {
         Self {
@@ -106,11 +96,6 @@ impl Waiter {
             signals: Mutex::default(),
             changed: Condvar::new(),
         }
-    }
-
-    /// Notes what the last request at the head has shown.
-    pub(super) fn set_answer(&self, answer: HeadAnswer) {
-        *self.answer.lock() = answer;
     }
 
     /// Notes that the next request is on its way. A failure counts until there is a reply.
@@ -148,15 +133,16 @@ impl Waiter {
         signals.pop_front()
     }
 
-    /// Sleeps at the head between two attempts, until the lock may be free or the time is over.
+    /// Sleeps at the head between two attempts, at most for this time. Returns `true` if the lock
+    /// may be free.
     ///
     /// # Errors
     ///
     /// `Closed` if the client is closed, `Cancelled` if the wait is.
-    pub(crate) fn sleep(&self, time: Duration) -> Result<()> {
+    pub(crate) fn sleep(&self, time: Duration) -> Result<bool> {
         match self.receive(Some(end_of(time))) {
             Some(Signal::Ended(error)) => Err(error),
-            _ => Ok(()),
+            signal => Ok(signal.is_some()),
         }
     }
 

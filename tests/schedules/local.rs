@@ -19,12 +19,13 @@ use crate::base::sync::{Ordering, under_many_schedules};
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::local::call::{self, Caller};
+use crate::local::followers;
 use crate::local::hold::Hold;
 use crate::local::reporter::Reporter;
 use crate::local::wait_queue::Ending;
 use crate::local::wait_queues::WaitQueues;
 use crate::local::wait_queues::tests::head;
-use crate::local::waiter::{Followers, HeadAnswer, Signal, Turn, Waiter};
+use crate::local::waiter::{HeadAnswer, Signal, WaitEnd, Waiter};
 use crate::store::hold_id::{HoldId, HoldKind};
 
 /// How often another client asks for a lock.
@@ -74,14 +75,19 @@ impl Scene {
         if self.keeps { id.that_may_be_kept() } else { id }
     }
 
-    fn join(&self, wait: call::Wait) -> Result<(Arc<Waiter>, Option<Turn>)> {
+    fn join(&self, wait: call::Wait) -> Result<(Arc<Waiter>, Option<WaitEnd>)> {
         self.queues.join(self.id(), &Caller { wait, ..self.caller() }, false)
     }
 
     /// Gives the head a hold that it has acquired. Returns the earlier ones.
     fn begin(&self, hold: &Arc<Hold>) -> Vec<Arc<Hold>> {
         let head = head(&self.queues, HoldKind::Lock, &self.name);
-        self.queues.begin_hold(hold, head.as_deref())
+        let earlier = self.queues.begin_hold(hold, head.as_deref());
+        // It may have been lost before it was at the head, where it was not missed.
+        if !hold.lease.is_open() {
+            self.queues.end_hold(hold);
+        }
+        earlier
     }
 
     fn caller(&self) -> Caller {
@@ -116,14 +122,14 @@ impl Scene {
     /// without the lock.
     fn lock_and_unlock(&self, wait: Wait) -> Result<bool> {
         let hold = match self.acquire(wait)? {
-            Turn::HandedOff(hold) => hold,
-            Turn::Kept(hold) => {
+            WaitEnd::HandedOff(hold) => hold,
+            WaitEnd::Kept(hold) => {
                 let is_stored = *self.stored.lock() == Some(hold.id.nonce);
                 assert!(is_stored || self.loses, "a lock that was kept is held no more");
                 RELOCKS.fetch_add(1, Relaxed);
                 hold
             }
-            Turn::Head { .. } => {
+            WaitEnd::Head { .. } => {
                 let hold = self.hold();
                 self.store_hold(&hold);
                 // A message about the hold may overtake the reply.
@@ -149,7 +155,7 @@ impl Scene {
         Ok(true)
     }
 
-    fn acquire(&self, wait: Wait) -> Result<Turn> {
+    fn acquire(&self, wait: Wait) -> Result<WaitEnd> {
         loop {
             let limit = match wait {
                 Wait::Endless => call::Wait::Endless,
@@ -158,8 +164,8 @@ impl Scene {
             };
             let (waiter, turn) = self.join(limit)?;
             match turn.map_or_else(|| self.queues.wait(&waiter, limit), Ok)? {
-                Turn::Kept(hold) if !hold.begin_kept(&self.caller()) => {}
-                Turn::Head { kept, .. } => {
+                WaitEnd::Kept(hold) if !hold.begin_kept(&self.caller()) => {}
+                WaitEnd::Head { kept, .. } => {
                     if let Some(kept) = kept
                         && self.queues.with(&kept.id, |queue| queue.release(&kept)) != Ending::Lost
                     {
@@ -197,16 +203,16 @@ impl Scene {
     }
 
     /// Tries at a store where the lock is sometimes held, and sleeps in between.
-    fn acquire_at_head(&self, waiter: &Waiter) -> Result<Turn> {
+    fn acquire_at_head(&self, waiter: &Waiter) -> Result<WaitEnd> {
         while thread_rng().r#gen() {
-            waiter.set_answer(HeadAnswer::Held(Instant::now()));
+            *waiter.answer.lock() = HeadAnswer::Held(Instant::now());
             if let Err(error) = waiter.sleep(Duration::ZERO) {
                 self.queues.give_up_head(waiter);
                 return Err(error);
             }
             waiter.set_pending();
         }
-        Ok(Turn::Head { is_next: true, after_release: false, kept: None })
+        Ok(WaitEnd::Head { is_next: true, after_release: false, kept: None })
     }
 
     /// Hands the lock off or releases it, and then waits for the reply or not.
@@ -258,7 +264,7 @@ impl Scene {
         let readers = mem::take(&mut *self.readers.lock());
         readers.into_iter().for_each(|reader| reader.join().expect("no panic"));
         let joined = self.join(call::Wait::No).map(|(_, turn)| turn);
-        matches!(joined, Ok(Some(Turn::Head { after_release: false, .. })) | Err(Error::Closed))
+        matches!(joined, Ok(Some(WaitEnd::Head { after_release: false, .. })) | Err(Error::Closed))
     }
 }
 
@@ -280,8 +286,8 @@ impl Readers {
         let nonce = waiter.hold.nonce;
         let turn = turn.map_or_else(|| self.queues.wait(&waiter, wait), Ok).expect("open");
         let reads = match turn {
-            Turn::Head { .. } => self.ask_for_all(&waiter),
-            Turn::HandedOff(hold) => {
+            WaitEnd::Head { .. } => self.ask_for_all(&waiter),
+            WaitEnd::HandedOff(hold) => {
                 assert!(hold.id.nonce == nonce && self.stored.lock().contains(&nonce));
                 true
             }
@@ -293,7 +299,7 @@ impl Readers {
         reads
     }
 
-    fn join(&self, wait: call::Wait) -> (Arc<Waiter>, Option<Turn>) {
+    fn join(&self, wait: call::Wait) -> (Arc<Waiter>, Option<WaitEnd>) {
         let caller = Caller { wait, ..call::tests::caller(&LockOptions::default()) };
         let (kind, nonce) = (HoldKind::Read, self.holds.fetch_add(1, Relaxed));
         let id = HoldId { kind, name: self.name.clone(), client: Arc::from("c"), nonce };
@@ -303,7 +309,7 @@ impl Readers {
     /// Asks until a reply comes. The store grants as many as it likes.
     fn ask_for_all(&self, head: &Waiter) -> bool {
         loop {
-            let Followers { alike, .. } = self.queues.with(&head.hold, |queue| queue.followers());
+            let (_, alike) = self.queues.with(&head.hold, |queue| followers::of_head(queue));
             thread::yield_now();
             let granted = thread_rng().gen_range(0..=alike.len());
             let nonces = alike[..granted].iter().map(|waiter| waiter.hold.nonce);
@@ -321,7 +327,7 @@ impl Readers {
                 let Waiter { hold: id, caller, .. } = &**waiter;
                 if self.queues.remove(waiter) {
                     let hold = Hold::new(id.clone(), 1, 0, caller, Moment::now());
-                    waiter.send(Signal::Turn(Turn::HandedOff(Arc::new(hold))));
+                    waiter.send(Signal::WaitEnd(WaitEnd::HandedOff(Arc::new(hold))));
                 } else {
                     self.stored.lock().remove(&id.nonce);
                 }
@@ -383,7 +389,7 @@ fn no_thread_is_the_head_before_a_lock_that_was_handed_off_is_released() {
             }),
             thread::spawn(move || {
                 match receiver.queues.wait(&second, call::Wait::Endless).expect("open") {
-                    Turn::HandedOff(hold) => receiver.unlock(&hold),
+                    WaitEnd::HandedOff(hold) => receiver.unlock(&hold),
                     other => panic!("{other:?}"),
                 }
             }),

@@ -12,7 +12,7 @@ use crate::local::call::tests::caller;
 use crate::local::hold_requests;
 use crate::local::release::shut_down;
 use crate::local::tests::{LEASE, Outcome, Scene, eventually};
-use crate::local::waiter::Turn;
+use crate::local::waiter::WaitEnd;
 use crate::store::hold_id::HoldKind;
 
 /// Long for what a thread does between two lines of a test.
@@ -116,7 +116,7 @@ fn a_thread_that_becomes_the_head_after_a_shutdown_acquires_nothing() {
     shut_down(shared, SOON).expect("released");
     assert!(level.hold.lease.is_ended());
     let turn = queues.wait(&waiter, Wait::Endless).expect("made the head");
-    assert!(matches!(turn, Turn::Head { .. }));
+    assert!(matches!(turn, WaitEnd::Head { .. }));
     let call = LockCall {
         shared,
         kind: HoldKind::Lock,

@@ -17,7 +17,7 @@ use crate::local::call::{Caller, Wait};
 use crate::local::hold_requests::Level;
 use crate::local::listener::tests::fake;
 use crate::local::tests::{LEASE, Outcome, Scene, Scripted, eventually};
-use crate::local::waiter::Turn;
+use crate::local::waiter::WaitEnd;
 use crate::store::Store;
 use crate::store::ask_one;
 use crate::store::background::Wake;
@@ -136,7 +136,7 @@ fn a_thread_that_becomes_the_head_after_close_does_not_wait_there() {
     shared.close();
     queues.give_up_head(&head);
     let turn = queues.wait(&waiter, Wait::Endless).expect("made the head");
-    assert!(matches!(turn, Turn::Head { .. }));
+    assert!(matches!(turn, WaitEnd::Head { .. }));
     let call = LockCall {
         shared,
         kind: HoldKind::Lock,

@@ -1,0 +1,122 @@
+//! What the holds of a tenure do not have in common: the token, the thread, the times, and the
+//! channels of those that watch one.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use parking_lot::Mutex;
+
+use crate::base::clock::Moment;
+use crate::local::call::{Caller, Thread};
+
+/// The present hold of a tenure.
+#[derive(Debug)]
+pub(super) struct CurrentHold {
+    pub(super) fence: u64,
+    /// How many holds may follow, each with the next token.
+    pub(super) room: u32,
+    /// Whether it was reported that the hold has begun. If not, nothing is reported of its end: a
+    /// call has it that may not get it, or not alone.
+    pub(super) reported: bool,
+    pub(super) ended: bool,
+    /// Whether it is over, and the lock is kept, or was when its tenure ended.
+    pub(super) kept: bool,
+    /// When it began. Once it has ended, as long after [`Moment::FIRST`] as it was held. While the
+    /// lock is kept, when it was last used.
+    pub(super) acquired: Moment,
+    /// `None` for a hold that belongs to no thread.
+    pub(super) thread: Option<Thread>,
+    /// Made when a thread asks for the first receiver.
+    pub(super) watches: Option<Box<Watches>>,
+}
+
+/// The channels that are disconnected when the hold is over.
+#[derive(Debug, Default)]
+pub(super) struct Watches {
+    pub(super) over: Option<OverChannel>,
+    /// Disconnected when another client waits, too.
+    pub(super) wanted: Option<OverChannel>,
+}
+
+impl CurrentHold {
+    /// Replaces the hold by the next one.
+    pub(super) fn advance(&mut self, caller: &Caller) {
+        *self = Self {
+            fence: self.fence + 1,
+            // The renewer may just have taken the tokens away of which this is one.
+            room: self.room.saturating_sub(1),
+            reported: false,
+            ended: false,
+            kept: false,
+            acquired: Moment::now(),
+            thread: caller.thread.clone(),
+            watches: None,
+        };
+    }
+
+    /// Returns how long it has been held.
+    pub(super) fn held(&self) -> Duration {
+        let end = if self.ended { self.acquired } else { Moment::now() };
+        end.since(if self.ended { Moment::FIRST } else { self.acquired })
+    }
+
+    /// Returns a receiver of one of the channels, or a disconnected one if what it is to tell
+    /// `has_come`.
+    pub(super) fn watch(
+        &mut self,
+        has_come: bool,
+        channel: impl FnOnce(&mut Watches) -> &mut Option<OverChannel>,
+    ) -> Receiver<Infallible> {
+        if has_come {
+            return bounded(0).1;
+        }
+        let watches = self.watches.get_or_insert_default();
+        channel(watches).get_or_insert_default().receiver.clone()
+    }
+
+    /// Disconnects the receivers, even those that watch other holds as well.
+    pub(super) fn disconnect(&mut self) {
+        if let Some(watches) = self.watches.take() {
+            for channel in [watches.over, watches.wanted].into_iter().flatten() {
+                channel.disconnect();
+            }
+        }
+    }
+}
+
+/// The channel whose disconnection says that a hold is over, or one of several.
+#[derive(Clone, Debug)]
+pub(crate) struct OverChannel {
+    sender: Arc<Mutex<Option<Sender<Infallible>>>>,
+    pub(crate) receiver: Receiver<Infallible>,
+}
+
+impl Default for OverChannel {
+    fn default() -> Self {
+        let (sender, receiver) = bounded(0);
+        Self { sender: Arc::new(Mutex::new(Some(sender))), receiver }
+    }
+}
+
+impl OverChannel {
+    pub(super) fn disconnect(&self) {
+        self.sender.lock().take();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crossbeam_channel::TryRecvError;
+
+    #[test]
+    fn a_channel_is_disconnected_for_all_its_holds_at_once() {
+        let channel = OverChannel::default();
+        let other = channel.clone();
+        assert_eq!(other.receiver.try_recv(), Err(TryRecvError::Empty));
+        channel.disconnect();
+        assert_eq!(other.receiver.try_recv(), Err(TryRecvError::Disconnected));
+    }
+}

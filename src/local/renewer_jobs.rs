@@ -1,0 +1,82 @@
+//! The jobs of the renewer that the store has, and the work that they do.
+//!
+//! Knows neither leases nor what an outcome means.
+
+use std::collections::HashMap;
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use crate::base::clock::{Moment, end_of};
+use crate::base::shrink;
+use crate::local::timers::Scheduled;
+use crate::store::background::{JobOutcome, JobRunner};
+
+pub(super) struct RenewerJobs {
+    runner: Box<dyn JobRunner>,
+    /// One request takes no longer.
+    io_timeout: Duration,
+    /// What was sent, and when, by the number of the job.
+    in_flight: HashMap<u64, (Scheduled, Moment)>,
+    last: u64,
+}
+
+impl RenewerJobs {
+    pub(super) fn new(runner: Box<dyn JobRunner>, io_timeout: Duration) -> Self {
+        Self { runner, io_timeout, in_flight: HashMap::new(), last: 0 }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+
+    /// Returns what is in flight.
+    pub(super) fn work(&self) -> impl Iterator<Item = &Scheduled> {
+        self.in_flight.values().map(|(work, _)| work)
+    }
+
+    /// Removes and returns the work of a job that has an outcome, and when that was sent.
+    pub(super) fn remove(&mut self, id: u64) -> Option<(Scheduled, Moment)> {
+        let done = self.in_flight.remove(&id);
+        shrink(&mut self.in_flight);
+        done
+    }
+
+    /// Sends a batch. Returns the outcomes that are known at once.
+    pub(super) fn send(&mut self, batch: Vec<Scheduled>, now: Moment) -> Vec<(u64, JobOutcome)> {
+        let (mut jobs, mut outcomes) = (Vec::with_capacity(batch.len()), Vec::new());
+        for work in batch {
+            self.last += 1;
+            jobs.push(work.job(self.last, now, self.io_timeout));
+            self.in_flight.insert(self.last, (work, now));
+        }
+        if !jobs.is_empty() {
+            self.runner.send(jobs, &mut |id, outcome| outcomes.push((id, outcome)));
+        }
+        outcomes
+    }
+
+    /// Waits for outcomes, for this time at most.
+    pub(super) fn collect(&mut self, time: Duration) -> Vec<(u64, JobOutcome)> {
+        let mut outcomes = Vec::new();
+        if !self.is_empty() {
+            self.runner.collect(end_of(time), &mut |id, outcome| outcomes.push((id, outcome)));
+        }
+        outcomes
+    }
+
+    /// Forgets all jobs after a panic, and returns their work.
+    pub(super) fn abandon(&mut self) -> impl Iterator<Item = Scheduled> + use<> {
+        drop(catch_unwind(AssertUnwindSafe(|| self.runner.abandon())));
+        mem::take(&mut self.in_flight).into_values().map(|(work, _)| work)
+    }
+
+    /// Tries once more to remove what is left to clean up, also by jobs in flight.
+    pub(super) fn finish(&mut self, scheduled: impl Iterator<Item = Scheduled>) {
+        let in_flight = mem::take(&mut self.in_flight).into_values().map(|(work, _)| work);
+        let left = in_flight.chain(scheduled).filter(|work| work.as_clean_up().is_some());
+        let left: Vec<_> = left.collect();
+        drop(self.send(left, Moment::now()));
+        drop(self.collect(self.io_timeout));
+    }
+}
