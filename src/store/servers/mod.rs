@@ -98,24 +98,6 @@ impl Servers {
         let slot = topology.slot(name);
         self.placement.follow(topology.target(slot, deadline)?, slot, ask)
     }
-
-    /// Returns the node that a change is sent to, and the change for that. `None` if no node is
-    /// known, so that it has failed.
-    fn to_post<'a>(&self, post: PostedChange<'a>) -> Option<(Target, PostedChange<'a>)> {
-        let PostedChange { request, on_reply } = post;
-        let slot = self.placement.slot(&request.hold.name);
-        let Some(target) = self.placement.known(slot) else {
-            on_reply(Err(uncovered()));
-            return None;
-        };
-        let (placement, asked) = (self.placement.clone(), target.clone());
-        let on_reply = Box::new(move |reply: Result<HoldReply, Failure>| {
-            // The clean-up follows the redirection.
-            placement.next(&mut Routed::new(slot), &reply, &asked);
-            on_reply(reply.map_err(|failure| placement.classify(failure)));
-        });
-        Some((target, PostedChange { request, on_reply }))
-    }
 }
 
 impl Store for Servers {
@@ -170,12 +152,24 @@ impl Store for Servers {
     }
 
     fn post(&self, posts: Vec<PostedChange<'_>>) {
-        if let Placement::One(target) = &self.placement {
-            return target.post(posts);
-        }
+        let topology = match &self.placement {
+            Placement::One(target) => return target.post(posts),
+            Placement::Slots(topology) => topology,
+        };
         let mut targets = Vec::<(Target, Vec<PostedChange<'_>>)>::new();
-        for (target, post) in posts.into_iter().filter_map(|post| self.to_post(post)) {
-            add(&mut targets, target, post);
+        for PostedChange { request, on_reply } in posts {
+            let slot = topology.slot(&request.hold.name);
+            let Some(target) = topology.owner(slot) else {
+                on_reply(Err(uncovered()));
+                continue;
+            };
+            let (placement, asked) = (self.placement.clone(), target.clone());
+            let on_reply = Box::new(move |reply: Result<HoldReply, Failure>| {
+                // The clean-up follows the redirection.
+                placement.next(&mut Routed::new(slot), &reply, &asked);
+                on_reply(reply.map_err(|failure| placement.classify(failure)));
+            });
+            add(&mut targets, target, PostedChange { request, on_reply });
         }
         for (target, posts) in targets {
             target.post(posts);
