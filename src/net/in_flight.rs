@@ -141,11 +141,10 @@ impl InFlight {
         out: &mut Vec<u8>,
     ) -> bool {
         self.last_reply = Some(Instant::now());
-        let Some(mut exchange) = self.queue.pop_front() else { return true };
-        if mem::take(&mut exchange.asking) {
-            self.queue.push_front(exchange);
+        if self.queue.front_mut().is_some_and(|next| mem::take(&mut next.asking)) {
             return true;
         }
+        let Some(mut exchange) = self.queue.pop_front() else { return true };
         if exchange.posted {
             self.posted -= exchange.request.bytes.len();
         }
