@@ -225,4 +225,12 @@ pub(super) mod tests {
         let (now, times) = (Instant::now(), caller(&LockOptions::default()).times);
         assert!(times.request_deadline(Wait::Until(now)) <= now + Duration::from_secs(1));
     }
+
+    #[test]
+    fn a_wait_is_over_when_there_is_time_for_one_attempt_only() {
+        let until = |time| Wait::Until(end_of(time));
+        let waits =
+            [Wait::No, until(Duration::ZERO), until(Duration::from_secs(60)), Wait::Endless];
+        assert_eq!(waits.map(Wait::is_over), [true, true, false, false]);
+    }
 }

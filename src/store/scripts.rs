@@ -273,6 +273,8 @@ mod tests {
             Value::Array(vec![Value::Int(1), Value::Int(-1)]),
             Value::Array(vec![Value::Int(3), Value::Int(2)]),
             Value::Array(vec![Value::Int(1), Value::Nil, Value::Nil]),
+            Value::Array([5, 9, 1, 1].map(Value::Int).into()),
+            Value::Array([0, 9, 1, 0, 1].map(Value::Int).into()),
         ];
         for reply in odd {
             assert_eq!(hold_reply(&reply), None, "{reply:?}");
@@ -338,5 +340,33 @@ mod tests {
         let [owner, depth, fence] = ["me", "1", "7"].map(|it| Value::BulkString(it.into()));
         let holder = holder(&Value::Int(-1), &owner, &depth, &fence);
         assert_eq!(holder.map(|holder| holder.remaining), Some(Duration::MAX));
+    }
+
+    #[test]
+    fn a_comment_begins_outside_strings() {
+        for (line, code) in [
+            ("local a = 1 -- one", "local a = 1 "),
+            ("local a = '--' -- one", "local a = '--' "),
+            (r#"f("it's", '"--"') -- c"#, r#"f("it's", '"--"') "#),
+            (r#"f("a\" -- b") -- c"#, r#"f("a\" -- b") "#),
+            (r#"f("a\\") -- c"#, r#"f("a\\") "#),
+            ("return a - b", "return a - b"),
+        ] {
+            assert_eq!(without_comment(line), code);
+        }
+    }
+
+    #[test]
+    fn a_holder_is_of_the_kind_that_its_letter_says() {
+        let text = |text: &str| Value::BulkString(text.into());
+        let held_as = |kind: &str| {
+            let hold = vec![text(kind), text("0a:1"), Value::Int(5), text("1")];
+            let holds = Value::Array(vec![Value::Array(hold)]);
+            let report = Value::Array(vec![holds, text("7"), Value::Array(Vec::new())]);
+            report_reply(&report).map(|report| report.holds[0].0)
+        };
+        let kinds = [HeldAs::Lock, HeldAs::Permit, HeldAs::Reader, HeldAs::Foreign, HeldAs::Writer];
+        assert_eq!(["l", "p", "r", "s", "w"].map(held_as), kinds.map(Some));
+        assert_eq!(held_as("x"), None);
     }
 }
