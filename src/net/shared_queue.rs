@@ -347,15 +347,13 @@ mod tests {
         let thread = PoolThread::start().expect("a thread");
         let url = format!("redis://{}", listener.local_addr().expect("an address"));
         let endpoint = Endpoint::parse(&url, &config).expect("a good URL");
-        let factory = ConnectionFactory::new(endpoint, &config, Resolver::default());
-        let queue = SharedQueue::new(Arc::new(factory), &config, &thread.0, || {});
+        let factory = Arc::new(ConnectionFactory::new(endpoint, &config, Resolver::default()));
+        let queue = SharedQueue::new(factory.clone(), &config, &thread.0, || {});
         let take = || queue.take(true, end_of(Duration::from_secs(5))).expect("it is free");
 
         let mut connection = take();
-        connection
-            .connection
-            .connect(end_of(Duration::from_secs(5)))
-            .expect("the listener accepts it");
+        let connected = connection.connection.connect(end_of(Duration::from_secs(5)));
+        connected.expect("the listener accepts it");
         drop(connection);
         assert!(take().connection.is_connected());
         let panicked = catch_unwind(AssertUnwindSafe(|| {
@@ -364,5 +362,6 @@ mod tests {
         }));
         panicked.expect_err("a panic");
         assert!(!take().connection.is_connected());
+        assert_eq!(factory.broken.load(Ordering::Relaxed), 1, "another is to replace it");
     }
 }
