@@ -376,6 +376,13 @@ mod tests {
     }
 
     #[test]
+    fn a_client_that_waits_no_more_is_removed_and_no_hold() {
+        let clean_up = CleanUp::of_waiting(id(), Duration::from_secs(30));
+        assert_eq!(clean_up.begin_attempt(), Change::Unregister);
+        assert!(clean_up.is_confirmed(), "no shutdown waits for it");
+    }
+
+    #[test]
     fn the_next_attempt_comes_soon_where_there_is_reason_to_hasten() {
         let mut clean_up = clean_up(Duration::from_secs(30), false);
         let now = Moment::now();
