@@ -158,15 +158,15 @@
 //!
 //! To each server, a client opens up to [`pool_size`](Builder::pool_size) connections, which are in
 //! use only while a request is in flight; one connection for renewals, and with a [`Durability`]
-//! another for clean-up; and one for wake-ups, from the first time that it waits for another
-//! client.
+//! another for clean-up; and one for wake-ups, once it listens to other clients: from its first
+//! wait for one, or from its first use of [`keep`](Builder::keep) or [`wanted`](Guard::wanted).
 //!
 //! A client has one thread that renews leases and one that serves the pool. A third listens for
-//! wake-ups, from the client's first wait for another client. A fourth calls user code: the
-//! [`on_event`](Builder::on_event) callback, the metrics recorder and the logger of the `log`
-//! crate, if there are any; no other thread ever calls these. Short-lived threads look up host
-//! names, open the connections for renewals, wake-ups and quorums, and ask clusters for their hash
-//! slots. All threads end when the last clone of the client and the last guard have been dropped.
+//! wake-ups, as above. A fourth calls user code: the [`on_event`](Builder::on_event) callback, the
+//! metrics recorder and the logger of the `log` crate, if there are any; no other thread ever calls
+//! these. Short-lived threads look up host names, open the connections for renewals, wake-ups and
+//! quorums, and ask clusters for their hash slots. All threads end when the last clone of the
+//! client and the last guard have been dropped.
 //!
 //! # What drop does
 //!

@@ -259,7 +259,8 @@ impl Builder {
     /// name. The login in the URLs is then used only for the sentinels. Applies only to
     /// [`open_sentinel`](Builder::open_sentinel).
     ///
-    /// Defaults to the login in the URLs.
+    /// Must not be set together with [`credentials`](Builder::credentials). Defaults to the login
+    /// in the URLs.
     pub fn master_login(mut self, user: &str, password: &str) -> Self {
         self.config.master_login = Some(Credentials::new(user, password));
         self

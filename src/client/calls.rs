@@ -8,7 +8,6 @@ use crate::error::Result;
 use crate::guards::LockHandle;
 use crate::guards::election::Election;
 use crate::guards::guard::Guard;
-
 use crate::guards::multi_guard::{MultiGuard, MultiMutex};
 use crate::guards::mutex::Mutex;
 use crate::guards::owned_guard::{OwnedGuard, Ticket};

@@ -92,6 +92,15 @@ impl<'de> DeserializeSeed<'de> for Setting<'_> {
     }
 }
 
+/// Defines methods of the visitor, which take a value as the text that it is in a URL.
+macro_rules! visit {
+    ($($method:ident: $value:ty),*) => {
+        $(fn $method<E: Error>(self, value: $value) -> Result<String, E> {
+            self.checked(&value)
+        })*
+    };
+}
+
 impl Visitor<'_> for Setting<'_> {
     type Value = String;
 
@@ -99,25 +108,7 @@ impl Visitor<'_> for Setting<'_> {
         f.write_str("a text, a number, `true` or `false`")
     }
 
-    fn visit_bool<E: Error>(self, value: bool) -> Result<String, E> {
-        self.checked(&value)
-    }
-
-    fn visit_i64<E: Error>(self, value: i64) -> Result<String, E> {
-        self.checked(&value)
-    }
-
-    fn visit_u64<E: Error>(self, value: u64) -> Result<String, E> {
-        self.checked(&value)
-    }
-
-    fn visit_f64<E: Error>(self, value: f64) -> Result<String, E> {
-        self.checked(&value)
-    }
-
-    fn visit_str<E: Error>(self, value: &str) -> Result<String, E> {
-        self.checked(&value)
-    }
+    visit! { visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_f64: f64, visit_str: &str }
 
     fn visit_unit<E: Error>(self) -> Result<String, E> {
         self.checked(&"none")

@@ -94,16 +94,13 @@ pub(crate) fn in_memory(config: Config, server: &MemoryServer) -> Result<Shared>
 fn prepare(mut config: Config) -> Result<Config> {
     config.check()?;
     // Only the thread that calls it keeps the callback.
-    let listeners = Vec::from_iter(config.on_event.take());
+    #[cfg_attr(not(feature = "metrics"), expect(unused_mut, reason = "only metrics add one"))]
+    let mut listeners = Vec::from_iter(config.on_event.take());
     #[cfg(feature = "metrics")]
-    let listeners = {
-        let mut listeners = listeners;
-        if let Some(metrics) = &mut config.metrics {
-            *metrics = Arc::default(); // a builder may be cloned
-            listeners.push(metrics.clone());
-        }
-        listeners
-    };
+    if let Some(metrics) = &mut config.metrics {
+        *metrics = Arc::default(); // a builder may be cloned
+        listeners.push(metrics.clone());
+    }
     config.events = Events::start(listeners).map_err(Error::no_thread)?;
     Ok(config)
 }

@@ -9,8 +9,7 @@ pub(crate) mod url;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::event_thread::EventListener;
-use crate::base::event_thread::Events;
+use crate::base::event_thread::{EventListener, Events};
 #[cfg(feature = "metrics")]
 use crate::base::metrics::Metrics;
 use crate::config::callbacks::{AddressMap, Credentials, CredentialsCallback};

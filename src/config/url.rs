@@ -205,7 +205,7 @@ fn set(config: &mut Config, name: &str, text: &str) -> Parsed<()> {
         "master_login" => config.master_login = Some(login(text)?),
         "max_hold" => config.options_mut().max_hold = limit(text)?,
         "max_lifetime" => config.max_lifetime = limit(text)?,
-        "pool_size" => config.pool_size = number(text)?,
+        "pool_size" => config.pool_size = text.parse().map_err(|_| "must be a whole number")?,
         "prefix" => config.prefix = text.into(),
         "redisson" => config.redisson = flag(text)?,
         "reentrant" => config.options_mut().reentrant = flag(text)?,
@@ -229,10 +229,6 @@ fn set(config: &mut Config, name: &str, text: &str) -> Parsed<()> {
 
 fn flag(text: &str) -> Parsed<bool> {
     text.parse().map_err(|_| "must be `true` or `false`".into())
-}
-
-fn number(text: &str) -> Parsed<u32> {
-    text.parse().map_err(|_| "must be a whole number".into())
 }
 
 fn limit(text: &str) -> Parsed<Option<Duration>> {
