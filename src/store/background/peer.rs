@@ -7,7 +7,7 @@
 //! | connection | until | then |
 //! |---|---|---|
 //! | none | a job is to be sent, or a message to be waited for | being opened |
-//! | none | the same, during a pause that has begun with the last outcome, or one of the node | none |
+//! | none | the same, during a pause since the last outcome, or one of the node | none |
 //! | being opened | the short-lived thread has connected | open |
 //! | being opened | it has failed to | none, for a pause |
 //! | open | an error, a long silence, or the server has moved | none |

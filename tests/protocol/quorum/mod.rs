@@ -10,8 +10,9 @@
 //! servers, and two attempts at four and five. Counters differ at the start, as earlier holds may
 //! have left them, but no request of those holds is on its way. Clocks show one of up to three
 //! times. A hold has up to two tokens, for guards that follow one another. At most one request is
-//! executed twice and one server forgets its data; a hold is renewed once, or gets more tokens once;
-//! and not all of these are combined. Depths, waiting clients and wake-ups are left out, because no token relies on them.
+//! executed twice and one server forgets its data; a hold is renewed once, or gets more tokens
+//! once; and not all of these are combined. Depths, waiting clients and wake-ups are left out,
+//! because no token relies on them.
 
 mod client;
 mod flaw;

@@ -1,6 +1,6 @@
-//! What scripts were asked and answered, followed in the models of tenures, of sets, of what several
-//! can hold, and of quorums: the models are of this code. The torture writes such traces, and
-//! `tests/traces` has them checked.
+//! What scripts were asked and answered, followed in the models of tenures, of sets, of what
+//! several can hold, and of quorums: the models are of this code. The torture writes such traces,
+//! and `tests/traces` has them checked.
 //!
 //! Holds, offers, places in the queue, tokens, and the ends of leases have to be the model's. Which
 //! clients listen, and how far the clock of a server has got, is taken from the trace.

@@ -1,5 +1,5 @@
-//! Follows what is asked about a lock in the model of tenures, and where clients propose tokens to the
-//! servers of a quorum, in the model of these as well.
+//! Follows what is asked about a lock in the model of tenures, and where clients propose tokens to
+//! the servers of a quorum, in the model of these as well.
 
 use std::collections::BTreeSet;
 
@@ -205,8 +205,8 @@ impl State {
         ((proposal + 1000).saturating_sub(tokens.first) + 1).min(asked)
     }
 
-    /// Has the server of a quorum execute a command, as far as that changes its counter, and give so
-    /// many tokens. Returns `None` if it does not grant that.
+    /// Has the server of a quorum execute a command, as far as that changes its counter, and give
+    /// `size` tokens. Returns `None` if it does not grant that.
     fn vote(&mut self, hold: HoldId, command: vote::Command, size: u64) -> Option<vote::Reply> {
         let Server { lock, counter, .. } = self.server;
         let lock = lock.map(|lock| vote::Entry { hold: lock.hold, round: lock.round });

@@ -1,6 +1,6 @@
-//! Puts together what the servers of a quorum have answered, as the model of quorums does: a counter
-//! is raised only to a token that a majority has given, and the tokens of a hold that a majority has
-//! had are above those of all holds that one has had before.
+//! Puts together what the servers of a quorum have answered, as the model of quorums does: a
+//! counter is raised only to a token that a majority has given, and the tokens of a hold that a
+//! majority has had are above those of all holds that one has had before.
 //!
 //! Which replies a client has heard first is not known, so this has to be true of the tokens that
 //! any majority has given it. Times are used only where they leave no doubt.
