@@ -11,10 +11,11 @@ use std::sync::atomic::Ordering;
 use std::{slice, thread};
 
 use crate::base::spans::CallSpan;
+use crate::base::sync::Thread;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::local::attempt::Attempt;
-use crate::local::call::{Caller, Counted, Thread, Wait};
+use crate::local::call::{Caller, Counted, Wait};
 use crate::local::hold::Hold;
 use crate::local::hold_requests::{Level, nest};
 use crate::local::kept::refill;

@@ -5,10 +5,10 @@
 //! start of the call.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::base::clock::end_of;
+use crate::base::sync::Thread;
 use crate::config::{Config, LockOptions};
 use crate::error::Result;
 use crate::guards::canceller::Canceller;
@@ -133,26 +133,6 @@ impl Drop for Counted<'_> {
     }
 }
 
-thread_local! {
-    static ALIVE: Arc<()> = Arc::new(());
-}
-
-/// A thread, as far as it matters whether it still exists.
-#[derive(Clone, Debug)]
-pub(crate) struct Thread(Weak<()>);
-
-impl Thread {
-    /// The calling thread. In a destructor of a thread-local it may count as ended: then a lease
-    /// taken there is not renewed.
-    pub(crate) fn current() -> Self {
-        Self(ALIVE.try_with(Arc::downgrade).unwrap_or_default())
-    }
-
-    pub(crate) fn is_alive(&self) -> bool {
-        self.0.strong_count() > 0
-    }
-}
-
 /// A thread that wants a lock, and the terms on which it gets it.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
@@ -204,20 +184,12 @@ impl Caller {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use std::thread;
 
     /// The calling thread, which will own a hold, and waits for it without limit.
     pub(in crate::local) fn caller(options: &LockOptions) -> Caller {
         let config = Config::default();
         let usual = CallTimes::new(&config, options.first_lease());
         Caller::new(&config, usual, options, Wait::Endless, Some(Thread::current()))
-    }
-
-    #[test]
-    fn a_thread_is_alive_until_it_ends() {
-        let ended = thread::spawn(Thread::current).join().expect("no panic");
-        assert!(!ended.is_alive());
-        assert!(Thread::current().is_alive());
     }
 
     #[test]

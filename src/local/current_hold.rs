@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
-use crate::local::call::{Caller, Thread};
+use crate::base::sync::Thread;
 
 /// The present hold of a tenure.
 #[derive(Debug)]
@@ -41,19 +41,15 @@ pub(super) struct Watches {
 }
 
 impl CurrentHold {
-    /// Replaces the hold by the next one.
-    pub(super) fn advance(&mut self, caller: &Caller) {
-        *self = Self {
-            fence: self.fence + 1,
-            // The renewer may just have taken the tokens away of which this is one.
-            room: self.room.saturating_sub(1),
-            reported: false,
-            ended: false,
-            kept: false,
-            acquired: Moment::now(),
-            thread: caller.thread.clone(),
-            watches: None,
-        };
+    pub(super) fn new(fence: u64, room: u32, acquired: Moment, thread: Option<Thread>) -> Self {
+        let (reported, ended, kept) = (false, false, false);
+        Self { fence, room, reported, ended, kept, acquired, thread, watches: None }
+    }
+
+    /// Replaces the hold by the next one. The renewer may just have taken the tokens away of which
+    /// that has one.
+    pub(super) fn advance(&mut self, thread: Option<Thread>) {
+        *self = Self::new(self.fence + 1, self.room.saturating_sub(1), Moment::now(), thread);
     }
 
     /// Returns how long it has been held.

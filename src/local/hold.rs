@@ -15,7 +15,8 @@ use parking_lot::Mutex;
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::base::spans::HoldSpan;
-use crate::local::call::{Caller, Terms, Thread};
+use crate::base::sync::Thread;
+use crate::local::call::{Caller, Terms};
 use crate::local::current_hold::{CurrentHold, OverChannel};
 use crate::local::lease::{HoldFailure, Lease, NextStep};
 use crate::store::background::InDoubtHold;
@@ -81,16 +82,7 @@ impl Hold {
             reused: AtomicBool::new(false),
             watched: AtomicBool::new(false),
             keep,
-            current: Mutex::new(CurrentHold {
-                fence,
-                room,
-                reported: false,
-                ended: false,
-                kept: false,
-                acquired: replied,
-                thread: thread.clone(),
-                watches: None,
-            }),
+            current: Mutex::new(CurrentHold::new(fence, room, replied, thread.clone())),
         }
     }
 
@@ -124,7 +116,7 @@ impl Hold {
         self.depth.store(1, Ordering::Relaxed);
         let mut current = self.current.lock();
         current.disconnect();
-        current.advance(caller);
+        current.advance(caller.thread.clone());
     }
 
     /// Returns `true` if the lock may be kept when the hold is over.
@@ -153,7 +145,7 @@ impl Hold {
         let mut current = self.current.lock();
         let begins = self.lease.is_open();
         if begins {
-            current.advance(caller);
+            current.advance(caller.thread.clone());
             self.reused.store(true, Ordering::Relaxed);
         }
         begins
