@@ -247,7 +247,7 @@ impl fmt::Display for Error {
                 f.write_str(if is_cluster { ", because it is a node of a cluster" } else { "" })
             }
             Self::Timeout { name, holder } => match holder.as_ref().map(|holder| &*holder.client) {
-                None => write!(f, "the wait for lock {name:?} ended before it was free"),
+                None => write!(f, "the wait for {name:?} ended before it was free"),
                 Some("") => write!(f, "another library held lock {name:?} when the wait ended"),
                 Some(id) => write!(f, "client {id:?} held lock {name:?} when the wait ended"),
             },
