@@ -15,7 +15,7 @@ use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::error::Result as CallResult;
 use crate::local::call::{Counted, Wait};
-use crate::local::followers;
+use crate::local::head_requests::{followers_of_head, hand_out, leave_in_doubt};
 use crate::local::hold::Hold;
 use crate::local::lease::reliable;
 use crate::local::retry::{HeldPauses, RetryPolicy, is_outage};
@@ -116,7 +116,7 @@ impl<'a> Attempt<'a> {
             // When a first thread tries first, no thread behind it is worth a look.
             let (is_followed, alike) = match self.registration {
                 Registration::Registered => {
-                    self.shared.wait_queues.with(&self.hold, |queue| followers::of_head(queue))
+                    self.shared.wait_queues.with(&self.hold, |queue| followers_of_head(queue))
                 }
                 _ => (false, Vec::new()),
             };
@@ -221,11 +221,11 @@ impl<'a> Attempt<'a> {
         let falls_short = reply.as_ref().is_err_and(Failure::is_shortfall);
         if in_doubt || falls_short {
             for waiter in alike {
-                followers::leave_in_doubt(shared, waiter);
+                leave_in_doubt(shared, waiter);
             }
         } else if let Ok(AcquireReply::Acquired { others, .. }) = reply {
             for (waiter, fence) in alike.iter().zip(others) {
-                followers::hand_out(shared, waiter, *fence, sent);
+                hand_out(shared, waiter, *fence, sent);
             }
         }
         if falls_short {

@@ -306,7 +306,7 @@ pub(super) mod tests {
     use crate::config::LockOptions;
     use crate::local::reporter::Reporter;
     use crate::local::waiter::HeadAnswer;
-    use crate::local::{call, followers};
+    use crate::local::{call, head_requests};
     use crate::store::request::SHARERS_MAX;
     use std::thread;
     use std::time::Duration;
@@ -361,7 +361,7 @@ pub(super) mod tests {
     }
 
     fn followers(queues: &WaitQueues, kind: HoldKind) -> (bool, Vec<Arc<Waiter>>) {
-        queues.with(&id(kind), |queue| followers::of_head(queue))
+        queues.with(&id(kind), |queue| head_requests::followers_of_head(queue))
     }
 
     fn failed(failure: &Failure) -> HeadAnswer {

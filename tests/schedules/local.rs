@@ -19,7 +19,7 @@ use crate::base::sync::{Ordering, under_many_schedules};
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::local::call::{self, Caller};
-use crate::local::followers;
+use crate::local::head_requests::followers_of_head;
 use crate::local::hold::Hold;
 use crate::local::reporter::Reporter;
 use crate::local::wait_queue::Ending;
@@ -309,7 +309,7 @@ impl Readers {
     /// Asks until a reply comes. The store grants as many as it likes.
     fn ask_for_all(&self, head: &Waiter) -> bool {
         loop {
-            let (_, alike) = self.queues.with(&head.hold, |queue| followers::of_head(queue));
+            let (_, alike) = self.queues.with(&head.hold, |queue| followers_of_head(queue));
             thread::yield_now();
             let granted = thread_rng().gen_range(0..=alike.len());
             let nonces = alike[..granted].iter().map(|waiter| waiter.hold.nonce);
