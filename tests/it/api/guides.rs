@@ -116,10 +116,10 @@ fn in_the_docs(target: &str) -> String {
 }
 
 /// A page is read as a file and as a module of the crate's documentation, where its links lead
-/// elsewhere: see `src/guide/mod.rs`.
+/// elsewhere: see `src/guide.rs`.
 #[test]
 fn links_of_the_pages_work_in_the_crate_docs_too() {
-    let links = read("src/guide/links.md");
+    let links = read("docs/guide/links.md");
     let links = definitions(&links);
     for page in guides_in(&root().join("docs")) {
         let (text, page) = (fs::read_to_string(&page).unwrap(), page.display());
@@ -130,14 +130,14 @@ fn links_of_the_pages_work_in_the_crate_docs_too() {
         for (label, target) in definitions(&text) {
             let wanted = in_the_docs(target);
             let found = links.contains(&(label, &wanted));
-            assert!(found, "{page}: src/guide/links.md must have\n[{label}]: {wanted}");
+            assert!(found, "{page}: docs/guide/links.md must have\n[{label}]: {wanted}");
         }
     }
 }
 
 #[test]
 fn the_crate_docs_have_every_page() {
-    let (guide, docs) = (read("src/guide/mod.rs"), read("src/lib.rs"));
+    let (guide, docs) = (read("src/guide.rs"), read("src/lib.rs"));
     for page in guides_in(&root().join("docs")) {
         let file = page.file_name().unwrap().to_str().unwrap();
         let name = file.trim_end_matches(".md").replace('-', "_");

@@ -25,8 +25,8 @@
 macro_rules! pages {
     ($($(#[$attribute:meta])* $name:ident = $file:literal;)*) => {$(
         $(#[$attribute])*
-        #[doc = include_str!("links.md")]
-        #[doc = include_str!(concat!("../../docs/", $file))]
+        #[doc = include_str!("../docs/guide/links.md")]
+        #[doc = include_str!(concat!("../docs/", $file))]
         pub mod $name {}
     )*};
 }
@@ -47,5 +47,5 @@ pages! {
 }
 
 #[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
+#[doc = include_str!("../README.md")]
 mod readme {}
