@@ -1,13 +1,9 @@
 //! The configuration of a client, and the ways to open one.
 
 use std::env;
-use std::error::Error as StdError;
 
 use crate::client::{Client, open};
 use crate::config::Config;
-use crate::config::callbacks::{AddressMap, Credentials, CredentialsCallback};
-#[cfg(feature = "tls")]
-use crate::config::certificates::Tls;
 use crate::config::url::{Deployment, apply_environment, configure};
 use crate::error::{Error, Result};
 use crate::store::memory::memory_server::MemoryServer;
@@ -233,64 +229,6 @@ impl Builder {
     /// [down](MemoryServer::set_down), unless the client is [`lazy`](Builder::lazy).
     pub fn open_memory(self, server: &MemoryServer) -> Result<Client> {
         open::in_memory(self.config, server).map(Client::new)
-    }
-
-    /// Sets a callback that provides user and password whenever a connection is opened, for tokens
-    /// that expire and passwords that are rotated. [Deployment][login] has an example, and says
-    /// when it is called. An error or a panic in it is the source of an
-    /// [`Unavailable`](crate::Error::Unavailable) error.
-    ///
-    /// Defaults to the login in the URLs. With a callback, that login is used only for sentinels.
-    /// Has no effect in memory.
-    ///
-    /// [login]: crate::guide::deployment#credentials
-    pub fn credentials(
-        mut self,
-        callback: impl Fn() -> Result<Credentials, Box<dyn StdError + Send + Sync>>
-        + Send
-        + Sync
-        + 'static,
-    ) -> Self {
-        self.config.credentials = Some(CredentialsCallback::new(callback));
-        self
-    }
-
-    /// Sets the user (empty for the default user) and the password for the master that sentinels
-    /// name. The login in the URLs is then used only for the sentinels. Applies only to
-    /// [`open_sentinel`](Builder::open_sentinel).
-    ///
-    /// Must not be set together with [`credentials`](Builder::credentials). Defaults to the login
-    /// in the URLs.
-    pub fn master_login(mut self, user: &str, password: &str) -> Self {
-        self.config.master_login = Some(Credentials::new(user, password));
-        self
-    }
-
-    /// Sets a function that translates the host and the port that a sentinel or a node of a cluster
-    /// announces into those at which the server can be reached: for servers in containers or behind
-    /// NAT. Over TLS, a server must have a certificate for the returned host, unless
-    /// `Tls::server_name` is set. The function is called often, by any thread, and must return at
-    /// once. If it panics, the announced address is used.
-    ///
-    /// Defaults to the announced addresses. Applies only to
-    /// [`open_sentinel`](Builder::open_sentinel) and [`open_cluster`](Builder::open_cluster), and
-    /// not to the addresses in their URLs.
-    pub fn address_map(
-        mut self,
-        map: impl Fn(&str, u16) -> (String, u16) + Send + Sync + 'static,
-    ) -> Self {
-        self.config.address_map = AddressMap::new(map);
-        self
-    }
-
-    /// Sets which servers the client trusts at a `rediss://` URL, and the certificate it presents.
-    /// Requires the feature `tls`.
-    ///
-    /// Defaults to the system's certificate authorities and no client certificate.
-    #[cfg(feature = "tls")]
-    pub fn tls(mut self, tls: Tls) -> Self {
-        self.config.tls = Some(tls);
-        self
     }
 }
 

@@ -1,50 +1,43 @@
 //! The settings of a client: for its locks, its reports and its connections.
 
+use std::error::Error as StdError;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::client::builder::Builder;
-use crate::config::Mechanism;
+use crate::config::callbacks::{AddressMap, Credentials, CredentialsCallback};
+#[cfg(feature = "tls")]
+use crate::config::certificates::Tls;
 use crate::config::durability::Durability;
+use crate::config::{Mechanism, setters};
 use crate::event::Event;
 
-impl Builder {
+// Those of locks, of which a handle has its own.
+setters! { Builder, |builder| builder.config.options_mut();
     /// Sets the lease: how long a lock lasts after its last renewal. A holder that dies blocks
     /// others for no longer than this, and a holder that cannot reach the server loses the lock
     /// after this time.
     ///
     /// From 10 ms to 365 days. Defaults to 30 s.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.config.options_mut().lease = lease;
-        self
-    }
+    lease(lease: Duration) = lease;
 
     /// Sets how long [`Client::lock`](crate::Client::lock) waits for a lock that is held before it
     /// returns [`Error::Timeout`](crate::Error::Timeout).
     ///
     /// Defaults to no limit.
-    pub fn wait(mut self, time: Duration) -> Self {
-        self.config.options_mut().wait = Some(time);
-        self
-    }
+    wait(time: Duration) = Some(time);
 
     /// Sets whether leases are renewed in the background, each when a third of it has passed.
     /// Without renewal, a guard is lost when its lease ends, and nested locks do not prolong it.
     ///
     /// Defaults to `true`.
-    pub fn renew(mut self, renew: bool) -> Self {
-        self.config.options_mut().renew = renew;
-        self
-    }
+    renew(renew: bool) = renew;
 
     /// Sets the longest time for which a lock can be held, to limit the harm of a hung thread.
     /// Renewal stops early enough for the last lease to end by then, both here and in Redis.
     ///
     /// At least 10 ms. Defaults to no limit.
-    pub fn max_hold(mut self, age: Duration) -> Self {
-        self.config.options_mut().max_hold = Some(age);
-        self
-    }
+    max_hold(age: Duration) = Some(age);
 
     /// Sets whether a thread may lock a name again while it holds it. With `false` that is
     /// [`AlreadyHeld`](crate::Error::AlreadyHeld) instead of another level.
@@ -56,10 +49,7 @@ impl Builder {
     /// would otherwise wait for its own guard.
     ///
     /// Defaults to `true`.
-    pub fn reentrant(mut self, reentrant: bool) -> Self {
-        self.config.options_mut().reentrant = reentrant;
-        self
-    }
+    reentrant(reentrant: bool) = reentrant;
 
     /// Sets how long the threads of this client hand a lock off among themselves, without a
     /// request, before other clients get it. The time starts when the client acquires the lock. The
@@ -76,10 +66,7 @@ impl Builder {
     /// The technique is that of cohort locks (Dice, Marathe and Shavit 2012,
     /// <https://doi.org/10.1145/2145816.2145848>). Defaults to 10 ms, or a third of the lease where
     /// that is less. At most a third of the lease.
-    pub fn tenure(mut self, time: Duration) -> Self {
-        self.config.options_mut().tenure = Some(time);
-        self
-    }
+    tenure(time: Duration) = Some(time);
 
     /// Sets how long this client keeps a lock after its last use, so that its threads get it again
     /// without a request. A kept lock is renewed, and no thread holds it. Another client that asks
@@ -97,21 +84,19 @@ impl Builder {
     /// At most the lease, and not together with [`redisson`](Builder::redisson).
     ///
     /// [cached]: crate::guide::cookbook#a-lock-that-one-process-uses-again-and-again
-    pub fn keep(mut self, time: Duration) -> Self {
-        self.config.options_mut().keep = time;
-        self
-    }
+    keep(time: Duration) = time;
 
+}
+
+// Those of the client.
+setters! { Builder, |builder| &mut builder.config;
     /// Sets the prefix of the keys of locks, so that no lock has the same key as an application's
     /// data. The key is the prefix followed by the name, so prefix `a` with name `bc` is the same
     /// lock as prefix `ab` with name `c`. To share locks with programs that use another library,
     /// set the prefix of their keys: an empty one for Redisson's `getLock(name)`.
     ///
     /// Defaults to `lock:`.
-    pub fn prefix(mut self, prefix: &str) -> Self {
-        self.config.prefix = prefix.into();
-        self
-    }
+    prefix(prefix: &str) = prefix.into();
 
     /// Sets whether wake-ups are exchanged with Redisson's `RLock`, for locks that a Java service
     /// shares under the same key (see [`prefix`](Builder::prefix)). Set it in every client that
@@ -121,10 +106,7 @@ impl Builder {
     /// Defaults to `false`. Has no effect in memory, on read-write locks and on semaphores; with
     /// [`open_redlock`](Builder::open_redlock), `true` is
     /// [`InvalidInput`](crate::Error::InvalidInput).
-    pub fn redisson(mut self, exchange: bool) -> Self {
-        self.config.redisson = exchange;
-        self
-    }
+    redisson(exchange: bool) = exchange;
 
     /// Sets how long the server keeps the [fence](crate::Guard::fence) counter of a name after its
     /// last hold began. Until then, each name takes 100 to 150 bytes if it has a dozen characters.
@@ -134,28 +116,19 @@ impl Builder {
     ///
     /// A time shorter than two leases of the lock, such as zero, means two leases. Defaults to 24
     /// hours. Has no effect in memory.
-    pub fn fence_life(mut self, time: Duration) -> Self {
-        self.config.fence_life = time;
-        self
-    }
+    fence_life(time: Duration) = time;
 
     /// Sets where a lock must be stored before the call that acquires it returns. While too few
     /// replicas or disks can acknowledge it, no lock can be acquired.
     ///
     /// Defaults to [`Durability::Memory`].
-    pub fn durability(mut self, durability: Durability) -> Self {
-        self.config.durability = durability;
-        self
-    }
+    durability(durability: Durability) = durability;
 
     /// Sets the beginning of the client's [id](crate::Client::id), such as a host name, which shows
     /// operators in Redis which program holds a lock.
     ///
     /// At most 256 bytes, without braces and control characters. Defaults to no label.
-    pub fn label(mut self, label: &str) -> Self {
-        self.config.label = label.into();
-        self
-    }
+    label(label: &str) = label.into();
 
     /// Sets a callback for every [`Event`]. A thread of its own delivers the events, and the lines
     /// for the logger of the `log` crate, in order, so a callback that blocks or panics does no
@@ -165,10 +138,7 @@ impl Builder {
     ///
     /// Defaults to no callback. The thread is then started by the first line that the logger's
     /// maximum level lets through.
-    pub fn on_event(mut self, callback: impl Fn(&Event) + Send + Sync + 'static) -> Self {
-        self.config.on_event = Some(Arc::new(callback));
-        self
-    }
+    on_event(callback: impl Fn(&Event) + Send + Sync + 'static) = Some(Arc::new(callback));
 
     /// Sets whether this client reports to the recorder of the `metrics` crate, which must be
     /// installed before the client is opened. [Monitoring](crate::guide::monitoring) lists the
@@ -177,39 +147,27 @@ impl Builder {
     ///
     /// Defaults to `false`.
     #[cfg(feature = "metrics")]
-    pub fn metrics(mut self, reports: bool) -> Self {
-        self.config.metrics = reports.then(Arc::default);
-        self
-    }
+    metrics(reports: bool) = reports.then(Arc::default);
 
     /// Sets whether the client is opened without any I/O. With `true` it opens even while the
     /// server is away, and the first call reports any problem with the server or the login.
     ///
     /// Defaults to `false`.
-    pub fn lazy(mut self, lazy: bool) -> Self {
-        self.config.lazy = lazy;
-        self
-    }
+    lazy(lazy: bool) = lazy;
 
     /// Sets how many connections the calls of all threads share. A connection is opened when it is
     /// first needed and is in use only while a request is in flight, never while a thread waits for
     /// a lock. The renewer's connection is not counted.
     ///
     /// From 1 to 10 000. Defaults to 8.
-    pub fn pool_size(mut self, connections: u32) -> Self {
-        self.config.pool_size = connections;
-        self
-    }
+    pool_size(connections: u32) = connections;
 
     /// Sets how long a pooled connection may be idle. It is closed up to 30 s after that time.
     /// `None` keeps connections open for as long as the client lives.
     ///
     /// Longer than zero. Defaults to 10 minutes. Has no effect with
     /// [`open_redlock`](Builder::open_redlock), whose clients have no spare connections.
-    pub fn idle_timeout(mut self, time: Option<Duration>) -> Self {
-        self.config.idle_timeout = time;
-        self
-    }
+    idle_timeout(time: Option<Duration>) = time;
 
     /// Sets the age at which a pooled connection is replaced, so that connections follow a host
     /// name to its new address. It is closed after its next request or, if it is idle, up to 30 s
@@ -217,38 +175,26 @@ impl Builder {
     ///
     /// Longer than zero. Defaults to 30 minutes. Has no effect with
     /// [`open_redlock`](Builder::open_redlock).
-    pub fn max_lifetime(mut self, age: Option<Duration>) -> Self {
-        self.config.max_lifetime = age;
-        self
-    }
+    max_lifetime(age: Option<Duration>) = age;
 
     /// Sets how long opening a connection may take, from looking up the host name to the end of the
     /// login.
     ///
     /// Defaults to 1 s.
-    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.config.connect_timeout = timeout;
-        self
-    }
+    connect_timeout(timeout: Duration) = timeout;
 
     /// Sets how long one request may take, from waiting for a connection to the last byte of the
     /// reply.
     ///
     /// At most a third of the lease. Defaults to 1 s plus the timeout of the
     /// [`durability`](Builder::durability), or to a third of the lease if that is less.
-    pub fn io_timeout(mut self, timeout: Duration) -> Self {
-        self.config.io_timeout = Some(timeout);
-        self
-    }
+    io_timeout(timeout: Duration) = Some(timeout);
 
     /// Sets how long calls without a deadline of their own keep retrying while a server reports a
     /// temporary condition, such as a restart, a failover or a long-running script.
     ///
     /// Defaults to 10 s.
-    pub fn retry_window(mut self, time: Duration) -> Self {
-        self.config.retry_window = time;
-        self
-    }
+    retry_window(time: Duration) = time;
 
     /// Sets the shortest and the longest pause between two attempts at a held lock, unless a
     /// wake-up ends the pause. Pauses grow at random between the two ([decorrelated
@@ -257,21 +203,58 @@ impl Builder {
     /// of at most 500 ms.
     ///
     /// Defaults to 5 ms and 500 ms.
-    pub fn backoff(mut self, min: Duration, max: Duration) -> Self {
-        self.config.backoff = (min, max);
-        self
-    }
+    backoff(min: Duration, max: Duration) = (min, max);
 
     /// Sets how long a thread may busy-wait for a reply before it sleeps, because waking a thread
     /// takes longer than a nearby server takes to reply. Threads do not spin for a server that
     /// usually takes longer than this, nor when that would leave no core free.
     ///
     /// Zero disables spinning. Defaults to 50 µs.
-    pub fn spin(mut self, time: Duration) -> Self {
-        self.config.spin = time;
-        self
-    }
+    spin(time: Duration) = time;
 
+    /// Sets a callback that provides user and password whenever a connection is opened, for tokens
+    /// that expire and passwords that are rotated. [Deployment][login] has an example, and says
+    /// when it is called. An error or a panic in it is the source of an
+    /// [`Unavailable`](crate::Error::Unavailable) error.
+    ///
+    /// Defaults to the login in the URLs. With a callback, that login is used only for sentinels.
+    /// Has no effect in memory.
+    ///
+    /// [login]: crate::guide::deployment#credentials
+    credentials(
+        callback: impl Fn() -> Result<Credentials, Box<dyn StdError + Send + Sync>>
+            + Send + Sync + 'static
+    ) = Some(CredentialsCallback::new(callback));
+
+    /// Sets the user (empty for the default user) and the password for the master that sentinels
+    /// name. The login in the URLs is then used only for the sentinels. Applies only to
+    /// [`open_sentinel`](Builder::open_sentinel).
+    ///
+    /// Must not be set together with [`credentials`](Builder::credentials). Defaults to the login
+    /// in the URLs.
+    master_login(user: &str, password: &str) = Some(Credentials::new(user, password));
+
+    /// Sets a function that translates the host and the port that a sentinel or a node of a cluster
+    /// announces into those at which the server can be reached: for servers in containers or behind
+    /// NAT. Over TLS, a server must have a certificate for the returned host, unless
+    /// `Tls::server_name` is set. The function is called often, by any thread, and must return at
+    /// once. If it panics, the announced address is used.
+    ///
+    /// Defaults to the announced addresses. Applies only to
+    /// [`open_sentinel`](Builder::open_sentinel) and [`open_cluster`](Builder::open_cluster), and
+    /// not to the addresses in their URLs.
+    address_map(map: impl Fn(&str, u16) -> (String, u16) + Send + Sync + 'static)
+        = AddressMap::new(map);
+
+    /// Sets which servers the client trusts at a `rediss://` URL, and the certificate it presents.
+    /// Requires the feature `tls`.
+    ///
+    /// Defaults to the system's certificate authorities and no client certificate.
+    #[cfg(feature = "tls")]
+    tls(tls: Tls) = Some(tls);
+}
+
+impl Builder {
     /// Switches off a mechanism that makes locks faster, for benchmarks that show what it gains.
     #[doc(hidden)]
     pub fn without(mut self, mechanism: Mechanism) -> Self {

@@ -43,6 +43,24 @@ pub enum Mechanism {
     SharedWrites,
 }
 
+/// Defines methods that set the field of the same name in what `$place` borrows from the owner.
+macro_rules! setters {
+    (
+        $owner:ident, $place:expr;
+        $($(#[$attribute:meta])* $name:ident($($argument:ident: $type:ty),+) = $value:expr;)+
+    ) => {
+        impl $owner {$(
+            $(#[$attribute])*
+            pub fn $name(mut self, $($argument: $type),+) -> Self {
+                let place: fn(&mut Self) -> &mut _ = $place;
+                place(&mut self).$name = $value;
+                self
+            }
+        )+}
+    };
+}
+pub(crate) use setters;
+
 /// The settings of a client, described where [`Builder`](crate::Builder) sets them. Several clients
 /// may be opened with the same settings.
 #[derive(Clone, Debug)]
@@ -191,7 +209,7 @@ pub(crate) struct LockOptions {
     /// As set by the user. The other options can still prevent that the client keeps the lock.
     pub(crate) keep: Duration,
     pub(crate) reentrant: bool,
-    pub(crate) canceller: Option<Canceller>,
+    pub(crate) cancelled_by: Option<Canceller>,
 }
 
 impl Default for LockOptions {
@@ -205,7 +223,7 @@ impl Default for LockOptions {
             tenure: None,
             keep: Duration::ZERO,
             reentrant: true,
-            canceller: None,
+            cancelled_by: None,
         }
     }
 }

@@ -1,6 +1,5 @@
 //! The election of a leader among clients.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Result;
@@ -54,7 +53,7 @@ impl Election {
         let mut handle = handle.without_keep();
         // `leader` shows the last token that was given out, so it must be the one of the current
         // term.
-        Arc::make_mut(&mut handle.options).tenure = Some(Duration::ZERO);
+        handle.options_mut().tenure = Some(Duration::ZERO);
         Self { handle }
     }
 

@@ -85,9 +85,13 @@ pub(crate) struct LockHandle {
 }
 
 impl LockHandle {
+    fn options_mut(&mut self) -> &mut LockOptions {
+        Arc::make_mut(&mut self.options)
+    }
+
     /// This handle, for locks that are never kept.
     fn without_keep(mut self) -> Self {
-        Arc::make_mut(&mut self.options).keep = Duration::ZERO;
+        self.options_mut().keep = Duration::ZERO;
         self
     }
 
@@ -110,56 +114,37 @@ impl LockHandle {
 /// Defines the option setters and the `Debug` that handles of every kind have.
 macro_rules! lock_options {
     ($lock:ident) => {
-        impl $lock {
+        $crate::config::setters! { $lock, |lock| lock.handle.options_mut();
             /// Sets the lease, as [`Builder::lease`](crate::Builder::lease) does for the client.
             #[must_use]
-            pub fn lease(mut self, lease: std::time::Duration) -> Self {
-                self.options_mut().lease = lease;
-                self
-            }
+            lease(lease: std::time::Duration) = lease;
 
             /// Sets whether the lease is renewed, as [`Builder::renew`](crate::Builder::renew) does
             /// for the client.
             #[must_use]
-            pub fn renew(mut self, renew: bool) -> Self {
-                self.options_mut().renew = renew;
-                self
-            }
+            renew(renew: bool) = renew;
 
             /// Sets the longest age of a hold, as [`Builder::max_hold`](crate::Builder::max_hold)
             /// does for the client.
             #[must_use]
-            pub fn max_hold(mut self, age: std::time::Duration) -> Self {
-                self.options_mut().max_hold = Some(age);
-                self
-            }
+            max_hold(age: std::time::Duration) = Some(age);
 
             /// Sets how long a call without a deadline of its own waits, as
             /// [`Builder::wait`](crate::Builder::wait) does for the client.
             #[must_use]
-            pub fn wait(mut self, time: std::time::Duration) -> Self {
-                self.options_mut().wait = Some(time);
-                self
-            }
+            wait(time: std::time::Duration) = Some(time);
 
             /// Lets a [`Canceller`](crate::Canceller) end the waits of this handle.
             #[must_use]
-            pub fn cancelled_by(
-                mut self,
-                canceller: &$crate::guards::canceller::Canceller,
-            ) -> Self {
-                self.options_mut().canceller = Some(canceller.clone());
-                self
-            }
+            cancelled_by(canceller: &$crate::guards::canceller::Canceller)
+                = Some(canceller.clone());
+        }
 
+        impl $lock {
             /// Returns the name; those of a set are separated by commas.
             #[must_use]
             pub fn name(&self) -> &str {
                 &self.handle.name
-            }
-
-            fn options_mut(&mut self) -> &mut $crate::config::LockOptions {
-                std::sync::Arc::make_mut(&mut self.handle.options)
             }
         }
 

@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
+use crate::config::setters;
 use crate::error::{Error, Result};
 use crate::guards::guard::{BelongsToItsThreadUseLockOwned, Guard};
 use crate::guards::holder::Holder;
@@ -43,22 +44,16 @@ pub struct Mutex {
 
 lock_options!(Mutex);
 
-impl Mutex {
+setters! { Mutex, |mutex| mutex.handle.options_mut();
     /// Sets whether a thread that holds this lock may lock it again, as
     /// [`Builder::reentrant`](crate::Builder::reentrant) does for the client.
     #[must_use]
-    pub fn reentrant(mut self, reentrant: bool) -> Self {
-        self.options_mut().reentrant = reentrant;
-        self
-    }
+    reentrant(reentrant: bool) = reentrant;
 
     /// Sets how long the client keeps the lock after its last use, as
     /// [`Builder::keep`](crate::Builder::keep) does for all locks.
     #[must_use]
-    pub fn keep(mut self, time: Duration) -> Self {
-        self.options_mut().keep = time;
-        self
-    }
+    keep(time: Duration) = time;
 
     /// Keeps the lock taken for at least this time after it was acquired. If the hold is released
     /// earlier, no client gets the lock until then, and neither does the same thread.
@@ -80,11 +75,10 @@ impl Mutex {
     /// At most 365 days, and at most [`max_hold`](Mutex::max_hold). Defaults to zero: a released
     /// lock is free at once.
     #[must_use]
-    pub fn hold_at_least(mut self, time: Duration) -> Self {
-        self.options_mut().hold_at_least = Some(time);
-        self
-    }
+    hold_at_least(time: Duration) = Some(time);
+}
 
+impl Mutex {
     /// Acquires the lock as [`Client::lock`](crate::Client::lock) does, with these options.
     ///
     /// # Errors

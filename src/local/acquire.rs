@@ -149,7 +149,7 @@ pub(super) fn check(shared: &Shared, name: &str, options: &LockOptions) -> Resul
     shared.check_process()?;
     check_name(&shared.config.prefix, name)?;
     options.check(&shared.config)?;
-    if let Some(canceller) = &options.canceller {
+    if let Some(canceller) = &options.cancelled_by {
         canceller.check(name)?;
     }
     if shared.wait_queues.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(()) }

@@ -173,7 +173,7 @@ impl Caller {
             thread,
             terms: Terms::new(options),
             times,
-            canceller: options.canceller.clone(),
+            canceller: options.cancelled_by.clone(),
             in_set: false,
             begin: Instant::now(),
             wait,
