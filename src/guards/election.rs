@@ -5,8 +5,7 @@ use std::time::Duration;
 use crate::error::Result;
 use crate::guards::guard::guard;
 use crate::guards::holder::Leader;
-use crate::guards::{Held, LockHandle, lock_options};
-use crate::local::call::Wait;
+use crate::guards::{Held, LockHandle, lock_options, waits};
 use crate::local::status;
 use crate::store::hold_id::HoldKind;
 
@@ -48,6 +47,22 @@ pub struct Term {
 
 guard!(Term with held, depth, fence, wanted);
 
+waits! { Election => Term, |_| HoldKind::Lock;
+    /// Blocks the current thread until this client is the leader, or until [`wait`](Election::wait)
+    /// has passed. Candidates lead in the order in which they arrived.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Client::lock_owned`](crate::Client::lock_owned).
+    campaign;
+
+    /// Attempts to become the leader without waiting. Returns `None` if there is one. Blocks for
+    /// one round trip.
+    try_campaign;
+
+    try_campaign_for;
+}
+
 impl Election {
     pub(crate) fn new(handle: LockHandle) -> Self {
         let mut handle = handle.without_keep();
@@ -55,36 +70,6 @@ impl Election {
         // term.
         handle.options_mut().tenure = Some(Duration::ZERO);
         Self { handle }
-    }
-
-    /// Blocks the current thread until this client is the leader, or until [`wait`](Election::wait)
-    /// has passed. Candidates lead in the order in which they arrived.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`Client::lock_owned`](crate::Client::lock_owned).
-    pub fn campaign(&self) -> Result<Term> {
-        self.handle.wait_for(HoldKind::Lock)
-    }
-
-    /// Attempts to become the leader without waiting. Returns `None` if there is one. Blocks for
-    /// one round trip.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`campaign`](Election::campaign), except for `Timeout`.
-    pub fn try_campaign(&self) -> Result<Option<Term>> {
-        self.handle.acquire(HoldKind::Lock, Wait::No)
-    }
-
-    /// Blocks the current thread until this client is the leader or `wait` has passed. Returns
-    /// `None` in the latter case.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`campaign`](Election::campaign), except for `Timeout`.
-    pub fn try_campaign_for(&self, wait: Duration) -> Result<Option<Term>> {
-        self.handle.acquire(HoldKind::Lock, Wait::at_most(Some(wait)))
     }
 
     /// Returns the leader, or `None` if there is none. Blocks for the server's reply.

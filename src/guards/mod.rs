@@ -158,6 +158,56 @@ macro_rules! lock_options {
 }
 pub(crate) use lock_options;
 
+/// Defines the three ways to acquire a hold of one kind that belongs to no thread.
+macro_rules! waits {
+    (
+        $lock:ident => $guard:ident, |$this:pat_param| $kind:expr;
+        $(#[$docs:meta])* $wait:ident;
+        $(#[$try_docs:meta])* $try:ident;
+        $try_for:ident;
+    ) => {
+        impl $lock {
+            $(#[$docs])*
+            pub fn $wait(&self) -> $crate::error::Result<$guard> {
+                let $this = self;
+                self.handle.wait_for($kind)
+            }
+
+            $(#[$try_docs])*
+            ///
+            /// # Errors
+            ///
+            #[doc = $crate::guards::waits!(@errors_of $wait)]
+            pub fn $try(&self) -> $crate::error::Result<Option<$guard>> {
+                let $this = self;
+                self.handle.acquire($kind, $crate::local::call::Wait::No)
+            }
+
+            #[doc = concat!("Like [`", stringify!($wait), "`](Self::", stringify!($wait), "), but")]
+            /// waits for at most `wait`, and returns `None` if that time passes first.
+            /// [`Client::try_lock_for`](crate::Client::try_lock_for) says what the time covers.
+            ///
+            /// # Errors
+            ///
+            #[doc = $crate::guards::waits!(@errors_of $wait)]
+            pub fn $try_for(
+                &self,
+                wait: std::time::Duration,
+            ) -> $crate::error::Result<Option<$guard>> {
+                let $this = self;
+                self.handle.acquire($kind, $crate::local::call::Wait::at_most(Some(wait)))
+            }
+        }
+    };
+    (@errors_of $wait:ident) => {
+        concat!(
+            "The same as [`", stringify!($wait), "`](Self::", stringify!($wait),
+            "), except for `Timeout`."
+        )
+    };
+}
+pub(crate) use waits;
+
 /// A guard of any kind, for code that treats a lock, a side of a read-write lock, a permit, a term
 /// and a set of locks alike. The methods are those that each of these guards has itself.
 ///

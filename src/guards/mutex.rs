@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::guards::guard::{BelongsToItsThreadUseLockOwned, Guard};
 use crate::guards::holder::Holder;
 use crate::guards::owned_guard::OwnedGuard;
-use crate::guards::{Held, LockHandle, lock_options};
+use crate::guards::{Held, LockHandle, lock_options, waits};
 use crate::local::call::Wait;
 use crate::local::hold_requests::Level;
 use crate::local::{acquire, release, status};
@@ -139,34 +139,6 @@ impl Mutex {
         self.try_lock()?.map(|guard| run(guard, work)).transpose()
     }
 
-    /// Acquires the lock as [`Client::lock_owned`](crate::Client::lock_owned) does.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`lock`](Mutex::lock), except for `Lost`.
-    pub fn lock_owned(&self) -> Result<OwnedGuard> {
-        self.handle.wait_for(HoldKind::Lock)
-    }
-
-    /// Attempts to acquire the lock as [`Client::try_lock_owned`](crate::Client::try_lock_owned)
-    /// does.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`lock_owned`](Mutex::lock_owned), except for `Timeout`.
-    pub fn try_lock_owned(&self) -> Result<Option<OwnedGuard>> {
-        self.handle.acquire(HoldKind::Lock, Wait::No)
-    }
-
-    /// Acquires the lock as [`Client::try_lock_owned_for`](crate::Client::try_lock_owned_for) does.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`lock_owned`](Mutex::lock_owned), except for `Timeout`.
-    pub fn try_lock_owned_for(&self, wait: Duration) -> Result<Option<OwnedGuard>> {
-        self.handle.acquire(HoldKind::Lock, Wait::at_most(Some(wait)))
-    }
-
     /// Returns `true` if any client holds the lock, or if it stays taken after a hold. Blocks for
     /// the server's reply.
     ///
@@ -224,6 +196,21 @@ impl Mutex {
             Guard { held, depth, _not_send: BelongsToItsThreadUseLockOwned(PhantomData) }
         }))
     }
+}
+
+waits! { Mutex => OwnedGuard, |_| HoldKind::Lock;
+    /// Acquires the lock as [`Client::lock_owned`](crate::Client::lock_owned) does.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`lock`](Mutex::lock), except for `Lost`.
+    lock_owned;
+
+    /// Attempts to acquire the lock as [`Client::try_lock_owned`](crate::Client::try_lock_owned)
+    /// does.
+    try_lock_owned;
+
+    try_lock_owned_for;
 }
 
 /// Runs `work` under a lock, then releases it or hands it off to the next thread.

@@ -1,12 +1,9 @@
 //! A lock for many readers or one writer.
 
-use std::time::Duration;
-
 use crate::error::Result;
 use crate::guards::guard::guard;
-use crate::guards::{Held, LockHandle, lock_options};
+use crate::guards::{Held, LockHandle, lock_options, waits};
 use crate::local::adoption;
-use crate::local::call::Wait;
 use crate::store::hold_id::HoldKind;
 
 /// A read-write lock: any number of readers, or one writer. Created by
@@ -70,7 +67,9 @@ impl RwLock {
     pub(crate) fn new(handle: LockHandle) -> Self {
         Self { handle: handle.without_keep() }
     }
+}
 
+waits! { RwLock => ReadGuard, |_| HoldKind::Read;
     /// Acquires the lock for reading, blocking the current thread until no writer holds it and none
     /// that arrived earlier waits for it, or until [`wait`](RwLock::wait) has passed.
     ///
@@ -79,30 +78,16 @@ impl RwLock {
     /// The same as [`Client::lock`](crate::Client::lock), except for `Lost`; and
     /// [`InvalidInput`](crate::Error::InvalidInput) if an option is invalid, or over several
     /// independent servers.
-    pub fn read(&self) -> Result<ReadGuard> {
-        self.handle.wait_for(HoldKind::Read)
-    }
+    read;
 
     /// Attempts to acquire the lock for reading without waiting. Returns `None` if a writer holds
     /// it or waits for it. Blocks for one round trip.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`read`](RwLock::read), except for `Timeout`.
-    pub fn try_read(&self) -> Result<Option<ReadGuard>> {
-        self.handle.acquire(HoldKind::Read, Wait::No)
-    }
+    try_read;
 
-    /// Acquires the lock for reading, blocking the current thread until it is able to do so or
-    /// `wait` has passed. Returns `None` in the latter case.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`read`](RwLock::read), except for `Timeout`.
-    pub fn try_read_for(&self, wait: Duration) -> Result<Option<ReadGuard>> {
-        self.handle.acquire(HoldKind::Read, Wait::at_most(Some(wait)))
-    }
+    try_read_for;
+}
 
+waits! { RwLock => WriteGuard, |_| HoldKind::Write;
     /// Acquires the lock for writing, blocking the current thread until no other reader or writer
     /// holds it and none that arrived earlier waits for it, or until [`wait`](RwLock::wait) has
     /// passed.
@@ -110,29 +95,13 @@ impl RwLock {
     /// # Errors
     ///
     /// The same as [`read`](RwLock::read).
-    pub fn write(&self) -> Result<WriteGuard> {
-        self.handle.wait_for(HoldKind::Write)
-    }
+    write;
 
     /// Attempts to acquire the lock for writing without waiting. Returns `None` if another reader
     /// or writer holds it or waits for it. Blocks for one round trip.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`read`](RwLock::read), except for `Timeout`.
-    pub fn try_write(&self) -> Result<Option<WriteGuard>> {
-        self.handle.acquire(HoldKind::Write, Wait::No)
-    }
+    try_write;
 
-    /// Acquires the lock for writing, blocking the current thread until it is able to do so or
-    /// `wait` has passed. Returns `None` in the latter case.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`read`](RwLock::read), except for `Timeout`.
-    pub fn try_write_for(&self, wait: Duration) -> Result<Option<WriteGuard>> {
-        self.handle.acquire(HoldKind::Write, Wait::at_most(Some(wait)))
-    }
+    try_write_for;
 }
 
 impl ReadGuard {

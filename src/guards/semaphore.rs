@@ -1,11 +1,8 @@
 //! A lock with a limited number of permits.
 
-use std::time::Duration;
-
 use crate::error::{Error, Result};
 use crate::guards::guard::guard;
-use crate::guards::{Held, LockHandle, lock_options};
-use crate::local::call::Wait;
+use crate::guards::{Held, LockHandle, lock_options, waits};
 use crate::local::status;
 use crate::store::hold_id::HoldKind;
 
@@ -52,11 +49,7 @@ pub struct Permit {
 
 guard!(Permit with held);
 
-impl Semaphore {
-    pub(crate) fn new(handle: LockHandle, permits: u32) -> Self {
-        Self { handle: handle.without_keep(), permits }
-    }
-
+waits! { Semaphore => Permit, |semaphore| semaphore.kind()?;
     /// Acquires a permit, blocking the current thread until it is able to do so or
     /// [`wait`](Semaphore::wait) has passed.
     ///
@@ -65,28 +58,18 @@ impl Semaphore {
     /// The same as [`Client::lock`](crate::Client::lock), except for `Lost`; and
     /// [`InvalidInput`](Error::InvalidInput) for 0 permits or another invalid option, or over
     /// several independent servers.
-    pub fn acquire(&self) -> Result<Permit> {
-        self.handle.wait_for(self.kind()?)
-    }
+    acquire;
 
     /// Attempts to acquire a permit without waiting. Returns `None` if none is free, or if waiting
     /// clients need the free ones. Blocks for one round trip.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`acquire`](Semaphore::acquire), except for `Timeout`.
-    pub fn try_acquire(&self) -> Result<Option<Permit>> {
-        self.handle.acquire(self.kind()?, Wait::No)
-    }
+    try_acquire;
 
-    /// Acquires a permit, blocking the current thread until it is able to do so or `wait` has
-    /// passed. Returns `None` in the latter case.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`acquire`](Semaphore::acquire), except for `Timeout`.
-    pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<Permit>> {
-        self.handle.acquire(self.kind()?, Wait::at_most(Some(wait)))
+    try_acquire_for;
+}
+
+impl Semaphore {
+    pub(crate) fn new(handle: LockHandle, permits: u32) -> Self {
+        Self { handle: handle.without_keep(), permits }
     }
 
     /// Returns how many of this handle's permits are free; zero if more are held than it allows.
