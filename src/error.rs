@@ -201,6 +201,15 @@ impl Error {
         Self::InvalidInput(format!("{argument}: {allowed}"))
     }
 
+    /// Returns an error that names an argument and its allowed values, unless its value is valid.
+    pub(crate) fn require(
+        is_valid: bool,
+        argument: &str,
+        allowed: impl fmt::Display,
+    ) -> Result<()> {
+        if is_valid { Ok(()) } else { Err(Self::invalid(argument, allowed)) }
+    }
+
     pub(crate) fn no_thread(source: io::Error) -> Self {
         Self::system("start a thread", source)
     }

@@ -48,9 +48,7 @@ fn sentinel(
     urls: Vec<String>,
     master: &str,
 ) -> Result<Shared> {
-    if master.is_empty() {
-        return Err(Error::invalid("master", "must not be empty"));
-    }
+    Error::require(!master.is_empty(), "master", "must not be empty")?;
     let sentinels = sentinels::parse(urls, &config)?;
     let endpoint = master_endpoint(&sentinels, &config)?;
     let connections = |sentinel| servers.connections(sentinel);
@@ -66,9 +64,7 @@ fn cluster(config: Config, servers: &ServerFactory, seeds: Vec<String>) -> Resul
 }
 
 fn redlock(config: Config, servers: &ServerFactory, urls: Vec<String>) -> Result<Shared> {
-    if config.redisson {
-        return Err(Error::invalid("redisson", "must be `false` on independent servers"));
-    }
+    Error::require(!config.redisson, "redisson", "must be `false` on independent servers")?;
     let endpoints = Endpoint::parse_all("urls", urls, &config)?;
     let store = Quorum::new(endpoints, &config, servers);
     let reached = insist(&config, || store.ping(end_of(config.connect_timeout)));
@@ -82,9 +78,8 @@ fn redlock(config: Config, servers: &ServerFactory, urls: Vec<String>) -> Result
 /// Locks in this process only.
 pub(crate) fn in_memory(config: Config, server: &MemoryServer) -> Result<Shared> {
     let config = prepare(config)?;
-    if config.durability != Durability::Memory {
-        return Err(Error::invalid("durability", "must be `Memory` in memory"));
-    }
+    let in_memory = config.durability == Durability::Memory;
+    Error::require(in_memory, "durability", "must be `Memory` in memory")?;
     let store = Memory::new(server, &config);
     insist(&config, || store.ping(end_of(config.connect_timeout)))?;
     Shared::start(config, Arc::new(store), false, Pools::default())
@@ -123,13 +118,9 @@ fn master_endpoint(sentinels: &[Endpoint], config: &Config) -> Result<Endpoint> 
         Some(login) => sentinel.with_login(login),
     };
     let first = at_master(&sentinels[0]);
-    if !sentinels.iter().all(|other| first.has_login_of(&at_master(other))) {
-        return Err(Error::invalid(
-            "sentinels",
-            "must have the same database, client name, user and password for the master",
-        ));
-    }
-    Ok(first)
+    let are_same = sentinels.iter().all(|other| first.has_login_of(&at_master(other)));
+    let why = "must have the same database, client name, user and password for the master";
+    Error::require(are_same, "sentinels", why).map(|()| first)
 }
 
 /// Retries reaching the servers for as long as a call without a deadline would. A lazy client does

@@ -63,10 +63,7 @@ impl Durability {
             Self::Memory => return Ok(()),
             Self::Replicas { acks, .. } => acks > 0,
         };
-        if !demands || self.timeout().is_zero() {
-            let why = "must require a disk or a replica, with a timeout longer than zero";
-            return Err(Error::invalid("durability", why));
-        }
-        Ok(())
+        let why = "must require a disk or a replica, with a timeout longer than zero";
+        Error::require(demands && !self.timeout().is_zero(), "durability", why)
     }
 }

@@ -135,9 +135,8 @@ impl Config {
     pub(crate) fn check(&self) -> Result<()> {
         self.durability.check()?;
         self.options.check(self)?;
-        if !(1..=POOL_MAX).contains(&self.pool_size) {
-            return Err(Error::invalid("pool_size", format_args!("must be 1 to {POOL_MAX}")));
-        }
+        let has_pool = (1..=POOL_MAX).contains(&self.pool_size);
+        Error::require(has_pool, "pool_size", format_args!("must be 1 to {POOL_MAX}"))?;
         for (argument, value) in [
             ("connect_timeout", self.connect_timeout),
             ("retry_window", self.retry_window),
@@ -145,22 +144,15 @@ impl Config {
             ("idle_timeout", self.idle_timeout.unwrap_or(Duration::MAX)),
             ("max_lifetime", self.max_lifetime.unwrap_or(Duration::MAX)),
         ] {
-            if value.is_zero() {
-                return Err(Error::invalid(argument, "must be longer than zero"));
-            }
+            Error::require(!value.is_zero(), argument, "must be longer than zero")?;
         }
-        if self.backoff.0 > self.backoff.1 {
-            return Err(Error::invalid("backoff", "min must not be longer than max"));
-        }
-        if self.prefix.len() > NAME_MAX || self.prefix.starts_with(RESERVED) {
-            return Err(Error::invalid(
-                "prefix",
-                format_args!("must be at most {NAME_MAX} bytes and not begin with {RESERVED:?}"),
-            ));
-        }
-        if self.master_login.is_some() && self.credentials.is_some() {
-            return Err(Error::invalid("master_login", "must not be set along with `credentials`"));
-        }
+        let (min, max) = self.backoff;
+        Error::require(min <= max, "backoff", "min must not be longer than max")?;
+        let is_prefix = self.prefix.len() <= NAME_MAX && !self.prefix.starts_with(RESERVED);
+        let why = format_args!("must be at most {NAME_MAX} bytes and not begin with {RESERVED:?}");
+        Error::require(is_prefix, "prefix", why)?;
+        let has_one_login = self.master_login.is_none() || self.credentials.is_none();
+        Error::require(has_one_login, "master_login", "must not be set along with `credentials`")?;
         check_label(&self.label)
     }
 
@@ -185,15 +177,12 @@ impl Config {
 
 /// Returns an error if no client can have this label.
 pub(crate) fn check_label(label: &str) -> Result<()> {
-    if label.len() > LABEL_MAX {
-        return Err(Error::invalid("label", format_args!("must be at most {LABEL_MAX} bytes")));
-    }
+    let is_short = label.len() <= LABEL_MAX;
+    Error::require(is_short, "label", format_args!("must be at most {LABEL_MAX} bytes"))?;
     // The label is part of channel names, where braces would determine the hash slot.
-    if label.contains(|c: char| matches!(c, '{' | '}') || c.is_control()) {
-        let why = "must have neither braces nor control characters";
-        return Err(Error::invalid("label", why));
-    }
-    Ok(())
+    let is_bad = |c: char| matches!(c, '{' | '}') || c.is_control();
+    let why = "must have neither braces nor control characters";
+    Error::require(!label.contains(is_bad), "label", why)
 }
 
 /// The options of a lock: the client's, or those of one `Mutex`, whose methods describe them.
@@ -230,40 +219,26 @@ impl Default for LockOptions {
 
 impl LockOptions {
     pub(crate) fn check(&self, config: &Config) -> Result<()> {
-        if !(LEASE_MIN..=LEASE_MAX).contains(&self.lease) {
-            return Err(Error::invalid("lease", "must be 10 ms to 365 days"));
-        }
-        if self.max_hold.is_some_and(|hold| hold < LEASE_MIN) {
-            return Err(Error::invalid("max_hold", "must be at least 10 ms"));
-        }
-        if self.tenure.is_some_and(|tenure| tenure > self.lease / 3) {
-            return Err(Error::invalid("tenure", "must be at most a third of the lease"));
-        }
-        if self.keep > self.lease {
-            return Err(Error::invalid("keep", "must be at most the lease"));
-        }
-        if config.redisson && !self.keep.is_zero() {
-            return Err(Error::invalid("keep", "must not be set along with `redisson`"));
-        }
-        let longest = self.max_hold.unwrap_or(LEASE_MAX).min(LEASE_MAX);
-        if self.hold_at_least.is_some_and(|time| time > longest) {
-            let why = "must be at most 365 days, and not longer than max_hold";
-            return Err(Error::invalid("hold_at_least", why));
-        }
-        if config.io_timeout.is_some_and(|io| io.is_zero() || io > self.lease / 3) {
-            return Err(Error::invalid(
-                "io_timeout",
-                "must be longer than zero and at most a third of the lease",
-            ));
-        }
-        let waits = !matches!(config.durability, Durability::Memory);
-        if waits && config.durability.timeout() >= config.io_timeout(self.first_lease()) {
-            return Err(Error::invalid(
-                "durability",
-                "must have a timeout shorter than the io_timeout and a third of the lease",
-            ));
-        }
-        Ok(())
+        let Self { lease, keep, .. } = *self;
+        let is_lease = (LEASE_MIN..=LEASE_MAX).contains(&lease);
+        Error::require(is_lease, "lease", "must be 10 ms to 365 days")?;
+        let max_hold = self.max_hold.unwrap_or(LEASE_MAX);
+        Error::require(max_hold >= LEASE_MIN, "max_hold", "must be at least 10 ms")?;
+        let tenure = self.tenure.unwrap_or_default();
+        Error::require(tenure <= lease / 3, "tenure", "must be at most a third of the lease")?;
+        Error::require(keep <= lease, "keep", "must be at most the lease")?;
+        let is_alone = keep.is_zero() || !config.redisson;
+        Error::require(is_alone, "keep", "must not be set along with `redisson`")?;
+        let least = self.hold_at_least.unwrap_or_default();
+        let why = "must be at most 365 days, and not longer than max_hold";
+        Error::require(least <= max_hold.min(LEASE_MAX), "hold_at_least", why)?;
+        let fits = config.io_timeout.is_none_or(|io| !io.is_zero() && io <= lease / 3);
+        let why = "must be longer than zero and at most a third of the lease";
+        Error::require(fits, "io_timeout", why)?;
+        let fits = matches!(config.durability, Durability::Memory)
+            || config.durability.timeout() < config.io_timeout(self.first_lease());
+        let why = "must have a timeout shorter than the io_timeout and a third of the lease";
+        Error::require(fits, "durability", why)
     }
 
     /// Returns the duration of a hold's first lease, which `max_hold` limits too.

@@ -58,11 +58,9 @@ type Options = Vec<(String, String)>;
 /// several hosts. Returns also the settings in the query.
 fn parse(url: &str) -> Result<(Deployment, Options)> {
     let Some((scheme, topology, rest)) = split_scheme(url) else {
-        if redis::parse_redis_url(url).is_none() {
-            let why = "must be redis[s]://host[:port][/db], unix:///path, or several hosts as in \
-                       redis+sentinel://, redis+cluster:// or redis+redlock://";
-            return Err(Error::invalid("url", why));
-        }
+        let why = "must be redis[s]://host[:port][/db], unix:///path, or several hosts as in \
+                   redis+sentinel://, redis+cluster:// or redis+redlock://";
+        Error::require(redis::parse_redis_url(url).is_some(), "url", why)?;
         let (url, options) = split_options(url)?;
         return Ok((Deployment::Server { url }, options));
     };
@@ -103,31 +101,25 @@ fn split_master(tail: &str) -> Result<(String, String)> {
     let (master, database) = path.split_once('/').unwrap_or((path, ""));
     // What Redis allows.
     let is_name = |char: char| char.is_ascii_alphanumeric() || ".-_".contains(char);
-    if master.is_empty() || !master.chars().all(is_name) {
-        let why = "must name the master, as in redis+sentinel://host,host/master[/database]";
-        return Err(Error::invalid("url", why));
-    }
+    let is_master = !master.is_empty() && master.chars().all(is_name);
+    let why = "must name the master, as in redis+sentinel://host,host/master[/database]";
+    Error::require(is_master, "url", why)?;
     Ok((master.into(), format!("/{database}{rest}")))
 }
 
 /// Takes the settings of the client out of the query of a URL. A URL that cannot be parsed is
 /// returned unchanged.
 fn split_options(url: &str) -> Result<(String, Options)> {
-    let Some(mut parsed) = redis::parse_redis_url(url) else { return Ok((url.into(), Vec::new())) };
-    match parsed.query() {
-        None => return Ok((url.into(), Vec::new())),
-        Some(query) if query.contains('@') => {
-            // It may be the end of a password, which no error repeats.
-            let why = "must have %40 for an `@` in the query, and %3F for a `?` in a password";
-            return Err(Error::invalid("url", why));
-        }
-        Some(query) if !is_encoded(query) || parsed.query_pairs().any(is_broken) => {
-            let why = "must have two hexadecimal digits after each `%` in the query, for a byte of \
-                       UTF-8, and %25 for a `%`";
-            return Err(Error::invalid("url", why));
-        }
-        Some(_) => {}
-    }
+    let parsed = redis::parse_redis_url(url).filter(|parsed| parsed.query().is_some());
+    let Some(mut parsed) = parsed else { return Ok((url.into(), Vec::new())) };
+    let query = parsed.query().unwrap_or_default();
+    // It may be the end of a password, which no error repeats.
+    let why = "must have %40 for an `@` in the query, and %3F for a `?` in a password";
+    Error::require(!query.contains('@'), "url", why)?;
+    let is_encoded = is_encoded(query) && !parsed.query_pairs().any(is_broken);
+    let why = "must have two hexadecimal digits after each `%` in the query, for a byte of UTF-8, \
+               and %25 for a `%`";
+    Error::require(is_encoded, "url", why)?;
     let is_own = |(name, _): &(String, String)| is_connection_option(parsed.scheme(), name);
     let (own, options): (Options, Options) = parsed.query_pairs().into_owned().partition(is_own);
     parsed.set_query(None);
@@ -162,16 +154,13 @@ pub(crate) fn apply(
     for (name, text) in options {
         // The short form in URLs of other programs.
         let name = if name == "pool" { "pool_size" } else { &name };
-        if !name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_') {
-            // If an `=` is missing, a secret may be part of the name.
-            return Err(Error::invalid("a setting", "must have a name of letters and `_`"));
-        }
+        // If an `=` is missing, a secret may be part of the name.
+        let is_name = name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+        Error::require(is_name, "a setting", "must have a name of letters and `_`")?;
         let result = set(config, name, &text);
         // A text may be a secret, so it is not repeated.
         result.map_err(|why| Error::invalid(name, why))?;
-        if !known.insert(name.to_owned()) {
-            return Err(Error::invalid(name, "must not be set twice"));
-        }
+        Error::require(known.insert(name.to_owned()), name, "must not be set twice")?;
     }
     Ok(())
 }

@@ -49,9 +49,8 @@ guard!(OwnedGuard with held, depth, fence, wanted);
 
 impl OwnedGuard {
     pub(crate) fn adopt(shared: &Arc<Shared>, ticket: &Ticket) -> Result<Self> {
-        if *ticket.prefix != *shared.config.prefix {
-            return Err(Error::invalid("ticket", "must come from a client with the same prefix"));
-        }
+        let is_ours = *ticket.prefix == *shared.config.prefix;
+        Error::require(is_ours, "ticket", "must come from a client with the same prefix")?;
         let hold = adoption::adopt(shared, &ticket.hold)?;
         let (shared, name) = (shared.clone(), hold.id.name.clone());
         Ok(Self { held: Held { shared, name, holds: [hold], released: false } })

@@ -86,9 +86,7 @@ impl Semaphore {
     }
 
     fn kind(&self) -> Result<HoldKind> {
-        if self.permits == 0 {
-            return Err(Error::invalid("permits", "must be at least 1"));
-        }
+        Error::require(self.permits > 0, "permits", "must be at least 1")?;
         Ok(HoldKind::Permit { of: self.permits })
     }
 }

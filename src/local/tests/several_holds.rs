@@ -72,7 +72,7 @@ fn leave_during(outcomes: &[Outcome]) {
     let scene = scene();
     let writer = acquire_kind(&scene, HoldKind::Write);
     let canceller = Canceller::new();
-    let impatient = LockOptions { canceller: Some(canceller.clone()), ..scene.options.clone() };
+    let impatient = LockOptions { cancelled_by: Some(canceller.clone()), ..scene.options.clone() };
     thread::scope(|scope| {
         let head = scope.spawn(|| acquire_kind(&scene, HoldKind::Read));
         wait_until(&scene, 1);
