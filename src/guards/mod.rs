@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::LockOptions;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::guards::watches::Lost;
 use crate::local::call::Wait;
 use crate::local::hold::Hold;
@@ -97,17 +97,17 @@ impl LockHandle {
 
     /// Acquires a hold that belongs to no thread. Returns `None` if the wait ends first.
     fn acquire<G: From<Held>>(&self, kind: HoldKind, wait: Wait) -> Result<Option<G>> {
-        let Self { shared, name, options } = self;
-        let hold = acquire::owned(shared, kind, name, options, wait)?;
-        let (shared, name) = (shared.clone(), name.clone());
-        Ok(hold.map(|hold| Held { shared, name, holds: [hold], released: false }.into()))
+        let hold = acquire::owned(&self.shared, kind, &self.name, &self.options, wait)?;
+        Ok(hold.map(|hold| self.held([hold]).into()))
     }
 
-    /// As `acquire`, for as long as the options allow.
-    fn wait_for<G: From<Held>>(&self, kind: HoldKind) -> Result<G> {
-        let wait = Wait::at_most(self.options.wait);
-        let guard = self.acquire(kind, wait)?;
-        guard.ok_or_else(|| status::timed_out(&self.shared, kind, &self.name, wait))
+    fn held<H: AsRef<[Arc<Hold>]>>(&self, holds: H) -> Held<H> {
+        Held { shared: self.shared.clone(), name: self.name.clone(), holds, released: false }
+    }
+
+    /// The error of a call that has waited without getting the lock.
+    fn timed_out(&self, wait: Wait, has_holder: bool) -> Error {
+        status::timed_out(&self.shared, &self.name, wait, has_holder)
     }
 }
 
@@ -158,19 +158,21 @@ macro_rules! lock_options {
 }
 pub(crate) use lock_options;
 
-/// Defines the three ways to acquire a hold of one kind that belongs to no thread.
+/// Defines the three ways to acquire a guard, by a function of the handle and the wait. Only of a
+/// lock with one owner does the error of a wait name the holder.
 macro_rules! waits {
     (
-        $lock:ident => $guard:ident, |$this:pat_param| $kind:expr;
+        $lock:ident => $guard:ident, has_holder: $has_holder:literal, $acquire:expr;
         $(#[$docs:meta])* $wait:ident;
         $(#[$try_docs:meta])* $try:ident;
-        $try_for:ident;
+        $(#[$try_for_docs:meta])* $try_for:ident;
     ) => {
         impl $lock {
             $(#[$docs])*
             pub fn $wait(&self) -> $crate::error::Result<$guard> {
-                let $this = self;
-                self.handle.wait_for($kind)
+                let acquire: fn(&Self, _) -> _ = $acquire;
+                let wait = $crate::local::call::Wait::at_most(self.handle.options.wait);
+                acquire(self, wait)?.ok_or_else(|| self.handle.timed_out(wait, $has_holder))
             }
 
             $(#[$try_docs])*
@@ -179,13 +181,13 @@ macro_rules! waits {
             ///
             #[doc = $crate::guards::waits!(@errors_of $wait)]
             pub fn $try(&self) -> $crate::error::Result<Option<$guard>> {
-                let $this = self;
-                self.handle.acquire($kind, $crate::local::call::Wait::No)
+                let acquire: fn(&Self, _) -> _ = $acquire;
+                acquire(self, $crate::local::call::Wait::No)
             }
 
             #[doc = concat!("Like [`", stringify!($wait), "`](Self::", stringify!($wait), "), but")]
             /// waits for at most `wait`, and returns `None` if that time passes first.
-            /// [`Client::try_lock_for`](crate::Client::try_lock_for) says what the time covers.
+            $(#[$try_for_docs])*
             ///
             /// # Errors
             ///
@@ -194,8 +196,8 @@ macro_rules! waits {
                 &self,
                 wait: std::time::Duration,
             ) -> $crate::error::Result<Option<$guard>> {
-                let $this = self;
-                self.handle.acquire($kind, $crate::local::call::Wait::at_most(Some(wait)))
+                let acquire: fn(&Self, _) -> _ = $acquire;
+                acquire(self, $crate::local::call::Wait::at_most(Some(wait)))
             }
         }
     };

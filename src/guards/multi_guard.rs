@@ -1,11 +1,10 @@
 //! Several locks that are acquired and held together.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::guards::guard::guard;
-use crate::guards::{Held, LockHandle, lock_options};
+use crate::guards::{Held, LockHandle, lock_options, waits};
 use crate::local::acquire_all;
 use crate::local::call::Wait;
 use crate::local::current_hold::OverChannel;
@@ -39,40 +38,25 @@ pub struct MultiMutex {
 
 lock_options!(MultiMutex);
 
-impl MultiMutex {
+waits! { MultiMutex => MultiGuard, has_holder: false, Self::acquire;
     /// Acquires all locks or none as [`Client::lock_all`](crate::Client::lock_all) does.
     ///
     /// # Errors
     ///
     /// The same as [`Client::lock_all`](crate::Client::lock_all), and
-    /// [`InvalidInput`](Error::InvalidInput) if an option is invalid.
-    pub fn lock(&self) -> Result<MultiGuard> {
-        let wait = Wait::at_most(self.handle.options.wait);
-        self.acquire(wait)?.ok_or_else(|| Error::Timeout { name: self.name().into(), holder: None })
-    }
+    /// [`InvalidInput`](crate::Error::InvalidInput) if an option is invalid.
+    lock;
 
     /// Attempts to acquire all locks or none as
     /// [`Client::try_lock_all`](crate::Client::try_lock_all) does.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`lock`](MultiMutex::lock), except for `Timeout`.
-    pub fn try_lock(&self) -> Result<Option<MultiGuard>> {
-        self.acquire(Wait::No)
-    }
+    try_lock;
 
-    /// Acquires all locks or none as [`Client::try_lock_all_for`](crate::Client::try_lock_all_for)
-    /// does.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`lock`](MultiMutex::lock), except for `Timeout`.
-    pub fn try_lock_for(&self, wait: Duration) -> Result<Option<MultiGuard>> {
-        self.acquire(Wait::at_most(Some(wait)))
-    }
+    try_lock_for;
+}
 
+impl MultiMutex {
     fn acquire(&self, wait: Wait) -> Result<Option<MultiGuard>> {
-        let LockHandle { shared, name, options } = &self.handle;
+        let LockHandle { shared, options, .. } = &self.handle;
         let Some(holds) = acquire_all::acquire_all(shared, &self.names, options, wait)? else {
             return Ok(None);
         };
@@ -81,8 +65,7 @@ impl MultiMutex {
             hold.share_over(&over);
         }
         let names = holds.iter().map(|hold| hold.id.name.to_string()).collect();
-        let (shared, name) = (shared.clone(), name.clone());
-        Ok(Some(MultiGuard { held: Held { shared, name, holds, released: false }, names }))
+        Ok(Some(MultiGuard { held: self.handle.held(holds), names }))
     }
 }
 

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::guards::guard::{BelongsToItsThreadUseLockOwned, Guard};
 use crate::guards::holder::Holder;
 use crate::guards::owned_guard::OwnedGuard;
-use crate::guards::{Held, LockHandle, lock_options, waits};
+use crate::guards::{LockHandle, lock_options, waits};
 use crate::local::call::Wait;
 use crate::local::hold_requests::Level;
 use crate::local::{acquire, release, status};
@@ -78,38 +78,37 @@ setters! { Mutex, |mutex| mutex.handle.options_mut();
     hold_at_least(time: Duration) = Some(time);
 }
 
-impl Mutex {
+waits! { Mutex => Guard, has_holder: true, Self::acquire;
     /// Acquires the lock as [`Client::lock`](crate::Client::lock) does, with these options.
     ///
     /// # Errors
     ///
     /// The same as [`Client::lock`](crate::Client::lock), and [`InvalidInput`](Error::InvalidInput)
     /// if an option is invalid.
-    pub fn lock(&self) -> Result<Guard> {
-        let LockHandle { shared, name, options } = &self.handle;
-        let wait = Wait::at_most(options.wait);
-        let guard = self.acquire(wait)?;
-        guard.ok_or_else(|| status::timed_out(shared, HoldKind::Lock, name, wait))
-    }
+    lock;
 
     /// Attempts to acquire the lock as [`Client::try_lock`](crate::Client::try_lock) does.
+    try_lock;
+
+    try_lock_for;
+}
+
+waits! { Mutex => OwnedGuard, has_holder: true, |lock, wait| lock.handle.acquire(HoldKind::Lock, wait);
+    /// Acquires the lock as [`Client::lock_owned`](crate::Client::lock_owned) does.
     ///
     /// # Errors
     ///
-    /// The same as [`lock`](Mutex::lock), except for `Timeout`.
-    pub fn try_lock(&self) -> Result<Option<Guard>> {
-        self.acquire(Wait::No)
-    }
+    /// The same as [`lock`](Mutex::lock), except for `Lost`.
+    lock_owned;
 
-    /// Acquires the lock as [`Client::try_lock_for`](crate::Client::try_lock_for) does.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`lock`](Mutex::lock), except for `Timeout`.
-    pub fn try_lock_for(&self, wait: Duration) -> Result<Option<Guard>> {
-        self.acquire(Wait::at_most(Some(wait)))
-    }
+    /// Attempts to acquire the lock as [`Client::try_lock_owned`](crate::Client::try_lock_owned)
+    /// does.
+    try_lock_owned;
 
+    try_lock_owned_for;
+}
+
+impl Mutex {
     /// Acquires the lock as [`Client::try_lock_until`](crate::Client::try_lock_until) does.
     ///
     /// # Errors
@@ -191,26 +190,10 @@ impl Mutex {
         let LockHandle { shared, name, options } = &self.handle;
         let level = acquire::lock(shared, name, options, wait)?;
         Ok(level.map(|Level { hold, depth }| {
-            let (shared, name) = (shared.clone(), name.clone());
-            let held = Held { shared, name, holds: [hold], released: false };
+            let held = self.handle.held([hold]);
             Guard { held, depth, _not_send: BelongsToItsThreadUseLockOwned(PhantomData) }
         }))
     }
-}
-
-waits! { Mutex => OwnedGuard, |_| HoldKind::Lock;
-    /// Acquires the lock as [`Client::lock_owned`](crate::Client::lock_owned) does.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`lock`](Mutex::lock), except for `Lost`.
-    lock_owned;
-
-    /// Attempts to acquire the lock as [`Client::try_lock_owned`](crate::Client::try_lock_owned)
-    /// does.
-    try_lock_owned;
-
-    try_lock_owned_for;
 }
 
 /// Runs `work` under a lock, then releases it or hands it off to the next thread.

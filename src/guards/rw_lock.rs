@@ -69,7 +69,7 @@ impl RwLock {
     }
 }
 
-waits! { RwLock => ReadGuard, |_| HoldKind::Read;
+waits! { RwLock => ReadGuard, has_holder: false, |lock, wait| lock.handle.acquire(HoldKind::Read, wait);
     /// Acquires the lock for reading, blocking the current thread until no writer holds it and none
     /// that arrived earlier waits for it, or until [`wait`](RwLock::wait) has passed.
     ///
@@ -87,7 +87,7 @@ waits! { RwLock => ReadGuard, |_| HoldKind::Read;
     try_read_for;
 }
 
-waits! { RwLock => WriteGuard, |_| HoldKind::Write;
+waits! { RwLock => WriteGuard, has_holder: false, |lock, wait| lock.handle.acquire(HoldKind::Write, wait);
     /// Acquires the lock for writing, blocking the current thread until no other reader or writer
     /// holds it and none that arrived earlier waits for it, or until [`wait`](RwLock::wait) has
     /// passed.

@@ -101,8 +101,8 @@ pub(crate) fn count(shared: &Shared, name: &Arc<str>) -> Result<u32> {
 
 /// Returns the error of a call that has waited for a lock without getting it. What several owners
 /// may hold has no holder to name.
-pub(crate) fn timed_out(shared: &Shared, kind: HoldKind, name: &Arc<str>, wait: Wait) -> Error {
-    let deadline = wait.deadline().filter(|_| kind.is_lock());
+pub(crate) fn timed_out(shared: &Shared, name: &Arc<str>, wait: Wait, has_holder: bool) -> Error {
+    let deadline = wait.deadline().filter(|_| has_holder);
     let holder = deadline.and_then(|deadline| other_holder(shared, name, deadline));
     Error::Timeout { name: name.to_string(), holder }
 }
