@@ -93,9 +93,9 @@
 //!   a temporary of the condition. Write `if let Some(_guard) = client.try_lock("a")? { ... }`, or
 //!   use [`try_with_lock`](Client::try_with_lock).
 //! - `let _ = client.lock("a")?;` releases the lock at once; `let _guard = ...` keeps it.
-//! - A leaked guard, as by `std::mem::forget`, is renewed until its thread ends, or until the
-//!   process ends if it [belongs to no thread](OwnedGuard). [`max_hold`](Builder::max_hold) limits
-//!   both.
+//! - A leaked guard, by `std::mem::forget` or in a reference cycle, is renewed until its thread
+//!   ends, or until the process ends if it [belongs to no thread](OwnedGuard).
+//!   [`max_hold`](Builder::max_hold) limits both.
 //! - A program that ends by `std::process::exit` or by a signal drops nothing: its locks last until
 //!   their leases end, unless it calls [`shutdown`](Client::shutdown) first.
 //! - In a pool whose threads run other tasks while they wait, like rayon's, nesting lets two tasks

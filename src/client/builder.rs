@@ -39,7 +39,7 @@ impl Builder {
     /// `redis+redlock://host,host`. `rediss` in place of `redis` means TLS. The query may have
     /// `client_name=`, and the settings of this type by the names of their methods, such as
     /// `lease=20s`. [One URL](crate::guide::deployment#one-url) lists all of them. Percent-encode
-    /// special characters, also in passwords: `%40` is an `@`.
+    /// special characters, in passwords too: `%40` is an `@`.
     ///
     /// Later settings win: methods called on the result replace settings in the URL.
     ///

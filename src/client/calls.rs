@@ -23,10 +23,7 @@ impl Client {
     /// its own guard, and the hold ends when the last of them is dropped, in any order.
     ///
     /// Nesting is per thread. In a pool whose threads run other tasks while they wait, like
-    /// rayon's, the holder's thread may start a task that locks the same name, and both would be in
-    /// the critical section at once. There, use [`reentrant(false)`](crate::Builder::reentrant) or
-    /// [`lock_owned`](Client::lock_owned), with a [`wait`](crate::Builder::wait), and do not call
-    /// into the pool while holding the lock.
+    /// rayon's, see [`Builder::reentrant`](crate::Builder::reentrant) first.
     ///
     /// The call uses no connection while it waits. Waiting threads of this client form a queue, and
     /// the first of them is woken when another client releases the lock. In case that message is
@@ -126,8 +123,8 @@ impl Client {
         self.mutex(name).try_with(work)
     }
 
-    /// Acquires the lock as [`lock`](Client::lock) does, for a guard that belongs to no thread and
-    /// never nests. If this thread already holds the lock, it waits for itself, unless
+    /// Acquires the lock as [`lock`](Client::lock) does, and returns a guard that belongs to no
+    /// thread and never nests. If this thread already holds the lock, it waits for itself, unless
     /// [`reentrant(false)`](crate::Builder::reentrant) makes that an error.
     ///
     /// # Errors
@@ -137,8 +134,8 @@ impl Client {
         self.mutex(name).lock_owned()
     }
 
-    /// Attempts to acquire the lock as [`try_lock`](Client::try_lock) does, for a guard that
-    /// belongs to no thread.
+    /// Attempts to acquire the lock as [`try_lock`](Client::try_lock) does, and returns a guard
+    /// that belongs to no thread.
     ///
     /// # Errors
     ///
@@ -147,8 +144,8 @@ impl Client {
         self.mutex(name).try_lock_owned()
     }
 
-    /// Acquires the lock as [`try_lock_for`](Client::try_lock_for) does, for a guard that belongs
-    /// to no thread.
+    /// Acquires the lock as [`try_lock_for`](Client::try_lock_for) does, and returns a guard that
+    /// belongs to no thread.
     ///
     /// # Errors
     ///
@@ -193,8 +190,8 @@ impl Client {
     ///
     /// Waits without limit, or for as long as [`Builder::wait`](crate::Builder::wait) allows. The
     /// call holds none of the locks while it waits, so it cannot cause a deadlock, whatever the
-    /// order of the names. The price: while others keep locking single names, a call for many may
-    /// wait long.
+    /// order of the names. The cost is that a call for many names may wait long while others keep
+    /// locking single ones.
     ///
     /// If all locks are free, this takes one round trip per server, or per slot of a cluster; with
     /// [independent servers](crate::Builder::open_redlock) it takes one per name.

@@ -123,8 +123,8 @@ impl Client {
         self.shared.stats()
     }
 
-    /// Returns the ten names that most threads of this client are waiting for or just asking for,
-    /// with the number of threads, most first. Does not ask the server.
+    /// Returns the ten names that the most threads of this client are waiting for or trying to
+    /// acquire, with the number of those threads, in descending order. Does not ask the server.
     #[must_use]
     pub fn waiting_names(&self) -> Vec<(String, usize)> {
         status::waiting_names(&self.shared)
@@ -142,8 +142,9 @@ impl Client {
     /// Blocks until all of them are known to have ended, or `timeout` has passed.
     ///
     /// The releases are sent together, in one batch per server. The call also waits for the
-    /// releases of guards that were dropped before, and for calls that are just acquiring a lock.
-    /// Such a call returns [`Closed`](crate::Error::Closed), unless it already has its lock.
+    /// releases of guards that were dropped before, and for calls that are in the middle of
+    /// acquiring a lock. Such a call returns [`Closed`](crate::Error::Closed), unless it already
+    /// has its lock.
     ///
     /// For guards that still exist, the hold is over: [`is_held`](crate::Guard::is_held) returns
     /// `false`, [`lost`](crate::Guard::lost) reports a normal release,

@@ -42,18 +42,19 @@ setters! { Builder, |builder| builder.config.options_mut();
     /// Sets whether a thread may lock a name again while it holds it. With `false` that is
     /// [`AlreadyHeld`](crate::Error::AlreadyHeld) instead of another level.
     ///
-    /// Choose `false`, together with a [`wait`](Builder::wait), in [thread
-    /// pools](crate::guide::cookbook#a-rayon-pool) whose threads run other tasks while they wait.
-    /// It also turns [`lock_owned`](crate::Client::lock_owned) and
-    /// [`campaign`](crate::Election::campaign) into errors for a thread that holds the lock, which
-    /// would otherwise wait for its own guard.
+    /// In a [thread pool](crate::guide::cookbook#a-rayon-pool) whose threads run other tasks while
+    /// they wait, the holder's thread may start a task that locks the same name, and both would be
+    /// in the critical section at once. There, choose `false` together with a
+    /// [`wait`](Builder::wait), and do not call into the pool while holding the lock. This also
+    /// turns [`lock_owned`](crate::Client::lock_owned) and [`campaign`](crate::Election::campaign)
+    /// into errors for a thread that holds the lock, which would otherwise wait for its own guard.
     ///
     /// Defaults to `true`.
     reentrant(reentrant: bool) = reentrant;
 
     /// Sets how long the threads of this client hand a lock off among themselves, without a
     /// request, before other clients get it. The time starts when the client acquires the lock. The
-    /// hold that is under way when it ends is the last.
+    /// hold in progress when it ends is the last one.
     ///
     /// Longer tenures favour throughput, shorter ones favour other clients. With zero, every hold
     /// is acquired by a request of its own. So is a hold with another lease, renewal or
@@ -74,7 +75,7 @@ setters! { Builder, |builder| builder.config.options_mut();
     /// [`try_lock`](crate::Client::try_lock) waits 50 ms for that, and
     /// [`try_lock_all`](crate::Client::try_lock_all) 50 ms for each lock. A client that dies while
     /// it keeps a lock blocks others for its [lease](Builder::lease), so set a short one. The
-    /// [recipe][cached] says where it pays, and which locks are not kept.
+    /// [recipe][cached] says when this pays off, and which locks are not kept.
     ///
     /// A kept lock is released when the time is over, by [`close`](crate::Client::close),
     /// [`shutdown`](crate::Client::shutdown) or [`lock_all`](crate::Client::lock_all), and with the
@@ -124,8 +125,8 @@ setters! { Builder, |builder| &mut builder.config;
     /// Defaults to [`Durability::Memory`].
     durability(durability: Durability) = durability;
 
-    /// Sets the beginning of the client's [id](crate::Client::id), such as a host name, which shows
-    /// operators in Redis which program holds a lock.
+    /// Sets the beginning of the client's [id](crate::Client::id), such as a host name, by which
+    /// operators see in Redis which program holds a lock.
     ///
     /// At most 256 bytes, without braces and control characters. Defaults to no label.
     label(label: &str) = label.into();
@@ -212,9 +213,9 @@ setters! { Builder, |builder| &mut builder.config;
     /// Zero disables spinning. Defaults to 50 µs.
     spin(time: Duration) = time;
 
-    /// Sets a callback that provides user and password whenever a connection is opened, for tokens
-    /// that expire and passwords that are rotated. [Deployment][login] has an example, and says
-    /// when it is called. An error or a panic in it is the source of an
+    /// Sets a callback that provides the user and the password whenever a connection is opened, for
+    /// tokens that expire and passwords that are rotated. [Deployment][login] has an example, and
+    /// says when it is called. An error or a panic in it is the source of an
     /// [`Unavailable`](crate::Error::Unavailable) error.
     ///
     /// Defaults to the login in the URLs. With a callback, that login is used only for sentinels.

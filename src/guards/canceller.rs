@@ -8,7 +8,8 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 
-/// Cancels waits for locks from another thread: those of one handle, or of all that share a clone.
+/// Cancels waits for locks from another thread: those of one handle, or of all handles with a clone
+/// of it.
 ///
 /// ```
 /// use leasehold::{Canceller, Client, Error};
@@ -26,8 +27,8 @@ use crate::error::{Error, Result};
 /// ```
 ///
 /// Every wait ends with [`Error::Cancelled`](crate::Error::Cancelled): a sleeping call at once, and
-/// a call whose request is under way with its reply, after one
-/// [`io_timeout`](crate::Builder::io_timeout) at the latest. Later calls end in the same way,
+/// a call with a request in flight when the reply arrives, one
+/// [`io_timeout`](crate::Builder::io_timeout) later at the latest. Later calls end in the same way,
 /// before any I/O. Held locks are not affected. Cancelling cannot be undone: create a new canceller
 /// instead.
 ///

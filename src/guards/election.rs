@@ -23,11 +23,11 @@ use crate::store::hold_id::HoldKind;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 ///
-/// At most one client has a term that [`is_held`](Term::is_held) at any time, as long as clocks run
-/// at nearly the same rate and Redis keeps what it has acknowledged. A leader must not assume that
-/// it still leads when its writes arrive, because a leader that was paused finds out late. Only a
-/// resource that checks the [fence](Term::fence) is safe from that. A lost term stays lost.
-/// Campaign again for another one, after the work of the old one has stopped.
+/// At any time, at most one client has a term for which [`is_held`](Term::is_held) returns `true`,
+/// as long as clocks run at nearly the same rate and Redis keeps what it has acknowledged. A leader
+/// must not assume that it still leads when its writes arrive, because a leader that was paused
+/// finds out late. Only a resource that checks the [fence](Term::fence) is safe from that. A lost
+/// term stays lost. Campaign again for another one, after the work of the old one has stopped.
 ///
 /// An election and a [`Mutex`](crate::Mutex) with the same name are the same lock.
 #[derive(Clone)]

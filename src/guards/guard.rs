@@ -7,8 +7,8 @@ use crate::guards::Held;
 
 /// A lock, or one level of it, held by the current thread. Dropping the guard releases it.
 ///
-/// Until then the lease is renewed in the background. If renewal fails for so long that another
-/// client may have the lock, [`is_held`](Guard::is_held) starts to return `false` and
+/// Until then the lease is renewed in the background. If renewal keeps failing until another client
+/// may have the lock, [`is_held`](Guard::is_held) starts to return `false` and
 /// [`lost`](Guard::lost) wakes the threads that wait for it. Only the [fencing token](Guard::fence)
 /// protects a resource from a holder that was paused and has not noticed yet.
 ///
@@ -23,14 +23,8 @@ use crate::guards::Held;
 /// std::thread::spawn(move || drop(guard));
 /// ```
 ///
-/// Clients and mutexes can be sent, so the other thread can lock for itself:
-///
-/// ```
-/// let client = leasehold::Client::in_memory();
-/// std::thread::spawn(move || drop(client.lock("stock:42").unwrap())).join().unwrap();
-/// ```
-///
-/// A guard from [`lock_owned`](crate::Client::lock_owned) belongs to no thread, and can be sent:
+/// Clients and mutexes can be sent, so the other thread can lock for itself. A guard from
+/// [`lock_owned`](crate::Client::lock_owned) belongs to no thread, and can be sent:
 ///
 /// ```
 /// let client = leasehold::Client::in_memory();
@@ -153,7 +147,7 @@ macro_rules! guard {
             }
 
             /// Returns a watch with which any thread can check whether the lease was lost, or wait
-            /// for that.
+            /// for the hold to end.
             #[must_use]
             pub fn lost(&self) -> $crate::guards::watches::Lost {
                 self.held.lost()

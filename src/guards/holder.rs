@@ -26,7 +26,7 @@ pub struct Holder {
     /// that never happens.
     pub remaining: Duration,
     /// Whether the client that holds the lock may [keep](crate::Builder::keep) it after the last
-    /// guard. If so, the lock may be only kept, with no guard left.
+    /// guard. The lock may then be held without any guard.
     pub may_be_kept: bool,
 }
 

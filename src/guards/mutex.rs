@@ -58,10 +58,10 @@ setters! { Mutex, |mutex| mutex.handle.options_mut();
     /// Keeps the lock taken for at least this time after it was acquired. If the hold is released
     /// earlier, no client gets the lock until then, and neither does the same thread.
     ///
-    /// This is for a job that clocks start on several machines and that only one of them should
-    /// run: see the [recipe](crate::guide::cookbook#a-scheduled-job-on-one-of-several-machines).
-    /// Choose a time longer than the clocks may differ, and shorter than the pause between two
-    /// runs, with room for machines that start late.
+    /// This is for a job that is scheduled on several machines, only one of which should run it:
+    /// see the [recipe](crate::guide::cookbook#a-scheduled-job-on-one-of-several-machines). Choose
+    /// a time longer than the difference between their clocks, and shorter than the pause between
+    /// two runs, with room for machines that start late.
     ///
     /// The time starts with the reply to the acquire. It does not depend on the lease, and outlives
     /// the guard, the client and the process. While the hold lasts, it is renewed as usual. If the

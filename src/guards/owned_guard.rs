@@ -36,9 +36,6 @@ const FENCE_MAX: u64 = (1 << 53) - 1;
 /// assert!(client.try_lock("stock:42")?.is_some());
 /// # Ok::<(), leasehold::Error>(())
 /// ```
-///
-/// A leaked guard, by [`std::mem::forget`] or in a reference cycle, is renewed until the process
-/// ends or [`max_hold`](crate::Builder::max_hold) is reached.
 #[must_use = "if unused the lock is released immediately: \
               bind it to `_guard`, not to `_`"]
 pub struct OwnedGuard {
@@ -64,7 +61,7 @@ impl OwnedGuard {
     /// releases the lock. In between, the lock is neither released nor renewed. If no guard adopts
     /// the hold, it ends with its lease. Neither dropping this client nor
     /// [`shutdown`](crate::Client::shutdown) ends it earlier. Choose a
-    /// [`lease`](crate::Mutex::lease) longer than a ticket may be on its way.
+    /// [`lease`](crate::Mutex::lease) longer than a ticket may take to arrive.
     ///
     /// For this client the hold is over: [`lost`](OwnedGuard::lost) and
     /// [`Event::Released`](crate::Event::Released) report a release.
