@@ -58,7 +58,8 @@ pub(crate) struct ServerArgs {
     /// may set `ca`, `cert` and `key` of the URL.
     #[arg(long, global = true)]
     url: Option<String>,
-    /// What the key of a lock has before the name. Defaults to that of the URL, or `lock:`.
+    /// The beginning of the keys of locks, before the name. Defaults to that of the URL, or
+    /// `lock:`.
     #[arg(long, global = true)]
     prefix: Option<String>,
     /// What `show` calls this client. Defaults to that of the URL, or the host name and the process
@@ -225,7 +226,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "N", group = "kind", value_parser = value_parser!(u32).range(1..))]
     pub(crate) permits: Option<u32>,
     /// Send the command this signal, such as SIGUSR1, when another client waits for the lock, but
-    /// not /// in the command's first second.
+    /// not in the command's first second.
     #[arg(long = "yield", value_name = "SIGNAL", value_parser = parse_signal)]
     #[arg(conflicts_with_all = ["shared", "exclusive", "permits"])]
     pub(crate) yield_signal: Option<i32>,
@@ -277,8 +278,7 @@ pub(crate) fn manual(task: Option<&str>) -> Result<u8, ExitError> {
     };
     let mut page = Vec::new();
     let page_of = Man::new(command).source(concat!("leasehold ", env!("CARGO_PKG_VERSION")));
-    let rendered = page_of.render(&mut page);
-    rendered.map_err(|error| ExitError::system("write the page", &error))?;
+    page_of.render(&mut page).map_err(ExitError::system("write the page"))?;
     print(&String::from_utf8_lossy(&page))
 }
 

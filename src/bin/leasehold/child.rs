@@ -64,7 +64,7 @@ impl Child {
     ) -> Result<Self, ExitError> {
         let (program, args) = command.split_first().expect("clap requires a command");
         let (mut command, report) = if Path::new(THIS_PROGRAM).exists() {
-            let pipe = io::pipe().map_err(|error| ExitError::system("make a pipe", &error))?;
+            let pipe = io::pipe().map_err(ExitError::system("make a pipe"))?;
             let mut helper = Command::new(THIS_PROGRAM);
             helper.arg(HELPER).arg(id().to_string()).arg(pipe.1.as_raw_fd().to_string());
             helper.arg(program);
@@ -197,7 +197,7 @@ pub(crate) fn become_command(mut words: impl Iterator<Item = OsString>) -> ExitE
         File::options().write(true).open(Path::new("/proc").join(&parent).join("fd").join(report));
     let has_parent = || getppid().is_some_and(|pid| *parent == *pid.as_raw_nonzero().to_string());
     let error = match die_with_parent() {
-        Err(error) => ExitError::system("be ended along with the parent", &error),
+        Err(error) => ExitError::system("be ended along with the parent")(error),
         // The parent died before that took effect.
         Ok(()) if !has_parent() => ExitError::new(of_signal(Signal::KILL.as_raw()), ""),
         Ok(()) => {

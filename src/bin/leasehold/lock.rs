@@ -49,7 +49,7 @@ pub(crate) fn lock(
     if let Err(error) = write_out(&(text + "\n")) {
         // The ticket was never printed.
         client.adopt(&ticket)?.unlock()?;
-        return Err(ExitError::system("write to stdout", &error));
+        return Err(ExitError::system("write to stdout")(error));
     }
     Ok(SUCCESS)
 }
@@ -71,7 +71,7 @@ fn adopt(server: &ServerArgs, ticket: &str) -> Result<OwnedGuard, ExitError> {
         "-" => {
             let mut read = Vec::new();
             let end = io::stdin().take(TICKET_MAX).read_to_end(&mut read);
-            end.map_err(|error| ExitError::system("read the ticket", &error))?;
+            end.map_err(ExitError::system("read the ticket"))?;
             String::from_utf8_lossy(&read).into_owned()
         }
         ticket => ticket.to_owned(),
@@ -99,8 +99,8 @@ pub(crate) fn acquire<H>(
 ) -> Result<Acquired<H>, ExitError> {
     let wait = how.wait.or(how.nonblock.then_some(Duration::ZERO));
     let canceller = Canceller::new();
-    let signals = ReceivedSignals::start(&canceller)
-        .map_err(|error| ExitError::system("receive signals", &error))?;
+    let signals =
+        ReceivedSignals::start(&canceller).map_err(ExitError::system("receive signals"))?;
     // Neither a signal nor the end of the wait would interrupt opening.
     let builder = server.builder()?.lazy(true);
     let builder = with(builder, how.label.as_deref(), Builder::label);

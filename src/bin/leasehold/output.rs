@@ -35,8 +35,9 @@ impl ExitError {
         Self { code, message: message.into() }
     }
 
-    pub(crate) fn system(attempt: &str, error: &io::Error) -> Self {
-        Self::new(SYSTEM, format!("cannot {attempt}: {error}"))
+    /// Makes errors of an attempt that the system refused.
+    pub(crate) fn system(attempt: &str) -> impl Fn(io::Error) -> Self {
+        move |error| Self::new(SYSTEM, format!("cannot {attempt}: {error}"))
     }
 
     /// A command could not be run.
@@ -71,10 +72,8 @@ pub(crate) fn of_signal(signal: i32) -> u8 {
 /// Writes a result to stdout. A reader that has closed the pipe is not an error.
 pub(crate) fn print(output: &str) -> Result<u8, ExitError> {
     match write_out(output) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(ExitError::system("write to stdout", &error))
-        }
-        _ => Ok(SUCCESS),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(SUCCESS),
+        written => written.map(|()| SUCCESS).map_err(ExitError::system("write to stdout")),
     }
 }
 

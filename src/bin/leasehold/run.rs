@@ -33,10 +33,9 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
     // The hold has just begun, so that all of its lease is left.
     let limits = Limits { lease: guard.remaining(), kill_after: run.kill_after };
     if can_be_stopped() {
-        let added = signals.add_stop();
-        added.map_err(|error| ExitError::system("receive SIGTSTP", &error))?;
+        signals.add_stop().map_err(ExitError::system("receive SIGTSTP"))?;
     }
-    let cannot_wait = |error| ExitError::system("wait for the command", &error);
+    let cannot_wait = ExitError::system("wait for the command");
     // One without a value is removed, so that the command does not take that of an outer `run`.
     let fence = guard.fence().map(|fence| fence.to_string());
     let environment = [("LEASEHOLD_NAME", Some(run.name.clone())), ("LEASEHOLD_FENCE", fence)];
