@@ -57,7 +57,9 @@ type Options = Vec<(String, String)>;
 /// Parses `redis[s]://…`, `unix://…`, and `redis[s]+cluster://`, `+redlock` and `+sentinel` with
 /// several hosts. Returns also the settings in the query.
 fn parse(url: &str) -> Result<(Deployment, Options)> {
-    let Some((scheme, topology, rest)) = split_scheme(url) else {
+    let parts =
+        url.split_once("://").and_then(|(scheme, rest)| Some((scheme.split_once('+')?, rest)));
+    let Some(((scheme, topology @ ("cluster" | "redlock" | "sentinel")), rest)) = parts else {
         let why = "must be redis[s]://host[:port][/db], unix:///path, or several hosts as in \
                    redis+sentinel://, redis+cluster:// or redis+redlock://";
         Error::require(redis::parse_redis_url(url).is_some(), "url", why)?;
@@ -84,13 +86,6 @@ fn parse(url: &str) -> Result<(Deployment, Options)> {
         _ => Deployment::Sentinel { urls, master },
     };
     Ok((deployment, options))
-}
-
-/// Splits `redis+cluster://rest` into the scheme of one host, the topology and the rest.
-fn split_scheme(url: &str) -> Option<(&str, &str, &str)> {
-    let (scheme, rest) = url.split_once("://")?;
-    let (scheme, topology) = scheme.split_once('+')?;
-    matches!(topology, "cluster" | "redlock" | "sentinel").then_some((scheme, topology, rest))
 }
 
 /// Takes the name of the master out of `/master[/database][?query][#fragment]`.
