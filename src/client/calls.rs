@@ -236,13 +236,13 @@ impl Client {
     /// Returns a handle to a read-write lock. Sends nothing.
     #[must_use]
     pub fn rw_lock(&self, name: &str) -> RwLock {
-        RwLock::new(self.handle(name))
+        RwLock { handle: self.handle(name).without_keep() }
     }
 
     /// Returns a handle to a semaphore with `permits` permits. Sends nothing.
     #[must_use]
     pub fn semaphore(&self, name: &str, permits: u32) -> Semaphore {
-        Semaphore::new(self.handle(name), permits)
+        Semaphore { handle: self.handle(name).without_keep(), permits }
     }
 
     /// Returns a handle to an election. Sends nothing.

@@ -90,7 +90,7 @@ impl LockHandle {
     }
 
     /// This handle, for locks that are never kept.
-    fn without_keep(mut self) -> Self {
+    pub(crate) fn without_keep(mut self) -> Self {
         self.options_mut().keep = Duration::ZERO;
         self
     }

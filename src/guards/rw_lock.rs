@@ -38,7 +38,7 @@ use crate::store::hold_id::HoldKind;
 /// returns [`InvalidInput`](crate::Error::InvalidInput).
 #[derive(Clone)]
 pub struct RwLock {
-    handle: LockHandle,
+    pub(crate) handle: LockHandle,
 }
 
 lock_options!(RwLock);
@@ -62,12 +62,6 @@ pub struct WriteGuard {
 }
 
 guard!(WriteGuard with held, fence);
-
-impl RwLock {
-    pub(crate) fn new(handle: LockHandle) -> Self {
-        Self { handle: handle.without_keep() }
-    }
-}
 
 waits! { RwLock => ReadGuard, has_holder: false, |lock, wait| lock.handle.acquire(HoldKind::Read, wait);
     /// Acquires the lock for reading, blocking the current thread until no writer holds it and none

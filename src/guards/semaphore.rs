@@ -34,8 +34,8 @@ use crate::store::hold_id::HoldKind;
 /// [`InvalidInput`](Error::InvalidInput).
 #[derive(Clone)]
 pub struct Semaphore {
-    handle: LockHandle,
-    permits: u32,
+    pub(crate) handle: LockHandle,
+    pub(crate) permits: u32,
 }
 
 lock_options!(Semaphore);
@@ -68,10 +68,6 @@ waits! { Semaphore => Permit, has_holder: false, |lock, wait| lock.handle.acquir
 }
 
 impl Semaphore {
-    pub(crate) fn new(handle: LockHandle, permits: u32) -> Self {
-        Self { handle: handle.without_keep(), permits }
-    }
-
     /// Returns how many of this handle's permits are free; zero if more are held than it allows.
     /// Blocks for the server's reply.
     ///
