@@ -184,40 +184,34 @@ impl Facts {
     }
 }
 
-fn dangers(info: Info<'_>, report: &ServerReport) -> Vec<String> {
-    let mut warnings = Vec::new();
+fn dangers(info: Info<'_>, report: &ServerReport) -> impl Iterator<Item = String> {
     let version = info.field("redis_version");
-    if version.is_none() && info.field("valkey_version").is_none() {
-        let why = "INFO is refused to this login, so that little is known of the server";
-        warnings.push(why.into());
-    }
-    if version.and_then(numbers).is_some_and(|version| version < OLDEST) {
-        warnings.push(format!("older than version {}.{}", OLDEST.0, OLDEST.1));
-    }
-    if info.number("aof_enabled") == Some(0) && info.number("connected_slaves") == Some(0) {
-        let why = "no append-only file and no replica: locks are lost in a restart";
-        warnings.push(why.into());
-    }
-    if let Some(policy) = info.field("maxmemory_policy")
-        && policy != "noeviction"
-    {
-        let what = "the server may evict a lock that is held";
-        warnings.push(format!("maxmemory-policy {policy}: {what}"));
-    }
-    if report.clock_ahead.is_some_and(|ahead| ahead.abs() > CLOCKS_APART) {
-        warnings.push("its clock and this system's differ".into());
-    }
-    warnings
+    let is_unknown = version.is_none() && info.field("valkey_version").is_none();
+    let is_old = version.and_then(numbers).is_some_and(|version| version < OLDEST);
+    let has_copy = |name| info.number(name) != Some(0);
+    let is_only_in_memory = !has_copy("aof_enabled") && !has_copy("connected_slaves");
+    let policy = info.field("maxmemory_policy").filter(|policy| *policy != "noeviction");
+    let has_other_clock = report.clock_ahead.is_some_and(|ahead| ahead.abs() > CLOCKS_APART);
+    let unknown = "INFO is refused to this login, so that little is known of the server";
+    let evicts = "the server may evict a lock that is held";
+    let dangers = [
+        is_unknown.then(|| unknown.into()),
+        is_old.then(|| format!("older than version {}.{}", OLDEST.0, OLDEST.1)),
+        is_only_in_memory
+            .then(|| "no append-only file and no replica: locks are lost in a restart".into()),
+        policy.map(|policy| format!("maxmemory-policy {policy}: {evicts}")),
+        has_other_clock.then(|| "its clock and this system's differ".into()),
+    ];
+    dangers.into_iter().flatten()
 }
 
 /// Why locks, or some of them, cannot be acquired at a server; `None` if they can.
 fn obstacle(role: Option<&str>, cluster_info: Info<'_>) -> Option<String> {
-    match role {
-        Some("replica") => return Some("a replica: no lock can be acquired here".into()),
-        Some("sentinel") => {
-            return Some("a sentinel: no lock can be acquired here, use redis+sentinel://".into());
-        }
-        _ => {}
+    if let Some("replica") = role {
+        return Some("a replica: no lock can be acquired here".into());
+    }
+    if let Some("sentinel") = role {
+        return Some("a sentinel: no lock can be acquired here, use redis+sentinel://".into());
     }
     let assigned = cluster_info.number("cluster_slots_assigned")?;
     let served = assigned.saturating_sub(cluster_info.number("cluster_slots_fail").unwrap_or(0));
