@@ -3,6 +3,7 @@
 use std::error::Error as StdError;
 use std::fmt;
 use std::io;
+use std::iter;
 use std::sync::Arc;
 
 pub(crate) use crate::base::phase::{Phase, ServerFailure, Shortfall};
@@ -187,13 +188,8 @@ impl Error {
     #[doc(hidden)]
     #[must_use]
     pub fn with_causes(&self) -> String {
-        let mut text = self.to_string();
-        let mut cause = self.source();
-        while let Some(error) = cause {
-            text = format!("{text}: {error}");
-            cause = error.source();
-        }
-        text
+        let causes = iter::successors(self.source(), |&cause| cause.source());
+        causes.fold(self.to_string(), |text, cause| format!("{text}: {cause}"))
     }
 
     /// An error that names an argument and its allowed values.

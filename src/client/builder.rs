@@ -185,8 +185,7 @@ impl Builder {
     /// data must stay away until the longest lease has ended; otherwise it may help another client
     /// to acquire a held lock. [`pool_size`](Builder::pool_size) applies to each server.
     ///
-    /// With a [`durability`](Builder::durability) a majority must meet it before a lock is held. A
-    /// server that cannot provide it is left out.
+    /// A server that cannot provide the [`durability`](Builder::durability) is left out.
     ///
     /// No server counts twice. If two URLs turn out to lead to one server, opening fails; if that
     /// shows only later, because the server did not answer at first, it is left out. The client

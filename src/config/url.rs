@@ -6,9 +6,8 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
-use std::env::{self, VarError};
+use std::env;
 use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
 use crate::config::Config;
@@ -164,12 +163,9 @@ pub(crate) fn apply_environment(config: &mut Config) -> Result<()> {
     for (variable, name) in
         [("LEASEHOLD_CA", "ca"), ("LEASEHOLD_CERT", "cert"), ("LEASEHOLD_KEY", "key")]
     {
-        match env::var(variable) {
-            Ok(text) if text.is_empty() => {}
-            Ok(text) => set(config, name, &text).map_err(|why| Error::invalid(variable, why))?,
-            Err(VarError::NotPresent) => {}
-            Err(VarError::NotUnicode(_)) => return Err(Error::invalid(variable, "must be UTF-8")),
-        }
+        let Some(text) = env::var_os(variable).filter(|text| !text.is_empty()) else { continue };
+        let text = text.into_string().map_err(|_| Error::invalid(variable, "must be UTF-8"))?;
+        set(config, name, &text).map_err(|why| Error::invalid(variable, why))?;
     }
     Ok(())
 }
@@ -231,18 +227,15 @@ fn range(text: &str) -> Parsed<(Duration, Duration)> {
 }
 
 fn durability(text: &str) -> Option<Durability> {
-    fn part<T: FromStr>(text: &str) -> Option<T> {
-        text.parse().ok()
-    }
     let timeout = |text| parse_duration(text).ok();
     match text.split(':').collect::<Vec<_>>()[..] {
         ["memory"] => Some(Durability::Memory),
         ["replicas", acks, time] => {
-            Some(Durability::Replicas { acks: part(acks)?, timeout: timeout(time)? })
+            Some(Durability::Replicas { acks: acks.parse().ok()?, timeout: timeout(time)? })
         }
         ["fsync", local, replicas, time] => Some(Durability::Fsync {
-            local: part(local)?,
-            replicas: part(replicas)?,
+            local: local.parse().ok()?,
+            replicas: replicas.parse().ok()?,
             timeout: timeout(time)?,
         }),
         _ => None,

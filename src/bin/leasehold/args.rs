@@ -6,7 +6,7 @@ use std::process;
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
-use clap::{Command, CommandFactory, Parser, Subcommand, value_parser};
+use clap::{CommandFactory, Parser, Subcommand, value_parser};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use leasehold::{Builder, Client, parse_duration};
@@ -274,17 +274,15 @@ pub(crate) fn manual(task: Option<&str>) -> Result<u8, ExitError> {
     command.build();
     let command = match task {
         None => command,
-        Some(task) => task_of(&command, task)?,
+        Some(task) => command
+            .find_subcommand(task)
+            .cloned()
+            .ok_or_else(|| ExitError::new(USAGE, format!("man: there is no task {task:?}")))?,
     };
     let mut page = Vec::new();
     let page_of = Man::new(command).source(concat!("leasehold ", env!("CARGO_PKG_VERSION")));
     page_of.render(&mut page).map_err(ExitError::system("write the page"))?;
     print(&String::from_utf8_lossy(&page))
-}
-
-fn task_of(command: &Command, task: &str) -> Result<Command, ExitError> {
-    let found = command.find_subcommand(task).cloned();
-    found.ok_or_else(|| ExitError::new(USAGE, format!("man: there is no task {task:?}")))
 }
 
 #[cfg(test)]

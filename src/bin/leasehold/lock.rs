@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 use leasehold::{
     Builder, Canceller, Client, Error, NameReport, OwnedGuard, Survey, Ticket, printable,
 };
@@ -141,16 +141,10 @@ fn not_connected(mut error: Error, name: &str) -> Error {
 /// The line on the terminal, until this is dropped.
 #[derive(Debug)]
 struct ProgressLine {
-    line: Arc<Mutex<LineState>>,
-    /// Disconnected at the end of the wait.
-    _waits: Sender<Infallible>,
-}
-
-#[derive(Debug, PartialEq)]
-enum LineState {
-    Blank,
-    Over,
-    Written,
+    /// Whether it was written.
+    line: Arc<Mutex<bool>>,
+    /// `None` at the end of the wait, from when on the line stays clear.
+    waits: Option<Sender<Infallible>>,
 }
 
 impl ProgressLine {
@@ -160,39 +154,39 @@ impl ProgressLine {
             return None;
         }
         let (waits, over) = bounded(0);
-        let line = Arc::new(Mutex::new(LineState::Blank));
+        let line = Arc::new(Mutex::new(false));
         let (survey, name, shared) = (client.survey(), name.to_owned(), line.clone());
         let thread = thread::Builder::new().name("leasehold-progress".into());
         // The wait does not depend on the line.
         thread.spawn(move || write_line(&survey, &name, &shared, &over)).ok()?;
-        Some(Self { line, _waits: waits })
+        Some(Self { line, waits: Some(waits) })
     }
 }
 
 impl Drop for ProgressLine {
     /// Does not wait for the thread, which may be waiting for the server.
     fn drop(&mut self) {
-        let mut line = self.line.lock();
-        if *line == LineState::Written {
+        let is_written = self.line.lock();
+        if *is_written {
             write!(io::stderr(), "{CLEAR}").ok();
         }
-        *line = LineState::Over;
+        self.waits = None;
     }
 }
 
 /// Rewrites the line until the wait is over.
-fn write_line(survey: &Survey, name: &str, line: &Mutex<LineState>, over: &Receiver<Infallible>) {
+fn write_line(survey: &Survey, name: &str, line: &Mutex<bool>, over: &Receiver<Infallible>) {
     let (start, mut pause) = (Instant::now(), FIRST);
     while over.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
         // The wait itself reports what is wrong with the server.
         let rest = survey.report(name).map(|report| describe(&report)).unwrap_or_default();
         let waited = start.elapsed().as_secs();
         let text = format!("leasehold: waiting for {name:?} ({waited} s){rest}");
-        let mut line = line.lock();
-        if *line != LineState::Over {
+        let mut is_written = line.lock();
+        if over.try_recv() == Err(TryRecvError::Empty) {
             // The terminal may be gone.
             write!(io::stderr(), "{CLEAR}{}", cut(&text)).ok();
-            *line = LineState::Written;
+            *is_written = true;
         }
         pause = PERIOD;
     }
