@@ -3,8 +3,8 @@
 use std::env;
 
 use crate::client::{Client, open};
-use crate::config::Config;
 use crate::config::url::{Deployment, apply_environment, configure};
+use crate::config::{Config, Mechanism};
 use crate::error::{Error, Result};
 use crate::store::memory::memory_server::MemoryServer;
 
@@ -85,6 +85,13 @@ impl Builder {
         apply_environment(&mut self.config)?;
         self.deployment = Some(configure(&mut self.config, url)?);
         Ok(self)
+    }
+
+    /// Switches off a mechanism that makes locks faster, for benchmarks that show what it gains.
+    #[doc(hidden)]
+    pub fn without(mut self, mechanism: Mechanism) -> Self {
+        self.config.without.push(mechanism);
+        self
     }
 
     /// Opens the client for the servers of [`from_url`](Builder::from_url) or

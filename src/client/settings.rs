@@ -9,7 +9,7 @@ use crate::config::callbacks::{AddressMap, Credentials, CredentialsCallback};
 #[cfg(feature = "tls")]
 use crate::config::certificates::Tls;
 use crate::config::durability::Durability;
-use crate::config::{Mechanism, setters};
+use crate::config::setters;
 use crate::event::Event;
 
 // Those of locks, of which a handle has its own.
@@ -253,13 +253,4 @@ setters! { Builder, |builder| &mut builder.config;
     /// Defaults to the system's certificate authorities and no client certificate.
     #[cfg(feature = "tls")]
     tls(tls: Tls) = Some(tls);
-}
-
-impl Builder {
-    /// Switches off a mechanism that makes locks faster, for benchmarks that show what it gains.
-    #[doc(hidden)]
-    pub fn without(mut self, mechanism: Mechanism) -> Self {
-        self.config.without.push(mechanism);
-        self
-    }
 }
