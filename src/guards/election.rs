@@ -47,7 +47,9 @@ pub struct Term {
 
 guard!(Term with held, depth, fence, wanted);
 
-waits! { Election => Term, has_holder: true, |lock, wait| lock.handle.acquire(HoldKind::Lock, wait);
+waits! {
+    Election => Term, has_holder: true, |lock, wait| lock.handle.acquire(HoldKind::Lock, wait);
+
     /// Blocks the current thread until this client is the leader, or until [`wait`](Election::wait)
     /// has passed. Candidates lead in the order in which they arrived.
     ///

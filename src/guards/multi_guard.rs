@@ -38,7 +38,9 @@ pub struct MultiMutex {
 
 lock_options!(MultiMutex);
 
-waits! { MultiMutex => MultiGuard, has_holder: false, Self::acquire;
+waits! {
+    MultiMutex => MultiGuard, has_holder: false, Self::acquire;
+
     /// Acquires all locks or none as [`Client::lock_all`](crate::Client::lock_all) does.
     ///
     /// # Errors

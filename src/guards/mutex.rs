@@ -78,7 +78,9 @@ setters! { Mutex, |mutex| mutex.handle.options_mut();
     hold_at_least(time: Duration) = Some(time);
 }
 
-waits! { Mutex => Guard, has_holder: true, Self::acquire;
+waits! {
+    Mutex => Guard, has_holder: true, Self::acquire;
+
     /// Acquires the lock as [`Client::lock`](crate::Client::lock) does, with these options.
     ///
     /// # Errors
@@ -93,7 +95,9 @@ waits! { Mutex => Guard, has_holder: true, Self::acquire;
     try_lock_for;
 }
 
-waits! { Mutex => OwnedGuard, has_holder: true, |lock, wait| lock.handle.acquire(HoldKind::Lock, wait);
+waits! {
+    Mutex => OwnedGuard, has_holder: true, |lock, wait| lock.handle.acquire(HoldKind::Lock, wait);
+
     /// Acquires the lock as [`Client::lock_owned`](crate::Client::lock_owned) does.
     ///
     /// # Errors

@@ -63,7 +63,9 @@ pub struct WriteGuard {
 
 guard!(WriteGuard with held, fence);
 
-waits! { RwLock => ReadGuard, has_holder: false, |lock, wait| lock.handle.acquire(HoldKind::Read, wait);
+waits! {
+    RwLock => ReadGuard, has_holder: false, |lock, wait| lock.handle.acquire(HoldKind::Read, wait);
+
     /// Acquires the lock for reading, blocking the current thread until no writer holds it and none
     /// that arrived earlier waits for it, or until [`wait`](RwLock::wait) has passed.
     ///
@@ -81,7 +83,9 @@ waits! { RwLock => ReadGuard, has_holder: false, |lock, wait| lock.handle.acquir
     try_read_for;
 }
 
-waits! { RwLock => WriteGuard, has_holder: false, |lock, wait| lock.handle.acquire(HoldKind::Write, wait);
+waits! {
+    RwLock => WriteGuard, has_holder: false, |lock, wait| lock.handle.acquire(HoldKind::Write, wait);
+
     /// Acquires the lock for writing, blocking the current thread until no other reader or writer
     /// holds it and none that arrived earlier waits for it, or until [`wait`](RwLock::wait) has
     /// passed.

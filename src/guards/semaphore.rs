@@ -49,7 +49,9 @@ pub struct Permit {
 
 guard!(Permit with held);
 
-waits! { Semaphore => Permit, has_holder: false, |lock, wait| lock.handle.acquire(lock.kind()?, wait);
+waits! {
+    Semaphore => Permit, has_holder: false, |lock, wait| lock.handle.acquire(lock.kind()?, wait);
+
     /// Acquires a permit, blocking the current thread until it is able to do so or
     /// [`wait`](Semaphore::wait) has passed.
     ///
