@@ -16,10 +16,9 @@ use redis::{RedisError, Value};
 use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::Phase;
-use crate::net::exchange::{Exchange, ReplySlot, ReplyTo};
 use crate::net::factory::{ConnectionFactory, OpenSocket, Validity};
-use crate::net::in_flight::InFlight;
-use crate::net::packed::{Reply, Request};
+use crate::net::in_flight::{Exchange, InFlight};
+use crate::net::packed::{Reply, ReplySlot, Request};
 use crate::net::resp::RespStream;
 use crate::net::route::Route;
 use crate::net::wait::{Arrived, WaitFor};
@@ -234,9 +233,7 @@ impl Connection {
             let next = self.in_flight.queue.front()?;
             let wait = match wait {
                 // Replicas and disks do not answer soon, so spinning for them does not pay.
-                WaitFor::SoonReply { deadline } if matches!(next.to, ReplyTo::Wait(_)) => {
-                    WaitFor::Reply { deadline }
-                }
+                WaitFor::SoonReply { deadline } if next.blocks() => WaitFor::Reply { deadline },
                 wait => wait,
             };
             let reply = self.receive_next(wait)?;

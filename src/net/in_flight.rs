@@ -7,33 +7,57 @@
 //! | something was done that must be durable | it is answered when the request to wait has been |
 //! | any other | it is answered |
 //! | the connection is given up | it is answered with that failure |
-//!
-//! All requests are kept here: those that threads wait for, those that no thread waits for, those
-//! of background jobs, and those to the servers of a quorum.
 
 use std::cmp::min;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use std::{mem, ptr};
 
 use redis::Value;
 
+use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::net::demand::{Demand, is_done};
-use crate::net::exchange::{Exchange, ReplySlot, ReplyTo, SendWait};
-use crate::net::packed::{Reply, Script};
+use crate::net::packed::{OnReply, Reply, ReplySlot, ReplyTo, Request, Script};
 
-/// The most bytes of requests in flight on one connection that no thread waits for. Redis reads
-/// that much at a time, and can lose what is behind it if the connection is closed before the
-/// replies are read.
+/// The most bytes of posted requests in flight. Redis reads that much at a time, and can lose what
+/// is behind it if the connection is closed before the replies are read.
 pub(super) const POSTED_MAX: usize = 16 * 1024;
+
+/// How long a thread waits that must not block: a healthy server replies within that time.
+const MOMENT: Duration = Duration::from_millis(50);
+
+/// A request, and where its reply goes.
+pub(crate) struct Exchange {
+    pub(super) request: Request,
+    /// Without a reply by then, there is none.
+    pub(crate) deadline: Instant,
+    /// Until then the thread that posts it may wait for a connection to be opened, or for room.
+    pub(super) write_by: Instant,
+    /// What must be met before a reply counts which says that something was done.
+    pub(super) demand: Option<(Demand, SendWait)>,
+    /// Whether no request that is sent after it may overtake it: it fails instead of being sent
+    /// again behind them.
+    pub(super) keeps_order: bool,
+    pub(super) to: ReplyTo,
+    pub(super) sent: Option<Instant>,
+}
+
+/// When the request to wait for replicas or disks is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SendWait {
+    /// In one write with the script, which is likely to do something.
+    Along,
+    /// After the reply to a script that has done something. One that has not blocks nothing.
+    After,
+}
 
 /// What is in flight over one socket.
 #[derive(Default)]
 pub(crate) struct InFlight {
     /// In the order of the replies.
-    pub(super) queue: VecDeque<Exchange>,
+    pub(crate) queue: VecDeque<Exchange>,
     /// How many bytes of these no thread waits for.
     pub(super) posted: usize,
     /// What the server has executed, though perhaps not as durably as demanded yet.
@@ -46,13 +70,8 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
-    /// Returns `true` if there is nothing to wait for.
     pub(crate) fn is_empty(&self) -> bool {
         self.queue.is_empty() && self.ready.is_empty()
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.queue.len()
     }
 
     /// Returns `true` if a request to wait for replicas or disks is in flight: the server reads
@@ -99,37 +118,42 @@ impl InFlight {
         let mut wait = None::<(Demand, Instant)>;
         for exchange in exchanges {
             if let Some((demand, SendWait::Along)) = exchange.demand {
-                let until = wait.map_or(exchange.deadline, |(_, until)| until);
-                wait = Some((demand, until.max(exchange.deadline)));
+                let until =
+                    wait.map_or(exchange.deadline, |(_, until)| until.max(exchange.deadline));
+                wait = Some((demand, until));
             }
             self.push_one(exchange, out);
         }
-        if let Some((demand, deadline)) = wait {
-            self.push_wait(demand, deadline, out);
-        }
+        self.push_wait(wait, out);
     }
 
     fn push_one(&mut self, mut exchange: Exchange, out: &mut Vec<u8>) {
         // Without the reply, nothing is sent again if the program ends. And to be sent again behind
         // a request to wait can take as long as that.
         if let Some(script) = exchange.request.script
-            && (exchange.demand.is_some() || exchange.posted)
+            && (exchange.demand.is_some() || exchange.is_posted())
             && !self.known.iter().any(|known| ptr::eq(*known, script))
         {
             self.known.push(script);
             exchange.request = exchange.request.in_full();
         }
-        (exchange.sent, exchange.asking) = (Some(Instant::now()), exchange.request.asking);
+        if exchange.request.asking {
+            let asking = Request::command(&redis::cmd("ASKING"));
+            self.push_one(Exchange::new(asking, exchange.deadline, ReplyTo::Nowhere), out);
+        }
+        exchange.sent = Some(Instant::now());
         out.extend_from_slice(&exchange.request.bytes);
-        if exchange.posted {
+        if exchange.is_posted() {
             self.posted += exchange.request.bytes.len();
         }
         self.queue.push_back(exchange);
     }
 
-    fn push_wait(&mut self, demand: Demand, deadline: Instant, out: &mut Vec<u8>) {
-        let wait = Exchange::new(demand.request(deadline), deadline, ReplyTo::Wait(demand));
-        self.push_one(wait, out);
+    fn push_wait(&mut self, wait: Option<(Demand, Instant)>, out: &mut Vec<u8>) {
+        if let Some((demand, deadline)) = wait {
+            let wait = Exchange::new(demand.request(deadline), deadline, ReplyTo::Wait(demand));
+            self.push_one(wait, out);
+        }
     }
 
     /// Takes the next reply. What is to be written because of it is appended to `out`. Returns
@@ -141,15 +165,12 @@ impl InFlight {
         out: &mut Vec<u8>,
     ) -> bool {
         self.last_reply = Some(Instant::now());
-        if self.queue.front_mut().is_some_and(|next| mem::take(&mut next.asking)) {
-            return true;
-        }
         let Some(mut exchange) = self.queue.pop_front() else { return true };
-        if exchange.posted {
+        if exchange.is_posted() {
             self.posted -= exchange.request.bytes.len();
         }
+        let reply = reply.map_err(|failure| exchange.request.judge(failure));
         if let ReplyTo::Wait(demand) = &exchange.to {
-            let reply = reply.map_err(|failure| exchange.request.judge(failure));
             let Some(confirmed) = demand.check(reply, &server()) else { return false };
             for (exchange, reply) in mem::take(&mut self.unconfirmed) {
                 self.ready.push_back((exchange, confirmed.clone().map(|()| reply)));
@@ -175,21 +196,17 @@ impl InFlight {
         true
     }
 
-    /// Has the request to wait sent for what was done, unless one is behind it that was sent along.
+    /// Has the request to wait sent for what was done, unless one is behind it that was sent along:
+    /// it is, unless the script was sent again.
     fn wait_for_unconfirmed(&mut self, out: &mut Vec<u8>) {
-        // One that was sent with the script is behind it still, unless that was sent again.
-        if let Some((Exchange { demand: Some((demand, _)), .. }, _)) = self.unconfirmed.first()
-            && !self.is_blocked()
-        {
-            let demand = *demand;
-            let deadlines = self.unconfirmed.iter().map(|(exchange, _)| exchange.deadline);
-            let deadline = deadlines.max().unwrap_or_else(Instant::now);
-            self.push_wait(demand, deadline, out);
+        if !self.unconfirmed.is_empty() && !self.is_blocked() {
+            let done = self.unconfirmed.iter().map(|(exchange, _)| exchange);
+            let waits = done.filter_map(|one| Some((one.demand?.0, one.deadline)));
+            self.push_wait(waits.max_by_key(|(_, deadline)| *deadline), out);
         }
     }
 
-    /// Returns `true` if a request whose script the server does not know is sent again, behind
-    /// those in flight.
+    /// Returns `true` if a request whose script the server does not know is sent again.
     fn is_wanted_again(&self, exchange: &Exchange) -> bool {
         if exchange.keeps_order {
             return self.queue.iter().all(Exchange::blocks);
@@ -200,19 +217,16 @@ impl InFlight {
 
     /// Ends the requests whose deadlines have come with a failure. Their replies are still awaited,
     /// and then ignored. Returns when the next deadline comes.
-    pub(crate) fn expire(
-        &mut self,
-        now: Instant,
-        failure: impl Fn() -> Failure,
-    ) -> Option<Instant> {
+    pub(crate) fn expire(&mut self, failure: impl Fn() -> Failure) -> Option<Instant> {
+        let now = Instant::now();
         let is_late = |exchange: &Exchange| exchange.deadline <= now;
         for exchange in self.queue.iter_mut().filter(|exchange| is_late(exchange)) {
-            if matches!(exchange.to, ReplyTo::Callback(_)) {
+            if exchange.is_posted() {
                 mem::replace(&mut exchange.to, ReplyTo::Nowhere).pass_on(Err(failure()));
             }
         }
         for (exchange, _) in self.unconfirmed.extract_if(.., |(exchange, _)| is_late(exchange)) {
-            exchange.fail(failure());
+            exchange.answer(Err(failure()));
         }
         let waiting = self.unconfirmed.iter().map(|(exchange, _)| exchange);
         let deadlines = self.queue.iter().chain(waiting).filter(|exchange| !is_late(exchange));
@@ -222,13 +236,64 @@ impl InFlight {
     /// Ends everything that is in flight with this failure.
     pub(super) fn fail(&mut self, failure: &Failure) {
         let Self { queue, unconfirmed, ready, .. } = mem::take(self);
-        for (exchange, reply) in ready {
-            exchange.answer(reply);
-        }
+        ready.into_iter().for_each(|(exchange, reply)| exchange.answer(reply));
         let unconfirmed = unconfirmed.into_iter().map(|(exchange, _)| exchange);
-        for exchange in unconfirmed.chain(queue) {
-            exchange.fail(failure.clone());
-        }
+        unconfirmed.chain(queue).for_each(|exchange| exchange.answer(Err(failure.clone())));
+    }
+}
+
+impl Exchange {
+    pub(super) fn new(request: Request, deadline: Instant, to: ReplyTo) -> Self {
+        let write_by = deadline;
+        Self { request, deadline, write_by, demand: None, keeps_order: false, to, sent: None }
+    }
+
+    pub(crate) fn posted(request: Request, deadline: Instant, on_reply: OnReply) -> Self {
+        Self::new(request, deadline, ReplyTo::Callback(on_reply))
+    }
+
+    /// As it is, for a thread that waits no longer than a moment.
+    pub(crate) fn at_once(self) -> Self {
+        Self { write_by: self.deadline.min(end_of(MOMENT)), ..self }
+    }
+
+    /// The same, whose reply counts only once the demand is met.
+    pub(crate) fn durable(self, demand: Option<(Demand, SendWait)>) -> Self {
+        Self { demand, ..self }
+    }
+
+    /// The same, which no request that is sent after it may overtake.
+    pub(crate) fn in_order(self) -> Self {
+        Self { keeps_order: true, ..self }
+    }
+
+    /// Returns `true` if no thread waits for the reply, nor did.
+    pub(super) fn is_posted(&self) -> bool {
+        matches!(self.to, ReplyTo::Callback(_) | ReplyTo::Nowhere)
+    }
+
+    /// Returns `true` if the server reads nothing that comes after it until it has replied.
+    pub(super) fn blocks(&self) -> bool {
+        matches!(self.to, ReplyTo::Wait(_))
+    }
+
+    /// The slot of the thread that waits for the reply, or did.
+    pub(super) fn slot(&self) -> Option<&Arc<ReplySlot>> {
+        if let ReplyTo::Slot(slot, _) = &self.to { Some(slot) } else { None }
+    }
+
+    pub(super) fn is_for(&self, slot: &Arc<ReplySlot>) -> bool {
+        self.slot().is_some_and(|own| Arc::ptr_eq(own, slot))
+    }
+
+    /// Returns `true` if the reply does more than to add to those that a thread waits for.
+    pub(super) fn wakes(&self) -> bool {
+        self.slot().is_none_or(|slot| slot.state.lock().missing <= 1)
+    }
+
+    /// Passes on the reply, or the failure of a request that will not be answered.
+    pub(crate) fn answer(self, reply: Reply) {
+        self.to.pass_on(reply);
     }
 }
 
@@ -236,12 +301,10 @@ impl InFlight {
 mod tests {
     use super::*;
     use std::sync::LazyLock;
-    use std::time::Duration;
 
     use parking_lot::Mutex;
 
     use crate::config::durability::Durability;
-    use crate::net::packed::Request;
 
     static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new("return 1"));
 
@@ -342,6 +405,19 @@ mod tests {
     }
 
     #[test]
+    fn the_reply_to_asking_does_not_count() {
+        let mut scene = Scene::default();
+        let one = scene.posted(1);
+        scene.send([Exchange { request: one.request.clone().asking(), ..one }]);
+        assert!(scene.out.starts_with(b"*1\r\n$6\r\nASKING\r\n*"));
+        scene.take(Err(failure("ERR")));
+        assert!(scene.numbers().is_empty());
+        scene.take(Ok(Value::Int(1)));
+        assert_eq!(scene.numbers(), [(1, true)]);
+        assert!(scene.in_flight.is_empty() && scene.in_flight.posted == 0);
+    }
+
+    #[test]
     fn no_more_is_posted_than_redis_reads_at_a_time() {
         let mut scene = Scene::default();
         assert!(scene.in_flight.has_room(POSTED_MAX + 1), "one request may be longer");
@@ -395,7 +471,7 @@ mod tests {
         let mut scene = Scene::default();
         let one = scene.posted(1);
         scene.send([one]);
-        assert!(scene.in_flight.expire(Instant::now(), || failure("")).is_none());
+        assert!(scene.in_flight.expire(|| failure("")).is_none());
         scene.take(Ok(Value::Int(1)));
         assert_eq!(scene.numbers(), [(1, false)]);
     }

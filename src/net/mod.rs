@@ -4,7 +4,6 @@ pub(crate) mod connection;
 pub(crate) mod demand;
 pub(crate) mod endpoint;
 pub(crate) mod error_reply;
-pub(crate) mod exchange;
 pub(crate) mod factory;
 pub(crate) mod in_flight;
 pub(crate) mod multiplexer;

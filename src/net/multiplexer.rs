@@ -31,9 +31,9 @@ use crate::base::failure::Failure;
 use crate::base::sync::yield_now;
 use crate::config::Config;
 use crate::net::demand::Demand;
-use crate::net::exchange::{Exchange, Lent, ReplySlot, SendWait, lend_to_next};
 use crate::net::factory::ConnectionFactory;
-use crate::net::packed::{Reply, Request};
+use crate::net::in_flight::{Exchange, SendWait};
+use crate::net::packed::{Reply, ReplySlot, Request, lend_to_next};
 use crate::net::post_writer::PostWriter;
 use crate::net::shared_queue::{PooledConnection, SharedQueue};
 use crate::net::wait::WaitFor;
@@ -111,8 +111,8 @@ impl Multiplexer {
         let own = ReplySlot::new(deadline);
         self.push(exchanges(&own), deadline);
         match own.wait() {
-            Some(Lent { connection, unsent }) if unsent.is_empty() => self.read(connection, &own),
-            Some(Lent { connection, unsent }) => self.send(connection, unsent, &own),
+            Some((connection, unsent)) if unsent.is_empty() => self.read(connection, &own),
+            Some((connection, unsent)) => self.send(connection, unsent, &own),
             None => {
                 let is_unsent = own.state.lock().missing > 0
                     && !self.queue.state.lock().withdraw(&own).is_empty();
@@ -202,7 +202,7 @@ impl Multiplexer {
         others: Vec<Exchange>,
         deadline: Instant,
     ) {
-        let (posted, waiting): (Vec<_>, Vec<_>) = others.into_iter().partition(|one| one.posted);
+        let (posted, waiting): (Vec<_>, Vec<_>) = others.into_iter().partition(Exchange::is_posted);
         if !posted.is_empty() {
             self.writer.record(&mut used.connection, posted, deadline);
         }
@@ -259,7 +259,7 @@ impl Multiplexer {
                 Some(slot) if !is_ready() => {
                     let unsent = state.withdraw(&slot);
                     drop(state);
-                    slot.lend(Lent { connection: idle, unsent })
+                    slot.lend(idle, unsent)
                 }
                 waiting => {
                     let batch = state.batch(0);

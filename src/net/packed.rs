@@ -1,13 +1,22 @@
-//! Requests as they are written to a connection: commands, and calls of scripts.
+//! Packed requests, and where their replies go: to a callback, or to the slot in which a thread
+//! waits.
 //!
 //! A script is called by its hash. A server that has not seen it since it started replies NOSCRIPT,
 //! and is sent the whole script then. That is one round trip, makes the script known, and, unlike
 //! SCRIPT LOAD, goes where the keys are.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
 use itoa::Buffer;
 use redis::{Cmd, Value};
 
-use crate::base::failure::{Failure, FailureKind};
+use crate::base::failure::Failure;
+use crate::base::sync::{Condvar, Mutex, wait_while};
+use crate::net::demand::Demand;
+use crate::net::in_flight::{Exchange, SendWait};
+use crate::net::shared_queue::PooledConnection;
 
 /// What a server replies to a request.
 pub(crate) type Reply = Result<Value, Failure>;
@@ -38,16 +47,13 @@ pub(crate) enum Arg<'a> {
     Text(&'a str),
 }
 
-/// The command after which a node serves the next request even for a slot that it is only about to
-/// get.
-const ASKING: &[u8] = b"*1\r\n$6\r\nASKING\r\n";
-
 /// A packed request, with one reply that counts.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) bytes: Vec<u8>,
-    /// Whether it is preceded by ASKING, whose reply does not count: if that had no effect, the
-    /// request is redirected.
+    /// Whether it is preceded by ASKING, after which a node serves it even for a slot that the node
+    /// is only about to get. The reply to that does not count: if it had no effect, the request is
+    /// redirected.
     pub(super) asking: bool,
     /// The script that is called by its hash.
     pub(super) script: Option<&'static Script>,
@@ -85,37 +91,26 @@ impl Request {
 
     /// The same request preceded by ASKING.
     pub(crate) fn asking(self) -> Self {
-        Self { bytes: [ASKING, &self.bytes].concat(), asking: true, ..self }
+        Self { asking: true, ..self }
     }
 
     /// The same request with the whole script in it.
     pub(crate) fn in_full(&self) -> Self {
         let Some(script) = self.script else { return self.clone() };
-        let (head, rest) = self.split_at_hash(script);
+        // `*<number of arguments>\r\n` comes first.
+        let head = self.bytes.iter().position(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         let mut bytes = Vec::with_capacity(self.bytes.len() + script.body.len());
-        bytes.extend_from_slice(head);
+        bytes.extend_from_slice(&self.bytes[..head]);
         push_argument(&mut bytes, b"EVAL");
         push_argument(&mut bytes, script.body.as_bytes());
-        bytes.extend_from_slice(rest);
+        bytes.extend_from_slice(&self.bytes[head + script.call.len()..]);
         Self { bytes, script: None, ..*self }
     }
 
-    /// Returns a failure as the caller should treat it. An error reply that does not say whether
-    /// the request was executed is a refusal of one without an effect.
+    /// The failure that an error reply is. One that does not say whether the request was executed is
+    /// a refusal of a request without an effect.
     pub(super) fn judge(&self, failure: Failure) -> Failure {
-        match failure.kind {
-            FailureKind::Unclear if !self.has_effect => failure.of_question(),
-            _ => failure,
-        }
-    }
-
-    /// The bytes in front of `EVALSHA` and those behind the hash.
-    fn split_at_hash(&self, script: &Script) -> (&[u8], &[u8]) {
-        // `*<number of arguments>\r\n` comes first.
-        let start = if self.asking { ASKING.len() } else { 0 };
-        let count = self.bytes[start..].iter().position(|byte| *byte == b'\n');
-        let head = start + count.map_or(0, |end| end + 1);
-        (&self.bytes[..head], &self.bytes[head + script.call.len()..])
+        if self.has_effect { failure } else { failure.of_question() }
     }
 }
 
@@ -131,6 +126,164 @@ fn push_number(out: &mut Vec<u8>, mark: u8, number: usize) {
     out.push(mark);
     out.extend_from_slice(Buffer::new().format(number).as_bytes());
     out.extend_from_slice(b"\r\n");
+}
+
+/// Called with the reply to a request by the thread that reads it. Must not take long.
+pub(crate) type OnReply = Box<dyn FnOnce(Reply) + Send>;
+
+/// Where a reply goes.
+pub(super) enum ReplyTo {
+    /// To a callback: no thread waits for it.
+    Callback(OnReply),
+    /// Nowhere any more.
+    Nowhere,
+    /// To a thread, which waits for several: the place of this one.
+    Slot(Arc<ReplySlot>, usize),
+    /// It says whether what was done before it is as durable as demanded.
+    Wait(Demand),
+}
+
+impl ReplyTo {
+    pub(super) fn pass_on(self, reply: Reply) {
+        match self {
+            // The thread that reads it has other replies to pass on.
+            Self::Callback(on_reply) => drop(catch_unwind(AssertUnwindSafe(|| on_reply(reply)))),
+            Self::Slot(slot, place) => slot.answer(place, reply),
+            Self::Nowhere | Self::Wait(_) => {}
+        }
+    }
+}
+
+/// Where the replies go that one thread waits for.
+pub(super) struct ReplySlot {
+    pub(super) deadline: Instant,
+    pub(super) state: Mutex<SlotState>,
+    changed: Condvar,
+}
+
+pub(super) struct SlotState {
+    /// In the order of the requests.
+    replies: Vec<Option<Reply>>,
+    /// How many are still to come.
+    pub(super) missing: usize,
+    /// Whether the thread still waits.
+    pub(super) waits: bool,
+    /// A connection for the thread: it sends these requests, and reads until it has its replies.
+    lent: Option<(PooledConnection, Vec<Exchange>)>,
+}
+
+impl ReplySlot {
+    pub(super) fn new(deadline: Instant) -> Arc<Self> {
+        let state = SlotState { replies: Vec::new(), missing: 0, waits: true, lent: None };
+        Arc::new(Self { deadline, state: Mutex::new(state), changed: Condvar::new() })
+    }
+
+    /// Makes a used one as good as new, to reuse the memory, or replaces it if a request has it.
+    pub(super) fn renew(used: &mut Arc<Self>, deadline: Instant) -> Arc<Self> {
+        match Arc::get_mut(used) {
+            Some(unused) => {
+                unused.deadline = deadline;
+                let mut state = unused.state.lock();
+                state.replies.clear();
+                (state.missing, state.waits) = (0, true);
+            }
+            None => *used = Self::new(deadline),
+        }
+        used.clone()
+    }
+
+    /// Makes a request whose reply is one of those that the thread waits for.
+    pub(super) fn exchange(
+        self: &Arc<Self>,
+        request: Request,
+        demand: Option<(Demand, SendWait)>,
+    ) -> Exchange {
+        let mut state = self.state.lock();
+        let to = ReplyTo::Slot(self.clone(), state.replies.len());
+        state.replies.push(None);
+        state.missing += 1;
+        Exchange::new(request, self.deadline, to).durable(demand)
+    }
+
+    /// Blocks until all replies have come, there is a connection to read them from, or the deadline
+    /// is over.
+    pub(super) fn wait(&self) -> Option<(PooledConnection, Vec<Exchange>)> {
+        let mut state = self.state.lock();
+        let waits = |state: &SlotState| state.missing > 0 && state.lent.is_none();
+        wait_while(&self.changed, &mut state, Some(self.deadline), waits);
+        let lent = state.lent.take();
+        // The reader of a connection waits for its replies as well.
+        state.waits = lent.is_some();
+        lent
+    }
+
+    /// Lends the thread that waits a connection. Returns it if no thread waits.
+    pub(super) fn lend(
+        &self,
+        connection: PooledConnection,
+        unsent: Vec<Exchange>,
+    ) -> Option<PooledConnection> {
+        let mut state = self.state.lock();
+        if !state.waits || state.missing == 0 {
+            return Some(connection);
+        }
+        state.lent = Some((connection, unsent));
+        drop(state);
+        self.changed.notify_one();
+        None
+    }
+
+    /// Takes a reply. Returns without effect if the thread no longer waits for it.
+    fn answer(&self, place: usize, reply: Reply) {
+        let mut state = self.state.lock();
+        if !state.waits || state.replies[place].is_some() {
+            return;
+        }
+        state.replies[place] = Some(reply);
+        state.missing -= 1;
+        if state.missing == 0 {
+            // Not under the lock, which the thread that wakes takes first.
+            drop(state);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Stops waiting. What has not come is this failure.
+    pub(super) fn close(&self, failure: impl Fn() -> Failure) {
+        let mut state = self.state.lock();
+        state.waits = false;
+        for reply in &mut state.replies {
+            reply.get_or_insert_with(|| Err(failure()));
+        }
+    }
+
+    /// Takes the only reply, once the slot is closed.
+    pub(super) fn reply(&self) -> Reply {
+        self.state.lock().replies.pop().flatten().expect("a slot is closed with every reply")
+    }
+
+    /// Takes the replies, once the slot is closed.
+    pub(super) fn replies(&self) -> Vec<Reply> {
+        self.state.lock().replies.drain(..).flatten().collect()
+    }
+}
+
+/// Makes the first thread that waits for a reply the reader. Returns the connection if none waits,
+/// without requests in flight that a thread has given up.
+pub(super) fn lend_to_next(mut used: PooledConnection) -> Option<PooledConnection> {
+    let mut next = 0;
+    while let Some(slot) = used.connection.in_flight.waiting(next) {
+        used = slot.lend(used, Vec::new())?;
+        next += 1;
+    }
+    if next > 0 && used.connection.in_flight.is_awaited() {
+        // Nothing is known about a server that has kept threads waiting until they gave up.
+        used.connection.collect();
+        if used.connection.in_flight.is_awaited() {
+            used.connection.time_out();
+        }
+    }
+    Some(used)
 }
 
 #[cfg(test)]
@@ -152,7 +305,6 @@ mod tests {
         eval.arg("return KEYS[1]").arg(1).arg("key").arg("a\r\nb").arg(7);
         assert_eq!(call.in_full().bytes, eval.get_packed_command());
         assert_eq!(call.in_full().in_full().bytes, call.in_full().bytes);
-        let asking = call.clone().asking().in_full();
-        assert_eq!(asking.bytes, [ASKING, &call.in_full().bytes].concat());
+        assert!(call.asking().in_full().asking);
     }
 }

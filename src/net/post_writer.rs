@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 use crate::base::failure::Failure;
 use crate::base::sync::Mutex;
 use crate::net::connection::Connection;
-use crate::net::exchange::Exchange;
-use crate::net::in_flight::POSTED_MAX;
+use crate::net::in_flight::{Exchange, POSTED_MAX};
 use crate::net::wait::Arrived;
 
 /// A connection over which something was posted less long ago is taken for alive.
@@ -40,7 +39,7 @@ impl PostWriter {
         let is_ready = is_ready(connection, Instant::now());
         let opened = if is_ready { Ok(()) } else { self.wait(|| connection.connect(write_by)) };
         if let Err(failure) = opened {
-            return posted.into_iter().for_each(|posted| posted.fail(failure.clone()));
+            return posted.into_iter().for_each(|posted| posted.answer(Err(failure.clone())));
         }
         self.record(connection, posted, write_by);
         // A failure to write fails what is in flight. What there is no room for in time is overdue.
@@ -76,7 +75,7 @@ impl PostWriter {
             }
         }
         if let Err(failure) = outcome {
-            posted.for_each(|posted| posted.fail(failure.clone()));
+            posted.for_each(|posted| posted.answer(Err(failure.clone())));
         }
     }
 

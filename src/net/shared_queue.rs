@@ -18,8 +18,9 @@ use crate::base::failure::Failure;
 use crate::base::sync::{Mutex, yield_now};
 use crate::config::{Config, Mechanism};
 use crate::net::connection::Connection;
-use crate::net::exchange::{Exchange, ReplySlot};
 use crate::net::factory::ConnectionFactory;
+use crate::net::in_flight::Exchange;
+use crate::net::packed::ReplySlot;
 
 /// The most requests that are sent in one write.
 const BATCH_MAX: usize = 64;
@@ -39,7 +40,7 @@ pub(super) struct SharedQueue {
     sweep: Arc<dyn Fn() + Send + Sync>,
 }
 
-#[derive(Debug)]
+#[derive(Default)]
 pub(super) struct QueueState {
     /// Whether requests of several threads may go over one connection.
     shares: bool,
@@ -57,7 +58,6 @@ pub(super) struct QueueState {
 }
 
 /// A connection that goes back to the pool when this is dropped.
-#[derive(Debug)]
 pub(super) struct PooledConnection {
     // Goes back first: once the pool counts a user less, a connection is free.
     pub(super) connection: r2d2::PooledConnection<ClosedConnections>,
@@ -78,7 +78,6 @@ impl Drop for PooledConnection {
 }
 
 /// One of the users of a pool.
-#[derive(Debug)]
 struct PoolUser(Arc<AtomicU32>);
 
 impl Drop for PoolUser {
@@ -143,7 +142,8 @@ impl SharedQueue {
             .error_handler(Box::new(NopErrorHandler))
             .thread_pool(thread.clone())
             .build_unchecked(ClosedConnections { factory, max_lifetime });
-        let state = Mutex::new(QueueState::new(config.uses(Mechanism::SharedWrites)));
+        let shares = config.uses(Mechanism::SharedWrites);
+        let state = Mutex::new(QueueState { shares, ..QueueState::default() });
         Self { pool, users: Arc::default(), state, thread: thread.clone(), sweep: Arc::new(sweep) }
     }
 
@@ -255,11 +255,6 @@ impl SharedQueue {
 }
 
 impl QueueState {
-    fn new(shares: bool) -> Self {
-        let (queue, lingering) = (VecDeque::new(), Vec::new());
-        Self { shares, queue, last_batch: 0, lingering, sweeps: 0, scheduled: false }
-    }
-
     /// Returns `true` if several threads had their requests sent in the last batch, and so may have
     /// further requests soon.
     pub(super) fn is_batching(&self) -> bool {
@@ -308,7 +303,7 @@ mod tests {
     use crate::config::durability::Durability;
     use crate::net::demand::Demand;
     use crate::net::endpoint::Endpoint;
-    use crate::net::exchange::SendWait;
+    use crate::net::in_flight::SendWait;
     use crate::net::packed::Request;
     use crate::net::server::PoolThread;
     use crate::net::shared_call::Resolver;
@@ -326,7 +321,7 @@ mod tests {
         let (slot, other) = (ReplySlot::new(Instant::now()), ReplySlot::new(Instant::now()));
         let durability = Durability::Replicas { acks: 1, timeout: SWEEP };
         let demand = Demand::new(durability).map(|demand| (demand, SendWait::Along));
-        let mut queue = QueueState::new(true);
+        let mut queue = QueueState { shares: true, ..QueueState::default() };
         queue.queue.extend((1..BATCH_MAX).map(|_| posted()));
         queue.queue.extend([slot.exchange(request(), demand), slot.exchange(request(), demand)]);
         queue.queue.extend([other.exchange(request(), None)]);
@@ -334,7 +329,7 @@ mod tests {
         queue.queue.extend([slot.exchange(request(), demand), posted()]);
         assert_eq!(queue.batch(1).len(), 3, "along with one request");
 
-        let mut alone = QueueState::new(false);
+        let mut alone = QueueState::default();
         alone.queue.extend([other.exchange(request(), None), posted()]);
         assert_eq!((alone.batch(1).len(), alone.batch(0).len()), (0, 1));
         assert!(alone.withdraw(&other).is_empty() && !alone.queue.is_empty());

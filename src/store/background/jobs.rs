@@ -16,7 +16,7 @@ use crate::base::failure::Failure;
 use crate::base::shrink;
 use crate::net::connection::Connection;
 use crate::net::demand::Demand;
-use crate::net::exchange::{Exchange, SendWait};
+use crate::net::in_flight::{Exchange, SendWait};
 use crate::net::socket::PollFd;
 use crate::net::wait::WaitFor;
 use crate::store::background::peer::{BackgroundConnection, Peer, sleep};
@@ -35,7 +35,6 @@ const PAUSE: Duration = Duration::from_millis(20);
 const UNOPENED: &str = "no connection was open in time";
 
 /// The background jobs of one thread.
-#[derive(Debug)]
 pub(crate) struct BackgroundJobs<P: JobPolicy> {
     policy: P,
     settings: BackgroundSettings,
@@ -159,7 +158,6 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
 type NumberedReply = (u64, Result<HoldReply, Failure>);
 
 /// The jobs of one node that go over one connection.
-#[derive(Debug)]
 struct NodeJobs<N> {
     connection: BackgroundConnection<N, Connection>,
     /// What must be met before the effects of these jobs count.
@@ -215,7 +213,7 @@ impl<N: Peer> NodeJobs<N> {
             if give_up_at <= now {
                 open.time_out();
             } else {
-                let late = open.in_flight.expire(now, || open.factory.no_reply());
+                let late = open.in_flight.expire(|| open.factory.no_reply());
                 next = Some(late.map_or(give_up_at, |late| min(late, give_up_at)));
             }
         }
@@ -274,6 +272,6 @@ impl<N: Peer> NodeJobs<N> {
 
 fn fail(unsent: Vec<Exchange>, failure: &Failure) {
     for exchange in unsent {
-        exchange.fail(failure.clone());
+        exchange.answer(Err(failure.clone()));
     }
 }

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::net::demand::{Demand, is_done};
-use crate::net::exchange::{Exchange, SendWait};
+use crate::net::in_flight::{Exchange, SendWait};
 use crate::net::packed::Reply;
 use crate::net::wait::Spin;
 use crate::store::background::{BackgroundSettings, InDoubtHold};

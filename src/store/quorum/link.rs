@@ -20,8 +20,7 @@ use crossbeam_channel::Receiver;
 
 use crate::base::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
-use crate::net::exchange::Exchange;
-use crate::net::in_flight::InFlight;
+use crate::net::in_flight::{Exchange, InFlight};
 use crate::net::wait::WaitFor;
 use crate::store::background::peer::BackgroundConnection;
 use crate::store::quorum::health::QuorumServer;
@@ -122,7 +121,7 @@ impl Link {
 
     /// Returns `true` if too many requests are behind one that waits for replicas or a disk.
     fn is_lagging(&self) -> bool {
-        let lags = |flight: &InFlight| flight.len() >= LAGGING && flight.is_blocked();
+        let lags = |flight: &InFlight| flight.queue.len() >= LAGGING && flight.is_blocked();
         self.open().is_some_and(|open| lags(&open.in_flight))
     }
 
