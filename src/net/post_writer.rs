@@ -4,14 +4,13 @@
 //! right after. Replies that have come are read first, because a program that ends with unread ones
 //! resets the connection, and the server might not read on.
 
-use std::io;
 use std::time::{Duration, Instant};
 
 use crate::base::failure::Failure;
 use crate::base::sync::Mutex;
 use crate::net::connection::Connection;
 use crate::net::in_flight::{Exchange, POSTED_MAX};
-use crate::net::wait::Arrived;
+use crate::net::wait::{Arrived, WaitFor};
 
 /// A connection over which something was posted less long ago is taken for alive.
 const IDLE: Duration = Duration::from_millis(500);
@@ -43,11 +42,12 @@ impl PostWriter {
         }
         self.record(connection, posted, write_by);
         // A failure to write fails what is in flight. What there is no room for in time is overdue.
-        if connection.write(&[]).is_ok()
-            && let Some(socket) = &connection.socket
-            && socket.stream.is_writing()
-        {
-            drop(self.wait(|| flush(connection, deadline)));
+        drop(connection.write(&[]));
+        if connection.is_writing() {
+            drop(self.wait(|| {
+                while connection.is_writing() && connection.receive(WaitFor::Reply { deadline }) {}
+                if connection.is_writing() { Err(connection.factory.no_reply()) } else { Ok(()) }
+            }));
         }
         if connection.in_flight.posted > POSTED_MAX {
             drop(self.wait(|| connection.read_all(write_by)));
@@ -93,16 +93,6 @@ impl PostWriter {
             *self.failure.lock() = Some((now + (now - begun), failure.clone()));
         })
     }
-}
-
-/// Blocks until everything is written. If there is no room for it in time, that is a failure, and
-/// the connection is as before.
-fn flush(connection: &mut Connection, deadline: Instant) -> Result<(), Failure> {
-    let Some(socket) = &mut connection.socket else { return Err(connection.factory.no_reply()) };
-    socket.stream.flush(deadline).map_err(|error| match error.kind() {
-        io::ErrorKind::TimedOut => connection.factory.no_reply(),
-        _ => connection.break_off(error.into()),
-    })
 }
 
 /// Returns `true` if a request can be written over a connection that no thread waits for, as far as

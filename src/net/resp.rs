@@ -114,15 +114,6 @@ impl RespStream {
         Ok(())
     }
 
-    /// Blocks until everything is written. A timeout changes nothing.
-    pub(crate) fn flush(&mut self, deadline: Instant) -> io::Result<()> {
-        while self.is_writing() {
-            self.wait_for_room(deadline)?;
-            self.write()?;
-        }
-        Ok(())
-    }
-
     /// Sleeps until there may be room to write, or until something has come. That is read: a server
     /// whose replies are not read may stop to read requests.
     fn wait_for_room(&mut self, deadline: Instant) -> io::Result<()> {
@@ -427,7 +418,10 @@ mod tests {
         let read = std::thread::spawn(move || peer.read_exact(&mut vec![0; 100 * LARGE]));
         stream.out.resize(100 * LARGE, b'x');
         stream.write().expect("it is open");
-        stream.flush(deadline).expect("it is read");
+        while stream.is_writing() {
+            stream.wait_for_room(deadline).expect("it is read");
+            stream.write().expect("it is open");
+        }
         read.join().expect("no panic").expect("all has come");
         assert!(stream.out.capacity() <= LARGE, "{}", stream.out.capacity());
     }
