@@ -107,9 +107,6 @@ fn hash_tag(key: &str) -> Option<&str> {
 /// How many hash slots there are.
 pub(crate) const SLOTS: usize = 16_384;
 
-/// CRC-16/XMODEM of each byte.
-static TABLE: [u16; 256] = table();
-
 /// The slot of a key.
 pub(crate) fn slot_of(key: &str) -> usize {
     usize::from(crc16(hash_tag(key).unwrap_or(key).as_bytes())) % SLOTS
@@ -122,29 +119,13 @@ pub(crate) fn tag_of(slot: usize) -> String {
     tags.find(|tag| slot_of(tag) == slot).unwrap_or_default()
 }
 
+/// CRC-16/XMODEM, a byte at a time.
 fn crc16(bytes: &[u8]) -> u16 {
-    bytes.iter().fold(0, |crc, byte| {
-        let [high, _] = crc.to_be_bytes();
-        (crc << 8) ^ TABLE[usize::from(high ^ byte)]
+    bytes.iter().fold(0, |crc: u16, byte| {
+        let high = (crc >> 8) ^ u16::from(*byte);
+        let high = high ^ (high >> 4);
+        (crc << 8) ^ (high << 12) ^ (high << 5) ^ high
     })
-}
-
-const fn table() -> [u16; 256] {
-    let mut table = [0; 256];
-    let mut byte = 0;
-    let mut start = 0_u16;
-    while byte < 256 {
-        let mut crc = start << 8;
-        let mut bit = 0;
-        while bit < 8 {
-            crc = if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
-            bit += 1;
-        }
-        table[byte] = crc;
-        byte += 1;
-        start += 1;
-    }
-    table
 }
 
 #[cfg(test)]

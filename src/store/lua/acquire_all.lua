@@ -24,7 +24,8 @@ for i = 1, #KEYS / 2 do
   local fence = repeated[i] and last or math.max(tonumber(least), (last or 0) + 1)
   if stored and not (last and last >= 0 and last % 1 == 0) then
     return redis.error_reply('FENCE ' .. KEYS[2 * i] .. ' does not hold a token')
-  elseif fence > 9007199254740991 then -- 2^53 - 1: beyond it Lua's numbers skip integers.
+  elseif fence > 9007199254740991 then
+    -- 2^53 - 1: beyond it Lua's numbers skip integers.
     return redis.error_reply('FENCE ' .. KEYS[2 * i] .. ' has run out of tokens')
   end
   fences[i + 1] = fence

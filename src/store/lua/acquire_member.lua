@@ -75,7 +75,8 @@ end
 if busy then
   local ends
   if kind == 'w:' then
-    ends = redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2] -- All have to end.
+    -- All have to end.
+    ends = redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2]
   else
     ends = redis.call(
       'zrange', KEYS[1], '(' .. now, '+inf', 'byscore', 'limit', 0, 1, 'withscores')[2]

@@ -31,7 +31,8 @@ else
 end
 if forced and answer == 1 then
   if redis.pcall('hlen', KEYS[1]) == 1 then
-    redis.pcall('hdel', KEYS[1], 'mode') -- Redisson's, which is no owner.
+    -- Redisson's, which is no owner.
+    redis.pcall('hdel', KEYS[1], 'mode')
   end
   local id, number = string.match(owner, '^(.*):(%x+)$')
   if id then

@@ -12,7 +12,8 @@ local member, permits, lease = ARGV[1], tonumber(ARGV[3]), ARGV[6]
 local ended = lease and 'w' .. string.sub(member, 2) or member
 local ends = redis.call('zscore', KEYS[1], ended)
 if lease and not ends then
-  ends = redis.call('zscore', KEYS[1], member) -- A repeat.
+  -- A repeat.
+  ends = redis.call('zscore', KEYS[1], member)
 end
 ends = tonumber(ends)
 if not ends or ends <= now then

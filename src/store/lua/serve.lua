@@ -35,7 +35,8 @@ local function serve(queue, now, window, permits, shard, me)
       told = next == me and 1 or tell(client, shard)
     end
     if type(told) ~= 'number' or told == 0 then
-      redis.pcall('zrem', KEYS[1], offer) -- No key is left without a TTL.
+      -- No key is left without a TTL.
+      redis.pcall('zrem', KEYS[1], offer)
     end
     return told
   end
@@ -56,7 +57,8 @@ local function serve(queue, now, window, permits, shard, me)
     local grace = came < -past / 2 and math.ceil(came + past + 2000 - now)
     local told
     if admitted == nil then
-      told, grace = 0, 0 -- Of another kind, from before the name was used for this.
+      -- Of another kind, from before the name was used for this.
+      told, grace = 0, 0
     elseif not admitted then
       told = next ~= me and now - came > 2000 and not listens(client) and 0 or nil
       grace = grace or 0

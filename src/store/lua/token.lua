@@ -20,7 +20,8 @@ end
 -- Returns the token, and whether it is the last one; or nil and an error reply.
 local function next_token(least, keeps)
   local call, counter, life = redis.call, KEYS[2], ARGV[3]
-  local greatest = 9007199254740991 -- 2^53 - 1: beyond it Lua's numbers skip integers.
+  -- 2^53 - 1: beyond it Lua's numbers skip integers.
+  local greatest = 9007199254740991
   local fence = tonumber(least)
   if keeps then
     local last = tonumber(redis.pcall('get', counter))

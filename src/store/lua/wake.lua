@@ -54,7 +54,8 @@ local function wake(queue, window, shard, me)
     local first = redis.pcall('zrange', queue, #silent, #silent, 'withscores')
     local next, came = first[1], tonumber(first[2])
     if looked_at == 100 then
-      next = me -- However many are gone, a client that asks is not kept waiting by all of them.
+      -- However many are gone, a client that asks is not kept waiting by all of them.
+      next = me
     end
     if not next then
       break
@@ -91,7 +92,8 @@ local function wake(queue, window, shard, me)
       redis.pcall('zrem', queue, turn)
       rest = tonumber(window)
     else
-      redis.pcall('hdel', KEYS[1], turn .. ':0') -- No key is left without a TTL.
+      -- No key is left without a TTL.
+      redis.pcall('hdel', KEYS[1], turn .. ':0')
     end
   end
   local others = (reached or rest > 0) and redis.pcall('zrange', queue, 0, 9) or {}
