@@ -1,4 +1,4 @@
-//! The calls of the scripts: keys, arguments and reply of each in one place.
+//! The calls of the scripts: keys and arguments of each. `scripts.rs` reads the replies.
 //!
 //! A read-write lock and a semaphore are the same in Redis: a sorted set of holds. They differ in
 //! which holds can exist together, which `acquire_member.lua` and `serve.lua` decide.
@@ -14,13 +14,9 @@ use crate::net::packed::{Arg, Request, Script};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::{FENCE, Keys, QUEUE, TURN};
 use crate::store::redisson_channels::{MEMORY, RedissonChannels, TURN_TIME};
-use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldReply, Look, OFFER, OwnerOf, Registration, ReportReply,
-    TENURE_FENCES,
-};
+use crate::store::request::{Acquire, Change, Look, OFFER, OwnerOf, Registration, TENURE_FENCES};
 use crate::store::scripts::{
-    self, ACQUIRE, ACQUIRE_ALL, ACQUIRE_MEMBER, CHANGE, Command, RELEASE, RELEASE_MEMBER, REPORT,
-    UNREGISTER,
+    ACQUIRE, ACQUIRE_ALL, ACQUIRE_MEMBER, CHANGE, RELEASE, RELEASE_MEMBER, REPORT, UNREGISTER,
 };
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -35,7 +31,7 @@ const WAITING_LIFE_MIN: Duration = Duration::from_secs(60);
 /// The most locks that one request acquires.
 const GROUP_MAX: usize = 900;
 
-/// Makes commands for the locks of one client.
+/// Makes the requests about the locks of one client.
 #[derive(Clone, Debug)]
 pub(crate) struct Commands {
     pub(crate) keys: Keys,
@@ -77,13 +73,12 @@ impl Commands {
         Self { proposes: true, ..Self::new(config) }
     }
 
-    pub(crate) fn acquire(&self, request: Acquire<'_>) -> Command<AcquireReply> {
-        let request = match request.holds {
+    pub(crate) fn acquire(&self, request: Acquire<'_>) -> Request {
+        match request.holds {
             [hold @ HoldId { kind: HoldKind::Lock, .. }] => self.acquire_one(hold, request),
             [HoldId { kind: HoldKind::Lock, .. }, ..] => self.acquire_all(request),
             _ => self.acquire_members(request),
-        };
-        Command { request, decode: scripts::read_acquire }
+        }
     }
 
     fn acquire_one(&self, hold: &HoldId, request: Acquire<'_>) -> Request {
@@ -171,7 +166,7 @@ impl Commands {
     }
 
     /// Changes a hold, or finds out whether it exists.
-    pub(crate) fn change(&self, hold: &HoldId, change: Change) -> Command<HoldReply> {
+    pub(crate) fn change(&self, hold: &HoldId, change: Change) -> Request {
         let HoldId { kind, name, client, .. } = hold;
         if let Change::Unregister = change {
             let args = [Arg::Text(client), millis(OFFER), Arg::Number(0)];
@@ -196,27 +191,25 @@ impl Commands {
             Change::Check | Change::Renew { .. } | Change::Unregister => Arg::Text(""),
         };
         let args = [Arg::Text(&member), change.lease().map_or(Arg::Number(0), millis), what];
-        let request = Request::call(&CHANGE, &[&self.keys.lock(name)], &args);
-        Command { request, decode: scripts::read_hold }
+        Request::call(&CHANGE, &[&self.keys.lock(name)], &args)
     }
 
     /// Raises the counter of fencing tokens to that of a hold.
-    pub(crate) fn raise(&self, hold: &HoldId, fence: u64, lease: Duration) -> Command<HoldReply> {
+    pub(crate) fn raise(&self, hold: &HoldId, fence: u64, lease: Duration) -> Request {
         let (owner, life) = (hold.owner(), self.fence_life(lease));
         let args = [Arg::Text(&owner), Arg::Number(0), Arg::Text(""), Arg::Number(fence), life];
         let (lock, [fence]) = self.keys.with_companions(&hold.name, [FENCE]);
-        let request = Request::call(&CHANGE, &[&lock, &fence], &args);
-        Command { request, decode: scripts::read_hold }
+        Request::call(&CHANGE, &[&lock, &fence], &args)
     }
 
     /// Ends a hold that too few servers have granted, and wakes no client.
-    pub(crate) fn withdraw(&self, hold: &HoldId) -> Command<HoldReply> {
+    pub(crate) fn withdraw(&self, hold: &HoldId) -> Request {
         let (owner, no_client) = (hold.owner(), Arg::Text(""));
         self.free(&RELEASE, &hold.name, [Arg::Text(&owner), no_client, Arg::Number(0)])
     }
 
     /// Ends the hold of an owner, and tells its client.
-    pub(crate) fn force_release(&self, owner: OwnerOf<'_>) -> Command<HoldReply> {
+    pub(crate) fn force_release(&self, owner: OwnerOf<'_>) -> Request {
         let OwnerOf { kind, name, owner } = owner;
         match HoldId::of_owner(owner, kind, name) {
             Some(hold) if !kind.is_lock() => self.free_place(&hold, &hold.member(), "force", None),
@@ -231,9 +224,9 @@ impl Commands {
         script: &'static Script,
         name: &str,
         [whose, window, kept]: [Arg<'_>; 3],
-    ) -> Command<HoldReply> {
+    ) -> Request {
         let shard = self.shard_tag();
-        let request = if let Some(form) = self.redisson {
+        if let Some(form) = self.redisson {
             let (lock, [queue, turn]) = self.keys.with_companions(name, [QUEUE, TURN]);
             let channel = RedissonChannels::channel(&lock);
             let (channel, form) = (Arg::Text(&channel), Arg::Text(form));
@@ -243,8 +236,7 @@ impl Commands {
         } else {
             let (lock, [queue]) = self.keys.with_companions(name, [QUEUE]);
             Request::call(script, &[&lock, &queue], &[whose, window, Arg::Text(&shard), kept])
-        };
-        Command { request, decode: scripts::read_hold }
+        }
     }
 
     /// Calls the script that ends a hold of a read-write lock or a semaphore, or begins that of a
@@ -255,18 +247,17 @@ impl Commands {
         member: &str,
         how: &str,
         downgraded: Option<Duration>,
-    ) -> Command<HoldReply> {
+    ) -> Request {
         let (lock, [queue]) = self.keys.with_companions(&hold.name, [QUEUE]);
         let (shard, permits) = (self.shard_tag(), Arg::Number(hold.kind.permits().into()));
         let (member, how, shard) = (Arg::Text(member), Arg::Text(how), Arg::Text(&shard));
         let mut args = vec![member, millis(OFFER), permits, how, shard];
         args.extend(downgraded.map(millis));
-        let request = Request::call(&RELEASE_MEMBER, &[&lock, &queue], &args);
-        Command { request, decode: scripts::read_hold }
+        Request::call(&RELEASE_MEMBER, &[&lock, &queue], &args)
     }
 
     /// Asks what is known of a name.
-    pub(crate) fn report(&self, name: &str, look: Look) -> Command<ReportReply> {
+    pub(crate) fn report(&self, name: &str, look: Look) -> Request {
         let (lock, [fence, queue]) = self.keys.with_companions(name, [FENCE, QUEUE]);
         let (keys, args) = match look {
             Look::All => (&[&*lock, &fence, &queue][..], &[][..]),
@@ -274,7 +265,7 @@ impl Commands {
             Look::Permits => (&[&*lock][..], &[Arg::Text("count")][..]),
             Look::Token => (&[&*lock, &fence][..], &[][..]),
         };
-        Command { request: Request::call(&REPORT, keys, args), decode: scripts::read_report }
+        Request::call(&REPORT, keys, args)
     }
 
     pub(crate) fn shard_tag(&self) -> Arc<str> {

@@ -1,5 +1,6 @@
 //! The scripts in `lua/`: which of the files each is made of, and what its replies mean.
 
+use std::str::FromStr;
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use redis::Value;
 
 use crate::base::failure::{Failure, FailureKind};
 use crate::net::factory::ConnectionFactory;
-use crate::net::packed::{Reply, Request, Script};
+use crate::net::packed::{Reply, Script};
 use crate::store::hold_id::HeldAs;
 use crate::store::request::{AcquireReply, HoldReply, HolderReply, ReportReply};
 
@@ -29,12 +30,21 @@ script!(RELEASE_MEMBER, "wake.lua", "serve.lua", "release_member.lua");
 script!(REPORT, "holds.lua", "report.lua");
 script!(UNREGISTER, "holds.lua", "wake.lua", "serve.lua", "redisson.lua", "unregister.lua");
 
-/// A request, and what its reply means.
-#[derive(Debug)]
-pub(crate) struct Command<T> {
-    pub(crate) request: Request,
-    /// Reads a reply of the server that this makes connections to.
-    pub(crate) decode: fn(Reply, &ConnectionFactory) -> Result<T, Failure>,
+/// What a script replies.
+pub(crate) trait ScriptReply: Clone + Send + Sync + 'static {
+    /// What it means that the key has something else, if that is no failure.
+    const OF_WRONG_TYPE: Option<Self> = None;
+
+    /// Returns the meaning of a reply; `None` if it has another shape than those of the script.
+    fn read(reply: &Value) -> Option<Self>;
+
+    /// Reads a reply of the server that `from` makes connections to.
+    fn decode(reply: Reply, from: &ConnectionFactory) -> Result<Self, Failure> {
+        match (reply, Self::OF_WRONG_TYPE) {
+            (Err(failure), Some(meaning)) if failure.kind == FailureKind::WrongType => Ok(meaning),
+            (reply, _) => Self::read(&reply?).ok_or_else(|| from.invalid_reply()),
+        }
+    }
 }
 
 /// What a server is sent of a script: its lines without indentation, and without those that are
@@ -45,70 +55,46 @@ fn code(script: &str) -> String {
     code.flat_map(|line| [line, "\n"]).collect()
 }
 
-pub(super) fn read_acquire(
-    reply: Reply,
-    from: &ConnectionFactory,
-) -> Result<AcquireReply, Failure> {
-    read(reply, from, acquire_reply)
-}
+impl ScriptReply for HoldReply {
+    const OF_WRONG_TYPE: Option<Self> = Some(Self::Gone);
 
-/// A hold is gone if its key now has something else than a lock.
-pub(super) fn read_hold(reply: Reply, from: &ConnectionFactory) -> Result<HoldReply, Failure> {
-    match reply {
-        Err(failure) if failure.kind == FailureKind::WrongType => Ok(HoldReply::Gone),
-        reply => read(reply, from, hold_reply),
+    fn read(reply: &Value) -> Option<Self> {
+        match reply {
+            Value::Int(1) => Some(Self::Done),
+            Value::Int(0) => Some(Self::Gone),
+            _ => None,
+        }
     }
 }
 
-pub(super) fn read_report(reply: Reply, from: &ConnectionFactory) -> Result<ReportReply, Failure> {
-    read(reply, from, report_reply)
-}
-
-/// Returns the meaning of a reply. One of another shape than those of the script is a failure.
-fn read<T>(
-    reply: Reply,
-    from: &ConnectionFactory,
-    meaning: fn(&Value) -> Option<T>,
-) -> Result<T, Failure> {
-    meaning(&reply?).ok_or_else(|| from.invalid_reply())
-}
-
-fn hold_reply(reply: &Value) -> Option<HoldReply> {
-    match reply {
-        Value::Int(1) => Some(HoldReply::Done),
-        Value::Int(0) => Some(HoldReply::Gone),
-        _ => None,
-    }
-}
-
-fn acquire_reply(reply: &Value) -> Option<AcquireReply> {
-    if let Some(fence) = token(reply) {
-        let others = Vec::new();
-        return Some(AcquireReply::Acquired { fence, others, room: 0, wanted: false });
-    }
-    let Value::Array(parts) = reply else { return None };
-    let number = |part: &Value| if let Value::Int(number) = part { Some(*number) } else { None };
-    match &parts[..] {
-        [Value::Int(0), Value::Int(millis), rest @ ..] if rest.len() <= 2 => {
-            Some(AcquireReply::Held {
+impl ScriptReply for AcquireReply {
+    fn read(reply: &Value) -> Option<Self> {
+        if let Some(fence) = token(reply) {
+            return Some(Self::Acquired { fence, others: Vec::new(), room: 0, wanted: false });
+        }
+        let Value::Array(parts) = reply else { return None };
+        let number =
+            |part: &Value| if let Value::Int(number) = part { Some(*number) } else { None };
+        match &parts[..] {
+            [Value::Int(0), Value::Int(millis), rest @ ..] if rest.len() <= 2 => Some(Self::Held {
                 index: rest.get(1).map_or(Some(0), |index| usize::try_from(number(index)?).ok())?,
                 remaining: u64::try_from(*millis).ok().map(Duration::from_millis),
                 in_doubt: false,
                 recalled: rest.first() == Some(&Value::Int(1)),
-            })
+            }),
+            [Value::Int(1), fences @ ..] => {
+                let mut fences = fences.iter().map(|fence| u64::try_from(number(fence)?).ok());
+                let (fence, others) = (fences.next()??, fences.collect::<Option<_>>()?);
+                Some(Self::Acquired { fence, others, room: 0, wanted: false })
+            }
+            [first, Value::Int(last), rest @ ..] if rest.len() <= 1 => {
+                let fence = token(first)?;
+                let room = u32::try_from(u64::try_from(*last).ok()?.checked_sub(fence)?).ok()?;
+                let wanted = rest == [Value::Int(1)];
+                Some(Self::Acquired { fence, others: Vec::new(), room, wanted })
+            }
+            _ => None,
         }
-        [Value::Int(1), fences @ ..] => {
-            let mut fences = fences.iter().map(|fence| u64::try_from(number(fence)?).ok());
-            let (fence, others) = (fences.next()??, fences.collect::<Option<_>>()?);
-            Some(AcquireReply::Acquired { fence, others, room: 0, wanted: false })
-        }
-        [first, Value::Int(last), rest @ ..] if rest.len() <= 1 => {
-            let fence = token(first)?;
-            let room = u32::try_from(u64::try_from(*last).ok()?.checked_sub(fence)?).ok()?;
-            let wanted = rest == [Value::Int(1)];
-            Some(AcquireReply::Acquired { fence, others: Vec::new(), room, wanted })
-        }
-        _ => None,
     }
 }
 
@@ -121,58 +107,45 @@ fn token(reply: &Value) -> Option<u64> {
     }
 }
 
-fn holder(left: &Value, owner: &Value, depth: &Value, fence: &Value) -> Option<HolderReply> {
-    let Value::Int(millis) = left else { return None };
-    let remaining = u64::try_from(*millis).map_or(Duration::MAX, Duration::from_millis);
-    let depth = text(depth)?.parse().unwrap_or(1);
-    let fence = text(fence)?.parse().unwrap_or(0);
-    Some(HolderReply { owner: bytes(owner)?.to_vec(), depth, remaining, fence })
-}
+/// The kind of a hold, its owner, the milliseconds that are left, and its depth.
+type HoldParts = (String, Vec<u8>, i64, Vec<u8>);
 
-fn report_reply(reply: &Value) -> Option<ReportReply> {
-    let parts = match reply {
-        Value::Array(parts) => parts,
-        Value::Int(permits) => {
-            let permits = u32::try_from(*permits).ok()?;
-            return Some(ReportReply { permits, ..ReportReply::default() });
+impl ScriptReply for ReportReply {
+    fn read(reply: &Value) -> Option<Self> {
+        if let Value::Int(permits) = reply {
+            return Some(Self { permits: u32::try_from(*permits).ok()?, ..Self::default() });
         }
-        _ => return None,
-    };
-    let [Value::Array(holds), fence, Value::Array(waiting)] = &parts[..] else { return None };
-    let hold = |hold: &Value| {
-        let Value::Array(parts) = hold else { return None };
-        let [kind, owner, left, depth] = &parts[..] else { return None };
-        let held_as = match text(kind)?.as_str() {
-            "l" => HeldAs::Lock,
-            "p" => HeldAs::Permit,
-            "r" => HeldAs::Reader,
-            "s" => HeldAs::Foreign,
-            "w" => HeldAs::Writer,
-            _ => return None,
+        let (holds, fence, waiting): (Vec<HoldParts>, Vec<u8>, Vec<Vec<u8>>) =
+            redis::from_redis_value_ref(reply).ok()?;
+        let fence = number(&fence).unwrap_or(0);
+        let hold = |(kind, owner, left, depth): HoldParts| {
+            let held_as = match kind.as_str() {
+                "l" => HeldAs::Lock,
+                "p" => HeldAs::Permit,
+                "r" => HeldAs::Reader,
+                "s" => HeldAs::Foreign,
+                "w" => HeldAs::Writer,
+                _ => return None,
+            };
+            let remaining = u64::try_from(left).map_or(Duration::MAX, Duration::from_millis);
+            let depth = number(&depth).unwrap_or(1);
+            Some((held_as, HolderReply { owner, depth, remaining, fence }))
         };
-        Some((held_as, holder(left, owner, depth, fence)?))
-    };
-    let holds: Vec<_> = holds.iter().map(hold).collect::<Option<_>>()?;
-    let is_lock = matches!(holds[..], [(HeldAs::Foreign | HeldAs::Lock, _)]);
-    let client = |part: &Value| {
-        let client = text(part)?;
-        // What several owners can hold is waited for as something.
-        let kind = ["p:", "r:", "w:"].into_iter().find(|kind| client.starts_with(kind));
-        let kind = kind.filter(|_| !is_lock).unwrap_or_default();
-        Some(client[kind.len()..].to_owned())
-    };
-    let fence = text(fence)?.parse().unwrap_or(0);
-    let waiting = waiting.iter().map(client).collect::<Option<_>>()?;
-    Some(ReportReply { holds, fence, waiting, permits: 0 })
+        let holds: Vec<_> = holds.into_iter().map(hold).collect::<Option<_>>()?;
+        let is_lock = matches!(holds[..], [(HeldAs::Foreign | HeldAs::Lock, _)]);
+        let client = |client: Vec<u8>| {
+            let client = String::from_utf8_lossy(&client);
+            // What several owners can hold is waited for as something.
+            let kind = ["p:", "r:", "w:"].into_iter().find(|kind| client.starts_with(kind));
+            client[kind.filter(|_| !is_lock).unwrap_or_default().len()..].to_owned()
+        };
+        let waiting = waiting.into_iter().map(client).collect();
+        Some(Self { holds, fence, waiting, permits: 0 })
+    }
 }
 
-fn text(part: &Value) -> Option<String> {
-    Some(String::from_utf8_lossy(bytes(part)?).into_owned())
-}
-
-fn bytes(part: &Value) -> Option<&[u8]> {
-    let Value::BulkString(bytes) = part else { return None };
-    Some(bytes)
+fn number<T: FromStr>(digits: &[u8]) -> Option<T> {
+    str::from_utf8(digits).ok()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -186,6 +159,7 @@ mod tests {
     use crate::fuzz::{cases, values};
     use crate::net::demand::is_done;
     use crate::net::endpoint::Endpoint;
+    use crate::net::packed::Request;
     use crate::net::server::ServerFactory;
 
     /// The names of the files in `lua/`, and what they have.
@@ -227,13 +201,13 @@ mod tests {
 
         #[test]
         fn whatever_a_script_replies_is_decoded_or_has_another_shape(reply in values()) {
-            if let Some(AcquireReply::Acquired { .. }) = acquire_reply(&reply) {
+            if let Some(AcquireReply::Acquired { .. }) = AcquireReply::read(&reply) {
                 prop_assert!(is_done(&reply));
             }
-            if let Some(HoldReply::Done) = hold_reply(&reply) {
+            if let Some(HoldReply::Done) = HoldReply::read(&reply) {
                 prop_assert!(is_done(&reply));
             }
-            let _ = report_reply(&reply);
+            let _ = ReportReply::read(&reply);
         }
     }
 
@@ -251,14 +225,14 @@ mod tests {
             Value::Array([0, 9, 1, 0, 1].map(Value::Int).into()),
         ];
         for reply in odd {
-            assert_eq!(hold_reply(&reply), None, "{reply:?}");
-            assert_eq!(acquire_reply(&reply), None, "{reply:?}");
-            assert_eq!(report_reply(&reply), None, "{reply:?}");
+            assert_eq!(HoldReply::read(&reply), None, "{reply:?}");
+            assert_eq!(AcquireReply::read(&reply), None, "{reply:?}");
+            assert_eq!(ReportReply::read(&reply), None, "{reply:?}");
         }
         for other in [Value::Int(0), Value::Int(1)] {
-            assert_eq!(acquire_reply(&other), None, "{other:?}");
+            assert_eq!(AcquireReply::read(&other), None, "{other:?}");
         }
-        assert_eq!(hold_reply(&Value::Int(2)), None);
+        assert_eq!(HoldReply::read(&Value::Int(2)), None);
     }
 
     #[test]
@@ -285,7 +259,7 @@ mod tests {
         let decode = |kind| {
             let error = std::io::Error::other("test");
             let failure = Failure::io(kind, &std::sync::Arc::from("there"), error);
-            read_hold(Err(failure), &from).map_err(|failure| failure.kind)
+            HoldReply::decode(Err(failure), &from).map_err(|failure| failure.kind)
         };
         assert_eq!(decode(FailureKind::WrongType), Ok(HoldReply::Gone));
         for kind in [FailureKind::Timeout, FailureKind::Rejected] {
@@ -300,7 +274,9 @@ mod tests {
             let hold = vec![text(kind), text("web:0a:1"), Value::Int(5), text("1")];
             let holds = Value::Array(vec![Value::Array(hold)]);
             let clients = Value::Array(vec![text("r:0b"), text("w:0c")]);
-            report_reply(&Value::Array(vec![holds, text("7"), clients])).expect("a reply").waiting
+            ReportReply::read(&Value::Array(vec![holds, text("7"), clients]))
+                .expect("a reply")
+                .waiting
         };
         assert_eq!(waiting("w"), ["0b", "0c"]);
         assert_eq!(waiting("l"), ["r:0b", "w:0c"], "labels");
@@ -309,11 +285,14 @@ mod tests {
     #[test]
     fn a_holder_without_a_lease_holds_for_an_unknown_time() {
         let reply = Value::Array(vec![Value::Int(0), Value::Int(-1)]);
-        let read = acquire_reply(&reply);
+        let read = AcquireReply::read(&reply);
         assert!(matches!(read, Some(AcquireReply::Held { remaining: None, .. })), "{read:?}");
-        let [owner, depth, fence] = ["me", "1", "7"].map(|it| Value::BulkString(it.into()));
-        let holder = holder(&Value::Int(-1), &owner, &depth, &fence);
-        assert_eq!(holder.map(|holder| holder.remaining), Some(Duration::MAX));
+        let [kind, owner, depth, fence] =
+            ["l", "me", "1", "7"].map(|it| Value::BulkString(it.into()));
+        let holds = Value::Array(vec![Value::Array(vec![kind, owner, Value::Int(-1), depth])]);
+        let reply = Value::Array(vec![holds, fence, Value::Array(Vec::new())]);
+        let report = ReportReply::read(&reply).expect("a report");
+        assert_eq!(report.holder().map(|holder| holder.remaining), Some(Duration::MAX));
     }
 
     #[test]
@@ -323,7 +302,7 @@ mod tests {
             let hold = vec![text(kind), text("0a:1"), Value::Int(5), text("1")];
             let holds = Value::Array(vec![Value::Array(hold)]);
             let report = Value::Array(vec![holds, text("7"), Value::Array(Vec::new())]);
-            report_reply(&report).map(|report| report.holds[0].0)
+            ReportReply::read(&report).map(|report| report.holds[0].0)
         };
         let kinds = [HeldAs::Lock, HeldAs::Permit, HeldAs::Reader, HeldAs::Foreign, HeldAs::Writer];
         assert_eq!(["l", "p", "r", "s", "w"].map(held_as), kinds.map(Some));

@@ -24,7 +24,7 @@ use crate::store::background::{
     BackgroundSettings, Decision, Job, JobOutcome, JobPolicy, JobRunner,
 };
 use crate::store::request::HoldReply;
-use crate::store::scripts::Command;
+use crate::store::scripts::ScriptReply;
 
 /// The most delayed jobs that are sent in one write, which the server takes at once.
 const BATCH_MAX: usize = 2048;
@@ -64,10 +64,11 @@ impl<P: JobPolicy> BackgroundJobs<P> {
             self.nodes.len() - 1
         });
         let NodeJobs { connection, waiting, arrived, .. } = &mut self.nodes[place];
-        let Command { request, decode } = self.settings.commands.change(&job.hold, job.change);
+        let request = self.settings.commands.change(&job.hold, job.change);
         let (request, arrived) = (connection.peer.addressed(request), arrived.clone());
         let factory = connection.peer.factory().clone();
-        let on_reply = move |reply| arrived.lock().push((number, decode(reply, &factory)));
+        let on_reply =
+            move |reply| arrived.lock().push((number, HoldReply::decode(reply, &factory)));
         let exchange = Exchange::posted(request, job.deadline, Box::new(on_reply));
         waiting.push(exchange.durable(demand.map(|demand| (demand, SendWait::Along))));
     }

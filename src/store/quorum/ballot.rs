@@ -13,13 +13,13 @@ use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::net::demand::{Demand, is_done};
 use crate::net::in_flight::{Exchange, SendWait};
-use crate::net::packed::Reply;
+use crate::net::packed::{Reply, Request};
 use crate::net::wait::Spin;
 use crate::store::background::{BackgroundSettings, InDoubtHold};
 use crate::store::hold_id::HoldId;
 use crate::store::quorum::health::QuorumServer;
 use crate::store::quorum::votes::Votes;
-use crate::store::scripts::Command;
+use crate::store::scripts::ScriptReply;
 
 /// With this many holds in `late`, the ones that can no longer begin are removed.
 const LATE_MAX: usize = 64;
@@ -49,7 +49,7 @@ pub(super) enum Effect {
 /// here, whether or not a thread waits for the decision.
 pub(super) struct Ballot<T> {
     servers: Arc<QuorumServers>,
-    command: Command<T>,
+    request: Request,
     effect: Effect,
     /// What a server must meet for its reply to count, and the deadline for that.
     pub(super) demand: Option<(Demand, Instant)>,
@@ -72,23 +72,18 @@ struct Count<T> {
     on_decision: Option<OnDecision<T>>,
 }
 
-/// What a server can vote.
-pub(super) trait Vote: Clone + Send + Sync + 'static {}
-
-impl<T: Clone + Send + Sync + 'static> Vote for T {}
-
-impl<T: Vote> Ballot<T> {
+impl<T: ScriptReply> Ballot<T> {
     /// Decides by the votes so far, as soon as `decide` can.
     pub(super) fn new(
         servers: &Arc<QuorumServers>,
-        command: Command<T>,
+        request: Request,
         decide: impl Fn(&Votes<T>) -> Option<Result<T, Failure>> + Send + 'static,
     ) -> Self {
         let votes = Votes::new(servers.each.len());
         let decide = Some(Box::new(decide) as Box<_>);
         let count = Count { votes, decide, decision: None, on_decision: None };
         let (servers, count) = (servers.clone(), Mutex::new(count));
-        Self { servers, command, effect: Effect::None, demand: None, count }
+        Self { servers, request, effect: Effect::None, demand: None, count }
     }
 
     pub(super) fn with(self, effect: Effect) -> Self {
@@ -124,7 +119,7 @@ impl<T: Vote> Ballot<T> {
         let deadline = self.demand.map_or_else(Instant::now, |(_, deadline)| deadline);
         let demand = self.demand.map(|(demand, _)| (demand, SendWait::Along));
         // What is sent after it must not overtake it.
-        let exchange = Exchange::posted(self.command.request.clone(), deadline, on_reply);
+        let exchange = Exchange::posted(self.request.clone(), deadline, on_reply);
         exchange.in_order().durable(demand)
     }
 
@@ -142,7 +137,7 @@ impl<T: Vote> Ballot<T> {
     /// remain somewhere. It is reported no sooner: a job that releases the hold must not overtake
     /// the request, which would find it gone.
     pub(super) fn count(&self, number: usize, reply: Reply) {
-        let vote = (self.command.decode)(reply, &self.servers.each[number].factory);
+        let vote = T::decode(reply, &self.servers.each[number].factory);
         let mut count = self.count.lock();
         count.votes.0[number] = Some(vote);
         let on_decision = count.decide();

@@ -63,8 +63,8 @@ pub(super) fn acquire(
 
 fn ballot_to_acquire(servers: &Arc<QuorumServers>, request: Acquire<'_>) -> Ballot<AcquireReply> {
     let begins = Effect::Begins(request.holds[0].clone());
-    let command = servers.settings.commands.acquire(request);
-    Ballot::new(servers, command, Votes::decide_acquire).with(begins).durable(request.deadline)
+    let acquire = servers.settings.commands.acquire(request);
+    Ballot::new(servers, acquire, Votes::decide_acquire).with(begins).durable(request.deadline)
 }
 
 /// Makes sure that the counters of a majority have reached the token of a hold that a majority has

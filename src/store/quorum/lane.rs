@@ -22,10 +22,11 @@ use crate::net::server::PoolThread;
 use crate::net::socket::poll_ready;
 use crate::net::wait::ReplyWait;
 use crate::store::background::peer::wait_for_any;
-use crate::store::quorum::ballot::{Ballot, QuorumServers, Vote};
+use crate::store::quorum::ballot::{Ballot, QuorumServers};
 use crate::store::quorum::link::Link;
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::request::HoldReply;
+use crate::store::scripts::ScriptReply;
 
 /// The replies that no call has waited for are read this often, unless another call reads them.
 /// They may show that a hold is in doubt.
@@ -188,7 +189,7 @@ impl LockedLane<'_> {
 
     /// Writes a request to those `wanted` of the servers that are connected. For the others it has
     /// failed.
-    pub(super) fn send<T: Vote>(
+    pub(super) fn send<T: ScriptReply>(
         &mut self,
         ballot: Ballot<T>,
         wanted: impl Fn(usize) -> bool,
@@ -215,7 +216,7 @@ impl LockedLane<'_> {
 
     /// Reads until there is a decision about a request. By the deadline it is decided without the
     /// votes that have not come.
-    pub(super) fn wait<T: Vote>(
+    pub(super) fn wait<T: ScriptReply>(
         &mut self,
         ballot: &Ballot<T>,
         deadline: Instant,

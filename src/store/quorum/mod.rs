@@ -53,6 +53,7 @@ use crate::config::Config;
 use crate::error::{Error, Result as ApiResult};
 use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
+use crate::net::packed::Request;
 use crate::net::server::ServerFactory;
 use crate::net::wait::Spin;
 use crate::store::Store;
@@ -60,7 +61,7 @@ use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::background::{BackgroundSettings, InDoubtHold, JobRunner, Wakeups};
 use crate::store::commands::Commands;
-use crate::store::quorum::ballot::{Ballot, Effect, InDoubtHolds, QuorumServers, Vote};
+use crate::store::quorum::ballot::{Ballot, Effect, InDoubtHolds, QuorumServers};
 use crate::store::quorum::grants::ambiguous;
 use crate::store::quorum::health::{QuorumServer, RunIds};
 use crate::store::quorum::lane::{Lane, LockedLane};
@@ -71,7 +72,7 @@ use crate::store::request::{
     Acquire, AcquireReply, Change, HoldReply, HoldRequest, Look, OwnerOf, PostedChange,
     ReportReply, ServerConnections,
 };
-use crate::store::scripts::Command;
+use crate::store::scripts::ScriptReply;
 
 /// N independent servers.
 #[derive(Debug)]
@@ -129,24 +130,24 @@ impl Quorum {
         &self.lanes[usize::try_from(hasher.finish() % lanes).unwrap_or(0)]
     }
 
-    /// Sends a command to all servers if a majority is connected, and returns the decision.
-    fn decide<T: Vote>(
+    /// Sends a request to all servers if a majority is connected, and returns the decision.
+    fn decide<T: ScriptReply>(
         &self,
         name: &str,
-        command: Command<T>,
+        request: Request,
         deadline: Instant,
         decide: impl Fn(&Votes<T>) -> Option<Result<T, Failure>> + Send + 'static,
     ) -> Result<T, Failure> {
         let mut lane = self.lane(name).connect(deadline)?;
-        let ballot = lane.send(Ballot::new(&self.servers, command, decide), |_| true);
+        let ballot = lane.send(Ballot::new(&self.servers, request, decide), |_| true);
         lane.wait(&ballot, deadline)
     }
 
     fn ballot_to_change(&self, request: &HoldRequest<'_>) -> Ballot<HoldReply> {
         let HoldRequest { hold, change, deadline } = *request;
-        let command = self.servers.settings.commands.change(hold, change);
+        let request = self.servers.settings.commands.change(hold, change);
         let decide = move |votes: &Votes<_>| votes.decide_change(change);
-        let ballot = Ballot::new(&self.servers, command, decide);
+        let ballot = Ballot::new(&self.servers, request, decide);
         match change {
             Change::Release { kept_until } => {
                 ballot.with(Effect::Ends { hold: hold.clone(), kept_until })

@@ -206,7 +206,7 @@ impl Store for Servers {
     }
 
     fn force_release(&self, owner: OwnerOf<'_>, deadline: Instant) -> Result<bool, Failure> {
-        let reply = self.send(owner.name, deadline, |target| {
+        let reply: HoldReply = self.send(owner.name, deadline, |target| {
             target.execute(target.node.commands.force_release(owner), None, deadline)
         })?;
         Ok(reply == HoldReply::Done)

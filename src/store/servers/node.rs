@@ -23,7 +23,7 @@ use crate::store::background::peer::Peer;
 use crate::store::commands::Commands;
 use crate::store::keys::{SLOTS, slot_of, tag_of};
 use crate::store::request::{Acquire, AcquireReply, Change, HoldReply, HoldRequest, PostedChange};
-use crate::store::scripts::Command;
+use crate::store::scripts::ScriptReply;
 
 /// How many acquires after one that found its lock held are expected to find theirs held, too.
 const CONTENDED: u32 = 64;
@@ -124,25 +124,25 @@ impl Target {
         Self { node, asking: false }
     }
 
-    /// Sends a command and waits for the reply. If there is a demand, and the script has done
+    /// Sends a request and waits for the reply. If there is a demand, and the script has done
     /// something, the reply counts only once that is as durable.
-    pub(super) fn execute<T>(
+    pub(super) fn execute<T: ScriptReply>(
         &self,
-        command: Command<T>,
+        request: Request,
         demand: Option<(Demand, SendWait)>,
         deadline: Instant,
     ) -> Result<T, Failure> {
-        let (Command { request, decode }, server) = (command, &self.node.server);
-        decode(server.exchange(self.addressed(request), demand, deadline), &server.factory)
+        let server = &self.node.server;
+        T::decode(server.exchange(self.addressed(request), demand, deadline), &server.factory)
     }
 
     pub(super) fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
         let Node { commands, demand, contended, .. } = &*self.node;
-        let command = commands.acquire(request);
-        let Some(demand) = *demand else { return self.execute(command, None, request.deadline) };
+        let acquire = commands.acquire(request);
+        let Some(demand) = *demand else { return self.execute(acquire, None, request.deadline) };
         let expected = contended.load(Ordering::Relaxed);
         let send_wait = if expected > 0 { SendWait::After } else { SendWait::Along };
-        let reply = self.execute(command, Some((demand, send_wait)), request.deadline);
+        let reply = self.execute(acquire, Some((demand, send_wait)), request.deadline);
         match reply {
             Ok(AcquireReply::Held { .. }) => contended.store(CONTENDED, Ordering::Relaxed),
             // Threads that do so at the same time count as one.
@@ -169,13 +169,11 @@ impl Target {
             return on_reply(0, self.change(*request));
         }
         let Some(deadline) = requests.iter().map(|request| request.deadline).max() else { return };
-        let commands = requests.iter().map(|it| self.node.commands.change(it.hold, it.change));
-        let (batch, decoders): (Vec<Request>, Vec<_>) =
-            commands.map(|it| (self.addressed(it.request), it.decode)).unzip();
-        let (server, demand) = (&self.node.server, self.demand_of(requests));
-        let replies = server.exchange_all(batch, demand, deadline).into_iter().zip(decoders);
-        for (place, (reply, decode)) in replies.enumerate() {
-            on_reply(place, decode(reply, &server.factory));
+        let Node { server, commands, .. } = &*self.node;
+        let changes = requests.iter().map(|it| self.addressed(commands.change(it.hold, it.change)));
+        let replies = server.exchange_all(changes, self.demand_of(requests), deadline);
+        for (place, reply) in replies.into_iter().enumerate() {
+            on_reply(place, HoldReply::decode(reply, &server.factory));
         }
     }
 
@@ -188,9 +186,8 @@ impl Target {
         let Node { server, commands, .. } = &*self.node;
         let exchange = |post| {
             let PostedChange { request: HoldRequest { hold, change, deadline }, on_reply } = post;
-            let Command { request, decode } = commands.change(hold, change);
-            let factory = server.factory.clone();
-            let on_reply = Box::new(move |reply| on_reply(decode(reply, &factory)));
+            let (request, factory) = (commands.change(hold, change), server.factory.clone());
+            let on_reply = Box::new(move |reply| on_reply(HoldReply::decode(reply, &factory)));
             let posted = Exchange::posted(self.addressed(request), deadline, on_reply);
             if matches!(change, Change::Unregister) { posted.at_once() } else { posted }
         };
