@@ -191,8 +191,8 @@ pub(crate) trait WakeupPolicy: fmt::Debug + Send {
     /// How long a node is left alone that cannot be listened at, or could for a shorter time only.
     fn pause(&self) -> Duration;
 
-    /// The nodes to listen at; `None` if they are the same as at the last call.
-    fn changed_peers(&mut self) -> Option<Vec<Self::Peer>>;
+    /// The nodes to listen at.
+    fn peers(&self) -> Vec<Self::Peer>;
 
     /// Returns `true` if that node serves the lock of this name, or may.
     fn is_home(&self, _: &Self::Peer, _: &str) -> bool {

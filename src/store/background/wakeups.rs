@@ -60,12 +60,11 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
     fn wait(&mut self, deadline: Instant) -> Result<Option<Wake>, Failure> {
         loop {
             self.check_interrupt()?;
-            if let Some(peers) = self.policy.changed_peers() {
-                self.nodes.retain(|known| peers.contains(&known.peer));
-                for peer in peers {
-                    if !self.nodes.iter().any(|known| known.peer == peer) {
-                        self.nodes.push(BackgroundConnection::new(peer, self.policy.pause()));
-                    }
+            let peers = self.policy.peers();
+            self.nodes.retain(|known| peers.contains(&known.peer));
+            for peer in peers {
+                if !self.nodes.iter().any(|known| known.peer == peer) {
+                    self.nodes.push(BackgroundConnection::new(peer, self.policy.pause()));
                 }
             }
             if let Some(alarm) = &self.redisson_alarm {

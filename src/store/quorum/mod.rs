@@ -65,7 +65,7 @@ use crate::store::quorum::ballot::{Ballot, Effect, InDoubtHolds, QuorumServers};
 use crate::store::quorum::grants::ambiguous;
 use crate::store::quorum::health::{QuorumServer, RunIds};
 use crate::store::quorum::lane::{Lane, LockedLane};
-use crate::store::quorum::policies::{JobsByVote, WakeupsOfMajorities};
+use crate::store::quorum::policies::WakeupsOfMajorities;
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
@@ -267,12 +267,11 @@ impl Store for Quorum {
     }
 
     fn wakeups(&self, client: &str, _: Option<&RedissonChannels>) -> Box<dyn Wakeups> {
-        let policy = WakeupsOfMajorities::new(self.servers.each.clone());
+        let policy = WakeupsOfMajorities::new(self.servers.clone());
         Box::new(BackgroundWakeups::new(policy, &self.servers.settings, client, None))
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {
-        let policy = JobsByVote(self.servers.clone());
-        Box::new(BackgroundJobs::new(policy, self.servers.settings.clone()))
+        Box::new(BackgroundJobs::new(self.servers.clone(), self.servers.settings.clone()))
     }
 }

@@ -28,9 +28,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Messages of majorities.
 #[derive(Debug)]
 pub(super) struct WakeupsOfMajorities {
-    /// The servers, until they were named.
-    servers: Option<Vec<Arc<QuorumServer>>>,
-    count: usize,
+    servers: Arc<QuorumServers>,
     gathered: HashMap<String, Gathered>,
 }
 
@@ -44,8 +42,8 @@ struct Gathered {
 }
 
 impl WakeupsOfMajorities {
-    pub(super) fn new(servers: Vec<Arc<QuorumServer>>) -> Self {
-        Self { count: servers.len(), servers: Some(servers), gathered: HashMap::new() }
+    pub(super) fn new(servers: Arc<QuorumServers>) -> Self {
+        Self { servers, gathered: HashMap::new() }
     }
 }
 
@@ -56,18 +54,18 @@ impl WakeupPolicy for WakeupsOfMajorities {
         PAUSE
     }
 
-    fn changed_peers(&mut self) -> Option<Vec<Arc<QuorumServer>>> {
-        self.servers.take()
+    fn peers(&self) -> Vec<Arc<QuorumServer>> {
+        self.servers.each.clone()
     }
 
     fn is_ready(&self, listening: usize) -> bool {
-        listening == majority(self.count)
+        listening == majority(self.servers.each.len())
     }
 
     fn receive(&mut self, from: &Arc<QuorumServer>, wake: Wake) -> Option<Wake> {
         match wake {
             Wake::Lock(name) => {
-                let new = || Gathered::new(self.count);
+                let new = || Gathered::new(self.servers.each.len());
                 self.gathered.entry(name).or_insert_with(new).add(from.number);
                 None
             }
@@ -80,7 +78,7 @@ impl WakeupPolicy for WakeupsOfMajorities {
     }
 
     fn take_due(&mut self) -> Option<Wake> {
-        let (required, now) = (majority(self.count), Instant::now());
+        let (required, now) = (majority(self.servers.each.len()), Instant::now());
         self.gathered.retain(|_, gathered| !gathered.told || now < gathered.first + MEMORY);
         let is_due = |gathered: &Gathered| !gathered.told && gathered.due(required) <= now;
         let (name, gathered) = self.gathered.iter_mut().find(|(_, gathered)| is_due(gathered))?;
@@ -90,7 +88,7 @@ impl WakeupPolicy for WakeupsOfMajorities {
 
     fn next_look(&self) -> Option<Instant> {
         let untold = self.gathered.values().filter(|gathered| !gathered.told);
-        untold.map(|gathered| gathered.due(majority(self.count))).min()
+        untold.map(|gathered| gathered.due(majority(self.servers.each.len()))).min()
     }
 }
 
@@ -116,15 +114,12 @@ impl Gathered {
 }
 
 /// Each job to all servers.
-#[derive(Debug)]
-pub(super) struct JobsByVote(pub(super) Arc<QuorumServers>);
-
-impl JobPolicy for JobsByVote {
+impl JobPolicy for Arc<QuorumServers> {
     type Peer = Arc<QuorumServer>;
     type Progress = Votes<HoldReply>;
 
     fn route(&mut self, _: &Job) -> Result<(Vec<Arc<QuorumServer>>, Votes<HoldReply>), Failure> {
-        Ok((self.0.each.clone(), Votes::new(self.0.each.len())))
+        Ok((self.each.clone(), Votes::new(self.each.len())))
     }
 
     /// A renewal counts when a majority has confirmed it, and so does a release, but that is sent
@@ -138,14 +133,14 @@ impl JobPolicy for JobsByVote {
     ) -> Decision<Arc<QuorumServer>> {
         from.note(&reply, |reply| *reply == HoldReply::Done);
         let is_release = matches!(job.change, Change::Release { .. });
-        let never_began = is_release && !self.0.in_doubt.may_be_at(from, &job.hold);
+        let never_began = is_release && !self.in_doubt.may_be_at(from, &job.hold);
         let vote = if never_began { Ok(HoldReply::Gone) } else { reply };
         votes.0[from.number] = Some(vote);
         let outcome = match job.change {
             Change::Release { kept_until } => {
                 let decided = votes.decide_release();
                 if decided.is_some() {
-                    self.0.in_doubt.end(&job.hold, kept_until, true);
+                    self.in_doubt.end(&job.hold, kept_until, true);
                 }
                 decided
             }
@@ -155,6 +150,6 @@ impl JobPolicy for JobsByVote {
     }
 
     fn required(&self) -> usize {
-        majority(self.0.each.len())
+        majority(self.each.len())
     }
 }

@@ -32,7 +32,7 @@ use crate::store::request::{
     ServerConnections,
 };
 use crate::store::servers::node::{Node, Target, uncovered};
-use crate::store::servers::placement::{Placement, Routed, RoutedJobs, RoutedWakeups};
+use crate::store::servers::placement::{Placement, Routed};
 use crate::store::servers::topology::Topology;
 
 /// One server, or those of a cluster.
@@ -177,13 +177,8 @@ impl Store for Servers {
     }
 
     fn settle(&self, deadline: Instant) {
-        match &self.placement {
-            Placement::One(target) => target.node.server.settle(deadline),
-            Placement::Slots(topology) => {
-                for node in topology.nodes_to_ask() {
-                    node.server.settle(deadline);
-                }
-            }
+        for node in self.placement.masters() {
+            node.server.settle(deadline);
         }
     }
 
@@ -195,10 +190,10 @@ impl Store for Servers {
 
     /// Those of the masters that are known, or become known by this if none is.
     fn connections(&self) -> Result<ServerConnections, Failure> {
-        let (mut nodes, _) = self.placement.masters();
+        let mut nodes = self.placement.masters();
         if nodes.is_empty() {
             self.explore()?;
-            (nodes, _) = self.placement.masters();
+            nodes = self.placement.masters();
         }
         let each: Vec<_> =
             nodes.iter().map(|node| Connection::new(node.server.factory.clone())).collect();
@@ -217,13 +212,12 @@ impl Store for Servers {
     }
 
     fn wakeups(&self, client: &str, redisson: Option<&RedissonChannels>) -> Box<dyn Wakeups> {
-        let policy = RoutedWakeups::new(self.placement.clone());
+        let policy = self.placement.clone();
         Box::new(BackgroundWakeups::new(policy, &self.background, client, redisson))
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {
-        let policy = RoutedJobs(self.placement.clone());
-        Box::new(BackgroundJobs::new(policy, self.background.clone()))
+        Box::new(BackgroundJobs::new(self.placement.clone(), self.background.clone()))
     }
 }
 

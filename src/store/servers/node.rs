@@ -62,8 +62,7 @@ impl Node {
         &self.server.factory.endpoint.label
     }
 
-    /// Asks which node serves which slots, and adds the host of this one where it does not know
-    /// that itself.
+    /// Asks which node serves which slots.
     pub(super) fn shares(&self, deadline: Instant) -> Result<Vec<Share>, Failure> {
         let question = redis::cmd("CLUSTER").arg("SLOTS").take();
         let reply = self.server.exchange(Request::command(&question), None, deadline);
@@ -76,12 +75,8 @@ impl Node {
             let error = io::Error::new(io::ErrorKind::InvalidData, "not a sensible reply");
             Failure::io(FailureKind::Unreachable, self.label(), error)
         };
-        let mut shares = shares(&reply).ok_or_else(nonsense)?;
-        let host = self.server.factory.endpoint.host();
-        for share in shares.iter_mut().filter(|share| share.host.is_none()) {
-            share.host = host.map(Into::into);
-        }
-        Ok(shares)
+        let own_host = self.server.factory.endpoint.host().unwrap_or_default();
+        shares(&reply, own_host).ok_or_else(nonsense)
     }
 
     /// Notes the lowest slot that the node serves: its hash tag is that of the channels over which
@@ -237,19 +232,19 @@ pub(super) fn is_doubtful(failure: &Failure) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Share {
     pub(super) slots: RangeInclusive<usize>,
-    /// `None`: the host that was asked.
-    pub(super) host: Option<String>,
+    pub(super) host: String,
     pub(super) port: u16,
 }
 
-/// Reads the reply; `None` if it has another shape.
-fn shares(reply: &Value) -> Option<Vec<Share>> {
+/// Reads the reply of a node, which may not know its `own_host` itself. `None` if it has another
+/// shape.
+fn shares(reply: &Value, own_host: &str) -> Option<Vec<Share>> {
     let Value::Array(entries) = reply else { return None };
-    entries.iter().map(share).collect()
+    entries.iter().map(|entry| share(entry, own_host)).collect()
 }
 
 /// Reads `[first slot, last slot, [host, port, …] of the master, replicas…]`.
-fn share(entry: &Value) -> Option<Share> {
+fn share(entry: &Value, own_host: &str) -> Option<Share> {
     let Value::Array(parts) = entry else { return None };
     let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = &parts[..] else {
         return None;
@@ -257,13 +252,13 @@ fn share(entry: &Value) -> Option<Share> {
     let [host, Value::Int(port), ..] = &master[..] else { return None };
     let (first, last) = (usize::try_from(*first).ok()?, usize::try_from(*last).ok()?);
     let host = match host {
-        Value::Nil => None,
-        Value::BulkString(bytes) => Some(str::from_utf8(bytes).ok()?.to_owned()),
+        Value::Nil => "",
+        Value::BulkString(bytes) => str::from_utf8(bytes).ok()?,
         _ => return None,
     };
     (first <= last && last < SLOTS).then_some(Share {
         slots: first..=last,
-        host: host.filter(|host| is_known(host)),
+        host: if is_known(host) { host } else { own_host }.to_owned(),
         port: u16::try_from(*port).ok()?,
     })
 }
@@ -300,7 +295,7 @@ mod tests {
         ) {
             let nearly_right = Value::Array(vec![entry(first % 20_000, last, host, port)]);
             for reply in [reply, nearly_right] {
-                for share in shares(&reply).unwrap_or_default() {
+                for share in shares(&reply, "here").unwrap_or_default() {
                     prop_assert!(share.slots.start() <= share.slots.end());
                     prop_assert!(*share.slots.end() < SLOTS);
                 }
@@ -325,11 +320,11 @@ mod tests {
             entry(8001, 16_382, text("?"), 7001),
             entry(16_383, 16_383, Value::Nil, 7002),
         ]);
-        let shares = shares(&reply).expect("a good reply");
-        let host = |host: &str| Some(host.to_owned());
+        let shares = shares(&reply, "here").expect("a good reply");
+        let host = str::to_owned;
         assert_eq!(shares[0], Share { slots: 0..=8000, host: host("10.0.0.1"), port: 7000 });
-        assert_eq!(shares[1], Share { slots: 8001..=16_382, host: None, port: 7001 });
-        assert_eq!(shares[2], Share { slots: 16_383..=16_383, host: None, port: 7002 });
+        assert_eq!(shares[1], Share { slots: 8001..=16_382, host: host("here"), port: 7001 });
+        assert_eq!(shares[2], Share { slots: 16_383..=16_383, host: host("here"), port: 7002 });
         assert_eq!(covered(&shares), SLOTS);
     }
 
@@ -345,7 +340,7 @@ mod tests {
             Value::Array(vec![entry(0, 4, Value::Int(1), 7000)]),
         ];
         for reply in odd {
-            assert_eq!(shares(&reply), None, "{reply:?}");
+            assert_eq!(shares(&reply, "here"), None, "{reply:?}");
         }
     }
 }

@@ -86,10 +86,10 @@ impl Placement {
         }
     }
 
-    /// The nodes that have names, as far as is known, and a number that changes with them.
-    pub(super) fn masters(&self) -> (Vec<Arc<Node>>, u64) {
+    /// The nodes that have names, as far as is known.
+    pub(super) fn masters(&self) -> Vec<Arc<Node>> {
         match self {
-            Self::One(target) => (vec![target.node.clone()], 0),
+            Self::One(target) => vec![target.node.clone()],
             Self::Slots(topology) => topology.masters(),
         }
     }
@@ -156,19 +156,16 @@ impl Routed {
 }
 
 /// Each job to the node that has its name.
-#[derive(Debug)]
-pub(super) struct RoutedJobs(pub(super) Placement);
-
-impl JobPolicy for RoutedJobs {
+impl JobPolicy for Placement {
     type Peer = Target;
     type Progress = Routed;
 
     fn route(&mut self, job: &Job) -> Result<(Vec<Target>, Routed), Failure> {
-        let slot = self.0.slot(&job.hold.name);
-        if let Some(target) = self.0.known(slot) {
+        let slot = self.slot(&job.hold.name);
+        if let Some(target) = self.known(slot) {
             return Ok((vec![target], Routed::new(slot)));
         }
-        if let Placement::Slots(topology) = &self.0 {
+        if let Self::Slots(topology) = self {
             topology.learn();
         }
         Err(uncovered())
@@ -181,49 +178,34 @@ impl JobPolicy for RoutedJobs {
         from: &Target,
         reply: Result<HoldReply, Failure>,
     ) -> Decision<Target> {
-        match self.0.next(routed, &reply, from) {
+        match self.next(routed, &reply, from) {
             Some(next) => Decision::SendTo(next),
             None => Decision::Done(reply.map(JobReply::from)),
         }
     }
 
     fn keeps(&self, target: &Target) -> bool {
-        match &self.0 {
-            Placement::One(_) => true,
-            Placement::Slots(topology) => topology.is_in_use(target),
+        match self {
+            Self::One(_) => true,
+            Self::Slots(topology) => topology.is_in_use(target),
         }
     }
 }
 
 /// The messages of one server, or of every master.
-#[derive(Debug)]
-pub(super) struct RoutedWakeups {
-    placement: Placement,
-    /// Of the masters that were named last; `None` before the first time.
-    version: Option<u64>,
-}
-
-impl RoutedWakeups {
-    pub(super) fn new(placement: Placement) -> Self {
-        Self { placement, version: None }
-    }
-}
-
-impl WakeupPolicy for RoutedWakeups {
+impl WakeupPolicy for Placement {
     type Peer = Target;
 
     fn pause(&self) -> Duration {
-        if let Placement::One(_) = self.placement { Duration::ZERO } else { PAUSE }
+        if let Self::One(_) = self { Duration::ZERO } else { PAUSE }
     }
 
-    fn changed_peers(&mut self) -> Option<Vec<Target>> {
-        let (masters, version) = self.placement.masters();
-        let have_changed = self.version.replace(version) != Some(version);
-        have_changed.then(|| masters.into_iter().map(Target::of).collect())
+    fn peers(&self) -> Vec<Target> {
+        self.masters().into_iter().map(Target::of).collect()
     }
 
     fn is_home(&self, target: &Target, name: &str) -> bool {
-        self.placement.known(self.placement.slot(name)).is_none_or(|known| known == *target)
+        self.known(self.slot(name)).is_none_or(|known| known == *target)
     }
 
     fn shard_tag(&self, target: &Target) -> Arc<str> {
@@ -237,11 +219,11 @@ impl WakeupPolicy for RoutedWakeups {
     }
 
     fn next_look(&self) -> Option<Instant> {
-        matches!(self.placement, Placement::Slots(_)).then(|| Instant::now() + MASTERS_LOOK)
+        matches!(self, Self::Slots(_)).then(|| Instant::now() + MASTERS_LOOK)
     }
 
     fn fail(&mut self, target: &Target, failure: &Failure) {
-        let Placement::Slots(topology) = &self.placement else { return };
+        let Self::Slots(topology) = self else { return };
         if failure.code == "MOVED" {
             // A channel of Redisson's, which is where its lock is.
             topology.learn();
@@ -315,7 +297,7 @@ mod tests {
             io_timeout: AGES,
             ..BackgroundSettings::new(&Commands::new(&config), &config)
         };
-        let policy = RoutedJobs(Placement::Slots(Arc::new(topology)));
+        let policy = Placement::Slots(Arc::new(topology));
         let mut runner = BackgroundJobs::new(policy, settings);
         let mut outcomes = Vec::new();
         let jobs = vec![job(1, "silent", AGES), job(2, "good", AGES), job(3, "silent", SOON)];

@@ -53,14 +53,12 @@ struct Map {
     owners: Vec<Option<Arc<Node>>>,
     /// By address.
     masters: HashMap<Arc<str>, Arc<Node>>,
-    /// Grows with every change of `masters`.
-    version: u64,
 }
 
 impl Topology {
     /// Knows the seeds only, and sends nothing yet.
     pub(super) fn new(seeds: Vec<Endpoint>, config: &Config, servers: &ServerFactory) -> Self {
-        let map = Map { owners: vec![None; SLOTS], masters: HashMap::new(), version: 0 };
+        let map = Map { owners: vec![None; SLOTS], masters: HashMap::new() };
         let mut topology = Self {
             config: config.clone(),
             servers: servers.clone(),
@@ -86,10 +84,9 @@ impl Topology {
         self.map.read().owners[slot].clone().map(Target::of)
     }
 
-    /// All masters, and a number that changes with them.
-    pub(super) fn masters(&self) -> (Vec<Arc<Node>>, u64) {
-        let map = self.map.read();
-        (map.masters.values().cloned().collect(), map.version)
+    /// All masters, as far as is known.
+    pub(super) fn masters(&self) -> Vec<Arc<Node>> {
+        self.map.read().masters.values().cloned().collect()
     }
 
     /// Returns `true` if requests are likely to be sent there again.
@@ -206,8 +203,8 @@ impl Topology {
     }
 
     /// The nodes to ask, the doubted ones last.
-    pub(super) fn nodes_to_ask(&self) -> Vec<Arc<Node>> {
-        let (mut nodes, _) = self.masters();
+    fn nodes_to_ask(&self) -> Vec<Arc<Node>> {
+        let mut nodes = self.masters();
         let is_new = |seed: &&Arc<Node>| !nodes.iter().any(|node| Arc::ptr_eq(node, seed));
         let seeds: Vec<_> = self.seeds.iter().filter(is_new).cloned().collect();
         nodes.extend(seeds);
@@ -224,7 +221,7 @@ impl Topology {
         let mut owners = vec![None; SLOTS];
         let mut masters = HashMap::new();
         for Share { slots, host, port } in shares {
-            let node = self.node_at(host.as_deref().unwrap_or_default(), *port);
+            let node = self.node_at(host, *port);
             owners[slots.clone()].fill(Some(node.clone()));
             masters.insert(node.label().clone(), node);
         }
@@ -236,7 +233,7 @@ impl Topology {
                 node.serve_from(first);
             }
         }
-        let before = self.map.write().replace(owners, masters);
+        let before = mem::replace(&mut *self.map.write(), Map { owners, masters });
         // This may drop a node. Its connections are closed while no lock is held.
         drop(before);
     }
@@ -275,24 +272,7 @@ impl Map {
     /// Sets the owner of one slot.
     fn set(&mut self, slot: usize, node: &Arc<Node>) {
         self.owners[slot] = Some(node.clone());
-        let before = self.masters.insert(node.label().clone(), node.clone());
-        if before.is_none_or(|before| !Arc::ptr_eq(&before, node)) {
-            self.version += 1;
-        }
-    }
-
-    /// Sets the owners of all slots, and returns the map until now.
-    fn replace(
-        &mut self,
-        owners: Vec<Option<Arc<Node>>>,
-        masters: HashMap<Arc<str>, Arc<Node>>,
-    ) -> Self {
-        let known = |(label, node): (&Arc<str>, &Arc<Node>)| {
-            self.masters.get(label).is_some_and(|before| Arc::ptr_eq(before, node))
-        };
-        let same = masters.len() == self.masters.len() && masters.iter().all(known);
-        let version = if same { self.version } else { self.version + 1 };
-        mem::replace(self, Self { owners, masters, version })
+        self.masters.insert(node.label().clone(), node.clone());
     }
 }
 
