@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -41,9 +41,9 @@ pub(super) struct QuorumServer {
     /// Those of all servers.
     run_ids: Arc<RunIds>,
     health: Mutex<Health>,
-    /// Whether it has not failed since it has last written something. Changed while `health` is
+    /// How often it has failed since it has last written something. Changed while `health` is
     /// locked.
-    trusted: AtomicBool,
+    failures: AtomicU32,
     /// Greater than the nonces of all holds of this client that the server was asked to begin.
     /// Others of this client cannot exist there.
     begun_below: AtomicU64,
@@ -51,8 +51,6 @@ pub(super) struct QuorumServer {
 
 #[derive(Debug)]
 struct Health {
-    /// How often in a row the server has failed.
-    failures: u32,
     /// Until when it is left alone after a failure.
     paused_until: Instant,
     /// Until when no other connection is opened, because one is being opened.
@@ -73,7 +71,7 @@ impl QuorumServer {
             demand,
             run_ids: run_ids.clone(),
             health: Mutex::new(Health::good()),
-            trusted: AtomicBool::new(true),
+            failures: AtomicU32::new(0),
             begun_below: AtomicU64::new(0),
         }
     }
@@ -81,11 +79,10 @@ impl QuorumServer {
     /// Notes that the server has failed.
     fn fail(&self, health: &mut Health, failure: &Failure) {
         let (shortest, longest) = PAUSES;
-        let pause = shortest.saturating_mul(1 << health.failures.min(16)).min(longest);
-        health.failures += 1;
+        let failures = self.failures.fetch_add(1, Ordering::Relaxed);
+        let pause = shortest.saturating_mul(1 << failures.min(16)).min(longest);
         (health.paused_until, health.claimed_until) = (end_of(pause), Instant::now());
         health.last_failure = Some(failure.clone());
-        self.trusted.store(false, Ordering::Relaxed);
     }
 
     /// Notes what a reply says about the server: it is good if a script has written something. If
@@ -97,7 +94,7 @@ impl QuorumServer {
         if written && !self.is_trusted() {
             let mut health = self.health.lock();
             *health = Health::good();
-            self.trusted.store(true, Ordering::Relaxed);
+            self.failures.store(0, Ordering::Relaxed);
         }
         if let Err(failure) = reply
             && suggests_demotion(&failure.code)
@@ -120,7 +117,7 @@ impl QuorumServer {
 
     /// Returns `true` if the server has not failed since it has last written something.
     pub(super) fn is_trusted(&self) -> bool {
-        self.trusted.load(Ordering::Relaxed)
+        self.failures.load(Ordering::Relaxed) == 0
     }
 
     /// The failure of a request that was not sent because the server is not connected.
@@ -189,7 +186,7 @@ impl Peer for Arc<QuorumServer> {
             drop(health);
             return Err(self.unreachable());
         }
-        if health.failures > 0 {
+        if !self.is_trusted() {
             // Until the outcome of this try is known, no other is made.
             health.claimed_until = now + self.factory.connect_timeout;
         }
@@ -214,7 +211,7 @@ impl Peer for Arc<QuorumServer> {
 impl Health {
     fn good() -> Self {
         let now = Instant::now();
-        Self { failures: 0, paused_until: now, claimed_until: now, last_failure: None }
+        Self { paused_until: now, claimed_until: now, last_failure: None }
     }
 
     /// When the server is tried again.
