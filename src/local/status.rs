@@ -63,7 +63,7 @@ pub(crate) fn leader(shared: &Shared, name: &Arc<str>) -> Result<Option<Leader>>
 fn inspect(shared: &Shared, name: &Arc<str>, look: Look) -> Result<Option<HolderReply>> {
     let inspect = || -> Result<Option<HolderReply>> {
         let report = repeat(shared, "inspect", name, |end| shared.store.report(name, look, end))?;
-        Ok(report.into_holder())
+        Ok(report.holder().cloned())
     };
     let released = shared.wait_queues.released(HoldKind::Lock, name);
     let Some(holder) = inspect()? else { return Ok(None) };

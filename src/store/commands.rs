@@ -104,7 +104,7 @@ impl Commands {
             millis(lease),
             self.fence_life(lease),
             life,
-            if self.proposes { proposal() } else { Arg::Text("") },
+            if self.proposes { Arg::Number(micros()) } else { Arg::Text("") },
             Arg::Text(place),
             Arg::Number(if gets_block { TENURE_FENCES } else { 1 }),
             millis(OFFER),
@@ -277,10 +277,10 @@ impl Commands {
     }
 }
 
-/// The token that every server is to give: this system's clock in microseconds.
-fn proposal() -> Arg<'static> {
-    let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros());
-    Arg::Number(u64::try_from(micros).unwrap_or(u64::MAX))
+/// This system's clock: fencing tokens are not below that of their server.
+pub(super) fn micros() -> u64 {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// A time in milliseconds, rounded up: zero would delete the key.

@@ -74,7 +74,7 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 
     /// Returns the holder of a lock, perhaps without its token.
     fn inspect(&self, name: &str, deadline: Instant) -> Result<Option<HolderReply>, Failure> {
-        self.report(name, Look::Holder, deadline).map(ReportReply::into_holder)
+        Ok(self.report(name, Look::Holder, deadline)?.holder().cloned())
     }
 
     /// The servers that have locks, for questions that are about no lock: none in memory.

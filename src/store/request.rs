@@ -240,10 +240,6 @@ impl ReportReply {
     pub(crate) fn holder(&self) -> Option<&HolderReply> {
         self.holds.first().map(|(_, holder)| holder)
     }
-
-    pub(crate) fn into_holder(self) -> Option<HolderReply> {
-        self.holds.into_iter().next().map(|(_, holder)| holder)
-    }
 }
 
 /// Connections to the servers that have locks, none of them open yet.

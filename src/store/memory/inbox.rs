@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
+use std::{io, mem};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use crate::base::failure::{Failure, FailureKind};
 use crate::net::wait::{Close, Interrupter};
 use crate::store::background::{Wake, Wakeups};
-use crate::store::hold_id::HoldId;
 use crate::store::keys::Keys;
 
 /// The inboxes of the clients that are there.
@@ -43,42 +43,31 @@ impl Inboxes {
         self.send(client, Wake::Lock(key.into()));
     }
 
-    /// Tells the client of a hold that another one wants the lock with this key, and `waits` for it
-    /// or has only a moment.
-    pub(super) fn recall(&self, hold: &HoldId, key: &str, waits: bool) {
-        self.send(&hold.client, Wake::Recall { name: key.into(), nonce: hold.nonce, waits });
-    }
-
-    /// Tells the client of a hold that it was ended.
-    pub(super) fn tell_end(&self, hold: &HoldId, key: &str) {
-        self.send(&hold.client, Wake::Ended { name: key.into(), nonce: hold.nonce });
-    }
-
-    fn send(&self, client: &str, message: Wake) {
+    pub(super) fn send(&self, client: &str, message: Wake) {
         if let Some(inbox) = self.0.get(client).and_then(Weak::upgrade) {
-            inbox.send(Some(message));
+            inbox.add(Some(message));
         }
     }
 }
 
 impl Inbox {
-    fn send(&self, message: Option<Wake>) {
+    fn add(&self, message: Option<Wake>) {
         self.messages.send(message).expect("the receiver lives as long as the sender");
     }
 }
 
 impl Close for Inbox {
     fn close(&self) {
-        self.send(None);
+        self.add(None);
     }
 }
 
 /// The messages to one client.
 pub(super) struct MemoryWakeups {
-    pub(super) inbox: Arc<Inbox>,
-    pub(super) keys: Keys,
-    pub(super) interrupter: Interrupter,
-    pub(super) is_ready: bool,
+    inbox: Arc<Inbox>,
+    keys: Keys,
+    interrupter: Interrupter,
+    is_ready: bool,
 }
 
 impl MemoryWakeups {
@@ -92,14 +81,13 @@ impl MemoryWakeups {
 
 impl Wakeups for MemoryWakeups {
     fn next(&mut self, deadline: Instant) -> Option<Result<Wake, Failure>> {
-        if !self.is_ready {
-            self.is_ready = true;
+        if !mem::replace(&mut self.is_ready, true) {
             return Some(Ok(Wake::Ready));
         }
         loop {
             let message = self.inbox.received.recv_deadline(deadline);
             if self.interrupter.is_interrupted() {
-                return Some(Err(interrupted()));
+                return Some(Err(failure(FailureKind::Unreachable, "interrupted")));
             }
             if let Some(mut wake) = message.ok()?
                 && let Wake::Ended { name, .. } | Wake::Lock(name) | Wake::Recall { name, .. } =
@@ -118,7 +106,6 @@ impl Wakeups for MemoryWakeups {
     }
 }
 
-fn interrupted() -> Failure {
-    let error = std::io::Error::new(std::io::ErrorKind::ConnectionAborted, "interrupted");
-    Failure::io(FailureKind::Unreachable, &Arc::from("memory"), error)
+pub(super) fn failure(kind: FailureKind, why: &'static str) -> Failure {
+    Failure::io(kind, &Arc::from("memory"), io::Error::other(why))
 }

@@ -4,10 +4,12 @@
 //! before which is decided in `name.rs`.
 
 use std::collections::HashMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
+use crate::store::background::Wake;
+use crate::store::commands::micros;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::Keys;
 use crate::store::memory::inbox::Inboxes;
@@ -237,7 +239,8 @@ impl Locks {
         if let Some(held) =
             self.by_key.get(key).and_then(|name| name.holds.iter().find(|it| is_it(it)))
         {
-            self.inboxes.tell_end(&held.id, key);
+            let ended = Wake::Ended { name: key.into(), nonce: held.id.nonce };
+            self.inboxes.send(&held.id.client, ended);
         }
         self.end(key, kind, is_it)
     }
@@ -289,12 +292,6 @@ impl Locks {
         let entry = |(kind, client): &(HoldKind, _)| format!("{}{client}", kind.row().prefix);
         self.name(key).map(|name| name.queue.iter().map(entry).collect()).unwrap_or_default()
     }
-}
-
-/// The system's clock.
-fn micros() -> u64 {
-    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(time.as_micros()).unwrap_or_default()
 }
 
 #[cfg(test)]

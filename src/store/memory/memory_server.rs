@@ -4,7 +4,6 @@
 //! and a reply that takes longer than the caller waits is lost, so that its outcome is unknown.
 
 use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,6 +18,7 @@ use crate::config::Config;
 use crate::store::hold_id::HoldId;
 use crate::store::hold_id::HoldKind;
 use crate::store::keys::Keys;
+use crate::store::memory::inbox::failure;
 use crate::store::memory::locks::Locks;
 use crate::store::request::{HoldReply, Look};
 
@@ -169,8 +169,4 @@ impl fmt::Debug for MemoryServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryServer").finish_non_exhaustive()
     }
-}
-
-fn failure(kind: FailureKind, why: &'static str) -> Failure {
-    Failure::io(kind, &Arc::from("memory"), io::Error::other(why))
 }

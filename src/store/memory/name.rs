@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
+use crate::store::background::Wake;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::memory::inbox::Inboxes;
 use crate::store::request::OFFER;
@@ -199,7 +200,8 @@ impl Name {
         };
         let may_be_kept = held.id.may_be_kept();
         if may_be_kept || waits && held.watched {
-            inboxes.recall(&held.id, key, waits);
+            let recall = Wake::Recall { name: key.into(), nonce: held.id.nonce, waits };
+            inboxes.send(&held.id.client, recall);
         }
         may_be_kept
     }
