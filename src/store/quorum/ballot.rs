@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -195,8 +194,8 @@ pub(super) struct InDoubtHolds {
     /// The holds that a request which was given up may yet begin somewhere, and until when that
     /// matters. One release does not end the doubt about them.
     late: Mutex<HashMap<HoldId, Moment>>,
-    /// The longest lease of all requests, in nanoseconds.
-    lease: AtomicU64,
+    /// The longest lease of all requests.
+    lease: Mutex<Duration>,
 }
 
 impl fmt::Debug for InDoubtHolds {
@@ -221,10 +220,8 @@ impl InDoubtHolds {
 
     /// Notes that leases of this length exist.
     pub(super) fn note_lease(&self, lease: Duration) {
-        let nanos = u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX);
-        if nanos > self.lease.load(Ordering::Relaxed) {
-            self.lease.fetch_max(nanos, Ordering::Relaxed);
-        }
+        let mut longest = self.lease.lock();
+        *longest = lease.max(*longest);
     }
 
     /// Notes that a server may begin the hold late. The client may have it nevertheless, or have
@@ -235,7 +232,7 @@ impl InDoubtHolds {
             late.retain(|_, until| *until > now);
         }
         // Until the hold is released, and then for as long as a lease.
-        late.insert(hold.clone(), now.after(self.lease().saturating_mul(2)));
+        late.insert(hold.clone(), now.after(self.lease.lock().saturating_mul(2)));
     }
 
     /// Reports a hold that has ended, unless it has `everywhere` and for good. The lock stays taken
@@ -245,13 +242,9 @@ impl InDoubtHolds {
         if (may_begin || !everywhere)
             && let Some((_, report)) = self.client.get()
         {
-            let (hold, lease) = (hold.clone(), self.lease());
+            let (hold, lease) = (hold.clone(), *self.lease.lock());
             report(InDoubtHold { hold, kept_until, lease, settled_by_release: !may_begin });
         }
-    }
-
-    fn lease(&self) -> Duration {
-        Duration::from_nanos(self.lease.load(Ordering::Relaxed))
     }
 }
 
