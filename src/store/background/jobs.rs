@@ -117,7 +117,7 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
     fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome)) {
         // Nodes of a cluster come and go.
         self.nodes.retain(|known| {
-            let is_busy = !known.waiting.is_empty() || known.is_sending();
+            let is_busy = !known.waiting.is_empty() || known.connection.is_busy();
             is_busy || self.policy.keeps(&known.connection.peer)
         });
         for job in jobs {
@@ -170,14 +170,9 @@ struct NodeJobs<N> {
 }
 
 impl<N: Peer> NodeJobs<N> {
-    /// Returns `true` if some reply is still to come.
-    fn is_sending(&self) -> bool {
-        self.connection.open.as_ref().is_some_and(|open| !open.in_flight.is_empty())
-    }
-
     /// Where replies come from; `None` if there are none to come.
     fn socket(&self) -> Option<PollFd<'_>> {
-        let open = self.connection.open.as_ref().filter(|open| !open.in_flight.is_empty());
+        let open = self.connection.open.as_ref().filter(|_| self.connection.is_busy());
         Some(open?.stream()?.poll_fd())
     }
 
@@ -196,7 +191,7 @@ impl<N: Peer> NodeJobs<N> {
         let late = self.waiting.extract_if(.., |exchange| exchange.deadline <= now);
         let late: Vec<_> = late.collect();
         if !late.is_empty() {
-            let why = match (self.is_sending(), self.demand.is_some()) {
+            let why = match (self.connection.is_busy(), self.demand.is_some()) {
                 (false, _) => UNOPENED,
                 (true, false) => "the server had not accepted earlier requests in time",
                 (true, true) => "replicas or disks had not confirmed earlier renewals in time",
@@ -233,8 +228,7 @@ impl<N: Peer> NodeJobs<N> {
     /// wait until everything that was sent is written, and no replicas or disks are waited for.
     /// Fails if there will be no connection.
     fn send_waiting(&mut self, previous: Option<Connection>, urgent: bool) -> Result<(), Failure> {
-        if !self.is_sending()
-            && let Some(Err(failure)) = self.connection.finish_opening()
+        if let Some(Err(failure)) = self.connection.finish_opening()
             && self.connection.open.is_none()
         {
             return Err(failure);
@@ -244,7 +238,7 @@ impl<N: Peer> NodeJobs<N> {
         };
         self.connection.begin_opening(previous, deadline, urgent, Ok)?;
         while !self.waiting.is_empty() {
-            let is_confirming = self.demand.is_some() && self.is_sending();
+            let is_confirming = self.demand.is_some() && self.connection.is_busy();
             let open = self.connection.open.as_mut().filter(|open| !open.is_writing());
             let Some(open) = open.filter(|_| !is_confirming) else { break };
             let batch = self.waiting.len().min(BATCH_MAX);

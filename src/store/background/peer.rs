@@ -89,6 +89,11 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         Self { peer, pause, pause_end, open: None, opening: None, failed: None }
     }
 
+    /// Returns `true` if some reply is still to come.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.open.as_ref().is_some_and(|open| !open.as_ref().in_flight.is_empty())
+    }
+
     /// Why there is no connection and none is being opened.
     pub(crate) fn failure(&self) -> Option<&Failure> {
         self.failed.as_ref().filter(|_| self.open.is_none() && self.opening.is_none())
@@ -139,9 +144,10 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         }
     }
 
-    /// Goes on with the connection that was being opened, once it is. Returns `None` if it is not.
+    /// Goes on with the connection that was being opened, once it is and no reply is to come over
+    /// the one that it replaces. Returns `None` until then.
     pub(crate) fn finish_opening(&mut self) -> Option<Result<(), Failure>> {
-        let outcome = match self.opening.as_ref()?.try_recv() {
+        let outcome = match self.opening.as_ref().filter(|_| !self.is_busy())?.try_recv() {
             Ok(outcome) => outcome,
             Err(TryRecvError::Empty) => return None,
             Err(TryRecvError::Disconnected) => {

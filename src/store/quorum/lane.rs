@@ -236,7 +236,7 @@ impl LockedLane<'_> {
     /// Waits for replies, and reads what has come. Returns `false` if none is to come any more, or
     /// the deadline is over. Meanwhile other threads can send what they do not wait for.
     fn read_from(&mut self, mut wait: Option<&mut ReplyWait<'_>>, deadline: Instant) -> bool {
-        let awaited = self.links.iter().enumerate().filter(|(_, link)| link.is_busy());
+        let awaited = self.links.iter().enumerate().filter(|(_, link)| link.connection.is_busy());
         let (numbers, sockets): (Vec<usize>, Vec<_>) = awaited
             .filter_map(|(number, link)| {
                 let open = link.connection.open.as_ref()?;
@@ -276,7 +276,7 @@ impl LockedLane<'_> {
 
 impl Drop for LockedLane<'_> {
     fn drop(&mut self) {
-        if self.links.iter().any(Link::is_busy) {
+        if self.links.iter().any(|link| link.connection.is_busy()) {
             self.lane.schedule_sweep();
         }
     }

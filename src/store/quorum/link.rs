@@ -66,11 +66,6 @@ impl Link {
         Some((opening, self.soon))
     }
 
-    /// Returns `true` if some reply is still to come.
-    pub(super) fn is_busy(&self) -> bool {
-        self.open().is_some_and(|open| !open.in_flight.is_empty())
-    }
-
     /// Begins to open a connection if there is none, or if it is soon no longer valid. An `urgent`
     /// call cannot do without the server, and keeps no pause after a failure.
     pub(super) fn begin_opening(&mut self, urgent: bool) {
@@ -83,14 +78,10 @@ impl Link {
         self.connection.begin_opening(None, self.soon, urgent, Ok).unwrap_or_default();
     }
 
-    /// Uses the connection that was being opened, once it is and no reply is to come over the one
-    /// that it replaces.
+    /// Uses the connection that was being opened, once that is possible.
     pub(super) fn finish_opening(&mut self) {
-        if self.connection.opening.is_some() && self.is_connected() {
+        if self.connection.opening.is_some() {
             self.read();
-            if self.is_busy() && self.is_connected() {
-                return;
-            }
         }
         // The server keeps the failure.
         self.connection.finish_opening().map(Result::ok);
