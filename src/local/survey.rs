@@ -16,7 +16,7 @@ use crate::net::connection::Connection;
 use crate::net::packed::Request;
 use crate::store::hold_id::{HeldAs, HoldKind};
 use crate::store::keys::{Keys, check_name};
-use crate::store::request::{Look, ReportReply, ServerConnections};
+use crate::store::request::{Look, ReportReply};
 
 /// How many replies of a server are timed.
 const REPLIES: usize = 10;
@@ -263,7 +263,7 @@ fn ask_servers<T>(
     mut ask: impl FnMut(&mut Connection) -> Result<T>,
 ) -> Result<ServerReplies<T>> {
     shared.check_process()?;
-    let ServerConnections { mut each, required } =
+    let (mut each, required) =
         repeat_briefly(shared, "ask the servers", "", |_| shared.store.connections())?;
     let reply_of = |connection: &mut Connection| {
         let reply = ask(connection);

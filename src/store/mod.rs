@@ -20,11 +20,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::base::failure::Failure;
+use crate::net::connection::Connection;
 use crate::store::background::{JobRunner, Wakeups};
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, HoldReply, HoldRequest, HolderReply, Look, OwnerOf, PostedChange,
-    ReportReply, ServerConnections,
+    ReportReply,
 };
 
 /// Where locks live. Every request can be executed twice, or late, without harm to another hold.
@@ -53,11 +54,7 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 
     /// Sends requests about holds, those for one server together if it can, and does not wait for
     /// the replies. Blocks only for room to write, and to open a connection.
-    fn post(&self, posts: Vec<PostedChange<'_>>) {
-        for PostedChange { request, on_reply } in posts {
-            on_reply(ask_one(self, request));
-        }
-    }
+    fn post(&self, posts: Vec<PostedChange<'_>>);
 
     /// Blocks until the replies to all that was posted have come. What has none by the deadline has
     /// failed.
@@ -77,9 +74,10 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         Ok(self.report(name, Look::Holder, deadline)?.holder().cloned())
     }
 
-    /// The servers that have locks, for questions that are about no lock: none in memory.
-    fn connections(&self) -> Result<ServerConnections, Failure> {
-        Ok(ServerConnections { each: Vec::new(), required: 0 })
+    /// The servers that have locks, none of them connected yet, for questions that are about no
+    /// lock; and how many of them must answer for what they answer to be the truth about locks.
+    fn connections(&self) -> Result<(Vec<Connection>, usize), Failure> {
+        Ok((Vec::new(), 0))
     }
 
     /// Ends the hold of that owner, whether it is this client's or not, and has its client told.

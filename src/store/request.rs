@@ -4,9 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
-use crate::net::connection::Connection;
-use crate::store::hold_id::HeldAs;
-use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::hold_id::{HeldAs, HoldId, HoldKind};
 
 /// A request for holds: mostly for one; for one of each of several locks, all of them or none; or
 /// for several of a name that can be shared, the first of them or as many as there is room for.
@@ -240,12 +238,4 @@ impl ReportReply {
     pub(crate) fn holder(&self) -> Option<&HolderReply> {
         self.holds.first().map(|(_, holder)| holder)
     }
-}
-
-/// Connections to the servers that have locks, none of them open yet.
-#[derive(Debug)]
-pub(crate) struct ServerConnections {
-    pub(crate) each: Vec<Connection>,
-    /// How many of them must answer for what they answer to be the truth about locks.
-    pub(crate) required: usize,
 }

@@ -69,8 +69,7 @@ use crate::store::quorum::policies::WakeupsOfMajorities;
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldReply, HoldRequest, Look, OwnerOf, PostedChange,
-    ReportReply, ServerConnections,
+    Acquire, AcquireReply, Change, HoldReply, HoldRequest, Look, OwnerOf, PostedChange, ReportReply,
 };
 use crate::store::scripts::ScriptReply;
 
@@ -250,11 +249,10 @@ impl Store for Quorum {
         self.decide(name, report, deadline, Votes::decide_holder)
     }
 
-    fn connections(&self) -> Result<ServerConnections, Failure> {
+    fn connections(&self) -> Result<(Vec<Connection>, usize), Failure> {
         let each = &self.servers.each;
-        let required = majority(each.len());
-        let each = each.iter().map(|server| Connection::new(server.factory.clone())).collect();
-        Ok(ServerConnections { each, required })
+        let connections = each.iter().map(|server| Connection::new(server.factory.clone()));
+        Ok((connections.collect(), majority(each.len())))
     }
 
     fn force_release(&self, owner: OwnerOf<'_>, deadline: Instant) -> Result<bool, Failure> {

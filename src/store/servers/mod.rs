@@ -29,7 +29,6 @@ use crate::store::commands::Commands;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, HoldReply, HoldRequest, Look, OwnerOf, PostedChange, ReportReply,
-    ServerConnections,
 };
 use crate::store::servers::node::{Node, Target, uncovered};
 use crate::store::servers::placement::{Placement, Routed};
@@ -189,7 +188,7 @@ impl Store for Servers {
     }
 
     /// Those of the masters that are known, or become known by this if none is.
-    fn connections(&self) -> Result<ServerConnections, Failure> {
+    fn connections(&self) -> Result<(Vec<Connection>, usize), Failure> {
         let mut nodes = self.placement.masters();
         if nodes.is_empty() {
             self.explore()?;
@@ -197,7 +196,8 @@ impl Store for Servers {
         }
         let each: Vec<_> =
             nodes.iter().map(|node| Connection::new(node.server.factory.clone())).collect();
-        Ok(ServerConnections { required: each.len(), each })
+        let required = each.len();
+        Ok((each, required))
     }
 
     fn force_release(&self, owner: OwnerOf<'_>, deadline: Instant) -> Result<bool, Failure> {
