@@ -6,7 +6,7 @@
 //! given up for a while if the server refuses them. A server answers requests in their order, so an
 //! error reply is about the first one without a reply.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -50,10 +50,10 @@ pub(super) struct Subscription {
     channel: Arc<Channel>,
     pub(super) connection: Connection,
     /// When something must have come.
-    pub(super) expected_by: Instant,
+    expected_by: Instant,
     /// Whether there is a request that the server has not answered.
     asked: bool,
-    pub(super) further: FurtherChannels,
+    further: FurtherChannels,
     /// Why a subscription to a further channel was refused last, until that was taken out.
     pub(super) refusal: Option<Failure>,
 }
@@ -82,9 +82,14 @@ impl Subscription {
     /// Subscribes to the client's sharded channel with this hash tag, unless it is empty, and to
     /// those of Redisson's that threads wait for and that are at `home` here.
     pub(super) fn follow(&mut self, tag: &str, home: impl Fn(&str) -> bool) -> Result<(), Failure> {
-        let sharded = self.further.follow_shard(&self.channel.name, tag);
-        let commands = sharded.into_iter().chain(self.further.follow_redisson(home));
-        commands.into_iter().try_for_each(|command| self.send(&command))
+        let commands = self.further.follow(&self.channel.name, tag, home);
+        commands.iter().try_for_each(|command| self.send(command))
+    }
+
+    /// When to follow again, or to receive, even if no message comes.
+    pub(super) fn next_look(&self) -> Instant {
+        let times = self.further.again.values().copied().chain(self.connection.next_change());
+        times.fold(self.expected_by, Instant::min)
     }
 
     /// Returns the next message that has come, if any, and whether that was over a sharded channel:
@@ -118,16 +123,15 @@ impl Subscription {
         let Value::Array(parts) = reply else { return None };
         let [kind, name, content] = &parts[..] else { return None };
         let (channel, kind, name) = (&self.channel, text(kind)?, text(name)?);
-        let sharded = name != channel.name && name.starts_with(&channel.name);
-        if sharded {
-            self.further.receive_shard(kind, name);
-        }
-        let wake = if sharded || name == channel.name {
+        let has_begun = self.further.has_begun(kind, name);
+        let wake = if name.starts_with(&channel.name) {
             channel.decode(kind, content)
         } else {
-            self.further.receive_redisson(kind, name, text(content).unwrap_or_default())
+            // A release before the subscription may have been missed.
+            let has_ended = kind.ends_with("message") && text(content) == Some("0");
+            self.further.unlocked(name).filter(|_| has_begun || has_ended)
         };
-        wake.map(|wake| (wake, sharded))
+        wake.map(|wake| (wake, name != channel.name && is_sharded(name)))
     }
 
     fn send(&mut self, command: &Cmd) -> Result<(), Failure> {
@@ -167,120 +171,99 @@ impl Channel {
 pub(super) struct FurtherChannels {
     /// The channels of the requests without a reply, in their order.
     asked: VecDeque<String>,
-    /// The sharded channel that was asked for last, unless that was refused or has ended. The
-    /// subscription to another one before it stays: some clients may not know yet that slots have
-    /// moved.
-    shard: Option<String>,
-    /// When to ask for it again.
-    shard_at: Option<Instant>,
+    /// The channels that were asked for, unless that was refused or has ended. A sharded one stays
+    /// when there is another: some clients may not know yet that slots have moved.
+    subscribed: HashSet<String>,
+    /// When to ask again for those that were refused or have ended.
+    again: HashMap<String, Instant>,
     /// As in [`Channel`], but with plain commands where the server has no sharded channels.
     redisson: Option<(RedissonChannels, &'static str)>,
-    /// Those of Redisson's channels that were subscribed to, and whose subscription has not ended.
-    subscribed: HashSet<String>,
-    /// Which version of the wanted channels was followed last.
-    version: Option<u64>,
-    /// When to follow them again though they are the same.
-    pub(super) follow_at: Option<Instant>,
+    /// The hash tag, and the version of Redisson's channels, that were followed last.
+    followed: Option<(String, u64)>,
 }
 
 impl FurtherChannels {
-    /// Returns the request for the client's sharded channel with this tag, unless it was made
-    /// already.
-    fn follow_shard(&mut self, own: &str, tag: &str) -> Option<Cmd> {
-        let channel = Keys::shard_channel(own, tag);
-        let is_asked = self.asked.iter().any(|asked| Some(asked) == self.shard.as_ref());
-        let is_early = self.shard_at.is_some_and(|at| Instant::now() < at);
-        if tag.is_empty() || is_asked || is_early || self.shard.as_ref() == Some(&channel) {
-            return None;
+    /// As [`Subscription::follow`]: returns the requests for that.
+    fn follow(&mut self, own: &str, tag: &str, home: impl Fn(&str) -> bool) -> Vec<Cmd> {
+        let now = Instant::now();
+        if self.again.extract_if(|_, at| *at <= now).count() > 0 {
+            self.followed = None;
+            if let Some((channels, _)) = &self.redisson {
+                // Another node may serve the channel now.
+                channels.change();
+            }
         }
-        let subscribe = redis::cmd("SSUBSCRIBE").arg(&channel).take();
-        self.asked.push_back(channel.clone());
-        (self.shard, self.shard_at) = (Some(channel), None);
-        Some(subscribe)
-    }
-
-    /// Returns the requests after which the connection is subscribed to the channels of Redisson's
-    /// that threads wait for and that are at `home` here, and to no others.
-    fn follow_redisson(&mut self, home: impl Fn(&str) -> bool) -> Vec<Cmd> {
-        let Some((channels, form)) = &self.redisson else { return Vec::new() };
-        if self.follow_at.is_some_and(|at| Instant::now() >= at) {
-            // Another node may serve the channel now.
-            channels.change();
-            self.follow_at = None;
-        }
-        let version = channels.version();
-        if self.version.replace(version) == Some(version) {
+        let version = self.redisson.as_ref().map_or(0, |(channels, _)| channels.version());
+        if self.followed.as_ref().is_some_and(|known| known.0 == tag && known.1 == version) {
             return Vec::new();
         }
-        let wanted = channels.wanted().into_iter().filter(|(_, name)| home(name));
-        let wanted: HashSet<String> = wanted.map(|(channel, _)| channel).collect();
-        let ended = self.subscribed.difference(&wanted).map(|channel| ("unsubscribe", channel));
-        let begun = wanted.difference(&self.subscribed).map(|channel| ("subscribe", channel));
-        let mut commands = Vec::new();
-        for (name, channel) in ended.chain(begun) {
-            let companion = RedissonChannels::companion(channel);
-            commands.push(redis::cmd(&format!("{form}{name}")).arg(channel).arg(companion).take());
-            self.asked.push_back(channel.clone());
-        }
-        self.subscribed = wanted;
-        commands
+        self.followed = Some((tag.to_owned(), version));
+        let redisson = self.redisson.iter().flat_map(|(channels, _)| channels.wanted());
+        let at_home = redisson.filter(|(_, name)| home(name)).map(|(channel, _)| channel);
+        let shard = (!tag.is_empty()).then(|| Keys::shard_channel(own, tag));
+        let mut wanted: HashSet<String> = at_home.chain(shard).collect();
+        let is_over = |channel: &String| !is_sharded(channel) && !wanted.contains(channel);
+        let ended: Vec<_> = self.subscribed.extract_if(is_over).collect();
+        wanted.retain(|it| !self.subscribed.contains(it) && !self.again.contains_key(it));
+        self.subscribed.extend(wanted.iter().cloned());
+        let ended = ended.into_iter().map(|channel| ("unsubscribe", channel));
+        let begun = wanted.into_iter().map(|channel| ("subscribe", channel));
+        ended.chain(begun).map(|(what, channel)| self.ask(what, channel)).collect()
     }
 
-    /// Reads that a subscription to a sharded channel has begun, or ended as its slot has moved.
-    fn receive_shard(&mut self, kind: &str, channel: &str) {
-        match kind {
-            "ssubscribe" => drop(self.answers(channel)),
-            "sunsubscribe" if self.shard.as_deref() == Some(channel) => self.end_shard(PAUSE),
-            _ => {}
-        }
+    fn ask(&mut self, what: &str, channel: String) -> Cmd {
+        let form = self.redisson.as_ref().map_or("s", |(_, form)| form);
+        let command = if is_sharded(&channel) {
+            redis::cmd(&format!("s{what}")).arg(&channel).take()
+        } else {
+            let companion = RedissonChannels::companion(&channel);
+            redis::cmd(&format!("{form}{what}")).arg(&channel).arg(companion).take()
+        };
+        self.asked.push_back(channel);
+        command
     }
 
-    /// Reads a message or a reply about one of Redisson's channels.
-    fn receive_redisson(&mut self, kind: &str, channel: &str, content: &str) -> Option<Wake> {
-        let (channels, form) = self.redisson.clone()?;
-        match kind.strip_prefix(form)? {
-            // A release before the subscription may have been missed.
-            "subscribe" if self.answers(channel) => {}
-            "unsubscribe" => {
-                if !self.answers(channel) && self.subscribed.remove(channel) {
-                    // Another node serves the channel now.
-                    self.follow_at = Some(end_of(PAUSE));
-                }
-                return None;
-            }
-            "message" if content == "0" => {}
-            _ => return None,
+    /// Reads a reply about a channel. Returns `true` if a subscription that was asked for begins.
+    fn has_begun(&mut self, kind: &str, channel: &str) -> bool {
+        let (is_reply, ends) = (kind.ends_with("subscribe"), kind.ends_with("unsubscribe"));
+        let is_answer = is_reply && self.asked.front().is_some_and(|asked| asked == channel);
+        if is_answer {
+            self.asked.pop_front();
+        } else if ends && self.subscribed.remove(channel) {
+            // Another node serves the channel now.
+            self.again.insert(channel.to_owned(), end_of(PAUSE));
         }
-        let names = channels.names(channel);
-        (!names.is_empty()).then_some(Wake::Unlocked(names))
+        is_answer && !ends
     }
 
-    /// Takes the first request without a reply for answered if it is about this channel.
-    fn answers(&mut self, channel: &str) -> bool {
-        self.asked.front().is_some_and(|asked| asked == channel) && self.asked.pop_front().is_some()
+    /// What the client is told when a lock with this channel of Redisson's may be free.
+    fn unlocked(&self, channel: &str) -> Option<Wake> {
+        let (channels, _) = self.redisson.as_ref()?;
+        Some(channels.names(channel)).filter(|names| !names.is_empty()).map(Wake::Unlocked)
     }
 
     /// Takes an error reply. Returns `false` if no request is without a reply.
     fn refuse(&mut self, failure: &Failure) -> bool {
         let Some(channel) = self.asked.pop_front() else { return false };
-        match &mut self.redisson {
-            _ if self.shard.as_ref() == Some(&channel) => {
-                let moved = failure.code == "MOVED" || failure.kind != FailureKind::Rejected;
-                self.end_shard(if moved { PAUSE } else { REJECTED_PAUSE });
-            }
+        let is_rejected = failure.kind == FailureKind::Rejected && failure.code != "MOVED";
+        let pause = match &mut self.redisson {
+            _ if is_sharded(&channel) && is_rejected => REJECTED_PAUSE,
             // Redis 6.2 has no sharded channels, and Redisson then uses others.
-            Some((_, form @ "s")) if failure.code == "ERR" => {
-                (*form, self.follow_at) = ("", Some(Instant::now()));
+            Some((_, form @ "s")) if failure.code == "ERR" && !is_sharded(&channel) => {
+                *form = "";
+                Duration::ZERO
             }
-            _ => self.follow_at = Some(end_of(PAUSE)),
-        }
+            _ => PAUSE,
+        };
         self.subscribed.remove(&channel);
+        self.again.insert(channel, end_of(pause));
         true
     }
+}
 
-    fn end_shard(&mut self, pause: Duration) {
-        (self.shard, self.shard_at) = (None, Some(end_of(pause)));
-    }
+/// Returns `true` for a sharded channel of the client, and `false` for one of Redisson's.
+fn is_sharded(channel: &str) -> bool {
+    channel.starts_with(RESERVED)
 }
 
 fn text(value: &Value) -> Option<&str> {
@@ -292,8 +275,14 @@ fn text(value: &Value) -> Option<&str> {
 mod tests {
     use super::*;
 
-    fn follow(channels: &mut FurtherChannels, tag: &str) -> bool {
-        channels.follow_shard("mine", tag).is_some()
+    const OWN: &str = "leasehold:wake:mine";
+
+    fn follow(channels: &mut FurtherChannels, tag: &str) -> usize {
+        channels.follow(OWN, tag, |_| true).len()
+    }
+
+    fn shard(tag: &str) -> String {
+        Keys::shard_channel(OWN, tag)
     }
 
     fn refusal() -> Failure {
@@ -304,28 +293,29 @@ mod tests {
     #[test]
     fn a_sharded_channel_is_asked_for_once_and_another_when_slots_have_moved() {
         let mut channels = FurtherChannels::default();
-        assert!(follow(&mut channels, "1"));
-        let again = follow(&mut channels, "1") || follow(&mut channels, "2");
-        assert!(!again, "one request at a time");
-        channels.receive_shard("ssubscribe", "mine:{1}");
-        assert!(!follow(&mut channels, "1"));
-        assert!(follow(&mut channels, "2"));
-        channels.receive_shard("ssubscribe", "mine:{2}");
-        channels.receive_shard("sunsubscribe", "mine:{1}");
-        assert!(!follow(&mut channels, "2"), "the end of the other one changes nothing");
+        assert_eq!(follow(&mut channels, "1"), 1);
+        assert_eq!(follow(&mut channels, "1"), 0, "it was asked for");
+        assert!(channels.has_begun("ssubscribe", &shard("1")));
+        assert_eq!(follow(&mut channels, "1"), 0);
+        assert_eq!(follow(&mut channels, "2"), 1);
+        assert!(channels.has_begun("ssubscribe", &shard("2")));
+        assert!(!channels.has_begun("sunsubscribe", &shard("1")));
+        assert_eq!(follow(&mut channels, "2"), 0, "the end of the other one changes nothing");
     }
 
     #[test]
     fn a_sharded_channel_that_is_refused_or_ends_is_not_asked_for_at_once() {
         let mut channels = FurtherChannels::default();
         assert!(!channels.refuse(&refusal()), "there was no request");
-        assert!(follow(&mut channels, "1") && channels.refuse(&refusal()));
-        assert!(!follow(&mut channels, "1"));
+        assert!(follow(&mut channels, "1") == 1 && channels.refuse(&refusal()));
+        assert_eq!(follow(&mut channels, "1"), 0);
         let mut channels = FurtherChannels::default();
-        assert!(follow(&mut channels, "1"));
-        channels.receive_shard("ssubscribe", "mine:{1}");
-        channels.receive_shard("sunsubscribe", "mine:{1}");
-        assert!(channels.asked.is_empty() && !follow(&mut channels, "1"));
+        assert_eq!(follow(&mut channels, "1"), 1);
+        channels.has_begun("ssubscribe", &shard("1"));
+        channels.has_begun("sunsubscribe", &shard("1"));
+        assert!(channels.asked.is_empty() && follow(&mut channels, "1") == 0);
+        channels.again.values_mut().for_each(|at| *at = Instant::now());
+        assert_eq!(follow(&mut channels, "1"), 1, "after a pause");
     }
 
     #[test]
@@ -335,14 +325,14 @@ mod tests {
         let channel = RedissonChannels::channel("x");
         let mut channels =
             FurtherChannels { redisson: Some((redisson, "s")), ..Default::default() };
-        assert_eq!(channels.follow_redisson(|_| true).len(), 1);
-        assert!(follow(&mut channels, "1") && channels.refuse(&refusal()));
-        assert!(channels.follow_at.is_some(), "Redisson's is asked for again");
-        channels.receive_shard("ssubscribe", "mine:{1}");
-        assert!(channels.asked.is_empty() && !follow(&mut channels, "1"));
-        channels.follow_at = Some(Instant::now());
-        assert_eq!(channels.follow_redisson(|_| true).len(), 1);
-        let wake = channels.receive_redisson("ssubscribe", &channel, "");
-        assert_eq!(wake, Some(Wake::Unlocked(vec!["x".into()])), "it may have been released");
+        assert_eq!(follow(&mut channels, ""), 1, "Redisson's");
+        assert!(follow(&mut channels, "1") == 1 && channels.refuse(&refusal()));
+        assert!(channels.again.contains_key(&channel), "Redisson's is asked for again");
+        channels.has_begun("ssubscribe", &shard("1"));
+        assert!(channels.asked.is_empty() && follow(&mut channels, "1") == 0);
+        channels.again.values_mut().for_each(|at| *at = Instant::now());
+        assert_eq!(follow(&mut channels, "1"), 1);
+        assert!(channels.has_begun("ssubscribe", &channel));
+        assert_eq!(channels.unlocked(&channel), Some(Wake::Unlocked(vec!["x".into()])));
     }
 }

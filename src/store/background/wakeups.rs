@@ -172,13 +172,9 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
     /// Sleeps until a message comes, another thread interrupts, or there is something else to do.
     fn sleep(&mut self, deadline: Instant) -> Result<(), Failure> {
         let open = || self.nodes.iter().filter_map(|node| node.open.as_ref());
-        let expected = open().map(|subscription| subscription.expected_by);
         let retries = self.nodes.iter().filter_map(BackgroundConnection::retry_at);
-        let changes = open().filter_map(|subscription| subscription.connection.next_change());
-        let follows = open().filter_map(|subscription| subscription.further.follow_at);
-        let times =
-            expected.chain(retries).chain(changes).chain(follows).chain(self.policy.next_look());
-        let end = times.fold(deadline, Instant::min);
+        let looks = open().map(Subscription::next_look).chain(self.policy.next_look());
+        let end = retries.chain(looks).fold(deadline, Instant::min);
         let openings: Vec<_> = self.nodes.iter().filter_map(|node| node.opening.as_ref()).collect();
         let Some(any) = open().next() else {
             sleep(&mut [], &openings, end.min(Instant::now() + LOOK));
