@@ -2,11 +2,11 @@
 
 use std::thread;
 
-use leasehold::{Client, Error};
+use leasehold::Client;
 
 use crate::support::{
-    LEASE, SOON, Server, Store, eventually, ms, patient, stores, take, throughout, timed,
-    while_held,
+    LEASE, SOON, Server, Store, assert_closed, eventually, ms, patient, stores, take, throughout,
+    timed, while_held,
 };
 
 stores! {
@@ -20,10 +20,6 @@ stores! {
         close_leaves_other_clients_alone;
     every server:
         a_guard_without_a_client_is_renewed;
-}
-
-fn assert_closed<T: std::fmt::Debug>(result: Result<T, Error>) {
-    assert!(matches!(result, Err(Error::Closed)), "{result:?}");
 }
 
 fn close_ends_the_waits_of_every_thread(store: &Store) {

@@ -8,8 +8,8 @@ use leasehold::{Client, Error, HoldEnd};
 
 use crate::support::recorder::Recorder;
 use crate::support::{
-    IO, SOON, Server, Store, assert_lost, behind_proxy, eventually, hasty, ms, patient, stores,
-    take, timed, while_held,
+    IO, SOON, Server, Store, assert_closed, assert_lost, assert_unavailable, behind_proxy,
+    eventually, hasty, ms, patient, stores, take, timed, while_held,
 };
 
 stores! {
@@ -35,14 +35,6 @@ stores! {
         a_silent_server_costs_no_more_than_the_timeout,
         a_lock_on_its_way_to_a_silent_server_does_not_survive,
         a_drop_at_a_silent_server_is_waited_for;
-}
-
-fn assert_closed<T: std::fmt::Debug>(result: Result<T, Error>) {
-    assert!(matches!(result, Err(Error::Closed)), "{result:?}");
-}
-
-fn assert_unavailable(result: Result<(), Error>) {
-    assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
 }
 
 /// Returns `true` if no such lock is left where clients would look.

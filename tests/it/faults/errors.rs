@@ -9,8 +9,8 @@ use std::thread;
 use leasehold::{Builder, Client, Error};
 
 use crate::support::{
-    LEASE, SOON, Server, assert_rejected, behind_proxy, eventually, ms, patient, stores, take,
-    throughout, timed,
+    LEASE, SOON, Server, assert_rejected, assert_unavailable, behind_proxy, eventually, ms,
+    patient, stores, take, throughout, timed,
 };
 
 stores! {
@@ -36,11 +36,6 @@ stores! {
         an_error_reply_that_says_nothing_leaves_no_hold,
         an_error_reply_that_says_nothing_to_a_handoff_leaves_no_hold,
         a_rejected_release_is_an_error_and_is_repeated_in_the_background;
-}
-
-#[track_caller]
-fn assert_unavailable<T: Debug>(result: Result<T, Error>) {
-    assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
 }
 
 fn hasty() -> Builder {

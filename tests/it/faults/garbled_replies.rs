@@ -1,14 +1,14 @@
 //! Replies that arrive late, in pieces, incomplete, or make no sense.
 
-use std::fmt::Debug;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Instant;
 
-use leasehold::{Builder, Client, Error};
+use leasehold::{Builder, Client};
 
 use crate::support::{
-    SOON, Server, behind_proxy, eventually, ms, patient, stores, take, throughout, timed,
+    SOON, Server, assert_unavailable, behind_proxy, eventually, ms, patient, stores, take,
+    throughout, timed,
 };
 
 stores! {
@@ -27,11 +27,6 @@ stores! {
 
 fn hasty() -> Builder {
     Client::builder().io_timeout(ms(300)).retry_window(ms(300))
-}
-
-#[track_caller]
-fn assert_unavailable<T: Debug>(result: Result<T, Error>) {
-    assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
 }
 
 fn a_reply_after_the_deadline_is_no_success(server: &Server) {

@@ -8,8 +8,8 @@ use leasehold::{Client, Error, Guard, HoldEnd};
 
 use crate::support::recorder::Recorder;
 use crate::support::{
-    IO, LEASE, SOON, Server, Store, behind_proxy, eventually, hasty, ms, opened, soon, stores,
-    take, throughout, timed,
+    IO, LEASE, SOON, Server, Store, assert_unavailable, behind_proxy, eventually, hasty, ms,
+    opened, soon, stores, take, throughout, timed,
 };
 
 stores! {
@@ -48,15 +48,6 @@ fn assert_within(bound: Duration, what: &str, mut call: impl FnMut()) {
         }
     }
     panic!("{what} took {took:?} and may take {bound:?}");
-}
-
-#[track_caller]
-fn assert_unavailable<T>(result: Result<T, Error>) {
-    match result {
-        Err(Error::Unavailable { .. }) => {}
-        Err(other) => panic!("{other:?}"),
-        Ok(_) => panic!("a success without a server"),
-    }
 }
 
 fn a_silent_server_costs_a_call_no_more_than_promised(server: &Server) {

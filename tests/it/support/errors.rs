@@ -16,6 +16,18 @@ pub(crate) fn everything(error: &Error) -> String {
     text
 }
 
+/// Checks that a call failed because its client is closed.
+#[track_caller]
+pub(crate) fn assert_closed<T: Debug>(result: Result<T, Error>) {
+    assert!(matches!(result, Err(Error::Closed)), "{result:?}");
+}
+
+/// Checks that a call failed because no server answered.
+#[track_caller]
+pub(crate) fn assert_unavailable<T: Debug>(result: Result<T, Error>) {
+    assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
+}
+
 /// Checks that a call failed because the hold of `name` is gone.
 #[track_caller]
 pub(crate) fn assert_lost<T: Debug>(result: Result<T, Error>, name: &str) {

@@ -30,7 +30,8 @@ use leasehold::{Builder, Client, Error, Guard};
 
 pub(crate) use self::cluster::Cluster;
 pub(crate) use self::errors::{
-    assert_found, assert_lost, assert_rejected, assert_wrong_type, everything,
+    assert_closed, assert_found, assert_lost, assert_rejected, assert_unavailable,
+    assert_wrong_type, everything,
 };
 use self::proxy::Proxy;
 pub(crate) use self::quorum::Quorum;

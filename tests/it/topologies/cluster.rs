@@ -13,13 +13,9 @@ use crate::support::child::{self, Child};
 use crate::support::cluster::add_slots;
 use crate::support::server::Server;
 use crate::support::{
-    Cluster, LEASE, SOON, eventually, hasty, is_busy, ms, patient, take, throughout, timed, unlock,
+    Cluster, LEASE, SOON, eventually, hasty, is_busy, ms, patient, sleepy, take, throughout, timed,
+    unlock,
 };
-
-/// Makes no attempt by itself within a test, so that only a wake-up can end a wait.
-fn sleepy() -> Builder {
-    Client::builder().wait(SOON).backoff(ms(30_000), ms(30_000))
-}
 
 fn names() -> Vec<String> {
     (0..60).map(|number| format!("lock {number}")).collect()
