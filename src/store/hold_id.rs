@@ -86,6 +86,11 @@ impl HoldKind {
         if let Self::Permit { of } = self { of } else { 0 }
     }
 
+    /// Returns `true` if one name can be both without a change of its use.
+    pub(crate) fn has_form_of(self, other: Self) -> bool {
+        self.row().form == other.row().form
+    }
+
     /// Returns `true` if holds of the two kinds may exist at the same time.
     pub(crate) fn shares_with(self, other: Self) -> bool {
         matches!(

@@ -18,6 +18,11 @@ if foreign then
   return foreign
 end
 local kind = string.sub(ARGV[1], 1, 2)
+local held = highest and tonumber(highest[2]) > now and string.sub(highest[1], 1, 2)
+if held and (held == 'p:') ~= (kind == 'p:') then
+  local found = held == 'p:' and 'a semaphore' or 'a read-write lock'
+  return redis.error_reply('WRONGTYPE found ' .. found)
+end
 -- A client that does not wait leaves an offer to the thread of it that does.
 local me = ARGV[5] ~= '0' and ARGV[4] or nil
 local queue, permits = KEYS[3], tonumber(ARGV[8])
@@ -57,16 +62,12 @@ if serves then
   busy = declined or blocked and not offered
 end
 if not repeated and not busy and redis.call('exists', KEYS[1]) == 1 then
-  local holder = redis.call('zrange', KEYS[1], '(' .. now, '+inf', 'byscore', 'limit', 0, 1)[1]
-  local held = holder and string.sub(holder, 1, 2)
-  if held and (held == 'p:') ~= (kind == 'p:') then
-    local found = held == 'p:' and 'a semaphore' or 'a read-write lock'
-    return redis.error_reply('WRONGTYPE found ' .. found)
-  elseif kind == 'p:' then
+  if kind == 'p:' then
     live = redis.call('zcount', KEYS[1], '(' .. now, '+inf') - (offered and 1 or 0)
     busy = live >= permits
   elseif not offered then
-    busy = held and (held == 'w:' or kind == 'w:')
+    local holder = redis.call('zrange', KEYS[1], '(' .. now, '+inf', 'byscore', 'limit', 0, 1)[1]
+    busy = holder and (kind == 'w:' or string.sub(holder, 1, 2) == 'w:')
   end
 end
 if busy and me and not joined and not (declined and serves) then

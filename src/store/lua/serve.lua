@@ -57,7 +57,8 @@ local function serve(queue, now, window, permits, shard, me)
     local grace = came < -past / 2 and math.ceil(came + past + 2000 - now)
     local told
     if admitted == nil then
-      -- Of another kind, from before the name was used for this.
+      -- It waits for another kind, from before the name was used for this.
+      tell(string.find(wanted, '[rwp]:') and client or next, shard)
       told, grace = 0, 0
     elseif not admitted then
       told = next ~= me and now - came > 2000 and not listens(client) and 0 or nil

@@ -199,10 +199,11 @@ impl Locks {
         };
         if held.depth > 0 {
             (held.depth, held.ends) = (0, kept_until);
-            if let Some(Name { queue, .. }) = self.by_key.get_mut(key) {
-                queue.retain(|(_, client)| self.inboxes.exists(client));
+            if let Some(name) = self.by_key.get_mut(key) {
+                name.remove_other_forms(key, hold.kind, &self.inboxes);
                 // The first two learn when the lock becomes free: the first may have stopped.
-                queue.iter().take(2).for_each(|(_, client)| self.inboxes.tell(client, key));
+                let waiting = name.queue.iter().filter(|(kind, _)| kind.is_lock()).take(2);
+                waiting.for_each(|(_, client)| self.inboxes.tell(client, key));
             }
         }
         HoldReply::Done
@@ -215,20 +216,18 @@ impl Locks {
             .and_then(|name| name.holds.iter_mut().find(|held| held.is(&writer) || held.is(hold)));
         let Some(held) = held else { return HoldReply::Gone };
         (held.id.kind, held.ends) = (HoldKind::Read, Moment::now().after(lease));
-        self.serve(key, 0);
+        self.serve(key, hold.kind, 0);
         HoldReply::Done
     }
 
     fn unregister(&mut self, key: &str, hold: &HoldId) -> HoldReply {
         let Some(name) = self.name(key) else { return HoldReply::Gone };
-        let (held, waiting) = (name.holds.len(), name.queue.len());
-        name.holds.retain(|held| !(held.is_offer() && held.id.client == hold.client));
-        name.queue.retain(|(_, client)| *client != hold.client);
-        if (name.holds.len(), name.queue.len()) == (held, waiting) {
-            return HoldReply::Gone;
-        }
+        let held = name.holds.len();
+        let Some(left) = name.unregister(&hold.client) else { return HoldReply::Gone };
         // How many permits there are is not known here: as many as with the offer are right.
-        self.serve(key, held.max(1));
+        if name.check_type(left).is_ok() {
+            self.serve(key, left, held.max(1));
+        }
         HoldReply::Done
     }
 
@@ -254,14 +253,14 @@ impl Locks {
             return HoldReply::Gone;
         }
         // Waiting clients may assume more permits: as many as with this one are right.
-        self.serve(key, held.max(kind.permits() as usize));
+        self.serve(key, kind, held.max(kind.permits() as usize));
         HoldReply::Done
     }
 
     /// Lets the waiting clients have their turn at what is free.
-    fn serve(&mut self, key: &str, permits: usize) {
+    fn serve(&mut self, key: &str, served: HoldKind, permits: usize) {
         if let Some(name) = self.by_key.get_mut(key) {
-            name.serve(key, None, permits, &self.inboxes);
+            name.serve(key, None, served, permits, &self.inboxes);
         }
     }
 

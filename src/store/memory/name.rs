@@ -109,6 +109,21 @@ impl Name {
         self.place(hold).map(|place| self.queue.remove(place));
     }
 
+    /// Removes the places of a client in the queue, and what was offered to it: as one that waits
+    /// for a lock, or for other kinds if it does not. Returns what it has waited for.
+    pub(super) fn unregister(&mut self, client: &Arc<str>) -> Option<HoldKind> {
+        let offers = self.holds.iter().filter(|held| held.is_offer());
+        let offers = offers.map(|held| (held.id.kind, &held.id.client));
+        let places = self.queue.iter().map(|(kind, client)| (*kind, client)).chain(offers);
+        let kinds = places.filter(|(_, of)| *of == client).map(|(kind, _)| kind);
+        let left = kinds.max_by_key(|kind| (kind.is_lock(), kind.permits()))?;
+        let leaves =
+            |kind: HoldKind, of: &Arc<str>| of == client && kind.is_lock() == left.is_lock();
+        self.holds.retain(|held| !(held.is_offer() && leaves(held.id.kind, &held.id.client)));
+        self.queue.retain(|(kind, of)| !leaves(*kind, of));
+        Some(left)
+    }
+
     /// Returns `true` if it is the turn of a hold, by an offer to its client or because it is free
     /// and no waiting client goes before. What the client was offered is taken then. Else the
     /// client joins the queue, if it waits.
@@ -136,7 +151,7 @@ impl Name {
             self.remove_offer_to(hold);
         }
         if !is_offered && is_waited_for {
-            self.serve(key, waits.then_some(hold), permits, inboxes);
+            self.serve(key, waits.then_some(hold), hold.kind, permits, inboxes);
             is_offered = waits && self.has_offer_to(hold);
         }
         let is_free =
@@ -159,20 +174,27 @@ impl Name {
     /// Offers what is free to the clients at the head of the queue, and tells them. A client that
     /// is offered something leaves the queue. The next one is told too, because a client that has
     /// stopped does not take its offer: the next one asks until when that lasts. `me`, a client
-    /// that asks, is not told of what it asks for.
+    /// that asks, is not told of what it asks for. A client that waits for another form than that
+    /// of `served` leaves the queue, is told, and is offered nothing.
     pub(super) fn serve(
         &mut self,
         key: &str,
         me: Option<&HoldId>,
+        served: HoldKind,
         permits: usize,
         inboxes: &Inboxes,
     ) {
+        if served.is_lock() && !self.holds.is_empty() {
+            return;
+        }
         let asks = |kind: HoldKind, client: &Arc<str>| {
             me.is_some_and(|me| me.client == *client && me.kind.waits_with(kind))
         };
-        self.queue.retain(|(_, client)| inboxes.exists(client));
+        self.remove_other_forms(key, served, inboxes);
         let mut has_told = false;
-        while self.queue.first().is_some_and(|(kind, _)| self.admits(*kind, permits)) {
+        let is_next =
+            |name: &Self, kind: HoldKind| kind.has_form_of(served) && name.admits(kind, permits);
+        while self.queue.first().is_some_and(|(kind, _)| is_next(self, *kind)) {
             let (kind, client) = self.queue.remove(0);
             if !asks(kind, &client) {
                 has_told = true;
@@ -181,13 +203,24 @@ impl Name {
             let id = HoldId { kind, name: key.into(), client, nonce: OFFERED };
             let ends = Moment::now().after(OFFER);
             self.holds.push(LiveHold { id, fence: 0, depth: 0, watched: false, ends });
+            if !served.is_lock() {
+                self.remove_other_forms(key, served, inboxes);
+            }
         }
-        if let Some((kind, next)) = self.queue.first()
+        if let Some((kind, next)) = self.queue.iter().find(|(kind, _)| kind.has_form_of(served))
             && has_told
             && !asks(*kind, next)
         {
             inboxes.tell(next, key);
         }
+    }
+
+    /// Removes the clients at the head of the queue that wait for another form, from before the
+    /// name was used for this one, and tells them. Removes those that are gone from all of it.
+    pub(super) fn remove_other_forms(&mut self, key: &str, served: HoldKind, inboxes: &Inboxes) {
+        self.queue.retain(|(_, client)| inboxes.exists(client));
+        let others = self.queue.iter().take_while(|(kind, _)| !kind.has_form_of(served)).count();
+        self.queue.drain(..others).for_each(|(_, client)| inboxes.tell(&client, key));
     }
 
     /// Tells the client that holds the lock that another one asks for it, if that client may keep

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestError, TestRunner};
 
-use self::steps::{HOUR, NUMBER, Scene, Step, Who, name, steps};
+use self::steps::{CLIENTS, HOUR, NUMBER, Scene, Step, Who, name, steps};
 use self::time::{AtServer, InMemory, Time, subscribe};
 use super::process::Server;
 use super::*;
@@ -76,8 +76,11 @@ impl<'a> Subject<'a> {
     }
 
     fn execute(&mut self, step: &Step) -> Reply {
+        // A client that leaves may leave the turn to one that waits for a lock.
+        let leaves = matches!(step, Step::Change { changes, .. }
+            if changes.iter().any(|(_, change)| *change == Change::Unregister));
         let holds = step.holds().into_iter();
-        for hold in holds.filter(|hold| hold.kind() == HoldKind::Lock) {
+        for hold in holds.filter(|hold| leaves || hold.kind() == HoldKind::Lock) {
             if self.over.remove(&hold.name) {
                 self.time.pass(&name(self.case, hold.name));
             }
@@ -208,7 +211,10 @@ impl<'a> Subject<'a> {
                     format!("{:?}", (kind, shown(holder)))
                 });
                 let holds: BTreeSet<_> = holds.collect();
-                (holds, report.waiting, is_last(report.fence))
+                // A server may say what they wait for.
+                let client = |text: String| CLIENTS.into_iter().find(|label| text.contains(label));
+                let waiting: Vec<_> = report.waiting.into_iter().map(client).collect();
+                (holds, waiting, is_last(report.fence))
             });
             let report = report.map_err(|failure| failure.kind);
             writeln!(state, "name {index}: {holder:?}, {report:?}").expect("a string takes it");
@@ -311,6 +317,8 @@ stores!(
     a_repeat_leaves_the_queue_of_a_lock_if_its_client_may_be_there,
     the_first_two_are_told_of_a_lock_that_stays_taken_for_a_while,
     a_thread_is_told_of_an_offer_that_another_thread_of_its_client_brings_about,
+    a_client_is_told_when_a_name_that_it_waits_for_is_of_another_kind,
+    a_kind_that_the_name_is_not_is_refused_and_disturbs_no_queue,
 );
 
 fn of(kind: HoldKind, nonce: u64) -> HoldId {
@@ -398,4 +406,43 @@ fn a_thread_is_told_of_an_offer_that_another_thread_of_its_client_brings_about(s
             .expect("a reply");
         wakeups.next(Instant::now()).is_some()
     });
+}
+
+fn a_client_is_told_when_a_name_that_it_waits_for_is_of_another_kind(store: &dyn Store) {
+    let mut wakeups = store.wakeups(&of(HoldKind::Lock, 1).client, None);
+    assert_eq!(wakeups.next(soon()).expect("in time").ok(), Some(Wake::Ready));
+    let kinds = [HoldKind::Lock, HoldKind::Read, HoldKind::Write, HoldKind::Permit { of: 1 }];
+    let pairs = kinds.map(|before| kinds.map(|after| (before, after)));
+    for (before, after) in pairs.into_iter().flatten().filter(|(a, b)| !a.has_form_of(*b)) {
+        // The holder is gone when its lease is over, and no waiting client is told.
+        let ben = |kind, nonce| HoldId { client: steps::client("ben"), ..of(kind, nonce) };
+        let first = if before == HoldKind::Read { HoldKind::Write } else { before };
+        let (holds, lease) = ([ben(first, 1)], Duration::from_millis(50));
+        let (registration, deadline) = (Registration::None, soon());
+        let reply = store.acquire(Acquire { holds: &holds, lease, registration, deadline });
+        assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
+        assert!(is_held(&acquire(store, &of(before, 2), Registration::IfHeld)), "{before:?}");
+        thread::sleep(2 * lease);
+        must_acquire(store, &ben(after, 3));
+        assert_eq!(release(store, &ben(after, 3)).ok(), Some(HoldReply::Done));
+        let told = wakeups.next(soon());
+        assert!(matches!(told, Some(Ok(Wake::Lock(_)))), "{before:?}, {after:?}: {told:?}");
+        let waiting = store.report("lock", Look::All, soon()).expect("a reply").waiting;
+        assert!(waiting.is_empty(), "{before:?}, {after:?}");
+    }
+}
+
+fn a_kind_that_the_name_is_not_is_refused_and_disturbs_no_queue(store: &dyn Store) {
+    let [anna, ben, cleo] = ["anna", "ben", "cleo"].map(steps::client);
+    let _wakeups = store.wakeups(&anna, None);
+    let permit = HoldKind::Permit { of: 1 };
+    must_acquire(store, &HoldId { client: ben, ..of(permit, 1) });
+    assert!(is_held(&acquire(store, &of(permit, 2), Registration::IfHeld)));
+    for kind in [HoldKind::Lock, HoldKind::Read, HoldKind::Write] {
+        let hold = HoldId { client: cleo.clone(), ..of(kind, 3) };
+        let refused = acquire(store, &hold, Registration::IfHeld).map_err(|failure| failure.kind);
+        assert_eq!(refused.err(), Some(FailureKind::WrongType), "{kind:?}");
+        let waiting = store.report("lock", Look::All, soon()).expect("a reply").waiting;
+        assert_eq!(waiting, [&*anna], "{kind:?}");
+    }
 }

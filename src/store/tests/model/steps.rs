@@ -121,14 +121,14 @@ impl Step {
 /// What cases are made of.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Scene {
-    /// No client waits. A name may change its kind.
+    /// No client waits.
     Alone,
-    /// Clients wait, are offered what they wait for, and leave. A name keeps its kind.
+    /// Clients wait, are offered what they wait for, and leave.
     Waiting,
 }
 
 /// Mostly of the kind for which the name is used.
-fn who(scene: Scene) -> impl Strategy<Value = Who> {
+fn who() -> impl Strategy<Value = Who> {
     let usual = (0..NAMES, any::<bool>()).prop_map(|(name, writes)| {
         let kind = match name {
             0 | 1 => 0,
@@ -138,7 +138,7 @@ fn who(scene: Scene) -> impl Strategy<Value = Who> {
         (name, kind)
     });
     let any_kind = (0..NAMES, 0..KINDS.len());
-    let kind = prop_oneof![15 => usual, u32::from(scene == Scene::Alone) => any_kind];
+    let kind = prop_oneof![9 => usual, 1 => any_kind];
     (kind, 0..CLIENTS.len(), 0..2_u64).prop_map(move |((name, kind), client, number)| {
         // Callers need not agree on the number.
         let more = u32::from(kind == 3 && client == 2);
@@ -147,11 +147,8 @@ fn who(scene: Scene) -> impl Strategy<Value = Who> {
 }
 
 /// A lock of each of the names in some order.
-fn set(scene: Scene) -> impl Strategy<Value = Vec<Who>> {
-    let mut orders = vec![vec![0, 1], vec![1, 0]];
-    if scene == Scene::Alone {
-        orders.push(vec![0, 1, 2]);
-    }
+fn set() -> impl Strategy<Value = Vec<Who>> {
+    let orders = vec![vec![0, 1], vec![1, 0], vec![0, 1, 2]];
     (select(orders), 0..CLIENTS.len(), 0..2_u64).prop_map(|(names, client, number)| {
         names.into_iter().map(|name| Who { name, kind: 0, client, number, more: 0 }).collect()
     })
@@ -208,8 +205,8 @@ fn registration(scene: Scene) -> impl Strategy<Value = Registration> {
 }
 
 fn step(scene: Scene) -> impl Strategy<Value = Step> {
-    let change = who(scene).prop_flat_map(move |hold| change_of(hold, scene));
-    let one_or_more = prop_oneof![2 => who(scene).prop_map(|hold| vec![hold]), 1 => sharers()];
+    let change = who().prop_flat_map(move |hold| change_of(hold, scene));
+    let one_or_more = prop_oneof![2 => who().prop_map(|hold| vec![hold]), 1 => sharers()];
     prop_oneof![
         8 => (one_or_more, 1..4_u32, registration(scene))
             .prop_map(|(holds, hours, registration)| {
@@ -218,16 +215,16 @@ fn step(scene: Scene) -> impl Strategy<Value = Step> {
                 let registration = if none { Registration::None } else { registration };
                 Step::Acquire { holds, hours, registration }
             }),
-        2 => (set(scene), 1..4_u32).prop_map(|(holds, hours)| {
+        2 => (set(), 1..4_u32).prop_map(|(holds, hours)| {
             Step::Acquire { holds, hours, registration: Registration::None }
         }),
         6 => (vec(change, 1..4), any::<bool>())
             .prop_map(|(changes, by_jobs)| Step::Change { changes, by_jobs }),
-        1 => who(scene).prop_map(|hold| Step::ForceRelease { hold }),
+        1 => who().prop_map(|hold| Step::ForceRelease { hold }),
         1 => (0..NAMES).prop_map(|name| Step::Count { name }),
         2 * u32::from(scene == Scene::Waiting) => (0..NAMES)
             .prop_map(|name| Step::EndOffers { name }),
-        3 => who(scene).prop_map(|hold| Step::Expire { hold }),
+        3 => who().prop_map(|hold| Step::Expire { hold }),
     ]
 }
 
