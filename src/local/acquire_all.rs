@@ -149,10 +149,9 @@ impl SetCall<'_> {
     /// another owner holds, or sets what is unanswered for.
     fn attempt(&mut self) -> Result<Option<usize>, Failure> {
         let (shared, first) = (self.shared, self.unanswered.take());
-        let is_first =
-            |index: &usize| first.as_ref().is_some_and(|group| group.indexes.contains(index));
-        let is_missing = |index: &usize| self.holds[*index].is_none() && !is_first(index);
-        let missing: Vec<usize> = (0..self.names.len()).filter(is_missing).collect();
+        let mut is_missing: Vec<_> = self.holds.iter().map(Option::is_none).collect();
+        first.iter().flat_map(|group| &group.indexes).for_each(|index| is_missing[*index] = false);
+        let missing: Vec<_> = (0..self.names.len()).filter(|index| is_missing[*index]).collect();
         let names: Vec<_> = missing.iter().map(|index| self.names[*index].clone()).collect();
         let end_kept = |name: &Arc<str>| shared.wait_queues.end_kept(name, |_| true);
         shared.post_releases(&names.iter().filter_map(end_kept).collect::<Vec<_>>());

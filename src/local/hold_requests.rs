@@ -89,7 +89,7 @@ pub(super) fn ask(
     mut open: Cow<'_, [Arc<Hold>]>,
     retry: &mut RetryPolicy,
     change: impl Fn(&Hold) -> Change,
-    mut send: impl FnMut(&[HoldRequest<'_>], OnHoldReply<'_>),
+    mut send: impl FnMut(&[Arc<Hold>], &[HoldRequest<'_>], OnHoldReply<'_>),
     mut done: impl FnMut(&Arc<Hold>, Result<(), HoldFailure>),
 ) {
     loop {
@@ -100,7 +100,7 @@ pub(super) fn ask(
         });
         let requests = requests.collect::<Vec<_>>();
         let mut failed = Vec::new();
-        send(&requests, &mut |place, reply| {
+        send(&open, &requests, &mut |place, reply| {
             let (hold, change) = (&open[place], requests[place].change);
             match conclude(shared, hold, change, sent, reply) {
                 Err(HoldFailure::Failed(failure)) => failed.push((hold.clone(), failure)),
@@ -122,8 +122,8 @@ pub(super) fn ask(
 }
 
 /// Returns what makes requests about holds, and waits for the replies.
-fn ask_store(shared: &Shared) -> impl FnMut(&[HoldRequest<'_>], OnHoldReply<'_>) {
-    |requests, on_reply| shared.store.ask(requests, on_reply)
+fn ask_store(shared: &Shared) -> impl FnMut(&[Arc<Hold>], &[HoldRequest<'_>], OnHoldReply<'_>) {
+    |_, requests, on_reply| shared.store.ask(requests, on_reply)
 }
 
 /// Applies a reply to the hold that it is about.

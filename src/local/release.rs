@@ -52,23 +52,25 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
         add_outcome(&mut result, "release", hold, unless_ended(outcome));
     };
     let (mut released, mut awaited) = (Cow::Borrowed(holds), Vec::new());
-    for hold in holds {
+    for (place, hold) in holds.iter().enumerate() {
         let ending = end_locally(shared, hold, hands_off);
+        match (ending, &mut released) {
+            (Ending::Released { .. }, Cow::Owned(released)) => released.push(hold.clone()),
+            (Ending::Released { .. }, Cow::Borrowed(_)) | (_, Cow::Owned(_)) => {}
+            (_, Cow::Borrowed(_)) => released = Cow::Owned(holds[..place].to_vec()),
+        }
         match ending {
             Ending::HandedOff | Ending::Kept => {}
             Ending::Lost => finish(hold, Err(HoldFailure::of(&hold.lease))),
             Ending::Released { is_awaited } => awaited.extend(is_awaited.then_some(hold)),
         }
-        if !matches!(ending, Ending::Released { .. }) {
-            released.to_mut().retain(|other| !Arc::ptr_eq(other, hold));
-        }
     }
     let mut retry = retry(shared, first, Wait::No);
-    let send = |requests: &[HoldRequest<'_>], on_reply: OnHoldReply<'_>| {
+    let send = |open: &[Arc<Hold>], requests: &[HoldRequest<'_>], on_reply: OnHoldReply<'_>| {
         if awaited.is_empty() {
             shared.store.ask(requests, on_reply);
         } else {
-            release_before_next(shared, requests, holds, mem::take(&mut awaited), on_reply);
+            release_before_next(shared, open, requests, mem::take(&mut awaited), on_reply);
         }
     };
     ask(shared, released, &mut retry, Hold::begin_release, send, |hold, outcome| {
@@ -95,18 +97,18 @@ fn end_level(shared: &Shared, hold: &Arc<Hold>) -> Result<()> {
 /// for the replies. What a reply says is reported where it is read: before the next hold is.
 fn release_before_next(
     shared: &Shared,
-    requests: &[HoldRequest<'_>],
     holds: &[Arc<Hold>],
+    requests: &[HoldRequest<'_>],
     awaited: Vec<&Arc<Hold>>,
     on_reply: OnHoldReply<'_>,
 ) {
     let (sender, replies) = unbounded();
     let mut posts = Vec::with_capacity(requests.len());
-    for (place, request) in requests.iter().enumerate() {
-        let released = holds.iter().find(|hold| hold.id == *request.hold).cloned();
-        let (reporter, sender) = (shared.reporter.clone(), sender.clone());
+    for (place, (released, request)) in holds.iter().zip(requests).enumerate() {
+        let (reporter, released, sender) =
+            (shared.reporter.clone(), released.clone(), sender.clone());
         let pass_on = move |reply| {
-            if let (Ok(reply), Some(released)) = (&reply, released) {
+            if let Ok(reply) = &reply {
                 reporter.report_reply(&released, Ok(*reply));
             }
             // The thread that unlocks waits for it.

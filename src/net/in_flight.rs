@@ -97,10 +97,11 @@ impl InFlight {
         self.since().max(self.last_reply.filter(|_| !self.queue.is_empty()))
     }
 
-    /// The slot for the reply with this number among those that threads wait for, or did.
-    pub(super) fn waiting(&self, number: usize) -> Option<Arc<ReplySlot>> {
+    /// The slot of the next reply for which a thread still waits.
+    pub(super) fn waiting(&self) -> Option<Arc<ReplySlot>> {
         let unconfirmed = self.unconfirmed.iter().map(|(exchange, _)| exchange);
-        unconfirmed.chain(&self.queue).filter_map(Exchange::slot).nth(number).cloned()
+        let mut slots = unconfirmed.chain(&self.queue).filter_map(Exchange::slot);
+        slots.find(|slot| slot.is_awaited()).cloned()
     }
 
     /// Returns `true` if the server owes a reply that a thread waits for, or did.

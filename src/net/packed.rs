@@ -217,6 +217,12 @@ impl ReplySlot {
         lent
     }
 
+    /// Returns `true` if the thread still waits for a reply.
+    pub(super) fn is_awaited(&self) -> bool {
+        let state = self.state.lock();
+        state.waits && state.missing > 0
+    }
+
     /// Lends the thread that waits a connection. Returns it if no thread waits.
     pub(super) fn lend(
         &self,
@@ -271,12 +277,11 @@ impl ReplySlot {
 /// Makes the first thread that waits for a reply the reader. Returns the connection if none waits,
 /// without requests in flight that a thread has given up.
 pub(super) fn lend_to_next(mut used: PooledConnection) -> Option<PooledConnection> {
-    let mut next = 0;
-    while let Some(slot) = used.connection.in_flight.waiting(next) {
+    while let Some(slot) = used.connection.in_flight.waiting() {
+        // It may have given up in the meantime.
         used = slot.lend(used, Vec::new())?;
-        next += 1;
     }
-    if next > 0 && used.connection.in_flight.is_awaited() {
+    if used.connection.in_flight.is_awaited() {
         // Nothing is known about a server that has kept threads waiting until they gave up.
         used.connection.collect();
         if used.connection.in_flight.is_awaited() {
