@@ -113,12 +113,6 @@ impl Failure {
         matches!(self.kind, Disconnected | Timeout | Unclear)
     }
 
-    /// The same failure, in the login. That of a service which does not know what a login is stays
-    /// what it is.
-    pub(crate) fn in_login(self) -> Self {
-        if self.phase == Phase::Greeting { self } else { self.at(Phase::Login) }
-    }
-
     /// The failure of a request that can have no effect, so that its outcome is known: an error in
     /// reply, whatever it says, is a refusal.
     pub(crate) fn of_question(self) -> Self {

@@ -82,9 +82,7 @@ impl Connection {
     pub(crate) fn is_open(&self) -> bool {
         let Some(socket) = &self.socket else { return false };
         let has_expired = socket.validity.is_some_and(|validity| Instant::now() >= validity.end);
-        let has_moved = self.factory.route.is_some() && self.factory.moves() != socket.moves;
-        let generation = self.factory.generation.load(Ordering::Relaxed);
-        if has_expired || has_moved || socket.generation != generation {
+        if has_expired || socket.epoch != self.factory.epoch() {
             return false;
         }
         let suspicions = self.factory.suspicions.load(Ordering::Relaxed);

@@ -63,39 +63,36 @@ impl Demand {
     /// Returns whether the write counts, according to the reply of `server` to the request to wait;
     /// `None` for a reply of another shape.
     pub(crate) fn check(&self, reply: Reply, server: &Arc<str>) -> Option<Result<(), Failure>> {
-        Some(match reply {
-            Ok(reply) => match self.acked(&reply)? {
-                acked if acked == self.required() => Ok(()),
-                acked => {
-                    let error = io::Error::other("too few acknowledged the write in time");
-                    Err(Failure::io(self.shortfall(acked), server, error))
+        let required = self.required();
+        let (acked, failure) = match reply {
+            Ok(reply) => {
+                let acked = self.acked(&reply)?;
+                if acked == required {
+                    return Some(Ok(()));
                 }
-            },
-            Err(failure) if failure.is_ambiguous() => Err(failure),
+                let error = io::Error::other("too few acknowledged the write in time");
+                (acked, Failure::io(FailureKind::Transient, server, error))
+            }
+            Err(failure) if failure.is_ambiguous() => return Some(Err(failure)),
             // The server understood the request when the client was opened, so it has changed
             // since.
-            Err(failure) => Err(Failure { kind: self.shortfall(0), ..failure }),
-        })
+            Err(failure) => (0, failure),
+        };
+        Some(Err(Failure { kind: FailureKind::NotReplicated { acked, required }, ..failure }))
     }
 
     /// How many of the required disks and replicas have acknowledged the write; `None` for a reply
     /// of another shape.
     fn acked(&self, reply: &Value) -> Option<u32> {
-        match (reply, self.local) {
-            (Value::Int(replicas), None) => count(*replicas, self.replicas),
-            (Value::Array(parts), Some(local)) => match parts[..] {
-                [Value::Int(disk), Value::Int(replicas)] => {
-                    Some(count(disk, local)? + count(replicas, self.replicas)?)
-                }
-                _ => None,
+        let (disks, replicas) = match (reply, self.local) {
+            (Value::Int(replicas), None) => (0, *replicas),
+            (Value::Array(parts), Some(_)) => match parts[..] {
+                [Value::Int(disks), Value::Int(replicas)] => (disks, replicas),
+                _ => return None,
             },
-            _ => None,
-        }
-    }
-
-    /// The kind of failure if only `acked` have acknowledged the write.
-    fn shortfall(&self, acked: u32) -> FailureKind {
-        FailureKind::NotReplicated { acked, required: self.required() }
+            _ => return None,
+        };
+        Some(count(disks, self.local.unwrap_or(0))? + count(replicas, self.replicas)?)
     }
 
     fn required(&self) -> u32 {

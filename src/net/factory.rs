@@ -40,7 +40,7 @@ pub(crate) struct ConnectionFactory {
     pub(crate) spin: Spin,
     resolver: Resolver,
     /// Raised to make every open connection stale.
-    pub(super) generation: AtomicU64,
+    generation: AtomicU64,
     /// Raised when a connection has broken: the others may have ended too, and are looked at before
     /// their next use.
     pub(super) suspicions: AtomicU64,
@@ -55,10 +55,8 @@ pub(crate) struct ConnectionFactory {
 /// An open socket, and what is known about it.
 pub(super) struct OpenSocket {
     pub(super) stream: RespStream,
-    /// The factory's generation when it was opened.
-    pub(super) generation: u64,
-    /// How often the route had come to lead elsewhere.
-    pub(super) moves: u64,
+    /// That of the factory when it was opened.
+    pub(super) epoch: (u64, u64),
     /// For how long what the client logs in with is valid, if that is limited.
     pub(super) validity: Option<Validity>,
     /// The factory's suspicions when it was last known not to have ended.
@@ -159,6 +157,12 @@ impl ConnectionFactory {
         self.route.as_ref().map_or(0, Route::moves)
     }
 
+    /// Connections from another epoch are stale. It ends when they are invalidated, and when the
+    /// route has come to lead elsewhere.
+    pub(super) fn epoch(&self) -> (u64, u64) {
+        (self.generation.load(Ordering::Relaxed), self.moves())
+    }
+
     /// Makes every open connection stale.
     pub(crate) fn invalidate_connections(&self) {
         self.generation.fetch_add(1, Ordering::Relaxed);
@@ -199,7 +203,7 @@ impl ConnectionFactory {
         &self,
         deadline: Instant,
     ) -> Result<(OpenSocket, Vec<(Step, Request)>), Failure> {
-        let (generation, moves) = (self.generation.load(Ordering::Relaxed), self.moves());
+        let epoch = self.epoch();
         let checked = AtomicU64::new(self.suspicions.load(Ordering::Relaxed));
         let connected = match &self.route {
             None => self.endpoint.connect(&self.resolver, deadline),
@@ -229,18 +233,21 @@ impl ConnectionFactory {
             greeting.push((Step::Role, Request::command(&redis::cmd("ROLE"))));
         }
         let validity = end.map(Validity::until);
-        Ok((OpenSocket { stream, generation, moves, validity, checked, greeted: false }, greeting))
+        Ok((OpenSocket { stream, epoch, validity, checked, greeted: false }, greeting))
     }
 
     /// Checks the reply to a request that a connection has begun with.
     pub(super) fn check(&self, step: Step, reply: Reply) -> Result<(), Failure> {
         let is_refused = |failure: &Failure| failure.source.downcast_ref::<ErrorReply>().is_some();
         match (step, reply) {
-            (Step::Login, reply) => reply.map(drop).map_err(Failure::in_login),
             // The name is for operators. Not every user may set one, and not every proxy knows the
             // command.
-            (Step::Name, Err(failure)) if !is_refused(&failure) => Err(failure.in_login()),
-            (Step::Name, _) => Ok(()),
+            (Step::Name, Err(failure)) if is_refused(&failure) => Ok(()),
+            // A service that does not know what a login is stays what it is.
+            (Step::Login | Step::Name, Err(failure)) if failure.phase != Phase::Greeting => {
+                Err(failure.at(Phase::Login))
+            }
+            (Step::Login | Step::Name, reply) => reply.map(drop),
             (Step::Role, Ok(reply)) if !is_master(&reply) => {
                 let error = io::Error::other("the server is not a master, or not yet");
                 Err(Failure::io(FailureKind::Transient, &self.label(), error))

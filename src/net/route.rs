@@ -46,17 +46,11 @@ impl fmt::Display for Address {
     }
 }
 
-/// Where a master is, according to sentinels.
-pub(super) struct SentinelAnswer {
-    pub(super) address: Address,
-    /// When the sentinel was asked. It may have answered at once, and the answer may have been read
-    /// much later.
-    pub(super) asked: Moment,
-}
-
-/// Asks the sentinels until the deadline, given the address that has led to no master.
+/// Asks the sentinels until the deadline, given the address that has led to no master. Returns
+/// where it is, and when the sentinel was asked that has said so: it may have answered at once, and
+/// the answer may have been read much later.
 pub(super) type AskSentinels =
-    dyn FnMut(Option<&Address>, Instant) -> Result<SentinelAnswer, Failure> + Send;
+    dyn FnMut(Option<&Address>, Instant) -> Result<(Address, Moment), Failure> + Send;
 
 /// Leads to a master. Only [`refresh`](Route::refresh) does I/O.
 pub(crate) struct Route {
@@ -78,12 +72,6 @@ struct Known {
     /// Why the address must not be used any more.
     failure: Option<Failure>,
     label: Arc<str>,
-}
-
-impl fmt::Debug for Route {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Route").field(&self.master).finish()
-    }
 }
 
 impl Route {
@@ -139,15 +127,15 @@ impl Route {
         let rejected = known.filter(|_| self.rejected.swap(false, Ordering::SeqCst));
         let begun = Moment::now();
         let (answer, as_of) = match ask(rejected.as_ref(), deadline) {
-            Ok(SentinelAnswer { address, asked }) => (Ok(address), asked),
+            Ok((address, asked)) => (Ok(address), asked),
             Err(failure) => (Err(failure), begun),
         };
         let valid_until = as_of.after(self.record(answer, outdated)).0;
         // A suspicion that has come up meanwhile stands: the answer may be older.
-        let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
-        let exchanged =
-            self.valid_until.compare_exchange(REFRESHING, valid_until, success, failure);
-        exchanged.unwrap_or_default();
+        let unless_suspected = |now| (now == REFRESHING).then_some(valid_until);
+        let set =
+            self.valid_until.fetch_update(Ordering::SeqCst, Ordering::SeqCst, unless_suspected);
+        set.unwrap_or_default();
     }
 
     /// Keeps an answer, and logs what is new. Returns how long the sentinels are not to be asked

@@ -20,7 +20,7 @@ use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
 use crate::net::factory::ConnectionFactory;
 use crate::net::packed::Request;
-use crate::net::route::{Address, Route, SentinelAnswer, sentinels_label, unanswered};
+use crate::net::route::{Address, Route, sentinels_label, unanswered};
 use crate::net::wait::Spin;
 
 /// After this many rejections in a row, an address that most sentinels name is given up for one
@@ -90,7 +90,7 @@ impl Sentinels {
         &mut self,
         rejected: Option<&Address>,
         deadline: Instant,
-    ) -> Result<SentinelAnswer, Failure> {
+    ) -> Result<(Address, Moment), Failure> {
         self.rejections = rejected.map_or(0, |_| self.rejections.saturating_add(1));
         let (mut answers, mut failure) = (Vec::new(), None::<Failure>);
         for place in 0..self.connections.len() {
@@ -98,7 +98,7 @@ impl Sentinels {
             let left = u32::try_from(self.connections.len() - place).unwrap_or(u32::MAX);
             let share = deadline.saturating_duration_since(now) / left;
             match self.ask_one(place, now + share) {
-                Ok(address) => answers.push((SentinelAnswer { address, asked }, place)),
+                Ok(address) => answers.push((address, (asked, place))),
                 // A rejection says more than the failure to reach another sentinel.
                 Err(next)
                     if failure.as_ref().is_none_or(|one| one.kind != FailureKind::Rejected) =>
@@ -114,9 +114,9 @@ impl Sentinels {
         let Some(best) = choose(&answers, rejected, self.rejections) else {
             return Err(unanswered(&self.master, failure));
         };
-        let (answer, place) = answers.swap_remove(best);
+        let (address, (asked, place)) = answers.swap_remove(best);
         self.connections.rotate_left(place);
-        Ok(answer)
+        Ok((address, asked))
     }
 
     fn ask_one(&mut self, place: usize, deadline: Instant) -> Result<Address, Failure> {
@@ -136,17 +136,17 @@ impl Sentinels {
 }
 
 /// Returns which answer counts.
-fn choose(
-    answers: &[(SentinelAnswer, usize)],
+fn choose<T>(
+    answers: &[(Address, T)],
     rejected: Option<&Address>,
     rejections: u32,
 ) -> Option<usize> {
     let rank = |address: &Address| {
         let is_other = rejected != Some(address);
-        let votes = answers.iter().filter(|(one, _)| one.address == *address).count();
+        let votes = answers.iter().filter(|(one, _)| one == address).count();
         (is_other && rejections >= REJECTIONS_MAX, votes, is_other)
     };
-    (0..answers.len()).max_by_key(|number| rank(&answers[*number].0.address))
+    (0..answers.len()).max_by_key(|number| rank(&answers[*number].0))
 }
 
 /// Reads a host and a port; `None` if the reply is something else.
@@ -220,16 +220,15 @@ mod tests {
         assert!((0..3).any(|_| is_current()));
     }
 
-    fn answer(port: u16) -> (SentinelAnswer, usize) {
-        let address = Address { host: "h".into(), port };
-        (SentinelAnswer { address, asked: Moment::now() }, 0)
+    fn answer(port: u16) -> (Address, ()) {
+        (Address { host: "h".into(), port }, ())
     }
 
     /// The port that counts after `rejected` was rejected this many times.
     fn chosen(ports: &[u16], rejected: u16, rejections: u32) -> Option<u16> {
         let answers: Vec<_> = ports.iter().map(|port| answer(*port)).collect();
-        let best = choose(&answers, Some(&answer(rejected).0.address), rejections)?;
-        Some(answers[best].0.address.port)
+        let best = choose(&answers, Some(&answer(rejected).0), rejections)?;
+        Some(answers[best].0.port)
     }
 
     #[test]

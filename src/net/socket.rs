@@ -185,14 +185,8 @@ impl Stream {
         if let Self::Fake(stream) = self {
             return stream.wait();
         }
-        loop {
-            let time = Timespec::try_from(remaining(deadline)?).ok();
-            match poll(&mut [PollFd::new(self, what)], time.as_ref()) {
-                Ok(0) | Err(Errno::INTR) => {}
-                Ok(_) => return Ok(()),
-                Err(error) => return Err(error.into()),
-            }
-        }
+        let ready = poll_ready(&mut [PollFd::new(self, what)], Some(deadline));
+        if ready.is_empty() { remaining(deadline).map(drop) } else { Ok(()) }
     }
 }
 
