@@ -36,7 +36,6 @@ impl Moment {
         Self(self.0.saturating_add(nanos(span)))
     }
 
-    /// Returns the moment `span` earlier.
     pub(crate) fn before(self, span: Duration) -> Self {
         Self(self.0.saturating_sub(nanos(span)).max(Self::FIRST.0))
     }
@@ -46,7 +45,6 @@ impl Moment {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
-    /// Returns the time that has passed since then.
     pub(crate) fn elapsed(self) -> Duration {
         Self::now().since(self)
     }

@@ -26,7 +26,6 @@ const WAITING_MAX: usize = 4096;
 /// How long the end of a client waits for a slow callback or logger.
 const FLUSH_TIME: Duration = Duration::from_secs(1);
 
-/// The pause before checking again whether everything was delivered.
 const FLUSH_PAUSE: Duration = Duration::from_millis(1);
 
 /// What a client reports to the program: events for the callback, and lines for the logger.
@@ -44,7 +43,6 @@ struct EventQueue {
 }
 
 impl Events {
-    /// Starts the thread if anything listens.
     pub(crate) fn start(listeners: Vec<Arc<dyn EventListener>>) -> io::Result<Self> {
         let queue = EventQueue { has_listener: !listeners.is_empty(), ..EventQueue::default() };
         if queue.has_listener {
@@ -158,9 +156,7 @@ impl EventQueue {
     }
 }
 
-/// What is to be delivered.
 enum Report {
-    /// The span of a lost hold, to be closed.
     EndOfSpan(OpenSpan),
     Event(Event),
     Line(Level, String),
@@ -196,7 +192,6 @@ impl fmt::Debug for dyn EventListener {
     }
 }
 
-/// The state of the thread.
 struct EventThread {
     listeners: Vec<Arc<dyn EventListener>>,
     /// How many reports were dropped since the last line about it.
@@ -204,7 +199,6 @@ struct EventThread {
 }
 
 impl EventThread {
-    /// Delivers everything until no more can come.
     fn deliver(&self, reports: &Receiver<Report>) {
         let pause = self.listeners.iter().find_map(|listener| listener.pause());
         let ticks = pause.map_or_else(never, tick);

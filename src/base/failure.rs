@@ -79,7 +79,6 @@ impl Failure {
         }
     }
 
-    /// The same failure, in another phase.
     pub(crate) fn at(self, phase: Phase) -> Self {
         Self { phase, ..self }
     }

@@ -16,7 +16,6 @@ use crate::base::event_thread::EventListener;
 use crate::event::Event;
 use crate::stats::Stats;
 
-/// How often counters and gauges are reported.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The most names whose contended calls are counted.
@@ -58,7 +57,6 @@ const GAUGES: [Series; 5] = [
     Series("connections", Some(("state", "idle")), |stats| stats.idle_connections),
 ];
 
-/// What one client reports.
 #[derive(Default)]
 pub(crate) struct Metrics {
     /// Set when the client has started.
@@ -81,7 +79,6 @@ impl fmt::Debug for Metrics {
 }
 
 impl Metrics {
-    /// Sets where the numbers come from.
     pub(crate) fn measure(&self, stats: impl Fn() -> Stats + Send + Sync + 'static) {
         self.stats.set(Box::new(stats)).unwrap_or_default();
     }

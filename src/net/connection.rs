@@ -63,7 +63,6 @@ impl Connection {
         }
     }
 
-    /// What is sent and received, if the socket is open.
     pub(crate) fn stream(&self) -> Option<&RespStream> {
         self.socket.as_ref().map(|socket| &socket.stream)
     }
@@ -208,7 +207,6 @@ impl Connection {
         written.map_err(|error| self.break_off(error.into()))
     }
 
-    /// Reads until a slot has its replies, or its deadline.
     pub(super) fn read_until(&mut self, slot: &ReplySlot) {
         let wait = WaitFor::SoonReply { deadline: slot.deadline };
         while self.receive(wait) && slot.state.lock().missing > 0 {}
@@ -278,17 +276,14 @@ impl Connection {
         if is_good { Ok(()) } else { Err(self.time_out()) }
     }
 
-    /// Gives up a connection whose reply does not fit the request.
     pub(crate) fn invalid_reply(&mut self) -> Failure {
         self.give_up(self.factory.invalid_reply())
     }
 
-    /// Gives up a connection over which no reply has come in time.
     pub(crate) fn time_out(&mut self) -> Failure {
         self.give_up(self.factory.no_reply())
     }
 
-    /// Gives up a connection whose socket is broken, with this error.
     pub(super) fn break_off(&mut self, error: RedisError) -> Failure {
         let greeted = self.socket.as_ref().is_some_and(|socket| socket.greeted);
         self.give_up(self.factory.failure_of_break(error, greeted))

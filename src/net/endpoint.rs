@@ -19,7 +19,6 @@ use crate::net::tls::Connector;
 #[cfg(feature = "tls")]
 use crate::net::trust::Trust;
 
-/// One server's address and the login there.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
     pub(super) address: ConnectionAddr,
@@ -112,13 +111,11 @@ impl Endpoint {
         Self { login, client_name: None, ..self.clone() }
     }
 
-    /// The same server without a user and a password.
     pub(crate) fn without_login(&self) -> Self {
         let login = RedisConnectionInfo::default().set_db(self.login.db());
         Self { login, ..self.clone() }
     }
 
-    /// The same server with another user and password.
     pub(crate) fn with_login(&self, Credentials { user, password, .. }: &Credentials) -> Self {
         let login = RedisConnectionInfo::default().set_db(self.login.db()).set_password(password);
         let login = if user.is_empty() { login } else { login.set_username(user) };
@@ -180,7 +177,6 @@ impl Endpoint {
         Ok(RespStream::new(stream, Layer::Plain))
     }
 
-    /// The requests that a new connection begins with.
     pub(super) fn greeting(&self) -> Vec<(Step, Request)> {
         let mut greeting = Vec::new();
         if let Some(password) = self.login.password() {
@@ -208,7 +204,6 @@ impl Endpoint {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
     Login,
-    /// It gives the connection the client's name.
     Name,
     /// It asks whether the server is a master.
     Role,

@@ -59,7 +59,6 @@ pub(super) struct OpenSocket {
     pub(super) epoch: (u64, u64),
     /// For how long what the client logs in with is valid, if that is limited.
     pub(super) validity: Option<Validity>,
-    /// The factory's suspicions when it was last known not to have ended.
     pub(super) checked: AtomicU64,
     /// Whether a reply has come, so that a Redis server is there.
     pub(super) greeted: bool,
@@ -74,7 +73,6 @@ pub(crate) struct Validity {
 }
 
 impl Validity {
-    /// Of a connection that is opened now.
     fn until(end: Instant) -> Self {
         let spare = end.saturating_duration_since(Instant::now()) / 5;
         Self { retire_at: end.checked_sub(spare).unwrap_or(end), end }
@@ -114,7 +112,6 @@ impl ConnectionFactory {
         self.route.as_ref().map_or_else(|| self.endpoint.label.clone(), Route::label)
     }
 
-    /// The failure of a request that was not answered in time.
     pub(crate) fn no_reply(&self) -> Failure {
         self.timeout(io::Error::new(io::ErrorKind::TimedOut, "no reply in time"))
     }
@@ -163,7 +160,6 @@ impl ConnectionFactory {
         (self.generation.load(Ordering::Relaxed), self.moves())
     }
 
-    /// Makes every open connection stale.
     pub(crate) fn invalidate_connections(&self) {
         self.generation.fetch_add(1, Ordering::Relaxed);
         self.suspect_move();
@@ -263,7 +259,6 @@ impl ConnectionFactory {
         }
     }
 
-    /// The failure that an error reply is.
     pub(super) fn failure_of_reply(&self, error: &ServerError) -> Failure {
         let failure = error_reply::failure(error, &self.label());
         if error_reply::suggests_demotion(&failure.code) {
@@ -295,7 +290,6 @@ impl ConnectionFactory {
     }
 }
 
-/// Returns `true` if this is how a master replies to ROLE.
 fn is_master(reply: &Value) -> bool {
     let Value::Array(parts) = reply else { return false };
     matches!(parts.first(), Some(Value::BulkString(role)) if role == b"master")

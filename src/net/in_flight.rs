@@ -53,7 +53,6 @@ pub(crate) enum SendWait {
     After,
 }
 
-/// What is in flight over one socket.
 #[derive(Default)]
 pub(crate) struct InFlight {
     /// In the order of the replies.
@@ -234,7 +233,6 @@ impl InFlight {
         deadlines.map(|exchange| exchange.deadline).reduce(min)
     }
 
-    /// Ends everything that is in flight with this failure.
     pub(super) fn fail(&mut self, failure: &Failure) {
         let Self { queue, unconfirmed, ready, .. } = mem::take(self);
         ready.into_iter().for_each(|(exchange, reply)| exchange.answer(reply));

@@ -67,7 +67,6 @@ impl Multiplexer {
         })
     }
 
-    /// Makes sure that the server answers.
     pub(crate) fn ping(&self, deadline: Instant) -> Result<(), Failure> {
         self.exchange(Request::command(&redis::cmd("PING")), None, deadline).map(drop)
     }

@@ -20,11 +20,9 @@ pub(crate) use self::{NoSocket as Alarm, NoSocket as Stream};
 #[derive(Clone, Debug)]
 pub(crate) struct NoSocket(Infallible);
 
-/// What a thread waits for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PollFlags;
 
-/// A socket that a thread waits for.
 #[derive(Debug)]
 pub(crate) struct PollFd<'a>(PhantomData<&'a NoSocket>);
 
@@ -37,7 +35,6 @@ impl PollFlags {
     }
 }
 
-/// Its methods.
 macro_rules! never {
     ($($name:ident($($argument:ty),*) -> $result:ty;)*) => {
         impl NoSocket {

@@ -39,7 +39,6 @@ impl Script {
     }
 }
 
-/// One argument of a script.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Arg<'a> {
     Bytes(&'a [u8]),
@@ -55,7 +54,6 @@ pub(crate) struct Request {
     /// is only about to get. The reply to that does not count: if it had no effect, the request is
     /// redirected.
     pub(super) asking: bool,
-    /// The script that is called by its hash.
     pub(super) script: Option<&'static Script>,
     /// Whether it may change something, as scripts do.
     has_effect: bool,
@@ -67,7 +65,6 @@ impl Request {
         Self { bytes, asking: false, script: None, has_effect: false }
     }
 
-    /// A call of a script by its hash.
     pub(crate) fn call(script: &'static Script, keys: &[&str], args: &[Arg<'_>]) -> Self {
         // Written here, because `Cmd` would take longer than everything else that a call does.
         let mut bytes = Vec::with_capacity(512);
@@ -114,7 +111,6 @@ impl Request {
     }
 }
 
-/// Appends an argument of a command.
 fn push_argument(out: &mut Vec<u8>, argument: &[u8]) {
     push_number(out, b'$', argument.len());
     out.extend_from_slice(argument);
@@ -131,11 +127,9 @@ fn push_number(out: &mut Vec<u8>, mark: u8, number: usize) {
 /// Called with the reply to a request by the thread that reads it. Must not take long.
 pub(crate) type OnReply = Box<dyn FnOnce(Reply) + Send>;
 
-/// Where a reply goes.
 pub(super) enum ReplyTo {
     /// To a callback: no thread waits for it.
     Callback(OnReply),
-    /// Nowhere any more.
     Nowhere,
     /// To a thread, which waits for several: the place of this one.
     Slot(Arc<ReplySlot>, usize),
@@ -164,9 +158,7 @@ pub(super) struct ReplySlot {
 pub(super) struct SlotState {
     /// In the order of the requests.
     replies: Vec<Option<Reply>>,
-    /// How many are still to come.
     pub(super) missing: usize,
-    /// Whether the thread still waits.
     pub(super) waits: bool,
     /// A connection for the thread: it sends these requests, and reads until it has its replies.
     lent: Option<(PooledConnection, Vec<Exchange>)>,

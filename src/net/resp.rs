@@ -28,7 +28,6 @@ const LONGEST: usize = 16 * 1024 * 1024;
 /// A part of a reply counts as at least this many bytes: a short one takes more in memory.
 const PART_MIN: usize = 16;
 
-/// How many arrays may be nested.
 const DEPTH_MAX: usize = 16;
 
 const NO_REPLY: &str = "what the server sent is not a reply of Redis's protocol";
@@ -47,7 +46,6 @@ pub(crate) struct RespStream {
     written: usize,
 }
 
-/// How bytes are encoded on the way.
 pub(crate) enum Layer {
     Plain,
     /// In a cell, because a look at what has come processes some of it.
@@ -174,7 +172,6 @@ pub(crate) struct ReplyBuffer {
     parsed: usize,
 }
 
-/// What a reply is made of.
 enum Part {
     /// The head of an array that is not empty.
     Array(usize),
@@ -260,7 +257,6 @@ impl ReplyBuffer {
         Ok(Some(part))
     }
 
-    /// Skips `length` bytes.
     fn drop_unread(&mut self, length: usize) {
         self.searched = 0;
         self.start += length;

@@ -17,7 +17,6 @@ use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
 use crate::base::printable;
 
-/// How long an answer is valid.
 pub(super) const VALID_FOR: Duration = Duration::from_millis(500);
 
 /// The pause after which the sentinels are asked again if none has answered but there is a
@@ -66,7 +65,6 @@ pub(crate) struct Route {
     events: Events,
 }
 
-/// What the sentinels have answered.
 struct Known {
     address: Option<Address>,
     /// Why the address must not be used any more.
@@ -107,7 +105,6 @@ impl Route {
         self.moves.load(Ordering::SeqCst)
     }
 
-    /// Returns `true` if the address was found out lately.
     pub(super) fn is_current(&self) -> bool {
         Moment::now().0 < self.valid_until.load(Ordering::SeqCst)
     }

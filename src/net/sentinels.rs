@@ -30,13 +30,11 @@ const REJECTIONS_MAX: u32 = 3;
 /// The port of a sentinel whose URL has none.
 const PORT: u16 = 26379;
 
-/// The sentinels of one master.
 struct Sentinels {
     master: Arc<str>,
     address_map: AddressMap,
     /// The one whose answer counted last comes first.
     connections: VecDeque<Connection>,
-    /// How often in a row an address was rejected.
     rejections: u32,
 }
 
@@ -135,7 +133,6 @@ impl Sentinels {
     }
 }
 
-/// Returns which answer counts.
 fn choose<T>(
     answers: &[(Address, T)],
     rejected: Option<&Address>,

@@ -91,7 +91,6 @@ impl Pools {
 }
 
 impl ServerFactory {
-    /// Starts the thread of the pools.
     pub(crate) fn new(config: &Config) -> Result<Self> {
         let thread = PoolThread::start().map_err(Error::no_thread)?;
         let (resolver, pools) = (Resolver::default(), Pools::default());
@@ -99,7 +98,6 @@ impl ServerFactory {
         Ok(Self { config: config.clone(), thread, resolver, credentials, pools })
     }
 
-    /// The pools of all servers that this makes.
     pub(crate) fn pools(&self) -> Pools {
         self.pools.clone()
     }

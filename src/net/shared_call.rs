@@ -86,7 +86,6 @@ where
         answer.ok_or_else(|| io::Error::other(format!("{} panicked", self.what)))
     }
 
-    /// Joins a call with this argument, or begins one.
     fn join(&self, argument: &K) -> io::Result<SharedCall<K, T>> {
         let mut calls = self.calls.lock();
         calls.retain(|call| call.answer.get().is_none_or(|(_, come)| come.elapsed() <= KEPT));
@@ -126,7 +125,6 @@ type Addresses = Result<Vec<SocketAddr>, Arc<io::Error>>;
 pub(crate) struct Resolver(Arc<SharedCalls<String, Addresses>>);
 
 impl Default for Resolver {
-    /// Asks the system.
     fn default() -> Self {
         // The port is each caller's own.
         Self::new(|host| Ok((host, 0).to_socket_addrs()?.collect()))

@@ -22,14 +22,12 @@ use crate::net::factory::ConnectionFactory;
 use crate::net::in_flight::Exchange;
 use crate::net::packed::ReplySlot;
 
-/// The most requests that are sent in one write.
 const BATCH_MAX: usize = 64;
 
 /// What is to come over a connection that no thread uses is read this much later, unless a thread
 /// has read it before.
 const SWEEP: Duration = Duration::from_millis(if cfg!(leasehold_shuttle) { 0 } else { 10 });
 
-/// The requests that wait for a connection, and the connections that no thread uses.
 pub(super) struct SharedQueue {
     pub(super) pool: Pool<ClosedConnections>,
     /// How many connections of the pool are in use. While they are fewer than it may have, a thread
@@ -53,7 +51,6 @@ pub(super) struct QueueState {
     pub(super) lingering: Vec<PooledConnection>,
     /// How many sweeps have connections from here that they have not given back.
     pub(super) sweeps: usize,
-    /// Whether another sweep is scheduled.
     scheduled: bool,
 }
 
@@ -77,7 +74,6 @@ impl Drop for PooledConnection {
     }
 }
 
-/// One of the users of a pool.
 struct PoolUser(Arc<AtomicU32>);
 
 impl Drop for PoolUser {

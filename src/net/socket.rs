@@ -45,7 +45,6 @@ const SOCKET: SocketFlags = SocketFlags::CLOEXEC;
 #[cfg(target_vendor = "apple")]
 const SOCKET: SocketFlags = SocketFlags::empty();
 
-/// A connected socket.
 #[derive(Debug)]
 pub(crate) enum Stream {
     Tcp(TcpStream),
@@ -179,7 +178,6 @@ impl Stream {
         PollFd::new(self, what)
     }
 
-    /// Sleeps until the socket is ready.
     pub(crate) fn wait(&self, what: PollFlags, deadline: Instant) -> io::Result<()> {
         #[cfg(all(test, leasehold_shuttle))]
         if let Self::Fake(stream) = self {
@@ -202,7 +200,6 @@ impl AsFd for Stream {
 }
 
 impl Close for Stream {
-    /// Ends the connection.
     fn close(&self) {
         // It fails if the connection has ended by itself, which is as good.
         net::shutdown(self, Shutdown::Both).unwrap_or_default();

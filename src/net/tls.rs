@@ -196,7 +196,6 @@ impl Read for Encrypted<'_, '_> {
     }
 }
 
-/// Writes what there is room for.
 struct StreamWriter<'a>(&'a Stream);
 
 impl Write for StreamWriter<'_> {

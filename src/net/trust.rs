@@ -98,7 +98,6 @@ fn unusable(argument: &str, error: &rustls::Error) -> Error {
     }
 }
 
-/// What is wrong with a certificate.
 pub(super) fn flaw(error: &CertificateError) -> String {
     match error {
         CertificateError::BadEncoding => "it is malformed".into(),
@@ -114,7 +113,6 @@ pub(super) fn flaw(error: &CertificateError) -> String {
     }
 }
 
-/// Trust in any server.
 #[cfg(feature = "tls-insecure")]
 mod blind {
     use std::sync::Arc;

@@ -50,7 +50,6 @@ pub(crate) enum WaitFor {
     SoonReply { deadline: Instant },
 }
 
-/// How long the replies of one server take.
 #[derive(Debug)]
 pub(crate) struct Spin {
     budget: Duration,
@@ -107,7 +106,6 @@ impl Spin {
     }
 }
 
-/// How a thread has waited for a reply.
 #[derive(Clone, Copy, Debug)]
 enum Waited {
     Asleep,
