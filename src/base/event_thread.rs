@@ -61,7 +61,7 @@ impl Events {
     /// Reports an event, and a line that says the same where the log is detailed.
     pub(crate) fn tell(&self, event: impl FnOnce() -> Event, line: impl FnOnce() -> String) {
         self.emit(event);
-        self.debug(line);
+        self.log(Level::Debug, line);
     }
 
     /// Closes the span of a lost hold on the thread of events; failing that, the thread that drops
@@ -92,28 +92,12 @@ impl Events {
         }
     }
 
-    pub(crate) fn error(&self, line: impl FnOnce() -> String) {
-        self.log(Level::Error, line);
-    }
-
     pub(crate) fn warn(&self, line: impl FnOnce() -> String) {
         self.log(Level::Warn, line);
     }
 
-    pub(crate) fn info(&self, line: impl FnOnce() -> String) {
-        self.log(Level::Info, line);
-    }
-
-    pub(crate) fn debug(&self, line: impl FnOnce() -> String) {
-        self.log(Level::Debug, line);
-    }
-
-    pub(crate) fn trace(&self, line: impl FnOnce() -> String) {
-        self.log(Level::Trace, line);
-    }
-
     /// Emits a line for the logger, which is built only if any line of its level is wanted.
-    fn log(&self, level: Level, line: impl FnOnce() -> String) {
+    pub(crate) fn log(&self, level: Level, line: impl FnOnce() -> String) {
         // The logger itself must not be asked here.
         if level <= log::max_level() {
             self.queue.send(Report::Line(level, line()));
@@ -130,16 +114,11 @@ impl EventQueue {
 
     /// Returns a report for which there is no room, or no thread.
     fn try_send(&self, report: Report) -> Result<(), Report> {
-        match self.sender() {
-            Some(sender) => sender.try_send(report).map_err(TrySendError::into_inner),
+        // If no thread can be started now, the next report tries again.
+        match self.sender.get().or_else(|| self.start(Vec::new()).ok()) {
+            Some((sender, _)) => sender.try_send(report).map_err(TrySendError::into_inner),
             None => Err(report),
         }
-    }
-
-    fn sender(&self) -> Option<&Sender<Report>> {
-        // If no thread can be started now, the next report tries again.
-        let started = self.sender.get().or_else(|| self.start(Vec::new()).ok());
-        started.map(|(sender, _)| sender)
     }
 
     fn start(

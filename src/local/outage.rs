@@ -135,7 +135,7 @@ impl Outages {
             self.counters.renewals.fetch_add(renewed as u64, Ordering::Relaxed);
             self.counters.late_renewals.fetch_add(late as u64, Ordering::Relaxed);
             self.events.emit(|| Event::Renewed { count: renewed });
-            self.events.trace(|| format!("renewed leases: {renewed}"));
+            self.events.log(log::Level::Trace, || format!("renewed leases: {renewed}"));
         }
         for (why, (count, first)) in losses {
             self.events.warn(|| match count {

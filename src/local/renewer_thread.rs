@@ -290,7 +290,7 @@ impl RenewerThread {
 
     /// Starts over after a panic, with nothing forgotten.
     fn recover(&mut self) {
-        self.reporter.events.error(|| "the renewer panicked, and goes on".into());
+        self.reporter.events.log(log::Level::Error, || "the renewer panicked, and goes on".into());
         for work in self.jobs.abandon() {
             self.schedule(work);
         }

@@ -86,10 +86,9 @@ impl Endpoint {
         Self {
             label: printable(&address.to_string()).into(),
             address,
-            login: self.login.clone(),
-            client_name: self.client_name.clone(),
             #[cfg(feature = "tls")]
             tls: self.tls.as_ref().map(|connector| connector.to(host)),
+            ..self.clone()
         }
     }
 

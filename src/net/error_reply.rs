@@ -76,14 +76,6 @@ pub(crate) struct ErrorReply {
     pub(crate) details: String,
 }
 
-impl ErrorReply {
-    fn new(error: &ServerError) -> Self {
-        let details = error.details().unwrap_or_default();
-        let details = details.split_once(ARGUMENTS).map_or(details, |(reply, _)| reply);
-        Self { code: printable(error.code()), details: printable(details) }
-    }
-}
-
 impl fmt::Display for ErrorReply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(format!("{} {}", self.code, self.details).trim_end())
@@ -100,35 +92,33 @@ pub(crate) fn suggests_demotion(code: &str) -> bool {
 
 /// The failure that an error reply of `server` is.
 pub(crate) fn failure(error: &ServerError, server: &Arc<str>) -> Failure {
-    let text = error.details().unwrap_or_default().to_ascii_lowercase();
+    let details = error.details().unwrap_or_default();
+    let text = details.to_ascii_lowercase();
     let is_of_script = error.code() == PLACE || text.contains(SCRIPT);
     let says = |known: &&str| text.starts_with(known) || is_of_script && text.contains(known);
     let lacks_right = MISSING_RIGHT.iter().any(says);
-    let code = printable(if lacks_right { "NOPERM" } else { code(error) });
+    let code = inner_code(details).unwrap_or(error.code());
+    let code = printable(if lacks_right { "NOPERM" } else { code });
+    let begins = |known: &&str| text.starts_with(known);
     let kind = match code.as_str() {
         code if TRANSIENT.contains(&code) => FailureKind::Transient,
         code if REFUSALS.contains(&code) => FailureKind::Rejected,
         "WRONGTYPE" => FailureKind::WrongType,
         "ERR" if text.starts_with("max number of clients") => FailureKind::Transient,
-        "ERR" if is_refusal(&text) => FailureKind::Rejected,
+        "ERR" if text.contains(SCRIPT) => FailureKind::Rejected,
+        "ERR" if REFUSING_TEXTS.iter().any(begins) => FailureKind::Rejected,
         _ => FailureKind::Unclear,
     };
-    Failure { code, ..Failure::io(kind, server, ErrorReply::new(error)) }
+    let shown = details.split_once(ARGUMENTS).map_or(details, |(reply, _)| reply);
+    let reply = ErrorReply { code: printable(error.code()), details: printable(shown) };
+    Failure { code, ..Failure::io(kind, server, reply) }
 }
 
-fn is_refusal(text: &str) -> bool {
-    text.contains(SCRIPT) || REFUSING_TEXTS.iter().any(|known| text.starts_with(known))
-}
-
-/// The code of an error reply. Redis before 7 hides the code of a command that failed inside a
-/// script: `ERR Error running script (call to f_…): @user_script:3: WRONGTYPE Operation against …`,
-/// or has the place in it twice.
-fn code(error: &ServerError) -> &str {
-    inner_code(error.details().unwrap_or_default()).unwrap_or_else(|| error.code())
-}
-
+/// The code of a command that failed inside a script, which Redis before 7 hides:
+/// `ERR Error running script (call to f_…): @user_script:3: WRONGTYPE Operation against …`, or with
+/// the place in it twice.
 fn inner_code(details: &str) -> Option<&str> {
-    let (_, place) = details.strip_prefix("Error running script")?.rsplit_once("@user_script:")?;
+    let (_, place) = details.strip_prefix("Error running script")?.rsplit_once(PLACE)?;
     let (_, reply) = place.trim_start().split_once(": ")?;
     let word = reply.trim_start_matches('-').split(' ').next()?;
     let is_code = word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase());

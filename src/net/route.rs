@@ -145,7 +145,8 @@ impl Route {
                 if known.address.as_ref() != Some(&address) {
                     known.label = format!("{address} (master {master:?})").into();
                     self.moves.fetch_add(1, Ordering::SeqCst);
-                    self.events.info(|| format!("the master {master:?} is at {address}"));
+                    self.events
+                        .log(log::Level::Info, || format!("the master {master:?} is at {address}"));
                     known.address = Some(address);
                 }
                 VALID_FOR

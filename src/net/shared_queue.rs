@@ -182,9 +182,10 @@ impl SharedQueue {
         let free = |users| (users < self.pool.max_size()).then_some(users + 1);
         self.users.fetch_update(Ordering::SeqCst, Ordering::SeqCst, free).ok()?;
         let user = PoolUser(self.users.clone());
-        let left = || deadline.saturating_duration_since(Instant::now());
         // If none is idle, r2d2 makes one on the pool's thread, which takes a few microseconds.
-        let taken = self.pool.try_get().or_else(|| self.pool.get_timeout(left()).ok());
+        let taken = self.pool.try_get().or_else(|| {
+            self.pool.get_timeout(deadline.saturating_duration_since(Instant::now())).ok()
+        });
         #[cfg(all(test, leasehold_shuttle))]
         let taken = taken.filter(|_| crate::net::schedules::is_in_time(deadline));
         if let Some(connection) = taken {

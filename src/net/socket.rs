@@ -60,19 +60,17 @@ impl Stream {
         for (tried, address) in addresses.iter().enumerate() {
             let left = u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
             match TcpStream::connect_timeout(address, remaining(deadline)? / left) {
-                Ok(stream) => return Self::over_tcp(stream),
+                Ok(stream) => {
+                    stream.set_nodelay(true)?;
+                    stream.set_read_timeout(Some(NAP))?;
+                    sockopt::set_socket_keepalive(&stream, true)?;
+                    sockopt::set_tcp_keepidle(&stream, KEEPALIVE)?;
+                    return Ok(Self::Tcp(stream));
+                }
                 Err(error) => failure = error,
             }
         }
         Err(failure)
-    }
-
-    fn over_tcp(stream: TcpStream) -> io::Result<Self> {
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(NAP))?;
-        sockopt::set_socket_keepalive(&stream, true)?;
-        sockopt::set_tcp_keepidle(&stream, KEEPALIVE)?;
-        Ok(Self::Tcp(stream))
     }
 
     pub(crate) fn unix(path: &Path, deadline: Instant) -> io::Result<Self> {

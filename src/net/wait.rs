@@ -169,9 +169,7 @@ pub(crate) trait Close: Debug + Send + Sync {
 
 /// Interrupts a thread once, for good. Clones interrupt the same thread.
 #[derive(Clone, Debug)]
-pub(crate) struct Interrupter {
-    state: Arc<Interrupt>,
-}
+pub(crate) struct Interrupter(Arc<Interrupt>);
 
 #[derive(Debug)]
 struct Interrupt {
@@ -185,29 +183,29 @@ struct Interrupt {
 impl Interrupter {
     pub(crate) fn new() -> Self {
         let (done, awaited) = (AtomicBool::new(false), Mutex::default());
-        Self { state: Arc::new(Interrupt { done, awaited, process: process::id() }) }
+        Self(Arc::new(Interrupt { done, awaited, process: process::id() }))
     }
 
     /// Ends the wait, and every later one.
     pub(crate) fn interrupt(&self) {
         // A forked child has the same sockets, and the lock may be held by a thread that the child
         // does not have.
-        if process::id() == self.state.process {
-            self.state.done.store(true, Ordering::SeqCst);
-            if let Some(awaited) = self.state.awaited.lock().as_ref().and_then(Weak::upgrade) {
+        if process::id() == self.0.process {
+            self.0.done.store(true, Ordering::SeqCst);
+            if let Some(awaited) = self.0.awaited.lock().as_ref().and_then(Weak::upgrade) {
                 awaited.close();
             }
         }
     }
 
     pub(crate) fn is_interrupted(&self) -> bool {
-        self.state.done.load(Ordering::SeqCst)
+        self.0.done.load(Ordering::SeqCst)
     }
 
     /// Sets what the thread is going to wait for. The thread must then check once more that it is
     /// not interrupted.
     pub(crate) fn watch(&self, awaited: Option<Weak<dyn Close>>) {
-        *self.state.awaited.lock() = awaited;
+        *self.0.awaited.lock() = awaited;
     }
 }
 

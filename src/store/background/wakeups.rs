@@ -150,7 +150,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
 
     fn report(&mut self, place: usize, failure: &Failure) {
         let (server, source) = (&failure.server, &failure.source);
-        self.events.debug(|| format!("no wake-ups from {server}: {source}"));
+        self.events.log(log::Level::Debug, || format!("no wake-ups from {server}: {source}"));
         self.policy.fail(&self.nodes[place].peer, failure);
     }
 
