@@ -115,9 +115,7 @@ impl Connection {
     /// Opens the connection unless it is open, and makes sure that it leads to the right server, as
     /// far as that can be found out in time.
     pub(crate) fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
-        if self.factory.route.is_some() {
-            self.factory.refresh_route(deadline);
-        }
+        self.factory.refresh_route(deadline);
         let (is_open, is_retiring) = (self.is_open(), self.retiring().is_some());
         if is_open && !is_retiring {
             return Ok(());
@@ -212,8 +210,7 @@ impl Connection {
         while self.receive(wait) && slot.state.lock().missing > 0 {}
     }
 
-    /// Reads the next reply and passes it on. Returns `false` if none has come by then, or none is
-    /// to come.
+    /// Reads the next reply and passes it on. Returns `false` if none has come or is to come.
     pub(crate) fn receive(&mut self, wait: WaitFor) -> bool {
         let Some((exchange, reply)) = self.receive_answer(wait) else { return false };
         exchange.answer(reply);
@@ -262,8 +259,7 @@ impl Connection {
         }
     }
 
-    /// Reads what has come, without waiting and not for long: the thread has other work, whatever
-    /// the server sends.
+    /// Reads what has come, without waiting and not for long: the thread has other work.
     pub(crate) fn collect(&mut self) {
         let begun = Instant::now();
         while begun.elapsed() < COLLECT && self.receive(WaitFor::Nothing) {}
@@ -295,8 +291,7 @@ impl Connection {
         self.give_up(Failure::io(FailureKind::Disconnected, &self.factory.label(), error));
     }
 
-    /// Closes the socket, which is to be replaced. What is in flight over it has failed for this
-    /// reason.
+    /// Closes the socket, which is to be replaced. What is in flight has failed for this reason.
     pub(crate) fn give_up(&mut self, failure: Failure) -> Failure {
         if mem::take(&mut self.opened) {
             self.factory.broken.fetch_add(1, Ordering::Relaxed);

@@ -81,8 +81,7 @@ impl Demand {
         Some(Err(Failure { kind: FailureKind::NotReplicated { acked, required }, ..failure }))
     }
 
-    /// How many of the required disks and replicas have acknowledged the write; `None` for a reply
-    /// of another shape.
+    /// How many of those required have confirmed the write; `None` for a reply of another shape.
     fn acked(&self, reply: &Value) -> Option<u32> {
         let (disks, replicas) = match (reply, self.local) {
             (Value::Int(replicas), None) => (0, *replicas),

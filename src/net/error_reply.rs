@@ -84,8 +84,7 @@ impl fmt::Display for ErrorReply {
 
 impl StdError for ErrorReply {}
 
-/// Returns `true` if after an error with this code no connection to the server is to be trusted,
-/// because the server may not be the master any more.
+/// Returns `true` if the server that has replied so may not be the master any more.
 pub(crate) fn suggests_demotion(code: &str) -> bool {
     DEMOTED.contains(&code)
 }

@@ -121,16 +121,14 @@ impl ConnectionFactory {
         Failure::io(FailureKind::Timeout, &self.label(), source)
     }
 
-    /// The failure of a request to something that is no Redis server. A route may lead elsewhere
-    /// soon.
+    /// The failure of a request to what is no Redis server. A route may lead elsewhere soon.
     pub(crate) fn foreign(&self, source: io::Error) -> Failure {
         let may_pass = self.route.is_some();
         let kind = if may_pass { FailureKind::Unreachable } else { FailureKind::Foreign };
         Failure::io(kind, &self.label(), source).at(Phase::Greeting)
     }
 
-    /// The failure of a request whose reply does not fit it. Nothing that comes over the open
-    /// connections is to be trusted then.
+    /// After a reply that does not fit, nothing over the open connections is to be trusted.
     pub(crate) fn invalid_reply(&self) -> Failure {
         self.invalidate_connections();
         let error = io::Error::new(io::ErrorKind::InvalidData, "not a sensible reply");
@@ -165,8 +163,7 @@ impl ConnectionFactory {
         self.suspect_move();
     }
 
-    /// Has every open connection looked at before its next use: one has broken, and whatever has
-    /// broken it may have ended the others too.
+    /// Has every open connection looked at before its next use: one has broken, perhaps all have.
     pub(crate) fn suspect_connections(&self) {
         self.suspicions.fetch_add(1, Ordering::Relaxed);
         self.suspect_move();
@@ -186,8 +183,7 @@ impl ConnectionFactory {
         self.invalidate_connections();
     }
 
-    /// Has the route refreshed before the next request: after a failure, the server may have been
-    /// replaced.
+    /// Has the route refreshed before the next request: the server may have been replaced.
     pub(crate) fn suspect_move(&self) {
         if let Some(route) = &self.route {
             route.suspect_move();
@@ -267,8 +263,7 @@ impl ConnectionFactory {
         failure
     }
 
-    /// The failure of what was requested over a connection with this error, on which a reply has
-    /// come before if it has `greeted`.
+    /// The failure of requests over a broken connection, which has `greeted` if a reply has come.
     pub(super) fn failure_of_break(&self, error: RedisError, greeted: bool) -> Failure {
         if error.is_timeout() {
             return self.timeout(error);

@@ -37,8 +37,7 @@ pub(crate) struct Exchange {
     pub(super) write_by: Instant,
     /// What must be met before a reply counts which says that something was done.
     pub(super) demand: Option<(Demand, SendWait)>,
-    /// Whether no request that is sent after it may overtake it: it fails instead of being sent
-    /// again behind them.
+    /// Whether no later request may overtake it: it fails instead of being sent again behind them.
     pub(super) keeps_order: bool,
     pub(super) to: ReplyTo,
     pub(super) sent: Option<Instant>,
@@ -90,8 +89,7 @@ impl InFlight {
         self.queue.front().and_then(|next| next.sent)
     }
 
-    /// Since when the next reply has been expected. A request behind others is not served before
-    /// those are answered.
+    /// Since when the next reply is expected. A request is not served before those in front of it.
     pub(crate) fn expected_since(&self) -> Option<Instant> {
         self.since().max(self.last_reply.filter(|_| !self.queue.is_empty()))
     }
@@ -196,8 +194,7 @@ impl InFlight {
         true
     }
 
-    /// Has the request to wait sent for what was done, unless one is behind it that was sent along:
-    /// it is, unless the script was sent again.
+    /// Has the request to wait sent for what was done, unless one that was sent along is behind it.
     fn wait_for_unconfirmed(&mut self, out: &mut Vec<u8>) {
         if !self.unconfirmed.is_empty() && !self.is_blocked() {
             let done = self.unconfirmed.iter().map(|(exchange, _)| exchange);

@@ -172,8 +172,7 @@ impl Multiplexer {
         }
     }
 
-    /// Sends requests of this thread over an idle connection, along with those that wait for one,
-    /// and reads the replies.
+    /// Sends requests of this thread and queued ones over an idle connection, and reads replies.
     fn send(
         &self,
         mut idle: PooledConnection,

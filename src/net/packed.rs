@@ -197,8 +197,7 @@ impl ReplySlot {
         Exchange::new(request, self.deadline, to).durable(demand)
     }
 
-    /// Blocks until all replies have come, there is a connection to read them from, or the deadline
-    /// is over.
+    /// Blocks until all replies have come, or a connection to read them from, or the deadline.
     pub(super) fn wait(&self) -> Option<(PooledConnection, Vec<Exchange>)> {
         let mut state = self.state.lock();
         let waits = |state: &SlotState| state.missing > 0 && state.lent.is_none();

@@ -35,7 +35,7 @@ impl PostWriter {
         // server might not read on behind the request that it executes at that moment.
         connection.collect();
         let write_by = posted.iter().map(|posted| posted.write_by).max().unwrap_or(deadline);
-        let is_ready = is_ready(connection, Instant::now());
+        let is_ready = is_ready(connection);
         let opened = if is_ready { Ok(()) } else { self.wait(|| connection.connect(write_by)) };
         if let Err(failure) = opened {
             return posted.into_iter().for_each(|posted| posted.answer(Err(failure.clone())));
@@ -79,8 +79,7 @@ impl PostWriter {
         }
     }
 
-    /// Does what waits for the server, unless that has failed a moment ago: not for as long again
-    /// as it took.
+    /// Waits for the server, unless that has just failed: not for as long again as it took.
     fn wait(&self, wait: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
         let begun = Instant::now();
         if let Some((until, failure)) = &*self.failure.lock()
@@ -95,13 +94,11 @@ impl PostWriter {
     }
 }
 
-/// Returns `true` if a request can be written over a connection that no thread waits for, as far as
-/// is known without waiting.
-fn is_ready(connection: &mut Connection, now: Instant) -> bool {
+/// Returns `true` if a request can be posted over a connection, as far as is known.
+fn is_ready(connection: &mut Connection) -> bool {
     // After a short time it is taken for granted that the server has not closed it. What comes
     // although nothing is in flight is no reply, but may say why the connection is about to end.
-    let idle = now.saturating_duration_since(connection.used);
-    if idle >= IDLE
+    if connection.used.elapsed() >= IDLE
         && connection.in_flight.queue.is_empty()
         && let Some(socket) = &connection.socket
         && !matches!(socket.stream.look(), Arrived::Nothing)
@@ -109,7 +106,7 @@ fn is_ready(connection: &mut Connection, now: Instant) -> bool {
         connection.poison();
         connection.factory.suspect_connections();
     }
-    connection.used = now;
+    connection.used = Instant::now();
     connection.is_open() && connection.retiring().is_none()
 }
 

@@ -40,8 +40,7 @@ pub(crate) struct RespStream {
     stream: Arc<Stream>,
     layer: Layer,
     replies: ReplyBuffer,
-    /// The bytes to write, to which more can be appended, and how many of them are written. Kept to
-    /// reuse the memory.
+    /// The bytes to write, and how many of them are written. Kept to reuse the memory.
     pub(crate) out: Vec<u8>,
     written: usize,
 }
@@ -94,8 +93,7 @@ impl RespStream {
         (self.stream.clone(), PollFlags::IN.union(room))
     }
 
-    /// Writes as much as there is room for, without waiting. The thread that reads goes on with the
-    /// rest.
+    /// Writes as much as there is room for, without waiting. The reader goes on with the rest.
     pub(crate) fn write(&mut self) -> io::Result<()> {
         let rest = &self.out[self.written..];
         self.written += match &mut self.layer {
@@ -114,7 +112,7 @@ impl RespStream {
 
     /// Sleeps until there may be room to write, or until something has come. That is read: a server
     /// whose replies are not read may stop to read requests.
-    fn wait_for_room(&mut self, deadline: Instant) -> io::Result<()> {
+    pub(crate) fn wait_for_room(&mut self, deadline: Instant) -> io::Result<()> {
         self.stream.wait(PollFlags::IN.union(PollFlags::OUT), deadline)?;
         match self.fill(WaitFor::Nothing, None) {
             Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(()),
@@ -179,8 +177,7 @@ enum Part {
 }
 
 impl ReplyBuffer {
-    /// Takes the next reply, which may be an error reply; `None` if it has not come whole. Behind
-    /// what is no reply, none is found.
+    /// Takes the next reply; `None` if it has not come whole. Behind what is no reply, none is.
     pub(crate) fn take(&mut self) -> Option<RedisResult<Value>> {
         loop {
             match self.next_part() {

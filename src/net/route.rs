@@ -135,8 +135,7 @@ impl Route {
         set.unwrap_or_default();
     }
 
-    /// Keeps an answer, and logs what is new. Returns how long the sentinels are not to be asked
-    /// again.
+    /// Keeps an answer, and logs what is new. Returns how long not to ask the sentinels again.
     pub(super) fn record(&self, answer: Result<Address, Failure>, outdated: bool) -> Duration {
         let (mut known, master) = (self.known.lock(), &self.master);
         match answer {

@@ -20,8 +20,7 @@ use crate::net::shared_call::{CredentialsSource, Resolver};
 
 const NAME: &str = "leasehold-pool";
 
-/// The thread that serves all pools of a client. It ends with the last pool and the last clone of
-/// this.
+/// The thread that serves all pools of a client. It ends with the last pool and clone of this.
 ///
 /// Work on it must be brief and do no I/O that could block: requests may be waiting for a
 /// connection that this thread makes.
@@ -55,8 +54,7 @@ impl PoolThread {
     }
 }
 
-/// Makes the servers of one client, which share the thread of its pools, its look-ups and its
-/// credentials.
+/// Makes the servers of one client, which share a thread, look-ups and credentials.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerFactory {
     config: Config,

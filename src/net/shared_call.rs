@@ -159,8 +159,7 @@ impl Resolver {
     }
 }
 
-/// Asks the program's callback, whose answer serves all connections that wait for one. Clones share
-/// it too.
+/// Asks the program's callback. Its answer serves all connections that wait. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct CredentialsSource(Arc<SharedCalls<(), CredentialsAnswer>>);
 

@@ -117,8 +117,7 @@ impl fmt::Debug for SharedQueue {
 }
 
 impl SharedQueue {
-    /// Makes an empty pool, without waiting and without I/O. What is left over connections that no
-    /// thread uses is read by `sweep`.
+    /// Makes an empty pool, without I/O. What is left over idle connections is read by `sweep`.
     pub(super) fn new(
         factory: Arc<ConnectionFactory>,
         config: &Config,
@@ -218,8 +217,7 @@ impl SharedQueue {
         }
     }
 
-    /// Takes the connections over which something has been waited for a while. The sweep ends with
-    /// `end_sweep`.
+    /// Takes the connections that are due for a sweep, which ends with `end_sweep`.
     pub(super) fn begin_sweep(&self, now: Instant) -> Vec<PooledConnection> {
         let mut state = self.state.lock();
         (state.scheduled, state.sweeps) = (false, state.sweeps + 1);
@@ -273,8 +271,7 @@ impl QueueState {
         self.queue.drain(first..first + count).collect()
     }
 
-    /// Takes the requests that are sent along with `own` of one thread. Those of another thread
-    /// stay together.
+    /// Takes the requests to send along with `own` others. Those of one thread stay together.
     pub(super) fn batch(&mut self, own: usize) -> Vec<Exchange> {
         let most = if self.shares { BATCH_MAX } else { 1 };
         let mut len = most.saturating_sub(own).min(self.queue.len());

@@ -230,8 +230,7 @@ fn remaining(deadline: Instant) -> io::Result<Duration> {
     Ok(left)
 }
 
-/// Wakes a thread that waits for sockets: readable from when it is rung until it is reset. Clones
-/// are the same.
+/// Wakes a thread that polls: readable from when it is rung until it is reset. Clones are the same.
 #[derive(Clone, Debug)]
 pub(crate) struct Alarm(Arc<(UnixStream, UnixStream)>);
 

@@ -143,12 +143,10 @@ impl Session {
 
     /// Processes what has arrived, waiting for it if need be, and sends what the protocol answers.
     fn receive(&mut self, reader: &mut Encrypted<'_, '_>) -> io::Result<()> {
-        if let Err(error) = self.process(reader) {
-            // An alert that says why, if the server still reads.
-            self.flush(reader.stream).unwrap_or_default();
-            return Err(error);
-        }
-        self.flush(reader.stream).map(drop)
+        let processed = self.process(reader);
+        // After a failure, it is an alert that says why, if the server still reads.
+        let sent = self.flush(reader.stream).map(drop);
+        processed.and(sent)
     }
 
     fn process(&mut self, reader: &mut Encrypted<'_, '_>) -> io::Result<()> {
@@ -271,8 +269,7 @@ fn cause(error: &io::Error) -> Option<&rustls::Error> {
     cause.map(|cause| &cause.error)
 }
 
-/// Why a handshake has failed: for want of a server that knows TLS, or in it, which the error says
-/// unless it says what went wrong there.
+/// Why a handshake has failed: for want of a server that knows TLS, or in it.
 fn in_handshake(error: io::Error) -> (Phase, io::Error) {
     let kind = error.kind();
     match cause(&error) {

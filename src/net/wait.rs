@@ -99,8 +99,7 @@ impl Spin {
         self.spinning.add(nanos);
     }
 
-    /// Returns `true` if most replies come within the budget, and sooner than to a thread that
-    /// sleeps.
+    /// Returns `true` if most replies come within the budget, and sooner than to a sleeping thread.
     fn pays(&self) -> bool {
         self.misses.get() < 500 && self.spinning.get() <= self.asleep.get()
     }
