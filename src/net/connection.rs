@@ -50,17 +50,9 @@ impl fmt::Debug for Connection {
 
 impl Connection {
     pub(crate) fn new(factory: Arc<ConnectionFactory>) -> Self {
-        let now = Instant::now();
-        Self {
-            factory,
-            socket: None,
-            opened: false,
-            in_flight: InFlight::default(),
-            made: now,
-            slot: ReplySlot::new(now),
-            used: now,
-            process: process::id(),
-        }
+        let (made, in_flight, process) = (Instant::now(), InFlight::default(), process::id());
+        let slot = ReplySlot::new(made);
+        Self { factory, socket: None, opened: false, in_flight, made, slot, used: made, process }
     }
 
     pub(crate) fn stream(&self) -> Option<&RespStream> {
@@ -72,7 +64,6 @@ impl Connection {
         self.stream().is_some_and(RespStream::is_writing)
     }
 
-    /// Returns `true` if replies can still come.
     pub(crate) fn is_connected(&self) -> bool {
         self.socket.is_some()
     }
@@ -162,15 +153,11 @@ impl Connection {
     /// the connection is given up.
     pub(crate) fn exchange(&mut self, request: &Request, deadline: Instant) -> Reply {
         self.connect(deadline)?;
-        self.ask([request.clone()], deadline).reply()
+        self.ask(vec![request.clone()], deadline).reply()
     }
 
     /// As `exchange`, over a socket that is open.
-    fn ask(
-        &mut self,
-        requests: impl IntoIterator<Item = Request>,
-        deadline: Instant,
-    ) -> Arc<ReplySlot> {
+    fn ask(&mut self, requests: Vec<Request>, deadline: Instant) -> Arc<ReplySlot> {
         let slot = ReplySlot::renew(&mut self.slot, deadline);
         self.send(requests.into_iter().map(|request| slot.exchange(request, None)));
         self.read_until(&slot);
@@ -197,9 +184,7 @@ impl Connection {
     /// room, without waiting. The reader goes on with the rest as room comes. If that fails,
     /// everything in flight has failed.
     pub(crate) fn write(&mut self, more: &[u8]) -> Result<(), Failure> {
-        let Some(socket) = &mut self.socket else {
-            return Err(self.time_out());
-        };
+        let Some(socket) = &mut self.socket else { return Err(self.time_out()) };
         socket.stream.out.extend_from_slice(more);
         let written = socket.stream.write();
         written.map_err(|error| self.break_off(error.into()))
@@ -212,9 +197,7 @@ impl Connection {
 
     /// Reads the next reply and passes it on. Returns `false` if none has come or is to come.
     pub(crate) fn receive(&mut self, wait: WaitFor) -> bool {
-        let Some((exchange, reply)) = self.receive_answer(wait) else { return false };
-        exchange.answer(reply);
-        true
+        self.receive_answer(wait).map(|(exchange, reply)| exchange.answer(reply)).is_some()
     }
 
     /// Reads the next reply, and does what has to be done before it can be passed on.
@@ -243,12 +226,9 @@ impl Connection {
         }
     }
 
-    /// Reads the next reply, whichever request it belongs to, or the next message; `None` if it has
-    /// not come by then, so that it can be read later.
+    /// Reads the next reply or message; `None` if it has not come, so that it can be read later.
     pub(crate) fn receive_next(&mut self, wait: WaitFor) -> Option<Reply> {
-        let Some(socket) = &mut self.socket else {
-            return Some(Err(self.time_out()));
-        };
+        let Some(socket) = &mut self.socket else { return Some(Err(self.time_out())) };
         let received = socket.stream.receive(wait, &self.factory.spin);
         socket.greeted |= received.is_ok();
         match received {
