@@ -31,15 +31,14 @@ pub(crate) struct Demand {
 impl Demand {
     /// Returns `None` if it is enough that the server has the write in memory.
     pub(crate) fn new(durability: Durability) -> Option<Self> {
-        match durability {
+        let (local, replicas, timeout) = match durability {
             Durability::Fsync { local, replicas, timeout } => {
-                Some(Self { local: Some(local.into()), replicas, timeout })
+                (Some(local.into()), replicas, timeout)
             }
-            Durability::Memory => None,
-            Durability::Replicas { acks, timeout } => {
-                Some(Self { local: None, replicas: acks, timeout })
-            }
-        }
+            Durability::Memory => return None,
+            Durability::Replicas { acks, timeout } => (None, acks, timeout),
+        };
+        Some(Self { local, replicas, timeout })
     }
 
     /// The request to wait, for a time that leaves the server enough to reply by the deadline.

@@ -86,12 +86,14 @@ impl Multiplexer {
     /// As `exchange`, for several requests, in one write.
     pub(crate) fn exchange_all(
         &self,
-        requests: Vec<Request>,
+        requests: impl IntoIterator<Item = Request>,
         demand: Option<(Demand, SendWait)>,
         deadline: Instant,
     ) -> Vec<Reply> {
-        let exchange = |slot: Arc<ReplySlot>| move |request| slot.exchange(request, demand);
-        self.run(deadline, |slot| requests.into_iter().map(exchange(slot.clone()))).replies()
+        let exchanges = |slot: &Arc<ReplySlot>| -> Vec<_> {
+            requests.into_iter().map(|request| slot.exchange(request, demand)).collect()
+        };
+        self.run(deadline, exchanges).replies()
     }
 
     /// Sends requests of this thread and waits until their slot is closed.
