@@ -31,7 +31,7 @@ use crate::store::request::{
     Acquire, AcquireReply, HoldReply, HoldRequest, Look, OwnerOf, PostedChange, ReportReply,
 };
 use crate::store::servers::node::{Node, Target, uncovered};
-use crate::store::servers::placement::{Placement, Routed};
+use crate::store::servers::placement::Placement;
 use crate::store::servers::topology::Topology;
 
 /// One server, or those of a cluster.
@@ -94,8 +94,8 @@ impl Servers {
             Placement::One(target) => return ask(target),
             Placement::Slots(topology) => topology,
         };
-        let slot = topology.slot(name);
-        self.placement.follow(topology.target(slot, deadline)?, slot, ask)
+        let target = topology.target(topology.slot(name), deadline)?;
+        self.placement.follow(name, target, ask)
     }
 }
 
@@ -141,8 +141,7 @@ impl Store for Servers {
             let batch: Vec<_> = indexes.iter().map(|index| requests[*index]).collect();
             target.ask(&batch, &mut |place, reply| {
                 let (request, mut first) = (batch[place], Some(reply));
-                let slot = topology.slot(&request.hold.name);
-                let reply = self.placement.follow(target.clone(), slot, |target| {
+                let reply = self.placement.follow(&request.hold.name, target.clone(), |target| {
                     first.take().unwrap_or_else(|| target.change(request))
                 });
                 on_reply(indexes[place], reply);
@@ -157,15 +156,15 @@ impl Store for Servers {
         };
         let mut targets = Vec::<(Target, Vec<PostedChange<'_>>)>::new();
         for PostedChange { request, on_reply } in posts {
-            let slot = topology.slot(&request.hold.name);
-            let Some(target) = topology.owner(slot) else {
+            let name = request.hold.name.clone();
+            let Some(target) = topology.owner(topology.slot(&name)) else {
                 on_reply(Err(uncovered()));
                 continue;
             };
             let (placement, asked) = (self.placement.clone(), target.clone());
             let on_reply = Box::new(move |reply: Result<HoldReply, Failure>| {
                 // The clean-up follows the redirection.
-                placement.next(&mut Routed::new(slot), &reply, &asked);
+                placement.next(&name, &mut 0, &reply, &asked);
                 on_reply(reply.map_err(|failure| placement.classify(failure)));
             });
             add(&mut targets, target, PostedChange { request, on_reply });

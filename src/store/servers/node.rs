@@ -97,7 +97,6 @@ impl Node {
         self.doubted.store(true, Ordering::Relaxed);
     }
 
-    /// Notes that the node has answered.
     pub(super) fn trust(&self) {
         // Each write would take the cache line from other threads.
         if self.is_doubted() {
@@ -147,7 +146,6 @@ impl Target {
         reply
     }
 
-    /// Executes a request about a hold.
     pub(super) fn change(&self, request: HoldRequest<'_>) -> Result<HoldReply, Failure> {
         let HoldRequest { hold, change, deadline } = request;
         let demand = self.demand_of(&[request]);
@@ -263,7 +261,6 @@ fn share(entry: &Value, own_host: &str) -> Option<Share> {
     })
 }
 
-/// How many slots are served.
 pub(super) fn covered(shares: &[Share]) -> usize {
     shares.iter().map(|share| share.slots.clone().count()).sum()
 }

@@ -35,13 +35,6 @@ pub(super) enum Placement {
     Slots(Arc<Topology>),
 }
 
-/// A request on its way to the right node.
-#[derive(Debug)]
-pub(super) struct Routed {
-    pub(super) slot: usize,
-    redirections: u32,
-}
-
 /// Where a node redirects a request that it does not execute.
 #[derive(Debug, PartialEq, Eq)]
 struct Redirect<'a> {
@@ -94,27 +87,29 @@ impl Placement {
         }
     }
 
-    /// Sends a request to a node that may serve a slot, and follows redirections.
+    /// Sends a request to a node that may have a name, and follows redirections.
     pub(super) fn follow<T>(
         &self,
+        name: &str,
         mut target: Target,
-        slot: usize,
         mut ask: impl FnMut(&Target) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let mut routed = Routed::new(slot);
+        let mut redirections = 0;
         loop {
             let reply = ask(&target);
-            match self.next(&mut routed, &reply, &target) {
+            match self.next(name, &mut redirections, &reply, &target) {
                 Some(next) => target = next,
                 None => return reply.map_err(|failure| self.classify(failure)),
             }
         }
     }
 
-    /// Takes the reply of a node into account. Returns the node to which it redirects the request.
+    /// Takes the reply of a node to a request about a name into account. Returns the node to which
+    /// it redirects the request, and counts that.
     pub(super) fn next<T>(
         &self,
-        routed: &mut Routed,
+        name: &str,
+        redirections: &mut u32,
         reply: &Result<T, Failure>,
         from: &Target,
     ) -> Option<Target> {
@@ -123,12 +118,12 @@ impl Placement {
             from.node.trust();
             return None;
         };
-        routed.redirections += 1;
+        *redirections += 1;
         let next = Redirect::of(failure).and_then(|Redirect { asking, host, port }| {
             let host = host.or(from.node.server.factory.endpoint.host())?;
-            Some(topology.redirected(asking, host, port, routed.slot))
+            Some(topology.redirected(asking, host, port, topology.slot(name)))
         });
-        let next = next.filter(|_| routed.redirections <= REDIRECTIONS_MAX);
+        let next = next.filter(|_| *redirections <= REDIRECTIONS_MAX);
         if next.is_none() {
             topology.note_failure(failure, &from.node);
         }
@@ -149,21 +144,15 @@ impl Placement {
     }
 }
 
-impl Routed {
-    pub(super) fn new(slot: usize) -> Self {
-        Self { slot, redirections: 0 }
-    }
-}
-
 /// Each job to the node that has its name.
 impl JobPolicy for Placement {
     type Peer = Target;
-    type Progress = Routed;
+    /// How often the job was redirected.
+    type Progress = u32;
 
-    fn route(&mut self, job: &Job) -> Result<(Vec<Target>, Routed), Failure> {
-        let slot = self.slot(&job.hold.name);
-        if let Some(target) = self.known(slot) {
-            return Ok((vec![target], Routed::new(slot)));
+    fn route(&mut self, job: &Job) -> Result<(Vec<Target>, u32), Failure> {
+        if let Some(target) = self.known(self.slot(&job.hold.name)) {
+            return Ok((vec![target], 0));
         }
         if let Self::Slots(topology) = self {
             topology.learn();
@@ -173,12 +162,12 @@ impl JobPolicy for Placement {
 
     fn decide(
         &mut self,
-        _: &Job,
-        routed: &mut Routed,
+        job: &Job,
+        redirections: &mut u32,
         from: &Target,
         reply: Result<HoldReply, Failure>,
     ) -> Decision<Target> {
-        match self.next(routed, &reply, from) {
+        match self.next(&job.hold.name, redirections, &reply, from) {
             Some(next) => Decision::SendTo(next),
             None => Decision::Done(reply.map(JobReply::from)),
         }
