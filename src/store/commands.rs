@@ -168,28 +168,28 @@ impl Commands {
     /// Changes a hold, or finds out whether it exists.
     pub(crate) fn change(&self, hold: &HoldId, change: Change) -> Request {
         let HoldId { kind, name, client, .. } = hold;
-        if let Change::Unregister = change {
-            let args = [Arg::Text(client), millis(OFFER), Arg::Number(0)];
-            return self.free(&UNREGISTER, name, args);
-        }
-        let (is_lock, member) = (matches!(kind, HoldKind::Lock), hold.member());
         let what = match change {
-            Change::Downgrade { lease } => return self.free_place(hold, &member, "", Some(lease)),
-            Change::Release { .. } if !is_lock => return self.free_place(hold, &member, "", None),
+            Change::Unregister => {
+                let args = [Arg::Text(client), millis(OFFER), Arg::Number(0)];
+                return self.free(&UNREGISTER, name, args);
+            }
+            Change::Downgrade { lease } => return self.free_place(hold, "", Some(lease)),
+            Change::Release { .. } if !kind.is_lock() => return self.free_place(hold, "", None),
             Change::Release { kept_until } => {
                 // Most locks become free at once, and no clock is read for these.
                 let kept = match kept_until {
                     Moment::FIRST => Arg::Number(0),
-                    _ => millis(kept_until.since(Moment::now())),
+                    _ => millis(kept_until.left()),
                 };
-                return self.free(&RELEASE, name, [Arg::Text(&member), millis(OFFER), kept]);
+                return self.free(&RELEASE, name, [Arg::Text(&hold.owner()), millis(OFFER), kept]);
             }
             // It has one level.
-            _ if !is_lock => Arg::Text("member"),
+            _ if !kind.is_lock() => Arg::Text("member"),
             Change::SetDepth { depth, .. } => Arg::Number(depth.into()),
             Change::Watch => Arg::Text("watch"),
-            Change::Check | Change::Renew { .. } | Change::Unregister => Arg::Text(""),
+            Change::Check | Change::Renew { .. } => Arg::Text(""),
         };
+        let member = hold.member();
         let args = [Arg::Text(&member), change.lease().map_or(Arg::Number(0), millis), what];
         Request::call(&CHANGE, &[&self.keys.lock(name)], &args)
     }
@@ -212,7 +212,7 @@ impl Commands {
     pub(crate) fn force_release(&self, owner: OwnerOf<'_>) -> Request {
         let OwnerOf { kind, name, owner } = owner;
         match HoldId::of_owner(owner, kind, name) {
-            Some(hold) if !kind.is_lock() => self.free_place(&hold, &hold.member(), "force", None),
+            Some(hold) if !kind.is_lock() => self.free_place(&hold, "force", None),
             _ => self.free(&RELEASE, name, [Arg::Bytes(owner), millis(OFFER), Arg::Text("force")]),
         }
     }
@@ -241,17 +241,11 @@ impl Commands {
 
     /// Calls the script that ends a hold of a read-write lock or a semaphore, or begins that of a
     /// reader which was the writer, and then offers places to waiting clients.
-    fn free_place(
-        &self,
-        hold: &HoldId,
-        member: &str,
-        how: &str,
-        downgraded: Option<Duration>,
-    ) -> Request {
+    fn free_place(&self, hold: &HoldId, how: &str, downgraded: Option<Duration>) -> Request {
         let (lock, [queue]) = self.keys.with_companions(&hold.name, [QUEUE]);
         let (shard, permits) = (self.shard_tag(), Arg::Number(hold.kind.permits().into()));
-        let (member, how, shard) = (Arg::Text(member), Arg::Text(how), Arg::Text(&shard));
-        let mut args = vec![member, millis(OFFER), permits, how, shard];
+        let (member, how, shard) = (hold.member(), Arg::Text(how), Arg::Text(&shard));
+        let mut args = vec![Arg::Text(&member), millis(OFFER), permits, how, shard];
         args.extend(downgraded.map(millis));
         Request::call(&RELEASE_MEMBER, &[&lock, &queue], &args)
     }
