@@ -26,11 +26,11 @@ pub(super) struct Inbox {
 
 impl Inboxes {
     /// Makes the inbox of a client, which is there for as long as the result lives.
-    pub(super) fn open(&mut self, client: &str) -> Arc<Inbox> {
+    pub(super) fn open(&mut self, client: Arc<str>) -> Arc<Inbox> {
         self.0.retain(|_, inbox| inbox.strong_count() > 0);
         let (messages, received) = unbounded();
         let inbox = Arc::new(Inbox { messages, received });
-        self.0.insert(client.into(), Arc::downgrade(&inbox));
+        self.0.insert(client, Arc::downgrade(&inbox));
         inbox
     }
 

@@ -104,7 +104,6 @@ impl Name {
         }
     }
 
-    /// Removes the client from the queue.
     pub(super) fn leave(&mut self, hold: &HoldId) {
         self.place(hold).map(|place| self.queue.remove(place));
     }
