@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use redis::Value;
+use redis::{FromRedisValue, InfoDict, Value};
 
 use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
@@ -39,7 +39,7 @@ pub(super) struct QuorumServer {
     /// What the server must be able to meet.
     demand: Option<Demand>,
     /// Those of all servers.
-    run_ids: Arc<RunIds>,
+    pub(super) run_ids: Arc<RunIds>,
     health: Mutex<Health>,
     /// How often it has failed since it has last written something. Changed while `health` is
     /// locked.
@@ -76,7 +76,6 @@ impl QuorumServer {
         }
     }
 
-    /// Notes that the server has failed.
     fn fail(&self, health: &mut Health, failure: &Failure) {
         let (shortest, longest) = PAUSES;
         let failures = self.failures.fetch_add(1, Ordering::Relaxed);
@@ -136,7 +135,6 @@ impl QuorumServer {
         }
     }
 
-    /// Notes that the server is asked to begin a hold.
     pub(super) fn note_begun(&self, hold: &HoldId) {
         self.begun_below.fetch_max(hold.number() + 1, Ordering::Relaxed);
     }
@@ -214,7 +212,6 @@ impl Health {
         Self { paused_until: now, claimed_until: now, last_failure: None }
     }
 
-    /// When the server is tried again.
     fn next_try(&self) -> Instant {
         self.paused_until.max(self.claimed_until)
     }
@@ -234,20 +231,17 @@ impl RunIds {
     /// Notes the reply to `INFO server`. Fails if another URL leads to the same process. A server
     /// that does not tell its id counts as different from all others.
     fn note(&self, number: usize, label: &Arc<str>, info: &Value) -> Result<(), Failure> {
-        let Value::BulkString(info) = info else { return Ok(()) };
-        let mut lines = str::from_utf8(info).unwrap_or_default().lines();
-        let run_id = lines.find_map(|line| line.strip_prefix("run_id:")).map_or("", str::trim);
-        if run_id.is_empty() {
-            return Ok(());
-        }
+        let info = InfoDict::from_redis_value_ref(info).ok();
+        let run_id = info.and_then(|info| info.get::<String>("run_id"));
+        let Some(run_id) = run_id.filter(|run_id| !run_id.is_empty()) else { return Ok(()) };
         let mut reached = self.reached.lock();
         reached.remove(&number);
-        if let Some((_, other)) = reached.values().find(|(known, _)| known == run_id) {
+        if let Some((_, other)) = reached.values().find(|(known, _)| *known == run_id) {
             self.repeated.get_or_init(|| (other.clone(), label.clone()));
             let error = io::Error::other(format!("it is the same server as {other}"));
             return Err(Failure::io(FailureKind::Rejected, label, error));
         }
-        reached.insert(number, (run_id.to_owned(), label.clone()));
+        reached.insert(number, (run_id, label.clone()));
         Ok(())
     }
 }

@@ -79,7 +79,6 @@ pub(crate) struct Quorum {
     servers: Arc<QuorumServers>,
     /// A name always has the same, so that its requests do not overtake one another.
     lanes: Vec<Arc<Lane>>,
-    run_ids: Arc<RunIds>,
 }
 
 /// The most requests that are sent before waiting for the first reply.
@@ -98,7 +97,7 @@ impl Quorum {
         let (in_doubt, spin) = (InDoubtHolds::default(), Spin::new(config.spin));
         let servers = Arc::new(QuorumServers { each, settings, in_doubt, spin });
         let lane = |_| Lane::new(&servers, &factory.thread);
-        Self { lanes: (0..config.pool_size).map(lane).collect(), servers, run_ids }
+        Self { lanes: (0..config.pool_size).map(lane).collect(), servers }
     }
 
     /// Fails unless a majority answers.
@@ -108,7 +107,8 @@ impl Quorum {
 
     /// Fails if two of the servers reached so far are the same.
     pub(crate) fn check_distinct(&self) -> ApiResult<()> {
-        let Some((one, other)) = self.run_ids.repeated.get() else { return Ok(()) };
+        let run_ids = &self.servers.each[0].run_ids;
+        let Some((one, other)) = run_ids.repeated.get() else { return Ok(()) };
         let why = format!("must not name one server twice: {one} and {other} are one");
         Err(Error::invalid("urls", why))
     }

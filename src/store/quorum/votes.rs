@@ -10,7 +10,6 @@ use crate::store::background::JobReply;
 use crate::store::hold_id::HeldAs;
 use crate::store::request::{AcquireReply, Change, HoldReply, HolderReply, ReportReply};
 
-/// How many of `servers` servers are a majority.
 pub(super) fn majority(servers: usize) -> usize {
     servers / 2 + 1
 }
@@ -39,7 +38,6 @@ impl<T> Votes<T> {
         self.0.iter().filter(|vote| vote.is_none()).count()
     }
 
-    /// Returns `true` if some server has failed to answer.
     pub(super) fn has_failed(&self) -> bool {
         self.failures().next().is_some()
     }
@@ -180,9 +178,8 @@ impl Votes<AcquireReply> {
         if granted >= self.required() {
             let ((fence, _), (least, room)) = (grants[0], grants[self.required() - 1]);
             let (room, others) = (if least == fence { room } else { 0 }, Vec::new());
-            let mut answers = self.answers();
-            let wanted =
-                answers.any(|it| matches!(it, AcquireReply::Acquired { wanted: true, .. }));
+            let is_wanted = |it: &_| matches!(it, AcquireReply::Acquired { wanted: true, .. });
+            let wanted = self.answers().any(is_wanted);
             return Some(Ok(AcquireReply::Acquired { fence, others, room, wanted }));
         }
         if granted + self.pending() >= self.required() || self.may_be_wrong() {
@@ -196,20 +193,16 @@ impl Votes<AcquireReply> {
         if self.answers().count() + short + wrong >= self.required() {
             let remaining = self.until_majority_is_free(granted + short);
             let in_doubt = self.failures().any(Failure::is_ambiguous);
-            let mut answers = self.answers();
-            let recalled =
-                answers.any(|it| matches!(it, AcquireReply::Held { recalled: true, .. }));
+            let is_recalled = |it: &_| matches!(it, AcquireReply::Held { recalled: true, .. });
+            let recalled = self.answers().any(is_recalled);
             return Some(Ok(AcquireReply::Held { index: 0, remaining, in_doubt, recalled }));
         }
         self.unanswered(granted).map(Err)
     }
 
-    /// Returns `true` if a majority has given this token.
     pub(super) fn agree_on(&self, token: u64) -> bool {
-        let gave = |reply: &AcquireReply| match reply {
-            AcquireReply::Acquired { fence, .. } => *fence == token,
-            AcquireReply::Held { .. } => false,
-        };
+        let gave =
+            |reply: &_| matches!(reply, AcquireReply::Acquired { fence, .. } if *fence == token);
         self.count(gave) >= self.required()
     }
 
