@@ -18,7 +18,6 @@ use crate::net::connection::Connection;
 use crate::net::demand::Demand;
 use crate::net::in_flight::{Exchange, SendWait};
 use crate::net::socket::PollFd;
-use crate::net::wait::WaitFor;
 use crate::store::background::peer::{BackgroundConnection, Peer, sleep};
 use crate::store::background::{
     BackgroundSettings, Decision, Job, JobOutcome, JobPolicy, JobRunner,
@@ -34,25 +33,21 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 const UNOPENED: &str = "no connection was open in time";
 
-/// The background jobs of one thread.
 pub(crate) struct BackgroundJobs<P: JobPolicy> {
     policy: P,
     settings: BackgroundSettings,
     nodes: Vec<NodeJobs<P::Peer>>,
-    /// The jobs that have no outcome yet, by number. All nodes that one was sent to share it.
+    /// The jobs that have no outcome yet, by their numbers. All nodes that one was sent to share it.
     undecided: HashMap<u64, (Job, P::Progress)>,
-    last_number: u64,
 }
 
 impl<P: JobPolicy> BackgroundJobs<P> {
-    /// Sends nothing yet.
     pub(crate) fn new(policy: P, settings: BackgroundSettings) -> Self {
-        let (nodes, undecided) = (Vec::new(), HashMap::new());
-        Self { policy, settings, nodes, undecided, last_number: 0 }
+        Self { policy, settings, nodes: Vec::new(), undecided: HashMap::new() }
     }
 
     /// Adds a job to those that are sent next to a node.
-    fn push(&mut self, node: P::Peer, number: u64, job: &Job) {
+    fn push(&mut self, node: P::Peer, job: &Job) {
         let demand = self.settings.demand.filter(|_| job.change.is_durable());
         let is_its = |known: &NodeJobs<P::Peer>| {
             known.connection.peer == node && known.demand.is_some() == demand.is_some()
@@ -66,9 +61,8 @@ impl<P: JobPolicy> BackgroundJobs<P> {
         let NodeJobs { connection, waiting, arrived, .. } = &mut self.nodes[place];
         let request = self.settings.commands.change(&job.hold, job.change);
         let (request, arrived) = (connection.peer.addressed(request), arrived.clone());
-        let factory = connection.peer.factory().clone();
-        let on_reply =
-            move |reply| arrived.lock().push((number, HoldReply::decode(reply, &factory)));
+        let (factory, id) = (connection.peer.factory().clone(), job.id);
+        let on_reply = move |reply| arrived.lock().push((id, HoldReply::decode(reply, &factory)));
         let exchange = Exchange::posted(request, job.deadline, Box::new(on_reply));
         waiting.push(exchange.durable(demand.map(|demand| (demand, SendWait::Along))));
     }
@@ -88,24 +82,25 @@ impl<P: JobPolicy> BackgroundJobs<P> {
         let mut place = 0;
         // A redirection may add nodes, and brings jobs to earlier ones.
         while place < self.nodes.len() {
-            let (urgent, mut replies) = (self.is_urgent(place), Vec::new());
-            let then = self.nodes[place].go_on(urgent, self.settings.io_timeout, &mut replies);
+            let urgent = self.is_urgent(place);
+            let then = self.nodes[place].go_on(urgent, self.settings.io_timeout);
             next = next.into_iter().chain(then).min();
-            for (number, reply) in replies {
-                let Some((job, mut progress)) = self.undecided.remove(&number) else { continue };
+            let arrived = mem::take(&mut *self.nodes[place].arrived.lock());
+            for (id, reply) in arrived {
+                let Some((job, mut progress)) = self.undecided.remove(&id) else { continue };
                 let from = &self.nodes[place].connection.peer;
                 match self.policy.decide(&job, &mut progress, from, reply) {
                     Decision::Done(outcome) => {
-                        done(job.id, outcome);
+                        done(id, outcome);
                         continue;
                     }
                     Decision::SendTo(node) => {
-                        self.push(node, number, &job);
+                        self.push(node, &job);
                         next = Some(Instant::now());
                     }
                     Decision::Undecided => {}
                 }
-                self.undecided.insert(number, (job, progress));
+                self.undecided.insert(id, (job, progress));
             }
             place += 1;
         }
@@ -123,11 +118,8 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
         for job in jobs {
             match self.policy.route(&job) {
                 Ok((nodes, progress)) => {
-                    self.last_number += 1;
-                    for node in nodes {
-                        self.push(node, self.last_number, &job);
-                    }
-                    self.undecided.insert(self.last_number, (job, progress));
+                    nodes.into_iter().for_each(|node| self.push(node, &job));
+                    self.undecided.insert(job.id, (job, progress));
                 }
                 Err(failure) => done(job.id, Err(failure)),
             }
@@ -155,9 +147,6 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
     }
 }
 
-/// What has come over a connection for a job, by its number.
-type NumberedReply = (u64, Result<HoldReply, Failure>);
-
 /// The jobs of one node that go over one connection.
 struct NodeJobs<N> {
     connection: BackgroundConnection<N, Connection>,
@@ -166,7 +155,8 @@ struct NodeJobs<N> {
     /// Sent as soon as the connection is open, has written what was sent before, and does not wait
     /// for replicas or disks.
     waiting: Vec<Exchange>,
-    arrived: Arc<Mutex<Vec<NumberedReply>>>,
+    /// What has come for jobs, by their numbers.
+    arrived: Arc<Mutex<Vec<(u64, Result<HoldReply, Failure>)>>>,
 }
 
 impl<N: Peer> NodeJobs<N> {
@@ -176,17 +166,12 @@ impl<N: Peer> NodeJobs<N> {
         Some(open?.stream()?.poll_fd())
     }
 
-    /// Does what there is to do, without waiting, and adds the outcomes that are known by now. A
-    /// connection that is silent for `io_timeout` is given up. Returns when there will be more to
-    /// do even if no reply comes; `None` if no job is here.
-    fn go_on(
-        &mut self,
-        urgent: bool,
-        io_timeout: Duration,
-        replies: &mut Vec<NumberedReply>,
-    ) -> Option<Instant> {
+    /// Does what there is to do, without waiting. A connection that is silent for `io_timeout` is
+    /// given up. Returns when there will be more to do even if no reply comes; `None` if no job is
+    /// here.
+    fn go_on(&mut self, urgent: bool, io_timeout: Duration) -> Option<Instant> {
         let previous = self.close_unless_ready();
-        self.receive(replies);
+        self.connection.read();
         let now = Instant::now();
         let late = self.waiting.extract_if(.., |exchange| exchange.deadline <= now);
         let late: Vec<_> = late.collect();
@@ -213,15 +198,8 @@ impl<N: Peer> NodeJobs<N> {
                 next = Some(late.map_or(give_up_at, |late| min(late, give_up_at)));
             }
         }
-        self.receive(replies);
+        self.connection.read();
         self.waiting.iter().map(|exchange| exchange.deadline).chain(next).min()
-    }
-
-    /// Takes the outcomes that have come.
-    fn receive(&mut self, replies: &mut Vec<NumberedReply>) {
-        let mut open = self.connection.open.as_mut();
-        while open.as_mut().is_some_and(|open| open.receive(WaitFor::Nothing)) {}
-        replies.append(&mut self.arrived.lock());
     }
 
     /// Sends the jobs that no longer have to wait, or begins to open a connection for them. They

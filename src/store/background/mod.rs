@@ -51,9 +51,10 @@ impl BackgroundSettings {
     }
 }
 
-/// A request about one hold, with a number by which its outcome is reported.
+/// A request about one hold.
 #[derive(Debug)]
 pub(crate) struct Job {
+    /// By this its outcome is reported. No other job without an outcome has it.
     pub(crate) id: u64,
     pub(crate) hold: HoldId,
     pub(crate) change: Change,

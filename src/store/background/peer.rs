@@ -31,6 +31,7 @@ use crate::net::connection::Connection;
 use crate::net::factory::ConnectionFactory;
 use crate::net::packed::Request;
 use crate::net::socket::{PollFd, poll_ready};
+use crate::net::wait::WaitFor;
 
 /// While a connection is being opened and others are open, its outcome is looked for this often.
 const LOOK: Duration = Duration::from_millis(5);
@@ -168,6 +169,13 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
     /// Gives up the connection. It can be opened again at once if it has lasted as long as a pause.
     pub(crate) fn fail(&mut self, failure: Failure) {
         (self.open, self.failed) = (None, Some(failure));
+    }
+}
+
+impl<N: Peer> BackgroundConnection<N, Connection> {
+    /// Reads the replies that have come. Never waits.
+    pub(crate) fn read(&mut self) {
+        while self.open.as_mut().is_some_and(|open| open.receive(WaitFor::Nothing)) {}
     }
 }
 

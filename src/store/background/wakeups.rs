@@ -32,7 +32,6 @@ pub(crate) struct BackgroundWakeups<P: WakeupPolicy> {
 }
 
 impl<P: WakeupPolicy> BackgroundWakeups<P> {
-    /// Sends nothing yet.
     pub(crate) fn new(
         policy: P,
         settings: &BackgroundSettings,

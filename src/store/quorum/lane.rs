@@ -102,8 +102,6 @@ impl Lane {
         // A thread that waits for replies has prepared the lane, and reads them.
         if lane.reader.is_some() {
             lane.begin_openings();
-            // Also because a program that ends with replies unread may lose what it has posted.
-            lane.links.iter_mut().for_each(Link::read);
             lane.make_room(deadline);
         }
         Ok(lane)
@@ -129,10 +127,7 @@ impl Lane {
             return self.schedule_sweep();
         };
         let mut lane = LockedLane { reader: Some(reader), links, lane: self };
-        for link in &mut *lane.links {
-            link.read();
-            link.close_if_useless(self.servers.settings.io_timeout);
-        }
+        lane.read_or_close(self.servers.settings.io_timeout);
     }
 }
 
@@ -152,19 +147,22 @@ pub(super) struct LockedLane<'a> {
 
 impl LockedLane<'_> {
     fn begin_openings(&mut self) {
-        for link in &mut *self.links {
-            link.finish_opening();
-            link.close_if_useless(self.lane.servers.settings.io_timeout);
-        }
+        // Also because a program that ends with replies unread may lose what it has posted.
+        self.read_or_close(self.lane.servers.settings.io_timeout);
+        self.links.iter_mut().for_each(Link::finish_opening);
         let urgent = !self.has_majority();
         self.links.iter_mut().for_each(|link| link.begin_opening(urgent));
+    }
+
+    /// Reads what has come, and closes connections over which nothing comes for `io_timeout`.
+    fn read_or_close(&mut self, io_timeout: Duration) {
+        self.links.iter_mut().for_each(|link| link.read_or_close(io_timeout));
     }
 
     fn connected(&self) -> usize {
         self.links.iter().filter(|link| link.is_connected()).count()
     }
 
-    /// Returns `true` if a majority is connected.
     fn has_majority(&self) -> bool {
         self.connected() >= majority(self.links.len())
     }
@@ -259,7 +257,7 @@ impl LockedLane<'_> {
             }
         });
         for place in &ready {
-            self.links[numbers[*place]].read();
+            self.links[numbers[*place]].connection.read();
         }
         !ready.is_empty()
     }
@@ -268,9 +266,7 @@ impl LockedLane<'_> {
     /// the deadline.
     pub(super) fn settle(&mut self, deadline: Instant) {
         while self.read_from(None, deadline) {}
-        for link in &mut *self.links {
-            link.close_if_useless(Duration::ZERO);
-        }
+        self.read_or_close(Duration::ZERO);
     }
 }
 

@@ -21,7 +21,6 @@ use crossbeam_channel::Receiver;
 use crate::base::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
 use crate::net::in_flight::{Exchange, InFlight};
-use crate::net::wait::WaitFor;
 use crate::store::background::peer::BackgroundConnection;
 use crate::store::quorum::health::QuorumServer;
 
@@ -80,34 +79,24 @@ impl Link {
 
     /// Uses the connection that was being opened, once that is possible.
     pub(super) fn finish_opening(&mut self) {
-        if self.connection.opening.is_some() {
-            self.read();
-        }
         // The server keeps the failure.
         self.connection.finish_opening().map(Result::ok);
     }
 
-    /// Closes a stale connection, and one over which nothing has come for `io_timeout` though
-    /// something should have.
-    pub(super) fn close_if_useless(&mut self, io_timeout: Duration) {
-        if self.is_lagging() || self.is_overdue(io_timeout) {
-            self.read();
-        }
-        let is_overdue = self.is_overdue(io_timeout);
+    /// Reads what has come. Closes a stale connection, and one over which nothing has come for
+    /// `io_timeout` though something should have.
+    pub(super) fn read_or_close(&mut self, io_timeout: Duration) {
+        self.connection.read();
         let BackgroundConnection { peer: server, open: Some(open), .. } = &mut self.connection
         else {
             return;
         };
+        let since = open.in_flight.expected_since();
         if open.is_connected() && !open.is_open() {
             open.give_up(Failure { kind: FailureKind::Disconnected, ..server.factory.no_reply() });
-        } else if is_overdue {
+        } else if since.is_some_and(|since| since.elapsed() >= io_timeout) {
             open.give_up(server.time_out());
         }
-    }
-
-    fn is_overdue(&self, io_timeout: Duration) -> bool {
-        let since = self.open().and_then(|open| open.in_flight.expected_since());
-        since.is_some_and(|since| since.elapsed() >= io_timeout)
     }
 
     /// Returns `true` if too many requests are behind one that waits for replicas or a disk.
@@ -135,15 +124,9 @@ impl Link {
         Err(Failure::io(FailureKind::Transient, &self.server().factory.label(), error))
     }
 
-    /// Writes a request over the open connection.
     pub(super) fn send(&mut self, exchange: Exchange) {
         if let Some(open) = &mut self.connection.open {
             open.send([exchange]);
         }
-    }
-
-    /// Reads the replies that have come. Never waits.
-    pub(super) fn read(&mut self) {
-        while self.connection.open.as_mut().is_some_and(|open| open.receive(WaitFor::Nothing)) {}
     }
 }
