@@ -125,7 +125,6 @@ pub(crate) fn new_client_id(label: &str) -> Result<Arc<str>> {
     Ok(client.into())
 }
 
-/// Returns `true` if a client can have this id.
 pub(crate) fn is_client_id(id: &str) -> bool {
     let (label, random) = id.rsplit_once(':').unwrap_or(("", id));
     let is_random = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');

@@ -104,10 +104,8 @@ fn hash_tag(key: &str) -> Option<&str> {
     rest.split_once('}').map(|(tag, _)| tag).filter(|tag| !tag.is_empty())
 }
 
-/// How many hash slots there are.
 pub(crate) const SLOTS: usize = 16_384;
 
-/// The slot of a key.
 pub(crate) fn slot_of(key: &str) -> usize {
     usize::from(crc16(hash_tag(key).unwrap_or(key).as_bytes())) % SLOTS
 }

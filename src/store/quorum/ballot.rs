@@ -150,7 +150,6 @@ impl<T: ScriptReply> Ballot<T> {
         }
     }
 
-    /// Looks at the votes so far.
     pub(super) fn look<R>(&self, at: impl FnOnce(&Votes<T>) -> R) -> R {
         at(&self.count.lock().votes)
     }
@@ -218,7 +217,6 @@ impl InDoubtHolds {
             || self.client.get().is_none_or(|(client, _)| *client != hold.client)
     }
 
-    /// Notes that leases of this length exist.
     pub(super) fn note_lease(&self, lease: Duration) {
         let mut longest = self.lease.lock();
         *longest = lease.max(*longest);

@@ -97,7 +97,6 @@ impl Gathered {
         Self { from: vec![false; servers], first: Instant::now(), told: false }
     }
 
-    /// Adds the message of a server.
     fn add(&mut self, server: usize) {
         if self.told && self.from[server] {
             // The lock was released once more.
