@@ -43,18 +43,12 @@ pub(crate) enum Registration {
 impl Registration {
     /// Returns `true` if the client may be in the queue: it leaves that with a lock.
     pub(crate) fn may_be_queued(self) -> bool {
-        match self {
-            Self::IfHeld | Self::IfMayBeKept | Self::None => false,
-            Self::Followed | Self::Kept | Self::Last | Self::Registered | Self::Yielding => true,
-        }
+        !matches!(self, Self::IfHeld | Self::IfMayBeKept | Self::None)
     }
 
     /// Returns `true` if the client is registered where the lock is held.
     pub(crate) fn joins(self) -> bool {
-        match self {
-            Self::IfMayBeKept | Self::Kept | Self::Last | Self::None => false,
-            Self::Followed | Self::IfHeld | Self::Registered | Self::Yielding => true,
-        }
+        !matches!(self, Self::IfMayBeKept | Self::Kept | Self::Last | Self::None)
     }
 }
 
@@ -155,11 +149,8 @@ impl Change {
     }
 
     pub(crate) fn is_durable(self) -> bool {
-        match self {
-            Self::Downgrade { .. } | Self::Renew { .. } => true,
-            Self::SetDepth { durable, .. } => durable,
-            Self::Check | Self::Release { .. } | Self::Unregister | Self::Watch => false,
-        }
+        let is_renewal = matches!(self, Self::Downgrade { .. } | Self::Renew { .. });
+        is_renewal || matches!(self, Self::SetDepth { durable: true, .. })
     }
 }
 
