@@ -49,19 +49,15 @@ pub(crate) struct KindRow {
     pub(crate) prefix: &'static str,
 }
 
-const LOCK: KindRow = KindRow { held_as: HeldAs::Lock, form: "a lock", prefix: "" };
-const PERMIT: KindRow = KindRow { held_as: HeldAs::Permit, form: "a semaphore", prefix: "p:" };
-const READ: KindRow = KindRow { held_as: HeldAs::Reader, form: "a read-write lock", prefix: "r:" };
-const WRITE: KindRow = KindRow { held_as: HeldAs::Writer, prefix: "w:", ..READ };
-
 impl HoldKind {
-    pub(crate) fn row(self) -> &'static KindRow {
-        match self {
-            Self::Lock => &LOCK,
-            Self::Permit { .. } => &PERMIT,
-            Self::Read => &READ,
-            Self::Write => &WRITE,
-        }
+    pub(crate) fn row(self) -> KindRow {
+        let (held_as, form, prefix) = match self {
+            Self::Lock => (HeldAs::Lock, "a lock", ""),
+            Self::Permit { .. } => (HeldAs::Permit, "a semaphore", "p:"),
+            Self::Read => (HeldAs::Reader, "a read-write lock", "r:"),
+            Self::Write => (HeldAs::Writer, "a read-write lock", "w:"),
+        };
+        KindRow { held_as, form, prefix }
     }
 
     /// The kind of a hold that is reported so. Of a semaphore, there are as many permits.
