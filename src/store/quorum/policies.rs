@@ -137,11 +137,7 @@ impl JobPolicy for Arc<QuorumServers> {
         votes.0[from.number] = Some(vote);
         let outcome = match job.change {
             Change::Release { kept_until } => {
-                let decided = votes.decide_release();
-                if decided.is_some() {
-                    self.in_doubt.end(&job.hold, kept_until, true);
-                }
-                decided
+                votes.decide_release().inspect(|_| self.in_doubt.end(&job.hold, kept_until, true))
             }
             change => votes.decide_change(change).map(|reply| reply.map(JobReply::from)),
         };

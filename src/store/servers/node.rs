@@ -71,11 +71,9 @@ impl Node {
                 self.doubt();
             }
         })?;
-        let nonsense = || {
-            let error = io::Error::new(io::ErrorKind::InvalidData, "not a sensible reply");
-            Failure::io(FailureKind::Unreachable, self.label(), error)
-        };
-        let own_host = self.server.factory.endpoint.host().unwrap_or_default();
+        let factory = &self.server.factory;
+        let own_host = factory.endpoint.host().unwrap_or_default();
+        let nonsense = || Failure { kind: FailureKind::Unreachable, ..factory.invalid_reply() };
         shares(&reply, own_host).ok_or_else(nonsense)
     }
 
