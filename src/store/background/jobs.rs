@@ -118,7 +118,9 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
         for job in jobs {
             match self.policy.route(&job) {
                 Ok((nodes, progress)) => {
-                    nodes.into_iter().for_each(|node| self.push(node, &job));
+                    for node in nodes {
+                        self.push(node, &job);
+                    }
                     self.undecided.insert(job.id, (job, progress));
                 }
                 Err(failure) => done(job.id, Err(failure)),
@@ -147,6 +149,9 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
     }
 }
 
+/// What has come for a job, by its number.
+type NumberedReply = (u64, Result<HoldReply, Failure>);
+
 /// The jobs of one node that go over one connection.
 struct NodeJobs<N> {
     connection: BackgroundConnection<N, Connection>,
@@ -155,8 +160,7 @@ struct NodeJobs<N> {
     /// Sent as soon as the connection is open, has written what was sent before, and does not wait
     /// for replicas or disks.
     waiting: Vec<Exchange>,
-    /// What has come for jobs, by their numbers.
-    arrived: Arc<Mutex<Vec<(u64, Result<HoldReply, Failure>)>>>,
+    arrived: Arc<Mutex<Vec<NumberedReply>>>,
 }
 
 impl<N: Peer> NodeJobs<N> {

@@ -40,7 +40,7 @@ impl Memory {
         Self { server: server.clone(), keys: Keys::new(&config.prefix), inboxes: Arc::default() }
     }
 
-    fn inbox(&self, client: Arc<str>) -> Arc<Inbox> {
+    fn inbox(&self, client: &Arc<str>) -> Arc<Inbox> {
         let open = || self.server.0.lock().locks.inboxes.open(client.clone());
         self.inboxes.lock().entry(client.clone()).or_insert_with(open).clone()
     }
@@ -55,7 +55,7 @@ impl Default for Memory {
 
 impl Store for Memory {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
-        self.inbox(request.holds[0].client.clone());
+        self.inbox(&request.holds[0].client);
         self.server.execute(request.deadline, |locks| locks.acquire(&self.keys, request))
     }
 
@@ -102,7 +102,7 @@ impl Store for Memory {
     }
 
     fn wakeups(&self, client: &str, _: Option<&RedissonChannels>) -> Box<dyn Wakeups> {
-        Box::new(MemoryWakeups::new(self.inbox(client.into()), self.keys.clone()))
+        Box::new(MemoryWakeups::new(self.inbox(&client.into()), self.keys.clone()))
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {
