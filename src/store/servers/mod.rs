@@ -115,8 +115,7 @@ impl Store for Servers {
     }
 
     fn share_server(&self, one: &str, other: &str) -> bool {
-        let node = |name| self.placement.known(self.placement.slot(name));
-        node(one) == node(other)
+        self.placement.known(one) == self.placement.known(other)
     }
 
     /// One node after the other. A request that is redirected is made again alone.

@@ -71,11 +71,11 @@ impl Placement {
         }
     }
 
-    /// The node that serves a slot, as far as is known.
-    pub(super) fn known(&self, slot: usize) -> Option<Target> {
+    /// The node that has a name, as far as is known.
+    pub(super) fn known(&self, name: &str) -> Option<Target> {
         match self {
             Self::One(target) => Some(target.clone()),
-            Self::Slots(topology) => topology.owner(slot),
+            Self::Slots(topology) => topology.owner(topology.slot(name)),
         }
     }
 
@@ -151,7 +151,7 @@ impl JobPolicy for Placement {
     type Progress = u32;
 
     fn route(&mut self, job: &Job) -> Result<(Vec<Target>, u32), Failure> {
-        if let Some(target) = self.known(self.slot(&job.hold.name)) {
+        if let Some(target) = self.known(&job.hold.name) {
             return Ok((vec![target], 0));
         }
         if let Self::Slots(topology) = self {
@@ -194,7 +194,7 @@ impl WakeupPolicy for Placement {
     }
 
     fn is_home(&self, target: &Target, name: &str) -> bool {
-        self.known(self.slot(name)).is_none_or(|known| known == *target)
+        self.known(name).is_none_or(|known| known == *target)
     }
 
     fn shard_tag(&self, target: &Target) -> Arc<str> {
