@@ -279,23 +279,28 @@ impl Locks {
             permits: u32::try_from(name.holds.len()).unwrap_or(u32::MAX),
         })
     }
-
-    #[cfg(test)]
-    pub(super) fn end_at(&mut self, key: &str, end: Moment, is_meant: impl Fn(&HoldId) -> bool) {
-        let holds = self.name(key).map_or(&mut [][..], |name| &mut name.holds);
-        holds.iter_mut().filter(|held| is_meant(&held.id)).for_each(|held| held.ends = end);
-    }
-
-    #[cfg(test)]
-    pub(super) fn waiting(&mut self, key: &str) -> Vec<String> {
-        let entry = |(kind, client): &(HoldKind, _)| format!("{}{client}", kind.row().prefix);
-        self.name(key).map(|name| name.queue.iter().map(entry).collect()).unwrap_or_default()
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Locks {
+        pub(in crate::store::memory) fn end_at(
+            &mut self,
+            key: &str,
+            end: Moment,
+            is_meant: impl Fn(&HoldId) -> bool,
+        ) {
+            let holds = self.name(key).map_or(&mut [][..], |name| &mut name.holds);
+            holds.iter_mut().filter(|held| is_meant(&held.id)).for_each(|held| held.ends = end);
+        }
+
+        pub(in crate::store::memory) fn waiting(&mut self, key: &str) -> Vec<String> {
+            let entry = |(kind, client): &(HoldKind, _)| format!("{}{client}", kind.row().prefix);
+            self.name(key).map(|name| name.queue.iter().map(entry).collect()).unwrap_or_default()
+        }
+    }
 
     #[test]
     fn a_block_is_of_a_thousand_tokens_that_are_at_most_a_millisecond_ahead() {

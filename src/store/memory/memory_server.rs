@@ -10,12 +10,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-#[cfg(test)]
-use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::Config;
-#[cfg(test)]
-use crate::store::hold_id::HoldId;
 use crate::store::hold_id::HoldKind;
 use crate::store::keys::Keys;
 use crate::store::memory::inbox::failure;
@@ -110,18 +106,6 @@ impl MemoryServer {
         report.holder().is_some_and(|holder| ends(&holder.owner) == HoldReply::Done)
     }
 
-    /// Sets the end of the holds and offers of a name that are meant.
-    #[cfg(test)]
-    pub(crate) fn end_at(&self, key: &str, end: Moment, is_meant: impl Fn(&HoldId) -> bool) {
-        self.0.lock().locks.end_at(key, end, is_meant);
-    }
-
-    /// The clients that wait for a lock, as they are in Redis.
-    #[cfg(test)]
-    pub(crate) fn waiting(&self, key: &str) -> Vec<String> {
-        self.0.lock().locks.waiting(key)
-    }
-
     /// Executes a request, unless the server is down.
     pub(super) fn begin<T>(
         &self,
@@ -168,5 +152,24 @@ impl MemoryServer {
 impl fmt::Debug for MemoryServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryServer").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::clock::Moment;
+    use crate::store::hold_id::HoldId;
+
+    impl MemoryServer {
+        /// Sets the end of the holds and offers of a name that are meant.
+        pub(crate) fn end_at(&self, key: &str, end: Moment, is_meant: impl Fn(&HoldId) -> bool) {
+            self.0.lock().locks.end_at(key, end, is_meant);
+        }
+
+        /// The clients that wait for a lock, as they are in Redis.
+        pub(crate) fn waiting(&self, key: &str) -> Vec<String> {
+            self.0.lock().locks.waiting(key)
+        }
     }
 }

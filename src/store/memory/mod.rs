@@ -46,13 +46,6 @@ impl Memory {
     }
 }
 
-#[cfg(test)]
-impl Default for Memory {
-    fn default() -> Self {
-        Self::new(&MemoryServer::default(), &Config::default())
-    }
-}
-
 impl Store for Memory {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
         self.inbox(&request.holds[0].client);
@@ -166,6 +159,12 @@ mod tests {
     use crate::store::request::{Change, Registration};
 
     const LONG: Duration = Duration::from_secs(60);
+
+    impl Default for Memory {
+        fn default() -> Self {
+            Self::new(&MemoryServer::default(), &Config::default())
+        }
+    }
 
     fn of(kind: HoldKind, client: &str) -> HoldId {
         HoldId { kind, name: "a".into(), client: client.into(), nonce: 1 }

@@ -136,11 +136,6 @@ impl Topology {
         failure.as_ref().is_some_and(|failure| failure.kind != FailureKind::Transient)
     }
 
-    #[cfg(test)]
-    pub(super) fn place(&self, slot: usize, seed: usize) {
-        self.map.write().set(slot, &self.seeds[seed]);
-    }
-
     /// Notes that a node has failed. Does not wait until it is known whether another has its slots.
     pub(super) fn note_failure(self: &Arc<Self>, failure: &Failure, from: &Node) {
         if is_doubtful(failure) {
@@ -282,6 +277,12 @@ mod tests {
     use crate::store::tests::process;
 
     const SOON: Duration = Duration::from_secs(5);
+
+    impl Topology {
+        pub(in crate::store::servers) fn place(&self, slot: usize, seed: usize) {
+            self.map.write().set(slot, &self.seeds[seed]);
+        }
+    }
 
     #[test]
     fn the_nodes_are_asked_again_if_a_slot_moves_just_after_they_were_asked() {
