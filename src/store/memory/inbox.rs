@@ -38,11 +38,7 @@ impl Inboxes {
         self.0.get(client).is_some_and(|inbox| inbox.strong_count() > 0)
     }
 
-    /// Tells a client that the lock with this key may be free.
-    pub(super) fn tell(&self, client: &str, key: &str) {
-        self.send(client, Wake::Lock(key.into()));
-    }
-
+    /// Sends a client a message, with a key in place of the name.
     pub(super) fn send(&self, client: &str, message: Wake) {
         if let Some(inbox) = self.0.get(client).and_then(Weak::upgrade) {
             inbox.add(Some(message));

@@ -202,8 +202,9 @@ impl Locks {
             if let Some(name) = self.by_key.get_mut(key) {
                 name.remove_other_forms(key, hold.kind, &self.inboxes);
                 // The first two learn when the lock becomes free: the first may have stopped.
-                let waiting = name.queue.iter().filter(|(kind, _)| kind.is_lock()).take(2);
-                waiting.for_each(|(_, client)| self.inboxes.tell(client, key));
+                for (_, client) in name.queue.iter().filter(|(kind, _)| kind.is_lock()).take(2) {
+                    self.inboxes.send(client, Wake::Lock(key.into()));
+                }
             }
         }
         HoldReply::Done

@@ -197,7 +197,7 @@ impl Name {
             let (kind, client) = self.queue.remove(0);
             if !asks(kind, &client) {
                 has_told = true;
-                inboxes.tell(&client, key);
+                inboxes.send(&client, Wake::Lock(key.into()));
             }
             let id = HoldId { kind, name: key.into(), client, nonce: OFFERED };
             let ends = Moment::now().after(OFFER);
@@ -210,7 +210,7 @@ impl Name {
             && has_told
             && !asks(*kind, next)
         {
-            inboxes.tell(next, key);
+            inboxes.send(next, Wake::Lock(key.into()));
         }
     }
 
@@ -219,7 +219,9 @@ impl Name {
     pub(super) fn remove_other_forms(&mut self, key: &str, served: HoldKind, inboxes: &Inboxes) {
         self.queue.retain(|(_, client)| inboxes.exists(client));
         let others = self.queue.iter().take_while(|(kind, _)| !kind.has_form_of(served)).count();
-        self.queue.drain(..others).for_each(|(_, client)| inboxes.tell(&client, key));
+        for (_, client) in self.queue.drain(..others) {
+            inboxes.send(&client, Wake::Lock(key.into()));
+        }
     }
 
     /// Tells the client that holds the lock that another one asks for it, if that client may keep
