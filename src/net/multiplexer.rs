@@ -317,7 +317,7 @@ mod tests {
         let factory = Arc::new(ConnectionFactory::new(endpoint, &config, Resolver::default()));
         let multiplexer = Multiplexer::new(factory, &config, &thread.0);
         let (ping, begin) = (redis::cmd("PING"), Instant::now());
-        let requests = (0..50_000).map(|_| Request::command(&ping)).collect();
+        let requests = (0..50_000).map(|_| Request::command(&ping));
         let deadline = end_of(Duration::from_millis(100));
         let replies = multiplexer.exchange_all(requests, None, deadline);
         assert!(replies.len() == 50_000 && replies.iter().all(Result::is_err));

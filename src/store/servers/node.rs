@@ -162,7 +162,7 @@ impl Target {
         let Some(deadline) = requests.iter().map(|request| request.deadline).max() else { return };
         let Node { server, commands, .. } = &*self.node;
         let changes = requests.iter().map(|it| self.addressed(commands.change(it.hold, it.change)));
-        let replies = server.exchange_all(changes.collect(), self.demand_of(requests), deadline);
+        let replies = server.exchange_all(changes, self.demand_of(requests), deadline);
         for (place, reply) in replies.into_iter().enumerate() {
             on_reply(place, HoldReply::decode(reply, &server.factory));
         }
