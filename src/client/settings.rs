@@ -13,7 +13,9 @@ use crate::config::setters;
 use crate::event::Event;
 
 // Those of locks, of which a handle has its own.
-setters! { Builder, |builder| builder.config.options_mut();
+setters! {
+    Builder, |builder| builder.config.options_mut();
+
     /// Sets the lease: how long a lock lasts after its last renewal. A holder that dies blocks
     /// others for no longer than this, and a holder that cannot reach the server loses the lock
     /// after this time.
@@ -90,7 +92,9 @@ setters! { Builder, |builder| builder.config.options_mut();
 }
 
 // Those of the client.
-setters! { Builder, |builder| &mut builder.config;
+setters! {
+    Builder, |builder| &mut builder.config;
+
     /// Sets the prefix of the keys of locks, so that no lock has the same key as an application's
     /// data. The key is the prefix followed by the name, so prefix `a` with name `bc` is the same
     /// lock as prefix `ab` with name `c`. To share locks with programs that use another library,

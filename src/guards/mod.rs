@@ -114,7 +114,9 @@ impl LockHandle {
 /// Defines the option setters and the `Debug` that handles of every kind have.
 macro_rules! lock_options {
     ($lock:ident) => {
-        $crate::config::setters! { $lock, |lock| lock.handle.options_mut();
+        $crate::config::setters! {
+            $lock, |lock| lock.handle.options_mut();
+
             /// Sets the lease, as [`Builder::lease`](crate::Builder::lease) does for the client.
             #[must_use]
             lease(lease: std::time::Duration) = lease;

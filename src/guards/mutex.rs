@@ -44,7 +44,9 @@ pub struct Mutex {
 
 lock_options!(Mutex);
 
-setters! { Mutex, |mutex| mutex.handle.options_mut();
+setters! {
+    Mutex, |mutex| mutex.handle.options_mut();
+
     /// Sets whether a thread that holds this lock may lock it again, as
     /// [`Builder::reentrant`](crate::Builder::reentrant) does for the client.
     #[must_use]

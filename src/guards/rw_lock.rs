@@ -64,7 +64,8 @@ pub struct WriteGuard {
 guard!(WriteGuard with held, fence);
 
 waits! {
-    RwLock => ReadGuard, has_holder: false, |lock, wait| lock.handle.acquire(HoldKind::Read, wait);
+    RwLock => ReadGuard, has_holder: false,
+    |lock, wait| lock.handle.acquire(HoldKind::Read, wait);
 
     /// Acquires the lock for reading, blocking the current thread until no writer holds it and none
     /// that arrived earlier waits for it, or until [`wait`](RwLock::wait) has passed.
@@ -84,7 +85,8 @@ waits! {
 }
 
 waits! {
-    RwLock => WriteGuard, has_holder: false, |lock, wait| lock.handle.acquire(HoldKind::Write, wait);
+    RwLock => WriteGuard, has_holder: false,
+    |lock, wait| lock.handle.acquire(HoldKind::Write, wait);
 
     /// Acquires the lock for writing, blocking the current thread until no other reader or writer
     /// holds it and none that arrived earlier waits for it, or until [`wait`](RwLock::wait) has
