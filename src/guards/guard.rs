@@ -66,6 +66,11 @@ pub(super) struct BelongsToItsThreadUseLockOwned(pub(super) PhantomData<MutexGua
 /// Gives a guard around [`Held`] the methods that all guards have, and the optional ones that are
 /// named.
 macro_rules! guard {
+    (@same $($method:ident -> $result:ty),+) => {
+        $(fn $method(&self) -> $result {
+            self.$method()
+        })+
+    };
     (@depth $guard:ident) => {
         impl $guard {
             /// Returns 1: this guard never nests.
@@ -208,32 +213,14 @@ macro_rules! guard {
         impl $crate::guards::Sealed for $guard {}
 
         impl $crate::guards::AnyGuard for $guard {
-            fn name(&self) -> &str {
-                self.name()
-            }
+            $crate::guards::guard::guard!(@same name -> &str, is_held -> bool);
+            $crate::guards::guard::guard!(@same remaining -> std::time::Duration);
+            $crate::guards::guard::guard!(@same lost -> $crate::guards::watches::Lost);
+            $crate::guards::guard::guard!(@same verify -> $crate::error::Result<()>);
+            $crate::guards::guard::guard!(@same renew -> $crate::error::Result<()>);
 
             fn fence(&self) -> Option<u64> {
                 self.held.fence()
-            }
-
-            fn is_held(&self) -> bool {
-                self.is_held()
-            }
-
-            fn remaining(&self) -> std::time::Duration {
-                self.remaining()
-            }
-
-            fn lost(&self) -> $crate::guards::watches::Lost {
-                self.lost()
-            }
-
-            fn verify(&self) -> $crate::error::Result<()> {
-                self.verify()
-            }
-
-            fn renew(&self) -> $crate::error::Result<()> {
-                self.renew()
             }
 
             fn unlock(self: Box<Self>) -> $crate::error::Result<()> {
