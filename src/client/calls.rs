@@ -169,19 +169,18 @@ impl Client {
     ///
     /// # Errors
     ///
+    /// The same as [`ping`](Client::ping), and
+    ///
     /// - [`Lost`](crate::Error::Lost): the hold is over, because its lease has ended, or it was
     ///   released, ended by force or overwritten.
     /// - [`InvalidInput`](crate::Error::InvalidInput): the ticket comes from a client with another
     ///   [`prefix`](crate::Builder::prefix), or its lease is too short for the
     ///   [`io_timeout`](crate::Builder::io_timeout) of this client. Nothing was sent.
-    /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
-    ///   usable reply came; see [`try_lock`](Client::try_lock) for how long the call retries. The
-    ///   hold is unchanged, or was renewed by this call, and can be adopted until its lease ends.
     /// - [`NotReplicated`](crate::Error::NotReplicated): too few replicas or disks acknowledged the
     ///   renewal. The hold can still be adopted.
-    /// - [`Redis`](crate::Error::Redis): the server refused the request.
-    /// - [`Closed`](crate::Error::Closed): the client is closed.
-    /// - [`Forked`](crate::Error::Forked): this process is a forked child.
+    ///
+    /// Without a usable reply the hold is unchanged, or was renewed by this call, and can be
+    /// adopted until its lease ends.
     pub fn adopt(&self, ticket: &Ticket) -> Result<OwnedGuard> {
         OwnedGuard::adopt(&self.shared, ticket)
     }

@@ -149,12 +149,10 @@ impl Mutex {
     ///
     /// # Errors
     ///
+    /// The same as [`Client::ping`](crate::Client::ping), except for `Closed`, and
+    ///
     /// - [`WrongType`](Error::WrongType): the key holds something that is not a lock.
-    /// - [`Unavailable`](Error::Unavailable) or [`NoQuorum`](Error::NoQuorum): no usable answer
-    ///   came; see [`Client::try_lock`](crate::Client::try_lock) for how long the call retries.
-    /// - [`Redis`](Error::Redis): the server refused the request.
     /// - [`InvalidInput`](Error::InvalidInput): the name cannot be that of a lock.
-    /// - [`Forked`](Error::Forked): this process is a forked child.
     pub fn is_locked(&self) -> Result<bool> {
         Ok(self.holder()?.is_some())
     }
