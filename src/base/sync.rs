@@ -1,6 +1,6 @@
-//! The synchronization primitives of wait queues and shared connections, and whether a thread still
-//! exists. In a test built with `--cfg leasehold_shuttle` the primitives are those of shuttle, which
-//! behave the same but let the test decide which thread runs next.
+//! The synchronization primitives of wait queues and shared connections, and whether a thread
+//! still exists. In a test built with `--cfg leasehold_shuttle` the primitives are those of
+//! shuttle, which behave the same but let the test decide which thread runs next.
 
 use std::sync::{Arc, Weak};
 use std::time::Instant;

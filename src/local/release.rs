@@ -46,23 +46,24 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
     }
     let mut result = Ok(());
     let mut finish = |hold: &Hold, outcome| {
-        if let Some(span) = hold.span.take() {
-            span.close(hold.lease.is_lost());
-        }
+        hold.span.take().into_iter().for_each(|span| span.close(hold.lease.is_lost()));
         add_outcome(&mut result, "release", hold, unless_ended(outcome));
     };
     let (mut released, mut awaited) = (Cow::Borrowed(holds), Vec::new());
     for (place, hold) in holds.iter().enumerate() {
         let ending = end_locally(shared, hold, hands_off);
-        match (ending, &mut released) {
-            (Ending::Released { .. }, Cow::Owned(released)) => released.push(hold.clone()),
-            (Ending::Released { .. }, Cow::Borrowed(_)) | (_, Cow::Owned(_)) => {}
-            (_, Cow::Borrowed(_)) => released = Cow::Owned(holds[..place].to_vec()),
+        if let Ending::Released { is_awaited } = ending {
+            awaited.extend(is_awaited.then_some(hold));
+            if let Cow::Owned(released) = &mut released {
+                released.push(hold.clone());
+            }
+            continue;
         }
-        match ending {
-            Ending::HandedOff | Ending::Kept => {}
-            Ending::Lost => finish(hold, Err(HoldFailure::of(&hold.lease))),
-            Ending::Released { is_awaited } => awaited.extend(is_awaited.then_some(hold)),
+        if let Cow::Borrowed(_) = released {
+            released = Cow::Owned(holds[..place].to_vec());
+        }
+        if ending == Ending::Lost {
+            finish(hold, Err(HoldFailure::of(&hold.lease)));
         }
     }
     let mut retry = retry(shared, first, Wait::No);

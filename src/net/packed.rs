@@ -104,8 +104,8 @@ impl Request {
         Self { bytes, script: None, ..*self }
     }
 
-    /// The failure that an error reply is. One that does not say whether the request was executed is
-    /// a refusal of a request without an effect.
+    /// The failure that an error reply is. One that does not say whether the request was executed
+    /// is a refusal of a request without an effect.
     pub(super) fn judge(&self, failure: Failure) -> Failure {
         if self.has_effect { failure } else { failure.of_question() }
     }

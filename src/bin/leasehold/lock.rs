@@ -143,7 +143,7 @@ fn not_connected(mut error: Error, name: &str) -> Error {
 struct ProgressLine {
     /// Whether it was written.
     line: Arc<Mutex<bool>>,
-    /// `None` at the end of the wait, from when on the line stays clear.
+    /// `None` once the wait has ended and the line stays clear.
     waits: Option<Sender<Infallible>>,
 }
 

@@ -37,7 +37,7 @@ pub(crate) struct BackgroundJobs<P: JobPolicy> {
     policy: P,
     settings: BackgroundSettings,
     nodes: Vec<NodeJobs<P::Peer>>,
-    /// The jobs that have no outcome yet, by their numbers. All nodes that one was sent to share it.
+    /// The jobs that have no outcome yet, by number. All nodes that one was sent to share it.
     undecided: HashMap<u64, (Job, P::Progress)>,
 }
 
