@@ -232,9 +232,13 @@ impl InFlight {
 
     pub(super) fn fail(&mut self, failure: &Failure) {
         let Self { queue, unconfirmed, ready, .. } = mem::take(self);
-        ready.into_iter().for_each(|(exchange, reply)| exchange.answer(reply));
+        for (exchange, reply) in ready {
+            exchange.answer(reply);
+        }
         let unconfirmed = unconfirmed.into_iter().map(|(exchange, _)| exchange);
-        unconfirmed.chain(queue).for_each(|exchange| exchange.answer(Err(failure.clone())));
+        for exchange in unconfirmed.chain(queue) {
+            exchange.answer(Err(failure.clone()));
+        }
     }
 }
 
