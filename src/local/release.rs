@@ -59,9 +59,7 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
             }
             continue;
         }
-        if let Cow::Borrowed(_) = released {
-            released = Cow::Owned(holds[..place].to_vec());
-        }
+        released.to_mut().truncate(place);
         if ending == Ending::Lost {
             finish(hold, Err(HoldFailure::of(&hold.lease)));
         }

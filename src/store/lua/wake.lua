@@ -65,7 +65,8 @@ local function wake(queue, window, shard, me)
     local grace = came < -past / 2 and math.ceil(came + past + 2000 - now)
     told = tell(next, shard)
     if told == 0 and string.find(next, '^[rwp]:') and tell(string.sub(next, 3), shard) ~= 0 then
-      grace = 0 -- It waits for another kind, from before the name was used for this.
+      -- It waits for another kind, from before the name was used for this.
+      grace = 0
     end
     if told ~= 0 then
       turn = next

@@ -48,7 +48,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::base::failure::Failure;
+use crate::base::failure::{Failure, FailureKind};
 use crate::config::Config;
 use crate::error::{Error, Result as ApiResult};
 use crate::net::connection::Connection;
@@ -261,7 +261,11 @@ impl Store for Quorum {
     }
 
     fn ping(&self, deadline: Instant) -> Result<(), Failure> {
-        self.inspect("ping", deadline).map(drop)
+        match self.inspect("ping", deadline) {
+            // A majority has replied, whatever is there.
+            Err(failure) if failure.kind == FailureKind::WrongType => Ok(()),
+            reply => reply.map(drop),
+        }
     }
 
     fn wakeups(&self, client: &str, _: Option<&RedissonChannels>) -> Box<dyn Wakeups> {

@@ -97,3 +97,10 @@ fn a_call_ends_in_time_if_a_silent_server_may_decide_about_the_type() {
     let (busy, took) = timed(|| is_busy(&client, "a"));
     assert!(busy && took < BOUND, "{took:?}");
 }
+
+#[test]
+fn no_key_keeps_the_servers_from_being_pinged() {
+    let quorum = Quorum::of(3);
+    quorum.servers.iter().for_each(|server| set_text(server, "ping"));
+    quorum.open(patient()).ping().unwrap();
+}
