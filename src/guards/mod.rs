@@ -162,6 +162,7 @@ pub(crate) use lock_options;
 
 /// Defines the three ways to acquire a guard, by a function of the handle and the wait. Only of a
 /// lock with one owner does the error of a wait name the holder.
+#[collapse_debuginfo(yes)]
 macro_rules! waits {
     (
         $lock:ident => $guard:ident, has_holder: $has_holder:literal, $acquire:expr;

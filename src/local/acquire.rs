@@ -8,14 +8,13 @@
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::{slice, thread};
+use std::{ptr, slice, thread};
 
 use crate::base::spans::CallSpan;
-use crate::base::sync::Thread;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::local::attempt::Attempt;
-use crate::local::call::{Caller, Counted, Wait};
+use crate::local::call::{Caller, Counted, Wait, current_thread};
 use crate::local::head_requests::refill;
 use crate::local::hold::Hold;
 use crate::local::hold_requests::{Level, nest};
@@ -51,7 +50,7 @@ pub(crate) fn lock(
     if let Some(hold) = held_already(shared, name, options)? {
         return nest(shared, hold, wait).map(Some);
     }
-    let thread = Some(Thread::current());
+    let thread = Some(current_thread());
     let caller = Caller::new(&shared.config, shared.times, options, wait, thread);
     let Some(hold) = acquire_one(shared, HoldKind::Lock, name, &caller)? else { return Ok(None) };
     shared.held_locks.insert(name, &hold);
@@ -148,7 +147,10 @@ fn held_already(
 pub(super) fn check(shared: &Shared, name: &str, options: &LockOptions) -> Result<()> {
     shared.check_process()?;
     check_name(&shared.config.prefix, name)?;
-    options.check(&shared.config)?;
+    // The client's own were checked when it was opened.
+    if !ptr::eq(options, &raw const *shared.config.options) {
+        options.check(&shared.config)?;
+    }
     if let Some(canceller) = &options.cancelled_by {
         canceller.check(name)?;
     }

@@ -5,10 +5,10 @@
 //! start of the call.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::base::clock::end_of;
-use crate::base::sync::Thread;
 use crate::config::{Config, LockOptions};
 use crate::error::Result;
 use crate::guards::canceller::Canceller;
@@ -133,11 +133,21 @@ impl Drop for Counted<'_> {
     }
 }
 
+thread_local! {
+    static ALIVE: Arc<()> = Arc::new(());
+}
+
+/// What has a strong count as long as the calling thread exists. In a destructor of a thread-local
+/// it may have none any more: then a lease taken there is not renewed.
+pub(crate) fn current_thread() -> Weak<()> {
+    ALIVE.try_with(Arc::downgrade).unwrap_or_default()
+}
+
 /// A thread that wants a lock, and the terms on which it gets it.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     /// The thread to which the hold will belong; `None` if to none.
-    pub(super) thread: Option<Thread>,
+    pub(super) thread: Option<Weak<()>>,
     pub(super) terms: Terms,
     pub(super) times: CallTimes,
     pub(super) canceller: Option<Canceller>,
@@ -165,7 +175,7 @@ impl Caller {
         usual: CallTimes,
         options: &LockOptions,
         wait: Wait,
-        thread: Option<Thread>,
+        thread: Option<Weak<()>>,
     ) -> Self {
         let lease = options.first_lease();
         let times = if lease == usual.lease { usual } else { CallTimes::new(config, lease) };
@@ -184,12 +194,19 @@ impl Caller {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use std::thread;
 
     /// The calling thread, which will own a hold, and waits for it without limit.
     pub(in crate::local) fn caller(options: &LockOptions) -> Caller {
         let config = Config::default();
         let usual = CallTimes::new(&config, options.first_lease());
-        Caller::new(&config, usual, options, Wait::Endless, Some(Thread::current()))
+        Caller::new(&config, usual, options, Wait::Endless, Some(current_thread()))
+    }
+
+    #[test]
+    fn a_thread_is_alive_until_it_ends() {
+        let ended = thread::spawn(current_thread).join().expect("no panic");
+        assert_eq!([ended, current_thread()].map(|thread| thread.strong_count()), [0, 1]);
     }
 
     #[test]

@@ -2,14 +2,13 @@
 //! channels of those that watch one.
 
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
-use crate::base::sync::Thread;
 
 /// The present hold of a tenure.
 #[derive(Debug)]
@@ -26,8 +25,8 @@ pub(super) struct CurrentHold {
     /// When it began. Once it has ended, as long after [`Moment::FIRST`] as it was held. While the
     /// lock is kept, when it was last used.
     pub(super) acquired: Moment,
-    /// `None` for a hold that belongs to no thread.
-    pub(super) thread: Option<Thread>,
+    /// Alive as long as the thread that has the hold; `None` if it belongs to none.
+    pub(super) thread: Option<Weak<()>>,
     /// Made when a thread asks for the first receiver.
     pub(super) watches: Option<Box<Watches>>,
 }
@@ -41,14 +40,14 @@ pub(super) struct Watches {
 }
 
 impl CurrentHold {
-    pub(super) fn new(fence: u64, room: u32, acquired: Moment, thread: Option<Thread>) -> Self {
+    pub(super) fn new(fence: u64, room: u32, acquired: Moment, thread: Option<Weak<()>>) -> Self {
         let (reported, ended, kept) = (false, false, false);
         Self { fence, room, reported, ended, kept, acquired, thread, watches: None }
     }
 
     /// Replaces the hold by the next one. The renewer may just have taken the tokens away of which
     /// that has one.
-    pub(super) fn advance(&mut self, thread: Option<Thread>) {
+    pub(super) fn advance(&mut self, thread: Option<Weak<()>>) {
         *self = Self::new(self.fence + 1, self.room.saturating_sub(1), Moment::now(), thread);
     }
 

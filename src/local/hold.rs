@@ -15,7 +15,6 @@ use parking_lot::Mutex;
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::base::spans::HoldSpan;
-use crate::base::sync::Thread;
 use crate::local::call::{Caller, Terms};
 use crate::local::current_hold::{CurrentHold, OverChannel};
 use crate::local::lease::{HoldFailure, Lease, NextStep};
@@ -276,7 +275,7 @@ impl Hold {
     /// renewed if the thread is gone that could release it.
     pub(super) fn next_step(&self) -> Option<NextStep> {
         let current = self.current.lock();
-        let is_alive = current.thread.as_ref().is_none_or(Thread::is_alive);
+        let is_alive = current.thread.as_ref().is_none_or(|thread| thread.strong_count() > 0);
         // The first moment at which the lock can be kept no longer, though it may be used and kept
         // again until then: a thread that uses it wakes none for that.
         let kept_end = (self.keep > 0).then(|| {
