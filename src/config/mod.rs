@@ -142,7 +142,7 @@ impl Config {
         let (min, max) = self.backoff;
         Error::require(min <= max, "backoff", "min must not be longer than max")?;
         let is_prefix = self.prefix.len() <= NAME_MAX && !self.prefix.starts_with(RESERVED);
-        let why = format_args!("must be at most {NAME_MAX} bytes and not begin with {RESERVED:?}");
+        let why = format!("must be at most {NAME_MAX} bytes and not begin with {RESERVED:?}");
         Error::require(is_prefix, "prefix", why)?;
         let has_one_login = self.master_login.is_none() || self.credentials.is_none();
         Error::require(has_one_login, "master_login", "must not be set along with `credentials`")?;
