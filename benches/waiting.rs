@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::bounded;
 use leasehold::{Builder, Client, Event};
+use redis::{Connection, Script};
 
 use self::support::crowd::Work;
 use self::support::meter::{Spent, info};
 use self::support::partner::{self, Partner};
-use self::support::raw::Raw;
+use self::support::raw::{self, Raw};
 use self::support::server::Server;
 use self::support::setting;
 use self::support::table;
@@ -24,6 +25,9 @@ use self::support::turns::quartiles;
 mod support;
 
 const NAME: &str = "the lock";
+
+/// A key, and a channel, for the same without a library.
+const BARE: &str = "bare";
 
 /// How much to measure.
 #[derive(Clone, Copy)]
@@ -50,7 +54,11 @@ impl Scale {
 }
 
 fn main() -> ExitCode {
-    partner::serve_if_started_for_it(&[("contend", contend), ("follow", follow)]);
+    partner::serve_if_started_for_it(&[
+        ("contend", contend),
+        ("follow", follow),
+        ("follow bare", follow_bare),
+    ]);
     let scale = Scale::from_args();
     let server = Server::redis();
     println!("{}", setting::of(&server));
@@ -148,8 +156,10 @@ fn release_to_held(scale: Scale, server: &Server) {
         let client = sleepy_without(without).open(&server.url()).expect("it answers");
         (without, client, Partner::start("follow", &[&server.url(), without]), Vec::new())
     });
-    let mut round_trips = Vec::new();
+    let mut bare = (raw::connect(&server.url()), Partner::start("follow bare", &[&server.url()]));
+    let (mut round_trips, mut bare_waits) = (Vec::new(), Vec::new());
     for _ in 0..scale.releases {
+        bare_waits.push(release_bare(&mut bare.0, &mut bare.1));
         for (_, client, other, waits) in &mut pairs {
             waits.push(release_once(server, client, other));
             thread::sleep(Duration::from_millis(2));
@@ -158,7 +168,7 @@ fn release_to_held(scale: Scale, server: &Server) {
             round_trips.push(started.elapsed().as_secs_f64() / 2.0);
         }
     }
-    let [_, round_trip, _] = quartiles(round_trips);
+    let [[_, round_trip, _], [_, bare, _]] = [round_trips, bare_waits].map(quartiles);
     for (without, _, _, waits) in pairs {
         let [_, wait, _] = quartiles(waits);
         let micros = |seconds| Duration::from_secs_f64(seconds);
@@ -168,6 +178,8 @@ fn release_to_held(scale: Scale, server: &Server) {
         table::fact("median", format!("{:.1?}", micros(wait)), "");
         table::fact("a raw round trip after a pause", format!("{:.1?}", micros(round_trip)), "");
         table::fact("÷ a raw round trip", format!("{:.1}", wait / round_trip), "≤ 4.0");
+        table::fact("the same, bare", format!("{:.1?}", micros(bare)), "");
+        table::fact("÷ bare", format!("{:.2}", wait / bare), "");
     }
 }
 
@@ -193,6 +205,36 @@ fn sleepy_without(mechanism: &str) -> Builder {
         "nothing" => sleepy(),
         "spinning" => sleepy().spin(Duration::ZERO),
         other => panic!("no mechanism {other:?}"),
+    }
+}
+
+/// As `release_once`, with the least that tells another process: a script that deletes a key and
+/// publishes a message, which wakes a thread, which wakes one that sets the key. All of them block.
+fn release_bare(connection: &mut Connection, other: &mut Partner) -> f64 {
+    redis::cmd("SET").arg(BARE).arg(1).exec(connection).expect("it answers");
+    other.tell("lock");
+    thread::sleep(Duration::from_millis(2));
+    let free = Script::new("redis.call('DEL', KEYS[1]) return redis.call('PUBLISH', KEYS[1], '')");
+    let released = partner::now();
+    // At the start it may not listen yet.
+    while free.key(BARE).invoke::<u32>(connection).expect("it answers") == 0 {}
+    let held: u64 = other.hear().parse().expect("a number");
+    Duration::from_nanos(held.saturating_sub(released)).as_secs_f64()
+}
+
+fn follow_bare(arguments: &[String]) {
+    let (mut listening, mut connection) =
+        (raw::connect(&arguments[0]), raw::connect(&arguments[0]));
+    let (freed, woken) = bounded(1);
+    thread::spawn(move || {
+        let mut channel = listening.as_pubsub();
+        channel.subscribe(BARE).expect("it answers");
+        while channel.get_message().is_ok() && freed.send(()).is_ok() {}
+    });
+    let take = Script::new("return redis.call('SET', KEYS[1], 1, 'NX', 'PX', 30000)");
+    while partner::listen() == "lock" && woken.recv().is_ok() {
+        take.key(BARE).invoke::<()>(&mut connection).expect("it answers");
+        partner::say(&partner::now().to_string());
     }
 }
 
