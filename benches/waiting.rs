@@ -29,6 +29,16 @@ const NAME: &str = "the lock";
 /// A key, and a channel, for the same without a library.
 const BARE: &str = "bare";
 
+/// What frees it and wakes the other process, and what takes it there: the commands of leasehold's
+/// scripts, without anything around them.
+const FREE: &str = "redis.call('HDEL', KEYS[1], '1') redis.call('ZRANGE', KEYS[2], 0, 0) \
+                    return redis.call('PUBLISH', KEYS[1], '')";
+const TAKE: &str = "redis.call('PTTL', KEYS[1]) redis.call('ZREM', KEYS[2], '1') \
+                    local time = redis.call('TIME') \
+                    redis.call('SET', KEYS[3], time[1] .. time[2], 'PX', 86400000, 'GET') \
+                    redis.call('HSET', KEYS[1], '1', 1) \
+                    return redis.call('PEXPIRE', KEYS[1], 30000)";
+
 /// How much to measure.
 #[derive(Clone, Copy)]
 struct Scale {
@@ -208,16 +218,14 @@ fn sleepy_without(mechanism: &str) -> Builder {
     }
 }
 
-/// As `release_once`, with the least that tells another process: a script that deletes a key and
-/// publishes a message, which wakes a thread, which wakes one that sets the key. All of them block.
+/// As `release_once`, by two bare scripts, a thread that the message wakes, and one that this
+/// wakes. All of them block.
 fn release_bare(connection: &mut Connection, other: &mut Partner) -> f64 {
-    redis::cmd("SET").arg(BARE).arg(1).exec(connection).expect("it answers");
     other.tell("lock");
     thread::sleep(Duration::from_millis(2));
-    let free = Script::new("redis.call('DEL', KEYS[1]) return redis.call('PUBLISH', KEYS[1], '')");
-    let released = partner::now();
+    let (free, released) = (Script::new(FREE), partner::now());
     // At the start it may not listen yet.
-    while free.key(BARE).invoke::<u32>(connection).expect("it answers") == 0 {}
+    while free.key(BARE).key("queue").invoke::<u32>(connection).expect("it answers") == 0 {}
     let held: u64 = other.hear().parse().expect("a number");
     Duration::from_nanos(held.saturating_sub(released)).as_secs_f64()
 }
@@ -231,9 +239,10 @@ fn follow_bare(arguments: &[String]) {
         channel.subscribe(BARE).expect("it answers");
         while channel.get_message().is_ok() && freed.send(()).is_ok() {}
     });
-    let take = Script::new("return redis.call('SET', KEYS[1], 1, 'NX', 'PX', 30000)");
+    let take = Script::new(TAKE);
     while partner::listen() == "lock" && woken.recv().is_ok() {
-        take.key(BARE).invoke::<()>(&mut connection).expect("it answers");
+        let taken = take.key(BARE).key("queue").key("fence").invoke::<()>(&mut connection);
+        taken.expect("it answers");
         partner::say(&partner::now().to_string());
     }
 }
