@@ -1,9 +1,8 @@
 //! Acquiring a lock, from the call to the hold.
 //!
-//! Decides what a call does. If its thread holds the lock, it adds a level. Else it waits behind
-//! the other threads of this client, and then tries, waits and tries again: at the head of the
-//! queue, where the lock may be handed off to it, or outside it with a single attempt. Decides also
-//! what an attempt and the end of a call mean for the waiters.
+//! Decides what a call does, and what its end means for the waiters. If its thread holds the lock,
+//! it adds a level. Else it waits behind the other threads of this client, and then tries, waits
+//! and tries again: at the head of the queue, or outside it with a single attempt.
 
 use std::cell::Cell;
 use std::sync::Arc;
