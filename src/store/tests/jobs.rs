@@ -147,7 +147,7 @@ fn renewals_that_come_while_replicas_are_waited_for_share_the_next_request() {
 }
 
 #[test]
-fn more_renewals_than_one_write_takes_are_all_confirmed() {
+fn valkey_confirms_more_renewals_than_one_write_takes() {
     let at_once = ["--appendonly", "yes", "--appendfsync", "always"];
     let process = Server::start(process::valkey_binary(), &at_once);
     let durability = Durability::Fsync { local: true, replicas: 0, timeout: 2 * WHILE };
