@@ -88,7 +88,6 @@ setters! {
     ///
     /// [cached]: crate::guide::cookbook#a-lock-that-one-process-uses-again-and-again
     keep(time: Duration) = time;
-
 }
 
 // Those of the client.

@@ -304,22 +304,19 @@ mod tests {
 
     use crate::base::clock::end_of;
     use crate::net::endpoint::Endpoint;
-    use crate::net::server::PoolThread;
-    use crate::net::shared_call::Resolver;
+    use crate::net::server::ServerFactory;
 
     #[test]
     fn many_requests_of_one_thread_are_given_up_as_soon_as_one() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let thread = PoolThread::start().expect("a thread");
         let config = Config { pool_size: 1, ..Config::default() };
         let url = format!("redis://{}", listener.local_addr().expect("an address"));
         let endpoint = Endpoint::parse(&url, &config).expect("a good URL");
-        let factory = Arc::new(ConnectionFactory::new(endpoint, &config, Resolver::default()));
-        let multiplexer = Multiplexer::new(factory, &config, &thread.0);
+        let server = ServerFactory::new(&config).expect("a thread").server(endpoint);
         let (ping, begin) = (redis::cmd("PING"), Instant::now());
         let requests = (0..50_000).map(|_| Request::command(&ping));
         let deadline = end_of(Duration::from_millis(100));
-        let replies = multiplexer.exchange_all(requests, None, deadline);
+        let replies = server.exchange_all(requests, None, deadline);
         assert!(replies.len() == 50_000 && replies.iter().all(Result::is_err));
         assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
     }
