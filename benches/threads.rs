@@ -4,6 +4,7 @@
 //! `cargo bench --bench threads` prints tables, with `-- --quick` in half a minute. Only ratios
 //! within one run are meaningful.
 
+use std::mem;
 use std::time::Duration;
 
 use leasehold::{Builder, Client, Mechanism, Mutex};
@@ -85,6 +86,7 @@ impl Place<'_> {
             false,
             &[
                 self.raw(threads),
+                self.raw_with_posted_releases(threads),
                 self.locks("pool of 8", Client::builder(), threads, 1, None),
                 self.locks("pool of 4", Client::builder().pool_size(4), threads, 1, goal),
             ],
@@ -183,6 +185,17 @@ impl Place<'_> {
             move || raw.lock_and_unlock()
         };
         let name = if threads == 1 { "raw".into() } else { format!("{threads} raw connections") };
+        Rival { name, goal: None, turn: Box::new(move || self.work(threads, &cycle)) }
+    }
+
+    /// The same, without waiting for releases: as fast as can be with a connection for each thread.
+    fn raw_with_posted_releases(&self, threads: usize) -> Rival<'_> {
+        let cycle = |thread: usize| {
+            let mut raw = [Raw::connect(&self.url, &thread.to_string())];
+            let mut owed = false;
+            move || Raw::lock_and_post_unlock(&mut raw, mem::replace(&mut owed, true))
+        };
+        let name = "the same, releases posted".into();
         Rival { name, goal: None, turn: Box::new(move || self.work(threads, &cycle)) }
     }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use crate::error::Result;
 use crate::guards::guard::guard;
 use crate::guards::holder::Leader;
-use crate::guards::{Held, LockHandle, lock_options, waits};
+use crate::guards::mutex::waits;
+use crate::guards::{Held, LockHandle, lock_options};
 use crate::local::status;
 use crate::store::hold_id::HoldKind;
 

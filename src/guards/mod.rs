@@ -160,59 +160,6 @@ macro_rules! lock_options {
 }
 pub(crate) use lock_options;
 
-/// Defines the three ways to acquire a guard, by a function of the handle and the wait. Only of a
-/// lock with one owner does the error of a wait name the holder.
-#[collapse_debuginfo(yes)]
-macro_rules! waits {
-    (
-        $lock:ident => $guard:ident, has_holder: $has_holder:literal, $acquire:expr;
-        $(#[$docs:meta])* $wait:ident;
-        $(#[$try_docs:meta])* $try:ident;
-        $(#[$try_for_docs:meta])* $try_for:ident;
-    ) => {
-        impl $lock {
-            $(#[$docs])*
-            pub fn $wait(&self) -> $crate::error::Result<$guard> {
-                let acquire: fn(&Self, _) -> _ = $acquire;
-                let wait = $crate::local::call::Wait::at_most(self.handle.options.wait);
-                acquire(self, wait)?.ok_or_else(|| self.handle.timed_out(wait, $has_holder))
-            }
-
-            $(#[$try_docs])*
-            ///
-            /// # Errors
-            ///
-            #[doc = $crate::guards::waits!(@errors_of $wait)]
-            pub fn $try(&self) -> $crate::error::Result<Option<$guard>> {
-                let acquire: fn(&Self, _) -> _ = $acquire;
-                acquire(self, $crate::local::call::Wait::No)
-            }
-
-            #[doc = concat!("Like [`", stringify!($wait), "`](Self::", stringify!($wait), "), but")]
-            /// waits for at most `wait`, and returns `None` if that time passes first.
-            $(#[$try_for_docs])*
-            ///
-            /// # Errors
-            ///
-            #[doc = $crate::guards::waits!(@errors_of $wait)]
-            pub fn $try_for(
-                &self,
-                wait: std::time::Duration,
-            ) -> $crate::error::Result<Option<$guard>> {
-                let acquire: fn(&Self, _) -> _ = $acquire;
-                acquire(self, $crate::local::call::Wait::at_most(Some(wait)))
-            }
-        }
-    };
-    (@errors_of $wait:ident) => {
-        concat!(
-            "The same as [`", stringify!($wait), "`](Self::", stringify!($wait),
-            "), except for `Timeout`."
-        )
-    };
-}
-pub(crate) use waits;
-
 /// A guard of any kind, for code that treats a lock, a side of a read-write lock, a permit, a term
 /// and a set of locks alike. The methods are those that each of these guards has itself.
 ///

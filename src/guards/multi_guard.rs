@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::guards::guard::guard;
-use crate::guards::{Held, LockHandle, lock_options, waits};
+use crate::guards::mutex::waits;
+use crate::guards::{Held, LockHandle, lock_options};
 use crate::local::acquire_all;
 use crate::local::call::Wait;
 use crate::local::current_hold::OverChannel;

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::guards::guard::{BelongsToItsThreadUseLockOwned, Guard};
 use crate::guards::holder::Holder;
 use crate::guards::owned_guard::OwnedGuard;
-use crate::guards::{LockHandle, lock_options, waits};
+use crate::guards::{Held, LockHandle, lock_options};
 use crate::local::call::Wait;
 use crate::local::hold_requests::Level;
 use crate::local::{acquire, release, status};
@@ -79,6 +79,58 @@ setters! {
     #[must_use]
     hold_at_least(time: Duration) = Some(time);
 }
+
+/// Defines the three ways to acquire a guard, by a function of the handle and the wait. Only of a
+/// lock with one owner does the error of a wait name the holder.
+macro_rules! waits {
+    (
+        $lock:ident => $guard:ident, has_holder: $has_holder:literal, $acquire:expr;
+        $(#[$docs:meta])* $wait:ident;
+        $(#[$try_docs:meta])* $try:ident;
+        $(#[$try_for_docs:meta])* $try_for:ident;
+    ) => {
+        impl $lock {
+            $(#[$docs])*
+            pub fn $wait(&self) -> $crate::error::Result<$guard> {
+                let acquire: fn(&Self, _) -> _ = $acquire;
+                let wait = $crate::local::call::Wait::at_most(self.handle.options.wait);
+                acquire(self, wait)?.ok_or_else(|| self.handle.timed_out(wait, $has_holder))
+            }
+
+            $(#[$try_docs])*
+            ///
+            /// # Errors
+            ///
+            #[doc = $crate::guards::mutex::waits!(@errors_of $wait)]
+            pub fn $try(&self) -> $crate::error::Result<Option<$guard>> {
+                let acquire: fn(&Self, _) -> _ = $acquire;
+                acquire(self, $crate::local::call::Wait::No)
+            }
+
+            #[doc = concat!("Like [`", stringify!($wait), "`](Self::", stringify!($wait), "), but")]
+            /// waits for at most `wait`, and returns `None` if that time passes first.
+            $(#[$try_for_docs])*
+            ///
+            /// # Errors
+            ///
+            #[doc = $crate::guards::mutex::waits!(@errors_of $wait)]
+            pub fn $try_for(
+                &self,
+                wait: std::time::Duration,
+            ) -> $crate::error::Result<Option<$guard>> {
+                let acquire: fn(&Self, _) -> _ = $acquire;
+                acquire(self, $crate::local::call::Wait::at_most(Some(wait)))
+            }
+        }
+    };
+    (@errors_of $wait:ident) => {
+        concat!(
+            "The same as [`", stringify!($wait), "`](Self::", stringify!($wait),
+            "), except for `Timeout`."
+        )
+    };
+}
+pub(crate) use waits;
 
 waits! {
     Mutex => Guard, has_holder: true, Self::acquire;
@@ -194,7 +246,8 @@ impl Mutex {
         let LockHandle { shared, name, options } = &self.handle;
         let level = acquire::lock(shared, name, options, wait)?;
         Ok(level.map(|Level { hold, depth }| {
-            let held = self.handle.held([hold]);
+            let (shared, name) = (shared.clone(), name.clone());
+            let held = Held { shared, name, holds: [hold], released: false };
             Guard { held, depth, _not_send: BelongsToItsThreadUseLockOwned(PhantomData) }
         }))
     }

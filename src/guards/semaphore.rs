@@ -2,7 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::guards::guard::guard;
-use crate::guards::{Held, LockHandle, lock_options, waits};
+use crate::guards::mutex::waits;
+use crate::guards::{Held, LockHandle, lock_options};
 use crate::local::status;
 use crate::store::hold_id::HoldKind;
 

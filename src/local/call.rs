@@ -4,6 +4,7 @@
 //! Everything that follows from the options and the configuration is computed here, once, at the
 //! start of the call.
 
+use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -169,7 +170,8 @@ impl Caller {
         self.canceller.as_ref().map_or(Ok(()), |canceller| canceller.check(name))
     }
 
-    /// A call for a hold that will belong to this thread, or to none. Most have the `usual` times.
+    /// A call for a hold that will belong to this thread, or to none. With the client's own options
+    /// it has the `usual` times.
     pub(super) fn new(
         config: &Config,
         usual: CallTimes,
@@ -177,8 +179,9 @@ impl Caller {
         wait: Wait,
         thread: Option<Weak<()>>,
     ) -> Self {
-        let lease = options.first_lease();
-        let times = if lease == usual.lease { usual } else { CallTimes::new(config, lease) };
+        let is_usual = ptr::eq(options, &raw const *config.options);
+        let other = || CallTimes::new(config, options.first_lease());
+        let times = if is_usual { usual } else { other() };
         Self {
             thread,
             terms: Terms::new(options),

@@ -40,15 +40,22 @@ pub(super) struct Watches {
 }
 
 impl CurrentHold {
-    pub(super) fn new(fence: u64, room: u32, acquired: Moment, thread: Option<Weak<()>>) -> Self {
-        let (reported, ended, kept) = (false, false, false);
-        Self { fence, room, reported, ended, kept, acquired, thread, watches: None }
-    }
+    pub(super) const NEW: Self = Self {
+        fence: 0,
+        room: 0,
+        reported: false,
+        ended: false,
+        kept: false,
+        acquired: Moment::FIRST,
+        thread: None,
+        watches: None,
+    };
 
     /// Replaces the hold by the next one. The renewer may just have taken the tokens away of which
     /// that has one.
     pub(super) fn advance(&mut self, thread: Option<Weak<()>>) {
-        *self = Self::new(self.fence + 1, self.room.saturating_sub(1), Moment::now(), thread);
+        let (fence, room) = (self.fence + 1, self.room.saturating_sub(1));
+        *self = Self { fence, room, acquired: Moment::now(), thread, ..Self::NEW };
     }
 
     /// Returns how long it has been held.

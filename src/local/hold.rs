@@ -63,7 +63,8 @@ impl Hold {
     /// may follow it.
     pub(crate) fn new(id: HoldId, fence: u64, room: u32, caller: &Caller, sent: Moment) -> Self {
         let Caller { thread, terms, times, .. } = caller;
-        let replied = Moment::now();
+        let (replied, thread) = (Moment::now(), thread.clone());
+        let current = CurrentHold { fence, room, acquired: replied, thread, ..CurrentHold::NEW };
         let keep = if terms.keep > 0 && id.may_be_kept() { terms.keep } else { 0 };
         Self {
             id,
@@ -81,7 +82,7 @@ impl Hold {
             reused: AtomicBool::new(false),
             watched: AtomicBool::new(false),
             keep,
-            current: Mutex::new(CurrentHold::new(fence, room, replied, thread.clone())),
+            current: Mutex::new(current),
         }
     }
 

@@ -72,7 +72,7 @@ impl Connection {
     pub(crate) fn is_open(&self) -> bool {
         let Some(socket) = &self.socket else { return false };
         let has_expired = socket.validity.is_some_and(|validity| Instant::now() >= validity.end);
-        if has_expired || socket.epoch != self.factory.epoch() {
+        if has_expired || socket.epoch != self.factory.epoch.load(Ordering::SeqCst) {
             return false;
         }
         let suspicions = self.factory.suspicions.load(Ordering::Relaxed);
@@ -106,7 +106,9 @@ impl Connection {
     /// Opens the connection unless it is open, and makes sure that it leads to the right server, as
     /// far as that can be found out in time.
     pub(crate) fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
-        self.factory.refresh_route(deadline);
+        if self.factory.route.is_some() {
+            self.factory.refresh_route(deadline);
+        }
         let (is_open, is_retiring) = (self.is_open(), self.retiring().is_some());
         if is_open && !is_retiring {
             return Ok(());
@@ -119,7 +121,7 @@ impl Connection {
         // Replaced in time, it has not broken.
         self.opened &= !is_retiring;
         self.poison();
-        let moves = self.factory.moves();
+        let moves = self.factory.route.as_ref().map_or(0, Route::moves);
         let deadline = deadline.min(end_of(self.factory.connect_timeout));
         let opened = self.open(deadline).or_else(|failure| {
             // There may be other credentials by now.

@@ -39,8 +39,8 @@ pub(crate) struct ConnectionFactory {
     pub(crate) connect_timeout: Duration,
     pub(crate) spin: Spin,
     resolver: Resolver,
-    /// Raised to make every open connection stale.
-    generation: AtomicU64,
+    /// Raised to make every open connection stale, also by the route when it leads elsewhere.
+    pub(super) epoch: Arc<AtomicU64>,
     /// Raised when a connection has broken: the others may have ended too, and are looked at before
     /// their next use.
     pub(super) suspicions: AtomicU64,
@@ -56,7 +56,7 @@ pub(crate) struct ConnectionFactory {
 pub(super) struct OpenSocket {
     pub(super) stream: RespStream,
     /// That of the factory when it was opened.
-    pub(super) epoch: (u64, u64),
+    pub(super) epoch: u64,
     /// For how long what the client logs in with is valid, if that is limited.
     pub(super) validity: Option<Validity>,
     pub(super) checked: AtomicU64,
@@ -100,7 +100,7 @@ impl ConnectionFactory {
             connect_timeout: config.connect_timeout,
             spin: Spin::new(config.spin),
             resolver,
-            generation: AtomicU64::new(0),
+            epoch: Arc::default(),
             suspicions: AtomicU64::new(0),
             demoted: AtomicBool::new(false),
             broken: AtomicU64::new(0),
@@ -147,19 +147,8 @@ impl ConnectionFactory {
         }
     }
 
-    /// Grows when the route has come to lead elsewhere.
-    pub(crate) fn moves(&self) -> u64 {
-        self.route.as_ref().map_or(0, Route::moves)
-    }
-
-    /// Connections from another epoch are stale. It ends when they are invalidated, and when the
-    /// route has come to lead elsewhere.
-    pub(super) fn epoch(&self) -> (u64, u64) {
-        (self.generation.load(Ordering::Relaxed), self.moves())
-    }
-
     pub(crate) fn invalidate_connections(&self) {
-        self.generation.fetch_add(1, Ordering::Relaxed);
+        self.epoch.fetch_add(1, Ordering::SeqCst);
         self.suspect_move();
     }
 
@@ -195,7 +184,7 @@ impl ConnectionFactory {
         &self,
         deadline: Instant,
     ) -> Result<(OpenSocket, Vec<(Step, Request)>), Failure> {
-        let epoch = self.epoch();
+        let epoch = self.epoch.load(Ordering::SeqCst);
         let checked = AtomicU64::new(self.suspicions.load(Ordering::Relaxed));
         let connected = match &self.route {
             None => self.endpoint.connect(&self.resolver, deadline),

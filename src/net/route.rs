@@ -62,6 +62,8 @@ pub(crate) struct Route {
     /// Whether the known address has led to no master since the sentinels were asked last.
     rejected: AtomicBool,
     moves: AtomicU64,
+    /// That of the connections to the master.
+    pub(super) epoch: Arc<AtomicU64>,
     events: Events,
 }
 
@@ -82,6 +84,7 @@ impl Route {
             valid_until: AtomicU64::new(OUTDATED),
             rejected: AtomicBool::new(false),
             moves: AtomicU64::new(0),
+            epoch: Arc::default(),
             events: events.clone(),
         }
     }
@@ -100,7 +103,7 @@ impl Route {
         }
     }
 
-    /// How often the master has moved so far. Connections from before lead to the wrong server.
+    /// How often the master has moved so far.
     pub(super) fn moves(&self) -> u64 {
         self.moves.load(Ordering::SeqCst)
     }
@@ -144,6 +147,7 @@ impl Route {
                 if known.address.as_ref() != Some(&address) {
                     known.label = format!("{address} (master {master:?})").into();
                     self.moves.fetch_add(1, Ordering::SeqCst);
+                    self.epoch.fetch_add(1, Ordering::SeqCst);
                     self.events
                         .log(log::Level::Info, || format!("the master {master:?} is at {address}"));
                     known.address = Some(address);

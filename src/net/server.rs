@@ -117,6 +117,7 @@ impl ServerFactory {
     /// As `server`, for a server to which a route leads. Of the endpoint only the login counts.
     pub(crate) fn server_along(&self, route: Route, endpoint: Endpoint) -> Arc<Multiplexer> {
         let mut connections = self.connections(endpoint);
+        connections.epoch = route.epoch.clone();
         connections.route = Some(route);
         self.pooled(connections)
     }
