@@ -19,7 +19,7 @@ const TENURE_DEFAULT: Duration = Duration::from_millis(10);
 
 /// How long a call waits for a lock that is held, and with that how often its requests are
 /// repeated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// Without limit, as long as servers reply. An outage may last for the retry window.
     Endless,
@@ -64,7 +64,7 @@ impl Wait {
 }
 
 /// The times that limit the requests of a call.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct CallTimes {
     /// The lease that a new hold gets.
     pub(crate) lease: Duration,
@@ -89,7 +89,7 @@ impl CallTimes {
 }
 
 /// What the holds of a tenure have in common.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Terms {
     /// A whole one.
     pub(super) lease: Duration,
@@ -145,7 +145,7 @@ pub(crate) fn current_thread() -> Weak<()> {
 }
 
 /// A thread that wants a lock, and the terms on which it gets it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Caller {
     /// The thread to which the hold will belong; `None` if to none.
     pub(super) thread: Option<Weak<()>>,

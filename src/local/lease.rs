@@ -174,7 +174,6 @@ impl Lease {
 }
 
 /// Why a request about an existing hold had no effect.
-#[derive(Debug)]
 pub(crate) enum HoldFailure {
     /// A shutdown has ended the hold.
     Ended,

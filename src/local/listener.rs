@@ -302,7 +302,6 @@ pub(super) mod tests {
     const PANICS: &str = "bad";
 
     /// Delivers the messages that a test sends.
-    #[derive(Debug)]
     pub(in crate::local) struct Fake {
         messages: Receiver<Result<Wake, Failure>>,
         interrupter: Interrupter,

@@ -25,7 +25,7 @@ use crate::store::Store;
 const AFTERMATH: Duration = Duration::from_secs(1);
 
 /// Logs the outages of one client.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Outages {
     events: Events,
     counters: Arc<Counters>,
@@ -39,7 +39,7 @@ pub(crate) struct Outages {
 }
 
 /// What the renewer reports at the end of a turn.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Renewals {
     /// How many leases were renewed in this turn.
     renewed: usize,
@@ -49,7 +49,6 @@ struct Renewals {
     losses: BTreeMap<&'static str, (u64, String)>,
 }
 
-#[derive(Debug)]
 struct OutageState {
     /// The names whose last request has failed, one of each server.
     failing: Vec<Arc<str>>,

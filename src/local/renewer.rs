@@ -25,7 +25,7 @@ const ANSWER_TIME: Duration = Duration::from_millis(50);
 const CHANNEL_FULL: usize = 1024;
 
 /// The end of the other threads. The thread ends when the last of these is dropped.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Renewer {
     queue: Sender<Message>,
     wake: Sender<()>,
@@ -34,7 +34,6 @@ pub(crate) struct Renewer {
 }
 
 /// The end of the thread.
-#[derive(Debug)]
 pub(super) struct Incoming {
     pub(super) queue: Receiver<Message>,
     woken: Receiver<()>,
@@ -42,7 +41,6 @@ pub(super) struct Incoming {
 }
 
 /// The messages to the thread.
-#[derive(Debug)]
 pub(super) enum Message {
     /// To ask whether a hold exists.
     Check(HoldId),
@@ -54,14 +52,13 @@ pub(super) enum Message {
 }
 
 /// A call of `shutdown` that waits for the answer.
-#[derive(Debug)]
 pub(super) struct ShutdownCall {
     pub(super) deadline: Instant,
     pub(super) answer: Sender<Result<(), Failure>>,
 }
 
 /// The shutdown of a client.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Shutdown {
     /// Those that wait for its end. What is not released by the last deadline counts as failed.
     pub(super) calls: Vec<ShutdownCall>,

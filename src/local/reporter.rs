@@ -27,7 +27,7 @@ use crate::store::hold_id::HoldKind;
 use crate::store::request::HoldReply;
 
 /// Reports to the user, and begins and ends holds in the wait queues, the counters and the renewer.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[cfg_attr(test, derive(Default))]
 pub(crate) struct Reporter {
     pub(super) events: Events,

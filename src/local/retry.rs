@@ -31,7 +31,6 @@ pub(crate) fn is_outage(failure: &Failure) -> bool {
 }
 
 /// Decides after each failure of a call whether and when to try again.
-#[derive(Debug)]
 pub(crate) struct RetryPolicy {
     wait: Wait,
     times: CallTimes,
@@ -117,7 +116,7 @@ impl RetryPolicy {
 /// The pauses between attempts, by decorrelated jitter: each is random between the least and three
 /// times the one before, so that waiters that met once do not meet again, and capped
 /// (<https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/>).
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Backoff {
     min: Duration,
     max: Duration,

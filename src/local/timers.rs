@@ -155,7 +155,6 @@ impl CleanUp {
 /// A lease that ends stays until it is due, which may be hours, or until the next compaction: one
 /// comes when there may be more leases that are over than others, which costs each a constant time,
 /// and after a pause, so that memory also follows when no more leases come.
-#[derive(Debug)]
 pub(crate) struct TimerQueue {
     entries: BinaryHeap<TimerEntry>,
     /// Entries are compacted when there are this many.
@@ -223,7 +222,6 @@ impl TimerQueue {
 }
 
 /// Small, because there is one for each lease.
-#[derive(Debug)]
 struct TimerEntry {
     due: Moment,
     work: Scheduled,

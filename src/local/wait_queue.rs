@@ -44,7 +44,6 @@ use crate::local::waiter::{HeadAnswer, Signal, WaitEnd, Waiter};
 use crate::store::hold_id::HoldKind;
 
 /// The threads of one client that want one lock.
-#[derive(Debug)]
 pub(super) struct WaitQueue {
     pub(super) head: Head,
     /// The holds that were released, as long as it is not known that they have ended in the store.
@@ -55,7 +54,6 @@ pub(super) struct WaitQueue {
 
 type Waiters = VecDeque<Arc<Waiter>>;
 
-#[derive(Debug)]
 pub(super) enum Head {
     Acquiring(Arc<Waiter>),
     Held(Arc<Hold>),

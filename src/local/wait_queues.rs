@@ -39,7 +39,7 @@ const RECALLED_MAX: usize = 1024;
 /// kept, or a release is not confirmed.
 type Shard = HashMap<Arc<str>, WaitQueue>;
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct WaitQueues {
     hasher: RandomState,
     /// Those for locks, and those for what can be shared: threads that want a name as different
@@ -58,7 +58,6 @@ pub(crate) struct WaitQueues {
 }
 
 /// How often other clients have asked for a lock that was kept for nothing.
-#[derive(Debug)]
 struct Recalled {
     in_a_row: u32,
     last: Instant,

@@ -18,7 +18,6 @@ use crate::store::hold_id::HoldId;
 
 /// A thread in a queue, or before its one attempt outside. Its signals could go through a channel
 /// too, which is larger than everything else that a lock takes.
-#[derive(Debug)]
 pub(crate) struct Waiter {
     /// What it asks for, or the head for it.
     pub(super) hold: HoldId,
@@ -36,7 +35,7 @@ pub(crate) struct Waiter {
 }
 
 /// What the last request of the thread at the head has shown.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) enum HeadAnswer {
     /// It has failed, at that time.
     Failed(Failure, Instant),

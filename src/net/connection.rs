@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use std::{fmt, io, mem, process};
+use std::{io, mem, process};
 
 use redis::{RedisError, Value};
 
@@ -39,13 +39,6 @@ pub(crate) struct Connection {
     /// When something was last posted.
     pub(super) used: Instant,
     process: u32,
-}
-
-/// Shows nothing that was sent, which may be a password or the owner of a lock.
-impl fmt::Debug for Connection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Connection").field(&self.factory).finish_non_exhaustive()
-    }
 }
 
 impl Connection {

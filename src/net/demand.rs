@@ -20,7 +20,7 @@ use crate::config::durability::Durability;
 use crate::net::packed::{Reply, Request};
 
 /// What a write must have reached in order to count.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Demand {
     /// How many disks of the master, 0 or 1; `None` if no disk counts at all.
     local: Option<u32>,

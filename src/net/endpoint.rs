@@ -200,7 +200,7 @@ impl Endpoint {
 }
 
 /// What a request is for that a new connection begins with.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(super) enum Step {
     Login,
     Name,

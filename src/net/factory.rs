@@ -1,10 +1,10 @@
 //! What the connections to one server share: how to open one, and whether they are stale.
 
 use std::error::Error as StdError;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use std::{fmt, io};
 
 use redis::{ErrorKind, RedisError, ServerError, Value};
 
@@ -20,7 +20,7 @@ use crate::net::shared_call::{CredentialsSource, Resolver};
 use crate::net::wait::Spin;
 
 /// What a client counts of its connections, to all servers.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct ConnectionCounters {
     /// The requests that were queued for a connection of a pool.
     pub(crate) pool_waits: AtomicU64,
@@ -65,7 +65,7 @@ pub(super) struct OpenSocket {
 }
 
 /// For how long a connection may be used whose credentials expire.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Validity {
     /// When to start replacing it: while it is still good, so that there is time.
     pub(super) retire_at: Instant,
@@ -81,12 +81,6 @@ impl Validity {
     /// How much time there is to replace the connection.
     pub(crate) fn spare(&self) -> Duration {
         self.end.saturating_duration_since(self.retire_at)
-    }
-}
-
-impl fmt::Debug for ConnectionFactory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ConnectionFactory").field(&self.endpoint).finish()
     }
 }
 

@@ -44,7 +44,7 @@ pub(crate) struct Exchange {
 }
 
 /// When the request to wait for replicas or disks is sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SendWait {
     /// In one write with the script, which is likely to do something.
     Along,

@@ -43,7 +43,6 @@ use crate::net::wait::WaitFor;
 const NEEDLESS_WAIT: Duration = Duration::from_millis(10);
 
 /// One server, and the connections to it as threads share them.
-#[derive(Debug)]
 pub(crate) struct Multiplexer {
     pub(crate) factory: Arc<ConnectionFactory>,
     pub(super) queue: SharedQueue,

@@ -17,13 +17,12 @@ const REASON: &str = "leasehold connects to servers on Unix systems only; elsewh
 pub(crate) use self::{NoSocket as Alarm, NoSocket as Stream};
 
 /// A socket of any kind: there is none.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct NoSocket(Infallible);
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct PollFlags;
 
-#[derive(Debug)]
 pub(crate) struct PollFd<'a>(PhantomData<&'a NoSocket>);
 
 impl PollFlags {

@@ -22,7 +22,6 @@ use crate::net::shared_queue::PooledConnection;
 pub(crate) type Reply = Result<Value, Failure>;
 
 /// A Lua script, and the hash by which a server knows it.
-#[derive(Debug)]
 pub(crate) struct Script {
     body: String,
     /// The arguments with which a call begins: EVALSHA and the hash of the body.
@@ -39,7 +38,7 @@ impl Script {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) enum Arg<'a> {
     Bytes(&'a [u8]),
     Number(u64),
@@ -47,7 +46,7 @@ pub(crate) enum Arg<'a> {
 }
 
 /// A packed request, with one reply that counts.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Request {
     pub(crate) bytes: Vec<u8>,
     /// Whether it is preceded by ASKING, after which a node serves it even for a slot that the node

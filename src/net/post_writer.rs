@@ -17,7 +17,7 @@ const IDLE: Duration = Duration::from_millis(500);
 
 /// Writes requests, and remembers a server at which writing what no thread waits for has just timed
 /// out: threads that drop many guards while a server is away wait only once.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct PostWriter {
     /// What the last wait has failed with, and until when there is no other.
     failure: Mutex<Option<(Instant, Failure)>>,

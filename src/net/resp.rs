@@ -156,7 +156,7 @@ impl RespStream {
 }
 
 /// What was read and not taken yet.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct ReplyBuffer {
     bytes: Vec<u8>,
     /// The bytes from `start` to `end` were read and not parsed.

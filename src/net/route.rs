@@ -33,7 +33,7 @@ const OUTDATED: u64 = 0;
 const REFRESHING: u64 = 1;
 
 /// The address of a server.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) host: String,
     pub(crate) port: u16,

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use std::{fmt, io, thread};
+use std::{io, thread};
 
 use parking_lot::Mutex;
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
@@ -26,12 +26,6 @@ const NAME: &str = "leasehold-pool";
 /// connection that this thread makes.
 #[derive(Clone)]
 pub(crate) struct PoolThread(pub(super) Arc<ScheduledThreadPool>);
-
-impl fmt::Debug for PoolThread {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("PoolThread").finish_non_exhaustive()
-    }
-}
 
 impl PoolThread {
     pub(crate) fn start() -> io::Result<Self> {
@@ -55,7 +49,7 @@ impl PoolThread {
 }
 
 /// Makes the servers of one client, which share a thread, look-ups and credentials.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct ServerFactory {
     config: Config,
     pub(crate) thread: PoolThread,
@@ -65,7 +59,7 @@ pub(crate) struct ServerFactory {
 }
 
 /// The pools of one client, of servers that it still has, and what was counted in all.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Pools {
     servers: Arc<Mutex<Vec<Weak<Multiplexer>>>>,
     counters: Arc<ConnectionCounters>,

@@ -12,7 +12,7 @@ use std::error::Error as StdError;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use std::{fmt, io, thread};
+use std::{io, thread};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError, bounded};
 use parking_lot::Mutex;
@@ -48,12 +48,6 @@ struct SharedCall<K, T> {
     /// The answer and when it has come. There is none if the call has panicked.
     answer: Arc<OnceLock<(T, Instant)>>,
     ended: Receiver<Infallible>,
-}
-
-impl<K, T> fmt::Debug for SharedCalls<K, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("SharedCalls").field(&self.thread).finish_non_exhaustive()
-    }
 }
 
 impl<K, T> SharedCalls<K, T>
@@ -121,7 +115,7 @@ impl<K, T> SharedCall<K, T> {
 type Addresses = Result<Vec<SocketAddr>, Arc<io::Error>>;
 
 /// The look-ups of one client. Clones share them.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Resolver(Arc<SharedCalls<String, Addresses>>);
 
 impl Default for Resolver {
@@ -160,7 +154,7 @@ impl Resolver {
 }
 
 /// Asks the program's callback. Its answer serves all connections that wait. Clones share it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct CredentialsSource(Arc<SharedCalls<(), CredentialsAnswer>>);
 
 impl CredentialsSource {

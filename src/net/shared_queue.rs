@@ -9,7 +9,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-use std::{fmt, mem, thread};
+use std::{mem, thread};
 
 use r2d2::{ManageConnection, NopErrorHandler, Pool};
 use scheduled_thread_pool::ScheduledThreadPool;
@@ -85,7 +85,6 @@ impl Drop for PoolUser {
 /// Makes connections that are closed. The thread that takes one opens it, by its own deadline and
 /// with an error of its own; through r2d2, an error would arrive as a text, after the whole
 /// timeout.
-#[derive(Debug)]
 pub(super) struct ClosedConnections {
     factory: Arc<ConnectionFactory>,
     max_lifetime: Option<Duration>,
@@ -107,12 +106,6 @@ impl ManageConnection for ClosedConnections {
     /// in use whenever r2d2 looks for old ones would never be replaced.
     fn has_broken(&self, connection: &mut Connection) -> bool {
         self.max_lifetime.is_some_and(|max| connection.made.elapsed() >= max)
-    }
-}
-
-impl fmt::Debug for SharedQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("SharedQueue").field(&self.pool).finish_non_exhaustive()
     }
 }
 

@@ -45,7 +45,6 @@ const SOCKET: SocketFlags = SocketFlags::CLOEXEC;
 #[cfg(target_vendor = "apple")]
 const SOCKET: SocketFlags = SocketFlags::empty();
 
-#[derive(Debug)]
 pub(crate) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
@@ -231,7 +230,7 @@ fn remaining(deadline: Instant) -> io::Result<Duration> {
 }
 
 /// Wakes a thread that polls: readable from when it is rung until it is reset. Clones are the same.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Alarm(Arc<(UnixStream, UnixStream)>);
 
 impl Alarm {

@@ -11,7 +11,7 @@ use crate::config::certificates::{self, Tls};
 use crate::error::{Error, Result};
 
 /// What a server must prove.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trust {
     /// Nothing: it may be any server.
     #[cfg(feature = "tls-insecure")]

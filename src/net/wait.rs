@@ -7,7 +7,6 @@
 //! costs the other threads. So threads spin only while all that wait for replies leave a core free:
 //! when one of several threads sleeps, another has something to do in the meantime.
 
-use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
@@ -29,7 +28,7 @@ static SPINS_AMONG: LazyLock<usize> =
 
 /// What has come over a connection and was not read.
 #[cfg_attr(not(unix), allow(dead_code, reason = "nothing comes there"))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Arrived {
     Data,
     /// Nothing more can be read.
@@ -38,7 +37,7 @@ pub(crate) enum Arrived {
 }
 
 /// How to wait for a reply.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) enum WaitFor {
     /// Not at all, and without a system call: only what was read along with earlier replies counts.
     Buffered,
@@ -50,7 +49,6 @@ pub(crate) enum WaitFor {
     SoonReply { deadline: Instant },
 }
 
-#[derive(Debug)]
 pub(crate) struct Spin {
     budget: Duration,
     /// How many nanoseconds replies take for which a thread spins first.
@@ -105,7 +103,7 @@ impl Spin {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 enum Waited {
     Asleep,
     Spinning,
@@ -116,7 +114,7 @@ enum Waited {
 }
 
 /// A moving average over about eight values. Updates may be lost to races, which does no harm.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Average(AtomicU32);
 
 impl Average {
@@ -132,7 +130,6 @@ impl Average {
 
 /// A thread's wait for a reply, which ends when this is dropped: how long the reply took then
 /// counts, and how the thread waited for it.
-#[derive(Debug)]
 pub(crate) struct ReplyWait<'a> {
     spin: &'a Spin,
     started: Instant,
@@ -161,16 +158,15 @@ impl Drop for ReplyWait<'_> {
 }
 
 /// What a thread waits for that another can interrupt.
-pub(crate) trait Close: Debug + Send + Sync {
+pub(crate) trait Close: Send + Sync {
     /// Wakes the thread, and lets nothing more come.
     fn close(&self);
 }
 
 /// Interrupts a thread once, for good. Clones interrupt the same thread.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Interrupter(Arc<Interrupt>);
 
-#[derive(Debug)]
 struct Interrupt {
     done: AtomicBool,
     /// What the thread waits for. Locked while it is replaced, and after `done` is set, so that no

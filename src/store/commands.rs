@@ -32,7 +32,7 @@ const WAITING_LIFE_MIN: Duration = Duration::from_secs(60);
 const GROUP_MAX: usize = 900;
 
 /// Makes the requests about the locks of one client.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Commands {
     pub(crate) keys: Keys,
     /// How long a counter of fencing tokens is kept after a hold of its name began. It is not kept

@@ -39,7 +39,6 @@ pub(crate) enum HoldKind {
 }
 
 /// What the holds of a kind have in common.
-#[derive(Debug)]
 pub(crate) struct KindRow {
     /// As what they are reported.
     pub(crate) held_as: HeldAs,

@@ -7,7 +7,7 @@ use crate::config::{NAME_MAX, RESERVED};
 use crate::error::{Error, Result};
 
 /// Makes the keys of a lock from its name.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Keys {
     prefix: String,
 }

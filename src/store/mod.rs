@@ -14,7 +14,6 @@ pub(crate) mod servers;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::slice;
 use std::sync::Arc;
 use std::time::Instant;
@@ -30,7 +29,7 @@ use crate::store::request::{
 
 /// Where locks live. Every request can be executed twice, or late, without harm to another hold.
 /// None takes longer than its deadline.
-pub(crate) trait Store: fmt::Debug + Send + Sync {
+pub(crate) trait Store: Send + Sync {
     /// Takes the lock if it is free, or the locks of one group if all of them are.
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure>;
 

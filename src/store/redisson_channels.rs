@@ -25,12 +25,12 @@ pub(super) const TURN_TIME: Duration = Duration::from_millis(5);
 pub(super) const MEMORY: Duration = Duration::from_millis(500);
 
 /// The channels of one client. Clones are the same.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct RedissonChannels {
     state: Arc<Mutex<State>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct State {
     /// The names of the locks that threads wait for. Names that differ in braces may share a
     /// channel.
@@ -42,7 +42,6 @@ struct State {
 }
 
 /// One thread that wants to hear when Redisson releases a lock, as long as this lives.
-#[derive(Debug)]
 pub(crate) struct RedissonWait {
     channels: RedissonChannels,
     channel: String,

@@ -8,7 +8,7 @@ use crate::store::hold_id::{HeldAs, HoldId, HoldKind};
 
 /// A request for holds: mostly for one; for one of each of several locks, all of them or none; or
 /// for several of a name that can be shared, the first of them or as many as there is room for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Acquire<'a> {
     /// Those of locks are one group of [`Store::groups`](crate::store::Store::groups); others are
     /// of one kind and name, in the order in which they are granted.
@@ -106,7 +106,7 @@ pub(crate) fn is_granted(reply: &Result<AcquireReply, Failure>) -> bool {
 }
 
 /// A request about a hold that exists already, or that its client waits for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct HoldRequest<'a> {
     pub(crate) hold: &'a HoldId,
     pub(crate) change: Change,
@@ -191,7 +191,7 @@ impl HolderReply {
 }
 
 /// The owner of a hold of a name, of any client or library.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct OwnerOf<'a> {
     pub(crate) kind: HoldKind,
     pub(crate) name: &'a str,
@@ -200,7 +200,7 @@ pub(crate) struct OwnerOf<'a> {
 }
 
 /// What is asked about a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Look {
     /// Who holds it, of whatever kind it is, and who waits for it.
     All,

@@ -11,7 +11,6 @@ pub(crate) mod peer;
 mod subscription;
 pub(crate) mod wakeups;
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,7 +26,7 @@ use crate::store::hold_id::HoldId;
 use crate::store::request::{Change, HoldReply};
 
 /// What the jobs and the wake-ups of a client have in common in all stores on servers.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct BackgroundSettings {
     pub(crate) commands: Commands,
     /// What must be met before a renewal counts.
@@ -52,7 +51,6 @@ impl BackgroundSettings {
 }
 
 /// A request about one hold.
-#[derive(Debug)]
 pub(crate) struct Job {
     /// By this its outcome is reported. No other job without an outcome has it.
     pub(crate) id: u64,
@@ -82,11 +80,11 @@ impl From<HoldReply> for JobReply {
 }
 
 /// Where jobs are sent, and what the replies amount to.
-pub(crate) trait JobPolicy: fmt::Debug + Send {
+pub(crate) trait JobPolicy: Send {
     type Peer: Peer;
 
     /// What is known of a job that has no outcome yet.
-    type Progress: fmt::Debug + Send;
+    type Progress: Send;
 
     /// Returns the nodes that a job is sent to first. Fails if none is known.
     fn route(&mut self, job: &Job) -> Result<(Vec<Self::Peer>, Self::Progress), Failure>;
@@ -114,7 +112,6 @@ pub(crate) trait JobPolicy: fmt::Debug + Send {
 }
 
 /// What comes of a job after a reply.
-#[derive(Debug)]
 pub(crate) enum Decision<N> {
     Done(JobOutcome),
     /// Another node must be asked.
@@ -186,7 +183,7 @@ pub(crate) trait Wakeups: Send {
 }
 
 /// Which nodes are listened at, and what their messages amount to.
-pub(crate) trait WakeupPolicy: fmt::Debug + Send {
+pub(crate) trait WakeupPolicy: Send {
     type Peer: Peer;
 
     /// How long a node is left alone that cannot be listened at, or could for a shorter time only.

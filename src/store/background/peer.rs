@@ -16,7 +16,6 @@
 //!
 //! Whatever is in flight on a connection that is closed has failed.
 
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::thread;
@@ -40,7 +39,7 @@ const LOOK: Duration = Duration::from_millis(5);
 const SUCCESSOR_TRIES: u32 = 8;
 
 /// A server that connections are opened to in the background.
-pub(crate) trait Peer: Clone + fmt::Debug + PartialEq + Send + 'static {
+pub(crate) trait Peer: Clone + PartialEq + Send + 'static {
     /// What makes the connections.
     fn factory(&self) -> &Arc<ConnectionFactory>;
 
@@ -69,7 +68,6 @@ pub(crate) trait Peer: Clone + fmt::Debug + PartialEq + Send + 'static {
 }
 
 /// A connection to a node, and what it is used for: a `T` is made of each connection that opens.
-#[derive(Debug)]
 pub(crate) struct BackgroundConnection<N, T> {
     pub(crate) peer: N,
     /// How long a node is left alone after it was connected to in vain, or for a shorter time than
@@ -214,7 +212,7 @@ mod tests {
     const AGES: Duration = Duration::from_secs(60);
     const SOON: Duration = Duration::from_secs(5);
 
-    #[derive(Clone, Debug)]
+    #[derive(Clone)]
     struct One(Arc<ConnectionFactory>);
 
     impl PartialEq for One {

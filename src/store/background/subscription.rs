@@ -33,7 +33,6 @@ const PAUSE: Duration = Duration::from_secs(1);
 const REJECTED_PAUSE: Duration = Duration::from_secs(60);
 
 /// What the subscriptions of one client have in common.
-#[derive(Debug)]
 pub(super) struct Channel {
     pub(super) keys: Keys,
     pub(super) name: String,
@@ -45,7 +44,6 @@ pub(super) struct Channel {
 }
 
 /// A connection over which messages come.
-#[derive(Debug)]
 pub(super) struct Subscription {
     channel: Arc<Channel>,
     pub(super) connection: Connection,
@@ -167,7 +165,7 @@ impl Channel {
 }
 
 /// The further channels of one connection.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct FurtherChannels {
     /// The channels of the requests without a reply, in their order.
     asked: VecDeque<String>,

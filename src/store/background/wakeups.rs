@@ -20,7 +20,6 @@ use crate::store::redisson_channels::RedissonChannels;
 const LOOK: Duration = Duration::from_millis(20);
 
 /// The wake-ups of one client.
-#[derive(Debug)]
 pub(crate) struct BackgroundWakeups<P: WakeupPolicy> {
     policy: P,
     nodes: Vec<BackgroundConnection<P::Peer, Subscription>>,

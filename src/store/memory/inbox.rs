@@ -13,12 +13,11 @@ use crate::store::background::{Wake, Wakeups};
 use crate::store::keys::Keys;
 
 /// The inboxes of the clients that are there.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Inboxes(HashMap<Arc<str>, Weak<Inbox>>);
 
 /// Where one client finds its messages, also those that have come before it looks: each with a key
 /// in place of the name. `None` if the client waits no more.
-#[derive(Debug)]
 pub(super) struct Inbox {
     messages: Sender<Option<Wake>>,
     received: Receiver<Option<Wake>>,

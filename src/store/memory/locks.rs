@@ -19,7 +19,7 @@ use crate::store::request::{
 };
 
 /// The locks of all clients.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Locks {
     by_key: HashMap<String, Name>,
     /// The last fencing token of any name: none is repeated, though names are forgotten.

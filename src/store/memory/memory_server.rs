@@ -50,7 +50,7 @@ use crate::store::request::{HoldReply, Look};
 #[derive(Clone, Default)]
 pub struct MemoryServer(pub(super) Arc<Mutex<ServerState>>);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct ServerState {
     pub(super) locks: Locks,
     is_down: bool,

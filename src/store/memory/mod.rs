@@ -27,7 +27,7 @@ use crate::store::request::{
 };
 
 /// A server in memory, as one client sees it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Memory {
     server: MemoryServer,
     keys: Keys,

@@ -14,7 +14,7 @@ use crate::store::request::OFFER;
 use crate::store::request::{HolderReply, Registration};
 
 /// What there is of one name.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Name {
     /// All of kinds that can exist together. An offer to a waiting client is a hold with
     /// [`OFFERED`] for a number.
@@ -25,7 +25,6 @@ pub(super) struct Name {
     pub(super) fence: u64,
 }
 
-#[derive(Debug)]
 pub(super) struct LiveHold {
     pub(super) id: HoldId,
     pub(super) fence: u64,

@@ -2,7 +2,6 @@
 //! leave on some of them if it has no reply.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -24,7 +23,6 @@ use crate::store::scripts::ScriptReply;
 const LATE_MAX: usize = 64;
 
 /// What all requests of a client share.
-#[derive(Debug)]
 pub(super) struct QuorumServers {
     pub(super) each: Vec<Arc<QuorumServer>>,
     /// With what each server must meet for a new hold or level.
@@ -34,7 +32,7 @@ pub(super) struct QuorumServers {
 }
 
 /// What a request does at a server, and what is therefore in doubt where it fails.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) enum Effect {
     /// It leaves nothing in doubt.
     None,
@@ -195,13 +193,6 @@ pub(super) struct InDoubtHolds {
     late: Mutex<HashMap<HoldId, Moment>>,
     /// The longest lease of all requests.
     lease: Mutex<Duration>,
-}
-
-impl fmt::Debug for InDoubtHolds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let late = self.late.lock().len();
-        f.debug_struct("InDoubtHolds").field("late", &late).finish_non_exhaustive()
-    }
 }
 
 impl InDoubtHolds {

@@ -31,7 +31,6 @@ use crate::store::hold_id::HoldId;
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(4));
 
 /// One server.
-#[derive(Debug)]
 pub(super) struct QuorumServer {
     /// Its place among the others.
     pub(super) number: usize,
@@ -49,7 +48,6 @@ pub(super) struct QuorumServer {
     begun_below: AtomicU64,
 }
 
-#[derive(Debug)]
 struct Health {
     /// Until when it is left alone after a failure.
     paused_until: Instant,
@@ -218,7 +216,7 @@ impl Health {
 }
 
 /// Which server answers at which address.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct RunIds {
     /// The ids of the servers' processes, by their numbers, each as the address that it was last
     /// reached at has told it.

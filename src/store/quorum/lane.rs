@@ -33,7 +33,6 @@ use crate::store::scripts::ScriptReply;
 const SWEEP: Duration = Duration::from_millis(10);
 
 /// The connections, and what reads the replies that no call waits for.
-#[derive(Debug)]
 pub(super) struct Lane {
     pub(super) servers: Arc<QuorumServers>,
     /// Locked by a call until it has its replies: no other thread reads them.
@@ -137,7 +136,6 @@ fn in_use() -> Failure {
 }
 
 /// A lane that no other thread uses until this is dropped.
-#[derive(Debug)]
 pub(super) struct LockedLane<'a> {
     /// `None` if another thread waits for its replies, and reads those of this one too.
     reader: Option<MutexGuard<'a, ()>>,

@@ -31,7 +31,6 @@ const LAGGING: usize = 4;
 const LATECOMERS: Duration = Duration::from_millis(50);
 
 /// The connection to one server, open or not.
-#[derive(Debug)]
 pub(super) struct Link {
     pub(super) connection: BackgroundConnection<Arc<QuorumServer>, Connection>,
     /// Until when the connection that is being opened is likely to be open soon.

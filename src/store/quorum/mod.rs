@@ -74,7 +74,6 @@ use crate::store::request::{
 use crate::store::scripts::ScriptReply;
 
 /// N independent servers.
-#[derive(Debug)]
 pub(crate) struct Quorum {
     servers: Arc<QuorumServers>,
     /// A name always has the same, so that its requests do not overtake one another.

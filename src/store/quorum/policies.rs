@@ -26,14 +26,12 @@ const MEMORY: Duration = Duration::from_millis(50);
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Messages of majorities.
-#[derive(Debug)]
 pub(super) struct WakeupsOfMajorities {
     servers: Arc<QuorumServers>,
     gathered: HashMap<String, Gathered>,
 }
 
 /// The messages about one lock.
-#[derive(Debug)]
 struct Gathered {
     /// By the number of the server.
     from: Vec<bool>,

@@ -35,7 +35,7 @@ use crate::store::servers::placement::Placement;
 use crate::store::servers::topology::Topology;
 
 /// One server, or those of a cluster.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Servers {
     placement: Placement,
     background: BackgroundSettings,

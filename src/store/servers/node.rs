@@ -29,7 +29,6 @@ use crate::store::scripts::ScriptReply;
 const CONTENDED: u32 = 64;
 
 /// One server.
-#[derive(Debug)]
 pub(super) struct Node {
     pub(super) server: Arc<Multiplexer>,
     pub(super) commands: Commands,
@@ -104,7 +103,7 @@ impl Node {
 }
 
 /// A node and how to ask it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Target {
     pub(super) node: Arc<Node>,
     /// Whether requests are preceded by ASKING, because the node is only about to get the slot.

@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 const MASTERS_LOOK: Duration = Duration::from_secs(1);
 
 /// Where names are.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) enum Placement {
     /// All on one server, as if they were in one slot. It redirects nothing.
     One(Target),

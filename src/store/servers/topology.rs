@@ -27,7 +27,6 @@ const PAUSE: Duration = Duration::from_millis(50);
 const KEPT: Duration = Duration::from_secs(60);
 
 /// What is known of a cluster.
-#[derive(Debug)]
 pub(super) struct Topology {
     config: Config,
     servers: ServerFactory,
@@ -48,7 +47,6 @@ pub(super) struct Topology {
 }
 
 /// The nodes by slot.
-#[derive(Debug)]
 struct Map {
     owners: Vec<Option<Arc<Node>>>,
     /// By address.
