@@ -59,7 +59,7 @@ impl Events {
     }
 
     /// Reports an event, and a line that says the same where the log is detailed.
-    pub(crate) fn tell(&self, event: impl FnOnce() -> Event, line: impl FnOnce() -> String) {
+    pub(crate) fn report(&self, event: impl FnOnce() -> Event, line: impl FnOnce() -> String) {
         self.emit(event);
         self.log(Level::Debug, line);
     }
@@ -185,9 +185,9 @@ impl EventThread {
             select! {
                 recv(reports) -> report => match report {
                     Ok(report) => self.deliver_one(report),
-                    Err(_) => return self.tell(&"the end", |listener| listener.end()),
+                    Err(_) => return self.call_listeners(&"the end", |listener| listener.end()),
                 },
-                recv(ticks) -> _ => self.tell(&"a tick", |listener| listener.tick()),
+                recv(ticks) -> _ => self.call_listeners(&"a tick", |listener| listener.tick()),
             }
         }
     }
@@ -195,7 +195,7 @@ impl EventThread {
     fn deliver_one(&self, report: Report) {
         match report {
             Report::EndOfSpan(span) => span.close(true),
-            Report::Event(event) => self.tell(&event, |listener| listener.event(&event)),
+            Report::Event(event) => self.call_listeners(&event, |listener| listener.event(&event)),
             Report::Line(level, line) => write_line(level, &line),
             // The thread that waits may have given up.
             Report::Mark(delivered) => delivered.try_send(()).unwrap_or_default(),
@@ -208,7 +208,7 @@ impl EventThread {
     }
 
     /// Calls the program's code, which may panic.
-    fn tell(&self, what: &impl Debug, call: impl Fn(&dyn EventListener)) {
+    fn call_listeners(&self, what: &impl Debug, call: impl Fn(&dyn EventListener)) {
         for listener in &self.listeners {
             if catch_unwind(AssertUnwindSafe(|| call(&**listener))).is_err() {
                 write_line(Level::Error, &format!("the event callback panicked at {what:?}"));

@@ -213,7 +213,7 @@ impl LockCall<'_> {
         });
         let end = wait_queues.wait(waiter, self.caller.wait);
         if !matches!(end, Ok(WaitEnd::HandedOff(_) | WaitEnd::Head { .. } | WaitEnd::Kept(_))) {
-            self.leave(waiter);
+            self.clean_up(waiter);
         }
         if matches!(end, Ok(WaitEnd::Look | WaitEnd::TimedOut)) {
             reporter.report_contended(self.name, &self.contended);
@@ -222,7 +222,7 @@ impl LockCall<'_> {
     }
 
     /// Cleans up after a thread that is in the queue no more, and has no hold.
-    fn leave(&self, waiter: &Waiter) {
+    fn clean_up(&self, waiter: &Waiter) {
         if waiter.in_doubt.load(Ordering::Relaxed) {
             self.shared.clean_up(&waiter.hold, self.caller.times.lease, false);
         }
@@ -238,7 +238,7 @@ impl LockCall<'_> {
         let none = Registration::None;
         let acquired = Attempt::new(shared, &waiter, contended, none, after_release).run();
         if !matches!(acquired, Ok(Some(_))) {
-            self.leave(&waiter);
+            self.clean_up(&waiter);
         }
         acquired
     }
@@ -287,7 +287,7 @@ impl LockCall<'_> {
                 shared.wait_queues.give_up_head(waiter);
             }
         } else {
-            self.leave(waiter);
+            self.clean_up(waiter);
             let next = shared.wait_queues.give_up_head(waiter);
             // The place among the waiting clients is the next thread's too, if that wants the same.
             if !next.is_some_and(|next| next.waits_with(*kind)) {

@@ -15,7 +15,7 @@ use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::error::Result as CallResult;
 use crate::local::call::{Counted, Wait};
-use crate::local::head_requests::{followers_of_head, hand_out, leave_in_doubt};
+use crate::local::head_requests::{followers_of_head, hand_out, mark_in_doubt};
 use crate::local::hold::Hold;
 use crate::local::lease::reliable;
 use crate::local::retry::{HeldPauses, RetryPolicy, is_outage};
@@ -221,7 +221,7 @@ impl<'a> Attempt<'a> {
         let falls_short = reply.as_ref().is_err_and(Failure::is_shortfall);
         if in_doubt || falls_short {
             for waiter in alike {
-                leave_in_doubt(shared, waiter);
+                mark_in_doubt(shared, waiter);
             }
         } else if let Ok(AcquireReply::Acquired { others, .. }) = reply {
             for (waiter, fence) in alike.iter().zip(others) {

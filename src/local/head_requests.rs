@@ -37,7 +37,7 @@ pub(super) fn hand_out(shared: &Shared, waiter: &Waiter, fence: u64, sent: Momen
 }
 
 /// Notes that the hold of a thread may exist.
-pub(super) fn leave_in_doubt(shared: &Shared, waiter: &Waiter) {
+pub(super) fn mark_in_doubt(shared: &Shared, waiter: &Waiter) {
     if !shared.wait_queues.with(&waiter.hold, |queue| queue.mark_in_doubt(waiter)) {
         shared.clean_up(&waiter.hold, waiter.caller.times.lease, false);
     }

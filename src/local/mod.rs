@@ -16,7 +16,7 @@ pub(crate) mod hold;
 pub(crate) mod hold_requests;
 pub(crate) mod lease;
 pub(crate) mod listener;
-pub(crate) mod outage;
+pub(crate) mod outage_log;
 pub(crate) mod release;
 pub(crate) mod renewer;
 mod renewer_jobs;

@@ -16,7 +16,7 @@ use crate::event::Event;
 use crate::local::call::{Caller, Wait};
 use crate::local::hold::Hold;
 use crate::local::lease::HoldFailure;
-use crate::local::outage::Outages;
+use crate::local::outage_log::OutageLog;
 use crate::local::renewer::Renewer;
 use crate::local::wait_queues::WaitQueues;
 use crate::local::waiter::Waiter;
@@ -32,7 +32,7 @@ use crate::store::request::HoldReply;
 pub(crate) struct Reporter {
     pub(super) events: Events,
     pub(super) counters: Arc<Counters>,
-    pub(super) outages: Arc<Outages>,
+    pub(super) outages: Arc<OutageLog>,
     pub(super) wait_queues: Arc<WaitQueues>,
     pub(super) renewer: Renewer,
     /// Whether this is the renewer's own. It logs all losses of a turn together.
@@ -45,7 +45,7 @@ impl Reporter {
         Self {
             events: events.clone(),
             counters: counters.clone(),
-            outages: Arc::new(Outages::new(events.clone(), counters, store)),
+            outages: Arc::new(OutageLog::new(events.clone(), counters, store)),
             wait_queues: Arc::default(),
             renewer,
             in_turns: false,
@@ -130,7 +130,7 @@ impl Reporter {
         self.counters.acquired.fetch_add(1, Ordering::Relaxed);
         let event = || Event::Acquired { name: name.to_string(), fence, waited: waited() };
         let line = || format!("acquired lock {name:?} (fence {fence}) after {:?}", waited());
-        self.events.tell(event, line);
+        self.events.report(event, line);
     }
 
     /// Reports that a call has found a lock held, unless it was `reported` of this call already.
@@ -138,7 +138,7 @@ impl Reporter {
         if !reported.replace(true) {
             self.counters.contended.fetch_add(1, Ordering::Relaxed);
             let line = || format!("lock {name:?} is held by another owner");
-            self.events.tell(|| Event::Contended { name: name.to_string() }, line);
+            self.events.report(|| Event::Contended { name: name.to_string() }, line);
         }
     }
 
@@ -153,14 +153,14 @@ impl Reporter {
             None => {
                 counters.timed_out.fetch_add(1, Ordering::Relaxed);
                 let line = || format!("waited for lock {name:?} in vain, for {waited:?}");
-                events.tell(|| Event::TimedOut { name: name.to_string(), waited }, line);
+                events.report(|| Event::TimedOut { name: name.to_string(), waited }, line);
             }
             Some(error) if error.is_failure() => {
                 counters.failed.fetch_add(1, Ordering::Relaxed);
                 let reason = || error.with_causes();
                 let event = || Event::Failed { name: name.to_string(), waited, reason: reason() };
                 let line = || format!("lock {name:?} failed after {waited:?}: {}", reason());
-                events.tell(event, line);
+                events.report(event, line);
             }
             Some(_) => {}
         }
@@ -172,7 +172,7 @@ impl Reporter {
         self.counters.released.fetch_add(1, Ordering::Relaxed);
         let held = || hold.current.lock().held();
         let event = || Event::Released { name: name.to_string(), fence, held: held() };
-        self.events.tell(event, || format!("released lock {name:?} after {:?}", held()));
+        self.events.report(event, || format!("released lock {name:?} after {:?}", held()));
     }
 
     /// Logs that a level was not released. There are no events of inner levels.

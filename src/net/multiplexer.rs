@@ -245,7 +245,7 @@ impl Multiplexer {
             let mut state = self.queue.state.lock();
             let is_empty = state.queue.is_empty();
             if is_empty || idle.connection.in_flight.is_blocked() {
-                self.queue.give_back(idle, &mut state);
+                self.queue.return_idle(idle, &mut state);
                 drop(state);
                 free = if is_empty { None } else { self.queue.take(false, deadline) };
                 continue;

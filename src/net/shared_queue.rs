@@ -203,7 +203,7 @@ impl SharedQueue {
 
     /// Gives back an idle connection, still under the lock: a thread that queues a request after
     /// this finds it free.
-    pub(super) fn give_back(&self, idle: PooledConnection, state: &mut QueueState) {
+    pub(super) fn return_idle(&self, idle: PooledConnection, state: &mut QueueState) {
         if !idle.connection.in_flight.is_empty() {
             state.lingering.push(idle);
             self.schedule_sweep(state);

@@ -54,7 +54,7 @@ impl Locks {
         let leaves = hold.kind.is_lock() && registration.may_be_queued();
         if let Some(fence) = self.repeat(key, hold, lease) {
             if leaves && let Some(name) = self.name(key) {
-                name.leave(hold);
+                name.withdraw(hold);
             }
             if gets_block {
                 return Ok(self.block(key, hold));

@@ -103,7 +103,7 @@ impl Name {
         }
     }
 
-    pub(super) fn leave(&mut self, hold: &HoldId) {
+    pub(super) fn withdraw(&mut self, hold: &HoldId) {
         self.place(hold).map(|place| self.queue.remove(place));
     }
 
@@ -161,7 +161,7 @@ impl Name {
             return false;
         }
         if registration.may_be_queued() {
-            self.leave(hold);
+            self.withdraw(hold);
         }
         if is_offered {
             self.remove_offer_to(hold);

@@ -26,7 +26,7 @@ const AFTERMATH: Duration = Duration::from_secs(1);
 
 /// Logs the outages of one client.
 #[derive(Default)]
-pub(crate) struct Outages {
+pub(crate) struct OutageLog {
     events: Events,
     counters: Arc<Counters>,
     /// It has threads that report to here, so it must not be kept alive.
@@ -68,7 +68,7 @@ impl Default for OutageState {
     }
 }
 
-impl Outages {
+impl OutageLog {
     pub(crate) fn new(events: Events, counters: Arc<Counters>, store: &Arc<dyn Store>) -> Self {
         let store = Some(Arc::downgrade(store));
         Self { events, counters, store, ..Self::default() }
