@@ -16,6 +16,8 @@ use std::{io, thread};
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, never, select, tick};
 use log::Level;
 
+#[cfg(feature = "metrics")]
+use crate::base::metrics::Metrics;
 use crate::base::spans::{HoldSpan, OpenSpan};
 use crate::event::Event;
 
@@ -32,6 +34,9 @@ const FLUSH_PAUSE: Duration = Duration::from_millis(1);
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Events {
     queue: Arc<EventQueue>,
+    /// Also one of the listeners.
+    #[cfg(feature = "metrics")]
+    pub(crate) metrics: Option<Arc<Metrics>>,
 }
 
 #[derive(Debug, Default)]
@@ -43,12 +48,29 @@ struct EventQueue {
 }
 
 impl Events {
-    pub(crate) fn start(listeners: Vec<Arc<dyn EventListener>>) -> io::Result<Self> {
+    /// Starts the thread if there is a callback, or a recorder for the crate `metrics`.
+    #[cfg_attr(
+        not(feature = "metrics"),
+        expect(unused_mut, unused_variables, reason = "no recorder without that crate")
+    )]
+    pub(crate) fn start(
+        callback: Option<Arc<dyn EventListener>>,
+        has_recorder: bool,
+    ) -> io::Result<Self> {
+        let mut listeners = Vec::from_iter(callback);
+        #[cfg(feature = "metrics")]
+        let metrics = has_recorder.then(Arc::<Metrics>::default);
+        #[cfg(feature = "metrics")]
+        listeners.extend(metrics.clone().map(|it| it as Arc<dyn EventListener>));
         let queue = EventQueue { has_listener: !listeners.is_empty(), ..EventQueue::default() };
         if queue.has_listener {
             queue.start(listeners)?;
         }
-        Ok(Self { queue: Arc::new(queue) })
+        Ok(Self {
+            queue: Arc::new(queue),
+            #[cfg(feature = "metrics")]
+            metrics,
+        })
     }
 
     /// Emits an event, which is built only if anything listens.

@@ -28,86 +28,75 @@ use crate::store::servers::{Servers, parse_seeds};
 /// The attempt that errors of opening name.
 const ATTEMPT: &str = "open a client";
 
-pub(crate) fn at(config: Config, deployment: Deployment) -> Result<Shared> {
-    let config = prepare(config)?;
-    let servers = ServerFactory::new(&config)?;
+pub(crate) fn at(mut config: Config, deployment: Deployment) -> Result<Shared> {
+    let events = prepare(&mut config)?;
+    let servers = &ServerFactory::new(&config, &events)?;
     match deployment {
-        Deployment::Cluster { seeds } => cluster(config, &servers, seeds),
-        Deployment::Redlock { urls } => redlock(config, &servers, urls),
-        Deployment::Sentinel { urls, master } => sentinel(config, &servers, urls, &master),
+        Deployment::Cluster { seeds } => cluster(servers, seeds),
+        Deployment::Redlock { urls } => redlock(servers, urls),
+        Deployment::Sentinel { urls, master } => sentinel(servers, urls, &master),
         Deployment::Server { url } => {
-            let server = servers.server(Endpoint::parse(&url, &config)?);
-            start_on(config, server, servers.pools())
+            one(servers, servers.server(Endpoint::parse(&url, &config, &events)?))
         }
     }
 }
 
-fn sentinel(
-    config: Config,
-    servers: &ServerFactory,
-    urls: Vec<String>,
-    master: &str,
-) -> Result<Shared> {
-    Error::require(!master.is_empty(), "master", "must not be empty")?;
-    let sentinels = sentinels::parse(urls, &config)?;
-    let endpoint = master_endpoint(&sentinels, &config)?;
-    let connections = |sentinel| servers.connections(sentinel);
-    let route = sentinels::route(&sentinels, master, connections, &config);
-    start_on(config, servers.server_along(route, endpoint), servers.pools())
-}
-
-fn cluster(config: Config, servers: &ServerFactory, seeds: Vec<String>) -> Result<Shared> {
-    let seeds = parse_seeds(seeds, &config)?;
-    let cluster = Servers::cluster(seeds, &config, servers);
-    insist(&config, || cluster.explore())?;
-    Shared::start(config, Arc::new(cluster), false, servers.pools())
-}
-
-fn redlock(config: Config, servers: &ServerFactory, urls: Vec<String>) -> Result<Shared> {
-    Error::require(!config.redisson, "redisson", "must be `false` on independent servers")?;
-    let endpoints = Endpoint::parse_all("urls", urls, &config)?;
-    let store = Quorum::new(endpoints, &config, servers);
-    let reached = insist(&config, || store.ping(end_of(config.connect_timeout)));
-    store.check_distinct().and(reached)?;
-    let store = Arc::new(store);
-    let shared = Shared::start(config, store.clone(), true, servers.pools())?;
-    store.report_in_doubt_to(&shared.client, shared.in_doubt_reports());
-    Ok(shared)
-}
-
-/// Locks in this process only.
-pub(crate) fn in_memory(config: Config, server: &MemoryServer) -> Result<Shared> {
-    let config = prepare(config)?;
-    let in_memory = config.durability == Durability::Memory;
-    Error::require(in_memory, "durability", "must be `Memory` in memory")?;
-    let store = Memory::new(server, &config);
-    insist(&config, || store.ping(end_of(config.connect_timeout)))?;
-    Shared::start(config, Arc::new(store), false, Pools::default())
-}
-
-/// Checks the settings, and starts the reports to the program.
-fn prepare(mut config: Config) -> Result<Config> {
-    config.check()?;
-    // Only the thread that calls it keeps the callback.
-    #[cfg_attr(not(feature = "metrics"), expect(unused_mut, reason = "only metrics add one"))]
-    let mut listeners = Vec::from_iter(config.on_event.take());
-    #[cfg(feature = "metrics")]
-    if let Some(metrics) = &mut config.metrics {
-        *metrics = Arc::default(); // a builder may be cloned
-        listeners.push(metrics.clone());
-    }
-    config.events = Events::start(listeners).map_err(Error::no_thread)?;
-    Ok(config)
-}
-
-fn start_on(config: Config, server: Arc<Multiplexer>, pools: Pools) -> Result<Shared> {
-    insist(&config, || server.ping(end_of(config.connect_timeout)))?;
+fn one(servers: &ServerFactory, server: Arc<Multiplexer>) -> Result<Shared> {
+    let config = &servers.config;
+    insist(config, || server.ping(end_of(config.connect_timeout)))?;
     if let Some(demand) = Demand::new(config.durability).filter(|_| !config.lazy) {
         let probed = server.exchange(demand.probe(), None, end_of(config.connect_timeout));
         probed.map_err(|failure| failure.into_error(ATTEMPT, ""))?;
     }
-    let store = Servers::one(server, &config);
-    Shared::start(config, Arc::new(store), false, pools)
+    start(servers, Arc::new(Servers::one(server, servers)), false)
+}
+
+fn sentinel(servers: &ServerFactory, urls: Vec<String>, master: &str) -> Result<Shared> {
+    Error::require(!master.is_empty(), "master", "must not be empty")?;
+    let sentinels = sentinels::parse(urls, servers)?;
+    let endpoint = master_endpoint(&sentinels, &servers.config)?;
+    let route = sentinels::route(&sentinels, master, servers);
+    one(servers, servers.server_along(route, endpoint))
+}
+
+fn cluster(servers: &ServerFactory, seeds: Vec<String>) -> Result<Shared> {
+    let cluster = Servers::cluster(parse_seeds(seeds, servers)?, servers);
+    insist(&servers.config, || cluster.explore())?;
+    start(servers, Arc::new(cluster), false)
+}
+
+fn redlock(servers: &ServerFactory, urls: Vec<String>) -> Result<Shared> {
+    let config = &servers.config;
+    Error::require(!config.redisson, "redisson", "must be `false` on independent servers")?;
+    let endpoints = Endpoint::parse_all("urls", urls, config, &servers.events)?;
+    let store = Arc::new(Quorum::new(endpoints, servers));
+    let reached = insist(config, || store.ping(end_of(config.connect_timeout)));
+    store.check_distinct().and(reached)?;
+    let shared = start(servers, store.clone(), true)?;
+    store.report_in_doubt_to(&shared.client, shared.in_doubt_reports());
+    Ok(shared)
+}
+
+fn start(servers: &ServerFactory, store: Arc<dyn Store>, withdraws: bool) -> Result<Shared> {
+    let config = servers.config.clone();
+    Shared::start(config, &servers.events, store, withdraws, servers.pools())
+}
+
+/// Locks in this process only.
+pub(crate) fn in_memory(mut config: Config, server: &MemoryServer) -> Result<Shared> {
+    let events = prepare(&mut config)?;
+    let in_memory = config.durability == Durability::Memory;
+    Error::require(in_memory, "durability", "must be `Memory` in memory")?;
+    let store = Memory::new(server, &config);
+    insist(&config, || store.ping(end_of(config.connect_timeout)))?;
+    Shared::start(config, &events, Arc::new(store), false, Pools::default())
+}
+
+/// Checks the settings, and starts the reports to the program.
+fn prepare(config: &mut Config) -> Result<Events> {
+    config.check()?;
+    // Only the thread that calls it keeps the callback.
+    Events::start(config.on_event.take(), config.metrics).map_err(Error::no_thread)
 }
 
 /// The login for the master, from the URLs of the sentinels.

@@ -151,7 +151,7 @@ setters! {
     ///
     /// Defaults to `false`.
     #[cfg(feature = "metrics")]
-    metrics(reports: bool) = reports.then(Arc::default);
+    metrics(reports: bool) = reports;
 
     /// Sets whether the client is opened without any I/O. With `true` it opens even while the
     /// server is away, and the first call reports any problem with the server or the login.

@@ -9,9 +9,7 @@ pub(crate) mod url;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::event_thread::{EventListener, Events};
-#[cfg(feature = "metrics")]
-use crate::base::metrics::Metrics;
+use crate::base::event_thread::EventListener;
 use crate::config::callbacks::{AddressMap, Credentials, CredentialsCallback};
 #[cfg(feature = "tls")]
 use crate::config::certificates::Tls;
@@ -85,8 +83,8 @@ macro_rules! setters {
 pub(crate) use setters;
 
 with_defaults! {
-    /// The settings of a client, described where [`Builder`](crate::Builder) sets them. Several
-    /// clients may be opened with the same settings.
+    /// The settings of a client, described where [`Builder`](crate::Builder) sets them: values only,
+    /// since several clients may be opened with the same.
     #[derive(Clone, Debug)]
     Config {
         /// Shared with the handles to locks, which copy them to change one.
@@ -105,11 +103,7 @@ with_defaults! {
         fence_life: Duration = Duration::from_secs(24 * 60 * 60),
         /// Taken out when a client is opened.
         on_event: Option<Arc<dyn EventListener>> = None,
-        /// Replaced when a client is opened.
-        #[cfg(feature = "metrics")]
-        metrics: Option<Arc<Metrics>> = None,
-        /// Set when a client is opened.
-        events: Events = Events::default(),
+        metrics: bool = false,
         master_login: Option<Credentials> = None,
         address_map: AddressMap = AddressMap::default(),
         credentials: Option<CredentialsCallback> = None,

@@ -89,11 +89,11 @@ impl Listening {
             // No other thread has set it.
             Ok(listener) => self.listener.set(listener).unwrap_or_default(),
             Err(error) => {
-                if let Some(reporter) = self.reporter.upgrade() {
-                    reporter.wait_queues.set_listening(false);
-                }
-                if !mem::replace(&mut *failing, true) {
-                    self.config.events.warn(|| {
+                let failed_before = mem::replace(&mut *failing, true);
+                let Some(reporter) = self.reporter.upgrade() else { return };
+                reporter.wait_queues.set_listening(false);
+                if !failed_before {
+                    reporter.events.warn(|| {
                         format!("no thread for wake-ups, so that waiting may take longer: {error}")
                     });
                 }
@@ -267,15 +267,18 @@ impl ListenerThread {
     }
 
     fn pause_after(&mut self, failure: &Failure) -> Duration {
-        if let Some(reporter) = self.reporter.upgrade() {
+        let reporter = self.reporter.upgrade();
+        if let Some(reporter) = &reporter {
             reporter.wait_queues.set_listening(false);
         }
         if self.ready.take().is_some_and(|since| since.elapsed() >= STABLE) {
             self.pauses = None;
         }
-        if self.pauses.is_none() {
+        if self.pauses.is_none()
+            && let Some(reporter) = &reporter
+        {
             let (server, source) = (&failure.server, &failure.source);
-            self.config.events.warn(|| {
+            reporter.events.warn(|| {
                 format!("no wake-ups from {server}, so that waiting may take longer: {source}")
             });
         }

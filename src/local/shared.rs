@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use std::{fmt, process, ptr};
 
 use crate::base::clock::{Moment, end_of};
+use crate::base::event_thread::Events;
 use crate::base::shrink;
 use crate::config::{Config, Mechanism};
 use crate::error::{Error, Result};
@@ -64,6 +65,7 @@ impl fmt::Debug for Shared {
 impl Shared {
     pub(crate) fn start(
         config: Config,
+        events: &Events,
         store: Arc<dyn Store>,
         withdraws: bool,
         pools: Pools,
@@ -71,12 +73,12 @@ impl Shared {
         let client = new_client_id(&config.label)?;
         let times = CallTimes::new(&config, config.options.first_lease());
         let (renewer, incoming) = renewer::channel();
-        let reporter = Arc::new(Reporter::new(&config.events, renewer, &store));
+        let reporter = Arc::new(Reporter::new(events, renewer, &store));
         let Reporter { counters, wait_queues, .. } = &*reporter;
         let started = renewer_thread::start(store.jobs(), times.io_timeout, incoming, &reporter);
         started.map_err(Error::no_thread)?;
         #[cfg(feature = "metrics")]
-        if let Some(metrics) = &config.metrics {
+        if let Some(metrics) = &events.metrics {
             let (counters, pools) = (counters.clone(), pools.clone());
             metrics.measure(move || to_stats(&counters, &pools));
         }

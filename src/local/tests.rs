@@ -239,9 +239,9 @@ impl Scene {
         let (sender, events) = unbounded();
         // The last events may come when the test is over.
         let callback = move |event: &Event| sender.send(event.clone()).unwrap_or_default();
-        let config =
-            Config { events: Events::start(vec![Arc::new(callback)]).expect("a thread"), ..config };
-        let shared = Shared::start(config, Arc::new(store.clone()), false, Pools::default());
+        let reports = Events::start(Some(Arc::new(callback)), false).expect("a thread");
+        let shared =
+            Shared::start(config, &reports, Arc::new(store.clone()), false, Pools::default());
         let (shared, name) = (Arc::new(shared.expect("a thread")), Arc::from("lock"));
         Self { store, shared, name, options, events }
     }

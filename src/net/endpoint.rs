@@ -6,6 +6,7 @@ use std::{fmt, io};
 
 use redis::{ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo};
 
+use crate::base::event_thread::Events;
 use crate::base::printable;
 use crate::config::Config;
 use crate::config::callbacks::Credentials;
@@ -41,7 +42,7 @@ impl Endpoint {
     /// Parses `redis[s]://[user][:password@]host[:port][/db]` and
     /// `unix:///path[?db=&user=&pass=]`, each with an optional `client_name` in the query.
     #[cfg_attr(not(feature = "tls"), expect(unused_variables, reason = "all about TLS"))]
-    pub(crate) fn parse(url: &str, config: &Config) -> ApiResult<Self> {
+    pub(crate) fn parse(url: &str, config: &Config, events: &Events) -> ApiResult<Self> {
         let refuse = |why: &str| Err(Error::invalid("url", why));
         let Some(mut parsed) = redis::parse_redis_url(url) else {
             return refuse("must be redis[s]://host[:port][/db] or unix:///path");
@@ -73,7 +74,7 @@ impl Endpoint {
         Ok(Self {
             label: address.to_string().into(),
             #[cfg(feature = "tls")]
-            tls: connector(encrypted, &address, parsed.fragment(), config)?,
+            tls: connector(encrypted, &address, parsed.fragment(), config, events)?,
             address,
             login,
             client_name,
@@ -135,10 +136,11 @@ impl Endpoint {
         what: &str,
         urls: impl IntoIterator<Item: AsRef<str>>,
         config: &Config,
+        events: &Events,
     ) -> ApiResult<Vec<Self>> {
         let mut endpoints: Vec<Self> = Vec::new();
         for url in urls {
-            let endpoint = Self::parse(url.as_ref(), config)?;
+            let endpoint = Self::parse(url.as_ref(), config, events)?;
             if endpoints.iter().any(|other| other.label == endpoint.label) {
                 let label = endpoint.label;
                 return Err(Error::invalid(what, format_args!("must not name {label} twice")));
@@ -224,12 +226,13 @@ fn connector(
     address: &ConnectionAddr,
     fragment: Option<&str>,
     config: &Config,
+    events: &Events,
 ) -> ApiResult<Option<Connector>> {
     match address {
         ConnectionAddr::Tcp(host, _) if encrypted => {
             let settings = config.tls.clone().unwrap_or_default();
             let trust = Trust::from_fragment(fragment)?;
-            Connector::new(host, trust, &settings, &config.events).map(Some)
+            Connector::new(host, trust, &settings, events).map(Some)
         }
         // A user who has set it up relies on it.
         _ if config.tls.is_some() => Err(Error::invalid(
@@ -245,7 +248,8 @@ mod tests {
     use super::*;
 
     fn login(url: &str) -> String {
-        let endpoint = Endpoint::parse(url, &Config::default()).expect("a good URL");
+        let endpoint =
+            Endpoint::parse(url, &Config::default(), &Events::default()).expect("a good URL");
         let requests = endpoint.greeting().into_iter();
         let bytes: Vec<_> = requests.flat_map(|(_, request)| request.bytes).collect();
         String::from_utf8(bytes).expect("text")
@@ -279,7 +283,8 @@ mod tests {
             "redis://:secret@0.0.0.0",
         ];
         for url in bad {
-            let error = Endpoint::parse(url, &Config::default()).expect_err(url);
+            let error =
+                Endpoint::parse(url, &Config::default(), &Events::default()).expect_err(url);
             assert!(matches!(error, Error::InvalidInput(_)), "{error:?}");
             assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
         }
@@ -288,7 +293,8 @@ mod tests {
     #[test]
     fn debug_shows_the_address_only() {
         let endpoint =
-            Endpoint::parse("redis://me:secret@host:7/1", &Config::default()).expect("a good URL");
+            Endpoint::parse("redis://me:secret@host:7/1", &Config::default(), &Events::default())
+                .expect("a good URL");
         assert_eq!(format!("{endpoint:?}"), "Endpoint(\"host:7\")");
     }
 }

@@ -302,6 +302,7 @@ mod tests {
     use std::time::Duration;
 
     use crate::base::clock::end_of;
+    use crate::base::event_thread::Events;
     use crate::net::endpoint::Endpoint;
     use crate::net::server::ServerFactory;
 
@@ -310,8 +311,9 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let config = Config { pool_size: 1, ..Config::default() };
         let url = format!("redis://{}", listener.local_addr().expect("an address"));
-        let endpoint = Endpoint::parse(&url, &config).expect("a good URL");
-        let server = ServerFactory::new(&config).expect("a thread").server(endpoint);
+        let endpoint = Endpoint::parse(&url, &config, &Events::default()).expect("a good URL");
+        let server =
+            ServerFactory::new(&config, &Events::default()).expect("a thread").server(endpoint);
         let (ping, begin) = (redis::cmd("PING"), Instant::now());
         let requests = (0..50_000).map(|_| Request::command(&ping));
         let deadline = end_of(Duration::from_millis(100));

@@ -120,6 +120,7 @@ mod tests {
 
     use super::*;
     use crate::base::clock::end_of;
+    use crate::base::event_thread::Events;
     use crate::config::Config;
     use crate::net::endpoint::Endpoint;
     use crate::net::packed::Request;
@@ -136,8 +137,9 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("redis://{}", listener.local_addr().expect("an address"));
         let config = Config::default();
-        let endpoint = Endpoint::parse(&url, &config).expect("a good URL");
-        let server = ServerFactory::new(&config).expect("a thread").server(endpoint);
+        let endpoint = Endpoint::parse(&url, &config, &Events::default()).expect("a good URL");
+        let server =
+            ServerFactory::new(&config, &Events::default()).expect("a thread").server(endpoint);
         let connection = Connection::new(server.factory.clone());
         (listener, connection)
     }

@@ -13,14 +13,13 @@ use redis::Value;
 
 use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
-use crate::config::Config;
 use crate::config::callbacks::AddressMap;
 use crate::error::Result as ApiResult;
 use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
-use crate::net::factory::ConnectionFactory;
 use crate::net::packed::Request;
 use crate::net::route::{Address, Route, sentinels_label, unanswered};
+use crate::net::server::ServerFactory;
 use crate::net::wait::Spin;
 
 /// After this many rejections in a row, an address that most sentinels name is given up for one
@@ -41,10 +40,10 @@ struct Sentinels {
 /// Parses the URLs of sentinels, no two of which may be the same.
 pub(crate) fn parse(
     urls: impl IntoIterator<Item: AsRef<str>>,
-    config: &Config,
+    servers: &ServerFactory,
 ) -> ApiResult<Vec<Endpoint>> {
     let urls = urls.into_iter().map(|url| with_port(url.as_ref()));
-    Endpoint::parse_all("sentinels", urls, config)
+    Endpoint::parse_all("sentinels", urls, &servers.config, &servers.events)
 }
 
 fn with_port(url: &str) -> String {
@@ -59,14 +58,9 @@ fn with_port(url: &str) -> String {
 }
 
 /// Makes a route to the master of these sentinels.
-pub(crate) fn route(
-    sentinels: &[Endpoint],
-    master: &str,
-    connections: impl Fn(Endpoint) -> ConnectionFactory,
-    config: &Config,
-) -> Route {
+pub(crate) fn route(sentinels: &[Endpoint], master: &str, servers: &ServerFactory) -> Route {
     let connection = |endpoint: &Endpoint| {
-        let mut factory = connections(endpoint.without_database());
+        let mut factory = servers.connections(endpoint.without_database());
         // Sentinels are asked too rarely to spin for.
         factory.spin = Spin::new(Duration::ZERO);
         // They are the master's.
@@ -74,11 +68,11 @@ pub(crate) fn route(
         Connection::new(Arc::new(factory))
     };
     let connections = sentinels.iter().map(connection).collect();
-    let address_map = config.address_map.clone();
+    let address_map = servers.config.address_map.clone();
     let mut sentinels =
         Sentinels { master: master.into(), address_map, connections, rejections: 0 };
     let ask = move |rejected: Option<&Address>, deadline| sentinels.ask(rejected, deadline);
-    Route::new(master, &config.events, Box::new(ask))
+    Route::new(master, &servers.events, Box::new(ask))
 }
 
 impl Sentinels {
@@ -162,6 +156,8 @@ mod tests {
     use std::thread;
 
     use crate::base::clock::end_of;
+    use crate::base::event_thread::Events;
+    use crate::config::Config;
     use crate::net::route::VALID_FOR;
     use crate::net::server::ServerFactory;
 
@@ -181,10 +177,10 @@ mod tests {
     }
 
     fn refreshed(sentinels: &[String], time: Duration) -> Route {
-        let config = Config::default();
-        let sentinels = parse(sentinels, &config).expect("good URLs");
-        let servers = ServerFactory::new(&config).expect("a thread");
-        let route = route(&sentinels, "shop", |sentinel| servers.connections(sentinel), &config);
+        let servers = ServerFactory::new(&Config::default(), &Events::default());
+        let servers = servers.expect("a thread");
+        let sentinels = parse(sentinels, &servers).expect("good URLs");
+        let route = route(&sentinels, "shop", &servers);
         route.refresh(end_of(time));
         assert_eq!(route.address().expect("an answer").port, 6379);
         route
@@ -197,7 +193,8 @@ mod tests {
         route.record(Ok(address.clone()), false);
         assert_eq!(&*route.label(), r#"a\n\u{1b}[2J:1 (master "shop")"#);
         assert_eq!(address.to_string(), r"a\n\u{1b}[2J:1", "in the log");
-        let endpoint = Endpoint::parse("redis://b", &Config::default()).expect("a good URL");
+        let endpoint = Endpoint::parse("redis://b", &Config::default(), &Events::default())
+            .expect("a good URL");
         assert_eq!(&*endpoint.at(&address.host, 1).label, r"a\n\u{1b}[2J:1", "of a cluster's node");
     }
 

@@ -10,6 +10,7 @@ use std::{io, thread};
 use parking_lot::Mutex;
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
+use crate::base::event_thread::Events;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::net::endpoint::Endpoint;
@@ -51,7 +52,8 @@ impl PoolThread {
 /// Makes the servers of one client, which share a thread, look-ups and credentials.
 #[derive(Clone)]
 pub(crate) struct ServerFactory {
-    config: Config,
+    pub(crate) config: Config,
+    pub(crate) events: Events,
     pub(crate) thread: PoolThread,
     resolver: Resolver,
     credentials: Option<CredentialsSource>,
@@ -83,11 +85,12 @@ impl Pools {
 }
 
 impl ServerFactory {
-    pub(crate) fn new(config: &Config) -> Result<Self> {
+    pub(crate) fn new(config: &Config, events: &Events) -> Result<Self> {
         let thread = PoolThread::start().map_err(Error::no_thread)?;
         let (resolver, pools) = (Resolver::default(), Pools::default());
         let credentials = config.credentials.clone().map(CredentialsSource::new);
-        Ok(Self { config: config.clone(), thread, resolver, credentials, pools })
+        let (config, events) = (config.clone(), events.clone());
+        Ok(Self { config, events, thread, resolver, credentials, pools })
     }
 
     pub(crate) fn pools(&self) -> Pools {

@@ -287,6 +287,7 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     use crate::base::clock::end_of;
+    use crate::base::event_thread::Events;
     use crate::config::durability::Durability;
     use crate::net::demand::Demand;
     use crate::net::endpoint::Endpoint;
@@ -328,7 +329,7 @@ mod tests {
         let config = Config { pool_size: 1, max_lifetime: None, ..Config::default() };
         let thread = PoolThread::start().expect("a thread");
         let url = format!("redis://{}", listener.local_addr().expect("an address"));
-        let endpoint = Endpoint::parse(&url, &config).expect("a good URL");
+        let endpoint = Endpoint::parse(&url, &config, &Events::default()).expect("a good URL");
         let factory = Arc::new(ConnectionFactory::new(endpoint, &config, Resolver::default()));
         let queue = SharedQueue::new(factory.clone(), &config, &thread.0, || {});
         let take = || queue.take(true, end_of(Duration::from_secs(5))).expect("it is free");

@@ -155,6 +155,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::base::event_thread::Events;
     use crate::config::Config;
     use crate::fuzz::{cases, values};
     use crate::net::demand::is_done;
@@ -254,8 +255,11 @@ mod tests {
     #[test]
     fn only_a_key_of_another_kind_means_that_a_hold_is_gone() {
         let config = Config::default();
-        let endpoint = Endpoint::parse("redis://there/", &config).expect("a good URL");
-        let from = ServerFactory::new(&config).expect("a thread").connections(endpoint);
+        let endpoint =
+            Endpoint::parse("redis://there/", &config, &Events::default()).expect("a good URL");
+        let from = ServerFactory::new(&config, &Events::default())
+            .expect("a thread")
+            .connections(endpoint);
         let decode = |kind| {
             let error = std::io::Error::other("test");
             let failure = Failure::io(kind, &std::sync::Arc::from("there"), error);

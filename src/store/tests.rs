@@ -9,6 +9,7 @@ use redis::ConnectionLike as _;
 
 use super::*;
 use crate::base::clock::{Moment, end_of};
+use crate::base::event_thread::Events;
 use crate::base::failure::FailureKind;
 use crate::config::Config;
 use crate::net::endpoint::Endpoint;
@@ -117,8 +118,9 @@ fn single<H: Host>(host: &H) -> H::Store {
 }
 
 fn single_at(url: &str, config: &Config) -> Servers {
-    let endpoint = Endpoint::parse(url, config).expect("a good URL");
-    Servers::one(ServerFactory::new(config).expect("a thread").server(endpoint), config)
+    let endpoint = Endpoint::parse(url, config, &Events::default()).expect("a good URL");
+    let servers = ServerFactory::new(config, &Events::default()).expect("a thread");
+    Servers::one(servers.server(endpoint), &servers)
 }
 
 /// A quorum of which some servers are dead.
@@ -140,8 +142,9 @@ impl Majority {
 fn quorum(servers: &[process::Server], config: &Config) -> Quorum {
     let urls: Vec<_> = servers.iter().map(process::Server::url).collect();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let endpoints = Endpoint::parse_all("urls", &urls, &Config::default()).expect("good URLs");
-    Quorum::new(endpoints, config, &ServerFactory::new(config).expect("a thread"))
+    let endpoints = Endpoint::parse_all("urls", &urls, &Config::default(), &Events::default())
+        .expect("good URLs");
+    Quorum::new(endpoints, &ServerFactory::new(config, &Events::default()).expect("a thread"))
 }
 
 fn acquire(

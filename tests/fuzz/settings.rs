@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use super::*;
+use crate::base::event_thread::Events;
 use crate::client::builder::Builder;
 use crate::config::Config as Settings;
 use crate::config::url::parse_duration;
@@ -116,7 +117,7 @@ proptest! {
             Ok(builder) => prop_assert!(shows_no_password(&builder)),
             Err(error) => prop_assert!(is_fit_to_be_logged(&error), "{}", error),
         }
-        match Endpoint::parse(&url, &Settings::default()) {
+        match Endpoint::parse(&url, &Settings::default(), &Events::default()) {
             // What is in the place of a host or of a path is shown.
             Ok(endpoint) if url.contains("ada:se5ame@") && !url.starts_with("unix") => {
                 prop_assert!(shows_no_password(&endpoint));

@@ -16,6 +16,7 @@ use redis::Value;
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
+use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
 use crate::base::sync::{Mutex, under_many_schedules, yield_now};
 use crate::config::Config;
@@ -184,7 +185,7 @@ fn multiplexer(weather: Weather, connections: u32) -> Arc<Multiplexer> {
     let config =
         Config { spin, pool_size, idle_timeout: None, max_lifetime: None, ..Config::default() };
     let url = format!("unix:///{weather:?}");
-    let endpoint = Endpoint::parse(&url, &config).expect("a good URL");
+    let endpoint = Endpoint::parse(&url, &config, &Events::default()).expect("a good URL");
     let factory = ConnectionFactory::new(endpoint, &config, Resolver::default());
     Multiplexer::new(Arc::new(factory), &config, &POOL_THREAD.0)
 }

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use crate::base::clock::Moment;
 use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
-use crate::config::Config;
 use crate::net::demand::Demand;
+use crate::net::server::ServerFactory;
 use crate::net::wait::Interrupter;
 use crate::store::background::peer::Peer;
 use crate::store::commands::Commands;
@@ -39,13 +39,14 @@ pub(crate) struct BackgroundSettings {
 }
 
 impl BackgroundSettings {
-    pub(crate) fn new(commands: &Commands, config: &Config) -> Self {
+    pub(crate) fn new(commands: &Commands, servers: &ServerFactory) -> Self {
+        let ServerFactory { config, events, .. } = servers;
         Self {
             commands: commands.clone(),
             demand: Demand::new(config.durability),
             io_timeout: config.io_timeout(config.options.first_lease()),
             wakeups_io_timeout: config.io_timeout(Duration::MAX),
-            events: config.events.clone(),
+            events: events.clone(),
         }
     }
 }

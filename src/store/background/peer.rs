@@ -204,6 +204,7 @@ pub(crate) fn sleep<T>(sockets: &mut [PollFd<'_>], openings: &[&Receiver<T>], de
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::event_thread::Events;
     use crate::config::Config;
     use crate::net::endpoint::Endpoint;
     use crate::net::server::ServerFactory;
@@ -236,8 +237,9 @@ mod tests {
     fn a_connection_that_has_lasted_is_opened_again_at_once() {
         let server = Server::redis();
         let config = Config::default();
-        let endpoint = Endpoint::parse(&server.url(), &config).expect("a good URL");
-        let servers = ServerFactory::new(&config).expect("a thread");
+        let endpoint =
+            Endpoint::parse(&server.url(), &config, &Events::default()).expect("a good URL");
+        let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
         let factory = Arc::new(servers.connections(endpoint));
         for (pause, lasts) in [(Duration::from_millis(1), true), (AGES, false)] {
             let mut connection = BackgroundConnection::new(One(factory.clone()), pause);

@@ -101,6 +101,7 @@ mod tests {
     use crossbeam_channel::unbounded;
 
     use crate::base::clock::end_of;
+    use crate::base::event_thread::Events;
     use crate::config::Config;
     use crate::config::durability::Durability;
     use crate::net::endpoint::Endpoint;
@@ -123,9 +124,10 @@ mod tests {
         let durability = Durability::Replicas { acks: 1, timeout: SOON };
         let config = Config { durability, ..Config::default() };
         let urls = servers.each_ref().map(Server::url);
-        let endpoints = Endpoint::parse_all("urls", &urls, &config).expect("good URLs");
-        let store =
-            Quorum::new(endpoints, &config, &ServerFactory::new(&config).expect("a thread"));
+        let endpoints =
+            Endpoint::parse_all("urls", &urls, &config, &Events::default()).expect("good URLs");
+        let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
+        let store = Quorum::new(endpoints, &servers);
         let (reports, reported) = unbounded();
         store.report_in_doubt_to("me", move |doubt| {
             reports.send(doubt.hold.nonce).unwrap_or_default();

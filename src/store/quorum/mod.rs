@@ -49,7 +49,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::base::failure::{Failure, FailureKind};
-use crate::config::Config;
 use crate::error::{Error, Result as ApiResult};
 use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
@@ -85,8 +84,9 @@ const TOGETHER: usize = 64;
 
 impl Quorum {
     /// Sends nothing yet; connections are opened when they are first used.
-    pub(crate) fn new(endpoints: Vec<Endpoint>, config: &Config, factory: &ServerFactory) -> Self {
-        let settings = BackgroundSettings::new(&Commands::proposing(config), config);
+    pub(crate) fn new(endpoints: Vec<Endpoint>, factory: &ServerFactory) -> Self {
+        let config = &factory.config;
+        let settings = BackgroundSettings::new(&Commands::proposing(config), factory);
         let run_ids = Arc::<RunIds>::default();
         let server = |(number, endpoint)| {
             let connections = Arc::new(factory.connections(endpoint));

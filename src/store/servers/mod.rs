@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::base::failure::Failure;
-use crate::config::Config;
 use crate::error::{Error, Result as ApiResult};
 use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
@@ -44,9 +43,9 @@ pub(crate) struct Servers {
 /// Parses the URLs of the nodes of a cluster to begin with.
 pub(crate) fn parse_seeds(
     urls: impl IntoIterator<Item: AsRef<str>>,
-    config: &Config,
+    servers: &ServerFactory,
 ) -> ApiResult<Vec<Endpoint>> {
-    let seeds = Endpoint::parse_all("seeds", urls, config)?;
+    let seeds = Endpoint::parse_all("seeds", urls, &servers.config, &servers.events)?;
     for seed in &seeds {
         if seed.host().is_none() {
             return Err(Error::invalid("seeds", "must be reached over TCP"));
@@ -60,18 +59,18 @@ pub(crate) fn parse_seeds(
 
 impl Servers {
     /// Locks on one server.
-    pub(crate) fn one(server: Arc<Multiplexer>, config: &Config) -> Self {
-        let commands = Commands::new(config);
-        let background = BackgroundSettings::new(&commands, config);
-        let node = Node::new(server, commands, config);
+    pub(crate) fn one(server: Arc<Multiplexer>, servers: &ServerFactory) -> Self {
+        let commands = Commands::new(&servers.config);
+        let background = BackgroundSettings::new(&commands, servers);
+        let node = Node::new(server, commands, &servers.config);
         Self { placement: Placement::One(Target::of(Arc::new(node))), background }
     }
 
     /// Locks on the nodes of a cluster. Sends nothing yet.
-    pub(crate) fn cluster(seeds: Vec<Endpoint>, config: &Config, servers: &ServerFactory) -> Self {
-        let commands = Commands::new(config).in_cluster();
-        let background = BackgroundSettings::new(&commands, config);
-        let topology = Topology::new(seeds, config, servers);
+    pub(crate) fn cluster(seeds: Vec<Endpoint>, servers: &ServerFactory) -> Self {
+        let commands = Commands::new(&servers.config).in_cluster();
+        let background = BackgroundSettings::new(&commands, servers);
+        let topology = Topology::new(seeds, servers);
         Self { placement: Placement::Slots(Arc::new(topology)), background }
     }
 

@@ -230,6 +230,7 @@ mod tests {
     use std::time::Duration;
 
     use crate::base::clock::end_of;
+    use crate::base::event_thread::Events;
     use crate::config::Config;
     use crate::net::endpoint::Endpoint;
     use crate::net::error_reply;
@@ -272,19 +273,21 @@ mod tests {
         let server = Server::redis();
         let urls = [&server.url(), silent];
         let config = Config { connect_timeout: AGES, ..Config::default() };
-        let seed = |url: &&str| Endpoint::parse(url, &config).expect("a good URL");
+        let seed =
+            |url: &&str| Endpoint::parse(url, &config, &Events::default()).expect("a good URL");
         let seeds = urls.iter().map(seed).collect();
-        let servers = ServerFactory::new(&config).expect("a thread").looking_up(|_| {
-            thread::sleep(AGES);
-            Err(io::ErrorKind::TimedOut.into())
-        });
-        let topology = Topology::new(seeds, &config, &servers);
+        let servers =
+            ServerFactory::new(&config, &Events::default()).expect("a thread").looking_up(|_| {
+                thread::sleep(AGES);
+                Err(io::ErrorKind::TimedOut.into())
+            });
+        let topology = Topology::new(seeds, &servers);
         topology.place(topology.slot("good"), 0);
         topology.place(topology.slot("silent"), 1);
 
         let settings = BackgroundSettings {
             io_timeout: AGES,
-            ..BackgroundSettings::new(&Commands::new(&config), &config)
+            ..BackgroundSettings::new(&Commands::new(&config), &servers)
         };
         let policy = Placement::Slots(Arc::new(topology));
         let mut runner = BackgroundJobs::new(policy, settings);

@@ -12,7 +12,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
-use crate::config::{Config, Mechanism};
+use crate::config::Mechanism;
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
 use crate::store::commands::Commands;
@@ -28,7 +28,6 @@ const KEPT: Duration = Duration::from_secs(60);
 
 /// What is known of a cluster.
 pub(super) struct Topology {
-    config: Config,
     servers: ServerFactory,
     keys: Keys,
     /// The nodes that the user has named.
@@ -55,12 +54,11 @@ struct Map {
 
 impl Topology {
     /// Knows the seeds only, and sends nothing yet.
-    pub(super) fn new(seeds: Vec<Endpoint>, config: &Config, servers: &ServerFactory) -> Self {
+    pub(super) fn new(seeds: Vec<Endpoint>, servers: &ServerFactory) -> Self {
         let map = Map { owners: vec![None; SLOTS], masters: HashMap::new() };
         let mut topology = Self {
-            config: config.clone(),
             servers: servers.clone(),
-            keys: Keys::new(&config.prefix),
+            keys: Keys::new(&servers.config.prefix),
             seeds: Vec::new(),
             nodes: Mutex::default(),
             map: RwLock::new(map),
@@ -175,7 +173,7 @@ impl Topology {
         let before = mem::replace(&mut *self.failure.lock(), outcome.clone().err());
         if let (Err(Failure { server, source, .. }), None) = (&outcome, before) {
             let why = || format!("the cluster's slots are not known: {server}: {source}");
-            self.config.events.warn(why);
+            self.servers.events.warn(why);
         }
         outcome
     }
@@ -184,7 +182,7 @@ impl Topology {
     fn ask_all(&self) -> Result<Vec<Share>, Failure> {
         let mut best: Result<Vec<Share>, Failure> = Err(uncovered());
         for node in self.nodes_to_ask() {
-            match (node.shares(end_of(self.config.connect_timeout)), &best) {
+            match (node.shares(end_of(self.servers.config.connect_timeout)), &best) {
                 (Ok(shares), _) if covered(&shares) == SLOTS => return Ok(shares),
                 (Ok(shares), Ok(other)) if covered(&shares) <= covered(other) => {}
                 (Err(_), Ok(_)) => {}
@@ -218,7 +216,8 @@ impl Topology {
             owners[slots.clone()].fill(Some(node.clone()));
             masters.insert(node.label().clone(), node);
         }
-        for node in masters.values().filter(|_| self.config.uses(Mechanism::ShardedWakeups)) {
+        for node in masters.values().filter(|_| self.servers.config.uses(Mechanism::ShardedWakeups))
+        {
             let is_its = |owner: &Option<Arc<Node>>| {
                 owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, node))
             };
@@ -234,7 +233,7 @@ impl Topology {
     /// The node that announces an address, with the login of the first seed unless the user has
     /// named it.
     fn node_at(&self, host: &str, port: u16) -> Arc<Node> {
-        let (host, port) = self.config.address_map.reachable(host, port);
+        let (host, port) = self.servers.config.address_map.reachable(host, port);
         self.node_of(self.seeds[0].server.factory.endpoint.at(&host, port))
     }
 
@@ -251,8 +250,9 @@ impl Topology {
         };
         let unused: Vec<_> = nodes.extract_if(is_unused).collect();
         let label = endpoint.label.clone();
-        let commands = Commands::new(&self.config).in_cluster();
-        let node = Arc::new(Node::new(self.servers.server(endpoint), commands, &self.config));
+        let commands = Commands::new(&self.servers.config).in_cluster();
+        let node =
+            Arc::new(Node::new(self.servers.server(endpoint), commands, &self.servers.config));
         nodes.insert(label, node.clone());
         // Connections are closed while no lock is held.
         drop(nodes);
@@ -272,6 +272,8 @@ impl Map {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::event_thread::Events;
+    use crate::config::Config;
     use crate::store::tests::process;
 
     const SOON: Duration = Duration::from_secs(5);
@@ -289,9 +291,10 @@ mod tests {
         let add = redis::cmd("CLUSTER").arg("ADDSLOTS").arg(slots).take();
         add.exec(&mut server.connect()).expect("it has them");
         let config = Config::default();
-        let seeds = Endpoint::parse_all("seeds", [server.url()], &config).expect("a good URL");
-        let servers = ServerFactory::new(&config).expect("a thread");
-        let topology = Arc::new(Topology::new(seeds, &config, &servers));
+        let seeds = Endpoint::parse_all("seeds", [server.url()], &config, &Events::default())
+            .expect("a good URL");
+        let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
+        let topology = Arc::new(Topology::new(seeds, &servers));
         assert!(topology.target(7, end_of(SOON)).is_ok());
         for elsewhere in [1, 2, 3] {
             topology.redirected(false, "127.0.0.1", elsewhere, 7);

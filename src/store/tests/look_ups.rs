@@ -7,12 +7,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crossbeam_channel::{Sender, bounded};
 
 use super::*;
+use crate::base::event_thread::Events;
 use crate::net::multiplexer::Multiplexer;
 
 const AGES: Duration = Duration::from_secs(60);
 
 /// A server whose name is looked up until the test answers, and the number of look-ups so far.
 struct SlowlyNamed {
+    servers: ServerFactory,
     server: Arc<Multiplexer>,
     look_ups: Arc<AtomicUsize>,
     answer: Sender<()>,
@@ -23,14 +25,16 @@ impl SlowlyNamed {
         let config = Config { connect_timeout, ..Config::default() };
         let (look_ups, (answer, answered)) = (Arc::<AtomicUsize>::default(), bounded(1));
         let count = look_ups.clone();
-        let servers = ServerFactory::new(&config).expect("a thread").looking_up(move |_| {
-            count.fetch_add(1, Ordering::SeqCst);
-            answered.recv().map_err(io::Error::other)?;
-            Ok(vec![(IpAddr::from(Ipv4Addr::LOCALHOST), 0).into()])
-        });
+        let servers = ServerFactory::new(&config, &Events::default())
+            .expect("a thread")
+            .looking_up(move |_| {
+                count.fetch_add(1, Ordering::SeqCst);
+                answered.recv().map_err(io::Error::other)?;
+                Ok(vec![(IpAddr::from(Ipv4Addr::LOCALHOST), 0).into()])
+            });
         let url = format!("redis://redis.example:{port}/");
-        let endpoint = Endpoint::parse(&url, &config).expect("a good URL");
-        Self { server: servers.server(endpoint), look_ups, answer }
+        let endpoint = Endpoint::parse(&url, &config, &Events::default()).expect("a good URL");
+        Self { server: servers.server(endpoint), servers, look_ups, answer }
     }
 
     /// Attempts to connect, which fails.
@@ -63,7 +67,7 @@ fn calls_that_give_up_leave_one_look_up_behind() {
 fn a_job_ends_at_its_deadline_while_the_name_is_looked_up() {
     const TIME: Duration = Duration::from_millis(300);
     let named = SlowlyNamed::new(1, AGES);
-    let store = Servers::one(named.server.clone(), &Config::default());
+    let store = Servers::one(named.server.clone(), &named.servers);
     let mut jobs = store.jobs();
     let (started, mut outcomes) = (Instant::now(), Vec::new());
     let change = Change::Renew { lease: LEASE };
