@@ -83,8 +83,8 @@ macro_rules! setters {
 pub(crate) use setters;
 
 with_defaults! {
-    /// The settings of a client, described where [`Builder`](crate::Builder) sets them: values only,
-    /// since several clients may be opened with the same.
+    /// The settings of a client, described where [`Builder`](crate::Builder) sets them: values
+    /// only, since several clients may be opened with the same.
     #[derive(Clone, Debug)]
     Config {
         /// Shared with the handles to locks, which copy them to change one.

@@ -260,7 +260,6 @@ thread_local! {
 /// Finds the hold that the calling thread has by one client for a name. Knows nothing of leases: a
 /// hold that is lost stays until its last guard is gone, or with a leaked guard until the thread
 /// ends. In a destructor of a thread-local there may be none.
-#[derive(Debug)]
 pub(crate) struct HeldLocks {
     client: u64,
 }

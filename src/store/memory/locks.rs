@@ -42,43 +42,38 @@ impl Locks {
         keys: &Keys,
         request: Acquire<'_>,
     ) -> Result<AcquireReply, Failure> {
-        let Acquire { holds: [hold, others @ ..], lease, registration, .. } = request else {
-            return Ok(self.acquire_all(keys, request));
+        let Acquire { holds, lease, registration, .. } = request;
+        let (hold, others) = match holds {
+            [hold, others @ ..] if others.is_empty() || !hold.kind.is_lock() => (hold, others),
+            _ => return Ok(self.acquire_all(keys, request)),
         };
-        if hold.kind.is_lock() && !others.is_empty() {
-            return Ok(self.acquire_all(keys, request));
-        }
         let key = &*keys.lock(&hold.name);
         let gets_block =
             hold.kind.is_lock() && (registration == Registration::Followed || hold.may_be_kept());
         let leaves = hold.kind.is_lock() && registration.may_be_queued();
-        if let Some(fence) = self.repeat(key, hold, lease) {
+        let (fence, room) = if let Some(fence) = self.repeat(key, hold, lease) {
             if leaves && let Some(name) = self.name(key) {
                 name.withdraw(hold);
             }
-            if gets_block {
-                return Ok(self.block(key, hold));
+            (fence, 0)
+        } else {
+            self.purge();
+            let Self { by_key, inboxes, .. } = self;
+            let name = by_key.entry(key.into()).or_default();
+            name.check_type(hold.kind)?;
+            if !name.take_turn(key, hold, registration, inboxes) {
+                let recalled = name.recall(key, registration, inboxes);
+                if recalled {
+                    name.join(hold);
+                }
+                let remaining = name.remaining(hold.kind);
+                return Ok(AcquireReply::Held { index: 0, remaining, in_doubt: false, recalled });
             }
-            let others = self.acquire_others(key, others, lease, 0);
-            return Ok(AcquireReply::Acquired { fence, others, room: 0, wanted: false });
-        }
-        self.purge();
-        let Self { by_key, inboxes, .. } = self;
-        let name = by_key.entry(key.into()).or_default();
-        name.check_type(hold.kind)?;
-        if !name.take_turn(key, hold, registration, inboxes) {
-            let recalled = name.recall(key, registration, inboxes);
-            if recalled {
-                name.join(hold);
-            }
-            let remaining = name.remaining(hold.kind);
-            return Ok(AcquireReply::Held { index: 0, remaining, in_doubt: false, recalled });
-        }
-        let fence = self.begin(key, hold, lease);
+            (self.begin(key, hold, lease), self.name(key).map_or(0, |name| name.room(hold.kind)))
+        };
         if gets_block {
             return Ok(self.block(key, hold));
         }
-        let room = self.name(key).map_or(0, |name| name.room(hold.kind));
         let others = self.acquire_others(key, others, lease, room);
         Ok(AcquireReply::Acquired { fence, others, room: 0, wanted: false })
     }

@@ -125,6 +125,10 @@ impl Name {
     /// Returns `true` if it is the turn of a hold, by an offer to its client or because it is free
     /// and no waiting client goes before. What the client was offered is taken then. Else the
     /// client joins the queue, if it waits.
+    ///
+    /// A client that goes by more permits may have brought the offer about. Then this one declines:
+    /// another one that waits gets the offer, and this one registers when it next asks. Two that
+    /// must decline would else offer the place to each other again and again.
     pub(super) fn take_turn(
         &mut self,
         key: &str,
@@ -138,11 +142,7 @@ impl Name {
         let goes_last = !is_lock || registration == Registration::Yielding;
         let is_waited_for = goes_last && !self.queue.is_empty();
         let mut permits = hold.kind.permits() as usize;
-        // A client that goes by more permits may have brought the offer about. Another one that
-        // waits gets it, and this one registers when it next asks: two that must decline would
-        // else offer the place to each other again and again.
-        let is_permit = matches!(hold.kind, HoldKind::Permit { .. });
-        let declines = is_offered && is_permit && self.holds.len() > permits;
+        let declines = is_offered && permits > 0 && self.holds.len() > permits;
         let joins = waits && !(declines && is_waited_for);
         if declines {
             (is_offered, permits) = (false, self.holds.len());
