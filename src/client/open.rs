@@ -35,9 +35,7 @@ pub(crate) fn at(mut config: Config, deployment: Deployment) -> Result<Shared> {
         Deployment::Cluster { seeds } => cluster(servers, seeds),
         Deployment::Redlock { urls } => redlock(servers, urls),
         Deployment::Sentinel { urls, master } => sentinel(servers, urls, &master),
-        Deployment::Server { url } => {
-            one(servers, servers.server(Endpoint::parse(&url, &config, &events)?))
-        }
+        Deployment::Server { url } => one(servers, servers.server(servers.endpoint(&url)?)),
     }
 }
 
@@ -68,8 +66,7 @@ fn cluster(servers: &ServerFactory, seeds: Vec<String>) -> Result<Shared> {
 fn redlock(servers: &ServerFactory, urls: Vec<String>) -> Result<Shared> {
     let config = &servers.config;
     Error::require(!config.redisson, "redisson", "must be `false` on independent servers")?;
-    let endpoints = Endpoint::parse_all("urls", urls, config, &servers.events)?;
-    let store = Arc::new(Quorum::new(endpoints, servers));
+    let store = Arc::new(Quorum::new(servers.endpoints("urls", urls)?, servers));
     let reached = insist(config, || store.ping(end_of(config.connect_timeout)));
     store.check_distinct().and(reached)?;
     let shared = start(servers, store.clone(), true)?;

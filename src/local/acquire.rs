@@ -7,13 +7,13 @@
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::{ptr, slice, thread};
+use std::{slice, thread};
 
 use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::local::attempt::Attempt;
-use crate::local::call::{Caller, Counted, Wait, current_thread};
+use crate::local::call::{Caller, Counted, Wait, are_own, current_thread};
 use crate::local::head_requests::refill;
 use crate::local::hold::Hold;
 use crate::local::hold_requests::{Level, nest};
@@ -147,7 +147,7 @@ pub(super) fn check(shared: &Shared, name: &str, options: &LockOptions) -> Resul
     shared.check_process()?;
     check_name(&shared.config.prefix, name)?;
     // The client's own were checked when it was opened.
-    if !ptr::eq(options, &raw const *shared.config.options) {
+    if !are_own(options, &shared.config) {
         options.check(&shared.config)?;
     }
     if let Some(canceller) = &options.cancelled_by {

@@ -63,6 +63,11 @@ impl Wait {
     }
 }
 
+/// Returns `true` for the options of the client itself, which no setter of a handle has changed.
+pub(super) fn are_own(options: &LockOptions, config: &Config) -> bool {
+    ptr::eq(options, &raw const *config.options)
+}
+
 /// The times that limit the requests of a call.
 #[derive(Clone, Copy)]
 pub(crate) struct CallTimes {
@@ -179,9 +184,8 @@ impl Caller {
         wait: Wait,
         thread: Option<Weak<()>>,
     ) -> Self {
-        let is_usual = ptr::eq(options, &raw const *config.options);
         let other = || CallTimes::new(config, options.first_lease());
-        let times = if is_usual { usual } else { other() };
+        let times = if are_own(options, config) { usual } else { other() };
         Self {
             thread,
             terms: Terms::new(options),

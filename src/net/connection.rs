@@ -99,8 +99,8 @@ impl Connection {
     /// Opens the connection unless it is open, and makes sure that it leads to the right server, as
     /// far as that can be found out in time.
     pub(crate) fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
-        if self.factory.route.is_some() {
-            self.factory.refresh_route(deadline);
+        if let Some(route) = &self.factory.route {
+            self.factory.refresh(route, deadline);
         }
         let (is_open, is_retiring) = (self.is_open(), self.retiring().is_some());
         if is_open && !is_retiring {

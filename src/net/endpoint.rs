@@ -131,28 +131,6 @@ impl Endpoint {
             && self.client_name == other.client_name
     }
 
-    /// Parses the URLs of several servers, all different. `what` is what users call them.
-    pub(crate) fn parse_all(
-        what: &str,
-        urls: impl IntoIterator<Item: AsRef<str>>,
-        config: &Config,
-        events: &Events,
-    ) -> ApiResult<Vec<Self>> {
-        let mut endpoints: Vec<Self> = Vec::new();
-        for url in urls {
-            let endpoint = Self::parse(url.as_ref(), config, events)?;
-            if endpoints.iter().any(|other| other.label == endpoint.label) {
-                let label = endpoint.label;
-                return Err(Error::invalid(what, format_args!("must not name {label} twice")));
-            }
-            endpoints.push(endpoint);
-        }
-        if endpoints.is_empty() {
-            return Err(Error::invalid(what, "must not be empty"));
-        }
-        Ok(endpoints)
-    }
-
     /// Opens a socket, giving each address of the host its share of the time. An error comes with
     /// how far that had come.
     pub(super) fn connect(

@@ -129,15 +129,13 @@ impl ConnectionFactory {
         Failure::io(FailureKind::Disconnected, &self.label(), error)
     }
 
-    /// Finds out whether the server has moved, unless that is known. Takes half of the time at
-    /// most, so that the other half is left for the request.
-    pub(crate) fn refresh_route(&self, deadline: Instant) {
-        if let Some(route) = &self.route {
-            let now = Instant::now();
-            let left = deadline.saturating_duration_since(now).min(self.connect_timeout);
-            if !left.is_zero() {
-                route.refresh(now + left / 2);
-            }
+    /// Finds out by its route whether the server has moved, unless that is known. Takes half of the
+    /// time at most, so that the other half is left for the request.
+    pub(crate) fn refresh(&self, route: &Route, deadline: Instant) {
+        let now = Instant::now();
+        let left = deadline.saturating_duration_since(now).min(self.connect_timeout);
+        if !left.is_zero() {
+            route.refresh(now + left / 2);
         }
     }
 

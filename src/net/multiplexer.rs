@@ -303,7 +303,6 @@ mod tests {
 
     use crate::base::clock::end_of;
     use crate::base::event_thread::Events;
-    use crate::net::endpoint::Endpoint;
     use crate::net::server::ServerFactory;
 
     #[test]
@@ -311,9 +310,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let config = Config { pool_size: 1, ..Config::default() };
         let url = format!("redis://{}", listener.local_addr().expect("an address"));
-        let endpoint = Endpoint::parse(&url, &config, &Events::default()).expect("a good URL");
-        let server =
-            ServerFactory::new(&config, &Events::default()).expect("a thread").server(endpoint);
+        let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
+        let server = servers.server(servers.endpoint(&url).expect("a good URL"));
         let (ping, begin) = (redis::cmd("PING"), Instant::now());
         let requests = (0..50_000).map(|_| Request::command(&ping));
         let deadline = end_of(Duration::from_millis(100));

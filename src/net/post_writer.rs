@@ -122,7 +122,6 @@ mod tests {
     use crate::base::clock::end_of;
     use crate::base::event_thread::Events;
     use crate::config::Config;
-    use crate::net::endpoint::Endpoint;
     use crate::net::packed::Request;
     use crate::net::server::ServerFactory;
 
@@ -137,9 +136,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("redis://{}", listener.local_addr().expect("an address"));
         let config = Config::default();
-        let endpoint = Endpoint::parse(&url, &config, &Events::default()).expect("a good URL");
-        let server =
-            ServerFactory::new(&config, &Events::default()).expect("a thread").server(endpoint);
+        let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
+        let server = servers.server(servers.endpoint(&url).expect("a good URL"));
         let connection = Connection::new(server.factory.clone());
         (listener, connection)
     }

@@ -43,7 +43,7 @@ pub(crate) fn parse(
     servers: &ServerFactory,
 ) -> ApiResult<Vec<Endpoint>> {
     let urls = urls.into_iter().map(|url| with_port(url.as_ref()));
-    Endpoint::parse_all("sentinels", urls, &servers.config, &servers.events)
+    servers.endpoints("sentinels", urls)
 }
 
 fn with_port(url: &str) -> String {

@@ -106,6 +106,31 @@ impl ServerFactory {
         Self { resolver: Resolver::new(look_up), ..self }
     }
 
+    pub(crate) fn endpoint(&self, url: &str) -> Result<Endpoint> {
+        Endpoint::parse(url, &self.config, &self.events)
+    }
+
+    /// Parses the URLs of several servers, all different. `what` is what users call them.
+    pub(crate) fn endpoints(
+        &self,
+        what: &str,
+        urls: impl IntoIterator<Item: AsRef<str>>,
+    ) -> Result<Vec<Endpoint>> {
+        let mut endpoints: Vec<Endpoint> = Vec::new();
+        for url in urls {
+            let endpoint = self.endpoint(url.as_ref())?;
+            if endpoints.iter().any(|other| other.label == endpoint.label) {
+                let label = endpoint.label;
+                return Err(Error::invalid(what, format_args!("must not name {label} twice")));
+            }
+            endpoints.push(endpoint);
+        }
+        if endpoints.is_empty() {
+            return Err(Error::invalid(what, "must not be empty"));
+        }
+        Ok(endpoints)
+    }
+
     /// Makes a server with an empty pool. Connections are opened when they are first used.
     pub(crate) fn server(&self, endpoint: Endpoint) -> Arc<Multiplexer> {
         self.pooled(self.connections(endpoint))

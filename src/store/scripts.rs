@@ -159,7 +159,6 @@ mod tests {
     use crate::config::Config;
     use crate::fuzz::{cases, values};
     use crate::net::demand::is_done;
-    use crate::net::endpoint::Endpoint;
     use crate::net::packed::Request;
     use crate::net::server::ServerFactory;
 
@@ -255,11 +254,8 @@ mod tests {
     #[test]
     fn only_a_key_of_another_kind_means_that_a_hold_is_gone() {
         let config = Config::default();
-        let endpoint =
-            Endpoint::parse("redis://there/", &config, &Events::default()).expect("a good URL");
-        let from = ServerFactory::new(&config, &Events::default())
-            .expect("a thread")
-            .connections(endpoint);
+        let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
+        let from = servers.connections(servers.endpoint("redis://there/").expect("a good URL"));
         let decode = |kind| {
             let error = std::io::Error::other("test");
             let failure = Failure::io(kind, &std::sync::Arc::from("there"), error);

@@ -12,7 +12,6 @@ use crate::base::clock::{Moment, end_of};
 use crate::base::event_thread::Events;
 use crate::base::failure::FailureKind;
 use crate::config::Config;
-use crate::net::endpoint::Endpoint;
 use crate::net::packed::{Arg, Request};
 use crate::net::server::ServerFactory;
 use crate::store::background::{InDoubtHold, Job, JobOutcome, Wake};
@@ -118,8 +117,8 @@ fn single<H: Host>(host: &H) -> H::Store {
 }
 
 fn single_at(url: &str, config: &Config) -> Servers {
-    let endpoint = Endpoint::parse(url, config, &Events::default()).expect("a good URL");
     let servers = ServerFactory::new(config, &Events::default()).expect("a thread");
+    let endpoint = servers.endpoint(url).expect("a good URL");
     Servers::one(servers.server(endpoint), &servers)
 }
 
@@ -142,9 +141,8 @@ impl Majority {
 fn quorum(servers: &[process::Server], config: &Config) -> Quorum {
     let urls: Vec<_> = servers.iter().map(process::Server::url).collect();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let endpoints = Endpoint::parse_all("urls", &urls, &Config::default(), &Events::default())
-        .expect("good URLs");
-    Quorum::new(endpoints, &ServerFactory::new(config, &Events::default()).expect("a thread"))
+    let servers = ServerFactory::new(config, &Events::default()).expect("a thread");
+    Quorum::new(servers.endpoints("urls", &urls).expect("good URLs"), &servers)
 }
 
 fn acquire(

@@ -206,7 +206,6 @@ mod tests {
     use super::*;
     use crate::base::event_thread::Events;
     use crate::config::Config;
-    use crate::net::endpoint::Endpoint;
     use crate::net::server::ServerFactory;
     use crate::store::tests::process::Server;
 
@@ -237,9 +236,8 @@ mod tests {
     fn a_connection_that_has_lasted_is_opened_again_at_once() {
         let server = Server::redis();
         let config = Config::default();
-        let endpoint =
-            Endpoint::parse(&server.url(), &config, &Events::default()).expect("a good URL");
         let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
+        let endpoint = servers.endpoint(&server.url()).expect("a good URL");
         let factory = Arc::new(servers.connections(endpoint));
         for (pause, lasts) in [(Duration::from_millis(1), true), (AGES, false)] {
             let mut connection = BackgroundConnection::new(One(factory.clone()), pause);

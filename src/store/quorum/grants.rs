@@ -104,7 +104,6 @@ mod tests {
     use crate::base::event_thread::Events;
     use crate::config::Config;
     use crate::config::durability::Durability;
-    use crate::net::endpoint::Endpoint;
     use crate::net::server::ServerFactory;
     use crate::store::Store;
     use crate::store::hold_id::{HoldId, HoldKind};
@@ -124,9 +123,8 @@ mod tests {
         let durability = Durability::Replicas { acks: 1, timeout: SOON };
         let config = Config { durability, ..Config::default() };
         let urls = servers.each_ref().map(Server::url);
-        let endpoints =
-            Endpoint::parse_all("urls", &urls, &config, &Events::default()).expect("good URLs");
         let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
+        let endpoints = servers.endpoints("urls", &urls).expect("good URLs");
         let store = Quorum::new(endpoints, &servers);
         let (reports, reported) = unbounded();
         store.report_in_doubt_to("me", move |doubt| {

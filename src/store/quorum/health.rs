@@ -249,15 +249,13 @@ mod tests {
     use super::*;
     use crate::base::event_thread::Events;
     use crate::config::Config;
-    use crate::net::endpoint::Endpoint;
     use crate::net::server::ServerFactory;
 
     #[test]
     fn a_server_that_is_no_longer_the_master_is_left_alone_until_it_has_written() {
         let config = Config::default();
-        let endpoint =
-            Endpoint::parse("redis://there/", &config, &Events::default()).expect("a good URL");
         let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
+        let endpoint = servers.endpoint("redis://there/").expect("a good URL");
         let factory = Arc::new(servers.connections(endpoint));
         let server = Arc::new(QuorumServer::new(0, factory, None, &Arc::default()));
         let start = Instant::now();

@@ -45,7 +45,7 @@ pub(crate) fn parse_seeds(
     urls: impl IntoIterator<Item: AsRef<str>>,
     servers: &ServerFactory,
 ) -> ApiResult<Vec<Endpoint>> {
-    let seeds = Endpoint::parse_all("seeds", urls, &servers.config, &servers.events)?;
+    let seeds = servers.endpoints("seeds", urls)?;
     for seed in &seeds {
         if seed.host().is_none() {
             return Err(Error::invalid("seeds", "must be reached over TCP"));

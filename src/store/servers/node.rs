@@ -203,7 +203,9 @@ impl Peer for Target {
     ) -> Result<Connection, Failure> {
         let factory = self.factory();
         let mut connection = previous.unwrap_or_else(|| Connection::new(factory.clone()));
-        factory.refresh_route(deadline);
+        if let Some(route) = &factory.route {
+            factory.refresh(route, deadline);
+        }
         connection.connect(end_of(factory.connect_timeout))?;
         Ok(connection)
     }

@@ -232,7 +232,6 @@ mod tests {
     use crate::base::clock::end_of;
     use crate::base::event_thread::Events;
     use crate::config::Config;
-    use crate::net::endpoint::Endpoint;
     use crate::net::error_reply;
     use crate::net::server::ServerFactory;
     use crate::store::background::jobs::BackgroundJobs;
@@ -273,14 +272,12 @@ mod tests {
         let server = Server::redis();
         let urls = [&server.url(), silent];
         let config = Config { connect_timeout: AGES, ..Config::default() };
-        let seed =
-            |url: &&str| Endpoint::parse(url, &config, &Events::default()).expect("a good URL");
-        let seeds = urls.iter().map(seed).collect();
-        let servers =
-            ServerFactory::new(&config, &Events::default()).expect("a thread").looking_up(|_| {
-                thread::sleep(AGES);
-                Err(io::ErrorKind::TimedOut.into())
-            });
+        let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
+        let servers = servers.looking_up(|_| {
+            thread::sleep(AGES);
+            Err(io::ErrorKind::TimedOut.into())
+        });
+        let seeds = servers.endpoints("seeds", urls).expect("good URLs");
         let topology = Topology::new(seeds, &servers);
         topology.place(topology.slot("good"), 0);
         topology.place(topology.slot("silent"), 1);

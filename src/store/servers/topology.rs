@@ -216,8 +216,8 @@ impl Topology {
             owners[slots.clone()].fill(Some(node.clone()));
             masters.insert(node.label().clone(), node);
         }
-        for node in masters.values().filter(|_| self.servers.config.uses(Mechanism::ShardedWakeups))
-        {
+        let has_shards = self.servers.config.uses(Mechanism::ShardedWakeups);
+        for node in masters.values().filter(|_| has_shards) {
             let is_its = |owner: &Option<Arc<Node>>| {
                 owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, node))
             };
@@ -250,9 +250,9 @@ impl Topology {
         };
         let unused: Vec<_> = nodes.extract_if(is_unused).collect();
         let label = endpoint.label.clone();
-        let commands = Commands::new(&self.servers.config).in_cluster();
-        let node =
-            Arc::new(Node::new(self.servers.server(endpoint), commands, &self.servers.config));
+        let config = &self.servers.config;
+        let commands = Commands::new(config).in_cluster();
+        let node = Arc::new(Node::new(self.servers.server(endpoint), commands, config));
         nodes.insert(label, node.clone());
         // Connections are closed while no lock is held.
         drop(nodes);
@@ -290,10 +290,9 @@ mod tests {
         let slots: Vec<_> = (0..SLOTS).collect();
         let add = redis::cmd("CLUSTER").arg("ADDSLOTS").arg(slots).take();
         add.exec(&mut server.connect()).expect("it has them");
-        let config = Config::default();
-        let seeds = Endpoint::parse_all("seeds", [server.url()], &config, &Events::default())
-            .expect("a good URL");
-        let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
+        let servers = ServerFactory::new(&Config::default(), &Events::default());
+        let servers = servers.expect("a thread");
+        let seeds = servers.endpoints("seeds", [server.url()]).expect("a good URL");
         let topology = Arc::new(Topology::new(seeds, &servers));
         assert!(topology.target(7, end_of(SOON)).is_ok());
         for elsewhere in [1, 2, 3] {

@@ -25,15 +25,14 @@ impl SlowlyNamed {
         let config = Config { connect_timeout, ..Config::default() };
         let (look_ups, (answer, answered)) = (Arc::<AtomicUsize>::default(), bounded(1));
         let count = look_ups.clone();
-        let servers = ServerFactory::new(&config, &Events::default())
-            .expect("a thread")
-            .looking_up(move |_| {
-                count.fetch_add(1, Ordering::SeqCst);
-                answered.recv().map_err(io::Error::other)?;
-                Ok(vec![(IpAddr::from(Ipv4Addr::LOCALHOST), 0).into()])
-            });
+        let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
+        let servers = servers.looking_up(move |_| {
+            count.fetch_add(1, Ordering::SeqCst);
+            answered.recv().map_err(io::Error::other)?;
+            Ok(vec![(IpAddr::from(Ipv4Addr::LOCALHOST), 0).into()])
+        });
         let url = format!("redis://redis.example:{port}/");
-        let endpoint = Endpoint::parse(&url, &config, &Events::default()).expect("a good URL");
+        let endpoint = servers.endpoint(&url).expect("a good URL");
         Self { server: servers.server(endpoint), servers, look_ups, answer }
     }
 
