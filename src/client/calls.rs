@@ -13,6 +13,7 @@ use crate::guards::mutex::Mutex;
 use crate::guards::owned_guard::{OwnedGuard, Ticket};
 use crate::guards::rw_lock::RwLock;
 use crate::guards::semaphore::Semaphore;
+use crate::local::adoption;
 
 impl Client {
     /// Acquires the lock, blocking the current thread until it is able to do so.
@@ -183,6 +184,38 @@ impl Client {
     /// adopted until its lease ends.
     pub fn adopt(&self, ticket: &Ticket) -> Result<OwnedGuard> {
         OwnedGuard::adopt(&self.shared, ticket)
+    }
+
+    /// Renews a hold that a guard has left by [`OwnedGuard::detach`], for the whole lease of its
+    /// ticket, without adopting it: the ticket stays valid. Blocks for the server's reply.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`adopt`](Client::adopt). No error ends the hold.
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// let ticket = client.lock_owned("order:7")?.detach()?;
+    /// client.renew_ticket(&ticket)?;
+    /// assert!(client.try_lock("order:7")?.is_none());
+    /// client.release_ticket(&ticket)?;
+    /// assert!(client.try_lock("order:7")?.is_some());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn renew_ticket(&self, ticket: &Ticket) -> Result<()> {
+        adoption::renew(&self.shared, ticket.hold_for(&self.shared)?)
+    }
+
+    /// Releases a hold that a guard has left by [`OwnedGuard::detach`], without adopting it. Blocks
+    /// for the server's reply. A lock with [`hold_at_least`](crate::Mutex::hold_at_least) stays
+    /// taken for the rest of that time, counted from this call.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`adopt`](Client::adopt). No error prolongs the hold. Without a usable reply the
+    /// client repeats the release in the background, until the lease has ended.
+    pub fn release_ticket(&self, ticket: &Ticket) -> Result<()> {
+        adoption::release(&self.shared, ticket.hold_for(&self.shared)?)
     }
 
     /// Acquires several locks, all or none, blocking the current thread until it is able to do so.

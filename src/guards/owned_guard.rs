@@ -46,9 +46,7 @@ guard!(OwnedGuard with held, depth, fence, wanted);
 
 impl OwnedGuard {
     pub(crate) fn adopt(shared: &Arc<Shared>, ticket: &Ticket) -> Result<Self> {
-        let is_ours = *ticket.prefix == *shared.config.prefix;
-        Error::require(is_ours, "ticket", "must come from a client with the same prefix")?;
-        let hold = adoption::adopt(shared, &ticket.hold)?;
+        let hold = adoption::adopt(shared, ticket.hold_for(shared)?)?;
         let (shared, name) = (shared.clone(), hold.id.name.clone());
         Ok(Self { held: Held { shared, name, holds: [hold], released: false } })
     }
@@ -129,6 +127,13 @@ impl Ticket {
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.hold.fence
+    }
+
+    /// Returns the hold, for a client that can see it.
+    pub(crate) fn hold_for(&self, shared: &Shared) -> Result<&DetachedHold> {
+        let is_ours = *self.prefix == *shared.config.prefix;
+        Error::require(is_ours, "ticket", "must come from a client with the same prefix")?;
+        Ok(&self.hold)
     }
 
     /// Parses the text of a ticket. Also accepts numbers and names that `Display` would write

@@ -2,17 +2,17 @@
 //! having it as another kind of hold.
 //!
 //! Decides what becomes of a hold in between: no client renews it, and it ends with its lease
-//! unless a guard adopts it before. To adopt a hold is to renew it under the owner that it has, so
-//! there is no moment at which another client could get the lock, and nothing to undo where a reply
-//! is lost. A thread that adopts waits in no queue.
+//! unless a guard adopts it before, or it is renewed or released by its ticket. To adopt a hold is
+//! to renew it under the owner that it has, so there is no moment at which another client could get
+//! the lock, and nothing to undo where a reply is lost. A thread that adopts waits in no queue.
 
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::base::clock::Moment;
-use crate::base::failure::FailureKind;
+use crate::base::failure::{Failure, FailureKind};
 use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
@@ -25,6 +25,7 @@ use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::local::status::repeat_with;
 use crate::store::ask_one;
+use crate::store::background::InDoubtHold;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Change, HoldReply, HoldRequest};
 
@@ -90,6 +91,47 @@ pub(crate) fn adopt(shared: &Shared, left: &DetachedHold) -> Result<Arc<Hold>> {
     have(shared, left, &options, "adopt", |lease| Change::Renew { lease })
 }
 
+/// Renews a hold that a guard has left, by one request, and leaves it where it is.
+pub(crate) fn renew(shared: &Shared, left: &DetachedHold) -> Result<()> {
+    let caller = caller_for(shared, left)?;
+    let renewal = |lease| Change::Renew { lease };
+    renew_detached(shared, &caller, &left.id, "renew", renewal).map(drop)
+}
+
+/// Releases a hold that a guard has left, by one request, without having it before.
+pub(crate) fn release(shared: &Shared, left: &DetachedHold) -> Result<()> {
+    let caller = caller_for(shared, left)?;
+    let keeps = !left.kept.is_zero();
+    let kept_until = if keeps { Moment::now().after(left.kept) } else { Moment::FIRST };
+    let mut in_doubt = false;
+    let released = request(shared, &caller, "release", &left.id.name, |deadline| {
+        let change = Change::Release { kept_until };
+        let reply = ask_one(&*shared.store, HoldRequest { hold: &left.id, change, deadline });
+        in_doubt |= reply.as_ref().is_err_and(Failure::is_ambiguous);
+        reply
+    });
+    let is_clear = matches!(released, Ok(_) | Err(Error::Lost { .. }));
+    if !is_clear || left.in_doubt {
+        shared.reporter.renewer.clean_up(InDoubtHold {
+            hold: left.id.clone(),
+            kept_until,
+            lease: left.lease,
+            settled_by_release: !left.in_doubt,
+        });
+    }
+    // A repeat that finds the hold gone has found what the attempt without a reply did.
+    let is_released = released? == HoldReply::Done || in_doubt;
+    shared.wake_head(left.id.kind, &left.id.name);
+    if is_released { Ok(()) } else { Err(Error::lost(&left.id.name)) }
+}
+
+/// The caller of a request about a hold without a guard.
+fn caller_for(shared: &Shared, left: &DetachedHold) -> Result<Caller> {
+    let options = LockOptions { lease: left.lease, ..LockOptions::default() };
+    check(shared, &left.id.name, &options)?;
+    Ok(Caller::new(&shared.config, shared.times, &options, Wait::No, None))
+}
+
 /// Lets a writer that was left go on as a reader, with the same owner, token and age.
 pub(crate) fn downgrade(shared: &Shared, writer: &Hold, left: DetachedHold) -> Result<Arc<Hold>> {
     let id = HoldId { kind: HoldKind::Read, ..left.id };
@@ -143,18 +185,28 @@ fn renew_detached(
     action: &'static str,
     renewal: fn(Duration) -> Change,
 ) -> Result<Moment> {
+    let change = renewal(caller.times.lease);
+    let mut sent = Moment::FIRST;
+    let reply = request(shared, caller, action, &id.name, |deadline| {
+        sent = Moment::now();
+        ask_one(&*shared.store, HoldRequest { hold: id, change, deadline })
+    })?;
+    if reply == HoldReply::Done { Ok(sent) } else { Err(Error::lost(&id.name)) }
+}
+
+/// Makes a request about a hold that a guard has left, again after failures.
+fn request(
+    shared: &Shared,
+    caller: &Caller,
+    action: &'static str,
+    name: &str,
+    mut ask: impl FnMut(Instant) -> Result<HoldReply, Failure>,
+) -> Result<HoldReply> {
     let retry = RetryPolicy::new(Wait::No, &shared.config, caller.times);
     let sleep = |pause| shared.wait_queues.pause(pause);
-    let change = renewal(caller.times.lease);
-    let renewed = repeat_with(shared, retry, sleep, action, &id.name, |deadline| {
-        let sent = Moment::now();
-        match ask_one(&*shared.store, HoldRequest { hold: id, change, deadline }) {
-            Ok(HoldReply::Done) => Ok(Some(sent)),
-            Ok(HoldReply::Gone) => Ok(None),
-            // Another program has replaced the lock by something else.
-            Err(failure) if failure.kind == FailureKind::WrongType => Ok(None),
-            Err(failure) => Err(failure),
-        }
-    });
-    renewed?.ok_or_else(|| Error::lost(&id.name))
+    repeat_with(shared, retry, sleep, action, name, |deadline| match ask(deadline) {
+        // Another program has replaced the lock by something else.
+        Err(failure) if failure.kind == FailureKind::WrongType => Ok(HoldReply::Gone),
+        reply => reply,
+    })
 }

@@ -65,6 +65,34 @@ fn a_ticket_may_come_from_stdin() {
 }
 
 #[test]
+fn a_renewal_that_is_refused_releases_nothing_and_a_release_prolongs_nothing() {
+    let server = Server::redis();
+    let pttl = || server.ask::<u64>(&["PTTL", "lock:a"]);
+    let ticket = lock(&server, &["--lease", "10m", "a"]);
+    // Only one request of a call succeeds.
+    let user = ["ACL", "SETUSER", "once", "on", ">sesame", "~*", "&*", "+@all"];
+    let url = server.url().replace("//", "//once:sesame@");
+    for (task, denied) in [("renew", "-hdel"), ("release", "-pexpire")] {
+        server.command(&[&user[..], &[denied]].concat());
+        server.command(&["PEXPIRE", "lock:a", "300000"]);
+        let finished = finish(leasehold(&server, &[task, &ticket]).env("REDIS_URL", &url));
+        match task {
+            "renew" => assert!(pttl() > 300_000, "{finished:?}"),
+            _ => assert!(!server.ask::<bool>(&["EXISTS", "lock:a"]), "{finished:?}"),
+        }
+        assert_eq!((finished.code, &*finished.stderr), (0, ""), "{task}");
+    }
+    let ticket = lock(&server, &["--lease", "10m", "a"]);
+    for (task, denied) in [("renew", "-pexpire"), ("release", "-hdel")] {
+        server.command(&[&user[..], &[denied]].concat());
+        server.command(&["PEXPIRE", "lock:a", "300000"]);
+        let finished = finish(leasehold(&server, &[task, &ticket]).env("REDIS_URL", &url));
+        assert_eq!(finished.code, 77, "{task}: {finished:?}");
+        assert!((200_000..=300_000).contains(&pttl()), "{task}");
+    }
+}
+
+#[test]
 fn a_hold_that_is_over_is_70() {
     let server = Server::redis();
     let ticket = lock(&server, &["a"]);

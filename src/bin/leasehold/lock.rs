@@ -9,9 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
-use leasehold::{
-    Builder, Canceller, Client, Error, NameReport, OwnedGuard, Survey, Ticket, printable,
-};
+use leasehold::{Builder, Canceller, Client, Error, NameReport, Survey, Ticket, printable};
 use parking_lot::Mutex;
 use rustix::termios::tcgetwinsize;
 use serde_json::json;
@@ -48,7 +46,7 @@ pub(crate) fn lock(
     }
     if let Err(error) = write_out(&(text + "\n")) {
         // The ticket was never printed.
-        client.adopt(&ticket)?.unlock()?;
+        client.release_ticket(&ticket)?;
         return Err(ExitError::system("write to stdout")(error));
     }
     Ok(SUCCESS)
@@ -56,17 +54,19 @@ pub(crate) fn lock(
 
 /// Renews the lease of a ticket's hold. The ticket stays valid.
 pub(crate) fn renew(server: &ServerArgs, ticket: &str) -> Result<u8, ExitError> {
-    adopt(server, ticket)?.detach().map(drop)?;
+    let ticket = read_ticket(ticket)?;
+    server.open()?.renew_ticket(&ticket)?;
     Ok(SUCCESS)
 }
 
 pub(crate) fn release(server: &ServerArgs, ticket: &str) -> Result<u8, ExitError> {
-    adopt(server, ticket)?.unlock()?;
+    let ticket = read_ticket(ticket)?;
+    server.open()?.release_ticket(&ticket)?;
     Ok(SUCCESS)
 }
 
-/// Adopts the hold of a ticket; `-` means the ticket on stdin.
-fn adopt(server: &ServerArgs, ticket: &str) -> Result<OwnedGuard, ExitError> {
+/// Parses a ticket; `-` means the one on stdin.
+fn read_ticket(ticket: &str) -> Result<Ticket, ExitError> {
     let ticket = match ticket {
         "-" => {
             let mut read = Vec::new();
@@ -77,9 +77,7 @@ fn adopt(server: &ServerArgs, ticket: &str) -> Result<OwnedGuard, ExitError> {
         ticket => ticket.to_owned(),
     };
     // Parsed here, because an error message of clap would repeat it.
-    let ticket: Ticket = ticket.trim().parse().map_err(ExitError::from)?;
-    let client = server.open()?;
-    Ok(client.adopt(&ticket)?)
+    ticket.trim().parse().map_err(ExitError::from)
 }
 
 /// The hold that was acquired, and what the program needs afterwards.

@@ -28,14 +28,17 @@ stores! {
         a_ticket_is_for_clients_with_its_prefix,
         an_age_limit_is_that_of_one_guard,
         a_lock_that_is_to_be_held_longer_stays_taken_after_the_adoption,
-        a_kept_lock_is_left_like_any_other;
+        a_kept_lock_is_left_like_any_other,
+        a_hold_is_renewed_and_released_by_its_ticket;
     every server:
         a_process_adopts_what_one_that_was_killed_has_left,
         a_hold_that_was_overwritten_cannot_be_adopted,
-        a_ticket_is_refused_before_any_request;
+        a_ticket_is_refused_before_any_request,
+        a_ticket_is_renewed_or_released_by_one_request;
     every direct server:
         a_hold_stays_as_it_was_left_when_no_reply_comes,
         a_hold_that_cannot_be_left_is_released,
+        a_ticket_that_cannot_be_renewed_or_released_leaves_the_hold_as_it_was,
         requests_that_are_executed_twice_do_no_harm;
 }
 
@@ -244,6 +247,34 @@ fn a_kept_lock_is_left_like_any_other(store: &Store) {
     assert!(take(&client, "a").fence() > fence);
 }
 
+fn a_hold_is_renewed_and_released_by_its_ticket(store: &Store) {
+    let (client, other) = two(store);
+    let ticket = sent(&owned(&client, "a", LEASE).detach().unwrap());
+    for _ in 0..3 {
+        thread::sleep(LEASE / 2);
+        other.renew_ticket(&ticket).unwrap();
+    }
+    let holder = client.mutex("a").holder().unwrap().expect("it is held");
+    assert!(holder.remaining > LEASE / 2, "{:?}", holder.remaining);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| other.lock("a").unwrap().fence());
+        eventually(SOON, || other.stats().waiting == 1);
+        other.release_ticket(&ticket).unwrap();
+        assert!(waiter.join().unwrap() > ticket.fence());
+    });
+    let next = take(&client, "a");
+    assert_lost(other.renew_ticket(&ticket), "a");
+    assert_lost(other.release_ticket(&ticket), "a");
+    next.verify().unwrap();
+    let guard = client.mutex("b").hold_at_least(SOON).lock_owned().unwrap();
+    other.release_ticket(&guard.detach().unwrap()).unwrap();
+    let holder = other.mutex("b").holder().unwrap().expect("it stays taken");
+    assert!(holder.depth == 0 && holder.remaining <= SOON, "{holder:?}");
+    client.close();
+    let refused = client.renew_ticket(&ticket);
+    assert!(matches!(refused, Err(Error::Closed)), "{refused:?}");
+}
+
 fn a_process_adopts_what_one_that_was_killed_has_left(server: &Server) {
     let mut child = Child::start(detach_in_a_child, &server.address());
     let ticket: Ticket = child.next().parse().unwrap();
@@ -282,10 +313,48 @@ fn a_ticket_is_refused_before_any_request(server: &Server) {
     let slow = server.open_for(LEASE, patient().lease(3 * LEASE).io_timeout(LEASE / 2));
     let scripts = server.settled_evals();
     for client in [stranger, slow] {
-        let refused = client.adopt(&ticket);
-        assert!(matches!(refused, Err(Error::InvalidInput(_))), "{refused:?}");
+        let adopted = client.adopt(&ticket).map(drop);
+        for refused in [adopted, client.renew_ticket(&ticket), client.release_ticket(&ticket)] {
+            assert!(matches!(refused, Err(Error::InvalidInput(_))), "{refused:?}");
+        }
     }
     assert_eq!(server.settled_evals(), scripts);
+}
+
+fn a_ticket_is_renewed_or_released_by_one_request(server: &Server) {
+    let client = server.open_for(LEASE, patient());
+    let ticket = owned(&client, "a", LEASE).detach().unwrap();
+    // The scripts are known to the server from here on.
+    client.release_ticket(&ticket).unwrap();
+    let ticket = owned(&client, "a", LEASE).detach().unwrap();
+    let scripts = server.settled_evals();
+    client.renew_ticket(&ticket).unwrap();
+    assert_eq!(server.settled_evals(), scripts + 1);
+    client.release_ticket(&ticket).unwrap();
+    assert_eq!(server.settled_evals(), scripts + 2);
+}
+
+fn a_ticket_that_cannot_be_renewed_or_released_leaves_the_hold_as_it_was(server: &Server) {
+    let (proxy, client) = behind_proxy(server, hasty());
+    let direct = server.open_for(LEASE, patient());
+    let ticket = owned(&direct, "a", 10 * SOON).detach().unwrap();
+    let remaining = || direct.mutex("a").holder().unwrap().expect("it is held").remaining;
+    let before = remaining();
+    proxy.refuse();
+    for failed in [client.renew_ticket(&ticket), client.release_ticket(&ticket)] {
+        assert!(matches!(failed, Err(Error::Unavailable { .. })), "{failed:?}");
+    }
+    assert!(remaining() <= before);
+    proxy.heal();
+    // In the background.
+    eventually(SOON, || !server.exists("a"));
+    let ticket = owned(&direct, "a", 10 * SOON).detach().unwrap();
+    // Transparently: what the first attempt has done is no loss.
+    proxy.lose_reply();
+    client.renew_ticket(&ticket).unwrap();
+    proxy.lose_reply();
+    client.release_ticket(&ticket).unwrap();
+    assert!(!server.exists("a"));
 }
 
 fn a_hold_stays_as_it_was_left_when_no_reply_comes(server: &Server) {
@@ -329,5 +398,9 @@ fn requests_that_are_executed_twice_do_no_harm(server: &Server) {
         client.adopt(&ticket).unwrap().unlock().unwrap();
         assert!(!server.exists("a"));
         assert_lost(client.adopt(&ticket), "a");
+        let ticket = owned(&client, "a", LEASE).detach().unwrap();
+        client.renew_ticket(&ticket).unwrap();
+        client.release_ticket(&ticket).unwrap();
+        assert!(!server.exists("a"));
     }
 }
