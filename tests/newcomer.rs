@@ -39,7 +39,7 @@ fn the_program_installs_and_runs_as_in_the_readme() {
     let server = Server::redis();
     // Without the release profile, which takes much longer to compile.
     let here = format!("cargo install --locked --debug --path '{package}' ");
-    let commands = replace(&block("sh"), "cargo install leasehold ", &here);
+    let commands = replace(&block("sh"), "cargo install --locked leasehold ", &here);
     let job = Path::new(DIR).join("write-report");
     fs::write(&job, "#!/bin/sh\necho \"report $LEASEHOLD_FENCE\"\n").unwrap();
     run(Command::new("chmod").arg("+x").arg(job));
