@@ -19,7 +19,7 @@
 //!
 //! # I want to ...
 //!
-//! | | |
+//! | task | method |
 //! |---|---|
 //! | let only one thread of all processes do something at a time | [`lock`](Client::lock) |
 //! | do it only if no other thread is doing it | [`try_with_lock`](Client::try_with_lock) |
@@ -65,9 +65,10 @@
 //! - **Requests may be lost, repeated or late.** Every request names the unique id of its hold. A
 //!   lock is never reported as held without a reply, and whatever an unanswered request may have
 //!   left in Redis is removed in the background.
-//! - **Calls end.** Every call returns within its deadline plus one
-//!   [`io_timeout`](Builder::io_timeout) and 100 ms, even if the server accepts connections and
-//!   never answers.
+//! - **Calls end.** A call with a deadline returns within one [`io_timeout`](Builder::io_timeout)
+//!   and 100 ms of it, even if the server accepts connections and never answers. A call without
+//!   one, such as [`try_lock`](Client::try_lock), [`unlock`](Guard::unlock) or
+//!   [`open`](Client::open), gives up on such a server after two.
 //!
 //! # What is not guaranteed
 //!
@@ -92,7 +93,14 @@
 //! - `if client.try_lock("a")?.is_some() { ... }` releases the lock before the block: the guard is
 //!   a temporary of the condition. Write `if let Some(_guard) = client.try_lock("a")? { ... }`, or
 //!   use [`try_with_lock`](Client::try_with_lock).
-//! - `let _ = client.lock("a")?;` releases the lock at once; `let _guard = ...` keeps it.
+//! - `let _ = client.lock("a")?;` and `_ = client.lock("a")?;` release the lock at once. So does a
+//!   `_` in a pattern: `let (_, order) = (client.lock("a")?, read_order());`, or
+//!   `let Some(_) = client.try_lock("a")? else { return };`. `let _guard = ...` keeps it.
+//! - A guard in a struct is released when the struct is dropped, after the fields declared before
+//!   it and before those declared after it. Declare it last, behind whatever it protects.
+//! - A database transaction must begin after the lock and commit before the release. Dropped in
+//!   the wrong order, a guard lets the next holder read what is not committed yet: see [the
+//!   cookbook](guide::cookbook#a-limited-stock-in-sql).
 //! - A leaked guard, by `std::mem::forget` or in a reference cycle, is renewed until its thread
 //!   ends, or until the process ends if it [belongs to no thread](OwnedGuard).
 //!   [`max_hold`](Builder::max_hold) limits both.
@@ -101,7 +109,8 @@
 //! - In a pool whose threads run other tasks while they wait, like rayon's, nesting lets two tasks
 //!   into one critical section: see [`Builder::reentrant`].
 //! - `with_lock` returns the closure's value, which may itself be a `Result`:
-//!   `client.with_lock("a", |guard| work(guard))??`.
+//!   `client.with_lock("a", |guard| work(guard))??`. With a single `?`, errors of the work are
+//!   ignored, though the compiler warns about an unused `Result`.
 //!
 //! # Timeouts, leases and renewal
 //!

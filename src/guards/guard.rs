@@ -131,7 +131,7 @@ macro_rules! guard {
     };
     ($guard:ident $(with $($method:ident),+)?) => {
         impl $guard {
-            /// Returns the name; those of a set are separated by commas.
+            /// Returns the name.
             #[must_use]
             pub fn name(&self) -> &str {
                 &self.held.name
@@ -190,8 +190,8 @@ macro_rules! guard {
                 self.held.verify(true)
             }
 
-            /// Releases the hold, or this level of it, and reports errors. Unlike dropping the
-            /// guard, this blocks for the server's reply. Does nothing after
+            /// Releases what this guard holds, and reports errors. Unlike dropping the guard, this
+            /// blocks for the server's reply. Does nothing after
             /// [`Client::shutdown`](crate::Client::shutdown).
             ///
             /// # Errors
@@ -201,8 +201,8 @@ macro_rules! guard {
             /// - [`Unavailable`](crate::Error::Unavailable) or
             ///   [`NoQuorum`](crate::Error::NoQuorum): no usable answer came. The release is
             ///   retried in the background, and the lease is no longer renewed.
-            /// - [`Redis`](crate::Error::Redis): the server refused the request. If this was an
-            ///   inner level, the outer guard remains valid.
+            /// - [`Redis`](crate::Error::Redis): the server refused the request. The outer guards of
+            ///   a [nested](crate::Guard::depth) one remain valid.
             /// - [`Forked`](crate::Error::Forked): this process is a forked child, where guards do
             ///   nothing.
             pub fn unlock(self) -> $crate::error::Result<()> {

@@ -143,7 +143,7 @@ macro_rules! lock_options {
         }
 
         impl $lock {
-            /// Returns the name; those of a set are separated by commas.
+            /// Returns the name.
             #[must_use]
             pub fn name(&self) -> &str {
                 &self.handle.name

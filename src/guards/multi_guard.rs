@@ -14,7 +14,8 @@ use crate::local::hold::Hold;
 /// A handle to several locks that are acquired together, all or none, with options that may differ
 /// from the client's. Created by [`Client::mutexes`](crate::Client::mutexes).
 ///
-/// [`Client::lock_all`](crate::Client::lock_all) describes how a call waits. A call that is
+/// Its `name` is all names, separated by commas. [`Client::lock_all`](crate::Client::lock_all)
+/// describes how a call waits. A call that is
 /// cancelled while it pauses between two attempts ends after that pause, which
 /// [`backoff`](crate::Builder::backoff) limits. The locking call reports invalid names and options:
 ///
@@ -75,7 +76,8 @@ impl MultiMutex {
 /// Several locks that are held together and belong to no thread. Dropping this releases all of
 /// them. Created by [`Client::lock_all`](crate::Client::lock_all).
 ///
-/// It is held while all of its locks are, and lost as soon as one of them is. If calls fail for
+/// Its `name` is all names, separated by commas. It is held while all of its locks are, and lost as
+/// soon as one of them is. If calls fail for
 /// several names, the error is the `Lost` of the first lost name, or else the error of the first
 /// name that fails. [`unlock`](MultiGuard::unlock) still releases the others. Once a server has not
 /// replied, these releases are left to the background, so the call takes no longer than for one
