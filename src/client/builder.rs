@@ -22,6 +22,34 @@ use crate::store::memory::memory_server::MemoryServer;
 ///     .in_memory()?; // or .open("redis://127.0.0.1/")?
 /// # Ok::<(), leasehold::Error>(())
 /// ```
+///
+/// | setting of locks | default | how long, or what |
+/// |---|---|---|
+/// | [`lease`](Self::lease) | 30 s | a lock lasts after its last renewal |
+/// | [`wait`](Self::wait) | no limit | `lock` waits for a held lock |
+/// | [`renew`](Self::renew) | `true` | leases are renewed in the background |
+/// | [`max_hold`](Self::max_hold) | no limit | a hold may last in all |
+/// | [`reentrant`](Self::reentrant) | `true` | a thread may lock a name again while it holds it |
+/// | [`tenure`](Self::tenure) | 10 ms | threads hand a lock off before other clients get it |
+/// | [`keep`](Self::keep) | zero | a lock is kept after its last use |
+/// | **of the client** | | |
+/// | [`prefix`](Self::prefix) | `lock:` | the beginning of the keys of locks |
+/// | [`label`](Self::label) | none | the beginning of the client's id, for operators |
+/// | [`durability`](Self::durability) | `Memory` | what must store a lock before it counts |
+/// | [`backoff`](Self::backoff) | 5 ms, 500 ms | pauses between two attempts at a held lock |
+/// | [`fence_life`](Self::fence_life) | 24 h | a name's counter of fences is stored after its last use |
+/// | [`redisson`](Self::redisson) | `false` | wake-ups are exchanged with Redisson |
+/// | [`on_event`](Self::on_event), `metrics` | none | what reports go to |
+/// | **of connections** | | |
+/// | [`connect_timeout`](Self::connect_timeout) | 1 s | opening a connection may take |
+/// | [`io_timeout`](Self::io_timeout) | 1 s | one request may take |
+/// | [`retry_window`](Self::retry_window) | 10 s | calls without a deadline retry |
+/// | [`pool_size`](Self::pool_size) | 8 | connections for the calls of all threads |
+/// | [`idle_timeout`](Self::idle_timeout) | 10 min | a connection may be idle |
+/// | [`max_lifetime`](Self::max_lifetime) | 30 min | a connection is used in all |
+/// | [`spin`](Self::spin) | 50 µs | a thread busy-waits for a reply |
+/// | [`lazy`](Self::lazy) | `false` | opening sends no request |
+/// | [`credentials`](Self::credentials), [`master_login`](Self::master_login), `tls`, [`address_map`](Self::address_map) | from the URL | how to log in, and where |
 #[derive(Clone, Debug, Default)]
 #[must_use = "a builder does nothing until it is opened"]
 pub struct Builder {

@@ -440,3 +440,60 @@ fn a_thread_that_wants_a_connection_to_itself_gets_one_in_its_turn(server: &Serv
         end.store(true, Ordering::SeqCst);
     });
 }
+
+/// The mistakes under "Traps" in the crate's documentation, which compile.
+#[test]
+#[allow(clippy::let_underscore_lock, reason = "this is what is tested")]
+#[allow(clippy::let_underscore_must_use, reason = "this is what is tested")]
+fn a_guard_without_a_name_of_its_own_is_released_at_once() {
+    let (client, other) = pair();
+    let is_free = || other.try_lock("a").unwrap().is_some();
+
+    let _ = client.lock("a").unwrap();
+    assert!(is_free());
+    _ = client.lock("a").unwrap();
+    assert!(is_free());
+    let (_, order) = (client.lock("a").unwrap(), 1);
+    assert!(order == 1 && is_free());
+    let Some(_) = client.try_lock("a").unwrap() else { unreachable!("it is free") };
+    assert!(is_free());
+    if client.try_lock("a").unwrap().is_some() {
+        assert!(is_free());
+    }
+
+    let _guard = client.lock("a").unwrap();
+    assert!(!is_free());
+}
+
+/// As the documentation says about guards in structs.
+#[test]
+fn a_guard_in_a_struct_is_released_in_the_order_of_the_fields() {
+    struct IsFree<'a>(&'a Client, &'a AtomicBool);
+    impl Drop for IsFree<'_> {
+        fn drop(&mut self) {
+            self.1.store(self.0.try_lock("a").unwrap().is_some(), Ordering::SeqCst);
+        }
+    }
+    struct Fields<'a> {
+        _before: IsFree<'a>,
+        _guard: leasehold::OwnedGuard,
+        _after: IsFree<'a>,
+    }
+    let (client, other) = pair();
+    let (before, after) = (AtomicBool::new(true), AtomicBool::new(false));
+
+    drop(Fields {
+        _before: IsFree(&other, &before),
+        _guard: client.lock_owned("a").unwrap(),
+        _after: IsFree(&other, &after),
+    });
+
+    assert!(!before.into_inner() && after.into_inner());
+}
+
+/// Two clients of one server in memory.
+fn pair() -> (Client, Client) {
+    let server = leasehold::MemoryServer::new();
+    let open = || Builder::default().open_memory(&server).unwrap();
+    (open(), open())
+}
