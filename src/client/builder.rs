@@ -37,7 +37,7 @@ use crate::store::memory::memory_server::MemoryServer;
 /// | [`label`](Self::label) | none | the beginning of the client's id, for operators |
 /// | [`durability`](Self::durability) | `Memory` | what must store a lock before it counts |
 /// | [`backoff`](Self::backoff) | 5 ms, 500 ms | pauses between two attempts at a held lock |
-/// | [`fence_life`](Self::fence_life) | 24 h | a name's counter of fences is stored after its last use |
+/// | [`fence_life`](Self::fence_life) | 24 h | the counter of fences outlasts its last use |
 /// | [`redisson`](Self::redisson) | `false` | wake-ups are exchanged with Redisson |
 /// | [`on_event`](Self::on_event), `metrics` | none | what reports go to |
 /// | **of connections** | | |
@@ -49,7 +49,9 @@ use crate::store::memory::memory_server::MemoryServer;
 /// | [`max_lifetime`](Self::max_lifetime) | 30 min | a connection is used in all |
 /// | [`spin`](Self::spin) | 50 µs | a thread busy-waits for a reply |
 /// | [`lazy`](Self::lazy) | `false` | opening sends no request |
-/// | [`credentials`](Self::credentials), [`master_login`](Self::master_login), `tls`, [`address_map`](Self::address_map) | from the URL | how to log in, and where |
+/// | [`credentials`](Self::credentials), `tls` | from the URL | how to log in |
+/// | [`master_login`](Self::master_login) | from the URL | how to log in behind sentinels |
+/// | [`address_map`](Self::address_map) | none | where announced servers can be reached |
 #[derive(Clone, Debug, Default)]
 #[must_use = "a builder does nothing until it is opened"]
 pub struct Builder {

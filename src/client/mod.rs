@@ -22,9 +22,10 @@ use crate::store::memory::memory_server::MemoryServer;
 
 /// A handle for acquiring distributed locks. Clones are cheap and share everything.
 ///
-/// A client has a pool of connections and [a few background threads](crate#threads-and-connections),
-/// one of which renews its leases. All are shut down when the last clone and the last guard are
-/// dropped. Two clients are two different owners, even in one thread.
+/// A client has a pool of connections and [a few background
+/// threads](crate#threads-and-connections), one of which renews its leases. All are shut down when
+/// the last clone and the last guard are dropped. Two clients are two different owners, even in one
+/// thread.
 ///
 /// ```
 /// let client = leasehold::Client::in_memory(); // or Client::open("redis://127.0.0.1/")?

@@ -201,8 +201,8 @@ macro_rules! guard {
             /// - [`Unavailable`](crate::Error::Unavailable) or
             ///   [`NoQuorum`](crate::Error::NoQuorum): no usable answer came. The release is
             ///   retried in the background, and the lease is no longer renewed.
-            /// - [`Redis`](crate::Error::Redis): the server refused the request. The outer guards of
-            ///   a [nested](crate::Guard::depth) one remain valid.
+            /// - [`Redis`](crate::Error::Redis): the server refused the request. The outer guards
+            ///   of a [nested](crate::Guard::depth) one remain valid.
             /// - [`Forked`](crate::Error::Forked): this process is a forked child, where guards do
             ///   nothing.
             pub fn unlock(self) -> $crate::error::Result<()> {
