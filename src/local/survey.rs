@@ -16,7 +16,7 @@ use crate::net::connection::Connection;
 use crate::net::packed::Request;
 use crate::store::hold_id::{HeldAs, HoldKind};
 use crate::store::keys::{Keys, check_name};
-use crate::store::request::{Look, ReportReply};
+use crate::store::request::{HolderReply, Look, ReportReply};
 
 /// How many replies of a server are timed.
 const REPLIES: usize = 10;
@@ -26,6 +26,8 @@ const REPLIES: usize = 10;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct NameReport {
+    /// The name.
+    pub name: String,
     /// The key of a lock of that name.
     pub key: String,
     /// Empty if the name is free.
@@ -99,7 +101,8 @@ impl Survey {
         let holds =
             holds.into_iter().map(|(held_as, holder)| (held_as, holder_of(holder))).collect();
         let key = Keys::new(&shared.config.prefix).lock(name).into_owned();
-        Ok(NameReport { key, holds, fence: (fence > 0).then_some(fence), waiting })
+        let (name, fence) = (name.to_owned(), (fence > 0).then_some(fence));
+        Ok(NameReport { name, key, holds, fence, waiting })
     }
 
     /// Returns the names that begin with `start` and may be held, as each server has them: in no
@@ -128,38 +131,32 @@ impl Survey {
     ///
     /// The same as [`Mutex::force_unlock`](crate::Mutex::force_unlock).
     pub fn end_holds(&self, name: &str) -> Result<usize> {
-        let mut ended = Vec::new();
-        self.end_holds_if(name, |_, _| true, &mut ended)?;
-        Ok(ended.len())
+        let holds = ask_about(&self.shared, name)?.holds;
+        let (of, mut ended) = (holds.len(), 0);
+        for (held_as, HolderReply { owner, .. }) in holds {
+            ended += usize::from(self.end(name, held_as, &owner, of)?);
+        }
+        Ok(ended)
     }
 
-    /// As [`end_holds`](Survey::end_holds), but only those that are meant. Adds them to `ended`,
-    /// even if it fails before it has ended all of them.
+    /// Ends one of the holds that a report shows, and no other. Returns `false` if it is over.
     ///
     /// # Errors
     ///
-    /// The same.
-    pub fn end_holds_if(
+    /// The same as for [`end_holds`](Survey::end_holds).
+    pub fn end_hold(
         &self,
-        name: &str,
-        is_meant: impl Fn(HeldAs, &Holder) -> bool,
-        ended: &mut Vec<(HeldAs, Holder)>,
-    ) -> Result<()> {
-        let shared = &*self.shared;
-        let holds = ask_about(shared, name)?.holds;
+        report: &NameReport,
+        (held_as, holder): &(HeldAs, Holder),
+    ) -> Result<bool> {
+        self.end(&report.name, *held_as, holder.owner.as_bytes(), report.holds.len())
+    }
+
+    /// Ends the hold of an owner, one of as many of the name.
+    fn end(&self, name: &str, held_as: HeldAs, owner: &[u8], of: usize) -> Result<bool> {
         // Waiting clients are offered no more places than were taken.
-        let of = u32::try_from(holds.len()).unwrap_or(u32::MAX);
-        for (held_as, found) in holds {
-            let (owner, holder) = (found.owner.clone(), holder_of(found));
-            if !is_meant(held_as, &holder) {
-                continue;
-            }
-            let kind = HoldKind::reported_as(held_as, of);
-            if end_hold(shared, kind, name, &owner)? {
-                ended.push((held_as, holder));
-            }
-        }
-        Ok(())
+        let permits = u32::try_from(of).unwrap_or(u32::MAX);
+        end_hold(&self.shared, HoldKind::reported_as(held_as, permits), name, owner)
     }
 
     /// As [`end_holds`](Survey::end_holds), but only the holds of this client, including locks that
@@ -169,10 +166,13 @@ impl Survey {
     ///
     /// The same.
     pub fn end_own_holds(&self, name: &str) -> Result<usize> {
-        let client = &*self.shared.client;
-        let mut ended = Vec::new();
-        self.end_holds_if(name, |_, holder| holder.client == client, &mut ended)?;
-        Ok(ended.len())
+        let report = self.report(name)?;
+        let mut ended = 0;
+        for hold in report.holds.iter().filter(|(_, holder)| *holder.client == *self.shared.client)
+        {
+            ended += usize::from(self.end_hold(&report, hold)?);
+        }
+        Ok(ended)
     }
 
     /// Returns how long a request of this client may take.

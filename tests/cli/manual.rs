@@ -67,6 +67,37 @@ fn every_task_has_a_manual_page() {
 }
 
 #[test]
+fn manual_pages_list_exit_statuses_and_show_what_is_typed() {
+    let tasks =
+        ["completions", "lock", "ls", "man", "ping", "release", "renew", "run", "show", "unlock"];
+    for task in [None].into_iter().chain(tasks.map(Some)) {
+        let args: Vec<_> = ["man"].into_iter().chain(task).collect();
+        let page = output(&mut without_server(&args));
+        assert!(!page.contains('`'), "{task:?}: {page}");
+        let (_, section) = page.split_once(".SH \"EXIT STATUS\"\n").expect("a section");
+        let statuses: Vec<_> = section
+            .split(".TP\n\\fB")
+            .skip(1)
+            .map(|rest| rest.split_once("\\fR\n").expect("a status").0)
+            .collect();
+        let has = |status| statuses.contains(&status);
+        assert!(has("64") && has("71"), "{task:?}: {statuses:?}");
+        let is_either = |some: &[&str]| task.is_none_or(|task| some.contains(&task));
+        assert_eq!(has("70"), is_either(&["release", "renew", "run"]), "{task:?}: {statuses:?}");
+        assert_eq!(has("75"), is_either(&["lock", "run"]), "{task:?}: {statuses:?}");
+        assert_eq!(has("127"), is_either(&["run"]), "{task:?}: {statuses:?}");
+        let has_json = ["lock", "ls", "ping", "show", "unlock"];
+        assert_eq!(page.contains("\\-\\-json"), is_either(&has_json), "{task:?}: {page}");
+        if let Some(task) = task {
+            let help = output(&mut without_server(&[task, "--help"]));
+            assert_eq!(help.contains("--json"), has_json.contains(&task), "{help}");
+        }
+    }
+    let page = output(&mut without_server(&["man", "run"]));
+    assert!(page.contains("\\fBleasehold run\\fR [OPTIONS] <NAME> \\-\\- <CMD>..."), "{page}");
+}
+
+#[test]
 fn names_are_completed_in_bash() {
     let server = Server::redis();
     let client = client(&server);

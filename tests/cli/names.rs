@@ -117,6 +117,8 @@ fn names_of_every_kind_are_listed() {
     server.command(&["SET", "x:elsewhere", "token", "PX", "60000"]);
     assert_eq!(list(&["x"]), ["x:foreign", "x:lock", "x:permit", "x:read"]);
     assert_eq!(list(&[]).len(), 5);
+    let names = output(&mut leasehold(&server, &["ls", "--names", "x"]));
+    assert_eq!(names, "x:foreign\nx:lock\nx:permit\nx:read\n");
     assert_eq!(list(&["y*"]), ["y*"]);
     assert_eq!(list(&["*"]), [""; 0], "nothing stands for anything else");
     // With no prefix neither counters nor queues are names.
@@ -227,8 +229,8 @@ fn unlock_ends_all_holds_of_a_client_or_of_a_label() {
     server.command(&["SET", "lock:x:data", &owner]);
 
     let unlock = |args: &[&str]| output(leasehold(&server, &["unlock"]).args(args));
-    assert_eq!(unlock(&["--client", gone.id(), "z"]), format!("{} holds nothing\n", gone.id()));
     let id = gone.id();
+    assert_eq!(unlock(&["--client", id, "--starting", "z"]), format!("{id} holds nothing\n"));
     let ended = format!(
         "ended the hold of lock x:lock by {id}\n\
          ended the hold of semaphore x:permits by {id}\n\
@@ -237,12 +239,17 @@ fn unlock_ends_all_holds_of_a_client_or_of_a_label() {
          {}",
         LATE.trim_start_matches("; ")
     );
-    assert_eq!(unlock(&["--client", id, "x:"]), ended);
+    let would_end = ended.replace("ended", "would end");
+    let would_end = would_end.split_inclusive('\n').take(4).collect::<String>();
+    assert_eq!(unlock(&["--client", id, "--starting", "x:", "--dry-run"]), would_end);
+    lost[0].verify().unwrap();
+    assert_eq!(unlock(&["--client", id, "--starting", "x:"]), ended);
     lost[0].verify().unwrap_err();
     twin.adopt(&ticket).unwrap_err();
     lost[1].verify().unwrap();
 
-    let ended = json(&mut leasehold(&server, &["unlock", "--label", "tester", "--json"]));
+    let by_label = ["unlock", "--label", "tester", "--all", "--json"];
+    let ended = json(&mut leasehold(&server, &by_label));
     let hold = |name: &str, client: &Client| {
         json!({
             "name": name, "kind": "lock", "side": null, "client": client.id(), "label": "tester",
@@ -259,6 +266,138 @@ fn unlock_ends_all_holds_of_a_client_or_of_a_label() {
     kept_read.verify().unwrap();
     assert_eq!(server.ask::<String>(&["GET", "lock:x:foreign"]), owner);
     assert_eq!(server.ask::<String>(&["GET", "lock:x:data"]), owner);
+}
+
+#[test]
+fn several_clients_of_a_label_are_listed_and_keep_their_holds() {
+    let server = Server::redis();
+    let [one, other] = [client(&server), client(&server)];
+    let guards = [one.lock_owned("a").unwrap(), other.lock_owned("b").unwrap()];
+    let unlock = |args: &[&str]| finish(leasehold(&server, &["unlock"]).args(args));
+    let refused = unlock(&["--label", "tester"]);
+    let listed = format!(
+        "did not end the hold of lock a by {}\ndid not end the hold of lock b by {}\n",
+        one.id(),
+        other.id()
+    );
+    assert_eq!((refused.code, &refused.stdout), (64, &listed));
+    assert!(refused.stderr.contains("2 clients have the label \"tester\""), "{refused:?}");
+    for guard in &guards {
+        guard.verify().unwrap();
+    }
+    // One of them has this name.
+    let ended = unlock(&["--label", "tester", "a"]);
+    assert_eq!((ended.code, ended.stdout.contains("lock a by")), (0, true), "{ended:?}");
+    guards[0].verify().unwrap_err();
+    guards[1].verify().unwrap();
+    assert_eq!(unlock(&["--label", "tester"]).code, 0);
+    guards[1].verify().unwrap_err();
+}
+
+#[test]
+fn an_empty_selector_is_64_and_ends_nothing() {
+    let server = Server::redis();
+    let client = Client::builder().label("").open(&server.url()).unwrap();
+    let guard = client.lock("a").unwrap();
+    for args in [
+        &["--label", ""][..],
+        &["--label="],
+        &["--client", ""],
+        &["--client", client.id(), "--starting", ""],
+        &["--client", client.id(), ""],
+        &["--starting", "a"],
+        &["--fence", "", "a"],
+        &["--fence", "1"],
+        &["--all"],
+        &["--all", "a"],
+        &["--dry-run"],
+        &[""],
+        &[],
+    ] {
+        let finished = finish(leasehold(&server, &["unlock"]).args(args));
+        assert_eq!((finished.code, &*finished.stdout), (64, ""), "{args:?}: {finished:?}");
+    }
+    guard.verify().unwrap();
+}
+
+#[test]
+fn a_name_beside_a_client_is_that_name() {
+    let server = Server::redis();
+    let client = client(&server);
+    let guards = ["deploy", "deploy-docs"].map(|name| client.lock_owned(name).unwrap());
+    let unlock = |args: &[&str]| output(leasehold(&server, &["unlock"]).args(args));
+    let nothing = format!("{} does not hold depl\n", client.id());
+    assert_eq!(unlock(&["--client", client.id(), "depl"]), nothing);
+    let ended = unlock(&["--label", "tester", "deploy"]);
+    assert_eq!(ended.lines().count(), 2, "{ended}");
+    guards[0].verify().unwrap_err();
+    guards[1].verify().unwrap();
+}
+
+#[test]
+fn a_fence_is_that_of_exactly_one_hold() {
+    let server = Server::redis();
+    let client = client(&server);
+    let unlock = |name: &str, fence: u64, option: &[&str]| {
+        output(leasehold(&server, &["unlock", name, "--fence", &fence.to_string()]).args(option))
+    };
+    let seen = client.lock("a").unwrap().fence();
+    let guard = client.lock("a").unwrap();
+    let (fence, id) = (guard.fence(), client.id());
+    let nothing = format!("a has no hold with fence {seen}: its last fence is {fence}\n");
+    assert_eq!(unlock("a", seen, &[]), nothing);
+    let would_end = format!("would end the hold of lock a by {id}\n");
+    assert_eq!(unlock("a", fence, &["--dry-run"]), would_end);
+    guard.verify().unwrap();
+    let line = format!("ended the hold of lock a by {id}\n");
+    assert!(unlock("a", fence, &[]).starts_with(&line));
+    guard.verify().unwrap_err();
+    assert_eq!(unlock("a", fence, &[]), "a is free\n");
+
+    let lock = client.rw_lock("sides");
+    let writer = lock.write().unwrap();
+    let fence = writer.fence();
+    assert!(unlock("sides", fence, &[]).contains("sides (writer)"));
+    writer.verify().unwrap_err();
+    // Readers have the token of the last writer, all of them the same.
+    let reader = lock.read().unwrap();
+    assert_eq!(reader.fence(), fence);
+    assert!(unlock("sides", fence, &[]).starts_with("sides has no hold with fence"));
+    reader.verify().unwrap();
+}
+
+#[test]
+fn a_dry_run_lists_what_a_name_has() {
+    let server = Server::redis();
+    let client = client(&server);
+    let permits = client.semaphore("a", 2);
+    let held = [permits.acquire().unwrap(), permits.acquire().unwrap()];
+    server.command(&["SET", "lock:foreign", "a secret", "PX", "60000"]);
+    let dry_run = |name: &str| output(&mut leasehold(&server, &["unlock", "--dry-run", name]));
+    let line = format!("would end the hold of semaphore a by {}\n", client.id());
+    assert_eq!(dry_run("a"), line.repeat(2));
+    assert_eq!(
+        dry_run("foreign"),
+        "would end the hold of lock of another library foreign by another library\n"
+    );
+    assert_eq!(dry_run("free"), "free is free\n");
+    for permit in &held {
+        permit.verify().unwrap();
+    }
+}
+
+#[test]
+fn a_name_given_as_a_prefix_is_explained() {
+    let server = Server::redis();
+    let client = client(&server);
+    let list = |args: &[&str]| finish(leasehold(&server, &["ls"]).args(args));
+    assert_eq!(list(&["--prefix", "stock"]).stderr, "");
+    let _guard = client.lock("stock:42").unwrap();
+    let listed = list(&["--prefix", "stock"]);
+    assert_eq!((listed.code, &*listed.stdout), (0, ""));
+    assert!(listed.stderr.contains("`leasehold ls stock` lists"), "{listed:?}");
+    assert_eq!(list(&["--prefix", "lock:"]).stderr, "");
+    assert_eq!(list(&["--prefix", "other"]).stderr, "");
 }
 
 #[test]

@@ -177,6 +177,21 @@ fn a_signal_ends_the_wait_for_a_ticket() {
 }
 
 #[test]
+fn a_ticket_for_an_unwritable_stdout_leaves_no_lock() {
+    let server = Server::redis();
+    for option in [&[][..], &["--json"]] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let read_only = File::open("/dev/null").unwrap();
+        for stdout in [full, read_only] {
+            let mut command = leasehold(&server, &["lock", "a"]);
+            let output = command.args(option).stdout(stdout).output().unwrap();
+            assert_eq!(output.status.code(), Some(71), "{output:?}");
+            assert!(!server.ask::<bool>(&["EXISTS", "lock:a"]), "{output:?}");
+        }
+    }
+}
+
+#[test]
 fn a_ticket_that_cannot_be_printed_leaves_no_lock() {
     let server = Server::redis();
     let client = client(&server);

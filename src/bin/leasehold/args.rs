@@ -1,4 +1,4 @@
-//! The command line, the client that it describes, shell completions and manual pages.
+//! The command line, and the client that it describes.
 
 use std::env;
 use std::ffi::OsString;
@@ -6,39 +6,20 @@ use std::process;
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
-use clap::{CommandFactory, Parser, Subcommand, value_parser};
+use clap::{Parser, Subcommand, value_parser};
 use clap_complete::Shell;
-use clap_mangen::Man;
 use leasehold::{Builder, Client, parse_duration};
 use rustix::system::uname;
 
 use crate::child::parse_signal;
-use crate::output::{ExitError, NOT_ACQUIRED, USAGE, print};
+use crate::output::{ExitError, NOT_ACQUIRED, USAGE};
 
 /// Enough characters of the host name to recognise the host.
 const HOST_MAX: usize = 64;
 
-const EXIT_CODES: &str = "\
-Exit status: 0, or with `run` the command's, or 128 + n if signal n ended it.
-  64   wrong usage                      75   the lock could not be acquired in time
-  65   the key holds something else     77   the server refused the login or the right
-  69   the server was not reached      126   the command could not be run
-  70   the lock was lost               127   the command was not found
-  71   the system could not do something
-
-Durations are `500ms`, `2s`, `5m`, `1h`, or plain seconds.";
-
-/// Scripts that complete names, for the shells that need one.
-const BASH: &str = include_str!("completions/names.bash");
-const FISH: &str = include_str!("completions/names.fish");
-const ZSH: &str = include_str!("completions/names.zsh");
-
-/// The beginnings of arguments that are names, in clap's script for zsh.
-const NAMES: [&str; 3] = ["':name -- ", "'::name -- ", "'::start -- "];
-
 /// Runs a command while it holds a lock on Redis, shows locks, and ends them.
 #[derive(Debug, Parser)]
-#[command(name = "leasehold", version, after_help = EXIT_CODES)]
+#[command(name = "leasehold", version)]
 pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
@@ -50,7 +31,7 @@ pub(crate) struct Args {
 }
 
 /// Where the locks are.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ServerArgs {
     /// The servers: `redis://`, `rediss://`, `unix://`, or several with `redis+sentinel://`,
     /// `redis+cluster://` or `redis+redlock://`. Defaults to `REDIS_URL` in the environment, where
@@ -81,6 +62,11 @@ impl ServerArgs {
 
     pub(crate) fn open(&self) -> Result<Client, ExitError> {
         Ok(self.builder()?.build()?)
+    }
+
+    /// The prefix of the command line, and these arguments without it.
+    pub(crate) fn without_prefix(&self) -> Option<(String, Self)> {
+        Some((self.prefix.clone()?, Self { prefix: None, ..self.clone() }))
     }
 
     fn url(&self) -> Option<String> {
@@ -131,7 +117,7 @@ pub(crate) enum Task {
     },
     /// List the names that are held.
     Ls {
-        /// Print only the names, one per line, without asking who holds them.
+        /// Print only the names, one per line.
         #[arg(long)]
         names: bool,
         /// List only names that begin with this.
@@ -163,24 +149,50 @@ pub(crate) enum Task {
         #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
     },
-    /// End the current holds of a name, or all holds of a client.
+    /// End the current holds of a name, or those of a client that is gone.
     Unlock(Unlock),
 }
 
-/// Whose holds to end.
+/// Which holds to end.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Unlock {
-    /// End the holds of the client with this id, as shown by `show`.
+    /// End only the holds of the client with this id, as shown by `show`: those of all names, or of
+    /// NAME.
     #[arg(long, value_name = "ID", group = "whose")]
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub(crate) client: Option<String>,
-    /// End the holds of all clients with this label.
+    /// End only the holds of the client with this label. If several clients have it, they are
+    /// listed, and nothing is ended.
     #[arg(long, value_name = "TEXT", group = "whose")]
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub(crate) label: Option<String>,
-    /// The name of a lock, a read-write lock or a semaphore. With `--client` or `--label`, the
-    /// beginning of the names to look at; all names if it is missing.
-    #[arg(value_name = "NAME|PREFIX", required_unless_present = "whose")]
+    /// End the holds of all clients with that label.
+    #[arg(long, requires = "label")]
+    pub(crate) all: bool,
+    /// End only the holds of names that begin with this.
+    #[arg(long, value_name = "PREFIX", requires = "whose", conflicts_with = "name")]
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) starting: Option<String>,
+    /// End only the hold with this fence, as shown by `show`, and none if that is over. Readers and
+    /// permits have no fence of their own.
+    #[arg(long, value_name = "N", requires = "name", conflicts_with = "whose")]
+    pub(crate) fence: Option<u64>,
+    /// List the holds that would be ended, and end none.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// The name of a lock, a read-write lock or a semaphore.
+    #[arg(value_name = "NAME", required_unless_present = "whose")]
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub(crate) name: Option<String>,
+}
+
+impl Unlock {
+    /// The name, if all of its holds are to be ended, of any client.
+    pub(crate) fn whole_name(&self) -> Option<&str> {
+        let Self { client, label, fence, dry_run, name, .. } = self;
+        let is_whole = client.is_none() && label.is_none() && fence.is_none() && !dry_run;
+        name.as_deref().filter(|_| is_whole)
+    }
 }
 
 /// How to wait for a lock, and how long it lasts.
@@ -243,50 +255,10 @@ pub(crate) struct Run {
     pub(crate) command: Vec<OsString>,
 }
 
-pub(crate) fn complete(shell: Shell) -> Result<u8, ExitError> {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Args::command(), "leasehold", &mut script);
-    let script = String::from_utf8_lossy(&script);
-    print(&match shell {
-        Shell::Bash => format!("{script}{BASH}"),
-        Shell::Fish => format!("{script}{FISH}"),
-        // A completion file must keep its own first and last line.
-        Shell::Zsh => with_names_of_zsh(&script),
-        _ => script.into_owned(),
-    })
-}
-
-/// Adds the completion of names to clap's script.
-fn with_names_of_zsh(script: &str) -> String {
-    let (first, rest) = script.split_once('\n').unwrap_or((script, ""));
-    let lines = rest.lines().map(|line| match line.strip_suffix(":_default' \\") {
-        Some(start) if NAMES.iter().any(|argument| start.starts_with(argument)) => {
-            format!("{start}:_leasehold_names' \\\n")
-        }
-        _ => format!("{line}\n"),
-    });
-    format!("{first}\n{ZSH}{}", lines.collect::<String>())
-}
-
-pub(crate) fn manual(task: Option<&str>) -> Result<u8, ExitError> {
-    let mut command = Args::command();
-    // Adds the global options to the tasks.
-    command.build();
-    let command = match task {
-        None => command,
-        Some(task) => command
-            .find_subcommand(task)
-            .cloned()
-            .ok_or_else(|| ExitError::new(USAGE, format!("man: there is no task {task:?}")))?,
-    };
-    let mut page = Vec::new();
-    let page_of = Man::new(command).source(concat!("leasehold ", env!("CARGO_PKG_VERSION")));
-    page_of.render(&mut page).map_err(ExitError::system("write the page"))?;
-    print(&String::from_utf8_lossy(&page))
-}
-
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
 
     #[test]

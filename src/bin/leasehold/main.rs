@@ -6,6 +6,7 @@
 mod args;
 mod child;
 mod lock;
+mod manual;
 mod output;
 mod ping;
 mod run;
@@ -14,7 +15,7 @@ mod show;
 use std::env;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::FromArgMatches;
 use clap::error::{ContextKind, ContextValue};
 
 use crate::args::{Args, Task};
@@ -25,7 +26,7 @@ fn main() -> ExitCode {
     let outcome = if words.next().is_some_and(|word| word == child::HELPER) {
         Err(child::become_command(words))
     } else {
-        match Args::try_parse() {
+        match manual::command().try_get_matches().and_then(|words| Args::from_arg_matches(&words)) {
             Ok(args) => perform(args),
             Err(error) => answer(&error),
         }
@@ -67,11 +68,10 @@ fn perform(args: Args) -> Result<u8, ExitError> {
             let why = "--json: only `lock`, `ls`, `ping`, `show` and `unlock` print it";
             Err(ExitError::new(USAGE, why))
         }
-        Task::Completions { shell } => args::complete(shell),
+        Task::Completions { shell } => manual::complete(shell),
         Task::Lock { how, name } => lock::lock(&server, &how, &name, json),
-        Task::Ls { names: true, start } => show::names(&server.open()?, &start, json),
-        Task::Ls { names: false, start } => show::list(&server.open()?, &server, &start, json),
-        Task::Man { task } => args::manual(task.as_deref()),
+        Task::Ls { names, start } => show::list(&server.open()?, &server, &start, names, json),
+        Task::Man { task } => manual::manual(task.as_deref()),
         Task::Ping => {
             // `ping` reports servers that do not answer, so opening must not fail for them.
             let client = server.builder()?.lazy(true).build()?;

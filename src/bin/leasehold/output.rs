@@ -1,7 +1,9 @@
 //! What this program says: on stdout, on stderr, and by its exit status.
 
 use std::fmt::Write as _;
+use std::fs::File;
 use std::io::{self, Write as _};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use leasehold::{Error, printable};
@@ -78,8 +80,9 @@ pub(crate) fn print(output: &str) -> Result<u8, ExitError> {
 }
 
 pub(crate) fn write_out(output: &str) -> io::Result<()> {
-    let mut stdout = io::stdout();
-    stdout.write_all(output.as_bytes()).and_then(|()| stdout.flush())
+    // `Stdout` takes it for success if the descriptor cannot be written to.
+    let mut stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    stdout.write_all(output.as_bytes())
 }
 
 /// Prints a result as indented JSON, or as text.

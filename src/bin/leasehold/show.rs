@@ -10,7 +10,7 @@ use leasehold::{
 use serde_json::{Value, json};
 
 use crate::args::{ServerArgs, Unlock};
-use crate::output::{ExitError, in_seconds, print_either, say, table};
+use crate::output::{ExitError, USAGE, in_seconds, print_either, say, table};
 use crate::ping::{Info, NODE};
 
 /// What the user should know after a hold was ended.
@@ -32,11 +32,13 @@ fn to_text(name: &str, report: &NameReport) -> String {
     table(lines.into_iter().map(|(name, value)| [name.to_owned(), value]).collect())
 }
 
-/// Lists the names that are held. In an outage it lists the ones it could find, and then fails.
+/// Lists the names that are held, perhaps without their holders. In an outage it lists the ones it
+/// could find, and then fails.
 pub(crate) fn list(
     client: &Client,
     server: &ServerArgs,
     start: &str,
+    names_only: bool,
     json: bool,
 ) -> Result<u8, ExitError> {
     let survey = client.survey();
@@ -47,19 +49,34 @@ pub(crate) fn list(
     }
     let (names, too_few) = found(survey.names(start)?);
     let reports = reports(&survey, names);
-    let value = || reports.iter().map(|(name, report)| reply_to_json(name, report)).collect();
-    let text = || table(reports.iter().map(|(name, report)| row(name, report)).collect());
-    let code = print_either(json, value, text)?;
+    let names = || reports.iter().map(|(name, _)| name);
+    let code = if names_only {
+        let text = || names().map(|name| printable(name) + "\n").collect();
+        print_either(json, || names().cloned().collect(), text)?
+    } else {
+        let value = || reports.iter().map(|(name, report)| reply_to_json(name, report)).collect();
+        let text = || table(reports.iter().map(|(name, report)| row(name, report)).collect());
+        print_either(json, value, text)?
+    };
+    if reports.is_empty() && start.is_empty() && !json {
+        explain_prefix(server)?;
+    }
     let mut errors = reports.into_iter().filter_map(|(_, report)| report.err());
     code_unless(too_few.or_else(|| errors.next()), code)
 }
 
-/// Lists the names that may be held, without asking who holds them. Fails in an outage like `list`.
-pub(crate) fn names(client: &Client, start: &str, json: bool) -> Result<u8, ExitError> {
-    let (names, too_few) = found(client.survey().names(start)?);
-    let text = || names.iter().map(|name| printable(name) + "\n").collect();
-    let code = print_either(json, || json!(names), text)?;
-    code_unless(too_few, code)
+/// Says how to list names by their beginning if `--prefix`, which is that of keys, was taken for
+/// that: there are such names with the usual prefix.
+fn explain_prefix(server: &ServerArgs) -> Result<(), ExitError> {
+    let Some((start, server)) = server.without_prefix() else { return Ok(()) };
+    let survey = server.open()?.survey();
+    let (names, _) = found(survey.names(&start)?);
+    if reports(&survey, names).iter().any(|(_, report)| report.is_ok()) {
+        say(&format!(
+            "no key of a lock begins with {start:?}; `leasehold ls {start}` lists the names that do"
+        ));
+    }
+    Ok(())
 }
 
 /// The names that servers have replied with, and the failure if too few of them have.
@@ -199,20 +216,47 @@ fn to_json(name: &str, report: &NameReport) -> Value {
     })
 }
 
-/// Ends the holds that the command line names.
+/// A hold, and the report that shows it.
+type Shown<'a> = (&'a NameReport, &'a (HeldAs, Holder));
+
+/// Ends the holds that the command line describes, or lists them. In an outage it says which ones
+/// it has ended, and then fails.
 pub(crate) fn unlock(client: &Client, unlock: &Unlock, json: bool) -> Result<u8, ExitError> {
-    let start = unlock.name.as_deref().unwrap_or_default();
-    match (&unlock.client, &unlock.label) {
-        (None, None) => end_name(client, start, json),
-        (Some(id), _) => end_clients(client, start, id, |holder| holder.client == *id, json),
-        (None, Some(label)) => {
-            end_clients(client, start, label, |holder| holder.label == *label, json)
-        }
+    let survey = client.survey();
+    if let Some(name) = unlock.whole_name() {
+        return end_name(&survey, name, json);
     }
+    let (reports, mut failure) = reports_for(&survey, unlock)?;
+    let holds = reports.iter().flat_map(|report| report.holds.iter().map(move |it| (report, it)));
+    let mut holds: Vec<Shown<'_>> = holds.filter(|hold| is_meant(unlock, *hold)).collect();
+    let clients: BTreeSet<_> = holds.iter().map(|(_, (_, holder))| &*holder.client).collect();
+    let clients = clients.len();
+    let refused = unlock.label.as_ref().filter(|_| clients > 1 && !unlock.all && !unlock.dry_run);
+    let done = if refused.is_some() {
+        "did not end"
+    } else if unlock.dry_run {
+        "would end"
+    } else {
+        failure = end(&survey, &mut holds).or(failure);
+        "ended"
+    };
+    let is_nothing = holds.is_empty() && failure.is_none();
+    let text = || {
+        if is_nothing { describe_nothing(unlock, &reports) } else { describe_holds(done, &holds) }
+    };
+    let code = print_either(json, || holds.iter().map(hold_to_json).collect(), text)?;
+    if let Some(label) = refused {
+        let why = format!(
+            "{clients} clients have the label {label:?}: name one with --client, \
+             or end the holds of all with --all"
+        );
+        return Err(ExitError::new(USAGE, why));
+    }
+    code_unless(failure, code)
 }
 
-fn end_name(client: &Client, name: &str, json: bool) -> Result<u8, ExitError> {
-    let ended = client.survey().end_holds(name)?;
+fn end_name(survey: &Survey, name: &str, json: bool) -> Result<u8, ExitError> {
+    let ended = survey.end_holds(name)?;
     let shown = printable(name);
     let text = || match ended {
         0 => format!("{shown} is free\n"),
@@ -222,62 +266,94 @@ fn end_name(client: &Client, name: &str, json: bool) -> Result<u8, ExitError> {
     print_either(json, || json!({ "name": name, "ended": ended }), text)
 }
 
-/// Ends the holds of the clients that are meant, of all names that begin with `start`. In an outage
-/// it says which ones it has ended, and then fails.
-fn end_clients(
-    client: &Client,
-    start: &str,
-    whose: &str,
-    is_meant: impl Fn(&Holder) -> bool,
-    json: bool,
-) -> Result<u8, ExitError> {
-    let survey = client.survey();
+/// Reports of the names whose holds may be meant, and the failure if some are not known.
+fn reports_for(
+    survey: &Survey,
+    unlock: &Unlock,
+) -> Result<(Vec<NameReport>, Option<Error>), ExitError> {
+    if let Some(name) = &unlock.name {
+        return Ok((vec![survey.report(name)?], None));
+    }
+    let start = unlock.starting.as_deref().unwrap_or_default();
     let (names, mut failure) = found(survey.names(start)?);
-    let mut all = Vec::new();
-    for name in names {
-        // What another library wrote may look like a client.
-        let is_meant = |held_as, holder: &Holder| held_as != HeldAs::Foreign && is_meant(holder);
-        let mut ended = Vec::new();
-        let outcome = survey.end_holds_if(&name, is_meant, &mut ended);
-        all.extend(ended.into_iter().map(|(held_as, holder)| (name.clone(), held_as, holder)));
-        match outcome {
-            // Another program's data.
-            Ok(()) | Err(Error::WrongType { .. }) => {}
-            Err(error) => {
-                failure = Some(error);
-                break;
-            }
+    let mut known = Vec::new();
+    for (_, report) in reports(survey, names) {
+        match report {
+            Ok(report) => known.push(report),
+            Err(error) => failure = Some(error),
         }
     }
-    let text = || {
-        let nothing = all.is_empty() && failure.is_none();
-        if nothing { printable(whose) + " holds nothing\n" } else { describe_ends(&all) }
-    };
-    let code = print_either(json, || all.iter().map(end_to_json).collect(), text)?;
-    code_unless(failure, code)
+    Ok((known, failure))
 }
 
-fn end_to_json((name, held_as, holder): &(String, HeldAs, Holder)) -> Value {
+fn is_meant(unlock: &Unlock, (report, (held_as, holder)): Shown<'_>) -> bool {
+    // Each lock and each writer has a new token, and the report has the last one of the name.
+    let has_token = matches!(held_as, HeldAs::Lock | HeldAs::Writer);
+    // What another library wrote may look like a client.
+    let is_ours = *held_as != HeldAs::Foreign;
+    unlock.fence.is_none_or(|fence| has_token && report.fence == Some(fence))
+        && unlock.client.as_ref().is_none_or(|id| is_ours && holder.client == *id)
+        && unlock.label.as_ref().is_none_or(|label| is_ours && holder.label == *label)
+}
+
+/// Ends holds, and leaves those that it has ended in the list. Returns the failure that has stopped
+/// it.
+fn end(survey: &Survey, holds: &mut Vec<Shown<'_>>) -> Option<Error> {
+    let mut failure = None;
+    holds.retain(|(report, hold)| {
+        failure.is_none()
+            && survey.end_hold(report, hold).unwrap_or_else(|error| {
+                failure = Some(error);
+                false
+            })
+    });
+    failure
+}
+
+fn hold_to_json((report, (held_as, holder)): &Shown<'_>) -> Value {
     json!({
-        "name": name,
+        "name": report.name,
         "kind": kind(*held_as),
         "side": side(*held_as),
-        "client": holder.client,
-        "label": holder.label,
+        "client": client(*held_as, holder),
+        "label": client(*held_as, holder).map(|_| &holder.label),
     })
 }
 
 /// One line per hold, and what the user should know.
-fn describe_ends(ended: &[(String, HeldAs, Holder)]) -> String {
-    let line = |(name, held_as, holder): &(String, HeldAs, Holder)| {
-        let (name, client) = (printable(name), printable(&holder.client));
+fn describe_holds(done: &str, holds: &[Shown<'_>]) -> String {
+    let line = |(report, (held_as, holder)): &Shown<'_>| {
+        let client = client(*held_as, holder).unwrap_or("another library");
+        let (name, client) = (printable(&report.name), printable(client));
         let side = side(*held_as).map_or(String::new(), |side| format!(" ({side})"));
-        format!("ended the hold of {kind} {name}{side} by {client}\n", kind = kind(*held_as))
+        format!("{done} the hold of {kind} {name}{side} by {client}\n", kind = kind(*held_as))
     };
-    let mut lines: String = ended.iter().map(line).collect();
-    if !ended.is_empty() {
+    let mut lines: String = holds.iter().map(line).collect();
+    if done == "ended" && !holds.is_empty() {
         lines.push_str(LATE);
         lines.push('\n');
     }
     lines
+}
+
+/// Why no hold is meant.
+fn describe_nothing(unlock: &Unlock, reports: &[NameReport]) -> String {
+    let whose = unlock.client.as_ref().or(unlock.label.as_ref());
+    match (&unlock.name, whose) {
+        (Some(name), Some(whose)) => {
+            format!("{} does not hold {}\n", printable(whose), printable(name))
+        }
+        (None, Some(whose)) => printable(whose) + " holds nothing\n",
+        (name, None) => {
+            let name = printable(name.as_deref().unwrap_or_default());
+            let report = reports.first().filter(|report| !report.holds.is_empty());
+            match (report, unlock.fence) {
+                (Some(NameReport { fence: Some(last), .. }), Some(fence)) => {
+                    format!("{name} has no hold with fence {fence}: its last fence is {last}\n")
+                }
+                (Some(_), Some(fence)) => format!("{name} has no hold with fence {fence}\n"),
+                _ => format!("{name} is free\n"),
+            }
+        }
+    }
 }
