@@ -1,21 +1,6 @@
 //! The pages in `docs/`, as part of this documentation.
 //!
 //! These modules exist in the documentation only, and there is nothing in them to use.
-//!
-//! | page | answers |
-//! |---|---|
-//! | [`cookbook`] | How do I do this with a lock, and what goes wrong otherwise? |
-//! | [`guarantees`] | What is promised for each fault, what is not, and which test shows it? |
-//! | [`deployment`] | One server, sentinels, a cluster or a quorum? URLs, permissions, keys |
-//! | [`operations`] | Which services work? Which lease and timeouts? What if a lock is stuck? |
-//! | [`monitoring`] | What do I export, and what do I alert on? |
-//! | [`scaling`] | How much can one server carry, and how do I split the load? |
-//! | [`moving`] | How do I replace another library, one instance at a time? |
-//! | [`program`] | How do I run a cron job, a unit or a CI job under a lock? |
-//! | [`from_flock`] | What is this option of flock(1) there? |
-//! | [`from_consul_lock`] | What is this option of consul lock there? |
-//! | [`comparison`] | What do other libraries do? |
-//! | [`testing`] | How is all this tested, and how do I run it again? |
 
 #![cfg_attr(docsrs, doc(auto_cfg = false))]
 
@@ -23,8 +8,9 @@
 // there; `links.md` defines the same labels for this documentation and comes first, because the
 // first definition of a label is the one that counts.
 macro_rules! pages {
-    ($($(#[$attribute:meta])* $name:ident = $file:literal;)*) => {$(
-        $(#[$attribute])*
+    ($($(#[doc = $summary:literal])* $name:ident = $file:literal;)*) => {$(
+        $(#[doc = $summary])*
+        ///
         #[doc = include_str!("../docs/guide/links.md")]
         #[doc = include_str!(concat!("../docs/", $file))]
         pub mod $name {}
@@ -32,17 +18,29 @@ macro_rules! pages {
 }
 
 pages! {
+    /// What do other libraries do?
     comparison = "comparison.md";
+    /// How do I do this with a lock, and what goes wrong otherwise?
     cookbook = "cookbook.md";
+    /// One server, sentinels, a cluster or a quorum? URLs, permissions and keys.
     deployment = "deployment.md";
+    /// What is this option of consul lock here?
     from_consul_lock = "from-consul-lock.md";
+    /// What is this option of flock(1) here?
     from_flock = "from-flock.md";
+    /// What is promised for each fault, what is not, and which test shows it?
     guarantees = "guarantees.md";
+    /// What do I export, and what do I alert on?
     monitoring = "monitoring.md";
+    /// How do I replace another library, one instance at a time?
     moving = "moving.md";
+    /// Which services work? Which lease and timeouts? What if a lock is stuck?
     operations = "operations.md";
+    /// How do I run a cron job, a unit or a CI job under a lock?
     program = "program.md";
+    /// How much can one server carry, and how do I split the load?
     scaling = "scaling.md";
+    /// How is all this tested, and how do I run it again?
     testing = "testing.md";
 }
 

@@ -23,32 +23,32 @@ use crate::store::memory::memory_server::MemoryServer;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 ///
-/// | setting of locks | default | how long, or what |
+/// | setting of locks | default | sets |
 /// |---|---|---|
-/// | [`lease`](Self::lease) | 30 s | a lock lasts after its last renewal |
-/// | [`wait`](Self::wait) | no limit | `lock` waits for a held lock |
-/// | [`renew`](Self::renew) | `true` | leases are renewed in the background |
-/// | [`max_hold`](Self::max_hold) | no limit | a hold may last in all |
-/// | [`reentrant`](Self::reentrant) | `true` | a thread may lock a name again while it holds it |
-/// | [`tenure`](Self::tenure) | 10 ms | threads hand a lock off before other clients get it |
-/// | [`keep`](Self::keep) | zero | a lock is kept after its last use |
+/// | [`lease`](Self::lease) | 30 s | how long a lock lasts after its last renewal |
+/// | [`wait`](Self::wait) | no limit | how long `lock` waits for a held lock |
+/// | [`renew`](Self::renew) | `true` | whether leases are renewed in the background |
+/// | [`max_hold`](Self::max_hold) | no limit | how long a hold may last in all |
+/// | [`reentrant`](Self::reentrant) | `true` | whether a thread may lock a name that it holds |
+/// | [`tenure`](Self::tenure) | 10 ms | how long threads hand a lock off among themselves |
+/// | [`keep`](Self::keep) | zero | how long a lock is kept after its last use |
 /// | **of the client** | | |
 /// | [`prefix`](Self::prefix) | `lock:` | the beginning of the keys of locks |
 /// | [`label`](Self::label) | none | the beginning of the client's id, for operators |
 /// | [`durability`](Self::durability) | `Memory` | what must store a lock before it counts |
 /// | [`backoff`](Self::backoff) | 5 ms, 500 ms | pauses between two attempts at a held lock |
-/// | [`fence_life`](Self::fence_life) | 24 h | the counter of fences outlasts its last use |
-/// | [`redisson`](Self::redisson) | `false` | wake-ups are exchanged with Redisson |
-/// | [`on_event`](Self::on_event), `metrics` | none | what reports go to |
+/// | [`fence_life`](Self::fence_life) | 24 h | how long a counter of fences outlasts its last use |
+/// | [`redisson`](Self::redisson) | `false` | whether wake-ups are exchanged with Redisson |
+/// | [`on_event`](Self::on_event), `metrics` | none | where reports go |
 /// | **of connections** | | |
-/// | [`connect_timeout`](Self::connect_timeout) | 1 s | opening a connection may take |
-/// | [`io_timeout`](Self::io_timeout) | 1 s | one request may take |
-/// | [`retry_window`](Self::retry_window) | 10 s | calls without a deadline retry |
-/// | [`pool_size`](Self::pool_size) | 8 | connections for the calls of all threads |
-/// | [`idle_timeout`](Self::idle_timeout) | 10 min | a connection may be idle |
-/// | [`max_lifetime`](Self::max_lifetime) | 30 min | a connection is used in all |
-/// | [`spin`](Self::spin) | 50 µs | a thread busy-waits for a reply |
-/// | [`lazy`](Self::lazy) | `false` | opening sends no request |
+/// | [`connect_timeout`](Self::connect_timeout) | 1 s | how long opening a connection may take |
+/// | [`io_timeout`](Self::io_timeout) | 1 s | how long one request may take |
+/// | [`retry_window`](Self::retry_window) | 10 s | how long calls without a deadline retry |
+/// | [`pool_size`](Self::pool_size) | 8 | how many connections the calls share |
+/// | [`idle_timeout`](Self::idle_timeout) | 10 min | how long a connection may be idle |
+/// | [`max_lifetime`](Self::max_lifetime) | 30 min | how long a connection is used |
+/// | [`spin`](Self::spin) | 50 µs | how long a thread busy-waits for a reply |
+/// | [`lazy`](Self::lazy) | `false` | whether opening sends no request |
 /// | [`credentials`](Self::credentials), `tls` | from the URL | how to log in |
 /// | [`master_login`](Self::master_login) | from the URL | how to log in behind sentinels |
 /// | [`address_map`](Self::address_map) | none | where announced servers can be reached |

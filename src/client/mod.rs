@@ -169,7 +169,7 @@ impl Client {
     ///
     /// The [cookbook][end] shows how to free the locks of a process that SIGTERM ends.
     ///
-    /// [end]: crate::guide::cookbook#a-process-that-is-told-to-end
+    /// [end]: crate::guide::cookbook#shutting-down
     pub fn shutdown(&self, timeout: Duration) -> Result<()> {
         release::shut_down(&self.shared, timeout)
     }

@@ -86,7 +86,7 @@ setters! {
     /// Lustre, GFS2 and Ceph RBD cache their locks in this way. Defaults to zero: nothing is kept.
     /// At most the lease, and not together with [`redisson`](Builder::redisson).
     ///
-    /// [cached]: crate::guide::cookbook#a-lock-that-one-process-uses-again-and-again
+    /// [cached]: crate::guide::cookbook#a-cached-lock
     keep(time: Duration) = time;
 }
 

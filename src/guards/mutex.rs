@@ -61,7 +61,7 @@ setters! {
     /// earlier, no client gets the lock until then, and neither does the same thread.
     ///
     /// This is for a job that is scheduled on several machines, only one of which should run it:
-    /// see the [recipe](crate::guide::cookbook#a-scheduled-job-on-one-of-several-machines). Choose
+    /// see the [recipe](crate::guide::cookbook#a-scheduled-job). Choose
     /// a time longer than the difference between their clocks, and shorter than the pause between
     /// two runs, with room for machines that start late.
     ///

@@ -142,7 +142,6 @@ fn the_crate_docs_have_every_page() {
         let file = page.file_name().unwrap().to_str().unwrap();
         let name = file.trim_end_matches(".md").replace('-', "_");
         assert!(guide.contains(&format!("    {name} = \"{file}\";\n")), "{file} is no module");
-        assert!(guide.contains(&format!("//! | [`{name}`] |")), "{file} is not in the table");
         assert!(docs.contains("[`guide`]"), "src/lib.rs does not lead to the guide");
     }
 }
