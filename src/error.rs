@@ -62,6 +62,10 @@ pub enum Error {
     Lost {
         /// The name of the lock.
         name: String,
+        /// Why the lock was lost, as far as this client knows.
+        cause: LossCause,
+        /// The failure of the last renewal, if the lock was lost because none succeeded in time.
+        last_failure: Option<Arc<dyn StdError + Send + Sync>>,
     },
     /// Too few of several independent servers agreed, because others could not be reached or did
     /// not answer. The lock is not held. If those servers may have received the request, its effect
@@ -221,8 +225,8 @@ impl Error {
         }
     }
 
-    pub(crate) fn lost(name: &str) -> Self {
-        Self::Lost { name: name.into() }
+    pub(crate) fn lost(name: &str, Loss { cause, last_failure }: Loss) -> Self {
+        Self::Lost { name: name.into(), cause, last_failure }
     }
 }
 
@@ -237,7 +241,10 @@ impl fmt::Display for Error {
                  open a client in the child, or after becoming a daemon",
             ),
             Self::InvalidInput(what) => write!(f, "invalid input: {what}"),
-            Self::Lost { name } => write!(f, "the lease of lock {name:?} was lost"),
+            Self::Lost { name, cause, last_failure } => {
+                write!(f, "lock {name:?} was lost: ")?;
+                describe_loss(cause, last_failure.as_deref(), f)
+            }
             Self::NoQuorum { attempt, ok, required, .. } => {
                 write!(f, "could not {attempt}: {ok} of {required} required servers agreed")
             }
@@ -267,6 +274,74 @@ impl fmt::Display for Error {
             }
         }
     }
+}
+
+/// Why a lock was lost, as far as its client knows. See [`Lost::cause`](crate::Lost::cause) and
+/// [`Error::Lost`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LossCause {
+    /// The lease was not renewed in time: the server did not answer or refused the renewals, the
+    /// process was paused for too long, or the lease is not renewed at all.
+    Expired,
+    /// An operator or another program ended the hold by force, as
+    /// [`Mutex::force_unlock`](crate::Mutex::force_unlock) does. Known only to a client that
+    /// listens for messages: one that has waited for another client, keeps locks, or has called
+    /// [`wanted`](crate::Guard::wanted). Any other finds the hold [gone](LossCause::Gone).
+    Forced,
+    /// The server does not know the hold any more: it has lost its data, has evicted the key, or
+    /// another program has deleted or replaced it.
+    Gone,
+    /// The hold reached its age limit: see [`Builder::max_hold`](crate::Builder::max_hold).
+    MaxHold,
+    /// Another client held the lock when the server replied that the hold is gone.
+    #[non_exhaustive]
+    Taken {
+        /// Its [id](crate::Client::id); empty for a client of another library.
+        by: String,
+    },
+}
+
+impl fmt::Display for LossCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Expired => f.write_str("it was not renewed in time"),
+            Self::Forced => f.write_str("it was ended by force"),
+            Self::Gone => f.write_str("the server does not know it any more"),
+            Self::MaxHold => f.write_str("it has reached its age limit"),
+            Self::Taken { by } if by.is_empty() => f.write_str("another library holds it now"),
+            Self::Taken { by } => write!(f, "client {by:?} holds it now"),
+        }
+    }
+}
+
+/// The cause of a loss, and what led to it.
+#[derive(Clone, Debug)]
+pub(crate) struct Loss {
+    pub(crate) cause: LossCause,
+    /// Of the last renewal, if none succeeded in time.
+    pub(crate) last_failure: Option<Arc<dyn StdError + Send + Sync>>,
+}
+
+impl From<LossCause> for Loss {
+    fn from(cause: LossCause) -> Self {
+        Self { cause, last_failure: None }
+    }
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        describe_loss(&self.cause, self.last_failure.as_deref(), f)
+    }
+}
+
+fn describe_loss(
+    cause: &LossCause,
+    last_failure: Option<&(dyn StdError + Send + Sync)>,
+    f: &mut fmt::Formatter<'_>,
+) -> fmt::Result {
+    write!(f, "{cause}")?;
+    last_failure.map_or(Ok(()), |failure| write!(f, ": {failure}"))
 }
 
 impl StdError for Error {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::error::LossCause;
+
 /// Something that happened to a lock of this client, of any kind. See
 /// [`Builder::on_event`](crate::Builder::on_event).
 ///
@@ -41,6 +43,8 @@ pub enum Event {
         name: String,
         /// The fencing token of the hold.
         fence: u64,
+        /// Why the lock was lost, as far as this client knows.
+        cause: LossCause,
     },
     /// A release was not confirmed. It is retried in the background; at the latest, the hold ends
     /// with its lease.

@@ -259,7 +259,7 @@ pub use config::certificates::Tls;
 pub use config::durability::Durability;
 #[doc(hidden)]
 pub use config::url::parse_duration;
-pub use error::{Error, Result};
+pub use error::{Error, LossCause, Result};
 pub use event::Event;
 pub use guards::AnyGuard;
 pub use guards::canceller::Canceller;

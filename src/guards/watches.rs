@@ -9,6 +9,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, bounded};
 
 use crate::base::clock::end_of;
+use crate::error::LossCause;
 use crate::local::hold::Hold;
 use crate::local::hold_requests;
 use crate::local::shared::Shared;
@@ -77,6 +78,27 @@ impl Lost {
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.holds.is_empty() || self.holds.iter().any(|(hold, fence)| hold.is_lost_with(*fence))
+    }
+
+    /// Returns why the lock was lost, as far as this client knows; of several locks, the first that
+    /// was. `None` as long as [`is_lost`](Lost::is_lost) returns `false`, and in a forked child.
+    /// Does not block and does not ask the server.
+    ///
+    /// ```
+    /// use leasehold::LossCause;
+    /// use std::time::Duration;
+    ///
+    /// let client = leasehold::Client::in_memory();
+    /// let guard = client.mutex("report").max_hold(Duration::from_millis(20)).lock()?;
+    /// assert_eq!(guard.lost().cause(), None);
+    /// let _end = guard.lost().wait();
+    /// assert_eq!(guard.lost().cause(), Some(LossCause::MaxHold));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    #[must_use]
+    pub fn cause(&self) -> Option<LossCause> {
+        let lost = self.holds.iter().find(|(hold, fence)| hold.is_lost_with(*fence));
+        lost.map(|(hold, _)| hold.loss().cause)
     }
 
     /// Blocks the current thread until the hold is over, and returns how it ended.

@@ -15,7 +15,7 @@ use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
-use crate::error::{Error, Result};
+use crate::error::{Error, LossCause, Result};
 use crate::local::acquire::check;
 use crate::local::call::{Caller, Counted, Wait};
 use crate::local::hold::Hold;
@@ -64,7 +64,7 @@ pub(crate) fn leave(
 ) -> Result<DetachedHold> {
     shared.check_process()?;
     if !shared.reporter.end(hold) {
-        return Err(HoldFailure::of(&hold.lease).into_error(action, &hold.id.name));
+        return Err(hold.to_error(HoldFailure::of(&hold.lease), action));
     }
     if let Some(span) = hold.span.take() {
         span.close(false);
@@ -122,7 +122,7 @@ pub(crate) fn release(shared: &Shared, left: &DetachedHold) -> Result<()> {
     // A repeat that finds the hold gone has found what the attempt without a reply did.
     let is_released = released? == HoldReply::Done || in_doubt;
     shared.wake_head(left.id.kind, &left.id.name);
-    if is_released { Ok(()) } else { Err(Error::lost(&left.id.name)) }
+    if is_released { Ok(()) } else { Err(Error::lost(&left.id.name, LossCause::Gone.into())) }
 }
 
 /// The caller of a request about a hold without a guard.
@@ -191,7 +191,11 @@ fn renew_detached(
         sent = Moment::now();
         ask_one(&*shared.store, HoldRequest { hold: id, change, deadline })
     })?;
-    if reply == HoldReply::Done { Ok(sent) } else { Err(Error::lost(&id.name)) }
+    if reply == HoldReply::Done {
+        Ok(sent)
+    } else {
+        Err(Error::lost(&id.name, LossCause::Gone.into()))
+    }
 }
 
 /// Makes a request about a hold that a guard has left, again after failures.

@@ -2,6 +2,7 @@
 //! channels of those that watch one.
 
 use std::convert::Infallible;
+use std::error::Error as StdError;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
+use crate::error::LossCause;
 
 /// The present hold of a tenure.
 #[derive(Debug)]
@@ -27,16 +29,24 @@ pub(super) struct CurrentHold {
     pub(super) acquired: Moment,
     /// Alive as long as the thread that has the hold; `None` if it belongs to none.
     pub(super) thread: Option<Weak<()>>,
-    /// Made when a thread asks for the first receiver.
-    pub(super) watches: Option<Box<Watches>>,
+    /// What only a few holds need: a client may have a million.
+    pub(super) rare: Option<Box<Rare>>,
 }
 
-/// The channels that are disconnected when the hold is over.
+/// The channels of a hold, made when a thread asks for the first receiver, and what is known of the
+/// loss of its tenure, or of what may lead to one.
 #[derive(Debug, Default)]
-pub(super) struct Watches {
+pub(super) struct Rare {
+    /// Disconnected when the hold is over.
     pub(super) over: Option<OverChannel>,
     /// Disconnected when another client waits, too.
     pub(super) wanted: Option<OverChannel>,
+    /// Set when the tenure is lost.
+    pub(super) cause: Option<LossCause>,
+    /// Of the last renewal, unless that has succeeded.
+    pub(super) last_failure: Option<Arc<dyn StdError + Send + Sync>>,
+    /// Whether a message came that the tenure was ended by force. Servers may still have it.
+    pub(super) forced: bool,
 }
 
 impl CurrentHold {
@@ -48,14 +58,15 @@ impl CurrentHold {
         kept: false,
         acquired: Moment::FIRST,
         thread: None,
-        watches: None,
+        rare: None,
     };
 
-    /// Replaces the hold by the next one. The renewer may just have taken the tokens away of which
-    /// that has one.
+    /// Replaces the hold by the next one, once its channels are disconnected. The renewer may just
+    /// have taken the tokens away of which that has one.
     pub(super) fn advance(&mut self, thread: Option<Weak<()>>) {
         let (fence, room) = (self.fence + 1, self.room.saturating_sub(1));
-        *self = Self { fence, room, acquired: Moment::now(), thread, ..Self::NEW };
+        let rare = self.rare.take();
+        *self = Self { fence, room, acquired: Moment::now(), thread, rare, ..Self::NEW };
     }
 
     /// Returns how long it has been held.
@@ -69,19 +80,19 @@ impl CurrentHold {
     pub(super) fn watch(
         &mut self,
         has_come: bool,
-        channel: impl FnOnce(&mut Watches) -> &mut Option<OverChannel>,
+        channel: impl FnOnce(&mut Rare) -> &mut Option<OverChannel>,
     ) -> Receiver<Infallible> {
         if has_come {
             return bounded(0).1;
         }
-        let watches = self.watches.get_or_insert_default();
-        channel(watches).get_or_insert_default().receiver.clone()
+        let rare = self.rare.get_or_insert_default();
+        channel(rare).get_or_insert_default().receiver.clone()
     }
 
     /// Disconnects the receivers, even those that watch other holds as well.
     pub(super) fn disconnect(&mut self) {
-        if let Some(watches) = self.watches.take() {
-            for channel in [watches.over, watches.wanted].into_iter().flatten() {
+        if let Some(rare) = &mut self.rare {
+            for channel in [rare.over.take(), rare.wanted.take()].into_iter().flatten() {
                 channel.disconnect();
             }
         }

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::base::spans::HoldSpan;
+use crate::error::{Error, Loss, LossCause};
 use crate::local::call::{Caller, Terms};
 use crate::local::current_hold::{CurrentHold, OverChannel};
 use crate::local::lease::{HoldFailure, Lease, NextStep};
@@ -180,7 +181,7 @@ impl Hold {
     pub(super) fn set_wanted(&self) {
         self.wanted.store(true, Ordering::Release);
         let mut current = self.current.lock();
-        if let Some(channel) = current.watches.as_mut().and_then(|it| it.wanted.take()) {
+        if let Some(channel) = current.rare.as_mut().and_then(|it| it.wanted.take()) {
             channel.disconnect();
         }
     }
@@ -191,13 +192,13 @@ impl Hold {
         let mut current = self.current.lock();
         // What is marked after this line finds the channel.
         let has_come = self.is_wanted() || self.lease.is_settled();
-        current.watch(has_come, |watches| &mut watches.wanted)
+        current.watch(has_come, |rare| &mut rare.wanted)
     }
 
     /// Returns a receiver that is disconnected when the hold is over, and gets no message.
     pub(crate) fn over(&self) -> Receiver<Infallible> {
         let mut current = self.current.lock();
-        current.watch(self.lease.is_settled(), |watches| &mut watches.over)
+        current.watch(self.lease.is_settled(), |rare| &mut rare.over)
     }
 
     /// Lets the hold disconnect a channel of several holds when it is over.
@@ -206,7 +207,7 @@ impl Hold {
         if self.lease.is_settled() {
             channel.disconnect();
         } else {
-            current.watches.get_or_insert_default().over = Some(channel.clone());
+            current.rare.get_or_insert_default().over = Some(channel.clone());
         }
     }
 
@@ -228,6 +229,77 @@ impl Hold {
     pub(crate) fn is_lost_with(&self, fence: u64) -> bool {
         let current = self.current.lock();
         self.lease.is_lost() && current.fence == fence && !current.kept
+    }
+
+    /// Marks the hold as lost if its deadline has passed. Returns `true` for the one call that
+    /// does.
+    pub(super) fn expire(&self) -> bool {
+        let cause = self.lease.cause_at_deadline();
+        cause.is_some_and(|cause| self.lose_if(cause, Lease::expire))
+    }
+
+    /// Marks the hold as lost because the server does not have it any more. Returns `true` for the
+    /// one call that does.
+    pub(super) fn lose(&self) -> bool {
+        self.lose_if(LossCause::Gone, Lease::lose)
+    }
+
+    /// Marks a hold that was ended as lost or as released. Returns `true` for the first call that
+    /// says how it has ended.
+    pub(super) fn settle(&self, lost: bool) -> bool {
+        if lost {
+            self.lose_if(LossCause::Gone, |lease| lease.settle(true))
+        } else {
+            self.lease.settle(false)
+        }
+    }
+
+    /// Records the cause if `lose` marks the lease as lost, so that no thread sees a loss without
+    /// its cause.
+    fn lose_if(&self, cause: LossCause, lose: impl FnOnce(&Lease) -> bool) -> bool {
+        let mut current = self.current.lock();
+        let lost = lose(&self.lease);
+        if lost {
+            let rare = current.rare.get_or_insert_default();
+            let is_forced = rare.forced && cause == LossCause::Gone;
+            rare.cause = Some(if is_forced { LossCause::Forced } else { cause });
+        }
+        lost
+    }
+
+    /// Records that a message came that the hold was ended by force.
+    pub(super) fn set_forced(&self) {
+        self.current.lock().rare.get_or_insert_default().forced = true;
+    }
+
+    /// Records the failure of a renewal; `None` once one succeeds again.
+    pub(super) fn set_last_failure(&self, failure: Option<&Failure>) {
+        let mut current = self.current.lock();
+        let source = failure.map(|failure| failure.source.clone());
+        if source.is_some() || current.rare.is_some() {
+            current.rare.get_or_insert_default().last_failure = source;
+        }
+    }
+
+    /// Returns why the hold was lost, if it is.
+    pub(crate) fn loss(&self) -> Loss {
+        let current = self.current.lock();
+        let rare = current.rare.as_deref();
+        let cause = rare.and_then(|rare| rare.cause.clone());
+        // No call may have marked it as lost yet.
+        let cause = cause.or_else(|| self.lease.cause_at_deadline()).unwrap_or(LossCause::Gone);
+        let last_failure = rare.and_then(|rare| rare.last_failure.clone());
+        let last_failure = last_failure.filter(|_| cause == LossCause::Expired);
+        Loss { cause, last_failure }
+    }
+
+    /// Returns the error for the caller of `attempt`.
+    pub(super) fn to_error(&self, failure: HoldFailure, attempt: &str) -> Error {
+        match failure {
+            HoldFailure::Ended => Error::Closed,
+            HoldFailure::Failed(failure) => failure.into_error(attempt, &self.id.name),
+            HoldFailure::Lost => Error::lost(&self.id.name, self.loss()),
+        }
     }
 
     /// Returns a request that releases the hold, to be sent now.
@@ -369,8 +441,8 @@ mod tests {
         assert!(hold.lease.remaining().is_zero());
         hold.lease.extend(Moment::now(), LEASE);
         assert!(hold.lease.remaining().is_zero(), "renewed too late");
-        assert!(hold.lease.expire(), "the first to see it");
-        assert!(!hold.lease.expire(), "and no other");
+        assert!(hold.expire(), "the first to see it");
+        assert!(!hold.expire(), "and no other");
         assert!(!hold.end(), "too late to end it");
         assert_eq!(hold.next_step(), None);
     }
@@ -383,7 +455,7 @@ mod tests {
         Reporter::default().lose(&hold);
         assert_eq!(over.try_recv(), Err(TryRecvError::Empty), "its release is under way");
         Reporter::default().report_end(&hold, &Ok(()), drop);
-        assert!(!hold.lease.settle(true), "only the first says how it has ended");
+        assert!(!hold.settle(true), "only the first says how it has ended");
         assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
         assert!(!hold.lease.is_lost());
         assert!(!hold.end(), "only once");

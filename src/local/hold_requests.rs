@@ -35,7 +35,7 @@ pub(super) fn nest(shared: &Shared, hold: Arc<Hold>, wait: Wait) -> ApiResult<Le
     let wait = if wait == Wait::Endless { Wait::No } else { wait };
     match set_depth(shared, &hold, depth, wait) {
         Ok(()) => Ok(Level { hold, depth }),
-        Err(failure) => Err(failure.into_error("nest", &hold.id.name)),
+        Err(failure) => Err(hold.to_error(failure, "nest")),
     }
 }
 
@@ -168,7 +168,7 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
     let attempt = if renews { "renew" } else { "verify" };
     let Some(first) = holds.first() else { return Ok(()) };
     if let Some(hold) = holds.iter().find(|hold| !shared.is_valid(hold)) {
-        return Err(HoldFailure::of(&hold.lease).into_error(attempt, &hold.id.name));
+        return Err(hold.to_error(HoldFailure::of(&hold.lease), attempt));
     }
     let change = |hold: &Hold| {
         let next = renews.then(|| hold.lease.next(Moment::now()));
@@ -221,6 +221,6 @@ pub(super) fn add_outcome(
     let Err(failure) = outcome else { return };
     let is_lost = matches!(failure, HoldFailure::Lost);
     if result.is_ok() || is_lost && !matches!(result, Err(Error::Lost { .. })) {
-        *result = Err(failure.into_error(attempt, &hold.id.name));
+        *result = Err(hold.to_error(failure, attempt));
     }
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use crate::base::clock::{Moment, nanos};
 use crate::base::failure::Failure;
-use crate::error::Error;
+use crate::error::LossCause;
 
 /// A lease that is due within this part of its duration is renewed along with others.
 pub(super) const TOGETHER: u32 = 64;
@@ -108,6 +108,20 @@ impl Lease {
         self.update(|seen| seen < deadline && Moment::now().0 < seen, deadline);
     }
 
+    /// Returns why the hold is over if its deadline has passed, and no call has ended it or marked
+    /// it as lost.
+    pub(super) fn cause_at_deadline(&self) -> Option<LossCause> {
+        let deadline = Moment(self.load());
+        let is_over = deadline.0 > ENDED && deadline <= Moment::now();
+        is_over
+            .then(|| if self.is_last(deadline) { LossCause::MaxHold } else { LossCause::Expired })
+    }
+
+    /// Returns `true` if the age limit leaves nothing to renew after this deadline.
+    fn is_last(&self, deadline: Moment) -> bool {
+        deadline.after(drift(self.duration())) >= self.limit
+    }
+
     /// Marks the hold as lost if its deadline has passed. Returns `true` for the one call that
     /// does.
     pub(super) fn expire(&self) -> bool {
@@ -153,8 +167,7 @@ impl Lease {
     /// can be kept until `kept_end`. `None` if it is over.
     pub(super) fn next_step(&self, renews: bool, kept_end: Option<Moment>) -> Option<NextStep> {
         let deadline = Some(Moment(self.load())).filter(|deadline| deadline.0 > ENDED)?;
-        // The age limit leaves nothing to renew.
-        if !renews || deadline.after(drift(self.duration())) >= self.limit {
+        if !renews || self.is_last(deadline) {
             return Some(NextStep { due: deadline, renews: false });
         }
         let renewal = deadline.before(self.duration() * 2 / 3);
@@ -186,15 +199,6 @@ impl HoldFailure {
     /// Why a hold with this lease is not valid any more, though it has guards.
     pub(super) fn of(lease: &Lease) -> Self {
         if lease.is_ended() { Self::Ended } else { Self::Lost }
-    }
-
-    /// Returns the error for the caller of `attempt`.
-    pub(super) fn into_error(self, attempt: &str, name: &str) -> Error {
-        match self {
-            Self::Ended => Error::Closed,
-            Self::Failed(failure) => failure.into_error(attempt, name),
-            Self::Lost => Error::lost(name),
-        }
     }
 }
 

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use crate::base::clock::Moment;
 use crate::base::event_thread::Events;
 use crate::base::failure::{Failure, FailureKind};
+use crate::error::Loss;
 use crate::event::Event;
 use crate::local::hold::Hold;
 use crate::local::retry::is_outage;
@@ -46,7 +47,7 @@ struct Renewals {
     /// How many of them late.
     late: usize,
     /// How many leases were found lost in this turn, and the first of them, by the reason.
-    losses: BTreeMap<&'static str, (u64, String)>,
+    losses: BTreeMap<String, (u64, String)>,
 }
 
 struct OutageState {
@@ -100,6 +101,7 @@ impl OutageLog {
             self.begin(&mut state, name, failure);
             state.refused = true;
         }
+        hold.set_last_failure(Some(failure));
         let remaining = hold.lease.remaining();
         if remaining.is_zero() || hold.failing.swap(true, Ordering::Relaxed) {
             return;
@@ -115,16 +117,18 @@ impl OutageLog {
 
     /// Records that a lease was renewed, and whether that was late.
     pub(super) fn record_renewal(&self, hold: &Hold, is_late: bool) {
-        hold.failing.store(false, Ordering::Relaxed);
+        if hold.failing.swap(false, Ordering::Relaxed) {
+            hold.set_last_failure(None);
+        }
         let mut renewals = self.renewals.lock();
         renewals.renewed += 1;
         renewals.late += usize::from(is_late);
     }
 
     /// Leaves it to the end of the turn to log a loss, and to settle the hold then.
-    pub(super) fn record_loss(&self, hold: &Hold, why: &'static str) {
+    pub(super) fn record_loss(&self, hold: &Hold, loss: &Loss) {
         let first = || (0, format!("{:?} (fence {})", &hold.id.name, hold.fence()));
-        self.renewals.lock().losses.entry(why).or_insert_with(first).0 += 1;
+        self.renewals.lock().losses.entry(loss.to_string()).or_insert_with(first).0 += 1;
     }
 
     /// Reports what has happened in a turn of the renewer.

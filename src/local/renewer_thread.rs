@@ -99,12 +99,16 @@ impl RenewerThread {
                 Message::Check(id) => {
                     // Whatever request about the hold is in flight.
                     for hold in self.holds_of(&id) {
+                        hold.set_forced();
                         self.timers.add_at(Moment::FIRST, Scheduled::Check(hold));
                     }
                 }
                 Message::EndAll(call) => self.end_all(call),
                 Message::Lose(id, _lost) => {
-                    self.holds_of(&id).iter().for_each(|hold| self.reporter.lose(hold));
+                    for hold in self.holds_of(&id) {
+                        hold.set_forced();
+                        self.reporter.lose(&hold);
+                    }
                 }
                 Message::Work(work) => self.schedule(work),
             }

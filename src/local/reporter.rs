@@ -182,17 +182,18 @@ impl Reporter {
     }
 
     /// Reports a loss, and settles the hold.
-    fn report_loss(&self, hold: &Hold, why: &'static str) {
-        let (name, fence) = (&hold.id.name, hold.fence());
+    fn report_loss(&self, hold: &Hold) {
+        let (name, fence, loss) = (&hold.id.name, hold.fence(), hold.loss());
         self.events.end_span(&hold.span);
         // A tenure that was kept has no hold that was reported: its loss is silent.
         if hold.current.lock().reported {
             self.counters.lost.fetch_add(1, Ordering::Relaxed);
-            self.events.emit(|| Event::Lost { name: name.to_string(), fence });
+            let cause = || loss.cause.clone();
+            self.events.emit(|| Event::Lost { name: name.to_string(), fence, cause: cause() });
             if self.in_turns {
-                return self.outages.record_loss(hold, why);
+                return self.outages.record_loss(hold, &loss);
             }
-            let line = || format!("the lease of lock {name:?} (fence {fence}) is lost: {why}");
+            let line = || format!("the lease of lock {name:?} (fence {fence}) is lost: {loss}");
             self.events.warn(line);
         }
         self.counters.unsettled.fetch_sub(1, Ordering::SeqCst);
@@ -223,7 +224,7 @@ impl Reporter {
         outcome: &Result<(), HoldFailure>,
         clean_up: impl FnOnce(InDoubtHold),
     ) {
-        let is_first = hold.lease.settle(matches!(outcome, Err(HoldFailure::Lost)));
+        let is_first = hold.settle(matches!(outcome, Err(HoldFailure::Lost)));
         hold.current.lock().disconnect();
         if !is_first {
             return;
@@ -234,7 +235,7 @@ impl Reporter {
         }
         match outcome {
             Err(HoldFailure::Lost) => {
-                return self.report_loss(hold, "the server did not know it any more");
+                return self.report_loss(hold);
             }
             Err(HoldFailure::Failed(failure)) if is_reported => {
                 self.counters.failed_releases.fetch_add(1, Ordering::Relaxed);
@@ -253,29 +254,29 @@ impl Reporter {
 
     /// Marks a hold as lost if its deadline has passed. Returns `true` for the one call that does.
     pub(super) fn expire(&self, hold: &Hold) -> bool {
-        let lost = hold.lease.expire();
+        let lost = hold.expire();
         if lost {
-            self.end_lost(hold, "it was not renewed in time", true);
+            self.end_lost(hold, true);
         }
         lost
     }
 
-    /// Marks a hold as lost because the store does not know it any more.
+    /// Marks a hold as lost because the store does not have it any more.
     pub(super) fn lose(&self, hold: &Hold) {
-        if hold.lease.lose() {
+        if hold.lose() {
             let may_exist = hold.in_doubt.load(Ordering::Relaxed);
-            self.end_lost(hold, "the server does not know it any more", may_exist);
+            self.end_lost(hold, may_exist);
         }
     }
 
-    fn end_lost(&self, hold: &Hold, why: &'static str, may_exist: bool) {
+    fn end_lost(&self, hold: &Hold, may_exist: bool) {
         hold.current.lock().disconnect();
         self.count_end(hold);
         if may_exist {
             self.renewer.clean_up(hold.to_clean_up());
         }
         // First the report: the next holder has its own.
-        self.report_loss(hold, why);
+        self.report_loss(hold);
         self.wait_queues.end_hold(hold);
     }
 

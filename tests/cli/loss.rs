@@ -24,7 +24,9 @@ fn a_lost_lock_ends_the_command_whatever_it_answers() {
         server.command(&["DEL", "lock:a"]);
         assert_eq!(running.next(), "told", "{options:?}");
         assert_eq!(running.code(), 70, "{options:?}");
-        assert!(running.errors().contains("lost"), "{options:?}");
+        let errors = running.errors();
+        let why = "is lost, because the server does not know it any more";
+        assert!(errors.contains(why), "{options:?}: {errors}");
     }
 }
 

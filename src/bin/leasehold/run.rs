@@ -49,7 +49,10 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
         }
         Ok(Ended::Command(status)) => release(guard).map(|()| code_of(status)),
         Ok(Ended::Lease { left }) => {
-            let why = if left.is_zero() { "is lost" } else { "could not be renewed" };
+            let why = match guard.lost().cause() {
+                Some(cause) => format!("is lost, because {cause}"),
+                None => "could not be renewed".into(),
+            };
             say(&format!("lock {:?} {why}: stopping the command", run.name));
             stop(&mut child, &signals.receiver, limits.grace(left)).map_err(cannot_wait)?;
             Ok(LOST)

@@ -4,8 +4,8 @@
 use std::thread;
 
 use leasehold::{
-    Client, Election, Error, HoldEnd, MultiGuard, OwnedGuard, Permit, ReadGuard, RwLock, Semaphore,
-    Term, WriteGuard,
+    Client, Election, Error, HoldEnd, LossCause, MultiGuard, OwnedGuard, Permit, ReadGuard, RwLock,
+    Semaphore, Term, WriteGuard,
 };
 
 use crate::support::child::{self, Child};
@@ -124,8 +124,10 @@ fn a_lost_hold_stays_lost(store: &Store) {
         assert_eq!(thread::spawn(move || lost.wait()).join().unwrap(), HoldEnd::Lost, "{kind:?}");
         assert!(!hold.is_held());
         let next = kind.block(&client, name);
+        assert_eq!(hold.lost().cause(), Some(LossCause::Expired), "{kind:?}");
         for result in [hold.verify(), hold.renew(), hold.unlock()] {
-            assert!(matches!(result, Err(Error::Lost { .. })), "{kind:?}: {result:?}");
+            let is_right = matches!(result, Err(Error::Lost { cause: LossCause::Expired, .. }));
+            assert!(is_right, "{kind:?}: {result:?}");
         }
         assert!(next.is_held(), "{kind:?}");
         next.verify().unwrap();
@@ -228,6 +230,7 @@ fn a_forced_end_is_told_at_once(store: &Store) {
         let lost = hold.lost();
         assert_eq!(operator.survey().end_holds(name).unwrap(), 1, "{kind:?}");
         assert_eq!(lost.wait_timeout(SOON / 2), Some(HoldEnd::Lost), "{kind:?}");
+        assert_eq!(lost.cause(), Some(LossCause::Forced), "{kind:?}");
         assert!(!hold.is_held());
     }
 }
