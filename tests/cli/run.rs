@@ -3,6 +3,8 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
+use rustix::process::Signal;
+
 use crate::support::{Running, Server, client, eventually, finish, json, leasehold, output};
 
 /// Ends with its input.
@@ -214,4 +216,31 @@ fn a_release_that_fails_is_said_and_no_failure_of_the_command() {
     running.close_input();
     assert_eq!(running.code(), 1);
     assert!(running.errors().contains("lease"), "it says until when the lock lasts");
+}
+
+/// The line for cron in the manual that survives the death of the host which runs the job, with
+/// shorter times.
+#[test]
+fn a_job_of_a_host_that_dies_is_run_by_one_that_waits() {
+    let server = Server::redis();
+    let manual = include_str!("../../docs/program.md");
+    let options = manual.split_once("leasehold run -w 2m ").expect("a line that waits").1;
+    let options = options.split_once(" report -- ").unwrap().0;
+    let host = |wait: &str, script: &str| {
+        let options = options.split(' ').collect::<Vec<_>>();
+        let args = [&["run", "-w", wait, "--lease", "2s"], &options[..], &["report", "--"]];
+        let command = ["sh", "-c", script];
+        Running::start(&mut leasehold(&server, &[&args.concat()[..], &command].concat()))
+    };
+    let first = host("1m", "echo runs; exec sleep 600");
+    assert_eq!(first.next(), "runs");
+    let mut second = host("1m", "echo runs too");
+
+    first.signal(Signal::KILL);
+
+    assert_eq!(second.next(), "runs too");
+    assert_eq!(second.code(), 0);
+    // The job is done, and the lock stays taken for those that still wait.
+    let mut third = host("100ms", "echo runs again");
+    assert_eq!((third.code(), third.rest().as_str()), (0, ""));
 }

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use yaml_rust2::YamlLoader;
+
 /// The Markdown files of a directory.
 fn guides_in(dir: &Path) -> Vec<PathBuf> {
     let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
@@ -144,6 +146,19 @@ fn the_crate_docs_have_every_page() {
         assert!(guide.contains(&format!("    {name} = \"{file}\";\n")), "{file} is no module");
         assert!(docs.contains("[`guide`]"), "src/lib.rs does not lead to the guide");
     }
+}
+
+#[test]
+fn the_yaml_in_the_guides_is_yaml() {
+    let pages = guides_in(&root().join("docs")).into_iter().map(fs::read_to_string);
+    let mut count = 0;
+    for page in pages {
+        for block in between(&page.unwrap(), "```yaml\n", "```") {
+            assert!(YamlLoader::load_from_str(block).is_ok(), "{block}");
+            count += 1;
+        }
+    }
+    assert!(count >= 3, "{count} blocks");
 }
 
 /// The page of the registry has no files beside it.
