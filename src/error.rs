@@ -118,9 +118,11 @@ pub enum Error {
     Timeout {
         /// The name of the lock.
         name: String,
-        /// Who held it when the wait ended. `None` if that is not known, or if the call waited for
-        /// a thread of its own client.
+        /// Who held the lock when the wait ended. `None` if that is not known, if the call waited
+        /// for a thread of its own client, and for what several clients can hold.
         holder: Option<Holder>,
+        /// Who held it, in words for people: readers, writers and permits too.
+        reason: String,
     },
     /// No usable reply came in time. The lock is not held. If the server may have received the
     /// request, its effect is being undone in the background.
@@ -148,6 +150,8 @@ pub enum Error {
         server: String,
         /// What the key holds, such as `a string without a TTL` or `a semaphore`.
         found: String,
+        /// What the call was for, such as `lock` or `semaphore`.
+        wanted: String,
     },
 }
 
@@ -255,22 +259,21 @@ impl fmt::Display for Error {
             ),
             Self::Redis { attempt, server, code, .. } => {
                 write!(f, "could not {attempt}: {server} refused it: {code}")?;
-                let is_cluster = matches!(&**code, "CROSSSLOT" | "MOVED");
-                f.write_str(if is_cluster { ", because it is a node of a cluster" } else { "" })
+                f.write_str(match &**code {
+                    "CROSSSLOT" | "MOVED" => ", because it is a node of a cluster",
+                    "NOPERM" => " (docs/deployment.md lists the permissions that a user needs)",
+                    _ => "",
+                })
             }
-            Self::Timeout { name, holder } => match holder.as_ref().map(|holder| &*holder.client) {
-                None => write!(f, "the wait for {name:?} ended before it was free"),
-                Some("") => write!(f, "another library held lock {name:?} when the wait ended"),
-                Some(id) => write!(f, "client {id:?} held lock {name:?} when the wait ended"),
-            },
+            Self::Timeout { reason, .. } => f.write_str(reason),
             Self::Unavailable { attempt, server, phase, may_have_executed, .. } => {
                 write!(f, "could not {attempt}: ")?;
                 phase.describe(server, f)?;
                 let in_doubt = "; the request may have been executed nevertheless";
                 f.write_str(if *may_have_executed { in_doubt } else { "" })
             }
-            Self::WrongType { name, server, found } => {
-                write!(f, "the key of lock {name:?} at {server} holds {found}")
+            Self::WrongType { name, server, found, wanted } => {
+                write!(f, "the key of {wanted} {name:?} at {server} holds {found}")
             }
         }
     }

@@ -135,11 +135,16 @@ impl Failure {
 
     /// Returns the error for the caller of `attempt` on the lock `name`, if it is about a lock.
     pub(crate) fn into_error(self, attempt: &str, name: &str) -> Error {
+        self.into_error_of("lock", attempt, name)
+    }
+
+    /// As `into_error`, for what is not a lock but, for example, a semaphore.
+    pub(crate) fn into_error_of(self, wanted: &str, attempt: &str, name: &str) -> Error {
         let may_have_executed = self.after_doubt || self.is_ambiguous();
         let Self { kind, server, code, phase, source, no_quorum, .. } = self;
         let server = server.to_string();
         let attempt =
-            if name.is_empty() { attempt.into() } else { format!("{attempt} lock {name:?}") };
+            if name.is_empty() { attempt.into() } else { format!("{attempt} {wanted} {name:?}") };
         if let Some(no_quorum) = no_quorum {
             let Shortfall { ok, required, failures } = Arc::unwrap_or_clone(no_quorum);
             return Error::NoQuorum { attempt, ok, required, failures, may_have_executed };
@@ -153,7 +158,7 @@ impl Failure {
             FailureKind::WrongType => {
                 let reply = source.to_string();
                 let found = reply.strip_prefix(FOUND).unwrap_or("something else").into();
-                Error::WrongType { name, server, found }
+                Error::WrongType { name, server, found, wanted: wanted.into() }
             }
             _ => Error::Unavailable { attempt, server, phase, may_have_executed, source },
         }

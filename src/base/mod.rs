@@ -33,9 +33,20 @@ pub fn printable(text: &str) -> String {
     text.chars().map(|char| escape(char).unwrap_or_else(|| char.to_string())).collect()
 }
 
+/// Returns the address of a port. A host that is an IPv6 address gets brackets.
+pub(crate) fn with_port(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_ipv6_address_has_brackets_before_its_port() {
+        assert_eq!(with_port("::1", 17001), "[::1]:17001");
+        assert_eq!(with_port("redis.example", 6379), "redis.example:6379");
+    }
 
     #[test]
     fn no_terminal_obeys_a_text_of_a_server() {

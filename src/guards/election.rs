@@ -49,7 +49,8 @@ pub struct Term {
 guard!(Term with held, depth, fence, wanted);
 
 waits! {
-    Election => Term, has_holder: true, |lock, wait| lock.handle.acquire(HoldKind::Lock, wait);
+    Election => Term, held_as: Some(HoldKind::Lock),
+    |lock, wait| lock.handle.acquire(HoldKind::Lock, wait);
 
     /// Blocks the current thread until this client is the leader, or until [`wait`](Election::wait)
     /// has passed. Candidates lead in the order in which they arrived.

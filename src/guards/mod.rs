@@ -106,8 +106,8 @@ impl LockHandle {
     }
 
     /// The error of a call that has waited without getting the lock.
-    fn timed_out(&self, wait: Wait, has_holder: bool) -> Error {
-        status::timed_out(&self.shared, &self.name, wait, has_holder)
+    fn timed_out(&self, wait: Wait, kind: Option<HoldKind>) -> Error {
+        status::timed_out(&self.shared, &self.name, wait, kind)
     }
 }
 

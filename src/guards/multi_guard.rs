@@ -41,7 +41,7 @@ pub struct MultiMutex {
 lock_options!(MultiMutex);
 
 waits! {
-    MultiMutex => MultiGuard, has_holder: false, Self::acquire;
+    MultiMutex => MultiGuard, held_as: None, Self::acquire;
 
     /// Acquires all locks or none as [`Client::lock_all`](crate::Client::lock_all) does.
     ///

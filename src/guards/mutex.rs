@@ -80,11 +80,11 @@ setters! {
     hold_at_least(time: Duration) = Some(time);
 }
 
-/// Defines the three ways to acquire a guard, by a function of the handle and the wait. Only of a
-/// lock with one owner does the error of a wait name the holder.
+/// Defines the three ways to acquire a guard, by a function of the handle and the wait. The error
+/// of a wait names those who have a hold of this kind, unless it is `None`.
 macro_rules! waits {
     (
-        $lock:ident => $guard:ident, has_holder: $has_holder:literal, $acquire:expr;
+        $lock:ident => $guard:ident, held_as: $kind:expr, $acquire:expr;
         $(#[$docs:meta])* $wait:ident;
         $(#[$try_docs:meta])* $try:ident;
         $(#[$try_for_docs:meta])* $try_for:ident;
@@ -94,7 +94,7 @@ macro_rules! waits {
             pub fn $wait(&self) -> $crate::error::Result<$guard> {
                 let acquire: fn(&Self, _) -> _ = $acquire;
                 let wait = $crate::local::call::Wait::at_most(self.handle.options.wait);
-                acquire(self, wait)?.ok_or_else(|| self.handle.timed_out(wait, $has_holder))
+                acquire(self, wait)?.ok_or_else(|| self.handle.timed_out(wait, $kind))
             }
 
             $(#[$try_docs])*
@@ -133,7 +133,7 @@ macro_rules! waits {
 pub(crate) use waits;
 
 waits! {
-    Mutex => Guard, has_holder: true, Self::acquire;
+    Mutex => Guard, held_as: Some(HoldKind::Lock), Self::acquire;
 
     /// Acquires the lock as [`Client::lock`](crate::Client::lock) does, with these options.
     ///
@@ -150,7 +150,8 @@ waits! {
 }
 
 waits! {
-    Mutex => OwnedGuard, has_holder: true, |lock, wait| lock.handle.acquire(HoldKind::Lock, wait);
+    Mutex => OwnedGuard, held_as: Some(HoldKind::Lock),
+    |lock, wait| lock.handle.acquire(HoldKind::Lock, wait);
 
     /// Acquires the lock as [`Client::lock_owned`](crate::Client::lock_owned) does.
     ///

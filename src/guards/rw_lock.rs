@@ -65,7 +65,7 @@ pub struct WriteGuard {
 guard!(WriteGuard with held, fence);
 
 waits! {
-    RwLock => ReadGuard, has_holder: false,
+    RwLock => ReadGuard, held_as: Some(HoldKind::Read),
     |lock, wait| lock.handle.acquire(HoldKind::Read, wait);
 
     /// Acquires the lock for reading, blocking the current thread until no writer holds it and none
@@ -86,7 +86,7 @@ waits! {
 }
 
 waits! {
-    RwLock => WriteGuard, has_holder: false,
+    RwLock => WriteGuard, held_as: Some(HoldKind::Write),
     |lock, wait| lock.handle.acquire(HoldKind::Write, wait);
 
     /// Acquires the lock for writing, blocking the current thread until no other reader or writer

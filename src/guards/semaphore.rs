@@ -51,7 +51,8 @@ pub struct Permit {
 guard!(Permit with held);
 
 waits! {
-    Semaphore => Permit, has_holder: false, |lock, wait| lock.handle.acquire(lock.kind()?, wait);
+    Semaphore => Permit, held_as: Some(HoldKind::Permit { of: 0 }),
+    |lock, wait| lock.handle.acquire(lock.kind()?, wait);
 
     /// Acquires a permit, blocking the current thread until it is able to do so or
     /// [`wait`](Semaphore::wait) has passed.

@@ -185,7 +185,9 @@ impl LockCall<'_> {
             let _watch = caller.canceller.as_ref().map(|canceller| waiter.watch(canceller));
             let end = end.map_or_else(|| self.wait_behind(&waiter), Ok)?;
             return match end {
-                WaitEnd::Failed(failure) => Err(failure.into_error("acquire", name)),
+                WaitEnd::Failed(failure) => {
+                    Err(failure.into_error_of(kind.noun(), "acquire", name))
+                }
                 WaitEnd::HandedOff(hold) if shared.reporter.begin_handed_off(&hold, caller) => {
                     Ok(Some(hold))
                 }

@@ -178,7 +178,7 @@ impl<'a> Attempt<'a> {
             if caller.wait == Wait::Endless && is_outage(&failure) {
                 shared.wait_queues.with(hold, |queue| queue.fail_endless(waiter, &failure));
             }
-            failure.into_error("acquire", &hold.name)
+            failure.into_error_of(hold.kind.noun(), "acquire", &hold.name)
         })
     }
 

@@ -23,6 +23,9 @@ use crate::store::request::{HolderReply, Look, OwnerOf};
 /// How many names are shown of those that threads wait for.
 const NAMES_SHOWN: usize = 10;
 
+/// How many holders the error of a wait names.
+const HOLDERS_SHOWN: usize = 3;
+
 /// Returns the holder of a lock. A hold that was dropped is over, even if the store has not got its
 /// release yet.
 pub(crate) fn holder(shared: &Shared, name: &Arc<str>) -> Result<Option<Holder>> {
@@ -96,30 +99,71 @@ pub(crate) fn count(shared: &Shared, name: &Arc<str>) -> Result<u32> {
         confirm_release(shared, &released)?;
     }
     let ask = |end| shared.store.report(name, Look::Permits, end);
-    repeat(shared, "inspect", name, ask).map(|report| report.permits)
+    repeat(shared, "inspect", name, ask).map(|report| report.permits).map_err(|mut error| {
+        if let Error::WrongType { wanted, .. } = &mut error {
+            *wanted = HoldKind::Permit { of: 0 }.noun().into();
+        }
+        error
+    })
 }
 
-/// Returns the error of a call that has waited for a lock without getting it. What several owners
-/// may hold has no holder to name.
-pub(crate) fn timed_out(shared: &Shared, name: &Arc<str>, wait: Wait, has_holder: bool) -> Error {
-    let deadline = wait.deadline().filter(|_| has_holder);
-    let holder = deadline.and_then(|deadline| other_holder(shared, name, deadline));
-    Error::Timeout { name: name.to_string(), holder }
+/// Returns the error of a call that has waited for a hold of this kind without getting it; `None`
+/// for several locks, of which any may be held.
+pub(crate) fn timed_out(
+    shared: &Shared,
+    name: &Arc<str>,
+    wait: Wait,
+    kind: Option<HoldKind>,
+) -> Error {
+    let deadline = wait.deadline();
+    let holders = kind.zip(deadline).map(|(kind, end)| holders_after(shared, kind, name, end));
+    let mut holders = holders.unwrap_or_default();
+    let noun = kind.map_or("lock", HoldKind::noun);
+    let reason = describe_holders(shared, name, noun, &holders);
+    // The holder of what only one owner can hold, if that is another client.
+    holders.retain(|holder| holder.client != *shared.client);
+    let holder = holders.pop().filter(|_| kind.is_some_and(HoldKind::is_lock));
+    Error::Timeout { name: name.to_string(), holder, reason }
 }
 
-/// Asks which other client holds a lock, if there is time after a wait that was over at `deadline`.
-fn other_holder(shared: &Shared, name: &Arc<str>, deadline: Instant) -> Option<Holder> {
+/// Asks who holds a name, if there is time after a wait that was over at `deadline`.
+fn holders_after(
+    shared: &Shared,
+    kind: HoldKind,
+    name: &Arc<str>,
+    deadline: Instant,
+) -> Vec<Holder> {
     // The call has waited behind a thread of this client.
-    if shared.wait_queues.holder(HoldKind::Lock, name).is_some() {
-        return None;
+    if kind.is_lock()
+        && let Some(hold) = shared.wait_queues.holder(kind, name)
+    {
+        return vec![Holder::new(hold.id.owner(), 1, hold.lease.remaining())];
     }
-    let end = deadline.checked_add(shared.times.slack)?;
-    if Instant::now() >= end {
-        return None;
+    let end = deadline.checked_add(shared.times.slack);
+    let Some(end) = end.filter(|end| Instant::now() < *end) else { return Vec::new() };
+    let look = if kind.is_lock() { Look::Holder } else { Look::All };
+    let report = shared.store.report(name, look, end.min(end_of(shared.times.io_timeout)));
+    let holds = report.map(|report| report.holds).unwrap_or_default();
+    holds.into_iter().map(|(_, holder)| holder_of(holder)).collect()
+}
+
+/// Says which clients held a name when a wait for it ended.
+fn describe_holders(shared: &Shared, name: &str, noun: &str, holders: &[Holder]) -> String {
+    let name_of = |holder: &Holder| match &*holder.client {
+        "" => "another library".to_owned(),
+        client if client == &*shared.client => "another thread of this client".to_owned(),
+        client => format!("client {client:?}"),
+    };
+    let mut names: Vec<_> = holders.iter().map(name_of).collect();
+    names.sort();
+    names.dedup();
+    let others = names.len().saturating_sub(HOLDERS_SHOWN);
+    names.truncate(HOLDERS_SHOWN);
+    let and_others = if others == 0 { String::new() } else { format!(" and {others} more") };
+    if names.is_empty() {
+        return format!("the wait for {name:?} ended before it was free");
     }
-    let found = shared.store.inspect(name, end.min(end_of(shared.times.io_timeout)));
-    let holder = holder_of(found.ok()??);
-    (*holder.client != *shared.client).then_some(holder)
+    format!("{}{and_others} held {noun} {name:?} when the wait ended", names.join(", "))
 }
 
 /// Ends the hold that a lock has now, of any owner, and no later one. Returns `false` if there is

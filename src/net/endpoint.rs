@@ -7,7 +7,7 @@ use std::{fmt, io};
 use redis::{ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo};
 
 use crate::base::event_thread::Events;
-use crate::base::printable;
+use crate::base::{printable, with_port};
 use crate::config::Config;
 use crate::config::callbacks::Credentials;
 use crate::error::{Error, Phase, Result as ApiResult};
@@ -72,7 +72,7 @@ impl Endpoint {
             return refuse("must not have a negative database number");
         }
         Ok(Self {
-            label: address.to_string().into(),
+            label: label_of(&address).into(),
             #[cfg(feature = "tls")]
             tls: connector(encrypted, &address, parsed.fragment(), config, events)?,
             address,
@@ -85,7 +85,7 @@ impl Endpoint {
     pub(crate) fn at(&self, host: &str, port: u16) -> Self {
         let address = ConnectionAddr::Tcp(host.into(), port);
         Self {
-            label: printable(&address.to_string()).into(),
+            label: with_port(&printable(host), port).into(),
             address,
             #[cfg(feature = "tls")]
             tls: self.tls.as_ref().map(|connector| connector.to(host)),
@@ -194,6 +194,13 @@ pub(crate) fn is_connection_option(scheme: &str, name: &str) -> bool {
         "client_name" | "protocol" => true,
         "db" | "pass" | "user" => scheme.ends_with("unix"),
         _ => false,
+    }
+}
+/// What a server is called.
+fn label_of(address: &ConnectionAddr) -> String {
+    match address {
+        ConnectionAddr::Tcp(host, port) => with_port(host, *port),
+        address => address.to_string(),
     }
 }
 

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use crate::base::clock::Moment;
 use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
-use crate::base::printable;
+use crate::base::{printable, with_port};
 
 pub(super) const VALID_FOR: Duration = Duration::from_millis(500);
 
@@ -41,7 +41,7 @@ pub(crate) struct Address {
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", printable(&self.host), self.port)
+        f.write_str(&with_port(&printable(&self.host), self.port))
     }
 }
 

@@ -59,6 +59,12 @@ impl HoldKind {
         KindRow { held_as, form, prefix }
     }
 
+    /// What a name of this kind is called.
+    pub(crate) fn noun(self) -> &'static str {
+        let form = self.row().form;
+        form.strip_prefix("a ").unwrap_or(form)
+    }
+
     /// The kind of a hold that is reported so. Of a semaphore, there are as many permits.
     pub(crate) fn reported_as(held_as: HeldAs, permits: u32) -> Self {
         match held_as {

@@ -51,6 +51,31 @@ fn a_holder_of_every_kind_is_shown() {
 }
 
 #[test]
+fn a_hold_is_shown_with_the_time_when_it_began() {
+    let server = Server::redis();
+    let client = client(&server);
+    let _lock = client.lock("lock").unwrap();
+    let _writer = client.rw_lock("write").write().unwrap();
+    // The token of a reader is that of the last writer, and a permit has none.
+    let _reader = client.rw_lock("read").read().unwrap();
+    let _permit = client.semaphore("permits", 1).acquire().unwrap();
+    for (name, is_known) in [("lock", true), ("write", true), ("read", false), ("permits", false)] {
+        let since = show(&server, name)["holds"][0]["since"].clone();
+        assert_eq!(since.is_string(), is_known, "{name}: {since}");
+        for args in [["show", name], ["ls", name]] {
+            let text = output(&mut leasehold(&server, &args));
+            let ago = text.split_once("since ").and_then(|(_, rest)| rest.split_once(" s ago)"));
+            assert_eq!(ago.is_some(), is_known, "{text}");
+            if let Some((shown, _)) = ago {
+                let (time, ago) = shown.split_once(" (").expect("a time and how long ago");
+                assert_eq!(since, time, "{text}");
+                assert!(ago.parse::<f64>().unwrap() < 60.0, "{text}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_lock_that_may_be_kept_is_shown_as_such() {
     let server = Server::redis();
     let client = client(&server);

@@ -125,6 +125,29 @@ fn a_login_without_the_right_to_ask_is_enough() {
 }
 
 #[test]
+fn a_server_without_a_limit_of_memory_is_shown_so() {
+    let server = Server::redis();
+    assert_eq!(ping(&server)["maxmemory"], 0);
+    let text = output(&mut leasehold(&server, &["ping"]));
+    assert!(
+        text.lines().any(|line| line
+            .split_once("maxmemory  ")
+            .is_some_and(|(start, rest)| { start.is_empty() && rest.trim() == "no limit" })),
+        "{text}"
+    );
+}
+
+#[test]
+fn an_ipv6_address_has_brackets() {
+    for task in [&["ping"][..], &["ls"], &["show", "a"]] {
+        let args = [&["--url", "redis://[::1]:1"], task].concat();
+        let finished = finish(&mut without_server(&args));
+        assert_eq!(finished.code, 69, "{finished:?}");
+        assert!(finished.stderr.contains("[::1]:1"), "{finished:?}");
+    }
+}
+
+#[test]
 fn a_replica_is_no_place_for_locks() {
     let (master, replica) = (Server::redis(), Server::redis());
     replica.command(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]);

@@ -50,8 +50,9 @@ pub(crate) fn ping(client: &Client, server: &ServerArgs, json: bool) -> Result<u
     // What is wrong with each was printed.
     let code = servers.iter().find_map(|facts| facts.failure);
     let useless = useless.join(", ");
-    let why =
-        format!("{usable} of {required} required servers can be used for locks, not {useless}");
+    let why = format!(
+        "{usable} of {required} required servers can be used for locks; unusable: {useless}"
+    );
     Err(ExitError::new(code.unwrap_or(UNAVAILABLE), why))
 }
 
@@ -176,6 +177,9 @@ impl Facts {
             Value::Null => "unknown".into(),
             Value::Bool(on) => if *on { "on" } else { "off" }.into(),
             Value::String(text) => text.clone(),
+            Value::Number(number) if key == "maxmemory" && number.as_u64() == Some(0) => {
+                "no limit".into()
+            }
             Value::Number(number) if key.ends_with("_ms") => {
                 format!("{:.3} ms", number.as_f64().unwrap_or_default())
             }

@@ -150,13 +150,37 @@ fn age(fence: u64) -> Duration {
     now.saturating_sub(Duration::from_micros(fence))
 }
 
+/// When a hold began, in microseconds of the server's clock; `None` if that is not known. The token
+/// of a lock or a writer is nearly that time. A lock that may be kept has had other holds since.
+fn begun(held_as: HeldAs, holder: &Holder, fence: Option<u64>) -> Option<u64> {
+    let has_token = matches!(held_as, HeldAs::Lock | HeldAs::Writer);
+    fence.filter(|_| has_token && !holder.may_be_kept)
+}
+
+/// A time of a server's clock in UTC, as RFC 3339 has it.
+fn in_utc(micros: u64) -> String {
+    let (days, second) = (micros / 1_000_000 / 86_400, micros / 1_000_000 % 86_400);
+    // From 0000-03-01 on, so that a leap day is the last of its year; in eras of 400 years.
+    let (era, day) = ((days + 719_468) / 146_097, (days + 719_468) % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = era * 400 + year + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
 fn describe(held_as: HeldAs, holder: &Holder, fence: Option<u64>) -> String {
     let left = left(holder).map_or("no end".into(), |left| in_seconds(left) + " left");
     let mut parts = vec![client(held_as, holder).unwrap_or("unknown").to_owned(), left];
     parts.extend(side(held_as).map(str::to_owned));
+    let begun = begun(held_as, holder, fence);
+    parts.extend(begun.map(|at| format!("since {} ({} ago)", in_utc(at), in_seconds(age(at)))));
     match holder.depth {
         // By `hold_at_least`.
-        0 => parts.push("released, stays taken".into()),
+        0 => parts.push("released, stays taken until then".into()),
         1 => {}
         depth => parts.push(format!("depth {depth}")),
     }
@@ -197,7 +221,9 @@ fn reply_to_json(name: &str, report: &Result<NameReport, Error>) -> Value {
 
 fn to_json(name: &str, report: &NameReport) -> Value {
     let hold = |(held_as, holder): &(HeldAs, Holder)| {
+        let since = begun(*held_as, holder, report.fence).map(in_utc);
         json!({
+            "since": since,
             "client": client(*held_as, holder),
             "label": client(*held_as, holder).map(|_| &holder.label),
             "side": side(*held_as),
@@ -354,6 +380,26 @@ fn describe_nothing(unlock: &Unlock, reports: &[NameReport]) -> String {
                 (Some(_), Some(fence)) => format!("{name} has no hold with fence {fence}\n"),
                 _ => format!("{name} is free\n"),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_in_utc() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_709_251_199, "2024-02-29T23:59:59Z"),
+            (1_735_689_600, "2025-01-01T00:00:00Z"),
+            (1_795_343_404, "2026-11-22T10:30:04Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(in_utc(seconds * 1_000_000 + 999_999), text);
         }
     }
 }

@@ -23,6 +23,7 @@ stores! {
         a_hold_can_be_renewed_by_hand,
         a_lost_hold_stays_lost,
         a_wait_ends_with_its_time,
+        a_wait_that_ends_names_the_holders,
         closing_ends_the_waits,
         a_shutdown_ends_every_hold,
         every_hold_is_reported,
@@ -144,6 +145,28 @@ fn a_wait_ends_with_its_time(store: &Store) {
         assert!(matches!(error, Error::Timeout { .. }), "{kind:?}: {error:?}");
         let is_of_a_lock = error.to_string().contains("lock ");
         assert!(!is_of_a_lock || kind != Kind::Permit, "{error}");
+    }
+}
+
+fn a_wait_that_ends_names_the_holders(store: &Store) {
+    let holder = store.open(patient().label("till"));
+    let waiter = store.open(patient());
+    for (kind, name, _held) in one_of_each(store, &holder) {
+        let call = Call { wait: Some(ms(200)), ..Call::default() };
+        let fail = |client| kind.rival().call(client, name, call).unwrap_err().to_string();
+        let (to_own, to_other) = (fail(&holder), fail(&waiter));
+        let noun = match kind {
+            Kind::Owned | Kind::Term => "lock",
+            Kind::Permit => "semaphore",
+            Kind::Read | Kind::Write => "read-write lock",
+            Kind::Set => {
+                assert!(to_other.contains("before it was free"), "{to_other}");
+                continue;
+            }
+        };
+        let end = format!(" held {noun} {name:?} when the wait ended");
+        assert_eq!(to_own, format!("another thread of this client{end}"));
+        assert_eq!(to_other, format!("client {:?}{end}", holder.id()));
     }
 }
 

@@ -59,7 +59,9 @@ pub(crate) fn assert_wrong_type<T: Debug>(result: Result<T, Error>, name: &str) 
 #[track_caller]
 pub(crate) fn assert_found<T: Debug>(result: Result<T, Error>, expected: &str) {
     let error = result.unwrap_err();
-    let Error::WrongType { found, .. } = &error else { panic!("{error:?}") };
+    let Error::WrongType { found, wanted, name, .. } = &error else { panic!("{error:?}") };
     assert_eq!(found, expected);
     assert!(error.to_string().ends_with(&format!(" holds {expected}")), "{error}");
+    assert!(error.to_string().starts_with(&format!("the key of {wanted} {name:?}")), "{error}");
+    assert_ne!(format!("a {wanted}"), expected, "{error}");
 }

@@ -89,6 +89,8 @@ fn open_as(server: &Server, rights: &[&str]) -> Result<Client, Error> {
 fn a_user_without_scripts_gets_a_permanent_error(server: &Server) {
     let client = open_as(server, &["+@all", "-eval", "-evalsha"]).unwrap();
     let (result, took) = timed(|| client.lock("a"));
+    let hint = result.as_ref().unwrap_err().to_string();
+    assert!(hint.contains("docs/deployment.md"), "{hint}");
     assert_rejected(result, "NOPERM");
     assert!(took < ms(5000), "waiting does not help: {took:?}");
     assert_rejected(client.try_lock("a"), "NOPERM");
