@@ -35,8 +35,9 @@ const GROUP_MAX: usize = 900;
 #[derive(Clone)]
 pub(crate) struct Commands {
     pub(crate) keys: Keys,
-    /// How long a counter of fencing tokens is kept after a hold of its name began. It is not kept
-    /// forever, so that names do not fill the server's memory.
+    /// How long a counter of fencing tokens is kept, at least, after a hold of its name began, or a
+    /// side of a read-write lock was renewed. It is not kept forever, so that names do not fill the
+    /// server's memory.
     fence_life: Duration,
     waiting_life: Duration,
     /// Whether the client proposes fencing tokens, so that several servers can agree on them.
@@ -190,14 +191,25 @@ impl Commands {
             Change::Check | Change::Renew { .. } => Arg::Text(""),
         };
         let member = hold.member();
-        let args = [Arg::Text(&member), change.lease().map_or(Arg::Number(0), millis), what];
-        Request::call(&CHANGE, &[&self.keys.lock(name)], &args)
+        let owner = Arg::Text(&member);
+        match (kind, change.lease()) {
+            // Readers have their token from the counter as long as there is a hold.
+            (HoldKind::Read | HoldKind::Write, Some(lease)) => {
+                let (lock, [fence]) = self.keys.with_companions(name, [FENCE]);
+                let args = [owner, millis(lease), what, self.fence_life(lease)];
+                Request::call(&CHANGE, &[&lock, &fence], &args)
+            }
+            (_, lease) => {
+                let args = [owner, lease.map_or(Arg::Number(0), millis), what];
+                Request::call(&CHANGE, &[&self.keys.lock(name)], &args)
+            }
+        }
     }
 
     /// Raises the counter of fencing tokens to that of a hold.
     pub(crate) fn raise(&self, hold: &HoldId, fence: u64, lease: Duration) -> Request {
         let (owner, life) = (hold.owner(), self.fence_life(lease));
-        let args = [Arg::Text(&owner), Arg::Number(0), Arg::Text(""), Arg::Number(fence), life];
+        let args = [Arg::Text(&owner), Arg::Number(0), Arg::Text(""), life, Arg::Number(fence)];
         let (lock, [fence]) = self.keys.with_companions(&hold.name, [FENCE]);
         Request::call(&CHANGE, &[&lock, &fence], &args)
     }

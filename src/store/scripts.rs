@@ -21,10 +21,18 @@ macro_rules! script {
     };
 }
 
-script!(ACQUIRE, "holds.lua", "wake.lua", "token.lua", "acquire.lua");
-script!(ACQUIRE_ALL, "token.lua", "acquire_all.lua");
-script!(ACQUIRE_MEMBER, "holds.lua", "wake.lua", "serve.lua", "token.lua", "acquire_member.lua");
-script!(CHANGE, "change.lua");
+script!(ACQUIRE, "lives.lua", "holds.lua", "wake.lua", "token.lua", "acquire.lua");
+script!(ACQUIRE_ALL, "lives.lua", "token.lua", "acquire_all.lua");
+script!(
+    ACQUIRE_MEMBER,
+    "lives.lua",
+    "holds.lua",
+    "wake.lua",
+    "serve.lua",
+    "token.lua",
+    "acquire_member.lua"
+);
+script!(CHANGE, "lives.lua", "change.lua");
 script!(RELEASE, "wake.lua", "redisson.lua", "release.lua");
 script!(RELEASE_MEMBER, "wake.lua", "serve.lua", "release_member.lua");
 script!(REPORT, "holds.lua", "report.lua");

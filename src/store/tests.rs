@@ -258,6 +258,7 @@ stores!(
     a_kept_lock_is_free_when_its_time_is_over,
     no_request_of_a_hold_changes_what_keeps_the_lock,
     a_hold_ends_with_its_lease,
+    a_late_renewal_shortens_no_lease,
     a_registered_client_gets_a_free_lock,
     a_client_that_is_not_registered_may_be_unregistered,
     many_holds_are_renewed_and_released_at_once,
@@ -429,6 +430,39 @@ fn a_hold_ends_with_its_lease(store: &dyn Store) {
     must_acquire(store, &hold(4));
 }
 
+/// As one that was overtaken by the renewal of a process that has adopted the hold.
+fn a_late_renewal_shortens_no_lease(store: &dyn Store) {
+    let lease = LEASE / 10;
+    let set = [hold(1), HoldId { name: "other".into(), ..hold(2) }];
+    let again = |holds: &[HoldId], registration| {
+        let reply = store.acquire(Acquire { holds, lease, registration, deadline: soon() });
+        assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
+    };
+    must_acquire(store, &set[0]);
+    must_acquire(store, &set[1]);
+    let changes = [
+        Change::Renew { lease },
+        Change::SetDepth { depth: 2, lease: Some(lease), durable: false },
+        Change::SetDepth { depth: 1, lease: Some(lease), durable: true },
+    ];
+    for renewal in changes {
+        assert_eq!(change(store, &set[0], renewal).ok(), Some(HoldReply::Done));
+        let outcomes = run_jobs(&mut *store.jobs(), &[(set[0].clone(), renewal)]);
+        assert!(matches!(outcomes[..], [Ok(HoldReply::Done)]), "{outcomes:?}");
+    }
+    for registration in [Registration::None, Registration::Followed, Registration::Kept] {
+        again(&set[..1], registration);
+    }
+    for group in store.groups(&set.each_ref().map(|hold| hold.name.clone())) {
+        let holds: Vec<_> = group.into_iter().map(|place| set[place].clone()).collect();
+        again(&holds, Registration::None);
+    }
+    for hold in &set {
+        let holder = store.inspect(&hold.name, soon()).expect("a reply").expect("a holder");
+        assert!(holder.remaining > LEASE / 2, "{holder:?}");
+    }
+}
+
 fn a_registered_client_gets_a_free_lock(store: &dyn Store) {
     for registration in [Registration::IfHeld, Registration::Registered, Registration::Yielding] {
         must_acquire(store, &hold(1));
@@ -500,6 +534,51 @@ fn every_script_that_begins_a_hold_sets_both_times_to_live() {
     spoil();
     followed();
     assert!(whole(lives()[0]), "a repeat begins the lease anew");
+}
+
+/// Clients with other settings use the same names.
+#[test]
+fn no_client_shortens_the_life_of_a_counter() {
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+    let process = process::Server::redis();
+    let [long, short] = [DAY, LEASE * 2]
+        .map(|fence_life| single_at(&process.url(), &Config { fence_life, ..Config::default() }));
+    let client: Arc<str> = "0123456789abcdef0123456789abcdef".into();
+    let of = |kind, nonce| HoldId { kind, client: client.clone(), ..hold(nonce) };
+    let key = "leasehold:fence:{lock:lock}";
+    let lives_on = |what: &str| {
+        let left = process.ask::<u64>(&["PTTL", key]);
+        assert!(Duration::from_millis(left) > DAY / 2, "{what}: {left} ms");
+    };
+    must_acquire(&long, &hold(1));
+    release(&long, &hold(1)).expect("a reply");
+    for registration in [Registration::None, Registration::Followed] {
+        acquire(&short, &hold(2), registration).expect("a reply");
+        lives_on("a lock");
+        release(&short, &hold(2)).expect("a reply");
+    }
+    let set = [hold(3), HoldId { name: "other".into(), ..hold(4) }];
+    let (lease, registration, deadline) = (LEASE, Registration::None, soon());
+    let reply = short.acquire(Acquire { holds: &set, lease, registration, deadline });
+    assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
+    lives_on("a set");
+    release(&short, &hold(3)).expect("a reply");
+    for kind in [HoldKind::Write, HoldKind::Read] {
+        must_acquire(&short, &of(kind, 5));
+        lives_on("a side");
+        change(&short, &of(kind, 5), Change::Renew { lease: LEASE }).expect("a reply");
+        lives_on("a renewal");
+        // However long it is held, and also by later readers.
+        process.command(&["PEXPIRE", key, "10000"]);
+        change(&long, &of(kind, 5), Change::Renew { lease: LEASE }).expect("a reply");
+        lives_on("a longer renewal");
+        if kind == HoldKind::Read {
+            process.command(&["PEXPIRE", key, "10000"]);
+            must_acquire(&long, &of(kind, 6));
+            lives_on("another reader");
+        }
+        release(&short, &of(kind, 5)).expect("a reply");
+    }
 }
 
 /// As the clocks of two clients may show the same microsecond, and that of one server after a

@@ -16,7 +16,7 @@
 --       free lock is offered to those in front of it first; `kept` if it has the lock, and wants
 --       more tokens; or '', 7 with 6: how many tokens to give, for holds that follow one another, 8
 --       with 6: for how many ms the lock is offered, 9 with 6: `shard`
--- USES  `find_holder`, `join`, `tell`, `wake`, `clock` and `next_token`
+-- USES  `find_holder`, `join`, `tell`, `wake`, `at_least`, `clock` and `next_token`
 -- RETURNS the fence if held now; if several are wanted, {first fence, last fence, 1 if another
 --         client waits}; {0, ms until the holder's lease ends or -1, 1 if the client has joined the
 --         queue and the holder's was told} if held by another owner, {0, ms until to look again or
@@ -91,7 +91,7 @@ if not keeps then
     redis.call('hdel', KEYS[1], replaced)
   end
 end
-if redis.pcall('pexpire', KEYS[1], ARGV[2]) ~= 1 then
+if redis.pcall('pexpire', KEYS[1], keeps and at_least(ARGV[2], KEYS[1]) or ARGV[2]) ~= 1 then
   -- The user lacks the right to set a TTL, and without one the lock would be held forever.
   if redis.pcall('hdel', KEYS[1], ARGV[1]) ~= 1 then
     redis.call('set', KEYS[1], '', 'px', 1)
@@ -106,7 +106,7 @@ if tokens == 1 then
 end
 local last = math.min(fence + tokens - 1, least + 1000)
 if last > fence then
-  local stored = redis.pcall('set', KEYS[2], string.format('%.0f', last), 'px', ARGV[3])
+  local stored = redis.pcall('set', KEYS[2], string.format('%.0f', last), 'keepttl')
   last = stored.ok and last or fence
 else
   last = fence

@@ -4,7 +4,7 @@
 -- so that none is changed if one is spoilt.
 -- KEYS  lock and fence of each name
 -- ARGV  1 lease in ms, 2 life of the fences in ms, 3 and later: the owner for each name
--- USES  `clock`
+-- USES  `at_least` and `clock`
 -- RETURNS {1, fence of each} if held now, {0, -1, 0, number of the first name that is not free,
 --         from 0 on}
 local repeated = {}
@@ -34,10 +34,12 @@ for i = 1, #KEYS / 2 do
   local lock = KEYS[2 * i - 1]
   if not repeated[i] then
     -- The first write: a server that is out of memory refuses it, and would not refuse later ones.
-    redis.call('set', KEYS[2 * i], string.format('%.0f', fences[i + 1]), 'px', ARGV[2])
+    local life = at_least(ARGV[2], KEYS[2 * i])
+    redis.call('set', KEYS[2 * i], string.format('%.0f', fences[i + 1]), 'px', life)
     redis.call('hset', lock, ARGV[i + 2], 1)
   end
-  if redis.pcall('pexpire', lock, ARGV[1]) ~= 1 then
+  local lease = repeated[i] and at_least(ARGV[1], lock) or ARGV[1]
+  if redis.pcall('pexpire', lock, lease) ~= 1 then
     -- The user lacks the right to set a TTL, and without one a lock would be held forever.
     for j = 1, i do
       if redis.pcall('hdel', KEYS[2 * j - 1], ARGV[j + 2]) ~= 1 then

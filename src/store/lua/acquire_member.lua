@@ -8,7 +8,7 @@
 --       if the client joins the queue when it must wait, else `0`, 6 life of the queue in ms, 7 for
 --       how many ms a place is offered, 8 the permits, 0 for a read-write lock, 9 `shard`, from 10
 --       on kind and owner for each further thread, none for a writer
--- USES  `find_members`, `is_hold`, `join`, `serve`, `clock` and `next_token`
+-- USES  `at_least`, `find_members`, `is_hold`, `join`, `serve`, `clock` and `next_token`
 -- RETURNS the fence if one side is held now; {1, fence of each that is held, 0 for a permit}; {0,
 --         ms until to look again or -1} if another owner holds it or waits for it
 local time = redis.call('time')
@@ -27,10 +27,12 @@ end
 local me = ARGV[5] ~= '0' and ARGV[4] or nil
 local queue, permits = KEYS[3], tonumber(ARGV[8])
 local queued = redis.pcall('exists', queue) == 1
-local repeated, offered = false, false
+local lease_ends = now + tonumber(ARGV[2])
+local repeated, offered, mine = false, false, lease_ends
 if left ~= -2 then
   local ends = redis.call('zscore', KEYS[1], ARGV[1])
   repeated = ends and tonumber(ends) > now
+  mine = repeated and math.max(mine, tonumber(ends)) or mine
   ends = me and not repeated and redis.call('zscore', KEYS[1], me .. ':0')
   offered = ends and tonumber(ends) > now
 end
@@ -85,19 +87,18 @@ if busy then
   ends = ends and tonumber(ends) > now and tonumber(ends) - now or -1
   return {0, rest and (ends < 0 or rest < ends) and rest or ends}
 end
-local fence
+local fence, shared
 if kind ~= 'p:' then
   -- All readers between two writers have the first one's token.
-  local trouble
-  fence, trouble = next_token(clock(time), repeated or kind == 'r:')
+  fence, shared = next_token(clock(time), repeated or kind == 'r:')
   if not fence then
-    return trouble
+    return shared
   end
 end
 if serves then
   highest = redis.call('zrange', KEYS[1], -1, -1, 'withscores')
 end
-local mine, last = now + tonumber(ARGV[2]), highest and highest[2]
+local last = highest and highest[2]
 -- Those of a repeat exist already. New ones come in along with the first one only.
 local waited_for = queued and redis.call('exists', queue) == 1
 local room = kind == 'r:' and 1e9 or permits - live - 1
@@ -107,14 +108,14 @@ end
 redis.call('zadd', KEYS[1], mine, ARGV[1])
 local granted = 1
 for i = 10, #ARGV do
-  local ends = left ~= -2 and redis.call('zscore', KEYS[1], ARGV[i])
-  if not (ends and tonumber(ends) > now) then
+  local ends = tonumber(left ~= -2 and redis.call('zscore', KEYS[1], ARGV[i]) or 0)
+  if ends <= now then
     room = room - 1
   end
   if room < 0 then
     break
   end
-  redis.call('zadd', KEYS[1], mine, ARGV[i])
+  redis.call('zadd', KEYS[1], math.max(lease_ends, ends), ARGV[i])
   granted = granted + 1
 end
 local limited = redis.pcall('pexpireat', KEYS[1], math.max(mine, tonumber(last or 0)))
@@ -138,6 +139,9 @@ if lowest and tonumber(lowest[2]) <= now then
 end
 if offered then
   redis.call('zrem', KEYS[1], me .. ':0')
+end
+if shared then
+  redis.pcall('pexpire', KEYS[2], at_least(ARGV[3], KEYS[2]))
 end
 if fence and granted == 1 then
   return fence

@@ -1,10 +1,14 @@
 -- Changes a hold, or only looks for it. Never revives one that is gone or whose time is over. If it
--- is only renewed, a server that is out of memory does not refuse that.
--- KEYS  1 lock, 2 fence, if the counter of tokens is raised to that of the hold
+-- is only renewed, a server that is out of memory does not refuse that. No renewal shortens what is
+-- left of a hold: it may come late, after a longer one of a process that has adopted the hold.
+-- KEYS  1 lock, 2 fence, if the counter of tokens is raised to that of the hold, or lives on with a
+--       side of a read-write lock
 -- ARGV  1 owner, for what several can hold with the kind in front, 2 lease in ms, or 0 to leave the
 --       end of the hold as it is, 3 depth, or '' to leave it as it is, `watch` to have the owner's
 --       client told when another one waits: the depth has a zero in front from then on, `member` if
---       several can hold it, 4 with KEYS 2: token, 5 with KEYS 2: life of the fence in ms
+--       several can hold it, 4 with KEYS 2: life of the fence in ms, 5 with KEYS 2: token, unless
+--       several can hold it
+-- USES  `at_least`
 -- RETURNS 1, or 0 if the hold is gone
 local owner, lease, next = ARGV[1], ARGV[2], ARGV[3]
 if next == 'member' then
@@ -15,10 +19,15 @@ if next == 'member' then
     return 0
   end
   if lease ~= '0' then
-    local mine, last = now + lease, redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2]
+    local mine = math.max(now + lease, tonumber(ends))
+    local last = redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2]
     -- The first write: a server that is out of memory does not refuse this one, nor later ones.
     redis.call('pexpireat', KEYS[1], math.max(mine, tonumber(last)))
     redis.call('zadd', KEYS[1], 'xx', mine, owner)
+    if KEYS[2] then
+      -- Readers that come later have the same token as long as there is a hold.
+      redis.pcall('pexpire', KEYS[2], at_least(ARGV[4], KEYS[2]))
+    end
   end
   return 1
 end
@@ -28,11 +37,12 @@ if depth == '0' then
 end
 if KEYS[2] then
   local last = tonumber(redis.call('get', KEYS[2]) or 0)
-  if not last or last < tonumber(ARGV[4]) then
-    redis.call('set', KEYS[2], ARGV[4], 'px', ARGV[5])
+  local life = at_least(ARGV[4], KEYS[2])
+  if not last or last < tonumber(ARGV[5]) then
+    redis.call('set', KEYS[2], ARGV[5], 'px', life)
   else
     -- A write, so that the WAIT that may follow on this connection covers the counter.
-    redis.call('pexpire', KEYS[2], ARGV[5])
+    redis.call('pexpire', KEYS[2], life)
   end
 end
 if next ~= '' then
@@ -41,6 +51,7 @@ if next ~= '' then
   redis.call('hset', KEYS[1], owner, zero .. next)
 end
 if lease ~= '0' then
-  redis.call('pexpire', KEYS[1], lease)
+  -- A write in any case, so that the WAIT that may follow covers the lease.
+  redis.call('pexpire', KEYS[1], at_least(lease, KEYS[1]))
 end
 return 1

@@ -15,6 +15,7 @@ if lease and not ends then
   -- A repeat.
   ends = redis.call('zscore', KEYS[1], member)
 end
+-- The reader's lease is not shorter than what is left of the writer's.
 ends = tonumber(ends)
 if not ends or ends <= now then
   return 0
@@ -23,7 +24,7 @@ if lease then
   local last = redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2]
   -- The first write: a server that is out of memory does not refuse this one, nor later ones.
   redis.call('pexpireat', KEYS[1], math.max(now + lease, tonumber(last)))
-  redis.call('zadd', KEYS[1], now + lease, member)
+  redis.call('zadd', KEYS[1], math.max(now + lease, ends), member)
 end
 redis.call('zrem', KEYS[1], ended)
 if ARGV[4] == 'force' then

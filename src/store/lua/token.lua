@@ -1,6 +1,7 @@
 -- Part of the scripts that begin a hold.
 -- KEYS  2 fence
 -- ARGV  3 life of the fence in ms
+-- USES  `at_least`
 -- SETS  `clock` and `next_token`
 
 -- Returns the server's clock in microseconds, as a string of digits. Fencing tokens are not below
@@ -19,7 +20,7 @@ end
 -- server that is out of memory refuses it, and would not refuse later ones.
 -- Returns the token, and whether it is the last one; or nil and an error reply.
 local function next_token(least, keeps)
-  local call, counter, life = redis.call, KEYS[2], ARGV[3]
+  local call, counter = redis.call, KEYS[2]
   -- 2^53 - 1: beyond it Lua's numbers skip integers.
   local greatest = 9007199254740991
   local fence = tonumber(least)
@@ -33,6 +34,7 @@ local function next_token(least, keeps)
     return nil, redis.error_reply('FENCE ' .. counter .. ' has run out of tokens')
   end
   -- Reads the counter too, because a command costs more than all that Lua does here.
+  local life = at_least(ARGV[3], counter)
   local stored = redis.pcall('set', counter, least, 'px', life, 'get')
   local last = stored and tonumber(stored)
   local is_token = last and last >= 0 and last % 1 == 0
@@ -45,12 +47,12 @@ local function next_token(least, keeps)
       or last >= greatest and ' has run out of tokens'
     if trouble then
       if type(stored) == 'string' then
-        call('set', counter, stored, 'px', life)
+        call('set', counter, stored, 'keepttl')
       end
       return nil, redis.error_reply('FENCE ' .. counter .. trouble)
     end
     fence = last + 1
-    call('set', counter, string.format('%.0f', fence), 'px', life)
+    call('set', counter, string.format('%.0f', fence), 'keepttl')
   end
   return fence, false
 end

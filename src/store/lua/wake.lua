@@ -1,16 +1,7 @@
 -- Part of the scripts that change the queue of waiting clients, or after which one of them may get
 -- its turn.
 -- KEYS  1 lock
--- SETS  `join`, `tell` and `wake`
-
--- Adds a client to the queue unless it is there. `life` is that of the queue in ms: no key is left
--- without a TTL, even if the user lacks the right to set one.
-local function join(queue, client, time, life)
-  local joined = redis.pcall('zadd', queue, 'nx', time[1] * 1000 + time[2] / 1000, client)
-  if type(joined) == 'number' and redis.pcall('pexpire', queue, life) ~= 1 then
-    redis.pcall('zrem', queue, client)
-  end
-end
+-- SETS  `tell` and `wake`
 
 -- Tells a client, and returns how many listen, or no number if the server refuses to publish. In a
 -- cluster that is by a sharded channel if the client has one at this node, because a message on any

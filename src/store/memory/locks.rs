@@ -118,7 +118,7 @@ impl Locks {
     /// Renews a hold that exists already, and returns its token.
     fn repeat(&mut self, key: &str, hold: &HoldId, lease: Duration) -> Option<u64> {
         let held = self.name(key)?.find(hold).filter(|held| held.depth > 0)?;
-        held.ends = Moment::now().after(lease);
+        held.renew(lease);
         Some(held.fence)
     }
 
@@ -180,7 +180,7 @@ impl Locks {
             held.depth = depth;
         }
         if let Some(lease) = change.lease() {
-            held.ends = Moment::now().after(lease);
+            held.renew(lease);
         }
         HoldReply::Done
     }
@@ -211,7 +211,8 @@ impl Locks {
         let held = name
             .and_then(|name| name.holds.iter_mut().find(|held| held.is(&writer) || held.is(hold)));
         let Some(held) = held else { return HoldReply::Gone };
-        (held.id.kind, held.ends) = (HoldKind::Read, Moment::now().after(lease));
+        held.id.kind = HoldKind::Read;
+        held.renew(lease);
         self.serve(key, hold.kind, 0);
         HoldReply::Done
     }

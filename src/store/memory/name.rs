@@ -44,6 +44,11 @@ impl LiveHold {
         self.id == *hold && self.id.kind.waits_with(hold.kind)
     }
 
+    /// Renews the hold. That shortens nothing: a request may come late, after a longer renewal.
+    pub(super) fn renew(&mut self, lease: Duration) {
+        self.ends = self.ends.max(Moment::now().after(lease));
+    }
+
     pub(super) fn is_offer(&self) -> bool {
         self.id.nonce == OFFERED
     }

@@ -35,6 +35,7 @@ stores!(
     each_caller_judges_by_its_own_number_of_permits,
     a_hold_whose_time_is_over_holds_nothing,
     a_renewal_never_revives_a_hold,
+    a_late_renewal_shortens_no_lease,
     a_repeat_finds_its_hold,
     one_request_brings_as_many_as_there_are,
     a_repeat_finds_all_its_holds_and_begins_no_others,
@@ -207,7 +208,7 @@ fn a_hold_whose_time_is_over_holds_nothing(store: &dyn Store) {
 fn a_renewal_never_revives_a_hold(store: &dyn Store) {
     for kind in [Read, Write, Permit { of: 2 }] {
         briefly(store, &of(kind, 1));
-        assert_eq!(renew(store, &of(kind, 1), LEASE), HoldReply::Done);
+        assert_eq!(renew(store, &of(kind, 1), SHORT * 2), HoldReply::Done);
         thread::sleep(SHORT);
         assert_eq!(renew(store, &of(kind, 1), SHORT), HoldReply::Done);
         thread::sleep(SHORT * 2);
@@ -215,6 +216,34 @@ fn a_renewal_never_revives_a_hold(store: &dyn Store) {
         assert!(tries(store, &of(kind, 2)));
         release(store, &of(kind, 2));
         assert_eq!(renew(store, &of(kind, 2), LEASE), HoldReply::Gone);
+    }
+}
+
+fn a_late_renewal_shortens_no_lease(store: &dyn Store) {
+    for kind in [Read, Write, Permit { of: 2 }] {
+        let holds = [of(kind, 1), of(kind, 2)];
+        let holds = if kind == Write { &holds[..1] } else { &holds };
+        acquire_each(store, holds, Registration::None);
+        assert_eq!(renew(store, &holds[0], SHORT), HoldReply::Done);
+        let (lease, registration, deadline) = (SHORT, Registration::None, soon());
+        let again = store.acquire(Acquire { holds, lease, registration, deadline });
+        assert!(matches!(again, Ok(AcquireReply::Acquired { .. })), "{again:?}");
+        if kind == Write {
+            for _ in 0..2 {
+                let reader = of(Read, 1);
+                let reply = change(store, &reader, Change::Downgrade { lease: SHORT });
+                assert_eq!(reply.ok(), Some(HoldReply::Done));
+            }
+        }
+        let report = store.report("lock", Look::All, soon()).expect("a reply");
+        assert_eq!(report.holds.len(), holds.len());
+        for (_, holder) in report.holds {
+            assert!(holder.remaining > LEASE / 2, "{kind:?}: {holder:?}");
+        }
+        for hold in holds {
+            let kind = if kind == Write { Read } else { kind };
+            release(store, &HoldId { kind, ..hold.clone() });
+        }
     }
 }
 

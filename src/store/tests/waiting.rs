@@ -173,6 +173,10 @@ fn the_list_of_waiting_clients_never_lasts_for_ever(process: &Server) {
     assert!(life(process) > 50_000, "each try confirms it: {}", life(process));
     register(&patient(100), "b");
     assert!((190_000..=200_000).contains(&life(process)), "{}", life(process));
+    ask(&store, &of("a", 1), Registration::Registered);
+    let kind = HoldKind::Read;
+    must_acquire(&store, &HoldId { name: "other".into(), kind, ..hold(1) });
+    assert!(life(process) > 180_000, "b asks less often: {}", life(process));
     register(&patient(u64::MAX), "c");
     assert!(life(process) > 80_000_000, "{}", life(process));
 }

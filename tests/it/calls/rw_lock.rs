@@ -9,8 +9,8 @@ use leasehold::{Canceller, Client, Error, HoldEnd, RwLock};
 use crate::support::child::{self, Child};
 use crate::support::proxy::Proxy;
 use crate::support::{
-    LEASE, Quorum, SOON, Server, Store, assert_found, behind_proxy, elsewhere, eventually, is_busy,
-    ms, patient, sleepy, soon, stores, throughout, timed,
+    LEASE, Quorum, SHORT, SOON, Server, Store, assert_found, behind_proxy, elsewhere, eventually,
+    is_busy, ms, patient, sleepy, soon, stores, throughout, timed,
 };
 
 stores! {
@@ -21,6 +21,7 @@ stores! {
         many_threads_see_no_writer_beside_another,
         a_wait_that_is_over_leaves_nothing_behind,
         the_fence_of_readers_is_between_those_of_writers,
+        readers_share_a_fence_for_longer_than_its_counter_is_kept,
         a_name_that_is_a_lock_is_no_read_write_lock,
         a_writer_goes_on_as_a_reader,
         a_reader_that_was_the_writer_is_no_younger,
@@ -165,6 +166,24 @@ fn the_fence_of_readers_is_between_those_of_writers(store: &Store) {
         assert!(writer.fence() > last);
         last = writer.fence();
     }
+}
+
+/// A resource that refuses smaller tokens would refuse the first reader, which is live.
+fn readers_share_a_fence_for_longer_than_its_counter_is_kept(store: &Store) {
+    // Zero is raised to two leases.
+    let client = store.open_for(SHORT, patient().fence_life(Duration::ZERO));
+    let lock = client.rw_lock("a").lease(SHORT);
+    let first = lock.read().unwrap();
+    for _ in 0..3 {
+        thread::sleep(SHORT);
+        assert_eq!(lock.read().unwrap().fence(), first.fence());
+    }
+    first.verify().unwrap();
+    let renewed = lock.read().unwrap();
+    drop(first);
+    thread::sleep(3 * SHORT);
+    renewed.verify().unwrap();
+    assert_eq!(lock.read().unwrap().fence(), renewed.fence(), "renewals prolong it, too");
 }
 
 fn a_name_that_is_a_lock_is_no_read_write_lock(store: &Store) {

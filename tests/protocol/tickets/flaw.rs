@@ -13,6 +13,8 @@ pub(crate) enum Flaw {
     LeftHoldHasNoEnd,
     /// The process that has left a hold keeps its guard.
     OwnerKeepsGuard,
+    /// A renewal shortens what is left: the lease is that of the last one to arrive.
+    RenewalShortens,
     /// A release ends whatever hold there is.
     ReleaseIsUnchecked,
 }

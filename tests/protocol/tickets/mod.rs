@@ -84,6 +84,11 @@ fn a_guard_must_end_before_its_hold_is_left() {
 }
 
 #[test]
+fn a_late_renewal_must_not_shorten_the_lease_of_another_process() {
+    needs(EXCLUSION_BY_LEASE, Flaw::RenewalShortens, adopters(1, 1, &[Fault::NoReply]));
+}
+
+#[test]
 fn the_release_of_one_of_two_guards_must_not_end_the_next_hold() {
     needs(OTHERS, Flaw::ReleaseIsUnchecked, adopters(2, 0, &[]));
     needs(OTHERS, Flaw::ReleaseIsUnchecked, adopters(1, 1, &[Fault::Duplicate]));

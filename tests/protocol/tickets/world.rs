@@ -158,7 +158,11 @@ impl World {
         if done && request.command == Command::Release {
             self.end();
         } else if done {
-            self.lock.get_or_insert((hold, BTreeSet::new())).1.insert(set_by);
+            let leases = &mut self.lock.get_or_insert((hold, BTreeSet::new())).1;
+            if flaw == Some(Flaw::RenewalShortens) {
+                leases.clear();
+            }
+            leases.insert(set_by);
         }
         let is_there = self.lock.as_ref().is_some_and(|(hold, _)| *hold == LEFT);
         self.witness.touched |= done && found.is_some_and(|found| found != hold);
