@@ -106,6 +106,12 @@ impl Failure {
         Self::io(FailureKind::WrongType, &Arc::from("memory"), source)
     }
 
+    /// The failure of a request that a panic has kept from being sent, as far as is known.
+    pub(crate) fn unsent() -> Self {
+        let source = io::Error::other("a panic prevented the request");
+        Self::io(FailureKind::Disconnected, &Arc::from("the server"), source)
+    }
+
     /// Returns `true` if the request may have been executed, or may still be.
     pub(crate) fn is_ambiguous(&self) -> bool {
         use FailureKind::{Disconnected, Timeout, Unclear};

@@ -26,11 +26,11 @@ use crate::error::{Error, Result};
 /// # Ok::<(), Error>(())
 /// ```
 ///
-/// Every wait ends with [`Error::Cancelled`](crate::Error::Cancelled): a sleeping call at once, and
-/// a call with a request in flight when the reply arrives, one
-/// [`io_timeout`](crate::Builder::io_timeout) later at the latest. Later calls end in the same way,
-/// before any I/O. Held locks are not affected. Cancelling cannot be undone: create a new canceller
-/// instead.
+/// Every wait ends with [`Error::Cancelled`](crate::Error::Cancelled): a sleeping call at once,
+/// also one that pauses before it repeats a failed request, and a call with a request in flight
+/// when the reply arrives, one [`io_timeout`](crate::Builder::io_timeout) later at the latest.
+/// Later calls end in the same way, before any I/O. Held locks are not affected. Cancelling cannot
+/// be undone: create a new canceller instead.
 ///
 /// Do not call [`cancel`](Canceller::cancel) in a signal handler: set a flag there, and let a
 /// thread check the flag.

@@ -172,7 +172,8 @@ macro_rules! guard {
             ///   [`Client::try_lock`](crate::Client::try_lock) for how long the call retries.
             /// - [`Redis`](crate::Error::Redis): the server refused the request.
             /// - [`Closed`](crate::Error::Closed): [`Client::shutdown`](crate::Client::shutdown)
-            ///   has ended the hold.
+            ///   has ended the hold, or the client was closed while this call paused after a
+            ///   failure.
             /// - [`Forked`](crate::Error::Forked): this process is a forked child.
             pub fn verify(&self) -> $crate::error::Result<()> {
                 self.held.verify(false)
@@ -200,7 +201,8 @@ macro_rules! guard {
             ///   overlapped with that of another holder.
             /// - [`Unavailable`](crate::Error::Unavailable) or
             ///   [`NoQuorum`](crate::Error::NoQuorum): no usable answer came. The release is
-            ///   retried in the background, and the lease is no longer renewed.
+            ///   retried in the background, and the lease is no longer renewed. If the client is
+            ///   closed while this call pauses after a failure, the call ends at once with this.
             /// - [`Redis`](crate::Error::Redis): the server refused the request. The outer guards
             ///   of a [nested](crate::Guard::depth) one remain valid.
             /// - [`Forked`](crate::Error::Forked): this process is a forked child, where guards do

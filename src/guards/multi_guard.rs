@@ -15,9 +15,7 @@ use crate::local::hold::Hold;
 /// from the client's. Created by [`Client::mutexes`](crate::Client::mutexes).
 ///
 /// Its `name` is all names, separated by commas. [`Client::lock_all`](crate::Client::lock_all)
-/// describes how a call waits. A call that is
-/// cancelled while it pauses between two attempts ends after that pause, which
-/// [`backoff`](crate::Builder::backoff) limits. The locking call reports invalid names and options:
+/// describes how a call waits. The locking call reports invalid names and options:
 ///
 /// ```
 /// use leasehold::{Client, Error};

@@ -202,8 +202,10 @@ impl Mutex {
     ///
     /// # Errors
     ///
-    /// The same as [`Client::ping`](crate::Client::ping), except for `Closed`, and
+    /// The same as [`Client::ping`](crate::Client::ping), and
     ///
+    /// - [`Closed`](Error::Closed): the client was closed while this call paused after a failure.
+    ///   On a client that was closed before, the call works as usual.
     /// - [`WrongType`](Error::WrongType): the key holds something that is not a lock.
     /// - [`InvalidInput`](Error::InvalidInput): the name cannot be that of a lock.
     pub fn is_locked(&self) -> Result<bool> {

@@ -7,8 +7,10 @@
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 use std::{slice, thread};
 
+use crate::base::failure::Failure;
 use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
@@ -18,14 +20,17 @@ use crate::local::head_requests::refill;
 use crate::local::hold::Hold;
 use crate::local::hold_requests::{Level, nest};
 use crate::local::release;
-use crate::local::retry::RetryPolicy;
+use crate::local::retry::{Backoff, RetryPolicy};
 use crate::local::shared::Shared;
 use crate::local::status;
-use crate::local::wait_queues::WaitQueues;
+use crate::local::wait_queues::{Pauses, WaitQueues};
 use crate::local::waiter::{WaitEnd, Waiter};
 use crate::store::hold_id::HoldKind;
 use crate::store::keys::check_name;
 use crate::store::request::Registration;
+
+/// How often a thread whose time is over checks what the thread in front has learned.
+const LOOK_PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
 
 /// A call for a lock.
 pub(super) struct LockCall<'a> {
@@ -47,7 +52,7 @@ pub(crate) fn lock(
     let _call = Counted::begin(&shared.counters.unsettled);
     check(shared, name, options)?;
     if let Some(hold) = held_already(shared, name, options)? {
-        return nest(shared, hold, wait).map(Some);
+        return nest(shared, hold, options.cancelled_by.as_ref(), wait).map(Some);
     }
     let thread = Some(current_thread());
     let caller = Caller::new(&shared.config, shared.times, options, wait, thread);
@@ -124,7 +129,7 @@ fn check_wanted(shared: &Shared, caller: &Caller, holds: &[Arc<Hold>]) -> Result
         _ => Ok(()),
     };
     if wanted.is_err() {
-        release::unlock_on_drop(shared, holds);
+        release::give_back(shared, holds, caller);
     }
     wanted
 }
@@ -183,7 +188,10 @@ impl LockCall<'_> {
             let (waiter, end) =
                 queues.join(shared.next_hold(*kind, name, caller), caller, rejoins)?;
             let _watch = caller.canceller.as_ref().map(|canceller| waiter.watch(canceller));
-            let end = end.map_or_else(|| self.wait_behind(&waiter), Ok)?;
+            let end = match end.map_or_else(|| self.wait_behind(&waiter), Ok)? {
+                WaitEnd::Look => self.look(&waiter)?,
+                end => end,
+            };
             return match end {
                 WaitEnd::Failed(failure) => {
                     Err(failure.into_error_of(kind.noun(), "acquire", name))
@@ -199,7 +207,8 @@ impl LockCall<'_> {
                 WaitEnd::Head { is_next, after_release, kept } => {
                     self.acquire_at_head(&waiter, is_next, after_release, kept)
                 }
-                WaitEnd::Look => self.look().map(|()| None),
+                // No thread comes first any more.
+                WaitEnd::Look => continue,
                 WaitEnd::Outside => self.acquire_outside(),
                 WaitEnd::TimedOut => Ok(None),
             };
@@ -238,23 +247,40 @@ impl LockCall<'_> {
         let _watch = caller.canceller.as_ref().map(|canceller| waiter.watch(canceller));
         let after_release = !shared.wait_queues.released(*kind, name).is_empty();
         let none = Registration::None;
-        let acquired = Attempt::new(shared, &waiter, contended, none, after_release).run();
+        let acquired = Attempt::new(shared, &waiter, contended, none, after_release).run(None);
         if !matches!(acquired, Ok(Some(_))) {
             self.clean_up(&waiter);
         }
         acquired
     }
 
-    /// Makes sure that the lock can be asked about, by a request that overtakes no other thread.
-    fn look(&self) -> Result<()> {
-        let Self { shared, name, caller, .. } = self;
+    /// Finds out what keeps a thread from the lock whose time is over, while another comes first,
+    /// by a request that overtakes none. Another client's hold is contention. Otherwise what the
+    /// head learns next counts for this thread, too: the lock may be free, or held by this very
+    /// client, which may be taking that hold back. Returns `Look` if there is no such head.
+    fn look(&self, waiter: &Waiter) -> Result<WaitEnd> {
+        let Self { shared, kind, name, caller, .. } = self;
+        let queues = &shared.wait_queues;
+        let pauses = Pauses::of_wait(queues, caller.canceller.as_ref());
+        let end = caller.request_deadline();
         let retry = RetryPolicy::new(caller.wait, &shared.config, caller.times);
-        let sleep = |pause| {
-            shared.wait_queues.pause(pause)?;
-            caller.check_cancelled(name)
-        };
-        let look = |deadline| shared.store.inspect(name, deadline);
-        status::repeat_with(shared, retry, sleep, "acquire", name, look).map(drop)
+        let holder = status::repeat_with(shared, retry, &pauses, "acquire", name, |deadline| {
+            shared.store.inspect(name, deadline)
+        })?;
+        if holder.is_some_and(|holder| !holder.is_owned_by(&shared.client)) {
+            return Ok(WaitEnd::TimedOut);
+        }
+        queues.wake(*kind, name);
+        for pause in Backoff::new(LOOK_PAUSES) {
+            match queues.known_to(waiter) {
+                Some(WaitEnd::Look) if Instant::now() < end => pauses.sleep(pause, name)?,
+                Some(WaitEnd::Look) => break,
+                Some(known) => return Ok(known),
+                None => return Ok(WaitEnd::Look),
+            }
+        }
+        let why = "the thread in front has had no reply in time";
+        Ok(WaitEnd::Failed(Failure::too_late(&Arc::from("the server"), why)))
     }
 
     /// Acquires the lock at the head of the queue. Without it the next waiter becomes the head, and
@@ -268,9 +294,13 @@ impl LockCall<'_> {
     ) -> Result<Option<Arc<Hold>>> {
         let Self { shared, kind, caller, contended, .. } = self;
         let _head = QueueHead(&shared.wait_queues, waiter);
+        let mut failed = None;
         if let Some(kept) = kept {
-            if refill(shared, waiter, &kept) {
-                return Ok(Some(kept));
+            match refill(shared, waiter, &kept) {
+                Ok(true) => return Ok(Some(kept)),
+                Ok(false) => {}
+                // It counts as the first attempt.
+                Err(failure) => failed = Some(failure),
             }
             after_release = true;
         }
@@ -283,7 +313,7 @@ impl LockCall<'_> {
         let mut attempt = Attempt::new(shared, waiter, contended, registration, after_release);
         // One that becomes the head after `close` has sent its signals does not get one.
         let is_open = if is_next { shared.wait_queues.check_open() } else { Ok(()) };
-        let acquired = is_open.and_then(|()| attempt.run());
+        let acquired = is_open.and_then(|()| attempt.run(failed));
         if matches!(acquired, Ok(Some(_))) {
             if !matches!(kind, HoldKind::Lock) {
                 shared.wait_queues.give_up_head(waiter);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::{iter, mem, slice};
 
-use crate::base::clock::{Moment, end_of};
+use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
@@ -22,6 +22,7 @@ use crate::local::lease::reliable;
 use crate::local::release;
 use crate::local::retry::{Backoff, RetryPolicy};
 use crate::local::shared::Shared;
+use crate::local::wait_queues::Pauses;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Acquire, AcquireReply, Registration};
 
@@ -35,6 +36,14 @@ struct SetCall<'a> {
     /// The locks for which the last request has failed.
     unanswered: Option<Group>,
     retry: RetryPolicy,
+    pauses: Pauses<'a>,
+}
+
+/// A panic must not leave holds without a guard.
+impl Drop for SetCall<'_> {
+    fn drop(&mut self) {
+        self.give_back();
+    }
 }
 
 /// Names whose locks one request acquires, by their indexes, and the holds that it asks for.
@@ -63,6 +72,7 @@ pub(crate) fn acquire_all(
         holds: vec![None; names.len()],
         unanswered: None,
         retry: RetryPolicy::new(wait, &shared.config, caller.times),
+        pauses: Pauses::of_wait(&shared.wait_queues, caller.canceller.as_ref()),
     };
     reported(shared, caller, &names.join(", "), Vec::as_slice, || call.acquire())
 }
@@ -105,7 +115,7 @@ impl SetCall<'_> {
             // It may be a hold of this client whose release is on its way.
             if !settled && !shared.wait_queues.released(HoldKind::Lock, name).is_empty() {
                 settled = true;
-                shared.store.settle(end_of(caller.times.io_timeout));
+                shared.store.settle(caller.request_deadline());
                 continue;
             }
             shared.reporter.report_contended(name, &contended);
@@ -113,7 +123,7 @@ impl SetCall<'_> {
             if again && let Some(pause) = caller.wait.cut(backoff.next().unwrap_or_default()) {
                 // Two calls that were in each other's way should not meet again.
                 let _waiting = Counted::begin(&shared.counters.waiting);
-                shared.wait_queues.pause(pause)?;
+                self.pauses.sleep(pause, name)?;
             }
             // A call that does not wait tries once for each lock, which may only be kept.
             let is_over = if caller.wait == Wait::No { again } else { caller.wait.is_over() };
@@ -154,7 +164,8 @@ impl SetCall<'_> {
         let missing: Vec<_> = (0..self.names.len()).filter(|index| is_missing[*index]).collect();
         let names: Vec<_> = missing.iter().map(|index| self.names[*index].clone()).collect();
         let end_kept = |name: &Arc<str>| shared.wait_queues.end_kept(name, |_| true);
-        shared.post_releases(&names.iter().filter_map(end_kept).collect::<Vec<_>>());
+        let ended: Vec<_> = names.iter().filter_map(end_kept).collect();
+        shared.post_releases(&ended, Some(self.caller.write_by()));
         let groups = shared.store.groups(&names).into_iter().map(|places| {
             let hold = |place: &usize| shared.new_hold(HoldKind::Lock, &names[*place]);
             let holds = places.iter().map(hold).collect();
@@ -170,13 +181,17 @@ impl SetCall<'_> {
             if matches!(outcome, Ok(None)) {
                 continue;
             }
-            for hold in self.holds.iter_mut().filter_map(Option::take) {
-                release::unlock_on_drop(shared, slice::from_ref(&hold));
-            }
+            self.give_back();
             self.unanswered = outcome.is_err().then_some(group);
             return outcome;
         }
         Ok(None)
+    }
+
+    fn give_back(&mut self) {
+        for hold in self.holds.iter_mut().filter_map(Option::take) {
+            release::give_back(self.shared, slice::from_ref(&hold), self.caller);
+        }
     }
 
     /// Waits after a request for a group has failed, unless trying again is pointless.
@@ -188,16 +203,13 @@ impl SetCall<'_> {
         let pause = if shared.withdraws { None } else { self.retry.pause_after(&mut failure) };
         let name = &self.names[group.indexes[0]];
         shared.reporter.outages.record_failed_call(name, &failure, pause);
-        let slept = pause.map(|pause| shared.wait_queues.pause(pause));
-        let cancelled = caller.check_cancelled(name);
-        if matches!(slept, Some(Ok(()))) && cancelled.is_ok() {
+        if pause.is_some_and(|pause| self.pauses.sleep(pause, name).is_ok()) {
             return Ok(());
         }
         if group.in_doubt {
             group.clean_up(shared, caller);
         }
-        let failed = Err(failure.into_error("acquire", name));
-        shared.wait_queues.check_open().and(cancelled).and(failed)
+        self.pauses.check(name).and(Err(failure.into_error("acquire", name)))
     }
 
     /// Tries once for the locks of a group. Without them returns the index of the one that is held.

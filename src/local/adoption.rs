@@ -20,10 +20,11 @@ use crate::local::acquire::check;
 use crate::local::call::{Caller, Counted, Wait};
 use crate::local::hold::Hold;
 use crate::local::hold_requests::verify;
-use crate::local::lease::HoldFailure;
+use crate::local::lease::{HoldFailure, reliable};
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::local::status::repeat_with;
+use crate::local::wait_queues::Pauses;
 use crate::store::ask_one;
 use crate::store::background::InDoubtHold;
 use crate::store::hold_id::{HoldId, HoldKind};
@@ -189,7 +190,13 @@ fn renew_detached(
     let mut sent = Moment::FIRST;
     let reply = request(shared, caller, action, &id.name, |deadline| {
         sent = Moment::now();
-        ask_one(&*shared.store, HoldRequest { hold: id, change, deadline })
+        match ask_one(&*shared.store, HoldRequest { hold: id, change, deadline }) {
+            // A pause of this process must not bring forth a guard of nothing.
+            Ok(HoldReply::Done) if sent.elapsed() >= reliable(caller.times.lease) => {
+                Err(Failure::late())
+            }
+            reply => reply,
+        }
     })?;
     if reply == HoldReply::Done {
         Ok(sent)
@@ -207,8 +214,8 @@ fn request(
     mut ask: impl FnMut(Instant) -> Result<HoldReply, Failure>,
 ) -> Result<HoldReply> {
     let retry = RetryPolicy::new(Wait::No, &shared.config, caller.times);
-    let sleep = |pause| shared.wait_queues.pause(pause);
-    repeat_with(shared, retry, sleep, action, name, |deadline| match ask(deadline) {
+    let pauses = Pauses::of_wait(&shared.wait_queues, None);
+    repeat_with(shared, retry, &pauses, action, name, |deadline| match ask(deadline) {
         // Another program has replaced the lock by something else.
         Err(failure) if failure.kind == FailureKind::WrongType => Ok(HoldReply::Gone),
         reply => reply,

@@ -20,6 +20,7 @@ use crate::local::hold::Hold;
 use crate::local::lease::reliable;
 use crate::local::retry::{HeldPauses, RetryPolicy, is_outage};
 use crate::local::shared::Shared;
+use crate::local::wait_queues::Pauses;
 use crate::local::waiter::{HeadAnswer, Waiter};
 use crate::store::ask_one;
 use crate::store::hold_id::HoldId;
@@ -74,10 +75,11 @@ impl<'a> Attempt<'a> {
     }
 
     /// Tries for the lock until it is acquired. `None` if it is still held when the wait is over.
-    pub(super) fn run(&mut self) -> CallResult<Option<Arc<Hold>>> {
+    /// If a request of the call has `failed` before, that was the first attempt.
+    pub(super) fn run(&mut self, mut failed: Option<Failure>) -> CallResult<Option<Arc<Hold>>> {
         let (shared, waiter) = (self.shared, self.waiter);
         loop {
-            let pause = match self.ask() {
+            let pause = match failed.take().map_or_else(|| self.ask(), Err) {
                 Ok((sent, AcquireReply::Acquired { fence, room, wanted, .. })) => {
                     if self.held_until.is_some_and(|end| Moment::now() < end) {
                         shared.counters.missed_wakeups.fetch_add(1, Ordering::Relaxed);
@@ -102,12 +104,24 @@ impl<'a> Attempt<'a> {
             let _waiting = Counted::begin(&shared.counters.waiting);
             shared.wait_queues.check_open()?;
             waiter.caller.check_cancelled(&waiter.hold.name)?;
-            if waiter.sleep(pause)? {
+            if self.sleep(pause)? {
                 // The lock was released a moment ago, so that another attempt may soon succeed too.
                 (self.pauses.backoff, self.held_until) = (None, None);
             }
             waiter.set_pending();
         }
+    }
+
+    /// Sleeps until the next request. Returns `true` if the lock may be free.
+    fn sleep(&self, pause: Duration) -> CallResult<bool> {
+        let Self { shared, waiter, .. } = *self;
+        if shared.wait_queues.is_acquiring(waiter) {
+            return waiter.sleep(pause);
+        }
+        // In no queue, it gets no signals.
+        let canceller = waiter.caller.canceller.as_ref();
+        Pauses::of_wait(&shared.wait_queues, canceller).sleep(pause, &waiter.hold.name)?;
+        Ok(false)
     }
 
     /// Sends the next request and waits for the reply. Returns it with the time when it was sent.

@@ -13,6 +13,7 @@ use crate::base::clock::end_of;
 use crate::config::{Config, LockOptions};
 use crate::error::Result;
 use crate::guards::canceller::Canceller;
+use crate::store::request::POST_MOMENT;
 
 /// How long threads hand a lock off among themselves.
 const TENURE_DEFAULT: Duration = Duration::from_millis(10);
@@ -168,6 +169,11 @@ impl Caller {
     /// Returns when a request of the call must have ended that begins now.
     pub(super) fn request_deadline(&self) -> Instant {
         self.times.request_deadline(self.wait)
+    }
+
+    /// Returns until when the call may wait to write what it posts on its way.
+    pub(super) fn write_by(&self) -> Instant {
+        self.request_deadline().min(end_of(POST_MOMENT))
     }
 
     /// Returns an error if the wait for a lock has been cancelled.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::base::clock::Moment;
+use crate::base::failure::Failure;
 use crate::local::hold::Hold;
 use crate::local::shared::Shared;
 use crate::local::wait_queue::{Ending, Head, WaitQueue};
@@ -44,12 +45,12 @@ pub(super) fn mark_in_doubt(shared: &Shared, waiter: &Waiter) {
 }
 
 /// Begins the next hold of a tenure that was kept, for the thread at the head. Returns `false` if
-/// the tenure has ended: a hold of another one is to be acquired.
-pub(super) fn refill(shared: &Shared, head: &Waiter, kept: &Arc<Hold>) -> bool {
+/// the tenure has ended: a hold of another one is to be acquired. After a failure, too.
+pub(super) fn refill(shared: &Shared, head: &Waiter, kept: &Arc<Hold>) -> Result<bool, Failure> {
     let Shared { reporter, wait_queues, .. } = shared;
     if !kept.suits(&head.caller.terms) {
-        give_up(shared, kept);
-        return false;
+        give_up(shared, head, kept);
+        return Ok(false);
     }
     let sent = Moment::now();
     let (lease, deadline) = (kept.lease.next(sent), head.caller.request_deadline());
@@ -58,6 +59,10 @@ pub(super) fn refill(shared: &Shared, head: &Waiter, kept: &Arc<Hold>) -> bool {
         Ok(AcquireReply::Acquired { fence, room, wanted, .. }) => {
             reporter.record_reply(&kept.id.name);
             kept.lease.extend(sent, lease);
+            // A pause of this process must not bring forth a guard of nothing.
+            if reporter.expire(kept) {
+                return Ok(false);
+            }
             kept.add_fences(fence, room);
             if wanted {
                 kept.set_wanted();
@@ -70,22 +75,24 @@ pub(super) fn refill(shared: &Shared, head: &Waiter, kept: &Arc<Hold>) -> bool {
                     wait_queues.end_hold(kept);
                 }
             }
-            return begins;
+            Ok(begins)
         }
         Ok(AcquireReply::Held { .. }) => {
             reporter.record_reply(&kept.id.name);
             reporter.lose(kept);
+            Ok(false)
         }
-        // The next request finds out whether the server can be reached.
-        Err(_) => give_up(shared, kept),
+        Err(failure) => {
+            give_up(shared, head, kept);
+            Err(failure)
+        }
     }
-    false
 }
 
 /// Releases a tenure that the thread at the head cannot use.
-fn give_up(shared: &Shared, kept: &Arc<Hold>) {
+fn give_up(shared: &Shared, head: &Waiter, kept: &Arc<Hold>) {
     let ending = shared.wait_queues.with(&kept.id, |queue| queue.release(kept));
     if ending != Ending::Lost {
-        shared.post_releases(slice::from_ref(kept));
+        shared.post_releases(slice::from_ref(kept), Some(head.caller.write_by()));
     }
 }

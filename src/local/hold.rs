@@ -87,6 +87,32 @@ impl Hold {
         }
     }
 
+    /// A hold that no thread has, and that may exist in the store all the same. Nothing is reported
+    /// of it.
+    pub(super) fn in_doubt(id: HoldId, lease: Duration) -> Self {
+        let now = Moment::now();
+        let lease = Lease::new(now, lease, lease, None);
+        lease.end(now);
+        lease.settle(false);
+        Self {
+            id,
+            span: HoldSpan::default(),
+            lease,
+            renewed: false,
+            begun: now,
+            kept_until: Moment::FIRST,
+            depth: AtomicU32::new(1),
+            in_doubt: AtomicBool::new(true),
+            releases: AtomicU16::new(0),
+            failing: AtomicBool::new(false),
+            wanted: AtomicBool::new(false),
+            reused: AtomicBool::new(false),
+            watched: AtomicBool::new(false),
+            keep: 0,
+            current: Mutex::new(CurrentHold::NEW),
+        }
+    }
+
     pub(crate) fn fence(&self) -> u64 {
         self.current.lock().fence
     }
@@ -140,11 +166,10 @@ impl Hold {
         current.kept
     }
 
-    /// Begins the next hold of a tenure that was kept. Returns `false` if that was ended or lost
-    /// before.
+    /// Begins the next hold of a tenure that was kept. Returns `false` if that is over.
     pub(super) fn begin_kept(&self, caller: &Caller) -> bool {
         let mut current = self.current.lock();
-        let begins = self.lease.is_open();
+        let begins = !self.lease.remaining().is_zero();
         if begins {
             current.advance(caller.thread.clone());
             self.reused.store(true, Ordering::Relaxed);

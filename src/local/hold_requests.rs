@@ -7,16 +7,18 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
-use std::{ptr, slice, thread};
+use std::{ptr, slice};
 
 use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::{Error, Result as ApiResult};
+use crate::guards::canceller::Canceller;
 use crate::local::call::Wait;
 use crate::local::hold::Hold;
 use crate::local::lease::HoldFailure;
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
+use crate::local::wait_queues::Pauses;
 use crate::store::ask_one;
 use crate::store::request::{Change, HoldReply, HoldRequest, Look};
 
@@ -28,13 +30,22 @@ pub(crate) struct Level {
 }
 
 /// Adds a level to a hold. The request also finds out whether the hold still exists.
-pub(super) fn nest(shared: &Shared, hold: Arc<Hold>, wait: Wait) -> ApiResult<Level> {
+pub(super) fn nest(
+    shared: &Shared,
+    hold: Arc<Hold>,
+    canceller: Option<&Canceller>,
+    wait: Wait,
+) -> ApiResult<Level> {
     let Some(depth) = hold.depth.load(Ordering::Relaxed).checked_add(1) else {
         return Err(Error::invalid("depth", "must not be greater than 4294967295"));
     };
     let wait = if wait == Wait::Endless { Wait::No } else { wait };
-    match set_depth(shared, &hold, depth, wait) {
+    let (pauses, name) = (Pauses::of_wait(&shared.wait_queues, canceller), &hold.id.name);
+    match set_depth(shared, &hold, depth, wait, &pauses) {
         Ok(()) => Ok(Level { hold, depth }),
+        Err(failure @ HoldFailure::Failed(_)) => {
+            pauses.check(name).and_then(|()| Err(hold.to_error(failure, "nest")))
+        }
         Err(failure) => Err(hold.to_error(failure, "nest")),
     }
 }
@@ -45,6 +56,7 @@ pub(super) fn set_depth(
     hold: &Arc<Hold>,
     depth: u32,
     wait: Wait,
+    pauses: &Pauses<'_>,
 ) -> Result<(), HoldFailure> {
     if !shared.is_valid(hold) {
         return Err(HoldFailure::of(&hold.lease));
@@ -56,7 +68,7 @@ pub(super) fn set_depth(
     };
     let mut outcome = Ok(());
     let (open, ask_store) = (slice::from_ref(hold).into(), ask_store(shared));
-    ask(shared, open, &mut retry, change, ask_store, |_, asked| outcome = asked);
+    ask(shared, open, &mut retry, pauses, change, ask_store, |_, asked| outcome = asked);
     match outcome {
         Err(HoldFailure::Failed(failure)) if failure.is_shortfall() => {
             if depth > hold.depth.load(Ordering::Relaxed) {
@@ -83,11 +95,13 @@ fn restore_depth(shared: &Shared, hold: &Hold, deadline: Instant) {
 pub(super) type OnHoldReply<'a> = &'a mut dyn FnMut(usize, Result<HoldReply, Failure>);
 
 /// Has `send` make requests about holds, batched by server, and repeats failed ones, again in
-/// batches, while `retry` allows it. Calls `done` with the outcome of each.
+/// batches, while `retry` allows it and nothing ends the pauses. Calls `done` with the outcome of
+/// each.
 pub(super) fn ask(
     shared: &Shared,
     mut open: Cow<'_, [Arc<Hold>]>,
     retry: &mut RetryPolicy,
+    pauses: &Pauses<'_>,
     change: impl Fn(&Hold) -> Change,
     mut send: impl FnMut(&[Arc<Hold>], &[HoldRequest<'_>], OnHoldReply<'_>),
     mut done: impl FnMut(&Arc<Hold>, Result<(), HoldFailure>),
@@ -112,11 +126,11 @@ pub(super) fn ask(
         for (hold, failure) in &failed {
             shared.reporter.outages.record_failed_call(&hold.id.name, failure, pause);
         }
-        let Some(pause) = pause else {
+        let name = &failed[0].0.id.name;
+        if pause.is_none_or(|pause| pauses.sleep(pause, name).is_err()) {
             let failed = failed.into_iter();
             return failed.for_each(|(hold, it)| done(&hold, Err(HoldFailure::Failed(it))));
-        };
-        thread::sleep(pause);
+        }
         open = failed.into_iter().map(|(hold, _)| hold).collect();
     }
 }
@@ -162,7 +176,8 @@ fn conclude(
 /// # Errors
 ///
 /// `Lost` for the first hold that is lost, without a request if that is known, and `Closed` if a
-/// shutdown has ended it. Else the failure of the first request that has failed.
+/// shutdown has ended it, or the client was closed before there was a reply. Else the failure of
+/// the first request that has failed.
 pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiResult<()> {
     shared.check_process()?;
     let attempt = if renews { "renew" } else { "verify" };
@@ -175,10 +190,14 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
         next.map_or(Change::Check, |lease| Change::Renew { lease })
     };
     let (mut retry, mut result) = (retry(shared, first, Wait::No), Ok(()));
-    ask(shared, holds.into(), &mut retry, change, ask_store(shared), |hold, outcome| {
+    let pauses = Pauses::of_request(&shared.wait_queues);
+    ask(shared, holds.into(), &mut retry, &pauses, change, ask_store(shared), |hold, outcome| {
         add_outcome(&mut result, attempt, hold, outcome);
     });
-    result
+    match result {
+        Err(Error::Lost { .. }) | Ok(()) => result,
+        failed => pauses.check(&first.id.name).and(failed),
+    }
 }
 
 /// Has this client told when another one waits for the lock, and asks once whether one does. That

@@ -27,7 +27,7 @@ use crate::store::background::{STABLE, Wake, Wakeups};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::{Keys, check_name};
 use crate::store::redisson_channels::{RedissonChannels, RedissonWait};
-use crate::store::request::{Change, HoldRequest, PostedChange};
+use crate::store::request::{Change, HoldRequest, POST_MOMENT, PostedChange};
 
 /// The longest wait for one message.
 const TURN: Duration = Duration::from_secs(60);
@@ -127,6 +127,7 @@ impl Listening {
         let (waited, deadline) = (hold.clone(), end_of(times.io_timeout));
         store.post(vec![PostedChange {
             request: HoldRequest { hold, change: Change::Unregister, deadline },
+            write_by: end_of(POST_MOMENT),
             on_reply: Box::new(move |reply| match reply {
                 // A thread that began to wait in between is not registered now.
                 Ok(_) => drop(reporter.wait_queues.wake_any(&waited.name)),

@@ -7,19 +7,20 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{mem, slice};
 
 use crossbeam_channel::unbounded;
 
 use crate::base::clock::end_of;
 use crate::error::Result;
-use crate::local::call::Wait;
+use crate::local::call::{Caller, Wait};
 use crate::local::hold::Hold;
 use crate::local::hold_requests::{OnHoldReply, add_outcome, ask, retry, set_depth};
 use crate::local::lease::HoldFailure;
-use crate::local::shared::Shared;
+use crate::local::shared::{Shared, Unsent};
 use crate::local::wait_queue::Ending;
+use crate::local::wait_queues::Pauses;
 use crate::store::request::{Change, HoldReply, HoldRequest, PostedChange};
 
 /// Releases a level of a hold, or the holds of a set, which have one level each, and waits for the
@@ -49,11 +50,12 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
         hold.span.take().into_iter().for_each(|span| span.close(hold.lease.is_lost()));
         add_outcome(&mut result, "release", hold, unless_ended(outcome));
     };
-    let (mut released, mut awaited) = (Cow::Borrowed(holds), Vec::new());
+    let mut released = Cow::Borrowed(holds);
+    let mut awaited = Awaited::new(shared);
     for (place, hold) in holds.iter().enumerate() {
         let ending = end_locally(shared, hold, hands_off);
         if let Ending::Released { is_awaited } = ending {
-            awaited.extend(is_awaited.then_some(hold));
+            awaited.holds.extend(is_awaited.then_some(hold));
             if let Cow::Owned(released) = &mut released {
                 released.push(hold.clone());
             }
@@ -65,25 +67,52 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
         }
     }
     let mut retry = retry(shared, first, Wait::No);
+    let pauses = Pauses::of_request(&shared.wait_queues);
     let send = |open: &[Arc<Hold>], requests: &[HoldRequest<'_>], on_reply: OnHoldReply<'_>| {
-        if awaited.is_empty() {
+        if awaited.holds.is_empty() {
             shared.store.ask(requests, on_reply);
         } else {
-            release_before_next(shared, open, requests, mem::take(&mut awaited), on_reply);
+            let awaited = mem::replace(&mut awaited, Awaited::new(shared));
+            release_before_next(shared, open, requests, awaited, on_reply);
         }
     };
-    ask(shared, released, &mut retry, Hold::begin_release, send, |hold, outcome| {
+    let ended = released.clone();
+    let unsent = Unsent::new(shared, &ended);
+    ask(shared, released, &mut retry, &pauses, Hold::begin_release, send, |hold, outcome| {
         shared.reporter.settle(hold, &outcome);
         finish(hold, outcome);
     });
+    unsent.were_sent();
     result
+}
+
+/// Holds that have ended, for which threads of this process wait. They try when this is dropped:
+/// once the releases were sent, or a panic has prevented that.
+struct Awaited<'a> {
+    shared: &'a Shared,
+    holds: Vec<&'a Arc<Hold>>,
+}
+
+impl<'a> Awaited<'a> {
+    fn new(shared: &'a Shared) -> Self {
+        Self { shared, holds: Vec::new() }
+    }
+}
+
+impl Drop for Awaited<'_> {
+    fn drop(&mut self) {
+        for hold in &self.holds {
+            let_next_try(self.shared, hold);
+        }
+    }
 }
 
 /// Ends the innermost level of a hold.
 fn end_level(shared: &Shared, hold: &Arc<Hold>) -> Result<()> {
     let depth = hold.depth.load(Ordering::Relaxed) - 1;
     hold.depth.store(depth, Ordering::Relaxed);
-    let outcome = set_depth(shared, hold, depth, Wait::No);
+    let pauses = Pauses::of_request(&shared.wait_queues);
+    let outcome = set_depth(shared, hold, depth, Wait::No, &pauses);
     if let Err(HoldFailure::Failed(failure)) = &outcome {
         shared.reporter.log_failed_release(hold, failure);
     }
@@ -98,7 +127,7 @@ fn release_before_next(
     shared: &Shared,
     holds: &[Arc<Hold>],
     requests: &[HoldRequest<'_>],
-    awaited: Vec<&Arc<Hold>>,
+    awaited: Awaited<'_>,
     on_reply: OnHoldReply<'_>,
 ) {
     let (sender, replies) = unbounded();
@@ -113,12 +142,11 @@ fn release_before_next(
             // The thread that unlocks waits for it.
             drop(sender.send((place, reply)));
         };
-        posts.push(PostedChange { request: *request, on_reply: Box::new(pass_on) });
+        let (request, write_by) = (*request, request.deadline);
+        posts.push(PostedChange { request, write_by, on_reply: Box::new(pass_on) });
     }
     shared.store.post(posts);
-    for hold in awaited {
-        let_next_try(shared, hold);
-    }
+    drop(awaited);
     drop(sender);
     for (place, reply) in replies {
         on_reply(place, reply);
@@ -143,25 +171,32 @@ pub(crate) fn unlock_on_drop(shared: &Shared, holds: &[Arc<Hold>]) {
     if depth > 1 {
         return post_depth(shared, first, depth - 1);
     }
-    let (mut posts, mut awaited, mut spans) =
-        (Vec::with_capacity(holds.len()), Vec::new(), Vec::new());
+    release_unawaited(shared, holds, None);
+}
+
+/// Releases what a call has acquired and gives up on its way: it does not wait for that.
+pub(super) fn give_back(shared: &Shared, holds: &[Arc<Hold>], caller: &Caller) {
+    release_unawaited(shared, holds, Some(caller.write_by()));
+}
+
+/// Releases holds with one level each, and does not wait for the replies; to write the requests no
+/// longer than until `write_by`.
+fn release_unawaited(shared: &Shared, holds: &[Arc<Hold>], write_by: Option<Instant>) {
+    let (mut released, mut spans) = (Vec::with_capacity(holds.len()), Vec::new());
+    let mut awaited = Awaited::new(shared);
     for hold in holds {
         match end_locally(shared, hold, true) {
             Ending::HandedOff | Ending::Kept => continue,
             Ending::Lost => {}
             Ending::Released { is_awaited } => {
-                posts.push(shared.post_of_release(hold));
-                awaited.extend(is_awaited.then_some(hold));
+                released.push(hold.clone());
+                awaited.holds.extend(is_awaited.then_some(hold));
             }
         }
         spans.extend(hold.span.take().map(|span| (span, hold)));
     }
-    if !posts.is_empty() {
-        shared.store.post(posts);
-    }
-    for hold in awaited {
-        let_next_try(shared, hold);
-    }
+    shared.post_releases(&released, write_by);
+    drop(awaited);
     // Only now: a subscriber must not delay the release.
     for (span, hold) in spans {
         span.close(hold.lease.is_lost());
@@ -211,6 +246,7 @@ fn post_depth(shared: &Shared, hold: &Arc<Hold>, depth: u32) {
     let change = Change::SetDepth { depth, lease: None, durable: false };
     shared.store.post(vec![PostedChange {
         request: HoldRequest { hold: &hold.id, change, deadline },
+        write_by: deadline,
         on_reply: Box::new(move |reply| match reply {
             Ok(HoldReply::Done) => {}
             Ok(HoldReply::Gone) => reporter.lose(&held),

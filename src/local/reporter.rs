@@ -113,6 +113,7 @@ impl Reporter {
             self.report_acquired(hold, caller);
         } else {
             self.counters.held.fetch_sub(1, Ordering::Relaxed);
+            self.expire(hold);
         }
         begins
     }
@@ -273,6 +274,8 @@ impl Reporter {
         hold.current.lock().disconnect();
         self.count_end(hold);
         if may_exist {
+            let in_doubt = Hold::in_doubt(hold.id.clone(), hold.lease.duration());
+            self.wait_queues.add_released(Arc::new(in_doubt));
             self.renewer.clean_up(hold.to_clean_up());
         }
         // First the report: the next holder has its own.

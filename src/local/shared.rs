@@ -13,11 +13,13 @@ use std::{fmt, process, ptr};
 
 use crate::base::clock::{Moment, end_of};
 use crate::base::event_thread::Events;
+use crate::base::failure::Failure;
 use crate::base::shrink;
 use crate::config::{Config, Mechanism};
 use crate::error::{Error, Result};
 use crate::local::call::{CallTimes, Caller};
 use crate::local::hold::Hold;
+use crate::local::lease::HoldFailure;
 use crate::local::listener::Listening;
 use crate::local::renewer;
 use crate::local::renewer_thread;
@@ -29,7 +31,7 @@ use crate::stats::{Counters, Stats};
 use crate::store::Store;
 use crate::store::background::InDoubtHold;
 use crate::store::hold_id::{HoldId, HoldKind, new_client_id};
-use crate::store::request::PostedChange;
+use crate::store::request::{POST_MOMENT, PostedChange};
 
 /// The state of a client. It lives as long as the last clone or guard.
 pub(crate) struct Shared {
@@ -165,20 +167,25 @@ impl Shared {
         if self.wait_queues.may_keep(name) { hold.that_may_be_kept() } else { hold }
     }
 
-    /// Releases tenures that were kept, and does not wait for the replies.
-    pub(super) fn post_releases(&self, ended: &[Arc<Hold>]) {
-        if !ended.is_empty() {
-            self.store.post(ended.iter().map(|hold| self.post_of_release(hold)).collect());
+    /// Releases holds that have ended here, and does not wait for the replies. To write the
+    /// requests it waits until `write_by` at most, or as long as for a reply.
+    pub(super) fn post_releases(&self, ended: &[Arc<Hold>], write_by: Option<Instant>) {
+        if ended.is_empty() {
+            return;
         }
-    }
-
-    /// Returns the release of a hold, to be posted.
-    pub(super) fn post_of_release<'a>(&self, hold: &'a Arc<Hold>) -> PostedChange<'a> {
-        let (reporter, released) = (self.reporter.clone(), hold.clone());
-        PostedChange {
-            request: hold.to_release(self.request_deadline(hold)),
-            on_reply: Box::new(move |reply| reporter.report_reply(&released, reply)),
+        let unsent = Unsent::new(self, ended);
+        let mut posts = Vec::with_capacity(ended.len());
+        for hold in ended {
+            let (reporter, released) = (self.reporter.clone(), hold.clone());
+            let deadline = self.request_deadline(hold);
+            posts.push(PostedChange {
+                request: hold.to_release(deadline),
+                write_by: write_by.unwrap_or(deadline),
+                on_reply: Box::new(move |reply| reporter.report_reply(&released, reply)),
+            });
         }
+        self.store.post(posts);
+        unsent.were_sent();
     }
 
     /// Until when a request about a hold that is not repeated may be answered.
@@ -194,6 +201,9 @@ impl Shared {
     /// Leaves it to the renewer to remove a hold that may exist in the store, or may come to, and
     /// that no guard has had.
     pub(super) fn clean_up(&self, hold: &HoldId, lease: Duration, settled_by_release: bool) {
+        if !self.withdraws {
+            self.wait_queues.add_released(Arc::new(Hold::in_doubt(hold.clone(), lease)));
+        }
         let (hold, kept_until) = (hold.clone(), Moment::FIRST);
         self.reporter.renewer.clean_up(InDoubtHold { hold, kept_until, lease, settled_by_release });
     }
@@ -219,7 +229,7 @@ impl Shared {
         // In a forked child no thread waits, but one of the parent's may have locked the queues.
         if self.check_process().is_ok() {
             self.wait_queues.close();
-            self.post_releases(&self.wait_queues.end_all_kept());
+            self.post_releases(&self.wait_queues.end_all_kept(), Some(end_of(POST_MOMENT)));
         }
     }
 }
@@ -230,10 +240,36 @@ impl Drop for Shared {
     fn drop(&mut self) {
         // A forked child has the same connections.
         if self.check_process().is_ok() {
-            self.post_releases(&self.wait_queues.end_all_kept());
+            self.post_releases(&self.wait_queues.end_all_kept(), None);
             self.store.settle(end_of(self.times.io_timeout));
             // The renewer settles a lost hold once it has reported it, after the guards know.
             self.reporter.events.flush(|| self.counters.unsettled.load(Ordering::SeqCst) == 0);
+        }
+    }
+}
+
+/// Holds that have ended in this process, until their releases were sent. If a panic prevents that,
+/// the renewer releases them.
+pub(super) struct Unsent<'a> {
+    shared: &'a Shared,
+    holds: &'a [Arc<Hold>],
+}
+
+impl<'a> Unsent<'a> {
+    pub(super) fn new(shared: &'a Shared, holds: &'a [Arc<Hold>]) -> Self {
+        Self { shared, holds }
+    }
+
+    pub(super) fn were_sent(mut self) {
+        self.holds = &[];
+    }
+}
+
+impl Drop for Unsent<'_> {
+    fn drop(&mut self) {
+        for hold in self.holds {
+            let outcome = Err(HoldFailure::Failed(Failure::unsent()));
+            self.shared.reporter.settle(hold, &outcome);
         }
     }
 }

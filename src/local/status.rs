@@ -4,7 +4,6 @@
 //! proves: a hold that the store does not know, or that was ended there by force, is lost.
 
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::base::clock::end_of;
@@ -15,6 +14,7 @@ use crate::local::call::Wait;
 use crate::local::hold::Hold;
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
+use crate::local::wait_queues::Pauses;
 use crate::store::ask_one;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::check_name;
@@ -213,18 +213,16 @@ pub(super) fn repeat_briefly<T>(
     request: impl FnMut(Instant) -> Result<T, Failure>,
 ) -> Result<T> {
     let retry = RetryPolicy::new(Wait::No, &shared.config, shared.times);
-    let sleep = |pause| {
-        thread::sleep(pause);
-        Ok(())
-    };
-    repeat_with(shared, retry, sleep, attempt, name, request)
+    let pauses = Pauses::of_request(&shared.wait_queues);
+    repeat_with(shared, retry, &pauses, attempt, name, request)
 }
 
-/// Makes a request again after failures, for as long as `retry` allows it and `sleep` succeeds.
+/// Makes a request again after failures, for as long as `retry` allows it and nothing ends the
+/// pauses.
 pub(super) fn repeat_with<T>(
     shared: &Shared,
     mut retry: RetryPolicy,
-    sleep: impl Fn(Duration) -> Result<()>,
+    pauses: &Pauses<'_>,
     attempt: &str,
     name: &str,
     mut request: impl FnMut(Instant) -> Result<T, Failure>,
@@ -238,7 +236,7 @@ pub(super) fn repeat_with<T>(
             Err(mut failure) => {
                 let pause = retry.pause_after(&mut failure);
                 shared.reporter.outages.record_failed_call(name, &failure, pause);
-                sleep(pause.ok_or_else(|| failure.into_error(attempt, name))?)?;
+                pauses.sleep(pause.ok_or_else(|| failure.into_error(attempt, name))?, name)?;
             }
         }
     }

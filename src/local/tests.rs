@@ -1,14 +1,16 @@
 //! Calls for locks in a store that is slow, or whose replies are lost.
 
+mod panics;
 mod several_holds;
 mod shutdown;
+mod taken_back;
 mod wakeups;
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -53,7 +55,13 @@ enum Outcome {
     LostRequest,
     /// Not executed.
     Transient,
+    /// Not executed: the thread panics.
+    Panic,
     Slow(Duration),
+    /// Executed after that time.
+    SlowRequest(Duration),
+    /// Executed, and after that time it falls short of its durability.
+    Shortfall(Duration),
     /// Before its reply is read, a posted release is executed, and that reply is read.
     ThenPosted,
 }
@@ -67,6 +75,12 @@ struct Scripted {
     jobs: Arc<Mutex<Vec<Change>>>,
     /// Posted releases that are not sent; `None` if each is sent at once.
     posted: Option<Arc<Mutex<Vec<Posted>>>>,
+    /// Until when threads would have waited to write what they posted.
+    write_by: Arc<Mutex<Vec<Instant>>>,
+    /// Whether the next thread that posts something panics.
+    post_panics: Arc<AtomicBool>,
+    /// Whether background jobs have no outcome.
+    is_silent_to_jobs: Arc<AtomicBool>,
     /// How the acquires have registered the client.
     registrations: Arc<Mutex<Vec<Registration>>>,
     /// The wake-ups for the listener, if not those of the locks in memory.
@@ -98,6 +112,16 @@ impl Scripted {
                 let reply = request();
                 self.send_posted();
                 reply
+            }
+            Outcome::SlowRequest(time) => {
+                thread::sleep(time);
+                request()
+            }
+            Outcome::Panic => panic!("a test"),
+            Outcome::Shortfall(time) => {
+                let reply = request();
+                thread::sleep(time);
+                reply.and(Err(fail(FailureKind::NotReplicated { acked: 0, required: 1 })))
             }
             Outcome::LostReply => request().and(Err(fail(FailureKind::Timeout))),
             Outcome::LostRequest => Err(fail(FailureKind::Timeout)),
@@ -151,7 +175,9 @@ impl Store for Scripted {
     }
 
     fn post(&self, posts: Vec<PostedChange<'_>>) {
-        for PostedChange { request, on_reply } in posts {
+        assert!(!self.post_panics.swap(false, Ordering::SeqCst), "a test");
+        for PostedChange { request, write_by, on_reply } in posts {
+            self.write_by.lock().push(write_by);
             match (&self.posted, request) {
                 (Some(posted), HoldRequest { hold, change: Change::Release { .. }, .. }) => {
                     let (hold, change) = (hold.clone(), request.change);
@@ -189,6 +215,9 @@ impl Store for Scripted {
 impl JobRunner for Scripted {
     fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome)) {
         self.jobs.lock().extend(jobs.iter().map(|job| job.change));
+        if self.is_silent_to_jobs.load(Ordering::SeqCst) {
+            return;
+        }
         self.inner.jobs().send(jobs, done);
     }
 

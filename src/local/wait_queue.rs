@@ -23,10 +23,13 @@
 //! |---|---|
 //! | has a valid hold | times out |
 //! | its last request has found the lock held since the waiter came | times out |
-//! | its last request has failed since the waiter came | gets that failure |
+//! | its last request, or a former head's, has failed since the waiter came | gets that failure |
 //! | its hold has ended or was lost, and no other thread waits | makes an attempt of its own |
-//! | else, for a lock | looks whether a server replies, and does not overtake |
+//! | else, for a lock | looks: another client's hold is contention, else waits for one of these |
 //! | else, for what others can share | makes an attempt of its own: the store keeps the order |
+//!
+//! Holds of this client do not count, unless a thread has them: `released` has those that are being
+//! taken back, and a head that finds the lock held makes sure first that none of these holds it.
 //!
 //! For a thread that does not wait at all, its time is over when it comes. If the last reply to the
 //! head said that the lock is held, that counts for this thread however old it is.
@@ -46,7 +49,8 @@ use crate::store::hold_id::HoldKind;
 /// The threads of one client that want one lock.
 pub(super) struct WaitQueue {
     pub(super) head: Head,
-    /// The holds that were released, as long as it is not known that they have ended in the store.
+    /// The holds that were released, or that no call got, as long as it is not known that they have
+    /// ended in the store.
     pub(super) released: Vec<Arc<Hold>>,
     /// `None` until a first thread has waited: a queue of a lock that is only held is small.
     waiters: Option<Box<Waiters>>,
@@ -104,8 +108,13 @@ impl WaitQueue {
 
     /// Makes the first waiter the head, if there is one, and returns what it wants.
     pub(super) fn advance(&mut self) -> Option<HoldKind> {
-        self.head = Head::None;
+        let last = mem::replace(&mut self.head, Head::None);
         let next = self.waiters.as_mut()?.pop_front()?;
+        if let Head::Acquiring(last) = last
+            && let HeadAnswer::Failed(failure, failed) = &*last.answer.lock()
+        {
+            *next.answer.lock() = HeadAnswer::Failed(failure.clone(), *failed);
+        }
         let end = self.set_acquiring(&next, true, None);
         next.send(Signal::WaitEnd(end));
         Some(next.hold.kind)
@@ -229,15 +238,17 @@ impl WaitQueue {
     /// Removes a waiter whose time is over, and decides on it. `None` if it has become the head or
     /// was signalled.
     pub(super) fn time_out(&mut self, waiter: &Waiter, wait: Wait) -> Option<WaitEnd> {
-        if !self.remove(waiter) {
-            return None;
-        }
+        self.remove(waiter).then(|| self.known_to(waiter, wait))
+    }
+
+    /// Returns what is known to a thread that has left the queue because its time was over.
+    pub(super) fn known_to(&self, waiter: &Waiter, wait: Wait) -> WaitEnd {
         let is_lock = waiter.hold.kind.is_lock();
         let is_new = |time: Instant| wait != Wait::No && time >= waiter.caller.begin;
         let refuses = |time| is_new(time) || wait == Wait::No && is_lock;
         let answer =
             if let Head::Acquiring(head) = &self.head { Some(head.answer.lock()) } else { None };
-        Some(match (&self.head, answer.as_deref()) {
+        match (&self.head, answer.as_deref()) {
             (Head::Held(hold), _) if !hold.lease.remaining().is_zero() => WaitEnd::TimedOut,
             (Head::Held(_), _) if self.behind().next().is_none() => WaitEnd::Outside,
             (_, Some(HeadAnswer::Held(replied))) if refuses(*replied) => WaitEnd::TimedOut,
@@ -246,7 +257,7 @@ impl WaitQueue {
             }
             _ if is_lock => WaitEnd::Look,
             _ => WaitEnd::Outside,
-        })
+        }
     }
 
     /// Gives the waiters without a limit the failure for which the head gives up, instead of having

@@ -14,6 +14,7 @@ use crate::base::clock::end_of;
 use crate::base::shrink;
 use crate::base::sync::{AtomicBool, Condvar, Mutex, MutexGuard, wait_while};
 use crate::error::{Error, Result};
+use crate::guards::canceller::Canceller;
 use crate::local::call::{Caller, Wait};
 use crate::local::hold::Hold;
 use crate::local::wait_queue::{Ending, Head, WaitQueue};
@@ -68,19 +69,17 @@ impl WaitQueues {
         if self.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(()) }
     }
 
-    /// Sleeps outside the queues, at most until `close`, which is an error.
-    pub(crate) fn pause(&self, time: Duration) -> Result<()> {
-        let is_open = |_: &bool| self.check_open().is_ok();
-        wait_while(&self.changed, &mut self.sleepers.lock(), Some(end_of(time)), is_open);
-        self.check_open()
+    /// Lets the threads that sleep outside the queues check what they sleep for.
+    fn wake_sleepers(&self) {
+        // A thread that has checked that a moment ago sleeps now.
+        drop(self.sleepers.lock());
+        self.changed.notify_all();
     }
 
     /// Turns away the threads that wait and those that come.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        // A thread that has found the queues open a moment ago sleeps now.
-        drop(self.sleepers.lock());
-        self.changed.notify_all();
+        self.wake_sleepers();
         self.each(|_, queue| {
             queue.threads().for_each(|waiter| waiter.send(Signal::Ended(Error::Closed)));
         });
@@ -122,6 +121,21 @@ impl WaitQueues {
         }
     }
 
+    /// Returns what is known now to a thread that has left the queue because its time was over;
+    /// `None` if there is no head that it must not overtake.
+    pub(crate) fn known_to(&self, waiter: &Waiter) -> Option<WaitEnd> {
+        let shard = self.shard(waiter.hold.kind, &waiter.hold.name);
+        let queue = shard.get(&waiter.hold.name)?;
+        let has_head = matches!(queue.head, Head::Acquiring(_) | Head::Held(_));
+        has_head.then(|| queue.known_to(waiter, Wait::Until(waiter.caller.begin)))
+    }
+
+    /// Returns `true` if the thread is the head, and acquires the lock.
+    pub(super) fn is_acquiring(&self, thread: &Waiter) -> bool {
+        let shard = self.shard(thread.hold.kind, &thread.hold.name);
+        shard.get(&thread.hold.name).is_some_and(|queue| queue.is_acquiring(thread))
+    }
+
     /// Removes a waiter. Returns `false` if it has become the head or was signalled.
     pub(super) fn remove(&self, waiter: &Waiter) -> bool {
         self.with(&waiter.hold, |queue| queue.remove(waiter))
@@ -142,6 +156,12 @@ impl WaitQueues {
     pub(crate) fn released(&self, kind: HoldKind, name: &str) -> Vec<Arc<Hold>> {
         let shard = self.shard(kind, name);
         shard.get(name).map(|queue| queue.released.clone()).unwrap_or_default()
+    }
+
+    /// Remembers a hold that no thread has, and that may exist in the store until the renewer has
+    /// released it.
+    pub(crate) fn add_released(&self, hold: Arc<Hold>) {
+        self.with(&hold.id.clone(), |queue| queue.released.push(hold));
     }
 
     /// Lets `report` tell how a release has gone, and forgets the hold if that returns `true`: it
@@ -294,6 +314,60 @@ impl WaitQueues {
         let hash = self.hasher.hash_one(name);
         let shards = &self.shards[usize::from(!matches!(kind, HoldKind::Lock))];
         shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)].lock()
+    }
+}
+
+/// The pauses of one call between its requests. Each ends at once when the client is closed during
+/// the call, or the call is cancelled.
+pub(super) struct Pauses<'a> {
+    queues: &'a Arc<WaitQueues>,
+    canceller: Option<&'a Canceller>,
+    /// The guards of a closed client go on, with calls that pause as before.
+    was_closed: bool,
+}
+
+impl<'a> Pauses<'a> {
+    /// Those of a call for a lock, which has found the client open.
+    pub(super) fn of_wait(queues: &'a Arc<WaitQueues>, canceller: Option<&'a Canceller>) -> Self {
+        Self { queues, canceller, was_closed: false }
+    }
+
+    /// Those of another call, which begins now.
+    pub(super) fn of_request(queues: &'a Arc<WaitQueues>) -> Self {
+        Self { queues, canceller: None, was_closed: queues.check_open().is_err() }
+    }
+
+    /// Sleeps for this time, unless the call is to end.
+    ///
+    /// # Errors
+    ///
+    /// The same as `check`.
+    pub(super) fn sleep(&self, time: Duration, name: &str) -> Result<()> {
+        let is_cancelled = Arc::new(AtomicBool::new(false));
+        let _watch = self.canceller.map(|canceller| {
+            let (queues, is_cancelled) = (self.queues.clone(), is_cancelled.clone());
+            canceller.watch(move || {
+                is_cancelled.store(true, Ordering::SeqCst);
+                queues.wake_sleepers();
+            })
+        });
+        let WaitQueues { sleepers, changed, closed, .. } = &**self.queues;
+        // No lock of the canceller here: it takes that of the sleepers under its own.
+        let goes_on = |_: &bool| {
+            let is_closed = !self.was_closed && closed.load(Ordering::SeqCst);
+            !is_closed && !is_cancelled.load(Ordering::SeqCst)
+        };
+        wait_while(changed, &mut sleepers.lock(), Some(end_of(time)), goes_on);
+        self.check(name)
+    }
+
+    /// Returns `Closed` if the client was closed during the call, and `Cancelled` if the call was
+    /// cancelled.
+    pub(super) fn check(&self, name: &str) -> Result<()> {
+        if !self.was_closed {
+            self.queues.check_open()?;
+        }
+        self.canceller.map_or(Ok(()), |canceller| canceller.check(name))
     }
 }
 
@@ -993,9 +1067,10 @@ pub(super) mod tests {
 
     #[test]
     fn a_pause_lasts_until_close_at_most() {
-        let queues = WaitQueues::default();
+        let queues = Arc::new(WaitQueues::default());
         let (begin, time) = (Instant::now(), Duration::from_millis(20));
-        assert!(queues.pause(time).is_ok() && begin.elapsed() >= time);
+        let pauses = Pauses::of_request(&queues);
+        assert!(pauses.sleep(time, "x").is_ok() && begin.elapsed() >= time);
         let ends_with_close = |sleep: &(dyn Fn() + Sync)| {
             thread::scope(|scope| {
                 let sleeper = scope.spawn(sleep);
@@ -1003,8 +1078,27 @@ pub(super) mod tests {
                 sleeper.join().expect("no panic");
             });
         };
-        ends_with_close(&|| assert!(matches!(queues.pause(SOON * 6), Err(Error::Closed))));
+        let sleep = || pauses.sleep(SOON * 6, "x");
+        ends_with_close(&|| assert!(matches!(sleep(), Err(Error::Closed))));
         ends_with_close(&|| queues.wait_to_listen(end_of(SOON * 6)));
+        assert!(begin.elapsed() < SOON * 6);
+        // What a guard asks for after that is asked as before.
+        let (begin, late) = (Instant::now(), Pauses::of_request(&queues));
+        assert!(late.sleep(time, "x").is_ok() && begin.elapsed() >= time);
+    }
+
+    #[test]
+    fn a_pause_lasts_until_it_is_cancelled_at_most() {
+        let (queues, canceller) = (Arc::new(WaitQueues::default()), Canceller::new());
+        let begin = Instant::now();
+        let sleep = || Pauses::of_wait(&queues, Some(&canceller)).sleep(SOON * 6, "x");
+        thread::scope(|scope| {
+            let sleeper = scope.spawn(sleep);
+            canceller.cancel();
+            let ended = sleeper.join().expect("no panic");
+            assert!(matches!(ended, Err(Error::Cancelled { .. })));
+        });
+        assert!(matches!(sleep(), Err(Error::Cancelled { .. })), "cancelled before");
         assert!(begin.elapsed() < SOON * 6);
     }
 

@@ -75,7 +75,8 @@ pub(crate) enum WaitEnd {
     },
     /// At the head, with the next hold of a tenure that was kept.
     Kept(Arc<Hold>),
-    /// The time was over, and another thread comes first. It is not known whether a server replies.
+    /// The time was over, and another thread comes first. It is not known yet what keeps the thread
+    /// from the lock.
     Look,
     /// The time was over, and nothing is known against one attempt outside the queue: the hold of
     /// the head ends, or is none that excludes others.

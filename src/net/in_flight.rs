@@ -11,12 +11,11 @@
 use std::cmp::min;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use std::{mem, ptr};
 
 use redis::Value;
 
-use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::net::demand::{Demand, is_done};
 use crate::net::packed::{OnReply, Reply, ReplySlot, ReplyTo, Request, Script};
@@ -24,9 +23,6 @@ use crate::net::packed::{OnReply, Reply, ReplySlot, ReplyTo, Request, Script};
 /// The most bytes of posted requests in flight. Redis reads that much at a time, and can lose what
 /// is behind it if the connection is closed before the replies are read.
 pub(super) const POSTED_MAX: usize = 16 * 1024;
-
-/// How long a thread waits that must not block: a healthy server replies within that time.
-const MOMENT: Duration = Duration::from_millis(50);
 
 /// A request, and where its reply goes.
 pub(crate) struct Exchange {
@@ -252,9 +248,9 @@ impl Exchange {
         Self::new(request, deadline, ReplyTo::Callback(on_reply))
     }
 
-    /// As it is, for a thread that waits no longer than a moment.
-    pub(crate) fn at_once(self) -> Self {
-        Self { write_by: self.deadline.min(end_of(MOMENT)), ..self }
+    /// The same, from a thread that waits no longer than until then to write it.
+    pub(crate) fn written_by(self, write_by: Instant) -> Self {
+        Self { write_by: self.deadline.min(write_by), ..self }
     }
 
     /// The same, whose reply counts only once the demand is met.
@@ -301,6 +297,7 @@ impl Exchange {
 mod tests {
     use super::*;
     use std::sync::LazyLock;
+    use std::time::Duration;
 
     use parking_lot::Mutex;
 

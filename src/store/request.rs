@@ -154,9 +154,15 @@ impl Change {
     }
 }
 
+/// How long a call may wait that posts a request on its way: a healthy server accepts a connection
+/// within that time.
+pub(crate) const POST_MOMENT: Duration = Duration::from_millis(50);
+
 /// A request that no thread waits for.
 pub(crate) struct PostedChange<'a> {
     pub(crate) request: HoldRequest<'a>,
+    /// Until then the thread that posts it may wait for a connection to be opened, or for room.
+    pub(crate) write_by: Instant,
     /// Called once, with the reply, by the thread that reads it, so it must not take long.
     pub(crate) on_reply: Box<dyn FnOnce(Result<HoldReply, Failure>) + Send>,
 }
@@ -187,6 +193,12 @@ impl HolderReply {
     /// Returns `true` if this is the owner of that hold, and the hold has not ended.
     pub(crate) fn is_owner_of(&self, hold: &HoldId) -> bool {
         self.owner == hold.owner().as_bytes() && self.depth > 0
+    }
+
+    /// Returns `true` if this is the owner of a hold of that client.
+    pub(crate) fn is_owned_by(&self, client: &str) -> bool {
+        let nonce = self.owner.strip_prefix(client.as_bytes());
+        nonce.is_some_and(|rest| rest.starts_with(b":"))
     }
 }
 

@@ -73,7 +73,8 @@ impl Store for Memory {
     }
 
     fn post(&self, posts: Vec<PostedChange<'_>>) {
-        for PostedChange { request: HoldRequest { hold, change, deadline }, on_reply } in posts {
+        for PostedChange { request, on_reply, .. } in posts {
+            let HoldRequest { hold, change, deadline } = request;
             let change = |locks: &mut Locks| Ok(locks.change(&self.keys, hold, change));
             on_reply(self.server.begin(deadline, change).outcome);
         }

@@ -152,6 +152,7 @@ mod tests {
         let request = HoldRequest { hold: &hold(1), change: Change::RELEASE, deadline };
         store.post(vec![PostedChange {
             request,
+            write_by: deadline,
             on_reply: Box::new(|reply| assert_eq!(reply.ok(), Some(HoldReply::Gone))),
         }]);
         assert!(reported.try_recv().is_err(), "the release is on its way");

@@ -213,8 +213,8 @@ impl Store for Quorum {
     }
 
     fn post(&self, posts: Vec<PostedChange<'_>>) {
-        for PostedChange { request, on_reply } in posts {
-            match self.lane(&request.hold.name).lock_to_post(request.deadline) {
+        for PostedChange { request, write_by, on_reply } in posts {
+            match self.lane(&request.hold.name).lock_to_post(write_by) {
                 Ok(mut lane) => {
                     let ballot = self.ballot_to_change(&request);
                     let ballot = ballot.passed_on(|reply| on_reply(reply.map_err(ambiguous)));

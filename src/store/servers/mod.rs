@@ -153,7 +153,7 @@ impl Store for Servers {
             Placement::Slots(topology) => topology,
         };
         let mut targets = Vec::<(Target, Vec<PostedChange<'_>>)>::new();
-        for PostedChange { request, on_reply } in posts {
+        for PostedChange { request, write_by, on_reply } in posts {
             let name = request.hold.name.clone();
             let Some(target) = topology.owner(topology.slot(&name)) else {
                 on_reply(Err(uncovered()));
@@ -165,7 +165,7 @@ impl Store for Servers {
                 placement.next(&name, &mut 0, &reply, &asked);
                 on_reply(reply.map_err(|failure| placement.classify(failure)));
             });
-            add(&mut targets, target, PostedChange { request, on_reply });
+            add(&mut targets, target, PostedChange { request, write_by, on_reply });
         }
         for (target, posts) in targets {
             target.post(posts);

@@ -22,7 +22,7 @@ use crate::net::packed::Request;
 use crate::store::background::peer::Peer;
 use crate::store::commands::Commands;
 use crate::store::keys::{SLOTS, slot_of, tag_of};
-use crate::store::request::{Acquire, AcquireReply, Change, HoldReply, HoldRequest, PostedChange};
+use crate::store::request::{Acquire, AcquireReply, HoldReply, HoldRequest, PostedChange};
 use crate::store::scripts::ScriptReply;
 
 /// How many acquires after one that found its lock held are expected to find theirs held, too.
@@ -175,11 +175,12 @@ impl Target {
     pub(super) fn post(&self, posts: Vec<PostedChange<'_>>) {
         let Node { server, commands, .. } = &*self.node;
         let exchange = |post| {
-            let PostedChange { request: HoldRequest { hold, change, deadline }, on_reply } = post;
+            let PostedChange { request, write_by, on_reply } = post;
+            let HoldRequest { hold, change, deadline } = request;
             let (request, factory) = (commands.change(hold, change), server.factory.clone());
             let on_reply = Box::new(move |reply| on_reply(HoldReply::decode(reply, &factory)));
             let posted = Exchange::posted(self.addressed(request), deadline, on_reply);
-            if matches!(change, Change::Unregister) { posted.at_once() } else { posted }
+            posted.written_by(write_by)
         };
         server.post(posts.into_iter().map(exchange).collect());
     }

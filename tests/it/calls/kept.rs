@@ -1,5 +1,6 @@
 //! Cached locks: what a client keeps after the last drop, and releases when another client asks.
 
+use std::mem;
 use std::thread;
 use std::time::Duration;
 
@@ -7,8 +8,8 @@ use leasehold::{Builder, Client, Error, HoldEnd};
 
 use crate::support::recorder::Recorder;
 use crate::support::{
-    LEASE, SOON, Server, Store, behind_proxy, elsewhere, eventually, is_busy, ms, patient, sleepy,
-    soon, stores, take, throughout, timed, unlock,
+    LEASE, SOON, Server, Store, assert_unavailable, behind_proxy, elsewhere, eventually, is_busy,
+    ms, patient, sleepy, soon, stores, take, throughout, timed, unlock,
 };
 
 stores! {
@@ -39,6 +40,7 @@ stores! {
         a_call_for_several_locks_gets_kept_ones,
         many_locks_are_recalled_at_once,
         a_client_that_ends_keeps_nothing,
+        a_kept_lock_at_a_silent_server_stretches_no_wait,
         a_kept_lock_that_is_gone_is_acquired_anew,
         a_kept_lock_that_is_forced_is_free;
     every direct server:
@@ -91,6 +93,25 @@ fn the_first_lock_can_be_kept(store: &Store) {
     let client = store.open(keeping());
     drop(client.lock("a").unwrap());
     assert_eq!(client.stats().kept, 1);
+}
+
+/// The request for more tokens has the time of one attempt, and so has the whole call.
+fn a_kept_lock_at_a_silent_server_stretches_no_wait(server: &Server) {
+    let (lease, io) = (ms(9000), ms(3000));
+    let client = server.open(patient().lease(lease).io_timeout(io).keep(lease));
+    keep(&client, "a");
+    // Once it was renewed, a hold needs more tokens.
+    let left = server.pttl("a");
+    let mut last = left;
+    eventually(SOON, || {
+        let before = mem::replace(&mut last, server.pttl_or_zero("a"));
+        before < last
+    });
+    server.stop();
+    let (outcome, took) = timed(|| client.try_lock_for("a", ms(100)).map(drop));
+    server.cont();
+    assert_unavailable(outcome);
+    assert!(took < io + io / 2, "{took:?}");
 }
 
 fn a_kept_lock_is_no_hold(store: &Store) {

@@ -8,16 +8,16 @@
 use std::io::{self, BufReader, Result, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::net::sockopt::set_socket_linger;
 
-use super::ms;
 use super::resp::{contains, is, message};
 use super::server::Server;
+use super::{SOON, eventually, ms};
 
 /// What the proxy does to the traffic.
 #[derive(Clone, PartialEq)]
@@ -68,6 +68,8 @@ struct Shared {
     fault: Mutex<Option<Fault>>,
     /// The scripts so far, while a test records them.
     record: Mutex<Option<Vec<Vec<u8>>>>,
+    /// How many scripts were rejected.
+    rejections: AtomicUsize,
     server: u16,
     closed: AtomicBool,
 }
@@ -79,6 +81,7 @@ impl Proxy {
         let shared = Arc::new(Shared {
             fault: Mutex::default(),
             record: Mutex::default(),
+            rejections: AtomicUsize::new(0),
             server: server.port(),
             closed: AtomicBool::new(false),
         });
@@ -172,6 +175,11 @@ impl Proxy {
         self.always(Trouble::Reject(format!("-{error}\r\n").into()));
     }
 
+    /// Waits until so many scripts were rejected.
+    pub(crate) fn wait_for_rejections(&self, count: usize) {
+        eventually(SOON, || self.shared.rejections.load(Ordering::SeqCst) >= count);
+    }
+
     /// Resets the connection of the next script in the middle of its reply.
     pub(crate) fn cut_reply(&self, bytes: usize) {
         self.once(0, Trouble::CutReply(bytes));
@@ -263,6 +271,7 @@ impl Shared {
                     thread::sleep(*time);
                 }
                 Some(Trouble::Reject(error)) => {
+                    self.rejections.fetch_add(1, Ordering::SeqCst);
                     client.write_all(error)?;
                     continue;
                 }

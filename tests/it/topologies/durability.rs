@@ -22,6 +22,7 @@ on_both! {
         releases_do_not_wait,
         a_shortfall_is_reported_and_undone,
         a_shortfall_does_not_outlast_the_call,
+        a_shortfall_is_contention_for_no_thread_in_the_queue,
         a_shortfall_of_a_nested_lock_undoes_only_that_level,
         a_shortfall_of_a_handoff_is_the_receivers,
         holds_of_a_tenure_are_as_durable_as_its_first,
@@ -47,6 +48,29 @@ fn a_lock_waits_for_its_replicas(servers: &[Server]) {
         assert!((2..=4).contains(&(master.calls("wait") - waits)));
         inner.unlock().unwrap();
         guard.unlock().unwrap();
+    }
+}
+
+/// Each in front has the lock at the master for a while.
+fn a_shortfall_is_contention_for_no_thread_in_the_queue(servers: &[Server]) {
+    let client = servers[0].open(replicas(2, TIMEOUT));
+    take_in_time(&client).unlock().unwrap();
+    servers[1].stop();
+    let outcomes: Vec<_> = [ms(0), ms(50), TIMEOUT / 2, TIMEOUT * 3 / 2]
+        .into_iter()
+        .map(|wait| {
+            let call = || client.try_lock_for("a", wait).map(|guard| guard.is_some());
+            thread::scope(|scope| {
+                let calls = [(); 4].map(|()| scope.spawn(call));
+                calls.map(|call| call.join().unwrap())
+            })
+        })
+        .collect();
+    servers[1].cont();
+    for outcome in outcomes.iter().flatten() {
+        let is_outage =
+            matches!(outcome, Err(Error::NotReplicated { .. } | Error::Unavailable { .. }));
+        assert!(is_outage, "{outcomes:?}");
     }
 }
 

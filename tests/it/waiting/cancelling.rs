@@ -2,21 +2,25 @@
 
 use std::thread;
 
-use leasehold::{Canceller, Client, Error};
+use leasehold::{Canceller, Client, Error, OwnedGuard};
 
 use crate::support::{
-    SOON, Server, Store, eventually, hasty, is_busy, ms, patient, sleepy, stores, take, timed,
+    SOON, Server, Store, behind_proxy, elsewhere, eventually, hasty, is_busy, ms, patient, sleepy,
+    stores, take, timed,
 };
 
 stores! {
     every store:
         cancelling_ends_every_wait_at_once,
+        cancelling_ends_the_pause_between_attempts_at_several_locks,
         a_cancelled_call_sends_nothing,
         cancelling_leaves_locks_and_other_waits_alone,
         a_cancelled_wait_does_not_get_what_is_released_right_after;
     every server:
         cancelling_ends_a_wait_for_a_hung_server,
         nothing_delays_the_end_of_a_sleeping_wait;
+    every direct server:
+        nothing_delays_the_end_of_a_call_that_pauses_after_a_failure;
 }
 
 const fn is_shared_between_threads<T: Clone + Send + Sync + Default + 'static>() {}
@@ -55,6 +59,32 @@ fn cancelling_ends_every_wait_at_once(store: &Store) {
     });
     assert!(canceller.is_cancelled() && canceller.clone().is_cancelled());
     assert_eq!(client.stats().waiting, 0);
+}
+
+/// A call for several locks that has met its other locks held before pauses for the backoff.
+fn cancelling_ends_the_pause_between_attempts_at_several_locks(store: &Store) {
+    let client = store.open(patient().wait(6 * SOON).backoff(SOON, SOON));
+    let canceller = Canceller::new();
+    let take = |name| client.lock_owned(name).unwrap();
+    let (a, b) = (take("a"), take("b"));
+    thread::scope(|scope| {
+        let set = client.mutexes(["a", "b"]).cancelled_by(&canceller);
+        let call = scope.spawn(move || set.lock().map(drop));
+        eventually(SOON, || client.stats().waiting == 1);
+        a.unlock().unwrap();
+        // Behind the call, which gives it back because of the other one.
+        let _a = take("a");
+        eventually(SOON, || client.stats().waiting == 1);
+        b.unlock().unwrap();
+        let _b = take("b");
+        eventually(SOON, || client.stats().waiting == 1);
+        let (outcome, took) = timed(|| {
+            canceller.cancel();
+            call.join().unwrap()
+        });
+        assert!(matches!(outcome, Err(Error::Cancelled { .. })), "{outcome:?}");
+        assert!(took < SOON / 2, "{took:?}");
+    });
 }
 
 fn a_cancelled_call_sends_nothing(store: &Store) {
@@ -158,5 +188,63 @@ fn nothing_delays_the_end_of_a_sleeping_wait(server: &Server) {
         eventually(SOON, || server.queue("a").is_empty() && server.queue("b").is_empty());
         guard.unlock().unwrap();
         reader.unlock().unwrap();
+    }
+}
+
+/// A server that is busy is asked again for ten seconds.
+fn nothing_delays_the_end_of_a_call_that_pauses_after_a_failure(server: &Server) {
+    /// Whether a canceller ends it, and the call, for which there is a lock that it holds.
+    type Call = (bool, fn(&Client, &Canceller, OwnedGuard) -> Result<(), Error>);
+    let calls: [Call; 8] = [
+        (true, |client, canceller, _| client.mutex("b").cancelled_by(canceller).lock().map(drop)),
+        (true, |client, canceller, _| {
+            client.mutexes(["b", "c"]).cancelled_by(canceller).lock().map(drop)
+        }),
+        (true, |client, canceller, _| {
+            client.rw_lock("d").cancelled_by(canceller).try_read().map(drop)
+        }),
+        (false, |_, _, guard| guard.verify()),
+        (false, |_, _, guard| guard.renew()),
+        (false, |client, _, _| client.mutex("a").is_locked().map(drop)),
+        (false, |client, _, _| client.mutex("a").force_unlock().map(drop)),
+        (false, |_, _, guard| guard.unlock()),
+    ];
+    for cancels in [false, true] {
+        for (number, (is_cancelled, call)) in calls.iter().enumerate() {
+            if cancels && !is_cancelled {
+                continue;
+            }
+            let (proxy, client) = behind_proxy(server, patient());
+            let (guard, canceller) = (client.lock_owned("a").unwrap(), Canceller::new());
+            thread::scope(|scope| {
+                let pauses = scope.spawn(|| {
+                    // Each call of a thread that holds the lock adds a level.
+                    let _outer = client.lock("b").unwrap();
+                    proxy.reject_all("BUSY Redis is busy running a script.");
+                    let call = || call(&client, &canceller, guard);
+                    if number == 1 { elsewhere(call) } else { call() }
+                });
+                proxy.wait_for_rejections(3);
+                let (outcome, took) = timed(|| {
+                    if cancels {
+                        canceller.cancel();
+                    } else {
+                        client.close();
+                    }
+                    pauses.join().unwrap()
+                });
+                proxy.heal();
+                match outcome {
+                    Err(Error::Cancelled { .. }) if cancels => {}
+                    Err(Error::Closed) if !cancels && number < 7 => {}
+                    // Its release goes on in the background.
+                    Err(Error::Unavailable { .. }) if number == 7 => {}
+                    other => panic!("call {number}: {other:?}"),
+                }
+                assert!(took < SOON / 2, "call {number}: {took:?}");
+            });
+            client.shutdown(SOON).unwrap();
+            assert!(!server.exists("a") && !server.exists("b"));
+        }
     }
 }

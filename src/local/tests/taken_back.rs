@@ -1,0 +1,137 @@
+//! Holds that a client takes back are no other owner's, and what a call gives back on its way does
+//! not prolong the call.
+
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::base::clock::end_of;
+use crate::error::Error;
+use crate::local::call::Wait;
+use crate::local::hold_requests::Level;
+use crate::local::tests::{LEASE, Outcome, Scene, Scripted, eventually};
+use crate::store::Store;
+use crate::store::hold_id::HoldKind;
+use crate::store::request::{POST_MOMENT, Registration};
+
+/// Long for what a thread does between two lines of a test.
+const WHILE: Duration = Duration::from_millis(300);
+
+fn is_shortfall<T>(result: &Result<T, Error>) -> bool {
+    matches!(result, Err(Error::NotReplicated { .. }))
+}
+
+/// The request of the first one is executed, and seems to succeed, long before it falls short.
+#[test]
+fn a_thread_behind_a_hold_that_falls_short_is_not_told_of_another_owner() {
+    for begins in [|| Wait::No, || Wait::Until(Instant::now())] {
+        let scene = Scene::new(LEASE * 10);
+        scene.store.set_outcomes(&[Outcome::Shortfall(WHILE)]);
+        thread::scope(|scope| {
+            let first = scope.spawn(|| scene.lock_with(Wait::Endless));
+            eventually(|| scene.is_held());
+            let told = scene.lock_with(begins());
+            // Or it is its turn, and nothing is wrong any more.
+            let has_lock = matches!(told, Ok(Some(_)));
+            assert!(is_shortfall(&told) || has_lock, "{told:?}");
+            assert!(is_shortfall(&first.join().expect("no panic")));
+        });
+    }
+}
+
+/// The one in front has failed, and the next one has no reply yet.
+#[test]
+fn a_failure_counts_for_threads_that_waited_then_whoever_is_the_head_now() {
+    let scene = Scene::new(LEASE * 10);
+    let long = Outcome::Shortfall(WHILE * 4);
+    scene.store.set_outcomes(&[Outcome::Shortfall(WHILE), Outcome::Fine, long, Outcome::Fine]);
+    thread::scope(|scope| {
+        let first = scope.spawn(|| scene.lock_with(Wait::Endless));
+        eventually(|| scene.is_held());
+        let second = scope.spawn(|| scene.lock_with(Wait::Endless));
+        eventually(|| scene.shared.stats().waiting == 1);
+        let begin = Instant::now();
+        let third = scene.lock_with(Wait::Until(end_of(WHILE * 2)));
+        assert!(is_shortfall(&third), "{third:?}");
+        assert!(begin.elapsed() < WHILE * 4, "before the second knows");
+        for call in [first, second] {
+            assert!(is_shortfall(&call.join().expect("no panic")));
+        }
+    });
+}
+
+/// A call has given up without a reply, and nobody has removed its hold yet.
+#[test]
+fn a_hold_in_doubt_of_the_same_client_is_no_other_owner() {
+    for begins in [|| Wait::No, || Wait::Until(Instant::now())] {
+        let scene = Scene::new(LEASE * 100);
+        scene.store.is_silent_to_jobs.store(true, Ordering::SeqCst);
+        scene.store.set_outcomes(&[Outcome::LostReply, Outcome::LostRequest]);
+        let failed = scene.lock_with(Wait::No);
+        assert!(matches!(failed, Err(Error::Unavailable { .. })), "{failed:?}");
+        assert!(scene.is_held());
+        scene.lock_with(begins()).expect("a reply").expect("a lock");
+    }
+}
+
+#[test]
+fn a_lost_hold_of_the_same_client_is_no_other_owner() {
+    let scene = Scene::new(LEASE);
+    scene.store.is_silent_to_jobs.store(true, Ordering::SeqCst);
+    // The store counts from the reply.
+    scene.store.set_outcomes(&[Outcome::SlowRequest(LEASE / 2)]);
+    let level = scene.lock();
+    eventually(|| !scene.shared.is_held(&level.hold));
+    assert!(scene.is_held());
+    scene.shared.held_locks.remove(&level.hold);
+    scene.lock_with(Wait::No).expect("a reply").expect("a lock");
+}
+
+/// A client that keeps its lock, and needs more tokens for the next hold.
+fn scene_with_a_kept_lock(lease: Duration) -> Scene {
+    let mut scene = Scene::with(Scripted::default(), lease);
+    (scene.options.renew, scene.options.keep) = (true, lease);
+    let level = scene.lock();
+    scene.unlock_on_drop(&level.hold);
+    let kept = |scene: &Scene| scene.shared.stats().kept;
+    assert_eq!(kept(&scene), 1);
+    level.hold.expire_fences();
+    scene.store.registrations.lock().clear();
+    scene
+}
+
+#[test]
+fn the_request_for_more_tokens_is_the_first_attempt() {
+    let scene = scene_with_a_kept_lock(LEASE * 100);
+    let begin = Instant::now();
+    scene.store.set_outcomes(&[Outcome::LostRequest; 9]);
+    let failed = scene.lock_with(Wait::No);
+    assert!(matches!(failed, Err(Error::Unavailable { .. })), "{failed:?}");
+    let registrations = [Registration::Kept, Registration::IfMayBeKept];
+    assert_eq!(*scene.store.registrations.lock(), registrations);
+    let write_by = scene.store.write_by.lock().clone();
+    assert_eq!(write_by.len(), 1, "the tenure is given up");
+    assert!(write_by[0] <= begin + POST_MOMENT + WHILE, "{:?}", write_by[0] - begin);
+}
+
+#[test]
+fn a_call_that_is_over_does_not_wait_to_give_back_what_it_has() {
+    let scene = scene_with_a_kept_lock(LEASE * 100);
+    scene.store.set_outcomes(&[Outcome::LostRequest; 9]);
+    let end = Instant::now();
+    scene.lock_with(Wait::Until(end)).expect_err("an outage");
+    let latest = end + scene.shared.times.io_timeout;
+    assert!(scene.store.write_by.lock().iter().all(|write_by| *write_by <= latest));
+}
+
+#[test]
+fn more_tokens_that_come_after_the_lease_bring_no_hold() {
+    let scene = scene_with_a_kept_lock(LEASE);
+    scene.store.is_silent_to_jobs.store(true, Ordering::SeqCst);
+    scene.store.set_outcomes(&[Outcome::Slow(LEASE * 2)]);
+    let Level { hold, .. } = scene.lock();
+    assert!(scene.shared.is_held(&hold));
+    assert_eq!(scene.shared.stats().lost, 0, "no guard has had what is lost");
+    assert!(scene.shared.wait_queues.holder(HoldKind::Lock, &scene.name).is_some());
+    assert!(scene.store.inspect(&scene.name, Instant::now()).expect("memory").is_some());
+}
