@@ -298,7 +298,6 @@ pub enum LossCause {
     /// The hold reached its age limit: see [`Builder::max_hold`](crate::Builder::max_hold).
     MaxHold,
     /// Another client held the lock when the server replied that the hold is gone.
-    #[non_exhaustive]
     Taken {
         /// Its [id](crate::Client::id); empty for a client of another library.
         by: String,
