@@ -66,6 +66,9 @@ pub enum Error {
         cause: LossCause,
         /// The failure of the last renewal, if the lock was lost because none succeeded in time.
         last_failure: Option<Arc<dyn StdError + Send + Sync>>,
+        /// Whether the call was for a nested level: this thread still has a guard of the lost hold,
+        /// and cannot get the lock again before that is dropped.
+        nested: bool,
     },
     /// Too few of several independent servers agreed, because others could not be reached or did
     /// not answer. The lock is not held. If those servers may have received the request, its effect
@@ -230,7 +233,7 @@ impl Error {
     }
 
     pub(crate) fn lost(name: &str, Loss { cause, last_failure }: Loss) -> Self {
-        Self::Lost { name: name.into(), cause, last_failure }
+        Self::Lost { name: name.into(), cause, last_failure, nested: false }
     }
 }
 
@@ -245,7 +248,10 @@ impl fmt::Display for Error {
                  open a client in the child, or after becoming a daemon",
             ),
             Self::InvalidInput(what) => write!(f, "invalid input: {what}"),
-            Self::Lost { name, cause, last_failure } => {
+            Self::Lost { name, cause, last_failure, nested } => {
+                if *nested {
+                    write!(f, "this thread still has a lost guard of {name:?}: drop it; ")?;
+                }
                 write!(f, "lock {name:?} was lost: ")?;
                 describe_loss(cause, last_failure.as_deref(), f)
             }

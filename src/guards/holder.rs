@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::request::DETACHED;
 
 /// The holder of a lock. Returned by [`Mutex::holder`](crate::Mutex::holder).
 #[derive(Clone, PartialEq, Eq)]
@@ -25,6 +26,12 @@ pub struct Holder {
     /// The time until the lease ends, or until the lock no longer stays taken; [`Duration::MAX`] if
     /// that never happens.
     pub remaining: Duration,
+    /// Whether the client renews the lease: not with [`renew(false)`](crate::Builder::renew) or
+    /// after [`detach`](crate::OwnedGuard::detach). `false` for another library, of which nothing
+    /// is known. A client that has died renews nothing, whatever this says.
+    pub renewed: bool,
+    /// Whether the lock has no guard, but a [`Ticket`](crate::Ticket).
+    pub detached: bool,
     /// Whether the client that holds the lock may [keep](crate::Builder::keep) it after the last
     /// guard. The lock may then be held without any guard.
     pub may_be_kept: bool,
@@ -46,8 +53,12 @@ impl Holder {
     pub(crate) fn new(owner: String, depth: u32, remaining: Duration) -> Self {
         let (client, label) = client_of(&owner);
         let id = HoldId::of_owner(owner.as_bytes(), HoldKind::Lock, "");
-        let may_be_kept = id.is_some_and(|id| id.may_be_kept());
-        Self { client: client.into(), label: label.into(), owner, depth, remaining, may_be_kept }
+        let may_be_kept = id.as_ref().is_some_and(HoldId::may_be_kept);
+        let detached = depth == DETACHED;
+        let renewed = id.as_ref().is_some_and(HoldId::is_renewed) && depth > 0 && !detached;
+        let depth = if detached { 1 } else { depth };
+        let (client, label) = (client.into(), label.into());
+        Self { owner, client, label, depth, remaining, renewed, detached, may_be_kept }
     }
 }
 
@@ -76,6 +87,8 @@ impl fmt::Debug for Holder {
             .field("client", &self.client)
             .field("depth", &self.depth)
             .field("remaining", &self.remaining)
+            .field("renewed", &self.renewed)
+            .field("detached", &self.detached)
             .field("may_be_kept", &self.may_be_kept)
             .finish_non_exhaustive()
     }

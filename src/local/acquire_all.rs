@@ -167,7 +167,8 @@ impl SetCall<'_> {
         let ended: Vec<_> = names.iter().filter_map(end_kept).collect();
         shared.post_releases(&ended, Some(self.caller.write_by()));
         let groups = shared.store.groups(&names).into_iter().map(|places| {
-            let hold = |place: &usize| shared.new_hold(HoldKind::Lock, &names[*place]);
+            let new_hold = |name| shared.new_hold_of(self.caller, HoldKind::Lock, name);
+            let hold = |place: &usize| new_hold(&names[*place]);
             let holds = places.iter().map(hold).collect();
             let indexes = places.iter().map(|place| missing[*place]).collect();
             Group { indexes, holds, in_doubt: false }

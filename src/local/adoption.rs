@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::base::clock::Moment;
+use crate::base::clock::{Moment, end_of};
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
@@ -28,7 +28,7 @@ use crate::local::wait_queues::Pauses;
 use crate::store::ask_one;
 use crate::store::background::InDoubtHold;
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::request::{Change, HoldReply, HoldRequest};
+use crate::store::request::{Change, DETACHED, HoldReply, HoldRequest, PostedChange};
 
 /// A hold of a lock without a guard.
 #[derive(Clone, PartialEq, Eq)]
@@ -50,7 +50,20 @@ pub(crate) struct DetachedHold {
 /// If it cannot be renewed or is over. Then it is still that of its guard.
 pub(crate) fn detach(shared: &Shared, hold: &Arc<Hold>) -> Result<DetachedHold> {
     verify(shared, slice::from_ref(hold), true)?;
-    leave(shared, hold, "detach")
+    let left = leave(shared, hold, "detach")?;
+    show_depth(shared, &left, DETACHED);
+    Ok(left)
+}
+
+/// Lets operators see whether a hold has a guard, and does not wait for the reply: the hold is the
+/// same if this fails.
+fn show_depth(shared: &Shared, left: &DetachedHold, depth: u32) {
+    let change = Change::SetDepth { depth, lease: None, durable: false };
+    let deadline = end_of(shared.times_for(left.lease).io_timeout);
+    let request = HoldRequest { hold: &left.id, change, deadline };
+    // Not worth a wait for a connection.
+    let (write_by, on_reply) = (Instant::now(), Box::new(drop));
+    shared.store.post(vec![PostedChange { request, write_by, on_reply }]);
 }
 
 /// Ends a hold in this process only, for the guard that has it next.
@@ -89,7 +102,9 @@ pub(crate) fn adopt(shared: &Shared, left: &DetachedHold) -> Result<Arc<Hold>> {
     check(shared, &left.id.name, &options)?;
     let hold_at_least = Some(left.kept).filter(|kept| !kept.is_zero());
     let options = LockOptions { hold_at_least, ..options };
-    have(shared, left, &options, "adopt", |lease| Change::Renew { lease })
+    let hold = have(shared, left, &options, "adopt", |lease| Change::Renew { lease })?;
+    show_depth(shared, left, 1);
+    Ok(hold)
 }
 
 /// Renews a hold that a guard has left, by one request, and leaves it where it is.

@@ -20,7 +20,7 @@ use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::local::wait_queues::Pauses;
 use crate::store::ask_one;
-use crate::store::request::{Change, HoldReply, HoldRequest, Look};
+use crate::store::request::{Change, DETACHED, HoldReply, HoldRequest, Look};
 
 /// A level of a hold, for one guard: a thread may lock again what it holds.
 #[derive(Debug)]
@@ -36,8 +36,9 @@ pub(super) fn nest(
     canceller: Option<&Canceller>,
     wait: Wait,
 ) -> ApiResult<Level> {
-    let Some(depth) = hold.depth.load(Ordering::Relaxed).checked_add(1) else {
-        return Err(Error::invalid("depth", "must not be greater than 4294967295"));
+    let next = hold.depth.load(Ordering::Relaxed).checked_add(1);
+    let Some(depth) = next.filter(|depth| *depth < DETACHED) else {
+        return Err(Error::invalid("depth", "must not be greater than 4294967294"));
     };
     let wait = if wait == Wait::Endless { Wait::No } else { wait };
     let (pauses, name) = (Pauses::of_wait(&shared.wait_queues, canceller), &hold.id.name);
@@ -46,7 +47,12 @@ pub(super) fn nest(
         Err(failure @ HoldFailure::Failed(_)) => {
             pauses.check(name).and_then(|()| Err(hold.to_error(failure, "nest")))
         }
-        Err(failure) => Err(hold.to_error(failure, "nest")),
+        Err(failure) => Err(match hold.to_error(failure, "nest") {
+            Error::Lost { name, cause, last_failure, .. } => {
+                Error::Lost { name, cause, last_failure, nested: true }
+            }
+            error => error,
+        }),
     }
 }
 

@@ -153,10 +153,16 @@ impl Shared {
         }
     }
 
-    /// Returns the id of a hold to acquire, which shows whether the lock may be kept when it is
-    /// over: only if no message of another client that asks for it can be missed before.
-    pub(super) fn next_hold(&self, kind: HoldKind, name: &Arc<str>, caller: &Caller) -> HoldId {
+    /// Returns the id of a new hold, which shows whether the caller has it renewed.
+    pub(super) fn new_hold_of(&self, caller: &Caller, kind: HoldKind, name: &Arc<str>) -> HoldId {
         let hold = self.new_hold(kind, name);
+        if caller.terms.renew { hold } else { hold.that_is_not_renewed() }
+    }
+
+    /// Returns the id of a hold to acquire, which also shows whether the lock may be kept when it
+    /// is over: only if no message of another client that asks for it can be missed before.
+    pub(super) fn next_hold(&self, kind: HoldKind, name: &Arc<str>, caller: &Caller) -> HoldId {
+        let hold = self.new_hold_of(caller, kind, name);
         if caller.terms.keep == 0 || caller.in_set || !kind.is_lock() {
             return hold;
         }

@@ -113,7 +113,8 @@ pub(crate) struct HoldId {
     pub(crate) kind: HoldKind,
     pub(crate) name: Arc<str>,
     pub(crate) client: Arc<str>,
-    /// Unique in the client. The owners of locks that may be kept have [`MAY_BE_KEPT`] in it.
+    /// Unique in the client, but for [`MAY_BE_KEPT`] and [`NOT_RENEWED`], which tell others how the
+    /// client treats the hold.
     pub(crate) nonce: u64,
 }
 
@@ -136,6 +137,9 @@ pub(crate) fn is_client_id(id: &str) -> bool {
 /// message to get it: the nonce has 16 hexadecimal digits, and the first one is 8 to f.
 const MAY_BE_KEPT: u64 = 1 << 63;
 
+/// The part of a nonce that tells operators that the client does not renew the hold by itself.
+const NOT_RENEWED: u64 = 1 << 62;
+
 impl HoldId {
     /// The hold of an owner as Redis has it; `None` if no client of this library wrote that.
     pub(crate) fn of_owner(owner: &[u8], kind: HoldKind, name: &str) -> Option<Self> {
@@ -154,9 +158,19 @@ impl HoldId {
         self.nonce & MAY_BE_KEPT != 0
     }
 
+    /// The same hold of a client that does not renew it by itself.
+    pub(crate) fn that_is_not_renewed(self) -> Self {
+        Self { nonce: self.nonce | NOT_RENEWED, ..self }
+    }
+
+    /// Returns `true` if its client renews it.
+    pub(crate) fn is_renewed(&self) -> bool {
+        self.nonce & NOT_RENEWED == 0
+    }
+
     /// Where it comes among the holds of its client, in the order in which they were begun.
     pub(crate) fn number(&self) -> u64 {
-        self.nonce & !MAY_BE_KEPT
+        self.nonce & !(MAY_BE_KEPT | NOT_RENEWED)
     }
 
     /// The owner as it is written to Redis.
@@ -203,13 +217,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn holds_are_numbered_alike_whether_they_may_be_kept() {
+    fn holds_are_numbered_alike_however_their_client_treats_them() {
         let id = HoldId { kind: HoldKind::Lock, name: "x".into(), client: "c".into(), nonce: 7 };
         let kept = id.clone().that_may_be_kept();
         assert_eq!((id.number(), kept.number()), (7, 7));
         assert_eq!((id.owner().as_str(), kept.owner().as_str()), ("c:7", "c:8000000000000007"));
         let read = HoldId::of_owner(kept.owner().as_bytes(), HoldKind::Lock, "x").expect("owner");
         assert!(read == kept && read.may_be_kept() && !id.may_be_kept());
+        let not_renewed = id.clone().that_is_not_renewed();
+        assert_eq!((not_renewed.number(), not_renewed.owner().as_str()), (7, "c:4000000000000007"));
+        assert!(!not_renewed.is_renewed() && !not_renewed.may_be_kept() && kept.is_renewed());
     }
 
     #[test]

@@ -67,6 +67,10 @@ pub(crate) const OFFER: Duration = Duration::from_millis(200);
 /// How many holds of a name that can be shared a request may ask for beside the first.
 pub(crate) const SHARERS_MAX: usize = 64;
 
+/// The depth of a hold that its client has left to be adopted, so that no client renews it: more
+/// levels than a thread can have. It is only shown.
+pub(crate) const DETACHED: u32 = u32::MAX;
+
 /// The reply to a request for holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AcquireReply {

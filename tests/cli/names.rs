@@ -76,6 +76,31 @@ fn a_hold_is_shown_with_the_time_when_it_began() {
 }
 
 #[test]
+fn a_hold_is_shown_as_renewed_or_as_a_ticket() {
+    let server = Server::redis();
+    let client = client(&server);
+    let _renewed = client.lock("renewed").unwrap();
+    let _not_renewed = client.mutex("not").renew(false).lock().unwrap();
+    let _permit = client.semaphore("permit", 1).renew(false).acquire().unwrap();
+    output(&mut leasehold(&server, &["lock", "ticket"]));
+    for (name, renewed, ticket, text) in [
+        ("renewed", true, false, ", renewed\n"),
+        ("not", false, false, ", not renewed\n"),
+        ("permit", false, false, ", not renewed\n"),
+        ("ticket", false, true, ", a ticket, not renewed unless adopted\n"),
+    ] {
+        let hold = &show(&server, name)["holds"][0];
+        assert_eq!(
+            (&hold["renewed"], &hold["ticket"]),
+            (&json!(renewed), &json!(ticket)),
+            "{name}"
+        );
+        let shown = output(&mut leasehold(&server, &["show", name]));
+        assert!(shown.contains(text), "{text:?}: {shown}");
+    }
+}
+
+#[test]
 fn a_lock_that_may_be_kept_is_shown_as_such() {
     let server = Server::redis();
     let client = client(&server);

@@ -184,6 +184,11 @@ fn describe(held_as: HeldAs, holder: &Holder, fence: Option<u64>) -> String {
         1 => {}
         depth => parts.push(format!("depth {depth}")),
     }
+    if holder.detached {
+        parts.push("a ticket, not renewed unless adopted".into());
+    } else if held_as != HeldAs::Foreign && holder.depth > 0 && !holder.may_be_kept {
+        parts.push(if holder.renewed { "renewed" } else { "not renewed" }.into());
+    }
     if holder.may_be_kept {
         parts.push("may be kept".into());
         parts.extend(fence.map(|fence| format!("asked for {} ago", in_seconds(age(fence)))));
@@ -228,6 +233,8 @@ fn to_json(name: &str, report: &NameReport) -> Value {
             "label": client(*held_as, holder).map(|_| &holder.label),
             "side": side(*held_as),
             "depth": holder.depth,
+            "renewed": client(*held_as, holder).map(|_| holder.renewed),
+            "ticket": holder.detached,
             "may_be_kept": holder.may_be_kept,
             "remaining_ms": left(holder).map(|left| u64::try_from(left.as_millis()).ok()),
         })

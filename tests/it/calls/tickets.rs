@@ -17,6 +17,7 @@ stores! {
     every store:
         a_hold_goes_from_one_client_to_another_and_is_renewed_there,
         a_hold_that_is_left_is_not_renewed,
+        a_hold_is_seen_to_be_left_and_adopted,
         a_hold_is_left_with_a_whole_lease,
         a_hold_that_is_adopted_twice_is_one_hold,
         a_hold_that_is_adopted_twice_by_one_client_ends_for_both_when_it_is_forced,
@@ -90,6 +91,31 @@ fn a_hold_that_is_left_is_not_renewed(store: &Store) {
     assert!(next.fence() > ticket.fence());
     assert_lost(client.adopt(&ticket), "a");
     next.verify().unwrap();
+}
+
+fn a_hold_is_seen_to_be_left_and_adopted(store: &Store) {
+    let (client, other) = two(store);
+    let guard = owned(&client, "a", LEASE);
+    let seen = || {
+        let holder = other.mutex("a").holder().unwrap().expect("it is held");
+        (holder.renewed, holder.detached, holder.depth)
+    };
+    assert_eq!(seen(), (true, false, 1));
+    let ticket = guard.detach().unwrap();
+    eventually(SOON, || seen() == (false, true, 1));
+    other.renew_ticket(&ticket).unwrap();
+    assert_eq!(seen(), (false, true, 1));
+    let guard = other.adopt(&ticket).unwrap();
+    eventually(SOON, || seen() == (true, false, 1));
+    guard.unlock().unwrap();
+    // Sets too.
+    let options = || (client.mutex("a").renew(false), client.mutexes(["a"]).renew(false));
+    let guard = options().0.lock_owned().unwrap();
+    assert_eq!(seen(), (false, false, 1));
+    guard.unlock().unwrap();
+    let guards = options().1.lock().unwrap();
+    assert_eq!(seen(), (false, false, 1));
+    guards.unlock().unwrap();
 }
 
 fn a_hold_is_left_with_a_whole_lease(store: &Store) {

@@ -131,6 +131,8 @@ fn every_call_notices_a_foreign_key(server: &Server) {
     assert!(!verified.is_held(), "and it stays lost");
     assert_lost(client.lock("b"), "b");
     assert!(!nested.is_held());
+    let error = client.lock("b").unwrap_err().to_string();
+    assert!(error.starts_with("this thread still has a lost guard of \"b\": drop it; "), "{error}");
     assert_lost(released.unlock(), "c");
     drop((verified, nested));
     for name in ["a", "b", "c"] {
