@@ -74,7 +74,10 @@ impl Scale {
 
 fn main() {
     slow_link::serve_if_started_for_it();
-    partner::serve_if_started_for_it(&[("take turns", take_turns)]);
+    partner::serve_if_started_for_it(&[
+        ("take turns", take_turns),
+        ("read and write", read_and_write),
+    ]);
     let scale = Scale::from_args();
     let servers = [(); 3].map(|()| Server::redis());
     println!("{}", setting::of(&servers[0]));
@@ -101,6 +104,14 @@ fn main() {
                 println!("{}", measure(crowd, *clients, *held, time, &servers));
             }
         }
+    }
+    println!("\ntwo processes with 4 readers each, one of them with a writer too");
+    println!(
+        "{:>7} {:>9} {:>9} {:>14} {:>14}",
+        "hold", "reads/s", "writes/s", "longest write", "read share"
+    );
+    for held in &scale.holds {
+        println!("{}", measure_readers(*held, scale.time(*held, 2), &servers[0]));
     }
 }
 
@@ -137,6 +148,58 @@ struct Row {
     slow_hand_over: Duration,
     /// The turns of the client that only tries.
     by_trying: Option<usize>,
+}
+
+/// What a row of the table about readers and a writer says.
+struct Sharing {
+    hold: Duration,
+    reads: f64,
+    writes: f64,
+    /// The longest time for which the writer has waited.
+    longest: Duration,
+    /// The part of the time in which at least one reader had the lock.
+    share: f64,
+}
+
+fn measure_readers(hold: Duration, time: Duration, server: &Server) -> Sharing {
+    server.command(&["FLUSHALL"]);
+    let start = |writers: &str| {
+        let [hold, time] = [hold, time].map(|time| time.as_micros().to_string());
+        Partner::start("read and write", &[&server.url(), writers, &hold, &time])
+    };
+    let mut partners = ["1", "0"].map(start);
+    for partner in &mut partners {
+        assert_eq!(partner.hear(), "ready");
+    }
+    let end = partner::now() + u64::try_from(time.as_nanos()).expect("a short time");
+    for partner in &mut partners {
+        partner.tell("go");
+    }
+    let [mut reads, writes] = [Vec::new(), hear(&mut partners[0], end)];
+    for partner in &mut partners {
+        reads.extend(hear(partner, end));
+    }
+    reads.sort_unstable_by_key(|read| read.held);
+    let (mut seen, mut covered) = (0, 0);
+    for read in &reads {
+        covered += read.released.saturating_sub(read.held.max(seen));
+        seen = seen.max(read.released);
+    }
+    let longest = writes.iter().map(|write| write.held - write.asked).max().unwrap_or(0);
+    Sharing {
+        hold,
+        reads: as_f64(reads.len()) / time.as_secs_f64(),
+        writes: as_f64(writes.len()) / time.as_secs_f64(),
+        longest: Duration::from_nanos(longest),
+        share: Duration::from_nanos(covered).as_secs_f64() / time.as_secs_f64(),
+    }
+}
+
+impl fmt::Display for Sharing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { hold, reads, writes, longest, share } = self;
+        write!(f, "{hold:>7.0?} {reads:>9.1} {writes:>9.1} {longest:>14.1?} {share:>14.2}")
+    }
 }
 
 fn measure(
@@ -285,6 +348,55 @@ fn take_turns(arguments: &[String]) {
         turns.push(format!("{asked} {held} {released}"));
     }
     partner::say(&turns.join(" "));
+}
+
+/// Runs in the process of a client with four readers and perhaps a writer. It says the turns of the
+/// writer, if it has one, and then those of its readers.
+fn read_and_write(arguments: &[String]) {
+    let [url, writers, hold, time] = arguments else { panic!("four arguments") };
+    let client = Client::open(url).expect("it answers");
+    let lock = client.rw_lock(NAME);
+    drop(lock.read());
+    let [hold, time] = [hold, time].map(|micros| micros.parse().expect("a number"));
+    let [hold, time] = [hold, time].map(Duration::from_micros);
+    partner::say("ready");
+    partner::listen();
+    let end = Instant::now() + time;
+    let read = || drop_after(hold, lock.read().expect("it answers"));
+    let write = || drop_after(hold, lock.write().expect("it answers"));
+    let (writes, reads) = thread::scope(|scope| {
+        let has_writer = writers != "0";
+        let writer = has_writer.then(|| scope.spawn(|| turns_until(end, write)));
+        let readers: Vec<_> = (0..4).map(|_| scope.spawn(|| turns_until(end, read))).collect();
+        let reads: Vec<_> =
+            readers.into_iter().flat_map(|it| it.join().expect("it reads")).collect();
+        (writer.map(|it| it.join().expect("it writes")), reads)
+    });
+    if let Some(writes) = writes {
+        partner::say(&writes.join(" "));
+    }
+    partner::say(&reads.join(" "));
+}
+
+/// Repeats a turn, which returns when its guard was got and released.
+fn turns_until(end: Instant, turn: impl Fn() -> (u64, u64)) -> Vec<String> {
+    let mut turns = Vec::new();
+    while Instant::now() < end {
+        let asked = partner::now();
+        let (held, released) = turn();
+        turns.push(format!("{asked} {held} {released}"));
+    }
+    turns
+}
+
+fn drop_after<G>(hold: Duration, guard: G) -> (u64, u64) {
+    let held = partner::now();
+    if !hold.is_zero() {
+        thread::sleep(hold);
+    }
+    let released = partner::now();
+    drop(guard);
+    (held, released)
 }
 
 fn take(client: &Client, how: &str, end: Instant) -> Option<Guard> {

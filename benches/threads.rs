@@ -64,8 +64,14 @@ fn main() {
     near.mechanisms();
     near.sharers("");
     far.sharers(", 1 ms away");
-    near.one_name(5.0, "");
+    near.few_permits();
+    near.one_name(10.0, "");
     far.one_name(80.0, ", 1 ms away");
+    for (millis, goal) in [(10, 300.0), (50, 1000.0)] {
+        let link = SlowLink::to(server.port(), Duration::from_millis(millis) / 2);
+        let distant = Place { server: &server, url: link.url(), plan };
+        distant.one_name_far_away(goal, &format!(", {millis} ms away"));
+    }
     setting::print_end(&server);
 }
 
@@ -145,37 +151,60 @@ impl Place<'_> {
             let semaphore = semaphores.semaphore("permits", 32);
             move || drop(semaphore.acquire().expect("the server answers"))
         };
-        let rival = |name: &str, turn| Rival { name: name.into(), goal: None, turn };
+        let rival = |name: &str, goal, turn| Rival { name: name.into(), goal, turn };
+        let goal = distance.is_empty().then_some(15.0);
         self.compare(
             &format!("32 threads{distance}"),
             true,
             &[
                 self.raw(THREADS),
                 self.locks("32 mutexes of 32 names", Client::builder(), THREADS, 1, None),
-                rival("32 readers of one name", Box::new(|| self.work(THREADS, &read))),
+                rival("32 readers of one name", goal, Box::new(|| self.work(THREADS, &read))),
                 rival(
                     "32 of 32 permits of one name",
+                    None,
                     Box::new(|| self.work(THREADS, &take_permit)),
                 ),
             ],
         );
     }
 
-    /// Tenures, in which threads hand the lock on, compared with one bare connection.
-    fn one_name(&self, goal: f64, distance: &str) {
-        let mut rivals = vec![self.raw(1)];
-        let mut add = |name: &str, builder: Builder, goal| {
-            let client = builder.open(&self.url).expect("it answers");
-            let cycle = move |_| in_cycles(vec![client.mutex("one")]);
-            let turn = Box::new(move || self.work(8, &cycle));
-            rivals.push(Rival { name: name.into(), goal, turn });
+    /// Threads that wait for a few permits of one name, compared with one bare connection.
+    fn few_permits(&self) {
+        let client = Client::builder().open(&self.url).expect("it answers");
+        let take = move |_| {
+            let semaphore = client.semaphore("few permits", 4);
+            move || drop(semaphore.acquire().expect("the server answers"))
         };
+        let turn = Box::new(|| self.work(32, &take));
+        let permits = Rival { name: "4 permits".into(), goal: Some(8.0), turn };
+        self.compare("32 threads on 4 permits of one name", true, &[self.raw(1), permits]);
+    }
+
+    /// Tenures, in which threads hand the lock off, compared with one bare connection.
+    fn one_name(&self, goal: f64, distance: &str) {
         let without = |mechanism| Client::builder().without(mechanism);
-        add("all mechanisms", Client::builder(), Some(goal));
-        add("no tenures", Client::builder().tenure(Duration::ZERO), None);
-        add("no shared writes", without(Mechanism::SharedWrites), None);
-        add("no spinning", Client::builder().spin(Duration::ZERO), None);
+        let rivals = [
+            self.raw(1),
+            self.sharing_one_name("all mechanisms", Client::builder(), Some(goal)),
+            self.sharing_one_name("no tenures", Client::builder().tenure(Duration::ZERO), None),
+            self.sharing_one_name("no shared writes", without(Mechanism::SharedWrites), None),
+            self.sharing_one_name("no spinning", Client::builder().spin(Duration::ZERO), None),
+        ];
         self.compare(&format!("8 threads on one name{distance}"), true, &rivals);
+    }
+
+    /// The same where one cycle of the bare connection takes a good part of a turn.
+    fn one_name_far_away(&self, goal: f64, distance: &str) {
+        let tenures = self.sharing_one_name("tenures", Client::builder(), Some(goal));
+        let title = format!("8 threads on one name{distance}");
+        self.compare(&title, true, &[self.raw(1), tenures]);
+    }
+
+    fn sharing_one_name(&self, name: &str, builder: Builder, goal: Option<f64>) -> Rival<'_> {
+        let client = builder.open(&self.url).expect("it answers");
+        let cycle = move |_| in_cycles(vec![client.mutex("one")]);
+        Rival { name: name.into(), goal, turn: Box::new(move || self.work(8, &cycle)) }
     }
 
     /// One connection for each thread.
