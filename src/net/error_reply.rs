@@ -44,10 +44,11 @@ const REFUSALS: [&str; 15] = [
 
 /// How the texts of such errors begin that have no code of their own. Further on the same words say
 /// nothing: a proxy may have them in what it replies for a server that it has lost.
-const REFUSING_TEXTS: [&str; 8] = [
+const REFUSING_TEXTS: [&str; 9] = [
     "invalid expire time",
     "protocol error",
     "syntax error",
+    "this instance has cluster support disabled",
     "unknown command",
     "unknown redis command",
     "unknown subcommand",
@@ -186,6 +187,7 @@ mod tests {
             "ERR Unknown command called from script script: on @user_script:1.",
             "ERR user_script:1: attempt to index local 'x' script: on @user_script:1.",
             "ERR Protocol error: invalid bulk length",
+            "ERR This instance has cluster support disabled",
             "ERR unknown command `EVALSHA`, with args beginning with: ",
             "ERR wrong number of arguments for 'evalsha' command",
             "FENCE leasehold:fence:{a} does not hold a token",

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use parking_lot::{Mutex, RwLock};
 
 use crate::base::clock::end_of;
@@ -17,7 +17,9 @@ use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
 use crate::store::commands::Commands;
 use crate::store::keys::{Keys, SLOTS, slot_of};
-use crate::store::servers::node::{Node, Share, Target, covered, is_doubtful, uncovered};
+use crate::store::servers::node::{
+    Node, Share, Target, covered, is_doubtful, uncovered, unsettled,
+};
 
 /// The nodes are not asked again within this time: a failover takes longer.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -92,7 +94,7 @@ impl Topology {
     }
 
     /// As [`owner`](Self::owner). If that is not known or doubted, the nodes are asked first, for
-    /// half of the time at most.
+    /// half of the time at most. If no node could tell, the failure is why.
     pub(super) fn target(
         self: &Arc<Self>,
         slot: usize,
@@ -104,8 +106,16 @@ impl Topology {
         let now = Instant::now();
         let end = now + deadline.saturating_duration_since(now) / 2;
         // It is disconnected when they were asked.
-        let Err(_) = self.learn().recv_deadline(end);
-        self.owner(slot).ok_or_else(uncovered)
+        let Err(asked) = self.learn().recv_deadline(end);
+        self.owner(slot).ok_or_else(|| match (asked, self.failure.lock().clone()) {
+            // Another node may still reply.
+            (RecvTimeoutError::Timeout, None) => unsettled("no node has replied yet"),
+            // The request itself was not sent.
+            (_, Some(failure)) if failure.is_ambiguous() => {
+                Failure { kind: FailureKind::Unreachable, ..failure }
+            }
+            (_, failure) => failure.unwrap_or_else(uncovered),
+        })
     }
 
     /// Where to send a request about a slot that a node has redirected: only this one, with ASKING,

@@ -7,14 +7,14 @@ mod slot_moves;
 
 use std::thread;
 
-use leasehold::{Builder, Client, Error, Guard};
+use leasehold::{Builder, Client, Error, Guard, Phase};
 
 use crate::support::child::{self, Child};
 use crate::support::cluster::add_slots;
 use crate::support::server::Server;
 use crate::support::{
-    Cluster, LEASE, SOON, eventually, hasty, is_busy, ms, patient, sleepy, take, throughout, timed,
-    unlock,
+    Cluster, LEASE, SOON, eventually, everything, hasty, is_busy, ms, patient, sleepy, soon, take,
+    throughout, timed, unlock,
 };
 
 fn names() -> Vec<String> {
@@ -79,6 +79,46 @@ fn a_server_that_is_no_cluster_is_a_permanent_error() {
         Err(Error::Redis { code, .. }) => assert_eq!(code, "ERR"),
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn a_lazy_client_says_why_no_node_has_told_where_a_lock_is() {
+    let lazy = |url: &str| patient().wait(4 * SOON).lazy(true).open_cluster([url]).unwrap();
+    let refused = |url: &str, expected: &str| {
+        let client = lazy(url);
+        let permanent = |result: Result<(), Error>| match result {
+            Err(Error::Redis { code, .. }) => assert_eq!(code, expected),
+            other => panic!("{other:?}"),
+        };
+        permanent(soon(|| client.lock("a").map(drop)));
+        permanent(soon(|| client.try_lock("a").map(drop)));
+        permanent(soon(|| client.ping().map(drop)));
+    };
+    refused(&Server::redis().url(), "ERR");
+    let cluster = Cluster::shared();
+    let port = cluster.nodes()[0].port();
+    refused(&format!("redis://ali:simsim@127.0.0.1:{port}/"), "WRONGPASS");
+
+    let away = lazy("redis://127.0.0.1:1/");
+    let result = soon(|| away.try_lock("a").map(drop));
+    assert!(matches!(result, Err(Error::Unavailable { phase: Phase::Connect, .. })), "{result:?}");
+    let error = away.try_lock_for("a", ms(300)).unwrap_err();
+    assert!(everything(&error).contains("refused"), "{error:?}");
+}
+
+#[test]
+fn a_node_of_a_cluster_is_not_taken_for_a_server_with_all_names() {
+    let cluster = Cluster::shared();
+    let url = cluster.nodes()[0].url();
+    match Client::open(&url) {
+        Err(Error::InvalidInput(text)) => assert!(text.contains("redis+cluster://"), "{text}"),
+        other => panic!("{other:?}"),
+    }
+    let lazy = patient().lazy(true).open(&url).unwrap();
+    let error = names().iter().find_map(|name| lazy.try_lock(name).err()).unwrap();
+    assert!(everything(&error).contains("redis+cluster://"), "{error:?}");
+    let alone = Cluster::of(1);
+    take(&Client::open(&alone.nodes()[0].url()).unwrap(), "a").unlock().unwrap();
 }
 
 #[test]
