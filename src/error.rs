@@ -266,7 +266,9 @@ impl fmt::Display for Error {
             Self::Redis { attempt, server, code, .. } => {
                 write!(f, "could not {attempt}: {server} refused it: {code}")?;
                 f.write_str(match &**code {
-                    "CROSSSLOT" | "MOVED" => ", because it is a node of a cluster",
+                    "CROSSSLOT" | "MOVED" => {
+                        ", because it is a node of a cluster: use redis+cluster://"
+                    }
                     "NOPERM" => " (docs/deployment.md lists the permissions that a user needs)",
                     _ => "",
                 })

@@ -46,7 +46,11 @@ fn one(servers: &ServerFactory, server: Arc<Multiplexer>) -> Result<Shared> {
         let probed = server.exchange(demand.probe(), None, end_of(config.connect_timeout));
         probed.map_err(|failure| failure.into_error(ATTEMPT, ""))?;
     }
-    start(servers, Arc::new(Servers::one(server, servers)), false)
+    let store = Servers::one(server, servers);
+    if !config.lazy {
+        store.check_alone(end_of(config.connect_timeout))?;
+    }
+    start(servers, Arc::new(store), false)
 }
 
 fn sentinel(servers: &ServerFactory, urls: Vec<String>, master: &str) -> Result<Shared> {

@@ -70,7 +70,11 @@ fn perform(args: Args) -> Result<u8, ExitError> {
         }
         Task::Completions { shell } => manual::complete(shell),
         Task::Lock { how, name } => lock::lock(&server, &how, &name, json),
-        Task::Ls { names, start } => show::list(&server.open()?, &server, &start, names, json),
+        Task::Ls { names, start } => {
+            // Also what one node of a cluster has.
+            let client = server.builder()?.lazy(true).build()?;
+            show::list(&client, &server, &start, names, json)
+        }
         Task::Man { task } => manual::manual(task.as_deref()),
         Task::Ping => {
             // `ping` reports servers that do not answer, so opening must not fail for them.

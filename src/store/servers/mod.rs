@@ -74,6 +74,14 @@ impl Servers {
         Self { placement: Placement::Slots(Arc::new(topology)), background }
     }
 
+    /// Fails if the one server is a node of a cluster, and others have some of the names.
+    pub(crate) fn check_alone(&self, deadline: Instant) -> ApiResult<()> {
+        let Placement::One(target) = &self.placement else { return Ok(()) };
+        let why = "must begin with redis+cluster:// or rediss+cluster://, because the server is a \
+                   node of a cluster, and other nodes have some of the names";
+        Error::require(!target.node.has_others(deadline), "url", why)
+    }
+
     /// Asks which node serves which slot. Fails unless all slots are served.
     pub(crate) fn explore(&self) -> Result<(), Failure> {
         match &self.placement {

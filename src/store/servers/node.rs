@@ -28,6 +28,9 @@ use crate::store::scripts::ScriptReply;
 /// How many acquires after one that found its lock held are expected to find theirs held, too.
 const CONTENDED: u32 = 64;
 
+/// How many keys, each in another slot, are read to find out whether other nodes have some.
+const KEYS_READ: u32 = 20;
+
 /// One server.
 pub(super) struct Node {
     pub(super) server: Arc<Multiplexer>,
@@ -74,6 +77,18 @@ impl Node {
         let own_host = factory.endpoint.host().unwrap_or_default();
         let nonsense = || Failure { kind: FailureKind::Unreachable, ..factory.invalid_reply() };
         shares(&reply, own_host).ok_or_else(nonsense)
+    }
+
+    /// Returns `true` if it is a node of a cluster, and others have some of the names. Reads some
+    /// keys, because locks do not need the right to ask about the cluster.
+    pub(super) fn has_others(&self, deadline: Instant) -> bool {
+        let read = |number: u32| {
+            let key = self.commands.keys.lock(&number.to_string()).into_owned();
+            Request::command(&redis::cmd("GET").arg(key).take())
+        };
+        let reads = (0..KEYS_READ).map(read);
+        let replies = self.server.exchange_all(reads, None, deadline);
+        replies.iter().any(|reply| matches!(reply, Err(failure) if failure.code == "MOVED"))
     }
 
     /// Notes the lowest slot that the node serves: its hash tag is that of the channels over which
