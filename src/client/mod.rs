@@ -44,7 +44,7 @@ impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Stats { held, waiting, .. } = self.shared.stats();
         let shown = &mut f.debug_struct("Client");
-        let shown = shown.field("label", &self.shared.config.label);
+        let shown = shown.field("label", &self.shared.config.label());
         shown.field("held", &held).field("waiting", &waiting).finish_non_exhaustive()
     }
 }

@@ -94,8 +94,13 @@ pub(crate) fn in_memory(mut config: Config, server: &MemoryServer) -> Result<Sha
 }
 
 /// Checks the settings, and starts the reports to the program.
-fn prepare(config: &mut Config) -> Result<Events> {
+fn prepare(config: &mut Config, has_sentinels: bool) -> Result<Events> {
     config.check()?;
+    let has_a_use = has_sentinels || config.master_login.is_none();
+    let why = "must not be set unless sentinels name the master";
+    Error::require(has_a_use, "master_login", why)?;
+    // That of the process that opens the client.
+    config.label = Some(config.label());
     // Only the thread that calls it keeps the callback.
     Events::start(config.on_event.take(), config.metrics).map_err(Error::no_thread)
 }

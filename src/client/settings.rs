@@ -128,11 +128,13 @@ setters! {
     /// Defaults to [`Durability::Memory`].
     durability(durability: Durability) = durability;
 
-    /// Sets the beginning of the client's [id](crate::Client::id), such as a host name, by which
-    /// operators see in Redis which program holds a lock.
+    /// Sets the beginning of the client's [id](crate::Client::id), by which operators see in Redis
+    /// which program holds a lock.
     ///
-    /// At most 256 bytes, without braces and control characters. Defaults to no label.
-    label(label: &str) = label.into();
+    /// At most 256 bytes, without braces and control characters; empty for none. Defaults to the
+    /// host and the number of the process, such as `web-3:4711`. If that number is 1, as in
+    /// containers, four random digits follow it, such as `web-3:1-0815`.
+    label(label: &str) = Some(label.into());
 
     /// Sets a callback for every [`Event`]. A thread of its own delivers the events, and the lines
     /// for the logger of the `log` crate, in order, so a callback that blocks or panics does no

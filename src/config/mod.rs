@@ -6,6 +6,7 @@ pub(crate) mod certificates;
 pub(crate) mod durability;
 pub(crate) mod url;
 
+use std::process;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,8 @@ pub(crate) const NAME_MAX: usize = 64 * 1024;
 pub(crate) const RESERVED: &str = "leasehold:";
 const IO_TIMEOUT_DEFAULT: Duration = Duration::from_secs(1);
 const LABEL_MAX: usize = 256;
+/// The longest part of a host's name that is in a label, in characters.
+const HOST_MAX: usize = 64;
 const POOL_MAX: u32 = 10_000;
 
 /// A mechanism that makes locks faster, and that a benchmark can switch off to show what it gains.
@@ -98,7 +101,8 @@ with_defaults! {
         retry_window: Duration = Duration::from_secs(10),
         backoff: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500)),
         prefix: String = "lock:".into(),
-        label: String = String::new(),
+        /// As set by the user; the method of this name has the default.
+        label: Option<String> = None,
         durability: Durability = Durability::Memory,
         fence_life: Duration = Duration::from_secs(24 * 60 * 60),
         /// Taken out when a client is opened.
@@ -140,7 +144,19 @@ impl Config {
         Error::require(is_prefix, "prefix", why)?;
         let has_one_login = self.master_login.is_none() || self.credentials.is_none();
         Error::require(has_one_login, "master_login", "must not be set along with `credentials`")?;
-        check_label(&self.label)
+        check_label(self.label.as_deref().unwrap_or_default())
+    }
+
+    /// Returns the beginning of the ids of clients: by default the host and the process. In a
+    /// container, where many processes have the id 1, four random digits follow.
+    pub(crate) fn label(&self) -> String {
+        self.label.clone().unwrap_or_else(|| {
+            let random = || getrandom::u32().unwrap_or_default() % 10_000;
+            match process::id() {
+                1 => format!("{}:1-{:04}", host(), random()),
+                id => format!("{}:{id}", host()),
+            }
+        })
     }
 
     pub(crate) fn options_mut(&mut self) -> &mut LockOptions {
@@ -162,14 +178,26 @@ impl Config {
     }
 }
 
+/// The name of this host, without what a label must not have.
+fn host() -> String {
+    #[cfg(unix)]
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    #[cfg(not(unix))]
+    let host = std::env::var("COMPUTERNAME").unwrap_or_default();
+    host.chars().filter(|char| !is_bad_in_label(*char)).take(HOST_MAX).collect()
+}
+
+/// The label is part of channel names, where braces would determine the hash slot.
+fn is_bad_in_label(char: char) -> bool {
+    matches!(char, '{' | '}') || char.is_control()
+}
+
 /// Returns an error if no client can have this label.
 pub(crate) fn check_label(label: &str) -> Result<()> {
     let is_short = label.len() <= LABEL_MAX;
     Error::require(is_short, "label", format_args!("must be at most {LABEL_MAX} bytes"))?;
-    // The label is part of channel names, where braces would determine the hash slot.
-    let is_bad = |c: char| matches!(c, '{' | '}') || c.is_control();
     let why = "must have neither braces nor control characters";
-    Error::require(!label.contains(is_bad), "label", why)
+    Error::require(!label.contains(is_bad_in_label), "label", why)
 }
 
 with_defaults! {

@@ -179,7 +179,7 @@ fn set(config: &mut Config, name: &str, text: &str) -> Parsed<()> {
         "idle_timeout" => config.idle_timeout = limit(text)?,
         "io_timeout" => config.io_timeout = Some(parse_duration(text)?),
         "keep" => config.options_mut().keep = parse_duration(text)?,
-        "label" => config.label = text.into(),
+        "label" => config.label = Some(text.into()),
         "lazy" => config.lazy = flag(text)?,
         "lease" => config.options_mut().lease = parse_duration(text)?,
         "master_login" => config.master_login = Some(login(text)?),
@@ -380,7 +380,7 @@ mod tests {
         assert_eq!(config.idle_timeout, None);
         assert_eq!(config.io_timeout, Some(ms(200)));
         assert_eq!(config.options.keep, seconds(2));
-        assert_eq!(config.label, "me");
+        assert_eq!(config.label.as_deref(), Some("me"));
         assert!(config.lazy && !config.options.reentrant && !config.options.renew);
         assert_eq!(config.options.lease, seconds(20));
         let login = config.master_login.expect("it is set");

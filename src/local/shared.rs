@@ -72,7 +72,7 @@ impl Shared {
         withdraws: bool,
         pools: Pools,
     ) -> Result<Self> {
-        let client = new_client_id(&config.label)?;
+        let client = new_client_id(&config.label())?;
         let times = CallTimes::new(&config, config.options.first_lease());
         let (renewer, incoming) = renewer::channel();
         let reporter = Arc::new(Reporter::new(events, renewer, &store));

@@ -2,20 +2,15 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::process;
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Parser, Subcommand, value_parser};
 use clap_complete::Shell;
 use leasehold::{Builder, Client, parse_duration};
-use rustix::system::uname;
 
 use crate::child::parse_signal;
 use crate::output::{ExitError, NOT_ACQUIRED, USAGE};
-
-/// Enough characters of the host name to recognise the host.
-const HOST_MAX: usize = 64;
 
 /// Runs a command while it holds a lock on Redis, shows locks, and ends them.
 #[derive(Debug, Parser)]
@@ -55,7 +50,7 @@ impl ServerArgs {
         let Some(url) = self.url() else {
             return Err(ExitError::new(USAGE, "no server: set REDIS_URL or give --url"));
         };
-        let builder = Builder::default().label(&default_label()).environment(&url)?;
+        let builder = Builder::default().environment(&url)?;
         let builder = with(builder, self.label.as_deref(), Builder::label);
         Ok(with(builder, self.prefix.as_deref(), Builder::prefix))
     }
@@ -90,14 +85,6 @@ pub(crate) fn with<T>(
         Some(value) => set(builder, value),
         None => builder,
     }
-}
-
-fn default_label() -> String {
-    let host = uname().nodename().to_string_lossy().into_owned();
-    // A label may have neither.
-    let is_good = |c: &char| !matches!(c, '{' | '}') && !c.is_control();
-    let host: String = host.chars().filter(is_good).take(HOST_MAX).collect();
-    format!("{host}:{}", process::id())
 }
 
 #[derive(Debug, Subcommand)]

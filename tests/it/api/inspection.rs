@@ -162,7 +162,10 @@ fn other_clients_see_the_holder(server: &Server) {
     let _guard = take(&client, "a");
     let holder = other.mutex("a").holder().unwrap().unwrap();
     assert!(holder.owner.starts_with(client.id()));
-    assert_eq!((holder.client.as_str(), holder.label.as_str()), (client.id(), ""));
+    assert_eq!(holder.client, client.id());
+    assert!(holder.label.ends_with(&format!(":{}", std::process::id())), "{:?}", holder.label);
+    let unlabelled = server.open(patient().label(""));
+    assert!(!unlabelled.id().contains(':'), "{}", unlabelled.id());
     assert_eq!(holder.owner, server.hold("a").0);
     assert!(other.mutex("a").is_locked().unwrap());
     assert!(!other.mutex("a").is_held_by_current_thread());
