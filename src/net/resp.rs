@@ -229,18 +229,20 @@ impl ReplyBuffer {
         };
         let end = self.searched + end;
         let mut length = end + 2;
-        let part = match (kind, str::from_utf8(&unread[1..end]).map_err(|_| NO_REPLY)?) {
-            (b'+', "OK") => Part::Value(Value::Okay),
-            (b'+', text) => Part::Value(Value::SimpleString(text.into())),
-            (b'-', _) => Part::Value(parse_redis_value(&unread[..length]).map_err(|_| NO_REPLY)?),
-            (b':', number) => Part::Value(Value::Int(number.parse().map_err(|_| NO_REPLY)?)),
-            (_, "-1") => Part::Value(Value::Nil),
-            (b'*', size) => match size.parse().map_err(|_| NO_REPLY)? {
+        let line = &unread[1..end];
+        let part = match (kind, str::from_utf8(line)) {
+            (b'-', _) => Part::Value(error_reply(line)?),
+            (_, Err(_)) => return Err(NO_REPLY),
+            (b'+', Ok("OK")) => Part::Value(Value::Okay),
+            (b'+', Ok(text)) => Part::Value(Value::SimpleString(text.into())),
+            (b':', Ok(number)) => Part::Value(Value::Int(number.parse().map_err(|_| NO_REPLY)?)),
+            (_, Ok("-1")) => Part::Value(Value::Nil),
+            (b'*', Ok(size)) => match size.parse().map_err(|_| NO_REPLY)? {
                 0 => Part::Value(Value::Array(Vec::new())),
                 _ if self.arrays.len() == DEPTH_MAX => return Err(TOO_DEEP),
                 size => Part::Array(size),
             },
-            (_, size) => {
+            (_, Ok(size)) => {
                 let size: usize = size.parse().map_err(|_| NO_REPLY)?;
                 let whole = size.checked_add(length + 2).filter(|whole| *whole <= room);
                 let start = mem::replace(&mut length, whole.ok_or(TOO_LONG)?);
@@ -277,6 +279,12 @@ impl ReplyBuffer {
         }
         Some(value)
     }
+}
+
+/// A server cuts what it repeats of a request, even within a character.
+fn error_reply(text: &[u8]) -> Result<Value, &'static str> {
+    let reply = format!("-{}\r\n", String::from_utf8_lossy(text));
+    parse_redis_value(reply.as_bytes()).map_err(|_| NO_REPLY)
 }
 
 #[cfg(test)]
@@ -329,6 +337,19 @@ mod tests {
             assert_eq!(value, parse_redis_value(reply).expect("it is a reply"));
         }
         assert!(buffer.take().is_none());
+    }
+
+    #[test]
+    fn an_error_reply_may_be_cut_within_a_character() {
+        let mut buffer = ReplyBuffer::default();
+        read(&mut buffer, b"-ERR unknown command, with args 'st\xc3'\r\n:1\r\n");
+        match buffer.take() {
+            Some(Ok(Value::ServerError(error))) => {
+                assert_eq!(error.details(), Some("unknown command, with args 'st\u{fffd}'"));
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(buffer.take().expect("it is whole").expect("it is a reply"), Value::Int(1));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::thread;
 
 use leasehold::{Builder, Client, Error};
 
+use crate::support::server;
 use crate::support::{
     LEASE, SOON, Server, assert_rejected, assert_unavailable, behind_proxy, eventually, ms,
     patient, stores, take, throughout, timed,
@@ -40,6 +41,16 @@ stores! {
 
 fn hasty() -> Builder {
     Client::builder().io_timeout(ms(300)).retry_window(ms(300))
+}
+
+/// Redis repeats 128 bytes of a request that it does not know.
+#[test]
+fn an_error_reply_that_is_cut_within_a_character_is_a_refusal() {
+    let server = server::Server::redis_with(&["--rename-command", "EVALSHA", "gone"]);
+    let client = Client::open(&server.url()).unwrap();
+    for name in ["\u{fc}".repeat(100), format!("x{}", "\u{fc}".repeat(100))] {
+        assert_rejected(client.try_lock(&name), "ERR");
+    }
 }
 
 fn fill(server: &Server) {
