@@ -29,7 +29,8 @@ use crate::store::servers::{Servers, parse_seeds};
 const ATTEMPT: &str = "open a client";
 
 pub(crate) fn at(mut config: Config, deployment: Deployment) -> Result<Shared> {
-    let events = prepare(&mut config)?;
+    let has_sentinels = matches!(deployment, Deployment::Sentinel { .. });
+    let events = prepare(&mut config, has_sentinels)?;
     let servers = &ServerFactory::new(&config, &events)?;
     match deployment {
         Deployment::Cluster { seeds } => cluster(servers, seeds),

@@ -233,8 +233,8 @@ setters! {
     ) = Some(CredentialsCallback::new(callback));
 
     /// Sets the user (empty for the default user) and the password for the master that sentinels
-    /// name. The login in the URLs is then used only for the sentinels. Applies only to
-    /// [`open_sentinel`](Builder::open_sentinel).
+    /// name. The login in the URLs is then used only for the sentinels. Where no sentinels are, it
+    /// is [`InvalidInput`](crate::Error::InvalidInput).
     ///
     /// Must not be set together with [`credentials`](Builder::credentials). Defaults to the login
     /// in the URLs.

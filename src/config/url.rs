@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::config::callbacks::Credentials;
 use crate::config::durability::Durability;
 use crate::error::{Error, Result};
-use crate::net::endpoint::is_connection_option;
+use crate::net::endpoint::{URL_HINT, is_connection_option, trimmed};
 
 const NO_DURATION: &str = "must be a duration such as `500ms`, `2s`, `5m`, or plain seconds";
 const NO_DURABILITY: &str =
@@ -56,11 +56,14 @@ type Options = Vec<(String, String)>;
 /// Parses `redis[s]://…`, `unix://…`, and `redis[s]+cluster://`, `+redlock` and `+sentinel` with
 /// several hosts. Returns also the settings in the query.
 fn parse(url: &str) -> Result<(Deployment, Options)> {
+    let why = format!(
+        "must be redis[s]://host[:port][/db], unix:///path, or several hosts as in \
+         redis+sentinel://, redis+cluster:// or redis+redlock://, {URL_HINT}"
+    );
+    let url = trimmed(url).ok_or_else(|| Error::invalid("url", &why))?;
     let parts =
         url.split_once("://").and_then(|(scheme, rest)| Some((scheme.split_once('+')?, rest)));
     let Some(((scheme, topology @ ("cluster" | "redlock" | "sentinel")), rest)) = parts else {
-        let why = "must be redis[s]://host[:port][/db], unix:///path, or several hosts as in \
-                   redis+sentinel://, redis+cluster:// or redis+redlock://";
         Error::require(redis::parse_redis_url(url).is_some(), "url", why)?;
         let (url, options) = split_options(url)?;
         return Ok((Deployment::Server { url }, options));
@@ -97,7 +100,7 @@ fn split_master(tail: &str) -> Result<(String, String)> {
     let is_name = |char: char| char.is_ascii_alphanumeric() || ".-_".contains(char);
     let is_master = !master.is_empty() && master.chars().all(is_name);
     let why = "must name the master, as in redis+sentinel://host,host/master[/database]";
-    Error::require(is_master, "url", why)?;
+    Error::require(is_master, "url", format_args!("{why}, {URL_HINT}"))?;
     Ok((master.into(), format!("/{database}{rest}")))
 }
 
@@ -295,12 +298,32 @@ mod tests {
         let url = "redis://u:p%40@h:1/2?lease=20s&prefix=app:&pool=4";
         assert_parsed(url, &["redis://u:p%40@h:1/2"], "server", &settings);
         let url = "rediss://h/?client_name=a%26b&wait=1&protocol=resp3#insecure";
-        let rest = "rediss://h/?client_name=a%26b&protocol=resp3#insecure";
-        assert_parsed(url, &[rest], "server", &[("wait", "1")]);
+        let rest = "rediss://h/?client_name=a%26b#insecure";
+        assert_parsed(url, &[rest], "server", &[("wait", "1"), ("protocol", "resp3")]);
         let url = "unix:///tmp/x?db=1&user=u&pass=p&wait=1";
         assert_parsed(url, &["unix:///tmp/x?db=1&user=u&pass=p"], "server", &[("wait", "1")]);
         let url = "redis://h?db=1";
         assert_parsed(url, &["redis://h"], "server", &[("db", "1")]);
+    }
+
+    #[test]
+    fn white_space_around_every_url_is_ignored() {
+        assert_parsed(" redis://h/\n", &["redis://h/"], "server", &[]);
+        let url = "\tredis+cluster://a/?wait=1\r\n";
+        assert_parsed(url, &["redis://a/"], "cluster", &[("wait", "1")]);
+    }
+
+    #[test]
+    fn what_a_password_may_have_done_to_every_url_is_said() {
+        for url in [
+            "redis://:sec/ret@host",
+            "'redis://:secret@host'",
+            "redis+sentinel://:sec/ret@host/shop",
+            "redis+redlock://:sec\nret@host",
+        ] {
+            let error = parse(url).map(drop).expect_err(url).to_string();
+            assert!(error.contains("%23") && !error.contains("ret@host"), "{url:?}: {error}");
+        }
     }
 
     #[test]
@@ -430,6 +453,7 @@ mod tests {
             ("durability", "secret"),
             ("master_login", "secret"),
             ("colour", "secret"),
+            ("protocol", "secret"),
         ] {
             let error = applied(&[(name, text)]).expect_err(name).to_string();
             assert!(error.contains(name) && !error.contains("secret"), "{error}");

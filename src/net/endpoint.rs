@@ -20,6 +20,13 @@ use crate::net::tls::Connector;
 #[cfg(feature = "tls")]
 use crate::net::trust::Trust;
 
+/// What a URL must be that cannot be parsed, perhaps because of what is in its password.
+const FORM: &str = "must be redis[s]://host[:port][/db] or unix:///path";
+
+/// What else may be wrong with a URL that is not as it must be.
+pub(crate) const URL_HINT: &str = "with %23, %2F and %3F for `#`, `/` and `?` in a password, and \
+                                   without quotes and line breaks";
+
 #[derive(Clone)]
 pub(crate) struct Endpoint {
     pub(super) address: ConnectionAddr,
@@ -44,8 +51,9 @@ impl Endpoint {
     #[cfg_attr(not(feature = "tls"), expect(unused_variables, reason = "all about TLS"))]
     pub(crate) fn parse(url: &str, config: &Config, events: &Events) -> ApiResult<Self> {
         let refuse = |why: &str| Err(Error::invalid("url", why));
-        let Some(mut parsed) = redis::parse_redis_url(url) else {
-            return refuse("must be redis[s]://host[:port][/db] or unix:///path");
+        let refuse_form = |why: &str| refuse(&format!("{why}, {URL_HINT}"));
+        let Some(mut parsed) = trimmed(url).and_then(redis::parse_redis_url) else {
+            return refuse_form(FORM);
         };
         let encrypted = matches!(parsed.scheme(), "rediss" | "valkeys");
         if encrypted && cfg!(not(feature = "tls")) {
@@ -53,7 +61,10 @@ impl Endpoint {
         }
         // TLS is not the parser's concern: to it, this is an address and a login like any other.
         if encrypted && parsed.set_scheme("redis").is_err() {
-            return refuse("must be redis[s]://host[:port][/db] or unix:///path");
+            return refuse_form(FORM);
+        }
+        if !encrypted && parsed.fragment().is_some() {
+            return refuse_form("must have nothing behind a #");
         }
         let is_setting = |name: &str| !is_connection_option(parsed.scheme(), name);
         if parsed.query_pairs().any(|(name, _)| is_setting(&name)) {
@@ -65,7 +76,7 @@ impl Endpoint {
             .map(|(_, name)| name.into_owned());
         // The parser's own messages can quote the URL, so they are not passed on.
         let Ok(info) = parsed.clone().into_connection_info() else {
-            return refuse("must have a host or a path, a database number if any, and valid UTF-8");
+            return refuse_form("must have a host or a path, a database number if any, and UTF-8");
         };
         let (address, login) = (info.addr().clone(), info.redis_settings().clone());
         if login.db() < 0 {
@@ -158,7 +169,9 @@ impl Endpoint {
 
     pub(super) fn greeting(&self) -> Vec<(Step, Request)> {
         let mut greeting = Vec::new();
-        if let Some(password) = self.login.password() {
+        // A user without a password may be one that needs none.
+        let password = self.login.password().or(self.login.username().map(|_| ""));
+        if let Some(password) = password {
             let auth = redis::cmd("AUTH").arg(self.login.username()).arg(password).take();
             greeting.push((Step::Login, Request::command(&auth)));
         }
@@ -188,10 +201,16 @@ pub(super) enum Step {
     Role,
 }
 
+/// A URL without white space at its ends; `None` if there are line breaks or tabs within, which the
+/// parser would skip.
+pub(crate) fn trimmed(url: &str) -> Option<&str> {
+    Some(url.trim()).filter(|url| !url.contains(char::is_control))
+}
+
 /// Returns `true` for what the query of one server's URL may have: how to log in there.
 pub(crate) fn is_connection_option(scheme: &str, name: &str) -> bool {
     match name {
-        "client_name" | "protocol" => true,
+        "client_name" => true,
         "db" | "pass" | "user" => scheme.ends_with("unix"),
         _ => false,
     }
@@ -222,7 +241,8 @@ fn connector(
         // A user who has set it up relies on it.
         _ if config.tls.is_some() => Err(Error::invalid(
             "url",
-            "must begin with rediss:// if `tls`, `ca`, `cert`, `key` or `server_name` is set",
+            "must begin with rediss:// if `tls`, `ca`, `cert`, `key`, `server_name`, \
+             LEASEHOLD_CA, LEASEHOLD_CERT or LEASEHOLD_KEY is set",
         )),
         _ => Ok(None),
     }
@@ -250,7 +270,38 @@ mod tests {
              *3\r\n$6\r\nCLIENT\r\n$7\r\nSETNAME\r\n$3\r\napp\r\n"
         );
         assert_eq!(login("redis://:p@localhost"), "*2\r\n$4\r\nAUTH\r\n$1\r\np\r\n");
+        let without_password = "*3\r\n$4\r\nAUTH\r\n$1\r\nu\r\n$0\r\n\r\n";
+        for url in ["redis://u@localhost", "redis://u:@localhost", "unix:///tmp/x?user=u"] {
+            assert_eq!(login(url), without_password, "{url}");
+        }
         assert_eq!(login("unix:///tmp/x?pass=p"), "*2\r\n$4\r\nAUTH\r\n$1\r\np\r\n");
+    }
+
+    #[test]
+    fn white_space_around_a_url_is_ignored() {
+        let login_of = "*2\r\n$4\r\nAUTH\r\n$1\r\np\r\n";
+        assert_eq!(login(" redis://:p@localhost\r\n"), login_of);
+    }
+
+    #[test]
+    fn what_a_password_may_have_done_to_a_url_is_said() {
+        for url in [
+            "redis://:sec/ret@host",
+            "redis://me:1#secret@host",
+            "redis://secret#1@host",
+            "redis://me:1/secret@host",
+            "redis://:secret?@host",
+            "\"redis://:secret@host\"",
+            "redis://:sec\nret@host",
+            "unix:///secret#x",
+            #[cfg(feature = "tls")]
+            "rediss://me:1#secret@host",
+        ] {
+            let error =
+                Endpoint::parse(url, &Config::default(), &Events::default()).expect_err(url);
+            let text = error.to_string();
+            assert!(text.contains("%23") && !text.contains("secret"), "{url:?}: {text}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::base::event_thread::Events;
 use crate::base::printable;
 use crate::config::certificates::{self, Tls};
 use crate::error::{Error, Result};
+use crate::net::endpoint::URL_HINT;
 
 /// What a server must prove.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -32,7 +33,10 @@ impl Trust {
                 "url",
                 "must not end with #insecure unless leasehold's feature `tls-insecure` is enabled",
             )),
-            Some(_) => Err(Error::invalid("url", "must have nothing behind a # but `insecure`")),
+            Some(_) => {
+                let why = format_args!("must have nothing behind a # but `insecure`, {URL_HINT}");
+                Err(Error::invalid("url", why))
+            }
         }
     }
 }

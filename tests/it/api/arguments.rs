@@ -77,6 +77,7 @@ fn bad_options() -> Vec<(&'static str, Builder)> {
             "master_login",
             options().master_login("", "x").credentials(|| Ok(Credentials::new("", "y"))),
         ),
+        ("master_login", options().master_login("", "x")),
         ("backoff min", options().backoff(Duration::ZERO, ms(100))),
         ("backoff", options().backoff(ms(101), ms(100))),
     ]

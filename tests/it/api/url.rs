@@ -18,7 +18,9 @@ stores! {
         settings_of_a_url_count,
         what_is_set_later_counts,
         the_url_of_the_environment_is_used,
-        a_unix_socket_may_have_settings_too;
+        a_unix_socket_may_have_settings_too,
+        white_space_around_a_url_is_ignored,
+        a_user_without_a_password_is_not_the_default_user;
 }
 
 fn settings_of_a_url_count(server: &Server) {
@@ -61,6 +63,26 @@ fn a_unix_socket_may_have_settings_too(server: &Server) {
     let url = format!("{}?pass=sesame&db=0&lease=20s", server.unix_url());
     let guard = Client::open(&url).unwrap().lock("a").unwrap();
     assert!(guard.remaining() <= ms(20_000));
+}
+
+fn white_space_around_a_url_is_ignored(server: &Server) {
+    let urls = server.url().replace("redis://", "redis+redlock://");
+    for url in [server.url(), server.unix_url(), urls] {
+        take(&Client::open(&format!(" {url}\n")).unwrap(), "a").unlock().unwrap();
+    }
+}
+
+fn a_user_without_a_password_is_not_the_default_user(server: &Server) {
+    server.command(&["ACL", "SETUSER", "ali", "on", "nopass", "~*", "&*", "+@all"]);
+    server.command(&["ACL", "SETUSER", "ben", "on", ">sesame", "~*", "&*", "+@all"]);
+    let of = |user: &str| format!("redis://{user}@127.0.0.1:{}/", server.port());
+    let _client = Client::open(&of("ali")).unwrap();
+    let clients: String = server.ask(&["CLIENT", "LIST"]);
+    assert!(clients.contains("user=ali"), "{clients}");
+    match Client::open(&of("ben")) {
+        Err(Error::Redis { code, .. }) => assert_eq!(code, "WRONGPASS"),
+        other => panic!("{other:?}"),
+    }
 }
 
 fn the_url_of_the_environment_is_used(server: &Server) {
@@ -113,6 +135,7 @@ fn bad_settings_are_refused_before_a_connection_is_made() {
         ("pool=0", "pool_size"),
         ("colour=secret", "colour"),
         ("db=1", "db"),
+        ("protocol=resp3", "protocol"),
         ("backoff=2s..1s", "backoff"),
         ("durability=replicas:0:1s", "durability"),
         ("wait=", "wait"),
@@ -133,6 +156,22 @@ fn bad_settings_are_refused_before_a_connection_is_made() {
     assert_refused(Client::open(&url).map(drop), "twice");
     for url in ["redis+cluster://", "redis+redlock://a,,b", "redis+other://a", "memory://"] {
         assert_refused(Client::open(url).map(drop), "url");
+    }
+    for url in [
+        format!("redis://{address}/?master_login=ali:secret"),
+        format!("redis+redlock://{address}/?master_login=ali:secret"),
+        format!("redis+cluster://{address}/?master_login=ali:secret"),
+    ] {
+        assert_refused(Client::open(&url).map(drop), "master_login");
+    }
+    for url in [
+        format!("redis://{address}/#secret"),
+        format!("redis+redlock://{address}/#secret"),
+        format!("redis+cluster://{address}#secret"),
+        format!("redis+sentinel://{address}/shop#secret"),
+        format!("redis://127.0.0.1:{}#secret@nowhere/", address.port()),
+    ] {
+        assert_refused(Client::open(&url).map(drop), "%23");
     }
     let one_of_several = [format!("redis://{address}/?lease=20s")];
     assert_refused(Client::builder().open_cluster(&one_of_several).map(drop), "settings");
