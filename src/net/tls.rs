@@ -23,6 +23,8 @@ use crate::net::wait::{Arrived, ReplyWait, WaitFor};
 /// How many bytes are sent as one record, fewer than `rustls` has room for.
 const RECORD: usize = 16 * 1024;
 
+const NO_ANSWER: &str = "the server has not answered, as at a port without TLS";
+
 /// Opens TLS sessions with one server, and verifies it.
 #[derive(Clone)]
 pub(crate) struct Connector {
@@ -130,6 +132,7 @@ impl Session {
     fn handshake(&mut self, stream: &Stream, deadline: Instant) -> io::Result<()> {
         let wait = WaitFor::SoonReply { deadline };
         let mut reader = Encrypted { stream, wait, spin: None };
+        let mut answered = false;
         loop {
             while !self.flush(stream)? {
                 stream.wait(PollFlags::OUT, deadline)?;
@@ -137,7 +140,14 @@ impl Session {
             if !self.protocol.is_handshaking() {
                 return Ok(());
             }
-            self.receive(&mut reader)?;
+            match self.receive(&mut reader) {
+                // To a plain server, this is the beginning of a request.
+                Err(error) if !answered && error.kind() == ErrorKind::TimedOut => {
+                    return Err(io::Error::new(ErrorKind::TimedOut, NO_ANSWER));
+                }
+                received => received?,
+            }
+            answered = true;
         }
     }
 
@@ -256,7 +266,14 @@ impl fmt::Display for TlsError {
                 })?;
                 write!(f, ": it has sent the alert {alert:?}")
             }
-            error => error.fmt(f),
+            rustls::Error::AlertReceived(alert) => {
+                write!(f, "the server has ended the TLS session with the alert {alert:?}")
+            }
+            rustls::Error::FailedToGetRandomBytes => f.write_str("the system has no random bytes"),
+            rustls::Error::PeerIncompatible(_) => {
+                f.write_str("the server and the client have no version or cipher of TLS in common")
+            }
+            _ => f.write_str("the server does not keep to the rules of TLS"),
         }
     }
 }

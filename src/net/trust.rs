@@ -2,8 +2,15 @@
 
 use std::sync::Arc;
 
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{WebPkiServerVerifier, verify_server_name};
 use rustls::crypto::ring::default_provider;
-use rustls::{CertificateError, ClientConfig, OtherError, RootCertStore};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, OtherError, RootCertStore,
+    SignatureScheme,
+};
 
 use crate::base::event_thread::Events;
 use crate::base::printable;
@@ -45,11 +52,16 @@ impl Trust {
 pub(crate) fn client_config(trust: Trust, tls: &Tls, events: &Events) -> Result<ClientConfig> {
     let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
         .with_safe_default_protocol_versions()
-        .map_err(|error| Error::invalid("tls", error))?;
+        .map_err(|_| Error::invalid("tls", "must have a version of TLS"))?;
     let builder = match trust {
         #[cfg(feature = "tls-insecure")]
         Trust::Blind => builder.dangerous().with_custom_certificate_verifier(blind::verifier()),
-        Trust::Certified => builder.with_root_certificates(roots(tls, events)?),
+        Trust::Certified => match &tls.ca {
+            None => builder.with_root_certificates(system_roots(events)?),
+            Some(pem) => {
+                builder.dangerous().with_custom_certificate_verifier(Arc::new(named(pem)?))
+            }
+        },
     };
     let (certificates, key) = match (&tls.cert, &tls.key) {
         (None, None) => return Ok(builder.with_no_client_auth()),
@@ -63,15 +75,71 @@ pub(crate) fn client_config(trust: Trust, tls: &Tls, events: &Events) -> Result<
     builder.with_client_auth_cert(chain, key).map_err(|error| unusable("client_cert_pem", &error))
 }
 
-fn roots(tls: &Tls, events: &Events) -> Result<RootCertStore> {
-    let Some(pem) = &tls.ca else { return system_roots(events) };
-    let mut roots = RootCertStore::empty();
-    for certificate in
-        certificates::certificates(pem).map_err(|why| Error::invalid("ca_pem", why))?
-    {
-        roots.add(certificate).map_err(|error| unusable("ca_pem", &error))?;
+/// Trusts these certificates, and what they have issued.
+fn named(pem: &[u8]) -> Result<Named> {
+    let invalid = |why| Error::invalid("ca_pem", why);
+    let (certificates, mut roots) =
+        (certificates::certificates(pem).map_err(invalid)?, RootCertStore::empty());
+    for certificate in &certificates {
+        roots.add(certificate.clone()).map_err(|error| unusable("ca_pem", &error))?;
     }
-    Ok(roots)
+    let provider = Arc::new(default_provider());
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
+    let verifier = verifier.map_err(|_| invalid("must be a certificate in PEM, or several"))?;
+    Ok(Named { certificates, verifier })
+}
+
+/// Verifies servers by certificates that the user has named. A server may have one of these itself:
+/// one that is issued by itself often says that it is an authority's, and is refused elsewhere.
+#[derive(Debug)]
+struct Named {
+    certificates: Vec<CertificateDer<'static>>,
+    verifier: Arc<WebPkiServerVerifier>,
+}
+
+impl ServerCertVerifier for Named {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let verifier = &self.verifier;
+        match verifier.verify_server_cert(certificate, intermediates, name, ocsp_response, now) {
+            // Its time has been checked before this, and its name has not.
+            Err(rustls::Error::InvalidCertificate(error))
+                if is_of_authority(&error) && self.certificates.contains(certificate) =>
+            {
+                verify_server_name(&ParsedCertificate::try_from(certificate)?, name)?;
+                Ok(ServerCertVerified::assertion())
+            }
+            verified => verified,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.verifier.verify_tls12_signature(message, certificate, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.verifier.verify_tls13_signature(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.verifier.supported_verify_schemes()
+    }
 }
 
 fn system_roots(events: &Events) -> Result<RootCertStore> {
@@ -98,23 +166,48 @@ fn unusable(argument: &str, error: &rustls::Error) -> Error {
             let flaw = flaw(error);
             Error::invalid(argument, format_args!("has a certificate that cannot be used: {flaw}"))
         }
-        error => Error::invalid(argument, error),
+        _ => Error::invalid(argument, "must have a key of RSA, ECDSA or Ed25519"),
     }
 }
 
+/// Returns `true` if a certificate was refused because it is that of an authority.
+fn is_of_authority(error: &CertificateError) -> bool {
+    matches!(error, CertificateError::Other(OtherError(error))
+        if error.to_string() == "CaUsedAsEndEntity")
+}
+
 pub(super) fn flaw(error: &CertificateError) -> String {
-    match error {
-        CertificateError::BadEncoding => "it is malformed".into(),
-        CertificateError::Other(OtherError(error))
-            if error.to_string() == "UnsupportedCertVersion" =>
-        {
-            "it is of an old version of X.509, not of version 3".into()
+    let flaw = match error {
+        CertificateError::BadEncoding => "it is malformed",
+        CertificateError::BadSignature => "its signature is wrong",
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => "it has expired",
+        CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
+            "it is for another purpose"
         }
+        CertificateError::NotValidForName => "it is not valid for name of the server",
+        CertificateError::NotValidForNameContext { expected, presented } => {
+            // They look like `DnsName("redis.example")`.
+            let name = |name: &String| name.split('"').nth(1).unwrap_or(name).to_owned();
+            let presented: Vec<_> = presented.iter().map(name).collect();
+            let (expected, presented) = (expected.to_str(), presented.join(", "));
+            return printable(&format!("it is not valid for name {expected}, but for {presented}"));
+        }
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+            "it is not valid yet, by this system's clock"
+        }
+        CertificateError::Revoked => "it is revoked",
+        CertificateError::UnhandledCriticalExtension => "it has an unknown critical extension",
         CertificateError::UnknownIssuer => {
-            "no authority that the client trusts has issued it (UnknownIssuer)".into()
+            "no authority that the client trusts has issued it (UnknownIssuer)"
         }
-        error => printable(&error.to_string()),
-    }
+        error if is_of_authority(error) => "it is that of an authority, and not one of the `ca`",
+        CertificateError::Other(OtherError(error)) => match error.to_string().as_str() {
+            "UnsupportedCertVersion" => "it is of an old version of X.509, not of version 3",
+            name => return printable(&format!("it breaks a rule of X.509 ({name})")),
+        },
+        _ => "it is signed in a way that the client does not support",
+    };
+    flaw.into()
 }
 
 #[cfg(feature = "tls-insecure")]

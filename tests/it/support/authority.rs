@@ -89,6 +89,15 @@ impl Authority {
         self.sign(params)
     }
 
+    /// Issued by itself, as an authority's.
+    pub(crate) fn self_signed(&self, name: &str) -> Credentials {
+        let mut params = CertificateParams::new([name.to_owned()]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.self_signed(&key).unwrap().pem();
+        self.keep(certificate, key.serialize_pem())
+    }
+
     /// For `localhost`, of X.509 version 1, and issued by itself.
     pub(crate) fn version_1(&self) -> Credentials {
         let [certificate, key] = VERSION_1.map(str::to_owned);

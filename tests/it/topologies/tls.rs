@@ -195,6 +195,32 @@ fn a_server_is_refused_for_a_reason() {
 }
 
 #[test]
+fn a_certificate_that_is_named_itself_is_accepted() {
+    let authority = Authority::new("good");
+    for version in VERSIONS {
+        let own = authority.self_signed("localhost");
+        let server = authority.start(&own, &[OPEN, ["--tls-protocols", version]].concat());
+        let trusting = |pem: &str| hasty().tls(Tls::new().ca_pem(pem));
+        let both = format!("{}{}", authority.pem(), own.certificate);
+        for pem in [&own.certificate, &both] {
+            let client = opened(|| trusting(pem).open(&server.tls_url()));
+            take(&client, "a").unlock().unwrap();
+        }
+        let other = authority.self_signed("localhost").certificate;
+        for pem in [&other, &authority.pem()] {
+            assert_unavailable(
+                || trusting(pem).open(&server.tls_url()),
+                "it is that of an authority",
+            );
+        }
+        let elsewhere = authority.self_signed("elsewhere");
+        server.change_credentials(&elsewhere);
+        let open = || trusting(&elsewhere.certificate).open(&server.tls_url());
+        assert_unavailable(open, "not valid for name localhost, but for elsewhere");
+    }
+}
+
+#[test]
 fn a_server_may_have_another_name_than_its_host() {
     let authority = Authority::new("good");
     let server = authority.start(&authority.certify("redis.example"), &OPEN);
@@ -269,7 +295,7 @@ fn a_server_that_becomes_untrusted_is_not_stormed() {
 fn a_plain_server_is_unavailable() {
     let plain = Server::redis();
     let tls = Authority::new("good").trusted();
-    assert_unavailable(|| hasty().tls(tls).open(&plain.tls_url()), "in the TLS handshake");
+    assert_unavailable(|| hasty().tls(tls).open(&plain.tls_url()), "as at a port without TLS");
 }
 
 #[test]
@@ -404,7 +430,7 @@ fn the_environment_may_have_the_certificates_and_the_key() {
     let missing = [files[0].clone(), "/nowhere/secret".into(), files[2].clone()];
     in_child(server.tls_url(), &missing, "LEASEHOLD_CERT: must be a file that can be read");
     in_child(server.tls_url(), &[files[0].clone(), String::new(), files[2].clone()], "key: must");
-    in_child(server.url(), &files, "rediss://");
+    in_child(server.url(), &files, "LEASEHOLD_CA");
     // The URL has the last word.
     let nowhere = ["/nowhere", "/nowhere", "/nowhere"].map(str::to_owned);
     in_child(server.tls_url(), &nowhere, "LEASEHOLD_CA");
