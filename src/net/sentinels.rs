@@ -14,7 +14,7 @@ use redis::Value;
 use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::callbacks::AddressMap;
-use crate::error::Result as ApiResult;
+use crate::error::{Phase, Result as ApiResult};
 use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
 use crate::net::packed::Request;
@@ -115,7 +115,8 @@ impl Sentinels {
         let sentinel = &mut self.connections[place];
         let mut question = redis::cmd("SENTINEL");
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(&*self.master);
-        let reply = sentinel.exchange(&Request::command(&question), deadline)?;
+        let reply = sentinel.exchange(&Request::command(&question), deadline);
+        let reply = reply.map_err(with_hint)?;
         if reply == Value::Nil {
             let why = io::Error::new(io::ErrorKind::NotFound, "a sentinel knows no such master");
             let failure = Failure::io(FailureKind::Rejected, &sentinels_label(&self.master), why);
@@ -125,6 +126,16 @@ impl Sentinels {
         let (host, port) = self.address_map.reachable(&host, port);
         Ok(Address { host, port })
     }
+}
+
+/// Sentinels often have another login than their master, or none.
+fn with_hint(failure: Failure) -> Failure {
+    if failure.kind != FailureKind::Rejected || failure.phase != Phase::Login {
+        return failure;
+    }
+    let hint = "the login in the URL is for the sentinels too, `master_login` for the master only";
+    let source = io::Error::other(format!("{}; {hint}", failure.source));
+    Failure { source: Arc::new(source), ..failure }
 }
 
 fn choose<T>(

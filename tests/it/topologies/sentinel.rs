@@ -14,8 +14,8 @@ use crate::support::proxy::Proxy;
 use crate::support::sentinel::MASTER;
 use crate::support::server::Server;
 use crate::support::{
-    LEASE, RIGHTS, SOON, Watched, assert_lost, eventually, hasty, is_busy, ms, on_both, opened,
-    patient, take, throughout, timed,
+    LEASE, RIGHTS, SOON, Watched, assert_lost, eventually, everything, hasty, is_busy, ms, on_both,
+    opened, patient, take, throughout, timed,
 };
 
 /// Longer than a machine pauses: no server counts as dead unless the test kills it.
@@ -48,6 +48,7 @@ on_both! {
         a_sentinel_that_names_a_dead_master_is_not_believed,
         an_unknown_master_is_a_permanent_error,
         no_extra_thread_is_needed,
+        a_login_that_is_only_for_the_master_is_pointed_to_its_setting,
         sentinels_and_master_may_have_different_logins;
     nervous:
         a_stopped_master_is_left_and_not_returned_to,
@@ -446,6 +447,16 @@ fn a_lock_that_replicas_must_have_is_not_taken_twice(watched: &Watched) {
         other => panic!("{other:?}"),
     }
     open(watched, patient()).lock("a").unwrap().unlock().unwrap();
+}
+
+fn a_login_that_is_only_for_the_master_is_pointed_to_its_setting(watched: &Watched) {
+    let with = |login: &str, url: &String| url.replace("//", &format!("//{login}@"));
+    for login in [":sesame", "ali:sesame"] {
+        let urls: Vec<_> = watched.urls().iter().map(|url| with(login, url)).collect();
+        let error = try_open(&urls, Client::builder()).unwrap_err();
+        assert!(matches!(error, Error::Redis { .. }), "{error:?}");
+        assert!(everything(&error).contains("`master_login`"), "{error:?}");
+    }
 }
 
 #[test]
