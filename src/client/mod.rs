@@ -96,8 +96,10 @@ impl Client {
         &self.shared.client
     }
 
-    /// Checks that the server answers, and returns how long that took. Blocks for the reply: of one
-    /// server, of a node of a cluster, or of a majority of independent servers.
+    /// Checks that locks can be acquired, and returns how long that took. The server executes what
+    /// a lock needs, for a name of its own, and keeps nothing of it. So a missing right, a full
+    /// server or a replica is an error too. Blocks for the reply: of one server, of a node of a
+    /// cluster, or of a majority of independent servers.
     ///
     /// # Errors
     ///

@@ -86,11 +86,11 @@ fn start(servers: &ServerFactory, store: Arc<dyn Store>, withdraws: bool) -> Res
 
 /// Locks in this process only.
 pub(crate) fn in_memory(mut config: Config, server: &MemoryServer) -> Result<Shared> {
-    let events = prepare(&mut config)?;
+    let events = prepare(&mut config, false)?;
     let in_memory = config.durability == Durability::Memory;
     Error::require(in_memory, "durability", "must be `Memory` in memory")?;
     let store = Memory::new(server, &config);
-    insist(&config, || store.ping(end_of(config.connect_timeout)))?;
+    insist(&config, || store.connect(end_of(config.connect_timeout)))?;
     Shared::start(config, &events, Arc::new(store), false, Pools::default())
 }
 

@@ -32,13 +32,16 @@ pub(crate) fn holder(shared: &Shared, name: &Arc<str>) -> Result<Option<Holder>>
     inspect(shared, name, Look::Holder).map(|found| found.map(holder_of))
 }
 
-/// Checks that the server answers, and returns how long the last attempt took.
+/// Checks that locks can be acquired, and returns how long the last attempt took.
 pub(crate) fn ping(shared: &Shared) -> Result<Duration> {
     shared.check_process()?;
     shared.wait_queues.check_open()?;
+    // No other client asks for it.
+    let name = format!("leasehold-ping:{}", shared.client).into();
+    let hold = shared.new_hold(HoldKind::Lock, &name);
     repeat_briefly(shared, "ping", "", |deadline| {
         let sent = Instant::now();
-        shared.store.ping(deadline).map(|()| sent.elapsed())
+        shared.store.ping(&hold, deadline).map(|()| sent.elapsed())
     })
 }
 

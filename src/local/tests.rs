@@ -196,8 +196,8 @@ impl Store for Scripted {
         self.inner.force_release(owner, deadline)
     }
 
-    fn ping(&self, deadline: Instant) -> Result<(), Failure> {
-        self.inner.ping(deadline)
+    fn ping(&self, hold: &HoldId, deadline: Instant) -> Result<(), Failure> {
+        self.inner.ping(hold, deadline)
     }
 
     fn wakeups(&self, client: &str, channels: Option<&RedissonChannels>) -> Box<dyn Wakeups> {

@@ -16,7 +16,7 @@ use crate::store::keys::{FENCE, Keys, QUEUE, TURN};
 use crate::store::redisson_channels::{MEMORY, RedissonChannels, TURN_TIME};
 use crate::store::request::{Acquire, Change, Look, OFFER, OwnerOf, Registration, TENURE_FENCES};
 use crate::store::scripts::{
-    ACQUIRE, ACQUIRE_ALL, ACQUIRE_MEMBER, CHANGE, RELEASE, RELEASE_MEMBER, REPORT, UNREGISTER,
+    ACQUIRE, ACQUIRE_ALL, ACQUIRE_MEMBER, CHANGE, PING, RELEASE, RELEASE_MEMBER, REPORT, UNREGISTER,
 };
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -27,6 +27,9 @@ const FENCE_LIFE_MAX: Duration = DAY.saturating_mul(100 * 365);
 /// How long the waiting clients of a lock are remembered, at least, after the last of them was
 /// registered. It is longer where clients try for the lock less often.
 const WAITING_LIFE_MIN: Duration = Duration::from_secs(60);
+
+/// How long what a ping writes could last if it were not removed at once.
+const PING_LIFE: Duration = Duration::from_secs(1);
 
 /// The most locks that one request acquires.
 const GROUP_MAX: usize = 900;
@@ -260,6 +263,14 @@ impl Commands {
         let mut args = vec![Arg::Text(&member), millis(OFFER), permits, how, shard];
         args.extend(downgraded.map(millis));
         Request::call(&RELEASE_MEMBER, &[&lock, &queue], &args)
+    }
+
+    /// Does what a lock needs, and leaves nothing.
+    pub(crate) fn ping(&self, hold: &HoldId) -> Request {
+        let (lock, [fence]) = self.keys.with_companions(&hold.name, [FENCE]);
+        let owner = hold.owner();
+        let args = [Arg::Text(&owner), millis(PING_LIFE), millis(PING_LIFE)];
+        Request::call(&PING, &[&lock, &fence], &args)
     }
 
     /// Asks what is known of a name.

@@ -21,6 +21,7 @@ use std::time::Instant;
 use crate::base::failure::Failure;
 use crate::net::connection::Connection;
 use crate::store::background::{JobRunner, Wakeups};
+use crate::store::hold_id::HoldId;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, HoldReply, HoldRequest, HolderReply, Look, OwnerOf, PostedChange,
@@ -83,8 +84,9 @@ pub(crate) trait Store: Send + Sync {
     /// `false` if it does not hold the name as this kind.
     fn force_release(&self, owner: OwnerOf<'_>, deadline: Instant) -> Result<bool, Failure>;
 
-    /// Checks that a request would be answered.
-    fn ping(&self, deadline: Instant) -> Result<(), Failure>;
+    /// Checks that locks can be acquired: does what a lock needs, for one that no other client asks
+    /// for, and leaves nothing.
+    fn ping(&self, hold: &HoldId, deadline: Instant) -> Result<(), Failure>;
 
     /// The wake-ups of a client, those of Redisson included if these are its channels.
     fn wakeups(&self, client: &str, redisson: Option<&RedissonChannels>) -> Box<dyn Wakeups>;

@@ -33,6 +33,7 @@ script!(
     "acquire_member.lua"
 );
 script!(CHANGE, "lives.lua", "change.lua");
+script!(PING, "lives.lua", "holds.lua", "token.lua", "ping.lua");
 script!(RELEASE, "wake.lua", "redisson.lua", "release.lua");
 script!(RELEASE_MEMBER, "wake.lua", "serve.lua", "release_member.lua");
 script!(REPORT, "holds.lua", "report.lua");

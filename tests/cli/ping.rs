@@ -159,6 +159,20 @@ fn a_replica_is_no_place_for_locks() {
 }
 
 #[test]
+fn a_server_that_refuses_what_a_lock_needs_is_no_place_for_locks() {
+    let server = Server::redis();
+    let refused = |code: i32, why: &str| {
+        let finished = finish(&mut leasehold(&server, &["ping"]));
+        assert!(finished.code == code && finished.stderr.contains(why), "{finished:?}");
+    };
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    refused(69, "OOM");
+    server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    server.command(&["ACL", "SETUSER", "default", "-eval", "-evalsha"]);
+    refused(77, "NOPERM");
+}
+
+#[test]
 fn a_sentinel_is_no_place_for_locks() {
     let sentinel = Server::sentinel(redis_binary(), &[]);
     let finished = finish(&mut leasehold(&sentinel, &["ping"]));
@@ -176,7 +190,9 @@ fn a_sentinel_is_no_place_for_locks() {
 fn a_node_of_a_cluster_is_not_the_cluster() {
     let cluster = Cluster::of_three();
     let node = &cluster.nodes()[0];
-    assert!(warns(node, "redis+cluster://"));
+    let pinged = finish(&mut leasehold(node, &["ping"]));
+    assert!(pinged.code == 69 && pinged.stdout.contains("redis+cluster://"), "{pinged:?}");
+    assert!(warns(&Cluster::of(1).nodes()[0], "redis+cluster://"));
     let listed = finish(&mut leasehold(node, &["ls"]));
     assert_eq!((listed.code, &*listed.stdout), (0, ""));
     assert!(listed.stderr.contains("redis+cluster://"), "{listed:?}");

@@ -106,7 +106,7 @@ pub(crate) fn acquire<H>(
     let client = with(builder, wait, Builder::wait).build()?;
     if wait.is_none() {
         // A wait without a limit would never report that the server is away.
-        client.ping().map_err(|error| not_connected(error, name))?;
+        client.survey().report(name).map_err(|error| not_connected(error, name))?;
     }
     let progress = ProgressLine::start(&client, how.quiet, name);
     let locked = lock(&client, &canceller);
@@ -125,7 +125,7 @@ pub(crate) fn acquire<H>(
     }
 }
 
-/// Rewords the error of a ping: the user asked for a lock.
+/// Rewords the error of a question: the user asked for a lock.
 fn not_connected(mut error: Error, name: &str) -> Error {
     if let Error::NoQuorum { attempt, .. }
     | Error::Redis { attempt, .. }

@@ -45,6 +45,8 @@ pub(crate) fn ping(client: &Client, server: &ServerArgs, json: bool) -> Result<u
     let useless: Vec<_> = useless.map(|facts| printable(&facts.text_of("server"))).collect();
     let (usable, required) = (servers.len() - useless.len(), replies.required);
     if usable >= required {
+        // Their reports do not show whether they would execute what a lock needs.
+        client.ping()?;
         return Ok(code);
     }
     // What is wrong with each was printed.
@@ -110,7 +112,10 @@ impl Facts {
         let valkey = info.field("valkey_version").map(|version| format!("Valkey {version}"));
         let redis = || info.field("redis_version").map(|version| format!("Redis {version}"));
         let role = info.role();
-        let obstacle = obstacle(role, Info::new(report.cluster_info.as_deref()));
+        let cluster_info = Info::new(report.cluster_info.as_deref());
+        let is_node = info.is_of_node() && !in_cluster;
+        let has_others = is_node && cluster_info.number("cluster_size").is_some_and(|all| all > 1);
+        let obstacle = obstacle(role, cluster_info).or_else(|| has_others.then(|| NODE.to_owned()));
         let io_timeout_min = (report.slowest * SLOWEST_IN_TIMEOUT).max(IO_TIMEOUT_MIN);
         // A renewal may fail once, and be repeated in time.
         let lease_min = (io_timeout_min * 3).max(LEASE_MIN);
@@ -118,11 +123,12 @@ impl Facts {
         let advice =
             format!("set io_timeout to {io_min} ms or more, and lease to {lease} ms or more");
         let is_usable = obstacle.is_none();
+        let may_have_others = is_node && !has_others;
         let mut warnings: Vec<_> = obstacle.into_iter().chain(dangers(info, report)).collect();
         if io_timeout < io_timeout_min {
             warnings.push(format!("an io_timeout of {io_timeout:?} is short here: {advice}"));
         }
-        if info.is_of_node() && !in_cluster {
+        if may_have_others {
             warnings.push(NODE.into());
         }
         let shown = json!({

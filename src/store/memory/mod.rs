@@ -17,6 +17,7 @@ use crate::base::failure::Failure;
 use crate::config::Config;
 use crate::store::Store;
 use crate::store::background::{Job, JobOutcome, JobRunner, Wakeups};
+use crate::store::hold_id::HoldId;
 use crate::store::keys::Keys;
 use crate::store::memory::inbox::{Inbox, MemoryWakeups};
 use crate::store::memory::locks::Locks;
@@ -43,6 +44,11 @@ impl Memory {
     fn inbox(&self, client: &Arc<str>) -> Arc<Inbox> {
         let open = || self.server.0.lock().locks.inboxes.open(client.clone());
         self.inboxes.lock().entry(client.clone()).or_insert_with(open).clone()
+    }
+
+    /// Checks that the server replies.
+    pub(crate) fn connect(&self, deadline: Instant) -> Result<(), Failure> {
+        self.server.execute(deadline, |_| Ok(()))
     }
 }
 
@@ -91,8 +97,8 @@ impl Store for Memory {
         Ok(self.server.execute(deadline, force)? == HoldReply::Done)
     }
 
-    fn ping(&self, deadline: Instant) -> Result<(), Failure> {
-        self.server.execute(deadline, |_| Ok(()))
+    fn ping(&self, _: &HoldId, deadline: Instant) -> Result<(), Failure> {
+        self.connect(deadline)
     }
 
     fn wakeups(&self, client: &str, _: Option<&RedissonChannels>) -> Box<dyn Wakeups> {
@@ -156,7 +162,7 @@ mod tests {
     use crate::base::clock::end_of;
     use crate::store::ask_one;
     use crate::store::background::Wake;
-    use crate::store::hold_id::{HoldId, HoldKind};
+    use crate::store::hold_id::HoldKind;
     use crate::store::request::{Change, Registration};
 
     const LONG: Duration = Duration::from_secs(60);

@@ -48,7 +48,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::base::failure::{Failure, FailureKind};
+use crate::base::failure::Failure;
 use crate::error::{Error, Result as ApiResult};
 use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
@@ -60,6 +60,7 @@ use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::background::{BackgroundSettings, InDoubtHold, JobRunner, Wakeups};
 use crate::store::commands::Commands;
+use crate::store::hold_id::HoldId;
 use crate::store::quorum::ballot::{Ballot, Effect, InDoubtHolds, QuorumServers};
 use crate::store::quorum::grants::ambiguous;
 use crate::store::quorum::health::{QuorumServer, RunIds};
@@ -259,12 +260,9 @@ impl Store for Quorum {
         Ok(self.decide(owner.name, force, deadline, Votes::decide_any)? == HoldReply::Done)
     }
 
-    fn ping(&self, deadline: Instant) -> Result<(), Failure> {
-        match self.inspect("ping", deadline) {
-            // A majority has replied, whatever is there.
-            Err(failure) if failure.kind == FailureKind::WrongType => Ok(()),
-            reply => reply.map(drop),
-        }
+    fn ping(&self, hold: &HoldId, deadline: Instant) -> Result<(), Failure> {
+        let ping = self.servers.settings.commands.ping(hold);
+        self.decide(&hold.name, ping, deadline, Votes::decide_hold).map(drop)
     }
 
     fn wakeups(&self, client: &str, _: Option<&RedissonChannels>) -> Box<dyn Wakeups> {

@@ -25,6 +25,7 @@ use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::background::{BackgroundSettings, JobRunner, Wakeups};
 use crate::store::commands::Commands;
+use crate::store::hold_id::HoldId;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, HoldReply, HoldRequest, Look, OwnerOf, PostedChange, ReportReply,
@@ -212,8 +213,11 @@ impl Store for Servers {
         Ok(reply == HoldReply::Done)
     }
 
-    fn ping(&self, deadline: Instant) -> Result<(), Failure> {
-        self.send("", deadline, |target| target.node.server.ping(deadline))
+    fn ping(&self, hold: &HoldId, deadline: Instant) -> Result<(), Failure> {
+        let ping = |target: &Target| {
+            target.execute::<HoldReply>(target.node.commands.ping(hold), None, deadline)
+        };
+        self.send(&hold.name, deadline, ping).map(drop)
     }
 
     fn wakeups(&self, client: &str, redisson: Option<&RedissonChannels>) -> Box<dyn Wakeups> {

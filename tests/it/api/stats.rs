@@ -7,8 +7,8 @@ use leasehold::{Client, Error};
 
 use crate::support::recorder::Recorder;
 use crate::support::{
-    LEASE, SHORT, SOON, Server, Store, assert_lost, eventually, hasty, lock_key, ms, patient,
-    sleepy, stores, take, timed, unlock, while_held,
+    LEASE, SHORT, SOON, Server, Store, assert_lost, assert_rejected, eventually, hasty, lock_key,
+    ms, patient, sleepy, stores, take, timed, unlock, while_held,
 };
 
 stores! {
@@ -21,6 +21,7 @@ stores! {
         renewals_are_counted,
         a_ping_is_answered;
     every server:
+        a_ping_leaves_nothing,
         an_outage_is_counted,
         a_wake_up_is_counted,
         a_release_without_a_wake_up_is_counted;
@@ -30,6 +31,7 @@ stores! {
         a_connection_in_place_of_a_broken_one_is_counted,
         a_wait_for_a_connection_is_counted,
         a_ping_of_a_hung_server_fails,
+        a_ping_fails_where_no_lock_can_be_acquired,
         a_lazy_client_opens_while_its_server_is_away;
 }
 
@@ -241,6 +243,42 @@ fn a_wait_for_a_connection_is_counted(server: &Server) {
         eventually(SOON, || client.stats().pool_waits > 0);
         server.cont();
     });
+}
+
+fn a_ping_leaves_nothing(server: &Server) {
+    let client = server.open(patient());
+    client.ping().unwrap();
+    client.ping().unwrap();
+    assert_eq!(server.keys(), Vec::<String>::new());
+}
+
+fn a_ping_fails_where_no_lock_can_be_acquired(server: &Server) {
+    let rights = ["~lock:*", "~leasehold:*", "+@all"];
+    let open = |user: &str| {
+        let url = format!("redis://{user}:x@127.0.0.1:{}/", server.port());
+        hasty().retry_window(ms(300)).open(&url).unwrap()
+    };
+    for (user, without) in
+        [("ali", "-evalsha"), ("ben", "resetkeys"), ("cleo", "-hset"), ("dora", "-pexpire")]
+    {
+        let user_rights = [&["ACL", "SETUSER", user, "on", ">x"], &rights[..], &[without]].concat();
+        server.command(&user_rights);
+        match open(user).ping() {
+            Err(Error::Redis { code, .. }) => assert_eq!(code, "NOPERM", "{without}"),
+            other => panic!("{without}: {other:?}"),
+        }
+        assert_eq!(server.hashes(), Vec::<String>::new(), "{without}");
+    }
+    let client = server.open(hasty().retry_window(ms(300)));
+    client.ping().unwrap();
+    server.set_config("maxmemory", "1");
+    assert_rejected(client.ping(), "OOM");
+    server.set_config("maxmemory", "0");
+    server.set_config("min-replicas-to-write", "3");
+    let result = client.ping();
+    assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
+    server.set_config("min-replicas-to-write", "0");
+    client.ping().unwrap();
 }
 
 fn a_ping_is_answered(store: &Store) {

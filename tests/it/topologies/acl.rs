@@ -107,6 +107,7 @@ fn the_documented_rights_are_enough(server: &Server) {
     let url = format!("redis://app:sesame@127.0.0.1:{}/", server.port());
     let open = || patient().lease(LEASE).open(&url).unwrap();
     let (one, other) = (open(), open());
+    one.ping().unwrap();
     let outer = take(&one, "a");
     take(&one, "a").unlock().unwrap();
     throughout(LEASE / 2, || outer.is_held());

@@ -1,0 +1,24 @@
+-- Begins a hold of a lock that no other client asks for, as `acquire.lua` does, renews it and ends
+-- it, so that a client learns whether it could have locks. Nothing is left. If a right is missing,
+-- the counter ends within its life.
+-- KEYS  1 lock, 2 fence
+-- ARGV  1 owner, 2 lease in ms, 3 life of the fence in ms
+-- USES  `find_holder`, `clock` and `next_token`
+-- RETURNS 1
+local _, _, _, foreign = find_holder()
+if foreign then
+  return foreign
+end
+local fence, trouble = next_token(clock(redis.call('time')))
+if not fence then
+  return trouble
+end
+-- Before there is a lock, these write nothing, and show whether the user has the rights.
+redis.call('hdel', KEYS[1], ARGV[1])
+redis.call('pexpire', KEYS[1], ARGV[2])
+redis.call('hset', KEYS[1], ARGV[1], 1)
+redis.call('hget', KEYS[1], ARGV[1])
+redis.call('pexpire', KEYS[1], ARGV[2])
+redis.call('hdel', KEYS[1], ARGV[1])
+redis.pcall('del', KEYS[2])
+return 1
