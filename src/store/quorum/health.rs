@@ -237,7 +237,8 @@ impl RunIds {
         if let Some((_, other)) = reached.values().find(|(known, _)| *known == run_id) {
             self.repeated.get_or_init(|| (other.clone(), label.clone()));
             let error = io::Error::other(format!("it is the same server as {other}"));
-            return Err(Failure::io(FailureKind::Rejected, label, error));
+            let failure = Failure::io(FailureKind::Rejected, label, error);
+            return Err(Failure { code: "DUPLICATE".into(), ..failure });
         }
         reached.insert(number, (run_id, label.clone()));
         Ok(())
@@ -250,6 +251,15 @@ mod tests {
     use crate::base::event_thread::Events;
     use crate::config::Config;
     use crate::net::server::ServerFactory;
+
+    #[test]
+    fn a_server_that_is_reached_at_two_addresses_is_refused_with_a_code() {
+        let (run_ids, info) = (RunIds::default(), Value::BulkString(b"run_id:7f\r\n".to_vec()));
+        let note = |number, label: &str| run_ids.note(number, &Arc::from(label), &info);
+        note(0, "here").expect("it is the first one");
+        let error = note(1, "there").expect_err("it is one").into_error("open", "").to_string();
+        assert!(error.contains("there refused it: DUPLICATE"), "{error}");
+    }
 
     #[test]
     fn a_server_that_is_no_longer_the_master_is_left_alone_until_it_has_written() {
