@@ -32,6 +32,18 @@ fn a_command_that_a_signal_ends_is_128_and_its_number() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn without_threads_the_status_is_that_of_the_system() {
+    let server = Server::redis();
+    for args in [&["show", "a"][..], &["run", "a", "--", "true"]] {
+        // More than there are addresses: the system gives no thread such a stack.
+        let mut command = leasehold(&server, args);
+        let finished = finish(command.env("RUST_MIN_STACK", "400000000000000"));
+        assert_eq!(finished.code, 71, "{finished:?}");
+    }
+}
+
+#[test]
 fn a_command_that_cannot_be_run_is_as_in_a_shell() {
     let server = Server::redis();
     let missing = finish(&mut leasehold(&server, &["run", "a", "--", "/no/such/command"]));

@@ -6,7 +6,7 @@ use std::io::{self, Write as _};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use leasehold::{Error, printable};
+use leasehold::{Error, Phase, printable};
 use serde_json::Value;
 
 pub(crate) const SUCCESS: u8 = 0;
@@ -59,6 +59,7 @@ impl From<Error> for ExitError {
                 REFUSED
             }
             Error::Timeout { .. } => NOT_ACQUIRED,
+            Error::Unavailable { phase: Phase::System, .. } => SYSTEM,
             Error::WrongType { .. } => WRONG_DATA,
             _ => UNAVAILABLE,
         };
