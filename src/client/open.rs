@@ -1,5 +1,6 @@
 //! Opens the state that the clones of a client share: one function for each way to run Redis.
 
+use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use crate::base::failure::Failure;
 use crate::config::Config;
 use crate::config::durability::Durability;
 use crate::config::url::Deployment;
-use crate::error::{Error, Result};
+use crate::error::{Error, Phase, Result};
 use crate::local::call::{CallTimes, Wait};
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
@@ -129,9 +130,19 @@ fn insist(config: &Config, attempt: impl Fn() -> Result<(), Failure>) -> Result<
     let mut retry = RetryPolicy::new(Wait::No, config, times);
     while let Err(mut failure) = attempt() {
         let Some(pause) = retry.pause_after(&mut failure) else {
-            return Err(failure.into_error(ATTEMPT, ""));
+            return Err(with_hint(failure).into_error(ATTEMPT, ""));
         };
         thread::sleep(pause);
     }
     Ok(())
+}
+
+/// A server that cannot be reached may start later than the program.
+fn with_hint(failure: Failure) -> Failure {
+    if !matches!(failure.phase, Phase::Connect | Phase::LookUp) {
+        return failure;
+    }
+    let kind = failure.source.downcast_ref().map_or(io::ErrorKind::Other, io::Error::kind);
+    let why = format!("{}; a `lazy` client opens without its servers", failure.source);
+    Failure { source: Arc::new(io::Error::new(kind, why)), ..failure }
 }

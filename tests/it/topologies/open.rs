@@ -41,6 +41,8 @@ fn assert_unavailable(address: &str) {
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     assert!(took < ms(2500), "{took:?}");
     assert!(error.source().is_some(), "the cause is given: {error:?}");
+    let is_unconnected = matches!(error, Error::Unavailable { phase: Phase::Connect, .. });
+    assert_eq!(everything(&error).contains("`lazy`"), is_unconnected, "{error:?}");
     assert!(!everything(&error).contains("sesame"), "{error:?}");
 }
 
