@@ -29,6 +29,9 @@ use crate::net::wait::{Arrived, Close, ReplyWait, WaitFor};
 /// The longest sleep of one call of `read`.
 const NAP: Duration = Duration::from_millis(50);
 
+/// The pause between two attempts to connect to a host, each at another of its addresses.
+const STAGGER: Duration = Duration::from_millis(250);
+
 /// After this time without traffic, the kernel checks whether the peer is still there.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
@@ -53,23 +56,51 @@ pub(crate) enum Stream {
 }
 
 impl Stream {
-    /// Connects to the first of `addresses` that answers, giving each its share of the time.
+    /// Connects to the first of `addresses` that answers, as RFC 8305 recommends: each attempt
+    /// begins a little after the one before, or when that fails, and none ends before the deadline.
+    /// Half of the time at least is left for the last one.
     pub(crate) fn tcp(addresses: &[SocketAddr], deadline: Instant) -> io::Result<Self> {
+        let count = u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
+        let stagger = STAGGER.min(remaining(deadline)? / 2 / count);
         let mut failure = io::Error::new(ErrorKind::NotFound, "the host has no address");
-        for (tried, address) in addresses.iter().enumerate() {
-            let left = u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
-            match TcpStream::connect_timeout(address, remaining(deadline)? / left) {
-                Ok(stream) => {
-                    stream.set_nodelay(true)?;
-                    stream.set_read_timeout(Some(NAP))?;
-                    sockopt::set_socket_keepalive(&stream, true)?;
-                    sockopt::set_tcp_keepidle(&stream, KEEPALIVE)?;
-                    return Ok(Self::Tcp(stream));
+        let (mut untried, mut attempts) = (addresses.iter(), Vec::<TcpStream>::new());
+        let mut next = Instant::now();
+        loop {
+            if next <= Instant::now() || attempts.is_empty() {
+                match untried.next().map(begin_tcp) {
+                    Some(Ok(attempt)) => attempts.push(attempt),
+                    Some(Err(error)) => {
+                        failure = error;
+                        continue;
+                    }
+                    None if attempts.is_empty() => return Err(failure),
+                    None => {}
                 }
-                Err(error) => failure = error,
+                next = if untried.len() == 0 { deadline } else { Instant::now() + stagger };
+            }
+            let mut fds: Vec<_> =
+                attempts.iter().map(|attempt| PollFd::new(attempt, PollFlags::OUT)).collect();
+            let ready = poll_ready(&mut fds, Some(next.min(deadline)));
+            let mut connected = None;
+            for place in ready.into_iter().rev() {
+                let attempt = attempts.remove(place);
+                match attempt.take_error()? {
+                    None => connected = Some(attempt),
+                    Some(error) => (failure, next) = (error, Instant::now()),
+                }
+            }
+            if let Some(stream) = connected {
+                stream.set_nonblocking(false)?;
+                stream.set_nodelay(true)?;
+                stream.set_read_timeout(Some(NAP))?;
+                sockopt::set_socket_keepalive(&stream, true)?;
+                sockopt::set_tcp_keepidle(&stream, KEEPALIVE)?;
+                return Ok(Self::Tcp(stream));
+            }
+            if remaining(deadline).is_err() {
+                return Err(io::Error::new(ErrorKind::TimedOut, "connection timed out"));
             }
         }
-        Err(failure)
     }
 
     pub(crate) fn unix(path: &Path, deadline: Instant) -> io::Result<Self> {
@@ -203,6 +234,19 @@ impl Close for Stream {
     }
 }
 
+/// Begins to connect. The socket can be written to when that has ended.
+fn begin_tcp(address: &SocketAddr) -> io::Result<TcpStream> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = net::socket_with(family, SocketType::STREAM, SOCKET, None)?;
+    fcntl_setfd(&socket, FdFlags::CLOEXEC)?;
+    let stream = TcpStream::from(socket);
+    stream.set_nonblocking(true)?;
+    match net::connect(&stream, address) {
+        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(stream),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Blocks until some of the sockets are ready, and returns their positions; none if the deadline is
 /// over. Without a deadline it does not block.
 pub(crate) fn poll_ready(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Vec<usize> {
@@ -259,5 +303,74 @@ impl Alarm {
 
     pub(crate) fn rung(&self) -> PollFd<'_> {
         PollFd::new(&self.0.1, PollFlags::IN)
+    }
+}
+
+#[cfg(all(test, not(leasehold_shuttle)))]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::thread;
+
+    /// A listener that accepts no connection for now, not even into its queue, and what fills that.
+    struct Silent(TcpListener, Vec<TcpStream>);
+
+    impl Silent {
+        fn new() -> Self {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+            net::listen(&listener, 0).expect("it listens");
+            let mut silent = Self(listener, Vec::new());
+            let short = Duration::from_millis(100);
+            while let Ok(stream) = TcpStream::connect_timeout(&silent.address(), short) {
+                silent.1.push(stream);
+            }
+            silent
+        }
+
+        fn address(&self) -> SocketAddr {
+            self.0.local_addr().expect("an address")
+        }
+    }
+
+    #[test]
+    fn addresses_that_do_not_answer_delay_the_one_that_does_only_a_little() {
+        let (silent, live) = (Silent::new(), TcpListener::bind("127.0.0.1:0").expect("a port"));
+        let mut addresses = vec![silent.address(); 7];
+        addresses.push(live.local_addr().expect("an address"));
+        let (begun, time) = (Instant::now(), Duration::from_secs(20));
+        Stream::tcp(&addresses, begun + time).expect("the last one answers");
+        assert!(begun.elapsed() < time / 2, "{:?}", begun.elapsed());
+    }
+
+    /// The system repeats its question after a second.
+    #[test]
+    fn an_address_that_answers_late_is_connected_to_though_the_host_has_many() {
+        let (late, silent) = (Silent::new(), Silent::new());
+        let mut addresses = vec![silent.address(); 15];
+        addresses.insert(0, late.address());
+        thread::scope(|scope| {
+            let time = Duration::from_secs(8);
+            let connects = scope.spawn(move || Stream::tcp(&addresses, Instant::now() + time));
+            thread::sleep(Duration::from_millis(600));
+            for _ in &late.1 {
+                late.0.accept().expect("it is in the queue");
+            }
+            let stream = connects.join().expect("no panic").expect("one answers");
+            let peer = rustix::net::getpeername(&stream).expect("it is connected");
+            assert_eq!(SocketAddr::try_from(peer.expect("an address")), Ok(late.address()));
+        });
+    }
+
+    #[test]
+    fn a_host_that_refuses_everywhere_says_so_at_once() {
+        let nobody = || {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+            listener.local_addr().expect("an address")
+        };
+        let (begun, time) = (Instant::now(), Duration::from_secs(60));
+        let failure = Stream::tcp(&[nobody(), nobody()], begun + time).err();
+        let failure = failure.expect("nobody listens");
+        assert_eq!(failure.kind(), ErrorKind::ConnectionRefused);
+        assert!(begun.elapsed() < time / 2, "{:?}", begun.elapsed());
     }
 }
