@@ -175,12 +175,16 @@ setters! {
     /// [`open_redlock`](Builder::open_redlock), whose clients have no spare connections.
     idle_timeout(time: Option<Duration>) = time;
 
-    /// Sets the age at which a pooled connection is replaced, so that connections follow a host
-    /// name to its new address. It is closed after its next request or, if it is idle, up to 30 s
-    /// later. `None` means no limit.
+    /// Sets how old a connection may become, so that all of them follow a host name or an address
+    /// to another server: those of the pool, and those for renewals, wake-ups and quorums. It is
+    /// replaced at its first use after four fifths of that time. An idle one of the pool is closed
+    /// up to 30 s after that time, and others are kept until their successors are open. `None`
+    /// means no limit.
     ///
-    /// Longer than zero. Defaults to 30 minutes. Has no effect with
-    /// [`open_redlock`](Builder::open_redlock).
+    /// If a host name has another address when a connection is opened, all connections to the old
+    /// one are replaced at once.
+    ///
+    /// Longer than zero. Defaults to 30 minutes.
     max_lifetime(age: Option<Duration>) = age;
 
     /// Sets how long opening a connection may take, from looking up the host name to the end of the

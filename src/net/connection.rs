@@ -1,6 +1,6 @@
 //! One connection to one server: a socket, and the requests in flight over it. It is opened when it
-//! is used, replaced when the server may be elsewhere or the credentials are about to expire, and
-//! given up when anything but an error reply goes wrong with it.
+//! is used, replaced when the server may be elsewhere, when it is old, or when its credentials are
+//! about to expire, and given up when anything but an error reply goes wrong with it.
 //!
 //! The socket is our own, not a connection of `redis`: a deadline must cover a whole reply, the
 //! reader must be able to spin, and another thread must be able to end a blocked read. From `redis`
@@ -33,7 +33,6 @@ pub(crate) struct Connection {
     /// Whether the last socket has not been found broken or replaced.
     opened: bool,
     pub(crate) in_flight: InFlight,
-    pub(super) made: Instant,
     /// That of the last thread that has used the connection, to reuse the memory.
     pub(super) slot: Arc<ReplySlot>,
     /// When something was last posted.
@@ -43,9 +42,9 @@ pub(crate) struct Connection {
 
 impl Connection {
     pub(crate) fn new(factory: Arc<ConnectionFactory>) -> Self {
-        let (made, in_flight, process) = (Instant::now(), InFlight::default(), process::id());
-        let slot = ReplySlot::new(made);
-        Self { factory, socket: None, opened: false, in_flight, made, slot, used: made, process }
+        let (now, in_flight, process) = (Instant::now(), InFlight::default(), process::id());
+        let slot = ReplySlot::new(now);
+        Self { factory, socket: None, opened: false, in_flight, slot, used: now, process }
     }
 
     pub(crate) fn stream(&self) -> Option<&RespStream> {
@@ -64,7 +63,8 @@ impl Connection {
     /// Returns `true` if the next request needs no new socket.
     pub(crate) fn is_open(&self) -> bool {
         let Some(socket) = &self.socket else { return false };
-        let has_expired = socket.validity.is_some_and(|validity| Instant::now() >= validity.end);
+        let end = socket.validity.and_then(|validity| validity.end);
+        let has_expired = end.is_some_and(|end| Instant::now() >= end);
         if has_expired || socket.epoch != self.factory.epoch.load(Ordering::SeqCst) {
             return false;
         }
@@ -92,8 +92,8 @@ impl Connection {
 
     /// When to replace the socket or, after that, when it can no longer be used.
     pub(crate) fn next_change(&self) -> Option<Instant> {
-        let Validity { retire_at, end } = self.socket.as_ref()?.validity?;
-        Some(if Instant::now() < retire_at { retire_at } else { end })
+        let Validity { retire_at, end, .. } = self.socket.as_ref()?.validity?;
+        if Instant::now() < retire_at { Some(retire_at) } else { end }
     }
 
     /// Opens the connection unless it is open, and makes sure that it leads to the right server, as

@@ -1,5 +1,6 @@
 //! Where a server is and how to log in there, from a URL.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 use std::{fmt, io};
@@ -142,19 +143,27 @@ impl Endpoint {
             && self.client_name == other.client_name
     }
 
-    /// Opens a socket, giving each address of the host its share of the time. An error comes with
-    /// how far that had come.
-    pub(super) fn connect(
+    /// Looks up the addresses of the host; a Unix socket has none.
+    pub(super) fn look_up(
         &self,
         resolver: &Resolver,
         deadline: Instant,
+    ) -> io::Result<Vec<SocketAddr>> {
+        match &self.address {
+            ConnectionAddr::Tcp(host, port) => resolver.resolve(host, *port, deadline),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// Opens a socket at one of the addresses that were looked up. An error comes with how far that
+    /// had come.
+    pub(super) fn connect(
+        &self,
+        addresses: &[SocketAddr],
+        deadline: Instant,
     ) -> Result<RespStream, (Phase, io::Error)> {
         let connected = match &self.address {
-            ConnectionAddr::Tcp(host, port) => {
-                let addresses = resolver.resolve(host, *port, deadline);
-                let addresses = addresses.map_err(|error| (Phase::LookUp, error))?;
-                Stream::tcp(&addresses, deadline)
-            }
+            ConnectionAddr::Tcp(..) => Stream::tcp(addresses, deadline),
             ConnectionAddr::Unix(path) => Stream::unix(path, deadline),
             _ => Err(io::ErrorKind::Unsupported.into()),
         };

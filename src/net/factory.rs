@@ -2,12 +2,15 @@
 
 use std::error::Error as StdError;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use redis::{ErrorKind, RedisError, ServerError, Value};
 
+use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::Config;
 use crate::error::Phase;
@@ -18,6 +21,10 @@ use crate::net::resp::RespStream;
 use crate::net::route::{Address, Route};
 use crate::net::shared_call::{CredentialsSource, Resolver};
 use crate::net::wait::Spin;
+
+/// A host that has just moved does not move again within this time. So a name whose look-ups give
+/// another part of its addresses each time costs few connections.
+const SETTLES: Duration = Duration::from_secs(10);
 
 /// What a client counts of its connections, to all servers.
 #[derive(Default)]
@@ -38,7 +45,9 @@ pub(crate) struct ConnectionFactory {
     pub(crate) counters: Arc<ConnectionCounters>,
     pub(crate) connect_timeout: Duration,
     pub(crate) spin: Spin,
+    max_lifetime: Option<Duration>,
     resolver: Resolver,
+    known: Mutex<KnownAddresses>,
     /// Raised to make every open connection stale, also by the route when it leads elsewhere.
     pub(super) epoch: Arc<AtomicU64>,
     /// Raised when a connection has broken: the others may have ended too, and are looked at before
@@ -52,35 +61,47 @@ pub(crate) struct ConnectionFactory {
     pub(super) broken: AtomicU64,
 }
 
+/// The addresses of the server's host by the last look-up that counted.
+#[derive(Default)]
+struct KnownAddresses {
+    /// The server whose host was looked up: a route leads to one after the other.
+    server: Arc<str>,
+    addresses: Vec<SocketAddr>,
+    moved: Option<Instant>,
+}
+
 /// An open socket, and what is known about it.
 pub(super) struct OpenSocket {
     pub(super) stream: RespStream,
     /// That of the factory when it was opened.
     pub(super) epoch: u64,
-    /// For how long what the client logs in with is valid, if that is limited.
+    /// For how long it may be used, if that is limited.
     pub(super) validity: Option<Validity>,
     pub(super) checked: AtomicU64,
     /// Whether a reply has come, so that a Redis server is there.
     pub(super) greeted: bool,
 }
 
-/// For how long a connection may be used whose credentials expire.
+/// For how long a connection may be used whose age is limited, or whose credentials expire.
 #[derive(Clone, Copy)]
 pub(crate) struct Validity {
     /// When to start replacing it: while it is still good, so that there is time.
     pub(super) retire_at: Instant,
-    pub(super) end: Instant,
+    /// When its credentials expire. One that is merely old is used until it can be replaced.
+    pub(super) end: Option<Instant>,
+    /// How much time there is to replace the connection.
+    pub(crate) spare: Duration,
 }
 
 impl Validity {
-    fn until(end: Instant) -> Self {
-        let spare = end.saturating_duration_since(Instant::now()) / 5;
-        Self { retire_at: end.checked_sub(spare).unwrap_or(end), end }
-    }
-
-    /// How much time there is to replace the connection.
-    pub(crate) fn spare(&self) -> Duration {
-        self.end.saturating_duration_since(self.retire_at)
+    fn new(credentials_end: Option<Instant>, max_lifetime: Option<Duration>) -> Option<Self> {
+        let until = |end: Instant| {
+            let spare = end.saturating_duration_since(Instant::now()) / 5;
+            let retire_at = end.checked_sub(spare).unwrap_or(end);
+            Self { retire_at, end: credentials_end, spare }
+        };
+        let ends = credentials_end.into_iter().chain(max_lifetime.map(end_of));
+        ends.map(until).min_by_key(|validity| validity.retire_at)
     }
 }
 
@@ -93,7 +114,9 @@ impl ConnectionFactory {
             counters: Arc::default(),
             connect_timeout: config.connect_timeout,
             spin: Spin::new(config.spin),
+            max_lifetime: config.max_lifetime,
             resolver,
+            known: Mutex::default(),
             epoch: Arc::default(),
             suspicions: AtomicU64::new(0),
             demoted: AtomicBool::new(false),
@@ -176,15 +199,18 @@ impl ConnectionFactory {
         &self,
         deadline: Instant,
     ) -> Result<(OpenSocket, Vec<(Step, Request)>), Failure> {
-        let epoch = self.epoch.load(Ordering::SeqCst);
+        let mut epoch = self.epoch.load(Ordering::SeqCst);
         let checked = AtomicU64::new(self.suspicions.load(Ordering::Relaxed));
-        let connected = match &self.route {
-            None => self.endpoint.connect(&self.resolver, deadline),
-            Some(route) => {
-                let Address { host, port } = route.address()?;
-                self.endpoint.at(&host, port).connect(&self.resolver, deadline)
+        let elsewhere = self.route.as_ref().map(Route::address).transpose()?;
+        let elsewhere = elsewhere.map(|Address { host, port }| self.endpoint.at(&host, port));
+        let endpoint = elsewhere.as_ref().unwrap_or(&self.endpoint);
+        let addresses = endpoint.look_up(&self.resolver, deadline);
+        let connected = addresses.map_err(|error| (Phase::LookUp, error)).and_then(|addresses| {
+            if let Some(raised) = self.note_addresses(&endpoint.label, &addresses) {
+                epoch = raised;
             }
-        };
+            endpoint.connect(&addresses, deadline)
+        });
         let stream = connected.map_err(|(phase, source)| {
             self.suspect_move();
             match phase {
@@ -205,8 +231,22 @@ impl ConnectionFactory {
         if self.route.is_some() || self.demoted.load(Ordering::Relaxed) {
             greeting.push((Step::Role, Request::command(&redis::cmd("ROLE"))));
         }
-        let validity = end.map(Validity::until);
+        let validity = Validity::new(end, self.max_lifetime);
         Ok((OpenSocket { stream, epoch, validity, checked, greeted: false }, greeting))
+    }
+
+    /// Notes what a look-up has given. If an address of before is not among that, the server has
+    /// moved, and every open connection is stale: returns the epoch from then on.
+    fn note_addresses(&self, server: &Arc<str>, addresses: &[SocketAddr]) -> Option<u64> {
+        let mut known = self.known.lock();
+        let is_gone = |address| !addresses.contains(address);
+        let has_moved = known.server == *server && known.addresses.iter().any(is_gone);
+        if has_moved && known.moved.is_some_and(|moved| moved.elapsed() < SETTLES) {
+            return None;
+        }
+        let moved = if has_moved { Some(Instant::now()) } else { known.moved };
+        *known = KnownAddresses { server: server.clone(), addresses: addresses.to_vec(), moved };
+        has_moved.then(|| self.epoch.fetch_add(1, Ordering::SeqCst) + 1)
     }
 
     /// Checks the reply to a request that a connection has begun with.
@@ -274,13 +314,47 @@ fn is_master(reply: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::event_thread::Events;
 
     #[test]
     fn a_fifth_of_the_time_is_left_to_replace_a_connection() {
         let now = Instant::now();
-        let validity = Validity::until(now + Duration::from_secs(900));
+        let until = |end| Validity::new(Some(end), None).expect("it is limited");
+        let validity = until(now + Duration::from_secs(900));
         let age = validity.retire_at - now;
         assert!(age >= Duration::from_secs(720) && age < Duration::from_secs(725), "{age:?}");
-        assert!(Validity::until(now).retire_at <= now, "at once");
+        assert!(until(now).retire_at <= now, "at once");
+    }
+
+    #[test]
+    fn a_connection_is_replaced_for_its_age_or_its_credentials_whichever_comes_first() {
+        let (now, minute) = (Instant::now(), Duration::from_secs(60));
+        let retires = |end: Duration, age| {
+            let validity = Validity::new(Some(now + end), Some(age)).expect("it is limited");
+            assert_eq!(validity.end, Some(now + end), "only credentials end it");
+            validity.retire_at - now
+        };
+        assert!(retires(minute, minute * 10) <= minute);
+        assert!(retires(minute * 10, minute) <= minute);
+        assert!(Validity::new(None, None).is_none());
+        let old = Validity::new(None, Some(Duration::MAX)).expect("it is limited");
+        assert!(old.end.is_none() && old.retire_at > now + minute);
+    }
+
+    #[test]
+    fn a_server_has_moved_if_one_of_its_addresses_is_gone() {
+        let events = Events::default();
+        let config = Config::default();
+        let endpoint = Endpoint::parse("redis://there/", &config, &events).expect("a good URL");
+        let factory = ConnectionFactory::new(endpoint, &config, Resolver::default());
+        let address = |last| SocketAddr::from(([10, 0, 0, last], 6379));
+        let (there, elsewhere) = (Arc::from("there"), Arc::from("elsewhere"));
+        assert_eq!(factory.note_addresses(&there, &[address(1)]), None);
+        assert_eq!(factory.note_addresses(&there, &[address(2), address(1)]), None, "one more");
+        assert_eq!(factory.note_addresses(&elsewhere, &[address(3)]), None, "a route knows");
+        assert_eq!(factory.note_addresses(&elsewhere, &[address(4)]), Some(1));
+        assert_eq!(factory.note_addresses(&elsewhere, &[address(3)]), None, "they alternate");
+        factory.known.lock().moved = Instant::now().checked_sub(SETTLES);
+        assert_eq!(factory.note_addresses(&elsewhere, &[address(3)]), Some(2), "it is noticed yet");
     }
 }

@@ -87,7 +87,6 @@ impl Drop for PoolUser {
 /// timeout.
 pub(super) struct ClosedConnections {
     factory: Arc<ConnectionFactory>,
-    max_lifetime: Option<Duration>,
 }
 
 impl ManageConnection for ClosedConnections {
@@ -102,10 +101,9 @@ impl ManageConnection for ClosedConnections {
         Ok(())
     }
 
-    /// A connection in which something went wrong has given up its socket already. But one that is
-    /// in use whenever r2d2 looks for old ones would never be replaced.
-    fn has_broken(&self, connection: &mut Connection) -> bool {
-        self.max_lifetime.is_some_and(|max| connection.made.elapsed() >= max)
+    /// A connection in which something went wrong has given up its socket already.
+    fn has_broken(&self, _: &mut Connection) -> bool {
+        false
     }
 }
 
@@ -120,7 +118,7 @@ impl SharedQueue {
         let Config { pool_size, idle_timeout, max_lifetime, .. } = *config;
         // No connection is made before it is needed. With a time limit, r2d2 checks on the thread
         // every 30 s for idle connections that have reached it. It closes these, which does not
-        // block, and makes no others.
+        // block, and makes no others. One that is in use when it looks is replaced by its user.
         let pool = Pool::builder()
             .max_size(pool_size)
             .min_idle(Some(0))
@@ -129,7 +127,7 @@ impl SharedQueue {
             .idle_timeout(idle_timeout)
             .error_handler(Box::new(NopErrorHandler))
             .thread_pool(thread.clone())
-            .build_unchecked(ClosedConnections { factory, max_lifetime });
+            .build_unchecked(ClosedConnections { factory });
         let shares = config.uses(Mechanism::SharedWrites);
         let state = Mutex::new(QueueState { shares, ..QueueState::default() });
         Self { pool, users: Arc::default(), state, thread: thread.clone(), sweep: Arc::new(sweep) }

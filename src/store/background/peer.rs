@@ -11,7 +11,7 @@
 //! | being opened | the short-lived thread has connected | open |
 //! | being opened | it has failed to | none, for a pause |
 //! | open | an error, a long silence, or the server has moved | none |
-//! | open | what it has logged in with expires soon | open, while a successor is opened |
+//! | open | it is old, or what it has logged in with expires soon | open, while a successor is opened |
 //! | open | the successor is open, and nothing is in flight here | replaced by it |
 //!
 //! Whatever is in flight on a connection that is closed has failed.
@@ -159,7 +159,7 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         self.opening = None;
         let retiring = self.open.as_ref().and_then(|open| open.as_ref().retiring());
         self.pause_end =
-            end_of(retiring.map_or(self.pause, |validity| validity.spare() / SUCCESSOR_TRIES));
+            end_of(retiring.map_or(self.pause, |validity| validity.spare / SUCCESSOR_TRIES));
         self.failed = outcome.as_ref().err().cloned();
         Some(outcome.map(|open| self.open = Some(open)))
     }

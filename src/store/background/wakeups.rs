@@ -19,6 +19,9 @@ use crate::store::redisson_channels::RedissonChannels;
 /// Without an open connection an interrupt is looked for this often.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// How often to look for nodes that have moved, or are others: no message says so.
+const NODES_LOOK: Duration = Duration::from_secs(1);
+
 /// The wake-ups of one client.
 pub(crate) struct BackgroundWakeups<P: WakeupPolicy> {
     policy: P,
@@ -172,7 +175,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         let open = || self.nodes.iter().filter_map(|node| node.open.as_ref());
         let retries = self.nodes.iter().filter_map(BackgroundConnection::retry_at);
         let looks = open().map(Subscription::next_look).chain(self.policy.next_look());
-        let end = retries.chain(looks).fold(deadline, Instant::min);
+        let end = retries.chain(looks).fold(deadline.min(end_of(NODES_LOOK)), Instant::min);
         let openings: Vec<_> = self.nodes.iter().filter_map(|node| node.opening.as_ref()).collect();
         let Some(any) = open().next() else {
             sleep(&mut [], &openings, end.min(Instant::now() + LOOK));

@@ -23,9 +23,6 @@ const REDIRECTIONS_MAX: u32 = 5;
 /// nothing else to listen at, the caller decides when to try again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// How often to look for other masters.
-const MASTERS_LOOK: Duration = Duration::from_secs(1);
-
 /// Where names are.
 #[derive(Clone)]
 pub(super) enum Placement {
@@ -205,10 +202,6 @@ impl WakeupPolicy for Placement {
     fn receive(&mut self, from: &Target, wake: Wake) -> Option<Wake> {
         let Wake::Lock(name) = &wake else { return Some(wake) };
         self.is_home(from, name).then_some(wake)
-    }
-
-    fn next_look(&self) -> Option<Instant> {
-        matches!(self, Self::Slots(_)).then(|| Instant::now() + MASTERS_LOOK)
     }
 
     fn fail(&mut self, target: &Target, failure: &Failure) {

@@ -1,11 +1,13 @@
-//! Name servers that are slow or do not answer.
+//! Name servers that are slow or do not answer, and servers that are elsewhere by now.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 
 use crossbeam_channel::{Sender, bounded};
+use parking_lot::Mutex;
 
+use super::process::Server;
 use super::*;
 use crate::base::event_thread::Events;
 use crate::net::multiplexer::Multiplexer;
@@ -47,7 +49,7 @@ impl SlowlyNamed {
 
 #[test]
 fn a_look_up_that_takes_longer_than_connecting_may_is_used_by_a_later_call() {
-    let process = process::Server::redis();
+    let process = Server::redis();
     let named = SlowlyNamed::new(process.port(), Duration::from_secs(1));
     named.fail();
     named.answer.send(()).expect("the look-up goes on");
@@ -78,4 +80,106 @@ fn a_job_ends_at_its_deadline_while_the_name_is_looked_up() {
     assert!(started.elapsed() < AGES / 2, "{:?}", started.elapsed());
     assert!(outcomes.iter().all(Result::is_err) && !outcomes.is_empty(), "{outcomes:?}");
     assert_eq!(named.look_ups.load(Ordering::SeqCst), 1);
+}
+
+/// An address that leads to one server, and later to another. Connections stay where they are.
+struct Address {
+    port: u16,
+    target: Arc<AtomicU16>,
+}
+
+impl Address {
+    fn of(server: &Server) -> Self {
+        Self::at((Ipv4Addr::LOCALHOST, 0), server)
+    }
+
+    fn at(address: (Ipv4Addr, u16), server: &Server) -> Self {
+        let listener = TcpListener::bind(address).expect("it is free");
+        let port = listener.local_addr().expect("an address").port();
+        let target = Arc::new(AtomicU16::new(server.port()));
+        let current = target.clone();
+        // Ends with the process.
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let server = TcpStream::connect(("127.0.0.1", current.load(Ordering::SeqCst)));
+                let server = server.expect("the server is up");
+                let clone = |stream: &TcpStream| stream.try_clone().expect("a socket");
+                for (mut from, mut to) in
+                    [(clone(&client), clone(&server)), (clone(&server), clone(&client))]
+                {
+                    thread::spawn(move || {
+                        io::copy(&mut from, &mut to).ok();
+                        to.shutdown(Shutdown::Both).ok();
+                    });
+                }
+            }
+        });
+        Self { port, target }
+    }
+}
+
+/// Whichever connections a store has, it soon has them at the new server only.
+fn assert_moves(store: &dyn Store, new: &Server, moves: impl FnOnce()) {
+    let (mut jobs, mut wakeups) = (store.jobs(), store.wakeups("client", None));
+    let mut renew = || run_jobs(&mut *jobs, &[(hold(1), Change::Renew { lease: LEASE })]).remove(0);
+    must_acquire(store, &hold(1));
+    assert!(matches!(renew(), Ok(HoldReply::Done)));
+    assert!(matches!(wakeups.next(soon()), Some(Ok(Wake::Ready))));
+    moves();
+    eventually(|| matches!(renew(), Ok(HoldReply::Gone)));
+    eventually(|| {
+        let acquired = acquire(store, &hold(2), Registration::None);
+        matches!(acquired, Ok(AcquireReply::Acquired { .. }))
+    });
+    assert!(matches!(wakeups.next(soon()), Some(Ok(Wake::Ready))));
+    let listening: Vec<String> = new.ask(&["PUBSUB", "CHANNELS"]);
+    assert_eq!(listening.len(), 1);
+}
+
+/// As one server and as a quorum of one.
+fn as_each_store(url: &str, servers: &ServerFactory, check: impl Fn(&dyn Store)) {
+    let endpoint = || servers.endpoint(url).expect("a good URL");
+    check(&Servers::one(servers.server(endpoint()), servers));
+    check(&Quorum::new(vec![endpoint()], servers));
+}
+
+#[test]
+fn connections_that_are_old_are_replaced_wherever_the_address_leads_by_then() {
+    let max_lifetime = Some(Duration::from_millis(300));
+    let config = Config { max_lifetime, pool_size: 1, ..Config::default() };
+    let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
+    let (old, new) = (Server::redis(), Server::redis());
+    let address = Address::of(&old);
+    let url = format!("redis://127.0.0.1:{}/", address.port);
+    as_each_store(&url, &servers, |store| {
+        old.command(&["FLUSHALL"]);
+        new.command(&["FLUSHALL"]);
+        address.target.store(old.port(), Ordering::SeqCst);
+        assert_moves(store, &new, || address.target.store(new.port(), Ordering::SeqCst));
+    });
+}
+
+/// Other systems have one loopback address.
+#[cfg(target_os = "linux")]
+#[test]
+fn connections_follow_a_name_as_soon_as_a_look_up_gives_another_address() {
+    let config = Config { pool_size: 1, ..Config::default() };
+    let (old, new) = (Server::redis(), Server::redis());
+    let (here, there) = (Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 0, 0, 2));
+    let _address = Address::at((there, old.port()), &new);
+    let named = Arc::new(Mutex::new(here));
+    let known = named.clone();
+    let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
+    let servers = servers.looking_up(move |_| Ok(vec![(IpAddr::from(*known.lock()), 0).into()]));
+    as_each_store(&format!("redis://redis.example:{}/", old.port()), &servers, |store| {
+        old.command(&["FLUSHALL"]);
+        new.command(&["FLUSHALL"]);
+        *named.lock() = here;
+        assert_moves(store, &new, || {
+            *named.lock() = there;
+            // It is looked up whenever a connection is made.
+            let (mut each, _) = store.connections().expect("there are some");
+            each[0].connect(soon()).expect("it is there");
+        });
+    });
 }
