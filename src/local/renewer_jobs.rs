@@ -14,7 +14,7 @@ use crate::store::background::{JobOutcome, JobRunner};
 
 pub(super) struct RenewerJobs {
     runner: Box<dyn JobRunner>,
-    /// One request takes no longer.
+    /// How long to wait for replies at the end.
     io_timeout: Duration,
     /// What was sent, and when, by the number of the job.
     in_flight: HashMap<u64, (Scheduled, Moment)>,
@@ -47,7 +47,7 @@ impl RenewerJobs {
         let (mut jobs, mut outcomes) = (Vec::with_capacity(batch.len()), Vec::new());
         for work in batch {
             self.last += 1;
-            jobs.push(work.job(self.last, now, self.io_timeout));
+            jobs.push(work.job(self.last, now));
             self.in_flight.insert(self.last, (work, now));
         }
         if !jobs.is_empty() {

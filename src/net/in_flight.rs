@@ -11,7 +11,7 @@
 use std::cmp::min;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use std::{mem, ptr};
 
 use redis::Value;
@@ -88,6 +88,12 @@ impl InFlight {
     /// Since when the next reply is expected. A request is not served before those in front of it.
     pub(crate) fn expected_since(&self) -> Option<Instant> {
         self.since().max(self.last_reply.filter(|_| !self.queue.is_empty()))
+    }
+
+    /// How long the request may take that has most time of those without a reply.
+    pub(crate) fn most_time(&self) -> Duration {
+        let time = |exchange: &Exchange| Some(exchange.deadline - exchange.sent?);
+        self.queue.iter().filter_map(time).max().unwrap_or_default()
     }
 
     /// The slot of the next reply for which a thread still waits.

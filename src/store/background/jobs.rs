@@ -194,7 +194,7 @@ impl<N: Peer> NodeJobs<N> {
         if let Some(open) = &mut self.connection.open
             && let Some(since) = open.in_flight.expected_since()
         {
-            let give_up_at = since + io_timeout;
+            let give_up_at = since + io_timeout.min(open.in_flight.most_time());
             if give_up_at <= now {
                 open.time_out();
             } else {

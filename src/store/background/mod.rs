@@ -33,8 +33,6 @@ pub(crate) struct BackgroundSettings {
     pub(crate) demand: Option<Demand>,
     /// A connection that is silent for this long while a reply to a job is to come is given up.
     pub(crate) io_timeout: Duration,
-    /// The same for wake-ups, where no lease is at stake.
-    pub(crate) wakeups_io_timeout: Duration,
     pub(crate) events: Events,
 }
 
@@ -44,8 +42,7 @@ impl BackgroundSettings {
         Self {
             commands: commands.clone(),
             demand: Demand::new(config.durability),
-            io_timeout: config.io_timeout(config.options.first_lease()),
-            wakeups_io_timeout: config.io_timeout(Duration::MAX),
+            io_timeout: config.io_timeout(Duration::MAX),
             events: events.clone(),
         }
     }

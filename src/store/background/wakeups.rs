@@ -40,7 +40,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         client: &str,
         redisson: Option<&RedissonChannels>,
     ) -> Self {
-        let BackgroundSettings { commands, wakeups_io_timeout: io_timeout, .. } = settings;
+        let BackgroundSettings { commands, io_timeout, .. } = settings;
         let redisson_alarm = redisson.and_then(RedissonChannels::alarm);
         let channel = Arc::new(Channel {
             keys: commands.keys.clone(),

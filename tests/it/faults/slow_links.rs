@@ -2,17 +2,21 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use leasehold::{Builder, Client, Event, MultiGuard};
 
 use crate::support::lag::NarrowLink;
 use crate::support::quorum::open_redlock;
-use crate::support::{Quorum, SOON, Server, eventually, ms, patient, server, stores, throughout};
+use crate::support::{
+    Quorum, SOON, Server, eventually, ms, opened, patient, server, stores, throughout,
+};
 
 stores! {
     one server:
         leases_that_are_due_together_survive_a_long_link,
+        renewals_over_a_link_that_starts_slowly_do_not_begin_to_fail,
         a_server_that_is_slow_to_accept_renewals_keeps_its_connection;
 }
 
@@ -56,6 +60,30 @@ fn leases_that_are_due_together_survive_a_long_link(server: &Server) {
     assert_eq!(failures.load(Ordering::SeqCst), 0);
     // That of the calls, and the renewer's.
     assert_eq!(link.connections(), 2);
+}
+
+/// It takes three packets before the first acknowledgement, and all renewals in six round trips,
+/// longer than a request may take.
+fn renewals_over_a_link_that_starts_slowly_do_not_begin_to_fail(server: &Server) {
+    const TOGETHER: usize = 50;
+    let lease = ms(24_000);
+    server.open(patient()).lock_all(["warm", "warmer"]).unwrap().unlock().unwrap();
+    let link = NarrowLink::before(server, 4 * ROUND_TRIP, 4_380..=usize::MAX);
+    let (builder, failures) = watched();
+    let builder = builder.lease(lease).io_timeout(ms(2500)).pool_size(18);
+    let client = opened(|| builder.clone().open(&link.url()));
+    let lock = |set: usize| {
+        let names = (0..TOGETHER).map(move |number| format!("lock {set} {number}"));
+        client.lock_all(names).unwrap()
+    };
+    let guards: Vec<_> = thread::scope(|scope| {
+        let calls: Vec<_> = (0..18).map(|set| scope.spawn(move || lock(set))).collect();
+        calls.into_iter().map(|call| call.join().unwrap()).collect()
+    });
+    let is_renewed = |guard: &MultiGuard| guard.remaining() > lease * 3 / 4;
+    eventually(SOON, || !guards.iter().any(is_renewed));
+    eventually(SOON, || guards.iter().all(is_renewed));
+    assert_eq!(failures.load(Ordering::SeqCst), 0);
 }
 
 fn a_server_that_is_slow_to_accept_renewals_keeps_its_connection(server: &Server) {
