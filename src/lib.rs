@@ -166,9 +166,10 @@
 //! # Threads and connections
 //!
 //! To each server, a client opens up to [`pool_size`](Builder::pool_size) connections, which are in
-//! use only while a request is in flight; one connection for renewals, and with a [`Durability`]
-//! another for clean-up; and one for wake-ups, once it listens to other clients: from its first
-//! wait for one, or from its first use of [`keep`](Builder::keep) or [`wanted`](Guard::wanted).
+//! use only while a request is in flight; one connection for renewals, from the first lock on that
+//! is held for longer than a moment, and with a [`Durability`] another for clean-up; and one for
+//! wake-ups, once it listens to other clients: from its first wait for one, or from its first use
+//! of [`keep`](Builder::keep) or [`wanted`](Guard::wanted).
 //!
 //! A client has one thread that renews leases and one that serves the pool. A third listens for
 //! wake-ups, as above. A fourth calls user code: the [`on_event`](Builder::on_event) callback, the

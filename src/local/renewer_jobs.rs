@@ -42,6 +42,11 @@ impl RenewerJobs {
         done
     }
 
+    /// Has the connections opened that renewals of the lock of this name will need.
+    pub(super) fn prepare(&mut self, name: &str) {
+        self.runner.prepare(name);
+    }
+
     /// Sends a batch. Returns the outcomes that are known at once.
     pub(super) fn send(&mut self, batch: Vec<Scheduled>, now: Moment) -> Vec<(u64, JobOutcome)> {
         let (mut jobs, mut outcomes) = (Vec::with_capacity(batch.len()), Vec::new());

@@ -14,7 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use std::{io, thread};
+use std::{io, mem, thread};
 
 use crate::base::clock::Moment;
 use crate::local::hold::Hold;
@@ -39,6 +39,9 @@ pub(super) const NAP: Duration = Duration::from_secs(1);
 /// A renewal that failed is tried again after this part of the lease.
 const RETRIES: u32 = 20;
 
+/// A lock that is released within this part of its lease costs no connection for renewals.
+const BRIEF: u32 = 30;
+
 /// The pause after a panic: should its cause persist, it must not take a whole core.
 const PANIC_PAUSE: Duration = Duration::from_millis(10);
 
@@ -47,6 +50,8 @@ struct RenewerThread {
     timers: TimerQueue,
     jobs: RenewerJobs,
     reporter: Reporter,
+    /// The leases for whose renewals no connection has been opened yet.
+    unprepared: Vec<Arc<Hold>>,
     /// Since the client was shut down.
     shutdown: Option<Shutdown>,
 }
@@ -63,6 +68,7 @@ pub(super) fn start(
         timers: TimerQueue::default(),
         jobs: RenewerJobs::new(jobs, io_timeout),
         reporter,
+        unprepared: Vec::new(),
         shutdown: None,
     };
     thread::Builder::new().name("leasehold-renew".into()).spawn(move || thread.run()).map(drop)
@@ -84,6 +90,7 @@ impl RenewerThread {
 
     /// Does what is due, then waits. Returns `false` when the client is gone.
     fn turn(&mut self) -> bool {
+        self.prepare();
         self.receive_new();
         self.send_due();
         let outcomes = self.jobs.collect(COLLECT_TIME);
@@ -91,6 +98,16 @@ impl RenewerThread {
         self.reporter.outages.report_turn();
         self.answer_shutdown();
         !self.jobs.is_empty() || self.sleep()
+    }
+
+    /// Has the connections opened for renewals of what was held when the thread went to sleep: when
+    /// the first is due, none may be to be had any more.
+    fn prepare(&mut self) {
+        for hold in mem::take(&mut self.unprepared) {
+            if hold.lease.is_open() {
+                self.jobs.prepare(&hold.id.name);
+            }
+        }
     }
 
     fn receive_new(&mut self) {
@@ -110,7 +127,15 @@ impl RenewerThread {
                         self.reporter.lose(&hold);
                     }
                 }
-                Message::Work(work) => self.schedule(work),
+                Message::Work(work) => {
+                    if let Scheduled::Hold(hold) = &work
+                        && hold.renewed
+                        && hold.lease.is_open()
+                    {
+                        self.unprepared.push(hold.clone());
+                    }
+                    self.schedule(work);
+                }
             }
         }
         self.timers.compact(Moment::now());
@@ -287,6 +312,8 @@ impl RenewerThread {
         self.reporter.outages.end_refusals(|| renewed().any(fails));
         let (now, due) = (Moment::now(), self.timers.next_due());
         let due = if due == Moment::NEVER { due } else { due.min(now.after(NAP)) };
+        let soon = |hold: &Arc<Hold>| now.after(hold.lease.duration() / BRIEF);
+        let due = self.unprepared.iter().map(soon).fold(due, Moment::min);
         let waits = self.shutdown.as_ref().is_some_and(|shutdown| !shutdown.calls.is_empty());
         // Calls under way do not wake this thread when they end.
         self.incoming.sleep(if waits { due.min(now.after(COLLECT_TIME)) } else { due })

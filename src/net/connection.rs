@@ -79,6 +79,12 @@ impl Connection {
         true
     }
 
+    /// Returns `true` if nothing has come, and the server has not closed the connection. What comes
+    /// although nothing is in flight is no reply, but may say why it is about to end.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.stream().is_some_and(|stream| matches!(stream.look(), Arrived::Nothing))
+    }
+
     /// Returns `true` if the socket is open and leads to where the server is.
     pub(crate) fn is_usable(&self) -> bool {
         self.is_open() && self.factory.route.as_ref().is_none_or(Route::is_current)
@@ -133,6 +139,20 @@ impl Connection {
         self.opened = true;
         self.factory.record_opening();
         Ok(())
+    }
+
+    /// Asks for a sign of life over the open connection, unless there was one: without a login,
+    /// only the first reply shows that the server has accepted it.
+    pub(crate) fn await_greeting(&mut self, deadline: Instant) -> Result<(), Failure> {
+        if self.socket.as_ref().is_some_and(|socket| socket.greeted) {
+            return Ok(());
+        }
+        let ping = Request::command(&redis::cmd("PING"));
+        match self.ask(vec![ping], deadline).reply() {
+            // The login may lack the right to ask.
+            Err(failure) if failure.kind != FailureKind::Rejected => Err(failure.of_question()),
+            _ => Ok(()),
+        }
     }
 
     /// Opens a socket and logs in, in one round trip.

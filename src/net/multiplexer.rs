@@ -20,6 +20,7 @@
 //! | lingering, blocked | a request to wait for replicas or disks | no thread uses it |
 //! | given up | all have failed | idle: the next user opens it again |
 
+use std::mem;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -134,6 +135,29 @@ impl Multiplexer {
                 self.send_queued(free, deadline);
             }
         }
+    }
+
+    /// Writes requests that no thread waits for if a connection is open and free, without waiting.
+    /// Without a reply by `deadline` there is none. Returns those that were not sent.
+    pub(crate) fn post_if_open(&self, posted: Vec<Exchange>, deadline: Instant) -> Vec<Exchange> {
+        let (now, mut unsent, mut closed) = (Instant::now(), posted, Vec::new());
+        while !unsent.is_empty()
+            && let Some(mut free) = self.queue.take_idle(now)
+        {
+            if free.connection.is_usable() {
+                for exchange in &mut unsent {
+                    exchange.deadline = exchange.deadline.min(deadline);
+                }
+                free.connection.send(mem::take(&mut unsent));
+                self.send_queued(free, now);
+            } else {
+                closed.push(free);
+            }
+        }
+        for idle in closed {
+            self.send_queued(idle, now);
+        }
+        unsent
     }
 
     /// Reads everything that is to come, or gives up the connections over which it does not.

@@ -10,7 +10,7 @@ use crate::base::failure::Failure;
 use crate::base::sync::Mutex;
 use crate::net::connection::Connection;
 use crate::net::in_flight::{Exchange, POSTED_MAX};
-use crate::net::wait::{Arrived, WaitFor};
+use crate::net::wait::WaitFor;
 
 /// A connection over which something was posted less long ago is taken for alive.
 const IDLE: Duration = Duration::from_millis(500);
@@ -96,12 +96,11 @@ impl PostWriter {
 
 /// Returns `true` if a request can be posted over a connection, as far as is known.
 fn is_ready(connection: &mut Connection) -> bool {
-    // After a short time it is taken for granted that the server has not closed it. What comes
-    // although nothing is in flight is no reply, but may say why the connection is about to end.
+    // After a short time it is taken for granted that the server has not closed it.
     if connection.used.elapsed() >= IDLE
         && connection.in_flight.queue.is_empty()
-        && let Some(socket) = &connection.socket
-        && !matches!(socket.stream.look(), Arrived::Nothing)
+        && connection.is_connected()
+        && !connection.is_quiet()
     {
         connection.poison();
         connection.factory.suspect_connections();

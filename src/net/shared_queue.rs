@@ -166,6 +166,13 @@ impl SharedQueue {
         }
     }
 
+    /// Returns a connection that no thread uses and that is not blocked, without making one.
+    pub(super) fn take_idle(&self, now: Instant) -> Option<PooledConnection> {
+        let lingering = self.state.lock().take(false);
+        let is_pooled = || self.pool.state().idle_connections > 0;
+        lingering.or_else(|| is_pooled().then(|| self.take_pooled(now)).flatten())
+    }
+
     /// Returns a connection of the pool unless all are in use. Blocks for no longer than it takes
     /// to make one, without opening it.
     fn take_pooled(&self, deadline: Instant) -> Option<PooledConnection> {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::base::clock::end_of;
 use crate::base::failure::Failure;
 use crate::base::shrink;
 use crate::net::connection::Connection;
@@ -31,6 +32,9 @@ const BATCH_MAX: usize = 2048;
 /// How long a node that could not be reached is left alone.
 const PAUSE: Duration = Duration::from_millis(20);
 
+/// How often replies over connections of the calls are looked for.
+const LOOK: Duration = Duration::from_millis(5);
+
 const UNOPENED: &str = "no connection was open in time";
 
 pub(crate) struct BackgroundJobs<P: JobPolicy> {
@@ -46,18 +50,23 @@ impl<P: JobPolicy> BackgroundJobs<P> {
         Self { policy, settings, nodes: Vec::new(), undecided: HashMap::new() }
     }
 
-    /// Adds a job to those that are sent next to a node.
-    fn push(&mut self, node: P::Peer, job: &Job) {
-        let demand = self.settings.demand.filter(|_| job.change.is_durable());
+    /// The place of a node's connection for jobs that must be as durable, or not.
+    fn place(&mut self, node: P::Peer, demand: Option<Demand>) -> usize {
         let is_its = |known: &NodeJobs<P::Peer>| {
             known.connection.peer == node && known.demand.is_some() == demand.is_some()
         };
-        let place = self.nodes.iter().position(is_its).unwrap_or_else(|| {
+        self.nodes.iter().position(is_its).unwrap_or_else(|| {
             let connection = BackgroundConnection::new(node, PAUSE);
             let (waiting, arrived) = (Vec::new(), Arc::default());
-            self.nodes.push(NodeJobs { connection, demand, waiting, arrived });
+            self.nodes.push(NodeJobs { connection, demand, is_prepared: false, waiting, arrived });
             self.nodes.len() - 1
-        });
+        })
+    }
+
+    /// Adds a job to those that are sent next to a node.
+    fn push(&mut self, node: P::Peer, job: &Job) {
+        let demand = self.settings.demand.filter(|_| job.change.is_durable());
+        let place = self.place(node, demand);
         let NodeJobs { connection, waiting, arrived, .. } = &mut self.nodes[place];
         let request = self.settings.commands.change(&job.hold, job.change);
         let (request, arrived) = (connection.peer.addressed(request), arrived.clone());
@@ -83,7 +92,7 @@ impl<P: JobPolicy> BackgroundJobs<P> {
         // A redirection may add nodes, and brings jobs to earlier ones.
         while place < self.nodes.len() {
             let urgent = self.is_urgent(place);
-            let then = self.nodes[place].go_on(urgent, self.settings.io_timeout);
+            let then = self.nodes[place].go_on(&self.policy, urgent, self.settings.io_timeout);
             next = next.into_iter().chain(then).min();
             let arrived = mem::take(&mut *self.nodes[place].arrived.lock());
             for (id, reply) in arrived {
@@ -109,6 +118,14 @@ impl<P: JobPolicy> BackgroundJobs<P> {
 }
 
 impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
+    fn prepare(&mut self, name: &str) {
+        let Ok((nodes, _)) = self.policy.route(name) else { return };
+        for node in nodes {
+            let place = self.place(node, self.settings.demand);
+            self.nodes[place].prepare();
+        }
+    }
+
     fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome)) {
         // Nodes of a cluster come and go.
         self.nodes.retain(|known| {
@@ -116,7 +133,7 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
             is_busy || self.policy.keeps(&known.connection.peer)
         });
         for job in jobs {
-            match self.policy.route(&job) {
+            match self.policy.route(&job.hold.name) {
                 Ok((nodes, progress)) => {
                     for node in nodes {
                         self.push(node, &job);
@@ -135,7 +152,8 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
             if self.undecided.is_empty() || Instant::now() >= deadline {
                 break;
             }
-            let end = next.map_or(deadline, |next| next.min(deadline));
+            // Replies over connections of the calls wake nobody here.
+            let end = next.unwrap_or_else(|| end_of(LOOK)).min(deadline);
             let mut sockets: Vec<_> = self.nodes.iter().filter_map(NodeJobs::socket).collect();
             let openings = self.nodes.iter().filter_map(|node| node.connection.opening.as_ref());
             sleep(&mut sockets, &openings.collect::<Vec<_>>(), end);
@@ -157,6 +175,8 @@ struct NodeJobs<N> {
     connection: BackgroundConnection<N, Connection>,
     /// What must be met before the effects of these jobs count.
     demand: Option<Demand>,
+    /// Whether the connection that is being opened, or was last, was not wanted yet.
+    is_prepared: bool,
     /// Sent as soon as the connection is open, has written what was sent before, and does not wait
     /// for replicas or disks.
     waiting: Vec<Exchange>,
@@ -170,10 +190,27 @@ impl<N: Peer> NodeJobs<N> {
         Some(open?.stream()?.poll_fd())
     }
 
-    /// Does what there is to do, without waiting. A connection that is silent for `io_timeout` is
-    /// given up. Returns when there will be more to do even if no reply comes; `None` if no job is
-    /// here.
-    fn go_on(&mut self, urgent: bool, io_timeout: Duration) -> Option<Instant> {
+    /// Begins to open the connection unless it is open or being opened.
+    fn prepare(&mut self) {
+        let is_stale = |open: &mut Connection| open.in_flight.is_empty() && !open.is_usable();
+        let previous = self.connection.open.take_if(is_stale);
+        // It is tried again when it is wanted.
+        drop(self.connection.finish_opening());
+        let is_opening = self.connection.opening.is_some();
+        let deadline = end_of(self.connection.peer.factory().connect_timeout);
+        self.connection.begin_opening(previous, deadline, false, greeted).unwrap_or_default();
+        self.is_prepared |= !is_opening && self.connection.opening.is_some();
+    }
+
+    /// Does what there is to do, without waiting. A connection that is silent for `io_timeout`, or
+    /// for as long as any of its jobs may take, is given up. Returns when there will be more to do
+    /// even if no reply comes; `None` if no job is here.
+    fn go_on<P: JobPolicy<Peer = N>>(
+        &mut self,
+        policy: &P,
+        urgent: bool,
+        io_timeout: Duration,
+    ) -> Option<Instant> {
         let previous = self.close_unless_ready();
         self.connection.read();
         let now = Instant::now();
@@ -187,7 +224,15 @@ impl<N: Peer> NodeJobs<N> {
             };
             fail(late, &Failure::too_late(&self.connection.peer.factory().label(), why));
         }
-        if let Err(failure) = self.send_waiting(previous, urgent) {
+        let sent = self.send_waiting(previous, urgent);
+        // The calls may have one though no further one can be opened. What must be durable blocks
+        // that, so it goes there only if opening has failed.
+        let may_share = self.demand.is_none() || sent.is_err();
+        if may_share && self.connection.open.is_none() && !self.waiting.is_empty() {
+            let (peer, waiting) = (&self.connection.peer, mem::take(&mut self.waiting));
+            self.waiting = policy.post_over_pool(peer, waiting, end_of(io_timeout));
+        }
+        if let Err(failure) = sent {
             fail(mem::take(&mut self.waiting), &failure);
         }
         let mut next = None;
@@ -210,15 +255,25 @@ impl<N: Peer> NodeJobs<N> {
     /// wait until everything that was sent is written, and no replicas or disks are waited for.
     /// Fails if there will be no connection.
     fn send_waiting(&mut self, previous: Option<Connection>, urgent: bool) -> Result<(), Failure> {
-        if let Some(Err(failure)) = self.connection.finish_opening()
+        let outcome = self.connection.finish_opening();
+        let was_prepared = outcome.is_some() && mem::take(&mut self.is_prepared);
+        if let Some(Err(failure)) = outcome
             && self.connection.open.is_none()
+            // That may have been long ago.
+            && !was_prepared
         {
             return Err(failure);
         }
         let Some(deadline) = self.waiting.iter().map(|exchange| exchange.deadline).max() else {
             return Ok(());
         };
-        self.connection.begin_opening(previous, deadline, urgent, Ok)?;
+        let urgent = urgent || was_prepared;
+        // Durable jobs go over the pool only if this fails, so it must if the server accepts none.
+        if self.demand.is_some() {
+            self.connection.begin_opening(previous, deadline, urgent, greeted)?;
+        } else {
+            self.connection.begin_opening(previous, deadline, urgent, Ok)?;
+        }
         while !self.waiting.is_empty() {
             let is_confirming = self.demand.is_some() && self.connection.is_busy();
             let open = self.connection.open.as_mut().filter(|open| !open.is_writing());
@@ -235,6 +290,9 @@ impl<N: Peer> NodeJobs<N> {
         let open = self.connection.open.as_mut().filter(|_| !self.waiting.is_empty())?;
         // What is sent behind other requests goes where they went.
         let is_idle = open.in_flight.is_empty();
+        if is_idle && open.is_connected() && !open.is_quiet() {
+            open.poison();
+        }
         let is_ready = if is_idle { open.is_usable() } else { open.is_open() };
         if is_ready {
             return None;
@@ -245,6 +303,12 @@ impl<N: Peer> NodeJobs<N> {
         }
         self.connection.open.take()
     }
+}
+
+/// Returns a connection over which the server answers, if it does.
+fn greeted(mut connection: Connection) -> Result<Connection, Failure> {
+    let deadline = end_of(connection.factory.connect_timeout);
+    connection.await_greeting(deadline).map(|()| connection)
 }
 
 fn fail(unsent: Vec<Exchange>, failure: &Failure) {

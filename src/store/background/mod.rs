@@ -18,6 +18,7 @@ use crate::base::clock::Moment;
 use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
 use crate::net::demand::Demand;
+use crate::net::in_flight::Exchange;
 use crate::net::server::ServerFactory;
 use crate::net::wait::Interrupter;
 use crate::store::background::peer::Peer;
@@ -31,7 +32,8 @@ pub(crate) struct BackgroundSettings {
     pub(crate) commands: Commands,
     /// What must be met before a renewal counts.
     pub(crate) demand: Option<Demand>,
-    /// A connection that is silent for this long while a reply to a job is to come is given up.
+    /// A connection that is silent for this long while a reply is to come is given up. No lease
+    /// cuts it short: there may be longer ones than the client's.
     pub(crate) io_timeout: Duration,
     pub(crate) events: Events,
 }
@@ -84,8 +86,17 @@ pub(crate) trait JobPolicy: Send {
     /// What is known of a job that has no outcome yet.
     type Progress: Send;
 
-    /// Returns the nodes that a job is sent to first. Fails if none is known.
-    fn route(&mut self, job: &Job) -> Result<(Vec<Self::Peer>, Self::Progress), Failure>;
+    /// Returns the nodes that a job about this name is sent to first. Fails if none is known.
+    fn route(&mut self, name: &str) -> Result<(Vec<Self::Peer>, Self::Progress), Failure>;
+
+    /// Sends requests to a node over a connection of the calls, if one is open and free, without
+    /// waiting. Without a reply by `deadline` there is none. Returns those that were not sent.
+    fn post_over_pool(
+        &self,
+        node: &Self::Peer,
+        posted: Vec<Exchange>,
+        deadline: Instant,
+    ) -> Vec<Exchange>;
 
     /// Decides what comes of a job after one node's reply.
     fn decide(
@@ -121,6 +132,9 @@ pub(crate) enum Decision<N> {
 /// Sends jobs in batches and collects their outcomes. Each job has exactly one outcome, unless
 /// it is abandoned. No method waits for a connection to be opened.
 pub(crate) trait JobRunner: Send {
+    /// Begins to open the connections that jobs about this name will need, unless they are open.
+    fn prepare(&mut self, _name: &str) {}
+
     /// Sends jobs, or has them sent as soon as a connection is open and has room. Does not block.
     fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome));
 

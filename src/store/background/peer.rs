@@ -11,7 +11,7 @@
 //! | being opened | the short-lived thread has connected | open |
 //! | being opened | it has failed to | none, for a pause |
 //! | open | an error, a long silence, or the server has moved | none |
-//! | open | it is old, or what it has logged in with expires soon | open, while a successor is opened |
+//! | open | it is old, or its login expires soon | open, while a successor is opened |
 //! | open | the successor is open, and nothing is in flight here | replaced by it |
 //!
 //! Whatever is in flight on a connection that is closed has failed.

@@ -17,6 +17,7 @@ use parking_lot::{Mutex, MutexGuard};
 use redis::Value;
 
 use crate::base::failure::Failure;
+use crate::net::in_flight::Exchange;
 use crate::net::resp::RespStream;
 use crate::net::server::PoolThread;
 use crate::net::socket::poll_ready;
@@ -104,6 +105,25 @@ impl Lane {
             lane.make_room(deadline);
         }
         Ok(lane)
+    }
+
+    /// Sends requests that no thread waits for to one server, without waiting, if the connection to
+    /// it is open and has room. Returns those that were not sent.
+    pub(super) fn post_if_open(
+        self: &Arc<Self>,
+        number: usize,
+        posted: Vec<Exchange>,
+    ) -> Vec<Exchange> {
+        let reader = self.reader.try_lock();
+        let Some(links) = self.links.try_lock() else { return posted };
+        let mut lane = LockedLane { reader, links, lane: self };
+        match lane.links[number].usable() {
+            Some(open) => {
+                open.send(posted);
+                Vec::new()
+            }
+            None => posted,
+        }
     }
 
     fn schedule_sweep(self: &Arc<Self>) {

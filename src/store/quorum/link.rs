@@ -123,6 +123,12 @@ impl Link {
         Err(Failure::io(FailureKind::Transient, &self.server().factory.label(), error))
     }
 
+    /// The connection, if a request can be sent over it now.
+    pub(super) fn usable(&mut self) -> Option<&mut Connection> {
+        let has_room = self.check(false).is_ok();
+        self.connection.open.as_mut().filter(|open| has_room && open.is_open())
+    }
+
     pub(super) fn send(&mut self, exchange: Exchange) {
         if let Some(open) = &mut self.connection.open {
             open.send([exchange]);

@@ -65,7 +65,7 @@ use crate::store::quorum::ballot::{Ballot, Effect, InDoubtHolds, QuorumServers};
 use crate::store::quorum::grants::ambiguous;
 use crate::store::quorum::health::{QuorumServer, RunIds};
 use crate::store::quorum::lane::{Lane, LockedLane};
-use crate::store::quorum::policies::WakeupsOfMajorities;
+use crate::store::quorum::policies::{JobsOfMajorities, WakeupsOfMajorities};
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
@@ -271,6 +271,8 @@ impl Store for Quorum {
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {
-        Box::new(BackgroundJobs::new(self.servers.clone(), self.servers.settings.clone()))
+        let (servers, lanes) = (self.servers.clone(), self.lanes.clone());
+        let settings = servers.settings.clone();
+        Box::new(BackgroundJobs::new(JobsOfMajorities { servers, lanes }, settings))
     }
 }

@@ -10,9 +10,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::base::failure::Failure;
+use crate::net::in_flight::Exchange;
 use crate::store::background::{Decision, Job, JobPolicy, JobReply, Wake, WakeupPolicy};
 use crate::store::quorum::ballot::QuorumServers;
 use crate::store::quorum::health::QuorumServer;
+use crate::store::quorum::lane::Lane;
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::request::{Change, HoldReply};
 
@@ -111,12 +113,31 @@ impl Gathered {
 }
 
 /// Each job to all servers.
-impl JobPolicy for Arc<QuorumServers> {
+pub(super) struct JobsOfMajorities {
+    pub(super) servers: Arc<QuorumServers>,
+    pub(super) lanes: Vec<Arc<Lane>>,
+}
+
+impl JobPolicy for JobsOfMajorities {
     type Peer = Arc<QuorumServer>;
     type Progress = Votes<HoldReply>;
 
-    fn route(&mut self, _: &Job) -> Result<(Vec<Arc<QuorumServer>>, Votes<HoldReply>), Failure> {
-        Ok((self.each.clone(), Votes::new(self.each.len())))
+    fn route(&mut self, _: &str) -> Result<(Vec<Arc<QuorumServer>>, Votes<HoldReply>), Failure> {
+        let each = &self.servers.each;
+        Ok((each.clone(), Votes::new(each.len())))
+    }
+
+    /// A lane closes a connection over which no replies come.
+    fn post_over_pool(
+        &self,
+        server: &Arc<QuorumServer>,
+        posted: Vec<Exchange>,
+        _: Instant,
+    ) -> Vec<Exchange> {
+        let post = |posted: Vec<Exchange>, lane: &Arc<Lane>| {
+            if posted.is_empty() { posted } else { lane.post_if_open(server.number, posted) }
+        };
+        self.lanes.iter().fold(posted, post)
     }
 
     /// A renewal counts when a majority has confirmed it, and so does a release, but that is sent
@@ -130,12 +151,13 @@ impl JobPolicy for Arc<QuorumServers> {
     ) -> Decision<Arc<QuorumServer>> {
         from.note(&reply, |reply| *reply == HoldReply::Done);
         let is_release = matches!(job.change, Change::Release { .. });
-        let never_began = is_release && !self.in_doubt.may_be_at(from, &job.hold);
+        let in_doubt = &self.servers.in_doubt;
+        let never_began = is_release && !in_doubt.may_be_at(from, &job.hold);
         let vote = if never_began { Ok(HoldReply::Gone) } else { reply };
         votes.0[from.number] = Some(vote);
         let outcome = match job.change {
             Change::Release { kept_until } => {
-                votes.decide_release().inspect(|_| self.in_doubt.end(&job.hold, kept_until, true))
+                votes.decide_release().inspect(|_| in_doubt.end(&job.hold, kept_until, true))
             }
             change => votes.decide_change(change).map(|reply| reply.map(JobReply::from)),
         };
@@ -143,6 +165,6 @@ impl JobPolicy for Arc<QuorumServers> {
     }
 
     fn required(&self) -> usize {
-        majority(self.each.len())
+        majority(self.servers.each.len())
     }
 }

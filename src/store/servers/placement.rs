@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::base::failure::{Failure, FailureKind};
 use crate::net::error_reply::ErrorReply;
+use crate::net::in_flight::Exchange;
 use crate::store::background::{Decision, Job, JobPolicy, JobReply, Wake, WakeupPolicy};
 use crate::store::request::HoldReply;
 use crate::store::servers::node::{Node, Target, is_known, uncovered};
@@ -147,14 +148,23 @@ impl JobPolicy for Placement {
     /// How often the job was redirected.
     type Progress = u32;
 
-    fn route(&mut self, job: &Job) -> Result<(Vec<Target>, u32), Failure> {
-        if let Some(target) = self.known(&job.hold.name) {
+    fn route(&mut self, name: &str) -> Result<(Vec<Target>, u32), Failure> {
+        if let Some(target) = self.known(name) {
             return Ok((vec![target], 0));
         }
         if let Self::Slots(topology) = self {
             topology.learn();
         }
         Err(uncovered())
+    }
+
+    fn post_over_pool(
+        &self,
+        target: &Target,
+        posted: Vec<Exchange>,
+        deadline: Instant,
+    ) -> Vec<Exchange> {
+        target.node.server.post_if_open(posted, deadline)
     }
 
     fn decide(

@@ -211,3 +211,57 @@ fn a_server_that_hangs_in_the_login_delays_nothing() {
         assert_eq!((*failed, failure.kind), (id, FailureKind::Unreachable));
     }
 }
+
+/// However many jobs there are: the pool has the only connection that the server admits.
+#[test]
+fn jobs_go_over_the_connections_of_calls_while_no_other_can_be_opened() {
+    let process = Server::redis();
+    let store = single(&process);
+    must_acquire(&store, &hold(1));
+    // That which asks for this has ended when the next one comes.
+    process.command(&["CONFIG", "SET", "maxclients", "1"]);
+    let mut jobs = store.jobs();
+    jobs.prepare("lock");
+    let renewals = vec![(hold(1), Change::Renew { lease: LEASE }); 1000];
+    for _ in 0..3 {
+        let outcomes = run_jobs(&mut *jobs, &renewals);
+        let failed = outcomes.iter().find(|outcome| !matches!(outcome, Ok(HoldReply::Done)));
+        assert!(failed.is_none(), "{failed:?}");
+    }
+    assert_eq!(depth(&store), Some(1), "calls go on");
+}
+
+#[test]
+fn jobs_of_a_quorum_go_over_its_lanes_while_no_connection_can_be_opened() {
+    let servers = [Server::redis(), Server::redis(), Server::redis()];
+    let config = Config { pool_size: 1, ..Config::default() };
+    let store = quorum(&servers, &config);
+    must_acquire(&store, &hold(1));
+    for server in &servers {
+        server.command(&["CONFIG", "SET", "maxclients", "1"]);
+    }
+    let outcomes = run_jobs(&mut *store.jobs(), &[(hold(1), Change::Renew { lease: LEASE })]);
+    assert!(matches!(outcomes[..], [Ok(HoldReply::Done)]), "{outcomes:?}");
+}
+
+/// A connection is prepared before it is needed.
+#[test]
+fn jobs_find_a_connection_that_was_prepared() {
+    let process = Server::redis();
+    let store = single(&process);
+    must_acquire(&store, &hold(1));
+    let connected = || {
+        let list: String = process.ask(&["CLIENT", "LIST"]);
+        // Without that which asks.
+        list.lines().count() - 1
+    };
+    let mut jobs = store.jobs();
+    jobs.prepare("lock");
+    eventually(|| connected() == 2);
+    for _ in 0..3 {
+        jobs.prepare("lock");
+        let outcomes = run_jobs(&mut *jobs, &[(hold(1), Change::Renew { lease: LEASE })]);
+        assert!(matches!(outcomes[..], [Ok(HoldReply::Done)]), "{outcomes:?}");
+    }
+    assert_eq!(connected(), 2);
+}

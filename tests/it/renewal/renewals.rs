@@ -5,9 +5,12 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Guard, HoldEnd};
 
+use crate::support::proxy::Proxy;
+use crate::support::quorum::open_redlock;
+use crate::support::recorder::Recorder;
 use crate::support::{
-    LEASE, SOON, Server, Store, assert_lost, eventually, is_busy, ms, patient, stores, take,
-    throughout,
+    LEASE, Quorum, SOON, Server, Store, assert_lost, eventually, is_busy, ms, opened, patient,
+    server, stores, take, throughout, unlock,
 };
 
 stores! {
@@ -19,6 +22,7 @@ stores! {
         max_hold_ends_in_redis_too;
     one server:
         a_renewal_on_its_way_undoes_no_release,
+        a_lease_longer_than_the_clients_is_renewed_at_a_distant_server,
         thousands_of_leases_are_renewed_in_time;
 }
 
@@ -99,6 +103,74 @@ fn max_hold_ends_in_redis_too(server: &Server) {
         assert!(age < MAX + ms(100), "still there after {age:?}");
         thread::sleep(ms(1));
     }
+}
+
+/// So far away that no request is answered within a third of the client's lease.
+const FAR: Duration = ms(40);
+
+fn a_lease_longer_than_the_clients_is_renewed_at_a_distant_server(server: &Server) {
+    let proxy = Proxy::before(server);
+    let client = opened(|| patient().lease(ms(60)).open(&proxy.url()));
+    proxy.delay_replies(FAR);
+    let guard = client.mutex("a").lease(LEASE).lock().unwrap();
+    throughout(3 * LEASE, || guard.is_held());
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_lease_longer_than_the_clients_is_renewed_at_distant_servers() {
+    let quorum = Quorum::of(3);
+    let proxies: Vec<_> = quorum.servers.iter().map(Proxy::before).collect();
+    let urls: Vec<_> = proxies.iter().map(Proxy::url).collect();
+    let client = opened(|| open_redlock(patient().lease(ms(60)), &urls));
+    for proxy in &proxies {
+        proxy.delay_replies(FAR);
+    }
+    let guard = client.mutex("a").lease(LEASE).lock().unwrap();
+    throughout(3 * LEASE, || guard.is_held());
+    guard.unlock().unwrap();
+}
+
+/// How many clients a server has, without the one that asks.
+fn clients(server: &server::Server) -> usize {
+    let list: String = server.ask(&["CLIENT", "LIST"]);
+    list.lines().count() - 1
+}
+
+#[test]
+fn the_connection_for_renewals_is_opened_long_before_the_first() {
+    let quorum = Quorum::of(3);
+    let alone = &quorum.servers[0];
+    let builder = || patient().lease(ms(600_000)).pool_size(1);
+    let client = builder().open(&alone.url()).unwrap();
+    let guard = take(&client, "a");
+    eventually(SOON, || clients(alone) == 2);
+    guard.unlock().unwrap();
+    drop(client);
+    let client = quorum.open(builder());
+    let _guard = take(&client, "a");
+    eventually(SOON, || quorum.servers.iter().all(|server| clients(server) == 2));
+}
+
+/// As when others have taken all that it admits, a password has changed or a firewall has closed.
+#[test]
+fn leases_are_renewed_though_no_further_connection_can_be_opened() {
+    let quorum = Quorum::of(3);
+    let (alone, recorder) = (server::Server::redis(), Recorder::default());
+    let builder = || patient().lease(LEASE).pool_size(1).on_event(recorder.listener());
+    let at_one = opened(|| builder().open(&alone.url()));
+    let at_majorities = quorum.open(builder());
+    let servers = || quorum.servers.iter().chain([&alone]);
+    eventually(SOON, || servers().all(|server| clients(server) == 1));
+    for server in servers() {
+        server.command(&["CONFIG", "SET", "maxclients", "1"]);
+    }
+    let guards = [take(&at_one, "a"), take(&at_majorities, "a")];
+    throughout(3 * LEASE, || guards.iter().all(Guard::is_held));
+    assert!(guards.iter().all(|guard| guard.remaining() > LEASE / 3));
+    guards.into_iter().for_each(unlock);
+    let events = recorder.events();
+    assert!(!events.iter().any(|event| event.contains("failing")), "{events:?}");
 }
 
 fn thousands_of_leases_are_renewed_in_time(server: &Server) {
