@@ -25,8 +25,11 @@ const LARGE: usize = 64 * 1024;
 /// The longest reply, in bytes. A server that works sends far shorter ones.
 const LONGEST: usize = 16 * 1024 * 1024;
 
-/// A part of a reply counts as at least this many bytes: a short one takes more in memory.
-const PART_MIN: usize = 16;
+/// The most memory that a reply may take. Short parts take many times their bytes.
+const LARGEST: usize = 40 * 1024 * 1024;
+
+/// The first capacity of an array that has as many parts or more.
+const FEW: usize = 4;
 
 const DEPTH_MAX: usize = 16;
 
@@ -168,6 +171,8 @@ pub(crate) struct ReplyBuffer {
     arrays: Vec<(Vec<Value>, usize)>,
     /// How long the parsed part of the next reply is.
     parsed: usize,
+    /// How many bytes its arrays take besides.
+    arrays_size: usize,
 }
 
 enum Part {
@@ -183,12 +188,14 @@ impl ReplyBuffer {
             match self.next_part() {
                 Ok(None) => return None,
                 Ok(Some(Part::Array(size))) => self.arrays.push((Vec::new(), size)),
-                Ok(Some(Part::Value(value))) => {
-                    if let Some(reply) = self.complete(value) {
-                        self.parsed = 0;
+                Ok(Some(Part::Value(value))) => match self.complete(value) {
+                    Ok(None) => {}
+                    Ok(Some(reply)) => {
+                        (self.parsed, self.arrays_size) = (0, 0);
                         return Some(Ok(reply));
                     }
-                }
+                    Err(why) => return Some(Err((ErrorKind::Parse, why).into())),
+                },
                 Err(why) => return Some(Err((ErrorKind::Parse, why).into())),
             }
         }
@@ -251,7 +258,7 @@ impl ReplyBuffer {
                 Part::Value(Value::BulkString(text.to_vec()))
             }
         };
-        self.parsed += length.max(PART_MIN);
+        self.parsed += length;
         self.drop_unread(length);
         Ok(Some(part))
     }
@@ -268,16 +275,25 @@ impl ReplyBuffer {
     }
 
     /// Adds a value to the array that it is part of. Returns the reply once it is whole.
-    fn complete(&mut self, mut value: Value) -> Option<Value> {
+    fn complete(&mut self, mut value: Value) -> Result<Option<Value>, &'static str> {
         while let Some((mut values, size)) = self.arrays.pop() {
+            if values.len() == values.capacity() {
+                // Twice as many, but what the server says is not believed before it has come.
+                let more = values.len().max(FEW).min(size - values.len());
+                self.arrays_size += more * size_of::<Value>();
+                if self.parsed + self.arrays_size > LARGEST {
+                    return Err(TOO_LONG);
+                }
+                values.reserve_exact(more);
+            }
             values.push(value);
             if values.len() < size {
                 self.arrays.push((values, size));
-                return None;
+                return Ok(None);
             }
             value = Value::Array(values);
         }
-        Some(value)
+        Ok(Some(value))
     }
 }
 
@@ -388,8 +404,41 @@ mod tests {
             };
             assert_eq!(error.kind(), ErrorKind::Parse, "{error}");
             assert!(sent <= LONGEST + piece.len() && buffer.bytes.len() <= LONGEST + USUAL);
-            let values = buffer.arrays.first().map_or(0, |(values, _)| values.len());
-            assert!(values <= LONGEST / PART_MIN + 1, "{values}");
+            assert!(memory_of(&buffer) <= LARGEST);
+        }
+    }
+
+    /// What the parsed part of a reply takes.
+    fn memory_of(buffer: &ReplyBuffer) -> usize {
+        fn heap_of(value: &Value) -> usize {
+            match value {
+                Value::Array(values) => array(values),
+                Value::BulkString(text) => text.capacity(),
+                Value::SimpleString(text) => text.capacity(),
+                _ => 0,
+            }
+        }
+        fn array(values: &Vec<Value>) -> usize {
+            values.capacity() * size_of::<Value>() + values.iter().map(heap_of).sum::<usize>()
+        }
+        buffer.arrays.iter().map(|(values, _)| array(values)).sum()
+    }
+
+    #[test]
+    fn a_reply_of_short_parts_is_an_error_before_it_takes_much_memory() {
+        for part in [":1\r\n", "$-1\r\n", "*0\r\n", "*1\r\n:1\r\n", "$1\r\nx\r\n"] {
+            let (mut buffer, mut most) = (ReplyBuffer::default(), 0);
+            read(&mut buffer, b"*1000000000\r\n");
+            let parts = part.repeat(20_000);
+            let error = loop {
+                match buffer.take() {
+                    Some(reply) => break reply.expect_err("it is not whole"),
+                    None => most = most.max(memory_of(&buffer)),
+                }
+                read(&mut buffer, parts.as_bytes());
+            };
+            assert_eq!(error.kind(), ErrorKind::Parse, "{error}");
+            assert!(most <= LARGEST && memory_of(&buffer) <= LARGEST, "{part:?}: {most}");
         }
     }
 
