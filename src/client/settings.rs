@@ -219,7 +219,7 @@ setters! {
     /// takes longer than a nearby server takes to reply. Threads do not spin for a server that
     /// usually takes longer than this, nor when that would leave no core free.
     ///
-    /// Zero disables spinning. Defaults to 50 µs.
+    /// Zero disables spinning; more than 1 ms counts as 1 ms. Defaults to 50 µs.
     spin(time: Duration) = time;
 
     /// Sets a callback that provides the user and the password whenever a connection is opened, for

@@ -261,8 +261,9 @@ impl Multiplexer {
         }
     }
 
-    /// Sends what has queued up over an idle connection, or gives that back. If no thread waits for
-    /// what is sent, there is time until the deadline to do so here.
+    /// Sends what has queued up over an idle connection, or gives that back. The thread has time
+    /// until the deadline for requests that other threads have posted: what cannot be written by
+    /// then has failed.
     fn send_queued(&self, idle: PooledConnection, deadline: Instant) {
         let mut free = Some(idle);
         while let Some(mut idle) = free {
@@ -289,8 +290,9 @@ impl Multiplexer {
                         self.writer.post(&mut idle.connection, batch, deadline);
                         Some(idle)
                     } else {
-                        let earliest = batch.iter().map(|exchange| exchange.deadline).min();
-                        self.write(&mut idle, [], batch, earliest.unwrap_or(deadline));
+                        let deadlines = batch.iter().map(|exchange| exchange.deadline);
+                        let earliest = deadlines.fold(deadline, Instant::min);
+                        self.write(&mut idle, [], batch, earliest);
                         lend_to_next(idle)
                     }
                 }
@@ -323,11 +325,40 @@ impl Multiplexer {
 mod tests {
     use super::*;
     use std::net::TcpListener;
+    use std::sync::mpsc;
+    use std::thread;
     use std::time::Duration;
 
     use crate::base::clock::end_of;
     use crate::base::event_thread::Events;
     use crate::net::server::ServerFactory;
+
+    /// The login of a peer that accepts connections has no reply.
+    #[test]
+    fn a_call_that_is_over_opens_no_connection_for_what_others_have_posted() {
+        const LONG: Duration = Duration::from_secs(20);
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let config = Config { pool_size: 1, connect_timeout: LONG, ..Config::default() };
+        let url = format!("redis://:sesame@{}", listener.local_addr().expect("an address"));
+        let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
+        let server = servers.server(servers.endpoint(&url).expect("a good URL"));
+        let ping = || Request::command(&redis::cmd("PING"));
+        let (sender, replies) = mpsc::channel();
+        let begin = Instant::now();
+        thread::scope(|scope| {
+            let call = scope.spawn(|| {
+                let deadline = end_of(Duration::from_millis(500));
+                server.exchange(ping(), None, deadline).expect_err("no reply");
+                begin.elapsed()
+            });
+            let _peer = listener.accept().expect("the call has the only connection");
+            let on_reply = Box::new(move |reply| sender.send(reply).unwrap_or_default());
+            server.post(vec![Exchange::posted(ping(), end_of(LONG), on_reply)]);
+            let took = call.join().expect("no panic");
+            assert!(took < LONG / 2, "{took:?}");
+            replies.recv_timeout(LONG / 2).expect("told").expect_err("it was not written");
+        });
+    }
 
     #[test]
     fn many_requests_of_one_thread_are_given_up_as_soon_as_one() {

@@ -24,7 +24,8 @@ pub(super) struct PostWriter {
 }
 
 impl PostWriter {
-    /// Writes requests that no thread waits for over an idle connection, opening it if need be.
+    /// Writes requests that no thread waits for over an idle connection, opening it if need be. The
+    /// calling thread, which may not be the one that has posted them, has time until the deadline.
     pub(super) fn post(
         &self,
         connection: &mut Connection,
@@ -35,6 +36,7 @@ impl PostWriter {
         // server might not read on behind the request that it executes at that moment.
         connection.collect();
         let write_by = posted.iter().map(|posted| posted.write_by).max().unwrap_or(deadline);
+        let write_by = write_by.min(deadline);
         let is_ready = is_ready(connection);
         let opened = if is_ready { Ok(()) } else { self.wait(|| connection.connect(write_by)) };
         if let Err(failure) = opened {
@@ -45,7 +47,9 @@ impl PostWriter {
         drop(connection.write(&[]));
         if connection.is_writing() {
             drop(self.wait(|| {
-                while connection.is_writing() && connection.receive(WaitFor::Reply { deadline }) {}
+                while connection.is_writing()
+                    && connection.receive(WaitFor::Reply { deadline: write_by })
+                {}
                 if connection.is_writing() { Err(connection.factory.no_reply()) } else { Ok(()) }
             }));
         }

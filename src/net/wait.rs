@@ -18,6 +18,10 @@ use parking_lot::Mutex;
 /// number, because a thread that locks and drops again and again reads two replies each time.
 const PROBE_EVERY: u32 = 31;
 
+/// The longest time for which a thread spins, whatever its budget is: beyond that, waking it costs
+/// next to nothing in comparison, and a deadline would be missed by more than that.
+const SPIN_MAX: Duration = Duration::from_millis(1);
+
 /// How many threads of this process wait for a reply, spinning or asleep.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
@@ -63,7 +67,7 @@ pub(crate) struct Spin {
 impl Spin {
     pub(crate) fn new(budget: Duration) -> Self {
         Self {
-            budget,
+            budget: budget.min(SPIN_MAX),
             spinning: Average::default(),
             // Taken for slow until measured.
             asleep: Average(AtomicU32::new(1_000_000)),
@@ -242,6 +246,16 @@ mod tests {
     #[test]
     fn a_server_that_has_come_near_is_noticed() {
         assert!(spin_after(&[&[1_000; 50][..], &[10; 20]].concat(), &[60; 50]).pays());
+    }
+
+    #[test]
+    fn no_thread_spins_for_long() {
+        let spin = Spin::new(Duration::MAX);
+        let mut wait = spin.begin();
+        wait.started -= SPIN_MAX;
+        // As if no other thread waited.
+        wait.waited = Waited::Spinning;
+        assert!(!wait.spins());
     }
 
     #[test]
