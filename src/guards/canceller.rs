@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -35,11 +36,18 @@ use crate::error::{Error, Result};
 /// Do not call [`cancel`](Canceller::cancel) in a signal handler: set a flag there, and let a
 /// thread check the flag.
 #[derive(Clone, Default)]
-pub struct Canceller(Arc<Mutex<Waits>>);
+pub struct Canceller(Arc<Cancelling>);
+
+#[derive(Default)]
+struct Cancelling {
+    /// Set before `waits` is locked to end them. Read without that: in a forked child nothing might
+    /// unlock it.
+    cancelled: AtomicBool,
+    waits: Mutex<Waits>,
+}
 
 #[derive(Default)]
 struct Waits {
-    cancelled: bool,
     last: u64,
     /// What ends each wait.
     ends: HashMap<u64, Box<dyn Fn() + Send>>,
@@ -60,8 +68,8 @@ impl Canceller {
 
     /// Ends all current and later waits that use this canceller or a clone of it.
     pub fn cancel(&self) {
-        let mut waits = self.0.lock();
-        waits.cancelled = true;
+        self.0.cancelled.store(true, Ordering::SeqCst);
+        let waits = self.0.waits.lock();
         for end in waits.ends.values() {
             end();
         }
@@ -71,7 +79,7 @@ impl Canceller {
     /// it.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
-        self.0.lock().cancelled
+        self.0.cancelled.load(Ordering::SeqCst)
     }
 
     pub(crate) fn check(&self, name: &str) -> Result<()> {
@@ -80,8 +88,8 @@ impl Canceller {
 
     /// Calls `end` when this is cancelled, or at once if it already is. `end` must not block.
     pub(crate) fn watch(&self, end: impl Fn() + Send + 'static) -> CancellableWait {
-        let mut waits = self.0.lock();
-        if waits.cancelled {
+        let mut waits = self.0.waits.lock();
+        if self.is_cancelled() {
             end();
         }
         waits.last += 1;
@@ -99,6 +107,6 @@ impl fmt::Debug for Canceller {
 
 impl Drop for CancellableWait {
     fn drop(&mut self) {
-        self.canceller.0.lock().ends.remove(&self.number);
+        self.canceller.0.waits.lock().ends.remove(&self.number);
     }
 }

@@ -3,7 +3,8 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::sync::Arc;
+use std::process;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
@@ -40,7 +41,33 @@ use crate::local::shared::Shared;
 pub struct Lost {
     /// With their tokens. Empty in a forked child, where nothing is held.
     holds: Vec<(Arc<Hold>, u64)>,
-    over: Receiver<Infallible>,
+    over: WatchReceiver,
+}
+
+/// What tells that a watch has something to report: in the process that has created it. A forked
+/// child must not touch it, because a thread of the parent may have locked it.
+#[derive(Clone)]
+struct WatchReceiver {
+    receiver: Receiver<Infallible>,
+    process: u32,
+}
+
+/// That of a forked child, where nothing is held.
+static DISCONNECTED: LazyLock<Receiver<Infallible>> = LazyLock::new(|| bounded(0).1);
+
+impl WatchReceiver {
+    fn new(receiver: Receiver<Infallible>) -> Self {
+        LazyLock::force(&DISCONNECTED);
+        Self { receiver, process: process::id() }
+    }
+
+    fn is_forked(&self) -> bool {
+        process::id() != self.process
+    }
+
+    fn get(&self) -> &Receiver<Infallible> {
+        if self.is_forked() { &DISCONNECTED } else { &self.receiver }
+    }
 }
 
 /// How a hold ended. See [`Lost::wait`].
@@ -66,18 +93,22 @@ impl Lost {
         match holds {
             [first, ..] if shared.check_process().is_ok() => {
                 let with_fence = |hold: &Arc<Hold>| (hold.clone(), hold.fence());
-                Self { holds: holds.iter().map(with_fence).collect(), over: first.over() }
+                let holds = holds.iter().map(with_fence).collect();
+                Self { holds, over: WatchReceiver::new(first.over()) }
             }
-            _ => Self { holds: Vec::new(), over: bounded(0).1 },
+            _ => Self { holds: Vec::new(), over: WatchReceiver::new(DISCONNECTED.clone()) },
         }
     }
 
     /// Returns `true` if the lease was lost: at the latest when it ends by this process's clock.
     /// Returns `false` while the lock is held, and after it was released. Does not block and does
-    /// not ask the server.
+    /// not ask the server. In a forked child nothing is held, so this returns `true`, and no wait
+    /// blocks.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        self.holds.is_empty() || self.holds.iter().any(|(hold, fence)| hold.is_lost_with(*fence))
+        self.over.is_forked()
+            || self.holds.is_empty()
+            || self.holds.iter().any(|(hold, fence)| hold.is_lost_with(*fence))
     }
 
     /// Returns why the lock was lost, as far as this client knows; of several locks, the first that
@@ -97,6 +128,9 @@ impl Lost {
     /// ```
     #[must_use]
     pub fn cause(&self) -> Option<LossCause> {
+        if self.over.is_forked() {
+            return None;
+        }
         let lost = self.holds.iter().find(|(hold, fence)| hold.is_lost_with(*fence));
         lost.map(|(hold, _)| hold.loss().cause)
     }
@@ -104,7 +138,7 @@ impl Lost {
     /// Blocks the current thread until the hold is over, and returns how it ended.
     #[must_use]
     pub fn wait(&self) -> HoldEnd {
-        match self.over.recv() {
+        match self.over.get().recv() {
             Ok(never) => match never {},
             Err(_) => self.end(),
         }
@@ -114,7 +148,7 @@ impl Lost {
     /// then.
     #[must_use]
     pub fn wait_timeout(&self, time: Duration) -> Option<HoldEnd> {
-        match self.over.recv_deadline(end_of(time)) {
+        match self.over.get().recv_deadline(end_of(time)) {
             Ok(never) => match never {},
             Err(error) if error.is_timeout() => self.is_lost().then_some(HoldEnd::Lost),
             Err(_) => Some(self.end()),
@@ -147,7 +181,7 @@ impl Lost {
     /// ```
     #[must_use]
     pub fn receiver(&self) -> &Receiver<Infallible> {
-        &self.over
+        self.over.get()
     }
 }
 
@@ -173,7 +207,7 @@ impl Lost {
 pub struct Wanted {
     /// `None` in a forked child, where nothing is held.
     hold: Option<Arc<Hold>>,
-    receiver: Receiver<Infallible>,
+    receiver: WatchReceiver,
 }
 
 impl fmt::Debug for Wanted {
@@ -185,24 +219,25 @@ impl fmt::Debug for Wanted {
 impl Wanted {
     pub(super) fn new(shared: &Shared, hold: &Arc<Hold>) -> Self {
         if shared.check_process().is_err() {
-            return Self { hold: None, receiver: bounded(0).1 };
+            return Self { hold: None, receiver: WatchReceiver::new(DISCONNECTED.clone()) };
         }
         hold_requests::watch(shared, hold);
-        Self { hold: Some(hold.clone()), receiver: hold.wanted() }
+        Self { hold: Some(hold.clone()), receiver: WatchReceiver::new(hold.wanted()) }
     }
 
     /// Returns `true` if another client waits for the lock, or waited for it during this hold. Does
     /// not block and does not ask the server.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
-        self.hold.as_ref().is_some_and(|hold| hold.is_wanted())
+        let is_wanted = |hold: &Arc<Hold>| !self.receiver.is_forked() && hold.is_wanted();
+        self.hold.as_ref().is_some_and(is_wanted)
     }
 
     /// Blocks the current thread until another client waits for the lock, the hold is over, or
     /// `time` has passed. Returns `true` in the first case.
     #[must_use]
     pub fn wait_timeout(&self, time: Duration) -> bool {
-        match self.receiver.recv_deadline(end_of(time)) {
+        match self.receiver.get().recv_deadline(end_of(time)) {
             Ok(never) => match never {},
             Err(_) => self.is_wanted(),
         }
@@ -213,6 +248,6 @@ impl Wanted {
     /// says which.
     #[must_use]
     pub fn receiver(&self) -> &Receiver<Infallible> {
-        &self.receiver
+        self.receiver.get()
     }
 }

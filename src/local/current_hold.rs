@@ -15,7 +15,6 @@ use crate::error::LossCause;
 /// The present hold of a tenure.
 #[derive(Debug)]
 pub(super) struct CurrentHold {
-    pub(super) fence: u64,
     /// How many holds may follow, each with the next token.
     pub(super) room: u32,
     /// Whether it was reported that the hold has begun. If not, nothing is reported of its end: a
@@ -51,7 +50,6 @@ pub(super) struct Rare {
 
 impl CurrentHold {
     pub(super) const NEW: Self = Self {
-        fence: 0,
         room: 0,
         reported: false,
         ended: false,
@@ -64,9 +62,9 @@ impl CurrentHold {
     /// Replaces the hold by the next one, once its channels are disconnected. The renewer may just
     /// have taken the tokens away of which that has one.
     pub(super) fn advance(&mut self, thread: Option<Weak<()>>) {
-        let (fence, room) = (self.fence + 1, self.room.saturating_sub(1));
+        let room = self.room.saturating_sub(1);
         let rare = self.rare.take();
-        *self = Self { fence, room, acquired: Moment::now(), thread, rare, ..Self::NEW };
+        *self = Self { room, acquired: Moment::now(), thread, rare, ..Self::NEW };
     }
 
     /// Returns how long it has been held.

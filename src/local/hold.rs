@@ -6,7 +6,7 @@
 //! others.
 
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
@@ -38,6 +38,9 @@ pub(crate) struct Hold {
     begun: Moment,
     /// Until then the lock stays taken, however early the hold is released.
     pub(super) kept_until: Moment,
+    /// The token of the present hold. It changes while `current` is locked, and is read without
+    /// that: in a forked child nothing would unlock it.
+    fence: AtomicU64,
     /// How many guards there are. Only the holding thread changes it.
     pub(crate) depth: AtomicU32,
     /// Whether a request that began this hold may be executed once more, so that the hold can
@@ -65,7 +68,7 @@ impl Hold {
     pub(crate) fn new(id: HoldId, fence: u64, room: u32, caller: &Caller, sent: Moment) -> Self {
         let Caller { thread, terms, times, .. } = caller;
         let (replied, thread) = (Moment::now(), thread.clone());
-        let current = CurrentHold { fence, room, acquired: replied, thread, ..CurrentHold::NEW };
+        let current = CurrentHold { room, acquired: replied, thread, ..CurrentHold::NEW };
         let keep = if terms.keep > 0 && id.may_be_kept() { terms.keep } else { 0 };
         Self {
             id,
@@ -75,6 +78,7 @@ impl Hold {
             begun: sent,
             // From the reply, because the store has begun the hold by then.
             kept_until: terms.hold_at_least.map_or(Moment::FIRST, |time| replied.after(time)),
+            fence: AtomicU64::new(fence),
             depth: AtomicU32::new(1),
             in_doubt: AtomicBool::new(false),
             releases: AtomicU16::new(0),
@@ -101,6 +105,7 @@ impl Hold {
             renewed: false,
             begun: now,
             kept_until: Moment::FIRST,
+            fence: AtomicU64::new(0),
             depth: AtomicU32::new(1),
             in_doubt: AtomicBool::new(true),
             releases: AtomicU16::new(0),
@@ -114,7 +119,7 @@ impl Hold {
     }
 
     pub(crate) fn fence(&self) -> u64 {
-        self.current.lock().fence
+        self.fence.load(Ordering::Relaxed)
     }
 
     /// Returns `true` if the caller can have the next hold of this tenure: there is time and a
@@ -144,6 +149,7 @@ impl Hold {
         let mut current = self.current.lock();
         current.disconnect();
         current.advance(caller.thread.clone());
+        self.fence.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns `true` if the lock may be kept when the hold is over.
@@ -172,6 +178,7 @@ impl Hold {
         let begins = !self.lease.remaining().is_zero();
         if begins {
             current.advance(caller.thread.clone());
+            self.fence.fetch_add(1, Ordering::Relaxed);
             self.reused.store(true, Ordering::Relaxed);
         }
         begins
@@ -186,7 +193,8 @@ impl Hold {
     /// Adds tokens for the next holds, which begin with `fence`: `room` more follow that one.
     pub(super) fn add_fences(&self, fence: u64, room: u32) {
         let mut current = self.current.lock();
-        (current.fence, current.room) = (fence - 1, room.saturating_add(1));
+        self.fence.store(fence - 1, Ordering::Relaxed);
+        current.room = room.saturating_add(1);
     }
 
     /// Takes away the tokens for further holds if the lock may be kept: the request for more of
@@ -253,7 +261,7 @@ impl Hold {
     /// off, or after which the lock was kept, has ended before.
     pub(crate) fn is_lost_with(&self, fence: u64) -> bool {
         let current = self.current.lock();
-        self.lease.is_lost() && current.fence == fence && !current.kept
+        self.lease.is_lost() && self.fence() == fence && !current.kept
     }
 
     /// Marks the hold as lost if its deadline has passed. Returns `true` for the one call that

@@ -127,7 +127,7 @@ impl Reporter {
             return;
         }
         current.reported = true;
-        let (name, fence, waited) = (&hold.id.name, current.fence, || caller.begin.elapsed());
+        let (name, fence, waited) = (&hold.id.name, hold.fence(), || caller.begin.elapsed());
         self.counters.acquired.fetch_add(1, Ordering::Relaxed);
         let event = || Event::Acquired { name: name.to_string(), fence, waited: waited() };
         let line = || format!("acquired lock {name:?} (fence {fence}) after {:?}", waited());

@@ -40,7 +40,7 @@ pub(crate) struct Shared {
     /// The number of the next hold.
     nonces: AtomicU64,
     /// The process that has opened the client.
-    process: u32,
+    pub(super) process: u32,
     /// For requests about no lock in particular, or about one whose options are not known.
     pub(super) times: CallTimes,
     pub(super) listening: Listening,
@@ -226,6 +226,10 @@ impl Shared {
     }
 
     pub(crate) fn stats(&self) -> Stats {
+        // In a forked child a thread of the parent may have locked the rest.
+        if self.check_process().is_err() {
+            return self.counters.to_stats();
+        }
         let kept = self.wait_queues.count_kept() as u64;
         Stats { kept, ..to_stats(&self.counters, &self.pools) }
     }

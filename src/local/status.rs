@@ -47,6 +47,10 @@ pub(crate) fn ping(shared: &Shared) -> Result<Duration> {
 
 /// Returns the names that most threads of this client want, and how many do: most first.
 pub(crate) fn waiting_names(shared: &Shared) -> Vec<(String, usize)> {
+    // No thread of a forked child waits, but one of the parent's may have locked the queues.
+    if shared.check_process().is_err() {
+        return Vec::new();
+    }
     let mut names = Vec::new();
     shared.wait_queues.each(|name, queue| match queue.threads().count() {
         0 => {}
@@ -67,6 +71,7 @@ pub(crate) fn leader(shared: &Shared, name: &Arc<str>) -> Result<Option<Leader>>
 }
 
 fn inspect(shared: &Shared, name: &Arc<str>, look: Look) -> Result<Option<HolderReply>> {
+    shared.check_process()?;
     let inspect = || -> Result<Option<HolderReply>> {
         let report = repeat(shared, "inspect", name, |end| shared.store.report(name, look, end))?;
         Ok(report.holder().cloned())
@@ -96,6 +101,7 @@ pub(super) fn holder_of(HolderReply { owner, depth, remaining, .. }: HolderReply
 
 /// Returns how many permits of a semaphore are held.
 pub(crate) fn count(shared: &Shared, name: &Arc<str>) -> Result<u32> {
+    shared.check_process()?;
     shared.check_has_members()?;
     // What was dropped before does not count, even if the store has not got its release yet.
     for released in shared.wait_queues.released(HoldKind::Read, name) {

@@ -1,5 +1,6 @@
 //! Calls for locks in a store that is slow, or whose replies are lost.
 
+mod forked;
 mod panics;
 mod several_holds;
 mod shutdown;

@@ -422,6 +422,13 @@ pub(super) mod tests {
         queues.join(id(HoldKind::Lock), &Caller { wait, ..caller() }, rejoins)
     }
 
+    impl WaitQueues {
+        /// Locks all queues, as threads do that a fork leaves behind.
+        pub(in crate::local) fn lock_all(&self) -> impl Sized {
+            self.shards.as_flattened().iter().map(Mutex::lock).collect::<Vec<_>>()
+        }
+    }
+
     /// Returns the head that acquires a lock.
     pub(in crate::local) fn head(
         queues: &WaitQueues,

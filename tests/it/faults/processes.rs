@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fork::{Fork, fork};
-use leasehold::{Client, Error, Guard, OwnedGuard, Ticket};
+use leasehold::{Canceller, Client, Error, Guard, HoldEnd, OwnedGuard, Ticket};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::support::child::{self, Child};
@@ -245,8 +245,18 @@ fn a_fork_of_a_busy_process_can_be_closed(server: &Server) {
 fn fork_while_busy_in_a_child() {
     let Some(address) = child::address() else { return };
     let client = address.open(patient());
-    let ended = AtomicBool::new(false);
+    let (ended, canceller) = (AtomicBool::new(false), Canceller::new());
+    let guard = client.lock("held").unwrap();
+    let (lost, wanted) = (guard.lost(), guard.wanted());
     thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !ended.load(Ordering::SeqCst) {
+                    drop((guard.lost(), guard.wanted()));
+                    drop(client.mutex("held").cancelled_by(&canceller).try_lock());
+                }
+            });
+        }
         for worker in 0..8 {
             let (client, ended) = (client.clone(), &ended);
             scope.spawn(move || {
@@ -259,6 +269,14 @@ fn fork_while_busy_in_a_child() {
         for _ in 0..200 {
             let forked = match fork().unwrap() {
                 Fork::Child => {
+                    let shown = format!("{client:?} {guard:?} {lost:?} {canceller:?}");
+                    assert!(shown.contains("held") && !canceller.is_cancelled());
+                    assert!(client.stats().held > 0 && client.waiting_names().is_empty());
+                    assert!(guard.fence() > 0 && !guard.is_held() && !wanted.is_wanted());
+                    assert!(lost.is_lost() && lost.wait() == HoldEnd::Lost);
+                    assert!(lost.receiver().try_recv().is_err_and(|it| it.is_disconnected()));
+                    assert!(!wanted.wait_timeout(SOON));
+                    assert!(matches!(client.mutex("lock 0").holder(), Err(Error::Forked)));
                     client.close();
                     assert!(client.shutdown(SOON).is_err());
                     exit(0);
