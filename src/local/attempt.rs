@@ -136,6 +136,11 @@ impl<'a> Attempt<'a> {
             };
             let registration = match self.registration {
                 Registration::Last => Registration::Last,
+                Registration::IfHeld | Registration::Registered
+                    if self.shared.wait_queues.has_missed_messages() =>
+                {
+                    Registration::Returning
+                }
                 _ if Instant::now() < self.pauses.yields_until => Registration::Yielding,
                 Registration::Registered if is_followed => Registration::Followed,
                 registration => registration,

@@ -33,6 +33,9 @@ const RECALL_PAUSE: Duration = Duration::from_secs(1);
 /// What was not recalled for this long is forgotten.
 const RECALL_MEMORY: Duration = Duration::from_secs(10);
 
+/// How long servers keep the place of a waiting client that was found without a listener.
+const PLACES_ARE_KEPT: Duration = Duration::from_secs(2);
+
 /// The most locks that are remembered. More are kept as if they were never recalled.
 const RECALLED_MAX: usize = 1024;
 
@@ -50,6 +53,8 @@ pub(crate) struct WaitQueues {
     pub(super) closed: AtomicBool,
     /// Whether messages of other clients arrive, so that locks may be kept.
     listening: AtomicBool,
+    /// When messages ceased to arrive, or arrived again after that.
+    interrupted: parking_lot::Mutex<Option<Instant>>,
     /// The locks of this client that others have asked for, and that it had kept for nothing.
     recalled: parking_lot::Mutex<HashMap<Arc<str>, Recalled>>,
     /// Where threads sleep that are in no queue, and whether it has been tried to listen.
@@ -202,9 +207,20 @@ impl WaitQueues {
 
     /// Sets whether messages of other clients arrive.
     pub(crate) fn set_listening(&self, listening: bool) {
-        self.listening.store(listening, Ordering::SeqCst);
+        let listened = self.listening.swap(listening, Ordering::SeqCst);
+        let mut interrupted = self.interrupted.lock();
+        if listened || listening && interrupted.is_some() {
+            *interrupted = Some(Instant::now());
+        }
+        drop(interrupted);
         *self.sleepers.lock() = true;
         self.changed.notify_all();
+    }
+
+    /// Returns `true` if messages of other clients may have been missed a moment ago: for that long
+    /// servers keep the places of clients that do not listen again yet.
+    pub(crate) fn has_missed_messages(&self) -> bool {
+        self.interrupted.lock().is_some_and(|at| at.elapsed() < PLACES_ARE_KEPT)
     }
 
     /// Blocks until the first attempt to receive messages has succeeded or failed, at most until
@@ -1051,6 +1067,25 @@ pub(super) mod tests {
         age(RECALL_MEMORY);
         queues.record_recall(&Arc::from("y"), true);
         assert!(queues.recalled.lock().is_empty());
+    }
+
+    #[test]
+    fn messages_are_missed_only_by_a_client_that_has_received_them_before() {
+        let queues = WaitQueues::default();
+        for (listening, missed) in [
+            (false, false),
+            (false, false),
+            (true, false),
+            (false, true),
+            (false, true),
+            (true, true),
+        ] {
+            queues.set_listening(listening);
+            assert_eq!(queues.has_missed_messages(), missed, "{listening}");
+        }
+        let past = Instant::now().checked_sub(PLACES_ARE_KEPT);
+        *queues.interrupted.lock() = Some(past.expect("the machine is up for longer"));
+        assert!(!queues.has_missed_messages());
     }
 
     #[test]

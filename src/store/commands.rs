@@ -100,6 +100,7 @@ impl Commands {
             Registration::Last => ("queued", Arg::Number(0)),
             Registration::Followed | Registration::Registered => ("queued", life),
             Registration::Yielding => ("yields", life),
+            Registration::Returning => ("returns", life),
         };
         let gets_block = hold.may_be_kept() || matches!(registration, Registration::Followed);
         let (owner, shard) = (hold.owner(), self.shard_tag());

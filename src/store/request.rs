@@ -38,6 +38,9 @@ pub(crate) enum Registration {
     Followed,
     /// As `Registered`, and a client that has waited longer goes first even if the lock is free.
     Yielding,
+    /// As `Yielding`, by a client that has missed messages a moment ago, as after a restart of the
+    /// server: for two seconds those go first, too, that do not listen again yet.
+    Returning,
 }
 
 impl Registration {

@@ -13,7 +13,8 @@
 --       client does not join it, less than 0 if it joins it only for a lock that may be kept, 5 the
 --       least token, which the servers of a quorum are told because they would never agree on one
 --       by their own clocks, or '', 6 if the client may be in the queue: `queued`, or `yields` if a
---       free lock is offered to those in front of it first; `kept` if it has the lock, and wants
+--       free lock is offered to those in front of it first, or `returns` if that is so, and it has
+--       lost its listener a moment ago; `kept` if it has the lock, and wants
 --       more tokens; or '', 7 with 6: how many tokens to give, for holds that follow one another, 8
 --       with 6: for how many ms the lock is offered, 9 with 6: `shard`
 -- USES  `find_holder`, `join`, `tell`, `wake`, `at_least`, `clock` and `next_token`
@@ -28,6 +29,11 @@ local begins, client, keeps, replaced, time = true, nil, nil, nil, nil
 local function wait()
   time = time or redis.call('time')
   join(KEYS[3], client, time, string.match(ARGV[4], '%d+'))
+  local place = queued and queued ~= 'returns' and tonumber(redis.pcall('zscore', KEYS[3], client))
+  if place and place < -5e12 and place > -15e12 then
+    -- It was found without a listener, and is alive.
+    redis.pcall('zadd', KEYS[3], 'xx', place - 1e13, client)
+  end
 end
 if left ~= -2 or queued then
   if foreign then
@@ -40,15 +46,11 @@ if left ~= -2 or queued then
     local mine = redis.pcall('hget', KEYS[1], ARGV[1])
     keeps = type(mine) == 'string' and mine ~= '0'
     begins = keeps
-  elseif queued ~= 'kept' then
-    local first = redis.pcall('zrange', KEYS[3], 0, 0, 'withscores')
-    -- A place below that is the time when a client was found without a listener.
-    -- A client that does not join has no place, and takes what is free.
-    local yields = first[1] and ARGV[4] ~= '0'
-      and (queued == 'yields' or tonumber(first[2]) < -5e12)
-    if yields and first[1] ~= client then
+  elseif queued == 'yields' or queued == 'returns' then
+    local first = redis.pcall('zrange', KEYS[3], 0, 0)[1]
+    if first and first ~= client then
       wait()
-      begins, left = wake(KEYS[3], ARGV[8], ARGV[9], client)
+      begins, left = wake(KEYS[3], ARGV[8], ARGV[9], client, queued == 'returns')
     end
   end
 end

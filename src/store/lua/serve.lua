@@ -15,12 +15,14 @@
 -- has waited for two seconds, because it may be about to listen, and behind some proxies no client
 -- can. If the server refuses to publish, each client finds its turn when it next asks. A place is
 -- the time when the client came; once the client was found without a listener it is the time of
--- that, less `past`, in front of all others. `now` is the server's clock in ms; a place is offered
--- for `window` ms; `permits` is 0 for a read-write lock; and `me`, or nil, is a client that asks
--- and is not told. Returns whether a client is in the queue whose turn it is not; and for how many
--- ms at most that is because of one without a listener, or nil.
+-- that, less `past`, in front of all others. If the clock was set back since, that is over, and a
+-- client counts as one that comes now. `now` is the server's clock in ms; a place is offered for
+-- `window` ms; `permits` is 0 for a read-write lock; and `me`, or nil, is a client that asks and is
+-- not told. Returns whether a client is in the queue whose turn it is not; and for how many ms at
+-- most that is because of one without a listener, or nil.
 local function serve(queue, now, window, permits, shard, me)
   local blocked, rest, reached, follows, silent, kept, past = false, nil, false, false, {}, 0, 1e13
+  local served, young = 0, nil
   local function listens(client)
     return redis.pcall('pubsub', 'numsub', 'leasehold:wake:' .. client)[2] ~= 0
   end
@@ -40,10 +42,11 @@ local function serve(queue, now, window, permits, shard, me)
     end
     return told
   end
-  for _ = 1, 100 do
+  for _ = 1, 1000 do
     local first = redis.pcall('zrange', queue, #silent + kept, #silent + kept, 'withscores')
     local next = first[1]
-    if not next then
+    if not next or served == 100 then
+      -- One script does not work for ever.
       break
     end
     local wanted, admitted = string.sub(next, 1, 2), nil
@@ -55,13 +58,22 @@ local function serve(queue, now, window, permits, shard, me)
     end
     local client, came = string.sub(next, 3), tonumber(first[2])
     local grace = came < -past / 2 and math.ceil(came + past + 2000 - now)
+    if grace and grace > 2100 then
+      grace = 0
+    end
     local told
     if admitted == nil then
       -- It waits for another kind, from before the name was used for this.
       tell(string.find(wanted, '[rwp]:') and client or next, shard)
       told, grace = 0, 0
     elseif not admitted then
-      told = next ~= me and now - came > 2000 and not listens(client) and 0 or nil
+      if next ~= me and not listens(client) then
+        young = grace and 0 or math.min(2000, math.ceil(came + 2000 - now))
+        told = young <= 0 and 0 or nil
+        if came > now + 1 then
+          redis.pcall('zadd', queue, 'xx', now, next)
+        end
+      end
       grace = grace or 0
     else
       reached = reached or next == me and listens(client)
@@ -69,7 +81,7 @@ local function serve(queue, now, window, permits, shard, me)
         told = offer_to(next, client)
       end
       if next ~= me and type(told) == 'number' and told > 0 then
-        reached, follows = true, true
+        reached, follows, served = true, true, served + 1
       end
     end
     if told == 0 and not grace then
@@ -100,6 +112,6 @@ local function serve(queue, now, window, permits, shard, me)
       break
     end
   end
-  return blocked, rest
+  return blocked, rest or young and young > 0 and young or nil
 end
 

@@ -26,52 +26,74 @@ end
 -- late; so one that has stopped costs one offer: the next one that listens is told too, asks until
 -- when the offer lasts, and looks again then. Without a `window` in ms, the lock stays taken: the
 -- client is only told, so that it learns when that ends, and keeps its place.
--- A client whose channel has no listener is removed if another one is reached. If none is, the
--- server may have restarted or just become the master, and all of them may be about to listen: for
--- two seconds they keep their places, and those behind them are only told that there is an end to
--- that. A place is the time when the client came, in ms; once the client was found without a
--- listener it is the time of that, less `past`, in front of all others. Failures are ignored: a
--- client that is not woken tries again after a while.
--- `me` is a client in the queue that asks for the lock, or nil. Returns whether it is its turn, and
--- if not, in how many ms to look again, or -1.
-local function wake(queue, window, shard, me)
+-- A client whose channel has no listener is removed if one behind it is reached. If none is, it may
+-- be dead, or ask now and then because it cannot listen, or the server may have restarted or just
+-- become the master, and all may be about to listen. So it keeps its place for two seconds, marked.
+-- That holds up no client but those that are about to listen themselves, which come back in their
+-- order: one that has come since and listens is offered the lock, and a free lock that is offered
+-- to none goes to any that asks. Once a marked client asks, it is alive: it is offered the lock as
+-- if it listened, in front of all others.
+-- A place is the time when the client came, in ms; of a marked one the time when it was found
+-- without a listener, less `past`; and once that has asked, less `past` again. After a clock was
+-- set back, a mark of later than now counts as over. Failures are ignored: a client that is not
+-- woken tries again after a while.
+-- `me` is a client in the queue that asks for the lock, or nil, and `returns` if it has lost its
+-- own listener a moment ago. Returns whether it is its turn, and if not, in how many ms to look
+-- again, or -1.
+local function wake(queue, window, shard, me, returns)
   if window and redis.pcall('exists', KEYS[1]) == 1 then
     return
   end
   local time, past = redis.call('time'), 1e13
   local now = time[1] * 1000 + time[2] / 1000
-  local silent, turn, told, rest = {}, nil, nil, -1
-  for looked_at = 0, 100 do
-    local first = redis.pcall('zrange', queue, #silent, #silent, 'withscores')
+  local silent, passed, removed, turn, told, rest = {}, 0, 0, nil, nil, -1
+  for looked_at = 0, 1000 do
+    local ahead = #silent + passed
+    local first = redis.pcall('zrange', queue, ahead, ahead, 'withscores')
     local next, came = first[1], tonumber(first[2])
-    if looked_at == 100 then
+    if looked_at == 1000 then
       -- However many are gone, a client that asks is not kept waiting by all of them.
       next = me
     end
     if not next then
       break
-    elseif next == me and #silent == 0 then
-      return true
+    elseif next == me then
+      if ahead == 0 or not returns then
+        turn, told = me, #silent > 0 and tell(me, shard) or 0
+      end
+      break
     end
     local grace = came < -past / 2 and math.ceil(came + past + 2000 - now)
-    told = tell(next, shard)
-    if told == 0 and string.find(next, '^[rwp]:') and tell(string.sub(next, 3), shard) ~= 0 then
-      -- It waits for another kind, from before the name was used for this.
-      grace = 0
-    end
-    if told ~= 0 then
-      turn = next
+    if came < -past * 1.5 then
+      turn, told = next, tell(next, shard)
       break
-    elseif not grace then
-      silent[#silent + 1] = next
-    elseif grace > 0 then
-      rest = grace
-      break
-    elseif redis.pcall('zrem', queue, next) ~= 1 then
-      break
+    elseif grace and rest > 0 then
+      -- It goes behind another one that may be about to listen.
+      passed = passed + 1
+    else
+      told = tell(next, shard)
+      if told == 0 and string.find(next, '^[rwp]:') and tell(string.sub(next, 3), shard) ~= 0 then
+        -- It waits for another kind, from before the name was used for this.
+        grace = 0
+      end
+      if told ~= 0 then
+        turn = next
+        break
+      elseif not grace then
+        silent[#silent + 1] = next
+      elseif grace > 0 and grace <= 2100 then
+        rest, passed = grace, passed + 1
+      elseif removed == 100 then
+        -- One script does not work for ever.
+        passed = passed + 1
+      elseif redis.pcall('zrem', queue, next) == 1 then
+        removed = removed + 1
+      else
+        break
+      end
     end
   end
-  local reached = turn and type(told) == 'number'
+  local reached = turn and type(told) == 'number' and told > 0
   for i, client in ipairs(silent) do
     if reached then
       redis.pcall('zrem', queue, client)
@@ -80,9 +102,11 @@ local function wake(queue, window, shard, me)
       rest = 2000
     end
   end
-  if reached and turn == me then
+  if turn and turn == me then
     return true
-  elseif reached and window and redis.pcall('hset', KEYS[1], turn .. ':0', 0) == 1 then
+  end
+  local offers = turn and window and type(told) == 'number'
+  if offers and redis.pcall('hset', KEYS[1], turn .. ':0', 0) == 1 then
     if redis.pcall('pexpire', KEYS[1], window) == 1 then
       redis.pcall('zrem', queue, turn)
       rest = tonumber(window)
@@ -99,4 +123,3 @@ local function wake(queue, window, shard, me)
   end
   return false, rest
 end
-

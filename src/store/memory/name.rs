@@ -144,7 +144,8 @@ impl Name {
         let (is_lock, waits) = (hold.kind.is_lock(), registration.joins());
         // An offer of a side or a permit is left to the thread of its client that waits.
         let mut is_offered = (is_lock || waits) && self.has_offer_to(hold);
-        let goes_last = !is_lock || registration == Registration::Yielding;
+        let yields = matches!(registration, Registration::Returning | Registration::Yielding);
+        let goes_last = !is_lock || yields;
         let is_waited_for = goes_last && !self.queue.is_empty();
         let mut permits = hold.kind.permits() as usize;
         let declines = is_offered && permits > 0 && self.holds.len() > permits;

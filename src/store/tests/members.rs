@@ -59,6 +59,9 @@ stores!(
     a_client_that_is_gone_is_skipped,
     clients_without_a_listener_keep_their_places_for_two_seconds,
     a_place_that_no_client_has_given_itself_is_lost_after_two_seconds,
+    a_place_of_a_clock_that_was_set_back_is_lost_at_once,
+    a_client_behind_one_that_may_be_dead_is_told_when_to_look_again,
+    a_client_behind_a_hundred_that_are_dead_has_its_turn,
     a_full_server_refuses_holds_and_renews_and_releases_them,
     a_refused_limit_leaves_no_key_without_a_time_to_live,
     the_data_of_others_stays_as_it_is,
@@ -564,6 +567,68 @@ fn clients_without_a_listener_keep_their_places_for_two_seconds(process: &Server
         drop(wakeups);
         let channel = Keys::channel(&id("c"));
         eventually(|| process.ask::<i64>(&["PUBLISH", &channel, "x"]) == 0);
+    }
+}
+
+fn a_place_of_a_clock_that_was_set_back_is_lost_at_once(process: &Server) {
+    let (store, permit) = (single(process), Permit { of: 1 });
+    let [seconds, _]: [f64; 2] = process.ask(&["TIME"]);
+    let ahead = (seconds + 3600.0) * 1000.0;
+    for (dead, wanted) in [("w:dead", Read), ("r:dead", Write), ("p:dead", permit)] {
+        // Found without a listener then.
+        process.command(&["ZADD", &keys()[2], &(ahead - 1e13).to_string(), &id(dead)]);
+        process.command(&["PEXPIRE", &keys()[2], "60000"]);
+        assert!(tries(&store, &of(wanted, 1)), "{dead}");
+        assert_eq!(queue(process), [""; 0]);
+        release(&store, &of(wanted, 1));
+    }
+    // Came then.
+    assert!(tries(&store, &of(Read, 1)));
+    process.command(&["ZADD", &keys()[2], &ahead.to_string(), &id("w:dead")]);
+    eventually(|| tries(&store, &of(Read, 2)));
+}
+
+fn a_client_behind_one_that_may_be_dead_is_told_when_to_look_again(process: &Server) {
+    let store = single(process);
+    for (held, dead, wanted) in
+        [(Read, Write, Read), (Permit { of: 1 }, Permit { of: 1 }, Permit { of: 1 })]
+    {
+        assert!(tries(&store, &of(held, 1)));
+        waits(&store, &by("dead", dead, 1));
+        let reply = ask(&store, &by("alive", wanted, 1), Registration::IfHeld);
+        let AcquireReply::Held { remaining: Some(left), .. } = reply else { panic!("{reply:?}") };
+        assert!(left <= Duration::from_secs(2), "{held:?}: {left:?}");
+        if held == Read {
+            eventually(|| takes_its_turn(&store, &by("alive", wanted, 1)));
+            release(&store, &by("alive", wanted, 1));
+        }
+        release(&store, &of(held, 1));
+        process.command(&["DEL", &keys()[2]]);
+    }
+}
+
+fn a_client_behind_a_hundred_that_are_dead_has_its_turn(process: &Server) {
+    let (store, permit) = (single(process), Permit { of: 1 });
+    let mut wakeups = listen(&store, "alive");
+    for (held, wanted, prefix) in
+        [(Write, Write, "w:"), (Write, Read, "r:"), (permit, permit, "p:")]
+    {
+        assert!(tries(&store, &of(held, 1)));
+        let mut dead = redis::cmd("ZADD");
+        dead.arg(&keys()[2]);
+        for number in 1..300 {
+            dead.arg(number).arg(id(&format!("{prefix}{number}")));
+        }
+        dead.exec(&mut process.connect()).expect("a reply");
+        let [seconds, _]: [u64; 2] = process.ask(&["TIME"]);
+        let now = (seconds * 1000).to_string();
+        process.command(&["ZADD", &keys()[2], &now, &id(&format!("{prefix}alive"))]);
+        process.command(&["PEXPIRE", &keys()[2], "60000"]);
+        release(&store, &of(held, 1));
+        assert!(is_woken(&mut *wakeups), "{wanted:?}");
+        assert!(takes_its_turn(&store, &by("alive", wanted, 1)), "{wanted:?}");
+        release(&store, &by("alive", wanted, 1));
+        assert_eq!(queue(process), [""; 0]);
     }
 }
 

@@ -44,6 +44,10 @@ servers!(
     a_full_server_keeps_a_lock,
     clients_that_are_gone_are_skipped,
     clients_without_a_listener_keep_their_places_for_two_seconds,
+    a_client_that_was_found_dead_holds_up_none_that_waits,
+    a_client_that_only_asks_now_and_then_is_offered_the_lock,
+    a_mark_of_a_clock_that_was_set_back_is_over,
+    a_client_behind_hundreds_that_are_dead_is_offered_the_lock,
     a_client_that_does_not_wait_leaves_clients_without_a_listener_in_their_places,
     a_client_that_leaves_wakes_the_next,
     a_client_that_does_not_yield_takes_a_free_lock,
@@ -347,22 +351,157 @@ fn clients_without_a_listener_keep_their_places_for_two_seconds(process: &Server
     }
     release(&store, &hold(3));
     for client in ["e", "b"] {
-        let reply = ask(&store, &of(client, 1), Registration::Registered);
+        let reply = ask(&store, &of(client, 1), Registration::Returning);
         let AcquireReply::Held { remaining: Some(left), .. } = reply else { panic!("{reply:?}") };
         assert!(left <= Duration::from_secs(2), "{left:?}");
     }
-    let first = ask(&store, &of("a", 1), Registration::Registered);
+    let first = ask(&store, &of("a", 1), Registration::Returning);
     assert!(matches!(first, AcquireReply::Acquired { .. }), "{first:?}");
     // Another one is reached, but goes behind those that were found without a listener just now.
     let mut wakeups = listen(&store, "d");
     release(&store, &of("a", 1));
     assert_eq!(next(&mut *wakeups), woken());
     assert_eq!(waiting(process), ["b", "c", "d", "e"], "b does not listen");
-    let second = ask(&store, &of("d", 1), Registration::Registered);
+    let second = ask(&store, &of("d", 1), Registration::Returning);
     assert!(matches!(second, AcquireReply::Held { remaining: Some(_), .. }), "{second:?}");
     process.command(&["ZADD", WAITING, "-1e13", "b", "-1e13", "c"]);
-    let second = ask(&store, &of("d", 1), Registration::Registered);
+    let second = ask(&store, &of("d", 1), Registration::Returning);
     assert!(matches!(second, AcquireReply::Acquired { .. }), "two seconds later: {second:?}");
+}
+
+fn takes(store: &dyn Store, hold: &HoldId, registration: Registration) -> bool {
+    matches!(ask(store, hold, registration), AcquireReply::Acquired { .. })
+}
+
+/// A waiting client has died, and none was there to take its turn.
+fn a_client_that_was_found_dead_holds_up_none_that_waits(process: &Server) {
+    let store = single(process);
+    let find_dead = |clients: &[&str]| {
+        must_acquire(&store, &hold(1));
+        for client in clients {
+            register(&store, client);
+        }
+        release(&store, &hold(1));
+        assert_eq!(waiting(process), clients);
+    };
+    find_dead(&["dead"]);
+    assert!(takes(&store, &of("new", 1), Registration::IfHeld), "none waits that is known to live");
+    // One that comes later, and listens.
+    let mut wakeups = listen(&store, "alive");
+    register(&store, "alive");
+    release(&store, &of("new", 1));
+    assert_eq!(next(&mut *wakeups), woken());
+    assert!(!takes(&store, &of("new", 2), Registration::None), "it is offered to the other");
+    assert!(takes(&store, &of("alive", 1), Registration::Registered));
+    assert_eq!(waiting(process), ["dead"], "for two seconds");
+    release(&store, &of("alive", 1));
+    unregister(&store, "dead");
+
+    // One that was about to listen when the other was found dead.
+    find_dead(&["dead", "late"]);
+    let mut wakeups = listen(&store, "late");
+    assert!(takes(&store, &of("new", 3), Registration::IfHeld));
+    register_again(&store, "late");
+    release(&store, &of("new", 3));
+    assert_eq!(next(&mut *wakeups), woken());
+    assert!(!takes(&store, &of("new", 4), Registration::None), "it is offered to the other");
+    assert!(takes(&store, &of("late", 1), Registration::Registered));
+    release(&store, &of("late", 1));
+    unregister(&store, "dead");
+
+    // A free lock goes to any client that asks, whether it can listen or not.
+    find_dead(&["dead", "polls"]);
+    assert!(takes(&store, &of("polls", 1), Registration::Registered));
+    release(&store, &of("polls", 1));
+    unregister(&store, "dead");
+    find_dead(&["dead", "polls"]);
+    assert!(takes(&store, &of("polls", 2), Registration::Yielding));
+}
+
+/// Has a client in the queue find the lock held.
+fn register_again(store: &dyn Store, client: &str) {
+    assert!(!takes(store, &of(client, 1), Registration::Registered));
+}
+
+/// As all clients do where messages cannot be received.
+fn a_client_that_only_asks_now_and_then_is_offered_the_lock(process: &Server) {
+    let store = single(process);
+    must_acquire(&store, &hold(1));
+    for client in ["polls", "asks"] {
+        register(&store, client);
+        thread::sleep(Duration::from_millis(2));
+    }
+    for round in 0..3 {
+        release(&store, &hold(2 * round + 1));
+        // It is not known whether they are alive.
+        must_acquire(&store, &hold(2 * round + 2));
+        for client in ["polls", "asks"] {
+            register_again(&store, client);
+        }
+        release(&store, &hold(2 * round + 2));
+        for registration in [Registration::None, Registration::IfHeld] {
+            assert!(!takes(&store, &of("new", 1), registration), "it is offered to another");
+        }
+        assert!(takes(&store, &of("polls", 2), Registration::Registered));
+        register(&store, "polls");
+        release(&store, &of("polls", 2));
+        assert!(!takes(&store, &of("new", 1), Registration::None), "it is offered to the next");
+        assert!(takes(&store, &of("asks", 2), Registration::Registered));
+        unregister(&store, "new");
+        unregister(&store, "polls");
+        release(&store, &of("asks", 2));
+        must_acquire(&store, &hold(2 * round + 3));
+        for client in ["polls", "asks"] {
+            register(&store, client);
+        }
+    }
+    // One that has died since costs one offer.
+    release(&store, &hold(7));
+    must_acquire(&store, &hold(8));
+    register_again(&store, "polls");
+    release(&store, &hold(8));
+    assert!(is_held(&acquire(&store, &hold(9), Registration::None)));
+    eventually(|| !is_held(&acquire(&store, &hold(9), Registration::None)));
+    release(&store, &hold(9));
+    must_acquire(&store, &hold(10));
+}
+
+fn a_mark_of_a_clock_that_was_set_back_is_over(process: &Server) {
+    let store = single(process);
+    let [seconds, _]: [f64; 2] = process.ask(&["TIME"]);
+    let hour_ahead = ((seconds + 3600.0) * 1000.0 - 1e13).to_string();
+    must_acquire(&store, &hold(1));
+    process.command(&["ZADD", WAITING, &hour_ahead, "dead"]);
+    let returning = of("back", 1);
+    register(&store, "back");
+    release(&store, &hold(1));
+    assert!(takes(&store, &returning, Registration::Returning));
+    assert_eq!(waiting(process), [""; 0]);
+}
+
+fn a_client_behind_hundreds_that_are_dead_is_offered_the_lock(process: &Server) {
+    let store = single(process);
+    let mut wakeups = listen(&store, "alive");
+    let [seconds, _]: [f64; 2] = process.ask(&["TIME"]);
+    // They came a while ago, or were found without a listener a moment ago, or long ago.
+    for since in [1.0, seconds * 1000.0 - 1e13, -1e13] {
+        must_acquire(&store, &hold(1));
+        let mut dead = redis::cmd("ZADD");
+        dead.arg(WAITING);
+        for number in 0..300 {
+            dead.arg(since + f64::from(number) / 1000.0).arg(format!("dead {number:03}"));
+        }
+        dead.exec(&mut process.connect()).expect("a reply");
+        register(&store, "alive");
+        release(&store, &hold(1));
+        assert_eq!(next(&mut *wakeups), woken(), "{since}");
+        let newcomer = of("new", 1);
+        assert!(!takes(&store, &newcomer, Registration::None), "{since}");
+        assert!(takes(&store, &of("alive", 1), Registration::Registered), "{since}");
+        release(&store, &of("alive", 1));
+        process.command(&["DEL", WAITING, "lock:lock"]);
+        while !nothing_comes(&mut *wakeups) {}
+    }
 }
 
 fn a_client_that_does_not_wait_leaves_clients_without_a_listener_in_their_places(process: &Server) {

@@ -10,7 +10,7 @@ use crate::support::child::{self, Child};
 use crate::support::kinds::Kind;
 use crate::support::proxy::Proxy;
 use crate::support::{
-    Cluster, SOON, Server, eventually, ms, patient, server, sleepy, stores, timed,
+    Cluster, SOON, Server, eventually, ms, patient, server, sleepy, stores, take, timed,
 };
 
 stores! {
@@ -21,6 +21,7 @@ stores! {
         a_waiter_that_leaves_keeps_the_place_of_its_client,
         a_reader_behind_a_writer_of_its_client_that_leaves_has_its_turn,
         a_waiter_that_was_killed_is_skipped,
+        newcomers_do_not_overtake_a_waiter_behind_one_that_was_killed,
         a_waiter_that_has_stopped_costs_one_offer;
     one server:
         waiting_clients_keep_their_places_over_a_restart;
@@ -193,6 +194,35 @@ fn a_waiter_that_was_killed_is_skipped(server: &Server) {
         eventually(SOON, || !server.exists("a"));
         assert!(server.queue("a").is_empty());
     }
+}
+
+/// The killed one is found dead before the other begins to wait.
+fn newcomers_do_not_overtake_a_waiter_behind_one_that_was_killed(server: &Server) {
+    let (busy, waiter) = (server.open(patient()), server.open(sleepy()));
+    // It listens from the beginning.
+    let held = take(&busy, "b");
+    assert!(waiter.try_lock_for("b", ms(50)).unwrap().is_none());
+    eventually(SOON, || server.listeners(&waiter) == 1);
+    drop(held);
+    let held = take(&busy, "a");
+    let variables = [(KIND, "Owned".into())];
+    let mut child = Child::start_with(wait_in_a_child, &server.address(), &variables);
+    eventually(SOON, || server.queue("a").len() == 1);
+    child.kill();
+    held.unlock().unwrap();
+    let held = busy.lock("a").unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| waiter.lock("a").map(drop));
+        eventually(SOON, || server.queue("a").len() == 2);
+        held.unlock().unwrap();
+        let mut rounds = 0;
+        while !waits.is_finished() {
+            drop(busy.lock("a").unwrap());
+            rounds += 1;
+        }
+        waits.join().unwrap().unwrap();
+        assert!(rounds < 20, "{rounds} rounds");
+    });
 }
 
 /// Also a waiter that sleeps when the place is offered to the one that has stopped, and for longer.

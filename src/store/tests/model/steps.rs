@@ -198,6 +198,7 @@ fn registration(scene: Scene) -> impl Strategy<Value = Registration> {
         2 * waits => Just(Registration::Registered),
         waits => Just(Registration::Followed),
         waits => Just(Registration::Yielding),
+        waits => Just(Registration::Returning),
         waits => Just(Registration::IfMayBeKept),
         waits => Just(Registration::Kept),
         waits => Just(Registration::Last),
