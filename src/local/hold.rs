@@ -530,6 +530,81 @@ mod tests {
         assert!(held.current.lock().reported);
     }
 
+    /// How many holds were reported to begin, to be released and to be lost.
+    fn reported(reporter: &Reporter) -> [u64; 3] {
+        let counters = &reporter.counters;
+        [&counters.acquired, &counters.released, &counters.lost]
+            .map(|counter| counter.load(Ordering::Relaxed))
+    }
+
+    #[test]
+    fn a_hold_that_is_handed_off_while_it_is_lost_is_reported_to_end_once() {
+        let caller = caller(&options());
+        for lost_first in [false, true] {
+            let (reporter, hold) = (Reporter::default(), acquired(&options(), Moment::now()));
+            reporter.report_acquired(&hold, &caller);
+            if lost_first {
+                reporter.lose(&hold);
+                assert!(!reporter.report_handoff(&hold));
+            } else {
+                assert!(reporter.report_handoff(&hold));
+                reporter.lose(&hold);
+            }
+            let [acquired, released, lost] = reported(&reporter);
+            assert_eq!((acquired, lost), (1, u64::from(lost_first)));
+            assert_eq!(released, 1 - lost);
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_hold_that_was_not_reported_to_begin_is_not_reported() {
+        let hold = acquired(&options(), Moment::now());
+        let reporter = Reporter::default();
+        assert!(reporter.report_handoff(&hold));
+        assert!(hold.end());
+        reporter.report_end(&hold, &Ok(()), drop);
+        assert_eq!(reported(&reporter), [0, 0, 0]);
+    }
+
+    #[test]
+    fn a_set_that_takes_a_kept_lock_reports_it_once() {
+        let (reporter, hold) = (Reporter::default(), keepable(&keeping()));
+        let caller = Caller { in_set: true, ..caller(&keeping()) };
+        assert!(hold.keep() && reporter.begin_kept(&hold, &caller));
+        assert_eq!(reported(&reporter), [0, 0, 0], "not before the set is complete");
+        reporter.report_acquired(&hold, &caller);
+        reporter.report_acquired(&hold, &caller);
+        assert_eq!(reported(&reporter), [1, 0, 0]);
+    }
+
+    #[test]
+    fn a_loss_has_its_cause_and_the_last_failure_of_a_renewal() {
+        use LossCause::{Expired, Forced, Gone};
+        let (failure, caller) = (Failure::late(), caller(&options()));
+        let lost = |happen: fn(&Hold, &Failure)| {
+            let hold = Hold::new(id(), 7, 1, &caller, Moment::now());
+            happen(&hold, &failure);
+            hold.begin_next(&caller);
+            sleep(LEASE);
+            hold.expire();
+            let Loss { cause, last_failure } = hold.loss();
+            (cause, last_failure.is_some())
+        };
+        assert_eq!(lost(|_, _| ()), (Expired, false));
+        assert_eq!(lost(|hold, failure| hold.set_last_failure(Some(failure))), (Expired, true));
+        let renewed = |hold: &Hold, failure: &Failure| {
+            hold.set_last_failure(Some(failure));
+            hold.set_last_failure(None);
+        };
+        assert_eq!(lost(renewed), (Expired, false));
+        assert_eq!(lost(|hold, _| assert!(hold.lose())), (Gone, false));
+        let forced = |hold: &Hold, _: &Failure| {
+            hold.set_forced();
+            assert!(hold.lose());
+        };
+        assert_eq!(lost(forced), (Forced, false));
+    }
+
     #[test]
     fn a_lease_is_nearly_over_in_its_last_third() {
         let options = LockOptions { lease: LEASE * 100, ..options() };

@@ -209,8 +209,9 @@ fn end_locally(shared: &Shared, hold: &Arc<Hold>, hands_off: bool) -> Ending {
     shared.held_locks.remove(hold);
     let mut span = None;
     let ending = shared.wait_queues.end(hold, hands_off, || {
-        span = hold.span.take();
-        shared.reporter.report_release(hold);
+        let goes_on = shared.reporter.report_handoff(hold);
+        span = if goes_on { hold.span.take() } else { None };
+        goes_on
     });
     if let Some(span) = span {
         span.close(false);

@@ -6,6 +6,7 @@
 //! first reports it. Knows nothing of the store.
 
 use std::cell::Cell;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -14,6 +15,7 @@ use crate::base::failure::Failure;
 use crate::error::Error;
 use crate::event::Event;
 use crate::local::call::{Caller, Wait};
+use crate::local::current_hold::CurrentHold;
 use crate::local::hold::Hold;
 use crate::local::lease::HoldFailure;
 use crate::local::outage_log::OutageLog;
@@ -110,7 +112,9 @@ impl Reporter {
         let begins = hold.begin_kept(caller);
         if begins {
             self.counters.relocks.fetch_add(1, Ordering::Relaxed);
-            self.report_acquired(hold, caller);
+            if !caller.in_set {
+                self.report_acquired(hold, caller);
+            }
         } else {
             self.counters.held.fetch_sub(1, Ordering::Relaxed);
             self.expire(hold);
@@ -123,7 +127,7 @@ impl Reporter {
     pub(super) fn report_acquired(&self, hold: &Hold, caller: &Caller) {
         // A thread that finds it lost while this is locked comes after the report.
         let mut current = hold.current.lock();
-        if hold.lease.is_settled() {
+        if current.reported || hold.lease.is_settled() {
             return;
         }
         current.reported = true;
@@ -167,13 +171,27 @@ impl Reporter {
         }
     }
 
-    /// Reports that a hold was released, or handed off.
-    pub(super) fn report_release(&self, hold: &Hold) {
-        let (name, fence) = (&hold.id.name, hold.fence());
+    /// Reports the end of a hold whose tenure goes on. Returns `false` if that was ended or lost
+    /// before: another thread reports it.
+    pub(super) fn report_handoff(&self, hold: &Hold) -> bool {
+        // A thread that finds it lost while this is locked comes after the report.
+        let mut current = hold.current.lock();
+        let goes_on = hold.lease.is_open();
+        if goes_on {
+            self.report_release(hold, &mut current);
+        }
+        goes_on
+    }
+
+    /// Reports that a hold was released, or handed off, unless its beginning was not reported.
+    fn report_release(&self, hold: &Hold, current: &mut CurrentHold) {
+        if !mem::take(&mut current.reported) {
+            return;
+        }
+        let (name, fence, held) = (&hold.id.name, hold.fence(), current.held());
         self.counters.released.fetch_add(1, Ordering::Relaxed);
-        let held = || hold.current.lock().held();
-        let event = || Event::Released { name: name.to_string(), fence, held: held() };
-        self.events.report(event, || format!("released lock {name:?} after {:?}", held()));
+        let event = || Event::Released { name: name.to_string(), fence, held };
+        self.events.report(event, || format!("released lock {name:?} after {held:?}"));
     }
 
     /// Logs that a level was not released. There are no events of inner levels.
@@ -184,10 +202,14 @@ impl Reporter {
 
     /// Reports a loss, and settles the hold.
     fn report_loss(&self, hold: &Hold) {
-        let (name, fence, loss) = (&hold.id.name, hold.fence(), hold.loss());
+        let (name, loss) = (&hold.id.name, hold.loss());
         self.events.end_span(&hold.span);
+        let (fence, is_reported) = {
+            let mut current = hold.current.lock();
+            (hold.fence(), mem::take(&mut current.reported))
+        };
         // A tenure that was kept has no hold that was reported: its loss is silent.
-        if hold.current.lock().reported {
+        if is_reported {
             self.counters.lost.fetch_add(1, Ordering::Relaxed);
             let cause = || loss.cause.clone();
             self.events.emit(|| Event::Lost { name: name.to_string(), fence, cause: cause() });
@@ -230,7 +252,6 @@ impl Reporter {
         if !is_first {
             return;
         }
-        let is_reported = hold.current.lock().reported;
         if hold.in_doubt.load(Ordering::Relaxed) || matches!(outcome, Err(HoldFailure::Failed(_))) {
             clean_up(hold.to_clean_up());
         }
@@ -238,17 +259,20 @@ impl Reporter {
             Err(HoldFailure::Lost) => {
                 return self.report_loss(hold);
             }
-            Err(HoldFailure::Failed(failure)) if is_reported => {
-                self.counters.failed_releases.fetch_add(1, Ordering::Relaxed);
-                self.events.emit(|| Event::ReleaseFailed {
-                    name: hold.id.name.to_string(),
-                    fence: hold.fence(),
-                    reason: failure.source.to_string(),
-                });
-                self.log_failed_release(hold, failure);
+            Err(HoldFailure::Failed(failure)) => {
+                let mut current = hold.current.lock();
+                if mem::take(&mut current.reported) {
+                    self.counters.failed_releases.fetch_add(1, Ordering::Relaxed);
+                    self.events.emit(|| Event::ReleaseFailed {
+                        name: hold.id.name.to_string(),
+                        fence: hold.fence(),
+                        reason: failure.source.to_string(),
+                    });
+                    self.log_failed_release(hold, failure);
+                }
             }
-            Ok(()) if is_reported => self.report_release(hold),
-            _ => {}
+            Ok(()) => self.report_release(hold, &mut hold.current.lock()),
+            Err(HoldFailure::Ended) => {}
         }
         self.counters.unsettled.fetch_sub(1, Ordering::SeqCst);
     }

@@ -145,30 +145,26 @@ impl WaitQueue {
 
     /// Ends a hold. If it `hands_off`, the first waiter gets the next hold of the tenure, if it can
     /// have it, or else the lock is kept if it `may_keep` it. `report` tells of the hold that ends,
-    /// before another thread can tell of its own.
+    /// before another thread can tell of its own, or returns `false` if it was lost.
     pub(super) fn end(
         &mut self,
         hold: &Arc<Hold>,
         hands_off: bool,
         may_keep: bool,
-        report: impl FnOnce(),
+        mut report: impl FnMut() -> bool,
     ) -> Ending {
         if hands_off && self.is_held_by(hold) {
             let first = self.behind().next().cloned();
             match first {
-                Some(next) if hold.may_be_followed_by(&next.caller) => {
+                Some(next) if hold.may_be_followed_by(&next.caller) && report() => {
                     self.remove(&next);
-                    report();
                     hold.begin_next(&next.caller);
                     next.send(Signal::WaitEnd(WaitEnd::HandedOff(hold.clone())));
                     return Ending::HandedOff;
                 }
-                None if may_keep && hold.can_be_kept() => {
-                    report();
-                    if hold.keep() {
-                        self.head = Head::Kept(hold.clone());
-                        return Ending::Kept;
-                    }
+                None if may_keep && hold.can_be_kept() && report() && hold.keep() => {
+                    self.head = Head::Kept(hold.clone());
+                    return Ending::Kept;
                 }
                 _ => {}
             }

@@ -197,8 +197,14 @@ impl WaitQueues {
 
     /// Ends a hold. If it `hands_off`, the first waiter gets the next hold of the tenure, if it can
     /// have it, or the lock is kept: `report` tells of the hold that ends, before another thread
-    /// can tell of its own. Else the hold is remembered, because its release is to be sent now.
-    pub(crate) fn end(&self, hold: &Arc<Hold>, hands_off: bool, report: impl FnOnce()) -> Ending {
+    /// can tell of its own, or returns `false` if it was lost. Else the hold is remembered, because
+    /// its release is to be sent now.
+    pub(crate) fn end(
+        &self,
+        hold: &Arc<Hold>,
+        hands_off: bool,
+        report: impl FnMut() -> bool,
+    ) -> Ending {
         self.with(&hold.id, |queue| {
             let may_keep = self.is_listening() && self.check_open().is_ok();
             queue.end(hold, hands_off, may_keep, report)
@@ -582,7 +588,10 @@ pub(super) mod tests {
         let [_, second, third] = three(&queues);
         let mine = new_hold();
         acquire(&queues, &mine);
-        let report = || assert!(second.is_empty(), "not told yet");
+        let report = || {
+            assert!(second.is_empty(), "not told yet");
+            true
+        };
         assert_eq!(queues.end(&mine, true, report), Ending::HandedOff);
         let got = wait_end(&queues, &second);
         assert!(matches!(got, WaitEnd::HandedOff(next) if Arc::ptr_eq(&next, &mine)));
@@ -651,7 +660,7 @@ pub(super) mod tests {
         let mine = new_hold();
         acquire(&queues, &mine);
         assert!(matches!(wait_end_within(&queues, &second, Duration::ZERO), WaitEnd::TimedOut));
-        assert_eq!(queues.end(&mine, true, || ()), Ending::HandedOff);
+        assert_eq!(queues.end(&mine, true, || true), Ending::HandedOff);
         assert!(second.is_empty());
         assert!(matches!(wait_end(&queues, &third), WaitEnd::HandedOff(_)));
         queues.end_hold(&mine);
@@ -664,7 +673,7 @@ pub(super) mod tests {
         let [_, second, _] = three(&queues);
         let mine = new_hold();
         acquire(&queues, &mine);
-        assert_eq!(queues.end(&mine, true, || ()), Ending::HandedOff);
+        assert_eq!(queues.end(&mine, true, || true), Ending::HandedOff);
         let got = wait_end_within(&queues, &second, Duration::ZERO);
         assert!(matches!(got, WaitEnd::HandedOff(_)));
     }
@@ -675,7 +684,7 @@ pub(super) mod tests {
         join(&queues);
         let (mine, next) = (new_hold(), new_hold());
         acquire(&queues, &mine);
-        assert_eq!(queues.end(&mine, true, || ()), Ending::Released { is_awaited: false });
+        assert_eq!(queues.end(&mine, true, || true), Ending::Released { is_awaited: false });
         for _ in 0..2 {
             let joined = join_at(&queues, false, false).expect("open");
             assert!(matches!(joined.1, Some(WaitEnd::Head { after_release: true, .. })));
@@ -697,13 +706,13 @@ pub(super) mod tests {
         let [_, second, third] = three(&queues);
         let mine = new_hold();
         acquire(&queues, &mine);
-        assert_eq!(queues.end(&mine, false, || ()), Ending::Released { is_awaited: true });
+        assert_eq!(queues.end(&mine, false, || true), Ending::Released { is_awaited: true });
         assert!(second.is_empty(), "it is not sent yet");
         queues.end_hold(&mine);
         assert!(matches!(wait_end(&queues, &second), WaitEnd::Head { .. }));
         // A hold that was acquired outside the queue.
         let outside = new_hold();
-        assert_eq!(queues.end(&outside, true, || ()), Ending::Released { is_awaited: true });
+        assert_eq!(queues.end(&outside, true, || true), Ending::Released { is_awaited: true });
         queues.end_hold(&outside);
         assert!(third.is_empty());
         queues.settle_release(&mine.id, || true);
@@ -793,7 +802,7 @@ pub(super) mod tests {
         let [_, second, third] = three(&queues);
         let mine = new_hold();
         acquire(&queues, &mine);
-        assert_eq!(queues.end(&mine, false, || ()), Ending::Released { is_awaited: true });
+        assert_eq!(queues.end(&mine, false, || true), Ending::Released { is_awaited: true });
         assert!(matches!(time_out(&queues, &third, Wait::No), Some(WaitEnd::Look)));
         assert!(matches!(time_out(&queues, &second, Wait::No), Some(WaitEnd::Outside)));
     }
@@ -842,7 +851,7 @@ pub(super) mod tests {
             assert!(!inside.swap(true, Ordering::SeqCst), "two are inside");
             thread::yield_now();
             inside.store(false, Ordering::SeqCst);
-            if let Ending::Released { is_awaited } = queues.end(hold, true, || ()) {
+            if let Ending::Released { is_awaited } = queues.end(hold, true, || true) {
                 queues.settle_release(&hold.id, || true);
                 if is_awaited {
                     queues.end_hold(hold);
@@ -951,7 +960,11 @@ pub(super) mod tests {
         join(&queues);
         acquire(&queues, &hold);
         let mut told = false;
-        assert_eq!(queues.end(&hold, true, || told = true), Ending::Kept);
+        let report = || {
+            told = true;
+            told
+        };
+        assert_eq!(queues.end(&hold, true, report), Ending::Kept);
         assert!(told && queues.count_kept() == 1);
         (queues, hold)
     }
@@ -975,7 +988,7 @@ pub(super) mod tests {
         assert!(hold.begin_kept(&caller_with(&keeping())) && queues.count_kept() == 0);
         assert!(queues.holder(HoldKind::Lock, &name()).is_some());
         // It is kept again, but has no token for one more.
-        assert_eq!(queues.end(&hold, true, || ()), Ending::Kept);
+        assert_eq!(queues.end(&hold, true, || true), Ending::Kept);
         let end = join_kept(&queues);
         assert!(
             matches!(&end, Some(WaitEnd::Head { kept: Some(kept), is_next: false, .. })
@@ -992,7 +1005,7 @@ pub(super) mod tests {
             join_kept(&queues);
             assert!(hold.begin_kept(&caller_with(&keeping())));
             happen(&queues, &hold);
-            (queues.end(&hold, hands_off, || ()), queues.count_kept())
+            (queues.end(&hold, hands_off, || true), queues.count_kept())
         };
         let released = (Ending::Released { is_awaited: false }, 0);
         assert_eq!(end(|_, _| (), true), (Ending::Kept, 1));
@@ -1027,7 +1040,7 @@ pub(super) mod tests {
             assert!(queues.recall("x", hold.id.nonce, true).is_none() && hold.is_wanted());
             assert_eq!(queues.recalled.lock().get("x").map(|it| it.in_a_row), Some(1));
         }
-        assert_eq!(queues.end(&hold, true, || ()), Ending::Released { is_awaited: false });
+        assert_eq!(queues.end(&hold, true, || true), Ending::Released { is_awaited: false });
     }
 
     #[test]

@@ -224,6 +224,7 @@ impl Scene {
         let end = || {
             *self.last.lock() = None;
             self.unreported.lock().remove(&hold.id.nonce);
+            true
         };
         let is_awaited = match queues.end(hold, hands_off, end) {
             Ending::HandedOff | Ending::Kept => return,
@@ -385,7 +386,7 @@ fn no_thread_is_the_head_before_a_lock_that_was_handed_off_is_released() {
         let [giver, receiver, third] = [(); 3].map(|()| scene.clone());
         let threads = [
             thread::spawn(move || {
-                assert_eq!(giver.queues.end(&mine, true, || ()), Ending::HandedOff, "a waiter");
+                assert_eq!(giver.queues.end(&mine, true, || true), Ending::HandedOff, "a waiter");
             }),
             thread::spawn(move || {
                 match receiver.queues.wait(&second, call::Wait::Endless).expect("open") {
@@ -413,7 +414,7 @@ fn close_ends_every_wait_whenever_it_comes() {
         let [endless, limited] = run_threads(&scene, [Wait::Endless, Wait::Until]);
         assert!(matches!(endless, Err(Error::Closed)));
         assert!(matches!(limited, Ok(false) | Err(Error::Closed)));
-        let ending = queues.end(&hold, true, || ());
+        let ending = queues.end(&hold, true, || true);
         assert_eq!(ending, Ending::Released { is_awaited: false }, "a waiter is left behind");
     });
 }

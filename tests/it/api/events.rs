@@ -1,11 +1,13 @@
 //! What `on_event` reports, and that a callback can do no harm.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{bounded, unbounded};
-use leasehold::{Client, Event};
+use leasehold::{AnyGuard, Client, Event};
+use parking_lot::Mutex;
 
 use crate::support::recorder::Recorder;
 use crate::support::{
@@ -31,6 +33,7 @@ stores! {
         a_callback_may_use_the_client,
         a_callback_may_end_the_client,
         the_end_of_a_client_delivers_what_has_happened,
+        every_hold_begins_once_and_ends_once,
         a_shutdown_delivers_what_has_happened;
     every server:
         a_failing_renewal_is_reported_before_the_loss,
@@ -229,6 +232,142 @@ fn nested_levels_are_not_reported(store: &Store) {
     outer.unlock().unwrap();
     recorder.wait_for("released a");
     assert_eq!(recorder.events_of_locks(), ["acquired a", "released a"]);
+}
+
+/// The begins and ends of holds that a client has reported: of which lock, and with which token.
+#[derive(Clone, Default)]
+struct Ledger(Arc<Mutex<Vec<(bool, String, u64)>>>);
+
+impl Ledger {
+    fn listener(&self) -> impl Fn(&Event) + Send + Sync + 'static {
+        let ledger = self.0.clone();
+        move |event| {
+            let (begins, name, fence) = match event {
+                Event::Acquired { name, fence, .. } => (true, name, *fence),
+                Event::Lost { name, fence, .. }
+                | Event::ReleaseFailed { name, fence, .. }
+                | Event::Released { name, fence, .. } => (false, name, *fence),
+                _ => return,
+            };
+            ledger.lock().push((begins, name.clone(), fence));
+        }
+    }
+
+    /// How many holds have begun, and how many have ended.
+    fn counts(&self) -> (u64, u64) {
+        let ledger = self.0.lock();
+        let begins = ledger.iter().filter(|(begins, ..)| *begins).count() as u64;
+        (begins, ledger.len() as u64 - begins)
+    }
+
+    /// Checks that each hold has begun once, and has then ended once. Readers of the same writes
+    /// have one token, and permits have none: of them, no more may end than have begun.
+    fn check(&self) {
+        let mut open = HashMap::new();
+        for (begins, name, fence) in &*self.0.lock() {
+            let is_shared = ["r", "p"].contains(&&**name);
+            let now: &mut u64 = open.entry((name.clone(), *fence)).or_default();
+            assert!(!*begins || is_shared || *now == 0, "{name} {fence} has begun twice");
+            assert!(*begins || *now > 0, "{name} {fence} has ended without a begin");
+            *now = if *begins { *now + 1 } else { *now - 1 };
+        }
+        open.retain(|_, count| *count > 0);
+        assert!(open.is_empty(), "without an end: {open:?}");
+    }
+}
+
+/// Threads of two clients, one of which keeps locks, are in each other's way with holds of all
+/// kinds, and an operator ends some of these.
+fn every_hold_begins_once_and_ends_once(store: &Store) {
+    const ROUNDS: usize = 8;
+    const CALLS: usize = 24;
+    let ledgers = [Ledger::default(), Ledger::default()];
+    let builder = |ledger: &Ledger| patient().on_event(ledger.listener());
+    let clients = [builder(&ledgers[0]).keep(ms(5)), builder(&ledgers[1])].map(|it| store.open(it));
+    let operator = store.open(patient());
+    for round in 0..ROUNDS {
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..8)
+                .map(|thread| {
+                    let (client, operator) = (&clients[thread % 2], &operator);
+                    let calls = (0..CALLS).map(move |call| round * 977 + thread * 131 + call * 17);
+                    scope.spawn(move || calls.for_each(|dice| hold_one(client, operator, dice)))
+                })
+                .collect();
+            for thread in threads {
+                thread.join().unwrap();
+            }
+        });
+        // So few at a time that none is dropped.
+        for (client, ledger) in clients.iter().zip(&ledgers) {
+            eventually(SOON, || {
+                let stats = client.stats();
+                let ended = stats.released + stats.lost + stats.failed_releases;
+                stats.acquired == ended && ledger.counts() == (stats.acquired, ended)
+            });
+        }
+    }
+    for ledger in &ledgers {
+        ledger.check();
+        assert!(ledger.counts().0 > 0);
+    }
+    let stats = clients.each_ref().map(Client::stats);
+    assert!(stats.iter().any(|stats| stats.lost > 0), "the operator has ended some: {stats:?}");
+    assert!(stats.iter().all(|stats| stats.held == 0), "{stats:?}");
+}
+
+/// Makes one of the calls of the stress, and ends what it brings in one of the ways.
+fn hold_one(client: &Client, operator: &Client, dice: usize) {
+    let wait = ms(40);
+    let pause = || thread::sleep(Duration::from_micros(dice as u64 % 700));
+    // What is lost is told as such.
+    let end = |guard: Box<dyn AnyGuard>| {
+        pause();
+        if dice.is_multiple_of(2) { drop(guard.unlock()) } else { drop(guard) }
+    };
+    match dice % 11 {
+        0 | 1 => {
+            if let Some(guard) = client.try_lock_for("a", wait).unwrap() {
+                drop(client.lock("a"));
+                end(Box::new(guard));
+            }
+        }
+        2 => drop(client.mutex("b").wait(wait).with(|_| pause())),
+        3 | 4 => {
+            if let Some(set) = client.try_lock_all_for(["a", "b", "c"], wait).unwrap() {
+                end(Box::new(set));
+            }
+        }
+        5 => drop(client.try_lock_all(["c", "b"]).unwrap().map(|set| end(Box::new(set)))),
+        6 => {
+            let semaphore = client.semaphore("p", 2);
+            if let Ok(permit) = semaphore.wait(wait).acquire() {
+                end(Box::new(permit));
+            }
+        }
+        7 => {
+            if let Ok(reader) = client.rw_lock("r").wait(wait).read() {
+                end(Box::new(reader));
+            }
+        }
+        8 => {
+            if let Ok(writer) = client.rw_lock("r").wait(wait).write() {
+                end(Box::new(writer));
+            }
+        }
+        9 => {
+            if let Some(guard) = client.try_lock_owned_for("b", wait).unwrap()
+                && let Ok(ticket) = guard.detach()
+                && let Ok(guard) = client.adopt(&ticket)
+            {
+                end(Box::new(guard));
+            }
+        }
+        _ => {
+            let name = ["a", "b", "c"][dice % 3];
+            drop(operator.mutex(name).force_unlock());
+        }
+    }
 }
 
 fn a_failed_call_is_reported(server: &Server) {
