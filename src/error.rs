@@ -17,6 +17,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Contention is an error only when a wait is limited: see [`Error::Timeout`]. An outage is never
 /// reported as contention. No error message contains a password or the secret part of an owner.
 ///
+/// The message of an error includes its cause. [`source`](std::error::Error::source) is what lies
+/// behind that, so a chain of messages says nothing twice. The fields `source` and `failures` have
+/// the cause itself, to be downcast for example.
+///
 /// Variants may gain fields: match them with `..`.
 ///
 /// ```
@@ -255,16 +259,17 @@ impl fmt::Display for Error {
                 write!(f, "lock {name:?} was lost: ")?;
                 describe_loss(cause, last_failure.as_deref(), f)
             }
-            Self::NoQuorum { attempt, ok, required, .. } => {
-                write!(f, "could not {attempt}: {ok} of {required} required servers agreed")
+            Self::NoQuorum { attempt, ok, required, failures, .. } => {
+                write!(f, "could not {attempt}: {ok} of {required} required servers agreed")?;
+                failures.iter().try_for_each(|failure| write!(f, "; {failure}"))
             }
             Self::NotReplicated { name, server, acked, required } => write!(
                 f,
                 "too few replicas or disks of {server} acknowledged lock {name:?}: \
                  {acked} of {required}"
             ),
-            Self::Redis { attempt, server, code, .. } => {
-                write!(f, "could not {attempt}: {server} refused it: {code}")?;
+            Self::Redis { attempt, server, code, source } => {
+                write!(f, "could not {attempt}: {server} refused it: {source}")?;
                 f.write_str(match &**code {
                     "CROSSSLOT" | "MOVED" => {
                         ", because it is a node of a cluster: use redis+cluster://"
@@ -274,9 +279,10 @@ impl fmt::Display for Error {
                 })
             }
             Self::Timeout { reason, .. } => f.write_str(reason),
-            Self::Unavailable { attempt, server, phase, may_have_executed, .. } => {
+            Self::Unavailable { attempt, server, phase, may_have_executed, source } => {
                 write!(f, "could not {attempt}: ")?;
                 phase.describe(server, f)?;
+                write!(f, ": {source}")?;
                 let in_doubt = "; the request may have been executed nevertheless";
                 f.write_str(if *may_have_executed { in_doubt } else { "" })
             }
@@ -355,11 +361,87 @@ fn describe_loss(
 }
 
 impl StdError for Error {
+    /// The cause is part of the message already, so this is what lies behind it.
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
-            Self::Redis { source, .. } | Self::Unavailable { source, .. } => Some(source.as_ref()),
-            Self::NoQuorum { failures, .. } => failures.first().map(|first| first as _),
+            Self::Lost { last_failure, .. } => last_failure.as_ref()?.source(),
+            Self::Redis { source, .. } | Self::Unavailable { source, .. } => source.source(),
+            Self::NoQuorum { failures, .. } => failures.first()?.source(),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A failure, and what lies behind it.
+    #[derive(Debug)]
+    struct Fails(&'static str, Option<Box<Fails>>);
+
+    impl fmt::Display for Fails {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+    }
+
+    impl StdError for Fails {
+        fn source(&self) -> Option<&(dyn StdError + 'static)> {
+            self.1.as_deref().map(|behind| behind as _)
+        }
+    }
+
+    #[test]
+    fn a_message_has_its_cause_and_the_chain_says_nothing_twice() {
+        let source: Arc<dyn StdError + Send + Sync> =
+            Arc::new(Fails("WRONGPASS bad password", Some(Box::new(Fails("caps lock", None)))));
+        let (attempt, server) = ("ping".to_owned(), "a:1".to_owned());
+        let failure =
+            ServerFailure { server: server.clone(), phase: Phase::Login, source: source.clone() };
+        let lost = Loss { cause: LossCause::Expired, last_failure: Some(source.clone()) };
+        let errors: [(Error, &str); 4] = [
+            (Error::lost("x", lost), r#"lock "x" was lost: it was not renewed in time"#),
+            (
+                Error::NoQuorum {
+                    attempt: attempt.clone(),
+                    ok: 1,
+                    required: 2,
+                    failures: vec![failure],
+                    may_have_executed: false,
+                },
+                "could not ping: 1 of 2 required servers agreed; the login at a:1 failed",
+            ),
+            (
+                Error::Redis {
+                    attempt: attempt.clone(),
+                    server: server.clone(),
+                    code: "WRONGPASS".into(),
+                    source: source.clone(),
+                },
+                "could not ping: a:1 refused it",
+            ),
+            (
+                Error::Unavailable {
+                    attempt,
+                    server,
+                    phase: Phase::Connect,
+                    may_have_executed: false,
+                    source,
+                },
+                "could not ping: no connection to a:1",
+            ),
+        ];
+        for (error, begin) in errors {
+            assert_eq!(error.to_string(), format!("{begin}: WRONGPASS bad password"));
+            assert_eq!(error.with_causes(), format!("{error}: caps lock"));
+        }
+    }
+
+    #[test]
+    fn a_loss_says_who_has_the_lock() {
+        let lost = |by: &str| Error::lost("x", LossCause::Taken { by: by.into() }.into());
+        assert_eq!(lost("b").to_string(), r#"lock "x" was lost: client "b" holds it now"#);
+        assert_eq!(lost("").to_string(), r#"lock "x" was lost: another library holds it now"#);
     }
 }

@@ -60,13 +60,15 @@ pub struct ServerFailure {
 
 impl fmt::Display for ServerFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.phase.describe(&self.server, f)
+        self.phase.describe(&self.server, f)?;
+        write!(f, ": {}", self.source)
     }
 }
 
 impl StdError for ServerFailure {
+    /// The cause is part of the message already, so this is what lies behind it.
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        Some(self.source.as_ref())
+        self.source.source()
     }
 }
 

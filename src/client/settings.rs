@@ -224,8 +224,8 @@ setters! {
 
     /// Sets a callback that provides the user and the password whenever a connection is opened, for
     /// tokens that expire and passwords that are rotated. [Deployment][login] has an example, and
-    /// says when it is called. An error or a panic in it is the source of an
-    /// [`Unavailable`](crate::Error::Unavailable) error.
+    /// says when it is called. An error or a panic in it is the field `source`
+    /// of an [`Unavailable`](crate::Error::Unavailable) error.
     ///
     /// Defaults to the login in the URLs. With a callback, that login is used only for sentinels.
     /// Has no effect in memory.

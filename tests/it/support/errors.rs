@@ -16,6 +16,22 @@ pub(crate) fn everything(error: &Error) -> String {
     text
 }
 
+/// Checks that the message of an error includes its cause, and that a chain of messages says
+/// nothing twice.
+#[track_caller]
+pub(crate) fn assert_has_its_cause(error: &Error) {
+    let (Error::Redis { source, .. } | Error::Unavailable { source, .. }) = error else {
+        panic!("another error: {error:?}");
+    };
+    let (message, cause) = (error.to_string(), source.to_string());
+    assert_eq!(message.matches(&cause).count(), 1, "{message:?} and {cause:?}");
+    let mut behind = error.source();
+    while let Some(source) = behind {
+        assert!(!message.contains(&source.to_string()), "{message:?} and {source}");
+        behind = source.source();
+    }
+}
+
 /// Checks that a call failed because its client is closed.
 #[track_caller]
 pub(crate) fn assert_closed<T: Debug>(result: Result<T, Error>) {

@@ -1,7 +1,6 @@
 //! Users and passwords from a callback: asked at each connect, and replaced before they expire.
 
 use std::collections::BTreeMap;
-use std::error::Error as _;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,6 +11,7 @@ use crossbeam_channel::{Receiver, unbounded};
 use leasehold::{Builder, Client, Credentials, Error};
 use parking_lot::Mutex;
 
+use crate::support::errors::assert_has_its_cause;
 use crate::support::recorder::Recorder;
 use crate::support::{
     LEASE, SOON, Server, Store, assert_rejected, eventually, everything, hasty, ms, patient,
@@ -153,11 +153,9 @@ impl std::error::Error for Refused {}
 #[track_caller]
 fn assert_refused<T: fmt::Debug>(result: Result<T, Error>) {
     let error = result.unwrap_err();
-    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
-    assert!(
-        error.source().and_then(|source| source.downcast_ref()).is_some_and(|Refused| true),
-        "{error:?}"
-    );
+    assert_has_its_cause(&error);
+    let Error::Unavailable { source, .. } = &error else { panic!("{error:?}") };
+    assert!(source.downcast_ref().is_some_and(|Refused| true), "{error:?}");
 }
 
 fn a_hold_outlives_its_credentials(store: &Store) {

@@ -1,6 +1,5 @@
 //! Opening a client: what the URL means, and servers that cannot be reached.
 
-use std::error::Error as _;
 use std::fmt::Debug;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -12,6 +11,7 @@ use leasehold::{Client, Error, Phase};
 use rustix::net::{AddressFamily, SocketType};
 
 use crate::support::child::{self, Child};
+use crate::support::errors::assert_has_its_cause;
 use crate::support::proxy::Proxy;
 use crate::support::{
     SOON, Server, eventually, everything, hasty, lock_key, ms, opened, patient, stores, take,
@@ -40,7 +40,7 @@ fn assert_unavailable(address: &str) {
     let error = result.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     assert!(took < ms(2500), "{took:?}");
-    assert!(error.source().is_some(), "the cause is given: {error:?}");
+    assert_has_its_cause(&error);
     let is_unconnected = matches!(error, Error::Unavailable { phase: Phase::Connect, .. });
     assert_eq!(everything(&error).contains("`lazy`"), is_unconnected, "{error:?}");
     assert!(!everything(&error).contains("sesame"), "{error:?}");
