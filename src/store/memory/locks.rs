@@ -25,6 +25,8 @@ pub(super) struct Locks {
     /// The last fencing token of any name: none is repeated, though names are forgotten.
     fence: u64,
     pub(super) inboxes: Inboxes,
+    /// Why nothing becomes durable, if so.
+    pub(super) shortfall: Option<Failure>,
     /// When there are this many names, those without holds and waiters are removed.
     purge_at: usize,
 }
@@ -35,6 +37,11 @@ impl Locks {
         let (now, name) = (Moment::now(), self.by_key.get_mut(key)?);
         name.holds.retain(|held| held.ends > now);
         Some(name)
+    }
+
+    /// Fails for a request that was executed and `must` become durable, if nothing does.
+    pub(super) fn confirm(&self, must: bool) -> Result<(), Failure> {
+        self.shortfall.clone().filter(|_| must).map_or(Ok(()), Err)
     }
 
     pub(super) fn acquire(

@@ -4,19 +4,24 @@
 //! and a reply that takes longer than the caller waits is lost, so that its outcome is unknown.
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use redis::Value;
 
 use crate::base::failure::{Failure, FailureKind};
+use crate::base::printable;
 use crate::config::Config;
+use crate::error::{ServerFailure, Shortfall};
+use crate::net::error_reply;
 use crate::store::hold_id::HoldKind;
 use crate::store::keys::Keys;
 use crate::store::memory::inbox::failure;
 use crate::store::memory::locks::Locks;
-use crate::store::request::{HoldReply, Look};
+use crate::store::request::{HoldReply, HolderReply, Look};
 
 /// A server that exists only in this process, for tests of code that locks.
 ///
@@ -40,11 +45,8 @@ use crate::store::request::{HoldReply, Look};
 /// ```
 ///
 /// Give your code a client of a `MemoryServer`, and make each call fail as it may in production.
-/// The [cookbook][tests] provokes `Unavailable`, `Timeout`, `Lost`, `AlreadyHeld`, `WrongType`,
-/// `Cancelled`, `Closed` and `InvalidInput`. The other errors cannot happen in memory:
-/// [`Redis`](crate::Error::Redis), [`NoQuorum`](crate::Error::NoQuorum),
-/// [`NotReplicated`](crate::Error::NotReplicated), and, without a fork,
-/// [`Forked`](crate::Error::Forked).
+/// The [cookbook][tests] provokes every error but [`Forked`](crate::Error::Forked), which takes a
+/// fork.
 ///
 /// [tests]: crate::guide::cookbook#tests-of-your-own-code
 #[derive(Clone, Default)]
@@ -56,6 +58,8 @@ pub(super) struct ServerState {
     is_down: bool,
     /// How long each reply takes.
     delay: Duration,
+    /// The failure of each request.
+    refusal: Option<Failure>,
 }
 
 /// What has come of a request that was executed, and when its caller learns of it.
@@ -90,23 +94,55 @@ impl MemoryServer {
         self.0.lock().delay = delay;
     }
 
-    /// Ends the hold of a lock by any client, as if an operator had ended it or its key were lost.
-    /// The holder finds out at its next request or renewal. Returns `false` if the lock is not
-    /// held.
+    /// Lets the server refuse each later request with this error reply, such as `NOPERM no right`;
+    /// `None` ends that. Its first word is the code of [`Redis`](crate::Error::Redis), but codes of
+    /// conditions that pass, such as `LOADING`, are retried as with Redis and become
+    /// [`Unavailable`](crate::Error::Unavailable). A refused request changes nothing.
     ///
-    /// `name` is the one that the client passes to [`lock`](crate::Client::lock). Only locks of
-    /// clients with the default [`prefix`](crate::Builder::prefix) are found. This also works while
-    /// the server is down.
-    #[allow(clippy::must_use_candidate, reason = "a test may know that the lock is held")]
-    pub fn end_hold(&self, name: &str) -> bool {
-        let key = Keys::new(&Config::default().prefix).lock(name).into_owned();
-        let locks = &mut self.0.lock().locks;
-        let report = locks.report(&key, Look::Holder).unwrap_or_default();
-        let mut ends = |owner: &[u8]| locks.force_release(HoldKind::Lock, &key, owner);
-        report.holder().is_some_and(|holder| ends(&holder.owner) == HoldReply::Done)
+    /// Two codes that no server sends stand for what several servers report:
+    ///
+    /// - `NOQUORUM`: one server of two required ones agrees, as in
+    ///   [`NoQuorum`](crate::Error::NoQuorum).
+    /// - `NOTREPLICATED`: no replica acknowledges new holds, levels and renewals, as in
+    ///   [`NotReplicated`](crate::Error::NotReplicated). What needs no acknowledgement is answered.
+    ///
+    /// ```
+    /// use leasehold::{Client, Error, MemoryServer};
+    ///
+    /// let server = MemoryServer::new();
+    /// let client = Client::builder().open_memory(&server)?;
+    /// server.refuse_with(Some("NOPERM this user has no permissions"));
+    /// let refused = client.lock("stock:42").map(drop);
+    /// assert!(matches!(refused, Err(Error::Redis { code, .. }) if code == "NOPERM"));
+    /// server.refuse_with(None);
+    /// client.lock("stock:42")?.unlock()?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn refuse_with(&self, reply: Option<&str>) {
+        let mut state = self.0.lock();
+        (state.refusal, state.locks.shortfall) = (None, None);
+        match reply.map(refusal) {
+            Some(failure) if failure.is_shortfall() => state.locks.shortfall = Some(failure),
+            failure => state.refusal = failure,
+        }
     }
 
-    /// Executes a request, unless the server is down.
+    /// Ends the holds of a name by any client, as if an operator had ended them: a lock, both sides
+    /// of a read-write lock, or all permits of a semaphore. A holder that listens for messages
+    /// finds out at once, and any other at its next request or renewal. Returns `false` if there
+    /// are none.
+    ///
+    /// `name` is the one that the client passes to [`lock`](crate::Client::lock). For a client with
+    /// another [`prefix`](crate::Builder::prefix) than the default, put that prefix in front. This
+    /// also works while the server is down.
+    #[allow(clippy::must_use_candidate, reason = "a test may know that the lock is held")]
+    pub fn end_hold(&self, name: &str) -> bool {
+        let usual = Keys::new(&Config::default().prefix).lock(name).into_owned();
+        let locks = &mut self.0.lock().locks;
+        [&*usual, name].into_iter().any(|key| end_holds(locks, key))
+    }
+
+    /// Executes a request, unless the server is down or refuses it.
     pub(super) fn begin<T>(
         &self,
         deadline: Instant,
@@ -118,7 +154,10 @@ impl MemoryServer {
             let outcome = Err(failure(FailureKind::Unreachable, "the memory server is down"));
             return Delayed { outcome, due: now };
         }
-        let outcome = request(&mut state.locks);
+        let outcome = match &state.refusal {
+            Some(refusal) => Err(refusal.clone()),
+            None => request(&mut state.locks),
+        };
         if state.delay.is_zero() {
             return Delayed { outcome, due: now };
         }
@@ -146,6 +185,37 @@ impl MemoryServer {
             return Err(failure(FailureKind::Disconnected, why));
         }
         outcome
+    }
+}
+
+/// Ends all holds of a key. Returns `false` if there are none.
+fn end_holds(locks: &mut Locks, key: &str) -> bool {
+    let holds = locks.report(key, Look::All).unwrap_or_default().holds;
+    let permits = u32::try_from(holds.len()).unwrap_or(u32::MAX);
+    let ended = holds.iter().filter(|(held_as, HolderReply { owner, .. })| {
+        let kind = HoldKind::reported_as(*held_as, permits);
+        locks.force_release(kind, key, owner) == HoldReply::Done
+    });
+    ended.count() > 0
+}
+
+/// The failure of a request that is refused so.
+fn refusal(reply: &str) -> Failure {
+    let server = Arc::from("memory");
+    let failed = |kind| Failure::io(kind, &server, io::Error::other(printable(reply)));
+    match reply.split(' ').next() {
+        Some("NOQUORUM") => {
+            let one = failed(FailureKind::Unreachable);
+            let Failure { phase, source, .. } = one.clone();
+            let failures = vec![ServerFailure { server: server.to_string(), phase, source }];
+            let no_quorum = Some(Arc::new(Shortfall { ok: 1, required: 2, failures }));
+            Failure { no_quorum, ..one }
+        }
+        Some("NOTREPLICATED") => failed(FailureKind::NotReplicated { acked: 0, required: 1 }),
+        _ => match redis::parse_redis_value(format!("-{}\r\n", printable(reply)).as_bytes()) {
+            Ok(Value::ServerError(error)) => error_reply::failure(&error, &server),
+            _ => failed(FailureKind::Rejected),
+        },
     }
 }
 

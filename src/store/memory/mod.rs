@@ -24,7 +24,7 @@ use crate::store::memory::locks::Locks;
 use crate::store::memory::memory_server::{Delayed, MemoryServer};
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, HoldRequest, Look, OwnerOf, PostedChange, ReportReply,
+    Acquire, AcquireReply, Change, HoldReply, HoldRequest, Look, OwnerOf, PostedChange, ReportReply,
 };
 
 /// A server in memory, as one client sees it.
@@ -55,7 +55,10 @@ impl Memory {
 impl Store for Memory {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
         self.inbox(&request.holds[0].client);
-        self.server.execute(request.deadline, |locks| locks.acquire(&self.keys, request))
+        self.server.execute(request.deadline, |locks| {
+            let reply = locks.acquire(&self.keys, request)?;
+            locks.confirm(matches!(reply, AcquireReply::Acquired { .. })).map(|()| reply)
+        })
     }
 
     fn groups(&self, names: &[Arc<str>]) -> Vec<Vec<usize>> {
@@ -69,10 +72,10 @@ impl Store for Memory {
     ) {
         let Some(deadline) = requests.iter().map(|request| request.deadline).max() else { return };
         let replies = self.server.execute(deadline, |locks| {
-            let change = |request: &HoldRequest<'_>| {
-                Ok(locks.change(&self.keys, request.hold, request.change))
+            let mut reply = |HoldRequest { hold, change, .. }: &HoldRequest<'_>| {
+                execute(locks, &self.keys, hold, *change)
             };
-            Ok(requests.iter().map(change).collect())
+            Ok(requests.iter().map(&mut reply).collect())
         });
         let replies = replies.unwrap_or_else(|failure| vec![Err(failure); requests.len()]);
         replies.into_iter().enumerate().for_each(|(place, reply)| on_reply(place, reply));
@@ -81,7 +84,7 @@ impl Store for Memory {
     fn post(&self, posts: Vec<PostedChange<'_>>) {
         for PostedChange { request, on_reply, .. } in posts {
             let HoldRequest { hold, change, deadline } = request;
-            let change = |locks: &mut Locks| Ok(locks.change(&self.keys, hold, change));
+            let change = |locks: &mut Locks| execute(locks, &self.keys, hold, change);
             on_reply(self.server.begin(deadline, change).outcome);
         }
     }
@@ -110,6 +113,17 @@ impl Store for Memory {
     }
 }
 
+/// Executes a request about a hold.
+fn execute(
+    locks: &mut Locks,
+    keys: &Keys,
+    hold: &HoldId,
+    change: Change,
+) -> Result<HoldReply, Failure> {
+    let reply = locks.change(keys, hold, change);
+    locks.confirm(reply == HoldReply::Done && change.is_durable()).map(|()| reply)
+}
+
 /// The background jobs of one client.
 struct MemoryJobs {
     memory: Memory,
@@ -133,7 +147,7 @@ impl JobRunner for MemoryJobs {
     fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome)) {
         let Memory { server, keys, .. } = &self.memory;
         for Job { id, hold, change, deadline } in jobs {
-            let reply = server.begin(deadline, |locks| Ok(locks.change(keys, &hold, change)));
+            let reply = server.begin(deadline, |locks| execute(locks, keys, &hold, change));
             self.delayed.push((id, reply));
         }
         self.finish(done);
@@ -163,7 +177,7 @@ mod tests {
     use crate::store::ask_one;
     use crate::store::background::Wake;
     use crate::store::hold_id::HoldKind;
-    use crate::store::request::{Change, Registration};
+    use crate::store::request::Registration;
 
     const LONG: Duration = Duration::from_secs(60);
 

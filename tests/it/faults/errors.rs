@@ -7,8 +7,8 @@ use std::thread;
 
 use leasehold::{Builder, Client, Error};
 
-use crate::support::server;
 use crate::support::errors::assert_has_its_cause;
+use crate::support::server;
 use crate::support::{
     LEASE, SOON, Server, assert_rejected, assert_unavailable, behind_proxy, eventually, ms,
     patient, stores, take, throughout, timed,

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Builder, Canceller, Client, Error, HoldEnd, MemoryServer};
 
+use crate::support::errors::assert_has_its_cause;
+use crate::support::kinds::Kind;
 use crate::support::recorder::Recorder;
 use crate::support::{
     LEASE, SHORT, SOON, assert_lost, eventually, hasty, ms, patient, sleepy, take, throughout,
@@ -288,4 +290,90 @@ fn the_threads_of_a_client_end_with_it_however_slow_the_server_is() {
     server.set_delay(Duration::MAX);
     let ((), took) = timed(|| drop(client));
     assert!(took < SOON, "{took:?}");
+}
+
+#[test]
+fn a_refusal_is_the_error_of_each_call_and_changes_nothing() {
+    let server = MemoryServer::new();
+    let client = opened(&server, hasty());
+    let guard = take(&client, "a");
+    server.refuse_with(Some("NOPERM this user has no\r\nright"));
+    for result in [
+        client.try_lock("b").map(drop),
+        client.rw_lock("c").read().map(drop),
+        client.semaphore("d", 1).try_acquire().map(drop),
+        client.lock_all(["e", "f"]).map(drop),
+        client.election("g").leader().map(drop),
+        client.mutex("a").force_unlock().map(drop),
+        client.ping().map(drop),
+        guard.verify(),
+        guard.renew(),
+    ] {
+        let error = result.unwrap_err();
+        assert!(matches!(&error, Error::Redis { code, .. } if code == "NOPERM"), "{error:?}");
+        assert_has_its_cause(&error);
+    }
+    server.refuse_with(Some("LOADING"));
+    let loading = client.try_lock_for("b", ms(30));
+    assert!(matches!(loading, Err(Error::Unavailable { .. })), "{loading:?}");
+    server.refuse_with(None);
+    guard.unlock().unwrap();
+    for name in ["b", "e", "f"] {
+        drop(take(&client, name));
+    }
+}
+
+#[test]
+fn a_server_can_refuse_as_a_quorum_or_replicas_do() {
+    let server = MemoryServer::new();
+    let [client, other] = [(); 2].map(|()| opened(&server, hasty()));
+    let guard = take(&client, "a");
+    server.refuse_with(Some("NOQUORUM"));
+    for result in [client.try_lock("b").map(drop), guard.verify()] {
+        let Err(Error::NoQuorum { ok: 1, required: 2, may_have_executed: false, .. }) = result
+        else {
+            panic!("{result:?}")
+        };
+    }
+    server.refuse_with(Some("NOTREPLICATED"));
+    assert!(other.try_lock("a").unwrap().is_none(), "contention");
+    guard.verify().unwrap();
+    for result in [
+        client.try_lock("b").map(drop),
+        client.lock("a").map(drop),
+        client.lock_all(["b", "c"]).map(drop),
+        client.rw_lock("d").write().map(drop),
+        client.semaphore("e", 1).acquire().map(drop),
+        guard.renew(),
+    ] {
+        let Err(Error::NotReplicated { acked: 0, required: 1, .. }) = result else {
+            panic!("{result:?}")
+        };
+    }
+    server.refuse_with(None);
+    guard.unlock().unwrap();
+    for name in ["a", "b", "c"] {
+        // It was released, if perhaps in the background.
+        eventually(SOON, || other.try_lock(name).unwrap().is_some());
+    }
+}
+
+#[test]
+fn holds_of_every_kind_and_prefix_can_be_ended() {
+    let server = MemoryServer::new();
+    for (prefix, before) in [("lock:", ""), ("shop:", "shop:")] {
+        let client = opened(&server, sleepy().prefix(prefix).lease(LEASE));
+        for kind in Kind::ALL {
+            let hold = kind.acquire(&client, "a").unwrap();
+            assert!(server.end_hold(&format!("{before}a")), "{prefix} {kind:?}");
+            assert_eq!(hold.lost().wait_timeout(SOON), Some(HoldEnd::Lost), "{prefix} {kind:?}");
+            assert!(!server.end_hold(&format!("{before}a")), "{prefix} {kind:?}");
+            drop(hold);
+        }
+        let readers = [(); 3].map(|()| client.rw_lock("b").read().unwrap());
+        assert!(server.end_hold(&format!("{before}b")));
+        for reader in readers {
+            assert_eq!(reader.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
+        }
+    }
 }
