@@ -86,6 +86,18 @@ impl Events {
         self.log(Level::Debug, line);
     }
 
+    /// Reports to the metrics for how long a call has waited that has found its lock held.
+    #[cfg_attr(
+        not(feature = "metrics"),
+        expect(clippy::unused_self, unused_variables, reason = "no recorder without that crate")
+    )]
+    pub(crate) fn report_wait(&self, waited: Duration) {
+        #[cfg(feature = "metrics")]
+        if self.metrics.is_some() {
+            self.queue.send(Report::Waited(waited));
+        }
+    }
+
     /// Closes the span of a lost hold on the thread of events; failing that, the thread that drops
     /// the guard closes it.
     pub(crate) fn end_span(&self, span: &HoldSpan) {
@@ -163,6 +175,9 @@ enum Report {
     Line(Level, String),
     /// To be answered once everything before it is delivered.
     Mark(Sender<()>),
+    /// For how long a call has waited.
+    #[cfg(feature = "metrics")]
+    Waited(Duration),
 }
 
 /// Receives events, on one thread.
@@ -174,7 +189,11 @@ pub(crate) trait EventListener: Send + Sync {
         None
     }
 
+    /// Called in between, and when the program may be about to end.
     fn tick(&self) {}
+
+    /// A call has waited for a lock that was held, and got it.
+    fn waited(&self, _: Duration) {}
 
     /// No event will follow.
     fn end(&self) {}
@@ -219,8 +238,15 @@ impl EventThread {
             Report::EndOfSpan(span) => span.close(true),
             Report::Event(event) => self.call_listeners(&event, |listener| listener.event(&event)),
             Report::Line(level, line) => write_line(level, &line),
-            // The thread that waits may have given up.
-            Report::Mark(delivered) => delivered.try_send(()).unwrap_or_default(),
+            Report::Mark(delivered) => {
+                self.call_listeners(&"a tick", |listener| listener.tick());
+                // The thread that waits may have given up.
+                delivered.try_send(()).unwrap_or_default();
+            }
+            #[cfg(feature = "metrics")]
+            Report::Waited(time) => {
+                self.call_listeners(&"a wait", |listener| listener.waited(time));
+            }
         }
         let dropped = self.dropped.swap(0, Ordering::Relaxed);
         if dropped > 0 {

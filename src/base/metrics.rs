@@ -2,14 +2,16 @@
 //!
 //! The recorder is code of the program, which may block or panic, so only the thread that delivers
 //! events calls it. Counters and gauges come from [`Stats`], once a second, as what has changed
-//! since then: so the clients of a process add up. Events tell how long calls wait and holds last.
+//! since then: so the clients of a process add up.
 
-use std::collections::HashMap;
 use std::fmt;
+use std::mem;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use metrics::{counter, gauge, histogram};
+use metrics::{
+    Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 use parking_lot::Mutex;
 
 use crate::base::event_thread::EventListener;
@@ -18,11 +20,34 @@ use crate::stats::Stats;
 
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The most names whose contended calls are counted.
-const NAMES_MAX: usize = 10_000;
-
 /// A number: what follows `leasehold_` in its name, its label, and where it is found.
 struct Series(&'static str, Option<(&'static str, &'static str)>, fn(&Stats) -> u64);
+
+/// What the numbers mean that only grow, by what follows `leasehold_` in their names.
+const COUNTER_TEXTS: [(&str, &str); 14] = [
+    ("acquires_total", "Calls for a lock that have ended, by their result"),
+    ("contended_total", "Calls that found their lock held by another owner"),
+    ("handoffs_total", "Locks passed from thread to thread within a process, without a request"),
+    ("relocks_total", "Kept locks used again, without a request"),
+    ("recalls_total", "Kept locks released because another client asked"),
+    ("lost_total", "Locks lost while their guards were alive"),
+    ("renewals_total", "Renewed leases"),
+    ("late_renewals_total", "Leases renewed in their last third"),
+    ("renewal_failures_total", "Leases whose renewal has begun to fail"),
+    ("releases_total", "Released locks"),
+    ("release_failures_total", "Releases that were not confirmed"),
+    ("wakes_total", "Waits ended by a message, or by a poll that found the lock free"),
+    ("reconnects_total", "Connections opened in place of broken ones"),
+    ("pool_waits_total", "Requests that waited for a connection of the pool"),
+];
+
+/// What the numbers of the present mean.
+const GAUGE_TEXTS: [(&str, &str); 4] = [
+    ("held", "Locks held now"),
+    ("kept", "Locks kept now after their last guard"),
+    ("waiting", "Threads that wait for a lock now"),
+    ("connections", "Connections of the pools now"),
+];
 
 /// The numbers that only grow.
 const COUNTERS: [Series; 18] = [
@@ -68,8 +93,8 @@ pub(crate) struct Metrics {
 #[derive(Default)]
 struct Reported {
     stats: Stats,
-    /// How many calls for each name have found it held, and have not ended.
-    contended: HashMap<String, usize>,
+    /// Whether the recorder knows what the numbers mean.
+    described: bool,
 }
 
 impl fmt::Debug for Metrics {
@@ -86,7 +111,13 @@ impl Metrics {
 
 impl EventListener for Metrics {
     fn event(&self, event: &Event) {
-        self.reported.lock().record(event);
+        if let Event::Released { held, .. } = event {
+            histogram!(full("held_seconds")).record(*held);
+        }
+    }
+
+    fn waited(&self, time: Duration) {
+        histogram!(full("wait_seconds")).record(time);
     }
 
     fn pause(&self) -> Option<Duration> {
@@ -117,7 +148,10 @@ impl EventListener for Metrics {
 
 impl Reported {
     fn update(&mut self, now: Stats) {
-        let before = std::mem::replace(&mut self.stats, now);
+        if !mem::replace(&mut self.described, true) {
+            describe();
+        }
+        let before = mem::replace(&mut self.stats, now);
         for Series(name, label, read) in COUNTERS {
             let grown = read(&now).saturating_sub(read(&before));
             counter!(full(name), label.as_slice()).increment(grown);
@@ -131,37 +165,19 @@ impl Reported {
             gauge!(full(name), label.as_slice()).increment(change as f64);
         }
     }
+}
 
-    fn record(&mut self, event: &Event) {
-        match event {
-            Event::Contended { name } => {
-                // An attempt that does not wait is reported as contended only, so some stay.
-                if self.contended.len() >= NAMES_MAX {
-                    self.contended.clear();
-                }
-                *self.contended.entry(name.clone()).or_default() += 1;
-            }
-            // The time of a call that found the lock free is no wait: it may be an outage.
-            Event::Acquired { name, waited, .. } if self.end_contended(name) => {
-                histogram!(full("wait_seconds")).record(*waited);
-            }
-            Event::TimedOut { name, .. } | Event::Failed { name, .. } => {
-                self.end_contended(name);
-            }
-            Event::Released { held, .. } => histogram!(full("held_seconds")).record(*held),
-            _ => {}
-        }
+/// Tells the recorder what the numbers mean.
+fn describe() {
+    for (name, text) in COUNTER_TEXTS {
+        describe_counter!(full(name), Unit::Count, text);
     }
-
-    /// Notes the end of a call. Returns `true` if it may have found the lock held.
-    fn end_contended(&mut self, name: &str) -> bool {
-        let Some(calls) = self.contended.get_mut(name) else { return false };
-        *calls -= 1;
-        if *calls == 0 {
-            self.contended.remove(name);
-        }
-        true
+    for (name, text) in GAUGE_TEXTS {
+        describe_gauge!(full(name), Unit::Count, text);
     }
+    let waited = "How long calls waited that found their lock held, and got it";
+    describe_histogram!(full("wait_seconds"), Unit::Seconds, waited);
+    describe_histogram!(full("held_seconds"), Unit::Seconds, "How long locks were held");
 }
 
 fn full(name: &str) -> String {

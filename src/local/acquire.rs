@@ -88,14 +88,16 @@ fn acquire_one(
     caller: &Caller,
 ) -> Result<Option<Arc<Hold>>> {
     let call = LockCall { shared, kind, name, caller, contended: Cell::default() };
-    reported(shared, caller, name, slice::from_ref, || call.acquire())
+    reported(shared, caller, name, &call.contended, slice::from_ref, || call.acquire())
 }
 
-/// Has `acquire` acquire the locks with these names, and reports how that went.
+/// Has `acquire` acquire the locks with these names, and reports how that went, also for how long
+/// the call has waited if it was `contended`.
 pub(super) fn reported<T>(
     shared: &Shared,
     caller: &Caller,
     names: &str,
+    contended: &Cell<bool>,
     holds: impl Fn(&T) -> &[Arc<Hold>],
     acquire: impl FnOnce() -> Result<Option<T>>,
 ) -> Result<Option<T>> {
@@ -115,6 +117,9 @@ pub(super) fn reported<T>(
         if caller.in_set {
             shared.reporter.report_acquired(hold, caller);
         }
+    }
+    if contended.get() {
+        shared.reporter.events.report_wait(waited);
     }
     span.close(waited, || Some(holds(acquired)[0].fence()).filter(|_| !caller.in_set));
     outcome

@@ -37,6 +37,8 @@ struct SetCall<'a> {
     unanswered: Option<Group>,
     retry: RetryPolicy,
     pauses: Pauses<'a>,
+    /// Whether the call has reported that a lock is held.
+    contended: &'a Cell<bool>,
 }
 
 /// A panic must not leave holds without a guard.
@@ -65,6 +67,7 @@ pub(crate) fn acquire_all(
     check_names(shared, names, options)?;
     let caller = Caller::new(&shared.config, shared.times, options, wait, None);
     let caller = &Caller { in_set: true, ..caller };
+    let contended = Cell::default();
     let mut call = SetCall {
         shared,
         names,
@@ -73,8 +76,9 @@ pub(crate) fn acquire_all(
         unanswered: None,
         retry: RetryPolicy::new(wait, &shared.config, caller.times),
         pauses: Pauses::of_wait(&shared.wait_queues, caller.canceller.as_ref()),
+        contended: &contended,
     };
-    reported(shared, caller, &names.join(", "), Vec::as_slice, || call.acquire())
+    reported(shared, caller, &names.join(", "), &contended, Vec::as_slice, || call.acquire())
 }
 
 /// Returns an error if no call can acquire these locks.
@@ -98,9 +102,9 @@ fn check_names(shared: &Shared, names: &[Arc<str>], options: &LockOptions) -> Re
 
 impl SetCall<'_> {
     fn acquire(&mut self) -> Result<Option<Vec<Arc<Hold>>>> {
-        let Self { shared, names, caller, .. } = *self;
+        let Self { shared, names, caller, contended, .. } = *self;
         let (mut backoff, mut settled) = (Backoff::new(shared.config.backoff), false);
-        let (mut tried, contended) = (vec![false; names.len()], Cell::default());
+        let mut tried = vec![false; names.len()];
         loop {
             let held = match self.attempt() {
                 Ok(None) => return Ok(Some(self.holds.drain(..).flatten().collect())),
@@ -118,7 +122,7 @@ impl SetCall<'_> {
                 shared.store.settle(caller.request_deadline());
                 continue;
             }
-            shared.reporter.report_contended(name, &contended);
+            shared.reporter.report_contended(name, contended);
             let again = mem::replace(&mut tried[held], true);
             if again && let Some(pause) = caller.wait.cut(backoff.next().unwrap_or_default()) {
                 // Two calls that were in each other's way should not meet again.

@@ -82,7 +82,8 @@ impl Shared {
         #[cfg(feature = "metrics")]
         if let Some(metrics) = &events.metrics {
             let (counters, pools) = (counters.clone(), pools.clone());
-            metrics.measure(move || to_stats(&counters, &pools));
+            let queues = wait_queues.clone();
+            metrics.measure(move || to_stats(&counters, &pools, &queues));
         }
         Ok(Self {
             listening: Listening::new(&config, &client, &reporter),
@@ -230,8 +231,7 @@ impl Shared {
         if self.check_process().is_err() {
             return self.counters.to_stats();
         }
-        let kept = self.wait_queues.count_kept() as u64;
-        Stats { kept, ..to_stats(&self.counters, &self.pools) }
+        to_stats(&self.counters, &self.pools, &self.wait_queues)
     }
 
     /// Turns away waiting and future calls.
@@ -284,10 +284,11 @@ impl Drop for Unsent<'_> {
     }
 }
 
-fn to_stats(counters: &Counters, pools: &Pools) -> Stats {
+fn to_stats(counters: &Counters, pools: &Pools, wait_queues: &WaitQueues) -> Stats {
     let (connections, idle_connections) = pools.state();
     let ConnectionCounters { pool_waits, reconnects } = pools.counters();
     Stats {
+        kept: wait_queues.count_kept() as u64,
         connections,
         idle_connections,
         pool_waits: pool_waits.load(Ordering::Relaxed),

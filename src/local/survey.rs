@@ -208,8 +208,9 @@ impl Survey {
                 if says("redis_mode:sentinel") { unless_refused(time)? } else { Some(time?) };
             let here = here.duration_since(UNIX_EPOCH).unwrap_or_default() + round_trip / 2;
             let clock_ahead = time.map(|(seconds, micros)| {
-                let there = Duration::new(seconds, micros.saturating_mul(1000));
-                there.as_secs_f64() - here.as_secs_f64()
+                // A server may reply anything.
+                let there = Duration::from_secs(seconds).as_secs_f64() + f64::from(micros) / 1e6;
+                there - here.as_secs_f64()
             });
             let cluster_info = if says("cluster_enabled:1") {
                 unless_refused(ask(shared, connection, cmd("CLUSTER").arg("INFO")))?

@@ -1,10 +1,11 @@
 //! What a client reports to the recorder of the crate `metrics`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
-use leasehold::{Client, HoldEnd};
+use leasehold::{Canceller, Client, Error, HoldEnd};
 use metrics::{
     Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata,
     SharedString, Unit,
@@ -16,6 +17,9 @@ use crate::support::{SHORT, SOON, assert_lost, eventually, ms, patient, take, wh
 
 /// The sums of all that was recorded, by series.
 static SUMS: Mutex<BTreeMap<String, f64>> = Mutex::new(BTreeMap::new());
+
+/// The names that were described.
+static DESCRIBED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 /// Whether the recorder panics.
 static IS_BROKEN: AtomicBool = AtomicBool::new(false);
@@ -70,11 +74,17 @@ impl HistogramFn for Sum {
 }
 
 impl metrics::Recorder for Sums {
-    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_counter(&self, name: KeyName, _: Option<Unit>, _: SharedString) {
+        DESCRIBED.lock().insert(name.as_str().to_owned());
+    }
 
-    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_gauge(&self, name: KeyName, _: Option<Unit>, _: SharedString) {
+        DESCRIBED.lock().insert(name.as_str().to_owned());
+    }
 
-    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_histogram(&self, name: KeyName, _: Option<Unit>, _: SharedString) {
+        DESCRIBED.lock().insert(name.as_str().to_owned());
+    }
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
         Counter::from_arc(Sum::new(key))
@@ -87,6 +97,11 @@ impl metrics::Recorder for Sums {
     fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
         Histogram::from_arc(Sum::new(key))
     }
+}
+
+/// The name of a series without its label.
+fn first_word(series: &str) -> String {
+    series.split(' ').next().unwrap_or_default().to_owned()
 }
 
 fn is(series: &str, value: u32) -> bool {
@@ -119,15 +134,44 @@ fn the_numbers_of_clients_reach_the_recorder() {
     others.unlock().unwrap();
     drop(other);
     guard.unlock().unwrap();
+    let canceller = Canceller::new();
+    while_held(&client, "d", |_end| {
+        let waits = client.mutex("d").cancelled_by(&canceller);
+        thread::scope(|scope| {
+            let wait = scope.spawn(move || waits.lock().map(drop));
+            eventually(SOON, || client.stats().waiting == 1);
+            canceller.cancel();
+            assert!(matches!(wait.join().unwrap(), Err(Error::Cancelled { .. })));
+        });
+    });
+    // It was free.
+    take(&client, "d").unlock().unwrap();
     drop(client);
-    eventually(SOON, || is("held", 0) && is("releases_total", 4));
+    // The program may end right after its client.
+    assert!(is("releases_total", 6), "{:?}", SUMS.lock());
+    eventually(SOON, || is("held", 0));
+
+    let keeps = patient().keep(SOON).metrics(true).in_memory().unwrap();
+    let held = keeps.lock_owned("e").unwrap();
+    thread::scope(|scope| {
+        let wait = scope.spawn(|| keeps.lock("e").map(drop));
+        eventually(SOON, || keeps.stats().waiting == 1);
+        drop(held);
+        wait.join().unwrap().unwrap();
+    });
+    eventually(SOON, || is("kept", 1));
+    drop(keeps);
+    eventually(SOON, || is("kept", 0) && is("wait_seconds", 1));
+    let recorded = SUMS.lock().keys().map(|series| first_word(series)).collect::<BTreeSet<_>>();
+    assert_eq!(recorded, *DESCRIBED.lock());
     for (series, value) in [
-        ("acquires_total result=acquired", 5),
+        ("acquires_total result=acquired", 9),
         ("acquires_total result=busy", 1),
         ("acquires_total result=timeout", 1),
         ("acquires_total result=unavailable", 0),
-        ("contended_total", 2),
-        ("held_seconds", 4),
+        ("contended_total", 4),
+        ("held_seconds", 8),
+        ("wait_seconds", 1),
         ("lost_total", 1),
         ("waiting", 0),
     ] {
