@@ -182,6 +182,17 @@ impl Survey {
         config.io_timeout(config.options.lease)
     }
 
+    /// Returns how long calls of this client wait for a lock, if there is a limit.
+    #[must_use]
+    pub fn wait(&self) -> Option<Duration> {
+        self.shared.config.options.wait
+    }
+
+    /// Lets this client learn at once when an operator ends one of its holds.
+    pub fn listen(&self) {
+        self.shared.listening.start(&*self.shared.store);
+    }
+
     /// Asks each server about itself. One that does not answer has an error of its own.
     ///
     /// # Errors

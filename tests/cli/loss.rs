@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::support::{Running, Server, client, leasehold};
+use crate::support::{Running, SOON, Server, client, full_pipe, leasehold, output};
 
 /// Starts a command that is a script, and waits until it is ready.
 fn run(server: &Server, options: &[&str], script: &str) -> Running {
@@ -91,4 +91,42 @@ fn a_program_that_was_stopped_for_too_long_ends_the_command() {
     assert_eq!(running.next(), "told");
     assert_eq!(running.code(), 70);
     guard.verify().unwrap();
+}
+
+#[test]
+fn a_lost_lock_ends_the_command_though_no_process_reads_the_message() {
+    let server = Server::redis();
+    let script = "exec 2>/dev/null; trap 'echo told; exit 0' TERM
+        echo ready; while :; do sleep 0.02; done";
+    let args = ["run", "--lease", "3s", "a", "--", "sh", "-c", script];
+    let (reader, writer) = full_pipe();
+    let mut command = leasehold(&server, &args);
+    let mut running = Running::spawn(command.stdout(Stdio::piped()).stderr(writer));
+    assert_eq!(running.next(), "ready");
+    server.command(&["DEL", "lock:a"]);
+    assert_eq!(running.next(), "told");
+    assert_eq!(running.code(), 70, "it does not wait until its message is read");
+    drop(reader);
+}
+
+#[test]
+fn a_forced_end_is_told_at_once_with_what_happens_now() {
+    let server = Server::redis();
+    let script = "trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
+    for options in [&[][..], &["--shared"], &["--exclusive"], &["--permits", "1"]] {
+        // The next renewal comes much later.
+        let args = [&["run", "--lease", "1h"], options, &["a", "--", "sh", "-c", script]].concat();
+        let mut running = Running::start(&mut leasehold(&server, &args));
+        assert_eq!(running.next(), "ready");
+        let listens = || server.ask::<Vec<String>>(&["PUBSUB", "CHANNELS"]).len() == 1;
+        crate::support::eventually(listens);
+        let begin = Instant::now();
+        output(&mut leasehold(&server, &["unlock", "a"]));
+        assert_eq!(running.next(), "told", "{options:?}");
+        assert!(begin.elapsed() < SOON);
+        assert_eq!(running.code(), 70, "{options:?}");
+        let errors = running.errors();
+        let expected = "lock \"a\" was ended by an operator: SIGTERM now, SIGKILL in 5 s";
+        assert!(errors.contains(expected), "{errors}");
+    }
 }

@@ -7,9 +7,11 @@
 mod loss;
 mod manual;
 mod names;
+mod nested;
 mod outcomes;
 mod ping;
 mod run;
+mod secrets;
 mod signals;
 mod support;
 mod terminal;

@@ -209,3 +209,18 @@ fn a_lock_that_is_not_to_be_had_is_75() {
     let other = ["run", "-n", "-E", "0", "--quiet", "a", "--", "echo", "ran"];
     assert_eq!(output(&mut leasehold(&server, &other)), "");
 }
+
+#[test]
+fn a_wait_of_the_url_counts_at_the_start_as_one_of_the_command_line() {
+    let server = Server::redis();
+    let run = |url: &str, options: &[&str]| {
+        let args = [&["run"], options, &["a", "--", "true"]].concat();
+        let begin = Instant::now();
+        assert_eq!(finish(leasehold(&server, &args).env("REDIS_URL", url)).code, 69);
+        begin.elapsed()
+    };
+    let wait = Duration::from_millis(1500);
+    assert!(run("redis://127.0.0.1:1/", &["--wait", "1500ms"]) >= wait);
+    assert!(run("redis://127.0.0.1:1/?wait=1500ms", &[]) >= wait);
+    assert!(run("redis://127.0.0.1:1/?wait=1h", &["-n"]) < Duration::from_secs(600));
+}

@@ -244,3 +244,25 @@ fn a_job_of_a_host_that_dies_is_run_by_one_that_waits() {
     let mut third = host("100ms", "echo runs again");
     assert_eq!((third.code(), third.rest().as_str()), (0, ""));
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_systemd_means_for_the_program_that_it_starts_is_for_the_command() {
+    let server = Server::redis();
+    let run = |set: &str| {
+        let script = format!(
+            "export {set}; exec \"$0\" run a -- sh -c \
+             'echo $$ $LISTEN_PID $WATCHDOG_PID ${{LISTEN_PIDFDID-none}} $LISTEN_FDS'"
+        );
+        let program = leasehold(&server, &[]).get_program().to_owned();
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]).arg(program).env("REDIS_URL", server.url());
+        let words = output(command.stdin(Stdio::null()));
+        words.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let words = run("LISTEN_PID=$$ WATCHDOG_PID=$$ LISTEN_PIDFDID=7 LISTEN_FDS=1");
+    let [command, listens, watched, id, count] = &words[..] else { panic!("{words:?}") };
+    assert_eq!((listens, watched, &**id, &**count), (command, command, "none", "1"));
+    let words = run("LISTEN_PID=1 WATCHDOG_PID=1 LISTEN_FDS=1");
+    assert_eq!(words[1..], ["1", "1", "none", "1"], "they are for others");
+}

@@ -3,13 +3,13 @@
 use std::fs;
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::Client;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::{
-    Running, Server, client, eventually, finish, json, leasehold, refuse_for_now,
+    Running, Server, client, eventually, finish, full_pipe, json, leasehold, refuse_for_now,
 };
 
 /// The signals that are passed on, by the names that a shell knows them by.
@@ -194,6 +194,77 @@ fn a_signal_ends_the_wait_for_a_server() {
     running.signal(Signal::TERM);
     assert_eq!(running.code(), 128 + 15);
     assert_eq!(running.errors(), "");
+}
+
+/// Waits until the server has refused a request.
+fn wait_for_refusal(server: &Server) {
+    eventually(|| server.ask::<String>(&["INFO", "errorstats"]).contains("MASTERDOWN"));
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_a_server_at_the_start() {
+    let server = Server::redis();
+    refuse_for_now(&server);
+    for task in [&["run", "a", "--", "echo", "ran"][..], &["lock", "a"]] {
+        server.command(&["CONFIG", "RESETSTAT"]);
+        let mut running = Running::start(&mut leasehold(&server, task));
+        wait_for_refusal(&server);
+        let begin = Instant::now();
+        running.signal(Signal::TERM);
+        assert_eq!(running.code(), 128 + 15, "{task:?}");
+        // The server would be waited for for 10 s.
+        assert!(begin.elapsed() < Duration::from_secs(6), "{:?}", begin.elapsed());
+        assert_eq!((running.rest(), running.errors()), (String::new(), String::new()));
+    }
+}
+
+#[test]
+fn a_signal_ends_the_release() {
+    let server = Server::redis();
+    let args = ["run", "a", "--", "sh", "-c", "echo ready; read line; exit 5"];
+    let mut running = Running::start(leasehold(&server, &args).stdin(Stdio::piped()));
+    assert_eq!(running.next(), "ready");
+    refuse_for_now(&server);
+    server.command(&["CONFIG", "RESETSTAT"]);
+    running.close_input();
+    wait_for_refusal(&server);
+    let begin = Instant::now();
+    running.signal(Signal::TERM);
+    assert_eq!(running.code(), 128 + 15);
+    assert!(begin.elapsed() < Duration::from_secs(6), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn a_signal_ends_the_printing_of_a_ticket_and_the_lock() {
+    let server = Server::redis();
+    let (reader, writer) = full_pipe();
+    let mut command = leasehold(&server, &["lock", "--lease", "1h", "a"]);
+    let mut running = Running::spawn(command.stdout(writer).stderr(Stdio::piped()));
+    eventually(|| server.ask::<bool>(&["EXISTS", "lock:a"]));
+    running.signal(Signal::TERM);
+    assert_eq!(running.code(), 128 + 15);
+    assert!(client(&server).try_lock("a").unwrap().is_some(), "no process has the ticket");
+    drop(reader);
+}
+
+#[test]
+fn signals_that_were_blocked_are_received_all_the_same() {
+    let server = Server::redis();
+    let blocked = "--block-signal=CHLD,HUP,INT,QUIT,TERM,USR1,USR2";
+    let program = leasehold(&server, &[]).get_program().to_owned();
+    let run = |script: &str| {
+        let mut command = Command::new("env");
+        command.arg("--default-signal").arg(blocked).arg(&program);
+        command.args(["run", "a", "--", "sh", "-c", script]).env("REDIS_URL", server.url());
+        Running::start(command.stdin(Stdio::null()))
+    };
+    assert_eq!(run("exit 5").code(), 5);
+    for (signal, name) in forwarded() {
+        let mut running = run("echo ready; exec sleep 60");
+        assert_eq!(running.next(), "ready");
+        running.signal(signal);
+        assert_eq!(running.code(), 128 + signal.as_raw(), "{name}");
+    }
 }
 
 #[test]

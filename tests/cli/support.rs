@@ -1,12 +1,13 @@
 //! The program, run by a test.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, PipeReader, PipeWriter, Write};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, unbounded};
 use leasehold::Client;
+use rustix::io::ioctl_fionbio;
 use rustix::process::{Pid, Signal, kill_process};
 
 pub(crate) use self::cluster::Cluster;
@@ -82,10 +83,15 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn start(command: &mut Command) -> Self {
-        let mut process =
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
-        let lines = lines_of(process.stdout.take().expect("stdout is piped"));
-        let errors = lines_of(process.stderr.take().expect("stderr is piped"));
+        Self::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()))
+    }
+
+    /// As `start`, with the stdout and stderr that the command was given.
+    pub(crate) fn spawn(command: &mut Command) -> Self {
+        let mut process = command.spawn().expect("it starts");
+        let no_lines = || unbounded().1;
+        let lines = process.stdout.take().map_or_else(no_lines, lines_of);
+        let errors = process.stderr.take().map_or_else(no_lines, lines_of);
         Self { process, lines, errors }
     }
 
@@ -95,6 +101,12 @@ impl Running {
         self.lines.recv_timeout(SOON).unwrap_or_else(|error| {
             panic!("no line: {error}; stderr: {:?}", self.errors.try_iter().collect::<Vec<_>>())
         })
+    }
+
+    /// Returns the next line of its stderr.
+    #[track_caller]
+    pub(crate) fn next_error(&self) -> String {
+        self.errors.recv_timeout(SOON).expect("a line")
     }
 
     /// Returns the lines of its stdout that are left, once no process has that open.
@@ -190,6 +202,15 @@ pub(crate) fn refuse_for_now(server: &Server) {
     server.command(&["CONFIG", "SET", "replica-serve-stale-data", "no"]);
     // Nothing is there.
     server.command(&["REPLICAOF", "127.0.0.1", "1"]);
+}
+
+/// A pipe that no process reads, and that takes nothing more.
+pub(crate) fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = io::pipe().expect("a pipe");
+    ioctl_fionbio(&writer, true).expect("it may refuse to wait");
+    while writer.write(&[b'.'; 512]).is_ok() {}
+    ioctl_fionbio(&writer, false).expect("it may wait");
+    (reader, writer)
 }
 
 /// Waits until `happened` returns `true`, and panics if it does not soon.

@@ -5,10 +5,12 @@ use std::io::{Read, Write};
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, tcgetattr};
 
 use crate::support::{Server, client, eventually, leasehold};
 
@@ -97,6 +99,82 @@ impl Drop for Terminal {
         self.process.kill().ok();
         self.process.wait().ok();
     }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_lost_lock_ends_all_that_the_command_has_started_at_the_terminal() {
+    let server = Server::redis();
+    // Two processes in the group of the program, one without a parent, and one in a job of its own.
+    let script = "trap '' TERM; (sleep 60 & echo $!); sleep 60 & echo $!
+        set -m; sleep 60 & echo $!; echo end.; wait; sleep 60";
+    let neighbour = "sleep 60 & echo $!
+        \"$0\" run --kill-after 500ms a -- sh -c \"$1\"; echo code $?.; read line";
+    let program = leasehold(&server, &[]).get_program().to_owned();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", neighbour]).arg(program).arg(script).env("REDIS_URL", server.url());
+    let mut terminal = Terminal::run(&shell);
+    terminal.wait_for("end.\r\n");
+    let [neighbour, orphan, child, job] = terminal.numbers();
+    let runs = |id: i32| {
+        let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
+        !status.is_empty() && !status.contains("State:\tZ")
+    };
+    assert!([neighbour, orphan, child, job].into_iter().all(runs));
+    server.command(&["DEL", "lock:a"]);
+    terminal.wait_for("code 70.");
+    assert_eq!([orphan, child, job].map(runs), [false; 3]);
+    assert!(runs(neighbour), "it is not the command's");
+    terminal.press("\n");
+    assert_eq!(terminal.code(), 0);
+}
+
+#[test]
+fn the_terminal_is_as_before_when_the_command_was_killed() {
+    let server = Server::redis();
+    let script = "trap '' TERM; stty raw -echo; echo ready; while :; do sleep 0.02; done";
+    for is_lost in [true, false] {
+        let args = ["run", "--lease", "3s", "-k", "200ms", "a", "--", "sh", "-c"];
+        let script = format!("echo $$.; {script}");
+        let mut terminal = Terminal::start(&server, &[&args[..], &[&script]].concat());
+        let before = settings(&terminal.keys);
+        terminal.wait_for("ready");
+        let [command] = terminal.numbers();
+        assert_ne!(settings(&terminal.keys), before);
+        if is_lost {
+            server.command(&["DEL", "lock:a"]);
+        } else {
+            kill_process(Pid::from_raw(command).unwrap(), Signal::KILL).unwrap();
+        }
+        assert_eq!(terminal.code(), if is_lost { 70 } else { 137 });
+        assert_eq!(settings(&terminal.keys), before, "{is_lost}");
+    }
+}
+
+/// What a raw terminal does not do.
+fn settings(terminal: &File) -> (bool, bool) {
+    let modes = tcgetattr(terminal).unwrap().local_modes;
+    (modes.contains(LocalModes::ECHO), modes.contains(LocalModes::ICANON))
+}
+
+#[test]
+fn a_terminal_whose_output_is_stopped_delays_nothing() {
+    let server = Server::redis();
+    let client = client(&server);
+    let guard = client.lock("a").unwrap();
+    let mut terminal = Terminal::start(&server, &["run", "a", "--", "sleep", "60"]);
+    terminal.wait_for("waiting for \"a\"");
+    terminal.press("\u{13}");
+    // A line more is due by then.
+    thread::sleep(Duration::from_millis(1500));
+    guard.unlock().unwrap();
+    let holder = || client.mutex("a").holder().unwrap();
+    eventually(|| holder().is_some_and(|holder| holder.label != "tester"));
+    // The command runs, and ends with a signal that is passed on.
+    thread::sleep(Duration::from_millis(500));
+    terminal.signal(Signal::TERM);
+    assert_eq!(terminal.code(), 128 + 15);
+    assert!(holder().is_none(), "it was released");
 }
 
 /// The beginning of a script that starts no process later: a shell that is stopped at that moment

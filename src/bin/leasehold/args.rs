@@ -2,14 +2,17 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::time::Duration;
+use std::{fs, io};
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Parser, Subcommand, value_parser};
 use clap_complete::Shell;
-use leasehold::{Builder, Client, parse_duration};
+use leasehold::{Builder, Client, Credentials, parse_duration};
 
-use crate::child::parse_signal;
+use crate::child::{OTHER_PROCESS, parse_signal};
 use crate::output::{ExitError, NOT_ACQUIRED, USAGE};
 
 /// Runs a command while it holds a lock on Redis, shows locks, and ends them.
@@ -34,6 +37,14 @@ pub(crate) struct ServerArgs {
     /// may set `ca`, `cert` and `key` of the URL.
     #[arg(long, global = true)]
     url: Option<String>,
+    /// A file with the password, in place of the URL's. It is read whenever a connection is made.
+    /// Defaults to `LEASEHOLD_PASSWORD_FILE` in the environment. The user is that of the URL.
+    #[arg(long, global = true, value_name = "FILE", conflicts_with = "password_command")]
+    password_file: Option<PathBuf>,
+    /// A command for sh(1) that prints the password, in place of the URL's. It is run whenever a
+    /// connection is made.
+    #[arg(long, global = true, value_name = "CMD")]
+    password_command: Option<String>,
     /// The beginning of the keys of locks, before the name. Defaults to that of the URL, or
     /// `lock:`.
     #[arg(long, global = true)]
@@ -52,6 +63,10 @@ impl ServerArgs {
         };
         let builder = Builder::default().environment(&url)?;
         let builder = with(builder, self.label.as_deref(), Builder::label);
+        let builder = with(builder, self.password_source(), |builder, source| {
+            let user = user_of(&url);
+            builder.credentials(move || Ok(Credentials::new(&*user, source.password()?)))
+        });
         Ok(with(builder, self.prefix.as_deref(), Builder::prefix))
     }
 
@@ -62,6 +77,15 @@ impl ServerArgs {
     /// The prefix of the command line, and these arguments without it.
     pub(crate) fn without_prefix(&self) -> Option<(String, Self)> {
         Some((self.prefix.clone()?, Self { prefix: None, ..self.clone() }))
+    }
+
+    fn password_source(&self) -> Option<PasswordSource> {
+        if let Some(command) = &self.password_command {
+            return Some(PasswordSource::Command(command.clone()));
+        }
+        let file = || env::var_os("LEASEHOLD_PASSWORD_FILE").filter(|file| !file.is_empty());
+        let file = self.password_file.clone().or_else(|| file().map(PathBuf::from));
+        file.map(PasswordSource::File)
     }
 
     fn url(&self) -> Option<String> {
@@ -87,12 +111,83 @@ pub(crate) fn with<T>(
     }
 }
 
+/// Where the password is that is used at the next connect.
+#[derive(Debug)]
+enum PasswordSource {
+    Command(String),
+    File(PathBuf),
+}
+
+impl PasswordSource {
+    /// # Errors
+    ///
+    /// None of them repeats the password.
+    fn password(&self) -> io::Result<String> {
+        let text = match self {
+            Self::Command(command) => output_of(command)?,
+            Self::File(path) => fs::read(path).map_err(|error| {
+                io::Error::new(error.kind(), format!("cannot read the password file: {error}"))
+            })?,
+        };
+        let text =
+            String::from_utf8(text).map_err(|_| io::Error::other("the password is not UTF-8"))?;
+        let line = text.strip_suffix('\n').unwrap_or(&text);
+        Ok(line.strip_suffix('\r').unwrap_or(line).to_owned())
+    }
+}
+
+/// Runs a password command, and returns what it has printed.
+fn output_of(command: &str) -> io::Result<Vec<u8>> {
+    let _is_ours = OTHER_PROCESS.lock();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", command]).stdin(Stdio::null()).stderr(Stdio::inherit());
+    let attempt = shell.output();
+    let failed = |why: String| io::Error::other(format!("the password command failed: {why}"));
+    let output = attempt.map_err(|error| failed(error.to_string()))?;
+    if output.status.success() { Ok(output.stdout) } else { Err(failed(output.status.to_string())) }
+}
+
+/// The user in a URL; empty for the default user.
+fn user_of(url: &str) -> String {
+    let rest = url.split_once("://").map_or("", |(_, rest)| rest);
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let login = authority.rsplit_once('@').map(|(login, _)| login);
+    let in_query = || rest.split(['?', '&', '#']).find_map(|field| field.strip_prefix("user="));
+    let user = login.and_then(|login| login.split(':').next()).or_else(in_query);
+    decoded(user.unwrap_or_default())
+}
+
+/// Decodes the `%` codes of a URL.
+fn decoded(text: &str) -> String {
+    let mut parts = text.split('%');
+    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        match part.split_at_checked(2).map(|(code, rest)| (u8::from_str_radix(code, 16), rest)) {
+            Some((Ok(byte), rest)) => {
+                bytes.push(byte);
+                bytes.extend_from_slice(rest.as_bytes());
+            }
+            // The URL itself is refused.
+            _ => bytes.extend_from_slice(part.as_bytes()),
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Task {
     /// Print a script that completes words of the command line.
     Completions {
         /// The shell.
         shell: Shell,
+    },
+    /// Succeed if the `leasehold run NAME` that has started this process still holds the lock.
+    ///
+    /// The exit status is 1 if there is none, or if it does not hold the lock any more.
+    Held {
+        /// The name of the lock.
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
+        name: String,
     },
     /// Acquire a lock, print its ticket, and leave it held for the length of its lease.
     Lock {
@@ -204,6 +299,10 @@ pub(crate) struct HowToAcquire {
     /// Do not say that the lock could not be acquired in time, and show no progress on a terminal.
     #[arg(short, long)]
     pub(crate) quiet: bool,
+    /// Say on stderr what it waits for after a second, when it has acquired the lock, and when it
+    /// has released it.
+    #[arg(short, long, conflicts_with = "quiet")]
+    pub(crate) verbose: bool,
 }
 
 /// What to hold, and the command to run meanwhile.
@@ -233,8 +332,8 @@ pub(crate) struct Run {
     #[arg(short, long, value_name = "DURATION")]
     #[arg(value_parser = parse_duration, default_value = "5s")]
     pub(crate) kill_after: Duration,
-    /// The name of the lock. The command finds it in `LEASEHOLD_NAME`, and the fencing token in
-    /// `LEASEHOLD_FENCE`.
+    /// The name of the lock. The command finds it in `LEASEHOLD_NAME`, the fencing token in
+    /// `LEASEHOLD_FENCE`, and the id of the client that holds the lock in `LEASEHOLD_CLIENT`.
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub(crate) name: String,
     /// The command and its arguments. No shell is involved.
@@ -247,6 +346,20 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
+
+    #[test]
+    fn the_user_is_that_of_the_url() {
+        for (url, user) in [
+            ("redis://h", ""),
+            ("redis://:p@h/1", ""),
+            ("redis://app@h", "app"),
+            ("rediss://a%40b:p@h:1/0?x=1", "a@b"),
+            ("redis+sentinel://app:p@a,b/m", "app"),
+            ("unix:///tmp/x?db=1&user=app&pass=p", "app"),
+        ] {
+            assert_eq!(user_of(url), user, "{url}");
+        }
+    }
 
     #[test]
     fn the_command_line_is_well_formed() {

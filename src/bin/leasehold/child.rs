@@ -1,6 +1,7 @@
-//! The command as a process, and the signals that this program receives while it waits and while
-//! the command runs.
+//! The command as a process, the terminal that it uses, and the signals that this program receives
+//! while it waits and while the command runs.
 
+use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, PipeReader, PipeWriter, Read, Write};
@@ -11,14 +12,16 @@ use std::process::{Command, ExitStatus, id};
 use std::thread;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, unbounded};
+use crossbeam_channel::{Receiver, bounded, select, unbounded};
 use leasehold::Canceller;
+use nix::sys::signal::{SigSet, Signal as Blockable};
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitOptions, getpgrp, getppid, getsid, kill_process, kill_process_group,
     test_kill_process_group, wait,
 };
-use rustix::termios::tcgetpgrp;
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp};
 use signal_hook::consts::{
     SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH,
 };
@@ -42,11 +45,19 @@ const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2]
 /// The signals that `--yield` accepts.
 const NAMED: [i32; 8] = [SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH];
 
+/// How long a call that a signal ends may still take to finish what it has begun.
+const LAST_MOMENT: Duration = Duration::from_millis(500);
+
+/// Locked while a process that is not the command's must be waited for by what has started it.
+pub(crate) static OTHER_PROCESS: Mutex<()> = Mutex::new(());
+
 /// The command. It is not ended when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Child {
     process: std::process::Child,
-    /// Set once it has ended, if this process is the first one of the system.
+    /// Whether processes whose own parent has ended are children of this one.
+    adopts: bool,
+    /// Set once it has ended, if this process also waits for others.
     status: Option<ExitStatus>,
     /// Its process group, if that is its own: then whatever the command has started gets the
     /// signals too. At a terminal it must share ours, or it could not read there.
@@ -83,11 +94,12 @@ impl Child {
         if is_alone {
             command.process_group(0);
         }
+        let adopts = id() == 1 || !is_alone && adopt_orphans();
         let process = command
             .spawn()
             .map_err(|error| ExitError::of_command(&program.to_string_lossy(), &error))?;
         let group = is_alone.then(|| Pid::from_child(&process));
-        Ok(Self { process, status: None, group, report })
+        Ok(Self { process, adopts, status: None, group, report })
     }
 
     /// Returns `true` if the process that has ended never became the command.
@@ -100,11 +112,12 @@ impl Child {
 
     /// Returns the exit status if the command has ended.
     ///
-    /// The first process of a container also waits for processes whose own parent has ended.
+    /// Also waits for processes whose own parent has ended, if this one adopts them.
     pub(crate) fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
-        if id() != 1 {
+        if !self.adopts {
             return self.process.try_wait();
         }
+        let Some(_only_ours) = OTHER_PROCESS.try_lock() else { return Ok(self.status) };
         loop {
             match wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) if pid == Pid::from_child(&self.process) => {
@@ -122,8 +135,7 @@ impl Child {
     /// terminal sends those of its keys to all processes in the foreground.
     pub(crate) fn forward(&self, signal: i32) {
         let of_key = matches!(signal, SIGINT | SIGQUIT);
-        let in_foreground = || tcgetpgrp(io::stdin()).is_ok_and(|group| group == getpgrp());
-        if self.group.is_none() && of_key && in_foreground() {
+        if self.group.is_none() && of_key && is_in_foreground() {
             return;
         }
         self.send(signal);
@@ -149,9 +161,26 @@ impl Child {
         self.signal(Signal::STOP);
     }
 
-    /// Returns `true` if there are processes in the command's own group.
-    pub(crate) fn has_group(&self) -> bool {
-        self.group.is_some_and(|group| test_kill_process_group(group).is_ok())
+    /// Sends a signal to the command, and to all that it has started: the processes of its own
+    /// group, or at a terminal those of this session.
+    pub(crate) fn end(&self, signal: i32) {
+        self.send(signal);
+        if let Some(signal) = Signal::from_named_raw(signal)
+            && self.group.is_none()
+        {
+            for pid in descendants() {
+                kill_process(pid, signal).ok();
+                kill_process(pid, Signal::CONT).ok();
+            }
+        }
+    }
+
+    /// Returns `true` if there are processes that [`end`](Child::end) reaches, beside the command.
+    pub(crate) fn has_others(&self) -> bool {
+        match self.group {
+            Some(group) => test_kill_process_group(group).is_ok(),
+            None => !descendants().is_empty(),
+        }
     }
 
     fn signal(&self, signal: Signal) {
@@ -161,6 +190,85 @@ impl Child {
             None => kill_process(Pid::from_child(&self.process), signal).ok(),
         };
     }
+}
+
+/// Makes this process the parent of what the command has started and not waited for, so that it can
+/// be ended with the command. Returns `false` where the system has no such thing.
+fn adopt_orphans() -> bool {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    return rustix::process::set_child_subreaper(Some(rustix::process::getpid())).is_ok();
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    false
+}
+
+/// The processes of this session that this process has started, or that those have; none where the
+/// system does not list them.
+fn descendants() -> Vec<Pid> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let stats =
+        entries.filter_map(|entry| fs::read_to_string(entry.ok()?.path().join("stat")).ok());
+    let processes: Vec<_> = stats.filter_map(|stat| ProcessStat::parse(&stat)).collect();
+    let session = getsid(None).map_or(0, Pid::as_raw_pid);
+    let mut found = vec![id().cast_signed()];
+    let mut index = 0;
+    while let Some(parent) = found.get(index) {
+        let children = processes.iter().filter(|process| process.parent == *parent);
+        let children: Vec<_> = children.map(|process| process.id).collect();
+        found.extend(children);
+        index += 1;
+    }
+    let runs = |process: &&ProcessStat| process.session == session && process.state != 'Z';
+    let running = processes.iter().filter(runs).map(|process| process.id);
+    running.filter(|id| found[1..].contains(id)).filter_map(Pid::from_raw).collect()
+}
+
+/// What Linux says of a process in `/proc/<id>/stat`.
+#[derive(Debug, PartialEq)]
+struct ProcessStat {
+    id: i32,
+    state: char,
+    parent: i32,
+    session: i32,
+}
+
+impl ProcessStat {
+    fn parse(stat: &str) -> Option<Self> {
+        let (id, _) = stat.split_once(" (")?;
+        // The name may have parentheses.
+        let (_, rest) = stat.rsplit_once(") ")?;
+        let mut fields = rest.split(' ');
+        let state = fields.next()?.chars().next()?;
+        let (parent, _group, session) = (fields.next()?, fields.next()?, fields.next()?);
+        let number = |text: &str| text.parse().ok();
+        Some(Self { id: number(id)?, state, parent: number(parent)?, session: number(session)? })
+    }
+}
+
+/// The terminal as it was before the command, which may not restore it if it is killed.
+#[derive(Debug)]
+pub(crate) struct TerminalState(Termios);
+
+impl TerminalState {
+    /// `None` if stdin is no terminal, or not that of this process now.
+    pub(crate) fn save() -> Option<Self> {
+        if is_in_foreground() { tcgetattr(io::stdin()).ok().map(Self) } else { None }
+    }
+
+    /// Restores the settings, and has the terminal again. Does not wait for output.
+    pub(crate) fn restore(&self) {
+        // Otherwise the system stops this process, if the command had the terminal for itself.
+        let mut stop = SigSet::empty();
+        stop.add(Blockable::SIGTTOU);
+        let is_blocked = stop.thread_block().is_ok();
+        if is_blocked {
+            tcsetpgrp(io::stdin(), getpgrp()).ok();
+            tcsetattr(io::stdin(), OptionalActions::Now, &self.0).ok();
+        }
+    }
+}
+
+fn is_in_foreground() -> bool {
+    tcgetpgrp(io::stdin()).is_ok_and(|group| group == getpgrp())
 }
 
 /// Returns `true` if the command gets its own process group, which no keys reach.
@@ -201,7 +309,17 @@ pub(crate) fn become_command(mut words: impl Iterator<Item = OsString>) -> ExitE
         // The parent died before that took effect.
         Ok(()) if !has_parent() => ExitError::new(of_signal(Signal::KILL.as_raw()), ""),
         Ok(()) => {
-            let error = Command::new(&program).args(words).exec();
+            let mut command = Command::new(&program);
+            command.args(words);
+            // What systemd means for the process that it has started is for the command.
+            for variable in ["LISTEN_PID", "WATCHDOG_PID"] {
+                if env::var_os(variable).is_some_and(|pid| pid == parent) {
+                    command.env(variable, id().to_string());
+                }
+            }
+            // It has another id, that of our parent.
+            command.env_remove("LISTEN_PIDFDID");
+            let error = command.exec();
             ExitError::of_command(&program.to_string_lossy(), &error)
         }
     };
@@ -241,11 +359,14 @@ impl ReceivedSignals {
     /// Receives signals from now on. All but SIGCHLD also cancel what waits for a lock.
     ///
     /// What this process was started to ignore, as with nohup(1), stays ignored, by the command
-    /// too.
+    /// too. What it was started to block is not: it must be received here, and end the command.
+    ///
+    /// Must be called before threads are started, which block what this thread does.
     pub(crate) fn start(canceller: &Canceller) -> io::Result<Self> {
         let ignored = ignored();
         let wanted = FORWARDED.iter().filter(|signal| !is_in(ignored, **signal));
         let mut signals = Signals::new(wanted.chain(&[SIGCHLD]))?;
+        unblock(FORWARDED.iter().chain(&[SIGCHLD, SIGTSTP]))?;
         let handle = signals.handle();
         let (sender, receiver) = unbounded();
         let canceller = canceller.clone();
@@ -269,10 +390,64 @@ impl ReceivedSignals {
         if is_in(ignored(), SIGTSTP) { Ok(()) } else { self.handle.add_signal(SIGTSTP) }
     }
 
+    /// Does what may block on a thread of its own, and returns its result.
+    ///
+    /// # Errors
+    ///
+    /// When a signal is received, soon after which this returns, whatever the thread does then.
+    pub(crate) fn unless_received<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ExitError> {
+        let done = in_background(work)?;
+        loop {
+            select! {
+                recv(done) -> result => {
+                    let failed = |_| io::Error::other("a thread failed");
+                    return result.map_err(failed).map_err(ExitError::system("go on"));
+                }
+                recv(self.receiver) -> signal => match signal {
+                    Ok(SIGCHLD | SIGTSTP) => {}
+                    signal => {
+                        done.recv_timeout(LAST_MOMENT).ok();
+                        return Err(ExitError::new(of_signal(signal.unwrap_or(SIGTERM)), ""));
+                    }
+                }
+            }
+        }
+    }
+
     /// The first received signal that is not SIGCHLD.
     pub(crate) fn next_forwarded(&self) -> Option<i32> {
         self.receiver.try_iter().find(|signal| *signal != SIGCHLD)
     }
+}
+
+/// Does what may block for at most a moment.
+pub(crate) fn for_a_moment<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) {
+    if let Ok(done) = in_background(work) {
+        done.recv_timeout(LAST_MOMENT).ok();
+    }
+}
+
+/// Starts a thread, and returns what receives its result.
+fn in_background<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<Receiver<T>, ExitError> {
+    let (sender, done) = bounded(1);
+    let thread = thread::Builder::new().name("leasehold-work".into());
+    // The receiver is gone once the result is not waited for.
+    let started = thread.spawn(move || drop(sender.send(work())));
+    started.map_err(ExitError::system("start a thread"))?;
+    Ok(done)
+}
+
+fn unblock<'a>(signals: impl Iterator<Item = &'a i32>) -> io::Result<()> {
+    let mut set = SigSet::empty();
+    for signal in signals {
+        set.add(Blockable::try_from(*signal)?);
+    }
+    Ok(set.thread_unblock()?)
 }
 
 /// The signals that this process ignores, as a set of bits; none where the system does not say.
@@ -284,4 +459,17 @@ fn ignored() -> u64 {
 
 fn is_in(set: u64, signal: i32) -> bool {
     set >> (signal - 1) & 1 == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_may_have_any_name() {
+        let stat = "4711 (a) R 1 (b) S 4710 4709 4708 34816 4711 4194304";
+        let expected = ProcessStat { id: 4711, state: 'S', parent: 4710, session: 4708 };
+        assert_eq!(ProcessStat::parse(stat), Some(expected));
+        assert_eq!(ProcessStat::parse("4711 (a"), None);
+    }
 }

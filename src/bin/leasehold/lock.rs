@@ -1,33 +1,21 @@
 //! `lock`, `renew` and `release`: a lock that a script holds by its ticket, without a process. And
-//! the wait for a lock, which a signal ends, with the line that says on a terminal what it waits
-//! for.
+//! the wait for a lock, which a signal ends.
 
-use std::convert::Infallible;
-use std::io::{self, IsTerminal, Read, Write};
-use std::sync::Arc;
-use std::thread;
+use std::io::{self, Read};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
-use leasehold::{Builder, Canceller, Client, Error, NameReport, Survey, Ticket, printable};
-use parking_lot::Mutex;
-use rustix::termios::tcgetwinsize;
+use leasehold::{Builder, Canceller, Client, Error, Ticket};
 use serde_json::json;
 
 use crate::args::{HowToAcquire, ServerArgs, with};
-use crate::child::ReceivedSignals;
-use crate::output::{ExitError, SUCCESS, in_seconds, of_signal, write_out};
+use crate::child::{ReceivedSignals, for_a_moment};
+use crate::held::{Access, refuse_to_wait_for_itself};
+use crate::output::{ExitError, SUCCESS, in_seconds, of_signal, say, write_out};
+use crate::progress::Progress;
 
 /// Longer than any ticket: a name, a prefix and a label have 64 KB at most, and take three
 /// characters per byte.
 const TICKET_MAX: u64 = 1 << 20;
-
-/// How long a wait lasts before the line is written.
-const FIRST: Duration = Duration::from_millis(300);
-const PERIOD: Duration = Duration::from_secs(1);
-
-/// Moves to the start of the line, and clears it.
-const CLEAR: &str = "\r\x1b[K";
 
 /// Acquires the lock, prints its ticket, and leaves it held for the rest of its lease.
 pub(crate) fn lock(
@@ -36,19 +24,24 @@ pub(crate) fn lock(
     name: &str,
     json: bool,
 ) -> Result<u8, ExitError> {
-    let Acquired { hold, client, .. } = acquire(server, how, name, |client, canceller| {
-        client.mutex(name).cancelled_by(canceller).lock_owned()
+    let Acquired { hold, client, signals } =
+        acquire(server, how, name, Access::Alone, |client, canceller| {
+            client.mutex(name).cancelled_by(canceller).lock_owned()
+        })?;
+    let shown_name = name.to_owned();
+    let printed = signals.unless_received(move || {
+        let ticket = hold.detach()?;
+        let (fence, mut text) = (ticket.fence(), ticket.to_string());
+        if json {
+            text = format!("{:#}", json!({ "name": shown_name, "fence": fence, "ticket": text }));
+        }
+        write_out(&(text + "\n")).map_err(ExitError::system("write to stdout"))
+    });
+    printed.and_then(|printed| printed).inspect_err(|_| {
+        // No process has the ticket.
+        let (survey, name) = (client.survey(), name.to_owned());
+        for_a_moment(move || survey.end_own_holds(&name));
     })?;
-    let ticket = hold.detach()?;
-    let (fence, mut text) = (ticket.fence(), ticket.to_string());
-    if json {
-        text = format!("{:#}", json!({ "name": name, "fence": fence, "ticket": text }));
-    }
-    if let Err(error) = write_out(&(text + "\n")) {
-        // The ticket was never printed.
-        client.release_ticket(&ticket)?;
-        return Err(ExitError::system("write to stdout")(error));
-    }
     Ok(SUCCESS)
 }
 
@@ -93,6 +86,7 @@ pub(crate) fn acquire<H>(
     server: &ServerArgs,
     how: &HowToAcquire,
     name: &str,
+    access: Access,
     lock: impl FnOnce(&Client, &Canceller) -> leasehold::Result<H>,
 ) -> Result<Acquired<H>, ExitError> {
     let wait = how.wait.or(how.nonblock.then_some(Duration::ZERO));
@@ -104,13 +98,21 @@ pub(crate) fn acquire<H>(
     let builder = with(builder, how.label.as_deref(), Builder::label);
     let builder = with(builder, how.lease, Builder::lease);
     let client = with(builder, wait, Builder::wait).build()?;
-    if wait.is_none() {
+    let survey = client.survey();
+    if survey.wait().is_none() {
         // A wait without a limit would never report that the server is away.
-        client.survey().report(name).map_err(|error| not_connected(error, name))?;
+        let (asked, its_name) = (survey.clone(), name.to_owned());
+        let answered = signals.unless_received(move || asked.report(&its_name))?;
+        answered.map_err(|error| not_connected(error, name))?;
     }
-    let progress = ProgressLine::start(&client, how.quiet, name);
+    refuse_to_wait_for_itself(&survey, &signals, name, access)?;
+    let begin = Instant::now();
+    let progress = Progress::start(survey, how, name);
     let locked = lock(&client, &canceller);
     drop(progress);
+    if how.verbose && locked.is_ok() {
+        say(&format!("acquired lock {name:?} after {}", in_seconds(begin.elapsed())));
+    }
     match (locked, signals.next_forwarded()) {
         // If the lock was acquired nevertheless, dropping the hold releases it.
         (Ok(_) | Err(Error::Cancelled { .. }), Some(signal)) => {
@@ -134,85 +136,4 @@ fn not_connected(mut error: Error, name: &str) -> Error {
         *attempt = format!("acquire lock {name:?}");
     }
     error
-}
-
-/// The line on the terminal, until this is dropped.
-#[derive(Debug)]
-struct ProgressLine {
-    /// Whether it was written.
-    line: Arc<Mutex<bool>>,
-    /// `None` once the wait has ended and the line stays clear.
-    waits: Option<Sender<Infallible>>,
-}
-
-impl ProgressLine {
-    /// Starts to write the line, if stderr is a terminal.
-    fn start(client: &Client, quiet: bool, name: &str) -> Option<Self> {
-        if quiet || !io::stderr().is_terminal() {
-            return None;
-        }
-        let (waits, over) = bounded(0);
-        let line = Arc::new(Mutex::new(false));
-        let (survey, name, shared) = (client.survey(), name.to_owned(), line.clone());
-        let thread = thread::Builder::new().name("leasehold-progress".into());
-        // The wait does not depend on the line.
-        thread.spawn(move || write_line(&survey, &name, &shared, &over)).ok()?;
-        Some(Self { line, waits: Some(waits) })
-    }
-}
-
-impl Drop for ProgressLine {
-    /// Does not wait for the thread, which may be waiting for the server.
-    fn drop(&mut self) {
-        let is_written = self.line.lock();
-        if *is_written {
-            write!(io::stderr(), "{CLEAR}").ok();
-        }
-        self.waits = None;
-    }
-}
-
-/// Rewrites the line until the wait is over.
-fn write_line(survey: &Survey, name: &str, line: &Mutex<bool>, over: &Receiver<Infallible>) {
-    let (start, mut pause) = (Instant::now(), FIRST);
-    while over.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-        // The wait itself reports what is wrong with the server.
-        let rest = survey.report(name).map(|report| describe(&report)).unwrap_or_default();
-        let waited = start.elapsed().as_secs();
-        let text = format!("leasehold: waiting for {name:?} ({waited} s){rest}");
-        let mut is_written = line.lock();
-        if over.try_recv() == Err(TryRecvError::Empty) {
-            // The terminal may be gone.
-            write!(io::stderr(), "{CLEAR}{}", cut(&text)).ok();
-            *is_written = true;
-        }
-        pause = PERIOD;
-    }
-}
-
-/// Who holds the lock and for how long, and how many wait.
-fn describe(report: &NameReport) -> String {
-    let mut text = String::new();
-    if let Some((_, holder)) = report.holds.first() {
-        // A lock of another library has neither.
-        let names = [&*holder.label, &*holder.client, "another library"];
-        let name = names.into_iter().find(|name| !name.is_empty()).unwrap_or_default();
-        text = format!(", held by {}", printable(name));
-        if report.holds.len() > 1 {
-            text = format!("{text} and {} more", report.holds.len() - 1);
-        }
-        text = format!("{text}, {} left", in_seconds(holder.remaining));
-    }
-    match report.waiting.len() {
-        0 | 1 => text,
-        waiting => format!("{text}, {waiting} waiting"),
-    }
-}
-
-/// Cuts a line to the width of the terminal.
-fn cut(line: &str) -> String {
-    let columns = tcgetwinsize(io::stderr()).map_or(0, |size| usize::from(size.ws_col));
-    // A terminal that does not know its width has 80 columns.
-    let columns = if columns == 0 { 80 } else { columns };
-    line.chars().take(columns.saturating_sub(1)).collect()
 }

@@ -5,21 +5,27 @@
 
 mod args;
 mod child;
+mod held;
 mod lock;
 mod manual;
 mod output;
 mod ping;
+mod progress;
 mod run;
 mod show;
 
 use std::env;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::FromArgMatches;
 use clap::error::{ContextKind, ContextValue};
 
 use crate::args::{Args, Task};
-use crate::output::{ExitError, USAGE, print, say, say_plainly};
+use crate::output::{ExitError, USAGE, flush_err, print, say, say_plainly};
+
+/// How long the end of the program waits for its last messages to be read.
+const LAST_OUTPUT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let mut words = env::args_os().skip(1);
@@ -31,12 +37,14 @@ fn main() -> ExitCode {
             Err(error) => answer(&error),
         }
     };
-    ExitCode::from(outcome.unwrap_or_else(|error| {
+    let code = outcome.unwrap_or_else(|error| {
         if !error.message.is_empty() {
             say(&error.message);
         }
         error.code
-    }))
+    });
+    flush_err(LAST_OUTPUT);
+    ExitCode::from(code)
 }
 
 /// Reports a usage error, or prints help.
@@ -59,6 +67,7 @@ fn perform(args: Args) -> Result<u8, ExitError> {
     let Args { server, json, task } = args;
     match task {
         Task::Completions { .. }
+        | Task::Held { .. }
         | Task::Man { .. }
         | Task::Release { .. }
         | Task::Renew { .. }
@@ -69,6 +78,7 @@ fn perform(args: Args) -> Result<u8, ExitError> {
             Err(ExitError::new(USAGE, why))
         }
         Task::Completions { shell } => manual::complete(shell),
+        Task::Held { name } => held::held(&server, &name),
         Task::Lock { how, name } => lock::lock(&server, &how, &name, json),
         Task::Ls { names, start } => {
             // Also what one node of a cluster has.

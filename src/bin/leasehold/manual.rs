@@ -20,17 +20,19 @@ const ZSH: &str = include_str!("completions/names.zsh");
 const NAMES: [&str; 3] = ["':name -- ", "'::name -- ", "'::start -- "];
 
 /// The tasks that refuse `--json`.
-const WITHOUT_JSON: [&str; 5] = ["completions", "man", "release", "renew", "run"];
+const WITHOUT_JSON: [&str; 6] = ["completions", "held", "man", "release", "renew", "run"];
 
 /// The tasks that ask servers.
-const ASKING: &[&str] = &["lock", "ls", "ping", "release", "renew", "run", "show", "unlock"];
+const ASKING: &[&str] =
+    &["held", "lock", "ls", "ping", "release", "renew", "run", "show", "unlock"];
 
 /// The exit statuses but 0, their meanings, and the tasks that have them; none: every task.
-const STATUSES: [(&str, &str, &[&str]); 11] = [
+const STATUSES: [(&str, &str, &[&str]); 12] = [
     ("the command's", "it ended by itself", &["run"]),
-    ("128 + n", "signal n ended the command, or the wait", &["lock", "run"]),
+    ("1", "no `run` that has started this process holds the lock", &["held"]),
+    ("128 + n", "signal n ended the command, the wait or the release", &["lock", "run"]),
     ("64", "wrong usage", &[]),
-    ("65", "the key holds something else", &["lock", "run", "show", "unlock"]),
+    ("65", "the key holds something else", &["held", "lock", "run", "show", "unlock"]),
     ("69", "the server was not reached, or cannot serve", ASKING),
     ("70", "the lock was lost", &["release", "renew", "run"]),
     ("71", "the system could not do something", &[]),

@@ -1,11 +1,15 @@
 //! What this program says: on stdout, on stderr, and by its exit status.
 
+use std::convert::Infallible;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::AsFd;
+use std::sync::OnceLock;
+use std::thread;
 use std::time::Duration;
 
+use crossbeam_channel::{Sender, bounded, unbounded};
 use leasehold::{Error, Phase, printable};
 use serde_json::Value;
 
@@ -106,8 +110,77 @@ pub(crate) fn say(message: &str) {
 
 /// Writes to stderr, without the name of this program.
 pub(crate) fn say_plainly(text: &str) {
+    write_err(format!("{}\n", without_logins(text.trim_end())));
+}
+
+/// Writes to stderr, and does not wait until it is written.
+pub(crate) fn write_err(text: String) {
+    match STDERR.get_or_init(start_writer) {
+        Some(outputs) => outputs.send(Output::Text(text)).unwrap_or_default(),
+        // The system has no thread to spare, and then there is no lock.
+        None => write_now(&text),
+    }
+}
+
+/// Returns `true` if nothing is left to write to stderr, but perhaps what is being written.
+pub(crate) fn is_err_written() -> bool {
+    STDERR.get().is_none_or(|outputs| outputs.as_ref().is_none_or(Sender::is_empty))
+}
+
+/// Waits until all is written to stderr, but no longer than `limit`.
+pub(crate) fn flush_err(limit: Duration) {
+    // Without an output so far there is no thread.
+    if let Some(Some(outputs)) = STDERR.get() {
+        let (written, end) = bounded(0);
+        outputs.send(Output::Flush(written)).unwrap_or_default();
+        end.recv_timeout(limit).err();
+    }
+}
+
+/// What there is to write.
+enum Output {
+    /// Dropped when all before it is written.
+    Flush(#[expect(dead_code, reason = "only dropped")] Sender<Infallible>),
+    Text(String),
+}
+
+/// To the thread that writes to stderr: that may be a pipe that no process reads, or a terminal
+/// whose output is stopped, and what must act must not wait for it. `None` if it cannot be started.
+static STDERR: OnceLock<Option<Sender<Output>>> = OnceLock::new();
+
+fn start_writer() -> Option<Sender<Output>> {
+    let (sender, outputs) = unbounded();
+    let thread = thread::Builder::new().name("leasehold-stderr".into());
+    let write_all = move || {
+        for output in outputs {
+            if let Output::Text(text) = output {
+                write_now(&text);
+            }
+        }
+    };
+    thread.spawn(write_all).ok().map(|_| sender)
+}
+
+fn write_now(text: &str) {
     // There is no other place to report a failure.
-    writeln!(io::stderr(), "{}", text.trim_end()).ok();
+    io::stderr().write_all(text.as_bytes()).ok();
+}
+
+/// Hides the user and the password of URLs, which may be anywhere by mistake.
+fn without_logins(text: &str) -> String {
+    let mut parts = text.split("://");
+    let mut shown = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        shown += "://";
+        // A password may have any other character, even a quote or a slash.
+        let end = part.find(char::is_whitespace).unwrap_or(part.len());
+        let host = part[..end].rfind('@');
+        if host.is_some() {
+            shown += "***";
+        }
+        shown += &part[host.unwrap_or(0)..];
+    }
+    shown
 }
 
 /// Aligns columns to their longest entries.
@@ -130,6 +203,21 @@ pub(crate) fn table<const COLUMNS: usize>(rows: Vec<[String; COLUMNS]>) -> Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_login_of_a_url_is_shown() {
+        for (text, shown) in [
+            ("redis://h:1/0", "redis://h:1/0"),
+            ("a \"redis://:secret@h/\" b@c", "a \"redis://***@h/\" b@c"),
+            (
+                "redis+sentinel://u:se/cr@et@a,b/m rediss://x@y",
+                "redis+sentinel://***@a,b/m rediss://***@y",
+            ),
+            ("no URL: u:p@h", "no URL: u:p@h"),
+        ] {
+            assert_eq!(without_logins(text), shown);
+        }
+    }
 
     #[test]
     fn columns_are_aligned() {

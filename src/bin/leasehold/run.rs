@@ -1,18 +1,20 @@
 //! `run`: a command while the lock is held, and what happens until it has ended.
 
 use std::io;
+use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, after, never, select};
-use leasehold::{AnyGuard, Canceller, Client, Error, Wanted};
+use leasehold::{AnyGuard, Canceller, Client, Error, LossCause, Wanted};
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGKILL, SIGSTOP, SIGTERM, SIGTSTP};
 use signal_hook::low_level::raise;
 
 use crate::args::{Run, ServerArgs};
-use crate::child::{Child, can_be_stopped, code_of};
+use crate::child::{Child, ReceivedSignals, TerminalState, can_be_stopped, code_of};
+use crate::held::{self, Access};
 use crate::lock::{Acquired, acquire};
-use crate::output::{ExitError, LOST, say};
+use crate::output::{ExitError, LOST, in_seconds, say};
 
 /// How long before the end of the lease the command is killed, because killing takes time.
 const KILL_TIME: Duration = Duration::from_millis(50);
@@ -21,13 +23,26 @@ const KILL_TIME: Duration = Duration::from_millis(50);
 /// otherwise end it if another client waits from the start.
 const START_TIME: Duration = Duration::from_secs(1);
 
+/// How often to check whether the command has ended, though no signal says so.
+const CHECK: Duration = Duration::from_secs(1);
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// How often to check whether a command that must end has ended.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Acquires the lock, runs the command, releases the lock, and returns the command's status.
 pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
     let lock = |client: &Client, canceller: &Canceller| acquire_for(client, run, canceller);
-    let Acquired { hold, client, signals } = acquire(server, &run.how, &run.name, lock)?;
+    let access = match run.permits {
+        // One of one goes along with no other.
+        Some(2..) => Access::Permit,
+        None if run.shared => Access::Read,
+        _ => Access::Alone,
+    };
+    let Acquired { hold, client, signals } = acquire(server, &run.how, &run.name, access, lock)?;
+    // So that `unlock` ends the command at once.
+    client.survey().listen();
     let (guard, wanted) = hold;
     let make_way = wanted.zip(run.yield_signal);
     // The hold has just begun, so that all of its lease is left.
@@ -35,43 +50,74 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
     if can_be_stopped() {
         signals.add_stop().map_err(ExitError::system("receive SIGTSTP"))?;
     }
-    let cannot_wait = ExitError::system("wait for the command");
     // One without a value is removed, so that the command does not take that of an outer `run`.
     let fence = guard.fence().map(|fence| fence.to_string());
-    let environment = [("LEASEHOLD_NAME", Some(run.name.clone())), ("LEASEHOLD_FENCE", fence)];
+    let environment = [
+        (held::NAME, Some(run.name.clone())),
+        (held::CLIENT, Some(client.id().to_owned())),
+        ("LEASEHOLD_FENCE", fence),
+    ];
+    let terminal = TerminalState::save();
+    let begin = Instant::now();
     let mut child = match Child::start(&run.command, &environment) {
         Ok(child) => child,
-        Err(error) => return release_unused(guard, &client, run).and(Err(error)),
+        Err(error) => return release_unused(guard, client, run, &signals).and(Err(error)),
     };
-    match supervise(&mut child, &*guard, &signals.receiver, limits, make_way.as_ref()) {
-        Ok(Ended::Command(status)) if child.was_not_run() => {
-            release_unused(guard, &client, run).map(|()| code_of(status))
+    let ended = supervise(&mut child, &*guard, &signals.receiver, limits, make_way.as_ref());
+    if let Ok(Ended::Command(status)) = ended {
+        if status.signal().is_some()
+            && let Some(terminal) = terminal
+        {
+            terminal.restore();
         }
-        Ok(Ended::Command(status)) => release(guard).map(|()| code_of(status)),
+        if child.was_not_run() {
+            release_unused(guard, client, run, &signals)?;
+        } else {
+            release(guard, &signals)?;
+        }
+        if run.how.verbose {
+            say(&format!("released lock {:?} after {}", run.name, in_seconds(begin.elapsed())));
+        }
+        return Ok(code_of(status));
+    }
+    let stopped = match ended {
         Ok(Ended::Lease { left }) => {
+            let grace = limits.grace(left);
+            child.end(SIGTERM);
             let why = match guard.lost().cause() {
+                Some(LossCause::Forced) => "was ended by an operator".into(),
                 Some(cause) => format!("is lost, because {cause}"),
                 None => "could not be renewed".into(),
             };
-            say(&format!("lock {:?} {why}: stopping the command", run.name));
-            stop(&mut child, &signals.receiver, limits.grace(left)).map_err(cannot_wait)?;
-            Ok(LOST)
+            let kill = if grace < DAY {
+                format!(", SIGKILL in {} s", (grace.as_secs_f64() * 10.0).round() / 10.0)
+            } else {
+                String::new()
+            };
+            say(&format!("lock {:?} {why}: SIGTERM now{kill}", run.name));
+            stop(&mut child, &signals.receiver, grace).map(|()| LOST)
         }
-        Err(error) => {
-            // It would go on without the lock.
-            child.send(SIGKILL);
-            Err(cannot_wait(error))
-        }
+        Err(error) => Err(error),
+        Ok(Ended::Command(status)) => Ok(code_of(status)),
+    };
+    if stopped.is_err() {
+        // It would go on without the lock.
+        child.end(SIGKILL);
     }
+    if let Some(terminal) = terminal {
+        terminal.restore();
+    }
+    stopped.map_err(ExitError::system("wait for the command"))
 }
 
 /// Releases the lock.
 ///
 /// # Errors
 ///
-/// Only if the lock was lost before. Otherwise it ends with its lease, if it cannot be released.
-fn release(guard: Box<dyn AnyGuard>) -> Result<(), ExitError> {
-    match guard.unlock() {
+/// Only if the lock was lost before, or a signal is received. Otherwise it ends with its lease, if
+/// it cannot be released.
+fn release(guard: Held, signals: &ReceivedSignals) -> Result<(), ExitError> {
+    match signals.unless_received(|| guard.unlock())? {
         Err(error @ Error::Lost { .. }) => Err(error.into()),
         Err(error) => {
             say(&format!("{error}; the lock lasts until its lease ends"));
@@ -86,15 +132,24 @@ fn release(guard: Box<dyn AnyGuard>) -> Result<(), ExitError> {
 /// # Errors
 ///
 /// As `release`.
-fn release_unused(guard: Box<dyn AnyGuard>, client: &Client, run: &Run) -> Result<(), ExitError> {
-    release(guard)?;
+fn release_unused(
+    guard: Held,
+    client: Client,
+    run: &Run,
+    signals: &ReceivedSignals,
+) -> Result<(), ExitError> {
+    release(guard, signals)?;
+    let name = run.name.clone();
     if run.hold_at_least.is_some()
-        && let Err(error) = client.survey().end_own_holds(&run.name)
+        && let Err(error) = signals.unless_received(move || client.survey().end_own_holds(&name))?
     {
         say(&format!("{error}; the lock stays taken"));
     }
     Ok(())
 }
+
+/// What is held.
+type Held = Box<dyn AnyGuard + Send>;
 
 /// Acquires what the command line asks for: a lock, a side of a read-write lock, or a permit.
 /// Returns also how the command learns that another client waits for the lock, if it is to get a
@@ -103,9 +158,9 @@ fn acquire_for(
     client: &Client,
     run: &Run,
     canceller: &Canceller,
-) -> leasehold::Result<(Box<dyn AnyGuard>, Option<Wanted>)> {
+) -> leasehold::Result<(Held, Option<Wanted>)> {
     let rw_lock = || client.rw_lock(&run.name).cancelled_by(canceller);
-    let guard: Box<dyn AnyGuard> = if let Some(permits) = run.permits {
+    let guard: Held = if let Some(permits) = run.permits {
         Box::new(client.semaphore(&run.name, permits).cancelled_by(canceller).acquire()?)
     } else if run.shared {
         Box::new(rw_lock().read()?)
@@ -195,22 +250,26 @@ fn supervise(
                     child.send(*signal);
                 }
             }
-            default(safe) => {}
+            // The system may not have reported the end of the command.
+            default(safe.min(CHECK)) => {
+                if let Some(status) = child.try_wait()? {
+                    return Ok(Ended::Command(status));
+                }
+            }
         }
     }
 }
 
-/// Ends the command, and all processes of its own group. SIGTERM comes at once, SIGKILL when
+/// Waits until the command and all that it has started have ended after SIGTERM. SIGKILL comes when
 /// `grace` is over.
 fn stop(child: &mut Child, signals: &Receiver<i32>, grace: Duration) -> io::Result<()> {
     // None: a grace that never ends.
     let kill_at = Instant::now().checked_add(grace);
     let mut has_ended = false;
-    child.send(SIGTERM);
-    while !has_ended || child.has_group() {
+    while !has_ended || child.has_others() {
         let is_over = kill_at.is_some_and(|time| Instant::now() >= time);
         if is_over {
-            child.send(SIGKILL);
+            child.end(SIGKILL);
         }
         if is_over && has_ended {
             // Processes that were killed may still count until their parent has noticed.

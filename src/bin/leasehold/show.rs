@@ -152,13 +152,13 @@ fn age(fence: u64) -> Duration {
 
 /// When a hold began, in microseconds of the server's clock; `None` if that is not known. The token
 /// of a lock or a writer is nearly that time. A lock that may be kept has had other holds since.
-fn begun(held_as: HeldAs, holder: &Holder, fence: Option<u64>) -> Option<u64> {
+pub(crate) fn begun(held_as: HeldAs, holder: &Holder, fence: Option<u64>) -> Option<u64> {
     let has_token = matches!(held_as, HeldAs::Lock | HeldAs::Writer);
     fence.filter(|_| has_token && !holder.may_be_kept)
 }
 
 /// A time of a server's clock in UTC, as RFC 3339 has it.
-fn in_utc(micros: u64) -> String {
+pub(crate) fn in_utc(micros: u64) -> String {
     let (days, second) = (micros / 1_000_000 / 86_400, micros / 1_000_000 % 86_400);
     // From 0000-03-01 on, so that a leap day is the last of its year; in eras of 400 years.
     let (era, day) = ((days + 719_468) / 146_097, (days + 719_468) % 146_097);

@@ -1,0 +1,76 @@
+//! `held`, and the marker that `run` leaves in the environment of its command: which hold of which
+//! lock the command runs under.
+
+use std::env;
+
+use leasehold::{HeldAs, NameReport, Survey};
+
+use crate::args::ServerArgs;
+use crate::child::ReceivedSignals;
+use crate::output::{ExitError, SUCCESS, USAGE};
+
+/// The variable with the name of the lock.
+pub(crate) const NAME: &str = "LEASEHOLD_NAME";
+
+/// The variable with the id of the client that has the hold, and no other.
+pub(crate) const CLIENT: &str = "LEASEHOLD_CLIENT";
+
+/// As test(1) says that something is not so.
+const NOT_HELD: u8 = 1;
+
+/// Succeeds if the `run` that has started this process still holds the lock.
+pub(crate) fn held(server: &ServerArgs, name: &str) -> Result<u8, ExitError> {
+    let Some(client) = marked_client(name) else { return Ok(NOT_HELD) };
+    let report = server.open()?.survey().report(name)?;
+    Ok(if hold_of(&report, &client).is_some() { SUCCESS } else { NOT_HELD })
+}
+
+/// What a new hold of a name goes along with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// No other hold.
+    Alone,
+    /// Other permits.
+    Permit,
+    /// Readers.
+    Read,
+}
+
+/// # Errors
+///
+/// If this process was started under a hold of the same name that lasts until it ends.
+pub(crate) fn refuse_to_wait_for_itself(
+    survey: &Survey,
+    signals: &ReceivedSignals,
+    name: &str,
+    access: Access,
+) -> Result<(), ExitError> {
+    let Some(client) = marked_client(name) else { return Ok(()) };
+    let (survey, asked) = (survey.clone(), name.to_owned());
+    // The attempt to acquire the lock reports what is wrong with the server.
+    let Ok(report) = signals.unless_received(move || survey.report(&asked))? else { return Ok(()) };
+    let waits = match hold_of(&report, &client) {
+        None => false,
+        Some(HeldAs::Permit) => access != Access::Permit,
+        Some(HeldAs::Reader) => access != Access::Read,
+        Some(_) => true,
+    };
+    if waits {
+        let why = format!("lock {name:?} is held by the `leasehold run` that has started this");
+        return Err(ExitError::new(USAGE, why));
+    }
+    Ok(())
+}
+
+/// The client of the `run` that has started this process, if that was for this lock.
+fn marked_client(name: &str) -> Option<String> {
+    let is_same = env::var(NAME).is_ok_and(|marked| marked == name);
+    env::var(CLIENT).ok().filter(|client| is_same && !client.is_empty())
+}
+
+/// How a client holds the name. A lock that stays taken after its release is not held.
+fn hold_of(report: &NameReport, client: &str) -> Option<HeldAs> {
+    let mut holds = report.holds.iter();
+    let hold = holds.find(|(_, holder)| holder.client == client && holder.depth > 0)?;
+    Some(hold.0)
+}

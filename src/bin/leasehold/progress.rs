@@ -1,0 +1,127 @@
+//! What the program says while it waits for a lock: on a terminal in a line that is rewritten and
+//! goes away, with `--verbose` in one that stays.
+
+use std::convert::Infallible;
+use std::io::{self, IsTerminal};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
+use leasehold::{NameReport, Survey, printable};
+use parking_lot::Mutex;
+use rustix::termios::tcgetwinsize;
+
+use crate::args::HowToAcquire;
+use crate::output::{flush_err, in_seconds, is_err_written, say, write_err};
+use crate::show::{begun, in_utc};
+
+/// How long a wait lasts before the line is written.
+const FIRST: Duration = Duration::from_millis(300);
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// How long the command waits for the line to go away.
+const CLEARING: Duration = Duration::from_millis(100);
+
+/// Moves to the start of the line, and clears it.
+const CLEAR: &str = "\r\x1b[K";
+
+/// Says what the program waits for, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    /// Whether the line that goes away was written.
+    line: Arc<Mutex<bool>>,
+    /// `None` once the wait has ended and the line stays clear.
+    waits: Option<Sender<Infallible>>,
+}
+
+impl Progress {
+    /// Starts to write, if the user wants it or stderr is a terminal.
+    pub(crate) fn start(survey: Survey, how: &HowToAcquire, name: &str) -> Option<Self> {
+        let says = how.verbose;
+        if !says && (how.quiet || !io::stderr().is_terminal()) {
+            return None;
+        }
+        let (waits, over) = bounded(0);
+        let line = Arc::new(Mutex::new(false));
+        let (name, shared) = (name.to_owned(), line.clone());
+        let write = move || {
+            if says {
+                say_once(&survey, &name, &over);
+            } else {
+                write_line(&survey, &name, &shared, &over);
+            }
+        };
+        // The wait does not depend on it.
+        thread::Builder::new().name("leasehold-progress".into()).spawn(write).ok()?;
+        Some(Self { line, waits: Some(waits) })
+    }
+}
+
+impl Drop for Progress {
+    /// Does not wait for the thread, which may be waiting for the server.
+    fn drop(&mut self) {
+        let is_written = self.line.lock();
+        if *is_written {
+            write_err(CLEAR.into());
+            flush_err(CLEARING);
+        }
+        self.waits = None;
+    }
+}
+
+/// Says once what the wait is for, if it lasts.
+fn say_once(survey: &Survey, name: &str, over: &Receiver<Infallible>) {
+    if over.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+        // The wait itself reports what is wrong with the server.
+        let rest = survey.report(name).map(|report| describe(&report)).unwrap_or_default();
+        say(&format!("waiting for lock {name:?}{rest}"));
+    }
+}
+
+/// Rewrites the line until the wait is over.
+fn write_line(survey: &Survey, name: &str, line: &Mutex<bool>, over: &Receiver<Infallible>) {
+    let (start, mut pause) = (Instant::now(), FIRST);
+    while over.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+        let rest = survey.report(name).map(|report| describe(&report)).unwrap_or_default();
+        let waited = start.elapsed().as_secs();
+        let text = format!("leasehold: waiting for {name:?} ({waited} s){rest}");
+        let mut is_written = line.lock();
+        // Lines do not pile up behind a terminal that is stopped.
+        if over.try_recv() == Err(TryRecvError::Empty) && is_err_written() {
+            write_err(format!("{CLEAR}{}", cut(&text)));
+            *is_written = true;
+        }
+        pause = PERIOD;
+    }
+}
+
+/// Who holds the lock, since when and for how long, and how many wait.
+fn describe(report: &NameReport) -> String {
+    let mut text = String::new();
+    if let Some((held_as, holder)) = report.holds.first() {
+        // A lock of another library has neither.
+        let names = [&*holder.label, &*holder.client, "another library"];
+        let name = names.into_iter().find(|name| !name.is_empty()).unwrap_or_default();
+        text = format!(", held by {}", printable(name));
+        if report.holds.len() > 1 {
+            text = format!("{text} and {} more", report.holds.len() - 1);
+        }
+        if let Some(begun) = begun(*held_as, holder, report.fence) {
+            text = format!("{text}, since {}", in_utc(begun));
+        }
+        text = format!("{text}, {} left", in_seconds(holder.remaining));
+    }
+    match report.waiting.len() {
+        0 | 1 => text,
+        waiting => format!("{text}, {waiting} waiting"),
+    }
+}
+
+/// Cuts a line to the width of the terminal.
+fn cut(line: &str) -> String {
+    let columns = tcgetwinsize(io::stderr()).map_or(0, |size| usize::from(size.ws_col));
+    // A terminal that does not know its width has 80 columns.
+    let columns = if columns == 0 { 80 } else { columns };
+    line.chars().take(columns.saturating_sub(1)).collect()
+}
