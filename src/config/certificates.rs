@@ -1,6 +1,7 @@
 //! The certificates and the key for connections over TLS, in PEM.
 
 use std::borrow::Cow;
+use std::path::PathBuf;
 use std::{fmt, fs};
 
 use rustls::pki_types::pem::PemObject;
@@ -26,6 +27,8 @@ pub struct Tls {
     pub(crate) cert: Option<Vec<u8>>,
     pub(crate) key: Option<Vec<u8>>,
     pub(crate) server_name: Option<String>,
+    /// The settings that are from files, and their paths.
+    files: Vec<(String, PathBuf)>,
 }
 
 impl Tls {
@@ -59,13 +62,40 @@ impl Tls {
 
     /// Sets the setting with this name in a URL.
     pub(crate) fn set(&mut self, name: &str, text: &str) -> Result<(), Cow<'static, str>> {
-        match name {
-            "ca" => certificates(self.ca.insert(load(text)?)).map(drop)?,
-            "cert" => certificates(self.cert.insert(load(text)?)).map(drop)?,
-            "key" => private_key(self.key.insert(load(text)?)).map(drop)?,
-            _ => self.server_name = Some(text.into()),
+        if name == "server_name" {
+            self.server_name = Some(text.into());
+            return Ok(());
         }
-        Ok(())
+        self.files.retain(|(other, _)| other != name);
+        let pem = if text.contains(BEGIN) {
+            text.into()
+        } else {
+            self.files.push((name.into(), text.into()));
+            fs::read(text).map_err(|error| format!("must be a file that can be read: {error}"))?
+        };
+        Ok(self.set_pem(name, pem)?)
+    }
+
+    fn set_pem(&mut self, name: &str, pem: Vec<u8>) -> Result<(), &'static str> {
+        match name {
+            "ca" => certificates(self.ca.insert(pem)).map(drop),
+            "cert" => certificates(self.cert.insert(pem)).map(drop),
+            _ => private_key(self.key.insert(pem)).map(drop),
+        }
+    }
+
+    /// Returns the settings with what their files have now; `None` if that is the same, or cannot
+    /// be used.
+    pub(crate) fn reread(&self) -> Option<Self> {
+        if self.files.is_empty() {
+            return None;
+        }
+        let mut new = self.clone();
+        for (name, path) in &self.files {
+            new.set_pem(name, fs::read(path).ok()?).ok()?;
+        }
+        let is_same = (&new.ca, &new.cert, &new.key) == (&self.ca, &self.cert, &self.key);
+        (!is_same).then_some(new)
     }
 
     /// Sets the name that is sent to every server (SNI), and for which its certificate must be
@@ -92,14 +122,6 @@ impl fmt::Debug for Tls {
 
 /// The start of each part of a PEM text.
 const BEGIN: &str = "-----BEGIN";
-
-/// Returns the PEM text of a setting, which is the text itself or the path of a file.
-fn load(text: &str) -> Result<Vec<u8>, Cow<'static, str>> {
-    if text.contains(BEGIN) {
-        return Ok(text.into());
-    }
-    fs::read(text).map_err(|error| format!("must be a file that can be read: {error}").into())
-}
 
 /// Parses certificates. The parser's own messages can quote the text, which may be a key, so they
 /// are not passed on.

@@ -10,6 +10,7 @@ use std::io::{self, BufRead, ErrorKind, Read, Write};
 use std::sync::Arc;
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
 use rustls::{AlertDescription, ClientConfig, ClientConnection};
 
@@ -28,13 +29,23 @@ const NO_ANSWER: &str = "the server has not answered, as at a port without TLS";
 /// Opens TLS sessions with one server, and verifies it.
 #[derive(Clone)]
 pub(crate) struct Connector {
-    config: Arc<ClientConfig>,
+    /// For the next connection. Locked only to look at it and to replace it.
+    current: Arc<Mutex<Current>>,
+    trust: Trust,
+    events: Events,
     /// The name that the server must prove.
     server: ServerName<'static>,
     /// Whether every server must prove this one, wherever it is.
     is_set: bool,
     /// Whether the client has a certificate.
     is_certified: bool,
+}
+
+/// Settings, and the configuration that was made of them.
+#[derive(Clone)]
+struct Current {
+    settings: Arc<Tls>,
+    config: Arc<ClientConfig>,
 }
 
 impl Connector {
@@ -48,7 +59,9 @@ impl Connector {
         let server = server.map_err(|_| Error::invalid(argument, why))?;
         let config = Arc::new(client_config(trust, settings, events)?);
         let (is_set, is_certified) = (settings.server_name.is_some(), settings.cert.is_some());
-        Ok(Self { config, server, is_set, is_certified })
+        let current = Current { settings: Arc::new(settings.clone()), config };
+        let (current, events) = (Arc::new(Mutex::new(current)), events.clone());
+        Ok(Self { current, trust, events, server, is_set, is_certified })
     }
 
     /// The same for another server. A host that no certificate can name must be this server's.
@@ -63,12 +76,23 @@ impl Connector {
         stream: &Stream,
         deadline: Instant,
     ) -> Result<Session, (Phase, io::Error)> {
-        let begun = ClientConnection::new(self.config.clone(), self.server.clone());
+        let begun = ClientConnection::new(self.config(), self.server.clone());
         let begun = begun.map_err(|error| TlsError::new(error, self.is_certified));
         let protocol = begun.map_err(|error| (Phase::Tls, error))?;
         let mut session = Session { protocol, is_certified: self.is_certified };
         session.handshake(stream, deadline).map_err(in_handshake)?;
         Ok(session)
+    }
+
+    /// Returns the configuration for the files as they are now. While they cannot be used, as when
+    /// a certificate was replaced and its key was not, it is the one that was used before.
+    fn config(&self) -> Arc<ClientConfig> {
+        let Current { settings, config } = self.current.lock().clone();
+        let Some(settings) = settings.reread() else { return config };
+        let Ok(new) = client_config(self.trust, &settings, &self.events) else { return config };
+        let (settings, config) = (Arc::new(settings), Arc::new(new));
+        *self.current.lock() = Current { settings, config: config.clone() };
+        config
     }
 }
 

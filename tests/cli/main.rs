@@ -14,5 +14,6 @@ mod run;
 mod secrets;
 mod signals;
 mod support;
+mod systemd;
 mod terminal;
 mod tickets;

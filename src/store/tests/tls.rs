@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::thread;
+use std::{env, fs, process, thread};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use rcgen::{CertifiedKey, generate_simple_self_signed};
@@ -299,4 +299,31 @@ fn a_peer_without_tls_is_reported() {
         let error = connect(address, &connector(pem)).map(drop).expect_err("no handshake");
         assert_eq!(error.0, Phase::Greeting, "{error:?}");
     });
+}
+
+#[test]
+fn a_file_of_authorities_is_read_again_for_a_new_connection() {
+    let ((first, pem), (second, other)) = (credentials(), credentials());
+    let path = env::temp_dir().join(format!("leasehold-authorities-{}.pem", process::id()));
+    fs::write(&path, pem).expect("a file");
+    let mut tls = Tls::new();
+    tls.set("ca", path.to_str().expect("text")).expect("a good certificate");
+    let events = Events::default();
+    let connector =
+        Connector::new("localhost", Trust::Certified, &tls, &events).expect("a good certificate");
+    let (listener, address) = listen();
+    let connects = |config: &Arc<ServerConfig>| {
+        thread::scope(|scope| {
+            let peer = scope.spawn(|| accept(&listener, config.clone()).is_ok());
+            let connected = connect(address, &connector.to("localhost")).is_ok();
+            connected & peer.join().expect("no panic")
+        })
+    };
+    assert!(connects(&first) && !connects(&second));
+    fs::write(&path, "half of a certificate").expect("a file");
+    assert!(connects(&first), "what cannot be used does not replace what can");
+    fs::write(&path, other).expect("a file");
+    assert!(connects(&second) && !connects(&first));
+    fs::remove_file(&path).expect("a file");
+    assert!(connects(&second));
 }
