@@ -68,7 +68,8 @@ setters! {
     ///
     /// The technique is that of cohort locks (Dice, Marathe and Shavit 2012,
     /// <https://doi.org/10.1145/2145816.2145848>). Defaults to 10 ms, or a third of the lease where
-    /// that is less. At most a third of the lease.
+    /// that is less. At most a third of the lease; for a handle with a shorter lease it is cut to a
+    /// third of that.
     tenure(time: Duration) = Some(time);
 
     /// Sets how long this client keeps a lock after its last use, so that its threads get it again
@@ -84,7 +85,8 @@ setters! {
     /// last clone of the client.
     ///
     /// Lustre, GFS2 and Ceph RBD cache their locks in this way. Defaults to zero: nothing is kept.
-    /// At most the lease, and not together with [`redisson`](Builder::redisson).
+    /// At most the lease, and not together with [`redisson`](Builder::redisson). A handle with a
+    /// shorter lease keeps its lock no longer than that.
     ///
     /// [cached]: crate::guide::cookbook#a-cached-lock
     keep(time: Duration) = time;

@@ -6,9 +6,9 @@ pub(crate) mod certificates;
 pub(crate) mod durability;
 pub(crate) mod url;
 
-use std::process;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{process, ptr};
 
 use crate::base::event_thread::EventListener;
 use crate::config::callbacks::{AddressMap, Credentials, CredentialsCallback};
@@ -213,6 +213,8 @@ with_defaults! {
         tenure: Option<Duration> = None,
         /// As set by the user. The other options can still prevent that the client keeps the lock.
         keep: Duration = Duration::ZERO,
+        /// Whether a handle has set `keep`. One that it has from the client is cut to its lease.
+        has_own_keep: bool = false,
         reentrant: bool = true,
         cancelled_by: Option<Canceller> = None,
     }
@@ -225,9 +227,12 @@ impl LockOptions {
         Error::require(is_lease, "lease", "must be 10 ms to 365 days")?;
         let max_hold = self.max_hold.unwrap_or(LEASE_MAX);
         Error::require(max_hold >= LEASE_MIN, "max_hold", "must be at least 10 ms")?;
-        let tenure = self.tenure.unwrap_or_default();
-        Error::require(tenure <= lease / 3, "tenure", "must be at most a third of the lease")?;
-        Error::require(keep <= lease, "keep", "must be at most the lease")?;
+        // A handle has these from the client, and they are cut to its lease, but for its own `keep`.
+        let is_client = ptr::eq(self, &raw const *config.options);
+        let fits = !is_client || self.tenure.unwrap_or_default() <= lease / 3;
+        Error::require(fits, "tenure", "must be at most a third of the lease")?;
+        let fits = !(is_client || self.has_own_keep) || keep <= lease;
+        Error::require(fits, "keep", "must be at most the lease")?;
         let is_alone = keep.is_zero() || !config.redisson;
         Error::require(is_alone, "keep", "must not be set along with `redisson`")?;
         let least = self.hold_at_least.unwrap_or_default();

@@ -52,11 +52,6 @@ setters! {
     #[must_use]
     reentrant(reentrant: bool) = reentrant;
 
-    /// Sets how long the client keeps the lock after its last use, as
-    /// [`Builder::keep`](crate::Builder::keep) does for all locks.
-    #[must_use]
-    keep(time: Duration) = time;
-
     /// Keeps the lock taken for at least this time after it was acquired. If the hold is released
     /// earlier, no client gets the lock until then, and neither does the same thread.
     ///
@@ -78,6 +73,18 @@ setters! {
     /// lock is free at once.
     #[must_use]
     hold_at_least(time: Duration) = Some(time);
+}
+
+impl Mutex {
+    /// Sets how long the client keeps the lock after its last use, as
+    /// [`Builder::keep`](crate::Builder::keep) does for all locks. At most the lease of this
+    /// handle.
+    #[must_use]
+    pub fn keep(mut self, time: Duration) -> Self {
+        let options = self.handle.options_mut();
+        (options.keep, options.has_own_keep) = (time, true);
+        self
+    }
 }
 
 /// Defines the three ways to acquire a guard, by a function of the handle and the wait. The error

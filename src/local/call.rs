@@ -115,7 +115,8 @@ impl Terms {
         let LockOptions { lease, renew, max_hold, hold_at_least, keep, tenure, .. } = *options;
         let keeps = renew && max_hold.is_none() && hold_at_least.is_none();
         // Less than a millisecond counts as one.
-        let millis = || u32::try_from(keep.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX);
+        let nanos = keep.min(lease).as_nanos();
+        let millis = || u32::try_from(nanos.div_ceil(1_000_000)).unwrap_or(u32::MAX);
         let keep = if keeps { millis() } else { 0 };
         let tenure = tenure.unwrap_or(TENURE_DEFAULT).min(lease / 3);
         Self { lease, renew, max_hold, hold_at_least, keep, tenure }

@@ -10,7 +10,8 @@ use crate::support::{Server, Store, ms, stores, take};
 
 stores! {
     several clients:
-        the_longest_waits_are_accepted;
+        the_longest_waits_are_accepted,
+        what_a_handle_has_from_its_client_is_cut_to_its_lease;
     every server:
         bad_names_are_refused_without_a_request,
         bad_options_of_a_mutex_are_errors_of_its_calls,
@@ -257,6 +258,21 @@ fn bad_options_of_a_mutex_are_errors_of_its_calls(server: &Server) {
     assert_useless(&explicit.mutex("a").lease(ms(1499)), "io_timeout");
     assert_eq!(server.evals(), before);
     explicit.mutex("a").lease(ms(1500)).lock().unwrap().unlock().unwrap();
+}
+
+/// Of what does not fit to the lease of a handle, only what was set on that handle is an error.
+fn what_a_handle_has_from_its_client_is_cut_to_its_lease(store: &Store) {
+    let client = store.open(Client::builder().keep(ms(30_000)).tenure(ms(10_000)));
+    let lease = ms(29_000);
+    drop(client.mutex("a").lease(lease).lock().unwrap());
+    drop(client.mutex("a").lease(lease).lock_owned().unwrap());
+    drop(client.election("b").lease(lease).campaign().unwrap());
+    drop(client.mutexes(["c", "d"]).lease(lease).lock().unwrap());
+    drop(client.rw_lock("e").lease(lease).write().unwrap());
+    drop(client.semaphore("f", 1).lease(lease).acquire().unwrap());
+    let (before, after) = (client.mutex("a").keep(ms(30_000)), client.mutex("a").lease(lease));
+    assert_refused(before.lease(lease).lock(), "keep");
+    assert_refused(after.keep(ms(29_001)).lock(), "keep");
 }
 
 fn a_default_io_timeout_adapts_to_a_short_lease(server: &Server) {
