@@ -115,7 +115,9 @@ impl Commands {
             millis(OFFER),
             Arg::Text(&shard),
         ];
-        let args = if gets_block || !place.is_empty() { &args[..] } else { &args[..5] };
+        // Who asks for a lock that is held may have its client told, over a sharded channel if any.
+        let tells = registration != Registration::None && !shard.is_empty();
+        let args = if gets_block || tells || !place.is_empty() { &args[..] } else { &args[..5] };
         if self.redisson.is_some() {
             let kinds = [FENCE, QUEUE, TURN];
             let (lock, [fence, queue, turn]) = self.keys.with_companions(&hold.name, kinds);

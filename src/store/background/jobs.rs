@@ -68,7 +68,8 @@ impl<P: JobPolicy> BackgroundJobs<P> {
         let demand = self.settings.demand.filter(|_| job.change.is_durable());
         let place = self.place(node, demand);
         let NodeJobs { connection, waiting, arrived, .. } = &mut self.nodes[place];
-        let request = self.settings.commands.change(&job.hold, job.change);
+        let commands = self.policy.commands(&connection.peer).unwrap_or(&self.settings.commands);
+        let request = commands.change(&job.hold, job.change);
         let (request, arrived) = (connection.peer.addressed(request), arrived.clone());
         let (factory, id) = (connection.peer.factory().clone(), job.id);
         let on_reply = move |reply| arrived.lock().push((id, HoldReply::decode(reply, &factory)));

@@ -98,6 +98,12 @@ pub(crate) trait JobPolicy: Send {
         deadline: Instant,
     ) -> Vec<Exchange>;
 
+    /// Returns what makes the requests to a node, if that depends on the node: a release tells the
+    /// next client over a sharded channel of its own.
+    fn commands<'a>(&self, _: &'a Self::Peer) -> Option<&'a Commands> {
+        None
+    }
+
     /// Decides what comes of a job after one node's reply.
     fn decide(
         &mut self,

@@ -13,6 +13,7 @@ use crate::base::failure::{Failure, FailureKind};
 use crate::net::error_reply::ErrorReply;
 use crate::net::in_flight::Exchange;
 use crate::store::background::{Decision, Job, JobPolicy, JobReply, Wake, WakeupPolicy};
+use crate::store::commands::Commands;
 use crate::store::request::HoldReply;
 use crate::store::servers::node::{Node, Target, is_known, uncovered};
 use crate::store::servers::topology::Topology;
@@ -158,6 +159,10 @@ impl JobPolicy for Placement {
         Err(uncovered())
     }
 
+    fn commands<'a>(&self, target: &'a Target) -> Option<&'a Commands> {
+        Some(&target.node.commands)
+    }
+
     fn post_over_pool(
         &self,
         target: &Target,
@@ -239,7 +244,6 @@ mod tests {
     use crate::net::server::ServerFactory;
     use crate::store::background::jobs::BackgroundJobs;
     use crate::store::background::{BackgroundSettings, JobRunner};
-    use crate::store::commands::Commands;
     use crate::store::hold_id::{HoldId, HoldKind};
     use crate::store::request::Change;
     use crate::store::tests::process::Server;

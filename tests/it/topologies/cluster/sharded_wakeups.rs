@@ -7,7 +7,7 @@ use std::thread;
 use leasehold::Client;
 
 use crate::support::server::Server;
-use crate::support::{Cluster, RIGHTS, SOON, eventually, on_both, sleepy, take};
+use crate::support::{Cluster, RIGHTS, SOON, eventually, ms, on_both, sleepy, soon, take};
 
 /// A name in slot 0.
 const IN_FIRST_SLOT: &str = "{3560}";
@@ -19,6 +19,7 @@ fn three_nodes(binary: &Path) -> Cluster {
 on_both! {
     three_nodes:
     wake_ups_stay_at_one_node,
+    recalls_stay_at_one_node,
     wake_ups_follow_slots_that_move,
     a_client_without_a_sharded_channel_is_woken,
     without_the_rights_clients_wake_each_other;
@@ -88,6 +89,35 @@ fn wake_ups_stay_at_one_node(cluster: &Cluster) {
         let home = cluster.home(&name);
         pair.wake(home, &sides, |client| client.rw_lock(&sides).write().unwrap());
         pair.wake(home, &permits, |client| client.semaphore(&permits, 1).acquire().unwrap());
+    }
+    assert_eq!(published(cluster), before);
+}
+
+fn recalls_stay_at_one_node(cluster: &Cluster) {
+    let (holder, waiter) = (cluster.open(sleepy().keep(ms(20_000))), cluster.open(sleepy()));
+    let pair = Pair { cluster, holder, waiter };
+    pair.wake_by_lock("warm");
+    pair.wait_for_shards(3);
+    let Pair { holder, waiter, .. } = &pair;
+    let all = || cluster.nodes().iter().all(|node| shards(node, holder).len() == 1);
+    eventually(SOON, all);
+    let before = published(cluster);
+    for node in 0..3 {
+        let [asked, tried, watched] =
+            [(); 3].map(|()| format!("{{{}}}:{node}", cluster.name_at(node)));
+        drop(take(holder, &asked));
+        soon(|| waiter.lock(&asked).unwrap()).unlock().unwrap();
+        eventually(SOON, || {
+            drop(take(holder, &tried));
+            waiter.try_lock(&tried).unwrap().is_some_and(|guard| guard.unlock().is_ok())
+        });
+        let guard = holder.mutex(&watched).keep(ms(0)).lock().unwrap();
+        let wanted = guard.wanted();
+        thread::scope(|scope| {
+            scope.spawn(|| waiter.lock(&watched).unwrap().unlock().unwrap());
+            assert!(soon(|| wanted.wait_timeout(SOON)));
+            drop(guard);
+        });
     }
     assert_eq!(published(cluster), before);
 }
