@@ -227,7 +227,7 @@ impl LockOptions {
         Error::require(is_lease, "lease", "must be 10 ms to 365 days")?;
         let max_hold = self.max_hold.unwrap_or(LEASE_MAX);
         Error::require(max_hold >= LEASE_MIN, "max_hold", "must be at least 10 ms")?;
-        // A handle has these from the client, and they are cut to its lease, but for its own `keep`.
+        // What a handle has from the client is cut to its lease, but for its own `keep`.
         let is_client = ptr::eq(self, &raw const *config.options);
         let fits = !is_client || self.tenure.unwrap_or_default() <= lease / 3;
         Error::require(fits, "tenure", "must be at most a third of the lease")?;

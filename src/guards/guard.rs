@@ -115,14 +115,12 @@ macro_rules! guard {
             /// do calls that do not wait, such as [`try_lock`](crate::Client::try_lock).
             ///
             /// The first call for a hold makes this client listen for messages, and blocks for the
-            /// server's replies to two requests, so as not to miss a client that is already
-            /// waiting. From then on a message arrives within a network latency. A message that is
-            /// lost is repeated when the other client asks again, after its
-            /// [`backoff`](crate::Builder::backoff) at the latest.
+            /// server's reply to a request that also finds a client which waits already. From then
+            /// on a message arrives within a network latency. A message that is lost is made up
+            /// for by the next renewal, and so is a request that has failed.
             ///
-            /// No messages arrive for a hold that was [adopted](crate::Client::adopt). Each call of
-            /// this method then asks the server, and the returned watch does not change. With
-            /// several independent servers, other clients are not noticed at all then.
+            /// No messages arrive for a hold that was [adopted](crate::Client::adopt): the watch
+            /// learns of other clients by renewals, and each call of this method asks the server.
             #[must_use]
             pub fn wanted(&self) -> $crate::guards::watches::Wanted {
                 $crate::guards::watches::Wanted::new(&self.held.shared, &self.held.holds[0])

@@ -11,6 +11,7 @@ use crossbeam_channel::{Receiver, bounded};
 
 use crate::base::clock::end_of;
 use crate::error::LossCause;
+use crate::local::current_hold::WantedWatch;
 use crate::local::hold::Hold;
 use crate::local::hold_requests;
 use crate::local::shared::Shared;
@@ -206,7 +207,7 @@ impl Lost {
 #[derive(Clone)]
 pub struct Wanted {
     /// `None` in a forked child, where nothing is held.
-    hold: Option<Arc<Hold>>,
+    watch: Option<WantedWatch>,
     receiver: WatchReceiver,
 }
 
@@ -218,19 +219,22 @@ impl fmt::Debug for Wanted {
 
 impl Wanted {
     pub(super) fn new(shared: &Shared, hold: &Arc<Hold>) -> Self {
+        // A forked child holds nothing.
         if shared.check_process().is_err() {
-            return Self { hold: None, receiver: WatchReceiver::new(DISCONNECTED.clone()) };
+            return Self { watch: None, receiver: WatchReceiver::new(DISCONNECTED.clone()) };
         }
-        hold_requests::watch(shared, hold);
-        Self { hold: Some(hold.clone()), receiver: WatchReceiver::new(hold.wanted()) }
+        let watch = hold.wanted();
+        hold_requests::watch(shared, hold, &watch);
+        let receiver = WatchReceiver::new(watch.receiver().clone());
+        Self { watch: Some(watch), receiver }
     }
 
     /// Returns `true` if another client waits for the lock, or waited for it during this hold. Does
     /// not block and does not ask the server.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
-        let is_wanted = |hold: &Arc<Hold>| !self.receiver.is_forked() && hold.is_wanted();
-        self.hold.as_ref().is_some_and(is_wanted)
+        let is_wanted = |watch: &WantedWatch| !self.receiver.is_forked() && watch.is_wanted();
+        self.watch.as_ref().is_some_and(is_wanted)
     }
 
     /// Blocks the current thread until another client waits for the lock, the hold is over, or

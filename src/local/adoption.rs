@@ -213,10 +213,10 @@ fn renew_detached(
             reply => reply,
         }
     })?;
-    if reply == HoldReply::Done {
-        Ok(sent)
-    } else {
+    if reply == HoldReply::Gone {
         Err(Error::lost(&id.name, LossCause::Gone.into()))
+    } else {
+        Ok(sent)
     }
 }
 

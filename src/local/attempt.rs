@@ -9,10 +9,10 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use std::{iter, slice};
+use std::{iter, mem, slice};
 
-use crate::base::clock::Moment;
-use crate::base::failure::Failure;
+use crate::base::clock::{Moment, end_of};
+use crate::base::failure::{Failure, FailureKind};
 use crate::error::Result as CallResult;
 use crate::local::call::{Counted, Wait};
 use crate::local::head_requests::{followers_of_head, hand_out, mark_in_doubt};
@@ -23,7 +23,7 @@ use crate::local::shared::Shared;
 use crate::local::wait_queues::Pauses;
 use crate::local::waiter::{HeadAnswer, Waiter};
 use crate::store::ask_one;
-use crate::store::hold_id::HoldId;
+use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::redisson_channels::RedissonWait;
 use crate::store::request::{Acquire, AcquireReply, Change, HoldRequest, Registration, is_granted};
 
@@ -41,6 +41,12 @@ pub(super) struct Attempt<'a> {
     /// If the last pause has ended without a wake-up: until when the lock could be free only
     /// because it was released, by the reply before.
     held_until: Option<Moment>,
+    /// Of a call that does not wait, once a client that may only keep the lock was told: until when
+    /// that has time to release it.
+    recall_ends: Option<Instant>,
+    /// Whether the call has had a lock of the name released that is only kept, where it wants the
+    /// name as something else.
+    has_recalled: bool,
     /// Since the first failure.
     retry: Option<RetryPolicy>,
     /// Whether the call has reported that the lock is held.
@@ -67,6 +73,8 @@ impl<'a> Attempt<'a> {
             registration,
             pauses: HeldPauses { backoff: None, yields_until: waiter.caller.begin },
             held_until: None,
+            recall_ends: None,
+            has_recalled: false,
             retry: None,
             contended,
             after_release,
@@ -98,6 +106,11 @@ impl<'a> Attempt<'a> {
                     let pause = self.pause_while_held(remaining, recalled);
                     let Some(pause) = pause else { return Ok(None) };
                     pause
+                }
+                Err(failure)
+                    if failure.kind == FailureKind::WrongType && self.recall_kept_lock()? =>
+                {
+                    continue;
                 }
                 Err(failure) => self.pause_after(failure)?,
             };
@@ -176,9 +189,56 @@ impl<'a> Attempt<'a> {
         shared.reporter.report_contended(&waiter.hold.name, self.contended);
         *waiter.answer.lock() = HeadAnswer::Held(Instant::now());
         let pause = self.pauses.next(shared.config.backoff, remaining);
-        // A call that does not wait asks once for a lock that is perhaps only kept.
-        let is_asked = recalled && matches!(self.registration, Registration::Last);
-        waiter.caller.wait.cut(pause).or(is_asked.then_some(RECALL_TIME))
+        if let Some(pause) = waiter.caller.wait.cut(pause) {
+            return Some(pause);
+        }
+        if recalled && matches!(self.registration, Registration::Last) {
+            self.recall_ends.get_or_insert_with(|| end_of(RECALL_TIME));
+        }
+        // Whatever wakes the thread without the lock before that does not end the call.
+        let left = self.recall_ends?.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Has a lock of this name released that another client only keeps: a name that no guard has
+    /// may be used for any kind. Returns `true` if it is worth trying again.
+    fn recall_kept_lock(&mut self) -> CallResult<bool> {
+        let Self { shared, waiter, .. } = *self;
+        let Waiter { hold, caller, .. } = waiter;
+        if hold.kind.is_lock() || mem::replace(&mut self.has_recalled, true) {
+            return Ok(false);
+        }
+        let lock = HoldId { kind: HoldKind::Lock, ..hold.clone() };
+        let (end, mut has_told) = (end_of(RECALL_TIME), false);
+        let is_gone = loop {
+            let request = Acquire {
+                holds: slice::from_ref(&lock),
+                lease: caller.times.lease,
+                registration: Registration::Recall,
+                deadline: caller.request_deadline(),
+            };
+            match shared.store.acquire(request) {
+                Ok(AcquireReply::Held { recalled: true, .. }) => has_told = true,
+                Ok(AcquireReply::Held { remaining, .. }) => break remaining.is_none(),
+                Ok(AcquireReply::Acquired { .. }) | Err(_) => break false,
+            }
+            shared.listening.start(&*shared.store);
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break false;
+            }
+            if let Err(error) = waiter.sleep(left) {
+                shared.listening.unregister(&*shared.store, &lock, caller.times);
+                return Err(error);
+            }
+        };
+        if has_told {
+            // What this client was offered is a lock, too.
+            let (change, deadline) = (Change::Unregister, caller.request_deadline());
+            drop(ask_one(&*shared.store, HoldRequest { hold: &lock, change, deadline }));
+            shared.wait_queues.wake(HoldKind::Lock, &lock.name);
+        }
+        Ok(is_gone || has_told)
     }
 
     /// Returns how long to sleep after a failure, unless trying again is pointless.
@@ -272,7 +332,7 @@ impl<'a> Attempt<'a> {
             (Registration::IfMayBeKept, Ok(AcquireReply::Held { recalled: true, .. })) => {
                 Registration::Last
             }
-            (Registration::IfMayBeKept | Registration::None, _) => return,
+            (Registration::IfMayBeKept | Registration::Last | Registration::None, _) => return,
             _ => Registration::Registered,
         };
         if matches!(reply, Ok(AcquireReply::Held { .. })) {
@@ -305,7 +365,7 @@ impl<'a> Attempt<'a> {
     /// Removes the client from the waiting clients if it is among them and servers reply.
     pub(super) fn unregister(&self) {
         let is_failing = self.retry.as_ref().is_some_and(RetryPolicy::is_failing);
-        if matches!(self.registration, Registration::Registered) && !is_failing {
+        if self.registration.may_be_queued() && !is_failing {
             let Shared { listening, store, .. } = self.shared;
             listening.unregister(&**store, &self.hold, self.waiter.caller.times);
         }

@@ -3,6 +3,7 @@
 
 use std::convert::Infallible;
 use std::error::Error as StdError;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use crate::base::clock::Moment;
 use crate::error::LossCause;
 
 /// The present hold of a tenure.
+#[expect(clippy::struct_excessive_bools, reason = "they are independent, and take little memory")]
 #[derive(Debug)]
 pub(super) struct CurrentHold {
     /// How many holds may follow, each with the next token.
@@ -23,6 +25,8 @@ pub(super) struct CurrentHold {
     pub(super) ended: bool,
     /// Whether it is over, and the lock is kept, or was when its tenure ended.
     pub(super) kept: bool,
+    /// Of the tenure: whether the renewer will look if the lock is still kept.
+    pub(super) looked_after: bool,
     /// When it began. Once it has ended, as long after [`Moment::FIRST`] as it was held. While the
     /// lock is kept, when it was last used.
     pub(super) acquired: Moment,
@@ -38,8 +42,8 @@ pub(super) struct CurrentHold {
 pub(super) struct Rare {
     /// Disconnected when the hold is over.
     pub(super) over: Option<OverChannel>,
-    /// Disconnected when another client waits, too.
-    pub(super) wanted: Option<OverChannel>,
+    /// Removed once another client waits.
+    pub(super) wanted: Option<WantedWatch>,
     /// Set when the tenure is lost.
     pub(super) cause: Option<LossCause>,
     /// Of the last renewal, unless that has succeeded.
@@ -54,17 +58,17 @@ impl CurrentHold {
         reported: false,
         ended: false,
         kept: false,
+        looked_after: false,
         acquired: Moment::FIRST,
         thread: None,
         rare: None,
     };
 
-    /// Replaces the hold by the next one, once its channels are disconnected. The renewer may just
-    /// have taken the tokens away of which that has one.
+    /// Replaces the hold by the next one, once its channels are disconnected.
     pub(super) fn advance(&mut self, thread: Option<Weak<()>>) {
         let room = self.room.saturating_sub(1);
-        let rare = self.rare.take();
-        *self = Self { room, acquired: Moment::now(), thread, rare, ..Self::NEW };
+        let (looked_after, acquired, rare) = (self.looked_after, Moment::now(), self.rare.take());
+        *self = Self { room, looked_after, acquired, thread, rare, ..Self::NEW };
     }
 
     /// Returns how long it has been held.
@@ -73,24 +77,11 @@ impl CurrentHold {
         end.since(if self.ended { Moment::FIRST } else { self.acquired })
     }
 
-    /// Returns a receiver of one of the channels, or a disconnected one if what it is to tell
-    /// `has_come`.
-    pub(super) fn watch(
-        &mut self,
-        has_come: bool,
-        channel: impl FnOnce(&mut Rare) -> &mut Option<OverChannel>,
-    ) -> Receiver<Infallible> {
-        if has_come {
-            return bounded(0).1;
-        }
-        let rare = self.rare.get_or_insert_default();
-        channel(rare).get_or_insert_default().receiver.clone()
-    }
-
     /// Disconnects the receivers, even those that watch other holds as well.
     pub(super) fn disconnect(&mut self) {
         if let Some(rare) = &mut self.rare {
-            for channel in [rare.over.take(), rare.wanted.take()].into_iter().flatten() {
+            let wanted = rare.wanted.take().map(|watch| watch.channel);
+            for channel in [rare.over.take(), wanted].into_iter().flatten() {
                 channel.disconnect();
             }
         }
@@ -114,6 +105,53 @@ impl Default for OverChannel {
 impl OverChannel {
     pub(super) fn disconnect(&self) {
         self.sender.lock().take();
+    }
+}
+
+/// Tells whether another client waits for the lock, or waited for it during one hold. All clones
+/// tell the same.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct WantedWatch {
+    /// Disconnected when another client waits or the hold is over.
+    channel: OverChannel,
+    state: Arc<WantedState>,
+}
+
+#[derive(Debug, Default)]
+struct WantedState {
+    is_wanted: AtomicBool,
+    /// Whether the store has confirmed that this client is told when another one waits.
+    is_told: AtomicBool,
+}
+
+impl WantedWatch {
+    /// One to which nothing more happens.
+    pub(crate) fn over(is_wanted: bool) -> Self {
+        let watch = Self::default();
+        watch.state.is_wanted.store(is_wanted, Ordering::Relaxed);
+        watch.channel.disconnect();
+        watch
+    }
+
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.state.is_wanted.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_wanted(&self) {
+        self.state.is_wanted.store(true, Ordering::Release);
+        self.channel.disconnect();
+    }
+
+    pub(super) fn is_told(&self) -> bool {
+        self.state.is_told.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_told(&self) {
+        self.state.is_told.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn receiver(&self) -> &Receiver<Infallible> {
+        &self.channel.receiver
     }
 }
 

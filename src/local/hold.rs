@@ -6,10 +6,11 @@
 //! others.
 
 use std::convert::Infallible;
+use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, bounded};
 use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
@@ -17,14 +18,11 @@ use crate::base::failure::Failure;
 use crate::base::spans::HoldSpan;
 use crate::error::{Error, Loss, LossCause};
 use crate::local::call::{Caller, Terms};
-use crate::local::current_hold::{CurrentHold, OverChannel};
+use crate::local::current_hold::{CurrentHold, OverChannel, WantedWatch};
 use crate::local::lease::{HoldFailure, Lease, NextStep};
 use crate::store::background::InDoubtHold;
 use crate::store::hold_id::HoldId;
 use crate::store::request::{Change, HoldReply, HoldRequest};
-
-/// The shortest time until the next look whether a lock is still kept.
-const KEPT_LOOK: Duration = Duration::from_millis(1);
 
 /// A hold, and then the next ones of its tenure. A client may have a million, so it is small.
 #[derive(Debug)]
@@ -34,7 +32,7 @@ pub(crate) struct Hold {
     pub(crate) lease: Lease,
     /// Whether requests about the hold may renew it.
     pub(super) renewed: bool,
-    /// When the tenure began: when the request was sent that has brought it.
+    /// When the tenure began: with the reply that has brought it, however far away the server is.
     begun: Moment,
     /// Until then the lock stays taken, however early the hold is released.
     pub(super) kept_until: Moment,
@@ -55,8 +53,6 @@ pub(crate) struct Hold {
     wanted: AtomicBool,
     /// Whether a hold has begun after the lock was kept, which was of use then.
     pub(super) reused: AtomicBool,
-    /// Whether the client was asked to tell when another one waits.
-    pub(super) watched: AtomicBool,
     /// For how many milliseconds the lock is kept when the hold is over; 0 if it is not.
     keep: u32,
     pub(super) current: Mutex<CurrentHold>,
@@ -75,7 +71,7 @@ impl Hold {
             span: HoldSpan::default(),
             lease: Lease::new(sent, times.lease, terms.lease, terms.max_hold),
             renewed: terms.renew,
-            begun: sent,
+            begun: replied,
             // From the reply, because the store has begun the hold by then.
             kept_until: terms.hold_at_least.map_or(Moment::FIRST, |time| replied.after(time)),
             fence: AtomicU64::new(fence),
@@ -85,7 +81,6 @@ impl Hold {
             failing: AtomicBool::new(false),
             wanted: AtomicBool::new(false),
             reused: AtomicBool::new(false),
-            watched: AtomicBool::new(false),
             keep,
             current: Mutex::new(current),
         }
@@ -112,7 +107,6 @@ impl Hold {
             failing: AtomicBool::new(false),
             wanted: AtomicBool::new(false),
             reused: AtomicBool::new(false),
-            watched: AtomicBool::new(false),
             keep: 0,
             current: Mutex::new(CurrentHold::NEW),
         }
@@ -123,10 +117,10 @@ impl Hold {
     }
 
     /// Returns `true` if the caller can have the next hold of this tenure: there is time and a
-    /// token left for one with its options. A lock that may be kept can be asked for, so there is
-    /// time until another client does.
-    pub(super) fn may_be_followed_by(&self, caller: &Caller) -> bool {
-        let keeps = self.keep > 0 && !self.is_wanted();
+    /// token left for one with its options. A lock that may be kept can be asked for, as long as
+    /// messages of other clients arrive, so there is time until one does.
+    pub(super) fn may_be_followed_by(&self, caller: &Caller, may_keep: bool) -> bool {
+        let keeps = self.keep > 0 && may_keep && !self.is_wanted();
         self.suits(&caller.terms)
             && self.current.lock().room > 0
             && (keeps || Moment::now() < self.begun.after(caller.terms.tenure))
@@ -134,7 +128,7 @@ impl Hold {
 
     /// Returns `true` if these are the terms of this tenure, and no request of it is in doubt.
     pub(super) fn suits(&self, terms: &Terms) -> bool {
-        self.lease.suits(self.begun, terms.lease, terms.max_hold)
+        self.lease.suits(terms.lease, terms.max_hold)
             && self.renewed == terms.renew
             && (self.kept_until, terms.hold_at_least) == (Moment::FIRST, None)
             && (self.keep == 0 || self.keep == terms.keep)
@@ -172,6 +166,28 @@ impl Hold {
         current.kept
     }
 
+    /// Returns when the renewer has to look whether a lock that was kept a moment ago still is;
+    /// `None` if it will look already, or another thread uses the lock. So a lock in use costs no
+    /// looks, and one that is used and kept again and again costs one in the time of keeping.
+    pub(super) fn begin_looks(&self) -> Option<Moment> {
+        let mut current = self.current.lock();
+        let begins = current.kept && !mem::replace(&mut current.looked_after, true);
+        begins.then(|| self.kept_end(&current))
+    }
+
+    /// Returns until when the lock is kept if no thread uses it, or `None` if the renewer has no
+    /// more to look for.
+    pub(super) fn next_look(&self) -> Option<Moment> {
+        let mut current = self.current.lock();
+        current.looked_after = current.kept && self.lease.is_open();
+        current.looked_after.then(|| self.kept_end(&current))
+    }
+
+    /// When a lock that is kept was not used for long enough.
+    fn kept_end(&self, current: &CurrentHold) -> Moment {
+        current.acquired.after(Duration::from_millis(self.keep.into()))
+    }
+
     /// Begins the next hold of a tenure that was kept. Returns `false` if that is over.
     pub(super) fn begin_kept(&self, caller: &Caller) -> bool {
         let mut current = self.current.lock();
@@ -187,7 +203,7 @@ impl Hold {
     /// Returns `true` if it is time to release a lock that is kept.
     pub(super) fn is_unused(&self) -> bool {
         let current = self.current.lock();
-        current.kept && current.acquired.after(Duration::from_millis(self.keep.into())).has_come()
+        current.kept && self.kept_end(&current).has_come()
     }
 
     /// Adds tokens for the next holds, which begin with `fence`: `room` more follow that one.
@@ -197,41 +213,37 @@ impl Hold {
         current.room = room.saturating_add(1);
     }
 
-    /// Takes away the tokens for further holds if the lock may be kept: the request for more of
-    /// them shows whether another client waits, whose message may have been lost.
-    pub(super) fn expire_fences(&self) {
-        if self.keep > 0 {
-            self.current.lock().room = 0;
-        }
-    }
-
     /// Returns `true` if another client waits for the lock, as far as is known.
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::Acquire)
     }
 
-    /// Notes that another client waits for the lock.
+    /// Notes that another client waits for the lock, and tells those that watch the present hold.
     pub(super) fn set_wanted(&self) {
         self.wanted.store(true, Ordering::Release);
         let mut current = self.current.lock();
-        if let Some(channel) = current.rare.as_mut().and_then(|it| it.wanted.take()) {
-            channel.disconnect();
+        if let Some(watch) = current.rare.as_mut().and_then(|it| it.wanted.take()) {
+            watch.set_wanted();
         }
     }
 
-    /// Returns a receiver that is disconnected when another client waits or the hold is over, and
-    /// gets no message.
-    pub(crate) fn wanted(&self) -> Receiver<Infallible> {
+    /// Returns what tells whether another client waits, for the present hold.
+    pub(crate) fn wanted(&self) -> WantedWatch {
         let mut current = self.current.lock();
-        // What is marked after this line finds the channel.
-        let has_come = self.is_wanted() || self.lease.is_settled();
-        current.watch(has_come, |rare| &mut rare.wanted)
+        // What is marked after this line finds the watch.
+        if self.is_wanted() || self.lease.is_settled() {
+            return WantedWatch::over(self.is_wanted());
+        }
+        current.rare.get_or_insert_default().wanted.get_or_insert_default().clone()
     }
 
     /// Returns a receiver that is disconnected when the hold is over, and gets no message.
     pub(crate) fn over(&self) -> Receiver<Infallible> {
         let mut current = self.current.lock();
-        current.watch(self.lease.is_settled(), |rare| &mut rare.over)
+        if self.lease.is_settled() {
+            return bounded(0).1;
+        }
+        current.rare.get_or_insert_default().over.get_or_insert_default().receiver.clone()
     }
 
     /// Lets the hold disconnect a channel of several holds when it is over.
@@ -340,6 +352,28 @@ impl Hold {
         HoldRequest { hold: &self.id, change: self.begin_release(), deadline }
     }
 
+    /// Returns `true` if requests about the hold ask if another client waits for the lock, whose
+    /// message may have been lost: where a thread watches it, or it may be kept.
+    pub(super) fn asks_if_wanted(&self) -> bool {
+        let is_watched = || {
+            let current = self.current.lock();
+            current.rare.as_ref().is_some_and(|rare| rare.wanted.is_some())
+        };
+        self.keep > 0 || is_watched()
+    }
+
+    /// Returns what renews the hold.
+    pub(super) fn to_renew(&self, now: Moment) -> Change {
+        let lease = self.lease.next(now);
+        let asks = self.asks_if_wanted();
+        if asks { Change::Watch { lease: Some(lease) } } else { Change::Renew { lease } }
+    }
+
+    /// Returns what finds out whether the hold exists.
+    pub(super) fn to_check(&self) -> Change {
+        if self.asks_if_wanted() { Change::Watch { lease: None } } else { Change::Check }
+    }
+
     /// As `to_release`, without the request.
     pub(super) fn begin_release(&self) -> Change {
         self.releases.fetch_add(1, Ordering::AcqRel);
@@ -355,7 +389,7 @@ impl Hold {
         let is_only = self.releases.load(Ordering::Acquire) <= 1;
         match reply {
             Ok(HoldReply::Gone) if is_only || self.lease.is_lost() => Err(HoldFailure::Lost),
-            Ok(HoldReply::Gone | HoldReply::Done) => Ok(()),
+            Ok(_) => Ok(()),
             Err(failure) => {
                 if !failure.is_ambiguous() {
                     self.releases.fetch_sub(1, Ordering::AcqRel);
@@ -382,15 +416,7 @@ impl Hold {
     pub(super) fn next_step(&self) -> Option<NextStep> {
         let current = self.current.lock();
         let is_alive = current.thread.as_ref().is_none_or(|thread| thread.strong_count() > 0);
-        // The first moment at which the lock can be kept no longer, though it may be used and kept
-        // again until then: a thread that uses it wakes none for that.
-        let kept_end = (self.keep > 0).then(|| {
-            let now = Moment::now();
-            let last_used = if current.kept { current.acquired } else { now };
-            // Not at once again if a thread is about to use it.
-            last_used.after(Duration::from_millis(self.keep.into())).max(now.after(KEPT_LOOK))
-        });
-        self.lease.next_step(self.renewed && is_alive, kept_end)
+        self.lease.next_step(self.renewed && is_alive)
     }
 }
 
@@ -509,10 +535,11 @@ mod tests {
     #[test]
     fn every_receiver_learns_of_a_loss_before_and_after_it() {
         let hold = acquired(&options(), Moment::now());
-        let early = [hold.over(), hold.over(), hold.wanted()];
+        let wanted = || hold.wanted().receiver().clone();
+        let early = [hold.over(), hold.over(), wanted()];
         Reporter::default().lose(&hold);
         assert!(hold.lease.is_lost());
-        for over in early.iter().chain([&hold.over(), &hold.wanted()]) {
+        for over in early.iter().chain([&hold.over(), &wanted()]) {
             assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
         }
     }
@@ -704,48 +731,76 @@ mod tests {
     fn a_kept_lock_is_released_when_it_was_not_used_for_long() {
         let hold = keepable(&LockOptions { keep: LEASE / 2, ..keeping() });
         assert!(hold.keep() && !hold.is_unused());
-        let kept_end = next_step(&hold);
-        assert!(!kept_end.renews && kept_end.due.left() <= LEASE / 2);
+        assert!(hold.next_look().is_some_and(|look| look.left() <= LEASE / 2));
         sleep(LEASE / 2);
         assert!(hold.is_unused());
         assert!(hold.begin_kept(&caller(&keeping())) && !hold.is_unused(), "it is used");
-        let long = keepable(&LockOptions { keep: LEASE * 100, ..keeping() });
-        assert!(next_step(&long).renews, "it is renewed before");
+    }
+
+    #[test]
+    fn only_a_lock_that_is_kept_is_looked_at_and_once_in_the_time_of_keeping() {
+        let hold = keepable(&keeping());
+        assert!(next_step(&hold).renews);
+        assert_eq!((hold.begin_looks(), hold.next_look()), (None, None), "it is in use");
+        assert!(hold.keep() && hold.begin_looks().is_some());
+        for _ in 0..3 {
+            assert!(hold.begin_kept(&caller(&keeping())) && hold.keep());
+            assert_eq!(hold.begin_looks(), None, "it is looked at already");
+        }
+        assert!(hold.next_look().is_some() && next_step(&hold).renews);
+        assert!(hold.begin_kept(&caller(&keeping())));
+        assert_eq!(hold.next_look(), None, "it is in use");
+        assert!(hold.keep() && hold.begin_looks().is_some());
+        assert!(hold.lease.lose());
+        assert_eq!(hold.next_look(), None);
+    }
+
+    #[test]
+    fn a_hold_that_is_over_does_not_become_wanted() {
+        let hold = keepable(&keeping());
+        let first = hold.wanted();
+        hold.begin_next(&caller(&keeping()));
+        let second = hold.wanted();
+        assert!(hold.keep());
+        assert!(hold.begin_kept(&caller(&keeping())));
+        let third = hold.wanted();
+        hold.set_wanted();
+        let is_wanted = [first, second, third, hold.wanted()].map(|watch| watch.is_wanted());
+        assert_eq!(is_wanted, [false, false, true, true]);
     }
 
     #[test]
     fn new_tokens_are_those_of_the_next_holds() {
         let (hold, caller) = (keepable(&keeping()), caller(&keeping()));
-        hold.expire_fences();
-        assert!(!hold.may_be_followed_by(&caller), "it has no token for one");
         hold.add_fences(20, 1);
         for fence in [20, 21] {
-            assert!(hold.may_be_followed_by(&caller));
+            assert!(hold.may_be_followed_by(&caller, true));
             hold.begin_next(&caller);
             assert_eq!(hold.fence(), fence);
         }
-        assert!(!hold.may_be_followed_by(&caller));
+        assert!(!hold.may_be_followed_by(&caller, true), "it has no token for one");
     }
 
     #[test]
-    fn only_a_kept_lock_must_ask_for_its_tokens_again() {
-        let options = LockOptions { keep: Duration::ZERO, tenure: Some(LEASE), ..keeping() };
-        let hold = keepable(&options);
-        hold.expire_fences();
-        assert!(hold.may_be_followed_by(&caller(&options)));
+    fn a_tenure_lasts_from_the_reply_that_has_brought_it() {
+        let (lease, tenure) = (LEASE * 100, Some(LEASE * 30));
+        let caller = caller(&LockOptions { lease, tenure, ..options() });
+        let far = Hold::new(id(), 7, 2, &caller, Moment::now().before(LEASE * 40));
+        assert!(far.may_be_followed_by(&caller, true));
     }
 
     #[test]
     fn a_tenure_ends_with_its_time_unless_the_lock_may_be_kept() {
         let over = LockOptions { tenure: Some(Duration::ZERO), ..keeping() };
         let hold = keepable(&over);
-        assert!(hold.may_be_followed_by(&caller(&over)));
+        assert!(hold.may_be_followed_by(&caller(&over), true));
+        assert!(!hold.may_be_followed_by(&caller(&over), false), "none can ask for it");
         hold.set_wanted();
-        assert!(!hold.may_be_followed_by(&caller(&over)), "another client waits");
+        assert!(!hold.may_be_followed_by(&caller(&over), true), "another client waits");
         let goes_on = LockOptions { tenure: Some(LEASE * 20), ..keeping() };
-        assert!(hold.may_be_followed_by(&caller(&goes_on)));
+        assert!(hold.may_be_followed_by(&caller(&goes_on), true));
         let not_kept = LockOptions { keep: Duration::ZERO, ..over };
-        assert!(!keepable(&not_kept).may_be_followed_by(&caller(&not_kept)));
+        assert!(!keepable(&not_kept).may_be_followed_by(&caller(&not_kept), true));
     }
 
     #[test]

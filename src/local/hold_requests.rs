@@ -4,23 +4,24 @@
 //! the end of a hold is decided in `release.rs`.
 
 use std::borrow::Cow;
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
-use std::{ptr, slice};
 
 use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::{Error, Result as ApiResult};
 use crate::guards::canceller::Canceller;
 use crate::local::call::Wait;
+use crate::local::current_hold::WantedWatch;
 use crate::local::hold::Hold;
 use crate::local::lease::HoldFailure;
 use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::local::wait_queues::Pauses;
 use crate::store::ask_one;
-use crate::store::request::{Change, DETACHED, HoldReply, HoldRequest, Look};
+use crate::store::request::{Change, DETACHED, HoldReply, HoldRequest};
 
 /// A level of a hold, for one guard: a thread may lock again what it holds.
 #[derive(Debug)]
@@ -159,14 +160,17 @@ fn conclude(
     }
     match (change, reply) {
         (Change::Release { .. }, reply) => return hold.release_outcome(reply),
-        (_, Ok(HoldReply::Done)) => {
+        (_, Ok(reply @ (HoldReply::Done | HoldReply::Wanted))) => {
+            if reply == HoldReply::Wanted {
+                shared.reporter.set_wanted(hold);
+            }
             if let Some(next) = change.lease() {
                 hold.lease.extend(sent, next);
             }
         }
         (_, Ok(HoldReply::Gone)) => shared.reporter.lose(hold),
         // Another program has replaced the lock by something else.
-        (Change::Check | Change::Renew { .. }, Err(failure))
+        (Change::Check | Change::Renew { .. } | Change::Watch { .. }, Err(failure))
             if failure.kind == FailureKind::WrongType =>
         {
             shared.reporter.lose(hold);
@@ -206,28 +210,26 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
     }
 }
 
-/// Has this client told when another one waits for the lock, and asks once whether one does. That
-/// may fail: then the renewal of another client's wish has to come. Messages about a hold that was
-/// adopted go to the client that began it, so whether it is wanted is asked each time.
-pub(crate) fn watch(shared: &Shared, hold: &Hold) {
+/// Has this client told when another one waits for the lock, and asks whether one does. If that
+/// fails, renewals go on to ask. Messages about a hold that was adopted go to the client that began
+/// it, so whether it is wanted is asked each time.
+pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>, watch: &WantedWatch) {
     let head = shared.wait_queues.holder(hold.id.kind, &hold.id.name);
-    let is_told = head.is_some_and(|head| ptr::eq(&raw const *head, hold));
-    if !shared.is_held(hold) || is_told && hold.watched.swap(true, Ordering::Relaxed) {
+    let is_own = head.is_some_and(|head| Arc::ptr_eq(&head, hold));
+    if is_own && watch.is_told() || watch.is_wanted() || !shared.is_held(hold) {
         return;
     }
-    let (id, deadline) = (&hold.id, shared.request_deadline(hold));
-    if is_told {
+    if is_own {
         shared.listening.start(&*shared.store);
-        if !id.may_be_kept() {
-            let watch = HoldRequest { hold: id, change: Change::Watch, deadline };
-            drop(ask_one(&*shared.store, watch));
+    }
+    let (open, mut retry) = (slice::from_ref(hold).into(), retry(shared, hold, Wait::No));
+    let pauses = Pauses::of_request(&shared.wait_queues);
+    let change = |_: &Hold| Change::Watch { lease: None };
+    ask(shared, open, &mut retry, &pauses, change, ask_store(shared), |_, outcome| {
+        if outcome.is_ok() {
+            watch.set_told();
         }
-    }
-    let is_other = |client: &String| **client != *shared.client;
-    let report = shared.store.report(&id.name, Look::All, deadline);
-    if report.is_ok_and(|report| report.waiting.iter().any(is_other)) {
-        hold.set_wanted();
-    }
+    });
 }
 
 /// Returns how often a request about a hold is repeated.

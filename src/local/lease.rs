@@ -33,10 +33,17 @@ const ENDED: u64 = 2;
 pub(crate) struct Lease {
     /// Of a whole lease, in nanoseconds: a `Duration` takes twice as much memory.
     duration: u64,
-    /// The age limit.
-    limit: Moment,
+    /// Rarely set, so it takes no memory otherwise.
+    age_limit: Option<Box<AgeLimit>>,
     /// The local deadline, or how the hold has ended.
     state: AtomicU64,
+}
+
+/// When a tenure is lost, however often it is renewed.
+#[derive(Debug)]
+struct AgeLimit {
+    max_hold: Duration,
+    end: Moment,
 }
 
 /// When the renewer turns to a lease next.
@@ -44,7 +51,7 @@ pub(crate) struct Lease {
 pub(crate) struct NextStep {
     pub(super) due: Moment,
     /// Whether to renew it then: when a third of it has passed, a little less because of the drift.
-    /// If not, to find it lost, or to release a lock that is kept and not used.
+    /// If not, to find it lost.
     pub(super) renews: bool,
 }
 
@@ -57,16 +64,22 @@ impl Lease {
         whole: Duration,
         max_hold: Option<Duration>,
     ) -> Self {
+        let age_limit = |max_hold| Box::new(AgeLimit { max_hold, end: sent.after(max_hold) });
         Self {
             duration: nanos(whole),
-            limit: age_limit(sent, max_hold),
+            age_limit: max_hold.map(age_limit),
             state: AtomicU64::new(sent.after(reliable(first)).0),
         }
     }
 
-    /// Returns `true` if a tenure that began then would have such a lease.
-    pub(super) fn suits(&self, begun: Moment, whole: Duration, max_hold: Option<Duration>) -> bool {
-        self.duration() == whole && self.limit == age_limit(begun, max_hold)
+    /// Returns `true` if this is what a tenure with these terms has.
+    pub(super) fn suits(&self, whole: Duration, max_hold: Option<Duration>) -> bool {
+        let limit = self.age_limit.as_ref().map(|limit| limit.max_hold);
+        self.duration() == whole && limit == max_hold
+    }
+
+    fn limit(&self) -> Moment {
+        self.age_limit.as_ref().map_or(Moment::NEVER, |limit| limit.end)
     }
 
     /// Returns the duration of a whole lease.
@@ -92,13 +105,13 @@ impl Lease {
 
     /// Returns the time until the age limit.
     pub(super) fn age_left(&self) -> Duration {
-        self.limit.since(Moment::now())
+        self.limit().since(Moment::now())
     }
 
     /// Returns the lease to ask for in a request that is sent now: less than a whole one where the
     /// age limit comes first.
     pub(super) fn next(&self, now: Moment) -> Duration {
-        self.duration().min(self.limit.since(now))
+        self.duration().min(self.limit().since(now))
     }
 
     /// Moves the deadline after a request sent at `sent` has renewed the hold for `lease`. Does
@@ -119,7 +132,7 @@ impl Lease {
 
     /// Returns `true` if the age limit leaves nothing to renew after this deadline.
     fn is_last(&self, deadline: Moment) -> bool {
-        deadline.after(drift(self.duration())) >= self.limit
+        deadline.after(drift(self.duration())) >= self.limit()
     }
 
     /// Marks the hold as lost if its deadline has passed. Returns `true` for the one call that
@@ -163,16 +176,14 @@ impl Lease {
         self.state.compare_exchange(ENDED, outcome, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Returns what the renewer has to do next, if the hold is still to be renewed, and its lock
-    /// can be kept until `kept_end`. `None` if it is over.
-    pub(super) fn next_step(&self, renews: bool, kept_end: Option<Moment>) -> Option<NextStep> {
+    /// Returns what the renewer has to do next, if the hold is still to be renewed. `None` if it is
+    /// over.
+    pub(super) fn next_step(&self, renews: bool) -> Option<NextStep> {
         let deadline = Some(Moment(self.load())).filter(|deadline| deadline.0 > ENDED)?;
         if !renews || self.is_last(deadline) {
             return Some(NextStep { due: deadline, renews: false });
         }
-        let renewal = deadline.before(self.duration() * 2 / 3);
-        let kept_end = kept_end.filter(|end| *end < renewal);
-        Some(NextStep { due: kept_end.unwrap_or(renewal), renews: kept_end.is_none() })
+        Some(NextStep { due: deadline.before(self.duration() * 2 / 3), renews: true })
     }
 
     /// Sets the state to `next` while it is a moment that `may_change`. Returns `true` if it has.
@@ -202,11 +213,6 @@ impl HoldFailure {
     }
 }
 
-/// Returns the moment at which the holds of a tenure are lost that began then.
-fn age_limit(begun: Moment, max_hold: Option<Duration>) -> Moment {
-    max_hold.map_or(Moment::NEVER, |age| begun.after(age))
-}
-
 /// Returns for how long a lease may be relied on, from when the request for it was sent.
 pub(super) fn reliable(lease: Duration) -> Duration {
     lease.saturating_sub(drift(lease))
@@ -229,20 +235,6 @@ mod tests {
         let deadline = Moment(lease.load());
         assert!(!lease.end(deadline) && !lease.is_ended());
         assert!(lease.end(deadline.before(Duration::from_nanos(1))) && lease.is_ended());
-    }
-
-    #[test]
-    fn a_lock_is_released_when_it_can_be_kept_no_longer_or_else_renewed() {
-        let whole = Duration::from_secs(30);
-        let lease = Lease::new(Moment::now(), whole, whole, None);
-        let renewal = lease.next_step(true, None).expect("it is held");
-        assert!(renewal.renews);
-        for end in [renewal.due, renewal.due.after(whole)] {
-            assert_eq!(lease.next_step(true, Some(end)), Some(renewal));
-        }
-        let end = renewal.due.before(Duration::from_secs(1));
-        let release = NextStep { due: end, renews: false };
-        assert_eq!(lease.next_step(true, Some(end)), Some(release));
     }
 
     #[test]

@@ -91,7 +91,7 @@ impl Listening {
             Err(error) => {
                 let failed_before = mem::replace(&mut *failing, true);
                 let Some(reporter) = self.reporter.upgrade() else { return };
-                reporter.wait_queues.set_listening(false);
+                reporter.set_listening(false);
                 if !failed_before {
                     reporter.events.warn(|| {
                         format!("no thread for wake-ups, so that waiting may take longer: {error}")
@@ -225,11 +225,12 @@ impl ListenerThread {
         let Some(reporter) = self.reporter.upgrade() else { return true };
         let Reporter { wait_queues, counters, renewer, .. } = &*reporter;
         match wake {
+            Wake::Complete(is_complete) => reporter.set_listening(*is_complete),
             Wake::Ready => {
-                wait_queues.set_listening(true);
                 wait_queues.each(|_, queue| {
                     queue.wake();
                 });
+                renewer.watch();
             }
             Wake::Unlocked(names) => {
                 for name in names {
@@ -270,7 +271,7 @@ impl ListenerThread {
     fn pause_after(&mut self, failure: &Failure) -> Duration {
         let reporter = self.reporter.upgrade();
         if let Some(reporter) = &reporter {
-            reporter.wait_queues.set_listening(false);
+            reporter.set_listening(false);
         }
         if self.ready.take().is_some_and(|since| since.elapsed() >= STABLE) {
             self.pauses = None;
@@ -417,16 +418,20 @@ pub(super) mod tests {
 
     #[test]
     fn locks_are_kept_while_messages_arrive() {
-        let scene = scene();
-        scene.send(Ok(Wake::Ready));
-        scene.wake("a");
-        assert!(scene.reporter.wait_queues.is_listening());
-        scene.send(Err(failure(FailureKind::Disconnected)));
-        // The first message wakes every head, perhaps also one that comes a little later.
-        let until = end_of(SOON);
-        while scene.reporter.wait_queues.is_listening() {
-            assert!(Instant::now() < until, "it listens no more");
-            thread::sleep(Duration::from_millis(1));
+        let stops: [fn() -> Result<Wake, Failure>; 2] =
+            [|| Err(failure(FailureKind::Disconnected)), || Ok(Wake::Complete(false))];
+        for stop in stops {
+            let scene = scene();
+            scene.send(Ok(Wake::Complete(true)));
+            scene.wake("a");
+            let queues = &scene.reporter.wait_queues;
+            assert!(queues.is_listening());
+            scene.send(stop());
+            let until = end_of(SOON);
+            while queues.is_listening() {
+                assert!(Instant::now() < until, "it listens no more");
+                thread::sleep(Duration::from_millis(1));
+            }
         }
     }
 

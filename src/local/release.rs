@@ -220,6 +220,9 @@ fn end_locally(shared: &Shared, hold: &Arc<Hold>, hands_off: bool) -> Ending {
         Ending::HandedOff => {}
         Ending::Kept | Ending::Released { .. } => {
             shared.counters.held.fetch_sub(1, Ordering::Relaxed);
+            if ending == Ending::Kept {
+                shared.reporter.renewer.look_after_kept(hold);
+            }
         }
         Ending::Lost => {
             shared.reporter.expire(hold);
@@ -249,7 +252,7 @@ fn post_depth(shared: &Shared, hold: &Arc<Hold>, depth: u32) {
         request: HoldRequest { hold: &hold.id, change, deadline },
         write_by: deadline,
         on_reply: Box::new(move |reply| match reply {
-            Ok(HoldReply::Done) => {}
+            Ok(HoldReply::Done | HoldReply::Wanted) => {}
             Ok(HoldReply::Gone) => reporter.lose(&held),
             Err(failure) => reporter.log_failed_release(&held, &failure),
         }),

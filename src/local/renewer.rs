@@ -48,6 +48,8 @@ pub(super) enum Message {
     EndAll(ShutdownCall),
     /// To mark a hold as lost that does not exist any more, and to drop the sender then.
     Lose(HoldId, Sender<()>),
+    /// To ask whether other clients wait for locks: their messages may have been missed.
+    Watch,
     Work(Scheduled),
 }
 
@@ -101,6 +103,13 @@ impl Renewer {
         }
     }
 
+    /// Releases a lock that is kept since a moment ago, once no thread has used it for long enough.
+    pub(crate) fn look_after_kept(&self, hold: &Arc<Hold>) {
+        if let Some(due) = hold.begin_looks() {
+            self.send(Message::Work(Scheduled::Kept(hold.clone())), due);
+        }
+    }
+
     /// Removes a hold from the store that may exist there, or come to.
     pub(crate) fn clean_up(&self, in_doubt: InDoubtHold) {
         self.add_clean_up(CleanUp::new(in_doubt));
@@ -123,6 +132,11 @@ impl Renewer {
     /// Finds out whether a hold still exists that was perhaps ended by force.
     pub(crate) fn check(&self, hold: HoldId) {
         self.send(Message::Check(hold), Moment::FIRST);
+    }
+
+    /// Finds out whether other clients wait for locks that threads watch, or that may be kept.
+    pub(crate) fn watch(&self) {
+        self.send(Message::Watch, Moment::FIRST);
     }
 
     /// Marks a hold as lost that does not exist any more, and blocks until the thread has done so,

@@ -23,7 +23,7 @@ use crate::local::renewer::{Incoming, Message, Shutdown, ShutdownCall, unconfirm
 use crate::local::renewer_jobs::RenewerJobs;
 use crate::local::reporter::Reporter;
 use crate::local::timers::{CleanUp, Scheduled, TimerQueue};
-use crate::store::background::{JobOutcome, JobReply, JobRunner};
+use crate::store::background::{JobOutcome, JobRunner};
 use crate::store::hold_id::HoldId;
 use crate::store::request::HoldReply;
 
@@ -127,6 +127,13 @@ impl RenewerThread {
                         self.reporter.lose(&hold);
                     }
                 }
+                Message::Watch => {
+                    let holds = self.all_work().filter_map(Scheduled::as_hold);
+                    let asks = |hold: &&Arc<Hold>| hold.asks_if_wanted();
+                    for hold in holds.filter(asks).cloned().collect::<Vec<_>>() {
+                        self.timers.add_at(Moment::FIRST, Scheduled::Check(hold));
+                    }
+                }
                 Message::Work(work) => {
                     if let Scheduled::Hold(hold) = &work
                         && hold.renewed
@@ -210,14 +217,13 @@ impl RenewerThread {
         while batch.len() < BATCH
             && let Some(work) = self.timers.pop(now)
         {
-            if let Scheduled::Hold(hold) = &work {
-                self.reporter.expire(hold);
-                let (queues, is_it) =
-                    (&self.reporter.wait_queues, |kept: &Hold| kept.id == hold.id);
-                if hold.is_unused() && queues.end_kept(&hold.id.name, is_it).is_some() {
-                    self.reporter.renewer.release(hold);
+            match &work {
+                Scheduled::Hold(hold) => drop(self.reporter.expire(hold)),
+                Scheduled::Kept(hold) => {
+                    self.look_at_kept(hold);
                     continue;
                 }
+                Scheduled::Check(_) | Scheduled::CleanUp(_) => {}
             }
             if work.is_due(now) {
                 batch.push(work);
@@ -229,13 +235,27 @@ impl RenewerThread {
         self.finish_jobs(outcomes);
     }
 
+    /// Releases a lock that is kept and that no thread has used for long enough, or looks again
+    /// later. One in use is looked at again when it is kept again.
+    fn look_at_kept(&mut self, hold: &Arc<Hold>) {
+        let Reporter { wait_queues, renewer, .. } = &self.reporter;
+        let is_it = |kept: &Hold| kept.id == hold.id && kept.is_unused();
+        if wait_queues.end_kept(&hold.id.name, is_it).is_some() {
+            renewer.release(hold);
+        } else {
+            self.timers.add(Scheduled::Kept(hold.clone()));
+        }
+    }
+
     fn finish_jobs(&mut self, outcomes: Vec<(u64, JobOutcome)>) {
         for (id, outcome) in outcomes {
             match self.jobs.remove(id) {
                 // Without a reply the next renewal finds out.
-                Some((Scheduled::Check(hold), _)) => {
-                    if matches!(outcome, Ok(JobReply { hold: HoldReply::Gone, .. })) {
-                        self.reporter.lose(&hold);
+                Some((Scheduled::Check(hold) | Scheduled::Kept(hold), _)) => {
+                    match outcome.map(|reply| reply.hold) {
+                        Ok(HoldReply::Gone) => self.reporter.lose(&hold),
+                        Ok(HoldReply::Wanted) => self.reporter.set_wanted(&hold),
+                        Ok(HoldReply::Done) | Err(_) => {}
                     }
                 }
                 Some((Scheduled::CleanUp(clean_up), _)) => self.finish_clean_up(clean_up, outcome),
@@ -249,10 +269,12 @@ impl RenewerThread {
     /// decides whether the hold is lost, not one reply.
     fn finish_renewal(&mut self, hold: Arc<Hold>, sent: Moment, outcome: JobOutcome) {
         match outcome.map(|reply| reply.hold) {
-            Ok(HoldReply::Done) => {
+            Ok(reply @ (HoldReply::Done | HoldReply::Wanted)) => {
+                if reply == HoldReply::Wanted {
+                    self.reporter.set_wanted(&hold);
+                }
                 let is_late = hold.lease.is_nearly_over();
                 hold.lease.extend(sent, hold.lease.next(sent));
-                hold.expire_fences();
                 self.reporter.record_reply(&hold.id.name);
                 self.reporter.outages.record_renewal(&hold, is_late);
                 self.schedule(Scheduled::Hold(hold));

@@ -222,6 +222,24 @@ impl Reporter {
         self.counters.unsettled.fetch_sub(1, Ordering::SeqCst);
     }
 
+    /// Records whether messages of other clients arrive. If not, they cannot ask for what is kept:
+    /// it is released.
+    pub(super) fn set_listening(&self, listening: bool) {
+        self.wait_queues.set_listening(listening);
+        if !listening {
+            self.wait_queues.end_all_kept().iter().for_each(|kept| self.renewer.release(kept));
+        }
+    }
+
+    /// Notes that another client waits for a lock, and has it released if it is only kept.
+    pub(super) fn set_wanted(&self, hold: &Arc<Hold>) {
+        hold.set_wanted();
+        let is_it = |kept: &Hold| kept.id == hold.id;
+        if let Some(kept) = self.wait_queues.end_kept(&hold.id.name, is_it) {
+            self.renewer.release(&kept);
+        }
+    }
+
     /// Ends a hold without its holder. Returns `false` if it has ended or is lost already.
     pub(super) fn end(&self, hold: &Hold) -> bool {
         let ended = hold.end();

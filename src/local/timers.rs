@@ -34,19 +34,24 @@ pub(crate) enum Scheduled {
     Check(Arc<Hold>),
     CleanUp(Box<CleanUp>),
     Hold(Arc<Hold>),
+    /// To release a lock that is kept, if no thread has used it for long enough.
+    Kept(Arc<Hold>),
 }
 
 impl Scheduled {
-    /// Returns the job that does it now, in a third of the lease at most.
+    /// Returns the job that does it now, in a third of the lease at most. What is kept is only
+    /// looked at, before it comes to that.
     pub(crate) fn job(&self, id: u64, now: Moment) -> Job {
         let (hold, change, limit) = match self {
-            Self::Check(hold) => (&hold.id, Change::Check, hold.lease.remaining()),
+            Self::Check(hold) | Self::Kept(hold) => {
+                (&hold.id, hold.to_check(), hold.lease.remaining())
+            }
             Self::CleanUp(clean_up) => {
                 let InDoubtHold { hold, lease, .. } = &clean_up.in_doubt;
                 (hold, clean_up.begin_attempt(), *lease / 3)
             }
             Self::Hold(hold) => {
-                let change = Change::Renew { lease: hold.lease.next(now) };
+                let change = hold.to_renew(now);
                 (&hold.id, change, (hold.lease.duration() / 3).min(hold.lease.remaining()))
             }
         };
@@ -175,6 +180,7 @@ impl TimerQueue {
         let due = match &work {
             Scheduled::Check(_) | Scheduled::CleanUp(_) => Some(Moment::FIRST),
             Scheduled::Hold(hold) => hold.next_step().map(|next| next.due),
+            Scheduled::Kept(hold) => hold.next_look(),
         };
         if let Some(due) = due {
             self.add_at(due, work);
@@ -186,7 +192,10 @@ impl TimerQueue {
         if self.entries.len() < self.crowd && now < self.next_compaction {
             return;
         }
-        self.entries.retain(|entry| entry.work.as_hold().is_none_or(|hold| hold.lease.is_open()));
+        self.entries.retain(|entry| match &entry.work {
+            Scheduled::Check(_) | Scheduled::CleanUp(_) => true,
+            Scheduled::Hold(hold) | Scheduled::Kept(hold) => hold.lease.is_open(),
+        });
         self.crowd = CROWD.max(self.entries.len() * 2);
         self.entries.shrink_to(self.crowd);
         self.next_compaction = now.after(COMPACTION_PAUSE);
@@ -236,7 +245,7 @@ impl TimerEntry {
             {
                 hold.lease.duration() / TOGETHER
             }
-            Scheduled::Check(_) | Scheduled::CleanUp(_) | Scheduled::Hold(_) => Duration::ZERO,
+            _ => Duration::ZERO,
         }
     }
 }

@@ -98,7 +98,7 @@ impl WaitQueue {
             Head::None => None,
         };
         match kept {
-            Some(hold) if hold.may_be_followed_by(&waiter.caller) => {
+            Some(hold) if hold.may_be_followed_by(&waiter.caller, true) => {
                 self.head = Head::Held(hold.clone());
                 Some(WaitEnd::Kept(hold))
             }
@@ -156,7 +156,7 @@ impl WaitQueue {
         if hands_off && self.is_held_by(hold) {
             let first = self.behind().next().cloned();
             match first {
-                Some(next) if hold.may_be_followed_by(&next.caller) && report() => {
+                Some(next) if hold.may_be_followed_by(&next.caller, may_keep) && report() => {
                     self.remove(&next);
                     hold.begin_next(&next.caller);
                     next.send(Signal::WaitEnd(WaitEnd::HandedOff(hold.clone())));

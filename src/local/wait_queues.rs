@@ -613,7 +613,10 @@ pub(super) mod tests {
     #[test]
     fn a_tenure_ends_with_its_time_its_tokens_and_what_was_asked_for() {
         let follows = |hold: &Hold, options: LockOptions| {
-            hold.may_be_followed_by(&caller_with(&LockOptions { tenure: Some(SOON), ..options }))
+            hold.may_be_followed_by(
+                &caller_with(&LockOptions { tenure: Some(SOON), ..options }),
+                true,
+            )
         };
         let same = LockOptions::default;
         assert!(follows(&new_hold(), same()));
@@ -630,7 +633,7 @@ pub(super) mod tests {
         hold.begin_next(&caller());
         assert!(!follows(&hold, same()), "two tokens are used up");
         let zero = LockOptions { tenure: Some(Duration::ZERO), ..same() };
-        assert!(!new_hold().may_be_followed_by(&caller_with(&zero)));
+        assert!(!new_hold().may_be_followed_by(&caller_with(&zero), true));
         let hold = new_hold();
         hold.in_doubt.store(true, Ordering::Relaxed);
         assert!(!follows(&hold, same()), "in doubt");

@@ -91,9 +91,10 @@ impl Commands {
         let negative;
         let (place, life) = match registration {
             Registration::None => ("", Arg::Number(0)),
-            Registration::IfMayBeKept => {
+            Registration::IfMayBeKept | Registration::Recall => {
                 negative = format!("-{}", self.waiting_life.as_millis());
-                ("", Arg::Text(&negative))
+                let never = registration == Registration::Recall;
+                (if never { "kept" } else { "" }, Arg::Text(&negative))
             }
             Registration::IfHeld => ("", life),
             Registration::Kept => ("kept", Arg::Number(0)),
@@ -193,21 +194,27 @@ impl Commands {
             // It has one level.
             _ if !kind.is_lock() => Arg::Text("member"),
             Change::SetDepth { depth, .. } => Arg::Number(depth.into()),
-            Change::Watch => Arg::Text("watch"),
+            Change::Watch { .. } => Arg::Text("watch"),
             Change::Check | Change::Renew { .. } => Arg::Text(""),
         };
         let member = hold.member();
         let owner = Arg::Text(&member);
-        match (kind, change.lease()) {
+        match (kind, change) {
             // Readers have their token from the counter as long as there is a hold.
-            (HoldKind::Read | HoldKind::Write, Some(lease)) => {
+            (
+                HoldKind::Read | HoldKind::Write,
+                Change::Renew { lease } | Change::SetDepth { lease: Some(lease), .. },
+            ) => {
                 let (lock, [fence]) = self.keys.with_companions(name, [FENCE]);
                 let args = [owner, millis(lease), what, self.fence_life(lease)];
                 Request::call(&CHANGE, &[&lock, &fence], &args)
             }
-            (_, lease) => {
-                let args = [owner, lease.map_or(Arg::Number(0), millis), what];
-                Request::call(&CHANGE, &[&self.keys.lock(name)], &args)
+            (_, change) => {
+                let args = [owner, change.lease().map_or(Arg::Number(0), millis), what];
+                let (lock, [queue]) = self.keys.with_companions(name, [QUEUE]);
+                let keys = [&*lock, &queue];
+                let watches = matches!(change, Change::Watch { .. });
+                Request::call(&CHANGE, if watches { &keys } else { &keys[..1] }, &args)
             }
         }
     }

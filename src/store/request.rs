@@ -28,6 +28,8 @@ pub(crate) enum Registration {
     Kept,
     /// It is registered if the lock is held by a client that may keep it, and has that client told.
     IfMayBeKept,
+    /// As `IfMayBeKept`, and never acquires the lock: it wants the name as something else.
+    Recall,
     /// It is registered if the lock is held.
     IfHeld,
     /// It is registered, and waits no longer than for this request.
@@ -46,12 +48,12 @@ pub(crate) enum Registration {
 impl Registration {
     /// Returns `true` if the client may be in the queue: it leaves that with a lock.
     pub(crate) fn may_be_queued(self) -> bool {
-        !matches!(self, Self::IfHeld | Self::IfMayBeKept | Self::None)
+        !matches!(self, Self::IfHeld | Self::IfMayBeKept | Self::None | Self::Recall)
     }
 
     /// Returns `true` if the client is registered where the lock is held.
     pub(crate) fn joins(self) -> bool {
-        !matches!(self, Self::IfMayBeKept | Self::Kept | Self::Last | Self::None)
+        !matches!(self, Self::IfMayBeKept | Self::Kept | Self::Last | Self::None | Self::Recall)
     }
 }
 
@@ -135,8 +137,9 @@ pub(crate) enum Change {
     /// It has this depth, and is renewed if there is a lease. If it is `durable`, that must become
     /// as durable as a new hold, as a renewal must.
     SetDepth { depth: u32, lease: Option<Duration>, durable: bool },
-    /// It stays, and its client is told when another one waits for the lock.
-    Watch,
+    /// It is renewed if there is a lease, and its client is told when another one waits for the
+    /// lock. The reply says whether one does already.
+    Watch { lease: Option<Duration> },
     /// Its client does not wait for the name any more, whatever the kind of the hold: after a
     /// wake-up it is not known for which. What the client was offered goes to the next one.
     Unregister,
@@ -150,14 +153,18 @@ impl Change {
     pub(crate) fn lease(self) -> Option<Duration> {
         match self {
             Self::Downgrade { lease } | Self::Renew { lease } => Some(lease),
-            Self::SetDepth { lease, .. } => lease,
-            Self::Check | Self::Release { .. } | Self::Unregister | Self::Watch => None,
+            Self::SetDepth { lease, .. } | Self::Watch { lease } => lease,
+            Self::Check | Self::Release { .. } | Self::Unregister => None,
         }
     }
 
     pub(crate) fn is_durable(self) -> bool {
-        let is_renewal = matches!(self, Self::Downgrade { .. } | Self::Renew { .. });
-        is_renewal || matches!(self, Self::SetDepth { durable: true, .. })
+        match self {
+            Self::Downgrade { .. } | Self::Renew { .. } => true,
+            Self::SetDepth { durable, .. } => durable,
+            Self::Watch { lease } => lease.is_some(),
+            Self::Check | Self::Release { .. } | Self::Unregister => false,
+        }
     }
 }
 
@@ -181,6 +188,8 @@ pub(crate) enum HoldReply {
     Done,
     /// The hold no longer exists.
     Gone,
+    /// As `Done`, and another client waits for the lock. Only [`Change::Watch`] asks for that.
+    Wanted,
 }
 
 /// The holder of a lock, as a server knows it.

@@ -71,6 +71,7 @@ impl ScriptReply for HoldReply {
         match reply {
             Value::Int(1) => Some(Self::Done),
             Value::Int(0) => Some(Self::Gone),
+            Value::Int(2) => Some(Self::Wanted),
             _ => None,
         }
     }
@@ -213,7 +214,7 @@ mod tests {
             if let Some(AcquireReply::Acquired { .. }) = AcquireReply::read(&reply) {
                 prop_assert!(is_done(&reply));
             }
-            if let Some(HoldReply::Done) = HoldReply::read(&reply) {
+            if let Some(HoldReply::Done | HoldReply::Wanted) = HoldReply::read(&reply) {
                 prop_assert!(is_done(&reply));
             }
             let _ = ReportReply::read(&reply);
@@ -241,7 +242,7 @@ mod tests {
         for other in [Value::Int(0), Value::Int(1)] {
             assert_eq!(AcquireReply::read(&other), None, "{other:?}");
         }
-        assert_eq!(HoldReply::read(&Value::Int(2)), None);
+        assert_eq!(HoldReply::read(&Value::Int(3)), None);
     }
 
     #[test]
@@ -249,6 +250,7 @@ mod tests {
         let array = |first| Value::Array(vec![Value::Int(first), Value::Int(5)]);
         for (reply, done) in [
             (Value::Int(1), true),
+            (Value::Int(2), true),
             (Value::Int(0), false),
             (array(7), true),
             (array(0), false),

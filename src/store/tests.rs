@@ -14,7 +14,8 @@ use crate::base::failure::FailureKind;
 use crate::config::Config;
 use crate::net::packed::{Arg, Request};
 use crate::net::server::ServerFactory;
-use crate::store::background::{InDoubtHold, Job, JobOutcome, Wake};
+use crate::net::wait::Interrupter;
+use crate::store::background::{InDoubtHold, Job, JobOutcome, Wake, Wakeups};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::memory::Memory;
 use crate::store::memory::memory_server::MemoryServer;
@@ -64,6 +65,28 @@ fn permits(store: &dyn Store) -> Option<u32> {
 fn unregister(store: &dyn Store, client: &str) {
     let hold = HoldId { client: client.into(), ..hold(0) };
     change(store, &hold, Change::Unregister).expect("a reply");
+}
+
+/// The wake-ups of a client, without what it is told of where it listens.
+struct Messages(Box<dyn Wakeups>);
+
+impl Wakeups for Messages {
+    fn next(&mut self, deadline: Instant) -> Option<Result<Wake, Failure>> {
+        loop {
+            match self.0.next(deadline) {
+                Some(Ok(Wake::Complete(_))) => {}
+                message => return message,
+            }
+        }
+    }
+
+    fn interrupter(&self) -> Interrupter {
+        self.0.interrupter()
+    }
+}
+
+fn messages(store: &dyn Store, client: &str) -> Box<dyn Wakeups> {
+    Box::new(Messages(store.wakeups(client, None)))
 }
 
 /// A server of locks.

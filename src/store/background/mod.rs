@@ -171,6 +171,9 @@ pub(crate) const STABLE: Duration = Duration::from_secs(1);
 /// A message to a waiting client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
+    /// Whether messages arrive from wherever there are locks, so that every client that asks for
+    /// one is heard.
+    Complete(bool),
     /// The hold of this name with this nonce was ended by force, at one server at least.
     Ended { name: String, nonce: u64 },
     /// The lock of this name may be free.
@@ -224,6 +227,12 @@ pub(crate) trait WakeupPolicy: Send {
     /// listened at.
     fn is_ready(&self, _listening: usize) -> bool {
         true
+    }
+
+    /// Returns `true` if no client can ask for a lock unheard, now that so many nodes are listened
+    /// at.
+    fn is_complete(&self, listening: usize) -> bool {
+        listening == self.peers().len()
     }
 
     /// Receives the message of a node. Returns what the client is told at once.

@@ -31,6 +31,8 @@ pub(crate) struct BackgroundWakeups<P: WakeupPolicy> {
     redisson_alarm: Option<Alarm>,
     interrupter: Interrupter,
     events: Events,
+    /// What the client was told last of whether messages arrive from everywhere.
+    is_complete: Option<bool>,
 }
 
 impl<P: WakeupPolicy> BackgroundWakeups<P> {
@@ -55,6 +57,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
             redisson_alarm,
             interrupter: Interrupter::new(),
             events: settings.events.clone(),
+            is_complete: None,
         }
     }
 
@@ -80,12 +83,30 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
             if let Some(wake) = wake {
                 return Ok(Some(wake));
             }
-            self.check_nodes()?;
+            self.check_nodes().inspect_err(|_| self.is_complete = Some(false))?;
+            if let Some(wake) = self.note_complete() {
+                return Ok(Some(wake));
+            }
             if Instant::now() >= deadline {
                 return Ok(None);
             }
             self.sleep(deadline)?;
         }
+    }
+
+    /// Returns what the client is told if messages now arrive from everywhere, or do no longer. At
+    /// the start that is not known before each node was tried.
+    fn note_complete(&mut self) -> Option<Wake> {
+        let listening = self.nodes.iter().filter(|node| node.open.is_some()).count();
+        let is_complete = listening > 0 && self.policy.is_complete(listening);
+        let is_known = is_complete
+            || self.is_complete.is_some()
+            || self.nodes.iter().all(|node| node.open.is_some() || node.failure().is_some());
+        if !is_known || self.is_complete == Some(is_complete) {
+            return None;
+        }
+        self.is_complete = Some(is_complete);
+        Some(Wake::Complete(is_complete))
     }
 
     fn check_interrupt(&self) -> Result<(), Failure> {

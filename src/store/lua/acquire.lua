@@ -14,10 +14,11 @@
 --       least token, which the servers of a quorum are told because they would never agree on one
 --       by their own clocks, or '', 6 if the client may be in the queue: `queued`, or `yields` if a
 --       free lock is offered to those in front of it first, or `returns` if that is so, and it has
---       lost its listener a moment ago; `kept` if it has the lock, and wants
---       more tokens; or '', 7 with 6: how many tokens to give, for holds that follow one another, 8
---       with 6: for how many ms the lock is offered, 9 with 6: `shard`
--- USES  `find_holder`, `join`, `tell`, `wake`, `at_least`, `clock` and `next_token`
+--       lost its listener a moment ago; `kept` if it has the lock, and wants more tokens, or does
+--       not want it but have it released if it is kept; or '', 7 with 6: how many tokens to give,
+--       for holds that follow one another, 8 with 6: for how many ms the lock is offered, 9 with 6:
+--       `shard`
+-- USES  `find_holder`, `join`, `is_wanted`, `tell`, `wake`, `at_least`, `clock` and `next_token`
 -- RETURNS the fence if held now; if several are wanted, {first fence, last fence, 1 if another
 --         client waits}; {0, ms until the holder's lease ends or -1, 1 if the client has joined the
 --         queue and the holder's was told} if held by another owner, {0, ms until to look again or
@@ -28,7 +29,7 @@ local queued, tokens = ARGV[6] ~= '' and ARGV[6], tonumber(ARGV[7] or 1)
 local begins, client, keeps, replaced, time = true, nil, nil, nil, nil
 local function wait()
   time = time or redis.call('time')
-  join(KEYS[3], client, time, string.match(ARGV[4], '%d+'))
+  join(KEYS[3], client, time, string.match(ARGV[4], '%d+'), tonumber(ARGV[4]) < 0)
   local place = queued and queued ~= 'returns' and tonumber(redis.pcall('zscore', KEYS[3], client))
   if place and place < -5e12 and place > -15e12 then
     -- It was found without a listener, and is alive.
@@ -113,4 +114,4 @@ if last > fence then
 else
   last = fence
 end
-return {fence, last, redis.pcall('exists', KEYS[3]) == 1 and 1 or nil}
+return {fence, last, is_wanted(KEYS[3], ARGV[1]) and 1 or nil}

@@ -2,14 +2,14 @@
 -- is only renewed, a server that is out of memory does not refuse that. No renewal shortens what is
 -- left of a hold: it may come late, after a longer one of a process that has adopted the hold.
 -- KEYS  1 lock, 2 fence, if the counter of tokens is raised to that of the hold, or lives on with a
---       side of a read-write lock
+--       side of a read-write lock; or with `watch` the queue of waiting clients
 -- ARGV  1 owner, for what several can hold with the kind in front, 2 lease in ms, or 0 to leave the
 --       end of the hold as it is, 3 depth, or '' to leave it as it is, `watch` to have the owner's
 --       client told when another one waits: the depth has a zero in front from then on, `member` if
 --       several can hold it, 4 with KEYS 2: life of the fence in ms, 5 with KEYS 2: token, unless
 --       several can hold it
--- USES  `at_least`
--- RETURNS 1, or 0 if the hold is gone
+-- USES  `at_least` and `is_wanted`
+-- RETURNS 1, or 0 if the hold is gone, or with `watch` 2 if another client waits
 local owner, lease, next = ARGV[1], ARGV[2], ARGV[3]
 if next == 'member' then
   local time = redis.call('time')
@@ -35,7 +35,7 @@ local depth = redis.call('hget', KEYS[1], owner) or '0'
 if depth == '0' then
   return 0
 end
-if KEYS[2] then
+if KEYS[2] and next ~= 'watch' then
   local last = tonumber(redis.call('get', KEYS[2]) or 0)
   local life = at_least(ARGV[4], KEYS[2])
   if not last or last < tonumber(ARGV[5]) then
@@ -45,13 +45,18 @@ if KEYS[2] then
     redis.call('pexpire', KEYS[2], life)
   end
 end
-if next ~= '' then
-  local zero = (next == 'watch' or string.sub(depth, 1, 1) == '0') and '0' or ''
-  next = next == 'watch' and string.gsub(depth, '^0', '') or next
-  redis.call('hset', KEYS[1], owner, zero .. next)
+local watched = string.sub(depth, 1, 1) == '0'
+if next ~= '' and next ~= 'watch' then
+  redis.call('hset', KEYS[1], owner, (watched and '0' or '') .. next)
 end
 if lease ~= '0' then
   -- A write in any case, so that the WAIT that may follow covers the lease.
   redis.call('pexpire', KEYS[1], at_least(lease, KEYS[1]))
 end
-return 1
+if next ~= 'watch' then
+  return 1
+elseif not watched then
+  -- A server that is out of memory may refuse it: the client asks again with each renewal.
+  redis.pcall('hset', KEYS[1], owner, '0' .. depth)
+end
+return is_wanted(KEYS[2], owner) and 2 or 1

@@ -1,9 +1,9 @@
 //! The messages of a memory server to its clients.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
-use std::{io, mem};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
@@ -62,7 +62,8 @@ pub(super) struct MemoryWakeups {
     inbox: Arc<Inbox>,
     keys: Keys,
     interrupter: Interrupter,
-    is_ready: bool,
+    /// What the client is told before any message.
+    first: Vec<Wake>,
 }
 
 impl MemoryWakeups {
@@ -70,14 +71,15 @@ impl MemoryWakeups {
         let interrupter = Interrupter::new();
         let awaited: Weak<Inbox> = Arc::downgrade(&inbox);
         interrupter.watch(Some(awaited));
-        Self { inbox, keys, interrupter, is_ready: false }
+        let first = vec![Wake::Complete(true), Wake::Ready];
+        Self { inbox, keys, interrupter, first }
     }
 }
 
 impl Wakeups for MemoryWakeups {
     fn next(&mut self, deadline: Instant) -> Option<Result<Wake, Failure>> {
-        if !mem::replace(&mut self.is_ready, true) {
-            return Some(Ok(Wake::Ready));
+        if let Some(wake) = self.first.pop() {
+            return Some(Ok(wake));
         }
         loop {
             let message = self.inbox.received.recv_deadline(deadline);

@@ -71,7 +71,7 @@ impl Locks {
             if !name.take_turn(key, hold, registration, inboxes) {
                 let recalled = name.recall(key, registration, inboxes);
                 if recalled {
-                    name.join(hold);
+                    name.join(hold, !registration.joins());
                 }
                 let remaining = name.remaining(hold.kind);
                 return Ok(AcquireReply::Held { index: 0, remaining, in_doubt: false, recalled });
@@ -153,7 +153,7 @@ impl Locks {
             if let Some(held) = name.find(hold) {
                 held.fence = fence;
             }
-            !name.queue.is_empty()
+            name.is_wanted(hold)
         });
         let room = u32::try_from(last.saturating_sub(fence)).unwrap_or_default();
         AcquireReply::Acquired { fence, others: Vec::new(), room, wanted }
@@ -164,7 +164,7 @@ impl Locks {
         if self.by_key.len() >= self.purge_at {
             let (now, inboxes) = (Moment::now(), &self.inboxes);
             self.by_key.retain(|_, name| {
-                name.queue.retain(|(_, client)| inboxes.exists(client));
+                name.queue.retain(|it| inboxes.exists(&it.client));
                 name.holds.retain(|held| held.ends > now);
                 !(name.queue.is_empty() && name.holds.is_empty())
             });
@@ -178,18 +178,24 @@ impl Locks {
             Change::Release { kept_until } => return self.release(key, hold, kept_until),
             Change::Downgrade { lease } => return self.downgrade(key, hold, lease),
             Change::Unregister => return self.unregister(key, hold),
-            Change::Check | Change::Renew { .. } | Change::SetDepth { .. } | Change::Watch => {}
+            Change::Check
+            | Change::Renew { .. }
+            | Change::SetDepth { .. }
+            | Change::Watch { .. } => {}
         }
-        let held = self.name(key).and_then(|name| name.find(hold));
-        let Some(held) = held.filter(|held| held.depth > 0) else { return HoldReply::Gone };
-        held.watched |= change == Change::Watch;
+        let watches = matches!(change, Change::Watch { .. });
+        let Some(name) = self.name(key) else { return HoldReply::Gone };
+        let is_wanted = watches && name.is_wanted(hold);
+        let held = name.find(hold).filter(|held| held.depth > 0);
+        let Some(held) = held else { return HoldReply::Gone };
+        held.watched |= watches;
         if let Change::SetDepth { depth, .. } = change {
             held.depth = depth;
         }
         if let Some(lease) = change.lease() {
             held.renew(lease);
         }
-        HoldReply::Done
+        if is_wanted { HoldReply::Wanted } else { HoldReply::Done }
     }
 
     fn release(&mut self, key: &str, hold: &HoldId, kept_until: Moment) -> HoldReply {
@@ -204,8 +210,8 @@ impl Locks {
             if let Some(name) = self.by_key.get_mut(key) {
                 name.remove_other_forms(key, hold.kind, &self.inboxes);
                 // The first two learn when the lock becomes free: the first may have stopped.
-                for (_, client) in name.queue.iter().filter(|(kind, _)| kind.is_lock()).take(2) {
-                    self.inboxes.send(client, Wake::Lock(key.into()));
+                for first in name.queue.iter().filter(|it| it.kind.is_lock()).take(2) {
+                    self.inboxes.send(&first.client, Wake::Lock(key.into()));
                 }
             }
         }
@@ -233,6 +239,13 @@ impl Locks {
             self.serve(key, left, held.max(1));
         }
         HoldReply::Done
+    }
+
+    /// Tells the client that has a lock that another one wants the name. Returns `true` if it may
+    /// only keep the lock, which it releases then.
+    pub(super) fn recall(&mut self, key: &str) -> bool {
+        let Self { by_key, inboxes, .. } = self;
+        by_key.get(key).is_some_and(|name| name.recall(key, Registration::Recall, inboxes))
     }
 
     /// Ends the hold of an owner, and tells its client.
@@ -279,7 +292,7 @@ impl Locks {
         Ok(ReportReply {
             holds: holds.map(|it| (it.id.kind.row().held_as, it.reply(name.fence))).collect(),
             fence: name.fence,
-            waiting: name.queue.iter().map(|(_, client)| client.to_string()).collect(),
+            waiting: name.queue.iter().map(|it| it.client.to_string()).collect(),
             permits: u32::try_from(name.holds.len()).unwrap_or(u32::MAX),
         })
     }
@@ -288,6 +301,7 @@ impl Locks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::memory::name::Waiting;
 
     impl Locks {
         pub(in crate::store::memory) fn end_at(
@@ -301,7 +315,7 @@ mod tests {
         }
 
         pub(in crate::store::memory) fn waiting(&mut self, key: &str) -> Vec<String> {
-            let entry = |(kind, client): &(HoldKind, _)| format!("{}{client}", kind.row().prefix);
+            let entry = |it: &Waiting| format!("{}{}", it.kind.row().prefix, it.client);
             self.name(key).map(|name| name.queue.iter().map(entry).collect()).unwrap_or_default()
         }
     }

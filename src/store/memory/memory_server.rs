@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use redis::Value;
 
+use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::printable;
 use crate::config::Config;
@@ -22,6 +23,9 @@ use crate::store::keys::Keys;
 use crate::store::memory::inbox::failure;
 use crate::store::memory::locks::Locks;
 use crate::store::request::{HoldReply, HolderReply, Look};
+
+/// How long a client has to release a lock that it only keeps.
+const KEPT_TIME: Duration = Duration::from_millis(50);
 
 /// A server that exists only in this process, for tests of code that locks.
 ///
@@ -132,14 +136,29 @@ impl MemoryServer {
     /// finds out at once, and any other at its next request or renewal. Returns `false` if there
     /// are none.
     ///
+    /// A lock that its client only [keeps](crate::Builder::keep) is not held, but becomes free.
+    /// While the server is down, or if its client does not release it within 50 ms, it counts as
+    /// held.
+    ///
     /// `name` is the one that the client passes to [`lock`](crate::Client::lock). For a client with
     /// another [`prefix`](crate::Builder::prefix) than the default, put that prefix in front. This
     /// also works while the server is down.
     #[allow(clippy::must_use_candidate, reason = "a test may know that the lock is held")]
     pub fn end_hold(&self, name: &str) -> bool {
         let usual = Keys::new(&Config::default().prefix).lock(name).into_owned();
+        let keys = [&*usual, name];
+        let end = end_of(KEPT_TIME);
+        let is_asked_for = |key: &str| {
+            let mut state = self.0.lock();
+            !state.is_down && state.locks.recall(key)
+        };
+        for key in keys {
+            while is_asked_for(key) && Instant::now() < end {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
         let locks = &mut self.0.lock().locks;
-        [&*usual, name].into_iter().any(|key| end_holds(locks, key))
+        keys.into_iter().any(|key| end_holds(locks, key))
     }
 
     /// Executes a request, unless the server is down or refuses it.

@@ -20,9 +20,17 @@ pub(super) struct Name {
     /// [`OFFERED`] for a number.
     pub(super) holds: Vec<LiveHold>,
     /// The waiting clients, each with what it wants. The first one has waited longest.
-    pub(super) queue: Vec<(HoldKind, Arc<str>)>,
+    pub(super) queue: Vec<Waiting>,
     /// The last fencing token, which readers have in common.
     pub(super) fence: u64,
+}
+
+/// A client in the queue of a name.
+pub(super) struct Waiting {
+    pub(super) kind: HoldKind,
+    pub(super) client: Arc<str>,
+    /// Whether it waits for a moment only, behind all that wait for longer.
+    tries: bool,
 }
 
 pub(super) struct LiveHold {
@@ -95,17 +103,27 @@ impl Name {
     }
 
     pub(super) fn place(&self, hold: &HoldId) -> Option<usize> {
-        let is_own = |(kind, client): &(HoldKind, Arc<str>)| {
-            *client == hold.client && kind.waits_with(hold.kind)
-        };
+        let is_own = |it: &Waiting| it.client == hold.client && it.kind.waits_with(hold.kind);
         self.queue.iter().position(is_own)
     }
 
-    /// Adds the client to the queue, if it is not there yet.
-    pub(super) fn join(&mut self, hold: &HoldId) {
-        if self.place(hold).is_none() {
-            self.queue.push((hold.kind, hold.client.clone()));
+    /// Adds the client to the queue, if it is not there yet. One that `tries` is behind all others
+    /// until it joins for longer.
+    pub(super) fn join(&mut self, hold: &HoldId, tries: bool) {
+        if let Some(place) = self.place(hold) {
+            if tries || !self.queue[place].tries {
+                return;
+            }
+            self.queue.remove(place);
         }
+        let end = self.queue.iter().position(|it| it.tries && !tries).unwrap_or(self.queue.len());
+        let (kind, client) = (hold.kind, hold.client.clone());
+        self.queue.insert(end, Waiting { kind, client, tries });
+    }
+
+    /// Returns `true` if another client than that of the hold waits, and not for a moment only.
+    pub(super) fn is_wanted(&self, hold: &HoldId) -> bool {
+        self.queue.iter().any(|it| !it.tries && it.client != hold.client)
     }
 
     pub(super) fn withdraw(&mut self, hold: &HoldId) {
@@ -117,13 +135,13 @@ impl Name {
     pub(super) fn unregister(&mut self, client: &Arc<str>) -> Option<HoldKind> {
         let offers = self.holds.iter().filter(|held| held.is_offer());
         let offers = offers.map(|held| (held.id.kind, &held.id.client));
-        let places = self.queue.iter().map(|(kind, client)| (*kind, client)).chain(offers);
+        let places = self.queue.iter().map(|it| (it.kind, &it.client)).chain(offers);
         let kinds = places.filter(|(_, of)| *of == client).map(|(kind, _)| kind);
         let left = kinds.max_by_key(|kind| (kind.is_lock(), kind.permits()))?;
         let leaves =
             |kind: HoldKind, of: &Arc<str>| of == client && kind.is_lock() == left.is_lock();
         self.holds.retain(|held| !(held.is_offer() && leaves(held.id.kind, &held.id.client)));
-        self.queue.retain(|(kind, of)| !leaves(*kind, of));
+        self.queue.retain(|it| !leaves(it.kind, &it.client));
         Some(left)
     }
 
@@ -160,9 +178,10 @@ impl Name {
         }
         let is_free =
             !declines && self.admits(hold.kind, permits) && (is_lock || self.queue.is_empty());
-        if !(is_offered || is_free) || registration == Registration::Kept {
+        let begins = !matches!(registration, Registration::Kept | Registration::Recall);
+        if !(begins && (is_offered || is_free)) {
             if joins {
-                self.join(hold);
+                self.join(hold, false);
             }
             return false;
         }
@@ -198,8 +217,8 @@ impl Name {
         let mut has_told = false;
         let is_next =
             |name: &Self, kind: HoldKind| kind.has_form_of(served) && name.admits(kind, permits);
-        while self.queue.first().is_some_and(|(kind, _)| is_next(self, *kind)) {
-            let (kind, client) = self.queue.remove(0);
+        while self.queue.first().is_some_and(|first| is_next(self, first.kind)) {
+            let Waiting { kind, client, .. } = self.queue.remove(0);
             if !asks(kind, &client) {
                 has_told = true;
                 inboxes.send(&client, Wake::Lock(key.into()));
@@ -211,21 +230,21 @@ impl Name {
                 self.remove_other_forms(key, served, inboxes);
             }
         }
-        if let Some((kind, next)) = self.queue.iter().find(|(kind, _)| kind.has_form_of(served))
+        if let Some(next) = self.queue.iter().find(|it| it.kind.has_form_of(served))
             && has_told
-            && !asks(*kind, next)
+            && !asks(next.kind, &next.client)
         {
-            inboxes.send(next, Wake::Lock(key.into()));
+            inboxes.send(&next.client, Wake::Lock(key.into()));
         }
     }
 
     /// Removes the clients at the head of the queue that wait for another form, from before the
     /// name was used for this one, and tells them. Removes those that are gone from all of it.
     pub(super) fn remove_other_forms(&mut self, key: &str, served: HoldKind, inboxes: &Inboxes) {
-        self.queue.retain(|(_, client)| inboxes.exists(client));
-        let others = self.queue.iter().take_while(|(kind, _)| !kind.has_form_of(served)).count();
-        for (_, client) in self.queue.drain(..others) {
-            inboxes.send(&client, Wake::Lock(key.into()));
+        self.queue.retain(|it| inboxes.exists(&it.client));
+        let others = self.queue.iter().take_while(|it| !it.kind.has_form_of(served)).count();
+        for it in self.queue.drain(..others) {
+            inboxes.send(&it.client, Wake::Lock(key.into()));
         }
     }
 
@@ -234,9 +253,8 @@ impl Name {
     pub(super) fn recall(&self, key: &str, asks: Registration, inboxes: &Inboxes) -> bool {
         let waits = asks.joins();
         let held = self.holds.iter().find(|held| held.depth > 0);
-        let Some(held) = held.filter(|_| waits || asks == Registration::IfMayBeKept) else {
-            return false;
-        };
+        let tries = matches!(asks, Registration::IfMayBeKept | Registration::Recall);
+        let Some(held) = held.filter(|_| waits || tries) else { return false };
         let may_be_kept = held.id.may_be_kept();
         if may_be_kept || waits && held.watched {
             let recall = Wake::Recall { name: key.into(), nonce: held.id.nonce, waits };

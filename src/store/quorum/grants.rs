@@ -75,7 +75,7 @@ fn confirm(lane: &mut LockedLane<'_>, fence: u64, request: Acquire<'_>) -> Resul
     let raise = Ballot::new(servers, raise, Votes::decide_hold).durable(deadline);
     let ballot = lane.send(raise, |_| true);
     match lane.wait(&ballot, deadline) {
-        Ok(HoldReply::Done) => Ok(()),
+        Ok(HoldReply::Done | HoldReply::Wanted) => Ok(()),
         Ok(HoldReply::Gone) => Err(Failure::late()),
         // The hold exists on some servers.
         Err(failure) => Err(ambiguous(failure)),

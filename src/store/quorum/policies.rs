@@ -62,6 +62,12 @@ impl WakeupPolicy for WakeupsOfMajorities {
         listening == majority(self.servers.each.len())
     }
 
+    /// A client that asks for a lock is told of it by each server that has the hold, which a
+    /// majority has.
+    fn is_complete(&self, listening: usize) -> bool {
+        listening >= majority(self.servers.each.len())
+    }
+
     fn receive(&mut self, from: &Arc<QuorumServer>, wake: Wake) -> Option<Wake> {
         match wake {
             Wake::Lock(name) => {
@@ -73,7 +79,7 @@ impl WakeupPolicy for WakeupsOfMajorities {
             // that has ended at this one: the client asks all of them.
             Wake::Ended { .. } | Wake::Recall { .. } => Some(wake),
             // Redisson asks for no majority.
-            Wake::Ready | Wake::Unlocked(_) => None,
+            Wake::Complete(_) | Wake::Ready | Wake::Unlocked(_) => None,
         }
     }
 
@@ -149,7 +155,7 @@ impl JobPolicy for JobsOfMajorities {
         from: &Arc<QuorumServer>,
         reply: Result<HoldReply, Failure>,
     ) -> Decision<Arc<QuorumServer>> {
-        from.note(&reply, |reply| *reply == HoldReply::Done);
+        from.note(&reply, |reply| *reply != HoldReply::Gone);
         let is_release = matches!(job.change, Change::Release { .. });
         let in_doubt = &self.servers.in_doubt;
         let never_began = is_release && !in_doubt.may_be_at(from, &job.hold);

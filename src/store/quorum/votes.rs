@@ -222,10 +222,12 @@ impl Votes<AcquireReply> {
 impl Votes<HoldReply> {
     /// Decides whether a majority has confirmed a hold, or no majority can have it any more.
     pub(super) fn decide_hold(&self) -> Option<Result<HoldReply, Failure>> {
-        let ours = self.count(|reply| *reply == HoldReply::Done);
+        let ours = self.count(|reply| *reply != HoldReply::Gone);
         let gone = self.count(|reply| *reply == HoldReply::Gone);
         if ours >= self.required() {
-            return Some(Ok(HoldReply::Done));
+            // A client that waits has asked a majority, which has a server in common with this one.
+            let is_wanted = self.count(|reply| *reply == HoldReply::Wanted) > 0;
+            return Some(Ok(if is_wanted { HoldReply::Wanted } else { HoldReply::Done }));
         }
         if self.outvoted_by(gone) {
             return Some(Ok(HoldReply::Gone));
@@ -237,7 +239,7 @@ impl Votes<HoldReply> {
 
     /// Decides whether any server of an answering majority had what it was asked about.
     pub(super) fn decide_any(&self) -> Option<Result<HoldReply, Failure>> {
-        let any = self.answers().any(|reply| *reply == HoldReply::Done);
+        let any = self.answers().any(|reply| *reply != HoldReply::Gone);
         let answered = self.answered(self.answers().count())?;
         Some(answered.map(|()| if any { HoldReply::Done } else { HoldReply::Gone }))
     }

@@ -137,7 +137,7 @@ fn queue(process: &impl Host) -> Vec<String> {
 }
 
 fn listen(store: &dyn Store, client: &str) -> Box<dyn Wakeups> {
-    let mut wakeups = store.wakeups(&id(client), None);
+    let mut wakeups = messages(store, &id(client));
     assert_eq!(wakeups.next(soon()).expect("in time").expect("a message"), Wake::Ready);
     wakeups
 }

@@ -55,6 +55,7 @@ servers!(
     a_spoilt_list_of_waiting_clients_does_no_harm,
     a_user_without_rights_to_the_waiting_clients_can_lock,
     the_message_names_the_lock_without_the_prefix,
+    a_client_learns_when_it_does_not_hear_everything,
     a_lost_subscription_is_made_again,
     a_silent_server_is_given_up,
     a_rejected_subscription_is_reported,
@@ -99,7 +100,7 @@ fn waiting(process: &impl Host) -> Vec<String> {
 
 /// The wake-ups of a client, once messages come.
 fn listen(store: &dyn Store, client: &str) -> Box<dyn Wakeups> {
-    let mut wakeups = store.wakeups(client, None);
+    let mut wakeups = messages(store, client);
     assert_eq!(next(&mut *wakeups), Wake::Ready);
     wakeups
 }
@@ -244,7 +245,7 @@ fn a_kept_lock_is_offered_to_no_client_but_one_is_told(process: &impl Host) {
     let [mut first, mut second, mut ended] =
         ["a", "b", "client"].map(|client| listen(&store, client));
     must_acquire(&store, &hold(1));
-    change(&store, &hold(1), Change::Watch).expect("a reply");
+    change(&store, &hold(1), Change::Watch { lease: None }).expect("a reply");
     ask(&store, &of("a", 1), Registration::IfMayBeKept);
     assert!(nothing_comes(&mut *ended), "no client waits");
     register(&single(process), "gone");
@@ -751,6 +752,33 @@ fn a_lost_subscription_is_made_again(process: &Server) {
     assert_eq!(next(&mut *wakeups), woken());
 }
 
+/// A lock may only be kept where every client that asks for it is heard.
+fn a_client_learns_when_it_does_not_hear_everything(process: &Server) {
+    let mut wakeups = single(process).wakeups("a", None);
+    let mut ready = || {
+        let mut next = || wakeups.next(soon()).expect("in time");
+        assert_eq!([next().ok(), next().ok()], [Some(Wake::Ready), Some(Wake::Complete(true))]);
+        process.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+        assert!(next().is_err());
+    };
+    ready();
+    ready();
+}
+
+#[test]
+fn a_client_of_a_quorum_hears_everything_from_a_majority() {
+    let servers = [(); 3].map(|()| Server::redis());
+    let mut wakeups = quorum(&servers, &Config::default()).wakeups("a", None);
+    let mut next = || wakeups.next(soon()).expect("in time").ok();
+    assert_eq!([next(), next()], [Some(Wake::Ready), Some(Wake::Complete(true))]);
+    servers[0].kill();
+    servers[1].kill();
+    assert_eq!(next(), Some(Wake::Complete(false)));
+    servers[0].restart();
+    let told = [next(), next()];
+    assert_eq!(told, [Some(Wake::Ready), Some(Wake::Complete(true))]);
+}
+
 #[test]
 fn a_subscription_in_place_of_another_may_have_missed_a_message() {
     let servers = [(); 3].map(|()| Server::redis());
@@ -770,7 +798,7 @@ fn a_silent_server_is_given_up(process: &Server) {
     let store = single_at(&process.url(), &Config { io_timeout, ..Config::default() });
     process.stop();
     let started = Instant::now();
-    let mut wakeups = store.wakeups("a", None);
+    let mut wakeups = messages(&store, "a");
     let failure = wakeups.next(soon()).expect("in time").expect_err("silence");
     assert_eq!(failure.kind, FailureKind::Timeout);
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
@@ -783,7 +811,7 @@ fn a_rejected_subscription_is_reported(process: &Server) {
     process.command(&rule);
     let url = format!("redis://ali:sesame@127.0.0.1:{}/", process.port());
     let store = single_at(&url, &Config::default());
-    let mut wakeups = store.wakeups("a", None);
+    let mut wakeups = messages(&store, "a");
     for _ in 0..2 {
         let failure = wakeups.next(soon()).expect("in time").expect_err("no rights");
         assert_eq!((failure.kind, failure.code.as_str()), (FailureKind::Rejected, "NOPERM"));
@@ -823,7 +851,7 @@ fn an_interrupt_ends_the_wait(process: &Server) {
     // The server may notice later that the connection is closed.
     eventually(|| process.ask::<String>(&["CLIENT", "LIST", "TYPE", "pubsub"]).is_empty());
 
-    let mut unused = store.wakeups("b", None);
+    let mut unused = messages(&store, "b");
     unused.interrupter().interrupt();
     assert!(unused.next(soon()).expect("at once").is_err());
 }
@@ -888,7 +916,7 @@ fn a_server_that_hangs_in_the_login_delays_no_wait() {
     let port = silent.local_addr().expect("an address").port();
     let config = Config { connect_timeout: LOGIN, ..Config::default() };
     let store = single_at(&format!("redis://:sesame@127.0.0.1:{port}/"), &config);
-    let mut wakeups = store.wakeups("a", None);
+    let mut wakeups = messages(&store, "a");
     for _ in 0..3 {
         let started = Instant::now();
         assert!(wakeups.next(started + TIME).is_none());

@@ -4,12 +4,13 @@ use std::mem;
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Builder, Client, Error, HoldEnd};
+use leasehold::{Builder, Canceller, Client, Error, HoldEnd};
 
+use crate::support::lag::Lag;
 use crate::support::recorder::Recorder;
 use crate::support::{
-    LEASE, SOON, Server, Store, assert_unavailable, behind_proxy, elsewhere, eventually, is_busy,
-    ms, patient, sleepy, soon, stores, take, throughout, timed, unlock,
+    LEASE, SOON, Server, Store, assert_unavailable, assert_wrong_type, behind_proxy, elsewhere,
+    eventually, is_busy, ms, patient, sleepy, soon, stores, take, throughout, timed, unlock,
 };
 
 stores! {
@@ -27,6 +28,8 @@ stores! {
         a_closed_client_keeps_nothing,
         a_client_that_is_shut_down_keeps_nothing,
         what_cannot_be_kept_is_refused;
+    several clients:
+        a_kept_lock_makes_room_for_other_kinds;
     every server:
         a_kept_lock_costs_no_request,
         a_kept_lock_is_renewed,
@@ -36,6 +39,8 @@ stores! {
         clients_that_take_turns_leave_none_waiting,
         what_clients_use_by_turns_is_not_kept_for_a_while,
         a_try_lock_gets_a_kept_lock,
+        a_try_lock_that_is_cancelled_leaves_nothing_behind,
+        a_client_whose_subscription_breaks_keeps_nothing,
         a_try_lock_leaves_a_lock_in_use_and_nothing_behind,
         a_call_for_several_locks_gets_kept_ones,
         many_locks_are_recalled_at_once,
@@ -44,6 +49,8 @@ stores! {
         a_kept_lock_that_is_gone_is_acquired_anew,
         a_kept_lock_that_is_forced_is_free;
     every direct server:
+        the_first_try_lock_of_a_client_gets_a_kept_lock,
+        a_client_that_cannot_be_asked_keeps_nothing,
         a_lost_message_costs_no_more_than_the_time_of_keeping,
         a_lock_in_use_is_given_up_after_a_renewal_though_messages_are_lost;
 }
@@ -212,6 +219,35 @@ fn a_kept_lock_makes_room_for_other_options(store: &Store) {
     assert_eq!((client.stats().kept, client.stats().lost), (0, 0));
     let term = client.election("a").try_campaign().unwrap().expect("the lock is free");
     term.verify().unwrap();
+}
+
+fn a_kept_lock_makes_room_for_other_kinds(store: &Store) {
+    let (keeper, other) = (store.open(keeping()), store.open(sleepy()));
+    // They are released by their drops.
+    let calls: [fn(&Client) -> bool; 4] = [
+        |client| client.rw_lock("a").read().is_ok(),
+        |client| client.rw_lock("a").try_write().is_ok_and(|side| side.is_some()),
+        |client| client.semaphore("a", 1).acquire().is_ok(),
+        |client| client.semaphore("a", 1).try_acquire().is_ok_and(|permit| permit.is_some()),
+    ];
+    for (client, call) in [&keeper, &other].into_iter().flat_map(|it| calls.map(|call| (it, call)))
+    {
+        // A slow machine may take longer than the keeper has to release it.
+        eventually(SOON, || {
+            keep(&keeper, "a");
+            drop(take(&keeper, "a"));
+            call(client)
+        });
+    }
+    keep(&keeper, "a");
+    let guard = take(&keeper, "a");
+    for client in [&keeper, &other] {
+        assert_wrong_type(client.rw_lock("a").read(), "a");
+        assert_wrong_type(client.semaphore("a", 1).try_acquire(), "a");
+    }
+    guard.verify().unwrap();
+    drop(guard);
+    assert_eq!((keeper.stats().kept, store.queue("a")), (1, vec![]));
 }
 
 fn a_kept_lock_is_one_of_several(store: &Store) {
@@ -386,6 +422,64 @@ fn a_try_lock_leaves_a_lock_in_use_and_nothing_behind(server: &Server) {
     assert!(server.queue("a").is_empty());
     drop(guard);
     assert_eq!(keeper.stats().kept, 1);
+}
+
+/// Such a client begins to listen in the course of the call, sooner than a keeper that is far away
+/// has released the lock.
+fn the_first_try_lock_of_a_client_gets_a_kept_lock(server: &Server) {
+    let lag = Lag::before(server, ms(10));
+    let keeper = server.through(lag.port()).open(keeping());
+    let calls: [fn(&Client) -> bool; 2] = [
+        |new| new.try_lock("a").unwrap().is_some_and(|guard| guard.unlock().is_ok()),
+        |new| new.try_lock_all(["b", "a"]).unwrap().is_some_and(|set| set.unlock().is_ok()),
+    ];
+    for call in calls {
+        // A slow machine may take longer than the time that a call has.
+        eventually(2 * SOON, || {
+            keep(&keeper, "a");
+            drop(take(&keeper, "a"));
+            call(&server.open(sleepy()))
+        });
+    }
+}
+
+fn a_try_lock_that_is_cancelled_leaves_nothing_behind(server: &Server) {
+    let (keeper, other) = (server.open(keeping()), server.open(sleepy()));
+    keep(&keeper, "a");
+    let _guard = take(&keeper, "a");
+    // A slow machine may take longer than the time that a call has.
+    eventually(SOON, || {
+        let canceller = Canceller::new();
+        thread::scope(|scope| {
+            let mutex = other.mutex("a").cancelled_by(&canceller);
+            let tries = scope.spawn(move || mutex.try_lock().map(|guard| guard.is_some()));
+            eventually(SOON, || tries.is_finished() || !server.queue("a").is_empty());
+            canceller.cancel();
+            matches!(tries.join().unwrap(), Err(Error::Cancelled { .. }))
+        })
+    });
+    eventually(SOON, || server.queue("a").is_empty());
+}
+
+fn a_client_whose_subscription_breaks_keeps_nothing(server: &Server) {
+    let client = server.open(keeping());
+    keep(&client, "a");
+    server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    eventually(SOON, || client.stats().kept == 0 && !server.exists("a"));
+    keep(&client, "a");
+}
+
+fn a_client_that_cannot_be_asked_keeps_nothing(server: &Server) {
+    let (proxy, keeper) = behind_proxy(server, keeping().io_timeout(ms(5000)));
+    let other = server.open(sleepy());
+    keep(&keeper, "a");
+    proxy.delay_subscriptions(ms(60_000));
+    server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    soon(|| other.lock("a").unwrap()).unlock().unwrap();
+    take(&keeper, "a").verify().unwrap();
+    assert_eq!((keeper.stats().kept, keeper.stats().lost), (0, 0));
+    proxy.heal();
+    keep(&keeper, "a");
 }
 
 fn a_call_for_several_locks_gets_kept_ones(server: &Server) {

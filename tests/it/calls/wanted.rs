@@ -2,10 +2,13 @@
 
 use std::thread;
 
-use leasehold::Client;
+use crossbeam_channel::bounded;
+use leasehold::{Builder, Client, Wanted};
 
+use crate::support::lag::Lag;
 use crate::support::{
-    SOON, Server, Store, eventually, ms, patient, sleepy, soon, stores, take, unlock,
+    LEASE, SOON, Server, Store, behind_proxy, eventually, ms, patient, sleepy, soon, stores, take,
+    unlock,
 };
 
 stores! {
@@ -16,7 +19,13 @@ stores! {
         a_holder_is_told_that_another_client_waits,
         a_client_that_began_to_wait_before_counts,
         a_try_lock_is_no_wish,
+        a_watch_of_a_hold_that_is_over_stays_as_it_was,
         a_guard_that_has_adopted_a_hold_asks_each_time;
+    every direct server:
+        a_message_that_is_lost_is_made_up_for_by_a_renewal,
+        a_watch_whose_request_has_failed_is_told_all_the_same,
+        threads_that_watch_at_once_are_told_alike,
+        a_message_that_came_while_none_could_be_heard_is_asked_for;
 }
 
 /// Runs `body` while another client waits for the lock "a".
@@ -95,6 +104,120 @@ fn a_try_lock_is_no_wish(server: &Server) {
     eventually(SOON, || server.listeners(&holder) == 1);
     assert!(other.try_lock("a").unwrap().is_none());
     assert!(!wanted.wait_timeout(ms(100)));
+    drop(guard);
+    // Nor is one for a lock that may be kept, though it is registered for a moment.
+    let keeper = server.open(sleepy().keep(ms(20_000)));
+    drop(take(&keeper, "b"));
+    eventually(SOON, || {
+        let guard = take(&keeper, "b");
+        thread::scope(|scope| {
+            let tries = scope.spawn(|| other.try_lock("b").unwrap().is_none());
+            eventually(SOON, || tries.is_finished() || !server.queue("b").is_empty());
+            assert!(!guard.wanted().is_wanted());
+            let was_registered = !server.queue("b").is_empty();
+            assert!(tries.join().unwrap());
+            was_registered
+        })
+    });
+    assert_eq!(keeper.stats().kept, 1);
+}
+
+fn a_watch_of_a_hold_that_is_over_stays_as_it_was(server: &Server) {
+    let (holder, other) = (server.open(sleepy().tenure(ms(8000))), server.open(sleepy()));
+    let (before, (hand, handed)) = (take(&holder, "a"), bounded(1));
+    let first = || {
+        let first = holder.lock("a").unwrap();
+        hand.send(first.wanted()).unwrap();
+    };
+    let second = || {
+        let second = holder.lock("a").unwrap();
+        let watch_of_the_first: Wanted = handed.recv().unwrap();
+        while_wanted(server, &other, || {
+            assert!(soon(|| second.wanted().wait_timeout(SOON)));
+            assert!(!watch_of_the_first.is_wanted());
+            drop(second);
+        });
+    };
+    thread::scope(|scope| {
+        scope.spawn(first);
+        eventually(SOON, || holder.stats().waiting == 1);
+        scope.spawn(second);
+        eventually(SOON, || holder.stats().waiting == 2);
+        drop(before);
+    });
+    assert_eq!(holder.stats().handoffs, 1);
+}
+
+/// A client whose holds are renewed within a test.
+fn renewing() -> Builder {
+    sleepy().lease(LEASE)
+}
+
+fn a_message_that_is_lost_is_made_up_for_by_a_renewal(server: &Server) {
+    for keep in [ms(0), LEASE] {
+        let (proxy, holder) = behind_proxy(server, renewing().keep(keep));
+        let other = server.open(sleepy());
+        let guard = take(&holder, "a");
+        let wanted = guard.wanted();
+        proxy.lose_messages();
+        while_wanted(server, &other, || {
+            assert!(soon(|| wanted.wait_timeout(SOON)));
+            drop(guard);
+        });
+        eventually(SOON, || !server.exists("a"));
+    }
+}
+
+fn a_watch_whose_request_has_failed_is_told_all_the_same(server: &Server) {
+    let (proxy, holder) = behind_proxy(server, renewing());
+    let other = server.open(sleepy());
+    let guard = take(&holder, "a");
+    proxy.lose_request_for("watch");
+    let wanted = guard.wanted();
+    assert!(proxy.has_lost());
+    while_wanted(server, &other, || {
+        assert!(soon(|| wanted.wait_timeout(SOON)));
+        drop(guard);
+    });
+    // However often.
+    let guard = take(&holder, "b");
+    proxy.reject_all("ERR busy with something else");
+    let wanted = guard.wanted();
+    proxy.heal();
+    thread::scope(|scope| {
+        scope.spawn(|| unlock(other.lock("b").unwrap()));
+        assert!(soon(|| wanted.wait_timeout(SOON)));
+        drop(guard);
+    });
+}
+
+fn threads_that_watch_at_once_are_told_alike(server: &Server) {
+    let lag = Lag::before(server, ms(100));
+    let (holder, other) = (server.through(lag.port()).open(sleepy()), server.open(sleepy()));
+    let guard = holder.lock_owned("a").unwrap();
+    while_wanted(server, &other, || {
+        let watch = || guard.wanted().is_wanted();
+        let told = thread::scope(|scope| {
+            let threads = [(); 4].map(|()| scope.spawn(watch));
+            threads.map(|thread| thread.join().unwrap())
+        });
+        assert_eq!(told, [true; 4]);
+        drop(guard);
+    });
+}
+
+fn a_message_that_came_while_none_could_be_heard_is_asked_for(server: &Server) {
+    let (proxy, holder) = behind_proxy(server, sleepy());
+    let other = server.open(sleepy());
+    let guard = take(&holder, "a");
+    let wanted = guard.wanted();
+    eventually(SOON, || server.listeners(&holder) == 1);
+    proxy.delay_subscriptions(ms(500));
+    server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    while_wanted(server, &other, || {
+        assert!(soon(|| wanted.wait_timeout(SOON)));
+        drop(guard);
+    });
 }
 
 fn a_guard_that_has_adopted_a_hold_asks_each_time(server: &Server) {

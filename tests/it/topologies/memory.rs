@@ -235,6 +235,24 @@ fn a_hold_is_ended_once_and_only_that_of_the_default_prefix() {
 }
 
 #[test]
+fn a_lock_that_is_only_kept_is_no_hold_to_end() {
+    let server = MemoryServer::new();
+    let client = opened(&server, Client::builder().keep(ms(20_000)));
+    // On a slow machine the client may take too long to release it.
+    eventually(SOON, || {
+        drop(client.lock("a").unwrap());
+        assert_eq!(client.stats().kept, 1);
+        let ended = server.end_hold("a");
+        eventually(SOON, || client.stats().kept == 0);
+        assert!(!server.end_hold("a") && client.stats().lost == 0);
+        !ended
+    });
+    let guard = take(&client, "a");
+    assert!(server.end_hold("a"));
+    assert_lost(guard.verify(), "a");
+}
+
+#[test]
 fn a_waiter_gets_a_lock_whose_hold_was_ended() {
     let server = MemoryServer::new();
     let [holder, waiter] = [(); 2].map(|()| opened(&server, sleepy()));

@@ -7,8 +7,11 @@ use crossbeam_channel::bounded;
 use leasehold::{Builder, Canceller, Client, Error, HoldEnd};
 use parking_lot::Mutex;
 
+use crate::support::lag::Lag;
 use crate::support::recorder::Recorder;
-use crate::support::{SOON, Server, Store, assert_lost, eventually, ms, sleepy, stores, take};
+use crate::support::{
+    SOON, Server, Store, assert_lost, eventually, ms, sleepy, stores, take, very_sleepy,
+};
 
 stores! {
     every store:
@@ -21,6 +24,8 @@ stores! {
         a_hold_that_is_forced_in_a_tenure_is_lost_at_its_end;
     every server:
         a_client_that_is_closed_in_a_tenure_leaves_nothing;
+    every direct server:
+        a_tenure_lasts_as_long_however_far_away_the_server_is;
 }
 
 /// A client with tenures that no pause of the machine ends.
@@ -189,6 +194,18 @@ fn a_client_that_is_closed_in_a_tenure_leaves_nothing(server: &Server) {
     let stats = client.stats();
     assert_eq!((stats.held, stats.waiting, stats.handoffs), (0, 0, 0));
     eventually(SOON, || !server.exists("a") && server.queue("a").is_empty());
+}
+
+fn a_tenure_lasts_as_long_however_far_away_the_server_is(server: &Server) {
+    let lag = Lag::before(server, ms(700));
+    let builder = very_sleepy().io_timeout(ms(8000)).tenure(ms(600));
+    let client = server.through(lag.port()).open(builder);
+    let hold = || -> Box<dyn FnOnce() + Send> { Box::new(|| drop(client.lock("a").unwrap())) };
+    // A slow machine may take longer than the tenure lasts.
+    eventually(6 * SOON, || {
+        in_turn(&client, vec![hold(), hold(), hold()]);
+        client.stats().handoffs >= 2
+    });
 }
 
 /// The fence of a leader is what the store has: that of the last hold of a tenure.

@@ -135,9 +135,11 @@ const KEPT: &str = "\
 1.000000 [0 a] acquire 3 lock f q anna:8000000000000001 9000 9 600 '' '' 9 -> 1000000 1000008
 1.001000 [0 a] acquire 3 lock f q ben:1 9000 9 -600 '' queued 1 200 '' -> 0 8999 1
 1.001001 [0 lua] publish leasehold:wake:anna leasehold:try:8000000000000001:lock
-1.002000 [0 a] acquire 3 lock f q cleo:1 9000 9 600 '' queued 1 200 '' -> 0 8998 1
-1.002001 [0 lua] publish leasehold:wake:anna leasehold:want:8000000000000001:lock
-1.003000 [0 a] acquire 3 lock f q anna:8000000000000001 9000 9 600 '' kept 9 -> 1003000 1003008 1
+1.001500 [0 a] change 2 lock q anna:8000000000000001 9000 watch -> 1
+1.003000 [0 a] acquire 3 lock f q cleo:1 9000 9 600 '' queued 1 200 '' -> 0 8998 1
+1.003001 [0 lua] publish leasehold:wake:anna leasehold:want:8000000000000001:lock
+1.003500 [0 a] change 2 lock q anna:8000000000000001 9000 watch -> 2
+1.004000 [0 a] acquire 3 lock f q anna:8000000000000001 9000 9 600 '' kept 9 -> 1004000 1004008 1
 ";
 
 const KEPT_PLANTED: &[(&str, &str)] = &[
@@ -150,8 +152,10 @@ const KEPT_PLANTED: &[(&str, &str)] = &[
     // A client does not learn that the holder was told.
     ("-> 0 8999 1", "-> 0 8999"),
     ("-> 0 8998 1", "-> 0 8998"),
-    // The holder does not learn that others wait.
-    ("1003008 1", "1003008"),
+    // The holder does not learn that others wait, or before one does for longer than a moment.
+    ("watch -> 1", "watch -> 2"),
+    ("watch -> 2", "watch -> 1"),
+    ("1004008 1", "1004008"),
 ];
 
 /// A server of a quorum gives Anna what she proposes, and raises its counter to the token of the
@@ -160,10 +164,10 @@ const VOTES: &str = "\
 1.000000 [0 a] acquire 3 lock f q anna:1 9000 9 600 500 -> 500
 1.000001 [0 lua] set f 500 px 9 get
 1.001000 [0 a] acquire 3 lock f q ben:1 9000 9 600 600 -> 0 8999
-1.002000 [0 a] change 2 lock f anna:1 0 '' 700 9 -> 1
+1.002000 [0 a] change 2 lock f anna:1 0 '' 9 700 -> 1
 1.002001 [0 lua] set f 700 px 9
 1.003000 [0 a] release 2 lock q anna:1 '' '' 0 -> 1
-1.004000 [0 a] change 2 lock f anna:1 0 '' 5000 9 -> 0
+1.004000 [0 a] change 2 lock f anna:1 0 '' 9 5000 -> 0
 1.005000 [0 a] acquire 3 lock f q ben:1 9000 9 600 650 queued 1 200 '' -> 701
 1.005001 [0 lua] set f 650 px 9 get
 1.005002 [0 lua] set f 701 px 9
@@ -181,11 +185,11 @@ const VOTES_PLANTED: &[(&str, &str)] = &[
     ("650 queued 1 200 '' -> 701", "650 queued 1 200 '' -> 650"),
     ("-> 702 1650", "-> 650 1649"),
     // A counter is not raised, or without the hold.
-    ("'' 700 9 -> 1", "'' 700 9 -> 0"),
+    ("'' 9 700 -> 1", "'' 9 700 -> 0"),
     ("set f 700 px 9", "zrem q x"),
     ("650 queued 1 200 '' -> 701", "650 queued 1 200 '' -> 651"),
-    ("5000 9 -> 0", "5000 9 -> 1"),
-    ("5000 9 -> 0", "5000 9 -> 0\n1.004001 [0 lua] set f 5000 px 9"),
+    ("9 5000 -> 0", "9 5000 -> 1"),
+    ("9 5000 -> 0", "9 5000 -> 0\n1.004001 [0 lua] set f 5000 px 9"),
     // A repeat gets another token, a block more than its counter may be ahead.
     ("660 queued 1 200 '' -> 701", "660 queued 1 200 '' -> 702"),
     ("-> 702 1650", "-> 702 1701"),

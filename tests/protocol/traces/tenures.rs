@@ -20,6 +20,8 @@ pub(super) struct State {
     is_token_unseen: bool,
     /// Waiting clients that were found without a listener.
     silent: BTreeSet<usize>,
+    /// Waiting clients that wait for a moment only, behind the others.
+    trying: BTreeSet<usize>,
 }
 
 impl State {
@@ -44,10 +46,12 @@ impl State {
                 if is_held && call.arg(2) != "0" {
                     next.ends = call.time.after(call.micros(2));
                 }
-                if call.keys.len() == 2 {
-                    next.vote(hold, vote::Command::Raise { fence: call.arg(4).parse().ok()? }, 0);
+                let watches = call.arg(3) == "watch";
+                if call.keys.len() == 2 && !watches {
+                    next.vote(hold, vote::Command::Raise { fence: call.arg(5).parse().ok()? }, 0);
                 }
-                says(call, i64::from(is_held))
+                let is_wanted = watches && is_held && next.is_wanted(hold.client);
+                says(call, if is_wanted { 2 } else { i64::from(is_held) })
             }
             "unregister" => {
                 let client = number(clients, call.arg(1));
@@ -108,25 +112,44 @@ impl State {
         } else {
             self.server.acquire(request, size, None)
         };
+        let reply = match reply {
+            Reply::Granted { grant, begun } => {
+                let wanted = self.is_wanted(hold.client);
+                Reply::Granted { grant: Grant { wanted, ..grant }, begun }
+            }
+            reply @ Reply::Held(_) => reply,
+        };
         let mut recalled = None;
         if let Reply::Held(holder) = reply {
             self.server.counter = counter;
             let life: i64 = call.arg(4).parse().ok()?;
             let keepable = holder.filter(|holder| holder.nonce >> 63 == 1);
             if life == 0 || life < 0 && keepable.is_none() {
-                self.server.queue = queue;
+                self.server.queue.clone_from(&queue);
             }
             recalled = keepable.filter(|_| life != 0).map(|holder| (holder, life > 0));
+            if life > 0 {
+                self.trying.remove(&hold.client);
+            } else if self.server.is_waiting(hold.client) && !queue.contains(&hold.client) {
+                self.trying.insert(hold.client);
+            }
+            self.server.queue.sort_by_key(|client| self.trying.contains(client));
         } else {
             self.ends = call.time.after(call.micros(2));
             self.is_token_unseen |= call.answer.is_none();
             self.silent.retain(|client| self.server.is_waiting(*client));
+            self.trying.retain(|client| self.server.is_waiting(*client));
         }
         let is_recalled = recalled.is_some();
         let told = call.recalled().map(|(owner, waits)| (hold_of(clients, &owner), waits));
         let is_right = |answer: &Vec<i64>| agrees(answer, reply, is_recalled, before, call.time);
         let tells = told == recalled.map(|(holder, waits)| (Some(holder), waits));
         Some(tells && call.answer.as_ref().is_none_or(is_right))
+    }
+
+    /// Returns `true` if another client waits, and not for a moment only.
+    fn is_wanted(&self, client: usize) -> bool {
+        self.server.queue.iter().any(|other| *other != client && !self.trying.contains(other))
     }
 
     /// Has the model offer a lock that is free to the first client that listens.

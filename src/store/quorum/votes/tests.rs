@@ -130,16 +130,19 @@ fn a_hold_is_held_with_a_majority_and_gone_when_none_is_left() {
         None,
         Some(Ok(HoldReply::Done)),
         Some(Ok(HoldReply::Gone)),
+        Some(Ok(HoldReply::Wanted)),
         Some(failed(FailureKind::Timeout)),
         Some(falls_short(1)),
     ];
     for servers in 1..=5 {
         for votes in all_of(servers, &replies) {
-            let ours = votes.count(|reply| *reply == HoldReply::Done);
+            let wanted = votes.count(|reply| *reply == HoldReply::Wanted);
+            let ours = votes.count(|reply| *reply == HoldReply::Done) + wanted;
             let gone = votes.count(|reply| *reply == HoldReply::Gone);
             let (required, pending) = (votes.required(), votes.pending());
             match votes.decide_hold() {
-                Some(Ok(HoldReply::Done)) => assert!(ours >= required),
+                Some(Ok(HoldReply::Done)) => assert!(ours >= required && wanted == 0),
+                Some(Ok(HoldReply::Wanted)) => assert!(ours >= required && wanted > 0),
                 Some(Ok(HoldReply::Gone)) => assert!(servers - gone < required),
                 Some(Err(failure)) => {
                     assert!(ours < required && servers - gone >= required);

@@ -361,7 +361,7 @@ fn the_first_two_are_told_of_a_lock_that_stays_taken_for_a_while(store: &dyn Sto
     must_acquire(store, &of(HoldKind::Lock, 1));
     let mut wakeups = ["ben", "cleo", "dora"].map(|label| {
         let client = steps::client(label);
-        let mut wakeups = store.wakeups(&client, None);
+        let mut wakeups = messages(store, &client);
         assert_eq!(wakeups.next(soon()).expect("in time").ok(), Some(Wake::Ready));
         let waits = HoldId { client, ..of(HoldKind::Lock, 2) };
         assert!(is_held(&acquire(store, &waits, Registration::IfHeld)));
@@ -391,7 +391,7 @@ fn a_late_repeat_of_a_set_finds_no_hold_that_has_ended(store: &dyn Store) {
 
 fn a_thread_is_told_of_an_offer_that_another_thread_of_its_client_brings_about(store: &dyn Store) {
     let [writer, reader] = [HoldKind::Write, HoldKind::Read].map(|kind| of(kind, 1));
-    let mut wakeups = store.wakeups(&writer.client, None);
+    let mut wakeups = messages(store, &writer.client);
     assert_eq!(wakeups.next(soon()).expect("in time").ok(), Some(Wake::Ready));
     let first = HoldId { client: format!("ben:{NUMBER}").into(), ..of(HoldKind::Write, 2) };
     let holds = [first];
@@ -409,7 +409,7 @@ fn a_thread_is_told_of_an_offer_that_another_thread_of_its_client_brings_about(s
 }
 
 fn a_client_is_told_when_a_name_that_it_waits_for_is_of_another_kind(store: &dyn Store) {
-    let mut wakeups = store.wakeups(&of(HoldKind::Lock, 1).client, None);
+    let mut wakeups = messages(store, &of(HoldKind::Lock, 1).client);
     assert_eq!(wakeups.next(soon()).expect("in time").ok(), Some(Wake::Ready));
     let kinds = [HoldKind::Lock, HoldKind::Read, HoldKind::Write, HoldKind::Permit { of: 1 }];
     let pairs = kinds.map(|before| kinds.map(|after| (before, after)));
@@ -434,7 +434,7 @@ fn a_client_is_told_when_a_name_that_it_waits_for_is_of_another_kind(store: &dyn
 
 fn a_kind_that_the_name_is_not_is_refused_and_disturbs_no_queue(store: &dyn Store) {
     let [anna, ben, cleo] = ["anna", "ben", "cleo"].map(steps::client);
-    let _wakeups = store.wakeups(&anna, None);
+    let _wakeups = messages(store, &anna);
     let permit = HoldKind::Permit { of: 1 };
     must_acquire(store, &HoldId { client: ben, ..of(permit, 1) });
     assert!(is_held(&acquire(store, &of(permit, 2), Registration::IfHeld)));

@@ -184,7 +184,8 @@ fn change_of(hold: Who, scene: Scene) -> impl Strategy<Value = (Who, Change)> {
         2 => (1..4_u32).prop_map(move |hours| Change::Renew { lease: lease(hours) }),
         2 => depth,
         2 * reads => (1..4_u32).prop_map(move |hours| Change::Downgrade { lease: lease(hours) }),
-        3 * u32::from(is_lock) => Just(Change::Watch),
+        3 * u32::from(is_lock) => prop::option::of(1..4_u32)
+            .prop_map(move |hours| Change::Watch { lease: hours.map(lease) }),
         2 * waits => Just(Change::Unregister),
     ]
     .prop_map(move |change| (hold, change))
@@ -202,6 +203,7 @@ fn registration(scene: Scene) -> impl Strategy<Value = Registration> {
         waits => Just(Registration::IfMayBeKept),
         waits => Just(Registration::Kept),
         waits => Just(Registration::Last),
+        waits => Just(Registration::Recall),
     ]
 }
 
@@ -212,7 +214,9 @@ fn step(scene: Scene) -> impl Strategy<Value = Step> {
         8 => (one_or_more, 1..4_u32, registration(scene))
             .prop_map(|(holds, hours, registration)| {
                 // Only a tenure of a lock has tokens for more holds.
-                let none = registration == Registration::Kept && holds[0].kind() != HoldKind::Lock;
+                let is_of_locks =
+                    matches!(registration, Registration::Kept | Registration::Recall);
+                let none = is_of_locks && holds[0].kind() != HoldKind::Lock;
                 let registration = if none { Registration::None } else { registration };
                 Step::Acquire { holds, hours, registration }
             }),

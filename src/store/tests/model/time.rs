@@ -37,7 +37,7 @@ impl InMemory {
     /// All clients listen.
     pub(super) fn new(server: MemoryServer, store: &Memory) -> Self {
         let wakeups = CLIENTS.map(|label| {
-            let mut wakeups = store.wakeups(&client(label), None);
+            let mut wakeups = messages(store, &client(label));
             assert_eq!(wakeups.next(soon()).expect("at once").ok(), Some(Wake::Ready));
             wakeups
         });

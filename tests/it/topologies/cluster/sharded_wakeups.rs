@@ -20,6 +20,7 @@ on_both! {
     three_nodes:
     wake_ups_stay_at_one_node,
     recalls_stay_at_one_node,
+    a_client_that_does_not_hear_a_node_keeps_nothing,
     wake_ups_follow_slots_that_move,
     a_client_without_a_sharded_channel_is_woken,
     without_the_rights_clients_wake_each_other;
@@ -120,6 +121,18 @@ fn recalls_stay_at_one_node(cluster: &Cluster) {
         });
     }
     assert_eq!(published(cluster), before);
+}
+
+fn a_client_that_does_not_hear_a_node_keeps_nothing(cluster: &Cluster) {
+    let keeper = cluster.open(sleepy().keep(ms(20_000)));
+    for node in cluster.nodes() {
+        eventually(SOON, || {
+            drop(keeper.lock("a").unwrap());
+            keeper.stats().kept == 1
+        });
+        node.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+        eventually(SOON, || keeper.stats().kept == 0);
+    }
 }
 
 /// The lowest slot of one master becomes that of another, and both choose other channels.
