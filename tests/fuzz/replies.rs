@@ -83,8 +83,14 @@ proptest! {
             prop_assert_eq!(error.kind(), ErrorKind::Parse);
         }
         if let Some(Ok(first)) = whole.first() {
-            let other = parse_redis_value(&bytes).expect("another parser reads it too");
-            prop_assert_eq!(shown(first), shown(&other));
+            match parse_redis_value(&bytes) {
+                Ok(other) => prop_assert_eq!(shown(first), shown(&other)),
+                // Another parser does not read an error reply that was cut within a character.
+                Err(error) => {
+                    let is_cut = bytes.contains(&b'-') && str::from_utf8(&bytes).is_err();
+                    prop_assert!(is_cut, "{error}");
+                }
+            }
         }
     }
 
