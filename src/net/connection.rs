@@ -17,7 +17,7 @@ use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::Phase;
 use crate::net::factory::{ConnectionFactory, OpenSocket, Validity};
-use crate::net::in_flight::{Exchange, InFlight};
+use crate::net::in_flight::{Exchange, InFlight, POSTED_MAX};
 use crate::net::packed::{Reply, ReplySlot, Request};
 use crate::net::resp::RespStream;
 use crate::net::route::Route;
@@ -186,6 +186,22 @@ impl Connection {
     pub(crate) fn send(&mut self, exchanges: impl IntoIterator<Item = Exchange>) {
         self.record(exchanges);
         drop(self.write(&[]));
+    }
+
+    /// Writes as many of these requests, which no thread waits for, as a server reads at once, and
+    /// takes them out. Without a reply by `deadline` there is none.
+    pub(crate) fn send_what_fits(&mut self, posted: &mut Vec<Exchange>, deadline: Instant) {
+        let mut size = self.in_flight.posted;
+        let is_first = size == 0;
+        let fits = posted.iter().take_while(|exchange| {
+            size += exchange.request.bytes.len();
+            size <= POSTED_MAX
+        });
+        let fits = fits.count().max(usize::from(is_first)).min(posted.len());
+        for exchange in &mut posted[..fits] {
+            exchange.deadline = exchange.deadline.min(deadline);
+        }
+        self.send(posted.drain(..fits));
     }
 
     /// Has requests written along with the next write.

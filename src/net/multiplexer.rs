@@ -20,7 +20,6 @@
 //! | lingering, blocked | a request to wait for replicas or disks | no thread uses it |
 //! | given up | all have failed | idle: the next user opens it again |
 
-use std::mem;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -137,24 +136,20 @@ impl Multiplexer {
         }
     }
 
-    /// Writes requests that no thread waits for if a connection is open and free, without waiting.
-    /// Without a reply by `deadline` there is none. Returns those that were not sent.
+    /// Writes requests that no thread waits for over the connections that are open and free, as far
+    /// as there is room, without waiting. Without a reply by `deadline` there is none. Returns what
+    /// was not sent.
     pub(crate) fn post_if_open(&self, posted: Vec<Exchange>, deadline: Instant) -> Vec<Exchange> {
-        let (now, mut unsent, mut closed) = (Instant::now(), posted, Vec::new());
+        let (now, mut unsent, mut taken) = (Instant::now(), posted, Vec::new());
         while !unsent.is_empty()
             && let Some(mut free) = self.queue.take_idle(now)
         {
             if free.connection.is_usable() {
-                for exchange in &mut unsent {
-                    exchange.deadline = exchange.deadline.min(deadline);
-                }
-                free.connection.send(mem::take(&mut unsent));
-                self.send_queued(free, now);
-            } else {
-                closed.push(free);
+                free.connection.send_what_fits(&mut unsent, deadline);
             }
+            taken.push(free);
         }
-        for idle in closed {
+        for idle in taken {
             self.send_queued(idle, now);
         }
         unsent
@@ -324,6 +319,7 @@ impl Multiplexer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
     use std::net::TcpListener;
     use std::sync::mpsc;
     use std::thread;
@@ -331,6 +327,7 @@ mod tests {
 
     use crate::base::clock::end_of;
     use crate::base::event_thread::Events;
+    use crate::net::in_flight::POSTED_MAX;
     use crate::net::server::ServerFactory;
 
     /// The login of a peer that accepts connections has no reply.
@@ -358,6 +355,31 @@ mod tests {
             assert!(took < LONG / 2, "{took:?}");
             replies.recv_timeout(LONG / 2).expect("told").expect_err("it was not written");
         });
+    }
+
+    /// A server may not execute what is behind more.
+    #[test]
+    fn no_more_is_posted_over_an_open_connection_than_a_server_reads_at_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let config = Config { pool_size: 1, ..Config::default() };
+        let url = format!("redis://{}", listener.local_addr().expect("an address"));
+        let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
+        let server = servers.server(servers.endpoint(&url).expect("a good URL"));
+        let soon = || end_of(Duration::from_secs(5));
+        let ping = || Request::command(&redis::cmd("PING"));
+        let posted = || Exchange::posted(ping(), soon(), Box::new(drop));
+        let many = || (0..POSTED_MAX).map(|_| posted()).collect();
+        assert_eq!(server.post_if_open(many(), soon()).len(), POSTED_MAX, "none is open");
+        let _peer = thread::scope(|scope| {
+            let call = scope.spawn(|| server.ping(soon()));
+            let (mut peer, _) = listener.accept().expect("a connection");
+            peer.write_all(b"+PONG\r\n").expect("it is open");
+            call.join().expect("no panic").expect("a reply");
+            peer
+        });
+        let fits = POSTED_MAX / ping().bytes.len();
+        assert_eq!(server.post_if_open(many(), soon()).len(), POSTED_MAX - fits);
+        assert_eq!(server.post_if_open(many(), soon()).len(), POSTED_MAX, "no room is left");
     }
 
     #[test]

@@ -32,7 +32,7 @@ const BATCH_MAX: usize = 2048;
 /// How long a node that could not be reached is left alone.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// How often replies over connections of the calls are looked for.
+/// How often connections of the calls are looked at, for room and for replies.
 const LOOK: Duration = Duration::from_millis(5);
 
 const UNOPENED: &str = "no connection was open in time";
@@ -56,9 +56,14 @@ impl<P: JobPolicy> BackgroundJobs<P> {
             known.connection.peer == node && known.demand.is_some() == demand.is_some()
         };
         self.nodes.iter().position(is_its).unwrap_or_else(|| {
-            let connection = BackgroundConnection::new(node, PAUSE);
-            let (waiting, arrived) = (Vec::new(), Arc::default());
-            self.nodes.push(NodeJobs { connection, demand, is_prepared: false, waiting, arrived });
+            self.nodes.push(NodeJobs {
+                connection: BackgroundConnection::new(node, PAUSE),
+                demand,
+                is_prepared: false,
+                shares_until: Instant::now(),
+                waiting: Vec::new(),
+                arrived: Arc::default(),
+            });
             self.nodes.len() - 1
         })
     }
@@ -178,6 +183,8 @@ struct NodeJobs<N> {
     demand: Option<Demand>,
     /// Whether the connection that is being opened, or was last, was not wanted yet.
     is_prepared: bool,
+    /// Until when there is likely to be room again at the connections of the calls.
+    shares_until: Instant,
     /// Sent as soon as the connection is open, has written what was sent before, and does not wait
     /// for replicas or disks.
     waiting: Vec<Exchange>,
@@ -231,9 +238,15 @@ impl<N: Peer> NodeJobs<N> {
         let may_share = self.demand.is_none() || sent.is_err();
         if may_share && self.connection.open.is_none() && !self.waiting.is_empty() {
             let (peer, waiting) = (&self.connection.peer, mem::take(&mut self.waiting));
-            self.waiting = policy.post_over_pool(peer, waiting, end_of(io_timeout));
+            let (before, deadline) = (waiting.len(), end_of(io_timeout));
+            self.waiting = policy.post_over_pool(peer, waiting, deadline);
+            if self.waiting.len() < before {
+                self.shares_until = deadline;
+            }
         }
-        if let Err(failure) = sent {
+        if let Err(failure) = sent
+            && self.shares_until <= now
+        {
             fail(mem::take(&mut self.waiting), &failure);
         }
         let mut next = None;
@@ -249,6 +262,8 @@ impl<N: Peer> NodeJobs<N> {
             }
         }
         self.connection.read();
+        let may_share = self.connection.open.is_none() && !self.waiting.is_empty();
+        let next = next.into_iter().chain(may_share.then(|| end_of(LOOK)));
         self.waiting.iter().map(|exchange| exchange.deadline).chain(next).min()
     }
 
@@ -269,8 +284,9 @@ impl<N: Peer> NodeJobs<N> {
             return Ok(());
         };
         let urgent = urgent || was_prepared;
-        // Durable jobs go over the pool only if this fails, so it must if the server accepts none.
-        if self.demand.is_some() {
+        // Jobs go over the pool if this fails, durable ones only then. So it must if the server
+        // accepts no connection, where that is likely or there is no other way to find out.
+        if self.demand.is_some() || self.connection.failure().is_some() {
             self.connection.begin_opening(previous, deadline, urgent, greeted)?;
         } else {
             self.connection.begin_opening(previous, deadline, urgent, Ok)?;

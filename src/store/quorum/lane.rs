@@ -108,21 +108,19 @@ impl Lane {
     }
 
     /// Sends requests that no thread waits for to one server, without waiting, if the connection to
-    /// it is open and has room. Returns those that were not sent.
+    /// it is open, as far as there is room. Takes out those that were sent.
     pub(super) fn post_if_open(
         self: &Arc<Self>,
         number: usize,
-        posted: Vec<Exchange>,
-    ) -> Vec<Exchange> {
+        posted: &mut Vec<Exchange>,
+        deadline: Instant,
+    ) {
         let reader = self.reader.try_lock();
-        let Some(links) = self.links.try_lock() else { return posted };
-        let mut lane = LockedLane { reader, links, lane: self };
-        match lane.links[number].usable() {
-            Some(open) => {
-                open.send(posted);
-                Vec::new()
+        if let Some(links) = self.links.try_lock() {
+            let mut lane = LockedLane { reader, links, lane: self };
+            if let Some(open) = lane.links[number].usable() {
+                open.send_what_fits(posted, deadline);
             }
-            None => posted,
         }
     }
 

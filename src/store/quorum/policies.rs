@@ -133,17 +133,16 @@ impl JobPolicy for JobsOfMajorities {
         Ok((each.clone(), Votes::new(each.len())))
     }
 
-    /// A lane closes a connection over which no replies come.
     fn post_over_pool(
         &self,
         server: &Arc<QuorumServer>,
-        posted: Vec<Exchange>,
-        _: Instant,
+        mut posted: Vec<Exchange>,
+        deadline: Instant,
     ) -> Vec<Exchange> {
-        let post = |posted: Vec<Exchange>, lane: &Arc<Lane>| {
-            if posted.is_empty() { posted } else { lane.post_if_open(server.number, posted) }
-        };
-        self.lanes.iter().fold(posted, post)
+        for lane in &self.lanes {
+            lane.post_if_open(server.number, &mut posted, deadline);
+        }
+        posted
     }
 
     /// A renewal counts when a majority has confirmed it, and so does a release, but that is sent
