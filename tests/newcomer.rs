@@ -54,6 +54,29 @@ fn the_program_installs_and_runs_as_in_the_readme() {
 }
 
 #[test]
+fn the_first_example_builds_no_crate_that_only_tests_need() {
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    let ask = |args: &[&str]| run(cargo().args(args).args(["--manifest-path", manifest]));
+    let known = ask(&["metadata", "--no-deps", "--format-version", "1"]);
+    let known: serde_json::Value = serde_json::from_str(&known).unwrap();
+    let has_it = |package: &&serde_json::Value| {
+        let mut targets = package["targets"].as_array().unwrap().iter();
+        targets.any(|target| target["name"] == "quickstart" && target["kind"][0] == "example")
+    };
+    let packages: Vec<_> = known["packages"].as_array().unwrap().iter().filter(has_it).collect();
+    assert_eq!(packages.len(), 1, "{packages:?}");
+    let name = packages[0]["name"].as_str().unwrap();
+    let tree = ask(&["tree", "--package", name, "--edges", "normal,build,dev", "--prefix", "none"]);
+    assert!(tree.lines().any(|line| line.starts_with("leasehold v")), "{tree}");
+    for only_in_tests in
+        ["libsqlite3-sys", "proptest", "rayon", "rcgen", "serde_derive", "stateright"]
+    {
+        let is_built = tree.lines().any(|line| line.split(' ').next() == Some(only_in_tests));
+        assert!(!is_built, "{only_in_tests}: {tree}");
+    }
+}
+
+#[test]
 fn the_compiler_tells_what_to_do_about_a_guard_that_is_sent() {
     let code = r#"
         fn main() {
