@@ -120,7 +120,7 @@ impl Address {
 
 /// Whichever connections a store has, it soon has them at the new server only.
 fn assert_moves(store: &dyn Store, new: &Server, moves: impl FnOnce()) {
-    let (mut jobs, mut wakeups) = (store.jobs(), store.wakeups("client", None));
+    let (mut jobs, mut wakeups) = (store.jobs(), messages(store, "client"));
     let mut renew = || run_jobs(&mut *jobs, &[(hold(1), Change::Renew { lease: LEASE })]).remove(0);
     must_acquire(store, &hold(1));
     assert!(matches!(renew(), Ok(HoldReply::Done)));
