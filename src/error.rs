@@ -311,7 +311,7 @@ pub enum LossCause {
     Gone,
     /// The hold reached its age limit: see [`Builder::max_hold`](crate::Builder::max_hold).
     MaxHold,
-    /// Another client held the lock when the server replied that the hold is gone.
+    /// The hold is gone, and another client held the lock when this client looked.
     Taken {
         /// Its [id](crate::Client::id); empty for a client of another library.
         by: String,

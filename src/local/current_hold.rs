@@ -44,7 +44,7 @@ pub(super) struct Rare {
     pub(super) over: Option<OverChannel>,
     /// Removed once another client waits.
     pub(super) wanted: Option<WantedWatch>,
-    /// Set when the tenure is lost.
+    /// Set when the tenure is lost, or is about to be.
     pub(super) cause: Option<LossCause>,
     /// Of the last renewal, unless that has succeeded.
     pub(super) last_failure: Option<Arc<dyn StdError + Send + Sync>>,

@@ -306,10 +306,23 @@ impl Hold {
         let lost = lose(&self.lease);
         if lost {
             let rare = current.rare.get_or_insert_default();
-            let is_forced = rare.forced && cause == LossCause::Gone;
-            rare.cause = Some(if is_forced { LossCause::Forced } else { cause });
+            rare.cause = match rare.cause.take() {
+                _ if cause != LossCause::Gone => Some(cause),
+                _ if rare.forced => Some(LossCause::Forced),
+                taken => taken.or(Some(cause)),
+            };
         }
         lost
+    }
+
+    /// Records which other client has the lock, unless the hold was lost for another reason than
+    /// that it is gone.
+    pub(super) fn set_taken(&self, by: String) {
+        let mut current = self.current.lock();
+        let rare = current.rare.get_or_insert_default();
+        if !rare.forced && matches!(rare.cause, None | Some(LossCause::Gone)) {
+            rare.cause = Some(LossCause::Taken { by });
+        }
     }
 
     /// Records that a message came that the hold was ended by force.

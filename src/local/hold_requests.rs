@@ -123,7 +123,7 @@ pub(super) fn ask(
         let mut failed = Vec::new();
         send(&open, &requests, &mut |place, reply| {
             let (hold, change) = (&open[place], requests[place].change);
-            match conclude(shared, hold, change, sent, reply) {
+            match conclude(shared, hold, change, (sent, deadline), reply) {
                 Err(HoldFailure::Failed(failure)) => failed.push((hold.clone(), failure)),
                 outcome => done(hold, outcome),
             }
@@ -152,14 +152,20 @@ fn conclude(
     shared: &Shared,
     hold: &Arc<Hold>,
     change: Change,
-    sent: Moment,
+    (sent, deadline): (Moment, Instant),
     reply: Result<HoldReply, Failure>,
 ) -> Result<(), HoldFailure> {
     if reply.is_ok() {
         shared.reporter.record_reply(&hold.id.name);
     }
     match (change, reply) {
-        (Change::Release { .. }, reply) => return hold.release_outcome(reply),
+        (Change::Release { .. }, reply) => {
+            let outcome = hold.release_outcome(reply);
+            if matches!(outcome, Err(HoldFailure::Lost)) {
+                shared.reporter.look(hold, deadline);
+            }
+            return outcome;
+        }
         (_, Ok(reply @ (HoldReply::Done | HoldReply::Wanted))) => {
             if reply == HoldReply::Wanted {
                 shared.reporter.set_wanted(hold);
@@ -168,7 +174,7 @@ fn conclude(
                 hold.lease.extend(sent, next);
             }
         }
-        (_, Ok(HoldReply::Gone)) => shared.reporter.lose(hold),
+        (_, Ok(HoldReply::Gone)) => shared.reporter.lose_and_look(hold, deadline),
         // Another program has replaced the lock by something else.
         (Change::Check | Change::Renew { .. } | Change::Watch { .. }, Err(failure))
             if failure.kind == FailureKind::WrongType =>

@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use std::{io, mem, thread};
 
-use crate::base::clock::Moment;
+use crate::base::clock::{Moment, end_of};
 use crate::local::hold::Hold;
 use crate::local::lease::HoldFailure;
 use crate::local::renewer::{Incoming, Message, Shutdown, ShutdownCall, unconfirmed};
@@ -45,6 +45,11 @@ const BRIEF: u32 = 30;
 /// The pause after a panic: should its cause persist, it must not take a whole core.
 const PANIC_PAUSE: Duration = Duration::from_millis(10);
 
+/// The most holds found gone in one turn for which the thread looks who has their locks now, and
+/// for how long.
+const LOOKS_MAX: usize = 8;
+const LOOK_TIME: Duration = Duration::from_secs(1);
+
 struct RenewerThread {
     incoming: Incoming,
     timers: TimerQueue,
@@ -54,6 +59,8 @@ struct RenewerThread {
     unprepared: Vec<Arc<Hold>>,
     /// Since the client was shut down.
     shutdown: Option<Shutdown>,
+    /// Holds that were marked as lost because they are gone, and are not ended yet.
+    gone: Vec<Arc<Hold>>,
 }
 
 pub(super) fn start(
@@ -70,6 +77,7 @@ pub(super) fn start(
         reporter,
         unprepared: Vec::new(),
         shutdown: None,
+        gone: Vec::new(),
     };
     thread::Builder::new().name("leasehold-renew".into()).spawn(move || thread.run()).map(drop)
 }
@@ -95,6 +103,7 @@ impl RenewerThread {
         self.send_due();
         let outcomes = self.jobs.collect(COLLECT_TIME);
         self.finish_jobs(outcomes);
+        self.end_gone();
         self.reporter.outages.report_turn();
         self.answer_shutdown();
         !self.jobs.is_empty() || self.sleep()
@@ -279,12 +288,34 @@ impl RenewerThread {
                 self.reporter.outages.record_renewal(&hold, is_late);
                 self.schedule(Scheduled::Hold(hold));
             }
-            Ok(HoldReply::Gone) => self.reporter.lose(&hold),
+            Ok(HoldReply::Gone) => self.gone.extend(hold.lose().then_some(hold)),
             Err(failure) => {
                 let pause = (hold.lease.duration() / RETRIES).min(hold.lease.remaining());
                 self.reporter.outages.record_failed_renewal(&hold, &failure);
                 self.timers.add_at(Moment::now().after(pause), Scheduled::Hold(hold));
             }
+        }
+    }
+
+    /// Ends the holds that are gone. Unless they are many, a short-lived thread first looks which
+    /// clients have their locks: this one must not wait for that.
+    fn end_gone(&mut self) {
+        let gone = mem::take(&mut self.gone);
+        if (1..=LOOKS_MAX).contains(&gone.len()) {
+            let reporter = Reporter { in_turns: false, ..self.reporter.clone() };
+            let (looked_at, deadline) = (gone.clone(), end_of(LOOK_TIME));
+            let look = move || {
+                for hold in looked_at {
+                    reporter.look(&hold, deadline);
+                    reporter.end_gone(&hold);
+                }
+            };
+            if thread::Builder::new().name("leasehold-look".into()).spawn(look).is_ok() {
+                return;
+            }
+        }
+        for hold in &gone {
+            self.reporter.end_gone(hold);
         }
     }
 

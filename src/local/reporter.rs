@@ -7,8 +7,9 @@
 
 use std::cell::Cell;
 use std::mem;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
@@ -20,13 +21,14 @@ use crate::local::hold::Hold;
 use crate::local::lease::HoldFailure;
 use crate::local::outage_log::OutageLog;
 use crate::local::renewer::Renewer;
+use crate::local::status::holder_of;
 use crate::local::wait_queues::WaitQueues;
 use crate::local::waiter::Waiter;
 use crate::stats::Counters;
 use crate::store::Store;
 use crate::store::background::InDoubtHold;
 use crate::store::hold_id::HoldKind;
-use crate::store::request::HoldReply;
+use crate::store::request::{HoldReply, Look};
 
 /// Reports to the user, and begins and ends holds in the wait queues, the counters and the renewer.
 #[derive(Clone)]
@@ -37,6 +39,8 @@ pub(crate) struct Reporter {
     pub(super) outages: Arc<OutageLog>,
     pub(super) wait_queues: Arc<WaitQueues>,
     pub(super) renewer: Renewer,
+    /// It has threads that report to here, so it must not be kept alive.
+    pub(super) store: Option<Weak<dyn Store>>,
     /// Whether this is the renewer's own. It logs all losses of a turn together.
     pub(super) in_turns: bool,
 }
@@ -50,6 +54,7 @@ impl Reporter {
             outages: Arc::new(OutageLog::new(events.clone(), counters, store)),
             wait_queues: Arc::default(),
             renewer,
+            store: Some(Arc::downgrade(store)),
             in_turns: false,
         }
     }
@@ -304,12 +309,40 @@ impl Reporter {
         lost
     }
 
+    /// As `lose`, and looks until the deadline who has the lock now. The hold counts as lost at
+    /// once; those that watch it are told after the look, so that they can learn the cause.
+    pub(super) fn lose_and_look(&self, hold: &Hold, deadline: Instant) {
+        if hold.lose() {
+            self.look(hold, deadline);
+            self.end_gone(hold);
+        }
+    }
+
+    /// Asks which other client has the lock of a hold that is gone, in the way of it.
+    pub(super) fn look(&self, hold: &Hold, deadline: Instant) {
+        let Some(store) = self.store.as_ref().and_then(Weak::upgrade) else { return };
+        let Ok(report) = store.report(&hold.id.name, Look::All, deadline) else { return };
+        let mut holders = report.holds.into_iter().filter(|(held_as, holder)| {
+            let kind = HoldKind::reported_as(*held_as, 0);
+            holder.depth > 0 && !kind.shares_with(hold.id.kind)
+        });
+        let by = holders.next().map(|(_, holder)| holder_of(holder).client);
+        if let Some(by) = by.filter(|by| **by != *hold.id.client) {
+            hold.set_taken(by);
+        }
+    }
+
     /// Marks a hold as lost because the store does not have it any more.
     pub(super) fn lose(&self, hold: &Hold) {
         if hold.lose() {
-            let may_exist = hold.in_doubt.load(Ordering::Relaxed);
-            self.end_lost(hold, may_exist);
+            self.end_gone(hold);
         }
+    }
+
+    /// Ends a hold that was marked as lost because it is gone.
+    pub(super) fn end_gone(&self, hold: &Hold) {
+        let may_exist = hold.in_doubt.load(Ordering::Relaxed);
+        self.end_lost(hold, may_exist);
     }
 
     fn end_lost(&self, hold: &Hold, may_exist: bool) {

@@ -1,6 +1,6 @@
 //! Holds that Redis forgets: deleted, flushed, evicted, expired early or overwritten.
 
-use leasehold::{Client, Guard, HoldEnd};
+use leasehold::{Client, Error, Guard, HoldEnd, LossCause};
 
 use crate::support::recorder::Recorder;
 use crate::support::{
@@ -14,6 +14,7 @@ stores! {
         a_restart_without_the_data_ends_the_hold,
         a_waiter_gets_a_lock_that_was_deleted,
         a_deleted_key_ends_the_hold,
+        a_lock_that_another_client_has_taken_is_lost_to_it,
         a_foreign_key_ends_the_hold,
         every_call_notices_a_foreign_key,
         verify_and_renew_notice_a_key_of_another_type,
@@ -33,6 +34,42 @@ fn verify_and_renew_notice_a_key_of_another_type(server: &Server) {
         assert_lost(guard.unlock(), name);
         assert_eq!(server.ask::<String>(&["GET", &lock_key(name)]), "something else");
     }
+}
+
+fn a_lock_that_another_client_has_taken_is_lost_to_it(server: &Server) {
+    let recorder = Recorder::default();
+    let client = server.open_for(LEASE, patient().on_event(recorder.listener()));
+    let other = server.open(patient());
+    let by = || LossCause::Taken { by: other.id().to_owned() };
+    let taken = |name: &str| {
+        server.command(&["DEL", &lock_key(name)]);
+        other.lock_owned(name).unwrap()
+    };
+    let renewed = client.mutex("a").lease(LEASE).lock().unwrap();
+    let _other = taken("a");
+    assert_eq!(renewed.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
+    assert_eq!(renewed.lost().cause(), Some(by()));
+    recorder.wait_for("lost a");
+    let called = ["b", "c", "d"].map(|name| (take(&client, name), taken(name)));
+    let [(verified, _), (nested, _), (released, _)] = called;
+    for result in [
+        renewed.unlock(),
+        verified.verify(),
+        client.lock(nested.name()).map(drop),
+        released.unlock(),
+    ] {
+        assert!(matches!(&result, Err(Error::Lost { cause, .. }) if *cause == by()), "{result:?}");
+    }
+    let writer = client.rw_lock("e").write().unwrap();
+    server.command(&["DEL", &lock_key("e")]);
+    let _reader = other.rw_lock("e").read().unwrap();
+    writer.verify().unwrap_err();
+    assert_eq!(writer.lost().cause(), Some(by()));
+    let permit = client.semaphore("f", 2).acquire().unwrap();
+    server.command(&["DEL", &lock_key("f")]);
+    let _permit = other.semaphore("f", 2).acquire().unwrap();
+    permit.verify().unwrap_err();
+    assert_eq!(permit.lost().cause(), Some(LossCause::Gone), "nobody is in its way");
 }
 
 fn unlock_and_lost_agree_on_a_loss(server: &Server) {
