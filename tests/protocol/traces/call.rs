@@ -19,6 +19,11 @@ impl Time {
         self.last >= other.first
     }
 
+    /// The later one.
+    pub(crate) fn or_later(self, other: Self) -> Self {
+        Self { first: self.first.max(other.first), last: self.last.max(other.last) }
+    }
+
     pub(crate) fn may_be(self, other: Self) -> bool {
         self.may_follow(other) && other.may_follow(self)
     }
@@ -158,7 +163,8 @@ impl Call {
         })
     }
 
-    /// The clients that were found without a listener and were put in front of the others.
+    /// The clients that were put in front of the others: those that were found without a listener,
+    /// and the one that asks, if that was before.
     pub(crate) fn parked(&self) -> Vec<&str> {
         let moved = self.effects_of("zadd").filter(|words| words[2] == "xx");
         let moved = moved.filter(|words| words[1] != self.keys[0]);

@@ -53,7 +53,7 @@ impl State {
         let kinds = ["r:", "w:", "p:"].map(|kind| number(clients, &format!("{kind}{asks}")));
         let offered: BTreeSet<usize> =
             call.offers().into_iter().map(|client| number(clients, client)).collect();
-        let waits = call.script == "acquire_member" && call.arg(5) == "1";
+        let waits = call.script == "acquire_member" && call.arg(5).starts_with('1');
         let me = waits.then(|| number(clients, asks));
         let own = if call.script == "unregister" { &kinds[..] } else { me.as_slice() };
         next.find_absent(clients, call, &offered, own)?;
@@ -82,10 +82,12 @@ impl State {
             "release_member" => says(call, i64::from(self.server.release(first?, None))),
             "change" => {
                 let (hold, lease) = (first?, self.begin_lease(call));
+                let before = self.server.holds.clone();
                 let last = self.server.holds.get_mut(&hold);
                 let is_held = last.is_some();
                 if let Some(last) = last.filter(|_| call.arg(2) != "0") {
                     *last = lease;
+                    self.keep_longer_leases(&before, call);
                 }
                 says(call, i64::from(is_held))
             }
@@ -149,8 +151,10 @@ impl State {
             }
             self.is_token_unseen = false;
         }
+        let before = self.server.holds.clone();
         let lease = self.begin_lease(call);
-        let reply = self.server.acquire(holds, lease, call.arg(5) == "1", None);
+        let reply = self.server.acquire(holds, lease, call.arg(5).starts_with('1'), None);
+        self.keep_longer_leases(&before, call);
         self.is_token_unseen |= call.answer.is_none() && side == Side::Writer;
         let Some(answer) = &call.answer else { return true };
         match reply {
@@ -164,9 +168,21 @@ impl State {
 
     /// Notes until when the lease lasts that a call sets, and returns its number.
     fn begin_lease(&mut self, call: &Call) -> u64 {
-        let number = call.line as u64;
+        let number = call.line as u64 * 1000;
         self.leases.insert(number, call.time.after(call.micros(2)));
         number
+    }
+
+    /// No call shortens the leases of holds that were there before.
+    fn keep_longer_leases(&mut self, before: &BTreeMap<HoldId, u64>, call: &Call) {
+        let now = call.line as u64 * 1000;
+        for (number, (hold, last)) in (now + 1..).zip(before) {
+            if self.server.holds.get(hold) == Some(&now) {
+                let ends = self.leases[&now].or_later(self.leases[last]);
+                self.leases.insert(number, ends);
+                self.server.holds.insert(*hold, number);
+            }
+        }
     }
 
     /// Returns `true` if what is in the way of a side lasts for so many milliseconds.
@@ -178,7 +194,9 @@ impl State {
         let ends: Vec<Time> = holds.values().map(|call| self.leases[call]).chain(offers).collect();
         let Ok(left) = u64::try_from(left) else { return ends.is_empty() };
         // It may be until a client without a listener loses its place.
-        let is_kept = !(absent.parked.is_empty() && absent.silent.is_empty());
+        let is_young = |came: &Time| came.after(GRACE).may_follow(call.time);
+        let is_kept = !(absent.parked.is_empty() && absent.silent.is_empty())
+            || self.server.queue.iter().any(|it| self.came.get(it).is_none_or(is_young));
         let until = call.time.after(left * 1000);
         let is_bound = |end: &Time| match side {
             Side::Writer => until.may_follow(*end),

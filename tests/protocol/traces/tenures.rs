@@ -18,8 +18,10 @@ pub(super) struct State {
     ends: Time,
     /// Whether the last token was given with an answer that was not seen.
     is_token_unseen: bool,
-    /// Waiting clients that were found without a listener.
-    silent: BTreeSet<usize>,
+    /// Waiting clients that were found without a listener, in their order.
+    silent: Vec<usize>,
+    /// Those of them that have asked since.
+    alive: BTreeSet<usize>,
     /// Waiting clients that wait for a moment only, behind the others.
     trying: BTreeSet<usize>,
 }
@@ -44,7 +46,7 @@ impl State {
                 let hold = hold_of(clients, call.arg(1))?;
                 let is_held = next.server.is_held_by(hold);
                 if is_held && call.arg(2) != "0" {
-                    next.ends = call.time.after(call.micros(2));
+                    next.ends = next.ends.or_later(call.time.after(call.micros(2)));
                 }
                 let watches = call.arg(3) == "watch";
                 if call.keys.len() == 2 && !watches {
@@ -81,22 +83,33 @@ impl State {
     fn acquire(&mut self, clients: &mut Vec<String>, call: &Call) -> Option<bool> {
         let hold = hold_of(clients, call.arg(1))?;
         let (mode, asked) = (call.arg(6), call.arg(7).parse().unwrap_or(1));
-        let first = self.server.queue.first();
         let is_free = self.server.lock.is_none() && self.server.offer.is_none();
-        let yields = mode == "yields" || first.is_some_and(|first| self.silent.contains(first));
+        let yields = ["yields", "returns"].contains(&mode);
+        if call.parked().into_iter().any(|client| number(clients, client) == hold.client) {
+            self.alive.insert(hold.client);
+            self.sort();
+        }
         let round = if mode.is_empty() { 1 } else { 2 };
         let joins = !mode.is_empty() && call.arg(4) != "0";
         let command = Command::Acquire { size: asked, yields: yields && joins };
-        let request = Request::new(hold, round, command);
+        let mut request = Request::new(hold, round, command);
         if mode != "kept" && is_free && self.server.gives_way(&request) {
             self.server.register(hold.client);
             self.pass_over(clients, call)?;
+            let mut ahead = self.server.queue.iter().take_while(|other| **other != hold.client);
+            if mode == "yields" && call.offered().is_none() && ahead.all(|it| self.may_be_dead(*it))
+            {
+                // None of them holds it up.
+                request =
+                    Request::new(hold, round, Command::Acquire { size: asked, yields: false });
+            }
         }
         if mode != "kept" && self.server.gives_way(&request) {
-            self.offer(call);
+            self.offer(clients, call);
             return Some(call.answer.as_ref().is_none_or(|answer| answer.first() == Some(&0)));
         }
         let (before, queue, counter) = (self.ends, self.server.queue.clone(), self.server.counter);
+        let is_repeated = self.server.is_held_by(hold);
         let size = if call.arg(5).is_empty() {
             self.follow_clock(hold, asked, call.tokens().map(|tokens| tokens.first), call)?;
             tokens(call, asked)?
@@ -133,9 +146,10 @@ impl State {
             } else if self.server.is_waiting(hold.client) && !queue.contains(&hold.client) {
                 self.trying.insert(hold.client);
             }
-            self.server.queue.sort_by_key(|client| self.trying.contains(client));
+            self.sort();
         } else {
-            self.ends = call.time.after(call.micros(2));
+            let ends = call.time.after(call.micros(2));
+            self.ends = if is_repeated { self.ends.or_later(ends) } else { ends };
             self.is_token_unseen |= call.answer.is_none();
             self.silent.retain(|client| self.server.is_waiting(*client));
             self.trying.retain(|client| self.server.is_waiting(*client));
@@ -155,45 +169,64 @@ impl State {
     /// Has the model offer a lock that is free to the first client that listens.
     fn wake(&mut self, clients: &mut Vec<String>, call: &Call) -> Option<()> {
         self.pass_over(clients, call)?;
-        self.offer(call);
+        self.offer(clients, call);
         Some(())
+    }
+
+    /// Returns `true` if a client was found without a listener, and has not asked since.
+    fn may_be_dead(&self, client: usize) -> bool {
+        self.silent.contains(&client) && !self.alive.contains(&client)
+    }
+
+    /// Puts those clients in front that were found without a listener, first those that ask. Those
+    /// that wait for a moment only come last.
+    fn sort(&mut self) {
+        let Self { server, silent, alive, trying, .. } = self;
+        alive.retain(|client| silent.contains(client));
+        let place = |client: &usize| match silent.iter().position(|it| it == client) {
+            Some(at) => (u8::from(!alive.contains(client)), at),
+            None => (2 + u8::from(trying.contains(client)), 0),
+        };
+        server.queue.sort_by_key(place);
     }
 
     /// Removes the clients that have no listener, or puts them in front of the others. Who listens
     /// the model does not know, but such a client must have been told, and in vain.
     fn pass_over(&mut self, clients: &mut Vec<String>, call: &Call) -> Option<()> {
         let told = call.told();
-        for (at, client) in call.parked().into_iter().enumerate() {
-            told.contains(&client).then_some(())?;
-            let id = number(clients, client);
-            self.server.queue.retain(|other| *other != id);
-            self.server.queue.insert(at, id);
-            self.silent.insert(id);
-        }
         let asks = call.arg(1).rsplit_once(':').map_or(call.arg(1), |(client, _)| client);
+        for client in call.parked().into_iter().filter(|client| *client != asks) {
+            told.contains(&client).then_some(())?;
+            self.silent.push(number(clients, client));
+        }
+        self.sort();
         let leaves = |client: &str| client == asks && call.script != "release";
         for client in call.removed() {
             if !leaves(client) && call.offered() != Some(client) {
                 told.contains(&client).then_some(())?;
                 let id = number(clients, client);
                 self.server.queue.retain(|other| *other != id);
-                self.silent.remove(&id);
+                self.silent.retain(|other| *other != id);
             }
         }
         Some(())
     }
 
-    fn offer(&mut self, call: &Call) {
-        let first = self.server.queue.first();
-        // A client without a listener keeps its place for two seconds.
-        if call.offered().is_none() && first.is_some_and(|first| self.silent.contains(first)) {
+    fn offer(&mut self, clients: &mut Vec<String>, call: &Call) {
+        let offered = call.offered().map(|client| number(clients, client));
+        // A client without a listener keeps its place for two seconds, and is offered nothing.
+        let is_passed = |client: &&usize| Some(**client) != offered && self.may_be_dead(**client);
+        let passed = self.server.queue.iter().take_while(is_passed).count();
+        if offered.is_none() && passed > 0 {
             return;
         }
+        let passed: Vec<_> = self.server.queue.drain(..passed).collect();
         if let Some(client) = self.server.wake(None) {
-            self.silent.remove(&client);
+            self.silent.retain(|other| *other != client);
             let window = call.micros(if call.script == "acquire" { 8 } else { 2 });
             self.ends = call.time.after(window);
         }
+        self.server.queue.splice(..0, passed);
     }
 
     /// Has the counter follow the clock, to the tokens of an answer. A repeat that asks for none
@@ -255,7 +288,9 @@ impl State {
         let Reply::Granted { grant, .. } = next.server.acquire(request, 1, None) else {
             return None;
         };
-        next.ends = call.time.after(call.micros(1));
+        let ends = call.time.after(call.micros(1));
+        let is_repeated = self.server.is_held_by(hold);
+        next.ends = if is_repeated { next.ends.or_later(ends) } else { ends };
         next.is_token_unseen |= fence.is_none();
         let is_it = |fence| u64::try_from(fence) == Ok(grant.tokens.first);
         fence.is_none_or(is_it).then_some(next)

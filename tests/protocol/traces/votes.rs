@@ -69,7 +69,7 @@ impl<'trace> Votes<'trace> {
                 votes.push(Vote { server, tokens, since, until });
             }
             "change" if call.keys.len() == 2 && call.answer.as_deref() == Some(&[1]) => {
-                let raised = self.raised.entry((lock, owner, token(call.arg(4)))).or_default();
+                let raised = self.raised.entry((lock, owner, token(call.arg(5)))).or_default();
                 raised.push(call.time.last);
             }
             "release" => {
@@ -166,16 +166,16 @@ const SERVERS: [&str; 3] = [
 1.000000 [0 a] acquire 3 lock f q anna:1 9000 9 600 500 -> 500
 2.000000 [0 a] release 2 lock q anna:1 200 '' 0 -> 1
 3.000000 [0 a] acquire 3 lock f q ben:1 9000 9 600 550 -> 550
-3.100000 [0 a] change 2 lock f ben:1 0 '' 602 9 -> 1
+3.100000 [0 a] change 2 lock f ben:1 0 '' 9 602 -> 1
 4.000000 [0 a] release 2 lock q ben:1 200 '' 0 -> 1
 5.000000 [0 a] acquire 3 lock f q cleo:1 9000 9 600 560 -> 603
-5.100000 [0 a] change 2 lock f cleo:1 0 '' 603 9 -> 1
+5.100000 [0 a] change 2 lock f cleo:1 0 '' 9 603 -> 1
 ",
     "\
 1.000000 [0 a] acquire 3 lock f q anna:1 9000 9 600 500 -> 500
 2.000000 [0 a] release 2 lock q anna:1 200 '' 0 -> 1
 5.000000 [0 a] acquire 3 lock f q cleo:1 9000 9 600 560 -> 560
-5.100000 [0 a] change 2 lock f cleo:1 0 '' 603 9 -> 1
+5.100000 [0 a] change 2 lock f cleo:1 0 '' 9 603 -> 1
 ",
     "\
 0.500000 [0 a] acquire 3 lock f q dora:1 9000 9 600 600 -> 600
@@ -183,7 +183,7 @@ const SERVERS: [&str; 3] = [
 1.000000 [0 a] acquire 3 lock f q anna:1 9000 9 600 500 -> 601
 2.000000 [0 a] release 2 lock q anna:1 200 '' 0 -> 1
 3.000000 [0 a] acquire 3 lock f q ben:1 9000 9 600 550 -> 602
-3.100000 [0 a] change 2 lock f ben:1 0 '' 602 9 -> 1
+3.100000 [0 a] change 2 lock f ben:1 0 '' 9 602 -> 1
 ",
 ];
 
@@ -208,12 +208,12 @@ fn the_tokens_that_majorities_give_grow() {
 #[test]
 fn a_token_that_no_majority_can_give_is_refused() {
     // What is raised is not the greatest that the client got.
-    let least = traces(&[("ben:1 0 '' 602", "ben:1 0 '' 550")]);
+    let least = traces(&[("ben:1 0 '' 9 602", "ben:1 0 '' 9 550")]);
     assert!(Votes::count(&least).expect_err("too small").starts_with("no majority"));
     // Servers that were asked to raise their counters give less, or the same again.
     for token in ["560", "602"] {
-        let raise = format!("cleo:1 0 '' {token}");
-        let again = [("-> 603", &*format!("-> {token}")), ("cleo:1 0 '' 603", &raise)];
+        let raise = format!("cleo:1 0 '' 9 {token}");
+        let again = [("-> 603", &*format!("-> {token}")), ("cleo:1 0 '' 9 603", &raise)];
         assert!(Votes::count(&traces(&again)).expect_err("given before").starts_with("no "));
     }
 }
