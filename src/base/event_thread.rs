@@ -193,6 +193,7 @@ pub(crate) trait EventListener: Send + Sync {
     fn tick(&self) {}
 
     /// A call has waited for a lock that was held, and got it.
+    #[cfg(feature = "metrics")]
     fn waited(&self, _: Duration) {}
 
     /// No event will follow.
