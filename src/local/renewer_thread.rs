@@ -288,6 +288,10 @@ impl RenewerThread {
                 self.reporter.outages.record_renewal(&hold, is_late);
                 self.schedule(Scheduled::Hold(hold));
             }
+            // Only this thread leaves work to itself: a look wakes it for none.
+            Ok(HoldReply::Gone) if hold.in_doubt.load(Ordering::Relaxed) => {
+                self.reporter.lose(&hold);
+            }
             Ok(HoldReply::Gone) => self.gone.extend(hold.lose().then_some(hold)),
             Err(failure) => {
                 let pause = (hold.lease.duration() / RETRIES).min(hold.lease.remaining());
