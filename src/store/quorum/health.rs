@@ -236,7 +236,7 @@ impl RunIds {
         reached.remove(&number);
         if let Some((_, other)) = reached.values().find(|(known, _)| *known == run_id) {
             self.repeated.get_or_init(|| (other.clone(), label.clone()));
-            let error = io::Error::other(format!("it is the same server as {other}"));
+            let error = io::Error::other(format!("DUPLICATE: it is the same server as {other}"));
             let failure = Failure::io(FailureKind::Rejected, label, error);
             return Err(Failure { code: "DUPLICATE".into(), ..failure });
         }
