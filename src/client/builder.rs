@@ -34,7 +34,7 @@ use crate::store::memory::memory_server::MemoryServer;
 /// | [`keep`](Self::keep) | zero | how long a lock is kept after its last use |
 /// | **of the client** | | |
 /// | [`prefix`](Self::prefix) | `lock:` | the beginning of the keys of locks |
-/// | [`label`](Self::label) | none | the beginning of the client's id, for operators |
+/// | [`label`](Self::label) | `host:pid` | the beginning of the client's id, for operators |
 /// | [`durability`](Self::durability) | `Memory` | what must store a lock before it counts |
 /// | [`backoff`](Self::backoff) | 5 ms, 500 ms | pauses between two attempts at a held lock |
 /// | [`fence_life`](Self::fence_life) | 24 h | how long a counter of fences outlasts its last use |

@@ -56,7 +56,8 @@ impl Client {
     ///
     /// Blocks for one round trip. If the server cannot be reached or does not reply, the call fails
     /// after two attempts of [`io_timeout`](crate::Builder::io_timeout) each; if the server is
-    /// restarting, failing over or busy, after [`retry_window`](crate::Builder::retry_window).
+    /// loading its data, failing over or busy, after
+    /// [`retry_window`](crate::Builder::retry_window).
     ///
     /// # Errors
     ///

@@ -202,8 +202,10 @@ setters! {
     /// [`durability`](Builder::durability), or to a third of the lease if that is less.
     io_timeout(timeout: Duration) = Some(timeout);
 
-    /// Sets how long calls without a deadline of their own keep retrying while a server reports a
-    /// temporary condition, such as a restart, a failover or a long-running script.
+    /// Sets how long calls without a deadline of their own keep retrying while a server replies
+    /// that it cannot serve for now: it loads its data, fails over, or runs a long script. A server
+    /// that refuses the connection fails such calls at once, except a
+    /// [`lock`](crate::Client::lock) without a [`wait`](Builder::wait).
     ///
     /// Defaults to 10 s.
     retry_window(time: Duration) = time;
