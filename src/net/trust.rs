@@ -41,7 +41,7 @@ impl Trust {
                 "must not end with #insecure unless leasehold's feature `tls-insecure` is enabled",
             )),
             Some(_) => {
-                let why = format_args!("must have nothing behind a # but `insecure`, {URL_HINT}");
+                let why = format!("must have nothing behind a # but `insecure`, {URL_HINT}");
                 Err(Error::invalid("url", why))
             }
         }
