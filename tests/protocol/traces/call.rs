@@ -97,6 +97,13 @@ impl Call {
         self.args.get(number - 1).map_or("", String::as_str)
     }
 
+    /// The client that asks: itself, or by an owner, which has a number behind it.
+    pub(crate) fn client(&self) -> &str {
+        let first = self.arg(1);
+        let of_owner = first.rsplit_once(':').map_or(first, |(client, _)| client);
+        if self.script == "unregister" { first } else { of_owner }
+    }
+
     /// The argument with this number, in microseconds.
     pub(crate) fn micros(&self, number: usize) -> u64 {
         self.arg(number).parse::<u64>().map_or(0, |millis| millis * 1000)

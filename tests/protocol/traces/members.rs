@@ -49,7 +49,7 @@ impl State {
     pub(crate) fn answer(&self, clients: &mut Vec<String>, call: &Call) -> Option<Self> {
         let mut next = self.clone();
         // Kind and client, or the client of each kind.
-        let asks = call.arg(1).rsplit_once(':').map_or(call.arg(1), |(client, _)| client);
+        let asks = call.client();
         let kinds = ["r:", "w:", "p:"].map(|kind| number(clients, &format!("{kind}{asks}")));
         let offered: BTreeSet<usize> =
             call.offers().into_iter().map(|client| number(clients, client)).collect();

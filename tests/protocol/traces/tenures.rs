@@ -194,10 +194,15 @@ impl State {
     /// the model does not know, but such a client must have been told, and in vain.
     fn pass_over(&mut self, clients: &mut Vec<String>, call: &Call) -> Option<()> {
         let told = call.told();
-        let asks = call.arg(1).rsplit_once(':').map_or(call.arg(1), |(client, _)| client);
-        for client in call.parked().into_iter().filter(|client| *client != asks) {
+        let asks = call.client();
+        // One that asks is alive; one that only releases may wait as well.
+        let is_alive = |client: &str| client == asks && call.script == "acquire";
+        for client in call.parked().into_iter().filter(|client| !is_alive(client)) {
             told.contains(&client).then_some(())?;
-            self.silent.push(number(clients, client));
+            let id = number(clients, client);
+            self.silent.push(id);
+            // Its place does not say any more that it waits for a moment only.
+            self.trying.remove(&id);
         }
         self.sort();
         let leaves = |client: &str| client == asks && call.script != "release";
