@@ -48,7 +48,7 @@ pub(crate) enum Registration {
 impl Registration {
     /// Returns `true` if the client may be in the queue: it leaves that with a lock.
     pub(crate) fn may_be_queued(self) -> bool {
-        !matches!(self, Self::IfHeld | Self::IfMayBeKept | Self::None | Self::Recall)
+        !matches!(self, Self::IfHeld | Self::IfMayBeKept | Self::None)
     }
 
     /// Returns `true` if the client is registered where the lock is held.

@@ -173,6 +173,10 @@ impl Name {
             self.remove_offer_to(hold);
         }
         if !is_offered && is_waited_for {
+            if is_lock && waits {
+                // Before those that wait for a moment only.
+                self.join(hold, false);
+            }
             self.serve(key, waits.then_some(hold), hold.kind, permits, inboxes);
             is_offered = waits && self.has_offer_to(hold);
         }
