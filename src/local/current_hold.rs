@@ -108,8 +108,8 @@ impl OverChannel {
     }
 }
 
-/// Tells whether another client waits for the lock, or waited for it during one hold. All clones
-/// tell the same.
+/// A flag that is set while another client waits for the lock, or has waited for it during one
+/// hold. All clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WantedWatch {
     /// Disconnected when another client waits or the hold is over.

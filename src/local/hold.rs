@@ -227,7 +227,7 @@ impl Hold {
         }
     }
 
-    /// Returns what tells whether another client waits, for the present hold.
+    /// Returns the watch for other clients that wait, for the present hold.
     pub(crate) fn wanted(&self) -> WantedWatch {
         let mut current = self.current.lock();
         // What is marked after this line finds the watch.

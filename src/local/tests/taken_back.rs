@@ -60,7 +60,7 @@ fn a_failure_counts_for_threads_that_waited_then_whoever_is_the_head_now() {
     });
 }
 
-/// A call has given up without a reply, and nobody has removed its hold yet.
+/// A call has given up without a reply, and its hold has not been removed yet.
 #[test]
 fn a_hold_in_doubt_of_the_same_client_is_no_other_owner() {
     for begins in [|| Wait::No, || Wait::Until(Instant::now())] {
