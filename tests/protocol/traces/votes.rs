@@ -68,7 +68,8 @@ impl<'trace> Votes<'trace> {
                 let votes = self.ballots.entry((lock, owner, token(call.arg(5)))).or_default();
                 votes.push(Vote { server, tokens, since, until });
             }
-            "change" if call.keys.len() == 2 && call.answer.as_deref() == Some(&[1]) => {
+            // A renewal that watches has the queue as its second key, and no token.
+            "change" if call.arg(5) != "" && call.answer.as_deref() == Some(&[1]) => {
                 let raised = self.raised.entry((lock, owner, token(call.arg(5)))).or_default();
                 raised.push(call.time.last);
             }
@@ -160,13 +161,14 @@ fn token(argument: &str) -> u64 {
 }
 
 /// Anna gets a token that two servers agree on. Ben has the counters raised to the greater one that
-/// he got from the third, and so has Cleo.
+/// he got from the third, and renews; so has Cleo.
 const SERVERS: [&str; 3] = [
     "\
 1.000000 [0 a] acquire 3 lock f q anna:1 9000 9 600 500 -> 500
 2.000000 [0 a] release 2 lock q anna:1 200 '' 0 -> 1
 3.000000 [0 a] acquire 3 lock f q ben:1 9000 9 600 550 -> 550
 3.100000 [0 a] change 2 lock f ben:1 0 '' 9 602 -> 1
+3.200000 [0 a] change 2 lock q ben:1 9000 watch -> 1
 4.000000 [0 a] release 2 lock q ben:1 200 '' 0 -> 1
 5.000000 [0 a] acquire 3 lock f q cleo:1 9000 9 600 560 -> 603
 5.100000 [0 a] change 2 lock f cleo:1 0 '' 9 603 -> 1
