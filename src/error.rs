@@ -6,8 +6,8 @@ use std::io;
 use std::iter;
 use std::sync::Arc;
 
+use crate::base::holder::Holder;
 pub(crate) use crate::base::phase::{Phase, ServerFailure, Shortfall};
-use crate::guards::holder::Holder;
 
 /// The result of a call to leasehold.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

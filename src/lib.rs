@@ -247,6 +247,8 @@ mod store;
 #[cfg(doc)]
 pub mod guide;
 
+pub use base::canceller::Canceller;
+pub use base::holder::{Holder, Leader};
 pub use base::phase::{Phase, ServerFailure};
 #[doc(hidden)]
 pub use base::printable;
@@ -263,10 +265,8 @@ pub use config::url::parse_duration;
 pub use error::{Error, LossCause, Result};
 pub use event::Event;
 pub use guards::AnyGuard;
-pub use guards::canceller::Canceller;
 pub use guards::election::{Election, Term};
 pub use guards::guard::Guard;
-pub use guards::holder::{Holder, Leader};
 pub use guards::multi_guard::{MultiGuard, MultiMutex};
 pub use guards::mutex::Mutex;
 pub use guards::owned_guard::{OwnedGuard, Ticket};

@@ -1,8 +1,10 @@
 //! What every storey uses, and what uses none of them.
 
+pub(crate) mod canceller;
 pub(crate) mod clock;
 pub(crate) mod event_thread;
 pub(crate) mod failure;
+pub(crate) mod holder;
 #[cfg(feature = "metrics")]
 pub(crate) mod metrics;
 pub(crate) mod phase;

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use crate::base::holder::Leader;
 use crate::error::Result;
 use crate::guards::guard::guard;
-use crate::guards::holder::Leader;
 use crate::guards::mutex::waits;
 use crate::guards::{Held, LockHandle, lock_options};
 use crate::local::status;

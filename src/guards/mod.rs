@@ -1,10 +1,8 @@
 //! The handles that users lock with, and the guards that they get. This file has what all guards
 //! share, what all handles share, and the trait for code that takes any guard.
 
-pub(crate) mod canceller;
 pub(crate) mod election;
 pub(crate) mod guard;
-pub(crate) mod holder;
 pub(crate) mod multi_guard;
 pub(crate) mod mutex;
 pub(crate) mod owned_guard;
@@ -138,7 +136,7 @@ macro_rules! lock_options {
 
             /// Lets a [`Canceller`](crate::Canceller) end the waits of this handle.
             #[must_use]
-            cancelled_by(canceller: &$crate::guards::canceller::Canceller)
+            cancelled_by(canceller: &$crate::base::canceller::Canceller)
                 = Some(canceller.clone());
         }
 

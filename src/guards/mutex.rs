@@ -3,10 +3,10 @@
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
+use crate::base::holder::Holder;
 use crate::config::setters;
 use crate::error::{Error, Result};
 use crate::guards::guard::{BelongsToItsThreadUseLockOwned, Guard};
-use crate::guards::holder::Holder;
 use crate::guards::owned_guard::OwnedGuard;
 use crate::guards::{Held, LockHandle, lock_options};
 use crate::local::call::Wait;

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use crate::base::canceller::Canceller;
 use crate::base::clock::end_of;
 use crate::config::{Config, LockOptions};
 use crate::error::Result;
-use crate::guards::canceller::Canceller;
 use crate::store::request::POST_MOMENT;
 
 /// How long threads hand a lock off among themselves.

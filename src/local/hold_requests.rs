@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use crate::base::canceller::Canceller;
 use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::{Error, Result as ApiResult};
-use crate::guards::canceller::Canceller;
 use crate::local::call::Wait;
 use crate::local::current_hold::WantedWatch;
 use crate::local::hold::Hold;

@@ -21,7 +21,6 @@ use crate::local::hold::Hold;
 use crate::local::lease::HoldFailure;
 use crate::local::outage_log::OutageLog;
 use crate::local::renewer::Renewer;
-use crate::local::status::holder_of;
 use crate::local::wait_queues::WaitQueues;
 use crate::local::waiter::Waiter;
 use crate::stats::Counters;
@@ -326,7 +325,7 @@ impl Reporter {
             let kind = HoldKind::reported_as(*held_as, 0);
             holder.depth > 0 && !kind.shares_with(hold.id.kind)
         });
-        let by = holders.next().map(|(_, holder)| holder_of(holder).client);
+        let by = holders.next().map(|(_, holder)| holder.into_holder().client);
         if let Some(by) = by.filter(|by| **by != *hold.id.client) {
             hold.set_taken(by);
         }

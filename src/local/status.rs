@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use crate::base::clock::end_of;
 use crate::base::failure::Failure;
+use crate::base::holder::{Holder, Leader};
 use crate::error::{Error, Result};
-use crate::guards::holder::{Holder, Leader};
 use crate::local::call::Wait;
 use crate::local::hold::Hold;
 use crate::local::retry::RetryPolicy;
@@ -29,7 +29,7 @@ const HOLDERS_SHOWN: usize = 3;
 /// Returns the holder of a lock. A hold that was dropped is over, even if the store has not got its
 /// release yet.
 pub(crate) fn holder(shared: &Shared, name: &Arc<str>) -> Result<Option<Holder>> {
-    inspect(shared, name, Look::Holder).map(|found| found.map(holder_of))
+    inspect(shared, name, Look::Holder).map(|found| found.map(HolderReply::into_holder))
 }
 
 /// Checks that locks can be acquired, and returns how long the last attempt took.
@@ -65,9 +65,7 @@ pub(crate) fn waiting_names(shared: &Shared) -> Vec<(String, usize)> {
 
 /// Returns the holder of a lock as a leader.
 pub(crate) fn leader(shared: &Shared, name: &Arc<str>) -> Result<Option<Leader>> {
-    let leader_of =
-        |HolderReply { owner, fence, .. }| Leader::new(&String::from_utf8_lossy(&owner), fence);
-    inspect(shared, name, Look::Token).map(|found| found.map(leader_of))
+    inspect(shared, name, Look::Token).map(|found| found.map(HolderReply::into_leader))
 }
 
 fn inspect(shared: &Shared, name: &Arc<str>, look: Look) -> Result<Option<HolderReply>> {
@@ -93,10 +91,6 @@ fn confirm_release(shared: &Shared, released: &Hold) -> Result<()> {
     repeat(shared, "inspect", name, |end| ask_one(&*shared.store, released.to_release(end)))?;
     shared.reporter.settle(released, &Ok(()));
     Ok(())
-}
-
-pub(super) fn holder_of(HolderReply { owner, depth, remaining, .. }: HolderReply) -> Holder {
-    Holder::new(String::from_utf8_lossy(&owner).into_owned(), depth, remaining)
 }
 
 /// Returns how many permits of a semaphore are held.
@@ -146,14 +140,15 @@ fn holders_after(
     if kind.is_lock()
         && let Some(hold) = shared.wait_queues.holder(kind, name)
     {
-        return vec![Holder::new(hold.id.owner(), 1, hold.lease.remaining())];
+        let (owner, remaining) = (hold.id.owner().into(), hold.lease.remaining());
+        return vec![HolderReply { owner, depth: 1, remaining, fence: hold.fence() }.into_holder()];
     }
     let end = deadline.checked_add(shared.times.slack);
     let Some(end) = end.filter(|end| Instant::now() < *end) else { return Vec::new() };
     let look = if kind.is_lock() { Look::Holder } else { Look::All };
     let report = shared.store.report(name, look, end.min(end_of(shared.times.io_timeout)));
     let holds = report.map(|report| report.holds).unwrap_or_default();
-    holds.into_iter().map(|(_, holder)| holder_of(holder)).collect()
+    holds.into_iter().map(|(_, holder)| holder.into_holder()).collect()
 }
 
 /// Says which clients held a name when a wait for it ended.

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use redis::{Cmd, FromRedisValue, cmd};
 
+use crate::base::holder::Holder;
 use crate::error::{Error, Result};
-use crate::guards::holder::Holder;
 use crate::local::shared::Shared;
-use crate::local::status::{end_hold, holder_of, repeat, repeat_briefly};
+use crate::local::status::{end_hold, repeat, repeat_briefly};
 use crate::net::connection::Connection;
 use crate::net::packed::Request;
 use crate::store::hold_id::{HeldAs, HoldKind};
@@ -98,8 +98,8 @@ impl Survey {
     pub fn report(&self, name: &str) -> Result<NameReport> {
         let shared = &*self.shared;
         let ReportReply { holds, fence, waiting, .. } = ask_about(shared, name)?;
-        let holds =
-            holds.into_iter().map(|(held_as, holder)| (held_as, holder_of(holder))).collect();
+        let holds = holds.into_iter().map(|(held_as, holder)| (held_as, holder.into_holder()));
+        let holds = holds.collect();
         let key = Keys::new(&shared.config.prefix).lock(name).into_owned();
         let (name, fence) = (name.to_owned(), (fence > 0).then_some(fence));
         Ok(NameReport { name, key, holds, fence, waiting })

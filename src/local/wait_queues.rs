@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crate::base::canceller::Canceller;
 use crate::base::clock::end_of;
 use crate::base::shrink;
 use crate::base::sync::{AtomicBool, Condvar, Mutex, MutexGuard, wait_while};
 use crate::error::{Error, Result};
-use crate::guards::canceller::Canceller;
 use crate::local::call::{Caller, Wait};
 use crate::local::hold::Hold;
 use crate::local::wait_queue::{Ending, Head, WaitQueue};

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use crate::base::canceller::{CancellableWait, Canceller};
 use crate::base::clock::end_of;
 use crate::base::failure::Failure;
 use crate::base::sync::{Condvar, Mutex, wait_while};
 use crate::error::{Error, Result};
-use crate::guards::canceller::{CancellableWait, Canceller};
 use crate::local::call::Caller;
 use crate::local::hold::Hold;
 use crate::store::hold_id::HoldId;

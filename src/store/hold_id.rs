@@ -127,6 +127,17 @@ pub(crate) fn new_client_id(label: &str) -> Result<Arc<str>> {
     Ok(client.into())
 }
 
+/// The client of an owner, and the client's label.
+pub(crate) fn client_of(owner: &str) -> (&str, &str) {
+    let is_nonce = |nonce: &str| nonce.bytes().all(|byte| byte.is_ascii_hexdigit());
+    match owner.rsplit_once(':') {
+        Some((client, nonce)) if is_nonce(nonce) => {
+            (client, client.rsplit_once(':').map_or("", |(label, _)| label))
+        }
+        _ => ("", ""),
+    }
+}
+
 pub(crate) fn is_client_id(id: &str) -> bool {
     let (label, random) = id.rsplit_once(':').unwrap_or(("", id));
     let is_random = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
@@ -227,6 +238,14 @@ mod tests {
         let not_renewed = id.clone().that_is_not_renewed();
         assert_eq!((not_renewed.number(), not_renewed.owner().as_str()), (7, "c:4000000000000007"));
         assert!(!not_renewed.is_renewed() && !not_renewed.may_be_kept() && kept.is_renewed());
+    }
+
+    #[test]
+    fn an_owner_names_its_client_and_label() {
+        assert_eq!(client_of("web:1:0a1b:7"), ("web:1:0a1b", "web:1"));
+        assert_eq!(client_of("0a1b:7"), ("0a1b", ""));
+        assert_eq!(client_of("a token"), ("", ""));
+        assert_eq!(client_of("a:secret"), ("", ""));
     }
 
     #[test]

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
-use crate::store::hold_id::{HeldAs, HoldId, HoldKind};
+use crate::base::holder::{Holder, Leader};
+use crate::store::hold_id::{HeldAs, HoldId, HoldKind, client_of};
 
 /// A request for holds: mostly for one; for one of each of several locks, all of them or none; or
 /// for several of a name that can be shared, the first of them or as many as there is room for.
@@ -215,6 +216,27 @@ impl HolderReply {
     pub(crate) fn is_owned_by(&self, client: &str) -> bool {
         let nonce = self.owner.strip_prefix(client.as_bytes());
         nonce.is_some_and(|rest| rest.starts_with(b":"))
+    }
+
+    /// The holder as shown to users.
+    pub(crate) fn into_holder(self) -> Holder {
+        let Self { owner, depth, remaining, .. } = self;
+        let owner = String::from_utf8_lossy(&owner).into_owned();
+        let (client, label) = client_of(&owner);
+        let (client, label) = (client.into(), label.into());
+        let id = HoldId::of_owner(owner.as_bytes(), HoldKind::Lock, "");
+        let may_be_kept = id.as_ref().is_some_and(HoldId::may_be_kept);
+        let detached = depth == DETACHED;
+        let renewed = id.as_ref().is_some_and(HoldId::is_renewed) && depth > 0 && !detached;
+        let depth = if detached { 1 } else { depth };
+        Holder { owner, client, label, depth, remaining, renewed, detached, may_be_kept }
+    }
+
+    /// The holder of an election's lock as shown to users.
+    pub(crate) fn into_leader(self) -> Leader {
+        let owner = String::from_utf8_lossy(&self.owner);
+        let (client, label) = client_of(&owner);
+        Leader { client: client.into(), label: label.into(), fence: self.fence }
     }
 }
 

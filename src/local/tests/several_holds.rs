@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Instant;
 
+use crate::base::canceller::Canceller;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
-use crate::guards::canceller::Canceller;
 use crate::local::call::Wait;
 use crate::local::hold::Hold;
 use crate::local::tests::{LEASE, Outcome, Scene, Scripted, eventually};

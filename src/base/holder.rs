@@ -3,9 +3,6 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::request::DETACHED;
-
 /// The holder of a lock. Returned by [`Mutex::holder`](crate::Mutex::holder).
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -49,37 +46,6 @@ pub struct Leader {
     pub fence: u64,
 }
 
-impl Holder {
-    pub(crate) fn new(owner: String, depth: u32, remaining: Duration) -> Self {
-        let (client, label) = client_of(&owner);
-        let id = HoldId::of_owner(owner.as_bytes(), HoldKind::Lock, "");
-        let may_be_kept = id.as_ref().is_some_and(HoldId::may_be_kept);
-        let detached = depth == DETACHED;
-        let renewed = id.as_ref().is_some_and(HoldId::is_renewed) && depth > 0 && !detached;
-        let depth = if detached { 1 } else { depth };
-        let (client, label) = (client.into(), label.into());
-        Self { owner, client, label, depth, remaining, renewed, detached, may_be_kept }
-    }
-}
-
-impl Leader {
-    pub(crate) fn new(owner: &str, fence: u64) -> Self {
-        let (client, label) = client_of(owner);
-        Self { client: client.into(), label: label.into(), fence }
-    }
-}
-
-/// The client of an owner, and the client's label.
-fn client_of(owner: &str) -> (&str, &str) {
-    let is_nonce = |nonce: &str| nonce.bytes().all(|byte| byte.is_ascii_hexdigit());
-    match owner.rsplit_once(':') {
-        Some((client, nonce)) if is_nonce(nonce) => {
-            (client, client.rsplit_once(':').map_or("", |(label, _)| label))
-        }
-        _ => ("", ""),
-    }
-}
-
 /// Leaves out the owner, which is all that another client would need to release the lock.
 impl fmt::Debug for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -91,22 +57,5 @@ impl fmt::Debug for Holder {
             .field("detached", &self.detached)
             .field("may_be_kept", &self.may_be_kept)
             .finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_holder_names_its_client_and_label() {
-        let holder = |owner: &str| {
-            let holder = Holder::new(owner.into(), 1, Duration::ZERO);
-            (holder.client, holder.label)
-        };
-        assert_eq!(holder("web:1:0a1b:7"), ("web:1:0a1b".into(), "web:1".into()));
-        assert_eq!(holder("0a1b:7"), ("0a1b".into(), String::new()));
-        assert_eq!(holder("a token"), (String::new(), String::new()));
-        assert_eq!(holder("a:secret"), (String::new(), String::new()));
     }
 }
