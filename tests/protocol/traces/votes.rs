@@ -69,7 +69,7 @@ impl<'trace> Votes<'trace> {
                 votes.push(Vote { server, tokens, since, until });
             }
             // A renewal that watches has the queue as its second key, and no token.
-            "change" if call.arg(5) != "" && call.answer.as_deref() == Some(&[1]) => {
+            "change" if !call.arg(5).is_empty() && call.answer.as_deref() == Some(&[1]) => {
                 let raised = self.raised.entry((lock, owner, token(call.arg(5)))).or_default();
                 raised.push(call.time.last);
             }
