@@ -1,5 +1,6 @@
-//! The events of locks, as the program's callback receives them.
+//! The events of locks, as the program's callback receives them, and the trait of their receivers.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::error::LossCause;
@@ -91,4 +92,37 @@ pub enum Event {
         /// How long the call took.
         waited: Duration,
     },
+}
+
+/// Receives events, on one thread.
+pub(crate) trait EventListener: Send + Sync {
+    fn event(&self, event: &Event);
+
+    /// How often `tick` is called; `None`: never.
+    fn pause(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Called in between, and when the program may be about to end.
+    fn tick(&self) {}
+
+    /// A call has waited for a lock that was held, and got it.
+    #[cfg(feature = "metrics")]
+    fn waited(&self, _: Duration) {}
+
+    /// No event will follow.
+    fn end(&self) {}
+}
+
+/// The callback of the program.
+impl<F: Fn(&Event) + Send + Sync> EventListener for F {
+    fn event(&self, event: &Event) {
+        self(event);
+    }
+}
+
+impl fmt::Debug for dyn EventListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventListener").finish_non_exhaustive()
+    }
 }

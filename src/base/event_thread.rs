@@ -5,7 +5,7 @@
 //! thread that reports something ever waits for it or fails with it. It starts with the client if
 //! there is a callback, and otherwise with the first line that the logger may want.
 
-use std::fmt::{self, Debug};
+use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -19,7 +19,7 @@ use log::Level;
 #[cfg(feature = "metrics")]
 use crate::base::metrics::Metrics;
 use crate::base::spans::{HoldSpan, OpenSpan};
-use crate::event::Event;
+use crate::event::{Event, EventListener};
 
 /// How many events and lines are queued for a slow callback or logger before further ones are
 /// dropped, and counted.
@@ -178,39 +178,6 @@ enum Report {
     /// For how long a call has waited.
     #[cfg(feature = "metrics")]
     Waited(Duration),
-}
-
-/// Receives events, on one thread.
-pub(crate) trait EventListener: Send + Sync {
-    fn event(&self, event: &Event);
-
-    /// How often `tick` is called; `None`: never.
-    fn pause(&self) -> Option<Duration> {
-        None
-    }
-
-    /// Called in between, and when the program may be about to end.
-    fn tick(&self) {}
-
-    /// A call has waited for a lock that was held, and got it.
-    #[cfg(feature = "metrics")]
-    fn waited(&self, _: Duration) {}
-
-    /// No event will follow.
-    fn end(&self) {}
-}
-
-/// The callback of the program.
-impl<F: Fn(&Event) + Send + Sync> EventListener for F {
-    fn event(&self, event: &Event) {
-        self(event);
-    }
-}
-
-impl fmt::Debug for dyn EventListener {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EventListener").finish_non_exhaustive()
-    }
 }
 
 struct EventThread {

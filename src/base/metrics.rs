@@ -14,8 +14,7 @@ use metrics::{
 };
 use parking_lot::Mutex;
 
-use crate::base::event_thread::EventListener;
-use crate::event::Event;
+use crate::event::{Event, EventListener};
 use crate::stats::Stats;
 
 const PAUSE: Duration = Duration::from_secs(1);

@@ -11,12 +11,12 @@ use std::time::Duration;
 use std::{process, ptr};
 
 use crate::base::canceller::Canceller;
-use crate::base::event_thread::EventListener;
 use crate::config::callbacks::{AddressMap, Credentials, CredentialsCallback};
 #[cfg(feature = "tls")]
 use crate::config::certificates::Tls;
 use crate::config::durability::Durability;
 use crate::error::{Error, Result};
+use crate::event::EventListener;
 
 pub(crate) const LEASE_MIN: Duration = Duration::from_millis(10);
 pub(crate) const LEASE_MAX: Duration = Duration::from_secs(24 * 365 * 60 * 60);
