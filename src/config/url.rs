@@ -14,7 +14,10 @@ use crate::config::Config;
 use crate::config::callbacks::Credentials;
 use crate::config::durability::Durability;
 use crate::error::{Error, Result};
-use crate::net::endpoint::{URL_HINT, is_connection_option, trimmed};
+
+/// What else may be wrong with a URL that is not as it must be.
+pub(crate) const URL_HINT: &str = "with %23, %2F and %3F for `#`, `/` and `?` in a password, and \
+                                   without quotes and line breaks";
 
 const NO_DURATION: &str = "must be a duration such as `500ms`, `2s`, `5m`, or plain seconds";
 const NO_DURABILITY: &str =
@@ -90,6 +93,12 @@ fn parse(url: &str) -> Result<(Deployment, Options)> {
     Ok((deployment, options))
 }
 
+/// A URL without white space at its ends; `None` if there are line breaks or tabs within, which the
+/// parser would skip.
+pub(crate) fn trimmed(url: &str) -> Option<&str> {
+    Some(url.trim()).filter(|url| !url.contains(char::is_control))
+}
+
 /// Takes the name of the master out of `/master[/database][?query][#fragment]`.
 fn split_master(tail: &str) -> Result<(String, String)> {
     let path = tail.find(['?', '#']).unwrap_or(tail.len());
@@ -124,6 +133,15 @@ fn split_options(url: &str) -> Result<(String, Options)> {
         parsed.query_pairs_mut().extend_pairs(own);
     }
     Ok((parsed.into(), options))
+}
+
+/// Returns `true` for what the query of one server's URL may have: how to log in there.
+pub(crate) fn is_connection_option(scheme: &str, name: &str) -> bool {
+    match name {
+        "client_name" => true,
+        "db" | "pass" | "user" => scheme.ends_with("unix"),
+        _ => false,
+    }
 }
 
 /// Returns `true` if every `%` in a query encodes a byte.

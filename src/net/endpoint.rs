@@ -11,6 +11,7 @@ use crate::base::event_thread::Events;
 use crate::base::{printable, with_port};
 use crate::config::Config;
 use crate::config::callbacks::Credentials;
+use crate::config::url::{URL_HINT, is_connection_option, trimmed};
 use crate::error::{Error, Phase, Result as ApiResult};
 use crate::net::packed::Request;
 use crate::net::resp::{Layer, RespStream};
@@ -23,10 +24,6 @@ use crate::net::trust::Trust;
 
 /// What a URL must be that cannot be parsed, perhaps because of what is in its password.
 const FORM: &str = "must be redis[s]://host[:port][/db] or unix:///path";
-
-/// What else may be wrong with a URL that is not as it must be.
-pub(crate) const URL_HINT: &str = "with %23, %2F and %3F for `#`, `/` and `?` in a password, and \
-                                   without quotes and line breaks";
 
 #[derive(Clone)]
 pub(crate) struct Endpoint {
@@ -210,20 +207,6 @@ pub(super) enum Step {
     Role,
 }
 
-/// A URL without white space at its ends; `None` if there are line breaks or tabs within, which the
-/// parser would skip.
-pub(crate) fn trimmed(url: &str) -> Option<&str> {
-    Some(url.trim()).filter(|url| !url.contains(char::is_control))
-}
-
-/// Returns `true` for what the query of one server's URL may have: how to log in there.
-pub(crate) fn is_connection_option(scheme: &str, name: &str) -> bool {
-    match name {
-        "client_name" => true,
-        "db" | "pass" | "user" => scheme.ends_with("unix"),
-        _ => false,
-    }
-}
 /// What a server is called.
 fn label_of(address: &ConnectionAddr) -> String {
     match address {

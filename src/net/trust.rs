@@ -15,8 +15,8 @@ use rustls::{
 use crate::base::event_thread::Events;
 use crate::base::printable;
 use crate::config::certificates::{self, Tls};
+use crate::config::url::URL_HINT;
 use crate::error::{Error, Result};
-use crate::net::endpoint::URL_HINT;
 
 /// What a server must prove.
 #[derive(Clone, Copy, PartialEq, Eq)]
