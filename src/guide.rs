@@ -42,6 +42,8 @@ pages! {
     scaling = "scaling.md";
     /// How is all this tested, and how do I run it again?
     testing = "testing.md";
+    /// Which mistakes compile?
+    traps = "traps.md";
 }
 
 #[cfg(doctest)]

@@ -90,27 +90,13 @@
 //!
 //! # Traps
 //!
-//! - `if client.try_lock("a")?.is_some() { ... }` releases the lock before the block: the guard is
-//!   a temporary of the condition. Write `if let Some(_guard) = client.try_lock("a")? { ... }`, or
-//!   use [`try_with_lock`](Client::try_with_lock).
-//! - `let _ = client.lock("a")?;` and `_ = client.lock("a")?;` release the lock at once. So does a
-//!   `_` in a pattern: `let (_, order) = (client.lock("a")?, read_order());`, or
-//!   `let Some(_) = client.try_lock("a")? else { return };`. `let _guard = ...` keeps it.
-//! - A guard in a struct is released when the struct is dropped, after the fields declared before
-//!   it and before those declared after it. Declare it last, behind whatever it protects.
-//! - A database transaction must begin after the lock and commit before the release. Dropped in
-//!   the wrong order, a guard lets the next holder read what is not committed yet: see [the
-//!   cookbook](guide::cookbook#a-limited-stock-in-sql).
-//! - A leaked guard, by `std::mem::forget` or in a reference cycle, is renewed until its thread
-//!   ends, or until the process ends if it [belongs to no thread](OwnedGuard).
-//!   [`max_hold`](Builder::max_hold) limits both.
-//! - A program that ends by `std::process::exit` or by a signal drops nothing: its locks last until
-//!   their leases end, unless it calls [`shutdown`](Client::shutdown) first.
-//! - In a pool whose threads run other tasks while they wait, like rayon's, nesting lets two tasks
-//!   into one critical section: see [`Builder::reentrant`].
-//! - `with_lock` returns the closure's value, which may itself be a `Result`:
-//!   `client.with_lock("a", |guard| work(guard))??`. With a single `?`, errors of the work are
-//!   ignored, though the compiler warns about an unused `Result`.
+//! - `let _ = client.lock("a")?;` releases the lock at once, and so does a `_` in a pattern.
+//!   `let _guard = ...` keeps it.
+//! - `if client.try_lock("a")?.is_some() { ... }` releases the lock before the block. Write
+//!   `if let Some(_guard) = client.try_lock("a")? { ... }`.
+//!
+//! [More mistakes that compile](guide::traps): transactions that outlive the lock, guards in
+//! structs, leaks, exits, and pools whose threads run other tasks while they wait.
 //!
 //! # Timeouts, leases and renewal
 //!

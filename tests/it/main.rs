@@ -3,8 +3,8 @@
 //! filter, as in `./tests/run --test it renewal::`.
 //!
 //! `tests/FAULTS.md` is the index: it lists what can go wrong and names the tests that show what
-//! comes of it. `api/table.rs` checks that these tests exist, and `api/guides.rs` what the guides
-//! refer to.
+//! comes of it. `api/table.rs` checks that these tests exist, `api/links.rs` follows the links of
+//! all pages, and `api/guides.rs` checks what else the guides refer to.
 //!
 //! A new test goes into the file of the component that it is about. Its name is a sentence that
 //! says what it shows. What several files need is in `support`: no test module uses another.
@@ -32,6 +32,7 @@ mod api {
     mod guides;
     mod inspection;
     mod layout;
+    mod links;
     mod logging;
     #[cfg(feature = "metrics")]
     mod metrics;
