@@ -1,38 +1,37 @@
 -- Acquires a free lock, or registers the client as waiting for one that is held. A repeat by the
 -- same owner, whose first reply was lost, finds its hold and renews it. A lock that is offered to
 -- the client is free for it. The client leaves the queue with the lock, or joins it without.
--- Failures in the queue are ignored: the client tries again after a while, and without a block of
--- tokens it has one. The last of a block is at most a millisecond ahead of the clock, so that the
--- counter stays one.
--- The number of an owner whose client may keep the lock without using it has 16 digits, the first
--- one 8 to f. A client that joins the queue has that client told each time it asks, and also one
--- that watches its hold: the depth has a zero in front then.
+-- Failures in the queue are ignored: the client tries again after a while. If a block of tokens
+-- cannot be stored, the client gets one token. The last of a block is at most a millisecond ahead
+-- of the clock, so that the counter stays one.
+-- If its client may keep the lock unused, the number of an owner has 16 digits, the first of them 8
+-- to f. Each request of a client that joins the queue is reported to the holder's client if that
+-- may keep the lock, or if it watches its hold: the depth then starts with a zero.
 -- KEYS  1 lock, 2 fence, 3 queue of waiting clients, 4 if the client leaves turns to Redisson:
 --       Redisson's turn
--- ARGV  1 owner, 2 lease in ms, 3 life of the fence in ms, 4 life of the queue in ms, or 0 if the
---       client does not join it, less than 0 if it joins it only for a lock that may be kept, 5 the
---       least token, which the servers of a quorum are told because they would never agree on one
---       by their own clocks, or '', 6 if the client may be in the queue: `queued`, or `yields` if a
---       free lock is offered to those in front of it first, or `returns` if that is so, and it has
---       lost its listener a moment ago; `kept` if it has the lock, and wants more tokens, or does
---       not want it but have it released if it is kept; or '', 7 with 6: how many tokens to give,
---       for holds that follow one another, 8 with 6: for how many ms the lock is offered, 9 with 6:
---       `shard`
+-- ARGV  1 owner, 2 lease in ms, 3 life of the fence in ms, 4 life of the queue in ms, 0 if the
+--       client does not join it, less than 0 if it joins only for a lock that may be kept, 5 the
+--       least token, sent to the servers of a quorum because their own clocks would never agree on
+--       one, or '', 6 if the client may be in the queue: `queued`, or `yields` if a free lock is
+--       first offered to those in front of it, or `returns` if it has also just lost its listener;
+--       `kept` if it has the lock and wants more tokens, or only wants a kept lock released; or '',
+--       7 with 6: how many tokens to give, for holds that follow one another, 8 with 6: for how
+--       many ms the lock is offered, 9 with 6: `shard`
 -- USES  `find_holder`, `join`, `is_wanted`, `tell`, `wake`, `at_least`, `clock` and `next_token`
 -- RETURNS the fence if held now; if several are wanted, {first fence, last fence, 1 if another
 --         client waits}; {0, ms until the holder's lease ends or -1, 1 if the client has joined the
---         queue and the holder's was told} if held by another owner, {0, ms until to look again or
+--         queue and the holder's was told} if held by another owner; {0, ms until to ask again or
 --         -1} if another goes first
 local left, holder, depth, foreign = find_holder()
 local queued, tokens = ARGV[6] ~= '' and ARGV[6], tonumber(ARGV[7] or 1)
--- The owner `replaced` stands for an offer to the client, and its field is removed.
+-- The owner `replaced` stands for an offer to the client. Its field is removed.
 local begins, client, keeps, replaced, time = true, nil, nil, nil, nil
 local function wait()
   time = time or redis.call('time')
   join(KEYS[3], client, time, string.match(ARGV[4], '%d+'), tonumber(ARGV[4]) < 0)
   local place = queued and queued ~= 'returns' and tonumber(redis.pcall('zscore', KEYS[3], client))
   if place and place < -5e12 and place > -15e12 then
-    -- It was found without a listener, and is alive.
+    -- It was found without a listener, but is alive.
     redis.pcall('zadd', KEYS[3], 'xx', place - 1e13, client)
   end
 end
@@ -57,7 +56,7 @@ if left ~= -2 or queued then
 end
 local turn = KEYS[4] and begins and not holder and redis.pcall('get', KEYS[4])
 if type(turn) == 'string' and turn ~= '0' then
-  -- A lock that is free is not acquired while it is Redisson's turn.
+  -- A free lock is not acquired during Redisson's turn.
   time = time or redis.call('time')
   local rest = tonumber(turn) - time[1] * 1000 - math.floor(time[2] / 1000)
   if rest > 0 then

@@ -1,12 +1,12 @@
 -- Acquires several locks if all of them are free, and none otherwise. A repeat by the same owners,
--- whose first reply was lost, finds its holds. What is not free is not looked at closely: the
--- client then asks for that lock alone. All counters are read before the first of them is written,
--- so that none is changed if one is spoilt.
+-- whose first reply was lost, finds its holds. A lock that is not free is not examined: the client
+-- then asks for that lock alone. All counters are read before the first of them is written, so that
+-- none is changed if one is spoilt.
 -- KEYS  lock and fence of each name
 -- ARGV  1 lease in ms, 2 life of the fences in ms, 3 and later: the owner for each name
 -- USES  `at_least` and `clock`
 -- RETURNS {1, fence of each} if held now, {0, -1, 0, number of the first name that is not free,
---         from 0 on}
+--         counted from 0}
 local repeated = {}
 for i = 1, #KEYS / 2 do
   local left = redis.call('pttl', KEYS[2 * i - 1])

@@ -1,16 +1,16 @@
--- Acquires a side of a read-write lock or a permit, or registers the client as waiting for it; and
--- as many as there are for further threads of the client, in their order.
+-- Acquires a side of a read-write lock or a permit, or registers the client as waiting for it. Also
+-- acquires what is free for further threads of the client, in order.
 -- First come, first served: while clients wait, a client gets only what it was offered. An offer is
--- one permit, or for all these readers. A repeat by the same owner, whose first reply was lost,
+-- for one permit, or for all these readers. A repeat by the same owner, whose first reply was lost,
 -- finds its hold.
 -- KEYS  1 lock, 2 fence, 3 queue of waiting clients
--- ARGV  1 kind and owner, 2 lease in ms, 3 life of the fence in ms, 4 kind and client id, 5 `1`
---       if the client joins the queue when it must wait, else `0`, 6 life of the queue in ms, 7 for
+-- ARGV  1 kind and owner, 2 lease in ms, 3 life of the fence in ms, 4 kind and client id, 5 `1` if
+--       the client joins the queue when it must wait, else `0`, 6 life of the queue in ms, 7 for
 --       how many ms a place is offered, 8 the permits, 0 for a read-write lock, 9 `shard`, from 10
 --       on kind and owner for each further thread, none for a writer
 -- USES  `at_least`, `find_members`, `is_hold`, `join`, `serve`, `clock` and `next_token`
 -- RETURNS the fence if one side is held now; {1, fence of each that is held, 0 for a permit}; {0,
---         ms until to look again or -1} if another owner holds it or waits for it
+--         ms until to ask again or -1} if another owner holds it or waits for it
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local left, foreign, lowest, highest = find_members()
@@ -23,7 +23,7 @@ if held and (held == 'p:') ~= (kind == 'p:') then
   local found = held == 'p:' and 'a semaphore' or 'a read-write lock'
   return redis.error_reply('WRONGTYPE found ' .. found)
 end
--- A client that does not wait leaves an offer to the thread of it that does.
+-- A client that does not wait leaves an offer to its thread that does.
 local me = ARGV[5] ~= '0' and ARGV[4] or nil
 local queue, permits = KEYS[3], tonumber(ARGV[8])
 local queued = redis.pcall('exists', queue) == 1
@@ -36,9 +36,9 @@ if left ~= -2 then
   ends = me and not repeated and redis.call('zscore', KEYS[1], me .. ':0')
   offered = ends and tonumber(ends) > now
 end
--- A client that goes by more permits may have offered it one that it must decline. If another
--- client waits, that gets the offer, and this one registers again only when it next asks: two that
--- must decline would otherwise offer the place to each other again and again.
+-- A client that assumes more permits may have offered this one a permit that it must decline. If
+-- another client waits, it gets the offer, and this one registers again only when it next asks: two
+-- that must decline would otherwise offer the place to each other again and again.
 local declined = false
 if offered and kind == 'p:' then
   local taken = redis.call('zcount', KEYS[1], '(' .. now, '+inf')
@@ -54,7 +54,7 @@ local joined = serves and me and not declined
 if joined then
   join(queue, me, time, ARGV[6])
 end
--- `live` is the number of other permits that are held.
+-- The number of other permits that are held.
 local busy, live, rest = declined, 0, nil
 if serves then
   local blocked
@@ -99,7 +99,7 @@ if serves then
   highest = redis.call('zrange', KEYS[1], -1, -1, 'withscores')
 end
 local last = highest and highest[2]
--- Those of a repeat exist already. New ones come in along with the first one only.
+-- Those of a repeat already exist. New ones join only together with the first one.
 local waited_for = queued and redis.call('exists', queue) == 1
 local room = kind == 'r:' and 1e9 or permits - live - 1
 if repeated or waited_for and kind ~= 'r:' then

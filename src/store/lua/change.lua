@@ -1,11 +1,11 @@
--- Changes a hold, or only looks for it. Never revives one that is gone or whose time is over. If it
--- is only renewed, a server that is out of memory does not refuse that. No renewal shortens what is
--- left of a hold: it may come late, after a longer one of a process that has adopted the hold.
+-- Changes a hold, or only checks it. Never revives one that is gone or has expired. A server that
+-- is out of memory does not refuse a mere renewal. No renewal shortens what is left of a hold: it
+-- may arrive late, after a longer one of a process that has adopted the hold.
 -- KEYS  1 lock, 2 fence, if the counter of tokens is raised to that of the hold, or lives on with a
 --       side of a read-write lock; or with `watch` the queue of waiting clients
--- ARGV  1 owner, for what several can hold with the kind in front, 2 lease in ms, or 0 to leave the
---       end of the hold as it is, 3 depth, or '' to leave it as it is, `watch` to have the owner's
---       client told when another one waits: the depth has a zero in front from then on, `member` if
+-- ARGV  1 owner, prefixed with the kind if several can hold it, 2 lease in ms, or 0 to leave the
+--       end of the hold as it is, 3 depth, '' to leave it as it is, `watch` to tell the owner's
+--       client when another one waits, for which the depth then starts with a zero, or `member` if
 --       several can hold it, 4 with KEYS 2: life of the fence in ms, 5 with KEYS 2: token, unless
 --       several can hold it
 -- USES  `at_least` and `is_wanted`
@@ -25,7 +25,7 @@ if next == 'member' then
     redis.call('pexpireat', KEYS[1], math.max(mine, tonumber(last)))
     redis.call('zadd', KEYS[1], 'xx', mine, owner)
     if KEYS[2] then
-      -- Readers that come later have the same token as long as there is a hold.
+      -- As long as there is a hold, later readers get the same token.
       redis.pcall('pexpire', KEYS[2], at_least(ARGV[4], KEYS[2]))
     end
   end

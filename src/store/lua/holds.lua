@@ -1,4 +1,4 @@
--- Part of the scripts that look at what the key of a lock has. Nothing is written here.
+-- Part of the scripts that examine the key of a lock. Writes nothing.
 -- KEYS  1 lock
 -- SETS  `is_hold`, `find_holder` and `find_members`
 
@@ -37,11 +37,11 @@ local function wrong_type(left, form)
   return redis.error_reply('WRONGTYPE found ' .. (found or 'a ' .. kind))
 end
 
--- Looks for the holder of a lock. A lock is a hash with a TTL, and each of its fields is an owner
+-- Finds the holder of a lock. A lock is a hash with a TTL. Each of its fields is an owner
 -- `<id>:<hex digits>` with an integer, or an owner of this library with any depth, even a spoilt
--- one; Redisson's `mode` may stand beside, and its read locks have a field for each reader. A
--- string with a TTL is a lock of another library (`SET NX PX`). Anything else is another program's
--- data: it is reported as such, and so is a large hash, which is not read.
+-- one. Redisson adds a field `mode`, and its read locks have a field for each reader. A string with
+-- a TTL is a lock of another library (`SET NX PX`). Anything else is another program's data and is
+-- reported as such. So is a large hash, which is not read.
 -- Returns the TTL of the key in ms, -1 if it has none, -2 if there is no such key; the holder and
 -- its depth, strings or nil; and an error reply if the key has something else, or nil.
 local function find_holder()
@@ -67,14 +67,14 @@ local function find_holder()
   return left, holder, depth, not (is_lock and holder) and wrong_type(left, 'hash') or nil
 end
 
--- Looks at what several owners can hold: the two sides of a read-write lock, the permits of a
--- semaphore. The key is a sorted set with a TTL. A member is a hold, `r:`, `w:` or `p:` and its
--- owner, and its score is the end of its lease in ms of the server's clock. A member whose time is
--- over holds nothing; an acquire that begins a hold removes it. The holds are counted anew each
--- time, so that no count can drift. An offer is a hold without a number, `<kind>:<client id>:0`,
--- whose place only that client can take. A set whose lowest or highest member is no hold is another
--- program's data.
--- Returns the TTL of the key, as `find_holder`; an error reply if the key has something else, or
+-- Finds the holds of a name with several owners: the two sides of a read-write lock, the permits of
+-- a semaphore. The key is a sorted set with a TTL. A member is a hold, `r:`, `w:` or `p:` and its
+-- owner, and its score is the end of its lease in ms of the server's clock. A member whose lease is
+-- over holds nothing; an acquire that begins a hold removes it. The holds are counted each time, so
+-- that no count can drift. An offer is a hold without a number, `<kind>:<client id>:0`, whose place
+-- only that client can take. A set whose lowest or highest member is no hold is another program's
+-- data.
+-- Returns the TTL of the key, like `find_holder`; an error reply if the key has something else, or
 -- nil; and the lowest and the highest member with their scores, or nil.
 local function find_members()
   local left = redis.call('pttl', KEYS[1])

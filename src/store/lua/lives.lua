@@ -1,14 +1,14 @@
 -- Part of the scripts that begin or renew a hold.
 -- SETS  `at_least`, `is_wanted` and `join`
 
--- Returns the time to live for a key in ms: what is wanted, or what it has left if that is longer.
+-- Returns the time to live for a key in ms: the wanted one, or the remaining one if that is longer.
 -- Clients have different leases and settings, and a request may be executed late: none of them
 -- shortens what another one relies on.
 local function at_least(wanted, key)
   return math.max(tonumber(wanted), redis.call('pttl', key))
 end
 
--- Returns whether another client than the owner's waits, and not for a moment only.
+-- Returns whether a client other than the owner's waits, and not only for a moment.
 local function is_wanted(queue, owner)
   local waiting = redis.pcall('zrange', queue, '-inf', '(5e12', 'byscore', 'limit', 0, 2)
   for _, client in ipairs(waiting) do
@@ -19,10 +19,10 @@ local function is_wanted(queue, owner)
   return false
 end
 
--- Adds a client to the queue unless it is there. `life` is that of the queue in ms, at least: other
+-- Adds a client to the queue unless it is there. `life` is the minimum for the queue in ms: other
 -- clients may try for the lock less often. No key is left without a TTL, even if the user lacks the
--- right to set one. One that `tries` waits for a moment only, behind all others, until it joins for
--- longer.
+-- right to set one. A client that `tries` waits only for a moment, behind all others, until it
+-- joins for longer.
 local function join(queue, client, time, life, tries)
   local place = time[1] * 1000 + time[2] / 1000 + (tries and 1e13 or 0)
   local joined = redis.pcall('zadd', queue, 'lt', place, client)

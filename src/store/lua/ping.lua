@@ -1,6 +1,6 @@
--- Begins a hold of a lock that no other client asks for, as `acquire.lua` does, renews it and ends
--- it, so that a client learns whether it could have locks. Nothing is left. If a right is missing,
--- the counter ends within its life.
+-- Begins a hold of a lock that no other client asks for, like `acquire.lua`, renews it and ends it,
+-- so that a client learns whether it could have locks. Nothing is left. If a right is missing, the
+-- counter expires.
 -- KEYS  1 lock, 2 fence
 -- ARGV  1 owner, 2 lease in ms, 3 life of the fence in ms
 -- USES  `find_holder`, `clock` and `next_token`
@@ -13,7 +13,7 @@ local fence, trouble = next_token(clock(redis.call('time')))
 if not fence then
   return trouble
 end
--- Before there is a lock, these write nothing, and show whether the user has the rights.
+-- While there is no lock, these write nothing, but show whether the user has the rights.
 redis.call('hdel', KEYS[1], ARGV[1])
 redis.call('pexpire', KEYS[1], ARGV[2])
 redis.call('hset', KEYS[1], ARGV[1], 1)

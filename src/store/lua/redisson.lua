@@ -4,16 +4,16 @@
 --       how many ms Redisson counts as waiting, 8 its turn in ms
 -- SETS  `tell_redisson`
 
--- Tells Redisson unless a hold has the lock, by Redisson's message `0`. Returns true if it is
--- Redisson's turn: the lock is left free then, and for a while clients of this kind do not take it.
--- Redisson is in no queue, but it listens on the channel of the lock. Clients of this kind that
--- wait do so too, and on a companion of that channel, so the difference is Redisson. Between turns
--- it does not listen for a moment, so it counts as waiting for a while after it was last seen
--- listening. Then whose turn it is is drawn by lot, from the clock: Redisson counts as one client.
--- If only clients of this kind seem to listen, the message is `00`, which is the same to Redisson,
--- and which they ignore. Failures are ignored: Redisson is told that the lock is free, but gets no
--- turn. `turn` is a key, a string with the time in ms at which Redisson's turn ends, or 0, that
--- exists while Redisson counts as waiting.
+-- Notifies Redisson by its message `0`, unless a hold has the lock. Returns true if it is
+-- Redisson's turn: the lock is then left free, and for a while clients of this kind do not take it.
+-- Redisson is in no queue, but it listens on the channel of the lock. Waiting clients of this kind
+-- do so too, and also on a companion of that channel, so the difference is Redisson. Between turns
+-- it stops listening for a moment, so it counts as waiting for a while after it was last seen
+-- listening. A lot drawn from the clock then decides whose turn it is: Redisson counts as one
+-- client. If only clients of this kind seem to listen, the message is `00`, which is the same to
+-- Redisson, and which they ignore. Failures are ignored: Redisson is told that the lock is free,
+-- but gets no turn. `turn` is a key that exists while Redisson counts as waiting: a string with the
+-- time in ms at which Redisson's turn ends, or 0.
 local function tell_redisson(queue, turn)
   local channel, form, companion = ARGV[5], ARGV[6], 'leasehold:' .. ARGV[5]
   if (redis.pcall('hvals', KEYS[1])[1] or '0') ~= '0' then
@@ -22,7 +22,7 @@ local function tell_redisson(queue, turn)
   local listen = redis.pcall(
     'pubsub', form == 's' and 'shardnumsub' or 'numsub', channel, companion)
   if form == 's' and listen.err then
-    -- Redis 6.2 has no sharded channels, and Redisson then uses others.
+    -- Redis 6.2 has no sharded channels, and Redisson then uses plain ones.
     form, listen = '', redis.pcall('pubsub', 'numsub', channel, companion)
   end
   local listens = listen[2] and listen[2] > listen[4]

@@ -1,16 +1,16 @@
 -- Ends a hold of any depth. A repeat finds that owner gone, and ends no other hold. Redis deletes a
 -- hash with its last field, and another owner's field stays. HDEL, unlike HINCRBY, works when the
 -- server is out of memory.
--- If the lock stays taken for a while, its owner stays too, with depth 0, and no request of that
--- hold changes anything any more.
+-- If the lock stays taken for a while, its owner stays too, with depth 0, and requests of that hold
+-- no longer change anything.
 -- KEYS  1 lock, 2 queue of waiting clients, 3 if Redisson is told: its turn
--- ARGV  1 owner, 2 for how many ms the lock is offered then, or '' to wake no client: clients whose
+-- ARGV  1 owner, 2 for how many ms the lock is then offered, or '' to wake no client: clients whose
 --       attempts at a quorum have collided would collide again at once, 3 `shard`, 4 for how many
 --       ms from now the lock stays taken, or 0; or `force` to end the hold of any owner: of this
 --       library, whose client is told, of Redisson, or of another library that sets a string, 5 and
 --       later with KEYS 3: as in `redisson.lua`
 -- USES  `tell`, `wake` and `tell_redisson`
--- RETURNS 1, also if the lock is kept already, or 0 if the hold is gone
+-- RETURNS 1, also if the lock already stays taken, or 0 if the hold is gone
 local owner, window, kept, answer = ARGV[1], ARGV[2], ARGV[4], nil
 local forced = kept == 'force'
 if forced and redis.call('type', KEYS[1]).ok == 'string' then
@@ -31,7 +31,7 @@ else
 end
 if forced and answer == 1 then
   if redis.pcall('hlen', KEYS[1]) == 1 then
-    -- Redisson's, which is no owner.
+    -- Redisson's field, which is no owner.
     redis.pcall('hdel', KEYS[1], 'mode')
   end
   local id, number = string.match(owner, '^(.*):(%x+)$')
@@ -42,7 +42,7 @@ end
 if answer == 0 or KEYS[3] and tell_redisson(KEYS[2], KEYS[3]) then
   return answer
 end
--- Usually no client waits, and this is the cheapest way to find out.
+-- Usually no client waits, and this is the cheapest check.
 if redis.pcall('exists', KEYS[2]) == 1 then
   wake(KEYS[2], window, ARGV[3])
 end

@@ -1,9 +1,9 @@
--- Ends a hold of a read-write lock or a semaphore, or lets a writer go on as a reader. The waiting
--- clients may get their turn then. A hold whose time is over is left to the next one that begins.
+-- Ends a hold of a read-write lock or a semaphore, or turns a writer into a reader. Waiting clients
+-- may then get their turn. A hold whose lease is over is left for the next acquire to remove.
 -- KEYS  1 lock, 2 queue of waiting clients
--- ARGV  1 kind and owner, 2 for how many ms a place is offered then, 3 the permits, 0 for a
+-- ARGV  1 kind and owner, 2 for how many ms a place is then offered, 3 the permits, 0 for a
 --       read-write lock, 4 `force` to tell the client of the hold that it was ended, else '', 5
---       `shard`, 6 if a writer goes on as this reader: its lease in ms
+--       `shard`, 6 if a writer becomes this reader: its lease in ms
 -- USES  `tell` and `serve`
 -- RETURNS 1, or 0 if the hold is gone
 local time = redis.call('time')
@@ -33,7 +33,8 @@ if ARGV[4] == 'force' then
 end
 if redis.pcall('exists', KEYS[2]) == 1 then
   if permits > 0 then
-    -- Waiting clients may assume more permits: as many as with this one are right.
+    -- Waiting clients may assume more permits. All that are taken, with this one, are a safe
+    -- number.
     permits = math.max(permits, redis.call('zcount', KEYS[1], '(' .. now, '+inf') + 1)
   end
   serve(KEYS[2], now, tonumber(ARGV[2]), permits, ARGV[5])

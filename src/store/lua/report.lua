@@ -1,8 +1,8 @@
--- Reports who holds a name, and which clients wait for it. What is offered to a waiting client is
--- not held.
+-- Reports who holds a name, and which clients wait for it. An offer to a waiting client is not a
+-- hold.
 -- KEYS  1 lock, 2 fence, if the token is wanted: while the slot of a cluster moves, a script with
---       one key is executed, and one with more has to wait for those that are missing, 3 queue of
---       waiting clients, if the name may be of any kind; else it is one of a lock
+--       one key is executed, and one with more has to wait for missing ones, 3 queue of waiting
+--       clients, if the name may be of any kind; else it is one of a lock
 -- ARGV  1 `count` to count the permits of a semaphore instead, offers included
 -- USES  `find_holder`, `find_members` and `is_hold`
 -- RETURNS {holds, last token or 0, waiting clients}. A hold is {kind, owner, ms until its lease

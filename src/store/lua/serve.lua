@@ -6,20 +6,21 @@
 
 -- Offers places to the clients at the head of the queue, as many as there are, and tells them.
 -- Readers next to each other are served together, a writer alone. A client that is served leaves
--- the queue. If it has stopped, its offer ends, and that is all it has cost the others: the next
--- client that listens is told too, asks until when the offer lasts, and looks again then. A client
--- whose channel has no listener is removed if another one listens. If none does, the server may
--- have restarted or just become the master, and all of them may be about to listen: for two seconds
--- they keep their places, and those behind them are only told that there is an end to that, unless
--- permits are left for both. Before its turn a client without a listener is removed only when it
--- has waited for two seconds, because it may be about to listen, and behind some proxies no client
--- can. If the server refuses to publish, each client finds its turn when it next asks. A place is
--- the time when the client came; once the client was found without a listener it is the time of
--- that, less `past`, in front of all others. If the clock was set back since, that is over, and a
--- client counts as one that comes now. `now` is the server's clock in ms; a place is offered for
--- `window` ms; `permits` is 0 for a read-write lock; and `me`, or nil, is a client that asks and is
--- not told. Returns whether a client is in the queue whose turn it is not; and for how many ms at
--- most that is because of one without a listener, or nil.
+-- the queue. If it has stopped, that costs the others only its offer: the next client that listens
+-- is told too, asks how long the offer lasts, and asks again then.
+-- A client whose channel has no listener is removed if another one listens. If none does, the
+-- server may have restarted or just become the master, and all of them may be about to listen. For
+-- two seconds they then keep their places, and those behind them are only told when that ends,
+-- unless permits are left for both. Before its turn, a client without a listener is removed only
+-- after it has waited for two seconds, because it may be about to listen, and behind some proxies
+-- no client can. If the server refuses to publish, each client finds its turn when it next asks.
+-- A place is the time when the client came. Once the client was found without a listener, it is the
+-- time of that, less `past`, in front of all others. If the clock was set back since, that is over,
+-- and the client counts as one that comes now.
+-- `now` is the server's clock in ms; a place is offered for `window` ms; `permits` is 0 for a
+-- read-write lock; and `me`, or nil, is a client that asks and is not told. Returns whether the
+-- queue has a client whose turn it is not; and the maximum number of ms for which this is due to
+-- one without a listener, or nil.
 local function serve(queue, now, window, permits, shard, me)
   local blocked, rest, reached, follows, silent, kept, past = false, nil, false, false, {}, 0, 1e13
   local served, young = 0, nil
@@ -46,7 +47,7 @@ local function serve(queue, now, window, permits, shard, me)
     local first = redis.pcall('zrange', queue, #silent + kept, #silent + kept, 'withscores')
     local next = first[1]
     if not next or served == 100 then
-      -- One script does not work for ever.
+      -- A script does not run forever.
       break
     end
     local wanted, admitted = string.sub(next, 1, 2), nil
@@ -63,7 +64,7 @@ local function serve(queue, now, window, permits, shard, me)
     end
     local told
     if admitted == nil then
-      -- It waits for another kind, from before the name was used for this.
+      -- It waits for another kind, from before the name was used for this one.
       tell(string.find(wanted, '[rwp]:') and client or next, shard)
       told, grace = 0, 0
     elseif not admitted then

@@ -15,9 +15,9 @@ local function clock(time)
   return time[1] .. micros
 end
 
--- Stores the token of a hold, which is above the last one of the name and not below `least`, unless
--- the last one is kept: that is so if there is one and `keeps` is set. This is the first write: a
--- server that is out of memory refuses it, and would not refuse later ones.
+-- Stores the token of a hold, which is above the last one of the name and not below `least`. If
+-- `keeps` is set and there is a last one, that is kept instead. This is the first write: a server
+-- that is out of memory refuses it, and would not refuse later ones.
 -- Returns the token, and whether it is the last one; or nil and an error reply.
 local function next_token(least, keeps)
   local call, counter = redis.call, KEYS[2]
@@ -33,14 +33,14 @@ local function next_token(least, keeps)
   if fence > greatest then
     return nil, redis.error_reply('FENCE ' .. counter .. ' has run out of tokens')
   end
-  -- Reads the counter too, because a command costs more than all that Lua does here.
+  -- Also reads the counter, because a command costs more than all that Lua does here.
   local life = at_least(ARGV[3], counter)
   local stored = redis.pcall('set', counter, least, 'px', life, 'get')
   local last = stored and tonumber(stored)
   local is_token = last and last >= 0 and last % 1 == 0
   if stored and not (is_token and last < fence) then
     if type(stored) == 'table' and not string.find(stored.err, 'WRONGTYPE', 1, true) then
-      -- Fails again. Redis 6.2 words an error that is returned differently.
+      -- Fails again. Redis 6.2 words a returned error differently.
       return nil, call('set', counter, least, 'px', life, 'get')
     end
     local trouble = not is_token and ' does not hold a token'

@@ -1,7 +1,7 @@
 -- Removes a client from the queue of a name, whatever it waits for there, and takes back an offer
--- to it, because no thread of it waits any more. The next clients may get their turn then.
+-- to it, because none of its threads waits any more. The next clients may then get their turn.
 -- KEYS  1 lock, 2 queue of waiting clients, 3 if Redisson is told: its turn
--- ARGV  1 client id, 2 for how many ms the lock is offered then, 3 `shard`, 5 and later with KEYS
+-- ARGV  1 client id, 2 for how many ms the lock is then offered, 3 `shard`, 5 and later with KEYS
 --       3: as in `redisson.lua`
 -- USES  `find_members`, `serve`, `wake` and `tell_redisson`
 -- RETURNS 1, or 0 if the client did not wait
@@ -26,7 +26,7 @@ end
 local _, foreign = find_members()
 if answer == 1 and not foreign then
   if permits > 0 then
-    -- Their number is not known here: as many as with the offer are right.
+    -- Their number is not known here. All that are taken, with the offer, are a safe number.
     permits = math.max(1, redis.call('zcount', KEYS[1], '(' .. now, '+inf') + offers)
   end
   serve(queue, now, tonumber(window), permits, shard)
