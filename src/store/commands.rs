@@ -1,7 +1,7 @@
-//! The calls of the scripts: keys and arguments of each. `scripts.rs` reads the replies.
+//! Builds the script calls: the keys and arguments of each. `scripts.rs` reads the replies.
 //!
-//! A read-write lock and a semaphore are the same in Redis: a sorted set of holds. They differ in
-//! which holds can exist together, which `acquire_member.lua` and `serve.lua` decide.
+//! Read-write locks and semaphores look the same in Redis: a sorted set of holds. They differ in
+//! which holds can coexist, which `acquire_member.lua` and `serve.lua` decide.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -21,35 +21,35 @@ use crate::store::scripts::{
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Servers count the end of a key's life in milliseconds since 1970.
+/// Limits the life of a counter: servers store an expiry in milliseconds since 1970.
 const FENCE_LIFE_MAX: Duration = DAY.saturating_mul(100 * 365);
 
-/// How long the waiting clients of a lock are remembered, at least, after the last of them was
+/// Minimum time for which the waiting clients of a lock are remembered after the last one
 /// registered. It is longer where clients try for the lock less often.
 const WAITING_LIFE_MIN: Duration = Duration::from_secs(60);
 
-/// How long what a ping writes could last if it were not removed at once.
+/// Life of what a ping writes, should it not be removed at once.
 const PING_LIFE: Duration = Duration::from_secs(1);
 
-/// The most locks that one request acquires.
+/// Maximum number of locks that one request acquires.
 const GROUP_MAX: usize = 900;
 
-/// Makes the requests about the locks of one client.
+/// Builds the requests about the locks of one client.
 #[derive(Clone)]
 pub(crate) struct Commands {
     pub(crate) keys: Keys,
-    /// How long a counter of fencing tokens is kept, at least, after a hold of its name began, or a
-    /// side of a read-write lock was renewed. It is not kept forever, so that names do not fill the
-    /// server's memory.
+    /// Minimum life of a counter of fencing tokens, from the start of a hold of its name or a
+    /// renewal of a side of a read-write lock. It is not kept forever, so that names do not fill
+    /// the server's memory.
     fence_life: Duration,
     waiting_life: Duration,
-    /// Whether the client proposes fencing tokens, so that several servers can agree on them.
+    /// Whether the client proposes fencing tokens, so that several servers can agree on one.
     proposes: bool,
-    /// What the names of Redisson's commands for channels begin with, if the client exchanges
-    /// wake-ups with it.
+    /// Prefix of the names of Redisson's commands for channels, if the client exchanges wake-ups
+    /// with Redisson.
     pub(crate) redisson: Option<&'static str>,
-    /// The hash tag of sharded channels at the node of a cluster to which all of them go. Empty
-    /// where there is none, or it is not known. It changes when slots move. Clones have the same.
+    /// The hash tag of sharded channels, all of which are at one node of a cluster. Empty if there
+    /// is none or it is not known. It changes when slots move. Clones share it.
     pub(crate) shard_tag: Arc<RwLock<Arc<str>>>,
 }
 
@@ -116,7 +116,7 @@ impl Commands {
             millis(OFFER),
             Arg::Text(&shard),
         ];
-        // Who asks for a lock that is held may have its client told, over a sharded channel if any.
+        // A request for a held lock may notify the holder's client, over a sharded channel if any.
         let tells = registration != Registration::None && !shard.is_empty();
         let args = if gets_block || tells || !place.is_empty() { &args[..] } else { &args[..5] };
         if self.redisson.is_some() {
@@ -129,8 +129,8 @@ impl Commands {
         }
     }
 
-    /// How many names one request may acquire: services limit the arguments of a command, and
-    /// Redisson's turn is looked at only by requests for one.
+    /// Maximum number of names in one request: services limit the arguments of a command, and only
+    /// requests for a single name check Redisson's turn.
     pub(crate) fn group_max(&self) -> usize {
         if self.redisson.is_some() { 1 } else { GROUP_MAX }
     }
@@ -150,7 +150,7 @@ impl Commands {
         Request::call(&ACQUIRE_ALL, &keys, &args)
     }
 
-    /// Holds of a read-write lock or a semaphore begin.
+    /// Begins holds of a read-write lock or a semaphore.
     fn acquire_members(&self, request: Acquire<'_>) -> Request {
         let Acquire { holds, lease, registration, .. } = request;
         let HoldId { kind, name, client, .. } = &holds[0];
@@ -173,7 +173,7 @@ impl Commands {
         Request::call(&ACQUIRE_MEMBER, &[&lock, &fence, &queue], &args)
     }
 
-    /// Changes a hold, or finds out whether it exists.
+    /// Changes a hold, or checks whether it exists.
     pub(crate) fn change(&self, hold: &HoldId, change: Change) -> Request {
         let HoldId { kind, name, client, .. } = hold;
         let what = match change {
@@ -184,14 +184,14 @@ impl Commands {
             Change::Downgrade { lease } => return self.free_place(hold, "", Some(lease)),
             Change::Release { .. } if !kind.is_lock() => return self.free_place(hold, "", None),
             Change::Release { kept_until } => {
-                // Most locks become free at once, and no clock is read for these.
+                // Most locks become free at once. No clock is read for these.
                 let kept = match kept_until {
                     Moment::FIRST => Arg::Number(0),
                     _ => millis(kept_until.left()),
                 };
                 return self.free(&RELEASE, name, [Arg::Text(&hold.owner()), millis(OFFER), kept]);
             }
-            // It has one level.
+            // Such a hold has one level.
             _ if !kind.is_lock() => Arg::Text("member"),
             Change::SetDepth { depth, .. } => Arg::Number(depth.into()),
             Change::Watch { .. } => Arg::Text("watch"),
@@ -200,7 +200,7 @@ impl Commands {
         let member = hold.member();
         let owner = Arg::Text(&member);
         match (kind, change) {
-            // Readers have their token from the counter as long as there is a hold.
+            // As long as there is a hold, readers take their token from the counter.
             (
                 HoldKind::Read | HoldKind::Write,
                 Change::Renew { lease } | Change::SetDepth { lease: Some(lease), .. },
@@ -219,7 +219,7 @@ impl Commands {
         }
     }
 
-    /// Raises the counter of fencing tokens to that of a hold.
+    /// Raises the counter of fencing tokens to the token of a hold.
     pub(crate) fn raise(&self, hold: &HoldId, fence: u64, lease: Duration) -> Request {
         let (owner, life) = (hold.owner(), self.fence_life(lease));
         let args = [Arg::Text(&owner), Arg::Number(0), Arg::Text(""), life, Arg::Number(fence)];
@@ -227,13 +227,13 @@ impl Commands {
         Request::call(&CHANGE, &[&lock, &fence], &args)
     }
 
-    /// Ends a hold that too few servers have granted, and wakes no client.
+    /// Ends a hold that too few servers have granted, without waking a client.
     pub(crate) fn withdraw(&self, hold: &HoldId) -> Request {
         let (owner, no_client) = (hold.owner(), Arg::Text(""));
         self.free(&RELEASE, &hold.name, [Arg::Text(&owner), no_client, Arg::Number(0)])
     }
 
-    /// Ends the hold of an owner, and tells its client.
+    /// Ends the hold of an owner, and notifies the owner's client.
     pub(crate) fn force_release(&self, owner: OwnerOf<'_>) -> Request {
         let OwnerOf { kind, name, owner } = owner;
         match HoldId::of_owner(owner, kind, name) {
@@ -242,8 +242,8 @@ impl Commands {
         }
     }
 
-    /// Calls a script that may free the lock, and then offers it to a waiting client. The arguments
-    /// are: whose it is, for how long it is offered, and for how long it stays taken.
+    /// Calls a script that may free the lock and then offers it to a waiting client. The arguments
+    /// are the owner or client, the duration of the offer, and how long the lock stays taken.
     fn free(
         &self,
         script: &'static Script,
@@ -275,7 +275,7 @@ impl Commands {
         Request::call(&RELEASE_MEMBER, &[&lock, &queue], &args)
     }
 
-    /// Does what a lock needs, and leaves nothing.
+    /// Does everything a lock needs, and leaves nothing behind.
     pub(crate) fn ping(&self, hold: &HoldId) -> Request {
         let (lock, [fence]) = self.keys.with_companions(&hold.name, [FENCE]);
         let owner = hold.owner();
@@ -283,7 +283,7 @@ impl Commands {
         Request::call(&PING, &[&lock, &fence], &args)
     }
 
-    /// Asks what is known of a name.
+    /// Asks what is known about a name.
     pub(crate) fn report(&self, name: &str, look: Look) -> Request {
         let (lock, [fence, queue]) = self.keys.with_companions(name, [FENCE, QUEUE]);
         let (keys, args) = match look {
@@ -304,7 +304,7 @@ impl Commands {
     }
 }
 
-/// This system's clock: fencing tokens are not below that of their server.
+/// This system's clock in microseconds. Fencing tokens are not below the clock of their server.
 pub(super) fn micros() -> u64 {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)

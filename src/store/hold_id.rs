@@ -1,4 +1,4 @@
-//! The identity of a hold, and that of its client.
+//! Identities of holds and of clients.
 
 use std::fmt::{self, Write};
 use std::hash::{Hash, Hasher};
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HeldAs {
-    /// A string, which is a lock of another library.
+    /// A string: a lock of another library.
     Foreign,
     /// A lock.
     Lock,
@@ -21,11 +21,11 @@ pub enum HeldAs {
     Permit,
     /// The side of a read-write lock that readers share.
     Reader,
-    /// The other side.
+    /// The side of a read-write lock that one writer has.
     Writer,
 }
 
-/// What a hold is a hold of.
+/// A kind of name, and the side of it that is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HoldKind {
     /// A lock, which one owner can hold.
@@ -38,13 +38,13 @@ pub(crate) enum HoldKind {
     Write,
 }
 
-/// What the holds of a kind have in common.
+/// The properties of a kind of hold.
 pub(crate) struct KindRow {
-    /// As what they are reported.
+    /// How such holds are reported.
     pub(crate) held_as: HeldAs,
-    /// What their name is, which cannot be something else as well.
+    /// The form of a name. A name cannot have two at the same time.
     pub(crate) form: &'static str,
-    /// What stands before their owners and waiting clients in Redis.
+    /// Prefix of owners and waiting clients in Redis.
     pub(crate) prefix: &'static str,
 }
 
@@ -59,13 +59,13 @@ impl HoldKind {
         KindRow { held_as, form, prefix }
     }
 
-    /// What a name of this kind is called.
+    /// Returns the noun for a name of this kind.
     pub(crate) fn noun(self) -> &'static str {
         let form = self.row().form;
         form.strip_prefix("a ").unwrap_or(form)
     }
 
-    /// The kind of a hold that is reported so. Of a semaphore, there are as many permits.
+    /// Returns the kind of a hold that is reported as `held_as`; of a semaphore, with `permits`.
     pub(crate) fn reported_as(held_as: HeldAs, permits: u32) -> Self {
         match held_as {
             HeldAs::Foreign | HeldAs::Lock => Self::Lock,
@@ -75,19 +75,19 @@ impl HoldKind {
         }
     }
 
-    /// Returns `true` for a lock: one owner has it, in a tenure, and may keep it after that. Of
-    /// other kinds each hold is one of the members of a name.
+    /// Returns `true` for a lock: one owner has it, in a tenure, and may keep it afterwards. A hold
+    /// of another kind is one of the members of its name.
     pub(crate) fn is_lock(self) -> bool {
         matches!(self, Self::Lock)
     }
 
-    /// How many holds there may be at a time; zero for a read-write lock, where the sides decide
-    /// that.
+    /// Returns the maximum number of concurrent holds; zero for a read-write lock, where the sides
+    /// decide.
     pub(crate) fn permits(self) -> u32 {
         if let Self::Permit { of } = self { of } else { 0 }
     }
 
-    /// Returns `true` if one name can be both without a change of its use.
+    /// Returns `true` if a name can be both without changing its form.
     pub(crate) fn has_form_of(self, other: Self) -> bool {
         self.row().form == other.row().form
     }
@@ -100,8 +100,8 @@ impl HoldKind {
         )
     }
 
-    /// Returns `true` if threads of a client that want the two have one place among the waiting
-    /// clients.
+    /// Returns `true` if threads of one client that want these two kinds share one place among the
+    /// waiting clients.
     pub(crate) fn waits_with(self, other: Self) -> bool {
         mem::discriminant(&self) == mem::discriminant(&other)
     }
@@ -113,8 +113,8 @@ pub(crate) struct HoldId {
     pub(crate) kind: HoldKind,
     pub(crate) name: Arc<str>,
     pub(crate) client: Arc<str>,
-    /// Unique in the client, but for [`MAY_BE_KEPT`] and [`NOT_RENEWED`], which tell others how the
-    /// client treats the hold.
+    /// Unique in the client, except for [`MAY_BE_KEPT`] and [`NOT_RENEWED`], which tell others how
+    /// the client treats the hold.
     pub(crate) nonce: u64,
 }
 
@@ -144,47 +144,47 @@ pub(crate) fn is_client_id(id: &str) -> bool {
     random.len() == 32 && random.bytes().all(is_random) && check_label(label).is_ok()
 }
 
-/// The part of a nonce that tells other clients that the lock may be kept, so that it takes a
-/// message to get it: the nonce has 16 hexadecimal digits, and the first one is 8 to f.
+/// The bit of a nonce that tells other clients that the lock may be kept, so that getting it takes
+/// a message. The nonce then has 16 hexadecimal digits, the first of them 8 to f.
 const MAY_BE_KEPT: u64 = 1 << 63;
 
-/// The part of a nonce that tells operators that the client does not renew the hold by itself.
+/// The bit of a nonce that tells operators that the client does not renew the hold by itself.
 const NOT_RENEWED: u64 = 1 << 62;
 
 impl HoldId {
-    /// The hold of an owner as Redis has it; `None` if no client of this library wrote that.
+    /// Parses an owner as Redis has it; `None` if no client of this library wrote it.
     pub(crate) fn of_owner(owner: &[u8], kind: HoldKind, name: &str) -> Option<Self> {
         let (client, nonce) = str::from_utf8(owner).ok()?.rsplit_once(':')?;
         let nonce = u64::from_str_radix(nonce, 16).ok()?;
         Some(Self { kind, name: name.into(), client: client.into(), nonce })
     }
 
-    /// The same hold of a lock that its client may keep when it is over.
+    /// The same hold, of a lock that its client may keep afterwards.
     pub(crate) fn that_may_be_kept(self) -> Self {
         Self { nonce: self.nonce | MAY_BE_KEPT, ..self }
     }
 
-    /// Returns `true` if its client may keep the lock when the hold is over.
+    /// Returns `true` if the client may keep the lock after the hold.
     pub(crate) fn may_be_kept(&self) -> bool {
         self.nonce & MAY_BE_KEPT != 0
     }
 
-    /// The same hold of a client that does not renew it by itself.
+    /// The same hold, of a client that does not renew it by itself.
     pub(crate) fn that_is_not_renewed(self) -> Self {
         Self { nonce: self.nonce | NOT_RENEWED, ..self }
     }
 
-    /// Returns `true` if its client renews it.
+    /// Returns `true` if the client renews the hold by itself.
     pub(crate) fn is_renewed(&self) -> bool {
         self.nonce & NOT_RENEWED == 0
     }
 
-    /// Where it comes among the holds of its client, in the order in which they were begun.
+    /// Returns its place among the holds of its client, in the order in which they began.
     pub(crate) fn number(&self) -> u64 {
         self.nonce & !(MAY_BE_KEPT | NOT_RENEWED)
     }
 
-    /// The owner as it is written to Redis.
+    /// Returns the owner as written to Redis.
     pub(crate) fn owner(&self) -> String {
         let mut owner = String::with_capacity(self.client.len() + 17);
         owner.push_str(&self.client);
@@ -192,7 +192,7 @@ impl HoldId {
         owner
     }
 
-    /// As `owner`, with the kind of the hold in front.
+    /// Like `owner`, with the prefix of the kind.
     pub(crate) fn member(&self) -> String {
         match self.kind {
             HoldKind::Lock => self.owner(),
@@ -201,7 +201,7 @@ impl HoldId {
     }
 }
 
-/// Two ids of one owner are one: it has one hold.
+/// Two ids with the same owner are equal: an owner has one hold.
 impl PartialEq for HoldId {
     fn eq(&self, other: &Self) -> bool {
         self.nonce == other.nonce && self.client == other.client
@@ -216,7 +216,7 @@ impl Hash for HoldId {
     }
 }
 
-/// Leaves out the nonce, which is all that another client would need to release the lock.
+/// Omits the nonce: another client needs nothing else to release the lock.
 impl fmt::Debug for HoldId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HoldId").field("name", &self.name).finish_non_exhaustive()

@@ -1,12 +1,12 @@
-//! The names of keys, all in one hash slot per lock, which names locks can have for that, and the
-//! slots of a cluster.
+//! Key names, all in one hash slot per lock, the lock names that this allows, and the slots of a
+//! cluster.
 
 use std::borrow::Cow;
 
 use crate::config::{NAME_MAX, RESERVED};
 use crate::error::{Error, Result};
 
-/// Makes the keys of a lock from its name.
+/// Derives the keys of a lock from its name.
 #[derive(Clone)]
 pub(crate) struct Keys {
     prefix: String,
@@ -17,7 +17,7 @@ impl Keys {
         Self { prefix: prefix.into() }
     }
 
-    /// The hash with the owner and the depth: prefix and name, verbatim.
+    /// Returns the key of the hash with the owner and the depth: prefix and name, verbatim.
     pub(crate) fn lock<'n>(&self, name: &'n str) -> Cow<'n, str> {
         if self.prefix.is_empty() {
             Cow::Borrowed(name)
@@ -26,7 +26,7 @@ impl Keys {
         }
     }
 
-    /// The key of a lock, and its companions of such kinds.
+    /// Returns the key of a lock, and its companions of the given kinds.
     pub(crate) fn with_companions<'n, const N: usize>(
         &self,
         name: &'n str,
@@ -37,18 +37,18 @@ impl Keys {
         (lock, companions)
     }
 
-    /// The channel on which a client is woken. `wake.lua` has its name too.
+    /// Returns the channel on which a client is woken. `wake.lua` builds the same name.
     pub(crate) fn channel(client: &str) -> String {
         format!("{RESERVED}wake:{client}")
     }
 
-    /// The sharded channel of a client at the node of a cluster that serves the slot of a hash tag,
-    /// from the client's channel.
+    /// Returns the sharded channel of a client at the cluster node that serves the slot of a hash
+    /// tag, given the client's channel.
     pub(crate) fn shard_channel(channel: &str, tag: &str) -> String {
         format!("{channel}:{{{tag}}}")
     }
 
-    /// The name of the lock with this key; `None` if the key has another prefix.
+    /// Returns the name of the lock with this key; `None` if the key has another prefix.
     pub(crate) fn name<'k>(&self, lock: &'k str) -> Option<&'k str> {
         lock.strip_prefix(self.prefix.as_str())
     }
@@ -61,10 +61,10 @@ pub(crate) const QUEUE: &str = "queue";
 /// The end of Redisson's turn at a lock.
 pub(crate) const TURN: &str = "turn";
 
-/// The keys of such kinds in the slot of `lock`, the key of a name that `check_name` has accepted.
+/// Returns the companions of a key in its slot. `check_name` has accepted the name of `lock`.
 pub(crate) fn companions<const N: usize>(lock: &str, kinds: [&str; N]) -> [String; N] {
     let (open, close) = if hash_tag(lock).is_some() { ("", "") } else { ("{", "}") };
-    // Unlike `format!`, allocates no more than once.
+    // Allocates once, unlike `format!`.
     kinds.map(|kind| [RESERVED, kind, ":", open, lock, close].concat())
 }
 
@@ -97,8 +97,8 @@ pub(crate) fn check_name(prefix: &str, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The part of a key that Redis hashes in place of the whole: what is between the first `{` and the
-/// first `}` after it, if that is not empty.
+/// Returns the part of a key that Redis hashes instead of the whole key: what is between the first
+/// `{` and the first `}` after it, unless that is empty.
 fn hash_tag(key: &str) -> Option<&str> {
     let (_, rest) = key.split_once('{')?;
     rest.split_once('}').map(|(tag, _)| tag).filter(|tag| !tag.is_empty())
@@ -110,9 +110,9 @@ pub(crate) fn slot_of(key: &str) -> usize {
     usize::from(crc16(hash_tag(key).unwrap_or(key).as_bytes())) % SLOTS
 }
 
-/// A hash tag whose slot that is.
+/// Returns a hash tag in that slot.
 pub(crate) fn tag_of(slot: usize) -> String {
-    // Every slot has a number with few digits.
+    // In every slot there is a number with few digits.
     let mut tags = (0_u32..).map(|number| number.to_string());
     tags.find(|tag| slot_of(tag) == slot).unwrap_or_default()
 }
@@ -195,7 +195,7 @@ mod tests {
         }
     }
 
-    /// A short name, rich in braces.
+    /// A short name with many braces.
     fn random_name(state: &mut u64) -> String {
         let mut draw = |below: u64| {
             *state = state
@@ -242,7 +242,7 @@ mod tests {
         }
     }
 
-    /// What `CLUSTER KEYSLOT` says.
+    /// The expected values are those of `CLUSTER KEYSLOT`.
     #[test]
     fn only_a_hash_tag_counts_where_there_is_one() {
         assert_eq!(slot_of("foo"), 12_182);

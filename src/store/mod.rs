@@ -1,4 +1,4 @@
-//! What servers are asked about locks, and what they reply: one file or folder per topology.
+//! Requests about locks, and the replies to them: one file or folder per topology.
 
 pub(crate) mod background;
 pub(crate) mod commands;
@@ -28,40 +28,40 @@ use crate::store::request::{
     ReportReply,
 };
 
-/// Where locks live. Every request can be executed twice, or late, without harm to another hold.
-/// None takes longer than its deadline.
+/// The place where locks live. Every request can be executed twice, or late, without harm to
+/// another hold. No call takes longer than its deadline.
 pub(crate) trait Store: Send + Sync {
-    /// Takes the lock if it is free, or the locks of one group if all of them are.
+    /// Takes the lock if it is free, or all locks of a group if all of them are free.
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure>;
 
-    /// Divides names among the requests that it takes to acquire all of them.
+    /// Divides names into groups that one request each can acquire.
     fn groups(&self, names: &[Arc<str>]) -> Vec<Vec<usize>> {
         (0..names.len()).map(|index| vec![index]).collect()
     }
 
-    /// Returns `true` if the same server has both locks, as far as is known.
+    /// Returns `true` if both locks are on the same server, as far as is known.
     fn share_server(&self, _: &str, _: &str) -> bool {
         true
     }
 
-    /// Executes requests about holds, those for one server in one round trip if it can. Calls
-    /// `on_reply` once for each, with its place among them and the reply.
+    /// Executes requests about holds, in one round trip per server if possible. Calls `on_reply`
+    /// once for each, with its index and the reply.
     fn ask(
         &self,
         requests: &[HoldRequest<'_>],
         on_reply: &mut dyn FnMut(usize, Result<HoldReply, Failure>),
     );
 
-    /// Sends requests about holds, those for one server together if it can, and does not wait for
-    /// the replies. Blocks only for room to write, and to open a connection.
+    /// Sends requests about holds, together per server if possible, and does not wait for the
+    /// replies. Blocks only for room to write, and to open a connection.
     fn post(&self, posts: Vec<PostedChange<'_>>);
 
-    /// Blocks until the replies to all that was posted have come. What has none by the deadline has
+    /// Blocks until every posted request has its reply. Those without one by the deadline have
     /// failed.
     fn settle(&self, _: Instant) {}
 
-    /// Returns `true` if a request about a name is executed after what was posted before, unless
-    /// that fails.
+    /// Returns `true` if a request about a name is executed after what was posted before it, unless
+    /// the latter fails.
     fn keeps_order(&self) -> bool {
         false
     }
@@ -74,28 +74,29 @@ pub(crate) trait Store: Send + Sync {
         Ok(self.report(name, Look::Holder, deadline)?.holder().cloned())
     }
 
-    /// The servers that have locks, none of them connected yet, for questions that are about no
-    /// lock; and how many of them must answer for what they answer to be the truth about locks.
+    /// Returns the servers that have locks, not yet connected, for questions that are not about a
+    /// lock; and how many of them must answer for the truth about locks.
     fn connections(&self) -> Result<(Vec<Connection>, usize), Failure> {
         Ok((Vec::new(), 0))
     }
 
-    /// Ends the hold of that owner, whether it is this client's or not, and has its client told.
-    /// `false` if it does not hold the name as this kind.
+    /// Ends the hold of an owner, of this client or another one, and notifies that client. Returns
+    /// `false` if the owner does not hold the name as this kind.
     fn force_release(&self, owner: OwnerOf<'_>, deadline: Instant) -> Result<bool, Failure>;
 
-    /// Checks that locks can be acquired: does what a lock needs, for one that no other client asks
-    /// for, and leaves nothing.
+    /// Checks that locks can be acquired: does everything a lock needs, for one that no other
+    /// client asks for, and leaves nothing behind.
     fn ping(&self, hold: &HoldId, deadline: Instant) -> Result<(), Failure>;
 
-    /// The wake-ups of a client, those of Redisson included if these are its channels.
+    /// Returns the wake-ups of a client, including those of Redisson if `redisson` has its
+    /// channels.
     fn wakeups(&self, client: &str, redisson: Option<&RedissonChannels>) -> Box<dyn Wakeups>;
 
-    /// The background jobs of a client.
+    /// Returns the background jobs of a client.
     fn jobs(&self) -> Box<dyn JobRunner>;
 }
 
-/// As [`Store::ask`], for one request.
+/// Like [`Store::ask`], for one request.
 pub(crate) fn ask_one(
     store: &(impl Store + ?Sized),
     request: HoldRequest<'_>,

@@ -1,9 +1,9 @@
-//! The channels on which Redisson's locks are reported free: which of them threads of a client want
-//! to hear. The threads that wait and the listener meet here.
+//! The channels on which Redisson's locks are reported free, and which of them the threads of a
+//! client wait on. The waiting threads and the listener meet here.
 //!
-//! Redisson waits if more listen on its channel than on the companion channel, to which clients of
-//! this library subscribe with the same command. It cannot take an offer, so its turn is a time in
-//! which these clients leave a free lock alone.
+//! Redisson is waiting if its channel has more subscribers than the companion channel, to which
+//! clients of this library subscribe with the same command. Redisson cannot take an offer, so its
+//! turn is a time in which these clients leave a free lock alone.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use parking_lot::Mutex;
 use crate::config::RESERVED;
 use crate::net::socket::Alarm;
 
-/// How long a released lock is left to Redisson when it is Redisson's turn. Redisson takes two or
-/// three milliseconds from the message to its attempt. In what is left of this time when it
-/// releases the lock, it alone can take the lock again, so it is short.
+/// How long a released lock is left to Redisson on its turn. Redisson takes two or three
+/// milliseconds from the message to its attempt. If it releases the lock before this time is over,
+/// it alone can take the lock again in the remainder, so the time is short.
 pub(super) const TURN_TIME: Duration = Duration::from_millis(5);
 
-/// How long Redisson counts as waiting after it was last seen waiting. A thread there that locks
-/// again at once does not listen for some milliseconds in between, and not at all if it gets the
-/// lock at its first attempt.
+/// How long Redisson counts as waiting after it was last seen waiting. A Redisson thread that locks
+/// again at once stops listening for some milliseconds in between, and does not listen at all if
+/// its first attempt succeeds.
 pub(super) const MEMORY: Duration = Duration::from_millis(500);
 
-/// The channels of one client. Clones are the same.
+/// The channels of one client. Clones share them.
 #[derive(Clone, Default)]
 pub(crate) struct RedissonChannels {
     state: Arc<Mutex<State>>,
@@ -32,8 +32,8 @@ pub(crate) struct RedissonChannels {
 
 #[derive(Default)]
 struct State {
-    /// The names of the locks that threads wait for. Names that differ in braces may share a
-    /// channel.
+    /// The names of the locks that threads wait for, by channel. Names that differ in braces may
+    /// share a channel.
     names: HashMap<String, Vec<Arc<str>>>,
     /// Grows whenever a thread begins or ends to wait.
     version: u64,
@@ -41,7 +41,7 @@ struct State {
     alarm: Option<Alarm>,
 }
 
-/// One thread that wants to hear when Redisson releases a lock, as long as this lives.
+/// A thread's request to hear when Redisson releases a lock. It lasts until it is dropped.
 pub(crate) struct RedissonWait {
     channels: RedissonChannels,
     channel: String,
@@ -49,19 +49,20 @@ pub(crate) struct RedissonWait {
 }
 
 impl RedissonChannels {
-    /// The channel of the lock with this key. Redisson's rule for braces is not leasehold's.
+    /// Returns the channel of the lock with this key. Redisson's rule for braces is not
+    /// leasehold's.
     pub(crate) fn channel(lock: &str) -> String {
         let (open, close) = if lock.contains('{') { ("", "") } else { ("{", "}") };
         ["redisson_lock__channel:", open, lock, close].concat()
     }
 
-    /// The channel to which a client of leasehold subscribes along with one of Redisson's, so that
-    /// the server can tell how many of the listeners are Redisson.
+    /// Returns the channel to which a client of leasehold subscribes along with one of Redisson's,
+    /// so that the server can tell how many of the subscribers are Redisson.
     pub(crate) fn companion(channel: &str) -> String {
         [RESERVED, channel].concat()
     }
 
-    /// Has the listener subscribe to the channel of a lock until the result is dropped.
+    /// Makes the listener subscribe to the channel of a lock until the result is dropped.
     pub(crate) fn wait(&self, name: &Arc<str>, lock: &str) -> RedissonWait {
         let channel = Self::channel(lock);
         let mut state = self.state.lock();
@@ -70,12 +71,12 @@ impl RedissonChannels {
         RedissonWait { channels: self.clone(), channel, name: name.clone() }
     }
 
-    /// The names of the locks with this channel that threads wait for.
+    /// Returns the names of the locks with this channel that threads wait for.
     pub(crate) fn names(&self, channel: &str) -> Vec<Arc<str>> {
         self.state.lock().names.get(channel).cloned().unwrap_or_default()
     }
 
-    /// The channels that threads want to hear, each with the name of a lock.
+    /// Returns the channels that threads wait on, each with the name of a lock.
     pub(crate) fn wanted(&self) -> Vec<(String, Arc<str>)> {
         let state = self.state.lock();
         let wanted = state.names.iter();
@@ -84,18 +85,18 @@ impl RedissonChannels {
             .collect()
     }
 
-    /// Has all that is wanted looked at again.
+    /// Makes the listener check again which channels are wanted.
     pub(crate) fn change(&self) {
         self.state.lock().change();
     }
 
-    /// A number that is another whenever `wanted` is.
+    /// Returns a number that changes whenever `wanted` does.
     pub(crate) fn version(&self) -> u64 {
         self.state.lock().version
     }
 
-    /// Makes the alarm of the listener. `None` if the system has no more files: the listener then
-    /// looks at the channels whenever it has something else to do.
+    /// Creates the listener's alarm. `None` if the system has no more files: the listener then
+    /// checks the channels whenever it has something else to do.
     pub(crate) fn alarm(&self) -> Option<Alarm> {
         let alarm = Alarm::new().ok()?;
         self.state.lock().alarm = Some(alarm.clone());

@@ -1,4 +1,4 @@
-//! What a store is asked about one lock, and what it replies.
+//! Requests to a store about one lock, and the replies.
 
 use std::time::{Duration, Instant};
 
@@ -7,12 +7,12 @@ use crate::base::failure::Failure;
 use crate::base::holder::{Holder, Leader};
 use crate::store::hold_id::{HeldAs, HoldId, HoldKind, client_of};
 
-/// A request for holds: mostly for one; for one of each of several locks, all of them or none; or
-/// for several of a name that can be shared, the first of them or as many as there is room for.
+/// A request for holds: mostly for one; for one of each of several locks, all or none; or for
+/// several of a name that can be shared, the first or as many as there is room for.
 #[derive(Clone, Copy)]
 pub(crate) struct Acquire<'a> {
-    /// Those of locks are one group of [`Store::groups`](crate::store::Store::groups); others are
-    /// of one kind and name, in the order in which they are granted.
+    /// Those of locks are one group of [`Store::groups`](crate::store::Store::groups). Others share
+    /// one kind and name, and are granted in this order.
     pub(crate) holds: &'a [HoldId],
     pub(crate) lease: Duration,
     pub(crate) registration: Registration,
@@ -25,29 +25,29 @@ pub(crate) enum Registration {
     /// It does not wait.
     None,
     /// It does not wait: it has the lock, and wants more tokens for the holds of its tenure. The
-    /// tenure is renewed, and never begun again.
+    /// tenure is renewed, and never started again.
     Kept,
-    /// It is registered if the lock is held by a client that may keep it, and has that client told.
+    /// It is registered if the lock is held by a client that may keep it. That client is notified.
     IfMayBeKept,
-    /// As `IfMayBeKept`, and never acquires the lock: it wants the name as something else.
+    /// Like `IfMayBeKept`, but never acquires the lock: the client wants the name as another kind.
     Recall,
     /// It is registered if the lock is held.
     IfHeld,
-    /// It is registered, and waits no longer than for this request.
+    /// It is registered, but waits no longer than for this request.
     Last,
     /// It is registered, or may be.
     Registered,
-    /// As `Registered`, and other threads wait, which may have the lock in the same tenure.
+    /// Like `Registered`, and other threads wait that may have the lock in the same tenure.
     Followed,
-    /// As `Registered`, and a client that has waited longer goes first even if the lock is free.
+    /// Like `Registered`, but a client that has waited longer goes first even if the lock is free.
     Yielding,
-    /// As `Yielding`, by a client that has missed messages a moment ago, as after a restart of the
-    /// server: for two seconds those go first, too, that do not listen again yet.
+    /// Like `Yielding`, by a client that has just missed messages, as after a restart of the
+    /// server: for two seconds, clients that do not listen again yet go first as well.
     Returning,
 }
 
 impl Registration {
-    /// Returns `true` if the client may be in the queue: it leaves that with a lock.
+    /// Returns `true` if the client may be in the queue, which it leaves with a lock.
     pub(crate) fn may_be_queued(self) -> bool {
         !matches!(self, Self::IfHeld | Self::IfMayBeKept | Self::None)
     }
@@ -63,18 +63,18 @@ impl Registration {
 /// clock.
 pub(crate) const TENURE_FENCES: u64 = 1000;
 
-/// How long a released lock is offered to the client that has waited longest. Long enough for a
-/// client that is far away or short of processor time: only one that has stopped loses its offer.
-/// The servers of a quorum may offer it to different clients, if these have come at nearly the same
-/// time. Unless a majority agrees, each of the clients gets too few votes, and they try again after
-/// pauses at random.
+/// How long a released lock is offered to the client that has waited longest. That is long enough
+/// for a client that is far away or short of processor time: only one that has stopped loses its
+/// offer. The servers of a quorum may offer it to different clients if these arrived at nearly the
+/// same time. Unless a majority agrees, each of the clients then gets too few votes, and they try
+/// again after random pauses.
 pub(crate) const OFFER: Duration = Duration::from_millis(200);
 
-/// How many holds of a name that can be shared a request may ask for beside the first.
+/// Maximum number of holds of a shared name that a request may ask for besides the first.
 pub(crate) const SHARERS_MAX: usize = 64;
 
-/// The depth of a hold that its client has left to be adopted, so that no client renews it: more
-/// levels than a thread can have. It is only shown.
+/// The depth of a hold that its client has left for adoption, so that no client renews it. It is
+/// only shown, and is more than a thread can have.
 pub(crate) const DETACHED: u32 = u32::MAX;
 
 /// The reply to a request for holds.
@@ -84,9 +84,9 @@ pub(crate) enum AcquireReply {
     Acquired {
         /// The token of the first one.
         fence: u64,
-        /// Those of the others that exist, in their order.
+        /// The tokens of the others that exist, in order.
         others: Vec<u64>,
-        /// How many more a tenure of the lock has room for, one after the other, each with the next
+        /// How many more holds the tenure has room for, one after another, each with the next
         /// token.
         room: u32,
         /// Whether another client waits, as far as is known.
@@ -94,20 +94,21 @@ pub(crate) enum AcquireReply {
     },
     /// None of them exists.
     Held {
-        /// Which of the locks another owner holds.
+        /// The index of the lock that another owner holds.
         index: usize,
-        /// For how long, unless it renews; `None` if that is not known.
+        /// For how long it is held, unless it is renewed; `None` if that is not known.
         remaining: Option<Duration>,
-        /// Whether one of several servers has not replied: the holds may exist there, or come to.
+        /// Whether one of several servers has not replied: the holds may exist there, or begin
+        /// later.
         in_doubt: bool,
-        /// Whether the client that has the lock may keep it without using it, and was told that
-        /// this one waits.
+        /// Whether the client that has the lock may be keeping it unused, and was told that this
+        /// one waits.
         recalled: bool,
     },
 }
 
-/// Returns `true` if the requested holds exist now. Holds that fell short of their durability do,
-/// until they are released.
+/// Returns `true` if the requested holds exist now. Those that fell short of their durability also
+/// exist, until they are released.
 pub(crate) fn is_granted(reply: &Result<AcquireReply, Failure>) -> bool {
     match reply {
         Ok(reply) => matches!(reply, AcquireReply::Acquired { .. }),
@@ -115,42 +116,42 @@ pub(crate) fn is_granted(reply: &Result<AcquireReply, Failure>) -> bool {
     }
 }
 
-/// A request about a hold that exists already, or that its client waits for.
+/// A request about a hold that already exists, or that its client waits for.
 #[derive(Clone, Copy)]
 pub(crate) struct HoldRequest<'a> {
     pub(crate) hold: &'a HoldId,
     pub(crate) change: Change,
-    /// When it has failed without a reply.
+    /// The request has failed if it has no reply by then.
     pub(crate) deadline: Instant,
 }
 
-/// What becomes of a hold.
+/// A change to a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// It stays as it is: the reply says whether it exists.
+    /// No change: the reply says whether the hold exists.
     Check,
     /// The writer of the same owner becomes this reader, with this lease. A repeat renews that.
     Downgrade { lease: Duration },
-    /// It ends. The lock stays taken until then; [`Moment::FIRST`] if it becomes free at once.
+    /// It ends. The lock stays taken until `kept_until`; [`Moment::FIRST`] frees it at once.
     Release { kept_until: Moment },
     /// It is renewed.
     Renew { lease: Duration },
-    /// It has this depth, and is renewed if there is a lease. If it is `durable`, that must become
+    /// It gets this depth, and is renewed if there is a lease. If `durable`, the change must become
     /// as durable as a new hold, as a renewal must.
     SetDepth { depth: u32, lease: Option<Duration>, durable: bool },
-    /// It is renewed if there is a lease, and its client is told when another one waits for the
-    /// lock. The reply says whether one does already.
+    /// It is renewed if there is a lease, and its client is notified when another one waits for the
+    /// lock. The reply says whether one already does.
     Watch { lease: Option<Duration> },
-    /// Its client does not wait for the name any more, whatever the kind of the hold: after a
-    /// wake-up it is not known for which. What the client was offered goes to the next one.
+    /// Its client stops waiting for the name, whatever the kind of the hold: after a wake-up it is
+    /// not known for which kind. An offer to the client goes to the next one.
     Unregister,
 }
 
 impl Change {
-    /// After it the lock is free.
+    /// Frees the lock at once.
     pub(crate) const RELEASE: Self = Self::Release { kept_until: Moment::FIRST };
 
-    /// For how long the hold is renewed, if it is.
+    /// Returns the lease that the change gives the hold, if it renews it.
     pub(crate) fn lease(self) -> Option<Duration> {
         match self {
             Self::Downgrade { lease } | Self::Renew { lease } => Some(lease),
@@ -169,36 +170,36 @@ impl Change {
     }
 }
 
-/// How long a call may wait that posts a request on its way: a healthy server accepts a connection
+/// How long a call that posts a request on its way may wait. A healthy server accepts a connection
 /// within that time.
 pub(crate) const POST_MOMENT: Duration = Duration::from_millis(50);
 
 /// A request that no thread waits for.
 pub(crate) struct PostedChange<'a> {
     pub(crate) request: HoldRequest<'a>,
-    /// Until then the thread that posts it may wait for a connection to be opened, or for room.
+    /// Until then, the posting thread may wait for a connection to open, or for room.
     pub(crate) write_by: Instant,
-    /// Called once, with the reply, by the thread that reads it, so it must not take long.
+    /// Called once with the reply, by the thread that reads it, so it must be quick.
     pub(crate) on_reply: Box<dyn FnOnce(Result<HoldReply, Failure>) + Send>,
 }
 
-/// The reply to a request about a hold that exists already.
+/// The reply to a request about a hold that already exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HoldReply {
     /// The hold existed, and the request was executed.
     Done,
     /// The hold no longer exists.
     Gone,
-    /// As `Done`, and another client waits for the lock. Only [`Change::Watch`] asks for that.
+    /// Like `Done`, and another client waits for the lock. Only [`Change::Watch`] asks for that.
     Wanted,
 }
 
 /// The holder of a lock, as a server knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HolderReply {
-    /// As it is in the key, which is no text for some libraries.
+    /// As stored in the key. Some libraries do not write text.
     pub(crate) owner: Vec<u8>,
-    /// 0 if the hold has ended, and keeps the lock taken.
+    /// 0 if the hold has ended but keeps the lock taken.
     pub(crate) depth: u32,
     /// The time until the lock is free, or [`Duration::MAX`] if it never is.
     pub(crate) remaining: Duration,
@@ -245,37 +246,38 @@ impl HolderReply {
 pub(crate) struct OwnerOf<'a> {
     pub(crate) kind: HoldKind,
     pub(crate) name: &'a str,
-    /// As it is in the key.
+    /// As stored in the key.
     pub(crate) owner: &'a [u8],
 }
 
-/// What is asked about a name.
+/// A question about a name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// Who holds it, of whatever kind it is, and who waits for it.
+    /// The holders, whatever the kind of the name, and the waiting clients.
     All,
-    /// Who holds a lock, perhaps without the token.
+    /// The holder of a lock, perhaps without the token.
     Holder,
-    /// How many permits of a semaphore are held or offered: none where there can be no semaphores.
+    /// The number of permits of a semaphore that are held or offered; none where there can be no
+    /// semaphores.
     Permits,
-    /// Who holds a lock, with the token.
+    /// The holder of a lock, with the token.
     Token,
 }
 
-/// What is known of a name, as far as it was asked.
+/// What is known about a name, as far as the question went.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReportReply {
     pub(crate) holds: Vec<(HeldAs, HolderReply)>,
     /// The last fencing token of the name, or 0.
     pub(crate) fence: u64,
-    /// The clients in the queue, the first one first.
+    /// The clients in the queue, in order.
     pub(crate) waiting: Vec<String>,
-    /// How many permits are held or offered.
+    /// The number of permits that are held or offered.
     pub(crate) permits: u32,
 }
 
 impl ReportReply {
-    /// The holder of a lock, if there is one.
+    /// Returns the holder of a lock, if there is one.
     pub(crate) fn holder(&self) -> Option<&HolderReply> {
         self.holds.first().map(|(_, holder)| holder)
     }

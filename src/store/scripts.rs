@@ -1,4 +1,4 @@
-//! The scripts in `lua/`: which of the files each is made of, and what its replies mean.
+//! The scripts in `lua/`: the files that each is made of, and the meaning of its replies.
 
 use std::str::FromStr;
 use std::sync::LazyLock;
@@ -39,15 +39,15 @@ script!(RELEASE_MEMBER, "wake.lua", "serve.lua", "release_member.lua");
 script!(REPORT, "holds.lua", "report.lua");
 script!(UNREGISTER, "holds.lua", "wake.lua", "serve.lua", "redisson.lua", "unregister.lua");
 
-/// What a script replies.
+/// The reply of a script.
 pub(crate) trait ScriptReply: Clone + Send + Sync + 'static {
-    /// What it means that the key has something else, if that is no failure.
+    /// The meaning of a `WRONGTYPE` error, if that is no failure.
     const OF_WRONG_TYPE: Option<Self> = None;
 
-    /// Returns the meaning of a reply; `None` if it has another shape than those of the script.
+    /// Parses a reply; `None` if it does not have a shape that the script returns.
     fn read(reply: &Value) -> Option<Self>;
 
-    /// Reads a reply of the server that `from` makes connections to.
+    /// Decodes a reply of the server that `from` connects to.
     fn decode(reply: Reply, from: &ConnectionFactory) -> Result<Self, Failure> {
         match (reply, Self::OF_WRONG_TYPE) {
             (Err(failure), Some(meaning)) if failure.kind == FailureKind::WrongType => Ok(meaning),
@@ -56,8 +56,8 @@ pub(crate) trait ScriptReply: Clone + Send + Sync + 'static {
     }
 }
 
-/// What a server is sent of a script: its lines without indentation, and without those that are
-/// comments.
+/// Returns the part of a script that is sent to a server: its lines without indentation, blank
+/// lines and comments.
 fn code(script: &str) -> String {
     let lines = script.lines().map(str::trim);
     let code = lines.filter(|line| !line.is_empty() && !line.starts_with("--"));
@@ -108,8 +108,8 @@ impl ScriptReply for AcquireReply {
     }
 }
 
-/// A fencing token. Not 0 or 1, which other scripts reply: a token is not below a clock in
-/// microseconds.
+/// Parses a fencing token. It is not 0 or 1, which other scripts reply: a token is not below a
+/// clock in microseconds.
 fn token(reply: &Value) -> Option<u64> {
     match reply {
         Value::Int(fence @ 2..) => u64::try_from(*fence).ok(),
@@ -117,7 +117,7 @@ fn token(reply: &Value) -> Option<u64> {
     }
 }
 
-/// The kind of a hold, its owner, the milliseconds that are left, and its depth.
+/// The kind of a hold, its owner, the milliseconds left, and its depth.
 type HoldParts = (String, Vec<u8>, i64, Vec<u8>);
 
 impl ScriptReply for ReportReply {
@@ -145,7 +145,7 @@ impl ScriptReply for ReportReply {
         let is_lock = matches!(holds[..], [(HeldAs::Foreign | HeldAs::Lock, _)]);
         let client = |client: Vec<u8>| {
             let client = String::from_utf8_lossy(&client);
-            // What several owners can hold is waited for as something.
+            // A client that waits for something with several owners has its kind as a prefix.
             let kind = ["p:", "r:", "w:"].into_iter().find(|kind| client.starts_with(kind));
             client[kind.filter(|_| !is_lock).unwrap_or_default().len()..].to_owned()
         };
@@ -172,7 +172,7 @@ mod tests {
     use crate::net::packed::Request;
     use crate::net::server::ServerFactory;
 
-    /// The names of the files in `lua/`, and what they have.
+    /// The names of the files in `lua/`, and their contents.
     fn files() -> impl Iterator<Item = (String, String)> {
         let scripts = concat!(env!("CARGO_MANIFEST_DIR"), "/src/store/lua");
         fs::read_dir(scripts).expect("the scripts are there").map(|script| {
@@ -198,7 +198,7 @@ mod tests {
             let code = code(&text);
             let needless = ["--", "  ", "\n ", "\n\n"].iter().find(|text| code.contains(**text));
             assert_eq!(needless, None, "in {name}");
-            // Comments and strings of several lines, which are not looked for.
+            // Comments and strings that span lines are not recognized.
             assert!(!text.contains("[[") && !text.contains("[="), "in {name}");
         }
         let release = Request::call(&RELEASE, &[], &[]).in_full();

@@ -1,4 +1,4 @@
-//! What every store must do.
+//! The suite that every store must pass.
 
 use std::sync::Arc;
 use std::thread;
@@ -56,7 +56,7 @@ fn lock_of(owner: &[u8]) -> OwnerOf<'_> {
     OwnerOf { kind: HoldKind::Lock, name: "lock", owner }
 }
 
-/// How many permits are held or offered.
+/// Returns the number of permits that are held or offered.
 fn permits(store: &dyn Store) -> Option<u32> {
     store.report("lock", Look::Permits, soon()).ok().map(|report| report.permits)
 }
@@ -67,7 +67,7 @@ fn unregister(store: &dyn Store, client: &str) {
     change(store, &hold, Change::Unregister).expect("a reply");
 }
 
-/// The wake-ups of a client, without what it is told of where it listens.
+/// The wake-ups of a client, without reports of where it listens.
 struct Messages(Box<dyn Wakeups>);
 
 impl Wakeups for Messages {
@@ -93,13 +93,13 @@ fn messages(store: &dyn Store, client: &str) -> Box<dyn Wakeups> {
 trait Host {
     type Store: Store;
 
-    /// What a client of it has.
+    /// Opens the store of a client.
     fn store(&self) -> Self::Store;
 
-    /// The clients that wait for a lock, each with what it waits for in front.
+    /// Returns the clients that wait for a lock, each prefixed with the kind that it waits for.
     fn waiting(&self) -> Vec<String>;
 
-    /// The lock becomes free, and no client is told.
+    /// Frees the lock without notifying a client.
     fn clear(&self);
 }
 
@@ -145,7 +145,7 @@ fn single_at(url: &str, config: &Config) -> Servers {
     Servers::one(servers.server(endpoint), &servers)
 }
 
-/// A quorum of which some servers are dead.
+/// A quorum with some dead servers.
 struct Majority {
     /// Kept for as long as the store.
     _servers: Vec<process::Server>,
@@ -189,7 +189,7 @@ fn must_acquire(store: &dyn Store, hold: &HoldId) -> u64 {
     }
 }
 
-/// Executes requests about holds, and returns the replies in the order of these.
+/// Executes requests about holds, and returns the replies in the same order.
 fn ask_all(store: &dyn Store, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldReply, Failure>> {
     let mut replies: Vec<_> = vec![None; requests.len()];
     store.ask(requests, &mut |place, reply| {
@@ -368,7 +368,7 @@ fn a_forced_release_ends_any_hold(store: &dyn Store) {
     assert_eq!(release(store, &hold(1)).ok(), Some(HoldReply::Gone));
 }
 
-/// Ends a hold whose lock stays taken for that long.
+/// Ends a hold, and keeps its lock taken for that long.
 fn keep(store: &dyn Store, hold: &HoldId, time: Duration) -> Result<HoldReply, Failure> {
     change(store, hold, Change::Release { kept_until: Moment::now().after(time) })
 }
@@ -384,7 +384,7 @@ fn a_kept_lock_is_free_when_its_time_is_over(store: &dyn Store) {
     );
     let mut next = None;
     eventually(|| {
-        // Servers of a quorum free it one after the other.
+        // The servers of a quorum free it one after the other.
         if let AcquireReply::Acquired { fence, .. } =
             acquire(store, &hold(2), Registration::None).expect("a reply")
         {
@@ -405,7 +405,7 @@ fn no_request_of_a_hold_changes_what_keeps_the_lock(store: &dyn Store) {
     must_acquire(store, &kept);
     assert_eq!(keep(store, &kept, LEASE / 2).ok(), Some(HoldReply::Done));
     let holder = || store.inspect("lock", soon()).expect("a reply").expect("a holder");
-    // The last of the servers may have done it later.
+    // The last of the servers may do it later.
     eventually(|| holder().depth == 0);
     let before = holder();
     assert!(before.remaining > LEASE / 4 && before.remaining <= LEASE / 2, "{before:?}");
@@ -421,7 +421,7 @@ fn no_request_of_a_hold_changes_what_keeps_the_lock(store: &dyn Store) {
     for time in [LEASE, LEASE / 10] {
         assert_eq!(keep(store, &kept, time).ok(), Some(HoldReply::Done), "as the first time");
         let outcomes = run_jobs(&mut *store.jobs(), &[(kept.clone(), kept_for(time))]);
-        // A server of a quorum that is down has no outcome.
+        // A dead server of a quorum reports no outcome.
         assert!(!matches!(outcomes[..], [Ok(HoldReply::Gone)]), "{outcomes:?}");
     }
     let after = holder();
@@ -453,7 +453,7 @@ fn a_hold_ends_with_its_lease(store: &dyn Store) {
     must_acquire(store, &hold(4));
 }
 
-/// As one that was overtaken by the renewal of a process that has adopted the hold.
+/// A renewal is late, for example, if a process that has adopted the hold renews it first.
 fn a_late_renewal_shortens_no_lease(store: &dyn Store) {
     let lease = LEASE / 10;
     let set = [hold(1), HoldId { name: "other".into(), ..hold(2) }];
@@ -522,7 +522,7 @@ fn many_holds_are_renewed_and_released_at_once(store: &dyn Store) {
         if change == Change::RELEASE {
             assert_eq!(last(), None);
         } else {
-            // A quorum replies before the last of its servers has done it.
+            // A quorum replies before its last server is done.
             eventually(|| last().is_some_and(|holder| holder.remaining > LEASE));
         }
     }
@@ -537,7 +537,7 @@ fn every_script_that_begins_a_hold_sets_both_times_to_live() {
         [lock, fence].map(|key| process.ask::<i64>(&["PTTL", key]))
     };
     let spoil = || {
-        // Without any it would not be a lock.
+        // Without an expiry it would not be a lock.
         process.command(&["PEXPIRE", "lock:lock", "1000"]);
         process.command(&["PERSIST", "leasehold:fence:{lock:lock}"]);
         assert!(lives()[0] <= 1000 && lives()[1] < 0);
@@ -604,7 +604,7 @@ fn no_client_shortens_the_life_of_a_counter() {
     }
 }
 
-/// As the clocks of two clients may show the same microsecond, and that of one server after a
+/// The clocks of two clients may show the same microsecond, and so may that of one server after a
 /// failover.
 #[test]
 fn a_proposal_that_is_the_last_token_is_not_given_again() {
@@ -638,7 +638,7 @@ fn a_server_of_a_quorum_that_is_to_keep_a_lock_is_told_again_in_the_background()
     assert_eq!((in_doubt.hold.nonce, in_doubt.kept_until), (1, kept_until));
 }
 
-/// A quorum of which one server hangs, and what is in doubt.
+/// A quorum with one hanging server, and its reports of holds in doubt.
 struct Hanging {
     servers: [process::Server; 3],
     store: Quorum,
@@ -663,7 +663,7 @@ impl Hanging {
         this
     }
 
-    /// Takes another lock, and releases it.
+    /// Takes another lock and releases it.
     fn cycle(&self, nonce: u64) {
         let other = HoldId { name: Arc::from("other"), ..hold(nonce) };
         must_acquire(&self.store, &other);
@@ -671,7 +671,7 @@ impl Hanging {
         assert_eq!(released.ok(), Some(HoldReply::Done));
     }
 
-    /// Releases the hold that the server may begin late, which is in doubt from then on.
+    /// Releases the hold that the server may still begin, and that is in doubt from then on.
     fn release(&self) {
         assert!(self.reported.is_empty());
         let released = change(&self.store, &hold(2), Change::RELEASE);
@@ -681,7 +681,7 @@ impl Hanging {
     }
 }
 
-/// It is sent no more than Redis reads at a time.
+/// The server is sent no more than Redis reads at a time.
 #[test]
 fn a_server_of_a_quorum_that_hangs_for_long_is_left_out() {
     let hanging = Hanging::new(LEASE / 3);

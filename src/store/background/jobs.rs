@@ -1,8 +1,8 @@
 //! Background jobs: posts over connections that one thread keeps, at most two to each node.
 //!
-//! A renewal that must reach replicas or disks counts when that is confirmed. The server executes
-//! nothing else over a connection that waits for it. So such renewals have a connection of their
-//! own, and no clean-up waits for them; the next batch is collected in the meantime.
+//! A renewal that must reach replicas or disks counts once that is confirmed. Until then, the
+//! server executes nothing else on that connection. So such renewals have a connection of their
+//! own: no clean-up waits for them, and the next batch is collected in the meantime.
 
 use std::cmp::min;
 use std::collections::HashMap;
@@ -26,13 +26,13 @@ use crate::store::background::{
 use crate::store::request::HoldReply;
 use crate::store::scripts::ScriptReply;
 
-/// The most delayed jobs that are sent in one write, which the server takes at once.
+/// Maximum number of delayed jobs in one write, which the server executes in one go.
 const BATCH_MAX: usize = 2048;
 
-/// How long a node that could not be reached is left alone.
+/// Pause before a node that could not be reached is tried again.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// How often connections of the calls are looked at, for room and for replies.
+/// How often the connections of the calls are polled, for room and for replies.
 const LOOK: Duration = Duration::from_millis(5);
 
 const UNOPENED: &str = "no connection was open in time";
@@ -41,7 +41,7 @@ pub(crate) struct BackgroundJobs<P: JobPolicy> {
     policy: P,
     settings: BackgroundSettings,
     nodes: Vec<NodeJobs<P::Peer>>,
-    /// The jobs that have no outcome yet, by number. All nodes that one was sent to share it.
+    /// The jobs without an outcome, by number. All nodes that a job was sent to share it.
     undecided: HashMap<u64, (Job, P::Progress)>,
 }
 
@@ -50,7 +50,7 @@ impl<P: JobPolicy> BackgroundJobs<P> {
         Self { policy, settings, nodes: Vec::new(), undecided: HashMap::new() }
     }
 
-    /// The place of a node's connection for jobs that must be as durable, or not.
+    /// Returns the index of a node's connection for jobs with or without a durability demand.
     fn place(&mut self, node: P::Peer, demand: Option<Demand>) -> usize {
         let is_its = |known: &NodeJobs<P::Peer>| {
             known.connection.peer == node && known.demand.is_some() == demand.is_some()
@@ -68,7 +68,7 @@ impl<P: JobPolicy> BackgroundJobs<P> {
         })
     }
 
-    /// Adds a job to those that are sent next to a node.
+    /// Adds a job to those that are sent to a node next.
     fn push(&mut self, node: P::Peer, job: &Job) {
         let demand = self.settings.demand.filter(|_| job.change.is_durable());
         let place = self.place(node, demand);
@@ -82,7 +82,7 @@ impl<P: JobPolicy> BackgroundJobs<P> {
         waiting.push(exchange.durable(demand.map(|demand| (demand, SendWait::Along))));
     }
 
-    /// Returns `true` if too few nodes are connected for jobs like those of this one.
+    /// Returns `true` if too few nodes are connected for jobs like those at `place`.
     fn is_urgent(&self, place: usize) -> bool {
         let durable = self.nodes[place].demand.is_some();
         let alike = self.nodes.iter().filter(|node| node.demand.is_some() == durable);
@@ -90,12 +90,12 @@ impl<P: JobPolicy> BackgroundJobs<P> {
         open.filter(|open| open.is_open()).count() < self.policy.required()
     }
 
-    /// Does what there is to do at all nodes, without waiting, and reports outcomes. Returns when
-    /// there will be more to do even if nothing comes.
+    /// Makes what progress is possible at all nodes without waiting, and reports outcomes. Returns
+    /// when there will be more to do even if nothing arrives.
     fn go_on(&mut self, done: &mut dyn FnMut(u64, JobOutcome)) -> Option<Instant> {
         let mut next = None::<Instant>;
         let mut place = 0;
-        // A redirection may add nodes, and brings jobs to earlier ones.
+        // A redirection may add nodes, and give jobs to earlier ones.
         while place < self.nodes.len() {
             let urgent = self.is_urgent(place);
             let then = self.nodes[place].go_on(&self.policy, urgent, self.settings.io_timeout);
@@ -158,7 +158,7 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
             if self.undecided.is_empty() || Instant::now() >= deadline {
                 break;
             }
-            // Replies over connections of the calls wake nobody here.
+            // Replies over the connections of the calls do not wake this thread.
             let end = next.unwrap_or_else(|| end_of(LOOK)).min(deadline);
             let mut sockets: Vec<_> = self.nodes.iter().filter_map(NodeJobs::socket).collect();
             let openings = self.nodes.iter().filter_map(|node| node.connection.opening.as_ref());
@@ -173,36 +173,36 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
     }
 }
 
-/// What has come for a job, by its number.
+/// The reply to a job, with its number.
 type NumberedReply = (u64, Result<HoldReply, Failure>);
 
-/// The jobs of one node that go over one connection.
+/// The jobs of one node that share a connection.
 struct NodeJobs<N> {
     connection: BackgroundConnection<N, Connection>,
-    /// What must be met before the effects of these jobs count.
+    /// The durability these jobs must reach before they count.
     demand: Option<Demand>,
-    /// Whether the connection that is being opened, or was last, was not wanted yet.
+    /// Whether the current or last attempt to open the connection was made ahead of need.
     is_prepared: bool,
-    /// Until when there is likely to be room again at the connections of the calls.
+    /// Until then, the connections of the calls are likely to have room again.
     shares_until: Instant,
-    /// Sent as soon as the connection is open, has written what was sent before, and does not wait
-    /// for replicas or disks.
+    /// Sent as soon as the connection is open, has written everything sent before, and does not
+    /// wait for replicas or disks.
     waiting: Vec<Exchange>,
     arrived: Arc<Mutex<Vec<NumberedReply>>>,
 }
 
 impl<N: Peer> NodeJobs<N> {
-    /// Where replies come from; `None` if there are none to come.
+    /// Returns the socket that replies arrive on; `None` if none are outstanding.
     fn socket(&self) -> Option<PollFd<'_>> {
         let open = self.connection.open.as_ref().filter(|_| self.connection.is_busy());
         Some(open?.stream()?.poll_fd())
     }
 
-    /// Begins to open the connection unless it is open or being opened.
+    /// Starts to open the connection unless it is open or being opened.
     fn prepare(&mut self) {
         let is_stale = |open: &mut Connection| open.in_flight.is_empty() && !open.is_usable();
         let previous = self.connection.open.take_if(is_stale);
-        // It is tried again when it is wanted.
+        // If it failed, it is tried again when it is needed.
         drop(self.connection.finish_opening());
         let is_opening = self.connection.opening.is_some();
         let deadline = end_of(self.connection.peer.factory().connect_timeout);
@@ -210,9 +210,9 @@ impl<N: Peer> NodeJobs<N> {
         self.is_prepared |= !is_opening && self.connection.opening.is_some();
     }
 
-    /// Does what there is to do, without waiting. A connection that is silent for `io_timeout`, or
-    /// for as long as any of its jobs may take, is given up. Returns when there will be more to do
-    /// even if no reply comes; `None` if no job is here.
+    /// Makes what progress is possible without waiting. Closes a connection that is silent for
+    /// `io_timeout`, or for as long as any of its jobs may take. Returns when there will be more to
+    /// do even if no reply arrives; `None` if there is no job.
     fn go_on<P: JobPolicy<Peer = N>>(
         &mut self,
         policy: &P,
@@ -233,8 +233,8 @@ impl<N: Peer> NodeJobs<N> {
             fail(late, &Failure::too_late(&self.connection.peer.factory().label(), why));
         }
         let sent = self.send_waiting(previous, urgent);
-        // The calls may have one though no further one can be opened. What must be durable blocks
-        // that, so it goes there only if opening has failed.
+        // The calls may have a connection even if no further one can be opened. A durable job would
+        // block it, so it goes there only if opening has failed.
         let may_share = self.demand.is_none() || sent.is_err();
         if may_share && self.connection.open.is_none() && !self.waiting.is_empty() {
             let (peer, waiting) = (&self.connection.peer, mem::take(&mut self.waiting));
@@ -267,15 +267,15 @@ impl<N: Peer> NodeJobs<N> {
         self.waiting.iter().map(|exchange| exchange.deadline).chain(next).min()
     }
 
-    /// Sends the jobs that no longer have to wait, or begins to open a connection for them. They
-    /// wait until everything that was sent is written, and no replicas or disks are waited for.
-    /// Fails if there will be no connection.
+    /// Sends the jobs that no longer have to wait, or starts to open a connection for them. They
+    /// wait until everything sent before is written, and no replicas or disks are waited for. Fails
+    /// if there will be no connection.
     fn send_waiting(&mut self, previous: Option<Connection>, urgent: bool) -> Result<(), Failure> {
         let outcome = self.connection.finish_opening();
         let was_prepared = outcome.is_some() && mem::take(&mut self.is_prepared);
         if let Some(Err(failure)) = outcome
             && self.connection.open.is_none()
-            // That may have been long ago.
+            // An attempt ahead of need may have failed long ago.
             && !was_prepared
         {
             return Err(failure);
@@ -284,8 +284,8 @@ impl<N: Peer> NodeJobs<N> {
             return Ok(());
         };
         let urgent = urgent || was_prepared;
-        // Jobs go over the pool if this fails, durable ones only then. So it must if the server
-        // accepts no connection, where that is likely or there is no other way to find out.
+        // If this fails, jobs go over the pool, durable ones only then. So it must fail if the
+        // server accepts no connection, where that is likely or there is no other way to find out.
         if self.demand.is_some() || self.connection.failure().is_some() {
             self.connection.begin_opening(previous, deadline, urgent, greeted)?;
         } else {
@@ -301,11 +301,11 @@ impl<N: Peer> NodeJobs<N> {
         Ok(())
     }
 
-    /// Closes a connection that must not be used for the jobs that wait. Returns it if it may be
-    /// used once it is confirmed that the server has not moved.
+    /// Closes a connection that must not be used for the waiting jobs. Returns it if it may be used
+    /// once the server is confirmed not to have moved.
     fn close_unless_ready(&mut self) -> Option<Connection> {
         let open = self.connection.open.as_mut().filter(|_| !self.waiting.is_empty())?;
-        // What is sent behind other requests goes where they went.
+        // A request sent behind others goes where they went.
         let is_idle = open.in_flight.is_empty();
         if is_idle && open.is_connected() && !open.is_quiet() {
             open.poison();
@@ -315,14 +315,14 @@ impl<N: Peer> NodeJobs<N> {
             return None;
         }
         if !is_idle {
-            // The replies to what is in flight will not come over the next connection.
+            // Replies to what is in flight will not arrive over the next connection.
             open.time_out();
         }
         self.connection.open.take()
     }
 }
 
-/// Returns a connection over which the server answers, if it does.
+/// Returns the connection once the server has answered over it.
 fn greeted(mut connection: Connection) -> Result<Connection, Failure> {
     let deadline = end_of(connection.factory.connect_timeout);
     connection.await_greeting(deadline).map(|()| connection)

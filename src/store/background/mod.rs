@@ -1,9 +1,9 @@
-//! What runs in the background: the jobs of the renewer, for many holds at a time, and the wake-ups
-//! of the listener, which tell a waiting client that a lock may be free.
+//! Background work: the jobs of the renewer, for many holds at a time, and the wake-ups of the
+//! listener, which tell a waiting client that a lock may be free.
 //!
-//! Most stores run them over connections that one thread keeps to one or more nodes. These are
-//! outside the pool, so that a busy pool cannot delay renewals. What differs from store to store is
-//! a policy, beside the store: which nodes there are, where a job is sent, and what the replies or
+//! Most stores run both over connections that one thread keeps to one or more nodes. These are
+//! outside the pool, so that a busy pool cannot delay renewals. What differs between stores is a
+//! policy, beside the store: which nodes there are, where a job is sent, and what the replies or
 //! messages amount to.
 
 pub(crate) mod jobs;
@@ -26,14 +26,14 @@ use crate::store::commands::Commands;
 use crate::store::hold_id::HoldId;
 use crate::store::request::{Change, HoldReply};
 
-/// What the jobs and the wake-ups of a client have in common in all stores on servers.
+/// The settings that the jobs and wake-ups of a client share in all stores on servers.
 #[derive(Clone)]
 pub(crate) struct BackgroundSettings {
     pub(crate) commands: Commands,
-    /// What must be met before a renewal counts.
+    /// The durability a renewal must reach before it counts.
     pub(crate) demand: Option<Demand>,
-    /// A connection that is silent for this long while a reply is to come is given up. No lease
-    /// cuts it short: there may be longer ones than the client's.
+    /// A connection that is silent for this long while a reply is outstanding is closed. No lease
+    /// shortens this, because there may be longer leases than the client's.
     pub(crate) io_timeout: Duration,
     pub(crate) events: Events,
 }
@@ -52,7 +52,7 @@ impl BackgroundSettings {
 
 /// A request about one hold.
 pub(crate) struct Job {
-    /// By this its outcome is reported. No other job without an outcome has it.
+    /// Identifies its outcome. No other job without an outcome has the same.
     pub(crate) id: u64,
     pub(crate) hold: HoldId,
     pub(crate) change: Change,
@@ -63,12 +63,12 @@ pub(crate) struct Job {
 /// The outcome of a job. After an ambiguous failure the hold is in doubt, not lost.
 pub(crate) type JobOutcome = Result<JobReply, Failure>;
 
-/// What has come of a job at the servers.
+/// The result of a job at the servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct JobReply {
     pub(crate) hold: HoldReply,
-    /// Whether every server has replied that may have the hold. A majority of several is enough for
-    /// a reply.
+    /// Whether every server that may have the hold has replied. Of several servers, a majority is
+    /// enough for a reply.
     pub(crate) everywhere: bool,
 }
 
@@ -79,18 +79,18 @@ impl From<HoldReply> for JobReply {
     }
 }
 
-/// Where jobs are sent, and what the replies amount to.
+/// Decides where jobs are sent, and what the replies amount to.
 pub(crate) trait JobPolicy: Send {
     type Peer: Peer;
 
-    /// What is known of a job that has no outcome yet.
+    /// The state of a job that has no outcome yet.
     type Progress: Send;
 
     /// Returns the nodes that a job about this name is sent to first. Fails if none is known.
     fn route(&mut self, name: &str) -> Result<(Vec<Self::Peer>, Self::Progress), Failure>;
 
     /// Sends requests to a node over a connection of the calls, if one is open and free, without
-    /// waiting. Without a reply by `deadline` there is none. Returns those that were not sent.
+    /// waiting. After `deadline` they get no reply. Returns those that were not sent.
     fn post_over_pool(
         &self,
         node: &Self::Peer,
@@ -98,13 +98,13 @@ pub(crate) trait JobPolicy: Send {
         deadline: Instant,
     ) -> Vec<Exchange>;
 
-    /// Returns what makes the requests to a node, if that depends on the node: a release tells the
-    /// next client over a sharded channel of its own.
+    /// Returns what builds the requests to a node, if that depends on the node: a release notifies
+    /// the next client over that node's own sharded channel.
     fn commands<'a>(&self, _: &'a Self::Peer) -> Option<&'a Commands> {
         None
     }
 
-    /// Decides what comes of a job after one node's reply.
+    /// Decides about a job after one node's reply.
     fn decide(
         &mut self,
         job: &Job,
@@ -113,7 +113,7 @@ pub(crate) trait JobPolicy: Send {
         reply: Result<HoldReply, Failure>,
     ) -> Decision<Self::Peer>;
 
-    /// How many nodes have to be connected: while there are fewer, all that are missing are tried
+    /// Returns how many nodes must be connected. While there are fewer, all missing ones are tried
     /// without a pause.
     fn required(&self) -> usize {
         0
@@ -126,7 +126,7 @@ pub(crate) trait JobPolicy: Send {
     }
 }
 
-/// What comes of a job after a reply.
+/// The next step of a job after a reply.
 pub(crate) enum Decision<N> {
     Done(JobOutcome),
     /// Another node must be asked.
@@ -135,33 +135,33 @@ pub(crate) enum Decision<N> {
     Undecided,
 }
 
-/// Sends jobs in batches and collects their outcomes. Each job has exactly one outcome, unless
-/// it is abandoned. No method waits for a connection to be opened.
+/// Sends jobs in batches and collects their outcomes. Each job has exactly one outcome, unless it
+/// is abandoned. No method waits for a connection to open.
 pub(crate) trait JobRunner: Send {
-    /// Begins to open the connections that jobs about this name will need, unless they are open.
+    /// Starts to open the connections that jobs about this name will need, unless they are open.
     fn prepare(&mut self, _name: &str) {}
 
-    /// Sends jobs, or has them sent as soon as a connection is open and has room. Does not block.
+    /// Sends jobs now, or as soon as a connection is open and has room. Does not block.
     fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome));
 
-    /// Blocks until every job has an outcome or `deadline` has come. Calls `done` with each
-    /// outcome.
+    /// Blocks until every job has an outcome or until `deadline`. Calls `done` with each outcome.
     fn collect(&mut self, deadline: Instant, done: &mut dyn FnMut(u64, JobOutcome));
 
-    /// Forgets the jobs that have no outcome yet, and the connections with what is still to come
-    /// over them. What is known of these may be wrong after a panic.
+    /// Forgets the jobs without an outcome, and the connections with the outstanding replies. Their
+    /// state may be wrong after a panic.
     fn abandon(&mut self) {}
 }
 
-/// A hold that has no guard, and that may exist on a server nevertheless.
+/// A hold without a guard that may nevertheless exist on a server.
 #[derive(Debug)]
 pub(crate) struct InDoubtHold {
     pub(crate) hold: HoldId,
-    /// Until then the lock stays taken, though the hold is removed.
+    /// Until then the lock stays taken, even though the hold is removed.
     pub(crate) kept_until: Moment,
-    /// After this time it has ended by itself.
+    /// After this time the hold has ended by itself.
     pub(crate) lease: Duration,
-    /// Whether one answered release is enough, because no request that begins it can come later.
+    /// Whether one answered release is enough, because no request that begins the hold can arrive
+    /// later.
     pub(crate) settled_by_release: bool,
 }
 
@@ -171,10 +171,10 @@ pub(crate) const STABLE: Duration = Duration::from_secs(1);
 /// A message to a waiting client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
-    /// Whether messages arrive from wherever there are locks, so that every client that asks for
-    /// one is heard.
+    /// Whether messages arrive from all places with locks, so that every client that asks for one
+    /// is heard.
     Complete(bool),
-    /// The hold of this name with this nonce was ended by force, at one server at least.
+    /// The hold of this name with this nonce was ended by force, on at least one server.
     Ended { name: String, nonce: u64 },
     /// The lock of this name may be free.
     Lock(String),
@@ -182,7 +182,7 @@ pub(crate) enum Wake {
     Recall {
         name: String,
         nonce: u64,
-        /// Whether it waits, longer than a moment for a lock that is kept.
+        /// Whether that client waits for longer than a moment for a kept lock.
         waits: bool,
     },
     /// Redisson has released the locks of these names, or may have: a client that has not joined
@@ -194,23 +194,24 @@ pub(crate) enum Wake {
 
 /// The messages to one client, for one thread.
 pub(crate) trait Wakeups: Send {
-    /// Blocks until a message has come or `deadline`. A message that has come already is returned
-    /// even after the deadline. Fails if no message can come at the moment; the next call tries
-    /// again.
+    /// Blocks until a message arrives or until `deadline`. A message that has already arrived is
+    /// returned even after the deadline. Fails if no message can arrive at the moment; the next
+    /// call tries again.
     fn next(&mut self, deadline: Instant) -> Option<Result<Wake, Failure>>;
 
-    /// Ends a `next` of another thread, and fails every later one.
+    /// Returns a handle that ends a `next` on another thread, and makes later ones fail.
     fn interrupter(&self) -> Interrupter;
 }
 
-/// Which nodes are listened at, and what their messages amount to.
+/// Decides which nodes to listen at, and what their messages amount to.
 pub(crate) trait WakeupPolicy: Send {
     type Peer: Peer;
 
-    /// How long a node is left alone that cannot be listened at, or could for a shorter time only.
+    /// Returns the pause before a node is tried again if listening failed, or ended sooner than
+    /// this.
     fn pause(&self) -> Duration;
 
-    /// The nodes to listen at.
+    /// Returns the nodes to listen at.
     fn peers(&self) -> Vec<Self::Peer>;
 
     /// Returns `true` if that node serves the lock of this name, or may.
@@ -218,36 +219,37 @@ pub(crate) trait WakeupPolicy: Send {
         true
     }
 
-    /// The hash tag of sharded channels at that node; empty if clients are not told over one.
+    /// Returns the hash tag of sharded channels at that node; empty if clients are not told over
+    /// one.
     fn shard_tag(&self, _: &Self::Peer) -> Arc<str> {
         Arc::default()
     }
 
-    /// Returns `true` if the client is told that messages arrive, now that one more node is
-    /// listened at.
+    /// Returns `true` if the client is told that messages arrive, now that the client listens at
+    /// one more node.
     fn is_ready(&self, _listening: usize) -> bool {
         true
     }
 
-    /// Returns `true` if no client can ask for a lock unheard, now that so many nodes are listened
-    /// at.
+    /// Returns `true` if no client can ask for a lock unheard while the client listens at this many
+    /// nodes.
     fn is_complete(&self, listening: usize) -> bool {
         listening == self.peers().len()
     }
 
-    /// Receives the message of a node. Returns what the client is told at once.
+    /// Handles the message of a node. Returns what to tell the client at once.
     fn receive(&mut self, from: &Self::Peer, wake: Wake) -> Option<Wake>;
 
-    /// Returns what the client is to be told by now, though no further message has come.
+    /// Returns what to tell the client by now, even though no further message has come.
     fn take_due(&mut self) -> Option<Wake> {
         None
     }
 
-    /// When to call this policy again even if no message comes.
+    /// Returns when to call this policy again even if no message comes.
     fn next_look(&self) -> Option<Instant> {
         None
     }
 
-    /// Learns that messages of a node do not come.
+    /// Notes that messages of a node do not arrive.
     fn fail(&mut self, _: &Self::Peer, _: &Failure) {}
 }

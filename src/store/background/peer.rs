@@ -1,20 +1,20 @@
-//! A connection that one thread keeps to a node, and the one that replaces it.
+//! A connection that one thread keeps to a node, and its successor.
 //!
-//! The thread never connects itself: a node that does not answer, or that hangs in the login, must
-//! not delay what the thread does at other nodes, or at its own deadlines. So each connection is
+//! The thread never connects by itself: a node that does not answer, or hangs in the login, must
+//! not delay what the thread does at other nodes or at its own deadlines. So each connection is
 //! opened on a short-lived thread.
 //!
 //! | connection | until | then |
 //! |---|---|---|
-//! | none | a job is to be sent, or a message to be waited for | being opened |
-//! | none | the same, during a pause since the last outcome, or one of the node | none |
+//! | none | a job or a wait for messages needs one | being opened |
+//! | none | the same, during a pause after the last outcome, or one of the node | none |
 //! | being opened | the short-lived thread has connected | open |
-//! | being opened | it has failed to | none, for a pause |
+//! | being opened | the short-lived thread has failed | none, for a pause |
 //! | open | an error, a long silence, or the server has moved | none |
 //! | open | it is old, or its login expires soon | open, while a successor is opened |
 //! | open | the successor is open, and nothing is in flight here | replaced by it |
 //!
-//! Whatever is in flight on a connection that is closed has failed.
+//! When a connection is closed, everything in flight on it has failed.
 
 use std::io;
 use std::sync::Arc;
@@ -32,45 +32,45 @@ use crate::net::packed::Request;
 use crate::net::socket::{PollFd, poll_ready};
 use crate::net::wait::WaitFor;
 
-/// While a connection is being opened and others are open, its outcome is looked for this often.
+/// How often the outcome of an opening is polled while other connections are open.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// How often a successor that could not be opened is tried again while its predecessor is good.
+/// How often opening a successor can be retried while its predecessor is good.
 const SUCCESSOR_TRIES: u32 = 8;
 
 /// A server that connections are opened to in the background.
 pub(crate) trait Peer: Clone + PartialEq + Send + 'static {
-    /// What makes the connections.
+    /// Returns what makes the connections.
     fn factory(&self) -> &Arc<ConnectionFactory>;
 
-    /// Fails if it is not time to connect, which it always is for an `urgent` attempt.
+    /// Fails if it is not yet time to connect. For an `urgent` attempt it always is.
     fn claim(&self, _urgent: bool) -> Result<(), Failure> {
         Ok(())
     }
 
-    /// When `claim` does not fail for a pause after a failure.
+    /// Returns when the pause after a failure ends, so that `claim` succeeds.
     fn next_try(&self) -> Instant {
         Instant::now()
     }
 
-    /// Opens a connection, after `claim`. `previous` is the connection until now, which may be good
-    /// still if it is confirmed that the server has not moved. That takes until `deadline` at most.
+    /// Opens a connection, after `claim`. `previous` is the connection until now, which may still
+    /// be good if the server is confirmed not to have moved. Takes until `deadline` at most.
     fn connect(
         &self,
         previous: Option<Connection>,
         deadline: Instant,
     ) -> Result<Connection, Failure>;
 
-    /// The request as the node wants it.
+    /// Returns the request in the form that the node expects.
     fn addressed(&self, request: Request) -> Request {
         request
     }
 }
 
-/// A connection to a node, and what it is used for: a `T` is made of each connection that opens.
+/// A connection to a node, and its use: each connection that opens becomes a `T`.
 pub(crate) struct BackgroundConnection<N, T> {
     pub(crate) peer: N,
-    /// How long a node is left alone after it was connected to in vain, or for a shorter time than
+    /// Pause after a failed connect, or after a connection that lasted for a shorter time than
     /// this.
     pause: Duration,
     pause_end: Instant,
@@ -78,7 +78,7 @@ pub(crate) struct BackgroundConnection<N, T> {
     /// The connection that is being opened: the first one, or the successor of the open one.
     /// Disconnected without an outcome if there is no thread, or it has panicked.
     pub(crate) opening: Option<Receiver<Result<T, Failure>>>,
-    /// Why none could be opened or kept at last.
+    /// Why the last attempt to open or keep a connection failed.
     failed: Option<Failure>,
 }
 
@@ -88,26 +88,26 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         Self { peer, pause, pause_end, open: None, opening: None, failed: None }
     }
 
-    /// Returns `true` if some reply is still to come.
+    /// Returns `true` if replies are outstanding.
     pub(crate) fn is_busy(&self) -> bool {
         self.open.as_ref().is_some_and(|open| !open.as_ref().in_flight.is_empty())
     }
 
-    /// Why there is no connection and none is being opened.
+    /// Returns why there is no connection and none is being opened.
     pub(crate) fn failure(&self) -> Option<&Failure> {
         self.failed.as_ref().filter(|_| self.open.is_none() && self.opening.is_none())
     }
 
-    /// When to try again to open a connection.
+    /// Returns when to try again to open a connection.
     pub(crate) fn retry_at(&self) -> Option<Instant> {
         let is_due = self.failed.is_some() && self.opening.is_none();
         is_due.then(|| self.pause_end.max(self.peer.next_try()))
     }
 
-    /// Begins to open a connection, on a thread that ends when it has connected or failed to, if
-    /// there is none or it expires soon. `previous` is the connection until now. Fails if there is
-    /// none, and it is not time to try that again. Requests that wait for it fail at `deadline`. An
-    /// `urgent` attempt keeps no pause, because too few nodes are connected.
+    /// Starts to open a connection if there is none or it expires soon, on a thread that ends when
+    /// it has connected or failed. `previous` is the connection until now. Fails if there is none
+    /// and it is not yet time to try again. Requests that wait for it fail at `deadline`. An
+    /// `urgent` attempt skips the pause, because too few nodes are connected.
     pub(crate) fn begin_opening(
         &mut self,
         previous: Option<Connection>,
@@ -143,8 +143,8 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         }
     }
 
-    /// Goes on with the connection that was being opened, once it is and no reply is to come over
-    /// the one that it replaces. Returns `None` until then.
+    /// Switches to the connection that was being opened, once it is open and no replies are
+    /// outstanding on its predecessor. Returns `None` until then.
     pub(crate) fn finish_opening(&mut self) -> Option<Result<(), Failure>> {
         let outcome = match self.opening.as_ref().filter(|_| !self.is_busy())?.try_recv() {
             Ok(outcome) => outcome,
@@ -164,21 +164,20 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         Some(outcome.map(|open| self.open = Some(open)))
     }
 
-    /// Gives up the connection. It can be opened again at once if it has lasted as long as a pause.
+    /// Closes the connection. It can be reopened at once if it has lasted as long as a pause.
     pub(crate) fn fail(&mut self, failure: Failure) {
         (self.open, self.failed) = (None, Some(failure));
     }
 }
 
 impl<N: Peer> BackgroundConnection<N, Connection> {
-    /// Reads the replies that have come. Never waits.
+    /// Reads the replies that have arrived. Never waits.
     pub(crate) fn read(&mut self) {
         while self.open.as_mut().is_some_and(|open| open.receive(WaitFor::Nothing)) {}
     }
 }
 
-/// Blocks until one of `openings` has an outcome or `deadline` has come. Returns `false` if none
-/// has.
+/// Blocks until one of `openings` has an outcome or until `deadline`. Returns `false` if none has.
 pub(crate) fn wait_for_any<'a, T: 'a>(
     openings: impl IntoIterator<Item = &'a Receiver<T>>,
     deadline: Instant,

@@ -1,9 +1,9 @@
-//! What one client hears from one node: over its own channel, over a sharded one at a node of a
-//! cluster, and over those of Redisson's locks that threads wait for.
+//! The messages from one node to one client: over the client's own channel, over a sharded one at a
+//! node of a cluster, and over those of Redisson's locks that threads wait for.
 //!
-//! The further channels only save work: whatever is not sent over the sharded channel comes over
-//! the client's own, and nothing relies on a wake-up. So they are asked for when there is time, and
-//! given up for a while if the server refuses them. A server answers requests in their order, so an
+//! The further channels only save work: whatever is not sent over the sharded channel arrives over
+//! the client's own, and nothing relies on a wake-up. So subscribing to them is not urgent, and if
+//! the server refuses one, it is left alone for a while. A server answers requests in order, so an
 //! error reply is about the first one without a reply.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -21,43 +21,43 @@ use crate::store::background::Wake;
 use crate::store::keys::Keys;
 use crate::store::redisson_channels::RedissonChannels;
 
-/// After this long without a message the server gets a PING: a connection that was cut without
-/// notice brings no error, only silence.
+/// After this long without a message the server is sent a PING: a connection that was cut without
+/// notice causes no error, only silence.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// The pause before asking for a channel again whose slot has moved, or for one of Redisson's that
+/// Pause before subscribing again to a channel whose slot has moved, or to one of Redisson's that
 /// was refused.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// As `PAUSE`, where the server has no sharded channels, or no right to one.
+/// Like `PAUSE`, where the server has no sharded channels, or the login no right to one.
 const REJECTED_PAUSE: Duration = Duration::from_secs(60);
 
-/// What the subscriptions of one client have in common.
+/// What the subscriptions of one client share.
 pub(super) struct Channel {
     pub(super) keys: Keys,
     pub(super) name: String,
-    /// A server that does not answer for this long is given up.
+    /// A connection over which the server does not answer for this long is closed.
     pub(super) io_timeout: Duration,
-    /// If the client exchanges wake-ups with Redisson: the channels, and what the names of the
-    /// commands for them begin with.
+    /// If the client exchanges wake-ups with Redisson: the channels, and the prefix of the names of
+    /// the commands for them.
     pub(super) redisson: Option<(RedissonChannels, &'static str)>,
 }
 
-/// A connection over which messages come.
+/// A connection over which messages arrive.
 pub(super) struct Subscription {
     channel: Arc<Channel>,
     pub(super) connection: Connection,
-    /// When something must have come.
+    /// By then something must have arrived.
     expected_by: Instant,
-    /// Whether there is a request that the server has not answered.
+    /// Whether a request is unanswered.
     asked: bool,
     further: FurtherChannels,
-    /// Why a subscription to a further channel was refused last, until that was taken out.
+    /// Why the last subscription to a further channel was refused, until taken.
     pub(super) refusal: Option<Failure>,
 }
 
 impl Subscription {
-    /// Subscribes over an open connection, and blocks until the server has confirmed that.
+    /// Subscribes over an open connection, and blocks until the server has confirmed it.
     pub(super) fn begin(
         mut connection: Connection,
         channel: Arc<Channel>,
@@ -78,20 +78,20 @@ impl Subscription {
     }
 
     /// Subscribes to the client's sharded channel with this hash tag, unless it is empty, and to
-    /// those of Redisson's that threads wait for and that are at `home` here.
+    /// those of Redisson's that threads wait on and whose `home` is here.
     pub(super) fn follow(&mut self, tag: &str, home: impl Fn(&str) -> bool) -> Result<(), Failure> {
         let commands = self.further.follow(&self.channel.name, tag, home);
         commands.iter().try_for_each(|command| self.send(command))
     }
 
-    /// When to follow again, or to receive, even if no message comes.
+    /// Returns when to follow again, or to receive, even if no message comes.
     pub(super) fn next_look(&self) -> Instant {
         let times = self.further.again.values().copied().chain(self.connection.next_change());
         times.fold(self.expected_by, Instant::min)
     }
 
-    /// Returns the next message that has come, if any, and whether that was over a sharded channel:
-    /// no other node sends it, and this one serves the lock. Asks for a sign of life after a long
+    /// Returns the next message that has arrived, if any, and whether it came over a sharded
+    /// channel: only this node sends those, and it serves the lock. Sends a PING after a long
     /// silence.
     pub(super) fn receive(&mut self) -> Result<Option<(Wake, bool)>, Failure> {
         while let Some(reply) = self.connection.receive_next(WaitFor::Nothing) {
@@ -116,7 +116,7 @@ impl Subscription {
         Ok(None)
     }
 
-    /// Reads what a server has sent; `None` if there is nothing to tell the client.
+    /// Decodes what a server has sent; `None` if there is nothing to tell the client.
     fn decode(&mut self, reply: &Value) -> Option<(Wake, bool)> {
         let Value::Array(parts) = reply else { return None };
         let [kind, name, content] = &parts[..] else { return None };
@@ -145,7 +145,7 @@ impl AsRef<Connection> for Subscription {
 }
 
 impl Channel {
-    /// Reads what a server has sent about this channel, or about a sharded one of the client: the
+    /// Decodes what a server has sent about this channel, or about a sharded one of the client: the
     /// name of a lock, or what a script tells the client that has one, or had it.
     fn decode(&self, kind: &str, content: &Value) -> Option<Wake> {
         let message = text(content).filter(|_| matches!(kind, "message" | "smessage"))?;
@@ -167,21 +167,22 @@ impl Channel {
 /// The further channels of one connection.
 #[derive(Default)]
 pub(super) struct FurtherChannels {
-    /// The channels of the requests without a reply, in their order.
+    /// The channels of the unanswered requests, in order.
     asked: VecDeque<String>,
-    /// The channels that were asked for, unless that was refused or has ended. A sharded one stays
-    /// when there is another: some clients may not know yet that slots have moved.
+    /// The channels that were asked for, unless the request was refused or the subscription has
+    /// ended. A sharded one stays when there is another: some clients may not know yet that slots
+    /// have moved.
     subscribed: HashSet<String>,
     /// When to ask again for those that were refused or have ended.
     again: HashMap<String, Instant>,
     /// As in [`Channel`], but with plain commands where the server has no sharded channels.
     redisson: Option<(RedissonChannels, &'static str)>,
-    /// The hash tag, and the version of Redisson's channels, that were followed last.
+    /// The hash tag and the version of Redisson's channels that were followed last.
     followed: Option<(String, u64)>,
 }
 
 impl FurtherChannels {
-    /// As [`Subscription::follow`]: returns the requests for that.
+    /// Like [`Subscription::follow`], but returns the requests.
     fn follow(&mut self, own: &str, tag: &str, home: impl Fn(&str) -> bool) -> Vec<Cmd> {
         let now = Instant::now();
         if self.again.extract_if(|_, at| *at <= now).count() > 0 {
@@ -221,7 +222,7 @@ impl FurtherChannels {
         command
     }
 
-    /// Reads a reply about a channel. Returns `true` if a subscription that was asked for begins.
+    /// Handles a reply about a channel. Returns `true` if a requested subscription begins.
     fn has_begun(&mut self, kind: &str, channel: &str) -> bool {
         let (is_reply, ends) = (kind.ends_with("subscribe"), kind.ends_with("unsubscribe"));
         let is_answer = is_reply && self.asked.front().is_some_and(|asked| asked == channel);
@@ -234,19 +235,19 @@ impl FurtherChannels {
         is_answer && !ends
     }
 
-    /// What the client is told when a lock with this channel of Redisson's may be free.
+    /// Returns what to tell the client when a lock with this channel of Redisson's may be free.
     fn unlocked(&self, channel: &str) -> Option<Wake> {
         let (channels, _) = self.redisson.as_ref()?;
         Some(channels.names(channel)).filter(|names| !names.is_empty()).map(Wake::Unlocked)
     }
 
-    /// Takes an error reply. Returns `false` if no request is without a reply.
+    /// Handles an error reply. Returns `false` if no request is unanswered.
     fn refuse(&mut self, failure: &Failure) -> bool {
         let Some(channel) = self.asked.pop_front() else { return false };
         let is_rejected = failure.kind == FailureKind::Rejected && failure.code != "MOVED";
         let pause = match &mut self.redisson {
             _ if is_sharded(&channel) && is_rejected => REJECTED_PAUSE,
-            // Redis 6.2 has no sharded channels, and Redisson then uses others.
+            // Redis 6.2 has no sharded channels, and Redisson then uses plain ones.
             Some((_, form @ "s")) if failure.code == "ERR" && !is_sharded(&channel) => {
                 *form = "";
                 Duration::ZERO

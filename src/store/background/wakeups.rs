@@ -16,10 +16,10 @@ use crate::store::background::{BackgroundSettings, Wake, WakeupPolicy, Wakeups};
 use crate::store::keys::Keys;
 use crate::store::redisson_channels::RedissonChannels;
 
-/// Without an open connection an interrupt is looked for this often.
+/// How often an interrupt is polled without an open connection.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How often to look for nodes that have moved, or are others: no message says so.
+/// How often to check for nodes that have moved or were replaced. No message says so.
 const NODES_LOOK: Duration = Duration::from_secs(1);
 
 /// The wake-ups of one client.
@@ -27,11 +27,11 @@ pub(crate) struct BackgroundWakeups<P: WakeupPolicy> {
     policy: P,
     nodes: Vec<BackgroundConnection<P::Peer, Subscription>>,
     channel: Arc<Channel>,
-    /// Readable when threads have begun or ended to wait for channels of Redisson.
+    /// Becomes readable when threads begin or end to wait for channels of Redisson.
     redisson_alarm: Option<Alarm>,
     interrupter: Interrupter,
     events: Events,
-    /// What the client was told last of whether messages arrive from everywhere.
+    /// The last report to the client on whether messages arrive from everywhere.
     is_complete: Option<bool>,
 }
 
@@ -94,8 +94,8 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         }
     }
 
-    /// Returns what the client is told if messages now arrive from everywhere, or do no longer. At
-    /// the start that is not known before each node was tried.
+    /// Returns what to tell the client if messages now arrive from everywhere, or no longer do. At
+    /// the start this is not known before each node was tried.
     fn note_complete(&mut self) -> Option<Wake> {
         let listening = self.nodes.iter().filter(|node| node.open.is_some()).count();
         let is_complete = listening > 0 && self.policy.is_complete(listening);
@@ -113,14 +113,14 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         if self.interrupter.is_interrupted() { Err(failure("interrupted")) } else { Ok(()) }
     }
 
-    /// Connects to a node where there is no connection or it is soon no longer valid, and
-    /// subscribes there, without waiting. Returns `true` if messages arrive from now on.
+    /// Connects to a node that has no connection or one that soon expires, and subscribes there,
+    /// without waiting. Returns `true` if messages arrive from now on.
     fn follow(&mut self, place: usize) -> bool {
         let node = &mut self.nodes[place];
         node.open.take_if(|open| !open.connection.is_open());
         let (channel, deadline) = (self.channel.clone(), end_of(self.channel.io_timeout));
         let subscribe = move |connection| Subscription::begin(connection, channel);
-        // A failure is kept in the state of the connection.
+        // The connection keeps its failure.
         node.begin_opening(None, deadline, false, subscribe).unwrap_or_default();
         let replaces = node.open.is_some();
         let ready = match node.finish_opening() {
@@ -131,7 +131,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
             }
             Some(Ok(())) => {
                 let listening = self.nodes.iter().filter(|node| node.open.is_some()).count();
-                // A message may have been on its way over a connection that was replaced.
+                // A message may have been lost with the replaced connection.
                 replaces || self.policy.is_ready(listening)
             }
         };
@@ -149,7 +149,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         ready
     }
 
-    /// Reads what has come, until there is something to tell the client.
+    /// Reads what has arrived until there is something to tell the client.
     fn read(&mut self) -> Option<Wake> {
         for place in 0..self.nodes.len() {
             while let BackgroundConnection { peer, open: Some(open), .. } = &mut self.nodes[place] {
@@ -176,7 +176,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         self.policy.fail(&self.nodes[place].peer, failure);
     }
 
-    /// Gives up the connection to a node.
+    /// Closes the connection to a node.
     fn fail(&mut self, place: usize, failure: Failure) {
         self.report(place, &failure);
         self.nodes[place].fail(failure);
@@ -185,7 +185,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
     /// Fails if no message can come from anywhere.
     fn check_nodes(&self) -> Result<(), Failure> {
         let failures = self.nodes.iter().map(BackgroundConnection::failure);
-        // All of them have failed, or there is none.
+        // Either all of them have failed, or there are none.
         let Some(all) = failures.collect::<Option<Vec<_>>>() else { return Ok(()) };
         let unknown = || failure("no node to listen at is known");
         Err(all.first().map_or_else(unknown, |first| (*first).clone()))
@@ -202,7 +202,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
             sleep(&mut [], &openings, end.min(Instant::now() + LOOK));
             return Ok(());
         };
-        // One is enough: to end the wait at one of them ends it at all.
+        // One is enough: ending the wait at one socket ends the whole wait.
         self.interrupter.watch(any.connection.stream().map(RespStream::awaited));
         self.check_interrupt()?;
         let alarm = self.redisson_alarm.as_ref();

@@ -12,19 +12,19 @@ use crate::net::wait::{Close, Interrupter};
 use crate::store::background::{Wake, Wakeups};
 use crate::store::keys::Keys;
 
-/// The inboxes of the clients that are there.
+/// The inboxes of the clients that listen.
 #[derive(Default)]
 pub(super) struct Inboxes(HashMap<Arc<str>, Weak<Inbox>>);
 
-/// Where one client finds its messages, also those that have come before it looks: each with a key
-/// in place of the name. `None` if the client waits no more.
+/// The messages to one client, including those that arrived before it first checked. Each has a key
+/// in place of the name. `None` if the client no longer waits.
 pub(super) struct Inbox {
     messages: Sender<Option<Wake>>,
     received: Receiver<Option<Wake>>,
 }
 
 impl Inboxes {
-    /// Makes the inbox of a client, which is there for as long as the result lives.
+    /// Creates the inbox of a client, which receives messages as long as the result lives.
     pub(super) fn open(&mut self, client: Arc<str>) -> Arc<Inbox> {
         self.0.retain(|_, inbox| inbox.strong_count() > 0);
         let (messages, received) = unbounded();
@@ -62,7 +62,7 @@ pub(super) struct MemoryWakeups {
     inbox: Arc<Inbox>,
     keys: Keys,
     interrupter: Interrupter,
-    /// What the client is told before any message.
+    /// Reported to the client before any message.
     first: Vec<Wake>,
 }
 
@@ -89,7 +89,7 @@ impl Wakeups for MemoryWakeups {
             if let Some(mut wake) = message.ok()?
                 && let Wake::Ended { name, .. } | Wake::Lock(name) | Wake::Recall { name, .. } =
                     &mut wake
-                // Clients with another prefix have the same key in another way.
+                // Clients with another prefix use another name for the same key.
                 && let Some(known) = self.keys.name(name)
             {
                 *name = known.to_owned();

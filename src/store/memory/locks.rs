@@ -1,7 +1,7 @@
-//! The locks of a memory server: what the scripts do in Redis, by the same rules.
+//! The locks of a memory server: follows the same rules as the scripts in Redis.
 //!
-//! Decides what a request does to a name, and which fencing token a hold gets. Which client goes
-//! before which is decided in `name.rs`.
+//! Decides what a request does to a name, and which fencing token a hold gets. `name.rs` decides
+//! which client goes first.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -22,24 +22,24 @@ use crate::store::request::{
 #[derive(Default)]
 pub(super) struct Locks {
     by_key: HashMap<String, Name>,
-    /// The last fencing token of any name: none is repeated, though names are forgotten.
+    /// The last fencing token of any name: none is repeated, even though names are forgotten.
     fence: u64,
     pub(super) inboxes: Inboxes,
-    /// Why nothing becomes durable, if so.
+    /// Why nothing becomes durable, if nothing does.
     pub(super) shortfall: Option<Failure>,
     /// When there are this many names, those without holds and waiters are removed.
     purge_at: usize,
 }
 
 impl Locks {
-    /// What there is of a name, without what is over.
+    /// Returns the state of a name, without holds that have expired.
     fn name(&mut self, key: &str) -> Option<&mut Name> {
         let (now, name) = (Moment::now(), self.by_key.get_mut(key)?);
         name.holds.retain(|held| held.ends > now);
         Some(name)
     }
 
-    /// Fails for a request that was executed and `must` become durable, if nothing does.
+    /// Fails for an executed request that `must` become durable, if nothing does.
     pub(super) fn confirm(&self, must: bool) -> Result<(), Failure> {
         self.shortfall.clone().filter(|_| must).map_or(Ok(()), Err)
     }
@@ -85,8 +85,8 @@ impl Locks {
         Ok(AcquireReply::Acquired { fence, others, room: 0, wanted: false })
     }
 
-    /// Begins the first of the holds that are asked for along with another one, as far as there is
-    /// `room`, and returns their tokens. Those of a repeat exist already.
+    /// Begins the first of the further holds that a request asks for, as far as there is `room`,
+    /// and returns their tokens. Those of a repeat already exist.
     fn acquire_others(
         &mut self,
         key: &str,
@@ -143,7 +143,7 @@ impl Locks {
         fence
     }
 
-    /// Gives a hold of a lock, which has one token at least, a block of new ones.
+    /// Gives a hold of a lock, which has at least one token, a block of new ones.
     fn block(&mut self, key: &str, hold: &HoldId) -> AcquireReply {
         let fence = micros().max(self.fence + 1);
         let last = (fence + TENURE_FENCES - 1).min(micros() + TENURE_FENCES).max(fence);
@@ -209,7 +209,8 @@ impl Locks {
             (held.depth, held.ends) = (0, kept_until);
             if let Some(name) = self.by_key.get_mut(key) {
                 name.remove_other_forms(key, hold.kind, &self.inboxes);
-                // The first two learn when the lock becomes free: the first may have stopped.
+                // The first two learn when the lock becomes free, because the first may have
+                // stopped.
                 for first in name.queue.iter().filter(|it| it.kind.is_lock()).take(2) {
                     self.inboxes.send(&first.client, Wake::Lock(key.into()));
                 }
@@ -234,21 +235,22 @@ impl Locks {
         let Some(name) = self.name(key) else { return HoldReply::Gone };
         let held = name.holds.len();
         let Some(left) = name.unregister(&hold.client) else { return HoldReply::Gone };
-        // How many permits there are is not known here: as many as with the offer are right.
+        // The number of permits is not known here. All that are taken, with the offer, are a safe
+        // number.
         if name.check_type(left).is_ok() {
             self.serve(key, left, held.max(1));
         }
         HoldReply::Done
     }
 
-    /// Tells the client that has a lock that another one wants the name. Returns `true` if it may
-    /// only keep the lock, which it releases then.
+    /// Tells the client that has a lock that another one wants the name. Returns `true` if that
+    /// client may only be keeping the lock, which it then releases.
     pub(super) fn recall(&mut self, key: &str) -> bool {
         let Self { by_key, inboxes, .. } = self;
         by_key.get(key).is_some_and(|name| name.recall(key, Registration::Recall, inboxes))
     }
 
-    /// Ends the hold of an owner, and tells its client.
+    /// Ends the hold of an owner, and notifies its client.
     pub(super) fn force_release(&mut self, kind: HoldKind, key: &str, owner: &[u8]) -> HoldReply {
         let is_it =
             |held: &LiveHold| held.id.kind.waits_with(kind) && held.id.owner().as_bytes() == owner;
@@ -261,7 +263,7 @@ impl Locks {
         self.end(key, kind, is_it)
     }
 
-    /// Ends holds, and lets the next clients have their turn.
+    /// Ends holds, and lets the next clients take their turn.
     fn end(&mut self, key: &str, kind: HoldKind, ends: impl Fn(&LiveHold) -> bool) -> HoldReply {
         let Some(name) = self.name(key) else { return HoldReply::Gone };
         let held = name.holds.len();
@@ -269,12 +271,13 @@ impl Locks {
         if name.holds.len() == held {
             return HoldReply::Gone;
         }
-        // Waiting clients may assume more permits: as many as with this one are right.
+        // Waiting clients may assume more permits. All that are taken, with this one, are a safe
+        // number.
         self.serve(key, kind, held.max(kind.permits() as usize));
         HoldReply::Done
     }
 
-    /// Lets the waiting clients have their turn at what is free.
+    /// Lets the waiting clients take their turn at what is free.
     fn serve(&mut self, key: &str, served: HoldKind, permits: usize) {
         if let Some(name) = self.by_key.get_mut(key) {
             name.serve(key, None, served, permits, &self.inboxes);
@@ -336,7 +339,7 @@ mod tests {
             last = fence + u64::from(room);
             assert!(last <= micros() + TENURE_FENCES, "{reply:?}");
         }
-        // The clock has not got there yet.
+        // The clock has not reached that token yet.
         for name in ["other", "third"] {
             let next = HoldId { name: name.into(), ..hold[0].clone() };
             let fence = locks.begin(name, &next, Duration::from_secs(60));
@@ -364,7 +367,7 @@ mod tests {
             locks.acquire(&keys, request).expect("a reply");
             locks.by_key.len()
         };
-        // So that it is over only when room is made.
+        // It should be over only when room is made.
         let (lease, moment) = (Duration::from_secs(60), Duration::from_micros(20));
         acquire(hold("held", "c", 1), Registration::None, lease);
         acquire(hold("held", "gone", 2), Registration::IfHeld, lease);

@@ -1,7 +1,7 @@
 //! The server in memory against which users test their code.
 //!
-//! Decides what becomes of a request while the server is down or slow. Each is executed at once,
-//! and a reply that takes longer than the caller waits is lost, so that its outcome is unknown.
+//! Decides what happens to a request while the server is down or slow. Each is executed at once. If
+//! the reply takes longer than the caller waits, it is lost, so that the outcome is unknown.
 
 use std::fmt;
 use std::io;
@@ -24,13 +24,13 @@ use crate::store::memory::inbox::failure;
 use crate::store::memory::locks::Locks;
 use crate::store::request::{HoldReply, HolderReply, Look};
 
-/// How long a client has to release a lock that it only keeps.
+/// How long a client has to release a lock that it is only keeping.
 const KEPT_TIME: Duration = Duration::from_millis(50);
 
 /// A server that exists only in this process, for tests of code that locks.
 ///
-/// Clients that are [opened](crate::Builder::open_memory) on the same server contend for locks as
-/// processes that share a Redis do: they queue up, wake each other, and see each other as
+/// Clients that are [opened](crate::Builder::open_memory) on the same server contend for locks like
+/// processes that share a Redis: they queue up, wake each other, and see each other as
 /// [holders](crate::Mutex::holder). A test can also take the server down, slow it down and end
 /// holds. All clones are the same server, which lives until its last clone and client are dropped.
 ///
@@ -66,7 +66,7 @@ pub(super) struct ServerState {
     refusal: Option<Failure>,
 }
 
-/// What has come of a request that was executed, and when its caller learns of it.
+/// The outcome of an executed request, and when its caller learns of it.
 pub(super) struct Delayed<T> {
     pub(super) outcome: Result<T, Failure>,
     pub(super) due: Instant,
@@ -98,7 +98,7 @@ impl MemoryServer {
         self.0.lock().delay = delay;
     }
 
-    /// Lets the server refuse each later request with this error reply, such as `NOPERM no right`;
+    /// Makes the server refuse each later request with this error reply, such as `NOPERM no right`;
     /// `None` ends that. Its first word is the code of [`Redis`](crate::Error::Redis), but codes of
     /// conditions that pass, such as `LOADING`, are retried as with Redis and become
     /// [`Unavailable`](crate::Error::Unavailable). A refused request changes nothing.
@@ -136,9 +136,8 @@ impl MemoryServer {
     /// finds out at once, and any other at its next request or renewal. Returns `false` if there
     /// are none.
     ///
-    /// A lock that its client only [keeps](crate::Builder::keep) is not held, but becomes free.
-    /// While the server is down, or if its client does not release it within 50 ms, it counts as
-    /// held.
+    /// A lock that its client only [keeps](crate::Builder::keep) is not held, but becomes free. It
+    /// counts as held while the server is down, or if its client does not release it within 50 ms.
     ///
     /// `name` is the one that the client passes to [`lock`](crate::Client::lock). For a client with
     /// another [`prefix`](crate::Builder::prefix) than the default, put that prefix in front. This
@@ -218,7 +217,7 @@ fn end_holds(locks: &mut Locks, key: &str) -> bool {
     ended.count() > 0
 }
 
-/// The failure of a request that is refused so.
+/// Returns the failure of a request that is refused with this reply.
 fn refusal(reply: &str) -> Failure {
     let server = Arc::from("memory");
     let failed = |kind| Failure::io(kind, &server, io::Error::other(printable(reply)));
@@ -251,12 +250,12 @@ mod tests {
     use crate::store::hold_id::HoldId;
 
     impl MemoryServer {
-        /// Sets the end of the holds and offers of a name that are meant.
+        /// Sets the end of the selected holds and offers of a name.
         pub(crate) fn end_at(&self, key: &str, end: Moment, is_meant: impl Fn(&HoldId) -> bool) {
             self.0.lock().locks.end_at(key, end, is_meant);
         }
 
-        /// The clients that wait for a lock, as they are in Redis.
+        /// Returns the clients that wait for a lock, as they are in Redis.
         pub(crate) fn waiting(&self, key: &str) -> Vec<String> {
             self.0.lock().locks.waiting(key)
         }

@@ -1,4 +1,4 @@
-//! Locks in memory, for tests and demonstrations: a server that exists in this process only, as its
+//! Locks in memory, for tests and demonstrations: a server that exists only in this process, as its
 //! clients see it.
 
 mod inbox;
@@ -32,7 +32,7 @@ use crate::store::request::{
 pub(crate) struct Memory {
     server: MemoryServer,
     keys: Keys,
-    /// That of the client. It ends with the last clone.
+    /// Those of the client, which ends with the last clone.
     inboxes: Arc<Mutex<HashMap<Arc<str>, Arc<Inbox>>>>,
 }
 
@@ -127,12 +127,12 @@ fn execute(
 /// The background jobs of one client.
 struct MemoryJobs {
     memory: Memory,
-    /// Those whose outcomes are still to come.
+    /// The jobs with an outcome that is not yet due.
     delayed: Vec<(u64, Delayed<HoldReply>)>,
 }
 
 impl MemoryJobs {
-    /// Reports the outcomes that have come.
+    /// Reports the outcomes that are due.
     fn finish(&mut self, done: &mut dyn FnMut(u64, JobOutcome)) {
         let now = Instant::now();
         for (id, Delayed { outcome, .. }) in

@@ -1,6 +1,6 @@
-//! What there is of one name in a memory server: who has it, and who waits for it.
+//! The state of one name in a memory server: its holders, and the waiting clients.
 //!
-//! Decides which client goes before which.
+//! Decides which client goes first.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,15 +13,15 @@ use crate::store::memory::inbox::Inboxes;
 use crate::store::request::OFFER;
 use crate::store::request::{HolderReply, Registration};
 
-/// What there is of one name.
+/// The state of one name.
 #[derive(Default)]
 pub(super) struct Name {
-    /// All of kinds that can exist together. An offer to a waiting client is a hold with
-    /// [`OFFERED`] for a number.
+    /// All of kinds that can coexist. An offer to a waiting client is a hold with the number
+    /// [`OFFERED`].
     pub(super) holds: Vec<LiveHold>,
-    /// The waiting clients, each with what it wants. The first one has waited longest.
+    /// The waiting clients, each with what it wants, the one that has waited longest first.
     pub(super) queue: Vec<Waiting>,
-    /// The last fencing token, which readers have in common.
+    /// The last fencing token, which readers share.
     pub(super) fence: u64,
 }
 
@@ -29,30 +29,30 @@ pub(super) struct Name {
 pub(super) struct Waiting {
     pub(super) kind: HoldKind,
     pub(super) client: Arc<str>,
-    /// Whether it waits for a moment only, behind all that wait for longer.
+    /// Whether it waits only for a moment, behind all that wait for longer.
     tries: bool,
 }
 
 pub(super) struct LiveHold {
     pub(super) id: HoldId,
     pub(super) fence: u64,
-    /// 0 of an offer, and if the hold has ended and keeps the lock taken.
+    /// 0 for an offer, and if the hold has ended but keeps the lock taken.
     pub(super) depth: u32,
-    /// Whether its client is told when another one waits.
+    /// Whether its client is notified when another one waits.
     pub(super) watched: bool,
     pub(super) ends: Moment,
 }
 
-/// The number of no hold.
+/// The number that no hold has.
 const OFFERED: u64 = 0;
 
 impl LiveHold {
-    /// Returns `true` if this is the hold, of which a writer that has become a reader is another.
+    /// Returns `true` if this is that hold. A writer that has become a reader is another one.
     pub(super) fn is(&self, hold: &HoldId) -> bool {
         self.id == *hold && self.id.kind.waits_with(hold.kind)
     }
 
-    /// Renews the hold. That shortens nothing: a request may come late, after a longer renewal.
+    /// Renews the hold. Never shortens it: a request may arrive late, after a longer renewal.
     pub(super) fn renew(&mut self, lease: Duration) {
         self.ends = self.ends.max(Moment::now().after(lease));
     }
@@ -79,7 +79,7 @@ impl Name {
         other.map_or(Ok(()), |found| Err(Failure::wrong_type(found)))
     }
 
-    /// The hold, also if it only keeps the lock taken.
+    /// Returns the hold, even if it only keeps the lock taken.
     pub(super) fn find(&mut self, hold: &HoldId) -> Option<&mut LiveHold> {
         self.holds.iter_mut().find(|held| held.is(hold))
     }
@@ -92,8 +92,8 @@ impl Name {
         self.holds.retain(|held| !held.is_offer_to(hold));
     }
 
-    /// Returns `true` if a hold may begin beside the others and what is offered; for a permit, if
-    /// there are `permits` in all.
+    /// Returns `true` if a hold may begin beside the others and the offers; for a permit, if there
+    /// are `permits` in all.
     pub(super) fn admits(&self, kind: HoldKind, permits: usize) -> bool {
         match kind {
             HoldKind::Lock | HoldKind::Write => self.holds.is_empty(),
@@ -107,7 +107,7 @@ impl Name {
         self.queue.iter().position(is_own)
     }
 
-    /// Adds the client to the queue, if it is not there yet. One that `tries` is behind all others
+    /// Adds the client to the queue, unless it is there. One that `tries` stays behind all others
     /// until it joins for longer.
     pub(super) fn join(&mut self, hold: &HoldId, tries: bool) {
         if let Some(place) = self.place(hold) {
@@ -121,7 +121,7 @@ impl Name {
         self.queue.insert(end, Waiting { kind, client, tries });
     }
 
-    /// Returns `true` if another client than that of the hold waits, and not for a moment only.
+    /// Returns `true` if a client other than the holder's waits, and not only for a moment.
     pub(super) fn is_wanted(&self, hold: &HoldId) -> bool {
         self.queue.iter().any(|it| !it.tries && it.client != hold.client)
     }
@@ -130,8 +130,8 @@ impl Name {
         self.place(hold).map(|place| self.queue.remove(place));
     }
 
-    /// Removes the places of a client in the queue, and what was offered to it: as one that waits
-    /// for a lock, or for other kinds if it does not. Returns what it has waited for.
+    /// Removes a client's places in the queue and the offers to it: those for a lock, or if there
+    /// are none, those for other kinds. Returns what the client waited for.
     pub(super) fn unregister(&mut self, client: &Arc<str>) -> Option<HoldKind> {
         let offers = self.holds.iter().filter(|held| held.is_offer());
         let offers = offers.map(|held| (held.id.kind, &held.id.client));
@@ -145,13 +145,13 @@ impl Name {
         Some(left)
     }
 
-    /// Returns `true` if it is the turn of a hold, by an offer to its client or because it is free
-    /// and no waiting client goes before. What the client was offered is taken then. Else the
-    /// client joins the queue, if it waits.
+    /// Returns `true` if a hold may begin now, either by an offer to its client, which this takes,
+    /// or because it is free and no waiting client goes first. Otherwise the client joins the
+    /// queue, if it waits.
     ///
-    /// A client that goes by more permits may have brought the offer about. Then this one declines:
-    /// another one that waits gets the offer, and this one registers when it next asks. Two that
-    /// must decline would else offer the place to each other again and again.
+    /// A client that assumes more permits may have caused the offer. Then this one declines it:
+    /// another waiting client gets the offer, and this one registers when it next asks. Otherwise,
+    /// two clients that must decline would offer the place to each other again and again.
     pub(super) fn take_turn(
         &mut self,
         key: &str,
@@ -174,7 +174,7 @@ impl Name {
         }
         if !is_offered && is_waited_for {
             if is_lock && waits {
-                // Before those that wait for a moment only.
+                // Ahead of those that wait only for a moment.
                 self.join(hold, false);
             }
             self.serve(key, waits.then_some(hold), hold.kind, permits, inboxes);
@@ -198,11 +198,11 @@ impl Name {
         true
     }
 
-    /// Offers what is free to the clients at the head of the queue, and tells them. A client that
-    /// is offered something leaves the queue. The next one is told too, because a client that has
-    /// stopped does not take its offer: the next one asks until when that lasts. `me`, a client
-    /// that asks, is not told of what it asks for. A client that waits for another form than that
-    /// of `served` leaves the queue, is told, and is offered nothing.
+    /// Offers what is free to the clients at the head of the queue, and notifies them. A client
+    /// with an offer leaves the queue. The next one is notified too, because a client that has
+    /// stopped does not take its offer: the next one asks how long the offer lasts. `me`, a client
+    /// that is asking, is not notified of what it asks for. A client that waits for another form
+    /// than that of `served` leaves the queue, and is notified but offered nothing.
     pub(super) fn serve(
         &mut self,
         key: &str,
@@ -243,7 +243,8 @@ impl Name {
     }
 
     /// Removes the clients at the head of the queue that wait for another form, from before the
-    /// name was used for this one, and tells them. Removes those that are gone from all of it.
+    /// name was used for this one, and notifies them. Removes clients that are gone from the whole
+    /// queue.
     pub(super) fn remove_other_forms(&mut self, key: &str, served: HoldKind, inboxes: &Inboxes) {
         self.queue.retain(|it| inboxes.exists(&it.client));
         let others = self.queue.iter().take_while(|it| !it.kind.has_form_of(served)).count();
@@ -267,7 +268,7 @@ impl Name {
         may_be_kept
     }
 
-    /// For how long what is in the way of a hold lasts, if anything is.
+    /// Returns how long the obstacles to a hold last, if there are any.
     pub(super) fn remaining(&self, kind: HoldKind) -> Option<Duration> {
         let ends = self.holds.iter().map(|held| held.ends);
         let end = match kind {

@@ -1,5 +1,5 @@
-//! A request to all servers of a quorum, their votes on it, and the holds in doubt: what it may
-//! leave on some of them if it has no reply.
+//! A request to all servers of a quorum, their votes on it, and the holds in doubt that it may
+//! leave on servers that do not reply.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -19,41 +19,41 @@ use crate::store::quorum::health::QuorumServer;
 use crate::store::quorum::votes::Votes;
 use crate::store::scripts::ScriptReply;
 
-/// With this many holds in `late`, the ones that can no longer begin are removed.
+/// With this many holds in `late`, those that can no longer begin are removed.
 const LATE_MAX: usize = 64;
 
-/// What all requests of a client share.
+/// State that all requests of a client share.
 pub(super) struct QuorumServers {
     pub(super) each: Vec<Arc<QuorumServer>>,
-    /// With what each server must meet for a new hold or level.
+    /// Includes the durability that each server must reach for a new hold or level.
     pub(super) settings: BackgroundSettings,
     pub(super) in_doubt: InDoubtHolds,
     pub(super) spin: Spin,
 }
 
-/// What a request does at a server, and what is therefore in doubt where it fails.
+/// The effect of a request at a server, which is in doubt if the request fails there.
 #[derive(Clone)]
 pub(super) enum Effect {
     /// It leaves nothing in doubt.
     None,
-    /// The hold may come to exist there.
+    /// The hold may begin there.
     Begins(HoldId),
-    /// The hold may still exist there. Until then the lock stays taken all the same.
+    /// The hold may still exist there. Either way, the lock stays taken until `kept_until`.
     Ends { hold: HoldId, kept_until: Moment },
 }
 
-/// A request in flight to several servers. The thread that reads a reply to it has that counted
-/// here, whether or not a thread waits for the decision.
+/// A request in flight to several servers. The thread that reads a reply counts it here, whether or
+/// not a thread waits for the decision.
 pub(super) struct Ballot<T> {
     servers: Arc<QuorumServers>,
     request: Request,
     effect: Effect,
-    /// What a server must meet for its reply to count, and the deadline for that.
+    /// What a server must meet for its reply to count, and by when.
     pub(super) demand: Option<(Demand, Instant)>,
     count: Mutex<Count<T>>,
 }
 
-/// Decides by the votes so far if it can.
+/// Returns the decision once the votes so far allow one.
 type Decide<T> = Box<dyn Fn(&Votes<T>) -> Option<Result<T, Failure>> + Send>;
 
 type OnDecision<T> = Box<dyn FnOnce(Result<T, Failure>) + Send>;
@@ -62,15 +62,15 @@ type OnInDoubt = Box<dyn Fn(InDoubtHold) + Send + Sync>;
 
 struct Count<T> {
     votes: Votes<T>,
-    /// `None` since there is a decision.
+    /// `None` once there is a decision.
     decide: Option<Decide<T>>,
     decision: Option<Result<T, Failure>>,
-    /// Gets the decision, if no thread waits for it.
+    /// Gets the decision if no thread waits for it.
     on_decision: Option<OnDecision<T>>,
 }
 
 impl<T: ScriptReply> Ballot<T> {
-    /// Decides by the votes so far, as soon as `decide` can.
+    /// Decides as soon as `decide` can, by the votes so far.
     pub(super) fn new(
         servers: &Arc<QuorumServers>,
         request: Request,
@@ -87,12 +87,12 @@ impl<T: ScriptReply> Ballot<T> {
         Self { effect, ..self }
     }
 
-    /// The same, at servers whose replies count once what they have done is durable.
+    /// The same, at servers whose replies count once their changes are durable.
     pub(super) fn durable(self, deadline: Instant) -> Self {
         Self { demand: self.servers.settings.demand.map(|demand| (demand, deadline)), ..self }
     }
 
-    /// The same, whose decision is passed on by the thread that reads the last reply it needs.
+    /// The same, but the thread that reads the last needed reply passes on the decision.
     pub(super) fn passed_on(
         self,
         on_decision: impl FnOnce(Result<T, Failure>) + Send + 'static,
@@ -101,12 +101,12 @@ impl<T: ScriptReply> Ballot<T> {
         self
     }
 
-    /// The hold that the request ends, if any.
+    /// Returns the hold that the request ends, if any.
     pub(super) fn ended(&self) -> Option<&HoldId> {
         if let Effect::Ends { hold, .. } = &self.effect { Some(hold) } else { None }
     }
 
-    /// The request to one server, whose reply is counted here.
+    /// Returns the request to one server, with its reply counted here.
     pub(super) fn exchange_with(self: &Arc<Self>, server: &QuorumServer) -> Exchange {
         if let Effect::Begins(hold) = &self.effect {
             server.note_begun(hold);
@@ -115,7 +115,7 @@ impl<T: ScriptReply> Ballot<T> {
         let on_reply = Box::new(move |reply: Reply| ballot.receive(number, reply));
         let deadline = self.demand.map_or_else(Instant::now, |(_, deadline)| deadline);
         let demand = self.demand.map(|(demand, _)| (demand, SendWait::Along));
-        // What is sent after it must not overtake it.
+        // Later requests must not overtake it.
         let exchange = Exchange::posted(self.request.clone(), deadline, on_reply);
         exchange.in_order().durable(demand)
     }
@@ -130,9 +130,9 @@ impl<T: ScriptReply> Ballot<T> {
         self.count(number, reply);
     }
 
-    /// Counts the vote of a server. With the last one it is known whether a hold that ends may
-    /// remain somewhere. It is reported no sooner: a job that releases the hold must not overtake
-    /// the request, which would find it gone.
+    /// Counts the vote of a server. The last vote shows whether a hold that ends may remain
+    /// somewhere. It is reported no sooner: a job that releases the hold must not overtake the
+    /// request and find it gone.
     pub(super) fn count(&self, number: usize, reply: Reply) {
         let vote = T::decode(reply, &self.servers.each[number].factory);
         let mut count = self.count.lock();
@@ -157,7 +157,7 @@ impl<T: ScriptReply> Ballot<T> {
         self.count.lock().decision.take()
     }
 
-    /// The decision if no more votes come in time. They are counted all the same.
+    /// Returns the decision if no more votes arrive in time. Late ones are still counted.
     pub(super) fn close(&self) -> Result<T, Failure> {
         let mut count = self.count.lock();
         let Count { votes, decide, decision, .. } = &mut *count;
@@ -171,7 +171,8 @@ impl<T: ScriptReply> Ballot<T> {
 }
 
 impl<T> Count<T> {
-    /// Decides if the votes allow it. Returns the decision with what it goes to if no thread waits.
+    /// Decides if the votes allow it. Returns the decision, and the callback for it if no thread
+    /// waits.
     fn decide(&mut self) -> Option<(OnDecision<T>, Result<T, Failure>)> {
         let decision = self.decide.as_ref()?(&self.votes)?;
         self.decide = None;
@@ -183,26 +184,26 @@ impl<T> Count<T> {
     }
 }
 
-/// The holds in doubt of a client, and where they are reported.
+/// The holds in doubt of a client, and the callback that they are reported to.
 #[derive(Default)]
 pub(super) struct InDoubtHolds {
-    /// The client whose holds begin here, and where they are reported.
+    /// The client whose holds begin here, and the callback.
     client: OnceLock<(Arc<str>, OnInDoubt)>,
-    /// The holds that a request which was given up may yet begin somewhere, and until when that
-    /// matters. One release does not end the doubt about them.
+    /// The holds that an abandoned request may still begin somewhere, and until when that matters.
+    /// One release does not end the doubt about them.
     late: Mutex<HashMap<HoldId, Moment>>,
     /// The longest lease of all requests.
     lease: Mutex<Duration>,
 }
 
 impl InDoubtHolds {
-    /// Sets the client, and where its holds are reported; only the first call has an effect.
+    /// Sets the client and the callback. Only the first call has an effect.
     pub(super) fn report_to(&self, client: &str, report: OnInDoubt) {
         drop(self.client.set((client.into(), report)));
     }
 
-    /// Returns `true` if a server may have the hold. One that another client has begun, and this
-    /// one has adopted, may be anywhere.
+    /// Returns `true` if a server may have the hold. One that another client began and this one
+    /// adopted may be anywhere.
     pub(super) fn may_be_at(&self, server: &QuorumServer, hold: &HoldId) -> bool {
         server.was_asked_to_begin(hold)
             || self.client.get().is_none_or(|(client, _)| *client != hold.client)
@@ -220,12 +221,12 @@ impl InDoubtHolds {
         if late.len() >= LATE_MAX {
             late.retain(|_, until| *until > now);
         }
-        // Until the hold is released, and then for as long as a lease.
+        // Until the hold is released, and then for one more lease.
         late.insert(hold.clone(), now.after(self.lease.lock().saturating_mul(2)));
     }
 
-    /// Reports a hold that has ended, unless it has `everywhere` and for good. The lock stays taken
-    /// until `kept_until` all the same.
+    /// Reports a hold that has ended, unless it has ended `everywhere` and for good. The lock still
+    /// stays taken until `kept_until`.
     pub(super) fn end(&self, hold: &HoldId, kept_until: Moment, everywhere: bool) {
         let may_begin = self.late.lock().remove(hold).is_some();
         if (may_begin || !everywhere)
@@ -264,7 +265,7 @@ mod tests {
         holds.end(&hold(2), Moment::FIRST, false);
         let doubt = reports.try_recv().expect("some server may have it");
         assert!(doubt.hold == hold(2) && doubt.settled_by_release);
-        // One that may begin late outlasts a release.
+        // A hold that may begin late outlasts a release.
         holds.may_begin_late(&hold(3));
         holds.end(&hold(3), Moment::FIRST, true);
         let doubt = reports.try_recv().expect("some server may begin it");

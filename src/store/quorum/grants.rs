@@ -17,10 +17,10 @@
 //! later hold's token is the greatest of those given. `tests/protocol/quorum` checks this on a
 //! model, in all states within bounds.
 //!
-//! A client of which several threads wait asks for a block of tokens, for holds that follow one
+//! If several threads of a client wait, it asks for a block of tokens, for holds that follow one
 //! another. A server that gives the proposal raises its counter to the end of the block. The hold
 //! has as many of these tokens as the counters of a majority have reached, which takes the place of
-//! C; if no majority has given the same first token, it has that one alone.
+//! C. If no majority has given the same first token, it has only that one.
 //!
 //! The argument needs, for any two majorities, a common server that has kept its counter. Of an
 //! even number of servers one may lose it; of an odd number none may. Otherwise the token is still
@@ -36,8 +36,8 @@ use crate::store::quorum::votes::Votes;
 use crate::store::request::{Acquire, AcquireReply, HoldReply, is_granted};
 
 /// Takes the lock if a majority grants it. Otherwise the hold is withdrawn where it has begun,
-/// without waiting for replies, unless it only falls short of the durability that is demanded: then
-/// it exists until it is released.
+/// without waiting for replies. A hold that only falls short of the demanded durability exists
+/// until it is released.
 pub(super) fn acquire(
     lane: &mut LockedLane<'_>,
     request: Acquire<'_>,
@@ -67,7 +67,7 @@ fn ballot_to_acquire(servers: &Arc<QuorumServers>, request: Acquire<'_>) -> Ball
     Ballot::new(servers, acquire, Votes::decide_acquire).with(begins).durable(request.deadline)
 }
 
-/// Makes sure that the counters of a majority have reached the token of a hold that a majority has
+/// Ensures that the counters of a majority have reached the token of a hold that a majority has
 /// begun.
 fn confirm(lane: &mut LockedLane<'_>, fence: u64, request: Acquire<'_>) -> Result<(), Failure> {
     let (Acquire { holds, lease, deadline, .. }, servers) = (request, &lane.lane.servers);
@@ -82,8 +82,8 @@ fn confirm(lane: &mut LockedLane<'_>, fence: u64, request: Acquire<'_>) -> Resul
     }
 }
 
-/// The failure of a request that some servers have executed, or that the background jobs complete
-/// where they have not. A repeat may find it done.
+/// Returns the failure of a request that some servers have executed, or that background jobs will
+/// complete on the others. A repeat may find it done.
 pub(super) fn ambiguous(failure: Failure) -> Failure {
     let kind = match failure.kind {
         FailureKind::Unreachable => FailureKind::Timeout,
@@ -134,7 +134,7 @@ mod tests {
         let deadline = end_of(SOON);
         let mut waits = 0;
         for nonce in 3.. {
-            // The connection to the last server may take longer than those to the others.
+            // Connecting to the last server may take longer than to the others.
             let mut lane = store.lane("a").connect(deadline).expect("a majority");
             assert!(Instant::now() < deadline, "the last server is not connected");
             // It has no replicas, so it soon lags.

@@ -1,11 +1,11 @@
-//! One server of a quorum, and whether it is worth trying.
+//! One server of a quorum, and when it is worth trying.
 //!
-//! Calls use open connections only. A connection is opened on a thread of its own, and is not used
+//! Calls use only open connections. A connection is opened on a thread of its own, and is not used
 //! before the server has answered over it. So neither a server that is gone nor one that hangs
-//! costs a call the time to find out. After each failure a server is left alone for a longer pause.
-//! One that answers and refuses to write, such as a replica, has failed too: only a script that has
-//! written something shows that a server is good again. One that answers at two addresses has
-//! failed at the second, so that it does not count twice.
+//! delays a call. After each failure a server is left alone for a longer pause. One that answers
+//! but refuses to write, such as a replica, has failed too: only a script that has written
+//! something shows that a server is good again. One that answers at two addresses has failed at the
+//! second, so that it does not count twice.
 
 use std::collections::HashMap;
 use std::io;
@@ -32,26 +32,25 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 
 /// One server.
 pub(super) struct QuorumServer {
-    /// Its place among the others.
+    /// Its index among the servers.
     pub(super) number: usize,
     pub(super) factory: Arc<ConnectionFactory>,
-    /// What the server must be able to meet.
+    /// The durability that the server must be able to reach.
     demand: Option<Demand>,
-    /// Those of all servers.
+    /// Shared by all servers.
     pub(super) run_ids: Arc<RunIds>,
     health: Mutex<Health>,
-    /// How often it has failed since it has last written something. Changed while `health` is
-    /// locked.
+    /// Failures since the server last wrote something. Changed while `health` is locked.
     failures: AtomicU32,
-    /// Greater than the nonces of all holds of this client that the server was asked to begin.
-    /// Others of this client cannot exist there.
+    /// Greater than the nonces of all holds of this client that the server was asked to begin. No
+    /// others of this client can exist there.
     begun_below: AtomicU64,
 }
 
 struct Health {
-    /// Until when it is left alone after a failure.
+    /// End of the pause after a failure.
     paused_until: Instant,
-    /// Until when no other connection is opened, because one is being opened.
+    /// Until then no other connection is opened, because one is being opened.
     claimed_until: Instant,
     last_failure: Option<Failure>,
 }
@@ -87,7 +86,7 @@ impl QuorumServer {
     /// have to be replaced each time.
     pub(super) fn note<T>(&self, reply: &Result<T, Failure>, has_written: impl FnOnce(&T) -> bool) {
         let written = reply.as_ref().map_or_else(Failure::is_shortfall, has_written);
-        // Each write would take the cache line from other threads.
+        // Writing each time would take the cache line from other threads.
         if written && !self.is_trusted() {
             let mut health = self.health.lock();
             *health = Health::good();
@@ -104,7 +103,7 @@ impl QuorumServer {
         }
     }
 
-    /// Notes that the server does not answer: none of its connections may be used any more.
+    /// Notes that the server does not answer. None of its connections may be used any more.
     pub(super) fn time_out(&self) -> Failure {
         let failure = self.factory.no_reply();
         self.factory.invalidate_connections();
@@ -112,12 +111,12 @@ impl QuorumServer {
         failure
     }
 
-    /// Returns `true` if the server has not failed since it has last written something.
+    /// Returns `true` if the server has not failed since it last wrote something.
     pub(super) fn is_trusted(&self) -> bool {
         self.failures.load(Ordering::Relaxed) == 0
     }
 
-    /// The failure of a request that was not sent because the server is not connected.
+    /// Returns the failure of a request that was not sent because the server is not connected.
     pub(super) fn unreachable(&self) -> Failure {
         let last = self.health.lock().last_failure.clone();
         let too_late = || {
@@ -137,13 +136,13 @@ impl QuorumServer {
         self.begun_below.fetch_max(hold.number() + 1, Ordering::Relaxed);
     }
 
-    /// Returns `true` if the server was asked to begin the hold, which is one of this client.
+    /// Returns `true` if the server was asked to begin this hold of this client.
     pub(super) fn was_asked_to_begin(&self, hold: &HoldId) -> bool {
         hold.number() < self.begun_below.load(Ordering::Relaxed)
     }
 
-    /// Connects, and waits for a sign of life. A server that cannot do what is demanded is not
-    /// used, nor is one that is used under another address.
+    /// Connects, and waits for a sign of life. Fails for a server that cannot meet the demand, and
+    /// for one that is already in use under another address.
     fn connect_and_probe(&self) -> Result<Connection, Failure> {
         let mut connection = Connection::new(self.factory.clone());
         let deadline = end_of(self.factory.connect_timeout);
@@ -151,7 +150,7 @@ impl QuorumServer {
             None => Request::command(&redis::cmd("PING")),
             Some(demand) => demand.probe(),
         };
-        // Nothing was asked for that could have an effect.
+        // No request with an effect was sent.
         let mut ask =
             |request| connection.exchange(&request, deadline).map_err(Failure::of_question);
         ask(probe)?;
@@ -183,7 +182,7 @@ impl Peer for Arc<QuorumServer> {
             return Err(self.unreachable());
         }
         if !self.is_trusted() {
-            // Until the outcome of this try is known, no other is made.
+            // No other attempt is made until the outcome of this one is known.
             health.claimed_until = now + self.factory.connect_timeout;
         }
         Ok(())
@@ -215,11 +214,11 @@ impl Health {
     }
 }
 
-/// Which server answers at which address.
+/// Records which server answers at which address.
 #[derive(Default)]
 pub(super) struct RunIds {
-    /// The ids of the servers' processes, by their numbers, each as the address that it was last
-    /// reached at has told it.
+    /// The ids of the servers' processes, by number, each as last told by the address that was
+    /// reached.
     reached: Mutex<HashMap<usize, (String, Arc<str>)>>,
     /// Two addresses of one server.
     pub(super) repeated: OnceLock<(Arc<str>, Arc<str>)>,

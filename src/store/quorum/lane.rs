@@ -1,13 +1,12 @@
 //! One connection to each server of a quorum, which threads use in turn.
 //!
-//! A name always has the same lane, and a server executes what comes over one connection in its
-//! order. So a release cannot be overtaken by the request that began the hold, even if no call has
-//! waited for the reply to that: a request is written to all servers before the first reply is
-//! read, and no call waits for a reply that decides nothing. The next thread to read from that
-//! connection reads it.
+//! A name always has the same lane, and a server executes the requests on one connection in order.
+//! So the request that began a hold cannot overtake its release, even if no call has waited for the
+//! reply: a request is written to all servers before the first reply is read, and no call waits for
+//! a reply that decides nothing. The next thread to read from that connection reads it.
 //!
-//! The connections are those of [`net`](crate::net), but of no pool: a thread that has one of a
-//! pool waits for one server, opens it itself, and gets any that is free.
+//! The connections are those of [`net`](crate::net), but are not pooled: a thread with a pooled
+//! connection waits for one server, opens it by itself, and gets any that is free.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,17 +28,16 @@ use crate::store::quorum::votes::{Votes, majority};
 use crate::store::request::HoldReply;
 use crate::store::scripts::ScriptReply;
 
-/// The replies that no call has waited for are read this often, unless another call reads them.
-/// They may show that a hold is in doubt.
+/// How often the replies that no call has waited for are read, unless another call reads them. They
+/// may show that a hold is in doubt.
 const SWEEP: Duration = Duration::from_millis(10);
 
-/// The connections, and what reads the replies that no call waits for.
+/// The connections, and the means to read replies that no call waits for.
 pub(super) struct Lane {
     pub(super) servers: Arc<QuorumServers>,
     /// Locked by a call until it has its replies: no other thread reads them.
     reader: Mutex<()>,
-    /// In the order of the servers. Locked to send and to read, but not while replies are waited
-    /// for.
+    /// In the order of the servers. Locked to send and to read, but not while waiting for replies.
     links: Mutex<Vec<Link>>,
     pool_thread: PoolThread,
     /// Whether a sweep is scheduled.
@@ -62,8 +60,8 @@ impl Lane {
         Ok(LockedLane { reader, links, lane: self })
     }
 
-    /// As `lock`, prepared to send. Waits for the connections that are missing: until `deadline` if
-    /// there is no majority without them, and for a moment if their servers have not failed before.
+    /// Like `lock`, prepared to send. Waits for missing connections: until `deadline` if there is
+    /// no majority without them, and for a moment if their servers have not failed before.
     pub(super) fn prepare(self: &Arc<Self>, deadline: Instant) -> Result<LockedLane<'_>, Failure> {
         let mut lane = self.lock(deadline)?;
         lane.begin_openings();
@@ -78,7 +76,7 @@ impl Lane {
         Ok(lane)
     }
 
-    /// As `prepare`, with a majority connected.
+    /// Like `prepare`, with a majority connected.
     pub(super) fn connect(self: &Arc<Self>, deadline: Instant) -> Result<LockedLane<'_>, Failure> {
         let lane = self.prepare(deadline)?;
         if !lane.has_majority() {
@@ -91,7 +89,8 @@ impl Lane {
         Ok(lane)
     }
 
-    /// As `lock`, to send what no thread waits for: another thread may wait for its replies.
+    /// Like `lock`, to send what no thread waits for. Another thread may be waiting for its own
+    /// replies.
     pub(super) fn lock_to_post(
         self: &Arc<Self>,
         deadline: Instant,
@@ -99,7 +98,7 @@ impl Lane {
         let reader = self.reader.try_lock();
         let links = self.links.try_lock_until(deadline).ok_or_else(in_use)?;
         let mut lane = LockedLane { reader, links, lane: self };
-        // A thread that waits for replies has prepared the lane, and reads them.
+        // If a thread waits for replies, it has prepared the lane, and reads them.
         if lane.reader.is_some() {
             lane.begin_openings();
             lane.make_room(deadline);
@@ -107,8 +106,8 @@ impl Lane {
         Ok(lane)
     }
 
-    /// Sends requests that no thread waits for to one server, without waiting, if the connection to
-    /// it is open, as far as there is room. Takes out those that were sent.
+    /// Sends requests that no thread waits for to one server, without waiting, if its connection is
+    /// open and as far as there is room. Removes those that were sent.
     pub(super) fn post_if_open(
         self: &Arc<Self>,
         number: usize,
@@ -137,7 +136,7 @@ impl Lane {
         });
     }
 
-    /// Reads what has come, and closes connections over which nothing comes.
+    /// Reads what has arrived, and closes connections over which nothing arrives.
     fn sweep(self: &Arc<Self>) {
         // Requests of other names may wait for this thread, so it never waits for the lane.
         let (Some(reader), Some(links)) = (self.reader.try_lock(), self.links.try_lock()) else {
@@ -153,9 +152,9 @@ fn in_use() -> Failure {
     Failure::none_free(&Arc::from("the servers"), why)
 }
 
-/// A lane that no other thread uses until this is dropped.
+/// Exclusive use of a lane until this is dropped.
 pub(super) struct LockedLane<'a> {
-    /// `None` if another thread waits for its replies, and reads those of this one too.
+    /// `None` if another thread waits for its replies, and also reads those of this one.
     reader: Option<MutexGuard<'a, ()>>,
     links: MutexGuard<'a, Vec<Link>>,
     pub(super) lane: &'a Arc<Lane>,
@@ -163,14 +162,14 @@ pub(super) struct LockedLane<'a> {
 
 impl LockedLane<'_> {
     fn begin_openings(&mut self) {
-        // Also because a program that ends with replies unread may lose what it has posted.
+        // A program that ends with replies unread may lose what it has posted.
         self.read_or_close(self.lane.servers.settings.io_timeout);
         self.links.iter_mut().for_each(Link::finish_opening);
         let urgent = !self.has_majority();
         self.links.iter_mut().for_each(|link| link.begin_opening(urgent));
     }
 
-    /// Reads what has come, and closes connections over which nothing comes for `io_timeout`.
+    /// Reads what has arrived, and closes connections over which nothing arrives for `io_timeout`.
     fn read_or_close(&mut self, io_timeout: Duration) {
         self.links.iter_mut().for_each(|link| link.read_or_close(io_timeout));
     }
@@ -183,7 +182,7 @@ impl LockedLane<'_> {
         self.connected() >= majority(self.links.len())
     }
 
-    /// Until when to wait for connections; `None` if there is none to wait for.
+    /// Returns until when to wait for connections; `None` if there are none to wait for.
     fn end_of_wait_for_openings(&self, deadline: Instant) -> Option<Instant> {
         let moment = self.links.iter().filter_map(Link::opening).map(|(_, moment)| moment).max()?;
         if !self.has_majority() {
@@ -192,7 +191,8 @@ impl LockedLane<'_> {
         (moment > Instant::now()).then_some(deadline.min(moment))
     }
 
-    /// Blocks until a majority of those connected is not owed too many replies, or the deadline.
+    /// Blocks until a majority of the connected servers has room for requests, or until the
+    /// deadline.
     fn make_room(&mut self, deadline: Instant) {
         let required = majority(self.links.len());
         let has_room = |links: &[Link]| links.iter().filter(|link| link.has_room()).count();
@@ -201,8 +201,8 @@ impl LockedLane<'_> {
         {}
     }
 
-    /// Writes a request to those `wanted` of the servers that are connected. For the others it has
-    /// failed.
+    /// Writes a request to those of the `wanted` servers that are connected. For the others it
+    /// fails.
     pub(super) fn send<T: ScriptReply>(
         &mut self,
         ballot: Ballot<T>,
@@ -213,7 +213,7 @@ impl LockedLane<'_> {
             let (number, ended) = (link.server().number, ballot.ended());
             if !wanted(number) || ended.is_some_and(|hold| !in_doubt.may_be_at(link.server(), hold))
             {
-                // It cannot have the hold that ends.
+                // The server cannot have the hold that ends.
                 ballot.count(number, Ok(Value::Int(0)));
             } else if let Err(failure) = link.check(ended.is_some()) {
                 // The request that begins the hold may be among those in flight.
@@ -228,8 +228,8 @@ impl LockedLane<'_> {
         ballot
     }
 
-    /// Reads until there is a decision about a request. By the deadline it is decided without the
-    /// votes that have not come.
+    /// Reads until there is a decision about a request. At the deadline it is decided without the
+    /// missing votes.
     pub(super) fn wait<T: ScriptReply>(
         &mut self,
         ballot: &Ballot<T>,
@@ -247,8 +247,8 @@ impl LockedLane<'_> {
         decision.unwrap_or_else(|| ballot.close())
     }
 
-    /// Waits for replies, and reads what has come. Returns `false` if none is to come any more, or
-    /// the deadline is over. Meanwhile other threads can send what they do not wait for.
+    /// Waits for replies, and reads what has arrived. Returns `false` if none are outstanding, or
+    /// at the deadline. Meanwhile other threads can send requests that they do not wait for.
     fn read_from(&mut self, mut wait: Option<&mut ReplyWait<'_>>, deadline: Instant) -> bool {
         let awaited = self.links.iter().enumerate().filter(|(_, link)| link.connection.is_busy());
         let (numbers, sockets): (Vec<usize>, Vec<_>) = awaited
@@ -278,8 +278,8 @@ impl LockedLane<'_> {
         !ready.is_empty()
     }
 
-    /// Reads until no reply is still to come, or gives up the connections over which none come by
-    /// the deadline.
+    /// Reads all outstanding replies. Closes the connections over which none arrive by the
+    /// deadline.
     pub(super) fn settle(&mut self, deadline: Instant) {
         while self.read_from(None, deadline) {}
         self.read_or_close(Duration::ZERO);

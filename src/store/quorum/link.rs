@@ -1,9 +1,9 @@
 //! The connection to one server of a quorum, and the requests in flight on it.
 //!
-//! | state | what becomes of a request | then |
+//! | state | a request | then |
 //! |---|---|---|
 //! | closed | it fails: not sent | opening, when a call finds the server worth trying |
-//! | opening | as when closed, but a call may wait first | open, or closed again |
+//! | opening | it fails as when closed, but a call may wait first | open, or closed again |
 //! | open | it is written | lagging, if it is behind a wait for replicas or a disk |
 //! | open | | closed, after an error or a silence, or when stale |
 //! | open, owed many replies | it fails as transient | open, as replies come |
@@ -27,20 +27,20 @@ use crate::store::quorum::health::QuorumServer;
 /// With this many requests in flight, one of which waits for replicas or a disk, a server lags.
 const LAGGING: usize = 4;
 
-/// A connection that is not needed for a majority is waited for this long.
+/// How long to wait for a connection that is not needed for a majority.
 const LATECOMERS: Duration = Duration::from_millis(50);
 
 /// The connection to one server, open or not.
 pub(super) struct Link {
     pub(super) connection: BackgroundConnection<Arc<QuorumServer>, Connection>,
-    /// Until when the connection that is being opened is likely to be open soon.
+    /// Until then, the connection that is being opened is likely to open.
     soon: Instant,
 }
 
 impl Link {
     /// Opens nothing yet.
     pub(super) fn new(server: &Arc<QuorumServer>) -> Self {
-        // Only the server itself keeps pauses, which its connections have in common.
+        // Only the server itself keeps pauses, and its connections share them.
         let connection = BackgroundConnection::new(server.clone(), Duration::ZERO);
         Self { connection, soon: Instant::now() }
     }
@@ -57,15 +57,15 @@ impl Link {
         self.open().is_some_and(Connection::is_connected)
     }
 
-    /// The connection that is being opened, if there is none until then, and until when it is worth
-    /// to wait for it even if a majority is connected.
+    /// Returns the connection that is being opened, if there is no other one, and until when it is
+    /// worth waiting for even if a majority is connected.
     pub(super) fn opening(&self) -> Option<(&Receiver<Result<Connection, Failure>>, Instant)> {
         let opening = self.connection.opening.as_ref().filter(|_| !self.is_connected())?;
         Some((opening, self.soon))
     }
 
-    /// Begins to open a connection if there is none, or if it is soon no longer valid. An `urgent`
-    /// call cannot do without the server, and keeps no pause after a failure.
+    /// Starts to open a connection if there is none or it soon expires. An `urgent` call cannot do
+    /// without the server, and skips the pause after a failure.
     pub(super) fn begin_opening(&mut self, urgent: bool) {
         self.connection.open.take_if(|open| !open.is_connected());
         if self.connection.opening.is_none() {
@@ -76,14 +76,14 @@ impl Link {
         self.connection.begin_opening(None, self.soon, urgent, Ok).unwrap_or_default();
     }
 
-    /// Uses the connection that was being opened, once that is possible.
+    /// Switches to the connection that was being opened, once that is possible.
     pub(super) fn finish_opening(&mut self) {
         // The server keeps the failure.
         self.connection.finish_opening().map(Result::ok);
     }
 
-    /// Reads what has come. Closes a stale connection, and one over which nothing has come for
-    /// `io_timeout` though something should have.
+    /// Reads what has arrived. Closes a stale connection, and one over which nothing has arrived
+    /// for `io_timeout` while something should have.
     pub(super) fn read_or_close(&mut self, io_timeout: Duration) {
         self.connection.read();
         let BackgroundConnection { peer: server, open: Some(open), .. } = &mut self.connection
@@ -104,14 +104,14 @@ impl Link {
         self.open().is_some_and(|open| lags(&open.in_flight))
     }
 
-    /// Returns `true` if the connection is open, not too many replies are to come over it, and
-    /// everything is written for which there was no room.
+    /// Returns `true` if the connection is open, not too many replies are outstanding, and
+    /// everything that had to wait for room is written.
     pub(super) fn has_room(&self) -> bool {
         let open = self.open().filter(|open| open.is_connected());
         open.is_some_and(|open| open.in_flight.has_room(0) && !open.is_writing())
     }
 
-    /// Fails if a request cannot be sent now, which may end a hold.
+    /// Fails if a request cannot be sent now. `ends` says whether it ends a hold.
     pub(super) fn check(&self, ends: bool) -> Result<(), Failure> {
         if !self.is_connected() {
             return Err(self.server().unreachable());
@@ -123,7 +123,7 @@ impl Link {
         Err(Failure::io(FailureKind::Transient, &self.server().factory.label(), error))
     }
 
-    /// The connection, if a request can be sent over it now.
+    /// Returns the connection if a request can be sent over it now.
     pub(super) fn usable(&mut self) -> Option<&mut Connection> {
         let has_room = self.check(false).is_ok();
         self.connection.open.as_mut().filter(|open| has_room && open.is_open())

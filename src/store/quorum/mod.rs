@@ -10,29 +10,29 @@
 //! # Which client is next
 //!
 //! Each server offers a released lock to the client that has waited longest there, which is usually
-//! the same one everywhere. If clients have come at nearly the same time, in another order at each
-//! server, and no majority makes its offer to the same one, each of them takes its offers, gets too
-//! few votes and gives them back. Then the lock is offered to no client, and the first to try again
-//! gets it; their pauses are random and, after a wake-up, short. An offer only keeps other clients
-//! from a vote, so it cannot make two of them holders.
+//! the same one everywhere. Clients that arrive at nearly the same time may be in a different order
+//! at each server. If no majority then makes its offer to the same one, each of them takes its
+//! offers, gets too few votes and gives them back. Then the lock is offered to no client, and the
+//! first to try again gets it; their pauses are random and, after a wake-up, short. An offer only
+//! keeps other clients from a vote, so it cannot make two of them holders.
 //!
 //! # Durability
 //!
 //! Each server has to meet the demand for replicas or disks itself. Its vote counts once it has
-//! said so, over the connection of the request and in the same write. That is true of tokens as
-//! well, so that the majorities M and C keep both hold and counter. A server that waits for its
-//! replicas or disk executes nothing else that comes over that connection. So only a few requests
-//! may be behind such a wait ([`link`]), and further calls do without the vote of that server.
-//! Renewals wait over connections of their own, and count on the same terms. Releases do not wait:
-//! one that a crash undoes costs other clients a lease, and the holder nothing.
+//! confirmed that, over the connection of the request and in the same write. This applies to tokens
+//! as well, so that the majorities M and C keep both hold and counter. A server that waits for its
+//! replicas or disk executes nothing else on that connection. So only a few requests may be behind
+//! such a wait ([`link`]), and further calls do without the vote of that server. Renewals wait over
+//! connections of their own, and count on the same terms. Releases do not wait: one that a crash
+//! undoes costs other clients a lease, and the holder nothing.
 //!
 //! # What servers forget
 //!
-//! A server that is restarted without its data grants again what was held there. A hold exists on
-//! all servers that were up when it began, and is lost when too few are left; but if two servers of
-//! three forget between two renewals, another client gets the lock. Keep the data, as `Durability`
-//! can ensure, or restart a server only after the longest lease has ended; and let the resource
-//! check the token.
+//! A server that is restarted without its data can grant again what was held there. A hold exists
+//! on all servers that were up when it began, and is lost when too few are left. But if two servers
+//! of three forget between two renewals, another client gets the lock. Keep the data, as
+//! `Durability` can ensure, or restart a server only after the longest lease has ended; and let the
+//! resource check the token.
 //!
 //! [Redlock]: https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
 
@@ -76,11 +76,11 @@ use crate::store::scripts::ScriptReply;
 /// N independent servers.
 pub(crate) struct Quorum {
     servers: Arc<QuorumServers>,
-    /// A name always has the same, so that its requests do not overtake one another.
+    /// A name always has the same lane, so that its requests do not overtake one another.
     lanes: Vec<Arc<Lane>>,
 }
 
-/// The most requests that are sent before waiting for the first reply.
+/// Maximum number of requests that are sent before waiting for the first reply.
 const TOGETHER: usize = 64;
 
 impl Quorum {
@@ -113,7 +113,7 @@ impl Quorum {
         Err(Error::invalid("urls", why))
     }
 
-    /// Sets the client, and where its holds in doubt are reported.
+    /// Sets the client, and the callback for its holds in doubt.
     pub(crate) fn report_in_doubt_to(
         &self,
         client: &str,
@@ -163,12 +163,12 @@ impl Quorum {
     ) -> Result<(Arc<Ballot<HoldReply>>, LockedLane<'_>), Failure> {
         let HoldRequest { hold, change, deadline } = *request;
         if let Some(lease) = change.lease() {
-            // That of a hold which another client has begun may be longer than all others here.
+            // A hold that another client began may have a longer lease than all others here.
             self.servers.in_doubt.note_lease(lease);
         }
         let lane = self.lane(&hold.name);
         let mut lane = match change {
-            // Without a majority too, the hold is released where it can be.
+            // Even without a majority, the hold is released where it can be.
             Change::Release { .. } => lane.prepare(deadline)?,
             _ => lane.connect(deadline)?,
         };
@@ -183,8 +183,8 @@ impl Store for Quorum {
         grants::acquire(&mut self.lane(&holds[0].name).connect(deadline)?, request)
     }
 
-    /// What must be durable is asked for one hold after the other: a server that waits for its
-    /// replicas or disk lags behind soon.
+    /// Asks for durable changes one hold after the other: a server that waits for its replicas or
+    /// disk would soon lag behind.
     fn ask(
         &self,
         requests: &[HoldRequest<'_>],
@@ -238,7 +238,7 @@ impl Store for Quorum {
         true
     }
 
-    /// There are locks only, and no server knows all that wait.
+    /// There are only locks, and no server knows all waiting clients.
     fn report(&self, name: &str, look: Look, deadline: Instant) -> Result<ReportReply, Failure> {
         let look = match look {
             Look::Permits => return Ok(ReportReply::default()),

@@ -1,9 +1,9 @@
-//! What the background jobs and the wake-ups of a quorum amount to.
+//! The policies of a quorum for background jobs and wake-ups.
 //!
-//! Each job is sent to all servers, and their votes are counted. Each server that a lock is
-//! released on wakes the client, which has a chance to get the lock only when a majority has. So
-//! messages about a name are gathered until a majority has sent one, or for a moment: some servers
-//! may not know the client, or not answer.
+//! Each job is sent to all servers, and their votes are counted. Each server on which a lock is
+//! released wakes the client, which has a chance to get the lock only when a majority has released
+//! it. So messages about a name are gathered until a majority has sent one, or for a moment: some
+//! servers may not know the client, or not answer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use crate::store::quorum::lane::Lane;
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::request::{Change, HoldReply};
 
-/// The messages of a majority are waited for this long.
+/// How long to wait for the messages of a majority.
 const GATHER: Duration = Duration::from_millis(5);
 
 /// A message that comes this much later than the first belongs to another release.
 const MEMORY: Duration = Duration::from_millis(50);
 
-/// The pause between two subscriptions at a server.
+/// Pause between two subscriptions at a server.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Messages of majorities.
@@ -62,8 +62,8 @@ impl WakeupPolicy for WakeupsOfMajorities {
         listening == majority(self.servers.each.len())
     }
 
-    /// A client that asks for a lock is told of it by each server that has the hold, which a
-    /// majority has.
+    /// Each server that has the hold tells the client when another one asks for the lock, and a
+    /// majority has it.
     fn is_complete(&self, listening: usize) -> bool {
         listening >= majority(self.servers.each.len())
     }
@@ -78,7 +78,7 @@ impl WakeupPolicy for WakeupsOfMajorities {
             // One server is enough, and the next one repeats it. A majority may still have a hold
             // that has ended at this one: the client asks all of them.
             Wake::Ended { .. } | Wake::Recall { .. } => Some(wake),
-            // Redisson asks for no majority.
+            // Redisson does not ask a majority.
             Wake::Complete(_) | Wake::Ready | Wake::Unlocked(_) => None,
         }
     }
@@ -105,20 +105,20 @@ impl Gathered {
 
     fn add(&mut self, server: usize) {
         if self.told && self.from[server] {
-            // The lock was released once more.
+            // The lock was released again.
             *self = Self::new(self.from.len());
         }
         self.from[server] = true;
     }
 
-    /// When to tell the client.
+    /// Returns when to tell the client.
     fn due(&self, required: usize) -> Instant {
         let from = self.from.iter().filter(|from| **from).count();
         if from >= required { self.first } else { self.first + GATHER }
     }
 }
 
-/// Each job to all servers.
+/// Sends each job to all servers.
 pub(super) struct JobsOfMajorities {
     pub(super) servers: Arc<QuorumServers>,
     pub(super) lanes: Vec<Arc<Lane>>,
@@ -145,8 +145,8 @@ impl JobPolicy for JobsOfMajorities {
         posted
     }
 
-    /// A renewal counts when a majority has confirmed it, and so does a release, but that is sent
-    /// to be executed by all servers.
+    /// A renewal or a release counts once a majority has confirmed it. A release is still sent to
+    /// all servers, to be executed by each.
     fn decide(
         &mut self,
         job: &Job,

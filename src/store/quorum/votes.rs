@@ -1,4 +1,4 @@
-//! What the replies of N servers amount to, as soon as they decide anything.
+//! Decides by the replies of N servers, as soon as they allow it.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub(super) fn majority(servers: usize) -> usize {
     servers / 2 + 1
 }
 
-/// The replies of all servers to one request; `None` where the reply is still to come.
+/// The replies of all servers to one request; `None` where the reply is outstanding.
 #[derive(Clone, Debug)]
 pub(super) struct Votes<T>(pub(super) Vec<Option<Result<T, Failure>>>);
 
@@ -23,7 +23,7 @@ impl<T> Votes<T> {
         Self((0..servers).map(|_| None).collect())
     }
 
-    /// Sets the failure of each reply that is still to come.
+    /// Sets the failure of each outstanding reply.
     pub(super) fn close(&mut self, failure: impl Fn(usize) -> Failure) {
         for (server, vote) in self.0.iter_mut().enumerate() {
             vote.get_or_insert_with(|| Err(failure(server)));
@@ -42,7 +42,7 @@ impl<T> Votes<T> {
         self.failures().next().is_some()
     }
 
-    /// Returns `true` if the reply of a server is such a one, or may be.
+    /// Returns `true` if `is` holds for the reply of a server, or may hold for an outstanding one.
     pub(super) fn may_be(&self, server: usize, is: impl Fn(&T) -> bool) -> bool {
         match &self.0[server] {
             None => true,
@@ -67,19 +67,19 @@ impl<T> Votes<T> {
         self.failures().filter(|failure| failure.kind == kind).count()
     }
 
-    /// How many have executed the request, but not as durably as demanded.
+    /// Returns how many have executed the request, but not as durably as demanded.
     fn count_short(&self) -> usize {
         self.failures().filter(|failure| failure.is_shortfall()).count()
     }
 
-    /// How many have something that is not a lock. Such a server counts like one where others hold
-    /// the lock, unless the rest are no majority: then the request fails.
+    /// Returns how many have something that is not a lock. Such a server counts like one where
+    /// others hold the lock, unless the rest are no majority: then the request fails.
     fn count_wrong(&self) -> usize {
         self.count_failures(FailureKind::WrongType)
     }
 
-    /// Returns `true` if some server has something else and the replies to come decide whether the
-    /// rest are a majority. Before one has said so, no reply is waited for on that account.
+    /// Returns `true` if some server has something else and the outstanding replies decide whether
+    /// the rest are a majority. Until one has said so, this is no reason to wait for a reply.
     fn may_be_wrong(&self) -> bool {
         let wrong = self.count_wrong();
         wrong > 0 && !self.outvoted_by(wrong) && self.outvoted_by(wrong + self.pending())
@@ -90,8 +90,9 @@ impl<T> Votes<T> {
         self.0.len() - against < self.required()
     }
 
-    /// The failure of what a majority has done, but only `ok` of them as durably as demanded: that
-    /// of the server which comes nearest. `None` as well if the next try may succeed.
+    /// Returns the failure if a majority has executed the request, but only `ok` of them as durably
+    /// as demanded: that of the server that came nearest. `None` as well if the next try may
+    /// succeed.
     fn not_replicated(&self, ok: usize) -> Option<Failure> {
         if ok + self.count_failures(FailureKind::Transient) >= self.required() {
             return None;
@@ -103,7 +104,7 @@ impl<T> Votes<T> {
         Some((*next).clone())
     }
 
-    /// The failure of a request that `ok` servers have granted and no majority can grant.
+    /// Returns the failure of a request that `ok` servers have granted and no majority can grant.
     fn shortfall(&self, ok: usize) -> Failure {
         if let Some(failure) = self.not_replicated(ok) {
             return failure;
@@ -116,8 +117,8 @@ impl<T> Votes<T> {
                 return failure.clone();
             }
         }
-        // It matters most that a request may have been executed somewhere, and least what passes
-        // by itself.
+        // Most important is that a request may have been executed somewhere, and least important a
+        // condition that passes by itself.
         let kinds = [
             FailureKind::Timeout,
             FailureKind::Unclear,
@@ -142,7 +143,7 @@ impl<T> Votes<T> {
         Failure { no_quorum: Some(no_quorum), ..failure }
     }
 
-    /// Decides whether a majority answers at all, `ok` of it as hoped.
+    /// Decides whether a majority answers at all, given that `ok` servers answer as hoped.
     fn answered(&self, ok: usize) -> Option<Result<(), Failure>> {
         let wrong = self.count_wrong();
         if self.may_be_wrong() {
@@ -154,7 +155,7 @@ impl<T> Votes<T> {
         self.unanswered(ok).map(Err)
     }
 
-    /// The failure, once a majority can no longer answer with any kind of reply.
+    /// Returns the failure once a majority can no longer answer with any kind of reply.
     fn unanswered(&self, ok: usize) -> Option<Failure> {
         let (wrong, rejected) = (self.count_wrong(), self.count_failures(FailureKind::Rejected));
         let refused = self.outvoted_by(rejected) || self.outvoted_by(wrong);
@@ -166,7 +167,7 @@ impl<T> Votes<T> {
 
 impl Votes<AcquireReply> {
     /// Decides whether a hold was granted, with the greatest token that a server gave. There is
-    /// room for more only if a majority agrees on that one.
+    /// room for more only if a majority agrees on that token.
     pub(super) fn decide_acquire(&self) -> Option<Result<AcquireReply, Failure>> {
         let grants = self.answers().filter_map(|reply| match reply {
             AcquireReply::Acquired { fence, room, .. } => Some((*fence, *room)),
@@ -206,8 +207,8 @@ impl Votes<AcquireReply> {
         self.count(gave) >= self.required()
     }
 
-    /// The time until a majority is free: the `granted` servers, where the hold is withdrawn, and
-    /// as many others whose leases have ended.
+    /// Returns the time until a majority is free: the `granted` servers, where the hold is
+    /// withdrawn, and enough others whose leases have ended.
     fn until_majority_is_free(&self, granted: usize) -> Option<Duration> {
         let remaining = |reply: &AcquireReply| match reply {
             AcquireReply::Held { remaining, .. } => *remaining,
@@ -225,7 +226,7 @@ impl Votes<HoldReply> {
         let ours = self.count(|reply| *reply != HoldReply::Gone);
         let gone = self.count(|reply| *reply == HoldReply::Gone);
         if ours >= self.required() {
-            // A client that waits has asked a majority, which has a server in common with this one.
+            // A waiting client has asked a majority, which has a server in common with this one.
             let is_wanted = self.count(|reply| *reply == HoldReply::Wanted) > 0;
             return Some(Ok(if is_wanted { HoldReply::Wanted } else { HoldReply::Done }));
         }
@@ -244,7 +245,7 @@ impl Votes<HoldReply> {
         Some(answered.map(|()| if any { HoldReply::Done } else { HoldReply::Gone }))
     }
 
-    /// Decides what has become of a hold. A client may be registered at any of the servers.
+    /// Decides the result of a change to a hold. A client may be registered at any of the servers.
     pub(super) fn decide_change(&self, change: Change) -> Option<Result<HoldReply, Failure>> {
         match change {
             Change::Unregister => self.decide_any(),
@@ -252,8 +253,8 @@ impl Votes<HoldReply> {
         }
     }
 
-    /// Decides, once all replies have come or failed, what a majority says, and whether no reply
-    /// has failed.
+    /// Decides, once all replies have arrived or failed, what a majority says and whether none has
+    /// failed.
     pub(super) fn decide_release(&self) -> Option<Result<JobReply, Failure>> {
         if self.pending() > 0 {
             return None;
@@ -272,7 +273,7 @@ impl Votes<ReportReply> {
         let best = same.into_iter().max_by_key(Vec::len).unwrap_or_default();
         let most = best.len();
         if most >= self.required() {
-            // The depth that most know, and the time until they are no majority any more.
+            // The depth that most know, and the time until they are no longer a majority.
             let mut depths: Vec<u32> = best.iter().map(|holder| holder.depth).collect();
             depths.sort_unstable();
             let mut leases: Vec<Duration> = best.iter().map(|holder| holder.remaining).collect();

@@ -1,8 +1,8 @@
-//! Locks on one server, or on the nodes of a Redis Cluster: each on the node that has its name.
+//! Locks on one server or on the nodes of a Redis Cluster, each on the node that has its name.
 //!
-//! In a cluster that is the one which serves the hash slot. All keys of a name are in one slot, so
-//! every request goes to one node, which executes it like a server that stands alone ([`node`]).
-//! What differs is which node that is, and that redirections are followed ([`placement`]). The
+//! In a cluster, that is the node that serves the hash slot. All keys of a name are in one slot, so
+//! every request goes to one node, which executes it like a standalone server ([`node`]). The
+//! differences are which node that is, and that redirections are followed ([`placement`]). The
 //! `redis` crate's own cluster client is not used, because it repeats requests by itself, sleeps
 //! beyond any deadline, and has no pub/sub.
 
@@ -34,14 +34,14 @@ use crate::store::servers::node::{Node, Target, uncovered};
 use crate::store::servers::placement::Placement;
 use crate::store::servers::topology::Topology;
 
-/// One server, or those of a cluster.
+/// One server, or the nodes of a cluster.
 #[derive(Clone)]
 pub(crate) struct Servers {
     placement: Placement,
     background: BackgroundSettings,
 }
 
-/// Parses the URLs of the nodes of a cluster to begin with.
+/// Parses the URLs of the nodes of a cluster that are asked first.
 pub(crate) fn parse_seeds(
     urls: impl IntoIterator<Item: AsRef<str>>,
     servers: &ServerFactory,
@@ -59,7 +59,7 @@ pub(crate) fn parse_seeds(
 }
 
 impl Servers {
-    /// Locks on one server.
+    /// Creates a store on one server.
     pub(crate) fn one(server: Arc<Multiplexer>, servers: &ServerFactory) -> Self {
         let commands = Commands::new(&servers.config);
         let background = BackgroundSettings::new(&commands, servers);
@@ -67,7 +67,7 @@ impl Servers {
         Self { placement: Placement::One(Target::of(Arc::new(node))), background }
     }
 
-    /// Locks on the nodes of a cluster. Sends nothing yet.
+    /// Creates a store on the nodes of a cluster. Sends nothing yet.
     pub(crate) fn cluster(seeds: Vec<Endpoint>, servers: &ServerFactory) -> Self {
         let commands = Commands::new(&servers.config).in_cluster();
         let background = BackgroundSettings::new(&commands, servers);
@@ -75,7 +75,7 @@ impl Servers {
         Self { placement: Placement::Slots(Arc::new(topology)), background }
     }
 
-    /// Fails if the one server is a node of a cluster, and others have some of the names.
+    /// Fails if the one server is a node of a cluster and other nodes have some of the names.
     pub(crate) fn check_alone(&self, deadline: Instant) -> ApiResult<()> {
         let Placement::One(target) = &self.placement else { return Ok(()) };
         let why = "must begin with redis+cluster:// or rediss+cluster://, because the server is a \
@@ -126,7 +126,7 @@ impl Store for Servers {
         self.placement.known(one) == self.placement.known(other)
     }
 
-    /// One node after the other. A request that is redirected is made again alone.
+    /// Asks one node after the other. A redirected request is repeated on its own.
     fn ask(
         &self,
         requests: &[HoldRequest<'_>],
@@ -193,7 +193,7 @@ impl Store for Servers {
         })
     }
 
-    /// Those of the masters that are known, or become known by this if none is.
+    /// Returns connections to the known masters. If none is known, asks for them first.
     fn connections(&self) -> Result<(Vec<Connection>, usize), Failure> {
         let mut nodes = self.placement.masters();
         if nodes.is_empty() {
@@ -230,7 +230,7 @@ impl Store for Servers {
     }
 }
 
-/// Adds what is sent to a node to the rest.
+/// Adds what is sent to a node to what is already there for it.
 fn add<T>(targets: &mut Vec<(Target, Vec<T>)>, target: Target, sent: T) {
     match targets.iter_mut().find(|(known, _)| *known == target) {
         Some((_, all)) => all.push(sent),

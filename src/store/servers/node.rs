@@ -1,5 +1,5 @@
-//! One server, alone or in a cluster: what it is asked about locks, and what it replies about the
-//! nodes that have them.
+//! One server, alone or in a cluster: requests about locks, and questions about the nodes that have
+//! them.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -25,7 +25,7 @@ use crate::store::keys::{SLOTS, slot_of, tag_of};
 use crate::store::request::{Acquire, AcquireReply, HoldReply, HoldRequest, PostedChange};
 use crate::store::scripts::ScriptReply;
 
-/// How many acquires after one that found its lock held are expected to find theirs held, too.
+/// How many acquires are expected to find their locks held after one has done so.
 const CONTENDED: u32 = 64;
 
 /// How many keys, each in another slot, are read to find out whether other nodes have some.
@@ -37,12 +37,12 @@ pub(super) struct Node {
     pub(super) commands: Commands,
     /// What new holds and levels must meet in addition.
     demand: Option<Demand>,
-    /// How many more acquires that are to meet that are expected to find their locks held.
+    /// How many of the next acquires with a demand are expected to find their locks held.
     contended: AtomicU32,
-    /// Whether the last request failed in a way that may mean that another node of the cluster
+    /// Whether the last request failed in a way that may mean that another node of the cluster now
     /// serves its slots.
     doubted: AtomicBool,
-    /// When the map of the cluster or a redirection has last named it.
+    /// When the map of the cluster or a redirection last named it.
     pub(super) last_named: Mutex<Instant>,
 }
 
@@ -59,7 +59,7 @@ impl Node {
         }
     }
 
-    /// The address, as users are shown it.
+    /// Returns the address as shown to users.
     pub(super) fn label(&self) -> &Arc<str> {
         &self.server.factory.endpoint.label
     }
@@ -79,8 +79,8 @@ impl Node {
         shares(&reply, own_host).ok_or_else(nonsense)
     }
 
-    /// Returns `true` if it is a node of a cluster, and others have some of the names. Reads some
-    /// keys, because locks do not need the right to ask about the cluster.
+    /// Returns `true` if this is a node of a cluster and other nodes have some of the names. Reads
+    /// some keys, because locks do not need the right to ask about the cluster.
     pub(super) fn has_others(&self, deadline: Instant) -> bool {
         let read = |number: u32| {
             let key = self.commands.keys.lock(&number.to_string()).into_owned();
@@ -91,7 +91,7 @@ impl Node {
         replies.iter().any(|reply| matches!(reply, Err(failure) if failure.code == "MOVED"))
     }
 
-    /// Notes the lowest slot that the node serves: its hash tag is that of the channels over which
+    /// Notes the lowest slot that the node serves. Its hash tag is that of the channels over which
     /// clients that listen there are woken. All clients that know the slots choose the same.
     pub(super) fn serve_from(&self, slot: usize) {
         let known = self.commands.shard_tag();
@@ -100,7 +100,7 @@ impl Node {
         }
     }
 
-    /// Returns `true` if another node may serve its slots by now.
+    /// Returns `true` if another node may now serve its slots.
     pub(super) fn is_doubted(&self) -> bool {
         self.doubted.load(Ordering::Relaxed)
     }
@@ -110,18 +110,18 @@ impl Node {
     }
 
     pub(super) fn trust(&self) {
-        // Each write would take the cache line from other threads.
+        // Writing each time would take the cache line from other threads.
         if self.is_doubted() {
             self.doubted.store(false, Ordering::Relaxed);
         }
     }
 }
 
-/// A node and how to ask it.
+/// A node and how to address it.
 #[derive(Clone)]
 pub(super) struct Target {
     pub(super) node: Arc<Node>,
-    /// Whether requests are preceded by ASKING, because the node is only about to get the slot.
+    /// Whether requests are preceded by ASKING, because the node is still about to get the slot.
     pub(super) asking: bool,
 }
 
@@ -130,8 +130,8 @@ impl Target {
         Self { node, asking: false }
     }
 
-    /// Sends a request and waits for the reply. If there is a demand, and the script has done
-    /// something, the reply counts only once that is as durable.
+    /// Sends a request and waits for the reply. With a demand, a reply that reports a change counts
+    /// only once the change is that durable.
     pub(super) fn execute<T: ScriptReply>(
         &self,
         request: Request,
@@ -236,7 +236,7 @@ pub(super) fn is_known(host: &str) -> bool {
     !matches!(host, "" | "?")
 }
 
-/// Returns `true` if a failure may mean that another node serves the slot by now.
+/// Returns `true` if a failure may mean that another node now serves the slot.
 pub(super) fn is_doubtful(failure: &Failure) -> bool {
     !matches!(failure.kind, FailureKind::Rejected | FailureKind::WrongType)
 }
@@ -249,14 +249,14 @@ pub(super) struct Share {
     pub(super) port: u16,
 }
 
-/// Reads the reply of a node, which may not know its `own_host` itself. `None` if it has another
-/// shape.
+/// Parses the reply of a node, which may not know its `own_host` itself. `None` if the reply has
+/// another shape.
 fn shares(reply: &Value, own_host: &str) -> Option<Vec<Share>> {
     let Value::Array(entries) = reply else { return None };
     entries.iter().map(|entry| share(entry, own_host)).collect()
 }
 
-/// Reads `[first slot, last slot, [host, port, …] of the master, replicas…]`.
+/// Parses `[first slot, last slot, [host, port, …] of the master, replicas…]`.
 fn share(entry: &Value, own_host: &str) -> Option<Share> {
     let Value::Array(parts) = entry else { return None };
     let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = &parts[..] else {

@@ -1,10 +1,10 @@
-//! Which node has which name, for calls and for what runs in the background, and what becomes of a
-//! request to a wrong one.
+//! Finds the node that has a name, for calls and for background work, and handles requests sent to
+//! a wrong node.
 //!
-//! A message reaches every node of a cluster, but to `wake.lua` a client is dead unless it listens
-//! at the node where the script runs. So a client listens at all masters. It does so twice where
-//! servers know sharded channels, whose messages do not go to other nodes: on its own channel, and
-//! on a sharded one in the lowest slot of each master.
+//! A message reaches every node of a cluster, but `wake.lua` takes a client for dead unless it
+//! listens at the node where the script runs. So a client listens at all masters. Where servers
+//! know sharded channels, whose messages stay on one node, it listens twice: on its own channel,
+//! and on a sharded one in the lowest slot of each master.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,11 +21,11 @@ use crate::store::servers::topology::Topology;
 /// If a request is redirected more often than this, nodes disagree for now.
 const REDIRECTIONS_MAX: u32 = 5;
 
-/// The pause before listening again at a node of a cluster where that has failed. If there is
-/// nothing else to listen at, the caller decides when to try again.
+/// Pause before listening again at a node of a cluster after that has failed. If there is nothing
+/// else to listen at, the caller decides when to try again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Where names are.
+/// The location of names.
 #[derive(Clone)]
 pub(super) enum Placement {
     /// All on one server, as if they were in one slot. It redirects nothing.
@@ -34,18 +34,19 @@ pub(super) enum Placement {
     Slots(Arc<Topology>),
 }
 
-/// Where a node redirects a request that it does not execute.
+/// The target of a redirection: the node to send the request to instead.
 #[derive(Debug, PartialEq, Eq)]
 struct Redirect<'a> {
-    /// Only this request, because the slot is moving; else the node there has the slot for good.
+    /// Whether the redirection is for this request only, because the slot is moving. Otherwise the
+    /// slot is there for good.
     asking: bool,
-    /// `None`: the host that has redirected the request.
+    /// `None` stands for the host that has redirected the request.
     host: Option<&'a str>,
     port: u16,
 }
 
 impl<'a> Redirect<'a> {
-    /// Reads `MOVED 3999 127.0.0.1:6381` or ASK; `None` for every other failure.
+    /// Parses `MOVED 3999 127.0.0.1:6381` or ASK; `None` for every other failure.
     fn of(failure: &'a Failure) -> Option<Self> {
         if !matches!(&*failure.code, "ASK" | "MOVED") {
             return None;
@@ -70,7 +71,7 @@ impl Placement {
         }
     }
 
-    /// The node that has a name, as far as is known.
+    /// Returns the node that has a name, as far as is known.
     pub(super) fn known(&self, name: &str) -> Option<Target> {
         match self {
             Self::One(target) => Some(target.clone()),
@@ -78,7 +79,7 @@ impl Placement {
         }
     }
 
-    /// The nodes that have names, as far as is known.
+    /// Returns the nodes that have names, as far as is known.
     pub(super) fn masters(&self) -> Vec<Arc<Node>> {
         match self {
             Self::One(target) => vec![target.node.clone()],
@@ -103,8 +104,8 @@ impl Placement {
         }
     }
 
-    /// Takes the reply of a node to a request about a name into account. Returns the node to which
-    /// it redirects the request, and counts that.
+    /// Notes the reply of a node to a request about a name. Returns the node to which it redirects
+    /// the request, and counts the redirection.
     pub(super) fn next<T>(
         &self,
         name: &str,
@@ -129,7 +130,7 @@ impl Placement {
         next
     }
 
-    /// The failure as the caller gets it: transient if the cluster is likely to recover soon.
+    /// Returns the failure for the caller: transient if the cluster is likely to recover soon.
     pub(super) fn classify(&self, failure: Failure) -> Failure {
         let Self::Slots(topology) = self else { return failure };
         let passes = match failure.kind {
@@ -143,10 +144,10 @@ impl Placement {
     }
 }
 
-/// Each job to the node that has its name.
+/// Sends each job to the node that has its name.
 impl JobPolicy for Placement {
     type Peer = Target;
-    /// How often the job was redirected.
+    /// The number of redirections of the job.
     type Progress = u32;
 
     fn route(&mut self, name: &str) -> Result<(Vec<Target>, u32), Failure> {
@@ -213,7 +214,7 @@ impl WakeupPolicy for Placement {
         target.node.commands.shard_tag()
     }
 
-    /// A message comes by way of every node, and counts only from the one that serves its slot.
+    /// Every node passes on a message, but it counts only from the node that serves its slot.
     fn receive(&mut self, from: &Target, wake: Wake) -> Option<Wake> {
         let Wake::Lock(name) = &wake else { return Some(wake) };
         self.is_home(from, name).then_some(wake)
@@ -222,7 +223,7 @@ impl WakeupPolicy for Placement {
     fn fail(&mut self, target: &Target, failure: &Failure) {
         let Self::Slots(topology) = self else { return };
         if failure.code == "MOVED" {
-            // A channel of Redisson's, which is where its lock is.
+            // It is about a channel of Redisson's, which is on the node of its lock.
             topology.learn();
         }
         topology.note_failure(failure, &target.node);
@@ -265,7 +266,7 @@ mod tests {
     fn a_node_that_hangs_in_the_login_delays_no_other() {
         let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = silent.local_addr().expect("an address").port();
-        // With a login, to connect is to wait for a reply.
+        // With a login, connecting means waiting for a reply.
         delays_no_other(&format!("redis://:sesame@127.0.0.1:{port}/"));
     }
 
@@ -274,7 +275,7 @@ mod tests {
         delays_no_other("redis://dead.example/");
     }
 
-    /// A cluster of two nodes, of which the second is at an address where connecting takes ages.
+    /// A cluster of two nodes. Connecting to the address of the second one takes ages.
     fn delays_no_other(silent: &str) {
         let server = Server::redis();
         let urls = [&server.url(), silent];

@@ -21,29 +21,29 @@ use crate::store::servers::node::{
     Node, Share, Target, covered, is_doubtful, uncovered, unsettled,
 };
 
-/// The nodes are not asked again within this time: a failover takes longer.
+/// Minimum time between two rounds of asking the nodes: a failover takes longer.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// How long a node that is not in the map is kept after it was last named: while a slot moves, only
-/// redirections name the node that gets it.
+/// How long a node that is not in the map is kept after it was last named. While a slot moves, only
+/// redirections name its new node.
 const KEPT: Duration = Duration::from_secs(60);
 
-/// What is known of a cluster.
+/// The known state of a cluster.
 pub(super) struct Topology {
     servers: ServerFactory,
     keys: Keys,
-    /// The nodes that the user has named.
+    /// The nodes named by the user.
     seeds: Vec<Arc<Node>>,
-    /// By address, each with its connections. A node is kept for as long as the map or a recent
-    /// redirection names it: while a slot moves, redirections come with each request, and each must
-    /// lead to the same connections.
+    /// By address, each with its connections. A node is kept as long as the map or a recent
+    /// redirection names it: while a slot moves, each request is redirected, always to the same
+    /// connections.
     nodes: Mutex<HashMap<Arc<str>, Arc<Node>>>,
     map: RwLock<Map>,
-    /// Why the owners of all slots are not known, if they are not.
+    /// Why the owners of all slots are unknown, if they are.
     failure: Mutex<Option<Failure>>,
-    /// Disconnected when the thread has asked the nodes that is about to.
+    /// Disconnected once the thread that is about to ask the nodes has done so.
     next_look: Mutex<Option<Receiver<Infallible>>>,
-    /// When a thread has last asked the nodes. Locked by the one that does.
+    /// When a thread last asked the nodes. Locked by the thread that is asking.
     last_look: Mutex<Option<Instant>>,
 }
 
@@ -55,7 +55,7 @@ struct Map {
 }
 
 impl Topology {
-    /// Knows the seeds only, and sends nothing yet.
+    /// Knows only the seeds, and sends nothing yet.
     pub(super) fn new(seeds: Vec<Endpoint>, servers: &ServerFactory) -> Self {
         let map = Map { owners: vec![None; SLOTS], masters: HashMap::new() };
         let mut topology = Self {
@@ -72,17 +72,17 @@ impl Topology {
         topology
     }
 
-    /// The hash slot of a name.
+    /// Returns the hash slot of a name.
     pub(super) fn slot(&self, name: &str) -> usize {
         slot_of(&self.keys.lock(name))
     }
 
-    /// The node that serves a slot, as far as is known.
+    /// Returns the node that serves a slot, as far as is known.
     pub(super) fn owner(&self, slot: usize) -> Option<Target> {
         self.map.read().owners[slot].clone().map(Target::of)
     }
 
-    /// All masters, as far as is known.
+    /// Returns all masters, as far as is known.
     pub(super) fn masters(&self) -> Vec<Arc<Node>> {
         self.map.read().masters.values().cloned().collect()
     }
@@ -93,8 +93,8 @@ impl Topology {
         !asking && is_master() || node.last_named.lock().elapsed() < KEPT
     }
 
-    /// As [`owner`](Self::owner). If that is not known or doubted, the nodes are asked first, for
-    /// half of the time at most. If no node could tell, the failure is why.
+    /// Like [`owner`](Self::owner), but asks the nodes first if the owner is unknown or doubted,
+    /// for at most half of the time. If no node could tell, the failure says why.
     pub(super) fn target(
         self: &Arc<Self>,
         slot: usize,
@@ -105,7 +105,7 @@ impl Topology {
         }
         let now = Instant::now();
         let end = now + deadline.saturating_duration_since(now) / 2;
-        // It is disconnected when they were asked.
+        // Disconnected once the nodes were asked.
         let Err(asked) = self.learn().recv_deadline(end);
         self.owner(slot).ok_or_else(|| match (asked, self.failure.lock().clone()) {
             // Another node may still reply.
@@ -118,8 +118,8 @@ impl Topology {
         })
     }
 
-    /// Where to send a request about a slot that a node has redirected: only this one, with ASKING,
-    /// or every one. Does not wait.
+    /// Returns where to send a request about a slot that a node has redirected: only this one, with
+    /// ASKING, or all later ones. Does not wait.
     pub(super) fn redirected(
         self: &Arc<Self>,
         asking: bool,
@@ -136,13 +136,13 @@ impl Topology {
         Target { node, asking }
     }
 
-    /// Returns `true` if no node has answered when all were asked last.
+    /// Returns `true` if no node answered when all were last asked.
     pub(super) fn is_unreachable(&self) -> bool {
         let failure = self.failure.lock();
         failure.as_ref().is_some_and(|failure| failure.kind != FailureKind::Transient)
     }
 
-    /// Notes that a node has failed. Does not wait until it is known whether another has its slots.
+    /// Notes that a node has failed. Does not wait to learn whether another has its slots.
     pub(super) fn note_failure(self: &Arc<Self>, failure: &Failure, from: &Node) {
         if is_doubtful(failure) {
             from.doubt();
@@ -150,8 +150,8 @@ impl Topology {
         }
     }
 
-    /// Has a short-lived thread ask the nodes, after a pause if that was done just now: what they
-    /// have replied may be out of date. Returns what is disconnected when it has.
+    /// Asks the nodes on a short-lived thread, after a pause if that was done just now, because
+    /// their replies may be outdated. Returns a channel that is disconnected once they were asked.
     pub(super) fn learn(self: &Arc<Self>) -> Receiver<Infallible> {
         let mut next_look = self.next_look.lock();
         if let Some(look) = &*next_look {
@@ -162,9 +162,9 @@ impl Topology {
             let mut last_look = topology.last_look.lock();
             let elapsed = last_look.map_or(PAUSE, |last| last.elapsed());
             thread::sleep(PAUSE.saturating_sub(elapsed));
-            // A change that is noticed from now on takes another look.
+            // A change that is noticed from now on takes another round.
             *topology.next_look.lock() = None;
-            // A failure is kept in the topology.
+            // The topology keeps the failure.
             topology.explore().unwrap_or_default();
             *last_look = Some(Instant::now());
             drop(end);
@@ -188,7 +188,8 @@ impl Topology {
         outcome
     }
 
-    /// The reply of the first node that knows all slots, or else of the one that knows most.
+    /// Returns the reply of the first node that knows all slots, or else of the one that knows
+    /// most.
     fn ask_all(&self) -> Result<Vec<Share>, Failure> {
         let mut best: Result<Vec<Share>, Failure> = Err(uncovered());
         for node in self.nodes_to_ask() {
@@ -203,7 +204,7 @@ impl Topology {
         best
     }
 
-    /// The nodes to ask, the doubted ones last.
+    /// Returns the nodes to ask, the doubted ones last.
     fn nodes_to_ask(&self) -> Vec<Arc<Node>> {
         let mut nodes = self.masters();
         let is_new = |seed: &&Arc<Node>| !nodes.iter().any(|node| Arc::ptr_eq(node, seed));
@@ -214,7 +215,7 @@ impl Topology {
         nodes
     }
 
-    /// Replaces the map by what a node has replied.
+    /// Replaces the map with a node's reply.
     fn apply(&self, shares: &[Share]) {
         if shares.is_empty() {
             return;
@@ -240,14 +241,14 @@ impl Topology {
         drop(before);
     }
 
-    /// The node that announces an address, with the login of the first seed unless the user has
-    /// named it.
+    /// Returns the node that announces an address, with the login of the first seed unless the user
+    /// has named it.
     fn node_at(&self, host: &str, port: u16) -> Arc<Node> {
         let (host, port) = self.servers.config.address_map.reachable(host, port);
         self.node_of(self.seeds[0].server.factory.endpoint.at(&host, port))
     }
 
-    /// The node at an address that was named just now: the known one, or a new one without
+    /// Returns the node at an address that was named just now: the known one, or a new one without
     /// connections.
     fn node_of(&self, endpoint: Endpoint) -> Arc<Node> {
         let mut nodes = self.nodes.lock();

@@ -1,4 +1,4 @@
-//! A server that replies with whatever it likes.
+//! A server that replies with arbitrary bytes.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -26,7 +26,7 @@ const SEEDS: &[&[u8]] = &[
 const PIECES: &[&str] =
     &["\r\n", "*1\r\n", "$-1\r\n", "-", ":", "+", "ASK", "ERR ", "\0", "$99\r\n"];
 
-/// A server on a port of its own. Each connection gets the reply of the day to whatever it sends.
+/// A server on a port of its own. Each connection is sent the current reply, whatever the request.
 struct Hostile {
     port: u16,
     reply: Arc<Mutex<Vec<u8>>>,
@@ -56,7 +56,7 @@ impl Hostile {
     }
 }
 
-/// The time that a request has.
+/// The time limit of a request.
 const TIME: Duration = Duration::from_millis(40);
 
 #[test]

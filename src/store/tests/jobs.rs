@@ -6,10 +6,10 @@ use super::process::Server;
 use super::*;
 use crate::config::durability::Durability;
 
-/// Less than it takes to notice that a connection is silent, and enough for replies to arrive.
+/// Less than it takes to notice a silent connection, and enough for replies to arrive.
 const WHILE: Duration = Duration::from_millis(500);
 
-/// One hold that exists and one that does not, and a background connection that is open.
+/// One hold that exists and one that does not, and an open background connection.
 struct Scene {
     process: Server,
     store: Servers,
@@ -60,7 +60,7 @@ fn a_reply_of_an_old_connection_is_not_read_on_the_new_one() {
     scene.process.stop();
     scene.renew(1, scene.gone.clone(), soon());
     scene.process.cont();
-    // Another connection learns that none is to be trusted any more.
+    // Another connection learns that none can be trusted any more.
     scene.process.command(&["REPLICAOF", "127.0.0.1", "1"]);
     let refused = acquire(&scene.store, &scene.gone, Registration::None);
     assert_eq!(refused.expect_err("read-only").code, "READONLY");
@@ -159,7 +159,7 @@ fn valkey_confirms_more_renewals_than_one_write_takes() {
     for round in 1..=2 {
         let outcomes = run_jobs(&mut *jobs, &renewals);
         assert!(outcomes.iter().all(|outcome| matches!(outcome, Ok(HoldReply::Done))));
-        // In the first round the server does not know the script.
+        // In the first round, the server does not know the script.
         assert!(process.calls("waitaof") - waits <= 6 * round);
     }
 }
@@ -172,7 +172,7 @@ fn a_renewal_that_waits_in_vain_fails_at_its_own_deadline() {
     scene.renew(2, scene.held.clone(), end_of(WHILE / 2));
     scene.collect(start + WHILE - Instant::now());
     assert!(matches!(scene.outcomes[..], [(2, Err(_))]), "{:?}", scene.outcomes);
-    // The server answers the others still.
+    // The server still answers the others.
     scene.process.command(&["SCRIPT", "FLUSH"]);
     scene.renew(3, scene.held.clone(), soon());
     scene.collect(8 * WHILE);
@@ -182,8 +182,8 @@ fn a_renewal_that_waits_in_vain_fails_at_its_own_deadline() {
     assert!(first.is_shortfall() && third.is_shortfall());
 }
 
-/// A server that accepts connections and says nothing. With a password in the URL, to connect is
-/// to wait for a reply.
+/// A server that accepts connections and says nothing. With a password in the URL, connecting means
+/// waiting for a reply.
 #[test]
 fn a_server_that_hangs_in_the_login_delays_nothing() {
     const JOB: Duration = Duration::from_millis(200);
@@ -218,7 +218,7 @@ fn jobs_go_over_the_connections_of_calls_while_no_other_can_be_opened() {
     let process = Server::redis();
     let store = single(&process);
     must_acquire(&store, &hold(1));
-    // That which asks for this has ended when the next one comes.
+    // The connection that asks for this is gone before the next one arrives.
     process.command(&["CONFIG", "SET", "maxclients", "1"]);
     let mut jobs = store.jobs();
     jobs.prepare("lock");
@@ -252,7 +252,7 @@ fn jobs_find_a_connection_that_was_prepared() {
     must_acquire(&store, &hold(1));
     let connected = || {
         let list: String = process.ask(&["CLIENT", "LIST"]);
-        // Without that which asks.
+        // Without the connection that asks.
         list.lines().count() - 1
     };
     let mut jobs = store.jobs();

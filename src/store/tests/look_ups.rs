@@ -1,4 +1,4 @@
-//! Name servers that are slow or do not answer, and servers that are elsewhere by now.
+//! Name servers that are slow or do not answer, and servers that have moved.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use crate::net::multiplexer::Multiplexer;
 
 const AGES: Duration = Duration::from_secs(60);
 
-/// A server whose name is looked up until the test answers, and the number of look-ups so far.
+/// A server whose look-up blocks until the test answers, and the number of look-ups so far.
 struct SlowlyNamed {
     servers: ServerFactory,
     server: Arc<Multiplexer>,
@@ -42,7 +42,7 @@ impl SlowlyNamed {
     fn fail(&self) {
         let failure = self.server.ping(soon()).expect_err("there is no address yet");
         assert_eq!(failure.kind, FailureKind::Unreachable);
-        // Its thread may not have begun yet.
+        // Its thread may not have started yet.
         eventually(|| self.look_ups.load(Ordering::SeqCst) == 1);
     }
 }
@@ -63,7 +63,7 @@ fn calls_that_give_up_leave_one_look_up_behind() {
     (0..50).for_each(|_| named.fail());
 }
 
-/// As for the renewer, to which a loss at a deadline is as urgent as a reply.
+/// For the renewer, a loss at a deadline is as urgent as a reply.
 #[test]
 fn a_job_ends_at_its_deadline_while_the_name_is_looked_up() {
     const TIME: Duration = Duration::from_millis(300);
@@ -82,7 +82,7 @@ fn a_job_ends_at_its_deadline_while_the_name_is_looked_up() {
     assert_eq!(named.look_ups.load(Ordering::SeqCst), 1);
 }
 
-/// An address that leads to one server, and later to another. Connections stay where they are.
+/// An address that leads to one server, and later to another. Open connections stay where they are.
 struct Address {
     port: u16,
     target: Arc<AtomicU16>,
@@ -118,7 +118,7 @@ impl Address {
     }
 }
 
-/// Whichever connections a store has, it soon has them at the new server only.
+/// Checks that all connections of a store soon lead to the new server.
 fn assert_moves(store: &dyn Store, new: &Server, moves: impl FnOnce()) {
     let (mut jobs, mut wakeups) = (store.jobs(), messages(store, "client"));
     let mut renew = || run_jobs(&mut *jobs, &[(hold(1), Change::Renew { lease: LEASE })]).remove(0);
@@ -136,7 +136,7 @@ fn assert_moves(store: &dyn Store, new: &Server, moves: impl FnOnce()) {
     assert_eq!(listening.len(), 1);
 }
 
-/// As one server and as a quorum of one.
+/// As one server, and as a quorum of one.
 fn as_each_store(url: &str, servers: &ServerFactory, check: impl Fn(&dyn Store)) {
     let endpoint = || servers.endpoint(url).expect("a good URL");
     check(&Servers::one(servers.server(endpoint()), servers));

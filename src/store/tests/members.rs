@@ -1,4 +1,4 @@
-//! What several owners can hold: the sides of a read-write lock and the permits of a semaphore.
+//! Holds with several owners: the sides of a read-write lock and the permits of a semaphore.
 
 use super::process::Server;
 use super::*;
@@ -8,7 +8,7 @@ use HoldKind::{Permit, Read, Write};
 
 const SHORT: Duration = Duration::from_millis(600);
 
-/// Makes a module of tests per store: of those that need no second client, of those that do, and of
+/// Makes a test module per store: of the tests that need no second client, of those that do, and of
 /// those that look into Redis or need clients without a listener.
 macro_rules! stores {
     ($($alone:ident),+; $($several:ident),+; $($together:ident),+ $(,)?) => {
@@ -83,7 +83,7 @@ fn id(label: &str) -> String {
     format!("{label}{NUMBER}")
 }
 
-/// What the id of each client ends with.
+/// The end of every client's id.
 const NUMBER: &str = ":0123456789abcdef0123456789abcdef";
 
 fn ask(store: &dyn Store, hold: &HoldId, registration: Registration) -> AcquireReply {
@@ -131,7 +131,7 @@ fn keys() -> [String; 3] {
     [lock, fence, queue]
 }
 
-/// The kinds and labels of the clients in the queue.
+/// Returns the kinds and labels of the clients in the queue.
 fn queue(process: &impl Host) -> Vec<String> {
     process.waiting().into_iter().map(|client| client.replace(NUMBER, "")).collect()
 }
@@ -147,7 +147,7 @@ fn is_woken(wakeups: &mut dyn Wakeups) -> bool {
     wake.is_some_and(|wake| matches!(wake, Ok(Wake::Lock(name)) if name == "lock"))
 }
 
-/// Of an offer to a client in front of it, which may have stopped.
+/// Returns `true` if the client is told of an offer to one in front of it, which may have stopped.
 fn is_told(wakeups: &mut dyn Wakeups) -> bool {
     is_woken(wakeups)
 }
@@ -259,7 +259,7 @@ fn a_repeat_finds_its_hold(store: &dyn Store) {
     }
 }
 
-/// How many of these holds one request brings.
+/// Returns how many of these holds one request gets.
 fn granted(store: &dyn Store, holds: &[HoldId], registration: Registration) -> usize {
     match store.acquire(Acquire { holds, lease: LEASE, registration, deadline: soon() }) {
         Ok(AcquireReply::Acquired { others, .. }) => 1 + others.len(),
@@ -417,7 +417,7 @@ fn a_newcomer_waits_behind_a_writer(process: &impl Host) {
     assert_eq!(queue(process), ["r:c"]);
 }
 
-/// Its listener has only just started, or there can be none. One that is dead blocks no reader for
+/// Its listener has only just started, or it cannot have one. A dead one does not block readers for
 /// long.
 fn a_writer_that_nobody_can_wake_goes_before_later_readers(process: &Server) {
     let store = single(process);
@@ -501,7 +501,7 @@ fn a_client_that_is_gone_is_skipped(process: &Server) {
         assert!(is_woken(&mut *alive), "{mine:?}");
         assert!(takes_its_turn(&store, &by("alive", wanted, 1)));
         release(&store, &by("alive", wanted, 1));
-        // Without a release in between, a newcomer finds out.
+        // Without a release in between, a newcomer finds this out.
         assert!(tries(&store, &of(mine, 2)));
         waits(&store, &by("dead", if mine == Read { Write } else { wanted }, 1));
         process.command(&["DEL", &keys()[0]]);
@@ -554,7 +554,7 @@ fn clients_without_a_listener_keep_their_places_for_two_seconds(process: &Server
         assert_eq!(process.ask::<i64>(&["EXISTS", &keys()[0]]), 0, "no offer to any");
 
         assert!(takes_its_turn(&store, &by("a", wanted, 1)), "{wanted:?}");
-        // Another one is reached, but goes behind those that were found without a listener.
+        // Another client listens, but goes behind those that were found without a listener.
         let mut wakeups = listen(&store, "c");
         release(&store, &by("a", wanted, 1));
         assert!(is_told(&mut *wakeups));
@@ -575,14 +575,14 @@ fn a_place_of_a_clock_that_was_set_back_is_lost_at_once(process: &Server) {
     let [seconds, _]: [f64; 2] = process.ask(&["TIME"]);
     let ahead = (seconds + 3600.0) * 1000.0;
     for (dead, wanted) in [("w:dead", Read), ("r:dead", Write), ("p:dead", permit)] {
-        // Found without a listener then.
+        // It was found without a listener at that time.
         process.command(&["ZADD", &keys()[2], &(ahead - 1e13).to_string(), &id(dead)]);
         process.command(&["PEXPIRE", &keys()[2], "60000"]);
         assert!(tries(&store, &of(wanted, 1)), "{dead}");
         assert_eq!(queue(process), [""; 0]);
         release(&store, &of(wanted, 1));
     }
-    // Came then.
+    // It came at that time.
     assert!(tries(&store, &of(Read, 1)));
     process.command(&["ZADD", &keys()[2], &ahead.to_string(), &id("w:dead")]);
     eventually(|| tries(&store, &of(Read, 2)));
@@ -644,7 +644,7 @@ fn a_place_that_no_client_has_given_itself_is_lost_after_two_seconds(process: &S
     }
 }
 
-/// The client waits no more, for whatever kind.
+/// The client stops waiting, whatever the kind.
 fn leaves(store: &dyn Store, client: &str) {
     change(store, &by(client, HoldKind::Lock, 0), Change::Unregister).expect("a reply");
 }
@@ -670,7 +670,7 @@ fn a_wake_up_that_no_thread_waits_for_is_passed_on(process: &impl Host) {
         assert!(is_woken(&mut *b) && is_told(&mut *c), "{held:?}");
         let (second, third) = (by("b", wanted[1], 1), by("c", wanted[2], 1));
         assert!(takes_its_turn(&store, &second));
-        // What a client holds is not taken from it, but its place in the queue is.
+        // A client keeps what it holds, but loses its place in the queue.
         leaves(&store, "b");
         leaves(&store, "c");
         assert_eq!(queue(process), [""; 0]);
@@ -683,7 +683,7 @@ fn a_wake_up_that_no_thread_waits_for_is_passed_on(process: &impl Host) {
     }
 }
 
-/// Which may have to be told first, because its turn came without a message.
+/// Such a thread may have to be told first, because its turn came without a message.
 fn an_offer_is_left_to_the_thread_that_waits(process: &impl Host) {
     let store = single(process);
     let permit = Permit { of: 1 };
@@ -752,7 +752,7 @@ fn an_offer_that_is_taken_back_adds_no_permit(process: &impl Host) {
     leaves(&store, "a");
     assert!(is_woken(&mut *clients[1]) && is_told(&mut *clients[2]));
     assert!(nothing_comes(&mut *clients[2]));
-    // When this offer is over, its place is no longer its own to give.
+    // When this offer is over, the client can no longer give the place away.
     eventually(|| permits(&store) == Some(1));
     release(&store, &of(kind, 2));
     assert!(is_woken(&mut *clients[2]) && is_woken(&mut *clients[3]));
@@ -761,8 +761,8 @@ fn an_offer_that_is_taken_back_adds_no_permit(process: &impl Host) {
     assert!(nothing_comes(&mut *clients[4]));
 }
 
-/// Clients that go by fewer permits than the one that has released are offered what they must
-/// decline.
+/// Clients that assume fewer permits than the one that has released must decline what they are
+/// offered.
 fn a_permit_that_a_client_must_decline_is_offered_to_the_next(process: &impl Host) {
     let store = single(process);
     let [mut a, mut b, mut c] = ["a", "b", "c"].map(|client| listen(&store, client));
@@ -797,7 +797,7 @@ fn a_permit_that_a_client_must_decline_is_offered_to_the_next(process: &impl Hos
     assert!(is_woken(&mut *b) && takes_its_turn(&store, &by("b", one, 1)));
 }
 
-/// Others may hold as many already as it goes by, or more.
+/// Others may already hold as many as it assumes, or more.
 fn a_permit_is_offered_whatever_the_client_goes_by_that_leaves_it(process: &impl Host) {
     let store = single(process);
     let [mut few, mut many] = ["few", "many"].map(|client| listen(&store, client));
@@ -884,7 +884,7 @@ fn the_data_of_others_stays_as_it_is(process: &Server) {
     }
 }
 
-/// Which another program has put among them.
+/// Another program has put other members among them.
 fn only_holds_are_removed_when_their_time_is_over(process: &Server) {
     let (store, kind) = (single(process), Permit { of: 2 });
     let [key, ..] = keys();

@@ -160,7 +160,7 @@ fn reading_goes_on_in_the_middle_of_a_reply() {
 
 #[test]
 fn two_replies_in_one_record_are_two() {
-    // Together more than the parser reads at once, so that a part stays with `rustls`.
+    // Together they exceed what the parser reads at once, so that a part stays with `rustls`.
     let long = "x".repeat(7000);
     let answer = format!("$7000\r\n{long}\r\n").repeat(2);
     let server = move |mut peer: Peer| {
@@ -209,7 +209,7 @@ fn a_slow_peer_gets_everything() {
     });
 }
 
-/// As a server does whose output buffer is full: it reads no further requests until then.
+/// A server whose output buffer is full does so: it reads no further requests until then.
 #[test]
 fn a_peer_that_reads_nothing_until_its_replies_are_read_gets_everything() {
     const SIZE: usize = 8 << 20;
@@ -253,7 +253,7 @@ fn a_close_notify_ends_a_connection() {
 
 #[test]
 fn an_unread_close_notify_ends_a_write() {
-    // What is there to be read when the write fails is not always the same.
+    // It varies what is left to read when the write fails.
     for _ in 0..10 {
         let server = |mut peer: Peer| {
             peer.conn.send_close_notify();
@@ -293,7 +293,7 @@ fn a_peer_without_tls_is_reported() {
         scope.spawn(|| {
             let (mut stream, _) = listener.accept().expect("a client");
             stream.write_all(b"-ERR unknown command\r\n").expect("to be sent");
-            // Until the client has gone, in whatever way.
+            // Until the client is gone, in whatever way.
             stream.read_to_end(&mut Vec::new()).ok();
         });
         let error = connect(address, &connector(pem)).map(drop).expect_err("no handshake");

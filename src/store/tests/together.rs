@@ -6,14 +6,14 @@ use parking_lot::Mutex;
 use super::process::Server;
 use super::*;
 
-/// How many threads send requests at the same time.
+/// The number of threads that send requests at the same time.
 const THREADS: u64 = 16;
 
 /// A store with a pool of one connection, and a lock for each thread.
 struct Scene {
     process: Server,
     store: Servers,
-    /// For questions that open no connection, which would be read from too.
+    /// Opens no connection for its questions, whose reads would count as well.
     observer: Mutex<redis::Connection>,
 }
 
@@ -45,7 +45,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Has each thread ask repeatedly, and gives each outcome to `check`.
+    /// Makes each thread ask repeatedly, and passes each outcome to `check`.
     fn all_ask(
         &self,
         times: u32,
@@ -64,7 +64,7 @@ impl Scene {
         });
     }
 
-    /// How often the server has read from a socket, once for this question included.
+    /// Returns how often the server has read from a socket, including once for this question.
     fn reads(&self) -> u64 {
         let mut info = redis::cmd("INFO");
         let stats: String = info.arg("stats").query(&mut *self.observer.lock()).expect("stats");
@@ -115,7 +115,7 @@ fn a_broken_connection_fails_all_its_requests_and_is_replaced() {
     let scene = Scene::new();
     let (over, is_over) = crossbeam_channel::bounded::<()>(0);
     thread::scope(|scope| {
-        // Ends when `over` is dropped, by a failure too.
+        // Ends when `over` is dropped, even by a failure.
         scope.spawn(|| {
             while is_over.recv_timeout(Duration::from_millis(5)) == Err(RecvTimeoutError::Timeout) {
                 scene.process.command(&["CLIENT", "KILL", "TYPE", "normal"]);

@@ -1,4 +1,4 @@
-//! What servers do for waiting clients, and how these are woken.
+//! What servers do for waiting clients, and how they wake them.
 
 use std::net::TcpListener;
 
@@ -8,8 +8,8 @@ use crate::config::callbacks::{Credentials, CredentialsCallback};
 
 const WAITING: &str = "leasehold:queue:{lock:lock}";
 
-/// Makes a module of tests per server: of those that need nothing else of it than its locks, and of
-/// those that look into Redis or need clients without a listener.
+/// Makes a test module per server: of the tests that need only its locks, and of those that look
+/// into Redis or need clients without a listener.
 macro_rules! servers {
     ($($common:ident),+; $($behaviour:ident),+ $(,)?) => {
         mod in_memory {
@@ -98,7 +98,7 @@ fn waiting(process: &impl Host) -> Vec<String> {
     process.waiting()
 }
 
-/// The wake-ups of a client, once messages come.
+/// Returns the wake-ups of a client, once messages arrive.
 fn listen(store: &dyn Store, client: &str) -> Box<dyn Wakeups> {
     let mut wakeups = messages(store, client);
     assert_eq!(next(&mut *wakeups), Wake::Ready);
@@ -322,7 +322,7 @@ fn clients_that_are_gone_are_skipped(process: &Server) {
     assert_eq!(waiting(process), [""; 0], "it is offered the lock");
     unregister(&store, "alive");
 
-    // It found that they have no listener two seconds ago.
+    // Two seconds ago they were found to have no listener.
     must_acquire(&store, &hold(2));
     let mut dead = redis::cmd("ZADD");
     dead.arg(WAITING);
@@ -358,7 +358,7 @@ fn clients_without_a_listener_keep_their_places_for_two_seconds(process: &Server
     }
     let first = ask(&store, &of("a", 1), Registration::Returning);
     assert!(matches!(first, AcquireReply::Acquired { .. }), "{first:?}");
-    // Another one is reached, but goes behind those that were found without a listener just now.
+    // Another client listens, but goes behind those that were just found without a listener.
     let mut wakeups = listen(&store, "d");
     release(&store, &of("a", 1));
     assert_eq!(next(&mut *wakeups), woken());
@@ -387,7 +387,7 @@ fn a_client_that_was_found_dead_holds_up_none_that_waits(process: &Server) {
     };
     find_dead(&["dead"]);
     assert!(takes(&store, &of("new", 1), Registration::IfHeld), "none waits that is known to live");
-    // One that comes later, and listens.
+    // This one comes later, and listens.
     let mut wakeups = listen(&store, "alive");
     register(&store, "alive");
     release(&store, &of("new", 1));
@@ -398,7 +398,7 @@ fn a_client_that_was_found_dead_holds_up_none_that_waits(process: &Server) {
     release(&store, &of("alive", 1));
     unregister(&store, "dead");
 
-    // One that was about to listen when the other was found dead.
+    // This one was about to listen when the other was found dead.
     find_dead(&["dead", "late"]);
     let mut wakeups = listen(&store, "late");
     assert!(takes(&store, &of("new", 3), Registration::IfHeld));
@@ -410,7 +410,7 @@ fn a_client_that_was_found_dead_holds_up_none_that_waits(process: &Server) {
     release(&store, &of("late", 1));
     unregister(&store, "dead");
 
-    // A free lock goes to any client that asks, whether it can listen or not.
+    // A free lock goes to any client that asks, whether or not it can listen.
     find_dead(&["dead", "polls"]);
     assert!(takes(&store, &of("polls", 1), Registration::Registered));
     release(&store, &of("polls", 1));
@@ -419,12 +419,12 @@ fn a_client_that_was_found_dead_holds_up_none_that_waits(process: &Server) {
     assert!(takes(&store, &of("polls", 2), Registration::Yielding));
 }
 
-/// Has a client in the queue find the lock held.
+/// Makes a client in the queue find the lock held.
 fn register_again(store: &dyn Store, client: &str) {
     assert!(!takes(store, &of(client, 1), Registration::Registered));
 }
 
-/// As all clients do where messages cannot be received.
+/// All clients do that where messages cannot be received.
 fn a_client_that_only_asks_now_and_then_is_offered_the_lock(process: &Server) {
     let store = single(process);
     must_acquire(&store, &hold(1));
@@ -456,7 +456,7 @@ fn a_client_that_only_asks_now_and_then_is_offered_the_lock(process: &Server) {
             register(&store, client);
         }
     }
-    // One that has died since costs one offer.
+    // One that has died since then costs one offer.
     release(&store, &hold(7));
     must_acquire(&store, &hold(8));
     register_again(&store, "polls");
@@ -527,7 +527,7 @@ fn a_client_that_leaves_wakes_the_next(process: &Server) {
     release(&store, &hold(1));
     assert_eq!(next(&mut *wakeups), woken());
 
-    // It is offered the lock, does not want it any more, and leaves.
+    // It is offered the lock, no longer wants it, and leaves.
     unregister(&store, "b");
     assert_eq!(holder(&store), None);
     must_acquire(&store, &hold(2));
@@ -580,7 +580,7 @@ fn a_client_that_does_not_yield_takes_a_free_lock(process: &Server) {
     assert!(matches!(ask(&store, &late, Registration::Registered), AcquireReply::Acquired { .. }));
     assert!(nothing_comes(&mut *wakeups));
     assert_eq!(waiting(process), ["a"], "its place is the same");
-    // The other has no listener, and this one has.
+    // The other one has no listener, and this one has.
     process.command(&["DEL", "lock:lock"]);
     process.command(&["ZADD", WAITING, "0", "gone", "0.5", "late"]);
     let next = of("late", 2);
@@ -663,7 +663,7 @@ fn a_client_that_has_stopped_costs_one_offer(process: &impl Host) {
         assert_eq!(waiting(process), left, "the other was offered it");
         eventually(|| !is_held(&acquire(&store, &hold(1), Registration::None)));
     }
-    // One of them asks, if too late.
+    // One of them asks, but too late.
     ask(&store, &of("late", 1), Registration::Registered);
     assert_eq!(waiting(process), ["late"]);
     release(&store, &hold(1));
@@ -727,7 +727,7 @@ fn the_message_names_the_lock_without_the_prefix(process: &Server) {
     let mut wakeups = listen(&store, "a");
     let named = |name: &str, hold: HoldId| HoldId { name: Arc::from(name), ..hold };
     must_acquire(&store, &named("lock", hold(1)));
-    // The same key, as another client cuts it.
+    // The same key, as another client splits it.
     let same = named("p:lock", of("a", 1));
     assert!(matches!(ask(&short, &same, Registration::IfHeld), AcquireReply::Held { .. }));
     release(&store, &named("lock", hold(1)));
@@ -902,12 +902,12 @@ fn a_long_wait_takes_no_processor_time(process: &impl Host) {
     let before = switches();
     assert!(wakeups.next(end_of(Duration::from_secs(1))).is_none());
     let after = switches();
-    // Naps of 50 ms would be 20.
+    // Naps of 50 ms would make it 20.
     assert!(after - before <= 10, "{} naps", after - before);
 }
 
-/// A server that accepts connections and says nothing. With a password in the URL, to connect is
-/// to wait for a reply.
+/// A server that accepts connections and says nothing. With a password in the URL, connecting means
+/// waiting for a reply.
 #[test]
 fn a_server_that_hangs_in_the_login_delays_no_wait() {
     const TIME: Duration = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! All that up to five servers can reply, and what it amounts to.
+//! All possible replies of up to five servers, and the decisions by them.
 
 mod wrong_types;
 
@@ -13,7 +13,7 @@ fn failed<T>(kind: FailureKind) -> Result<T, Failure> {
     Err(Failure::io(kind, &Arc::from("there"), io::Error::other("test")))
 }
 
-/// The only hold that was requested exists now.
+/// The only requested hold exists now.
 fn acquired(fence: u64, room: u32) -> AcquireReply {
     AcquireReply::Acquired { fence, others: Vec::new(), room, wanted: false }
 }
@@ -41,7 +41,7 @@ fn a_reply_that_is_missing_may_be_any_until_the_votes_are_closed() {
     assert_eq!(may_be_one(&votes), [true, true, false]);
 }
 
-/// Every combination of as many of these votes as there are servers.
+/// Returns every combination of these votes over that many servers.
 fn all_of<T: Clone>(servers: usize, votes: &[Option<Result<T, Failure>>]) -> Vec<Votes<T>> {
     let combinations = votes.len().pow(u32::try_from(servers).expect("a few"));
     let combination = |mut number: usize| {
@@ -186,7 +186,7 @@ fn the_token_is_the_greatest_and_agreed_if_a_majority_gave_it() {
     assert_eq!(race([(5, 0), (5, 0), (5, 0)]), (5, Some(0)));
     assert_eq!(race([(5, 9), (9, 0), (9, 0)]), (9, Some(0)));
     assert_eq!(race([(5, 9), (5, 9), (9, 9)]), (9, None));
-    // As many more as the counters of a majority have room for.
+    // Room for as many more as the counters of a majority allow.
     assert_eq!(race([(5, 7), (5, 9), (5, 8)]), (5, Some(8)));
     assert_eq!(race([(5, 7), (4, 9), (5, 8)]), (5, Some(7)));
 }

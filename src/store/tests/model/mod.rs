@@ -1,5 +1,5 @@
 //! The store in memory is the model of the scripts: random requests of several clients get the same
-//! replies from both, leave the same holds and waiting clients, and tell the same clients.
+//! replies from both, leave the same holds and waiting clients, and notify the same clients.
 //!
 //! A case that fails is shrunk, and printed as a list of steps with both replies.
 //! `LEASEHOLD_MODEL_CASES` is the number of cases, for a long run.
@@ -21,8 +21,8 @@ use super::process::Server;
 use super::*;
 use crate::store::memory::memory_server::MemoryServer;
 
-/// What a store has replied, without what may differ: times to the half hour, tokens by their
-/// order.
+/// The reply of a store, without what may differ: times are rounded to half an hour, and tokens are
+/// compared by their order.
 #[derive(Clone, Debug, PartialEq)]
 enum Reply {
     Acquired { tokens: Vec<Token>, room: u32, wanted: bool },
@@ -40,10 +40,10 @@ impl Reply {
     }
 }
 
-/// A fencing token, by what it is to those before it.
+/// A fencing token, in relation to earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Token {
-    /// Greater than all before it of the name.
+    /// Greater than all earlier ones of the name.
     New,
     /// That of the hold, or one of its block.
     Own,
@@ -60,8 +60,8 @@ struct Subject<'a> {
     store: &'a dyn Store,
     case: u64,
     time: &'a dyn Time,
-    /// The names that are not looked at as locks before time passes: a key is there until the
-    /// latest end of a lease that one of its holds had, released or not.
+    /// The names that are not checked as locks before time passes: a key exists until the latest
+    /// end of a lease of any of its holds, released or not.
     over: BTreeSet<usize>,
     /// The last token of each name.
     last: HashMap<usize, u64>,
@@ -76,7 +76,7 @@ impl<'a> Subject<'a> {
     }
 
     fn execute(&mut self, step: &Step) -> Reply {
-        // A client that leaves may leave the turn to one that waits for a lock.
+        // A client that leaves may leave its turn to one that waits for a lock.
         let leaves = matches!(step, Step::Change { changes, .. }
             if changes.iter().any(|(_, change)| *change == Change::Unregister));
         let holds = step.holds().into_iter();
@@ -183,7 +183,7 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// Which of these holds exist, and who holds each name as a lock.
+    /// Returns which of these holds exist, and the holder of each name as a lock.
     fn state(&self, names: &BTreeSet<usize>, holds: &BTreeSet<Who>) -> String {
         let mut state = String::new();
         let ids: Vec<_> = holds
@@ -229,12 +229,12 @@ fn shown(HolderReply { owner, depth, remaining, .. }: HolderReply) -> (String, u
     (String::from_utf8_lossy(&owner).into_owned(), depth, half_hours(remaining))
 }
 
-/// A time, to the nearest half hour.
+/// Rounds a time to the nearest half hour.
 fn half_hours(time: Duration) -> u64 {
     (time + HOUR / 4).as_secs() / (HOUR / 2).as_secs()
 }
 
-/// Executes the steps at both, and compares the replies and the holds after each.
+/// Executes the steps on both, and compares the replies and the holds after each.
 fn agree(mut subjects: [Subject<'_>; 2], steps: &[Step]) -> Result<(), String> {
     let (mut log, mut holds) = (String::new(), BTreeSet::new());
     for step in steps {
@@ -273,7 +273,7 @@ fn compare(process: &Server, scene: Scene) {
         agree([model, server], steps)
     };
     let outcome = TestRunner::new(config).run(&steps(scene), |steps| {
-        // An offer ends by itself where this test stands still before it can prolong it.
+        // An offer expires by itself if this test stalls before it can prolong the offer.
         run(&steps).or_else(|_| run(&steps)).or_else(|_| run(&steps)).map_err(TestCaseError::fail)
     });
     match outcome {
@@ -290,7 +290,7 @@ fn requests_of_clients_that_wait_get_the_same_replies(process: &Server) {
     compare(process, Scene::Waiting);
 }
 
-/// Makes a module of tests per store; the first ones compare a server with the model.
+/// Makes a test module per store. The first tests compare a server with the model.
 macro_rules! stores {
     ($($compared:ident),+; $($found:ident),+ $(,)?) => {
         mod in_memory {
@@ -307,7 +307,7 @@ macro_rules! stores {
     };
 }
 
-// What such cases have found has a test of its own.
+// Findings of such cases have tests of their own.
 stores!(
     requests_of_clients_that_do_not_wait_get_the_same_replies,
     requests_of_clients_that_wait_get_the_same_replies;

@@ -1,4 +1,4 @@
-//! What happens in a case.
+//! The steps of a case.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,9 +14,9 @@ const KINDS: [HoldKind; 4] =
     [HoldKind::Lock, HoldKind::Read, HoldKind::Write, HoldKind::Permit { of: 2 }];
 const READ: usize = 1;
 pub(super) const CLIENTS: [&str; 3] = ["anna", "ben", "cleo"];
-/// What the id of each client ends with.
+/// The end of every client's id.
 pub(super) const NUMBER: &str = "0123456789abcdef0123456789abcdef";
-/// Two for locks, so that sets overlap, one for each other kind.
+/// Two are for locks, so that sets overlap, and one for each other kind.
 const NAMES: usize = 4;
 
 /// A hold of a case. Each of its parts is an index.
@@ -26,7 +26,7 @@ pub(super) struct Who {
     kind: usize,
     client: usize,
     number: u64,
-    /// By how many more permits than others it goes.
+    /// How many more permits than others it assumes.
     more: u32,
 }
 
@@ -38,8 +38,8 @@ impl Who {
         }
     }
 
-    /// No two holds have the same nonce, whatever else they have in common, but a writer and the
-    /// reader as which it goes on.
+    /// No two holds have the same nonce, whatever else they share, except a writer and the reader
+    /// that it becomes.
     fn nonce(self) -> u64 {
         let kind = if self.kind() == HoldKind::Write { READ } else { self.kind };
         let place = (self.name * KINDS.len() + kind) * CLIENTS.len() + self.client;
@@ -118,12 +118,12 @@ impl Step {
     }
 }
 
-/// What cases are made of.
+/// The kind of a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Scene {
     /// No client waits.
     Alone,
-    /// Clients wait, are offered what they wait for, and leave.
+    /// Clients wait, get offers, and leave.
     Waiting,
 }
 
@@ -140,13 +140,13 @@ fn who() -> impl Strategy<Value = Who> {
     let any_kind = (0..NAMES, 0..KINDS.len());
     let kind = prop_oneof![9 => usual, 1 => any_kind];
     (kind, 0..CLIENTS.len(), 0..2_u64).prop_map(move |((name, kind), client, number)| {
-        // Callers need not agree on the number.
+        // Callers need not agree on the number of permits.
         let more = u32::from(kind == 3 && client == 2);
         Who { name, kind, client, number, more }
     })
 }
 
-/// A lock of each of the names in some order.
+/// A lock of each of the names, in some order.
 fn set() -> impl Strategy<Value = Vec<Who>> {
     let orders = vec![vec![0, 1], vec![1, 0], vec![0, 1, 2]];
     (select(orders), 0..CLIENTS.len(), 0..2_u64).prop_map(|(names, client, number)| {
@@ -154,7 +154,7 @@ fn set() -> impl Strategy<Value = Vec<Who>> {
     })
 }
 
-/// Readers of a name, or permits of one, which one request of a client asks for.
+/// Readers of a name, or permits of one, that one request of a client asks for.
 fn sharers() -> impl Strategy<Value = Vec<Who>> {
     let numbers = subsequence(vec![0, 1, 2], 2..=3).prop_shuffle();
     (any::<bool>(), 0..CLIENTS.len(), numbers).prop_map(|(reads, client, numbers)| {
@@ -171,7 +171,7 @@ fn change_of(hold: Who, scene: Scene) -> impl Strategy<Value = (Who, Change)> {
     let kept_until = Moment::now().after(HOUR / 2);
     let ended = prop_oneof![
         2 => Just(Change::RELEASE),
-        // One that its client may keep is never left to time.
+        // A hold that its client may keep is never left to expire.
         u32::from(is_lock && hold.number == 0) => Just(Change::Release { kept_until }),
     ];
     let depth = (1..4_u32, prop::option::of(1..4_u32)).prop_map(move |(depth, hours)| {

@@ -7,21 +7,21 @@ use super::*;
 use crate::store::keys::Keys;
 use crate::store::memory::memory_server::MemoryServer;
 
-/// What a server does beside what it is asked.
+/// What a server does besides answering requests.
 pub(super) trait Time {
-    /// The lease of a hold ends.
+    /// Ends the lease of a hold.
     fn expire(&self, hold: &HoldId);
 
-    /// The rest of the time passes for which a key has only holds whose leases are over.
+    /// Skips the rest of the time for which a key has only holds whose leases are over.
     fn pass(&self, name: &str);
 
-    /// The offers of a name end.
+    /// Ends the offers of a name.
     fn end_offers(&self, name: &str);
 
-    /// The offers of a name last, however slow this test is.
+    /// Makes the offers of a name last, however slow this test is.
     fn prolong_offers(&self, name: &str);
 
-    /// The messages to clients since the last call, sorted.
+    /// Returns the messages to clients since the last call, sorted.
     fn messages(&self) -> Vec<String>;
 }
 
@@ -87,7 +87,7 @@ impl Time for InMemory {
     }
 }
 
-/// A lock ends with its key; of the others, the key ends with the last one.
+/// A lock ends with its key. For the others, the key ends with the last hold.
 const EXPIRE: &str = "
 if redis.call('type', KEYS[1]).ok == 'hash' then
   return redis.call('hexists', KEYS[1], ARGV[1]) == 1 and redis.call('del', KEYS[1])
@@ -100,7 +100,7 @@ const PASS: &str = "
 local last = redis.pcall('zrange', KEYS[1], -1, -1, 'withscores')[2]
 return last and redis.call('pexpireat', KEYS[1], last)";
 
-/// `ARGV[1]` is the time from now in ms, or 0 if they end.
+/// `ARGV[1]` is the time from now in ms, or 0 to end the offers.
 const OFFERS: &str = "
 local kind, now = redis.call('type', KEYS[1]).ok, redis.call('time')
 local ends = now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[1]
@@ -119,7 +119,7 @@ elseif kind == 'zset' then
   return last and redis.call('pexpireat', KEYS[1], last)
 end";
 
-/// Where each message of a step is followed by this one.
+/// Marks the end of the messages of a step.
 const MARK: &str = "model:mark";
 
 pub(super) struct AtServer<'a, 'm> {

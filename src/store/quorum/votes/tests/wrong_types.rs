@@ -1,13 +1,13 @@
-//! What it means that some servers have something that is not a lock.
+//! Decisions when some servers have something that is not a lock.
 
 use std::fmt::Debug;
 
 use super::*;
 
-/// How many servers there are.
+/// All numbers of servers.
 const ALL: [usize; 5] = [1, 2, 3, 4, 5];
 
-/// What is decided when the replies come one by one, in the order of the servers.
+/// Returns the decision when the replies arrive one by one, in the order of the servers.
 fn decide_in_order<T: Clone, D>(
     votes: &Votes<T>,
     decide: impl Fn(&Votes<T>) -> Option<Result<D, Failure>>,
@@ -20,8 +20,8 @@ fn decide_in_order<T: Clone, D>(
     decided.expect("there is a decision when all votes are in")
 }
 
-/// Checks that a majority of wrong types is an error, and that fewer count among the answers, for
-/// all replies in all orders.
+/// Checks for all replies in all orders that a majority of wrong types is an error, and that fewer
+/// count among the answers.
 fn assert_a_majority_decides<T: Clone, D>(
     counts: &[usize],
     answers: &[T],
@@ -104,7 +104,7 @@ fn a_silent_server_is_waited_for_only_if_it_decides_about_the_type() {
     assert!(decides(&[Ok(busy()), Ok(busy()), Ok(busy()), wrong()], 1));
     assert!(!decides(&[Ok(busy()), Ok(busy()), wrong(), wrong()], 1));
     assert!(decides(&[Ok(busy()), wrong(), wrong(), wrong()], 1));
-    // A majority that has said it is enough.
+    // A majority of such replies is enough.
     let free = Ok(ReportReply::default());
     let inspected = [None, Some(free), Some(wrong()), Some(wrong()), Some(wrong())];
     assert!(Votes(inspected.into()).decide_holder().is_some());
