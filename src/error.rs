@@ -17,9 +17,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Contention is an error only when a wait is limited: see [`Error::Timeout`]. An outage is never
 /// reported as contention. No error message contains a password or the secret part of an owner.
 ///
-/// The message of an error includes its cause. [`source`](std::error::Error::source) is what lies
-/// behind that, so a chain of messages says nothing twice. The fields `source` and `failures` have
-/// the cause itself, to be downcast for example.
+/// The message of an error includes its cause. [`source`](std::error::Error::source) is the cause
+/// of that cause, so a chain of messages says nothing twice. The fields `source` and `failures`
+/// have the cause itself, to be downcast for example.
 ///
 /// Variants may gain fields: match them with `..`.
 ///
@@ -93,7 +93,7 @@ pub enum Error {
     /// Too few replicas or disks acknowledged the lock. The lock was released again; if this was a
     /// nested level, only that level was undone. See [`Durability`](crate::Durability).
     ///
-    /// With several independent servers, a majority granted the lock, but on too few of them was it
+    /// With several independent servers, a majority granted the lock, but too few of them had it
     /// acknowledged. `server`, `acked` and `required` then describe one server: the one with the
     /// fewest acknowledgements in the best majority.
     #[non_exhaustive]
@@ -126,7 +126,7 @@ pub enum Error {
         /// The name of the lock.
         name: String,
         /// Who held the lock when the wait ended. `None` if that is not known, if the call waited
-        /// for a thread of its own client, and for what several clients can hold.
+        /// for a thread of its own client, and for kinds of locks that several clients can hold.
         holder: Option<Holder>,
         /// Who held it, in words for people: readers, writers and permits too.
         reason: String,
@@ -207,7 +207,7 @@ impl Error {
         causes.fold(self.to_string(), |text, cause| format!("{text}: {cause}"))
     }
 
-    /// An error that names an argument and its allowed values.
+    /// Returns an error that names an argument and its allowed values.
     pub(crate) fn invalid(argument: &str, allowed: impl fmt::Display) -> Self {
         Self::InvalidInput(format!("{argument}: {allowed}"))
     }
@@ -225,7 +225,7 @@ impl Error {
         Self::system("start a thread", source)
     }
 
-    /// The operating system refused what was attempted.
+    /// Returns the error of an attempt that the operating system refused.
     pub(crate) fn system(attempt: &str, source: impl StdError + Send + Sync + 'static) -> Self {
         Self::Unavailable {
             attempt: attempt.into(),
@@ -306,12 +306,12 @@ pub enum LossCause {
     /// listens for messages: one that has waited for another client, keeps locks, or has called
     /// [`wanted`](crate::Guard::wanted). Any other finds the hold [gone](LossCause::Gone).
     Forced,
-    /// The server does not know the hold any more: it has lost its data, has evicted the key, or
-    /// another program has deleted or replaced it.
+    /// The server no longer knows the hold: it has lost its data, has evicted the key, or another
+    /// program has deleted or replaced it.
     Gone,
     /// The hold reached its age limit: see [`Builder::max_hold`](crate::Builder::max_hold).
     MaxHold,
-    /// The hold is gone, and another client held the lock when this client looked.
+    /// The hold is gone, and another client held the lock when this client checked.
     Taken {
         /// Its [id](crate::Client::id); empty for a client of another library.
         by: String,
@@ -331,11 +331,11 @@ impl fmt::Display for LossCause {
     }
 }
 
-/// The cause of a loss, and what led to it.
+/// The cause of a loss, and the failure that led to it.
 #[derive(Clone, Debug)]
 pub(crate) struct Loss {
     pub(crate) cause: LossCause,
-    /// Of the last renewal, if none succeeded in time.
+    /// The failure of the last renewal, if none succeeded in time.
     pub(crate) last_failure: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
@@ -361,7 +361,7 @@ fn describe_loss(
 }
 
 impl StdError for Error {
-    /// The cause is part of the message already, so this is what lies behind it.
+    /// The message already includes the cause, so this returns the cause of that.
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
             Self::Lost { last_failure, .. } => last_failure.as_ref()?.source(),
@@ -376,7 +376,7 @@ impl StdError for Error {
 mod tests {
     use super::*;
 
-    /// A failure, and what lies behind it.
+    /// A failure, and its cause.
     #[derive(Debug)]
     struct Fails(&'static str, Option<Box<Fails>>);
 

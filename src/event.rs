@@ -1,4 +1,4 @@
-//! The events of locks, as the program's callback receives them, and the trait of their receivers.
+//! The events that the program's callback receives, and the trait of their receivers.
 
 use std::fmt;
 use std::time::Duration;
@@ -98,19 +98,19 @@ pub enum Event {
 pub(crate) trait EventListener: Send + Sync {
     fn event(&self, event: &Event);
 
-    /// How often `tick` is called; `None`: never.
+    /// Returns how often to call `tick`; `None` for never.
     fn pause(&self) -> Option<Duration> {
         None
     }
 
-    /// Called in between, and when the program may be about to end.
+    /// Called between events, and when the program may be about to end.
     fn tick(&self) {}
 
-    /// A call has waited for a lock that was held, and got it.
+    /// Called when a call has waited for a held lock and got it.
     #[cfg(feature = "metrics")]
     fn waited(&self, _: Duration) {}
 
-    /// No event will follow.
+    /// Called when no more events will follow.
     fn end(&self) {}
 }
 

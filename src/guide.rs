@@ -1,12 +1,12 @@
 //! The pages in `docs/`, as part of this documentation.
 //!
-//! These modules exist in the documentation only, and there is nothing in them to use.
+//! These modules exist only in the documentation, and contain nothing to use.
 
 #![cfg_attr(docsrs, doc(auto_cfg = false))]
 
-// The pages are also read as files, where they are. At its end each defines where its links lead
-// there; `links.md` defines the same labels for this documentation and comes first, because the
-// first definition of a label is the one that counts.
+// The pages are also read as files. At its end, each defines where its links lead there. `links.md`
+// defines the same labels for this documentation and comes first, because the first definition of a
+// label counts.
 macro_rules! pages {
     ($($(#[doc = $summary:literal])* $name:ident = $file:literal;)*) => {$(
         $(#[doc = $summary])*

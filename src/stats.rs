@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 ///
 /// The first five fields describe the present. The others count from when the client was opened,
 /// and only grow. If the documentation of a counter names an [`Event`](crate::Event), both are
-/// raised together: without a callback, too, and even if a slow callback causes the event to be
-/// dropped.
+/// raised together, even without a callback or if a slow callback causes the event to be dropped.
 ///
 /// The numbers are read one by one, so they are not an atomic snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,15 +73,14 @@ pub struct Stats {
     pub pool_waits: u64,
 }
 
-/// Defines the counters of the numbers of `Stats` that are counted here; those of connections are
-/// not.
+/// Defines the counters of `Stats` that are counted here, which those of connections are not.
 macro_rules! counters {
     ($($name:ident),*) => {
-        /// What a client counts of its locks: for [`Stats`], which says what each number is, and
-        /// for a shutdown.
+        /// What a client counts about its locks, for a shutdown and for [`Stats`], which describes
+        /// each number.
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
-            /// The calls that may yet acquire a hold, and the holds that are not known to have
+            /// The calls that may still acquire a hold, and the holds that are not known to have
             /// ended.
             pub(crate) unsettled: AtomicU64,
             $(pub(crate) $name: AtomicU64,)*

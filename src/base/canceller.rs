@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 
-/// Cancels waits for locks from another thread: those of one handle, or of all handles with a clone
-/// of it.
+/// Cancels waits for locks from another thread: those of one handle, or of all handles that use a
+/// clone of it.
 ///
 /// ```
 /// use leasehold::{Canceller, Client, Error};

@@ -1,4 +1,4 @@
-//! Who holds a lock, as shown to users.
+//! The holder of a lock, as shown to users.
 
 use std::fmt;
 use std::time::Duration;

@@ -104,12 +104,12 @@ impl Builder {
         Self::default().environment(&url)
     }
 
-    /// Replaces earlier settings by those of the environment and of this URL. For the program
+    /// Replaces earlier settings with those of the environment and of this URL. For the program
     /// `leasehold`; may change at any time.
     ///
     /// # Errors
     ///
-    /// Those of [`from_env`](Builder::from_env).
+    /// The same as [`from_env`](Builder::from_env).
     #[doc(hidden)]
     pub fn environment(mut self, url: &str) -> Result<Self> {
         apply_environment(&mut self.config)?;
@@ -117,7 +117,7 @@ impl Builder {
         Ok(self)
     }
 
-    /// Switches off a mechanism that makes locks faster, for benchmarks that show what it gains.
+    /// Switches off a mechanism that makes locks faster, for benchmarks that show its effect.
     #[doc(hidden)]
     pub fn without(mut self, mechanism: Mechanism) -> Self {
         self.config.without.push(mechanism);
@@ -129,9 +129,10 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// Those of [`open_sentinel`](Builder::open_sentinel), [`open_cluster`](Builder::open_cluster),
-    /// [`open_redlock`](Builder::open_redlock) or, for one server, [`open`](Builder::open); and
-    /// [`InvalidInput`](crate::Error::InvalidInput) without a URL.
+    /// The same as [`open_sentinel`](Builder::open_sentinel),
+    /// [`open_cluster`](Builder::open_cluster), [`open_redlock`](Builder::open_redlock) or, for one
+    /// server, [`open`](Builder::open); and [`InvalidInput`](crate::Error::InvalidInput) without a
+    /// URL.
     pub fn build(self) -> Result<Client> {
         let no_url = || Error::invalid("url", "must be given, for example by `from_url`");
         let deployment = self.deployment.ok_or_else(no_url)?;
@@ -176,7 +177,7 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// Those of [`open`](Builder::open), and
+    /// The same as [`open`](Builder::open), and
     ///
     /// - [`InvalidInput`](crate::Error::InvalidInput): two URLs are the same, or there is none.
     /// - [`Unavailable`](crate::Error::Unavailable): no sentinel or no master could be reached.
@@ -200,7 +201,7 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// Those of [`open`](Builder::open), and
+    /// The same as [`open`](Builder::open), and
     ///
     /// - [`InvalidInput`](crate::Error::InvalidInput): two seeds are the same, or there is none.
     /// - [`Unavailable`](crate::Error::Unavailable): some hash slots are not served.
@@ -224,7 +225,7 @@ impl Builder {
     ///
     /// A server that cannot provide the [`durability`](Builder::durability) is left out.
     ///
-    /// No server counts twice. If two URLs turn out to lead to one server, opening fails; if that
+    /// No server counts twice. If two URLs turn out to lead to one server, opening fails. If that
     /// shows only later, because the server did not answer at first, it is left out. The client
     /// notices this only with permission for `INFO`.
     ///
@@ -256,7 +257,7 @@ impl Builder {
     }
 
     /// Opens a client of a server in memory. It contends for locks with the other clients of that
-    /// server as processes do. See [`MemoryServer`].
+    /// server as separate processes would. See [`MemoryServer`].
     ///
     /// # Errors
     ///

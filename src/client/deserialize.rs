@@ -68,8 +68,8 @@ impl<'de> Visitor<'de> for BuilderVisitor {
     }
 }
 
-/// The value of a setting, as it would be in a URL. It is checked here, so that the error says
-/// where in the file it is.
+/// The value of a setting, as it would be in a URL. It is checked here, so that the error points
+/// into the file.
 #[derive(Clone, Copy)]
 struct Setting<'a>(&'a str);
 
@@ -92,7 +92,7 @@ impl<'de> DeserializeSeed<'de> for Setting<'_> {
     }
 }
 
-/// Defines methods of the visitor, which take a value as the text that it is in a URL.
+/// Defines methods of the visitor that take a value as its text in a URL.
 macro_rules! visit {
     ($($method:ident: $value:ty),*) => {
         $(fn $method<E: Error>(self, value: $value) -> Result<String, E> {

@@ -98,7 +98,7 @@ impl Client {
 
     /// Checks that locks can be acquired, and returns how long that took. The server executes what
     /// a lock needs, for a name of its own, and keeps nothing of it. So a missing right, a full
-    /// server or a replica is an error too. Blocks for the reply: of one server, of a node of a
+    /// server or a replica is also an error. Blocks for the reply: of one server, of a node of a
     /// cluster, or of a majority of independent servers.
     ///
     /// # Errors
@@ -112,7 +112,7 @@ impl Client {
         status::ping(&self.shared)
     }
 
-    /// Returns a handle by which the program `leasehold` shows and ends the holds of all clients.
+    /// Returns a handle with which the program `leasehold` shows and ends the holds of all clients.
     /// Sends nothing.
     #[doc(hidden)]
     #[must_use]

@@ -1,4 +1,4 @@
-//! Opens the state that the clones of a client share: one function for each way to run Redis.
+//! Opens the state that the clones of a client share, with one function for each way to run Redis.
 
 use std::io;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::store::memory::memory_server::MemoryServer;
 use crate::store::quorum::Quorum;
 use crate::store::servers::{Servers, parse_seeds};
 
-/// The attempt that errors of opening name.
+/// The attempt named by errors of opening.
 const ATTEMPT: &str = "open a client";
 
 pub(crate) fn at(mut config: Config, deployment: Deployment) -> Result<Shared> {
@@ -85,7 +85,7 @@ fn start(servers: &ServerFactory, store: Arc<dyn Store>, withdraws: bool) -> Res
     Shared::start(config, &servers.events, store, withdraws, servers.pools())
 }
 
-/// Locks in this process only.
+/// Opens a client whose locks exist only in this process.
 pub(crate) fn in_memory(mut config: Config, server: &MemoryServer) -> Result<Shared> {
     let events = prepare(&mut config, false)?;
     let in_memory = config.durability == Durability::Memory;
@@ -95,19 +95,19 @@ pub(crate) fn in_memory(mut config: Config, server: &MemoryServer) -> Result<Sha
     Shared::start(config, &events, Arc::new(store), false, Pools::default())
 }
 
-/// Checks the settings, and starts the reports to the program.
+/// Checks the settings, and starts reporting to the program.
 fn prepare(config: &mut Config, has_sentinels: bool) -> Result<Events> {
     config.check()?;
     let has_a_use = has_sentinels || config.master_login.is_none();
     let why = "must not be set unless sentinels name the master";
     Error::require(has_a_use, "master_login", why)?;
-    // That of the process that opens the client.
+    // The default label names the process that opens the client.
     config.label = Some(config.label());
-    // Only the thread that calls it keeps the callback.
+    // Only the thread that calls the callback keeps it.
     Events::start(config.on_event.take(), config.metrics).map_err(Error::no_thread)
 }
 
-/// The login for the master, from the URLs of the sentinels.
+/// Returns the endpoint of the master, with the login from the URLs of the sentinels.
 fn master_endpoint(sentinels: &[Endpoint], config: &Config) -> Result<Endpoint> {
     let at_master = |sentinel: &Endpoint| match &config.master_login {
         _ if config.credentials.is_some() => sentinel.without_login(),
@@ -120,8 +120,8 @@ fn master_endpoint(sentinels: &[Endpoint], config: &Config) -> Result<Endpoint> 
     Error::require(are_same, "sentinels", why).map(|()| first)
 }
 
-/// Retries reaching the servers for as long as a call without a deadline would. A lazy client does
-/// not try.
+/// Tries to reach the servers for as long as a call without a deadline would. Does nothing for a
+/// lazy client.
 fn insist(config: &Config, attempt: impl Fn() -> Result<(), Failure>) -> Result<()> {
     if config.lazy {
         return Ok(());
@@ -137,7 +137,8 @@ fn insist(config: &Config, attempt: impl Fn() -> Result<(), Failure>) -> Result<
     Ok(())
 }
 
-/// A server that cannot be reached may start later than the program.
+/// Adds a hint to the failure of a server that cannot be reached: it may start later than the
+/// program.
 fn with_hint(failure: Failure) -> Failure {
     if !matches!(failure.phase, Phase::Connect | Phase::LookUp) {
         return failure;

@@ -12,7 +12,7 @@ use crate::config::durability::Durability;
 use crate::config::setters;
 use crate::event::Event;
 
-// Those of locks, of which a handle has its own.
+// Settings of locks, which a handle can change for itself.
 setters! {
     Builder, |builder| builder.config.options_mut();
 
@@ -92,7 +92,7 @@ setters! {
     keep(time: Duration) = time;
 }
 
-// Those of the client.
+// Settings of the client.
 setters! {
     Builder, |builder| &mut builder.config;
 
@@ -241,8 +241,8 @@ setters! {
     ) = Some(CredentialsCallback::new(callback));
 
     /// Sets the user (empty for the default user) and the password for the master that sentinels
-    /// name. The login in the URLs is then used only for the sentinels. Where no sentinels are, it
-    /// is [`InvalidInput`](crate::Error::InvalidInput).
+    /// name. The login in the URLs is then used only for the sentinels. Without sentinels, this is
+    /// [`InvalidInput`](crate::Error::InvalidInput).
     ///
     /// Must not be set together with [`credentials`](Builder::credentials). Defaults to the login
     /// in the URLs.

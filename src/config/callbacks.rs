@@ -1,5 +1,4 @@
-//! The callbacks by which a client asks the program for credentials, and for the addresses at which
-//! servers can be reached.
+//! Callbacks by which a client asks the program for credentials, and for the addresses of servers.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -53,7 +52,7 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// The callback's result, in a form that several callers can share.
+/// The result of the callback, in a form that several callers can share.
 pub(crate) type CredentialsAnswer = Result<Credentials, Arc<dyn StdError + Send + Sync>>;
 
 #[derive(Clone)]
@@ -96,8 +95,8 @@ impl AddressMap {
         Self(Arc::new(map))
     }
 
-    /// Returns the address at which the server can be reached. If the callback panics, that is the
-    /// announced address.
+    /// Returns the address at which the server can be reached: the announced one if the callback
+    /// panics.
     pub(crate) fn reachable(&self, host: &str, port: u16) -> (String, u16) {
         let mapped = catch_unwind(AssertUnwindSafe(|| (self.0)(host, port)));
         mapped.unwrap_or_else(|_| (host.into(), port))

@@ -27,7 +27,7 @@ pub struct Tls {
     pub(crate) cert: Option<Vec<u8>>,
     pub(crate) key: Option<Vec<u8>>,
     pub(crate) server_name: Option<String>,
-    /// The settings that are from files, and their paths.
+    /// The settings that were read from files, and the paths of these files.
     files: Vec<(String, PathBuf)>,
 }
 
@@ -84,8 +84,7 @@ impl Tls {
         }
     }
 
-    /// Returns the settings with what their files have now; `None` if that is the same, or cannot
-    /// be used.
+    /// Rereads the settings from their files. Returns `None` if they are unchanged or unusable.
     pub(crate) fn reread(&self) -> Option<Self> {
         if self.files.is_empty() {
             return None;
@@ -123,8 +122,8 @@ impl fmt::Debug for Tls {
 /// The start of each part of a PEM text.
 const BEGIN: &str = "-----BEGIN";
 
-/// Parses certificates. The parser's own messages can quote the text, which may be a key, so they
-/// are not passed on.
+/// Parses certificates. Hides the parser's own messages, which can quote the text, and that may be
+/// a key.
 pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, &'static str> {
     let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     let certificates = parsed.unwrap_or_default();
@@ -134,7 +133,7 @@ pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, &
     Ok(certificates)
 }
 
-/// Parses a private key, and hides the parser's messages, too.
+/// Parses a private key. Hides the parser's messages as well.
 pub(crate) fn private_key(pem: &[u8]) -> Result<PrivateKeyDer<'static>, &'static str> {
     let has = |part: &str| pem.windows(part.len()).any(|window| window == part.as_bytes());
     // `BEGIN ENCRYPTED PRIVATE KEY`, or in an older format `Proc-Type: 4,ENCRYPTED`.

@@ -20,17 +20,17 @@ use crate::event::EventListener;
 
 pub(crate) const LEASE_MIN: Duration = Duration::from_millis(10);
 pub(crate) const LEASE_MAX: Duration = Duration::from_secs(24 * 365 * 60 * 60);
-/// The longest name, and the longest prefix.
+/// The maximum length of a name, and of a prefix, in bytes.
 pub(crate) const NAME_MAX: usize = 64 * 1024;
 /// The prefix of the keys and channels that leasehold creates for its own use.
 pub(crate) const RESERVED: &str = "leasehold:";
 const IO_TIMEOUT_DEFAULT: Duration = Duration::from_secs(1);
 const LABEL_MAX: usize = 256;
-/// The longest part of a host's name that is in a label, in characters.
+/// The maximum length of the part of a host name that is in a label, in characters.
 const HOST_MAX: usize = 64;
 const POOL_MAX: u32 = 10_000;
 
-/// A mechanism that makes locks faster, and that a benchmark can switch off to show what it gains.
+/// A mechanism that makes locks faster, which a benchmark can switch off to show its effect.
 /// Spinning has a setting of its own, [`Builder::spin`](crate::Builder::spin).
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,8 +86,8 @@ macro_rules! setters {
 pub(crate) use setters;
 
 with_defaults! {
-    /// The settings of a client, described where [`Builder`](crate::Builder) sets them: values
-    /// only, since several clients may be opened with the same.
+    /// The settings of a client, described where [`Builder`](crate::Builder) sets them. Holds only
+    /// values, since several clients may be opened with the same settings.
     #[derive(Clone, Debug)]
     Config {
         /// Shared with the handles to locks, which copy them to change one.
@@ -96,16 +96,16 @@ with_defaults! {
         idle_timeout: Option<Duration> = Some(Duration::from_secs(10 * 60)),
         max_lifetime: Option<Duration> = Some(Duration::from_secs(30 * 60)),
         connect_timeout: Duration = Duration::from_secs(1),
-        /// As set by the user; the method of this name has the default.
+        /// As set by the user. The method of this name applies the default.
         io_timeout: Option<Duration> = None,
         retry_window: Duration = Duration::from_secs(10),
         backoff: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500)),
         prefix: String = "lock:".into(),
-        /// As set by the user; the method of this name has the default.
+        /// As set by the user. The method of this name applies the default.
         label: Option<String> = None,
         durability: Durability = Durability::Memory,
         fence_life: Duration = Duration::from_secs(24 * 60 * 60),
-        /// Taken out when a client is opened.
+        /// Taken when a client is opened.
         on_event: Option<Arc<dyn EventListener>> = None,
         metrics: bool = false,
         master_login: Option<Credentials> = None,
@@ -178,7 +178,7 @@ impl Config {
     }
 }
 
-/// The name of this host, without what a label must not have.
+/// Returns the name of this host, without characters that a label must not have.
 fn host() -> String {
     #[cfg(unix)]
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -187,7 +187,8 @@ fn host() -> String {
     host.chars().filter(|char| !is_bad_in_label(*char)).take(HOST_MAX).collect()
 }
 
-/// The label is part of channel names, where braces would determine the hash slot.
+/// Returns `true` for a character that a label must not have. A label is part of channel names,
+/// where braces would determine the hash slot.
 fn is_bad_in_label(char: char) -> bool {
     matches!(char, '{' | '}') || char.is_control()
 }
@@ -209,11 +210,12 @@ with_defaults! {
         renew: bool = true,
         max_hold: Option<Duration> = None,
         hold_at_least: Option<Duration> = None,
-        /// As set by the user; 10 ms if it is not.
+        /// As set by the user; 10 ms by default.
         tenure: Option<Duration> = None,
-        /// As set by the user. The other options can still prevent that the client keeps the lock.
+        /// As set by the user. Other options can still prevent the client from keeping the lock.
         keep: Duration = Duration::ZERO,
-        /// Whether a handle has set `keep`. One that it has from the client is cut to its lease.
+        /// Whether a handle has set `keep` itself. A `keep` of the client's is cut to the lease of
+        /// the handle.
         has_own_keep: bool = false,
         reentrant: bool = true,
         cancelled_by: Option<Canceller> = None,
@@ -227,7 +229,7 @@ impl LockOptions {
         Error::require(is_lease, "lease", "must be 10 ms to 365 days")?;
         let max_hold = self.max_hold.unwrap_or(LEASE_MAX);
         Error::require(max_hold >= LEASE_MIN, "max_hold", "must be at least 10 ms")?;
-        // What a handle has from the client is cut to its lease, but for its own `keep`.
+        // A handle's options from the client are cut to its lease, except for a `keep` of its own.
         let is_client = ptr::eq(self, &raw const *config.options);
         let fits = !is_client || self.tenure.unwrap_or_default() <= lease / 3;
         Error::require(fits, "tenure", "must be at most a third of the lease")?;

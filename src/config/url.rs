@@ -1,4 +1,4 @@
-//! The servers and the settings of a client, from one URL. Settings may also come from a
+//! Parses the servers and the settings of a client from one URL. Settings may also come from a
 //! configuration file or the environment.
 //!
 //! Settings have the names of the methods of [`Builder`](crate::Builder). Their values are checked
@@ -15,7 +15,7 @@ use crate::config::callbacks::Credentials;
 use crate::config::durability::Durability;
 use crate::error::{Error, Result};
 
-/// What else may be wrong with a URL that is not as it must be.
+/// Other possible reasons why a URL is malformed.
 pub(crate) const URL_HINT: &str = "with %23, %2F and %3F for `#`, `/` and `?` in a password, and \
                                    without quotes and line breaks";
 
@@ -25,7 +25,7 @@ const NO_DURABILITY: &str =
 const NO_LOGIN: &str = "must be a user and a password such as `user:password`";
 const NO_RANGE: &str = "must be two durations such as `5ms..500ms`";
 
-/// The servers of a client, and how they work together. Each has a URL.
+/// The servers of a client, each with its URL, and how they work together.
 #[derive(Clone)]
 pub(crate) enum Deployment {
     Cluster { seeds: Vec<String> },
@@ -34,7 +34,7 @@ pub(crate) enum Deployment {
     Server { url: String },
 }
 
-/// Shows no URL, which may have a password.
+/// Omits the URLs, which may contain a password.
 impl fmt::Debug for Deployment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -46,18 +46,18 @@ impl fmt::Debug for Deployment {
     }
 }
 
-/// Applies the settings of a URL, and returns where the servers are.
+/// Applies the settings of a URL, and returns the location of the servers.
 pub(crate) fn configure(config: &mut Config, url: &str) -> Result<Deployment> {
     let (deployment, options) = parse(url)?;
     apply(config, options)?;
     Ok(deployment)
 }
 
-/// The names and texts of settings.
+/// Names and texts of settings.
 type Options = Vec<(String, String)>;
 
 /// Parses `redis[s]://…`, `unix://…`, and `redis[s]+cluster://`, `+redlock` and `+sentinel` with
-/// several hosts. Returns also the settings in the query.
+/// several hosts. Also returns the settings in the query.
 fn parse(url: &str) -> Result<(Deployment, Options)> {
     let why = format!(
         "must be redis[s]://host[:port][/db], unix:///path, or several hosts as in \
@@ -83,7 +83,7 @@ fn parse(url: &str) -> Result<(Deployment, Options)> {
         hosts.split(',').map(|host| split_options(&format!("{scheme}://{login}{host}{tail}")));
     let (urls, mut options): (Vec<_>, Vec<_>) =
         urls.collect::<Result<Vec<_>>>()?.into_iter().unzip();
-    // They are the same for all hosts.
+    // All hosts have the same settings.
     let options = options.swap_remove(0);
     let deployment = match topology {
         "cluster" => Deployment::Cluster { seeds: urls },
@@ -93,19 +93,19 @@ fn parse(url: &str) -> Result<(Deployment, Options)> {
     Ok((deployment, options))
 }
 
-/// A URL without white space at its ends; `None` if there are line breaks or tabs within, which the
-/// parser would skip.
+/// Returns a URL without white space at its ends; `None` if it contains line breaks or tabs, which
+/// the parser would skip.
 pub(crate) fn trimmed(url: &str) -> Option<&str> {
     Some(url.trim()).filter(|url| !url.contains(char::is_control))
 }
 
-/// Takes the name of the master out of `/master[/database][?query][#fragment]`.
+/// Splits the name of the master off `/master[/database][?query][#fragment]`.
 fn split_master(tail: &str) -> Result<(String, String)> {
     let path = tail.find(['?', '#']).unwrap_or(tail.len());
     let (path, rest) = tail.split_at(path);
     let path = path.strip_prefix('/').unwrap_or_default();
     let (master, database) = path.split_once('/').unwrap_or((path, ""));
-    // What Redis allows.
+    // The characters that Redis allows.
     let is_name = |char: char| char.is_ascii_alphanumeric() || ".-_".contains(char);
     let is_master = !master.is_empty() && master.chars().all(is_name);
     let why = "must name the master, as in redis+sentinel://host,host/master[/database]";
@@ -113,13 +113,13 @@ fn split_master(tail: &str) -> Result<(String, String)> {
     Ok((master.into(), format!("/{database}{rest}")))
 }
 
-/// Takes the settings of the client out of the query of a URL. A URL that cannot be parsed is
-/// returned unchanged.
+/// Splits the client's settings off the query of a URL. Returns a URL that cannot be parsed
+/// unchanged.
 fn split_options(url: &str) -> Result<(String, Options)> {
     let parsed = redis::parse_redis_url(url).filter(|parsed| parsed.query().is_some());
     let Some(mut parsed) = parsed else { return Ok((url.into(), Vec::new())) };
     let query = parsed.query().unwrap_or_default();
-    // It may be the end of a password, which no error repeats.
+    // The query may be the end of a password, which no error repeats.
     let why = "must have %40 for an `@` in the query, and %3F for a `?` in a password";
     Error::require(!query.contains('@'), "url", why)?;
     let is_encoded = is_encoded(query) && !parsed.query_pairs().any(is_broken);
@@ -135,7 +135,7 @@ fn split_options(url: &str) -> Result<(String, Options)> {
     Ok((parsed.into(), options))
 }
 
-/// Returns `true` for what the query of one server's URL may have: how to log in there.
+/// Returns `true` for an option that the URL of one server may have in its query, about the login.
 pub(crate) fn is_connection_option(scheme: &str, name: &str) -> bool {
     match name {
         "client_name" => true,
@@ -167,13 +167,13 @@ pub(crate) fn apply(
 ) -> Result<()> {
     let mut known = HashSet::new();
     for (name, text) in options {
-        // The short form in URLs of other programs.
+        // The short form that URLs of other programs use.
         let name = if name == "pool" { "pool_size" } else { &name };
         // If an `=` is missing, a secret may be part of the name.
         let is_name = name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
         Error::require(is_name, "a setting", "must have a name of letters and `_`")?;
         let result = set(config, name, &text);
-        // A text may be a secret, so it is not repeated.
+        // The text may be a secret, so it is not repeated.
         result.map_err(|why| Error::invalid(name, why))?;
         Error::require(known.insert(name.to_owned()), name, "must not be set twice")?;
     }
@@ -274,7 +274,7 @@ const UNITS: [(&str, f64); 7] = [
     ("d", 86_400.0),
 ];
 
-/// Parses a duration as the program `leasehold` does, too: `500ms`, `2s`, `1.5m`, or plain seconds.
+/// Parses a duration, also for the program `leasehold`: `500ms`, `2s`, `1.5m`, or plain seconds.
 #[doc(hidden)]
 pub fn parse_duration(text: &str) -> Result<Duration, &'static str> {
     let digits = text.trim_end_matches(|char: char| char.is_ascii_alphabetic());

@@ -1,4 +1,4 @@
-//! A held lock, and the methods that guards of all kinds have.
+//! A held lock, and the methods that all kinds of guards share.
 
 use std::marker::PhantomData;
 use std::sync::MutexGuard;
@@ -63,8 +63,7 @@ impl Guard {
 /// this name in its error when a guard is sent to another thread.
 pub(super) struct BelongsToItsThreadUseLockOwned(pub(super) PhantomData<MutexGuard<'static, ()>>);
 
-/// Gives a guard around [`Held`] the methods that all guards have, and the optional ones that are
-/// named.
+/// Gives a guard around [`Held`] the methods of all guards, and the optional ones that are named.
 macro_rules! guard {
     (@same $($method:ident -> $result:ty),+) => {
         $(fn $method(&self) -> $result {
@@ -115,12 +114,12 @@ macro_rules! guard {
             /// do calls that do not wait, such as [`try_lock`](crate::Client::try_lock).
             ///
             /// The first call for a hold makes this client listen for messages, and blocks for the
-            /// server's reply to a request that also finds a client which waits already. From then
-            /// on a message arrives within a network latency. A message that is lost is made up
-            /// for by the next renewal, and so is a request that has failed.
+            /// server's reply to a request that also finds a client that is already waiting. From
+            /// then on a message arrives within a network latency. The next renewal makes up for a
+            /// lost message, and for a failed request.
             ///
             /// No messages arrive for a hold that was [adopted](crate::Client::adopt): the watch
-            /// learns of other clients by renewals, and each call of this method asks the server.
+            /// learns of other clients from renewals, and each call of this method asks the server.
             #[must_use]
             pub fn wanted(&self) -> $crate::guards::watches::Wanted {
                 $crate::guards::watches::Wanted::new(&self.held.shared, &self.held.holds[0])
@@ -228,7 +227,7 @@ macro_rules! guard {
             }
         }
 
-        /// Shows nothing that would allow another client to release the hold.
+        /// Omits everything that would allow another client to release the hold.
         impl std::fmt::Debug for $guard {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.debug_struct(stringify!($guard))

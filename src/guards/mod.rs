@@ -1,5 +1,5 @@
-//! The handles that users lock with, and the guards that they get. This file has what all guards
-//! share, what all handles share, and the trait for code that takes any guard.
+//! The handles that users lock with, and the guards that they get. This file has the shared parts
+//! of all guards and of all handles, and the trait for code that takes any guard.
 
 pub(crate) mod election;
 pub(crate) mod guard;
@@ -23,13 +23,13 @@ use crate::local::shared::Shared;
 use crate::local::{acquire, hold_requests, release, status};
 use crate::store::hold_id::HoldKind;
 
-/// The holds of a guard: one, or at least one of a set. Dropping this releases them, on any thread.
+/// The holds of a guard: one, or at least one of a set. Dropping it releases them, on any thread.
 pub(crate) struct Held<H: AsRef<[Arc<Hold>]> = [Arc<Hold>; 1]> {
     shared: Arc<Shared>,
     /// The names of a set are separated by commas.
     name: Arc<str>,
     holds: H,
-    /// Whether nothing is left to release.
+    /// Whether there is nothing left to release.
     released: bool,
 }
 
@@ -73,12 +73,12 @@ impl<H: AsRef<[Arc<Hold>]>> Drop for Held<H> {
     }
 }
 
-/// The name of a lock, or the names of a set, and the options with which a handle acquires it.
+/// The name of a lock, or the names of a set, with the handle's options for acquiring it.
 #[derive(Clone)]
 pub(crate) struct LockHandle {
     pub(crate) shared: Arc<Shared>,
     pub(crate) name: Arc<str>,
-    /// The client's, until a setter changes one.
+    /// Those of the client, until a setter changes one.
     pub(crate) options: Arc<LockOptions>,
 }
 
@@ -87,7 +87,7 @@ impl LockHandle {
         Arc::make_mut(&mut self.options)
     }
 
-    /// This handle, for locks that are never kept.
+    /// Returns this handle for locks that are never kept.
     pub(crate) fn without_keep(mut self) -> Self {
         self.options_mut().keep = Duration::ZERO;
         self
@@ -103,7 +103,7 @@ impl LockHandle {
         Held { shared: self.shared.clone(), name: self.name.clone(), holds, released: false }
     }
 
-    /// The error of a call that has waited without getting the lock.
+    /// Returns the error of a call that waited without getting the lock.
     fn timed_out(&self, wait: Wait, kind: Option<HoldKind>) -> Error {
         status::timed_out(&self.shared, &self.name, wait, kind)
     }

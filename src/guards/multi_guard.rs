@@ -75,11 +75,10 @@ impl MultiMutex {
 /// them. Created by [`Client::lock_all`](crate::Client::lock_all).
 ///
 /// Its `name` is all names, separated by commas. It is held while all of its locks are, and lost as
-/// soon as one of them is. If calls fail for
-/// several names, the error is the `Lost` of the first lost name, or else the error of the first
-/// name that fails. [`unlock`](MultiGuard::unlock) still releases the others. Once a server has not
-/// replied, these releases are left to the background, so the call takes no longer than for one
-/// lock.
+/// soon as one of them is. If calls fail for several names, the error is the `Lost` of the first
+/// lost name, or else the error of the first name that fails. [`unlock`](MultiGuard::unlock) still
+/// releases the others. Once a server has not replied, these releases are left to the background,
+/// so the call takes no longer than for one lock.
 ///
 /// ```
 /// let client = leasehold::Client::in_memory();

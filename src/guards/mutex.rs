@@ -87,8 +87,8 @@ impl Mutex {
     }
 }
 
-/// Defines the three ways to acquire a guard, by a function of the handle and the wait. The error
-/// of a wait names those who have a hold of this kind, unless it is `None`.
+/// Defines the three ways to acquire a guard, by a function of the handle and the wait. A timeout's
+/// error names the holders of this kind, unless it is `None`.
 macro_rules! waits {
     (
         $lock:ident => $guard:ident, held_as: $kind:expr, $acquire:expr;
@@ -181,7 +181,7 @@ impl Mutex {
     ///
     /// The same as [`lock`](Mutex::lock), except for `Timeout`.
     pub fn try_lock_until(&self, deadline: Instant) -> Result<Option<Guard>> {
-        // One long past leaves the time for one attempt all the same.
+        // A deadline long past still leaves time for one attempt.
         self.acquire(Wait::Until(deadline.max(Instant::now())))
     }
 

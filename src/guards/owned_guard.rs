@@ -14,7 +14,7 @@ use crate::local::shared::Shared;
 use crate::store::hold_id::{HoldId, HoldKind, is_client_id};
 use crate::store::keys::check_name;
 
-/// What every ticket begins with. The version says how to read the rest.
+/// The start of every ticket. The version says how to read the rest.
 const START: &str = "leasehold:1";
 
 /// The greatest integer up to which a double represents every integer exactly.
@@ -64,10 +64,10 @@ impl OwnedGuard {
     /// For this client the hold is over: [`lost`](OwnedGuard::lost) and
     /// [`Event::Released`](crate::Event::Released) report a release.
     ///
-    /// [`max_hold`](crate::Builder::max_hold) limits how long each guard has the lock: the lease
-    /// that is left here ends by then, too, and counting starts anew for a guard that adopts the
-    /// hold. A lock with [`hold_at_least`](crate::Mutex::hold_at_least) stays taken for the rest of
-    /// that time, counted from the adoption.
+    /// [`max_hold`](crate::Builder::max_hold) limits how long each guard has the lock. The lease
+    /// that is left here also ends by then, and a guard that adopts the hold starts counting again.
+    /// A lock with [`hold_at_least`](crate::Mutex::hold_at_least) stays taken for the rest of that
+    /// time, counted from the adoption.
     ///
     /// # Errors
     ///
@@ -110,7 +110,7 @@ impl OwnedGuard {
 #[derive(Clone, PartialEq, Eq)]
 #[must_use = "the lock stays held until its lease ends, unless the ticket is adopted"]
 pub struct Ticket {
-    /// That of the client.
+    /// The prefix of the client.
     pub(crate) prefix: Arc<str>,
     pub(crate) hold: DetachedHold,
 }
@@ -129,7 +129,7 @@ impl Ticket {
         self.hold.fence
     }
 
-    /// Returns the hold, for a client that can see it.
+    /// Returns the hold, for a client with the same prefix.
     pub(crate) fn hold_for(&self, shared: &Shared) -> Result<&DetachedHold> {
         let is_ours = *self.prefix == *shared.config.prefix;
         Error::require(is_ours, "ticket", "must come from a client with the same prefix")?;
@@ -161,7 +161,7 @@ impl Ticket {
     }
 }
 
-/// Shows nothing that would allow another client to release the lock.
+/// Omits everything that would allow another client to release the lock.
 impl fmt::Debug for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ticket")

@@ -1,4 +1,4 @@
-//! Watches on a hold, for a thread that must stop when the lock is lost, or that can end early when
+//! Watches on a hold, for a thread that must stop when the lock is lost, or can end early when
 //! another client waits for it.
 
 use std::convert::Infallible;
@@ -40,20 +40,20 @@ use crate::local::shared::Shared;
 /// ```
 #[derive(Clone)]
 pub struct Lost {
-    /// With their tokens. Empty in a forked child, where nothing is held.
+    /// The holds, with their tokens. Empty in a forked child, where nothing is held.
     holds: Vec<(Arc<Hold>, u64)>,
     over: WatchReceiver,
 }
 
-/// What tells that a watch has something to report: in the process that has created it. A forked
-/// child must not touch it, because a thread of the parent may have locked it.
+/// Signals that a watch has something to report, in the process that created it. A forked child
+/// must not touch it, because a thread of the parent may have locked it.
 #[derive(Clone)]
 struct WatchReceiver {
     receiver: Receiver<Infallible>,
     process: u32,
 }
 
-/// That of a forked child, where nothing is held.
+/// The receiver of a forked child, where nothing is held.
 static DISCONNECTED: LazyLock<Receiver<Infallible>> = LazyLock::new(|| bounded(0).1);
 
 impl WatchReceiver {
@@ -89,7 +89,7 @@ impl fmt::Debug for Lost {
 
 impl Lost {
     /// Watches for the loss of any of these holds, which share one channel. A forked child must not
-    /// touch anything that is shared with the parent's threads.
+    /// touch anything shared with the parent's threads.
     pub(super) fn new(shared: &Shared, holds: &[Arc<Hold>]) -> Self {
         match holds {
             [first, ..] if shared.check_process().is_ok() => {
@@ -156,7 +156,7 @@ impl Lost {
         }
     }
 
-    /// How the hold ended, once it is over.
+    /// Returns how the hold ended, once it is over.
     fn end(&self) -> HoldEnd {
         if self.is_lost() { HoldEnd::Lost } else { HoldEnd::Released }
     }
@@ -189,7 +189,7 @@ impl Lost {
 /// Lets any thread check whether another client waits for a lock, or wait until one does. Created
 /// by [`Guard::wanted`](crate::Guard::wanted).
 ///
-/// All watches on the same hold report the same, and stay `true` once they are. None of them keeps
+/// All watches on the same hold report the same, and once `true` they stay so. None of them keeps
 /// the lock or the client alive.
 ///
 /// ```
