@@ -1,4 +1,4 @@
-//! The command line, and the client that it describes.
+//! The command line, and the client that it configures.
 
 use std::env;
 use std::ffi::OsString;
@@ -56,7 +56,7 @@ pub(crate) struct ServerArgs {
 }
 
 impl ServerArgs {
-    /// The client's settings. Options replace those of the URL.
+    /// Returns the client's settings. Options replace those of the URL.
     pub(crate) fn builder(&self) -> Result<Builder, ExitError> {
         let Some(url) = self.url() else {
             return Err(ExitError::new(USAGE, "no server: set REDIS_URL or give --url"));
@@ -74,7 +74,7 @@ impl ServerArgs {
         Ok(self.builder()?.build()?)
     }
 
-    /// The prefix of the command line, and these arguments without it.
+    /// Returns the prefix of the command line, and these arguments without it.
     pub(crate) fn without_prefix(&self) -> Option<(String, Self)> {
         Some((self.prefix.clone()?, Self { prefix: None, ..self.clone() }))
     }
@@ -111,7 +111,7 @@ pub(crate) fn with<T>(
     }
 }
 
-/// Where the password is that is used at the next connect.
+/// The source of the password for the next connect.
 #[derive(Debug)]
 enum PasswordSource {
     Command(String),
@@ -121,7 +121,7 @@ enum PasswordSource {
 impl PasswordSource {
     /// # Errors
     ///
-    /// None of them repeats the password.
+    /// No error repeats the password.
     fn password(&self) -> io::Result<String> {
         let text = match self {
             Self::Command(command) => output_of(command)?,
@@ -136,7 +136,7 @@ impl PasswordSource {
     }
 }
 
-/// Runs a password command, and returns what it has printed.
+/// Runs a password command, and returns its output.
 fn output_of(command: &str) -> io::Result<Vec<u8>> {
     let _is_ours = OTHER_PROCESS.lock();
     let mut shell = Command::new("sh");
@@ -147,7 +147,7 @@ fn output_of(command: &str) -> io::Result<Vec<u8>> {
     if output.status.success() { Ok(output.stdout) } else { Err(failed(output.status.to_string())) }
 }
 
-/// The user in a URL; empty for the default user.
+/// Returns the user in a URL; empty for the default user.
 fn user_of(url: &str) -> String {
     let rest = url.split_once("://").map_or("", |(_, rest)| rest);
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
@@ -269,7 +269,7 @@ pub(crate) struct Unlock {
 }
 
 impl Unlock {
-    /// The name, if all of its holds are to be ended, of any client.
+    /// Returns the name if all of its holds must be ended, whatever the client.
     pub(crate) fn whole_name(&self) -> Option<&str> {
         let Self { client, label, fence, dry_run, name, .. } = self;
         let is_whole = client.is_none() && label.is_none() && fence.is_none() && !dry_run;

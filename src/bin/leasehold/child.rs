@@ -1,5 +1,5 @@
-//! The command as a process, the terminal that it uses, and the signals that this program receives
-//! while it waits and while the command runs.
+//! The process of the command, the terminal that it uses, and the signals that this program
+//! receives while it waits and while the command runs.
 
 use std::env;
 use std::ffi::OsString;
@@ -30,39 +30,40 @@ use signal_hook::low_level::signal_name;
 
 use crate::output::{ExitError, of_signal};
 
-/// The argument that tells this program, started by itself, to become the command.
+/// The argument with which this program starts itself in order to become the command.
 pub(crate) const HELPER: &str = "__run-with-parent";
 
-/// This program, even if its file has been replaced (on Linux).
+/// The path of this program, even if its file has been replaced (on Linux).
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// How long a command at a terminal has to stop by itself: an editor first restores the terminal.
 const STOP_TIME: Duration = Duration::from_millis(100);
 
-/// The signals that end a wait, and that are passed on to the command.
+/// The signals that end a wait and are forwarded to the command.
 const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 
 /// The signals that `--yield` accepts.
 const NAMED: [i32; 8] = [SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH];
 
-/// How long a call that a signal ends may still take to finish what it has begun.
+/// How long a call that a signal ends may take to finish what it has begun.
 const LAST_MOMENT: Duration = Duration::from_millis(500);
 
-/// Locked while a process that is not the command's must be waited for by what has started it.
+/// Locked while a process other than the command's must be waited for by the code that started it.
 pub(crate) static OTHER_PROCESS: Mutex<()> = Mutex::new(());
 
-/// The command. It is not ended when this is dropped.
+/// The command. Dropping this does not end it.
 #[derive(Debug)]
 pub(crate) struct Child {
     process: std::process::Child,
-    /// Whether processes whose own parent has ended are children of this one.
+    /// Whether processes whose own parent has ended become children of this one.
     adopts: bool,
-    /// Set once it has ended, if this process also waits for others.
+    /// Set once the command has ended, if this process also waits for others.
     status: Option<ExitStatus>,
-    /// Its process group, if that is its own: then whatever the command has started gets the
-    /// signals too. At a terminal it must share ours, or it could not read there.
+    /// The process group of the command, if it has its own: then everything that the command has
+    /// started gets the signals too. At a terminal it must share ours, or it could not read there.
     group: Option<Pid>,
-    /// Where this program, started as the helper, reports that it cannot become the command.
+    /// The pipe on which this program, started as the helper, reports that it cannot become the
+    /// command.
     report: Option<(PipeReader, PipeWriter)>,
 }
 
@@ -102,10 +103,10 @@ impl Child {
         Ok(Self { process, adopts, status: None, group, report })
     }
 
-    /// Returns `true` if the process that has ended never became the command.
+    /// Returns `true` if the ended process never became the command.
     pub(crate) fn was_not_run(&mut self) -> bool {
         let Some((mut reader, writer)) = self.report.take() else { return false };
-        // No other process has the writing end open now, so this does not block.
+        // No other process has the writing end open by now, so this does not block.
         drop(writer);
         reader.read(&mut [0]).is_ok_and(|length| length > 0)
     }
@@ -124,15 +125,15 @@ impl Child {
                     self.status = Some(ExitStatus::from_raw(status.as_raw()));
                 }
                 Ok(Some(_)) => {}
-                // The others run, or there are none.
+                // The others are running, or there are none.
                 Ok(None) | Err(Errno::CHILD) => return Ok(self.status),
                 Err(error) => return Err(error.into()),
             }
         }
     }
 
-    /// Passes on a signal that this process has received, unless the command has received it too: a
-    /// terminal sends those of its keys to all processes in the foreground.
+    /// Forwards a signal that this process has received, unless the command has received it too: a
+    /// terminal sends the signals of its keys to all processes in the foreground.
     pub(crate) fn forward(&self, signal: i32) {
         let of_key = matches!(signal, SIGINT | SIGQUIT);
         if self.group.is_none() && of_key && is_in_foreground() {
@@ -141,7 +142,8 @@ impl Child {
         self.send(signal);
     }
 
-    /// Sends the command a signal. One that asks it to end does so even if it is stopped.
+    /// Sends the command a signal. One that asks it to end takes effect even if the command is
+    /// stopped.
     pub(crate) fn send(&self, signal: i32) {
         let Some(signal) = Signal::from_named_raw(signal) else { return };
         self.signal(signal);
@@ -153,16 +155,16 @@ impl Child {
     /// Stops the command until it gets SIGCONT.
     pub(crate) fn suspend(&self) {
         if self.group.is_none() {
-            // A key may have sent it this, too. What comes after the command has stopped is undone
-            // when it is continued.
+            // A key may have sent it this signal too. If it arrives after the command has stopped,
+            // continuing the command undoes it.
             self.signal(Signal::TSTP);
             thread::sleep(STOP_TIME);
         }
         self.signal(Signal::STOP);
     }
 
-    /// Sends a signal to the command, and to all that it has started: the processes of its own
-    /// group, or at a terminal those of this session.
+    /// Sends a signal to the command and everything it has started: the processes of its own group,
+    /// or at a terminal those of this session.
     pub(crate) fn end(&self, signal: i32) {
         self.send(signal);
         if let Some(signal) = Signal::from_named_raw(signal)
@@ -175,7 +177,7 @@ impl Child {
         }
     }
 
-    /// Returns `true` if there are processes that [`end`](Child::end) reaches, beside the command.
+    /// Returns `true` if [`end`](Child::end) reaches any process besides the command.
     pub(crate) fn has_others(&self) -> bool {
         match self.group {
             Some(group) => test_kill_process_group(group).is_ok(),
@@ -184,7 +186,7 @@ impl Child {
     }
 
     fn signal(&self, signal: Signal) {
-        // The command may have ended just now; its process id stays its own until it is waited for.
+        // The command may just have ended. Its process id stays its own until it is waited for.
         match self.group {
             Some(group) => kill_process_group(group, signal).ok(),
             None => kill_process(Pid::from_child(&self.process), signal).ok(),
@@ -193,7 +195,7 @@ impl Child {
 }
 
 /// Makes this process the parent of what the command has started and not waited for, so that it can
-/// be ended with the command. Returns `false` where the system has no such thing.
+/// be ended with the command. Returns `false` where the system does not support this.
 fn adopt_orphans() -> bool {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     return rustix::process::set_child_subreaper(Some(rustix::process::getpid())).is_ok();
@@ -201,8 +203,8 @@ fn adopt_orphans() -> bool {
     false
 }
 
-/// The processes of this session that this process has started, or that those have; none where the
-/// system does not list them.
+/// Returns the descendants of this process that are in its session; none where the system does not
+/// list them.
 fn descendants() -> Vec<Pid> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let stats =
@@ -222,7 +224,7 @@ fn descendants() -> Vec<Pid> {
     running.filter(|id| found[1..].contains(id)).filter_map(Pid::from_raw).collect()
 }
 
-/// What Linux says of a process in `/proc/<id>/stat`.
+/// The part of `/proc/<id>/stat` about a process that is used here.
 #[derive(Debug, PartialEq)]
 struct ProcessStat {
     id: i32,
@@ -234,7 +236,7 @@ struct ProcessStat {
 impl ProcessStat {
     fn parse(stat: &str) -> Option<Self> {
         let (id, _) = stat.split_once(" (")?;
-        // The name may have parentheses.
+        // The name may contain parentheses.
         let (_, rest) = stat.rsplit_once(") ")?;
         let mut fields = rest.split(' ');
         let state = fields.next()?.chars().next()?;
@@ -244,19 +246,19 @@ impl ProcessStat {
     }
 }
 
-/// The terminal as it was before the command, which may not restore it if it is killed.
+/// The state of the terminal before the command, which may not restore it if it is killed.
 #[derive(Debug)]
 pub(crate) struct TerminalState(Termios);
 
 impl TerminalState {
-    /// `None` if stdin is no terminal, or not that of this process now.
+    /// Returns `None` if stdin is no terminal, or one that this process does not control now.
     pub(crate) fn save() -> Option<Self> {
         if is_in_foreground() { tcgetattr(io::stdin()).ok().map(Self) } else { None }
     }
 
-    /// Restores the settings, and has the terminal again. Does not wait for output.
+    /// Restores the settings, and takes the terminal back. Does not wait for output.
     pub(crate) fn restore(&self) {
-        // Otherwise the system stops this process, if the command had the terminal for itself.
+        // Otherwise the system stops this process, if the command had the terminal to itself.
         let mut stop = SigSet::empty();
         stop.add(Blockable::SIGTTOU);
         let is_blocked = stop.thread_block().is_ok();
@@ -276,14 +278,14 @@ fn has_own_group() -> bool {
     !io::stdin().is_terminal()
 }
 
-/// Returns `true` if SIGTSTP is to stop the command and this process. At a terminal whose session
+/// Returns `true` if SIGTSTP should stop the command and this process. At a terminal whose session
 /// begins with this process group, as in a container, no shell could continue them, and the system
 /// ignores keys that would stop them.
 pub(crate) fn can_be_stopped() -> bool {
     has_own_group() || getsid(None).is_ok_and(|session| session != getpgrp())
 }
 
-/// The exit status for a command that has ended.
+/// Returns the exit status for a command that has ended.
 pub(crate) fn code_of(status: ExitStatus) -> u8 {
     match (status.code(), status.signal()) {
         (Some(code), _) => u8::try_from(code & 0xff).unwrap_or(u8::MAX),
@@ -291,33 +293,34 @@ pub(crate) fn code_of(status: ExitStatus) -> u8 {
     }
 }
 
-/// Replaces this process by a command that Linux kills when the parent dies. Returns only if that
-/// is not possible. The words are the parent's process id, its file descriptor for a report of
-/// that, the command, and its arguments.
+/// Replaces this process with a command that Linux kills when the parent dies. Returns only if that
+/// is not possible. The words are the parent's process id, its file descriptor for reporting that,
+/// the command, and its arguments.
 ///
-/// The command cannot do this itself, and without `unsafe` the parent cannot do it for the command
-/// between `fork` and `exec`.
+/// The command cannot do this by itself, and without `unsafe` the parent cannot do it between
+/// `fork` and `exec`.
 pub(crate) fn become_command(mut words: impl Iterator<Item = OsString>) -> ExitError {
     let mut word = || words.next().unwrap_or_default();
     let (parent, report, program) = (word(), word(), word());
-    // The command does not inherit it.
+    // The command does not inherit the descriptor.
     let report =
         File::options().write(true).open(Path::new("/proc").join(&parent).join("fd").join(report));
     let has_parent = || getppid().is_some_and(|pid| *parent == *pid.as_raw_nonzero().to_string());
     let error = match die_with_parent() {
         Err(error) => ExitError::system("be ended along with the parent")(error),
-        // The parent died before that took effect.
+        // The parent died before this took effect.
         Ok(()) if !has_parent() => ExitError::new(of_signal(Signal::KILL.as_raw()), ""),
         Ok(()) => {
             let mut command = Command::new(&program);
             command.args(words);
-            // What systemd means for the process that it has started is for the command.
+            // These variables of systemd name the process that it started, but are meant for the
+            // command.
             for variable in ["LISTEN_PID", "WATCHDOG_PID"] {
                 if env::var_os(variable).is_some_and(|pid| pid == parent) {
                     command.env(variable, id().to_string());
                 }
             }
-            // It has another id, that of our parent.
+            // The variable names another id, that of our parent.
             command.env_remove("LISTEN_PIDFDID");
             let error = command.exec();
             ExitError::of_command(&program.to_string_lossy(), &error)
@@ -330,14 +333,14 @@ pub(crate) fn become_command(mut words: impl Iterator<Item = OsString>) -> ExitE
     error
 }
 
-/// Has Linux kill this process when its parent dies.
+/// Makes Linux kill this process when its parent dies.
 fn die_with_parent() -> io::Result<()> {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     Ok(())
 }
 
-/// Parses the name of a signal, in capitals or not, with the SIG or without.
+/// Parses the name of a signal, in upper or lower case, with or without `SIG`.
 pub(crate) fn parse_signal(word: &str) -> Result<i32, String> {
     let word = word.to_ascii_uppercase();
     let word = word.strip_prefix("SIG").unwrap_or(&word);
@@ -356,12 +359,13 @@ pub(crate) struct ReceivedSignals {
 }
 
 impl ReceivedSignals {
-    /// Receives signals from now on. All but SIGCHLD also cancel what waits for a lock.
+    /// Receives signals from now on. All but SIGCHLD also cancel a wait for a lock.
     ///
-    /// What this process was started to ignore, as with nohup(1), stays ignored, by the command
-    /// too. What it was started to block is not: it must be received here, and end the command.
+    /// Signals that this process was started to ignore, as with nohup(1), stay ignored, by the
+    /// command too. Signals that it was started to block do not stay blocked: they must be received
+    /// here, and end the command.
     ///
-    /// Must be called before threads are started, which block what this thread does.
+    /// Must be called before threads are started, because they block what this thread blocks.
     pub(crate) fn start(canceller: &Canceller) -> io::Result<Self> {
         let ignored = ignored();
         let wanted = FORWARDED.iter().filter(|signal| !is_in(ignored, **signal));
@@ -372,7 +376,7 @@ impl ReceivedSignals {
         let canceller = canceller.clone();
         thread::Builder::new().name("leasehold-signals".into()).spawn(move || {
             for signal in signals.forever() {
-                // In this order: what was cancelled finds the signal.
+                // In this order, so that the cancelled call finds the signal.
                 let is_received = sender.send(signal).is_ok();
                 if signal != SIGCHLD {
                     canceller.cancel();
@@ -385,16 +389,16 @@ impl ReceivedSignals {
         Ok(Self { receiver, handle })
     }
 
-    /// Receives SIGTSTP from now on, instead of being stopped by it.
+    /// Starts to receive SIGTSTP, instead of being stopped by it.
     pub(crate) fn add_stop(&self) -> io::Result<()> {
         if is_in(ignored(), SIGTSTP) { Ok(()) } else { self.handle.add_signal(SIGTSTP) }
     }
 
-    /// Does what may block on a thread of its own, and returns its result.
+    /// Runs work that may block on a thread of its own, and returns its result.
     ///
     /// # Errors
     ///
-    /// When a signal is received, soon after which this returns, whatever the thread does then.
+    /// If a signal is received. Then this returns soon afterwards, whatever the thread still does.
     pub(crate) fn unless_received<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -417,26 +421,26 @@ impl ReceivedSignals {
         }
     }
 
-    /// The first received signal that is not SIGCHLD.
+    /// Returns the first received signal that is not SIGCHLD.
     pub(crate) fn next_forwarded(&self) -> Option<i32> {
         self.receiver.try_iter().find(|signal| *signal != SIGCHLD)
     }
 }
 
-/// Does what may block for at most a moment.
+/// Runs work that may block, for at most a moment.
 pub(crate) fn for_a_moment<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) {
     if let Ok(done) = in_background(work) {
         done.recv_timeout(LAST_MOMENT).ok();
     }
 }
 
-/// Starts a thread, and returns what receives its result.
+/// Runs work on a new thread, and returns the receiver of its result.
 fn in_background<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<Receiver<T>, ExitError> {
     let (sender, done) = bounded(1);
     let thread = thread::Builder::new().name("leasehold-work".into());
-    // The receiver is gone once the result is not waited for.
+    // The receiver is gone if the result is no longer awaited.
     let started = thread.spawn(move || drop(sender.send(work())));
     started.map_err(ExitError::system("start a thread"))?;
     Ok(done)
@@ -450,7 +454,7 @@ fn unblock<'a>(signals: impl Iterator<Item = &'a i32>) -> io::Result<()> {
     Ok(set.thread_unblock()?)
 }
 
-/// The signals that this process ignores, as a set of bits; none where the system does not say.
+/// Returns the signals that this process ignores, as a bit set; none where the system does not say.
 fn ignored() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,5 +1,5 @@
-//! `held`, and the marker that `run` leaves in the environment of its command: which hold of which
-//! lock the command runs under.
+//! `held`, and the marker that `run` leaves in the environment of its command: the hold and the
+//! lock under which the command runs.
 
 use std::env;
 
@@ -12,10 +12,10 @@ use crate::output::{ExitError, SUCCESS, USAGE};
 /// The variable with the name of the lock.
 pub(crate) const NAME: &str = "LEASEHOLD_NAME";
 
-/// The variable with the id of the client that has the hold, and no other.
+/// The variable with the id of the client whose only hold this is.
 pub(crate) const CLIENT: &str = "LEASEHOLD_CLIENT";
 
-/// As test(1) says that something is not so.
+/// The exit status with which test(1) says no.
 const NOT_HELD: u8 = 1;
 
 /// Succeeds if the `run` that has started this process still holds the lock.
@@ -25,7 +25,7 @@ pub(crate) fn held(server: &ServerArgs, name: &str) -> Result<u8, ExitError> {
     Ok(if hold_of(&report, &client).is_some() { SUCCESS } else { NOT_HELD })
 }
 
-/// What a new hold of a name goes along with.
+/// The other holds that a new hold of a name tolerates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     /// No other hold.
@@ -62,13 +62,13 @@ pub(crate) fn refuse_to_wait_for_itself(
     Ok(())
 }
 
-/// The client of the `run` that has started this process, if that was for this lock.
+/// Returns the client of the `run` that has started this process, if it was for this lock.
 fn marked_client(name: &str) -> Option<String> {
     let is_same = env::var(NAME).is_ok_and(|marked| marked == name);
     env::var(CLIENT).ok().filter(|client| is_same && !client.is_empty())
 }
 
-/// How a client holds the name. A lock that stays taken after its release is not held.
+/// Returns how a client holds the name. A lock that stays taken after its release is not held.
 fn hold_of(report: &NameReport, client: &str) -> Option<HeldAs> {
     let mut holds = report.holds.iter();
     let hold = holds.find(|(_, holder)| holder.client == client && holder.depth > 0)?;

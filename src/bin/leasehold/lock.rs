@@ -1,5 +1,5 @@
-//! `lock`, `renew` and `release`: a lock that a script holds by its ticket, without a process. And
-//! the wait for a lock, which a signal ends.
+//! `lock`, `renew` and `release`, for a lock that a script holds by its ticket, without a process;
+//! and the wait for a lock, which a signal ends.
 
 use std::io::{self, Read};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::held::{Access, refuse_to_wait_for_itself};
 use crate::output::{ExitError, SUCCESS, in_seconds, of_signal, say, write_out};
 use crate::progress::Progress;
 
-/// Longer than any ticket: a name, a prefix and a label have 64 KB at most, and take three
+/// Longer than any ticket: a name, a prefix and a label have at most 64 KB, and take three
 /// characters per byte.
 const TICKET_MAX: u64 = 1 << 20;
 
@@ -81,7 +81,7 @@ pub(crate) struct Acquired<H> {
     pub(crate) signals: ReceivedSignals,
 }
 
-/// Opens a client and acquires the lock of that name by `lock`, unless a signal ends the wait.
+/// Opens a client and acquires the lock of that name with `lock`, unless a signal ends the wait.
 pub(crate) fn acquire<H>(
     server: &ServerArgs,
     how: &HowToAcquire,
@@ -114,7 +114,7 @@ pub(crate) fn acquire<H>(
         say(&format!("acquired lock {name:?} after {}", in_seconds(begin.elapsed())));
     }
     match (locked, signals.next_forwarded()) {
-        // If the lock was acquired nevertheless, dropping the hold releases it.
+        // If the lock was acquired after all, dropping the hold releases it.
         (Ok(_) | Err(Error::Cancelled { .. }), Some(signal)) => {
             Err(ExitError::new(of_signal(signal), ""))
         }

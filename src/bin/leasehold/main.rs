@@ -1,5 +1,5 @@
 //! The program `leasehold`: runs a command while it holds a lock, holds locks for scripts that have
-//! their tickets, shows who holds what, and ends holds.
+//! their tickets, shows holders, and ends holds.
 //!
 //! `docs/program.md` is its manual.
 
@@ -24,7 +24,7 @@ use clap::error::{ContextKind, ContextValue};
 use crate::args::{Args, Task};
 use crate::output::{ExitError, USAGE, flush_err, print, say, say_plainly};
 
-/// How long the end of the program waits for its last messages to be read.
+/// How long the program waits at its end for its last messages to be written.
 const LAST_OUTPUT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
@@ -81,13 +81,13 @@ fn perform(args: Args) -> Result<u8, ExitError> {
         Task::Held { name } => held::held(&server, &name),
         Task::Lock { how, name } => lock::lock(&server, &how, &name, json),
         Task::Ls { names, start } => {
-            // Also what one node of a cluster has.
+            // Also lists what a single node of a cluster has.
             let client = server.builder()?.lazy(true).build()?;
             show::list(&client, &server, &start, names, json)
         }
         Task::Man { task } => manual::manual(task.as_deref()),
         Task::Ping => {
-            // `ping` reports servers that do not answer, so opening must not fail for them.
+            // `ping` reports servers that do not answer, so opening must not fail because of them.
             let client = server.builder()?.lazy(true).build()?;
             ping::ping(&client, &server, json)
         }

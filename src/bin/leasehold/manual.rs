@@ -16,17 +16,17 @@ const BASH: &str = include_str!("completions/names.bash");
 const FISH: &str = include_str!("completions/names.fish");
 const ZSH: &str = include_str!("completions/names.zsh");
 
-/// The beginnings of arguments that are names, in clap's script for zsh.
+/// The start of each argument that is a name, in clap's script for zsh.
 const NAMES: [&str; 3] = ["':name -- ", "'::name -- ", "'::start -- "];
 
 /// The tasks that refuse `--json`.
 const WITHOUT_JSON: [&str; 6] = ["completions", "held", "man", "release", "renew", "run"];
 
-/// The tasks that ask servers.
+/// The tasks that send requests to servers.
 const ASKING: &[&str] =
     &["held", "lock", "ls", "ping", "release", "renew", "run", "show", "unlock"];
 
-/// The exit statuses but 0, their meanings, and the tasks that have them; none: every task.
+/// The exit statuses except 0, their meanings, and the tasks that have them; none means every task.
 const STATUSES: [(&str, &str, &[&str]); 12] = [
     ("the command's", "it ended by itself", &["run"]),
     ("1", "no `run` that has started this process holds the lock", &["held"]),
@@ -44,7 +44,7 @@ const STATUSES: [(&str, &str, &[&str]); 12] = [
 
 const DURATIONS: &str = "Durations are `500ms`, `2s`, `5m`, `1h`, or plain seconds.";
 
-/// The command line, which offers `--json` only where it is not refused.
+/// Returns the command line, which offers `--json` only where it is accepted.
 pub(crate) fn command() -> Command {
     // Stands in for the global option.
     let hidden = Arg::new("json").long("json").action(ArgAction::SetTrue).hide(true);
@@ -74,16 +74,16 @@ pub(crate) fn manual(task: Option<&str>) -> Result<u8, ExitError> {
     print(&page)
 }
 
-/// The page of a task, or of the program.
+/// Returns the page of a task, or of the program.
 fn page(mut command: Command, task: Option<&str>) -> io::Result<String> {
-    // Unlike the synopsis that would be made, the usage has the `--` before a command.
+    // Unlike the generated synopsis, the usage has the `--` before a command.
     let usage = command.render_usage().to_string();
     let usage = usage.strip_prefix("Usage: ").unwrap_or(&usage).to_owned();
     let takes_duration = |arg: &Arg| {
         arg.get_value_names().is_some_and(|names| names.iter().any(|name| *name == "DURATION"))
     };
     let has_durations = task.is_none() || command.get_arguments().any(takes_duration);
-    // What is written there has sections of its own.
+    // Its content has sections of its own.
     let command = command.override_usage(usage).after_help(Resettable::Reset);
     let mut page = Vec::new();
     Man::new(command).source(concat!("leasehold ", env!("CARGO_PKG_VERSION"))).render(&mut page)?;
@@ -97,7 +97,7 @@ fn page(mut command: Command, task: Option<&str>) -> io::Result<String> {
     Ok(without_backticks(&page))
 }
 
-/// The exit statuses of a task, or all of them, each in a paragraph of its own.
+/// Returns the exit statuses of a task, or all of them, each in a paragraph of its own.
 fn status_section(task: Option<&str>) -> String {
     let mut section = ".SH \"EXIT STATUS\"\n".to_owned();
     let success = task.is_none_or(|task| task != "run").then_some(("0", "success"));
@@ -109,7 +109,7 @@ fn status_section(task: Option<&str>) -> String {
     section
 }
 
-/// Sets what stands between backticks in bold type.
+/// Sets text between backticks in bold type.
 fn without_backticks(page: &str) -> String {
     let mut parts = page.split('`');
     let mut text = parts.next().unwrap_or_default().to_owned();

@@ -1,4 +1,4 @@
-//! What this program says: on stdout, on stderr, and by its exit status.
+//! The output of this program: on stdout, on stderr, and by its exit status.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -41,12 +41,12 @@ impl ExitError {
         Self { code, message: message.into() }
     }
 
-    /// Makes errors of an attempt that the system refused.
+    /// Creates the errors of an attempt that the system refused.
     pub(crate) fn system(attempt: &str) -> impl Fn(io::Error) -> Self {
         move |error| Self::new(SYSTEM, format!("cannot {attempt}: {error}"))
     }
 
-    /// A command could not be run.
+    /// Creates the error of a command that could not be run.
     pub(crate) fn of_command(command: &str, error: &io::Error) -> Self {
         let is_missing = error.kind() == io::ErrorKind::NotFound;
         let code = if is_missing { NOT_FOUND } else { NOT_EXECUTABLE };
@@ -71,7 +71,7 @@ impl From<Error> for ExitError {
     }
 }
 
-/// The exit status if a signal has ended the command or the wait.
+/// Returns the exit status after a signal has ended the command or the wait.
 pub(crate) fn of_signal(signal: i32) -> u8 {
     u8::try_from(signal).map_or(SIGNALLED, |signal| SIGNALLED.saturating_add(signal))
 }
@@ -85,7 +85,7 @@ pub(crate) fn print(output: &str) -> Result<u8, ExitError> {
 }
 
 pub(crate) fn write_out(output: &str) -> io::Result<()> {
-    // `Stdout` takes it for success if the descriptor cannot be written to.
+    // `Stdout` reports success if the descriptor cannot be written to.
     let mut stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     stdout.write_all(output.as_bytes())
 }
@@ -113,23 +113,23 @@ pub(crate) fn say_plainly(text: &str) {
     write_err(format!("{}\n", without_logins(text.trim_end())));
 }
 
-/// Writes to stderr, and does not wait until it is written.
+/// Queues text for stderr, and does not wait until it is written.
 pub(crate) fn write_err(text: String) {
     match STDERR.get_or_init(start_writer) {
         Some(outputs) => outputs.send(Output::Text(text)).unwrap_or_default(),
-        // The system has no thread to spare, and then there is no lock.
+        // The system has no thread to spare. Then no lock is held, either.
         None => write_now(&text),
     }
 }
 
-/// Returns `true` if nothing is left to write to stderr, but perhaps what is being written.
+/// Returns `true` if nothing is left to write to stderr, except perhaps what is being written.
 pub(crate) fn is_err_written() -> bool {
     STDERR.get().is_none_or(|outputs| outputs.as_ref().is_none_or(Sender::is_empty))
 }
 
-/// Waits until all is written to stderr, but no longer than `limit`.
+/// Waits until everything is written to stderr, but no longer than `limit`.
 pub(crate) fn flush_err(limit: Duration) {
-    // Without an output so far there is no thread.
+    // Without any output so far, there is no thread.
     if let Some(Some(outputs)) = STDERR.get() {
         let (written, end) = bounded(0);
         outputs.send(Output::Flush(written)).unwrap_or_default();
@@ -137,15 +137,16 @@ pub(crate) fn flush_err(limit: Duration) {
     }
 }
 
-/// What there is to write.
+/// A task for the thread that writes to stderr.
 enum Output {
-    /// Dropped when all before it is written.
+    /// Dropped once everything before it is written.
     Flush(#[expect(dead_code, reason = "only dropped")] Sender<Infallible>),
     Text(String),
 }
 
-/// To the thread that writes to stderr: that may be a pipe that no process reads, or a terminal
-/// whose output is stopped, and what must act must not wait for it. `None` if it cannot be started.
+/// Sends to the thread that writes to stderr. That may be a pipe that no process reads, or a
+/// terminal whose output is stopped, and code that must act must not wait for it. `None` if the
+/// thread cannot be started.
 static STDERR: OnceLock<Option<Sender<Output>>> = OnceLock::new();
 
 fn start_writer() -> Option<Sender<Output>> {
@@ -166,13 +167,13 @@ fn write_now(text: &str) {
     io::stderr().write_all(text.as_bytes()).ok();
 }
 
-/// Hides the user and the password of URLs, which may be anywhere by mistake.
+/// Hides the user and the password of URLs, which may have slipped in anywhere.
 fn without_logins(text: &str) -> String {
     let mut parts = text.split("://");
     let mut shown = parts.next().unwrap_or_default().to_owned();
     for part in parts {
         shown += "://";
-        // A password may have any other character, even a quote or a slash.
+        // A password may contain any other character, even a quote or a slash.
         let end = part.find(char::is_whitespace).unwrap_or(part.len());
         let host = part[..end].rfind('@');
         if host.is_some() {

@@ -1,4 +1,4 @@
-//! `ping`: what the servers report about themselves, and what of that endangers locks.
+//! `ping`: reports of the servers about themselves, and warnings about dangers to locks.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::args::ServerArgs;
 use crate::output::{ExitError, UNAVAILABLE, print_either, table};
 
-/// The clock difference, in seconds, above which there is a warning.
+/// The clock difference, in seconds, that causes a warning.
 const CLOCKS_APART: f64 = 1.0;
 
 /// The oldest version that this library supports.
@@ -16,10 +16,11 @@ const OLDEST: (u32, u32) = (6, 2);
 
 const SLOTS: u64 = 16_384;
 
-/// The advised `io_timeout` in slowest replies, so that no pause counts as an outage.
+/// The advised `io_timeout`, as a multiple of the slowest reply, so that no pause counts as an
+/// outage.
 const SLOWEST_IN_TIMEOUT: u32 = 10;
 
-/// The shortest advised times: a busy system may pause a process.
+/// The minimum advised times: a busy system may pause a process.
 const IO_TIMEOUT_MIN: Duration = Duration::from_millis(100);
 const LEASE_MIN: Duration = Duration::from_secs(1);
 
@@ -45,11 +46,11 @@ pub(crate) fn ping(client: &Client, server: &ServerArgs, json: bool) -> Result<u
     let useless: Vec<_> = useless.map(|facts| printable(&facts.text_of("server"))).collect();
     let (usable, required) = (servers.len() - useless.len(), replies.required);
     if usable >= required {
-        // Their reports do not show whether they would execute what a lock needs.
+        // The reports do not show whether the servers would execute what a lock needs.
         client.ping()?;
         return Ok(code);
     }
-    // What is wrong with each was printed.
+    // The problems of each server were printed.
     let code = servers.iter().find_map(|facts| facts.failure);
     let useless = useless.join(", ");
     let why = format!(
@@ -91,9 +92,9 @@ impl<'a> Info<'a> {
     }
 }
 
-/// A server, as it is shown.
+/// A server as shown to the user.
 struct Facts {
-    /// What the server does not report is `null`.
+    /// Facts that the server does not report are `null`.
     shown: Value,
     /// Whether all locks can be acquired there.
     is_usable: bool,
@@ -105,8 +106,8 @@ struct Facts {
 }
 
 impl Facts {
-    /// The facts for a client with that `io_timeout`. `in_cluster`: the servers are opened as a
-    /// cluster.
+    /// Collects the facts for a client with that `io_timeout`. `in_cluster` says whether the
+    /// servers are opened as a cluster.
     fn new(address: &str, report: &ServerReport, io_timeout: Duration, in_cluster: bool) -> Self {
         let info = Info::new(report.info.as_deref());
         let valkey = info.field("valkey_version").map(|version| format!("Valkey {version}"));
@@ -177,7 +178,7 @@ impl Facts {
         table(rows.chain(advice).collect()) + &warnings
     }
 
-    /// A fact as text.
+    /// Returns a fact as text.
     fn text_of(&self, key: &str) -> String {
         match &self.shown[key] {
             Value::Null => "unknown".into(),
@@ -215,7 +216,7 @@ fn dangers(info: Info<'_>, report: &ServerReport) -> impl Iterator<Item = String
     dangers.into_iter().flatten()
 }
 
-/// Why locks, or some of them, cannot be acquired at a server; `None` if they can.
+/// Returns why locks, or some of them, cannot be acquired at a server; `None` if they can.
 fn obstacle(role: Option<&str>, cluster_info: Info<'_>) -> Option<String> {
     if let Some("replica") = role {
         return Some("a replica: no lock can be acquired here".into());
@@ -230,13 +231,13 @@ fn obstacle(role: Option<&str>, cluster_info: Info<'_>) -> Option<String> {
         .then(|| format!("the cluster serves {served} of {SLOTS} slots, and its state is {state}"))
 }
 
-/// The major and the minor version.
+/// Returns the major and the minor version.
 fn numbers(version: &str) -> Option<(u32, u32)> {
     let mut numbers = version.split('.').map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// Milliseconds with three decimals.
+/// Returns milliseconds with three decimals.
 fn in_ms(seconds: f64) -> f64 {
     (seconds * 1_000_000.0).round() / 1000.0
 }

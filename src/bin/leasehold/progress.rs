@@ -1,5 +1,5 @@
-//! What the program says while it waits for a lock: on a terminal in a line that is rewritten and
-//! goes away, with `--verbose` in one that stays.
+//! Progress reports during the wait for a lock: on a terminal, one line that is rewritten and
+//! finally removed; with `--verbose`, one that stays.
 
 use std::convert::Infallible;
 use std::io::{self, IsTerminal};
@@ -16,20 +16,20 @@ use crate::args::HowToAcquire;
 use crate::output::{flush_err, in_seconds, is_err_written, say, write_err};
 use crate::show::{begun, in_utc};
 
-/// How long a wait lasts before the line is written.
+/// Delay before the line is written.
 const FIRST: Duration = Duration::from_millis(300);
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// How long the command waits for the line to go away.
+/// How long the command waits for the line to be removed.
 const CLEARING: Duration = Duration::from_millis(100);
 
 /// Moves to the start of the line, and clears it.
 const CLEAR: &str = "\r\x1b[K";
 
-/// Says what the program waits for, until this is dropped.
+/// Reports what the program waits for, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Progress {
-    /// Whether the line that goes away was written.
+    /// Whether the removable line was written.
     line: Arc<Mutex<bool>>,
     /// `None` once the wait has ended and the line stays clear.
     waits: Option<Sender<Infallible>>,
@@ -70,10 +70,10 @@ impl Drop for Progress {
     }
 }
 
-/// Says once what the wait is for, if it lasts.
+/// Reports once what the wait is for, if it lasts.
 fn say_once(survey: &Survey, name: &str, over: &Receiver<Infallible>) {
     if over.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
-        // The wait itself reports what is wrong with the server.
+        // The wait itself reports problems of the server.
         let rest = survey.report(name).map(|report| describe(&report)).unwrap_or_default();
         say(&format!("waiting for lock {name:?}{rest}"));
     }
@@ -96,7 +96,7 @@ fn write_line(survey: &Survey, name: &str, line: &Mutex<bool>, over: &Receiver<I
     }
 }
 
-/// Who holds the lock, since when and for how long, and how many wait.
+/// Returns the holder of the lock, since when and for how long it holds it, and how many wait.
 fn describe(report: &NameReport) -> String {
     let mut text = String::new();
     if let Some((held_as, holder)) = report.holds.first() {
@@ -121,7 +121,7 @@ fn describe(report: &NameReport) -> String {
 /// Cuts a line to the width of the terminal.
 fn cut(line: &str) -> String {
     let columns = tcgetwinsize(io::stderr()).map_or(0, |size| usize::from(size.ws_col));
-    // A terminal that does not know its width has 80 columns.
+    // A terminal that does not know its width counts as 80 columns wide.
     let columns = if columns == 0 { 80 } else { columns };
     line.chars().take(columns.saturating_sub(1)).collect()
 }

@@ -1,4 +1,4 @@
-//! `run`: a command while the lock is held, and what happens until it has ended.
+//! `run`: runs a command while the lock is held, and supervises it until it has ended.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -19,11 +19,11 @@ use crate::output::{ExitError, LOST, in_seconds, say};
 /// How long before the end of the lease the command is killed, because killing takes time.
 const KILL_TIME: Duration = Duration::from_millis(50);
 
-/// How long a command has to install a handler before it gets the signal of `--yield`, which would
-/// otherwise end it if another client waits from the start.
+/// How long a command has to install a handler for the signal of `--yield`. Without one, the signal
+/// would end it if another client waits from the start.
 const START_TIME: Duration = Duration::from_secs(1);
 
-/// How often to check whether the command has ended, though no signal says so.
+/// How often to check whether the command has ended without a signal that says so.
 const CHECK: Duration = Duration::from_secs(1);
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -35,22 +35,23 @@ const LOOK: Duration = Duration::from_millis(20);
 pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
     let lock = |client: &Client, canceller: &Canceller| acquire_for(client, run, canceller);
     let access = match run.permits {
-        // One of one goes along with no other.
+        // A single permit excludes all others.
         Some(2..) => Access::Permit,
         None if run.shared => Access::Read,
         _ => Access::Alone,
     };
     let Acquired { hold, client, signals } = acquire(server, &run.how, &run.name, access, lock)?;
-    // So that `unlock` ends the command at once.
+    // Makes `unlock` end the command at once.
     client.survey().listen();
     let (guard, wanted) = hold;
     let make_way = wanted.zip(run.yield_signal);
-    // The hold has just begun, so that all of its lease is left.
+    // The hold has just begun, so all of its lease is left.
     let limits = Limits { lease: guard.remaining(), kill_after: run.kill_after };
     if can_be_stopped() {
         signals.add_stop().map_err(ExitError::system("receive SIGTSTP"))?;
     }
-    // One without a value is removed, so that the command does not take that of an outer `run`.
+    // A variable without a value is removed, so that the command does not see that of an outer
+    // `run`.
     let fence = guard.fence().map(|fence| fence.to_string());
     let environment = [
         (held::NAME, Some(run.name.clone())),
@@ -101,7 +102,7 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
         Ok(Ended::Command(status)) => Ok(code_of(status)),
     };
     if stopped.is_err() {
-        // It would go on without the lock.
+        // The command would continue without the lock.
         child.end(SIGKILL);
     }
     if let Some(terminal) = terminal {
@@ -114,8 +115,8 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
 ///
 /// # Errors
 ///
-/// Only if the lock was lost before, or a signal is received. Otherwise it ends with its lease, if
-/// it cannot be released.
+/// Only if the lock was lost before, or if a signal is received. A lock that cannot be released
+/// otherwise ends with its lease.
 fn release(guard: Held, signals: &ReceivedSignals) -> Result<(), ExitError> {
     match signals.unless_received(|| guard.unlock())? {
         Err(error @ Error::Lost { .. }) => Err(error.into()),
@@ -131,7 +132,7 @@ fn release(guard: Held, signals: &ReceivedSignals) -> Result<(), ExitError> {
 ///
 /// # Errors
 ///
-/// As `release`.
+/// The same as `release`.
 fn release_unused(
     guard: Held,
     client: Client,
@@ -148,12 +149,12 @@ fn release_unused(
     Ok(())
 }
 
-/// What is held.
+/// The acquired lock, side or permit.
 type Held = Box<dyn AnyGuard + Send>;
 
-/// Acquires what the command line asks for: a lock, a side of a read-write lock, or a permit.
-/// Returns also how the command learns that another client waits for the lock, if it is to get a
-/// signal.
+/// Acquires what the command line asks for: a lock, a side of a read-write lock, or a permit. Also
+/// returns the watch that shows when another client waits for the lock, if the command gets a
+/// signal then.
 fn acquire_for(
     client: &Client,
     run: &Run,
@@ -176,20 +177,20 @@ fn acquire_for(
     Ok((guard, None))
 }
 
-/// Why the wait for the command is over.
+/// The reason why the wait for the command is over.
 #[derive(Debug)]
 enum Ended {
-    /// The command has ended, by itself or by a signal that was passed on.
+    /// The command has ended, by itself or by a forwarded signal.
     Command(ExitStatus),
-    /// The lease is lost, or has been without renewal for too long for the command to end in time
-    /// by itself. The command must be stopped.
+    /// The lease is lost, or was not renewed for so long that the command may not end in time by
+    /// itself. The command must be stopped.
     Lease {
-        /// What is left of it.
+        /// The remaining time of the lease.
         left: Duration,
     },
 }
 
-/// What decides when a command must end.
+/// The limits that decide when a command must end.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     lease: Duration,
@@ -198,21 +199,21 @@ struct Limits {
 }
 
 impl Limits {
-    /// How much of the lease is left when the command must be told to end. Renewals begin when two
-    /// thirds are left, so at least one third remains for repeating them.
+    /// Returns how much of the lease is left when the command must be told to end. Renewals begin
+    /// when two thirds are left, so at least one third remains for repeating them.
     fn margin(self) -> Duration {
         self.kill_after.saturating_add(KILL_TIME).min(self.lease / 3)
     }
 
-    /// How long the command has to end when this much of the lease is left. A lost lease has
-    /// nothing left.
+    /// Returns how long the command has to end when this much of the lease is left. A lost lease
+    /// has nothing left.
     fn grace(self, left: Duration) -> Duration {
         let is_lost = left.is_zero();
         if is_lost { self.kill_after } else { self.kill_after.min(left.saturating_sub(KILL_TIME)) }
     }
 }
 
-/// Waits until the command has ended or must be stopped. Passes signals on to it, and sends it the
+/// Waits until the command has ended or must be stopped. Forwards signals to it, and sends it the
 /// signal of `make_way` once if another client waits.
 fn supervise(
     child: &mut Child,
@@ -242,7 +243,7 @@ fn supervise(
                 wanted_by_now = receiver.unwrap_or_else(never);
             }
             recv(wanted_by_now) -> _ => {
-                // It is disconnected from now on.
+                // The receiver is disconnected from now on.
                 wanted_by_now = never();
                 if let Some((wanted, signal)) = make_way
                     && wanted.is_wanted()
@@ -260,10 +261,10 @@ fn supervise(
     }
 }
 
-/// Waits until the command and all that it has started have ended after SIGTERM. SIGKILL comes when
-/// `grace` is over.
+/// Sends SIGTERM, and waits until the command and everything it has started have ended. Sends
+/// SIGKILL when `grace` is over.
 fn stop(child: &mut Child, signals: &Receiver<i32>, grace: Duration) -> io::Result<()> {
-    // None: a grace that never ends.
+    // `None` is a grace period that never ends.
     let kill_at = Instant::now().checked_add(grace);
     let mut has_ended = false;
     while !has_ended || child.has_others() {
@@ -272,7 +273,7 @@ fn stop(child: &mut Child, signals: &Receiver<i32>, grace: Duration) -> io::Resu
             child.end(SIGKILL);
         }
         if is_over && has_ended {
-            // Processes that were killed may still count until their parent has noticed.
+            // Killed processes may still count until their parent has noticed.
             break;
         }
         let signal = signals.recv_timeout(LOOK).ok();
@@ -281,14 +282,14 @@ fn stop(child: &mut Child, signals: &Receiver<i32>, grace: Duration) -> io::Resu
     Ok(())
 }
 
-/// Passes on a signal, and returns the status of the command if it has ended.
+/// Forwards a signal, and returns the status of the command if it has ended.
 fn receive(child: &mut Child, signal: Option<i32>) -> io::Result<Option<ExitStatus>> {
     match signal {
         None | Some(SIGCHLD) => {}
         Some(SIGTSTP) => {
             // While this process is stopped, the lease is not renewed.
             child.suspend();
-            // As SIGTSTP would have. Returns when it is continued.
+            // Stops this process as SIGTSTP would have. Returns when it is continued.
             raise(SIGSTOP)?;
             child.send(SIGCONT);
         }

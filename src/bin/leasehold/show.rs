@@ -1,5 +1,5 @@
-//! `show`, `ls` and `unlock`: who holds a name, of whatever kind, who waits for it, and how to end
-//! its holds.
+//! `show`, `ls` and `unlock`: shows the holders of a name, of whatever kind, and the waiting
+//! clients; ends the holds of a name.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,7 +13,7 @@ use crate::args::{ServerArgs, Unlock};
 use crate::output::{ExitError, USAGE, in_seconds, print_either, say, table};
 use crate::ping::{Info, NODE};
 
-/// What the user should know after a hold was ended.
+/// A hint for the user after a hold was ended.
 const LATE: &str = "a holder that listens is told at once, another learns it at its next renewal";
 
 pub(crate) fn show(client: &Client, name: &str, json: bool) -> Result<u8, ExitError> {
@@ -32,8 +32,8 @@ fn to_text(name: &str, report: &NameReport) -> String {
     table(lines.into_iter().map(|(name, value)| [name.to_owned(), value]).collect())
 }
 
-/// Lists the names that are held, perhaps without their holders. In an outage it lists the ones it
-/// could find, and then fails.
+/// Lists the names that are held, optionally without their holders. In an outage it lists the names
+/// that it could find, and then fails.
 pub(crate) fn list(
     client: &Client,
     server: &ServerArgs,
@@ -65,8 +65,8 @@ pub(crate) fn list(
     code_unless(too_few.or_else(|| errors.next()), code)
 }
 
-/// Says how to list names by their beginning if `--prefix`, which is that of keys, was taken for
-/// that: there are such names with the usual prefix.
+/// Explains how to list names by their beginning if `--prefix`, the prefix of keys, was probably
+/// taken for that: there are such names with the usual prefix.
 fn explain_prefix(server: &ServerArgs) -> Result<(), ExitError> {
     let Some((start, server)) = server.without_prefix() else { return Ok(()) };
     let survey = server.open()?.survey();
@@ -79,14 +79,14 @@ fn explain_prefix(server: &ServerArgs) -> Result<(), ExitError> {
     Ok(())
 }
 
-/// The names that servers have replied with, and the failure if too few of them have.
+/// Returns the names that servers have replied with, and the failure if too few have replied.
 fn found(replies: ServerReplies<Vec<String>>) -> (BTreeSet<String>, Option<Error>) {
     let too_few = replies.too_few().cloned();
     let names = replies.each.into_iter().filter_map(|(_, names)| names.ok());
     (names.flatten().collect(), too_few)
 }
 
-/// The exit status `code`, unless there was a failure.
+/// Returns the exit status `code`, unless there was a failure.
 fn code_unless(failure: Option<Error>, code: u8) -> Result<u8, ExitError> {
     failure.map_or(Ok(code), |error| Err(error.into()))
 }
@@ -99,7 +99,7 @@ fn reports(survey: &Survey, names: BTreeSet<String>) -> Vec<(String, Result<Name
     for name in names {
         let report = failure.clone().map_or_else(|| survey.report(&name), Err);
         match &report {
-            // Free by now, or another program's data.
+            // It is free by now, or another program's data.
             Ok(report) if report.holds.is_empty() => continue,
             Err(Error::WrongType { .. }) => continue,
             Ok(_) => {}
@@ -110,12 +110,12 @@ fn reports(survey: &Survey, names: BTreeSet<String>) -> Vec<(String, Result<Name
     reports
 }
 
-/// The kind of lock that the name is; `None` if it is free.
+/// Returns the kind of lock that the name is; `None` if it is free.
 fn kind_of(report: &NameReport) -> Option<&'static str> {
     report.holds.first().map(|(held_as, _)| kind(*held_as))
 }
 
-/// The kind of lock that is held.
+/// Returns the kind of lock that is held.
 fn kind(held_as: HeldAs) -> &'static str {
     match held_as {
         HeldAs::Lock => "lock",
@@ -125,7 +125,7 @@ fn kind(held_as: HeldAs) -> &'static str {
     }
 }
 
-/// The side of a read-write lock; `None` for other kinds.
+/// Returns the side of a read-write lock; `None` for other kinds.
 fn side(held_as: HeldAs) -> Option<&'static str> {
     match held_as {
         HeldAs::Reader => Some("reader"),
@@ -134,33 +134,34 @@ fn side(held_as: HeldAs) -> Option<&'static str> {
     }
 }
 
-/// The client. `None` for another library, whose owner would suffice to release the lock.
+/// Returns the client. `None` for another library, whose owner would suffice to release the lock.
 fn client(held_as: HeldAs, holder: &Holder) -> Option<&str> {
     (held_as != HeldAs::Foreign).then_some(&*holder.client)
 }
 
-/// The time until the lease ends, if it does.
+/// Returns the time until the lease ends, if it does.
 fn left(holder: &Holder) -> Option<Duration> {
     (holder.remaining < Duration::MAX).then_some(holder.remaining)
 }
 
-/// How long ago a token was given out: it is the server's clock at that time, in microseconds.
+/// Returns how long ago a token was given out: it is the server's clock at that time, in
+/// microseconds.
 fn age(fence: u64) -> Duration {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now.saturating_sub(Duration::from_micros(fence))
 }
 
-/// When a hold began, in microseconds of the server's clock; `None` if that is not known. The token
+/// Returns when a hold began, in microseconds of the server's clock; `None` if unknown. The token
 /// of a lock or a writer is nearly that time. A lock that may be kept has had other holds since.
 pub(crate) fn begun(held_as: HeldAs, holder: &Holder, fence: Option<u64>) -> Option<u64> {
     let has_token = matches!(held_as, HeldAs::Lock | HeldAs::Writer);
     fence.filter(|_| has_token && !holder.may_be_kept)
 }
 
-/// A time of a server's clock in UTC, as RFC 3339 has it.
+/// Formats a time of a server's clock in UTC, according to RFC 3339.
 pub(crate) fn in_utc(micros: u64) -> String {
     let (days, second) = (micros / 1_000_000 / 86_400, micros / 1_000_000 % 86_400);
-    // From 0000-03-01 on, so that a leap day is the last of its year; in eras of 400 years.
+    // Counts from 0000-03-01, so that a leap day is the last of its year, in eras of 400 years.
     let (era, day) = ((days + 719_468) / 146_097, (days + 719_468) % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
     let day = day - (365 * year + year / 4 - year / 100);
@@ -179,7 +180,7 @@ fn describe(held_as: HeldAs, holder: &Holder, fence: Option<u64>) -> String {
     let begun = begun(held_as, holder, fence);
     parts.extend(begun.map(|at| format!("since {} ({} ago)", in_utc(at), in_seconds(age(at)))));
     match holder.depth {
-        // By `hold_at_least`.
+        // Because of `hold_at_least`.
         0 => parts.push("released, stays taken until then".into()),
         1 => {}
         depth => parts.push(format!("depth {depth}")),
@@ -252,8 +253,8 @@ fn to_json(name: &str, report: &NameReport) -> Value {
 /// A hold, and the report that shows it.
 type Shown<'a> = (&'a NameReport, &'a (HeldAs, Holder));
 
-/// Ends the holds that the command line describes, or lists them. In an outage it says which ones
-/// it has ended, and then fails.
+/// Ends or lists the holds that the command line describes. In an outage it reports those that it
+/// has ended, and then fails.
 pub(crate) fn unlock(client: &Client, unlock: &Unlock, json: bool) -> Result<u8, ExitError> {
     let survey = client.survey();
     if let Some(name) = unlock.whole_name() {
@@ -299,7 +300,7 @@ fn end_name(survey: &Survey, name: &str, json: bool) -> Result<u8, ExitError> {
     print_either(json, || json!({ "name": name, "ended": ended }), text)
 }
 
-/// Reports of the names whose holds may be meant, and the failure if some are not known.
+/// Returns reports of the names whose holds may be selected, and the failure if some are unknown.
 fn reports_for(
     survey: &Survey,
     unlock: &Unlock,
@@ -322,15 +323,15 @@ fn reports_for(
 fn is_meant(unlock: &Unlock, (report, (held_as, holder)): Shown<'_>) -> bool {
     // Each lock and each writer has a new token, and the report has the last one of the name.
     let has_token = matches!(held_as, HeldAs::Lock | HeldAs::Writer);
-    // What another library wrote may look like a client.
+    // An owner that another library wrote may look like a client.
     let is_ours = *held_as != HeldAs::Foreign;
     unlock.fence.is_none_or(|fence| has_token && report.fence == Some(fence))
         && unlock.client.as_ref().is_none_or(|id| is_ours && holder.client == *id)
         && unlock.label.as_ref().is_none_or(|label| is_ours && holder.label == *label)
 }
 
-/// Ends holds, and leaves those that it has ended in the list. Returns the failure that has stopped
-/// it.
+/// Ends holds, and leaves in the list those that were ended. Returns the failure at which it
+/// stopped.
 fn end(survey: &Survey, holds: &mut Vec<Shown<'_>>) -> Option<Error> {
     let mut failure = None;
     holds.retain(|(report, hold)| {
