@@ -174,7 +174,7 @@ impl Connection {
     /// As `exchange`, over a socket that is open.
     fn ask(&mut self, requests: Vec<Request>, deadline: Instant) -> Arc<ReplySlot> {
         let slot = ReplySlot::renew(&mut self.slot, deadline);
-        self.send(requests.into_iter().map(|request| slot.exchange(request, None)));
+        self.send(requests.into_iter().map(|request| Exchange::awaited(request, &slot)));
         self.read_until(&slot);
         if self.in_flight.is_awaited() {
             self.time_out();

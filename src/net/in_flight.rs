@@ -10,6 +10,7 @@
 
 use std::cmp::min;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{mem, ptr};
@@ -18,7 +19,7 @@ use redis::Value;
 
 use crate::base::failure::{Failure, FailureKind};
 use crate::net::demand::{Demand, is_done};
-use crate::net::packed::{OnReply, Reply, ReplySlot, ReplyTo, Request, Script};
+use crate::net::packed::{Reply, ReplySlot, Request, Script};
 
 /// The most bytes of posted requests in flight. Redis reads that much at a time, and can lose what
 /// is behind it if the connection is closed before the replies are read.
@@ -37,6 +38,30 @@ pub(crate) struct Exchange {
     pub(super) keeps_order: bool,
     pub(super) to: ReplyTo,
     pub(super) sent: Option<Instant>,
+}
+
+/// Called with the reply to a request by the thread that reads it. Must not take long.
+pub(crate) type OnReply = Box<dyn FnOnce(Reply) + Send>;
+
+pub(super) enum ReplyTo {
+    /// To a callback: no thread waits for it.
+    Callback(OnReply),
+    Nowhere,
+    /// To a thread, which waits for several: the place of this one.
+    Slot(Arc<ReplySlot>, usize),
+    /// It says whether what was done before it is as durable as demanded.
+    Wait(Demand),
+}
+
+impl ReplyTo {
+    fn pass_on(self, reply: Reply) {
+        match self {
+            // The thread that reads it has other replies to pass on.
+            Self::Callback(on_reply) => drop(catch_unwind(AssertUnwindSafe(|| on_reply(reply)))),
+            Self::Slot(slot, place) => slot.answer(place, reply),
+            Self::Nowhere | Self::Wait(_) => {}
+        }
+    }
 }
 
 /// When the request to wait for replicas or disks is sent.
@@ -245,9 +270,14 @@ impl InFlight {
 }
 
 impl Exchange {
-    pub(super) fn new(request: Request, deadline: Instant, to: ReplyTo) -> Self {
+    fn new(request: Request, deadline: Instant, to: ReplyTo) -> Self {
         let write_by = deadline;
         Self { request, deadline, write_by, demand: None, keeps_order: false, to, sent: None }
+    }
+
+    /// A request whose reply is one of those that the thread of `slot` waits for.
+    pub(super) fn awaited(request: Request, slot: &Arc<ReplySlot>) -> Self {
+        Self::new(request, slot.deadline, ReplyTo::Slot(slot.clone(), slot.add()))
     }
 
     pub(crate) fn posted(request: Request, deadline: Instant, on_reply: OnReply) -> Self {

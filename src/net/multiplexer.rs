@@ -33,9 +33,9 @@ use crate::config::Config;
 use crate::net::demand::Demand;
 use crate::net::factory::ConnectionFactory;
 use crate::net::in_flight::{Exchange, SendWait};
-use crate::net::packed::{Reply, ReplySlot, Request, lend_to_next};
+use crate::net::packed::{Reply, ReplySlot, Request};
 use crate::net::post_writer::PostWriter;
-use crate::net::shared_queue::{PooledConnection, SharedQueue};
+use crate::net::shared_queue::{Loan, PooledConnection, SharedQueue};
 use crate::net::wait::WaitFor;
 
 /// How long a call waits for the reply to a needless request to wait for replicas or disks, before
@@ -79,7 +79,7 @@ impl Multiplexer {
         demand: Option<(Demand, SendWait)>,
         deadline: Instant,
     ) -> Reply {
-        self.run(deadline, |slot| [slot.exchange(request, demand)]).reply()
+        self.run(deadline, |slot| [Exchange::awaited(request, slot).durable(demand)]).reply()
     }
 
     /// As `exchange`, for several requests, in one write.
@@ -90,7 +90,8 @@ impl Multiplexer {
         deadline: Instant,
     ) -> Vec<Reply> {
         let exchanges = |slot: &Arc<ReplySlot>| -> Vec<_> {
-            requests.into_iter().map(|request| slot.exchange(request, demand)).collect()
+            let exchange = |request| Exchange::awaited(request, slot).durable(demand);
+            requests.into_iter().map(exchange).collect()
         };
         self.run(deadline, exchanges).replies()
     }
@@ -108,9 +109,11 @@ impl Multiplexer {
         }
         let own = ReplySlot::new(deadline);
         self.push(exchanges(&own), deadline);
-        match own.wait() {
-            Some((connection, unsent)) if unsent.is_empty() => self.read(connection, &own),
-            Some((connection, unsent)) => self.send(connection, unsent, &own),
+        match own.wait().then(|| self.queue.take_lent(&own)) {
+            Some(Loan { connection, unsent, .. }) if unsent.is_empty() => {
+                self.read(connection, &own);
+            }
+            Some(Loan { connection, unsent, .. }) => self.send(connection, unsent, &own),
             None => {
                 let is_unsent = own.state.lock().missing > 0
                     && !self.queue.state.lock().withdraw(&own).is_empty();
@@ -241,7 +244,7 @@ impl Multiplexer {
                 exchange.answer(reply);
             }
         }
-        let mut idle = lend_to_next(used);
+        let mut idle = self.queue.lend_to_next(used);
         if let Some(free) = idle.take_if(|idle| !idle.connection.in_flight.is_blocked()) {
             self.send_queued(free, own.deadline);
         }
@@ -276,7 +279,7 @@ impl Multiplexer {
                 Some(slot) if !is_ready() => {
                     let unsent = state.withdraw(&slot);
                     drop(state);
-                    slot.lend(idle, unsent)
+                    self.queue.lend(&slot, idle, unsent)
                 }
                 waiting => {
                     let batch = state.batch(0);
@@ -288,7 +291,7 @@ impl Multiplexer {
                         let deadlines = batch.iter().map(|exchange| exchange.deadline);
                         let earliest = deadlines.fold(deadline, Instant::min);
                         self.write(&mut idle, [], batch, earliest);
-                        lend_to_next(idle)
+                        self.queue.lend_to_next(idle)
                     }
                 }
             };

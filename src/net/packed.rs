@@ -1,11 +1,9 @@
-//! Packed requests, and where their replies go: to a callback, or to the slot in which a thread
-//! waits.
+//! Packed requests, and the slots in which threads wait for the replies.
 //!
 //! A script is called by its hash. A server that has not seen it since it started replies NOSCRIPT,
 //! and is sent the whole script then. That is one round trip, makes the script known, and, unlike
 //! SCRIPT LOAD, goes where the keys are.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -14,9 +12,6 @@ use redis::{Cmd, Value};
 
 use crate::base::failure::Failure;
 use crate::base::sync::{Condvar, Mutex, wait_while};
-use crate::net::demand::Demand;
-use crate::net::in_flight::{Exchange, SendWait};
-use crate::net::shared_queue::PooledConnection;
 
 /// What a server replies to a request.
 pub(crate) type Reply = Result<Value, Failure>;
@@ -123,30 +118,6 @@ fn push_number(out: &mut Vec<u8>, mark: u8, number: usize) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Called with the reply to a request by the thread that reads it. Must not take long.
-pub(crate) type OnReply = Box<dyn FnOnce(Reply) + Send>;
-
-pub(super) enum ReplyTo {
-    /// To a callback: no thread waits for it.
-    Callback(OnReply),
-    Nowhere,
-    /// To a thread, which waits for several: the place of this one.
-    Slot(Arc<ReplySlot>, usize),
-    /// It says whether what was done before it is as durable as demanded.
-    Wait(Demand),
-}
-
-impl ReplyTo {
-    pub(super) fn pass_on(self, reply: Reply) {
-        match self {
-            // The thread that reads it has other replies to pass on.
-            Self::Callback(on_reply) => drop(catch_unwind(AssertUnwindSafe(|| on_reply(reply)))),
-            Self::Slot(slot, place) => slot.answer(place, reply),
-            Self::Nowhere | Self::Wait(_) => {}
-        }
-    }
-}
-
 /// Where the replies go that one thread waits for.
 pub(super) struct ReplySlot {
     pub(super) deadline: Instant,
@@ -159,13 +130,13 @@ pub(super) struct SlotState {
     replies: Vec<Option<Reply>>,
     pub(super) missing: usize,
     pub(super) waits: bool,
-    /// A connection for the thread: it sends these requests, and reads until it has its replies.
-    lent: Option<(PooledConnection, Vec<Exchange>)>,
+    /// Whether a connection was lent to the thread, which reads until it has its replies.
+    is_reader: bool,
 }
 
 impl ReplySlot {
     pub(super) fn new(deadline: Instant) -> Arc<Self> {
-        let state = SlotState { replies: Vec::new(), missing: 0, waits: true, lent: None };
+        let state = SlotState { replies: Vec::new(), missing: 0, waits: true, is_reader: false };
         Arc::new(Self { deadline, state: Mutex::new(state), changed: Condvar::new() })
     }
 
@@ -183,28 +154,23 @@ impl ReplySlot {
         used.clone()
     }
 
-    /// Makes a request whose reply is one of those that the thread waits for.
-    pub(super) fn exchange(
-        self: &Arc<Self>,
-        request: Request,
-        demand: Option<(Demand, SendWait)>,
-    ) -> Exchange {
+    /// Makes room for one more reply, and returns its place.
+    pub(super) fn add(&self) -> usize {
         let mut state = self.state.lock();
-        let to = ReplyTo::Slot(self.clone(), state.replies.len());
         state.replies.push(None);
         state.missing += 1;
-        Exchange::new(request, self.deadline, to).durable(demand)
+        state.replies.len() - 1
     }
 
-    /// Blocks until all replies have come, or a connection to read them from, or the deadline.
-    pub(super) fn wait(&self) -> Option<(PooledConnection, Vec<Exchange>)> {
+    /// Blocks until all replies have come, or the thread is made a reader, or the deadline. Returns
+    /// `true` if it is a reader.
+    pub(super) fn wait(&self) -> bool {
         let mut state = self.state.lock();
-        let waits = |state: &SlotState| state.missing > 0 && state.lent.is_none();
+        let waits = |state: &SlotState| state.missing > 0 && !state.is_reader;
         wait_while(&self.changed, &mut state, Some(self.deadline), waits);
-        let lent = state.lent.take();
         // The reader of a connection waits for its replies as well.
-        state.waits = lent.is_some();
-        lent
+        state.waits = state.is_reader;
+        state.is_reader
     }
 
     /// Returns `true` if the thread still waits for a reply.
@@ -213,24 +179,20 @@ impl ReplySlot {
         state.waits && state.missing > 0
     }
 
-    /// Lends the thread that waits a connection. Returns it if no thread waits.
-    pub(super) fn lend(
-        &self,
-        connection: PooledConnection,
-        unsent: Vec<Exchange>,
-    ) -> Option<PooledConnection> {
+    /// Makes the thread the reader of a connection. Returns `false` if it no longer waits.
+    pub(super) fn make_reader(&self) -> bool {
         let mut state = self.state.lock();
-        if !state.waits || state.missing == 0 {
-            return Some(connection);
-        }
-        state.lent = Some((connection, unsent));
+        let waits = state.waits && state.missing > 0;
+        state.is_reader |= waits;
         drop(state);
-        self.changed.notify_one();
-        None
+        if waits {
+            self.changed.notify_one();
+        }
+        waits
     }
 
     /// Takes a reply. Returns without effect if the thread no longer waits for it.
-    fn answer(&self, place: usize, reply: Reply) {
+    pub(super) fn answer(&self, place: usize, reply: Reply) {
         let mut state = self.state.lock();
         if !state.waits || state.replies[place].is_some() {
             return;
@@ -262,23 +224,6 @@ impl ReplySlot {
     pub(super) fn replies(&self) -> Vec<Reply> {
         self.state.lock().replies.drain(..).flatten().collect()
     }
-}
-
-/// Makes the first thread that waits for a reply the reader. Returns the connection if none waits,
-/// without requests in flight that a thread has given up.
-pub(super) fn lend_to_next(mut used: PooledConnection) -> Option<PooledConnection> {
-    while let Some(slot) = used.connection.in_flight.waiting() {
-        // It may have given up in the meantime.
-        used = slot.lend(used, Vec::new())?;
-    }
-    if used.connection.in_flight.is_awaited() {
-        // Nothing is known about a server that has kept threads waiting until they gave up.
-        used.connection.collect();
-        if used.connection.in_flight.is_awaited() {
-            used.connection.time_out();
-        }
-    }
-    Some(used)
 }
 
 #[cfg(test)]

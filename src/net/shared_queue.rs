@@ -1,5 +1,6 @@
 //! What the threads that share the connections to one server have in common: the requests that wait
-//! for a connection, and the connections that no thread uses, in a pool or with replies to come.
+//! for a connection, and the connections that no thread uses, in a pool, with replies to come, or
+//! lent to a thread that is only waking up.
 //!
 //! The pool is r2d2's. It makes connections closed, so neither making one nor a thread that waits
 //! for one ever depends on the network; the thread that uses a connection opens it.
@@ -34,6 +35,8 @@ pub(super) struct SharedQueue {
     /// gets one without waiting for a user to finish.
     users: Arc<AtomicU32>,
     pub(super) state: Mutex<QueueState>,
+    /// The connections that were lent to threads and not yet taken by these.
+    lent: Mutex<Vec<Loan>>,
     thread: Arc<ScheduledThreadPool>,
     sweep: Arc<dyn Fn() + Send + Sync>,
 }
@@ -52,6 +55,14 @@ pub(super) struct QueueState {
     /// How many sweeps have connections from here that they have not given back.
     pub(super) sweeps: usize,
     scheduled: bool,
+}
+
+/// A connection that is lent to a thread that waits for replies: the thread sends these requests,
+/// and reads until it has its replies.
+pub(super) struct Loan {
+    slot: Arc<ReplySlot>,
+    pub(super) connection: PooledConnection,
+    pub(super) unsent: Vec<Exchange>,
 }
 
 /// A connection that goes back to the pool when this is dropped.
@@ -130,7 +141,8 @@ impl SharedQueue {
             .build_unchecked(ClosedConnections { factory });
         let shares = config.uses(Mechanism::SharedWrites);
         let state = Mutex::new(QueueState { shares, ..QueueState::default() });
-        Self { pool, users: Arc::default(), state, thread: thread.clone(), sweep: Arc::new(sweep) }
+        let (users, lent, thread) = (Arc::default(), Mutex::default(), thread.clone());
+        Self { pool, users, state, lent, thread, sweep: Arc::new(sweep) }
     }
 
     /// How many connections no thread uses while replies are to come over them.
@@ -204,6 +216,42 @@ impl SharedQueue {
         let size = self.pool.max_size();
         let why = format!("all connections were in use until the time was over (pool_size {size})");
         Failure::none_free(server, why)
+    }
+
+    /// Makes the first thread that waits for a reply the reader. Returns the connection if none
+    /// waits, without requests in flight that a thread has given up.
+    pub(super) fn lend_to_next(&self, mut used: PooledConnection) -> Option<PooledConnection> {
+        while let Some(slot) = used.connection.in_flight.waiting() {
+            // It may have given up in the meantime.
+            used = self.lend(&slot, used, Vec::new())?;
+        }
+        if used.connection.in_flight.is_awaited() {
+            // Nothing is known about a server that has kept threads waiting until they gave up.
+            used.connection.collect();
+            if used.connection.in_flight.is_awaited() {
+                used.connection.time_out();
+            }
+        }
+        Some(used)
+    }
+
+    /// Lends a connection to a thread that waits. Returns it if the thread no longer waits.
+    pub(super) fn lend(
+        &self,
+        slot: &Arc<ReplySlot>,
+        connection: PooledConnection,
+        unsent: Vec<Exchange>,
+    ) -> Option<PooledConnection> {
+        // A thread that is the reader finds it there.
+        self.lent.lock().push(Loan { slot: slot.clone(), connection, unsent });
+        (!slot.make_reader()).then(|| self.take_lent(slot).connection)
+    }
+
+    /// Takes the connection that was lent to a thread.
+    pub(super) fn take_lent(&self, slot: &Arc<ReplySlot>) -> Loan {
+        let mut lent = self.lent.lock();
+        let own = lent.iter().position(|loan| Arc::ptr_eq(&loan.slot, slot));
+        lent.swap_remove(own.expect("a thread is made a reader after it was lent a connection"))
     }
 
     /// Gives back an idle connection, still under the lock: a thread that queues a request after
@@ -316,14 +364,17 @@ mod tests {
         let demand = Demand::new(durability).map(|demand| (demand, SendWait::Along));
         let mut queue = QueueState { shares: true, ..QueueState::default() };
         queue.queue.extend((1..BATCH_MAX).map(|_| posted()));
-        queue.queue.extend([slot.exchange(request(), demand), slot.exchange(request(), demand)]);
-        queue.queue.extend([other.exchange(request(), None)]);
+        queue.queue.extend([
+            Exchange::awaited(request(), &slot).durable(demand),
+            Exchange::awaited(request(), &slot).durable(demand),
+        ]);
+        queue.queue.extend([Exchange::awaited(request(), &other)]);
         assert_eq!(queue.batch(0).len(), BATCH_MAX + 1);
-        queue.queue.extend([slot.exchange(request(), demand), posted()]);
+        queue.queue.extend([Exchange::awaited(request(), &slot).durable(demand), posted()]);
         assert_eq!(queue.batch(1).len(), 3, "along with one request");
 
         let mut alone = QueueState::default();
-        alone.queue.extend([other.exchange(request(), None), posted()]);
+        alone.queue.extend([Exchange::awaited(request(), &other), posted()]);
         assert_eq!((alone.batch(1).len(), alone.batch(0).len()), (0, 1));
         assert!(alone.withdraw(&other).is_empty() && !alone.queue.is_empty());
     }
