@@ -1,19 +1,19 @@
 //! The behaviour of leasehold against real servers: a folder for each question that a reader may
-//! have, a file for each component. `./tests/run` gets the servers and runs everything; arguments
-//! filter, as in `./tests/run --test it renewal::`.
+//! have, a file for each component. `./tests/run` installs the servers and runs everything;
+//! arguments filter, as in `./tests/run --test it renewal::`.
 //!
-//! `tests/FAULTS.md` is the index: it lists what can go wrong and names the tests that show what
-//! comes of it. `api/table.rs` checks that these tests exist, `api/links.rs` follows the links of
-//! all pages, and `api/guides.rs` checks what else the guides refer to.
+//! `tests/FAULTS.md` is the index: it lists what can go wrong, and names the tests that show the
+//! outcome. `api/table.rs` checks that these tests exist, `api/links.rs` follows the links of all
+//! pages, and `api/guides.rs` checks what else the guides refer to.
 //!
 //! A new test goes into the file of the component that it is about. Its name is a sentence that
-//! says what it shows. What several files need is in `support`: no test module uses another.
+//! says what it shows. Helpers for several files are in `support`: no test module uses another.
 //!
 //! A test that applies to several stores is a function of a `&Store` or a `&Server`, listed in the
 //! `stores!` block at the top of its file. The macro, in `support/store.rs`, makes a test of it for
-//! every store: `renewal::lease::on_redis::…`, `renewal::lease::on_a_cluster::…` and so on. What
-//! needs servers of its own is a plain `#[test]`. A new row of the index names the test that shows
-//! it.
+//! every store: `renewal::lease::on_redis::…`, `renewal::lease::on_a_cluster::…` and so on. A test
+//! that needs servers of its own is a plain `#[test]`. A new row of the index names the test that
+//! shows it.
 #![allow(
     clippy::unwrap_used,
     reason = "in a test, a panic at the line that went wrong is the wanted report"
@@ -23,7 +23,7 @@
     reason = "a check takes its result by value, so that a guard in it is dropped at once"
 )]
 
-/// What users see besides the locks: options, events, logs, numbers, keys, documentation.
+/// The face besides the locks: options, events, logs, numbers, keys, documentation.
 mod api {
     mod arguments;
     #[cfg(feature = "serde")]
@@ -47,7 +47,7 @@ mod api {
     mod url;
 }
 
-/// What a call does, whatever the topology: every kind of lock and guard.
+/// The behaviour of calls on any topology: every kind of lock and guard.
 mod calls {
     mod acquire;
     mod cost;
@@ -69,7 +69,7 @@ mod calls {
     mod wanted;
 }
 
-/// What goes wrong between a program, the network and a server.
+/// Failures between a program, the network and a server.
 mod faults {
     mod duplicate_requests;
     mod errors;
@@ -85,7 +85,7 @@ mod faults {
     mod timeouts;
 }
 
-/// How long a hold lasts, and what ends it.
+/// The duration of a hold, and its end.
 mod renewal {
     mod durable_renewals;
     mod lease;
@@ -95,7 +95,7 @@ mod renewal {
 
 mod support;
 
-/// Which servers there are, and how a client gets in.
+/// Topologies, and how a client connects to them.
 mod topologies {
     mod acl;
     mod cluster;
@@ -121,7 +121,7 @@ mod topologies {
     mod tls;
 }
 
-/// Who waits for a lock, and who gets it next.
+/// The waiting threads and clients, and their order.
 mod waiting {
     mod absent_waiters;
     mod cancelling;

@@ -260,7 +260,7 @@ fn bad_options_of_a_mutex_are_errors_of_its_calls(server: &Server) {
     explicit.mutex("a").lease(ms(1500)).lock().unwrap().unlock().unwrap();
 }
 
-/// Of what does not fit to the lease of a handle, only what was set on that handle is an error.
+/// Only an option set on a handle itself is an error if it does not fit the handle's lease.
 fn what_a_handle_has_from_its_client_is_cut_to_its_lease(store: &Store) {
     let client = store.open(Client::builder().keep(ms(30_000)).tenure(ms(10_000)));
     let lease = ms(29_000);

@@ -1,4 +1,4 @@
-//! Builders that are deserialized, as from configuration files.
+//! Builders deserialized from configuration files.
 
 use leasehold::Builder;
 use serde_json::{Value, json};

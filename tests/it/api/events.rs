@@ -1,4 +1,4 @@
-//! What `on_event` reports, and that a callback can do no harm.
+//! The reports of `on_event`, and callbacks that misbehave without harm.
 
 use std::collections::HashMap;
 use std::sync::Arc;

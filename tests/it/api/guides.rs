@@ -1,4 +1,4 @@
-//! What README and the guides in `docs/` refer to exists.
+//! Everything that README and the guides in `docs/` refer to exists.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,18 +6,18 @@ use std::path::{Path, PathBuf};
 
 use yaml_rust2::YamlLoader;
 
-/// The Markdown files of a directory.
+/// Returns the Markdown files of a directory.
 fn guides_in(dir: &Path) -> Vec<PathBuf> {
     let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     files.filter(|file| file.extension().is_some_and(|extension| extension == "md")).collect()
 }
 
-/// What follows each `start`, up to `end`.
+/// Returns the text after each `start`, up to `end`.
 fn between<'text>(text: &'text str, start: &str, end: &str) -> Vec<&'text str> {
     text.split(start).skip(1).filter_map(|rest| Some(rest.split_once(end)?.0)).collect()
 }
 
-/// The definitions of links in a page: `[label]: target`.
+/// Returns the definitions of links in a page: `[label]: target`.
 pub(super) fn definitions(text: &str) -> impl Iterator<Item = (&str, &str)> {
     let lines = text.lines().filter_map(|line| line.strip_prefix('[')?.split_once("]: "));
     lines.filter(|(label, _target)| !label.contains(']'))
@@ -31,7 +31,7 @@ pub(super) fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The files in a directory and in those below.
+/// Returns the files in a directory and in those below it.
 pub(super) fn files_in(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let (dirs, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
@@ -53,11 +53,11 @@ fn the_files_that_the_architecture_names_exist() {
     assert!(page.split_whitespace().count() <= 1500, "it is no longer one page");
 }
 
-/// Where docs.rs shows the files of the package.
+/// The place where docs.rs shows the files of the package.
 const SOURCE: &str = "https://docs.rs/crate/leasehold/latest/source/";
 
-/// Where the crate's documentation leads instead of a link between files. An item has its own
-/// path there.
+/// Returns the target of a link in the crate's documentation, given the file that it leads to in a
+/// checkout. An item has its own path there.
 fn in_the_docs(target: &str) -> String {
     if target.starts_with("../src/") {
         return "crate::".to_owned();
@@ -74,8 +74,8 @@ fn in_the_docs(target: &str) -> String {
     format!("crate::guide::{module}{hash}{anchor}")
 }
 
-/// A page is read as a file and as a module of the crate's documentation, where its links lead
-/// elsewhere: see `src/guide.rs`.
+/// A page is read as a file and as a module of the crate's documentation, where its links have
+/// other targets: see `src/guide.rs`.
 #[test]
 fn links_of_the_pages_work_in_the_crate_docs_too() {
     let (links, package) = (read("docs/guide/links.md"), read("Cargo.toml"));

@@ -1,4 +1,4 @@
-//! The keys in Redis, on which other programs may rely.
+//! The keys in Redis, which other programs may rely on.
 
 use std::collections::BTreeSet;
 
@@ -43,7 +43,7 @@ fn a_prefix_goes_before_the_name(server: &Server) {
     assert_eq!(server.keys(), ["leasehold:fence:{shop:a}"]);
 }
 
-/// As other libraries name their locks.
+/// Other libraries name their locks like this.
 fn without_a_prefix_the_key_is_the_name(server: &Server) {
     let (bare, usual) = (server.open(patient().prefix("")), server.open(patient()));
     let guard = take(&bare, "a");
@@ -115,7 +115,7 @@ fn every_client_has_an_id_of_its_own(store: &Store) {
     let mut ids = clients.each_ref().map(Client::id);
     ids.sort_unstable();
     assert!(ids.windows(2).all(|pair| pair[0] != pair[1]), "{ids:?}");
-    // 128 random bits do not fit in less, however they are written.
+    // 128 random bits do not fit in less, whatever the encoding.
     assert!(ids.iter().all(|id| id.len() >= 20), "{ids:?}");
     assert_eq!(clients[0].clone().id(), clients[0].id());
 }

@@ -1,6 +1,6 @@
-//! Every link of a page leads somewhere. Readers follow them where the pages are files: in a
-//! checkout, at the host of the repository, or on the page of the registry, which shows README
-//! and completes its relative links with the address of the repository.
+//! Every link of a page leads somewhere. Readers follow links where the pages are files: in a
+//! checkout, at the host of the repository, or on the page of the registry, which shows README and
+//! completes its relative links with the address of the repository.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,8 +8,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::guides::{definitions, files_in, read, root};
 
-/// Where the documentation of a published crate is. There is none yet, and a page is also read
-/// without it.
+/// The documentation of a published crate. There is none yet, and a page is also read without it.
 const PUBLISHED: [&str; 2] = ["https://docs.rs/leasehold", "https://docs.rs/crate/leasehold"];
 
 /// The pages that are read as files. `links.md` is only for the crate's documentation.
@@ -25,8 +24,8 @@ fn pages() -> Vec<PathBuf> {
     top.chain(folders.concat()).filter(is_page).collect()
 }
 
-/// A text without its blocks of code, and without the brackets in other code. Every character
-/// keeps its line.
+/// Returns a text without its blocks of code, and without the brackets in other code. Every
+/// character stays on its line.
 fn without_code(text: &str) -> String {
     let mut fenced = false;
     let mut lines = Vec::new();
@@ -35,7 +34,8 @@ fn without_code(text: &str) -> String {
         lines.push(if fence || fenced { "" } else { line });
         fenced ^= fence;
     }
-    // A paragraph has code between backticks, and an odd one has no partner in another.
+    // Code between backticks ends within its paragraph, and an odd backtick has no partner in
+    // another.
     let paragraphs = lines.join("\n");
     let paragraphs = paragraphs.split("\n\n").map(|paragraph| {
         let mask = |code: &str| code.replace(['[', ']'], " ");
@@ -50,20 +50,21 @@ fn without_code(text: &str) -> String {
     paragraphs.collect::<Vec<_>>().join("\n\n")
 }
 
-/// A link or an image of a page, or the definition of a label: where it is, and its target, or the
+/// A link or an image of a page, or the definition of a label: its place, and its target, or the
 /// label if that is not defined.
 struct Link {
     line: usize,
     target: Result<String, String>,
 }
 
-/// How labels are compared: without regard to case, line ends and repeated spaces.
+/// Returns a label in the form in which labels are compared: without regard to case, line ends and
+/// repeated spaces.
 fn normal(label: &str) -> String {
     label.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase()
 }
 
-/// The links and images of a page: `[text](target)`, `[text][label]` and `[label]`. A label has its
-/// target where it is defined.
+/// Returns the links and images of a page: `[text](target)`, `[text][label]` and `[label]`. A label
+/// has its target where it is defined.
 fn links(text: &str) -> Vec<Link> {
     let text = without_code(text);
     let labels: BTreeSet<_> = definitions(&text).map(|(label, _target)| normal(label)).collect();
@@ -98,8 +99,8 @@ fn links(text: &str) -> Vec<Link> {
     found
 }
 
-/// The anchors of a page, by GitHub's rules: the words of the headings in lower case, without
-/// punctuation, with hyphens for spaces, and numbered where one is repeated.
+/// Returns the anchors of a page, by GitHub's rules: the words of the headings in lower case,
+/// without punctuation, with hyphens for spaces, and numbered if repeated.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut seen = BTreeMap::<_, usize>::new();
     let mut anchors = BTreeSet::new();
@@ -114,7 +115,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
     anchors
 }
 
-/// Why a link of a page in that folder leads nowhere, if it does.
+/// Returns why a link of a page in that folder leads nowhere, if it does.
 fn fault(folder: &Path, page: &str, target: &str) -> Option<&'static str> {
     if PUBLISHED.iter().any(|site| target.starts_with(site)) {
         return Some("is read in the repository, where this crate may not be published");
@@ -146,7 +147,7 @@ fn fault(folder: &Path, page: &str, target: &str) -> Option<&'static str> {
     (!found).then_some("leads to no heading")
 }
 
-/// The links of a page in that folder that lead nowhere, with their lines.
+/// Returns the links of a page in that folder that lead nowhere, with their lines.
 fn faults(folder: &Path, page: &str) -> Vec<String> {
     let of = |Link { line, target }| match target {
         Ok(target) => fault(folder, page, &target).map(|why| format!("{line}: {target} {why}")),

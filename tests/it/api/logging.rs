@@ -1,4 +1,4 @@
-//! What the program's logger gets, and that it can do no harm.
+//! The lines for the program's logger, and loggers that misbehave without harm.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -27,7 +27,7 @@ stores! {
         a_program_that_ends_for_a_loss_has_logged_it;
 }
 
-/// Long enough for a renewal to fail and to be made up for in time.
+/// Long enough for a renewal to fail and be repeated in time.
 const LONG: Duration = ms(2 * 3000);
 
 /// A renewal is due after a third of [`LONG`], and fails a second later.
@@ -37,11 +37,11 @@ const FINE: u8 = 0;
 const BLOCKS: u8 = 1;
 const PANICS: u8 = 2;
 
-/// How the lines of an outage begin.
+/// The start of the first line about an outage.
 const BEGIN: &str = "an outage begins";
 const END: &str = "the outage is over";
 
-/// What the logger of this process does.
+/// The behaviour of this process's logger.
 static MODE: AtomicU8 = AtomicU8::new(FINE);
 
 static LINES: Mutex<String> = Mutex::new(String::new());
@@ -76,7 +76,7 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
-/// The lines that contain this.
+/// Returns the lines that contain this text.
 fn lines_with(text: &str) -> Vec<String> {
     let lines = LINES.lock();
     lines.lines().filter(|line| line.contains(text)).map(str::to_owned).collect()
@@ -104,7 +104,7 @@ fn lock_beside(mode: u8, server: &Server) {
     child.finish();
 }
 
-/// In a process of its own, because there is one logger per process.
+/// Runs in a process of its own, because there is one logger per process.
 #[test]
 #[ignore = "a child of a_logger_that_blocks_stops_nothing and of the next"]
 fn lock_beside_a_logger_in_a_child() {
@@ -216,7 +216,7 @@ fn an_outage_of_a_node_is_one_line_and_so_is_its_end() {
     suffer(&cluster.nodes()[0], &address, [&names[0], &names[1]]);
 }
 
-/// Has a child lock two names while the server that has the first one hangs.
+/// Makes a child lock two names while the server of the first one hangs.
 fn suffer(server: &server::Server, address: &str, names: [&str; 2]) {
     let mut child = Child::start(suffer_in_a_child, address);
     child.tell(names.join(","));
@@ -242,7 +242,7 @@ fn suffer_in_a_child() {
     child::wait_for_parent();
     for _ in 0..3 {
         client.try_lock(name).unwrap_err();
-        // At a server of its own the lock is free.
+        // On a server of its own, the lock is free.
         client.try_lock(other).ok();
     }
     let begin = || lines_with(BEGIN);

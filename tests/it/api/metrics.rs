@@ -1,4 +1,4 @@
-//! What a client reports to the recorder of the crate `metrics`.
+//! The reports of a client to the recorder of the crate `metrics`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use crate::support::recorder::Recorder;
 use crate::support::{SHORT, SOON, assert_lost, eventually, ms, patient, take, while_held};
 
-/// The sums of all that was recorded, by series.
+/// The sums of everything recorded, by series.
 static SUMS: Mutex<BTreeMap<String, f64>> = Mutex::new(BTreeMap::new());
 
 /// The names that were described.
@@ -65,7 +65,7 @@ impl GaugeFn for Sum {
     }
 }
 
-/// Counts what is recorded.
+/// Counts the recorded values.
 impl HistogramFn for Sum {
     fn record(&self, value: f64) {
         assert!((0.0..60.0).contains(&value), "{value} seconds");
@@ -108,7 +108,7 @@ fn is(series: &str, value: u32) -> bool {
     SUMS.lock().get(&format!("leasehold_{series}")) == Some(&f64::from(value))
 }
 
-/// One test, because a process has one recorder. Other clients report nothing to it.
+/// One test, because a process has one recorder. Other clients do not report to it.
 #[test]
 fn the_numbers_of_clients_reach_the_recorder() {
     metrics::set_global_recorder(Sums).unwrap();
@@ -127,7 +127,7 @@ fn the_numbers_of_clients_reach_the_recorder() {
     let guard = take(&client, "c");
     eventually(SOON, || is("acquires_total result=acquired", 4) && is("lost_total", 1));
 
-    // Those of two clients add up, and one that has ended holds nothing.
+    // The numbers of two clients add up, and one that has ended holds nothing.
     let other = patient().metrics(true).in_memory().unwrap();
     let others = take(&other, "c");
     eventually(SOON, || is("held", 2) && is("acquires_total result=acquired", 5));
@@ -178,7 +178,7 @@ fn the_numbers_of_clients_reach_the_recorder() {
         assert!(is(series, value), "not {series} {value}: {:?}", SUMS.lock());
     }
 
-    // A recorder that panics stops neither locks nor the events of the program.
+    // A recorder that panics stops neither locks nor the program's events.
     IS_BROKEN.store(true, Ordering::SeqCst);
     let events = Recorder::default();
     let builder = Client::builder().metrics(true).on_event(events.listener());

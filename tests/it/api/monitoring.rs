@@ -15,7 +15,7 @@ const EXAMPLE: &str = include_str!("../../../examples/metrics.rs");
 const FEATURE: &str = include_str!("../../../src/base/metrics.rs");
 const PAGE: &str = include_str!("../../../docs/monitoring.md");
 
-/// What follows each `start`, up to a quotation mark, behind `leasehold_`.
+/// Returns the text after `leasehold_` behind each `start`, up to a quotation mark.
 fn names(source: &str, starts: &[&str]) -> BTreeSet<String> {
     let names = starts.iter().flat_map(|start| source.split(start).skip(1));
     names.map(|rest| format!("leasehold_{}", rest.split('"').next().unwrap())).collect()
@@ -93,7 +93,7 @@ fn the_dashboard_shows_every_metric() {
     assert_eq!(ids.len(), panels.len(), "each panel has an id of its own");
 }
 
-/// Where Prometheus is installed, its own checker has the last word.
+/// Where Prometheus is installed, its own checker is run as well.
 #[test]
 fn prometheus_accepts_the_alerts() {
     let alerts = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/monitoring/alerts.yml");

@@ -1,4 +1,4 @@
-//! What docs/moving.md says about locks that other libraries set as strings.
+//! The claims of docs/moving.md about locks that other libraries set as strings.
 
 use std::thread;
 
@@ -17,13 +17,13 @@ stores! {
         a_string_without_a_ttl_is_no_lock;
 }
 
-/// How the other libraries acquire a lock.
+/// Acquires the lock like the other libraries.
 fn set(server: &Server, key: &str) -> bool {
     let reply: Option<String> = server.ask(&["SET", key, "token", "NX", "PX", "30000"]);
     reply.is_some()
 }
 
-/// How they release it.
+/// Their script that releases it.
 const RELEASE: &str = "if redis.call('get', KEYS[1]) == ARGV[1] then \
                        return redis.call('del', KEYS[1]) else return 0 end";
 
@@ -59,7 +59,7 @@ fn an_offered_lock_exists_for_others(server: &Server) {
         server.command(&["DEL", "a", "leasehold:queue:{a}"]);
         refused
     };
-    // The offer may have ended on a busy machine.
+    // On a busy machine, the offer may have ended.
     assert!((0..10).any(|_| is_refused()));
 }
 

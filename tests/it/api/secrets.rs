@@ -1,5 +1,5 @@
-//! No log, event or error contains a password, or anything with which another program could release
-//! a lock.
+//! No log, event or error contains a password, or anything that would let another program release a
+//! lock.
 
 use std::fmt::{Debug, Write as _};
 use std::thread;
@@ -23,7 +23,7 @@ fn no_log_event_or_error_has_a_secret(server: &Server) {
     Child::start(talk_in_a_child, &server.url()).finish();
 }
 
-/// Everything that logs, events and errors say while the child runs.
+/// The text of all logs, events and errors while the child runs.
 static SAID: Mutex<String> = Mutex::new(String::new());
 
 fn say(what: &str) {
@@ -61,7 +61,7 @@ fn order(admin: &mut Connection, words: &str) {
     command.arg(words.collect::<Vec<_>>()).exec(admin).unwrap();
 }
 
-/// In a process of its own, because there is one logger per process.
+/// Runs in a process of its own, because there is one logger per process.
 #[test]
 #[ignore = "a child of no_log_event_or_error_has_a_secret"]
 fn talk_in_a_child() {
@@ -148,7 +148,7 @@ fn outages(client: &Client, admin: &mut Connection) {
     fails(client.try_lock("c"));
     fails(guard.verify());
     drop(dropped);
-    // In the meantime the password changes.
+    // In the meantime, the password changes.
     order(admin, "ACL SETUSER ali resetpass >mellon");
     order(admin, "CLIENT KILL TYPE normal");
     fails(client.try_lock("c"));

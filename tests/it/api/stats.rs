@@ -1,4 +1,4 @@
-//! The numbers of a client, and whether its server answers.
+//! The numbers of a client, and the check that its server answers.
 
 use std::thread;
 use std::time::Duration;
@@ -90,7 +90,7 @@ fn the_names_that_most_threads_wait_for_are_told(store: &Store) {
     assert_eq!(client.waiting_names(), []);
 }
 
-/// With events of every kind that needs no outage.
+/// Causes events of every kind that needs no outage.
 fn what_is_counted_is_what_is_reported(store: &Store) {
     let recorder = Recorder::default();
     let builder = patient().reentrant(false).on_event(recorder.listener());
@@ -187,7 +187,7 @@ fn a_release_without_a_wake_up_is_counted(server: &Server) {
     thread::scope(|scope| {
         let waits = scope.spawn(|| waiter.lock("a").map(unlock));
         eventually(SOON, || server.listeners(&waiter) == 1);
-        // It tries once more when it listens, and then after pauses.
+        // It tries once more when it listens, and then after each pause.
         let tries = server.evals();
         eventually(SOON, || server.evals() >= tries + 3);
         // As a client would that knows nothing of messages.
@@ -197,7 +197,7 @@ fn a_release_without_a_wake_up_is_counted(server: &Server) {
     assert_lost(guard.unlock(), "a");
     assert_eq!(waiter.stats().missed_wakeups, 1);
 
-    // A lease that ends is no release. Its owner is gone, or else it would release what it lost.
+    // An expired lease is no release. The owner is gone, or it would release what it has lost.
     server.command(&["HSET", &lock_key("b"), "gone:1", "1"]);
     server.command(&["PEXPIRE", &lock_key("b"), "300"]);
     unlock(waiter.lock("b").unwrap());
@@ -224,7 +224,7 @@ fn a_connection_in_place_of_a_broken_one_is_counted(server: &Server) {
     eventually(SOON, || client.stats().renewals > 0);
     assert_eq!(client.stats().reconnects, 0);
     drop(guard);
-    // The pool's, and then the renewer's.
+    // First those of the pool, then that of the renewer.
     server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
     let _guard = take(&client, "b");
     eventually(SOON, || client.stats().reconnects == 2);

@@ -43,7 +43,7 @@ fn the_hold_of_a_lock_is_reported_and_ended(store: &Store) {
 }
 
 fn holds_of_other_kinds_are_reported_and_ended(store: &Store) {
-    // There is no other kind there, or no other client to look.
+    // Memory has no other client to look, and a quorum no other kind.
     if matches!(store, Store::Memory(_) | Store::Quorum(_)) {
         return;
     }
@@ -127,7 +127,7 @@ fn clients_that_wait_are_reported(store: &Store) {
     let (survey, id) = (holder.survey(), waiter.id().to_owned());
     let guard = holder.rw_lock("a").write().unwrap();
     let waiting = thread::spawn(move || waiter.rw_lock("a").read().map(drop));
-    // It leaves the queue once more if it asks again before it listens.
+    // It leaves the queue again if it asks once more before it listens.
     eventually(SOON, || survey.report("a").unwrap().waiting == [&*id]);
     drop(guard);
     waiting.join().unwrap().unwrap();
@@ -155,7 +155,7 @@ fn one_permit_that_is_ended_lets_one_client_in(store: &Store) {
 fn what_is_over_or_offered_is_no_hold(server: &Server) {
     let client = server.open(patient());
     let guard = client.rw_lock("a").write().unwrap();
-    // An offer to a client is no hold, and a hold that is over does not count.
+    // An offer to a client is no hold, and an expired hold does not count.
     let other = "w:0123456789abcdef0123456789abcdef";
     let (over, offer) = (format!("{other}:5"), format!("{other}:0"));
     server.command(&["ZADD", "lock:a", "1", &over, "99999999999999", &offer]);

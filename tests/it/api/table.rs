@@ -1,4 +1,4 @@
-//! All tests exist that `tests/FAULTS.md` and the tables in `docs/guarantees.md` and README name.
+//! All tests that `tests/FAULTS.md` and the tables in `docs/guarantees.md` and README name exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,20 +8,19 @@ const FAULTS: &str = include_str!("../../FAULTS.md");
 const GUARANTEES: &str = include_str!("../../../docs/guarantees.md");
 const README: &str = include_str!("../../../README.md");
 
-/// The rows of the tables whose first line begins with `head`, as cells.
+/// Returns the rows of the tables whose first line begins with `head`, as cells.
 fn rows<'text>(text: &'text str, head: &str) -> Vec<Vec<&'text str>> {
     let tables = text.split("\n\n").filter(|part| part.starts_with(head));
     let rows = tables.flat_map(|table| table.lines().skip(2));
     rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect()
 }
 
-/// The names in backticks.
+/// Returns the names in backticks.
 fn names(cell: &str) -> impl Iterator<Item = &str> {
     cell.split('`').skip(1).step_by(2)
 }
 
-/// Returns `true` if `source` has a test of that name: a `#[test]`, or one that a `stores!` list
-/// names.
+/// Returns `true` if `source` has a test with this name: a `#[test]`, or one in a `stores!` list.
 fn has_test(source: &str, name: &str) -> bool {
     let lines: Vec<_> = source.lines().map(str::trim).collect();
     let Some(at) = lines.iter().position(|line| line.starts_with(&format!("fn {name}("))) else {
@@ -33,14 +32,14 @@ fn has_test(source: &str, name: &str) -> bool {
     attributes.contains(&&"#[test]") || lines.iter().any(listed)
 }
 
-/// The folders of `tests/it`, which the names of tests leave out.
+/// The folders of `tests/it`, which are omitted in the names of tests.
 fn folders() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it");
     let entries = fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path());
     entries.filter(|path| path.is_dir()).collect()
 }
 
-/// The file with a test in that module: `renewals`, `quorum::fences`, `local::hold::tests`,
+/// Returns the file with a test in that module: `renewals`, `quorum::fences`, `local::hold::tests`,
 /// `net::schedules`, `cli::loss` or `protocol::quorum`.
 fn file_of(modules: &[&str]) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -56,7 +55,7 @@ fn file_of(modules: &[&str]) -> PathBuf {
     candidates.into_iter().find(|file| file.is_file()).unwrap_or_default()
 }
 
-/// The Rust files of a directory and of those in it.
+/// Returns the Rust files of a directory and of those in it.
 fn sources_in(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let (dirs, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
@@ -111,7 +110,7 @@ fn the_readme_names_tests_that_exist() {
     let rows = rows(README, "| | elsewhere |");
     assert!(rows.len() >= 5, "{} rows", rows.len());
     for row in rows {
-        // The test comes last, after what else is in backticks.
+        // The test comes last, after other text in backticks.
         assert_shown(row[0], names(row.last().expect("a row has cells")).last().into_iter());
     }
 }

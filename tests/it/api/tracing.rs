@@ -28,7 +28,7 @@ stores! {
         a_subscriber_that_blocks_stops_nothing;
 }
 
-/// What a subscriber knows of a span.
+/// A span, as a subscriber sees it.
 #[derive(Clone, Debug, Default)]
 struct Recorded {
     span: &'static str,
@@ -54,9 +54,9 @@ impl Visit for Recorded {
 #[derive(Clone)]
 struct Spans {
     all: Arc<Mutex<Vec<Recorded>>>,
-    /// The spans that the only thread of the test is in.
+    /// The spans that are entered by the only thread of the test.
     entered: Arc<Mutex<Vec<u64>>>,
-    /// Called with what happens, before it is recorded.
+    /// Called with each step before it is recorded.
     hook: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
@@ -133,7 +133,7 @@ impl Subscriber for Spans {
     }
 }
 
-/// The only span of the library with this name, which has ended.
+/// Returns the only span of the library with this name, which has ended.
 #[track_caller]
 fn only(spans: &Spans, name: &str) -> Recorded {
     let [span] = &spans.named(name)[..] else { panic!("{:?}", spans.named(name)) };

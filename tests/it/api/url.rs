@@ -90,7 +90,7 @@ fn the_url_of_the_environment_is_used(server: &Server) {
     for (url, expected) in [
         (server.url().into(), "good"),
         ("redis+cluster://:secret@127.0.0.1?lease=soon".into(), "lease"),
-        // As good as none.
+        // This counts as no value.
         (OsString::from_vec(vec![0xff]), "REDIS_URL"),
     ] {
         Child::start_with(use_the_environment, expected, &[("REDIS_URL", url)]).finish();
@@ -186,7 +186,7 @@ fn debug_output_has_no_password() {
     assert!(!text.contains("secret"), "{text}");
 }
 
-/// The hosts and ports of servers, separated by commas.
+/// Returns the hosts and ports of servers, separated by commas.
 fn hosts(urls: &[String]) -> String {
     let host = |url: &String| url.trim_start_matches("redis://").trim_end_matches('/').to_owned();
     urls.iter().map(host).collect::<Vec<_>>().join(",")

@@ -59,7 +59,7 @@ fn a_cycle_costs_two_scripts_and_nothing_else(server: &Server) {
     assert_eq!(server.connections(), before + 1, "only the connection of this check is new");
 }
 
-/// Ten are of names, keys and owners, two of requests, and two of the hold and its waiter.
+/// Ten are for names, keys and owners, two for requests, and two for the hold and its waiter.
 fn a_cycle_costs_few_allocations(server: &Server) {
     let client = warm_client(server);
     let cycles = |count: u64| {
@@ -73,9 +73,9 @@ fn a_cycle_costs_few_allocations(server: &Server) {
     assert!(allocations <= 14 * 100 + 20, "{allocations}: some more are of tables that grow");
 }
 
-/// What the scripts do is most of what a lock costs the server.
+/// The scripts' commands are most of what a lock costs the server.
 fn a_cycle_costs_eight_commands(server: &Server) {
-    // The lives of the lock and of its counter are both looked at, so that neither is shortened.
+    // The lives of the lock and of its counter are both read, so that neither is shortened.
     const COMMANDS: [(&str, u64); 7] = [
         ("pttl", 20),
         ("time", 10),
@@ -135,7 +135,7 @@ fn no_wait_is_one_attempt(server: &Server) {
     let other = server.open(patient());
     let _guard = take(&other, "a");
     let impatient = client.mutex("a").wait(Duration::ZERO);
-    // Makes that script known.
+    // Makes that script known to the server.
     assert!(impatient.holder().unwrap().is_some());
     let attempts = scripts(server, || {
         assert!(client.try_lock_for("a", Duration::ZERO).unwrap().is_none());
@@ -160,9 +160,9 @@ fn a_long_wait_costs_few_scripts(server: &Server) {
             }
         });
     });
-    // The backoff soon reaches its half second; polling every 5 ms would be 600 for each. Four
-    // waits at a time, because in one of five hundred waits the random pauses stay short for long:
-    // 250 attempts in all were seen once.
+    // The backoff soon reaches half a second. Polling every 5 ms would make 600 attempts for each.
+    // There are four waits at a time, because in one of five hundred waits the random pauses stay
+    // short for long: 250 attempts in all were seen once.
     assert!((8..4 * 100).contains(&attempts), "{attempts} attempts");
 }
 
@@ -170,7 +170,7 @@ fn a_renewal_of_many_holds_costs_one_script_each(server: &Server) {
     let client = server.open(patient().lease(ms(3000)));
     let _guards: Vec<_> = (0..50).map(|n| take(&client, &format!("lock {n}"))).collect();
     let renewals = scripts(server, || thread::sleep(ms(3000)));
-    // Every third of the lease, and perhaps once more at the start or the end of the time.
+    // One per third of the lease, and perhaps one more at the start or the end of the time.
     assert!((50..=250).contains(&renewals), "{renewals} renewals");
 }
 

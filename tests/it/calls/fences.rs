@@ -138,7 +138,7 @@ fn a_counter_lives_as_long_as_it_is_told(store: &Store) {
 }
 
 fn fences_grow_after_their_counter_has_expired(store: &Store) {
-    // Zero is raised to two leases.
+    // Zero counts as two leases.
     let client = store.open_for(SHORT, patient().fence_life(Duration::ZERO));
     let mutex = client.mutex("a").lease(SHORT);
     let mut last = 0;

@@ -1,4 +1,4 @@
-//! Locks that stay taken for a time after they were released.
+//! Locks that stay taken for a time after their release.
 
 use std::process::exit;
 use std::thread;
@@ -40,7 +40,8 @@ stores! {
         every_request_for_a_kept_lock_may_be_executed_twice;
 }
 
-/// Long for what a thread does between two lines of a test, and much less than the default lease.
+/// Long enough for a thread to get from one line of a test to the next, and much less than the
+/// default lease.
 const KEPT: Duration = ms(1500);
 
 fn keeping(client: &Client, name: &str) -> Mutex {
@@ -64,8 +65,8 @@ fn assert_taken(client: &Client, name: &str) {
     assert!(holder.remaining <= KEPT, "{holder:?}");
 }
 
-/// Waits for a lock that was acquired after `begin` and is kept, and checks that it comes when its
-/// time is over, and not when the lease would be.
+/// Waits for a lock that was acquired after `begin` and stays taken. Checks that the wait ends with
+/// that time, and not with the lease.
 #[track_caller]
 fn assert_waits(begin: Instant, lock: impl FnOnce()) {
     lock();
@@ -188,8 +189,8 @@ fn the_outermost_lock_decides_for_how_long(store: &Store) {
     assert_taken(&client, "a");
 }
 
-/// Tries for a lock at a tick, which comes late by a clock of its own. Returns `true` if this one
-/// is to run the job.
+/// Tries for a lock at a tick of a clock that is late. Returns `true` if this machine should run
+/// the job.
 fn runs_the_job(client: &Client, late: Duration) -> bool {
     thread::sleep(late);
     client.mutex("job").hold_at_least(SOON).try_with(|_| ()).unwrap().is_some()
@@ -238,7 +239,7 @@ fn a_waiting_client_gets_a_kept_lock_of_a_quorum_at_the_end() {
     waits_in_another_client(patient(), |builder| quorum.open(builder));
 }
 
-/// The waiting client learns the new end, though it has seen that of the lease.
+/// The waiting client learns the new end, although it has seen that of the lease.
 fn waits_in_another_client(waiting: Builder, open: impl Fn(Builder) -> Client) {
     let recorder = Recorder::default();
     let (client, other) = (open(patient()), open(waiting.on_event(recorder.listener())));
@@ -285,8 +286,8 @@ fn a_shutdown_keeps_a_lock(server: &Server) {
     assert!(other.try_lock("a").unwrap().is_none());
 }
 
-/// The child of the tests below: it takes `a`, to be kept for longer than the tests last, and then
-/// does as it is told.
+/// The child of the tests below: takes `a`, to stay taken for longer than the tests last, and then
+/// follows its orders.
 #[test]
 #[ignore = "a child of the tests of hold_at_least"]
 fn keep_in_a_child() {
@@ -393,8 +394,8 @@ fn clients_of_a_quorum_take_turns() {
     assert_turns_are_taken([(); 3].map(|()| quorum.open(patient())));
 }
 
-/// Clients lock again as soon as they have released, while the lock still stays taken, so that none
-/// is offered it.
+/// Clients lock again as soon as they have released, while the lock still stays taken, so that it
+/// is offered to none of them.
 fn assert_turns_are_taken<const N: usize>(clients: [Client; N]) {
     let end = Instant::now() + ms(3000);
     let turns = |client: &Client| {

@@ -1,4 +1,4 @@
-//! Cached locks: what a client keeps after the last drop, and releases when another client asks.
+//! Cached locks, which a client keeps after the last drop and releases when another client asks.
 
 use std::thread;
 use std::time::Duration;
@@ -59,7 +59,7 @@ fn keeping() -> Builder {
     sleepy().keep(ms(25_000))
 }
 
-/// Locks and drops until the lock is kept: the client may not listen yet.
+/// Locks and drops until the lock is kept, because the client may not listen yet.
 #[track_caller]
 fn keep(client: &Client, name: &str) {
     let kept = client.stats().kept;
@@ -107,7 +107,7 @@ fn a_kept_lock_at_a_silent_server_stretches_no_wait(server: &Server) {
     let client = server.open(patient().lease(lease).io_timeout(io).keep(lease));
     keep(&client, "a");
     server.stop();
-    // No request is needed as long as there are tokens, of which a block has a thousand.
+    // As long as there are tokens, no request is needed. A block has a thousand.
     let failed = (0..=1000).find_map(|_| {
         let (outcome, took) = timed(|| client.try_lock_for("a", ms(100)).map(drop));
         outcome.is_err().then_some((outcome, took))
@@ -139,7 +139,7 @@ fn what_is_not_used_is_kept_no_longer(store: &Store) {
     thread::sleep(ms(400));
     drop(guard);
     assert_eq!(client.stats().kept, 1, "it counts from the last use");
-    // It is used more often than that.
+    // The lock is used more often than that.
     for _ in 0..8 {
         thread::sleep(ms(100));
         drop(take(&client, "a"));
@@ -229,7 +229,7 @@ fn a_kept_lock_makes_room_for_other_kinds(store: &Store) {
     ];
     for (client, call) in [&keeper, &other].into_iter().flat_map(|it| calls.map(|call| (it, call)))
     {
-        // A slow machine may take longer than the keeper has to release it.
+        // A slow machine may take longer than the keeper's time to release the lock.
         eventually(SOON, || {
             keep(&keeper, "a");
             drop(take(&keeper, "a"));
@@ -341,7 +341,7 @@ fn another_client_gets_a_lock_in_use_when_its_guard_is_dropped(server: &Server) 
         let waiter = scope.spawn(|| soon(|| other.lock("a").unwrap().fence()));
         eventually(SOON, || server.queue("a") == [other.id()]);
         assert!(!waiter.is_finished() && guard.is_held());
-        // The message has to come first.
+        // The message must arrive first.
         thread::sleep(ms(100));
         let fence = guard.fence();
         drop(guard);
@@ -357,7 +357,7 @@ fn a_lock_that_is_wanted_is_not_kept(server: &Server) {
         scope.spawn(|| other.lock("a").unwrap().unlock().unwrap());
         eventually(SOON, || server.queue("a") == [other.id()]);
         thread::sleep(ms(100));
-        // A thread of the same client waits too, and the tenure is over.
+        // A thread of the same client also waits, and the tenure is over.
         scope.spawn(|| keeper.lock("a").unwrap().unlock().unwrap());
         eventually(SOON, || keeper.stats().waiting == 1);
         drop(guard);
@@ -366,7 +366,7 @@ fn a_lock_that_is_wanted_is_not_kept(server: &Server) {
     assert_eq!(keeper.stats().kept, 0);
 }
 
-/// A client that gets the lock while a third one waits learns that with the lock.
+/// If a third client waits, a client learns that together with the lock.
 fn clients_that_take_turns_leave_none_waiting(server: &Server) {
     let clients = [(); 3].map(|()| server.open(keeping()));
     thread::scope(|scope| {
@@ -386,7 +386,7 @@ fn clients_that_take_turns_leave_none_waiting(server: &Server) {
 fn what_clients_use_by_turns_is_not_kept_for_a_while(server: &Server) {
     let (keeper, other) = (server.open(keeping()), server.open(sleepy()));
     keep(&keeper, "b");
-    // Keeping a lock would be of no use now, unless this test is very slow.
+    // Keeping the lock would be no use now, unless this test is very slow.
     eventually(SOON, || {
         for _ in 0..3 {
             drop(keeper.lock("a").unwrap());
@@ -401,7 +401,7 @@ fn what_clients_use_by_turns_is_not_kept_for_a_while(server: &Server) {
 
 fn a_try_lock_gets_a_kept_lock(server: &Server) {
     let (keeper, other) = (server.open(keeping()), server.open(keeping()));
-    // A slow machine may take longer than the time that a call has.
+    // A slow machine may take longer than the time limit of a call.
     eventually(SOON, || {
         keep(&keeper, "a");
         let guard = other.try_lock("a").unwrap();
@@ -421,8 +421,7 @@ fn a_try_lock_leaves_a_lock_in_use_and_nothing_behind(server: &Server) {
     assert_eq!(keeper.stats().kept, 1);
 }
 
-/// Such a client begins to listen in the course of the call, sooner than a keeper that is far away
-/// has released the lock.
+/// Such a client begins to listen during the call, before a distant keeper has released the lock.
 fn the_first_try_lock_of_a_client_gets_a_kept_lock(server: &Server) {
     let lag = Lag::before(server, ms(10));
     let keeper = server.through(lag.port()).open(keeping());
@@ -431,7 +430,7 @@ fn the_first_try_lock_of_a_client_gets_a_kept_lock(server: &Server) {
         |new| new.try_lock_all(["b", "a"]).unwrap().is_some_and(|set| set.unlock().is_ok()),
     ];
     for call in calls {
-        // A slow machine may take longer than the time that a call has.
+        // A slow machine may take longer than the time limit of a call.
         eventually(2 * SOON, || {
             keep(&keeper, "a");
             drop(take(&keeper, "a"));
@@ -444,7 +443,7 @@ fn a_try_lock_that_is_cancelled_leaves_nothing_behind(server: &Server) {
     let (keeper, other) = (server.open(keeping()), server.open(sleepy()));
     keep(&keeper, "a");
     let _guard = take(&keeper, "a");
-    // A slow machine may take longer than the time that a call has.
+    // A slow machine may take longer than the time limit of a call.
     eventually(SOON, || {
         let canceller = Canceller::new();
         thread::scope(|scope| {
@@ -491,7 +490,7 @@ fn a_call_for_several_locks_gets_kept_ones(server: &Server) {
     eventually(SOON, keeps_all);
     soon(|| other.lock_all(NAMES).unwrap()).unlock().unwrap();
     assert_eq!((keeper.stats().kept, keeper.stats().recalls), (0, 3));
-    // A slow machine may take longer than the time that a call has.
+    // A slow machine may take longer than the time limit of a call.
     eventually(SOON, || {
         let set = keeps_all().then(|| other.try_lock_all(NAMES).unwrap()).flatten();
         set.is_some_and(|set| set.verify().and_then(|()| set.unlock()).is_ok())

@@ -1,5 +1,5 @@
-//! What all holds that belong to no thread have in common: owned guards, sets, terms, permits, and
-//! both sides of a read-write lock.
+//! The common behaviour of all holds that belong to no thread: owned guards, sets, terms, permits,
+//! and both sides of a read-write lock.
 
 use std::thread;
 
@@ -43,7 +43,7 @@ const _: () = is_shared_between_threads::<(ReadGuard, WriteGuard)>();
 
 type Holds = Vec<(Kind, &'static str, Box<Hold>)>;
 
-/// One hold of each kind that a store has, under names of their own.
+/// Returns one hold of each kind that a store has, each under its own name.
 fn one_of_each(store: &Store, client: &Client) -> Holds {
     let named = store.kinds().iter().zip(["a", "b", "c", "d", "e", "f"]);
     named.map(|(kind, name)| (*kind, name, kind.acquire(client, name).unwrap())).collect()
@@ -170,7 +170,7 @@ fn a_wait_that_ends_names_the_holders(store: &Store) {
     }
 }
 
-/// Checks that the waits for what is held end when the client does.
+/// Checks that waits for held locks end when the client does.
 fn ends_the_waits(client: &Client, holds: &Holds, end: impl FnOnce()) {
     thread::scope(|scope| {
         let waits: Vec<_> = holds
@@ -224,7 +224,7 @@ fn every_hold_is_reported(store: &Store) {
         recorder.wait_for(&format!("released {name}"));
         assert_eq!(recorder.count(&format!("acquired {name}")), 1, "{kind:?}");
     }
-    // Two of each, and two more of the other name of a set.
+    // Two of each, and two more for the other name of a set.
     eventually(SOON, || recorder.events_of_locks().len() == 2 * store.kinds().len() + 2);
 }
 
@@ -246,7 +246,7 @@ fn every_loss_is_reported(store: &Store) {
 }
 
 fn a_forced_end_is_told_at_once(store: &Store) {
-    // A client that keeps locks listens.
+    // A client that keeps locks listens for messages.
     let (client, operator) = (store.open(sleepy().keep(ms(1))), store.open(sleepy()));
     drop(client.lock("warm").unwrap());
     for (kind, name, hold) in one_of_each(store, &client) {

@@ -23,7 +23,7 @@ stores! {
 }
 
 fn close_ends_the_waits_of_every_thread(store: &Store) {
-    // Without a limit, and with pauses that are longer than the test may take.
+    // The waits have no limit, and pauses that are longer than the test may take.
     let client = store.open(Client::builder().backoff(3 * SOON, 3 * SOON));
     let guard = take(&client, "a");
     thread::scope(|scope| {

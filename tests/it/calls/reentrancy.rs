@@ -82,7 +82,7 @@ fn assert_held_already(result: Result<(), Error>) {
     }
 }
 
-/// A thread of rayon's that waits for the other half of a `join` runs other tasks meanwhile.
+/// A rayon thread that waits for the other half of a `join` runs other tasks meanwhile.
 fn a_lock_that_is_not_reentrant_excludes_stolen_work(store: &Store) {
     let client = store.open(patient());
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
@@ -170,7 +170,7 @@ fn redis_keeps_one_field_with_the_depth(server: &Server) {
 
 fn a_spoilt_depth_in_redis_does_not_count(server: &Server) {
     let client = server.open(patient());
-    // But for 0: a hold with that depth has ended.
+    // Except 0: a hold with that depth has ended.
     for spoilt in ["abc", "", "-1", "9223372036854775807"] {
         let outer = take(&client, "a");
         let (owner, _) = server.hold("a");
@@ -200,8 +200,8 @@ fn nesting_refreshes_the_lease(server: &Server) {
     assert!(inner.remaining() > ms(7600), "{:?}", inner.remaining());
 }
 
-/// Locks and releases a level of a lock that its thread holds and that ends at `end`, and checks
-/// that it does so here and in the store.
+/// Locks and releases a level of a lock that its thread holds and that ends at `end`. Checks that
+/// the hold then ends at that time, both here and in the store.
 fn nest_until(end: Instant, mutex: &Mutex, outer: &Guard) {
     for nest in [true, false, true] {
         let inner = mutex.lock().unwrap();

@@ -1,5 +1,5 @@
-//! Dropped guards: the release is written, and the thread that uses the connection next reads the
-//! reply, or else a sweep.
+//! Dropped guards: the release is written, and its reply is read by the next user of the
+//! connection, or else by a sweep.
 
 use std::process::exit;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,7 +59,7 @@ fn crowded() -> Builder {
     patient().wait(3 * SOON).pool_size(1)
 }
 
-/// Lets every thread lock names that others want too, one after the other.
+/// Makes every thread lock names that others want too, one after another.
 fn crowd(client: &Client) {
     let names: Vec<_> = (0..THREADS / 2).map(|name| format!("lock {name}")).collect();
     let taken: Vec<_> = names.iter().map(|_| AtomicBool::new(false)).collect();
@@ -250,7 +250,7 @@ fn the_end_of_a_client_waits_for_its_releases(server: &Server) {
         drop(take(&client, "a"));
         drop(client);
         assert!(!server.exists("a"));
-        // The guard is the last that keeps the client.
+        // The guard is the last owner of the client.
         let guard = take(&server.open(patient()), "a");
         drop(guard);
         assert!(!server.exists("a"));
@@ -266,7 +266,7 @@ fn a_drop_after_the_scripts_were_flushed_releases(server: &Server) {
         server.command(&["SCRIPT", "FLUSH"]);
         drop((inner, guard));
         if round % 2 == 0 {
-            // The scripts may be known again to other nodes than the one with this lock.
+            // The scripts may already be known again to other nodes than that of this lock.
             take(&client, "a").unlock().unwrap();
         } else {
             eventually(SOON, || !server.exists("a"));
@@ -293,7 +293,7 @@ fn a_drop_does_not_wait_for_the_reply(server: &Server) {
     eventually(SOON, || !server.exists("a"));
 }
 
-/// A request that is sent only when the unlock has its reply arrives a whole delay later.
+/// A request that is sent only after the unlock has its reply would arrive a whole delay later.
 fn the_next_thread_asks_behind_an_unlock(server: &Server) {
     const DELAY: Duration = ms(1000);
     take(&server.open(patient()), "warm").unlock().unwrap();
@@ -313,7 +313,7 @@ fn the_next_thread_asks_behind_an_unlock(server: &Server) {
     assert_eq!((stats.acquired, stats.released, stats.handoffs), (2, 1, 0));
 }
 
-/// Something happens to the release of `a`, and then the client wants the lock again.
+/// Lets a fault affect the release of `a`, and then makes the client want the lock again.
 fn after(server: &Server, fault: impl Fn(&Proxy), next: impl Fn(&Client)) {
     let recorder = Recorder::default();
     let (proxy, client) = behind_proxy(server, patient().on_event(recorder.listener()));
@@ -383,8 +383,8 @@ fn the_next_user_of_a_connection_may_time_out_with_it(server: &Server) {
     eventually(SOON, || client.try_lock("b").is_ok_and(|guard| guard.is_some()));
 }
 
-/// The connections of the pool are closed by the server, which the client does not notice until it
-/// uses them.
+/// The server closes the connections of the pool, which the client does not notice until it uses
+/// them.
 fn connections_that_were_closed_while_idle_are_not_used_for_releases(server: &Server) {
     let recorder = Recorder::default();
     let client = server.open(patient().on_event(recorder.listener()));
@@ -399,7 +399,7 @@ fn connections_that_were_closed_while_idle_are_not_used_for_releases(server: &Se
 }
 
 fn guards_dropped_at_a_silent_server_wait_once(server: &Server) {
-    // So many that several connections would have to be read before more may be owed on them.
+    // So many that replies on several connections would have to be read first.
     const GUARDS: usize = 600;
     let io_timeout = ms(3000);
     let (proxy, client) = behind_proxy(server, hasty().io_timeout(io_timeout));
@@ -422,7 +422,7 @@ fn the_end_of_a_client_of_a_silent_server_waits_once(server: &Server) {
 }
 
 fn a_thread_that_wants_a_connection_to_itself_gets_one_in_its_turn(server: &Server) {
-    // Without shared writes every request wants that.
+    // Without shared writes, every request wants that.
     let client = server.open(crowded().without(leasehold::Mechanism::SharedWrites));
     let end = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -441,7 +441,7 @@ fn a_thread_that_wants_a_connection_to_itself_gets_one_in_its_turn(server: &Serv
     });
 }
 
-/// The mistakes under "Traps" in the crate's documentation, which compile.
+/// The mistakes listed under "Traps" in the crate's documentation, which compile.
 #[test]
 #[allow(clippy::let_underscore_lock, reason = "this is what is tested")]
 #[allow(clippy::let_underscore_must_use, reason = "this is what is tested")]
@@ -465,7 +465,7 @@ fn a_guard_without_a_name_of_its_own_is_released_at_once() {
     assert!(!is_free());
 }
 
-/// As the documentation says about guards in structs.
+/// The documentation about guards in structs says this.
 #[test]
 fn a_guard_in_a_struct_is_released_in_the_order_of_the_fields() {
     struct IsFree<'a>(&'a Client, &'a AtomicBool);

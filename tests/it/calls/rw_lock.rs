@@ -82,7 +82,7 @@ fn a_waiting_writer_goes_before_later_readers(store: &Store) {
     });
 }
 
-/// Acquires the lock for reading and keeps it until this many readers have it at the same time.
+/// Acquires the lock for reading and keeps it until this many readers hold it at the same time.
 fn read_together(lock: &RwLock, inside: &AtomicU32, readers: u32) {
     let guard = lock.read().unwrap();
     inside.fetch_add(1, Ordering::SeqCst);
@@ -168,9 +168,9 @@ fn the_fence_of_readers_is_between_those_of_writers(store: &Store) {
     }
 }
 
-/// A resource that refuses smaller tokens would refuse the first reader, which is live.
+/// A resource that refuses smaller tokens would refuse the first reader, which is alive.
 fn readers_share_a_fence_for_longer_than_its_counter_is_kept(store: &Store) {
-    // Zero is raised to two leases.
+    // Zero counts as two leases.
     let client = store.open_for(SHORT, patient().fence_life(Duration::ZERO));
     let lock = client.rw_lock("a").lease(SHORT);
     let first = lock.read().unwrap();
@@ -218,8 +218,8 @@ fn a_name_that_is_a_lock_is_no_read_write_lock(store: &Store) {
 const READERS: u32 = 32;
 const ROUND_TRIP: Duration = ms(100);
 
-/// Checks that readers, to each of which the server replies after a round trip, have the lock at
-/// the same time after far less than a round trip each.
+/// Checks that readers, whose replies each take a round trip, hold the lock together after far less
+/// than a round trip per reader.
 fn check_few_round_trips(server: &Server, meanwhile: impl FnOnce(&Client)) {
     let (proxy, client) = behind_proxy(server, patient().pool_size(READERS));
     let (lock, inside) = (client.rw_lock("a"), AtomicU32::new(0));
@@ -273,7 +273,7 @@ fn a_crashed_reader_blocks_for_its_lease_only(server: &Server) {
     let mut child = Child::start(read_in_a_child, &server.address());
     assert_eq!(child.next(), "holds");
     child.kill();
-    // Another reader that is renewed all the time does not keep the dead one alive.
+    // The renewals of another reader do not keep the dead one alive.
     throughout(LEASE * 2, || reader.is_held());
     reader.unlock().unwrap();
     assert!(lock.try_write_for(LEASE).unwrap().is_some());
@@ -306,7 +306,7 @@ fn a_reader_is_not_starved_by_writers_of_two_clients(store: &Store) {
     is_not_starved(store, |lock| drop(lock.read().unwrap()), (2, write));
 }
 
-/// Checks that a client soon has had its turns, while so many threads of two others do nothing but
+/// Checks that a client soon gets its turns while this many threads of two others do nothing but
 /// `keep_busy`.
 fn is_not_starved(
     store: &Store,
@@ -356,7 +356,8 @@ fn a_release_wakes_all_readers_of_other_clients(store: &Store) {
 /// A little less than the time for which a released lock is offered to one client.
 const OFFER: Duration = ms(190);
 
-/// Waits until so many threads of each client wait, and the clients are in that order in the queue.
+/// Waits until this many threads of each client wait, and the clients are in that order in the
+/// queue.
 fn wait_in_line(store: &Store, clients: [(&Client, u64); 2]) {
     let ids = clients.map(|(client, _)| client.id());
     eventually(SOON, || {
@@ -369,12 +370,12 @@ fn wait_in_line(store: &Store, clients: [(&Client, u64); 2]) {
 
 fn readers_of_a_client_before_a_writer_of_another_come_in_together(store: &Store) {
     let clients = [(); 3].map(|()| store.open(sleepy()));
-    // A machine that stands still may make the readers' client miss its turn.
+    // On a machine that stalls, the readers' client may miss its turn.
     assert!((0..10).any(|_| readers_come_in_before_a_writer(store, &clients)));
 }
 
 /// Returns `false` if the writer came in first, because the readers' client did not take its turn
-/// for as long as that was offered.
+/// while the offer lasted.
 fn readers_come_in_before_a_writer(store: &Store, clients: &[Client; 3]) -> bool {
     let [holder, reader, writer] = clients;
     let held = holder.rw_lock("a").write().unwrap();

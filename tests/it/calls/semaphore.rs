@@ -66,7 +66,7 @@ fn threads_get_permits_in_the_order_in_which_they_ask(store: &Store) {
     assert_eq!(*order.lock(), [0, 1, 2, 3, 4]);
 }
 
-/// The server replies to each of them after a round trip.
+/// The reply to each thread takes a round trip.
 fn threads_take_free_permits_in_few_round_trips(server: &Server) {
     const THREADS: u32 = 32;
     let round_trip = ms(100);

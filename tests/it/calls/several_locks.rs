@@ -162,13 +162,13 @@ fn a_set_of_one_name_waits_for_it(store: &Store) {
 }
 
 fn close_ends_the_pause_between_two_attempts_for_a_set(store: &Store) {
-    // With pauses that are longer than the test may take.
+    // The pauses are longer than the test may take.
     let client = store.open(Client::builder().backoff(3 * SOON, 3 * SOON));
     let [a, b] = ["a", "b"].map(|name| client.lock_owned(name).unwrap());
     thread::scope(|scope| {
         let closed = scope.spawn(|| client.lock_all(["a", "b"]));
         eventually(SOON, || client.stats().waiting == 1);
-        // The set gets it, and gives it back because of the other.
+        // The set gets this lock, and gives it back because of the other.
         a.unlock().unwrap();
         eventually(SOON, || !is_busy(&client, "a") && client.stats().waiting == 1);
         client.close();
@@ -259,7 +259,7 @@ fn a_set_takes_one_request_and_one_more_if_a_lock_is_held(server: &Server) {
     let client = server.open(patient());
     let names: Vec<String> = (0..8).map(|number| format!("name {number}")).collect();
     client.lock_all(&names).unwrap().unlock().unwrap();
-    // Makes that script known.
+    // Makes that script known to the server.
     client.lock(&names[3]).unwrap().unlock().unwrap();
     let before = server.evals();
     let set = client.lock_all(&names).unwrap();
@@ -316,7 +316,7 @@ fn a_set_is_verified_renewed_and_released_in_one_round_trip(server: &Server) {
         set.renew().unwrap();
         set.unlock().unwrap();
     });
-    // A tenth of what one round trip a name would take.
+    // A tenth of the time that one round trip per name would take.
     assert!(took < ms(100) * 90, "{took:?}");
     assert_eq!(client.stats().reconnects, 0);
     assert_eq!(server.hashes(), [""; 0]);
@@ -328,7 +328,7 @@ fn the_releases_of_a_set_that_is_dropped_are_sent_together(server: &Server) {
     let names: Vec<_> = (0..20).map(|n| format!("lock {n}")).collect();
     let set = client.lock_all(&names).unwrap();
     let before = server.reads();
-    // What it takes to ask.
+    // The cost of asking.
     let asked = server.reads() - before;
     drop(set);
     eventually(SOON, || client.stats().released == 21);

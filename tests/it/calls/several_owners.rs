@@ -60,7 +60,7 @@ fn processes_never_exceed_the_permits_together(server: &Server) {
     assert_eq!(server.connect().get::<_, i64>("inside").unwrap(), 0);
 }
 
-/// Three permits limit how many are inside, and one is as good as a lock.
+/// Three permits limit how many are inside, and a single permit is as good as a lock.
 #[test]
 #[ignore = "a child of processes_never_exceed_the_permits_together"]
 fn take_permits_in_a_child() {

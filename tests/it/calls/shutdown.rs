@@ -37,7 +37,7 @@ stores! {
         a_drop_at_a_silent_server_is_waited_for;
 }
 
-/// Returns `true` if no such lock is left where clients would look.
+/// Returns `true` if no such lock is left where clients would look for it.
 fn all_free(client: &Client, names: &[&str]) -> bool {
     names.iter().all(|name| !client.mutex(name).is_locked().unwrap())
 }
@@ -120,7 +120,7 @@ fn a_running_closure_returns_its_value(store: &Store) {
     assert_eq!(value.unwrap(), (false, 7));
 }
 
-/// Lets threads lock and drop until the client is shut down, and looks at what is left.
+/// Lets threads lock and drop until the client is shut down, and checks what is left.
 fn shut_down_busy_threads(store: &Store, names: usize) {
     const THREADS: usize = 8;
     let recorder = Recorder::default();
@@ -134,7 +134,7 @@ fn shut_down_busy_threads(store: &Store, names: usize) {
                 Ok(guard) => guard,
                 Err(error) => return assert!(matches!(error, Error::Closed), "{error:?}"),
             };
-            // Else there are more events than are kept.
+            // Otherwise there are more events than are kept.
             thread::sleep(ms(1));
             match rounds.fetch_add(1, Ordering::Relaxed) % 4 {
                 0 => guard.unlock().unwrap(),
@@ -223,8 +223,8 @@ fn many_holds_are_released_together(server: &Server) {
     let before = (server.reads(), server.evals());
     client.shutdown(SOON).unwrap();
     let (reads, scripts) = (server.reads() - before.0, server.evals() - before.1);
-    // The connection is new, replicas and sentinels are heard too, and a server takes 16 KB at a
-    // time. Two of the scripts are not known before.
+    // The connection is new, its reads include those of replicas and sentinels, and a server takes
+    // 16 KB at a time. Two of the scripts were not known before.
     assert!(reads < 60, "{reads}");
     assert!((104..=110).contains(&scripts), "{scripts}");
     let locks: Vec<_> = server.keys().into_iter().filter(|key| key.starts_with("lock:")).collect();
@@ -348,7 +348,7 @@ fn a_lock_on_its_way_to_a_silent_server_does_not_survive(server: &Server) {
             scope.spawn(|| client.try_lock("b").map(drop)),
             scope.spawn(|| client.lock_all(["c", "d"]).map(drop)),
         ];
-        // They have sent their requests, or will not any more.
+        // They have sent their requests, or never will.
         thread::sleep(IO / 3);
         assert_unavailable(client.shutdown(ms(100)));
         for call in calls {

@@ -1,4 +1,4 @@
-//! Guards that are dropped by a panic or by the end of their thread, or that are leaked.
+//! Guards that are leaked, or dropped by a panic or at the end of their thread.
 
 use std::cell::RefCell;
 use std::mem;
@@ -62,7 +62,7 @@ fn a_leaked_guard_is_not_renewed_after_its_thread(store: &Store) {
 fn a_new_thread_is_not_taken_for_one_that_has_ended(store: &Store) {
     let client = store.open(patient());
     elsewhere(|| mem::forget(take(&client, "a")));
-    // Operating systems give the number of an ended thread to a new one before long.
+    // Operating systems soon give the number of an ended thread to a new one.
     for _ in 0..200 {
         assert!(is_busy(&client, "a"));
     }

@@ -1,4 +1,4 @@
-//! Holds that one guard leaves and another adopts.
+//! Holds that one guard detaches and another adopts.
 
 use std::thread;
 use std::time::Duration;
@@ -47,12 +47,12 @@ fn two(store: &Store) -> (Client, Client) {
     (store.open_for(LEASE, patient()), store.open_for(LEASE, patient()))
 }
 
-/// A hold with that lease, which must be free.
+/// Acquires a hold with that lease, of a lock that must be free.
 fn owned(client: &Client, name: &str, lease: Duration) -> OwnedGuard {
     client.mutex(name).lease(lease).try_lock_owned().unwrap().expect("it is free")
 }
 
-/// A ticket as it comes out of a queue.
+/// Returns a ticket as it comes out of a queue.
 fn sent(ticket: &Ticket) -> Ticket {
     ticket.to_string().parse().unwrap()
 }
@@ -137,7 +137,7 @@ fn a_hold_that_is_adopted_twice_is_one_hold(store: &Store) {
     let (lost, end) = (same.lost(), one.lost());
     one.unlock().unwrap();
     assert_eq!(end.wait(), HoldEnd::Released);
-    // Nothing is asked: its own renewal shows it.
+    // This needs no request: its own renewal shows it.
     assert_eq!(lost.wait_timeout(SOON), Some(HoldEnd::Lost));
     assert_lost(same.verify(), "a");
     assert_lost(same.unlock(), "a");
@@ -350,7 +350,7 @@ fn a_ticket_is_refused_before_any_request(server: &Server) {
 fn a_ticket_is_renewed_or_released_by_one_request(server: &Server) {
     let client = server.open_for(LEASE, patient());
     let ticket = owned(&client, "a", LEASE).detach().unwrap();
-    // The scripts are known to the server from here on.
+    // From here on, the server knows the scripts.
     client.release_ticket(&ticket).unwrap();
     let ticket = owned(&client, "a", LEASE).detach().unwrap();
     let scripts = server.settled_evals();
@@ -372,10 +372,10 @@ fn a_ticket_that_cannot_be_renewed_or_released_leaves_the_hold_as_it_was(server:
     }
     assert!(remaining() <= before);
     proxy.heal();
-    // In the background.
+    // This happens in the background.
     eventually(SOON, || !server.exists("a"));
     let ticket = owned(&direct, "a", 10 * SOON).detach().unwrap();
-    // Transparently: what the first attempt has done is no loss.
+    // This is transparent: the effect of the first attempt is no loss.
     proxy.lose_reply();
     client.renew_ticket(&ticket).unwrap();
     proxy.lose_reply();
@@ -395,7 +395,7 @@ fn a_hold_stays_as_it_was_left_when_no_reply_comes(server: &Server) {
         assert_eq!(client.stats().held, 0);
         throughout(ms(300), || is_busy(&direct, "a"));
     }
-    // Transparently: the request is repeated.
+    // This is transparent: the request is repeated.
     proxy.lose_reply();
     let guard = client.adopt(&ticket).unwrap();
     guard.unlock().unwrap();

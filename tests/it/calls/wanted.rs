@@ -1,4 +1,4 @@
-//! Holders that learn that another client waits.
+//! Holders that are told when another client waits.
 
 use std::thread;
 
@@ -42,7 +42,7 @@ fn a_lock_that_no_other_client_waits_for_is_not_wanted(store: &Store) {
     let guard = take(&client, "a");
     let wanted = guard.wanted();
     thread::scope(|scope| {
-        // Another thread of the same client.
+        // A thread of the same client.
         scope.spawn(|| client.lock_owned("a").unwrap());
         eventually(SOON, || client.stats().waiting == 1);
         assert!(!wanted.wait_timeout(ms(50)) && !guard.wanted().is_wanted());
@@ -105,7 +105,7 @@ fn a_try_lock_is_no_wish(server: &Server) {
     assert!(other.try_lock("a").unwrap().is_none());
     assert!(!wanted.wait_timeout(ms(100)));
     drop(guard);
-    // Nor is one for a lock that may be kept, though it is registered for a moment.
+    // Neither is a request for a lock that may be kept, though it is registered for a moment.
     let keeper = server.open(sleepy().keep(ms(20_000)));
     drop(take(&keeper, "b"));
     eventually(SOON, || {
@@ -179,7 +179,7 @@ fn a_watch_whose_request_has_failed_is_told_all_the_same(server: &Server) {
         assert!(soon(|| wanted.wait_timeout(SOON)));
         drop(guard);
     });
-    // However often.
+    // This may happen any number of times.
     let guard = take(&holder, "b");
     proxy.reject_all("ERR busy with something else");
     let wanted = guard.wanted();

@@ -28,7 +28,7 @@ stores! {
         late_duplicates_of_a_hold_do_not_change_how_long_its_lock_is_kept;
 }
 
-/// Much longer than any other lease here, so that it shows if a duplicate prolongs a hold.
+/// Much longer than any other lease here, so that a duplicate that prolongs a hold shows.
 const LONG: Duration = ms(300_000);
 
 fn every_request_may_be_executed_twice(server: &Server) {
@@ -44,7 +44,7 @@ fn every_request_may_be_executed_twice(server: &Server) {
     assert_eq!(server.hold("a").1, "1");
     throughout(LEASE, || outer.is_held() && server.exists("a"));
 
-    // The lock passes to another thread, and from there to another client.
+    // The lock passes to another thread, and from it to another client.
     let (first, handed, woken) = thread::scope(|scope| {
         let handed = scope.spawn(|| client.lock("a").map(|guard| guard.fence()));
         let woken = scope.spawn(|| other.lock("a").map(|guard| guard.fence()));
@@ -54,7 +54,7 @@ fn every_request_may_be_executed_twice(server: &Server) {
         (first, handed.join().unwrap().unwrap(), woken.join().unwrap().unwrap())
     });
     assert!(first < handed && first < woken && handed != woken, "{first}, {handed}, {woken}");
-    // A drop does not wait for the release, which takes the way through the proxy.
+    // A drop does not wait for the release, which goes through the proxy.
     eventually(SOON, || !server.exists("a"));
 }
 
@@ -75,7 +75,7 @@ fn replay(server: &Server, requests: &[Vec<u8>]) {
     }
 }
 
-/// Checks that `requests`, all of ended holds, change neither a hold of their own client nor one of
+/// Checks that `requests` of ended holds change neither a hold of their own client nor one of
 /// another client.
 fn assert_harmless(server: &Server, client: &Client, requests: &[Vec<u8>]) {
     let other = server.open(patient());
@@ -166,7 +166,7 @@ fn a_late_duplicate_of_a_release_with_a_waiter_changes_no_later_hold(server: &Se
         next.join().unwrap();
         requests
     });
-    // Behind the release comes the request of the next thread.
+    // The request of the next thread follows the release.
     let release = requests.first_chunk::<1>().expect("a release");
     assert_nothing_is_created(server, release);
     assert_harmless(server, &client, release);
@@ -182,7 +182,7 @@ fn a_late_duplicate_of_a_lock_blocks_no_longer_than_its_lease(server: &Server) {
     guard.unlock().unwrap();
     replay(server, &requests);
     assert!(server.pttl("a") <= lease);
-    // The same thread: the hold that it released is no longer its own, and is not renewed.
+    // On the same thread: the hold that it released is no longer its own, and is not renewed.
     let (again, took) = timed(|| client.lock("a").unwrap());
     assert!(took < lease + SOON / 2, "{took:?}");
     assert_eq!(again.depth(), 1);
@@ -226,7 +226,7 @@ fn late_duplicates_of_a_hold_do_not_change_how_long_its_lock_is_kept(server: &Se
     assert_eq!(state(server), before);
     assert!(server.pttl("a") <= left && server.pttl("a") + SOON > left);
 
-    // When its time is over, they do no more than those of any other hold.
+    // Once the lock no longer stays taken, they do no more than those of any other hold.
     assert!(client.mutex("a").force_unlock().unwrap());
     assert_harmless(server, &client, &requests);
 }

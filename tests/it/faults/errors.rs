@@ -1,4 +1,4 @@
-//! Error replies of the server: which of them are waited out, and what they leave behind.
+//! Error replies of the server: which ones are waited out, and what they leave behind.
 
 use std::fmt::Debug;
 use std::fs;
@@ -103,7 +103,7 @@ fn a_full_server_renews_when_a_guard_asks_for_it(server: &Server) {
     let set = client.lock_all(["d", "e"]).unwrap();
     fill(server);
     inner.renew().unwrap();
-    // The depth in the server stays behind.
+    // The depth on the server lags behind.
     assert_rejected(inner.unlock(), "OOM");
     outer.renew().unwrap();
     owned.renew().unwrap();
@@ -112,13 +112,13 @@ fn a_full_server_renews_when_a_guard_asks_for_it(server: &Server) {
     server.set_config("maxmemory", "0");
 }
 
-/// Makes the server the replica of a master that does not exist.
+/// Makes the server a replica of a master that does not exist.
 fn make_read_only(server: &Server) {
     server.command(&["REPLICAOF", "127.0.0.1", "1"]);
 }
 
 fn a_server_that_becomes_read_only_is_waited_for(server: &Server) {
-    // However seldom the client asks for a lock that is held.
+    // However rarely the client asks for a held lock.
     let client = server.open(patient().backoff(ms(30_000), ms(30_000)));
     take(&client, "a").unlock().unwrap();
     make_read_only(server);
@@ -149,7 +149,7 @@ fn a_server_that_has_become_a_replica_is_not_asked(server: &Server) {
     let client = server.open(hasty());
     let guard = take(&client, "a");
     make_read_only(server);
-    // What is only read does not show it.
+    // A mere read does not show it.
     assert_unavailable(client.try_lock("b"));
     assert_unavailable(guard.verify());
     assert_unavailable(client.mutex("a").holder());
@@ -204,7 +204,7 @@ fn a_server_that_loads_its_data_is_waited_for(server: &Server) {
     let client = server.open(patient());
     let guard = take(&client, "a");
     // A second of loading, during which the server answers often. Redis 6 has no such setting and
-    // answers once for each two megabytes.
+    // answers once every two megabytes.
     server.try_command(&["CONFIG", "SET", "loading-process-events-interval-bytes", "1024"]);
     server.set_config("rdbcompression", "no");
     server.command(&["DEBUG", "POPULATE", "1000", "key", "8192"]);
@@ -256,9 +256,9 @@ fn a_server_that_cannot_save_grants_no_lock_and_says_so(server: &Server) {
     let client = server.open(patient().lease(LEASE));
     let guard = take(&client, "held");
     let [_, dir]: [String; 2] = server.ask(&["CONFIG", "GET", "dir"]);
-    // A directory takes the place of the file, so that it cannot be written.
+    // A directory in place of the file makes it impossible to write.
     let obstacle = PathBuf::from(dir).join("dump.rdb");
-    // With replicas there is a file already, from which they have begun.
+    // With replicas there is already a file, from which they started.
     fs::remove_file(&obstacle).ok();
     fs::create_dir(&obstacle).unwrap();
     server.set_config("save", "3600 1");
@@ -327,7 +327,7 @@ fn transient_error_replies_are_waited_out(server: &Server) {
         assert!(took >= ms(200), "{took:?} for {error}");
         assert_unavailable(client.try_lock_for("a", ms(100)));
         proxy.heal();
-        // A request of the round before that was given up may be executed late, and is cleaned up.
+        // An abandoned request of the previous round may be executed late, and is cleaned up.
         eventually(SOON, || !server.exists("a"));
         take(&client, "a").unlock().unwrap();
     }
@@ -343,10 +343,10 @@ fn a_rejected_release_is_an_error_and_is_repeated_in_the_background(server: &Ser
     eventually(SOON, || !server.exists("a"));
 }
 
-/// What a proxy replies when it has lost the server, after the request was executed or before.
+/// The reply of a proxy that lost the server before or after the request was executed.
 const UPSTREAM: &[u8] = b"-upstream failure\r\n";
 
-/// The same in words that a server uses too, for requests that it does not execute.
+/// The same in words that a server also uses, for requests that it does not execute.
 const UPSTREAMS: [&[u8]; 3] = [
     UPSTREAM,
     b"-ERR unknown upstream error\r\n",
@@ -408,7 +408,7 @@ fn an_error_reply_that_says_nothing_to_a_handoff_leaves_no_hold(server: &Server)
         let guard = take(&client, "a");
         thread::scope(|scope| {
             let waits = scope.spawn(|| client.lock("a").map(drop));
-            // Behind the other thread, which takes it no request.
+            // It waits behind the other thread, which takes no request.
             thread::sleep(ms(100));
             proxy.answer_all(reply);
             drop(guard);

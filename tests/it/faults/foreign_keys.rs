@@ -71,7 +71,7 @@ fn what_is_no_lock_is_an_error_and_stays(server: &Server) {
     }
 }
 
-/// However much its members look like holds.
+/// Even if its members look like holds.
 fn a_sorted_set_of_another_program_is_no_lock_and_stays(server: &Server) {
     let client = server.open(patient());
     let hold = "p:0123456789abcdef0123456789abcdef:1";
@@ -120,7 +120,7 @@ fn a_large_hash_is_not_read(server: &Server) {
     assert!(!calls.contains("cmdstat_hgetall"), "{calls}");
 }
 
-/// `SET NX PX`, as redsync, redis-py, rslock and Redlock do.
+/// `SET NX PX`, as used by redsync, redis-py, rslock and Redlock.
 fn a_string_with_a_ttl_is_a_lock_of_another_library(server: &Server) {
     let client = server.open(patient());
     server.command(&["SET", "lock:a", "a token", "NX", "PX", "1000"]);
@@ -141,7 +141,7 @@ fn a_string_with_a_ttl_is_a_lock_of_another_library(server: &Server) {
     assert!(!server.exists("a"));
 }
 
-/// As rslock does, whose value is 20 random bytes.
+/// The values of rslock are 20 random bytes.
 fn a_string_that_is_no_text_can_be_ended(server: &Server) {
     let client = server.open(patient());
     let mutex = client.mutex("a");
@@ -162,7 +162,7 @@ fn a_string_that_is_no_text_can_be_ended(server: &Server) {
     }
 }
 
-/// A read lock of Redisson has a field for each thread that reads.
+/// A read lock of Redisson has a field for each reading thread.
 fn a_lock_with_many_readers_is_a_lock(server: &Server) {
     let client = server.open(patient());
     let fill = "redis.call('hset', KEYS[1], 'mode', 'read')

@@ -1,4 +1,4 @@
-//! Replies that arrive late, in pieces, incomplete, or make no sense.
+//! Replies that are late, in pieces, incomplete or meaningless.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, ScopedJoinHandle};
@@ -36,7 +36,7 @@ fn a_reply_after_the_deadline_is_no_success(server: &Server) {
     assert_unavailable(client.try_lock_for("a", ms(100)));
     assert!(!client.mutex("a").is_held_by_current_thread());
     proxy.heal();
-    // The request was executed, and the caller does not know: the hold is undone.
+    // The request was executed without the caller knowing, so the hold is undone.
     eventually(SOON, || !server.exists("a"));
     throughout(ms(600), || !server.exists("a"));
     assert_eq!(take(&client, "a").depth(), 1);
@@ -99,7 +99,7 @@ fn a_late_reply_is_not_read_by_threads_that_share_the_connection(server: &Server
     let (client, acquired) = (&client, AtomicU32::new(0));
     let work = |worker: u32| {
         let name = format!("lock {worker}");
-        // Half of the threads wait for 100 ms only, and have given up when their replies arrive.
+        // Half of the threads wait only for 100 ms, and have left when their replies arrive.
         let lease = if worker.is_multiple_of(2) { ms(300) } else { ms(30_000) };
         let mutex = client.mutex(&name).lease(lease);
         while Instant::now() < end {
@@ -125,7 +125,7 @@ fn a_distant_server_only_shortens_the_remaining_lease(server: &Server) {
     let lease = ms(20_000);
     let (guard, took) = timed(|| client.mutex("a").lease(lease).lock().unwrap());
     assert!(took >= ms(200), "{took:?}");
-    // Counted from the request, not from the reply, and less 1 % and 2 ms for the drift of clocks.
+    // Counted from the request, not from the reply, less 1 % and 2 ms for clock drift.
     let left = guard.remaining();
     assert!(left + ms(200 + 202) <= lease, "{left:?}");
     take(&client, "a").unlock().unwrap();
@@ -179,12 +179,12 @@ fn a_reply_that_makes_no_sense_is_retried(server: &Server) {
         b"_\r\n",
         b"\0\xffHTTP/1.1 400 Bad Request\r\n\r\n",
     ];
-    // Over one connection, because a new one that begins with nonsense is one to another service.
+    // Over one connection, because nonsense at the start of a new one would mean another service.
     let (proxy, client) = behind_proxy(server, patient().pool_size(1));
     for (n, nonsense) in NONSENSE.into_iter().enumerate() {
         let what = nonsense.escape_ascii().to_string();
-        // Two locks, because what follows up an attempt in the background must not get the nonsense
-        // that is meant for the release.
+        // Two locks, because background work after an attempt must not get the nonsense that is
+        // meant for the release.
         let (acquired, released) = (format!("acquired {n:02}"), format!("released {n:02}"));
 
         proxy.answer_to(&acquired, nonsense);
@@ -204,7 +204,7 @@ fn a_reply_that_makes_no_sense_is_retried(server: &Server) {
 }
 
 fn a_reply_that_is_too_long_or_nested_too_deep_is_retried(server: &Server) {
-    // Without a limit, more would be waited for until this time is over.
+    // Without a limit, the client would wait for more until this time is over.
     let io_timeout = ms(8000);
     let (proxy, client) = behind_proxy(server, patient().io_timeout(io_timeout));
     let guard = take(&client, "a");

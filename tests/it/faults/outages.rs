@@ -38,8 +38,8 @@ stores! {
         a_server_that_closes_idle_connections_is_not_noticed;
 }
 
-/// Much more than an attempt, its repetition and the 100 ms promised beside them, for a busy
-/// machine, and much less than the waits and leases in these tests.
+/// Much more than an attempt, its repetition and the promised 100 ms, for a busy machine, and much
+/// less than the waits and leases in these tests.
 const BOUND: Duration = ms(2500);
 
 #[track_caller]
@@ -107,7 +107,7 @@ fn a_late_lock_that_no_call_waits_for_is_removed(server: &Server) {
     server.stop();
     assert_unavailable(|| client.try_lock("a"));
     assert_unavailable(|| client.try_lock_for("a", ms(500)));
-    // Now the server executes what it has not read yet.
+    // The server now executes what it has not read yet.
     server.cont();
     eventually(SOON, || !server.exists("a"));
     throughout(ms(500), || !server.exists("a"));
@@ -119,13 +119,13 @@ fn a_late_lock_does_not_count_for_the_next_call(server: &Server) {
     server.stop();
     assert_unavailable(|| client.try_lock("a"));
     server.cont();
-    // The same thread: it neither nests in a hold that it never got, nor waits for the end of that
+    // The same thread neither nests in a hold that it never got, nor waits for the end of its
     // lease.
     let guard = client.lock("a").unwrap();
     assert_eq!(guard.depth(), 1);
     assert_eq!(server.hold("a").1, "1");
     guard.verify().unwrap();
-    // The clean-up after the first attempt leaves the second alone.
+    // The clean-up after the first attempt leaves the second one alone.
     throughout(ms(1500), || server.exists("a"));
     guard.unlock().unwrap();
     assert!(!server.exists("a"));
@@ -178,7 +178,7 @@ fn a_long_silence_loses_the_hold_before_redis_does(server: &Server) {
     proxy.blackhole();
     assert_eq!(lost.wait_timeout(SOON), Some(HoldEnd::Lost));
     assert!(!guard.is_held());
-    // The difference is at least the 17 ms for the drift of clocks, less the time to get here.
+    // The difference is at least the 17 ms for clock drift, less the time to get here.
     assert!(server.pttl_or_zero("a") < LEASE / 3);
     proxy.heal();
     eventually(SOON, || !server.exists("a"));
@@ -195,10 +195,10 @@ fn a_watched_hold_that_is_lost_by_silence_is_removed(server: &Server) {
     let guard = take(&client, "a");
     let lost = guard.lost();
     recorder.wait_for("renewed");
-    // The server receives every further renewal, and the client no reply.
+    // The server receives every further renewal, but the client gets no reply.
     proxy.drip(ms(200));
     assert_eq!(lost.wait_timeout(SOON), Some(HoldEnd::Lost));
-    // Unless the clean-up has come already.
+    // Unless the clean-up has already run.
     let left = server.pttl_or_zero("a");
     assert!(left.is_zero() || left > ms(1500), "renewed shortly before: {left:?}");
     proxy.heal();
@@ -235,8 +235,8 @@ fn broken_connections_are_not_noticed(server: &Server) {
     let guard = take(&client, "a");
     let mut killed = Instant::now();
     throughout(3 * LEASE, || {
-        // A failed renewal is repeated after a twentieth of the lease: more than once between two
-        // kills.
+        // A failed renewal is repeated after a twentieth of the lease, so more than once between
+        // two kills.
         if killed.elapsed() > LEASE / 6 {
             server.kill_connections();
             killed = Instant::now();

@@ -1,4 +1,4 @@
-//! Processes that are killed, abort, are stopped, interrupted by signals or forked.
+//! Processes that are killed, aborted, stopped, interrupted by signals or forked.
 
 use std::process::exit;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,8 +28,7 @@ stores! {
         a_fork_of_a_busy_process_can_be_closed;
 }
 
-/// The child of the tests below: it holds `a`, waits for its parent and reports what became of the
-/// hold.
+/// The child of the tests below: holds `a`, waits for its parent and reports the end of the hold.
 #[test]
 #[ignore = "a child of the tests of processes"]
 fn hold_in_a_child() {
@@ -151,7 +150,7 @@ fn a_forked_child_can_do_no_harm(server: &Server) {
     assert!(server.hashes().is_empty());
 }
 
-/// In a process of its own, because a fork copies the state of all other tests.
+/// Runs in a process of its own, because a fork copies the state of all other tests.
 #[test]
 #[ignore = "a child of a_forked_child_can_do_no_harm"]
 fn fork_in_a_child() {
@@ -174,7 +173,7 @@ fn fork_in_a_child() {
     });
     assert_eq!(status.unwrap().1.exit_status(), Some(0), "see harm_in_the_fork");
 
-    // The connections that both processes had still give each reply to its request.
+    // The connections that both processes had still match each reply to its request.
     for n in 0..100 {
         let guard = take(&client, &format!("lock {n}"));
         assert!(is_busy(&client, guard.name()));
@@ -199,7 +198,7 @@ fn fork_with_a_kept_lock_in_a_child() {
     let Some(address) = child::address() else { return };
     let client = address.open(patient().keep(SOON));
     let other = address.open(patient());
-    // It is not kept before the client listens.
+    // The lock is not kept before the client listens.
     eventually(SOON, || {
         drop(client.lock("a").unwrap());
         client.stats().kept == 1
@@ -214,7 +213,7 @@ fn fork_with_a_kept_lock_in_a_child() {
             ];
             let is_forked = |result: &_| matches!(result, Err(Error::Forked));
             let all_are_forked = locked.iter().all(is_forked);
-            // Releases nothing.
+            // This releases nothing.
             drop(client);
             exit(i32::from(!all_are_forked));
         }
@@ -265,7 +264,7 @@ fn fork_while_busy_in_a_child() {
                 }
             });
         }
-        // The threads that hold locks of the process at the moment are not in the child.
+        // The child does not have the threads that hold locks of the process at the moment.
         for _ in 0..200 {
             let forked = match fork().unwrap() {
                 Fork::Child => {
@@ -306,8 +305,8 @@ fn happens(within: Duration, mut happened: impl FnMut() -> bool) -> bool {
     false
 }
 
-/// Tries everything that a forked process must not do. The exit code names what succeeded; 0 is
-/// nothing.
+/// Tries everything that a forked process must not do. The exit code names what succeeded; 0 means
+/// nothing did.
 fn harm_in_the_fork(
     client: Client,
     guard: Guard,
@@ -332,7 +331,7 @@ fn harm_in_the_fork(
         is_forked(owned.detach()),
         is_forked(client.adopt(ticket)),
     ];
-    // Each guard ends in another way.
+    // Each guard ends in a different way.
     let unlocked = inner.unlock().is_ok();
     drop(guard);
     drop(client);

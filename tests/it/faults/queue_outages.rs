@@ -1,5 +1,5 @@
-//! An outage during a wait queue: no thread is told that another owner holds the lock, unless a
-//! server that answers has said so.
+//! An outage while threads queue: no thread is told that another owner holds the lock, unless an
+//! answering server has said so.
 
 use std::thread;
 use std::time::Duration;
@@ -29,7 +29,7 @@ const MARGIN: Duration = ms(1500);
 
 const THREADS: usize = 10;
 
-/// Where locks live, and how it becomes silent.
+/// The place of the locks, which can become silent.
 trait Place: Sync {
     fn open(&self, builder: Builder) -> Client;
     fn servers(&self) -> Vec<&server::Server>;
@@ -73,12 +73,12 @@ impl Place for Quorum {
     }
 }
 
-/// Checks what a call returned that could not reach a server.
+/// Returns `true` for the result of a call that could not reach a server.
 fn is_outage<T>(result: &Result<T, Error>) -> bool {
     matches!(result, Err(Error::Unavailable { .. } | Error::NoQuorum { .. }))
 }
 
-/// Runs `call` in many threads. In each it must end for want of a server, and in time.
+/// Runs `call` in many threads. In each it must fail because no server answers, and in time.
 fn assert_outage_for_all(wait: Duration, call: impl Fn() -> Result<Option<Guard>, Error> + Sync) {
     let outcomes: Vec<_> = thread::scope(|scope| {
         let run = || scope.spawn(|| timed(|| call().map(|guard| guard.is_some())));
@@ -115,7 +115,7 @@ fn no_waiter_takes_a_silent_quorum_for_a_holder() {
     waiters_of_a_silent_place(&Quorum::of(3));
 }
 
-/// The thread in front sleeps between its attempts most of the time.
+/// The first thread sleeps between its attempts most of the time.
 fn no_waiter_takes_a_dead_server_for_a_holder(server: &Server) {
     let client = server.open(hasty().backoff(ms(50), ms(50)));
     take(&client, "a").unlock().unwrap();
@@ -125,12 +125,12 @@ fn no_waiter_takes_a_dead_server_for_a_holder(server: &Server) {
     }
 }
 
-/// Lets a holder release the lock for threads that wait when the place has become silent.
+/// Makes a holder release the lock for waiting threads once the place has become silent.
 fn waiters_of_a_handoff(place: &impl Place, release: fn(Guard)) {
     let recorder = Recorder::default();
     let client = place.open(hasty().on_event(recorder.listener()));
     let guard = take(&client, "a");
-    // For as long as it takes all of them to come.
+    // Long enough for all of them to arrive.
     let wait = ms(2500);
     thread::scope(|scope| {
         let waiters =
@@ -160,7 +160,7 @@ fn no_waiter_takes_a_handoff_at_a_silent_quorum_for_a_holder() {
     waiters_of_a_handoff(&Quorum::of(3), drop);
 }
 
-/// The threads come while the release is on its way.
+/// The threads arrive while the release is on its way.
 fn no_waiter_takes_a_release_at_a_silent_server_for_a_holder(server: &Server) {
     let releases: [(_, fn(Guard)); 2] = [("a", drop), ("b", |guard| drop(guard.unlock()))];
     for (name, release) in releases {
@@ -180,7 +180,7 @@ fn no_waiter_takes_a_release_at_a_silent_server_for_a_holder(server: &Server) {
     }
 }
 
-/// The thread in front was told that the lock is held, and will not ask again for a long time.
+/// The first thread was told that the lock is held, and will not ask again for a long time.
 fn no_waiter_relies_on_an_old_reply(server: &Server) {
     let (holder, client) =
         (server.open(patient()), server.open(hasty().backoff(3 * SOON, 3 * SOON)));
@@ -199,7 +199,7 @@ fn no_waiter_relies_on_an_old_reply(server: &Server) {
     });
 }
 
-/// With pauses much longer than the test.
+/// The pauses are much longer than the test.
 fn close_reaches_a_thread_that_a_lock_is_handed_off_to(server: &Server) {
     for release in [drop, |guard: Guard| drop(guard.unlock())] {
         let recorder = Recorder::default();
@@ -213,7 +213,7 @@ fn close_reaches_a_thread_that_a_lock_is_handed_off_to(server: &Server) {
             recorder.wait_for_waiters(2);
             server.stop();
             release(guard);
-            // The transfer has failed, and the thread pauses before the next.
+            // The handoff has failed, and the thread pauses before the next attempt.
             thread::sleep(3 * IO);
             let (outcomes, took) = timed(|| {
                 client.close();
@@ -229,7 +229,7 @@ fn close_reaches_a_thread_that_a_lock_is_handed_off_to(server: &Server) {
     }
 }
 
-/// Those behind the first may have the lock as well as that one.
+/// The threads behind the first one may have the lock as well.
 fn readers_without_time_to_wait_get_the_lock_or_an_outage(server: &Server) {
     let read_all = |client: &Client| {
         let lock = client.rw_lock("a");
@@ -252,7 +252,7 @@ fn readers_without_time_to_wait_get_the_lock_or_an_outage(server: &Server) {
     server.cont();
 }
 
-/// With an attempt that may take as long as the machine stands still.
+/// An attempt may take as long as the machine pauses.
 fn contention_is_told_at_once_and_without_requests(server: &Server) {
     let [holder, client] = [(); 2].map(|()| server.open(patient().io_timeout(SOON / 4)));
     let are_refused = |wait| {

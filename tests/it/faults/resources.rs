@@ -1,4 +1,4 @@
-//! The keys, connections and threads that a client uses, and that it frees them.
+//! The keys, connections and threads that a client uses, and frees again.
 
 use std::collections::HashSet;
 use std::fs;
@@ -44,7 +44,7 @@ fn work(client: &Client, mut seed: u64, end: Instant) {
         seed ^= seed >> 7;
         seed ^= seed << 17;
         let name = format!("lock {}", seed % 6);
-        // Losses and errors are wanted here: only what is left in Redis counts.
+        // Losses and errors are welcome here: only what is left in Redis counts.
         match seed / 6 % 8 {
             0 => kept.extend(client.try_lock(&name).ok().flatten()),
             1 => kept.extend(client.try_lock_for(&name, ms(20)).ok().flatten()),
@@ -101,7 +101,7 @@ fn a_pool_of_one_serves_fifty_waiters(server: &Server) {
             (0..50).map(|_| scope.spawn(|| client.lock("a").unwrap().unlock().unwrap())).collect();
         thread::sleep(ms(300));
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
-        // The holder and a thread that wants another lock can use the only connection.
+        // The holder, and a thread that wants another lock, can use the only connection.
         take(&client, "b").unlock().unwrap();
         let start = Instant::now();
         guard.unlock().unwrap();
@@ -110,12 +110,12 @@ fn a_pool_of_one_serves_fifty_waiters(server: &Server) {
     assert!(!server.exists("a"));
 }
 
-/// The TCP connections that the server sees. The one that asks uses the Unix socket.
+/// Returns the number of TCP connections at the server. The question comes over the Unix socket.
 fn connections(server: &Server) -> usize {
     over_tcp(server).len()
 }
 
-/// The numbers of those connections.
+/// Returns the numbers of those connections.
 fn over_tcp(server: &Server) -> Vec<String> {
     let clients: String = server.ask(&["CLIENT", "LIST"]);
     let id = |line: &str| line.split_once(" addr=127.0.0.1:").map(|(id, _)| id.to_owned());
@@ -134,18 +134,18 @@ fn a_pool_bounds_the_connections(server: &Server) {
             });
         }
     });
-    // Three of the pool, and one each for renewals and for wake-ups.
+    // Three of the pool, one for renewals and one for wake-ups.
     let opened = connections(server);
     assert!((1..=5).contains(&opened), "{opened} connections");
 }
 
-/// The numbers of the client's connections, the oldest first: of those over TCP the ones that are
-/// neither a replica's nor a sentinel's, and have this in their line.
+/// Returns the numbers of the client's connections, the oldest first: those over TCP that are
+/// neither a replica's nor a sentinel's, and have this text in their line.
 fn of_the_client(server: &Server, what: &str) -> Vec<String> {
     let clients: String = server.ask(&["CLIENT", "LIST"]);
     let own = clients.lines().filter(|line| {
         let has = |what| line.contains(what);
-        // Blocked are those that wait for replicas.
+        // Blocked connections wait for replicas.
         let is_clients = [" flags=N ", " flags=P ", " flags=b "].into_iter().any(has);
         has(" addr=127.0.0.1:") && has(" name= ") && is_clients && has(what)
     });
@@ -154,7 +154,7 @@ fn of_the_client(server: &Server, what: &str) -> Vec<String> {
 
 fn a_broken_connection_costs_no_other(server: &Server) {
     let client = server.open(patient().lease(LEASE).pool_size(1));
-    // The one that has asked whether the server is there.
+    // The connection that was opened to check the server.
     let pooled = of_the_client(server, "").pop().unwrap();
     let kept = take(&client, "kept");
     let other = Client::open(&server.unix_url()).unwrap();
@@ -162,7 +162,7 @@ fn a_broken_connection_costs_no_other(server: &Server) {
     thread::scope(|scope| {
         let waits = scope.spawn(|| client.lock("b").map(drop));
         eventually(SOON, || server.listeners(&client) == 1);
-        // The others are the one that renews and the one that listens.
+        // The others are those of the renewer and the listener.
         eventually(SOON, || of_the_client(server, "").len() == 3);
         let (pooled, before) = (&pooled, of_the_client(server, ""));
         server.command(&["CLIENT", "KILL", "ID", pooled]);
@@ -205,7 +205,7 @@ fn an_old_connection_is_closed(server: &Server) {
     assert!(client.mutex("a").holder().unwrap().is_none());
 }
 
-/// However often it is in use when r2d2 looks for old ones, which it does too seldom for this.
+/// Even if it is always in use when r2d2 looks for old ones, which happens too rarely for this.
 fn an_old_connection_is_replaced_while_it_is_used(server: &Server) {
     let client = server.open(patient().idle_timeout(None).max_lifetime(Some(ms(300))));
     let mut ids = HashSet::new();
@@ -223,23 +223,23 @@ fn threads_are_exactly_as_promised(store: &Store) {
     }
 }
 
-/// In a process of its own, where no other test starts threads or opens files.
+/// Runs in a process of its own, where no other test starts threads or opens files.
 #[test]
 #[ignore = "a child of threads_are_exactly_as_promised"]
 fn count_threads_in_a_child() {
     let Some(address) = child::address() else { return };
     let open = |builder: Builder| address.open(builder);
     let before = InUse::now();
-    // The renewer, and the pool's thread where there is a pool.
+    // The renewer, and the pool's thread if there is a pool.
     let own = if address.way == Way::Memory { 1 } else { 2 };
 
     count_threads(open(patient()), before, own);
-    // One more that delivers the events.
+    // One more thread delivers the events.
     count_threads(open(patient().on_event(|_| ())), before, own + 1);
     count_threads(open(patient().pool_size(1)), before, own);
 
     let clients = [(); 5].map(|()| open(patient()));
-    // Each client has its own.
+    // Each client has its own threads.
     eventually(SOON, || InUse::now().threads == before.threads + 5 * own);
     drop(clients);
     before.assert_again();
@@ -251,13 +251,13 @@ fn count_threads(client: Client, before: InUse, own: usize) {
     let threads = || InUse::now().threads - before.threads;
     let guard = take(&client, "a");
     eventually(SOON, || threads() == own);
-    // Nothing that is done with locks needs more of them.
+    // No use of locks needs more of them.
     for n in 0..50 {
         take(&client, &format!("lock {n}")).unlock().unwrap();
         assert!(is_busy(&client, "a"));
     }
     eventually(SOON, || threads() == own);
-    // A wait may start the one that listens for wake-ups.
+    // A wait may start the listener for wake-ups.
     while_held(&client, "b", |_end| {
         assert!(client.try_lock_for("b", ms(100)).unwrap().is_none());
     });
@@ -271,11 +271,11 @@ fn count_threads(client: Client, before: InUse, own: usize) {
     before.assert_again();
 }
 
-/// How much of the system this process uses.
+/// The resources of the system that this process uses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct InUse {
     threads: usize,
-    /// With the sockets.
+    /// Including sockets.
     files: usize,
 }
 
@@ -285,7 +285,7 @@ impl InUse {
         Self { threads: count("task"), files: count("fd") }
     }
 
-    /// Waits until as much is in use as before.
+    /// Waits until no more is in use than before.
     #[track_caller]
     fn assert_again(self) {
         eventually(SOON, || Self::now() == self);
@@ -298,7 +298,7 @@ fn memory_follows_what_is_held_now(server: &Server) {
     }
 }
 
-/// In a process of its own, whose memory no other test uses.
+/// Runs in a process of its own, whose memory no other test uses.
 #[test]
 #[ignore = "a child of memory_follows_what_is_held_now"]
 fn hold_and_release_in_a_child() {
@@ -315,7 +315,7 @@ fn hold_and_release_in_a_child() {
     }
 }
 
-/// Holds a thousand locks for a moment, again and again.
+/// Holds a thousand locks for a moment, repeatedly.
 fn hold_and_release(client: &Client, rounds: usize) {
     for _ in 0..rounds {
         let guards: Vec<_> = (0..1_000).map(|n| take(client, &format!("lock {n}"))).collect();
@@ -324,7 +324,7 @@ fn hold_and_release(client: &Client, rounds: usize) {
     }
 }
 
-/// The memory of this process in kB.
+/// Returns the memory of this process in kB.
 fn memory() -> usize {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();

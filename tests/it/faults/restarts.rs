@@ -1,4 +1,4 @@
-//! Servers that restart, with their data or without it.
+//! Servers that restart, with or without their data.
 
 use leasehold::HoldEnd;
 
@@ -33,7 +33,7 @@ fn a_restart_with_the_data_keeps_the_hold(server: &Server) {
 fn a_restart_with_older_data_ends_the_hold_and_repeats_no_fence(server: &Server) {
     let client = server.open(patient().lease(LEASE));
     take(&client, "a").unlock().unwrap();
-    // What is written after this is lost, including the last step of the counter.
+    // Everything written after this is lost, including the last step of the counter.
     server.command(&["SAVE"]);
     let guard = take(&client, "a");
     server.restart();

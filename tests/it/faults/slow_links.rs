@@ -1,4 +1,4 @@
-//! Links with high latency or low bandwidth: what does not fit at once is written later.
+//! Links with high latency or low bandwidth, on which a request is written in several parts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -27,10 +27,10 @@ const FRESH: usize = 87_000;
 
 const LEASE: Duration = ms(9000);
 
-/// Renewals of this many leases are more than the system keeps for a connection.
+/// Renewals of this many leases exceed what the system buffers for a connection.
 const LEASES: usize = 2000;
 
-/// A builder of clients that count what goes wrong with renewals.
+/// Returns a builder of clients that count failures of renewals.
 fn watched() -> (Builder, Arc<AtomicU32>) {
     let failures = Arc::new(AtomicU32::new(0));
     let counted = failures.clone();
@@ -58,11 +58,11 @@ fn leases_that_are_due_together_survive_a_long_link(server: &Server) {
     let guard = hold_many(&client);
     throughout(LEASE * 4 / 3, || guard.is_held());
     assert_eq!(failures.load(Ordering::SeqCst), 0);
-    // That of the calls, and the renewer's.
+    // The connection of the calls, and that of the renewer.
     assert_eq!(link.connections(), 2);
 }
 
-/// It takes three packets before the first acknowledgement, and all renewals in six round trips,
+/// There are three packets before the first acknowledgement, and all renewals take six round trips,
 /// longer than a request may take.
 fn renewals_over_a_link_that_starts_slowly_do_not_begin_to_fail(server: &Server) {
     const TOGETHER: usize = 50;
@@ -107,7 +107,7 @@ fn servers_of_a_quorum_that_are_slow_to_accept_renewals_keep_their_connections()
     assert_eq!(failures.load(Ordering::SeqCst), 0);
 }
 
-/// Stops the links while renewals are due over connections that are open already.
+/// Stops the links while renewals are due over connections that are already open.
 fn accept_the_renewals_late(links: &[NarrowLink], guard: &MultiGuard) {
     eventually(SOON, || guard.remaining() < LEASE * 7 / 10);
     eventually(SOON, || guard.remaining() > LEASE * 7 / 10);

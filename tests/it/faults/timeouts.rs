@@ -33,10 +33,10 @@ stores! {
         a_call_that_hangs_starves_no_release;
 }
 
-/// The time that is promised in addition to the deadline and the attempts.
+/// The promised maximum beyond the deadline and the attempts.
 const MARGIN: Duration = ms(100);
 
-/// Checks that `call` takes no longer than `bound` in the best of a few tries: the machine may
+/// Checks that `call` takes no longer than `bound` in the best of a few tries. The machine may
 /// pause in one of them, but a call that waits too long does so each time.
 #[track_caller]
 fn assert_within(bound: Duration, what: &str, mut call: impl FnMut()) {
@@ -66,7 +66,7 @@ fn a_silent_server_costs_a_call_no_more_than_promised(server: &Server) {
             assert_unavailable(client.try_lock_for("a", wait));
         });
     }
-    // Calls without a deadline try once more.
+    // Calls without a deadline try a second time.
     let twice = 2 * IO + MARGIN;
     assert_within(twice, "try_lock", || assert_unavailable(client.try_lock("b")));
     assert_within(twice, "a nested try_lock", || assert_unavailable(client.try_lock("a")));
@@ -156,7 +156,7 @@ fn a_loss_is_reported_at_its_deadline_whatever_hangs(server: &Server) {
         let mut late = Vec::new();
         while late.last().is_none_or(|late| *late > MARGIN) {
             assert!(late.len() < 4, "without {what} a loss was reported late: {late:?}");
-            // Renewed every second, and tried again every 150 ms.
+            // Renewed every second, and retried every 150 ms.
             let open = || hasty().lease(LEASE).open(&proxy.url_for("ali:sesame@"));
             let client = opened(open);
             let guard = take(&client, "a");
@@ -205,18 +205,18 @@ fn a_nested_lock_without_a_reply_leaves_the_outer_one(server: &Server) {
     proxy.lose_replies();
     assert_unavailable(client.try_lock("a"));
     proxy.heal();
-    // Whatever the server has executed: the guards in this process count.
+    // Whatever the server has executed, the guards in this process count.
     assert!(outer.is_held());
     outer.verify().unwrap();
     assert_eq!(take(&client, "a").depth(), 2);
-    // Its drop has waited for no reply.
+    // Its drop did not wait for a reply.
     eventually(SOON, || server.hold("a").1 == "1");
     outer.unlock().unwrap();
     assert!(!server.exists("a"));
 }
 
-/// Runs `body` while another thread requests a lock again and again on the only pooled connection,
-/// and gets no reply.
+/// Runs `body` while another thread keeps requesting a lock on the only pooled connection, without
+/// ever getting a reply.
 fn while_the_pool_hangs(server: &Server, body: impl FnOnce(&Client)) {
     let (proxy, client) = behind_proxy(server, Client::builder().lease(LEASE).pool_size(1));
     thread::scope(|scope| {
@@ -275,8 +275,8 @@ fn a_call_that_hangs_starves_no_release(server: &Server) {
     });
 }
 
-/// How long a thread with a deadline of 400 ms waits when the holder means to hand the lock off to
-/// it and cannot because of `fault`; the best of a few tries.
+/// Returns how long a thread with a deadline of 400 ms waits when `fault` prevents the holder from
+/// handing the lock off to it; the best of a few tries.
 fn wait_for_a_prevented_handoff(
     server: &Server,
     fault: &[&str],

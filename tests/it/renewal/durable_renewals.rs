@@ -34,12 +34,12 @@ fn a_hold_is_lost_when_its_replicas_are_gone(servers: &[Server]) {
     assert_lost_within(LEASE, &guard, stopped);
     recorder.wait_for("renewal failing a");
     recorder.wait_for("lost a");
-    // The master answers, and what it has is removed.
+    // The master answers, and its hold is removed.
     eventually(SOON, || !servers[0].exists("a"));
     assert_lost(guard.unlock(), "a");
 }
 
-/// One of its replicas is made a master, as in a failover.
+/// One of its replicas becomes a master, as in a failover.
 fn an_isolated_master_keeps_no_hold(servers: &[Server]) {
     let (old, new) = (&servers[0], &servers[1]);
     let client = old.open(replicas(2, TIMEOUT).lease(LEASE));
@@ -62,7 +62,7 @@ fn replicas_that_come_back_in_time_keep_the_hold(servers: &[Server]) {
     recorder.wait_for("renewal failing a");
     assert!(guard.is_held());
     servers[1].cont();
-    // More than a hold has that was not renewed since.
+    // More than a hold would have that was not renewed since.
     eventually(SOON, || guard.remaining() > lease * 3 / 4);
     assert_eq!(recorder.count("lost a"), 0);
     guard.unlock().unwrap();
@@ -76,7 +76,7 @@ fn renewals_of_many_leases_are_confirmed_together(servers: &[Server]) {
     let guards: Vec<_> = (0..LEASES).map(|n| take(&client, &format!("lock {n}"))).collect();
     let (waits, renewals) = (master.calls("wait"), master.calls("pexpire"));
     eventually(SOON, || master.calls("pexpire") >= renewals + 4 * LEASES);
-    // Leases are due at as many times as they were acquired at, but not far apart.
+    // Leases are due at as many times as they were acquired, but not far apart.
     let waits = master.calls("wait") - waits;
     assert!((4..=LEASES).contains(&waits), "{waits} waits");
     assert!(guards.iter().all(Guard::is_held));
@@ -90,7 +90,7 @@ fn renewals_are_confirmed_when_the_server_forgets_its_scripts(servers: &[Server]
         guard.is_held()
     });
     servers[0].command(&["SCRIPT", "FLUSH"]);
-    // What is sent again counts no sooner than the replicas have it.
+    // A resent request counts no sooner than the replicas have executed it.
     servers[1].stop();
     assert_lost_within(LEASE, &guard, Instant::now());
 }
@@ -160,7 +160,7 @@ fn a_hold_behind_sentinels_is_lost_when_its_replicas_are_gone() {
     take_in_time(&client).unlock().unwrap();
 }
 
-/// What waits at one node delays no renewal at another.
+/// A wait at one node delays no renewal at another.
 #[test]
 fn a_node_without_its_replica_loses_its_own_holds_only() {
     let cluster = Cluster::with_replica();
@@ -179,7 +179,7 @@ fn a_node_without_its_replica_loses_its_own_holds_only() {
     }
 }
 
-/// With the settings that `docs/deployment.md` recommends, a client without durability as well.
+/// With the settings that `docs/deployment.md` recommends, even for a client without durability.
 #[test]
 fn a_master_that_demands_replicas_renews_nothing_without_them() {
     const LAG: &[&str] = &["--min-replicas-to-write", "1", "--min-replicas-max-lag", "1"];

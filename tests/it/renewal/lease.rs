@@ -43,7 +43,7 @@ fn an_expired_hold_is_taken_over_and_stays_lost(store: &Store) {
 }
 
 fn a_waiter_wakes_when_the_lease_of_the_holder_ends(store: &Store) {
-    // With pauses that are longer than the test may take.
+    // The pauses are longer than the test may take.
     let client = store.open_for(SHORT, Client::builder().wait(SOON).backoff(3 * SOON, 3 * SOON));
     let _first = client.mutex("a").lease(SHORT).renew(false).lock().unwrap();
     soon(|| elsewhere(|| client.lock("a").unwrap().unlock().unwrap()));
@@ -55,7 +55,7 @@ fn a_hold_ends_at_its_local_deadline_by_itself(store: &Store) {
     let before = Instant::now();
     let guard = mutex.lock().unwrap();
     let after = Instant::now();
-    // The lease less 1 % and 2 ms for the drift of clocks, counted from when the request was sent.
+    // The lease less 1 % and 2 ms for clock drift, counted from when the request was sent.
     let life = ms(1000 - 12);
     loop {
         let (earliest, held) = (after.elapsed(), guard.is_held());

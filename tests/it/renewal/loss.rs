@@ -156,7 +156,7 @@ fn a_foreign_key_ends_the_hold(server: &Server) {
 }
 
 fn every_call_notices_a_foreign_key(server: &Server) {
-    // With the usual lease, so that the renewer does not notice it first.
+    // The lease is the usual one, so that the renewer does not notice it first.
     let client = server.open(patient());
     let [verified, nested, released] = ["a", "b", "c"].map(|name| {
         let guard = take(&client, name);

@@ -41,7 +41,7 @@ fn renewal_keeps_the_time_to_live_high(server: &Server) {
     let client = server.open(patient().lease(LEASE));
     let other = server.open(patient());
     let guard = take(&client, "a");
-    // Renewed every third of the lease, it never falls to the last third.
+    // Because it is renewed every third of the lease, it never falls to the last third.
     throughout(4 * LEASE, || {
         server.pttl("a") > LEASE / 3 && other.try_lock("a").unwrap().is_none()
     });
@@ -105,7 +105,7 @@ fn max_hold_ends_in_redis_too(server: &Server) {
     }
 }
 
-/// So far away that no request is answered within a third of the client's lease.
+/// So distant that no request is answered within a third of the client's lease.
 const FAR: Duration = ms(40);
 
 fn a_lease_longer_than_the_clients_is_renewed_at_a_distant_server(server: &Server) {
@@ -131,7 +131,7 @@ fn a_lease_longer_than_the_clients_is_renewed_at_distant_servers() {
     guard.unlock().unwrap();
 }
 
-/// How many clients a server has, without the one that asks.
+/// Returns the number of clients of a server, without the one that asks.
 fn clients(server: &server::Server) -> usize {
     let list: String = server.ask(&["CLIENT", "LIST"]);
     list.lines().count() - 1
@@ -152,7 +152,7 @@ fn the_connection_for_renewals_is_opened_long_before_the_first() {
     eventually(SOON, || quorum.servers.iter().all(|server| clients(server) == 2));
 }
 
-/// As when others have taken all that it admits, a password has changed or a firewall has closed.
+/// For example because others use all connections, a password has changed or a firewall has closed.
 #[test]
 fn leases_are_renewed_though_no_further_connection_can_be_opened() {
     let quorum = Quorum::of(3);

@@ -1,4 +1,4 @@
-//! Where the locks of a behaviour are, for its child processes too.
+//! The location of a behaviour's locks, for its child processes too.
 
 use std::fmt;
 #[cfg(feature = "tls")]
@@ -10,10 +10,10 @@ use leasehold::{Builder, Client, Durability, Error};
 use super::sentinel::MASTER;
 use super::{ms, opened};
 
-/// Where the locks are, and how clients are opened.
+/// The location of locks, and the way in which clients are opened.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Address {
-    /// Empty if the way is to no server in particular.
+    /// Empty if no single server is meant.
     pub(crate) url: String,
     pub(crate) way: Way,
 }
@@ -93,8 +93,8 @@ impl Address {
         }
     }
 
-    /// Waits for replicas and disks for as long as the leases and the options allow: the longer,
-    /// the more rarely a pause of the machine is taken for a replica that lags.
+    /// Waits for replicas and disks for as long as the leases and the options allow. The longer the
+    /// wait, the less often a pause of the machine looks like a lagging replica.
     fn open_durably(
         &self,
         lease: Duration,

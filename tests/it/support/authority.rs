@@ -12,8 +12,8 @@ use rcgen::{
 
 use super::server::Server;
 
-/// A certificate of X.509 version 1, as `openssl x509 -req` makes it for a user that names no
-/// extensions, issued by itself; and its key. The crate that makes the others knows only version 3.
+/// A self-issued certificate of X.509 version 1 with its key, like those that `openssl x509 -req`
+/// makes without extensions. The crate that makes the other certificates knows only version 3.
 const VERSION_1: [&str; 2] = [
     "\
 -----BEGIN CERTIFICATE-----
@@ -35,10 +35,10 @@ bK+skcnveBy8EF6moKCdvIZfYwMZ7m0iMWONxSrLLR2YBUtuS3XYrzSX
 ",
 ];
 
-/// Signs certificates, and is trusted by clients and servers that have its own one.
+/// Signs certificates. Clients and servers that have its certificate trust it.
 pub(crate) struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
-    /// For servers, which need files. Removed when the authority is dropped.
+    /// Holds files for servers, which need them. Removed when the authority is dropped.
     dir: PathBuf,
 }
 
@@ -71,7 +71,7 @@ impl Authority {
         self.dir.join("ca.pem")
     }
 
-    /// The settings of a client that trusts this authority.
+    /// Returns the settings of a client that trusts this authority.
     pub(crate) fn trusted(&self) -> Tls {
         Tls::new().ca_pem(self.pem())
     }
@@ -81,7 +81,7 @@ impl Authority {
         self.sign(CertificateParams::new([name.to_owned()]).unwrap())
     }
 
-    /// As `certify`, for a time in the past.
+    /// Like `certify`, for a time in the past.
     pub(crate) fn certify_for_the_past(&self, name: &str) -> Credentials {
         let mut params = CertificateParams::new([name.to_owned()]).unwrap();
         params.not_before = date_time_ymd(2001, 1, 1);
@@ -89,7 +89,7 @@ impl Authority {
         self.sign(params)
     }
 
-    /// Issued by itself, as an authority's.
+    /// Returns a self-issued certificate, as an authority's is.
     pub(crate) fn self_signed(&self, name: &str) -> Credentials {
         let mut params = CertificateParams::new([name.to_owned()]).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -98,7 +98,7 @@ impl Authority {
         self.keep(certificate, key.serialize_pem())
     }
 
-    /// For `localhost`, of X.509 version 1, and issued by itself.
+    /// Returns a self-issued certificate of X.509 version 1 for `localhost`.
     pub(crate) fn version_1(&self) -> Credentials {
         let [certificate, key] = VERSION_1.map(str::to_owned);
         self.keep(certificate, key)

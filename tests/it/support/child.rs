@@ -38,7 +38,7 @@ impl Child {
         Child::start_with(test, argument, &[])
     }
 
-    /// As `start`, with further environment variables.
+    /// Like `start`, with further environment variables.
     pub(crate) fn start_with<F: Fn()>(
         _test: F,
         argument: &str,
@@ -83,7 +83,7 @@ impl Child {
             .unwrap_or_else(|_| panic!("the child says nothing:\n{}", self.output.lock()))
     }
 
-    /// Lets a child continue that waits for its parent.
+    /// Lets a child that waits for its parent continue.
     pub(crate) fn go_on(&mut self) {
         self.tell("go on");
     }
@@ -96,7 +96,7 @@ impl Child {
     /// SIGSTOP; returns when every thread has stopped, which takes a while on a busy machine.
     pub(crate) fn stop(&self) {
         self.signal(Signal::STOP);
-        // If it has ended meanwhile, that is left to be told by other calls.
+        // If the process has ended meanwhile, other calls report that.
         let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         waitid(WaitId::Pid(Pid::from_child(&self.process)), options).unwrap();
     }
@@ -127,18 +127,18 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // Both fail if the process has ended already.
+        // Both fail if the process has already ended.
         self.process.kill().ok();
         self.process.wait().ok();
     }
 }
 
-/// The argument from the parent, or `None` if this process is no child.
+/// Returns the argument from the parent, or `None` if this process is no child.
 pub(crate) fn argument() -> Option<String> {
     env::var(ARGUMENT).ok()
 }
 
-/// The server of the parent's behaviour, or `None` if this process is no child.
+/// Returns the server of the parent's behaviour, or `None` if this process is no child.
 pub(crate) fn address() -> Option<Address> {
     argument().map(|text| Address::parse(&text))
 }
@@ -153,7 +153,7 @@ pub(crate) fn wait_for_parent() {
     std::io::stdin().lines().next();
 }
 
-/// Returns the line that the parent sends by [`Child::tell`].
+/// Returns the line that the parent sends with [`Child::tell`].
 pub(crate) fn line() -> String {
     std::io::stdin().lines().next().expect("the parent lives").expect("a line")
 }

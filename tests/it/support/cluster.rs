@@ -15,17 +15,17 @@ use super::server::{Server, lock_key, redis_binary, valkey_binary};
 
 const SLOTS: u16 = 16_384;
 
-/// How long it may take until all nodes agree.
+/// Limit on the time until all nodes agree.
 const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The silence after which a node counts as failed.
 const NODE_TIMEOUT: &str = "1500";
 
-/// Masters that share the slots evenly, and perhaps one more node.
+/// Masters that share the slots evenly, and possibly one more node.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     nodes: Vec<Server>,
-    /// How many nodes have slots.
+    /// The number of nodes with slots.
     masters: usize,
 }
 
@@ -44,12 +44,12 @@ impl Cluster {
         Cluster::of(3)
     }
 
-    /// As `of_three`, of another binary.
+    /// Like `of_three`, with another binary.
     pub(crate) fn three_of(binary: &Path) -> Cluster {
         Cluster::three_with(binary, &[])
     }
 
-    /// As `three_of`, with further arguments for the servers.
+    /// Like `three_of`, with further arguments for the servers.
     pub(crate) fn three_with(binary: &Path, extra_args: &[&str]) -> Cluster {
         Cluster::start(binary, 3, Further::None, extra_args)
     }
@@ -75,7 +75,7 @@ impl Cluster {
         SHARED.get_or_init(Cluster::of_three)
     }
 
-    /// As `shared`, of Valkey.
+    /// Like `shared`, for Valkey.
     pub(crate) fn shared_valkey() -> &'static Cluster {
         static SHARED: OnceLock<Cluster> = OnceLock::new();
         SHARED.get_or_init(|| Cluster::three_of(valkey_binary()))
@@ -83,7 +83,8 @@ impl Cluster {
 
     fn start(binary: &Path, masters: usize, further: Further, extra_args: &[&str]) -> Cluster {
         let count = masters + usize::from(further != Further::None);
-        // The cluster bus uses the port plus 10,000. If that one is taken, another port is tried.
+        // The cluster bus uses the port plus 10,000. If that one is taken, the next attempt uses
+        // another.
         let own = ["--cluster-enabled", "yes", "--cluster-node-timeout", NODE_TIMEOUT];
         let args = [&own, extra_args].concat();
         let node = |_| Server::start(binary, &args);
@@ -153,7 +154,7 @@ impl Cluster {
         self.nodes[self.masters - 1].ask(&["CLUSTER", "KEYSLOT", &lock_key(name)])
     }
 
-    /// How many slots a master has at first.
+    /// Returns how many slots a master has at first.
     fn share(&self) -> u16 {
         SLOTS.div_ceil(u16::try_from(self.masters).expect("a few"))
     }
@@ -163,12 +164,12 @@ impl Cluster {
         &self.nodes[usize::from(self.slot(name) / self.share())]
     }
 
-    /// Another master than `home`.
+    /// Returns a master other than `home`.
     pub(crate) fn away(&self, name: &str) -> &Server {
         &self.nodes[(usize::from(self.slot(name) / self.share()) + 1) % self.masters]
     }
 
-    /// Names whose slots are at that node from the start.
+    /// Returns names whose slots are at that node from the start.
     pub(crate) fn names_at(&self, node: usize) -> impl Iterator<Item = String> {
         let names = (0..).map(|number| format!("name {number}"));
         names.filter(move |name| self.home(name).port() == self.nodes[node].port())
@@ -206,7 +207,7 @@ pub(crate) struct Move<'cluster> {
 }
 
 impl Move<'_> {
-    /// Begins the move: from now on the target serves the keys that the source does not have.
+    /// Begins the move: from now on, the target serves the keys that the source does not have.
     pub(crate) fn begin(&self) {
         self.to.command(&["CLUSTER", "SETSLOT", &self.slot, "IMPORTING", &id(self.from)]);
         self.from.command(&["CLUSTER", "SETSLOT", &self.slot, "MIGRATING", &id(self.to)]);
@@ -241,14 +242,14 @@ impl Move<'_> {
         }
     }
 
-    /// Makes the whole move.
+    /// Performs the whole move.
     pub(crate) fn complete(&self) {
         self.begin();
         self.keys();
         self.end();
     }
 
-    /// The move that takes the slot back.
+    /// Returns the move in the opposite direction.
     pub(crate) fn back(&self) -> Self {
         Self { masters: self.masters, slot: self.slot.clone(), from: self.to, to: self.from }
     }
@@ -265,7 +266,8 @@ fn id(node: &Server) -> String {
     node.ask(&["CLUSTER", "MYID"])
 }
 
-/// The configuration epochs of all nodes, as one of them sees them, in the order of the nodes' ids.
+/// Returns the configuration epochs of all nodes, as one of them sees them, ordered by the nodes'
+/// ids.
 fn epochs(node: &Server) -> Vec<(String, String)> {
     let nodes: String = node.ask(&["CLUSTER", "NODES"]);
     let epoch = |line: &str| {
@@ -277,7 +279,7 @@ fn epochs(node: &Server) -> Vec<(String, String)> {
     epochs
 }
 
-/// A prefix that no other test in this process uses.
+/// Returns a prefix that no other test in this process uses.
 pub(crate) fn unique_prefix() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("test {}: ", NEXT.fetch_add(1, Ordering::Relaxed))

@@ -1,4 +1,4 @@
-//! Clients that want one lock all the time, and how often each of them gets it.
+//! Clients that keep wanting one lock, and the number of turns of each.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
@@ -6,14 +6,13 @@ use std::time::{Duration, Instant};
 
 use leasehold::Client;
 
-/// How many turns the clients of a contest get together.
+/// The number of turns that the clients of a contest get together.
 pub(crate) const TURNS: usize = 120;
 
-/// Clients with one thread each that want one lock, and want it again as soon as they have released
-/// it.
+/// Clients with one thread each that want one lock, again and again.
 pub(crate) struct Contest<'a> {
     name: &'a str,
-    /// How long each of them holds the lock each time.
+    /// How long they hold the lock each time.
     held: Duration,
     turns: AtomicUsize,
     last_fence: AtomicU64,
@@ -33,7 +32,7 @@ impl<'a> Contest<'a> {
         Self { name, held, turns: AtomicUsize::new(0), last_fence: AtomicU64::new(0) }
     }
 
-    /// Takes part with a client until all turns are taken, and returns those of this client.
+    /// Takes part with a client until all turns are taken, and returns the turns of this client.
     pub(crate) fn join(&self, client: &Client) -> Vec<Turn> {
         let mut turns = Vec::new();
         while self.turns.fetch_add(1, Ordering::SeqCst) < TURNS {
@@ -56,15 +55,15 @@ impl<'a> Contest<'a> {
     }
 }
 
-/// How many turns another client has while a client waits for its own, at the most.
+/// Returns the most turns that another client has while a client waits for its own.
 pub(crate) fn turns_of_another(wait: &Turn, of_clients: &[Vec<Turn>]) -> usize {
     let during = |turn: &&Turn| wait.asked_after < turn.fence && turn.fence < wait.fence;
     of_clients.iter().map(|turns| turns.iter().filter(during).count()).max().unwrap_or(0)
 }
 
 /// Checks that clients with one thread each are served about equally often, and that hardly any
-/// wait lasts for more than two turns of another client, in the best of a few tries: the machine
-/// may pause in one of them, but an unfair lock is unfair each time.
+/// wait lasts longer than two turns of another client, in the best of a few tries. The machine may
+/// pause in one of them, but an unfair lock is unfair each time.
 #[track_caller]
 pub(crate) fn assert_turns_are_taken(clients: &[Client; 3], name: &str, held: Duration) {
     let mut tries = Vec::new();

@@ -1,11 +1,11 @@
-//! What the errors of calls must be.
+//! Checks of the errors of calls.
 
 use std::error::Error as _;
 use std::fmt::{Debug, Write as _};
 
 use leasehold::Error;
 
-/// The texts of an error and of its causes.
+/// Returns the texts of an error and of its causes.
 pub(crate) fn everything(error: &Error) -> String {
     let mut text = format!("{error} {error:?}");
     let mut source = error.source();
@@ -53,7 +53,7 @@ pub(crate) fn assert_lost<T: Debug>(result: Result<T, Error>, name: &str) {
     }
 }
 
-/// Checks that a server has refused a call, and with which code.
+/// Checks that a server has refused a call with this code.
 #[track_caller]
 pub(crate) fn assert_rejected<T: Debug>(result: Result<T, Error>, wanted: &str) {
     match result {
@@ -71,7 +71,7 @@ pub(crate) fn assert_wrong_type<T: Debug>(result: Result<T, Error>, name: &str) 
     }
 }
 
-/// Checks that a call fails and says what is in the way.
+/// Checks that a call fails and says why it cannot get the lock.
 #[track_caller]
 pub(crate) fn assert_found<T: Debug>(result: Result<T, Error>, expected: &str) {
     let error = result.unwrap_err();

@@ -1,4 +1,4 @@
-//! What the tests look up in a server, and the faults that they cause there.
+//! Look-ups in a server, and faults that the tests cause there.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -9,7 +9,7 @@ use leasehold::Client;
 use super::server::{Server, lock_key};
 use super::{SOON, eventually, ms};
 
-/// The locks are those of clients that set no prefix, and are looked up by their names.
+/// The locks are those of clients without a prefix setting, and are looked up by their names.
 impl Server {
     pub(crate) fn exists(&self, name: &str) -> bool {
         self.ask(&["EXISTS", &lock_key(name)])
@@ -19,7 +19,7 @@ impl Server {
         self.ask(&["HGETALL", &lock_key(name)])
     }
 
-    /// The owner and the depth in a lock's hash, which must have exactly one field.
+    /// Returns the owner and the depth in a lock's hash, which must have exactly one field.
     #[track_caller]
     pub(crate) fn hold(&self, name: &str) -> (String, String) {
         let hash = self.hash(name);
@@ -27,32 +27,32 @@ impl Server {
         hash.into_iter().next().expect("it has one")
     }
 
-    /// The reply of PTTL for a lock: -1 without a time to live, -2 without a key.
+    /// Returns the reply of PTTL for a lock: -1 without a time to live, -2 without a key.
     pub(crate) fn raw_pttl(&self, name: &str) -> i64 {
         self.key_pttl(&lock_key(name))
     }
 
-    /// The time to live of a lock that must have one.
+    /// Returns the time to live of a lock that must have one.
     #[track_caller]
     pub(crate) fn pttl(&self, name: &str) -> Duration {
         let millis = u64::try_from(self.raw_pttl(name));
         Duration::from_millis(millis.expect("the key has a time to live"))
     }
 
-    /// The time to live of a lock that may be gone.
+    /// Returns the time to live of a lock that may be gone.
     pub(crate) fn pttl_or_zero(&self, name: &str) -> Duration {
         Duration::from_millis(u64::try_from(self.raw_pttl(name)).unwrap_or(0))
     }
 
-    /// The time to live of the counter of a name, which must have one.
+    /// Returns the time to live of the counter of a name, which must have one.
     #[track_caller]
     pub(crate) fn fence_life(&self, name: &str) -> Duration {
         let millis = self.key_pttl(&format!("leasehold:fence:{{{}}}", lock_key(name)));
         Duration::from_millis(u64::try_from(millis).expect("the counter has a time to live"))
     }
 
-    /// The number of scripts that were run so far, once there was none for a while: those that
-    /// threads in the background were about to send are among them.
+    /// Returns the number of scripts that were run so far, once none has run for a while: this
+    /// includes those that background threads were about to send.
     #[track_caller]
     pub(crate) fn settled_evals(&self) -> u64 {
         let mut scripts = self.evals();
@@ -65,7 +65,7 @@ impl Server {
         scripts
     }
 
-    /// The reply of PTTL for any key.
+    /// Returns the reply of PTTL for any key.
     pub(crate) fn key_pttl(&self, key: &str) -> i64 {
         self.ask(&["PTTL", key])
     }
@@ -89,8 +89,8 @@ impl Server {
         self.ask(&["ZRANGE", &format!("leasehold:queue:{{{}}}", lock_key(name)), "0", "-1"])
     }
 
-    /// The number of connections that receive the wake-ups of a client: one, once it has waited for
-    /// another client.
+    /// Returns the number of connections that receive the wake-ups of a client: one, once it has
+    /// waited for another client.
     pub(crate) fn listeners(&self, client: &Client) -> u64 {
         self.subscribers(client.id())
     }
@@ -121,7 +121,7 @@ impl Server {
         self.command(&["CONFIG", "SET", option, value]);
     }
 
-    /// Closes every connection but that of this command.
+    /// Closes every connection except that of this command.
     pub(crate) fn kill_connections(&self) {
         self.command(&["CLIENT", "KILL", "TYPE", "normal"]);
     }

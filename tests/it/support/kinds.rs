@@ -1,5 +1,4 @@
-//! The kinds of hold that belong to no thread, as a table: what is true of one has to be true of
-//! all.
+//! The kinds of hold that belong to no thread, as a table: what is true of one must be true of all.
 
 use std::time::Duration;
 
@@ -8,8 +7,8 @@ use leasehold::{AnyGuard, Canceller, Client, Error};
 /// A hold of any kind that may be sent.
 pub(crate) type Hold = dyn AnyGuard + Send + Sync;
 
-/// What a thread may ask for. The semaphores have one permit, and the sets two names: the one that
-/// is given, and one that is made of it.
+/// Something that a thread can ask for. The semaphores have one permit, and the sets two names: the
+/// given one, and one derived from it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kind {
     Owned,
@@ -20,12 +19,12 @@ pub(crate) enum Kind {
     Write,
 }
 
-/// How a call asks, and the options of its lock.
+/// How a call waits, and the options of its lock.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Call<'a> {
     pub(crate) how: How,
     pub(crate) canceller: Option<&'a Canceller>,
-    /// Not renewed.
+    /// If set, the lease is not renewed.
     pub(crate) lease: Option<Duration>,
     pub(crate) wait: Option<Duration>,
 }
@@ -38,7 +37,7 @@ pub(crate) enum How {
     Waits,
 }
 
-/// Makes the call of one kind: how it waits, and how it tries.
+/// Makes the call of one kind: one that waits, or one that tries.
 macro_rules! ask {
     ($call:ident, $lock:expr, $waits:ident, $tries:ident, $tries_for:ident) => {{
         let mut lock = $lock;
@@ -61,10 +60,10 @@ macro_rules! ask {
 }
 
 impl Kind {
-    /// Those that a quorum has, too.
+    /// The kinds that a quorum has too.
     pub(crate) const LOCKS: [Self; 3] = [Self::Owned, Self::Set, Self::Term];
 
-    /// Those that wait in lines of their own: a set waits for the locks of its names.
+    /// The kinds that have queues of their own: a set waits for the locks of its names.
     pub(crate) const IN_LINE: [Self; 4] = [Self::Owned, Self::Permit, Self::Read, Self::Write];
 
     pub(crate) const ALL: [Self; 6] =
@@ -109,7 +108,7 @@ impl Kind {
         self.call(client, name, call).map(|hold| hold.expect("it waited for it"))
     }
 
-    /// Tries, at most for that time, and at once without one.
+    /// Tries for at most that time, or only once if there is none.
     #[track_caller]
     pub(crate) fn try_acquire(
         self,
@@ -121,23 +120,23 @@ impl Kind {
         self.call(client, name, Call { how, ..Call::default() }).expect("the server answers")
     }
 
-    /// The kind of hold that is in the way of this one.
+    /// Returns a kind of hold that excludes this one.
     pub(crate) fn rival(self) -> Self {
         if self == Self::Read { Self::Write } else { self }
     }
 
-    /// Acquires what a call for this kind has to wait for.
+    /// Acquires a hold that a call for this kind has to wait for.
     #[track_caller]
     pub(crate) fn block(self, client: &Client, name: &str) -> Box<Hold> {
         self.rival().acquire(client, name).expect("it is free")
     }
 
-    /// How errors and events name it.
+    /// Returns the name in errors and events.
     pub(crate) fn shown(self, name: &str) -> String {
         if self == Self::Set { format!("{name}, {name}'") } else { name.to_owned() }
     }
 
-    /// A client as it is written among the waiting clients.
+    /// Returns a client as it is written among the waiting clients.
     pub(crate) fn entry(self, client: &Client) -> String {
         match self {
             Self::Owned | Self::Set | Self::Term => client.id().to_owned(),

@@ -17,8 +17,9 @@ use rustix::net::{Shutdown, shutdown};
 use super::ms;
 use super::server::Server;
 
-/// Carries what a server sends at once, and what its replica or client sends with a delay: a
-/// replica has everything, and the master does not know that yet; a client is so much farther away.
+/// Forwards what a server sends at once, and what its replica or client sends with a delay: a
+/// replica has everything, but the master does not know that yet; a client seems that much farther
+/// away.
 pub(crate) struct Lag {
     port: u16,
     closed: Arc<AtomicBool>,
@@ -35,7 +36,7 @@ impl Lag {
                 if is_closed.load(Ordering::SeqCst) {
                     return;
                 }
-                // A connection that fails is made again by the peer.
+                // The peer reopens a failed connection.
                 carry(&peer, server, delay).ok();
             }
         });
@@ -68,8 +69,8 @@ fn file(socket: impl Into<OwnedFd>) -> File {
     File::from(socket.into())
 }
 
-/// Delays each piece by the same time, however many are on their way. Reads no more at a time than
-/// there is room for.
+/// Delays each piece by the same time, however many are on their way. Reads only as much at a time
+/// as there is room for.
 fn relay(
     mut from: File,
     to: File,
@@ -100,8 +101,8 @@ fn deliver(pieces: &Receiver<(Instant, Vec<u8>)>, mut to: File) {
     shutdown(&to, Shutdown::Both).ok();
 }
 
-/// A link of some distance and little bandwidth before a server. In each round trip it takes no
-/// more than its window, which doubles whenever it was full, as that of TCP does.
+/// A link of some distance and little bandwidth to a server. In each round trip it takes no more
+/// than its window, which doubles whenever it was full, like that of TCP.
 ///
 /// Clients reach it over a Unix socket, in which the system keeps 90 to 240 KB that the link has
 /// not taken; in a TCP connection within one machine there is room for megabytes.
@@ -117,7 +118,7 @@ struct LinkState {
 }
 
 impl NarrowLink {
-    /// A link whose windows are at first, and at most, this many bytes.
+    /// Creates a link whose windows have this initial and this maximum size in bytes.
     pub(crate) fn before(
         server: &Server,
         round_trip: Duration,
@@ -152,12 +153,12 @@ impl NarrowLink {
         self.url.clone()
     }
 
-    /// How many connections were made so far.
+    /// Returns the number of connections so far.
     pub(crate) fn connections(&self) -> usize {
         self.state.connections.load(Ordering::SeqCst)
     }
 
-    /// Takes nothing any more until [`cont`](Self::cont).
+    /// Takes nothing more until [`cont`](Self::cont).
     pub(crate) fn stop(&self) {
         self.state.is_stopped.store(true, Ordering::SeqCst);
     }
@@ -176,7 +177,7 @@ impl Drop for NarrowLink {
     }
 }
 
-/// What one connection over a [`NarrowLink`] may take.
+/// The limit of one connection over a [`NarrowLink`].
 struct Window {
     link: Arc<LinkState>,
     round_trip: Duration,
@@ -193,7 +194,7 @@ impl Window {
         Window { link: link.clone(), round_trip, most, size, left: size, ends }
     }
 
-    /// Waits until something may be taken. All that may be is counted as taken.
+    /// Waits until something may be taken, and counts all of it as taken.
     fn room(&mut self) -> usize {
         while self.link.is_stopped.load(Ordering::SeqCst) {
             thread::sleep(ms(5));

@@ -1,4 +1,4 @@
-//! What the tests share: stores to run on, other threads and processes, ways to wait.
+//! Shared parts of the tests: stores to run on, other threads and processes, ways to wait.
 
 pub(crate) mod address;
 #[cfg(feature = "tls")]
@@ -43,7 +43,7 @@ pub(crate) use self::store::{Server, Store, on_both, stores};
 pub(crate) const SOON: Duration = Duration::from_secs(10);
 
 /// A lease to be renewed during a test: short enough to wait for several, and long enough to be
-/// renewed in time when the machine has paused for two seconds.
+/// renewed in time after the machine has paused for two seconds.
 pub(crate) const LEASE: Duration = ms(3000);
 
 /// A lease to end during a test: short enough to wait for its end, and long enough for a replica to
@@ -60,7 +60,7 @@ pub(crate) fn patient() -> Builder {
     Client::builder().wait(SOON).backoff(ms(1), ms(50))
 }
 
-/// How long one attempt of a [`hasty`] client may take.
+/// The time limit of one attempt of a [`hasty`] client.
 pub(crate) const IO: Duration = ms(300);
 
 /// A builder with short time limits, so that the tests that wait for them are short.
@@ -68,25 +68,25 @@ pub(crate) fn hasty() -> Builder {
     Client::builder().connect_timeout(IO).io_timeout(IO)
 }
 
-/// As [`patient`], but waiters make no attempt by themselves within a test, so that only a wake-up
-/// can end a wait.
+/// Like [`patient`], but waiters make no attempt by themselves within a test, so that only a
+/// wake-up can end a wait.
 pub(crate) fn sleepy() -> Builder {
     Client::builder().wait(SOON).backoff(ms(30_000), ms(30_000))
 }
 
-/// As `sleepy`, and waits for longer than the test may take.
+/// Like `sleepy`, but waits for longer than the test may take.
 pub(crate) fn very_sleepy() -> Builder {
     sleepy().wait(6 * SOON)
 }
 
-/// The rights that the documentation demands.
+/// The rights that the documentation requires.
 pub(crate) const RIGHTS: &str = "~lock:* ~leasehold:* resetchannels &leasehold:* +eval +evalsha \
                       +ping +get +set +time +hget +hset +hdel +hgetall +hlen +type \
                       +getrange +del +exists +pttl +pexpire +zadd +zrange +zrem +zscore \
                       +publish +subscribe";
 
 /// Opens a client of servers that are up, whatever its time limits: a busy machine may need longer
-/// than that for an attempt.
+/// for an attempt.
 #[track_caller]
 pub(crate) fn opened(open: impl Fn() -> Result<Client, Error>) -> Client {
     let deadline = Instant::now() + SOON;
@@ -98,7 +98,7 @@ pub(crate) fn opened(open: impl Fn() -> Result<Client, Error>) -> Client {
     }
 }
 
-/// A client behind a proxy, with the scripts on the server.
+/// Opens a client behind a proxy, with the scripts already on the server.
 pub(crate) fn behind_proxy(server: &Server, builder: Builder) -> (Proxy, Client) {
     let proxy = Proxy::before(server);
     let client = server.through(proxy.port()).open(builder);
@@ -118,7 +118,7 @@ pub(crate) fn eventually(within: Duration, mut happened: impl FnMut() -> bool) {
     }
 }
 
-/// Checks that `holds` returns `true` `during` all that time.
+/// Checks that `holds` returns `true` throughout the time `during`.
 #[track_caller]
 pub(crate) fn throughout(during: Duration, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -175,7 +175,7 @@ pub(crate) fn unlock(guard: Guard) {
     guard.unlock().expect("unlock answers");
 }
 
-/// Runs `body` while another thread holds the lock; `body` may end the hold early by dropping its
+/// Runs `body` while another thread holds the lock. `body` may end the hold early by dropping its
 /// argument.
 pub(crate) fn while_held<T>(client: &Client, name: &str, body: impl FnOnce(Sender<()>) -> T) -> T {
     thread::scope(|scope| {
@@ -184,7 +184,7 @@ pub(crate) fn while_held<T>(client: &Client, name: &str, body: impl FnOnce(Sende
         scope.spawn(move || {
             let guard = client.lock(name).unwrap();
             held.send(()).unwrap();
-            // Only ever disconnected.
+            // It is only ever disconnected.
             ended.recv().unwrap_err();
             guard.unlock().unwrap();
         });

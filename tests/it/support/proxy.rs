@@ -1,9 +1,9 @@
 //! A faulty network: a proxy in front of a server that loses, delays, repeats, garbles or withholds
-//! what it carries.
+//! messages.
 //!
-//! It takes one request at a time from each connection, hands it to the server and waits for the
-//! reply, so that it always knows which reply belongs to which request. A connection that
-//! subscribes carries whatever comes from then on.
+//! It takes one request at a time from each connection, passes it to the server and waits for the
+//! reply, so that it always knows which reply belongs to which request. After a subscription, a
+//! connection carries everything that arrives.
 
 use std::io::{self, BufReader, Result, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -19,12 +19,12 @@ use super::resp::{contains, is, message};
 use super::server::Server;
 use super::{SOON, eventually, ms};
 
-/// What the proxy does to the traffic.
+/// A disturbance of the traffic.
 #[derive(Clone, PartialEq)]
 enum Trouble {
     /// A script is executed, and this arrives instead of its reply.
     Answer(Vec<u8>),
-    /// Nothing is carried any more, and nothing is closed.
+    /// Nothing is carried any more, but nothing is closed.
     Blackhole,
     /// This many bytes of the reply to a script arrive, and then its connection is reset.
     CutReply(usize),
@@ -50,12 +50,12 @@ enum Trouble {
     Reject(Vec<u8>),
 }
 
-/// A trouble, and when it happens.
+/// A trouble, and when it occurs.
 struct Fault {
     trouble: Trouble,
     /// It happens once, after this many more scripts; with `None` it always happens.
     after: Option<u32>,
-    /// It concerns only messages that contain this.
+    /// It affects only messages that contain this.
     only: String,
 }
 
@@ -68,7 +68,7 @@ struct Shared {
     fault: Mutex<Option<Fault>>,
     /// The scripts so far, while a test records them.
     record: Mutex<Option<Vec<Vec<u8>>>>,
-    /// How many scripts were rejected.
+    /// The number of rejected scripts.
     rejections: AtomicUsize,
     server: u16,
     closed: AtomicBool,
@@ -92,7 +92,7 @@ impl Proxy {
                     return;
                 }
                 let carrier = Arc::clone(&carrier);
-                // A broken connection is not reported: the client notices it.
+                // A broken connection is not reported, because the client notices it.
                 thread::spawn(move || client.and_then(|client| carrier.carry(client)).ok());
             }
         });
@@ -107,7 +107,7 @@ impl Proxy {
         self.url_for("")
     }
 
-    /// The address with a login such as `ali:sesame@`.
+    /// Returns the address with a login such as `ali:sesame@`.
     pub(crate) fn url_for(&self, login: &str) -> String {
         format!("redis://{login}127.0.0.1:{}/", self.port)
     }
@@ -120,7 +120,7 @@ impl Proxy {
         self.always(Trouble::Blackhole);
     }
 
-    /// Carries nothing any more on a connection with a message that contains `text`.
+    /// Stops carrying anything on a connection with a message that contains `text`.
     pub(crate) fn blackhole_for(&self, text: &str) {
         let only = text.to_owned();
         self.set(Fault { trouble: Trouble::Blackhole, after: None, only });
@@ -175,7 +175,7 @@ impl Proxy {
         self.always(Trouble::Reject(format!("-{error}\r\n").into()));
     }
 
-    /// Waits until so many scripts were rejected.
+    /// Waits until this many scripts were rejected.
     pub(crate) fn wait_for_rejections(&self, count: usize) {
         eventually(SOON, || self.shared.rejections.load(Ordering::SeqCst) >= count);
     }
@@ -214,12 +214,12 @@ impl Proxy {
         self.once_for(text, Trouble::LoseRequest);
     }
 
-    /// Returns `true` if a fault that happens once has happened.
+    /// Returns `true` if a one-time fault has occurred.
     pub(crate) fn has_lost(&self) -> bool {
         self.shared.fault.lock().is_none()
     }
 
-    /// Runs `work`, and returns the scripts that the proxy has carried in the meantime.
+    /// Runs `work`, and returns the scripts that the proxy has carried meanwhile.
     pub(crate) fn record<T>(&self, work: impl FnOnce() -> T) -> (T, Vec<Vec<u8>>) {
         *self.shared.record.lock() = Some(Vec::new());
         let value = work();
@@ -310,7 +310,7 @@ impl Shared {
     ) -> Result<()> {
         let mut further = server.try_clone()?;
         thread::spawn(move || {
-            // Until one of the two ends closes the connection.
+            // Until either end closes the connection.
             io::copy(&mut requests, &mut further).ok();
             further.shutdown(Shutdown::Both).ok();
         });
@@ -324,7 +324,7 @@ impl Shared {
         client.shutdown(Shutdown::Both)
     }
 
-    /// Returns the trouble for one request. One that happens once is removed.
+    /// Returns the trouble for one request. A one-time trouble is removed.
     fn trouble_for(&self, request: &[u8]) -> Option<Trouble> {
         let script = is(request, b"EVAL");
         if let (true, Some(record)) = (script, &mut *self.record.lock()) {
@@ -354,7 +354,7 @@ impl Shared {
         self.fault.lock().as_ref().is_some_and(|fault| fault.trouble == *trouble)
     }
 
-    /// Holds a message back while a black hole concerns it.
+    /// Holds a message back while a black hole affects it.
     fn wait_for_end_of_blackhole(&self, message: &[u8]) {
         let is_held_back = || {
             let fault = self.fault.lock();

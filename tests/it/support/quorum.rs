@@ -22,7 +22,7 @@ impl Quorum {
         self.servers.iter().map(Server::url).collect()
     }
 
-    /// Opens a client; enough servers are up.
+    /// Opens a client while enough servers are up.
     pub(crate) fn open(&self, builder: Builder) -> Client {
         opened(|| open_redlock(builder.clone(), &self.urls()))
     }
@@ -32,7 +32,7 @@ impl Quorum {
         self.servers.last().expect("there are some")
     }
 
-    /// The number of servers, of those that answer, that have the lock.
+    /// Returns how many of the answering servers have the lock.
     pub(crate) fn count(&self, name: &str) -> usize {
         self.servers.iter().filter(|server| server.exists(name)).count()
     }
@@ -43,16 +43,16 @@ pub(crate) fn open_redlock(builder: Builder, urls: &[String]) -> Result<Client, 
     builder.open_redlock(&urls)
 }
 
-/// Much more than what a call may take here, for a busy machine.
+/// Much longer than a call may take here, for a busy machine.
 pub(crate) const BOUND: Duration = ms(2500);
 
-/// As [`hasty`](super::hasty), for calls that wait.
+/// Like [`hasty`](super::hasty), for calls that wait.
 pub(crate) fn hasty() -> Builder {
     super::hasty().wait(SOON).backoff(ms(1), ms(50))
 }
 
-/// Waits until the lock "a", which is free, is granted by all servers: until then a connection may
-/// be missing.
+/// Waits until all servers grant the lock "a", which is free. Until then a connection may be
+/// missing.
 pub(crate) fn settle(quorum: &Quorum, client: &Client) {
     eventually(SOON, || {
         let guard = client.lock("a").unwrap();

@@ -1,4 +1,4 @@
-//! A callback for events that keeps them.
+//! A callback that records events.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ impl Recorder {
         self.events.lock().clone()
     }
 
-    /// The events except renewals and their failures, which come at any time.
+    /// Returns the events except renewals and their failures, which come at any time.
     pub(crate) fn events_of_locks(&self) -> Vec<String> {
         let mut events = self.events();
         events.retain(|event| !event.starts_with("renew"));
@@ -41,7 +41,7 @@ impl Recorder {
         self.wait_for_count(event, 1);
     }
 
-    /// Waits until an event has come this many times.
+    /// Waits until an event has occurred this many times.
     #[track_caller]
     pub(crate) fn wait_for_count(&self, event: &str, count: usize) {
         eventually(SOON, || self.count(event) >= count);

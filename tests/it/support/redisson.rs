@@ -25,7 +25,7 @@ const UNLOCK: &str = "local val = redis.call('get', KEYS[3]); \
 pub(crate) struct Redisson {
     pub(crate) connection: Connection,
     pub(crate) key: String,
-    /// What the names of its commands for channels begin with.
+    /// Prefix of the names of its commands for channels.
     form: &'static str,
 }
 
@@ -34,7 +34,7 @@ impl Redisson {
         Redisson { connection: server.connect(), key: lock_key(name), form: "" }
     }
 
-    /// In a cluster of Redis 7, where it uses sharded channels.
+    /// Creates one in a cluster of Redis 7, where it uses sharded channels.
     pub(crate) fn sharded(node: &Server, name: &str) -> Redisson {
         Redisson { form: "s", ..Redisson::new(node, name) }
     }
@@ -43,7 +43,7 @@ impl Redisson {
         format!("redisson_lock__channel:{{{}}}", self.key)
     }
 
-    /// Tries for the lock. Returns for how many milliseconds another has it.
+    /// Tries for the lock. Returns for how many milliseconds another owner has it.
     pub(crate) fn try_lock(&mut self) -> Option<i64> {
         let mut call = redis::cmd("EVAL");
         call.arg(TRY_LOCK).arg(1).arg(&self.key).arg(30_000).arg("uuid:1");
@@ -65,7 +65,7 @@ impl Redisson {
     }
 }
 
-/// The messages that Redisson gets.
+/// The messages to Redisson.
 pub(crate) struct Subscription {
     pub(crate) connection: Connection,
 }
@@ -93,12 +93,12 @@ impl Subscription {
     }
 }
 
-/// Publishes a message of the test, which a subscription gets after all that came before.
+/// Publishes a message of the test, which a subscription receives after all earlier ones.
 pub(crate) fn publish_end(server: &Server, redisson: &Redisson) {
     server.command(&["PUBLISH", &redisson.channel(), "end"]);
 }
 
-/// How many listen on the channel.
+/// Returns the number of listeners on the channel.
 pub(crate) fn listeners(server: &Server, redisson: &Redisson) -> u64 {
     let command = if redisson.form == "s" { "SHARDNUMSUB" } else { "NUMSUB" };
     let (_, listeners): (String, u64) = server.ask(&["PUBSUB", command, &redisson.channel()]);

@@ -9,10 +9,10 @@ use super::sentinel::replicated;
 use super::server::Server;
 use super::{SOON, eventually, ms, patient};
 
-/// Short, for tests that wait for a replica that is not there.
+/// Short, for tests that wait for a missing replica.
 pub(crate) const TIMEOUT: Duration = ms(500);
 
-/// A master with two replicas, which come after it.
+/// Starts a master with two replicas, which come after it in the list.
 pub(crate) fn two_replicas(binary: &Path) -> Vec<Server> {
     replicated(2, binary, &[])
 }
@@ -21,7 +21,7 @@ pub(crate) fn replicas(acks: u32, timeout: Duration) -> Builder {
     patient().durability(Durability::Replicas { acks, timeout })
 }
 
-/// Takes a lock once the replicas are all there.
+/// Takes a lock once all replicas are there.
 #[track_caller]
 pub(crate) fn take_in_time(client: &Client) -> Guard {
     let mut guard = None;
@@ -32,7 +32,7 @@ pub(crate) fn take_in_time(client: &Client) -> Guard {
     guard.expect("there is one now")
 }
 
-/// Checks that so many of so many servers have acknowledged a lock, or fewer.
+/// Checks that at most this many of so many servers have acknowledged a lock.
 #[track_caller]
 pub(crate) fn assert_shortfall<T>(result: Result<T, Error>, numbers: (u32, u32)) {
     match result.map(drop) {

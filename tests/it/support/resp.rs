@@ -25,7 +25,7 @@ pub(crate) fn message(stream: &mut impl BufRead) -> Result<Vec<u8>> {
             return Err(ErrorKind::UnexpectedEof.into());
         }
         let line = String::from_utf8_lossy(&message[start..]).into_owned();
-        // -1 stands for a null, which nothing follows.
+        // -1 stands for a null, which has no content.
         let count = |text: &str| text.trim_end().parse::<u64>().unwrap_or(0);
         match line.split_at(1) {
             ("*" | "~" | ">", length) => missing += count(length),

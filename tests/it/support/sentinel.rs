@@ -1,4 +1,4 @@
-//! A master and its replicas, watched over by sentinels, for a test or an example.
+//! A master and its replicas, watched by sentinels, for a test or an example.
 #![allow(
     dead_code,
     reason = "every test, example and bench that includes this file uses a part of it"
@@ -18,9 +18,9 @@ const ELECTION_TIMEOUT: Duration = Duration::from_secs(60);
 /// The name of the master at the sentinels.
 pub(crate) const MASTER: &str = "shop";
 
-/// Sentinels poll and publish often enough that a failover takes one second instead of ten, and do
-/// not take a pause of the machine for a broken clock, after which they would do nothing for a
-/// while. Only since version 7; older sentinels are slow.
+/// Makes sentinels poll and publish so often that a failover takes one second instead of ten. Also
+/// keeps them from taking a pause of the machine for a broken clock, after which they would do
+/// nothing for a while. Only since version 7; older sentinels are slow.
 const HASTE: [&str; 12] = [
     "info-period",
     "200",
@@ -39,19 +39,19 @@ const HASTE: [&str; 12] = [
 /// One master, two replicas and three sentinels.
 #[derive(Debug)]
 pub(crate) struct Watched {
-    /// The first is the master at the start.
+    /// The first one is the master at the start.
     pub(crate) servers: Vec<Server>,
     pub(crate) sentinels: Vec<Server>,
     binary: PathBuf,
 }
 
 impl Watched {
-    /// Starts all of them. A master counts as dead when it is silent for `down_after`.
+    /// Starts all of them. A master counts as dead after being silent for `down_after`.
     pub(crate) fn start(binary: impl AsRef<Path>, down_after: Duration) -> Watched {
         Watched::start_with(binary, down_after, &[])
     }
 
-    /// As `start`, with further arguments for the servers.
+    /// Like `start`, with further arguments for the servers.
     pub(crate) fn start_with(
         binary: impl AsRef<Path>,
         down_after: Duration,
@@ -62,8 +62,8 @@ impl Watched {
         watched
     }
 
-    /// As `start_with`, but without waiting until the sentinels know one another and could agree on
-    /// a failover.
+    /// Like `start_with`, but without waiting until the sentinels know each other and could agree
+    /// on a failover.
     pub(crate) fn launch(
         binary: impl AsRef<Path>,
         down_after: Duration,
@@ -82,7 +82,7 @@ impl Watched {
         watched
     }
 
-    /// Longer than a machine pauses: no server that is alive counts as dead.
+    /// Longer than a machine pauses: no live server counts as dead.
     pub(crate) const CALM: Duration = Duration::from_secs(60);
 
     pub(crate) fn binary(&self) -> &Path {
@@ -110,14 +110,14 @@ impl Watched {
         self.master_of(&self.sentinels[0])
     }
 
-    /// Orders a failover, and returns the new master when all sentinels know it.
+    /// Orders a failover, and returns the new master once all sentinels know it.
     pub(crate) fn fail_over(&self) -> &Server {
         let old = self.master().port();
         let first = &self.sentinels[0];
         wait(|| match self.try_master_of(first) {
             Ok(one) if one.port() == old => {
-                // Refused during a failover. Without recent information on replicas the sentinel
-                // gives up silently.
+                // Refused during a failover. Without recent information about replicas, the
+                // sentinel silently does nothing.
                 first.try_command(&["SENTINEL", "FAILOVER", MASTER]);
                 false
             }
@@ -139,7 +139,7 @@ impl Watched {
         self.servers.iter().filter(move |server| server.port() != master)
     }
 
-    /// From now on a master counts as dead when it is silent for `down_after`.
+    /// From now on, a master counts as dead after being silent for `down_after`.
     pub(crate) fn set_down_after(&self, down_after: Duration) {
         for sentinel in &self.sentinels {
             set_down_after(sentinel, down_after);
@@ -147,7 +147,7 @@ impl Watched {
     }
 
     /// Sets whether the sentinels tell servers at once which of them is the master. A sentinel that
-    /// does not know of a failover yet may turn the new master into a replica. Before version 7
+    /// does not know of a failover yet may turn the new master into a replica. Before version 7,
     /// they always take some seconds.
     pub(crate) fn tell_servers(&self, tell: bool) {
         let period = if tell { "200" } else { "60000" };
@@ -215,7 +215,7 @@ pub(crate) fn replicated(
     binary: impl AsRef<Path>,
     extra_args: &[&str],
 ) -> Vec<Server> {
-    // From a file a replica is in step at once. Without one it is in step only after its next
+    // With a file, a replica is in step at once. Without one it is in step only after its next
     // report, once a second.
     let quick = ["--repl-diskless-sync", "no", "--repl-timeout", "60", "--hz", "100"];
     let args = [&quick, extra_args].concat();

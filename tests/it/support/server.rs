@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use redis::io::tcp::TcpSettings;
 use redis::{Connection, FromRedisValue, IntoConnectionInfo, RedisResult, Value};
 
-/// The longest time that a healthy server takes for anything.
+/// Limit on the time that a healthy server takes for anything.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The shell that owns the server. As its parent it signals the right process or none. When this
@@ -55,7 +55,7 @@ pub(crate) struct Server {
 #[derive(Debug)]
 struct Keeper {
     shell: Child,
-    /// `None` once dropped: the end of its input makes the shell end.
+    /// `None` once dropped: the end of its input ends the shell.
     orders: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
     server: u32,
@@ -73,12 +73,12 @@ impl Server {
         Server::redis_with(&[])
     }
 
-    /// As `redis`, with further arguments.
+    /// Like `redis`, with further arguments.
     pub(crate) fn redis_with(extra_args: &[&str]) -> Server {
         Server::start(redis_binary(), extra_args)
     }
 
-    /// Starts the `valkey-server` that `tests/run` has put under `target/`.
+    /// Starts the `valkey-server` that `tests/run` has installed under `target/`.
     pub(crate) fn valkey() -> Server {
         Server::start(valkey_binary(), &[])
     }
@@ -112,7 +112,7 @@ impl Server {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
-    /// The address of a server that was given a certificate.
+    /// Returns the address of a server that was given a certificate.
     pub(crate) fn tls_url(&self) -> String {
         format!("rediss://localhost:{}/", self.port)
     }
@@ -144,8 +144,7 @@ impl Server {
         self.keeper().order("KILL");
     }
 
-    /// Kills the server and starts it again on the same port, with what it persisted: by default
-    /// nothing.
+    /// Kills the server and restarts it on the same port, with its persisted data: by default none.
     pub(crate) fn restart(&self) {
         self.kill();
         self.keeper().order("START");
@@ -172,13 +171,12 @@ impl Server {
         self.try_ask(words).unwrap_or_else(|error| panic!("{words:?} failed: {error}"))
     }
 
-    /// The number of scripts that were run so far, by EVAL or EVALSHA; one that was not known
-    /// counts too.
+    /// Returns the number of scripts run so far, by EVAL or EVALSHA, including unknown ones.
     pub(crate) fn evals(&self) -> u64 {
         self.calls("eval") + self.calls("evalsha")
     }
 
-    /// The CPU time of the server so far.
+    /// Returns the CPU time of the server so far.
     pub(crate) fn cpu_time(&self) -> Duration {
         let info: String = self.ask(&["INFO", "cpu"]);
         let seconds = |field| {
@@ -189,17 +187,17 @@ impl Server {
         Duration::from_secs_f64(user + system)
     }
 
-    /// The time that the server has spent in scripts that were called by their hash.
+    /// Returns the time that the server has spent in scripts that were called by their hash.
     pub(crate) fn script_time(&self) -> Duration {
         Duration::from_micros(self.statistic("evalsha", "usec"))
     }
 
-    /// How often the server has executed `command` (lower case) so far.
+    /// Returns how often the server has executed `command` (lower case) so far.
     pub(crate) fn calls(&self, command: &str) -> u64 {
         self.statistic(command, "calls")
     }
 
-    /// One of the numbers that the server keeps about a command; 0 if it was never executed.
+    /// Returns one of the server's numbers about a command; 0 if it was never executed.
     fn statistic(&self, command: &str, field: &str) -> u64 {
         let stats: String = self.ask(&["INFO", "commandstats"]);
         let start = format!("cmdstat_{command}:");
@@ -219,7 +217,7 @@ impl Server {
             fs::write(&file, "").expect("the directory is ours");
             shell.arg(file).arg("--sentinel");
         }
-        // With a certificate the server accepts only TLS at its port; the last of two settings
+        // With a certificate, the server accepts only TLS on its port. The last of two settings
         // counts.
         let tls = extra_args.contains(&"--tls-cert-file");
         let option = if tls { "--tls-port" } else { "--port" };
@@ -230,7 +228,7 @@ impl Server {
         if major_version(binary) >= 7 {
             shell.args(["--enable-debug-command", "yes"]);
         }
-        // In a process group of its own the server does not get the Ctrl-C for this process.
+        // In its own process group, the server does not get the Ctrl-C for this process.
         shell.args(extra_args).process_group(0);
         shell.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut shell = shell.stderr(Stdio::null()).spawn().expect("sh starts");
@@ -296,7 +294,7 @@ pub(crate) fn lock_key(name: &str) -> String {
     format!("lock:{name}")
 }
 
-/// Without a time limit: where a socket has one, reading fails with EINTR when the machine is
+/// Sets no time limit: with one on the socket, reading fails with EINTR when the machine is
 /// suspended for a moment. The test harness names a test that hangs.
 fn connect(url: &str) -> RedisResult<Connection> {
     let settings = TcpSettings::default().set_nodelay(true);
@@ -325,7 +323,7 @@ pub(crate) fn valkey_binary() -> &'static Path {
     binary.as_ref().expect("no valkey-server: ./tests/run fetches it and runs the tests")
 }
 
-/// The server that is installed on this machine, if there is one.
+/// Returns the server that is installed on this machine, if any.
 pub(crate) fn installed_binary() -> Option<PathBuf> {
     on_path("redis-server").or_else(|| on_path("valkey-server"))
 }
@@ -340,7 +338,7 @@ fn packaged_valkey(dir: &Path) -> Option<PathBuf> {
     found.or_else(|| dirs.iter().find_map(|dir| packaged_valkey(dir)))
 }
 
-/// Takes the 7 out of `Redis server v=7.0.15 sha=…`.
+/// Extracts the 7 from `Redis server v=7.0.15 sha=…`.
 fn major_version(binary: &Path) -> u32 {
     let output = Command::new(binary).arg("--version").output();
     let output = output.unwrap_or_else(|error| panic!("cannot run {}: {error}", binary.display()));
@@ -363,7 +361,7 @@ fn private_dir() -> PathBuf {
     dir
 }
 
-/// Picks a port below those that the kernel gives to outgoing connections, so that no connection
+/// Picks a port below those that the kernel assigns to outgoing connections, so that no connection
 /// gets it during a restart.
 fn free_port() -> u16 {
     loop {

@@ -1,4 +1,4 @@
-//! The stores on which the behaviours run, and the macro that makes their tests.
+//! The stores that behaviours run on, and the macro that makes their tests.
 
 use std::any::Any;
 use std::ops::Deref;
@@ -22,27 +22,27 @@ use super::{Cluster, Quorum, SOON, Watched, eventually, ms, opened};
 
 /// Makes a test of every listed behaviour for every store it applies to.
 ///
-/// - `every store`: what holds wherever the locks are. Runs in memory, on a cluster of Redis and
-///   one of Valkey, with locks that must be on disk, on a quorum of three servers, on one of five
-///   that has lost two, and on all that follow.
-/// - `every store but a quorum`: the same for what a quorum does not have. A file has either this
-///   or
-///   `every store`.
-/// - `several clients`: what clients do to each other, which all stores do in the same way. Runs in
-///   memory, and on all that follow.
-/// - `every server`: what looks into the server that has the locks, or needs a second process. Runs
-///   behind sentinels, and on all that follow.
-/// - `every direct server`: what loses, repeats or garbles single requests and replies through a
-///   proxy, which no sentinel names. Runs with locks that a replica must have, and on all that
-///   follow.
-/// - `one server`: what is about a URL, a user, connections that threads share or a network that
-///   carries nothing, or what counts everything that reaches the server. On other stores it would
-///   be the same, or count the requests of others. Runs on Redis and on Valkey.
+/// - `every store`: for behaviour that is the same wherever the locks are. Runs in memory, on a
+///   cluster of Redis and one of Valkey, with locks that must be on disk, on a quorum of three
+///   servers, on one of five that has lost two, and on all of the following.
+/// - `every store but a quorum`: the same for features that a quorum does not have. A file has
+///   either this or `every store`.
+/// - `several clients`: for the effects of clients on each other, which are the same on all stores.
+///   Runs in memory, and on all of the following.
+/// - `every server`: for tests that look into the server with the locks, or need a second process.
+///   Runs behind sentinels, and on all of the following.
+/// - `every direct server`: for tests that lose, repeat or garble single requests and replies with
+///   a proxy, which no sentinel names. Runs with locks that a replica must have, and on all of the
+///   following.
+/// - `one server`: for tests about a URL, a user, connections that threads share or a network that
+///   carries nothing, and for tests that count everything that reaches the server. On other stores
+///   the result would be the same, or would include the requests of others. Runs on Redis and on
+///   Valkey.
 ///
-/// By itself, `over tls` lists those that also run on Redis with TLS, where the end of a connection
-/// is a message.
+/// Separately, `over tls` lists those that also run on Redis with TLS, where the end of a
+/// connection is a message.
 ///
-/// A behaviour that is not listed is dead code, which is a warning.
+/// An unlisted behaviour is dead code, which is a warning.
 macro_rules! stores {
     (over tls: $($behaviour:ident),+ $(,)?;) => {
         #[cfg(feature = "tls")]
@@ -114,8 +114,8 @@ macro_rules! stores {
 }
 pub(crate) use stores;
 
-/// Makes two tests of every listed behaviour, for what a function starts from a binary: that of
-/// Redis, and that of Valkey.
+/// Makes two tests of every listed behaviour, for servers that a function starts from a binary:
+/// Redis, and Valkey.
 macro_rules! on_both {
     ($($start:ident: $($behaviour:ident),+ $(,)?;)+) => {
         mod on_redis {
@@ -134,7 +134,7 @@ macro_rules! on_both {
 }
 pub(crate) use on_both;
 
-/// Where the locks of a behaviour live.
+/// The location of a behaviour's locks.
 pub(crate) enum Store {
     /// A cluster that several tests share, each with its own prefix.
     Cluster(&'static Cluster, String),
@@ -164,7 +164,7 @@ impl Store {
         Store::Quorum(Quorum::of(3))
     }
 
-    /// Five servers, of which two are down.
+    /// Returns five servers, of which two are down.
     pub(crate) fn rest() -> Store {
         let quorum = Quorum::of(5);
         quorum.servers[..2].iter().for_each(server::Server::kill);
@@ -176,7 +176,7 @@ impl Store {
         self.open_for(Duration::MAX, builder)
     }
 
-    /// As `open`, for a behaviour with a lock whose lease is as short as that, and not the
+    /// Like `open`, for a behaviour with a lock whose lease is as short as that, and not the
     /// builder's.
     pub(crate) fn open_for(&self, lease: Duration, builder: Builder) -> Client {
         match self {
@@ -187,12 +187,12 @@ impl Store {
         }
     }
 
-    /// The kinds of hold that it has.
+    /// Returns the kinds of hold that it has.
     pub(crate) fn kinds(&self) -> &'static [Kind] {
         if let Store::Quorum(_) = self { &Kind::LOCKS } else { &Kind::ALL }
     }
 
-    /// For a child process.
+    /// Returns the address for a child process.
     pub(crate) fn address(&self) -> String {
         let (url, way) = match self {
             Store::Cluster(cluster, prefix) => {
@@ -205,13 +205,13 @@ impl Store {
         Address { url, way }.to_string()
     }
 
-    /// The time to live of a name's counter of fences, at a server that has it; `None` if there is
-    /// none, as in memory.
+    /// Returns the time to live of a name's counter of fences, at a server that has it; `None` if
+    /// there is none, as in memory.
     pub(crate) fn fence_life(&self, name: &str) -> Option<Duration> {
         let (servers, prefix): (&[server::Server], _) = match self {
             Store::Cluster(cluster, prefix) => (cluster.nodes(), prefix.as_str()),
             Store::Memory(_) => return None,
-            // One that is never down.
+            // The server that is never down.
             Store::Quorum(quorum) => (slice::from_ref(quorum.last()), "lock:"),
             Store::Server(server) => (slice::from_ref(&**server), "lock:"),
         };
@@ -245,7 +245,8 @@ impl Store {
         operator.survey().report(name).expect("the servers answer")
     }
 
-    /// Returns `true` if a client is told when it may have its turn: from its first wait on.
+    /// Returns `true` if a client is told when it may have its turn, which is so from its first
+    /// wait.
     pub(crate) fn listens(&self, client: &Client) -> bool {
         match self {
             Store::Server(server) => server.listeners(client) > 0,
@@ -253,7 +254,7 @@ impl Store {
         }
     }
 
-    /// A shared number. It is kept at the server of the locks if that is a single one.
+    /// Returns a shared number. It is kept on the server of the locks if that is a single one.
     pub(crate) fn register(&self) -> Register {
         match self {
             Store::Cluster(..) | Store::Memory(_) => Register::Local(Arc::default()),
@@ -268,7 +269,7 @@ pub(crate) struct Server {
     address: Address,
     master: server::Server,
     replicas: Vec<server::Server>,
-    /// What ends with this: sentinels, or the authority that has certified the server.
+    /// Dropped together with this: sentinels, or the authority that has certified the server.
     _kept: Vec<Box<dyn Any + Send + Sync>>,
 }
 
@@ -323,20 +324,20 @@ impl Server {
         Server { address, master, replicas: servers, _kept: kept.collect() }
     }
 
-    /// As [`server::Server::restart`]; also waits for the replicas.
+    /// Like [`server::Server::restart`], but also waits for the replicas.
     pub(crate) fn restart(&self) {
         self.master.restart();
         eventually(SOON, || in_step(&self.master, &self.replicas));
     }
 
-    /// The address of the server through what carries its data from that port.
+    /// Returns the address of the server through a relay on that port.
     pub(crate) fn through(&self, port: u16) -> Address {
         assert!(!matches!(self.address.way, Way::Sentinels(_)), "sentinels name no other port");
         let url = format!("redis://127.0.0.1:{port}/");
         Address { url, way: self.address.way.clone() }
     }
 
-    /// For a child process.
+    /// Returns the address for a child process.
     pub(crate) fn address(&self) -> String {
         self.address.to_string()
     }
@@ -346,7 +347,7 @@ impl Server {
         self.address.open(builder)
     }
 
-    /// As `open`, for a behaviour with a lock whose lease is as short as that, and not the
+    /// Like `open`, for a behaviour with a lock whose lease is as short as that, and not the
     /// builder's.
     pub(crate) fn open_for(&self, lease: Duration, builder: Builder) -> Client {
         self.address.open_for(lease, builder)
@@ -376,7 +377,7 @@ impl server::Server {
     }
 }
 
-/// A number that every thread may read and write, but not change in one step: it needs a lock.
+/// A number that every thread may read and write, but not change in one step, so it needs a lock.
 #[derive(Clone)]
 pub(crate) enum Register {
     Local(Arc<AtomicU64>),
@@ -384,7 +385,7 @@ pub(crate) enum Register {
 }
 
 impl Register {
-    /// Access to the number for one thread.
+    /// Returns access to the number for one thread.
     pub(crate) fn handle(&self) -> Handle {
         match self {
             Register::Local(number) => Handle::Local(Arc::clone(number)),
@@ -400,7 +401,7 @@ pub(crate) enum Handle {
 }
 
 impl Handle {
-    /// Access of another process to the number at a server.
+    /// Returns access for another process to the number on a server.
     pub(crate) fn connect(url: &str) -> Handle {
         let client = redis::Client::open(url).unwrap();
         Handle::Remote(Box::new(client.get_connection().unwrap()))

@@ -39,7 +39,7 @@ impl Wire {
                     return;
                 }
                 carrier.connections.fetch_add(1, Ordering::SeqCst);
-                // A broken connection is not reported: the client notices it.
+                // A broken connection is not reported, because the client notices it.
                 client.and_then(|client| carrier.carry(client)).ok();
             }
         });
@@ -71,7 +71,7 @@ impl Drop for Wire {
 }
 
 impl Shared {
-    /// Starts a thread for either direction.
+    /// Starts a thread for each direction.
     fn carry(self: &Arc<Self>, client: TcpStream) -> Result<()> {
         let server = TcpStream::connect(("127.0.0.1", self.server))?;
         client.set_nodelay(true)?;

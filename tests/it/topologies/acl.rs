@@ -131,7 +131,7 @@ fn the_documented_rights_are_enough(server: &Server) {
     assert!(log.is_empty(), "{log:?}");
 }
 
-/// The further rights that the documentation demands for what several owners can hold.
+/// The further rights that the documentation requires for holds with several owners.
 const RIGHTS_OF_MEMBERS: &str = "+zcount +pexpireat +pubsub|numsub";
 
 fn the_documented_rights_are_enough_for_read_write_locks_and_semaphores(server: &Server) {
@@ -188,7 +188,8 @@ fn a_missing_right_leaves_nothing_half_done(server: &Server) {
         "zcount",
         "zscore",
     ];
-    // What is begun without the right to set a TTL must be undone, with whatever rights are left.
+    // A hold that began without the right to set a TTL must be undone, with whatever rights are
+    // left.
     let without_ttl = |command| [vec!["pexpire", command], vec!["pexpireat", command]];
     let missing = COMMANDS.into_iter().map(|command| vec![command]);
     for missing in missing.chain(COMMANDS.into_iter().flat_map(without_ttl)) {
@@ -209,7 +210,7 @@ fn a_missing_right_leaves_nothing_half_done(server: &Server) {
                 let pttl = server.key_pttl(&key);
                 assert_ne!(pttl, -1, "{kind:?} without {missing:?}: {key} stays for ever");
             }
-            // A right that only the release needs may leave the hold to its lease.
+            // If only the release lacks a right, the hold may stay until its lease ends.
             if is_had().is_err() && result.is_err() {
                 eventually(SOON, || !server.exists("a"));
             }

@@ -162,12 +162,12 @@ fn many_leases_on_three_nodes_are_renewed_by_one_script_each() {
     let scripts = || cluster.nodes().iter().map(Server::evals).sum::<u64>();
     let before = scripts();
     throughout(2 * LEASE, || guards.iter().all(Guard::is_held));
-    // Six thirds of a lease; more at the start and at the end of the time.
+    // One per third of a lease makes six, and more at the start and the end of the time.
     let renewals = scripts() - before;
     assert!((300 * 4..=300 * 9).contains(&renewals), "{renewals} renewals");
 }
 
-/// Names that lead nowhere, and ports at which no node listens, as a container announces them.
+/// Announces names that lead nowhere, and ports where no node listens, as containers may.
 fn announce_elsewhere(cluster: &Cluster) {
     for (number, node) in cluster.nodes().iter().enumerate() {
         node.set_config("cluster-announce-hostname", &format!("node-{number}.invalid"));
@@ -240,8 +240,8 @@ fn clients_opened_through_different_nodes_wake_each_other() {
     }
 }
 
-/// Each message arrives from every node, and only one of them counts: each of the others would be
-/// followed by a request to leave the queue.
+/// Each message arrives from every node, and only one of them counts. Each of the others would
+/// cause a request to leave the queue.
 #[test]
 fn a_wake_up_costs_no_request_of_its_own() {
     let cluster = Cluster::of_three();
@@ -258,7 +258,7 @@ fn a_wake_up_costs_no_request_of_its_own() {
         });
     };
     // The subscriptions may wake the first waiter, and their message may arrive when it has the
-    // lock. What the listener's thread sends then may come after the second round.
+    // lock. Requests that the listener's thread then sends may arrive after the second round.
     (0..2).for_each(|_| round());
     let before = home.settled_evals();
     (0..5).for_each(|_| round());

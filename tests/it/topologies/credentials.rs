@@ -1,4 +1,5 @@
-//! Users and passwords from a callback: asked at each connect, and replaced before they expire.
+//! Users and passwords from a callback, which is called at each connect, and connections that are
+//! replaced before they expire.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,7 +35,7 @@ stores! {
         a_callback_that_fails_for_a_while_delays_no_renewal;
 }
 
-/// How long a token is valid that is replaced during a test.
+/// The life of a token that is replaced during a test.
 const LIFE: Duration = ms(1000);
 
 /// The user of a test. Tests may share a server.
@@ -54,14 +55,14 @@ fn servers(store: &Store) -> Vec<&server::Server> {
     all.iter().filter(|server| server.try_command(&["PING"])).collect()
 }
 
-/// Issues passwords of one user, of which the servers accept the last two.
+/// Issues passwords of one user. The servers accept the last two.
 struct Issuer {
     user: String,
     /// The servers' addresses.
     urls: Vec<String>,
-    /// How long a password is valid.
+    /// The life of a password.
     life: Option<Duration>,
-    /// Locked while a password is issued. The number of the last one.
+    /// The number of the last password. Locked while one is issued.
     last: Mutex<usize>,
     asked: AtomicUsize,
     fails: AtomicBool,
@@ -88,7 +89,7 @@ impl Issuer {
         self.order(&[&rule[..], &[&passwords[0], &passwords[1]]].concat());
     }
 
-    /// Makes only a new password valid, and closes the connections of those who had another.
+    /// Makes only a new password valid, and closes the connections that used another one.
     fn rotate(&self) {
         let mut last = self.last.lock();
         self.issue(&mut last);
@@ -103,7 +104,7 @@ impl Issuer {
         }
     }
 
-    /// A builder whose callback asks for credentials: new ones each time if they expire.
+    /// Returns a builder whose callback provides credentials: new ones each time if they expire.
     fn logs_in(self: &Arc<Self>, builder: Builder) -> Builder {
         let issuer = self.clone();
         builder.credentials(move || {
@@ -125,7 +126,7 @@ impl Issuer {
         self.asked.load(Ordering::SeqCst)
     }
 
-    /// The user's connections by their ids, and for how many seconds each was idle.
+    /// Returns the user's connections by id, and for how many seconds each was idle.
     fn connections(&self, server: &server::Server, kind: &str) -> BTreeMap<u64, u64> {
         let list: String = server.ask(&["CLIENT", "LIST", "TYPE", kind]);
         let field = |line: &str, name: &str| {
@@ -174,11 +175,11 @@ fn a_hold_outlives_its_credentials(store: &Store) {
         return;
     }
     for (server, before) in servers.iter().zip(before) {
-        // Those of a pool that is not used stay until then.
+        // Those of an unused pool stay until then.
         let is_used = |(id, idle): (u64, u64)| before.contains_key(&id) && idle < 2;
         assert!(!issuer.connections(server, "normal").into_iter().any(is_used));
     }
-    // At every server the renewer and the calls have a connection, each for most of a life.
+    // At every server, the renewer and the calls have a connection, each for most of a life.
     let most = servers.len() * 2 * 3 * (LEASE * 2).as_millis() as usize / LIFE.as_millis() as usize;
     assert!((4..=most).contains(&issuer.asked()), "{}", issuer.asked());
     guard.unlock().unwrap();
@@ -201,7 +202,7 @@ fn wake_ups_outlive_their_credentials_on_a_quorum() {
 }
 
 fn check_wake_ups(servers: &[&server::Server], open: &dyn Fn(Builder) -> Client) {
-    // A new connection has a fifth of a life to take the place of an old one.
+    // A new connection has a fifth of a life to replace an old one.
     let issuer = Issuer::new(servers, Some(LIFE * 5));
     let open = || open(issuer.logs_in(sleepy()));
     let (holder, waiter) = (open(), open());
@@ -275,8 +276,8 @@ fn check_rotation(servers: &[&server::Server], open: &dyn Fn(Builder) -> Client)
     });
     guard.verify().unwrap();
     assert_eq!(events.count("lost held"), 0);
-    // Each of two clients has few connections to a server, and those that are opened together
-    // share an answer.
+    // Each of two clients has few connections to a server, and those that are opened together share
+    // an answer.
     let most = servers.len() * clients.len() * 10 * (ROTATIONS + 1);
     assert!((ROTATIONS..=most).contains(&issuer.asked()), "{}", issuer.asked());
     guard.unlock().unwrap();
@@ -322,7 +323,7 @@ fn a_panic_of_the_callback_is_an_error(server: &Server) {
     take(&client, "a").unlock().unwrap();
 }
 
-/// A callback that waits for the test, and how often it was asked.
+/// A callback that waits for the test, and the number of its calls.
 fn gated(issuer: &Arc<Issuer>, gate: Receiver<()>) -> (Builder, Arc<AtomicUsize>) {
     let (asked, issuer) = (Arc::<AtomicUsize>::default(), issuer.clone());
     let count = asked.clone();
@@ -365,13 +366,13 @@ fn connections_that_are_opened_together_share_an_answer(server: &Server) {
             let client = &client;
             scope.spawn(move || drop(client.try_lock_for(&number.to_string(), SOON).unwrap()));
         }
-        // Each question is a connection, too.
+        // Each question is also a connection.
         let mut questions = 0;
         eventually(SOON, || {
             questions += 1;
             server.connections() >= before + questions + THREADS as u64
         });
-        // A thread may have connected and not asked yet. If it comes too late, it asks anew.
+        // A thread may have connected and not asked yet. If it is too late, it asks again.
         for _ in 0..THREADS {
             open_gate.send(()).unwrap();
         }
@@ -396,7 +397,7 @@ fn refused_credentials_are_asked_for_once_more(server: &Server) {
     let text = everything(result.as_ref().unwrap_err());
     assert!(!text.contains("sesame") && !text.contains("mellon"), "{text}");
     assert_rejected(result, "WRONGPASS");
-    // The clean-up of what was sent over the connection that had been closed may ask, too.
+    // The clean-up of what was sent over the closed connection may ask too.
     let asked = asked.load(Ordering::SeqCst);
     assert!((4..=6).contains(&asked), "{asked} times");
     assert!(took < SOON / 2, "trying again does not help: {took:?}");

@@ -13,7 +13,7 @@ use crate::support::{
     SOON, eventually, everything, is_busy, ms, on_both, patient, take, throughout, timed, unlock,
 };
 
-/// Long, for replicas that are there, even if the machine pauses.
+/// Long, for replicas that are present, even if the machine pauses.
 const AMPLE: Duration = ms(8000);
 
 on_both! {
@@ -51,7 +51,7 @@ fn a_lock_waits_for_its_replicas(servers: &[Server]) {
     }
 }
 
-/// Each in front has the lock at the master for a while.
+/// Each thread in front has the lock at the master for a while.
 fn a_shortfall_is_contention_for_no_thread_in_the_queue(servers: &[Server]) {
     let client = servers[0].open(replicas(2, TIMEOUT));
     take_in_time(&client).unlock().unwrap();
@@ -215,13 +215,13 @@ fn a_busy_lock_is_no_shortfall(servers: &[Server]) {
     let (one, other) = (servers[0].open(patient()), servers[0].open(replicas(2, AMPLE)));
     let _guard = take(&one, "a");
     servers[1].stop();
-    // Nor is there a wait for replicas of a hold that was not created.
+    // There is no wait for replicas of a hold that was not created, either.
     let (tries, took) =
         timed(|| [other.try_lock("a").map(drop), other.try_lock_for("a", ms(300)).map(drop)]);
     assert!(tries.iter().all(Result::is_ok), "{tries:?}");
     assert!(took < ms(6000), "{took:?}");
 
-    // One that waits for replicas is given up for a call that finds no other connection.
+    // A connection that waits for replicas is closed for a call that finds no other one.
     let lone = servers[0].open(replicas(2, AMPLE).pool_size(1));
     let (busy, took) = timed(|| (0..3).all(|_| lone.try_lock("a").unwrap().is_none()));
     assert!(busy && took < ms(6000), "{took:?}");
@@ -232,7 +232,7 @@ fn a_server_without_an_append_only_file_is_refused(servers: &[Server]) {
         let durability = Durability::Fsync { local, replicas: 1, timeout: TIMEOUT };
         match patient().durability(durability).open(&servers[0].url()) {
             Err(Error::Redis { code, .. }) => assert_eq!(code, "ERR"),
-            // Whether replicas have a file is known only when they answer.
+            // Whether replicas have a file shows only when they answer.
             Ok(client) if !local => assert_shortfall(client.try_lock("a"), (0, 1)),
             other => panic!("{other:?}"),
         }
@@ -273,8 +273,8 @@ fn a_lock_on_disk_survives_a_crash() {
     guard.unlock().unwrap();
 }
 
-/// At least as many connections as these calls need at a time: one for each thread, and one that is
-/// blocked.
+/// At least as many connections as these calls need at a time: one for each thread, and a blocked
+/// one.
 const FEW: u64 = 4;
 
 /// A master whose replica acknowledges everything later than one call for a lock takes.
@@ -326,7 +326,7 @@ fn a_pool_that_is_in_use_is_not_taken_for_an_outage(servers: &[Server]) {
     take_in_time(&client).unlock().unwrap();
     servers[1].stop();
     thread::scope(|scope| {
-        // It has the connection until the replica has acknowledged it.
+        // It occupies the connection until the replica has acknowledged it.
         let slow = scope.spawn(|| client.lock("slow").map(drop));
         eventually(SOON, || servers[0].exists("slow"));
         let error = client.try_lock_for("quick", ms(100)).unwrap_err();

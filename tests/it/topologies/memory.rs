@@ -108,7 +108,7 @@ fn waiters_go_on_after_an_outage() {
     });
 }
 
-/// Calls that try again and again while the server is away.
+/// Calls that retry while the server is away.
 #[test]
 fn cancelling_ends_waits_in_an_outage() {
     let server = MemoryServer::new();
@@ -130,7 +130,7 @@ fn cancelling_ends_waits_in_an_outage() {
     });
 }
 
-/// What a client has left behind that could not release it, or take its place back.
+/// Leftovers of a client that could not release them, or could not take its place back.
 #[test]
 fn a_release_that_has_failed_is_repeated() {
     let server = MemoryServer::new();
@@ -371,7 +371,7 @@ fn a_server_can_refuse_as_a_quorum_or_replicas_do() {
     server.refuse_with(None);
     guard.unlock().unwrap();
     for name in ["a", "b", "c"] {
-        // It was released, if perhaps in the background.
+        // It was released, possibly in the background.
         eventually(SOON, || other.try_lock(name).unwrap().is_some());
     }
 }

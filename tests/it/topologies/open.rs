@@ -1,4 +1,4 @@
-//! Opening a client: what the URL means, and servers that cannot be reached.
+//! Opening a client: the meaning of the URL, and servers that cannot be reached.
 
 use std::fmt::Debug;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -112,35 +112,35 @@ fn a_program_that_is_started_inherits_no_socket(server: &Server) {
     }
 }
 
-/// In a process of its own, where no other test opens files.
+/// Runs in a process of its own, where no other test opens files.
 #[test]
 #[ignore = "a child of a_program_that_is_started_inherits_no_socket"]
 fn start_a_program_in_a_child() {
     let Some(url) = child::argument() else { return };
-    // This process may have inherited some from other tests.
+    // This process may have inherited some sockets from other tests.
     let before = inherited_sockets();
     let client = patient().open(&url).unwrap();
     let _guard = take(&client, "a");
     while_held(&client, "b", |_end| {
-        // Which subscribes.
+        // This subscribes.
         assert!(client.try_lock_for("b", ms(200)).unwrap().is_none());
         assert_eq!(inherited_sockets(), before);
     });
 }
 
-/// The sockets of a program that this one starts.
+/// Returns the sockets of a program that this one starts.
 fn inherited_sockets() -> Vec<String> {
     let output = Command::new("ls").args(["-l", "/proc/self/fd"]).output().unwrap();
     let files = String::from_utf8(output.stdout).unwrap();
     assert!(files.contains("pipe:"), "{files}");
-    // Not the rest of a line, which has the time.
+    // Without the rest of the line, which contains the time.
     let targets = files.lines().filter_map(|file| file.split_once(" -> "));
     targets.filter(|(_, target)| target.contains("socket:")).map(|(_, it)| it.to_owned()).collect()
 }
 
 fn without_threads_no_client_is_opened(server: &Server) {
     if cfg!(target_os = "linux") {
-        // More than there are addresses: the system gives no thread such a stack.
+        // More than there are addresses, so the system refuses to start a thread with such a stack.
         let stack = [("RUST_MIN_STACK", "400000000000000".into())];
         Child::start_with(open_in_a_child_without_threads, &server.url(), &stack).finish();
     }
@@ -225,7 +225,7 @@ fn debug_output_has_no_secrets(server: &Server) {
         text += &handle;
     }
     assert!(!text.contains("sesame"), "{text}");
-    // The field of the owner would be enough to release the lock.
+    // The owner's field would be enough to release the lock.
     let (owner, _) = server.hold("a");
     assert!(!text.contains(&owner), "{text}");
 }
@@ -237,13 +237,13 @@ fn a_client_name_that_is_refused_is_no_failure(server: &Server) {
     guard.unlock().unwrap();
 }
 
-/// Says the same to everyone who connects, until the end of the process.
+/// Says the same to every client, until the end of the process.
 fn say_to_all(listener: TcpListener, what: &'static [u8]) {
     thread::spawn(move || {
         for client in listener.incoming() {
             let Ok(mut client) = client else { continue };
             thread::spawn(move || {
-                // Until the client goes.
+                // Until the client is gone.
                 client.write_all(what).ok();
                 client.read_to_end(&mut Vec::new()).ok();
             });
@@ -251,7 +251,8 @@ fn say_to_all(listener: TcpListener, what: &'static [u8]) {
     });
 }
 
-/// What services say that are not Redis: to a request, as a welcome, or to nonsense in TLS.
+/// Greetings or replies of services that are not Redis: to a request, as a welcome, or to nonsense
+/// in TLS.
 const OTHERS: [&[u8]; 4] = [
     b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
     b"SSH-2.0-OpenSSH_9.6\r\n",
@@ -287,7 +288,7 @@ fn a_port_that_does_not_speak_redis_is_told_at_once() {
     }
 }
 
-/// A server with TLS is one only to a client that speaks it.
+/// A server with TLS is a server only to a client that uses TLS.
 #[cfg(feature = "tls")]
 fn assert_foreign_in_tls(address: SocketAddr, other: &[u8]) {
     if !other.starts_with(b"\x15") {

@@ -84,7 +84,7 @@ fn a_call_after_a_failover_goes_to_the_new_master(watched: &Watched) {
     let client = open(watched, patient());
     take(&client, "a").unlock().unwrap();
     let new = watched.fail_over();
-    // An answer from before the failover counts for half a second.
+    // An answer from before the failover is used for half a second.
     thread::sleep(ms(500));
     let guard = client.lock("a").unwrap();
     assert!(new.exists("a"));
@@ -103,7 +103,7 @@ fn a_master_is_reached_by_a_map(watched: &Watched) {
     let client = open(watched, patient().address_map(map));
     take(&client, "a").unlock().unwrap();
     let new = watched.fail_over();
-    // An answer from before the failover counts for half a second.
+    // An answer from before the failover is used for half a second.
     thread::sleep(ms(500));
     take(&client, "a").unlock().unwrap();
     assert!(new.calls("evalsha") > 0);
@@ -117,7 +117,7 @@ fn threads_at_work_move_to_the_new_master(watched: &Watched) {
     let builder = || patient().lease(LEASE).wait(CALM);
     let clients = [open(watched, builder()), open(watched, builder())];
     thread::scope(|scope| {
-        // Disconnected when a check fails, too.
+        // Disconnected even if a check fails.
         let (end, ended) = bounded::<()>(0);
         let workers: Vec<_> = (0..8)
             .map(|worker| {
@@ -145,13 +145,13 @@ fn threads_at_work_move_to_the_new_master(watched: &Watched) {
 
 fn busy_threads_leave_a_master_that_does_not_know_of_its_demotion(watched: &Watched) {
     for sentinel in &watched.sentinels {
-        // No sentinel tells the old master during the test. Sentinels before version 7 do.
+        // No sentinel tells the old master during the test, except those before version 7.
         sentinel.try_command(&["SENTINEL", "DEBUG", "publish-period", "60000"]);
     }
     let old = &watched.servers[0];
     let client = open(watched, patient().lease(LEASE).wait(CALM).pool_size(1));
     thread::scope(|scope| {
-        // Disconnected when a check fails, too.
+        // Disconnected even if a check fails.
         let (end, ended) = bounded::<()>(0);
         for worker in 0..8 {
             let (client, ended) = (&client, ended.clone());
@@ -246,7 +246,7 @@ fn without_sentinels_the_open_connections_go_on(watched: &Watched) {
     watched.sentinels[0].stop();
     watched.sentinels[1].kill();
     watched.sentinels[2].stop();
-    // The renewer needs its own connection, which is opened only now.
+    // The renewer needs a connection of its own, which is opened only now.
     throughout(LEASE, || guard.is_held());
     for _ in 0..4 {
         thread::sleep(ms(500));
@@ -255,7 +255,7 @@ fn without_sentinels_the_open_connections_go_on(watched: &Watched) {
     }
     let error = try_open(&watched.urls(), Client::builder()).unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
-    // A broken connection is not reopened as long as no sentinel names the master.
+    // A broken connection is not reopened while no sentinel names the master.
     watched.servers[0].kill_connections();
     let error = client.try_lock("b").unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
@@ -316,7 +316,7 @@ fn no_extra_thread_is_needed(watched: &Watched) {
     }
 }
 
-/// In a process of its own, where no other test starts threads.
+/// Runs in a process of its own, where no other test starts threads.
 #[test]
 #[ignore = "a child of no_extra_thread_is_needed"]
 fn count_threads_in_a_child() {
@@ -334,8 +334,8 @@ fn count_threads_in_a_child() {
     eventually(SOON, || lasting_threads().is_empty());
 }
 
-/// The names of the library's threads, without that of the one that now and then opens a connection
-/// for the renewer and lives for a moment. Until it has a name of its own it has the renewer's.
+/// Returns the names of the library's threads, except that of the short-lived one that now and then
+/// opens a connection for the renewer. Until it has a name of its own, it has the renewer's.
 fn lasting_threads() -> BTreeSet<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
@@ -383,7 +383,7 @@ fn sentinels_and_master_may_have_different_logins(watched: &Watched) {
 fn a_stopped_master_is_left_and_not_returned_to(watched: &Watched) {
     let client = open(watched, patient().wait(CALM));
     let old = &watched.servers[0];
-    // Two connections, of which one is idle for the rest of the test.
+    // Two connections, one of which is idle for the rest of the test.
     let guard = take(&client, "a");
     take(&client, "b").unlock().unwrap();
     watched.servers[1..].iter().for_each(|replica| eventually(SOON, || replica.exists("a")));
@@ -415,8 +415,7 @@ fn a_waiter_survives_the_death_of_the_master(watched: &Watched) {
     });
 }
 
-/// Kills the master after `call`, of which the replicas receive nothing, and waits for the next
-/// master.
+/// Kills the master after `call`, which the replicas do not receive, and waits for the next master.
 fn fail_over_without<T>(watched: &Watched, call: impl FnOnce() -> T) -> T {
     let (old, replicas) = (&watched.servers[0], &watched.servers[1..]);
     replicas.iter().for_each(Server::stop);

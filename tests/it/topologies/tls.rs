@@ -1,4 +1,4 @@
-//! `rediss://`: which servers are trusted, why others are refused, and that time limits hold as
+//! `rediss://`: the trusted servers, the reasons for refusing others, and time limits that hold as
 //! without TLS.
 
 use std::ffi::OsString;
@@ -19,13 +19,13 @@ use crate::support::{
     throughout, timed,
 };
 
-/// Both versions of the protocol: they differ in the end of the handshake and in tickets.
+/// Both versions of the protocol. They differ in the end of the handshake and in tickets.
 const VERSIONS: [&str; 2] = ["TLSv1.2", "TLSv1.3"];
 
-/// Much more than two attempts of a `hasty` client, for a busy machine.
+/// Much longer than two attempts of a `hasty` client, for a busy machine.
 const BOUND: Duration = ms(2500);
 
-/// For a server that demands no certificates.
+/// Settings of a server that demands no certificates.
 const OPEN: [&str; 2] = ["--tls-auth-clients", "no"];
 
 /// A server with a valid certificate, and the authority that issued it.
@@ -34,7 +34,7 @@ fn good_server() -> (Server, Authority) {
     (authority.start(&authority.certify("localhost"), &OPEN), authority)
 }
 
-/// Checks that a call failed for a reason, in time.
+/// Checks that a call failed for this reason, in time.
 #[track_caller]
 fn assert_unavailable<T: std::fmt::Debug>(call: impl FnOnce() -> Result<T, Error>, reason: &str) {
     let (result, took) = timed(call);
@@ -44,7 +44,7 @@ fn assert_unavailable<T: std::fmt::Debug>(call: impl FnOnce() -> Result<T, Error
     assert!(took < BOUND, "{took:?}");
 }
 
-/// Checks that a builder is refused for a reason before it connects.
+/// Checks that a builder is refused for this reason before it connects.
 #[track_caller]
 fn assert_refused(builder: Builder, scheme: &str, fragment: &str, reason: &str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -63,7 +63,7 @@ fn a_lock_passes_from_one_client_to_another() {
         let credentials = authority.certify("localhost");
         let server = authority.start(&credentials, &[OPEN, ["--tls-protocols", version]].concat());
         for spin in [ms(0), ms(1)] {
-            // Makes no attempt by itself within the test: only a wake-up can end a wait.
+            // It makes no attempt by itself within the test, so that only a wake-up can end a wait.
             let sleepy = || {
                 let builder = patient().backoff(ms(30_000), ms(30_000)).spin(spin);
                 builder.tls(authority.trusted()).open(&server.tls_url()).unwrap()
@@ -357,7 +357,7 @@ fn a_slow_connection_costs_only_time() {
     guard.unlock().unwrap();
 }
 
-/// Each character that may have a meaning in a URL as its code.
+/// Encodes each character that may have a meaning in a URL.
 fn encoded(text: &str) -> String {
     let encode = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => char::from(byte).to_string(),
@@ -366,7 +366,7 @@ fn encoded(text: &str) -> String {
     text.bytes().map(encode).collect()
 }
 
-/// The settings of a client that a server trusts: the files, and what is in them.
+/// Returns the settings of a client that a server trusts: the files, and their contents.
 fn trusted_settings(authority: &Authority) -> [[String; 3]; 2] {
     let Credentials { certificate, key, certificate_file, key_file } = authority.certify("client");
     let ca = authority.file().to_str().expect("a path in UTF-8").to_owned();
@@ -429,7 +429,7 @@ fn the_environment_may_have_the_certificates_and_the_key() {
     in_child(server.tls_url(), &missing, "LEASEHOLD_CERT: must be a file that can be read");
     in_child(server.tls_url(), &[files[0].clone(), String::new(), files[2].clone()], "key: must");
     in_child(server.url(), &files, "LEASEHOLD_CA");
-    // The URL has the last word.
+    // The URL takes precedence.
     let nowhere = ["/nowhere", "/nowhere", "/nowhere"].map(str::to_owned);
     in_child(server.tls_url(), &nowhere, "LEASEHOLD_CA");
     let stranger = Authority::new("bad");
@@ -523,7 +523,8 @@ fn bad_pem_is_refused_before_a_connection_is_made() {
 fn a_private_key_is_not_shown() {
     let authority = Authority::new("good");
     let Credentials { certificate, key, .. } = authority.certify("client");
-    // As from an environment variable that has lost its line ends: the parser's error quotes it.
+    // It could come from an environment variable that has lost its line ends. The parser's error
+    // quotes it.
     let flat = key.replace('\n', "");
     let secret = key.lines().nth(1).expect("the key itself");
     let tls = authority.trusted().client_cert_pem(certificate, flat);

@@ -1,4 +1,5 @@
-//! Waiting clients that leave, die, stop or are not back yet, for each kind of lock with a queue.
+//! Waiting clients that leave, die, stop or have not returned yet, for each kind of lock with a
+//! queue.
 
 use std::env;
 use std::thread::{self, ScopedJoinHandle};
@@ -38,8 +39,7 @@ fn a_wake_up_in_a_cluster_that_no_thread_waits_for_is_passed_on() {
     pass_on_wake_ups(&servers, || cluster.open(sleepy()), &cluster.name_at(0));
 }
 
-/// Has clients woken that listen, and have no thread that waits. The first of the servers has the
-/// locks.
+/// Wakes clients that listen but have no waiting thread. The first of the servers has the locks.
 fn pass_on_wake_ups(servers: &[&server::Server], open: impl Fn() -> Client, name: &str) {
     let [holder, listening, waiter] = [(); 3].map(|()| open());
     let listens = |client| servers.iter().all(|server| server.listeners(client) == 1);
@@ -66,7 +66,7 @@ fn pass_on_wake_ups(servers: &[&server::Server], open: impl Fn() -> Client, name
     }
 }
 
-/// However it leaves.
+/// Whatever makes it leave.
 fn a_waiter_that_leaves_takes_its_registration_with_it(server: &Server) {
     let holder = server.open(patient());
     let waits = |kind: Kind, client: &Client| server.queue("a") == [kind.entry(client)];
@@ -97,7 +97,7 @@ fn a_waiter_that_leaves_takes_its_registration_with_it(server: &Server) {
     }
 }
 
-/// Readers behind a writer have it at once that it leaves, although no hold has ended.
+/// Readers behind a writer get the lock as soon as it leaves, although no hold has ended.
 fn clients_behind_a_waiter_that_leaves_have_their_turn(server: &Server) {
     let [holder, writer, reader] =
         [server.open(patient()), server.open(sleepy()), server.open(sleepy())];
@@ -113,7 +113,7 @@ fn clients_behind_a_waiter_that_leaves_have_their_turn(server: &Server) {
     assert!(held.is_held());
 }
 
-/// Cancels the wait of a thread, and checks that the one behind it is served then.
+/// Cancels the wait of a thread, and checks that the one behind it is then served.
 fn assert_served_once_cancelled(
     canceller: &Canceller,
     leaves: ScopedJoinHandle<'_, Result<(), Error>>,
@@ -128,7 +128,7 @@ fn assert_served_once_cancelled(
     assert!(matches!(leaves.join().unwrap(), Err(Error::Cancelled { .. })));
 }
 
-/// If another thread of the client waits for the same.
+/// If another thread of the client waits for the same name.
 fn a_waiter_that_leaves_keeps_the_place_of_its_client(server: &Server) {
     let [holder, waiter, behind] = [(); 3].map(|()| server.open(sleepy()));
     for kind in Kind::IN_LINE {
@@ -196,7 +196,7 @@ fn a_waiter_that_was_killed_is_skipped(server: &Server) {
     }
 }
 
-/// The killed one is found dead before the other begins to wait.
+/// The killed client is found dead before the other begins to wait.
 fn newcomers_do_not_overtake_a_waiter_behind_one_that_was_killed(server: &Server) {
     let (busy, waiter) = (server.open(patient()), server.open(sleepy()));
     // It listens from the beginning.
@@ -225,11 +225,11 @@ fn newcomers_do_not_overtake_a_waiter_behind_one_that_was_killed(server: &Server
     });
 }
 
-/// Also a waiter that sleeps when the place is offered to the one that has stopped, and for longer.
+/// This includes a waiter that sleeps when the place is offered to the stopped one, and for longer.
 fn a_waiter_that_has_stopped_costs_one_offer(server: &Server) {
     let (holder, waiter) = (server.open(patient()), server.open(sleepy()));
     for kind in Kind::IN_LINE {
-        // Readers would be served beside it.
+        // Readers would be served together with it.
         let wanted = kind.rival();
         let held = kind.block(&holder, "a");
         let variables = [(KIND, format!("{wanted:?}").into())];
@@ -238,7 +238,7 @@ fn a_waiter_that_has_stopped_costs_one_offer(server: &Server) {
         thread::scope(|scope| {
             let waits = scope.spawn(|| kind.acquire(&waiter, "a").map(drop));
             eventually(SOON, || server.queue("a").len() == 2 && server.listeners(&waiter) == 1);
-            // The first subscription has it ask once more.
+            // The first subscription makes it ask once more.
             server.settled_evals();
             stopped.stop();
             let (result, took) = timed(|| {

@@ -61,7 +61,7 @@ fn cancelling_ends_every_wait_at_once(store: &Store) {
     assert_eq!(client.stats().waiting, 0);
 }
 
-/// A call for several locks that has met its other locks held before pauses for the backoff.
+/// A call for several locks that has found its other locks held pauses for the backoff.
 fn cancelling_ends_the_pause_between_attempts_at_several_locks(store: &Store) {
     let client = store.open(patient().wait(6 * SOON).backoff(SOON, SOON));
     let canceller = Canceller::new();
@@ -72,7 +72,7 @@ fn cancelling_ends_the_pause_between_attempts_at_several_locks(store: &Store) {
         let call = scope.spawn(move || set.lock().map(drop));
         eventually(SOON, || client.stats().waiting == 1);
         a.unlock().unwrap();
-        // Behind the call, which gives it back because of the other one.
+        // This waits behind the call, which gives the lock back because of the other one.
         let _a = take("a");
         eventually(SOON, || client.stats().waiting == 1);
         b.unlock().unwrap();
@@ -152,8 +152,8 @@ fn cancelling_ends_a_wait_for_a_hung_server(server: &Server) {
     server.cont();
 }
 
-/// A thread that waits for its next attempt has nothing to ask of a server. Its client leaves the
-/// queue when the server answers again.
+/// A thread that waits for its next attempt has no request in flight. Its client leaves the queue
+/// when the server answers again.
 fn nothing_delays_the_end_of_a_sleeping_wait(server: &Server) {
     let ends: [fn(&Client, &Canceller); 2] =
         [|client, _| client.close(), |_, canceller| canceller.cancel()];
@@ -170,7 +170,7 @@ fn nothing_delays_the_end_of_a_sleeping_wait(server: &Server) {
                 scope.spawn(move || rw_lock.write().map(drop)),
             ];
             eventually(SOON, || !server.queue("a").is_empty() && !server.queue("b").is_empty());
-            // The first subscription has them ask once more.
+            // The first subscription makes them ask once more.
             eventually(SOON, || server.listeners(&client) == 1);
             server.settled_evals();
             server.stop();
@@ -191,9 +191,9 @@ fn nothing_delays_the_end_of_a_sleeping_wait(server: &Server) {
     }
 }
 
-/// A server that is busy is asked again for ten seconds.
+/// A busy server is asked again for ten seconds.
 fn nothing_delays_the_end_of_a_call_that_pauses_after_a_failure(server: &Server) {
-    /// Whether a canceller ends it, and the call, for which there is a lock that it holds.
+    /// Whether a canceller ends the call, and the call, which gets a lock that it holds.
     type Call = (bool, fn(&Client, &Canceller, OwnedGuard) -> Result<(), Error>);
     let calls: [Call; 8] = [
         (true, |client, canceller, _| client.mutex("b").cancelled_by(canceller).lock().map(drop)),
@@ -237,7 +237,7 @@ fn nothing_delays_the_end_of_a_call_that_pauses_after_a_failure(server: &Server)
                 match outcome {
                     Err(Error::Cancelled { .. }) if cancels => {}
                     Err(Error::Closed) if !cancels && number < 7 => {}
-                    // Its release goes on in the background.
+                    // Its release continues in the background.
                     Err(Error::Unavailable { .. }) if number == 7 => {}
                     other => panic!("call {number}: {other:?}"),
                 }

@@ -31,7 +31,7 @@ stores! {
 }
 
 /// Runs `body` while a thread of `waiter` waits for a lock of `holder`, and releases the lock when
-/// `body` returns. The thread must get it soon after that.
+/// `body` returns. The thread must get it soon afterwards.
 fn while_waiting(holder: &Client, waiter: &Client, name: &str, body: impl FnOnce()) {
     while_held(holder, name, |end| {
         thread::scope(|scope| {
@@ -71,7 +71,7 @@ fn a_release_during_the_subscription_is_not_missed(server: &Server) {
 
 fn a_lost_message_costs_only_a_pause(server: &Server) {
     let proxy = Proxy::before(server);
-    // With the default pauses, of at most half a second.
+    // The pauses are the default ones, of at most half a second.
     let (holder, waiter) = (server.open(patient()), Client::open(&proxy.url()).unwrap());
     proxy.lose_messages();
     for _ in 0..3 {
@@ -99,7 +99,7 @@ fn subscriptions(server: &Server) -> Vec<String> {
 }
 
 fn more_messages_than_the_server_buffers_cost_only_a_connection(server: &Server) {
-    // In one script, so that the server sends none before the last is published.
+    // In one script, so that the server sends none before the last one is published.
     const MANY: &str = "for n = 1, 200 do \
                             redis.call('publish', ARGV[1], n .. string.rep('x', 10000)) \
                         end";
@@ -113,7 +113,7 @@ fn more_messages_than_the_server_buffers_cost_only_a_connection(server: &Server)
     });
 }
 
-/// Messages without meaning, or that would do harm if they were trusted.
+/// Messages without meaning, or harmful ones if they were trusted.
 const STRANGE: [&[u8]; 16] = [
     b"",
     b"\0",
@@ -133,7 +133,7 @@ const STRANGE: [&[u8]; 16] = [
     &[b'x'; 100_000],
 ];
 
-/// All keys with their values, and whether they have no time to live.
+/// Returns all keys with their values, and whether they lack a time to live.
 fn everything(server: &Server) -> BTreeMap<String, (Vec<u8>, bool)> {
     let state = |key: &String| (server.ask::<Vec<u8>>(&["DUMP", key]), server.key_pttl(key) == -1);
     server.keys().into_iter().map(|key| (key.clone(), state(&key))).collect()
@@ -251,7 +251,7 @@ fn a_flood_of_messages_takes_no_memory(server: &Server) {
     child.expect("it was started").finish();
 }
 
-/// The peak memory use of this process in KiB; 0 where the system does not report it.
+/// Returns the peak memory use of this process in KiB; 0 where the system does not report it.
 fn most_memory() -> usize {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

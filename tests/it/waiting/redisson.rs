@@ -55,7 +55,7 @@ fn every_end_of_a_hold_tells_redisson(server: &Server) {
     assert!(client.mutex("a").force_unlock().unwrap());
     assert_eq!(next(), "0");
     drop(guard);
-    // Redisson's own hold, too.
+    // Redisson's own holds are respected too.
     assert_eq!(Redisson::new(server, "a").try_lock(), None);
     assert!(client.mutex("a").force_unlock().unwrap());
     assert_eq!(next(), "0");
@@ -67,7 +67,7 @@ fn every_end_of_a_hold_tells_redisson(server: &Server) {
 fn inner_levels_and_handoffs_tell_redisson_nothing(server: &Server) {
     let client = server.open(patient().redisson(true).tenure(ms(5000)));
     let redisson = Redisson::new(server, "a");
-    // Not counted as Redisson waiting, so that the lock may be handed off.
+    // It does not count as a waiting Redisson, so that the lock may be handed off.
     let mut subscription = Subscription::begin(server, "psubscribe", "redisson_lock__channel:*");
     let guard = take(&client, "a");
     drop(take(&client, "a"));
@@ -80,7 +80,8 @@ fn inner_levels_and_handoffs_tell_redisson_nothing(server: &Server) {
     });
     eventually(SOON, || client.stats().released == 4);
     publish_end(server, &redisson);
-    // The same to Redisson: when the first holder releases the lock, and the last of the others.
+    // The message that means the same to Redisson: when the first holder releases the lock, and the
+    // last of the others.
     assert_eq!([(); 3].map(|()| subscription.message()), ["00", "00", "end"]);
 }
 
@@ -100,7 +101,7 @@ fn a_waiting_client_and_redisson_have_their_turns_by_lot(server: &Server) {
     let (holder, waiter) = (server.open(builder()), server.open(builder()));
     let _subscription = Redisson::new(server, "a").listen(server);
     let mut turns = HashSet::new();
-    // It always falls to the same one in one of 2^63 runs.
+    // In one of 2^63 runs, the turn always falls to the same one.
     for _ in 0..64 {
         let guard = holder.lock("a").unwrap();
         thread::scope(|scope| {
@@ -133,7 +134,7 @@ fn redisson_gets_a_share_of_the_turns(server: &Server) {
                     ours.fetch_add(1, Ordering::SeqCst);
                     guard.unlock().unwrap();
                 }
-                // The last one to wait is told.
+                // The last waiter is told.
                 publish_end(server, &Redisson::new(server, "a"));
             });
         }
@@ -171,8 +172,8 @@ fn clients_that_wait_are_not_taken_for_redisson(server: &Server) {
     );
 }
 
-/// Has Redisson hold the lock, and unlock it when `body` returns. A thread of `waiter` that waits
-/// meanwhile must get it soon after that.
+/// Makes Redisson hold the lock, and unlock it when `body` returns. A thread of `waiter` that waits
+/// meanwhile must get it soon afterwards.
 fn until_unlocked(
     node: &Node,
     waiter: &Client,
@@ -213,7 +214,7 @@ fn a_hold_that_redisson_renews_stays(server: &Server) {
     until_unlocked(server, &waiter, &mut redisson, "a", || {
         server.command(&["PEXPIRE", &lock_key("a"), "1000"]);
         throughout(ms(2500), || {
-            // The script of its renewal does no more.
+            // The script of its renewal does nothing else.
             server.command(&["PEXPIRE", &lock_key("a"), "1000"]);
             server.hold("a").0 == "uuid:1"
         });
@@ -244,14 +245,14 @@ fn an_unlock_during_the_subscription_is_not_missed(server: &Server) {
     let mut redisson = Redisson::new(server, "a");
     assert_eq!(Redisson::new(server, "another").try_lock(), None);
     let waiter = server.open(sleepy().redisson(true));
-    // It listens on its own channel already.
+    // It already listens on its own channel.
     assert!(waiter.try_lock_for("another", ms(50)).unwrap().is_none());
     eventually(SOON, || server.listeners(&waiter) == 1);
     for _ in 0..10 {
         eventually(SOON, || redisson.try_lock().is_none());
         thread::scope(|scope| {
             let waits = scope.spawn(|| waiter.lock("a").map(unlock));
-            // Asked as fast as possible: mostly before the server knows of the subscription.
+            // This asks as fast as possible, mostly before the server knows of the subscription.
             while server.queue("a").is_empty() {}
             redisson.unlock();
             soon(|| waits.join().unwrap().unwrap());
@@ -282,7 +283,7 @@ fn without_the_right_to_the_channel_clients_wake_each_other(server: &Server) {
     }
 }
 
-/// The further rights that the documentation demands.
+/// The further rights that the documentation requires.
 const RIGHTS_WITH_REDISSON: &str = "&redisson_lock__channel:* +hvals +unsubscribe +pubsub|numsub";
 
 fn the_documented_rights_are_enough(server: &Server) {
@@ -365,7 +366,7 @@ fn clients_of_one_builder_listen_for_themselves(server: &Server) {
     }
 }
 
-/// In a process of its own, because other tests take processor time too.
+/// Runs in a process of its own, because other tests take processor time too.
 #[test]
 #[ignore = "a child of clients_of_one_builder_listen_for_themselves"]
 fn wait_with_two_clients_in_a_child() {
@@ -377,7 +378,7 @@ fn wait_with_two_clients_in_a_child() {
     thread::scope(|scope| {
         let threads = clients.each_ref().map(|client| scope.spawn(|| client.lock("a").map(drop)));
         eventually(SOON, || clients.iter().all(|client| client.stats().waiting == 1));
-        // The listeners begin meanwhile.
+        // The listeners start meanwhile.
         thread::sleep(ms(500));
         let before = processor_ticks();
         thread::sleep(ms(2000));
@@ -390,10 +391,10 @@ fn wait_with_two_clients_in_a_child() {
     });
 }
 
-/// The processor time of this process so far.
+/// Returns the processor time of this process so far.
 fn processor_ticks() -> u64 {
     let stat = fs::read_to_string("/proc/self/stat").unwrap();
-    // The name of the program comes before, in brackets.
+    // The name of the program comes first, in brackets.
     let (_, fields) = stat.rsplit_once(')').unwrap();
     fields.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum()
 }

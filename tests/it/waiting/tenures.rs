@@ -28,7 +28,7 @@ stores! {
         a_tenure_lasts_as_long_however_far_away_the_server_is;
 }
 
-/// A client with tenures that no pause of the machine ends.
+/// Returns a builder with tenures that no pause of the machine ends.
 fn unhurried() -> Builder {
     sleepy().tenure(ms(8000))
 }
@@ -56,8 +56,8 @@ fn owned_guards_and_guards_of_threads_share_a_tenure_in_order(store: &Store) {
     assert_eq!(client.stats().handoffs, 3);
 }
 
-/// Queues threads up for the lock "a", one after the other, and lets go of it when all of them
-/// wait. The first of them begins a tenure.
+/// Queues threads up for the lock "a", one after another, and releases it once all of them wait.
+/// The first of them begins a tenure.
 fn in_turn(client: &Client, threads: Vec<Box<dyn FnOnce() + Send + '_>>) {
     let guard = take(client, "a");
     thread::scope(|scope| {
@@ -208,7 +208,7 @@ fn a_tenure_lasts_as_long_however_far_away_the_server_is(server: &Server) {
     });
 }
 
-/// The fence of a leader is what the store has: that of the last hold of a tenure.
+/// The fence of a leader is the one in the store: that of the last hold of a tenure.
 fn terms_are_never_handed_off(store: &Store) {
     let client = store.open(unhurried());
     let term = || {

@@ -29,7 +29,7 @@ stores! {
         clients_farther_away_than_an_offer_lasts_have_their_turns;
 }
 
-/// Take a name of a kind so that no other client can have it.
+/// Takes a name as a kind that excludes every other client.
 type Take = fn(&Client, &str) -> Box<dyn Any>;
 const ALONE: [(&str, Take); 3] = [
     ("lock", |client, name| Box::new(client.lock_owned(name).unwrap())),
@@ -37,7 +37,7 @@ const ALONE: [(&str, Take); 3] = [
     ("permit", |client, name| Box::new(client.semaphore(name, 1).acquire().unwrap())),
 ];
 
-/// Takes and drops the lock again and again, and returns the number of rounds.
+/// Keeps taking and dropping the lock, and returns the number of rounds.
 fn work_for(client: &Client, time: Duration) -> u32 {
     let end = Instant::now() + time;
     let mut rounds = 0;
@@ -56,7 +56,7 @@ fn two_busy_clients_both_make_progress(store: &Store) {
         started.map(|threads| threads.map(|thread| thread.join().unwrap()))
     });
     assert!(rounds.as_flattened().iter().all(|rounds| *rounds > 5), "{rounds:?}");
-    // In tenures.
+    // The holds were in tenures.
     assert!(one.stats().handoffs > 0 && other.stats().handoffs > 0);
 }
 
@@ -70,7 +70,7 @@ fn a_client_with_many_threads_does_not_starve_the_others(store: &Store) {
     });
     assert!(crowd.stats().handoffs > 10, "{:?}", crowd.stats());
     assert!(mine.len() >= 10, "{} turns of {TURNS}", mine.len());
-    // In 10 ms no more than three of these holds begin, and a wait begins within such a tenure. The
+    // No more than three of these holds begin in 10 ms, and a wait begins within such a tenure. The
     // machine may pause between its beginning and the request.
     let theirs = [theirs];
     let long = |wait: &&Turn| turns_of_another(wait, &theirs) > 6;
@@ -105,7 +105,7 @@ fn a_client_that_is_farther_away_has_its_turns(server: &Server) {
     }
 }
 
-/// Whatever is offered to one of them is over when its request comes.
+/// Every offer to one of them is over when its request arrives.
 fn clients_farther_away_than_an_offer_lasts_have_their_turns(server: &Server) {
     let lag = Lag::before(server, ms(250));
     let builder = || patient().backoff(ms(500), ms(1000)).io_timeout(Duration::from_secs(3));
@@ -157,7 +157,7 @@ fn a_client_of_a_cluster_that_has_stopped_costs_one_offer() {
     }
 }
 
-/// Checks that two clients have their turns although a third one, which waits for the lock "a" too,
+/// Checks that two clients get their turns although a third one, which also waits for the lock "a",
 /// has stopped. `home` is the server that has the lock.
 fn stop_a_client_that_waits(home: &server::Server, address: &str, open: impl Fn() -> Client) {
     let [holder, other] = [open(), open()];
@@ -175,7 +175,8 @@ fn stop_a_client_that_waits(home: &server::Server, address: &str, open: impl Fn(
     let mut begins: Vec<_> = turns.iter().flatten().map(|turn| turn.begin).collect();
     begins.sort();
     let pauses = begins.windows(2).filter(|pair| pair[1] - pair[0] >= ms(150)).count();
-    // With an offer to the stopped client in each round there would be one after every second turn.
+    // With an offer to the stopped client in each round, there would be one after every second
+    // turn.
     assert!(pauses < TURNS / 4, "{pauses} pauses in {TURNS} turns");
     stopped.cont();
     stopped.go_on();
@@ -189,7 +190,7 @@ fn a_waiter_asks_again_when_an_offer_to_another_is_over(server: &Server) {
     let mut stopped = Child::start(wait_until_stopped_in_a_child, &server.address());
     eventually(SOON, || server.queue("a").len() == 1);
     stopped.stop();
-    // Its first wake-up connection has it ask once more, too.
+    // Its first wake-up connection also makes it ask once more.
     assert!(waiter.try_lock_for("a", ms(50)).unwrap().is_none());
     eventually(SOON, || server.listeners(&waiter) == 1);
     guard.unlock().unwrap();

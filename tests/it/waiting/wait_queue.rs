@@ -1,4 +1,4 @@
-//! Threads of one process that wait for one lock: their order, handoffs, and that they send no
+//! Threads of one process that wait for one lock: their order, handoffs, and waiting without
 //! requests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -147,8 +147,8 @@ fn a_panic_of_the_holder_hands_the_lock_off(store: &Store) {
     });
 }
 
-/// Tries for the lock "a" all the time until it is got by a thread that waits for it, for which
-/// `free` frees it. No hold of those that only try may come before.
+/// Keeps trying for the lock "a" until a waiting thread gets it, for which `free` frees it. No hold
+/// of the threads that only try may come first.
 fn assert_no_try_overtakes(client: &Client, free: impl FnOnce()) {
     thread::scope(|scope| {
         let waits = scope.spawn(|| {
@@ -300,7 +300,7 @@ fn a_hold_that_is_unlocked_ends_the_tenure(server: &Server) {
     assert_eq!(client.stats().handoffs, 0);
 }
 
-/// Their leases and tokens are those of the tenure, and they are told apart all the same.
+/// Their leases and tokens are those of the tenure, but they remain distinct.
 fn holds_of_one_tenure_have_ends_of_their_own(store: &Store) {
     let recorder = Recorder::default();
     let client = store.open(sleepy().tenure(ms(5000)).on_event(recorder.listener()));

@@ -35,7 +35,7 @@ fn no_wake_up_is_lost_in_many_rounds(store: &Store) {
         for client in &clients {
             scope.spawn(move || {
                 for round in 0..300 {
-                    // After a lost wake-up the last attempt, at the end of the wait, would succeed.
+                    // After a lost wake-up, the last attempt at the end of the wait would succeed.
                     let (guard, took) = timed(|| client.lock("a").unwrap());
                     assert!(took < SOON / 2, "{took:?} in round {round}");
                     if round % 3 == 0 {
@@ -109,8 +109,8 @@ fn waits_that_end_early_leave_nothing(server: &Server) {
     eventually(SOON, || server.subscribers(&id) == 0);
 }
 
-/// Kills the wake-up connections of a client again and again while it waits for a lock. It makes no
-/// attempt by itself, and its pauses are long: it must get the lock all the same when that is
+/// Keeps killing the wake-up connections of a client while it waits for a lock. The client makes no
+/// attempt by itself, and its pauses are long, but it must still get the lock when that is
 /// released. The first of the servers has the lock.
 fn reopen_after_kills(servers: &[&server::Server], clients: [Client; 2], name: &str) {
     let [holder, waiter] = clients;
@@ -155,11 +155,11 @@ fn lost_wake_up_connections_to_a_quorum_are_reopened() {
     reopen_after_kills(&servers, clients, "a");
 }
 
-/// The thread for the wake-ups cannot be started at the first wait, and is at a later one.
+/// The thread for the wake-ups cannot be started at the first wait, but at a later one.
 fn a_listener_that_could_not_be_started_is_tried_again(server: &Server) {
     let holder = server.open(patient());
     let guard = take(&holder, "a");
-    // So that the limit on memory leaves room for everything but the stack of a thread.
+    // The limit on memory leaves room for everything except the stack of a thread.
     let stacks = [("RUST_MIN_STACK", OsString::from("1073741824"))];
     let mut child = Child::start_with(wait_without_threads_in_a_child, &server.address(), &stacks);
     let id = child.next();
@@ -178,7 +178,7 @@ fn a_listener_that_could_not_be_started_is_tried_again(server: &Server) {
 fn wait_without_threads_in_a_child() {
     let Some(address) = child::address() else { return };
     let client = address.open(very_sleepy());
-    // Connects, and so needs no thread under the limit.
+    // This connects, so that no thread is needed under the limit.
     assert!(client.try_lock("a").unwrap().is_none());
     let before = getrlimit(Resource::As);
     setrlimit(Resource::As, Rlimit { current: Some(used_memory() + (512 << 20)), ..before })
@@ -192,7 +192,7 @@ fn wait_without_threads_in_a_child() {
     child::report("has it");
 }
 
-/// The size of the address space of this process.
+/// Returns the size of the address space of this process.
 fn used_memory() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();

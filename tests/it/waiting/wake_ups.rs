@@ -1,5 +1,5 @@
-//! A wake-up makes the waiting thread try again. Whatever happens to its request or the thread, the
-//! lock ends up with that thread or free.
+//! A wake-up makes the waiting thread try again. Whatever happens to its request or to the thread,
+//! either that thread gets the lock, or the lock is free.
 
 use std::thread;
 use std::time::Duration;
@@ -22,14 +22,14 @@ stores! {
         an_unanswered_request_after_a_wake_up_leaves_nothing;
 }
 
-/// Waits until a thread of `waiter` needs nothing but a wake-up.
+/// Waits until a thread of `waiter` needs only a wake-up.
 #[track_caller]
 fn asleep(server: &Server, waiter: &Client) {
     eventually(SOON, || server.listeners(waiter) == 1 && server.queue("a") == [waiter.id()]);
 }
 
 /// Holds the lock and releases it once a thread of `waiter` is in `wait` for it and `meanwhile` has
-/// happened. Returns what `wait` returns.
+/// run. Returns the result of `wait`.
 fn released_for<T: Send>(
     server: &Server,
     waiter: &Client,
@@ -61,7 +61,8 @@ fn a_wake_up_costs_one_request(server: &Server) {
         let lock = || {
             let guard = waiter.lock("a").unwrap();
             let evals = server.evals();
-            // Confirmed, else the next round may ask once more whether its own release is executed.
+            // Confirmed, because otherwise the next round may ask once more whether its own release
+            // was executed.
             guard.unlock().unwrap();
             evals
         };

@@ -28,7 +28,7 @@ fn tolerant_cluster() -> Cluster {
 fn a_set_holds_nothing_while_it_waits_for_a_node() {
     let cluster = tolerant_cluster();
     let (client, other) = (cluster.open(hasty()), cluster.open(patient()));
-    // The nodes are asked in their order.
+    // The nodes are asked in order.
     let [ours, also_ours, theirs] = [0, 1, 2].map(|node| cluster.name_at(node));
     client.lock_all([&ours, &also_ours, &theirs]).unwrap().unlock().unwrap();
     let (all, before) = ([&theirs, &ours, &also_ours], cluster.nodes()[1].calls("evalsha"));
@@ -50,7 +50,7 @@ fn a_set_holds_nothing_while_it_waits_for_a_node() {
     assert_eq!(client.stats().held, 0);
 }
 
-/// Wake-ups for which no thread waits are passed on at a node that hangs.
+/// Wake-ups that no thread waits for are passed on at a node that hangs.
 #[test]
 fn a_hung_node_delays_no_wake_up_of_another() {
     let cluster = tolerant_cluster();
@@ -77,7 +77,7 @@ fn a_hung_node_delays_no_wake_up_of_another() {
             .arg(lock_key(&theirs))
             .exec(&mut hung)
             .unwrap();
-        // Until the wake-up has come, and nothing else has.
+        // Until the wake-up has arrived, and nothing else has.
         thread::sleep(ms(300));
         let (result, took) = timed(|| {
             drop(guard);
@@ -111,7 +111,7 @@ fn a_hung_node_delays_only_its_own_names() {
     eventually(SOON, || client.try_lock(&names[0]).is_ok_and(|guard| guard.is_some()));
 }
 
-/// Each lease is renewed by itself, so that one connection is used while the others are idle.
+/// Each lease is renewed separately, so that one connection is used while the others are idle.
 #[test]
 fn renewals_reuse_their_connections_while_a_node_is_down() {
     let cluster = tolerant_cluster();
@@ -131,7 +131,8 @@ fn renewals_reuse_their_connections_while_a_node_is_down() {
     throughout(3 * LEASE, || guards.iter().all(Guard::is_held));
     assert!(!theirs.is_held());
     for (after, before) in connections().iter().zip(before) {
-        // That of this question, and two of calls that ask which node has the slots of the dead.
+        // The connection of this question, and two of calls that ask which node has the slots of
+        // the dead one.
         assert!(after - before <= 3, "{} connections", after - before);
     }
 }
@@ -142,9 +143,9 @@ fn leases_are_renewed_while_connecting_to_others_hangs() {
     let cluster = Cluster::of(5);
     let names = [0, 1, 2, 3, 4].map(|node| cluster.name_at(node));
     for node in cluster.nodes() {
-        // No node is to count as failed: this is about what the client does by itself.
+        // No node should count as failed: this is about what the client does by itself.
         node.set_config("cluster-node-timeout", "60000");
-        // With a login, connecting waits for a reply.
+        // With a login, connecting means waiting for a reply.
         node.set_config("requirepass", "sesame");
     }
     let seed = format!("redis://:sesame@127.0.0.1:{}/", cluster.nodes()[4].port());
@@ -221,7 +222,7 @@ fn a_lock_that_the_replica_does_not_know_is_lost_at_the_next_renewal() {
     let (master, replica) = (&cluster.nodes()[0], &cluster.nodes()[3]);
     let name = cluster.name_at(0);
     replica.stop();
-    // Otherwise it would find the lock in what it has yet to read.
+    // Otherwise it would find the lock in data that it has yet to read.
     master.command(&["CLIENT", "KILL", "TYPE", "replica"]);
     let guard = take(&client, &name);
     master.kill();
@@ -234,7 +235,7 @@ fn a_lock_that_the_replica_does_not_know_is_lost_at_the_next_renewal() {
     take(&client, &name).unlock().unwrap();
 }
 
-/// A wait that began at one master ends by a release at its successor.
+/// A wait that began at one master ends with a release at its successor.
 #[test]
 fn waits_continue_at_the_new_master() {
     let cluster = Cluster::with_replica();

@@ -38,7 +38,7 @@ impl<'cluster> Pair<'cluster> {
         Self { cluster, holder: cluster.open(sleepy()), waiter: cluster.open(sleepy()) }
     }
 
-    /// Has the waiter get what the holder has. `Builder::wait` fails that if it is not woken.
+    /// Makes the waiter get what the holder has. `Builder::wait` fails it if it is not woken.
     fn wake<H>(&self, home: &Server, name: &str, lock: impl Fn(&Client) -> H + Sync) {
         let held = lock(&self.holder);
         thread::scope(|scope| {
@@ -70,7 +70,7 @@ fn shards(node: &Server, client: &Client) -> Vec<String> {
     node.ask(&["PUBSUB", "SHARDCHANNELS", &format!("leasehold:wake:{}:*", client.id())])
 }
 
-/// How often a script has published for other nodes too.
+/// Returns how often a script has published for other nodes too.
 fn published(cluster: &Cluster) -> u64 {
     cluster.nodes().iter().map(|node| node.calls("publish")).sum()
 }
@@ -152,12 +152,12 @@ fn wake_ups_follow_slots_that_move(cluster: &Cluster) {
         pair.wake_by_lock(&there);
         published(cluster) == before
     });
-    // The first of the new master has stayed beside that of its new lowest slot.
+    // The first one of the new master has stayed beside that of its new lowest slot.
     assert_eq!(shards(away.to, &pair.waiter).len(), 2);
     assert_eq!(shards(away.from, &pair.waiter).len(), 1);
 }
 
-/// As a client of an earlier version, or one whose subscription is still on its way.
+/// For example a client of an earlier version, or one whose subscription is still on its way.
 fn a_client_without_a_sharded_channel_is_woken(cluster: &Cluster) {
     let (holder, home) = (cluster.open(sleepy()), cluster.home("a"));
     let mut connection = home.connect();

@@ -10,7 +10,7 @@ use crate::support::{
     Cluster, LEASE, RIGHTS, SOON, eventually, is_busy, ms, patient, take, throughout,
 };
 
-/// The further rights that the documentation demands for a cluster.
+/// The further rights that the documentation requires for a cluster.
 const RIGHTS_IN_A_CLUSTER: &str = "+cluster|slots +asking +spublish +ssubscribe";
 
 /// The number of times that a node has answered with this error so far.
@@ -54,7 +54,7 @@ fn a_lock_is_held_through_every_step_of_a_move() {
     take(&other, "a").unlock().unwrap();
 }
 
-/// The rights that the documentation demands, with those for a cluster.
+/// The rights that the documentation requires, with those for a cluster.
 #[test]
 fn the_documented_rights_are_enough_in_a_cluster() {
     let cluster = Cluster::of_three();
@@ -158,7 +158,7 @@ fn a_slot_that_has_moved_is_requested_at_its_new_node() {
     assert_eq!(errors(away.from, "MOVED"), 1);
 }
 
-/// ASK is about one request and says nothing about the next.
+/// ASK is about one request only.
 #[test]
 fn a_slot_that_is_moving_is_still_requested_at_its_old_node() {
     let cluster = Cluster::of_three();
@@ -174,7 +174,7 @@ fn a_slot_that_is_moving_is_still_requested_at_its_old_node() {
     assert_eq!(errors(away.to, "MOVED"), 0);
 }
 
-/// Only a client that has been sent there knows of the node that gets the slot.
+/// Only a client that was sent there knows the node that gets the slot.
 #[test]
 fn a_node_that_no_map_names_is_connected_to_once() {
     let cluster = Cluster::with_empty_master();
@@ -190,13 +190,12 @@ fn a_node_that_no_map_names_is_connected_to_once() {
         guard.verify().unwrap();
     }
     throughout(2 * LEASE, || guards.iter().all(Guard::is_held));
-    // One of the pool, one for renewals, and that of this question.
+    // One connection of the pool, one for renewals, and that of this question.
     let connections = away.to.connections() - before;
     assert!(connections <= 3, "{connections} connections");
 }
 
-/// Threads of two clients contend for a few locks of one slot, which moves back and forth all the
-/// time.
+/// Threads of two clients contend for a few locks of one slot, which keeps moving back and forth.
 #[test]
 fn one_holder_at_a_time_while_slots_move() {
     const NAMES: [&str; 3] = ["{tag}a", "{tag}b", "{tag}c"];

@@ -19,7 +19,7 @@ fn contenders_that_split_the_votes_make_progress() {
     const ROUNDS: usize = 50;
     let quorum = Quorum::of(5);
     let mut urls = quorum.urls();
-    // Each client names the servers in another order, so that each gets some of them.
+    // Each client names the servers in a different order, so that each gets some of them.
     let clients: Vec<_> = (0..CLIENTS)
         .map(|_| {
             urls.rotate_left(1);
@@ -52,7 +52,7 @@ fn clients_with_one_thread_take_turns() {
     assert_turns_are_taken(&clients, "a", ms(20));
 }
 
-/// The servers that are left have to agree on the client that is served next.
+/// The remaining servers have to agree on the client that is served next.
 #[test]
 fn clients_with_one_thread_take_turns_on_the_rest_of_a_quorum() {
     let quorum = Quorum::of(5);
@@ -71,7 +71,7 @@ fn processes_count_without_losing_an_update() {
         assert_eq!(child.next(), "ready");
     }
     children.iter_mut().for_each(Child::go_on);
-    // Meanwhile one server after the other closes its connections.
+    // Meanwhile, one server after another closes its connections.
     for server in &quorum.servers[..2] {
         thread::sleep(ms(100));
         server.kill_connections();
@@ -99,7 +99,7 @@ fn count_in_a_child() {
 #[test]
 fn a_release_wakes_a_waiting_client() {
     let quorum = Quorum::of(3);
-    // Makes no attempt by itself within the test, so that only a wake-up can end a wait.
+    // It makes no attempt by itself within the test, so that only a wake-up can end a wait.
     let sleepy = || Client::builder().wait(SOON).backoff(ms(30_000), ms(30_000));
     let recorder = Recorder::default();
     let (first, second) =

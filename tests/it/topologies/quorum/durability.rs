@@ -15,10 +15,10 @@ use crate::support::{
     LEASE, Quorum, SOON, assert_lost, eventually, is_busy, ms, patient, take, throughout, timed,
 };
 
-/// Short, for a test that waits for replicas that are not there.
+/// Short, for a test that waits for missing replicas.
 const TIMEOUT: Duration = ms(500);
 
-/// Long, for replicas that are there, even if the machine pauses; and longer than calls may take
+/// Long, for replicas that are present, even if the machine pauses; and longer than calls may take
 /// that must not wait for missing ones.
 const AMPLE: Duration = ms(30_000);
 
@@ -41,7 +41,7 @@ impl Backed {
         Backed { quorum: Quorum { servers }, replicas }
     }
 
-    /// How many of the replicas that answer have the lock "a" at this depth.
+    /// Returns how many of the answering replicas have the lock "a" at this depth.
     fn depths(&self, up: &[usize], depth: &str) -> usize {
         let hold = |number: &usize| self.replicas[*number].hash("a");
         up.iter().map(hold).filter(|hold| hold.values().eq([depth])).count()
@@ -56,8 +56,8 @@ fn ample() -> Builder {
     replicas(1, AMPLE).lease(AMPLE * 4)
 }
 
-/// Waits until the lock "a", which is free, is granted by all servers: until then a connection may
-/// be missing, or a replica be late.
+/// Waits until all servers grant the lock "a", which is free. Until then a connection may be
+/// missing, or a replica may be late.
 fn settle(quorum: &Quorum, client: &Client) {
     eventually(SOON, || {
         let Ok(Some(guard)) = client.try_lock("a") else { return false };
@@ -106,7 +106,8 @@ fn a_minority_without_its_replicas_costs_nothing() {
     });
     // A single wait for that replica would take longer.
     assert!(took < SWIFT, "{took:?}");
-    // The check opens one connection, and the client none: it does not take the server for hung.
+    // The check opens one connection, and the client none, because it does not take the server for
+    // hung.
     assert_eq!(lonely.connections(), connections + 1);
     backed.replicas[2].cont();
     eventually(SOON, || quorum.count("a") == 0);
@@ -281,7 +282,7 @@ fn releases_do_not_wait() {
     assert_eq!(backed.waits(), waits);
 }
 
-/// A client of servers whose replicas are given a part of that lease.
+/// Opens a client of servers whose replicas are given a part of that lease.
 fn leased(quorum: &Quorum, lease: Duration) -> Client {
     let client = quorum.open(replicas(1, lease / 6).lease(lease));
     settle(quorum, &client);
@@ -296,7 +297,7 @@ fn a_hold_is_lost_when_the_replicas_of_a_majority_are_gone() {
     throughout(LEASE, || guard.is_held());
     backed.replicas[..2].iter().for_each(Server::stop);
     assert_lost_within(LEASE, &guard, Instant::now());
-    // The servers answer, and what they have is removed.
+    // The servers answer, and their holds are removed.
     eventually(SOON, || backed.quorum.count("a") == 0);
     backed.replicas[0].cont();
     assert_lost(guard.unlock(), "a");
@@ -312,7 +313,8 @@ fn a_hold_goes_on_without_the_replicas_of_a_minority() {
     let connections = lonely.connections();
     backed.replicas[2].stop();
     throughout(3 * LEASE, || guard.is_held());
-    // For renewals, and that of the check: the client does not take the server for hung.
+    // Connections for renewals, and that of the check: the client does not take the server for
+    // hung.
     assert!(lonely.connections() <= connections + 2);
     guard.unlock().unwrap();
     eventually(SOON, || backed.quorum.count("a") == 0);

@@ -8,7 +8,7 @@ fn fences_grow_whichever_majority_grants() {
     let quorum = Quorum::of(5);
     let client = quorum.open(hasty());
     let mut last = 0;
-    // A different minority is out each time, and a counter that is far ahead moves about.
+    // Each time, a different minority is down, and a counter that is far ahead moves about.
     for round in 0..20 {
         let out = [round % 5, (round * 3 + 1) % 5];
         for number in &out {

@@ -32,7 +32,7 @@ fn assert_every_call_fails(client: &Client, name: &str) {
     assert_wrong_type(mutex.force_unlock(), name);
 }
 
-/// The replies usually come in the order of the servers.
+/// The replies usually arrive in the order of the servers.
 fn texts_on(texts: Range<usize>, others: Range<usize>) {
     let quorum = Quorum::of(5);
     let (texts, others) = (&quorum.servers[texts], &quorum.servers[others]);
@@ -85,7 +85,7 @@ fn what_is_no_lock_on_a_minority_counts_as_held() {
     assert!(is_busy(&client, "one held") && !client.mutex("one held").is_locked().unwrap());
 }
 
-/// The silent one and the text would be a majority.
+/// The silent server and the one with a text would be a majority.
 #[test]
 fn a_call_ends_in_time_if_a_silent_server_may_decide_about_the_type() {
     let quorum = Quorum::of(3);

@@ -35,7 +35,7 @@ fn one_server_is_a_quorum_of_one() {
     guard.unlock().unwrap();
 }
 
-/// Tries every set of servers that have a value of another program.
+/// Tries every set of servers with a value of another program.
 fn foreign_values(servers: usize) {
     let quorum = Quorum::of(servers);
     // All names share the connections.
@@ -105,7 +105,7 @@ fn a_hold_without_a_majority_is_lost() {
     assert!(!guard.is_held());
     assert_lost(client.lock("a"), "a");
     assert_lost(guard.unlock(), "a");
-    // The rest of the hold is removed, or ends with its lease.
+    // The rest of the hold is removed, or expires with its lease.
     assert!(quorum.servers[0].keys().iter().all(|key| key != "a"));
 }
 
@@ -127,7 +127,7 @@ fn servers_restarted_empty_one_at_a_time_admit_no_second_holder() {
     let (first, second) = (quorum.open(patient()), quorum.open(patient()));
     let mut last = 0;
     for number in 0..10 {
-        // The hold has to be on all servers, so that a majority that keeps its data has it.
+        // The hold must be on all servers, so that a majority that keeps its data has it.
         settle(&quorum, &first);
         settle(&quorum, &second);
         let guard = take(&first, "a");
@@ -224,7 +224,7 @@ fn threads_end_with_the_client() {
         let list: String = server.ask(&["CLIENT", "LIST", "TYPE", "normal"]);
         list.lines().count()
     };
-    // The connection of the check is always there.
+    // The connection of the check always exists.
     eventually(SOON, || quorum.servers[1..].iter().all(|server| connections(server) == 1));
     assert!(up.elapsed() < SOON);
 }
@@ -244,7 +244,7 @@ fn too_few_free_servers_are_contention_as_long_as_a_majority_answers() {
         assert!(client.try_lock("a").unwrap().is_none());
         eventually(SOON, || !quorum.servers[2].exists("a"));
     }
-    // Together with the one that is still held, a majority would be free.
+    // With this one, a majority would be free, if not for the one that is still held.
     quorum.servers[1].command(&["DEL", "lock:a"]);
     assert!(client.try_lock("a").unwrap().is_none());
     quorum.servers[0].command(&["DEL", "lock:a"]);

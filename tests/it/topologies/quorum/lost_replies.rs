@@ -44,7 +44,7 @@ fn a_hold_whose_grant_was_lost_is_released_too() {
     }
 }
 
-/// Loses the release at each server in turn, while other `troubles` befall them all.
+/// Loses the release at each server in turn, while other `troubles` affect them all.
 fn lose_releases(troubles: impl Fn(&Proxy)) {
     let behind = Behind::of(3);
     let client = behind.open(hasty());
@@ -65,14 +65,14 @@ fn a_lost_release_is_repeated() {
     lose_releases(|_| {});
 }
 
-/// What is lost at one server is released there in the background, and that is sent to all. It must
-/// not come before the release itself, which would find the hold gone.
+/// A release lost at one server is repeated in the background, to all servers. The repetition must
+/// not arrive before the release itself, which would find the hold gone.
 #[test]
 fn a_lost_release_is_no_loss_of_the_hold() {
     lose_releases(|proxy| proxy.delay_request(ms(100)));
 }
 
-/// The client that adopts the hold has begun none, so it has asked no server to begin that one.
+/// The client that adopts the hold has not begun it, so it has asked no server to do that.
 #[test]
 fn the_lost_release_of_an_adopted_hold_is_repeated() {
     let behind = Behind::of(3);
@@ -133,7 +133,7 @@ fn a_grant_that_comes_after_the_release_is_removed() {
         let name = format!("lock {round}");
         behind.proxies[0].blackhole();
         let guard = take(&client, &name);
-        // Until the client has given up the request to that server.
+        // Until the client has abandoned the request to that server.
         thread::sleep(ms(700));
         guard.unlock().unwrap();
         behind.proxies[0].heal();

@@ -1,4 +1,4 @@
-//! The servers with which a client can be opened.
+//! Sets of servers for which a client can be opened.
 
 use leasehold::{Client, Error};
 

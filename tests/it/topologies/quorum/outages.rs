@@ -1,4 +1,5 @@
-//! Servers that are down or hang: a minority goes unnoticed, a majority is reported.
+//! Servers that are down or hang: the loss of a minority goes unnoticed, that of a majority is
+//! reported.
 
 use std::thread;
 use std::time::Instant;
@@ -66,7 +67,7 @@ fn a_shutdown_takes_a_majority() {
     assert_eq!((guard.lost().wait(), other.lost().wait()), (HoldEnd::Released, HoldEnd::Released));
     assert!(["a", "b", "c"].iter().all(|name| !client.mutex(name).is_locked().unwrap()));
     quorum.servers[0].cont();
-    // The clean-up goes on.
+    // The clean-up continues.
     eventually(SOON, || ["a", "b", "c"].iter().all(|name| quorum.count(name) == 0));
 }
 
@@ -86,7 +87,7 @@ fn a_shutdown_without_a_majority_ends_in_time() {
     eventually(SOON, || quorum.count("a") == 0);
 }
 
-/// One that is a replica, and one whose master is gone too.
+/// One that is a replica, and one whose master is gone as well.
 #[test]
 fn servers_that_refuse_to_write_are_left_alone() {
     let quorum = Quorum::of(5);

@@ -1,5 +1,5 @@
-//! Locks shared with a live Redisson: the Java program in tests/redisson, which Maven builds. Where
-//! there is no Java or no Maven, the tests say so and end.
+//! Locks shared with a live Redisson: the Java program in tests/redisson, which Maven builds.
+//! Without Java or Maven, the tests say so and end.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -23,7 +23,8 @@ use crate::support::{
 const BUILD: Duration = Duration::from_secs(300);
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// What Java is told where the program is, once it is built. `None` without Java or Maven.
+/// Returns Java's argument for the location of the program, once it is built. `None` without Java
+/// or Maven.
 fn class_path() -> Option<&'static str> {
     static BUILT: OnceLock<Option<String>> = OnceLock::new();
     BUILT.get_or_init(build).as_deref()
@@ -69,7 +70,7 @@ struct Contender {
 }
 
 impl Contender {
-    /// `None` without Java or Maven. It renews what it holds after a third of `watchdog`.
+    /// Starts it; `None` without Java or Maven. It renews its holds after a third of `watchdog`.
     fn start(kind: &str, server: &Node, name: &str, watchdog: Duration) -> Option<Contender> {
         let mut process = Command::new("java")
             .args(["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp"])
@@ -170,7 +171,7 @@ fn redisson_gets_a_fifth_of_the_turns() {
     let client = patient().redisson(true).open(&server.url()).unwrap();
     assert_eq!(contender.ask("contend"), "contending");
     let mut turns = || contender.ask("turns").parse::<u32>().unwrap();
-    // Warm.
+    // Warms up.
     eventually(SOON, || turns() > 1000);
     let mut share_beside = |threads: u32| {
         let (before, ours) = (turns(), AtomicU32::new(0));
@@ -188,7 +189,7 @@ fn redisson_gets_a_fifth_of_the_turns() {
         share
     };
     for threads in [1, 4] {
-        // A turn lasts for milliseconds: Redisson misses those in which the machine stalls.
+        // A turn lasts for milliseconds, so Redisson misses those in which the machine stalls.
         assert!((0..5).any(|_| share_beside(threads) >= 0.2), "beside {threads} threads");
     }
     contender.ask("stop");
