@@ -24,6 +24,8 @@ pages! {
     cookbook = "cookbook.md";
     /// One server, sentinels, a cluster or a quorum? URLs, permissions and keys.
     deployment = "deployment.md";
+    /// Why a hash, Lua, tenures, offers and a clock as the fence? What was tried and dropped?
+    design = "design.md";
     /// What is this option of consul lock here?
     from_consul_lock = "from-consul-lock.md";
     /// What is this option of flock(1) here?

@@ -174,7 +174,7 @@ fn every_link_leads_to_a_file_and_a_heading() {
 fn a_link_that_leads_nowhere_is_found() {
     let page = "\
 # A page, `with_code`: twice
-[file](README.md) and [anchor](README.md#tests), [both
+[file](README.md) and [anchor](README.md#how-fast), [both
 lines](#a-page-with_code-twice), [again](#a-page-with_code-twice-1), `[no](link)`
 [no file](docs/none.md) [no heading](README.md#none) [outside](../x.md)
 [published](https://docs.rs/leasehold/latest/leasehold) [elsewhere](https://example.org)
