@@ -1,6 +1,6 @@
-//! What README asks of a newcomer, done as it stands there, with the package that would be
-//! published instead of the published one. The text is taken from that package, so that it cannot
-//! drift from what works. And what the compiler answers to a newcomer's mistake.
+//! Follows README as a newcomer would, with the package that would be published instead of the
+//! published one. The text is taken from that package, so that it cannot drift from what works.
+//! Also checks the compiler's answer to a newcomer's mistake.
 #![allow(clippy::unwrap_used, reason = "in a test, a panic at the line that went wrong is wanted")]
 
 use std::fs;
@@ -13,7 +13,7 @@ use self::server::Server;
 #[path = "it/support/server.rs"]
 mod server;
 
-/// What README's commands may touch.
+/// The directory that README's commands may touch.
 const DIR: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/newcomer");
 
 #[test]
@@ -23,7 +23,7 @@ fn the_first_program_in_the_readme_runs_as_pasted() {
 
     let printed = run(&mut cargo_run("app", &code));
 
-    // What the code prints, up to the first value in each line.
+    // The text that the code prints, up to the first value in each line.
     let wanted = code.split("println!(\"").skip(1).map(|rest| rest.split(['{', '"']).next());
     let wanted: Vec<_> = wanted.map(Option::unwrap).collect();
     let lines: Vec<_> = printed.lines().collect();
@@ -100,7 +100,7 @@ fn cargo_run(name: &str, code: &str) -> Command {
     let empty = fs::read_to_string(&manifest).unwrap();
     let empty = empty.strip_suffix("[dependencies]\n").expect("a new crate has no dependencies");
     fs::write(&manifest, format!("{empty}{}", block("toml"))).unwrap();
-    // The dependencies that were tested and are on this machine.
+    // The tested dependencies, which are on this machine.
     fs::copy(package.join("Cargo.lock"), app.join("Cargo.lock")).unwrap();
     fs::write(app.join("src/main.rs"), code).unwrap();
     let published = format!("patch.crates-io.leasehold.path='{}'", package.display());
@@ -109,7 +109,7 @@ fn cargo_run(name: &str, code: &str) -> Command {
     command
 }
 
-/// The directory of the package that would be published, unpacked.
+/// Returns the directory of the package that would be published, unpacked.
 fn package() -> &'static Path {
     static PACKAGE: OnceLock<PathBuf> = OnceLock::new();
     PACKAGE.get_or_init(|| {
@@ -120,7 +120,7 @@ fn package() -> &'static Path {
         let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
         let options = ["--quiet", "--no-verify", "--allow-dirty", "--manifest-path", manifest];
         run(cargo().arg("package").args(options));
-        // With new times, because cargo compiles again what is newer than the last result.
+        // With new times, because cargo recompiles files that are newer than the last result.
         let archive = format!("{DIR}/target/package/{name}.crate");
         run(Command::new("tar").args(["-xmzf", &archive, "-C", DIR]));
         unpacked
@@ -133,7 +133,7 @@ fn cargo() -> Command {
     cargo
 }
 
-/// Lets cargo work without a network, and within `DIR`.
+/// Makes cargo work without a network, and within `DIR`.
 fn prepare(command: &mut Command) -> &mut Command {
     command
         .env("CARGO_INSTALL_ROOT", DIR)
@@ -142,7 +142,7 @@ fn prepare(command: &mut Command) -> &mut Command {
         .env("CARGO_TARGET_DIR", format!("{DIR}/target"))
 }
 
-/// The first block of code in that language.
+/// Returns the first block of code in that language.
 fn block(language: &str) -> String {
     let readme = fs::read_to_string(package().join("README.md")).unwrap();
     let rest = readme.split_once(&format!("```{language}")).expect("README has such a block").1;
@@ -150,7 +150,7 @@ fn block(language: &str) -> String {
     rest.split_once("```").unwrap().0.to_owned()
 }
 
-/// Replaces what a newcomer has elsewhere.
+/// Replaces a text that differs on a newcomer's machine.
 fn replace(text: &str, from: &str, to: &str) -> String {
     assert_eq!(text.matches(from).count(), 1, "{from:?} in:\n{text}");
     text.replace(from, to)

@@ -72,7 +72,7 @@ fn a_command_is_told_to_end_before_a_lease_that_is_not_renewed() {
     let stopped = Instant::now();
     server.stop();
     assert_eq!(running.next(), "told");
-    // The last renewal was sent before, and a third of the lease is left for the command.
+    // The last renewal was sent before that, and a third of the lease is left for the command.
     let took = stopped.elapsed();
     assert!(took > Duration::from_secs(1) && took < Duration::from_millis(5500), "{took:?}");
     assert_eq!(running.code(), 70);

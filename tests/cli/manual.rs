@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use crate::support::{Running, Server, client, finish, leasehold, output, without_server};
 
-/// A directory that is removed with this.
+/// A directory that is removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -19,7 +19,7 @@ impl Folder {
         Self(path)
     }
 
-    /// Writes a script that can be run.
+    /// Writes an executable script.
     fn script(&self, name: &str, text: &str) -> PathBuf {
         let path = self.0.join(name);
         fs::write(&path, text).unwrap();
@@ -34,7 +34,7 @@ impl Drop for Folder {
     }
 }
 
-/// PATH with the program.
+/// Returns a PATH that includes the program.
 fn path() -> OsString {
     let program = Path::new(env!("CARGO_BIN_EXE_leasehold")).parent().unwrap().to_owned();
     let path = env::var_os("PATH").unwrap_or_default();
@@ -139,7 +139,7 @@ fn names_are_listed_one_on_a_line() {
     }
 }
 
-/// The script in a page that follows this heading, with an interpreter and work of its own.
+/// Returns the script that follows this heading in a page, with another interpreter and other work.
 #[track_caller]
 fn script_in(page: &str, heading: &str, work: &str) -> String {
     let (_, rest) = page.split_once(&format!("## {heading}\n")).expect("the heading");

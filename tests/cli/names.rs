@@ -13,7 +13,7 @@ fn show(server: &Server, name: &str) -> Value {
     json(&mut leasehold(server, &["--json", "show", name]))
 }
 
-/// Checks what JSON and text say of a name that `client` holds.
+/// Checks the JSON and the text about a name that `client` holds.
 #[track_caller]
 fn assert_shown(server: &Server, name: &str, client: &Client, kind: &str, side: Option<&str>) {
     let report = show(server, name);
@@ -105,7 +105,7 @@ fn a_lock_that_may_be_kept_is_shown_as_such() {
     let server = Server::redis();
     let client = client(&server);
     let kept = client.mutex("kept").keep(Duration::from_secs(20));
-    // It is not kept before the client listens.
+    // The lock is not kept before the client listens.
     eventually(|| {
         drop(kept.lock().unwrap());
         client.stats().kept == 1
@@ -171,7 +171,7 @@ fn names_of_every_kind_are_listed() {
     assert_eq!(names, "x:foreign\nx:lock\nx:permit\nx:read\n");
     assert_eq!(list(&["y*"]), ["y*"]);
     assert_eq!(list(&["*"]), [""; 0], "nothing stands for anything else");
-    // With no prefix neither counters nor queues are names.
+    // Without a prefix, neither counters nor queues are names.
     assert!(list(&["--prefix", ""]).iter().all(|name| !name.starts_with("leasehold:")));
     let text = output(&mut leasehold(&server, &["ls", "x:l"]));
     assert!(text.starts_with("x:lock  lock  tester:") && text.lines().count() == 1, "{text}");
@@ -193,7 +193,7 @@ fn names_are_listed_in_an_outage_as_far_as_they_are_known() {
         if full_coverage == "no" {
             nodes[1].kill();
         }
-        // Only with full coverage the other nodes refuse to say who holds a name.
+        // The other nodes refuse to say who holds a name only with full coverage.
         let info = || nodes[0].ask::<String>(&["CLUSTER", "INFO"]);
         eventually(|| full_coverage == "no" || info().contains("cluster_state:fail"));
         let finished = finish(&mut without_server(&["ls", "--url", &url, "--json"]));
@@ -211,7 +211,7 @@ fn names_are_listed_in_an_outage_as_far_as_they_are_known() {
     }
 }
 
-/// What `unlock` says of each hold that it has ended.
+/// The end of each line of `unlock` about a hold that it has ended.
 const LATE: &str =
     "; a holder that listens is told at once, another learns it at its next renewal\n";
 
@@ -273,7 +273,7 @@ fn unlock_ends_all_holds_of_a_client_or_of_a_label() {
     let _read = gone.rw_lock("x:read").read().unwrap();
     let _permit = gone.semaphore("x:permits", 3).acquire().unwrap();
     let of_twin = take(&twin, "y:twin");
-    // What another library or program has written.
+    // A value that another library or program has written.
     let owner = format!("{}:1", gone.id());
     server.command(&["SET", "lock:x:foreign", &owner, "PX", "60000"]);
     server.command(&["SET", "lock:x:data", &owner]);
@@ -409,7 +409,7 @@ fn a_fence_is_that_of_exactly_one_hold() {
     let fence = writer.fence();
     assert!(unlock("sides", fence, &[]).contains("sides (writer)"));
     writer.verify().unwrap_err();
-    // Readers have the token of the last writer, all of them the same.
+    // All readers have the token of the last writer.
     let reader = lock.read().unwrap();
     assert_eq!(reader.fence(), fence);
     assert!(unlock("sides", fence, &[]).starts_with("sides has no hold with fence"));

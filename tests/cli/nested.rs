@@ -1,4 +1,4 @@
-//! Commands that know under which lock they run, and what the program says about its waits.
+//! Commands that know under which lock they run, and messages of the program about its waits.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -23,11 +23,11 @@ fn a_command_checks_that_the_lock_is_held_under_which_it_was_started() {
         let script = "\"$0\" held a; echo $?; \"$0\" held b; echo $?";
         assert_eq!(output(&mut run_script(&server, options, script)), "0\n1\n", "{options:?}");
     }
-    // What stays taken is not held.
+    // A lock that stays taken is not held.
     let script = "\"$0\" unlock a >&2; \"$0\" held a; echo $?";
     let ended = finish(&mut run_script(&server, &["--lease", "1h"], script));
     assert!(ended.stdout.starts_with("1\n") || ended.stdout.is_empty(), "{ended:?}");
-    // Without a marker nothing is asked.
+    // Without a marker, no server is asked.
     let mut unreachable = leasehold(&server, &["held", "a"]);
     assert_eq!(finish(unreachable.env("REDIS_URL", "redis://127.0.0.1:1")).code, 1);
 }
@@ -66,7 +66,7 @@ fn a_script_that_locks_itself_runs_once_whatever_started_it() {
         command
     };
     assert_eq!(output(&mut script()), "runs with it\n");
-    // A marker that was inherited from a hold that is over.
+    // A marker inherited from a hold that is over.
     let mut stale = script();
     stale.env("LEASEHOLD_NAME", "report").env("LEASEHOLD_CLIENT", "someone:1:00");
     assert_eq!(output(&mut stale), "runs with it\n");
@@ -121,7 +121,7 @@ fn a_verbose_program_says_what_it_waits_for_without_a_terminal() {
     assert!(running.next_error().starts_with("leasehold: acquired lock \"a\" after "));
     assert!(running.next_error().starts_with("leasehold: released lock \"a\" after "));
     assert_eq!((running.code(), running.errors()), (0, String::new()));
-    // Otherwise nothing is said.
+    // Otherwise there is no message.
     let guard = client.lock("a").unwrap();
     let mut running = Running::start(&mut leasehold(&server, &["run", "a", "--", "echo", "ran"]));
     eventually(|| !client.survey().report("a").unwrap().waiting.is_empty());

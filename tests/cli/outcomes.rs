@@ -36,7 +36,7 @@ fn a_command_that_a_signal_ends_is_128_and_its_number() {
 fn without_threads_the_status_is_that_of_the_system() {
     let server = Server::redis();
     for args in [&["show", "a"][..], &["run", "a", "--", "true"]] {
-        // More than there are addresses: the system gives no thread such a stack.
+        // More than there are addresses, so the system refuses to start a thread with such a stack.
         let mut command = leasehold(&server, args);
         let finished = finish(command.env("RUST_MIN_STACK", "400000000000000"));
         assert_eq!(finished.code, 71, "{finished:?}");
@@ -97,7 +97,7 @@ fn wrong_usage_is_64() {
     assert!(finished.stderr.contains("`leasehold run NAME -- true`"), "{finished:?}");
     let finished = finish(&mut leasehold(&server, &["show", "a", "b"]));
     assert!(!finished.stderr.contains("`--`"), "{finished:?}");
-    // Before any server is asked.
+    // This is checked before any server is asked.
     for args in [&["run", "", "--", "true"][..], &["show", ""], &["unlock", ""]] {
         let finished = finish(leasehold(&server, args).env("REDIS_URL", "redis://127.0.0.1:1"));
         assert_eq!(finished.code, 64, "{args:?}: {finished:?}");
@@ -140,14 +140,14 @@ fn a_server_that_cannot_be_reached_is_69() {
         assert_eq!(finished.code, 69, "{args:?}: {finished:?}");
         // The retry window of calls without a limit is 10 s.
         assert!(begin.elapsed() < Duration::from_secs(7), "{args:?}: {finished:?}");
-        // `ping` says it of each server, and does not repeat it.
+        // `ping` says it about each server, and does not repeat it.
         let said = [&finished.stdout, &finished.stderr].map(|text| text.contains("refused"));
         assert_eq!(said, [args == ["ping"], args != ["ping"]], "{finished:?}");
         assert!(finished.stdout.is_empty() || args == ["ping"], "{finished:?}");
         assert!(finished.stderr.contains(&format!("127.0.0.1:{port}")), "{finished:?}");
         assert!(!finished.stderr.contains("could not ping"), "{finished:?}");
     }
-    // The option goes before the environment.
+    // The option takes precedence over the environment.
     assert_eq!(code(&server, &["--url", &url, "ping"]), 69);
 }
 

@@ -7,10 +7,10 @@ use rustix::process::Signal;
 
 use crate::support::{Running, Server, client, eventually, finish, json, leasehold, output};
 
-/// Ends with its input.
+/// A command that ends with its input.
 const HOLDER: [&str; 3] = ["sh", "-c", "echo holds; read line"];
 
-/// The program while it runs a command, until the end of this.
+/// Starts the program with a command that runs until this is dropped.
 fn hold(server: &Server, options: &[&str], name: &str) -> Running {
     let args = [&["run"], options, &[name, "--"], &HOLDER].concat();
     let running = Running::start(leasehold(server, &args).stdin(Stdio::piped()));
@@ -75,7 +75,7 @@ fn a_lock_does_not_stay_taken_if_the_command_cannot_be_run() {
     };
     assert_eq!(run(&["/no/such/command"]), 127);
     assert_eq!(run(&["/etc/passwd"]), 126);
-    // A command that answers the same has been run.
+    // A command with that exit status was run all the same.
     assert_eq!(run(&["sh", "-c", "exit 127"]), 127);
     assert_eq!(run(&["true"]), 75);
 }
@@ -218,7 +218,7 @@ fn a_release_that_fails_is_said_and_no_failure_of_the_command() {
     assert!(running.errors().contains("lease"), "it says until when the lock lasts");
 }
 
-/// The line for cron in the manual that survives the death of the host which runs the job, with
+/// The line for cron in the manual that survives the death of the host that runs the job, with
 /// shorter times.
 #[test]
 fn a_job_of_a_host_that_dies_is_run_by_one_that_waits() {
@@ -240,7 +240,7 @@ fn a_job_of_a_host_that_dies_is_run_by_one_that_waits() {
 
     assert_eq!(second.next(), "runs too");
     assert_eq!(second.code(), 0);
-    // The job is done, and the lock stays taken for those that still wait.
+    // The job is done, and the lock stays taken for hosts that still wait.
     let mut third = host("100ms", "echo runs again");
     assert_eq!((third.code(), third.rest().as_str()), (0, ""));
 }

@@ -1,4 +1,4 @@
-//! Where passwords come from, and that none is shown.
+//! Sources of passwords, none of which is ever shown.
 
 use std::env;
 use std::fs;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::support::{Running, Server, finish, leasehold, output, without_server};
 
-/// Gives the user `app` another password, and ends its connections.
+/// Gives the user `app` another password, and closes its connections.
 fn set_password(server: &Server, password: &str) {
     let password = format!(">{password}");
     let rights = ["ACL", "SETUSER", "app", "on", "resetpass", &password, "~*", "&*", "+@all"];
@@ -17,12 +17,12 @@ fn set_password(server: &Server, password: &str) {
     server.command(&["CLIENT", "KILL", "USER", "app"]);
 }
 
-/// The URL of the user `app`, without a password.
+/// Returns the URL of the user `app`, without a password.
 fn url(server: &Server) -> String {
     server.url().replace("//", "//app@")
 }
 
-/// A file that is removed with this.
+/// A file that is removed on drop.
 struct PasswordFile(PathBuf);
 
 impl PasswordFile {
@@ -31,7 +31,7 @@ impl PasswordFile {
     }
 
     fn write(&self, password: &str) {
-        // As tools replace a file that is read at any moment.
+        // Tools replace a file like this if it may be read at any moment.
         let new = self.0.with_extension("new");
         fs::write(&new, format!("{password}\n")).unwrap();
         fs::rename(new, &self.0).unwrap();
@@ -68,7 +68,7 @@ fn a_long_run_survives_new_passwords() {
         assert_eq!(running.next(), "ready", "{options:?}");
         file.write("second");
         set_password(&server, "second");
-        // Longer than the lease: renewals need new connections.
+        // This is longer than the lease, so renewals need new connections.
         thread::sleep(Duration::from_secs(4));
         running.close_input();
         assert_eq!(running.code(), 5, "{options:?}: {}", running.errors());

@@ -12,7 +12,7 @@ use crate::support::{
     Running, Server, client, eventually, finish, full_pipe, json, leasehold, refuse_for_now,
 };
 
-/// The signals that are passed on, by the names that a shell knows them by.
+/// The forwarded signals, with the names that a shell knows them by.
 const FORWARDED: [(Signal, &str); 6] = [
     (Signal::HUP, "HUP"),
     (Signal::INT, "INT"),
@@ -22,8 +22,8 @@ const FORWARDED: [(Signal, &str); 6] = [
     (Signal::USR2, "USR2"),
 ];
 
-/// The signals that this process does not ignore. What it ignores its children do too, as under
-/// `nohup`.
+/// The signals that this process does not ignore. Its children ignore those that it ignores, as
+/// under `nohup`.
 fn forwarded() -> impl Iterator<Item = (Signal, &'static str)> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -31,7 +31,7 @@ fn forwarded() -> impl Iterator<Item = (Signal, &'static str)> {
     FORWARDED.into_iter().filter(move |(signal, _)| ignored >> (signal.as_raw() - 1) & 1 == 0)
 }
 
-/// Starts a command that is a script.
+/// Runs a script as the command.
 fn run(server: &Server, options: &[&str], script: &str) -> Running {
     let args = [&["run"], options, &["a", "--", "sh", "-c", script]].concat();
     Running::start(&mut leasehold(server, &args))
@@ -93,7 +93,7 @@ fn the_lock_is_held_until_the_command_has_ended() {
     let mut running = Running::start(leasehold(&server, &args).stdin(Stdio::piped()));
     assert_eq!(running.next(), "ready");
     running.signal(Signal::TERM);
-    // The shell looks at signals between two commands.
+    // The shell handles signals between two commands.
     running.write("a line\n");
     assert_eq!(running.next(), "told");
     assert!(client(&server).try_lock("a").unwrap().is_none());
@@ -101,7 +101,7 @@ fn the_lock_is_held_until_the_command_has_ended() {
     assert_eq!(running.code(), 6);
 }
 
-/// Says how often it was told to make way, and ends when it is told to.
+/// Prints how often it was told to make way, and ends when it is told to.
 const MAKES_WAY: &str = "n=0; trap 'n=$((n + 1)); echo told $n' USR1; trap 'exit 3' TERM
     echo ready; while :; do sleep 0.02; done";
 
@@ -114,7 +114,7 @@ fn a_command_is_told_once_that_another_client_waits() {
         let wait = |client: Client| scope.spawn(move || drop(client.lock("a").unwrap()));
         let first = wait(client(&server));
         assert_eq!(running.next(), "told 1");
-        // It goes on, and is told no more, though another client waits as well.
+        // It continues, and is told nothing more, although another client also waits.
         let second = wait(client(&server));
         eventually(|| waiting(&server) == 2);
         thread::sleep(Duration::from_millis(300));
@@ -143,7 +143,7 @@ fn a_command_can_prepare_though_another_client_waits_from_the_start() {
     assert_eq!((first.code(), second.code()), (3, 5));
 }
 
-/// How many clients wait for the lock.
+/// Returns how many clients wait for the lock.
 fn waiting(server: &Server) -> usize {
     let report = json(&mut leasehold(server, &["show", "a", "--json"]));
     report["waiting"].as_array().map_or(0, Vec::len)
@@ -212,7 +212,7 @@ fn a_signal_ends_the_wait_for_a_server_at_the_start() {
         let begin = Instant::now();
         running.signal(Signal::TERM);
         assert_eq!(running.code(), 128 + 15, "{task:?}");
-        // The server would be waited for for 10 s.
+        // The program would wait 10 s for the server.
         assert!(begin.elapsed() < Duration::from_secs(6), "{:?}", begin.elapsed());
         assert_eq!((running.rest(), running.errors()), (String::new(), String::new()));
     }
@@ -270,7 +270,7 @@ fn signals_that_were_blocked_are_received_all_the_same() {
 #[test]
 fn a_signal_that_is_ignored_stays_ignored() {
     let server = Server::redis();
-    // As nohup(1) does.
+    // nohup(1) does this.
     let ignore = "trap '' HUP; exec \"$0\" run a -- sh -c 'echo ready; read line; exit 5'";
     let program = leasehold(&server, &[]).get_program().to_owned();
     let mut command = Command::new("sh");

@@ -1,4 +1,4 @@
-//! The program, run by a test.
+//! Helpers to run the program in a test.
 
 use std::io::{self, BufRead, BufReader, PipeReader, PipeWriter, Write};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -24,21 +24,21 @@ mod server;
 /// A generous limit for what should happen at once, even on a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
-/// The program with these arguments and a server.
+/// Returns the program with these arguments and a server.
 pub(crate) fn leasehold(server: &Server, args: &[&str]) -> Command {
     let mut command = without_server(args);
     command.env("REDIS_URL", server.url());
     command
 }
 
-/// As `leasehold`, without knowing a server.
+/// Like `leasehold`, but without a server.
 pub(crate) fn without_server(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
     command.args(args).env_remove("REDIS_URL").stdin(Stdio::null());
     command
 }
 
-/// What a process has written, and its exit status.
+/// The output of a process, and its exit status.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Finished {
     pub(crate) code: i32,
@@ -86,7 +86,7 @@ impl Running {
         Self::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()))
     }
 
-    /// As `start`, with the stdout and stderr that the command was given.
+    /// Like `start`, with the stdout and stderr that the command already has.
     pub(crate) fn spawn(command: &mut Command) -> Self {
         let mut process = command.spawn().expect("it starts");
         let no_lines = || unbounded().1;
@@ -109,7 +109,7 @@ impl Running {
         self.errors.recv_timeout(SOON).expect("a line")
     }
 
-    /// Returns the lines of its stdout that are left, once no process has that open.
+    /// Returns the remaining lines of its stdout, once no process has it open.
     pub(crate) fn rest(&self) -> String {
         self.lines.iter().collect::<Vec<_>>().join("\n")
     }
@@ -161,7 +161,7 @@ impl Running {
         self.wait().code().expect("it exits by itself")
     }
 
-    /// Returns all that it has written to stderr, once nothing has that open any more.
+    /// Returns everything it has written to stderr, once no process has it open.
     pub(crate) fn errors(&self) -> String {
         let mut text = String::new();
         while let Ok(line) = self.errors.recv_timeout(SOON) {
@@ -174,7 +174,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both fail if the process has ended already.
+        // Both fail if the process has already ended.
         self.process.kill().ok();
         self.process.wait().ok();
     }
@@ -192,19 +192,19 @@ fn lines_of(output: impl std::io::Read + Send + 'static) -> Receiver<String> {
     lines
 }
 
-/// A client with a label, to hold locks beside the program.
+/// Opens a client with a label, to hold locks beside the program.
 pub(crate) fn client(server: &Server) -> Client {
     Client::builder().label("tester").wait(SOON).open(&server.url()).expect("the server is up")
 }
 
-/// Makes a server refuse all locks for now, as one does that is loading its data.
+/// Makes a server refuse all locks for now, like one that is loading its data.
 pub(crate) fn refuse_for_now(server: &Server) {
     server.command(&["CONFIG", "SET", "replica-serve-stale-data", "no"]);
-    // Nothing is there.
+    // No server listens there.
     server.command(&["REPLICAOF", "127.0.0.1", "1"]);
 }
 
-/// A pipe that no process reads, and that takes nothing more.
+/// Returns a pipe that no process reads, and that is full.
 pub(crate) fn full_pipe() -> (PipeReader, PipeWriter) {
     let (reader, mut writer) = io::pipe().expect("a pipe");
     ioctl_fionbio(&writer, true).expect("it may refuse to wait");

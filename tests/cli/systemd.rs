@@ -1,4 +1,4 @@
-//! The units of the manual, and the program as a service with sockets.
+//! The units in the manual, and the program as a service with sockets.
 
 use std::env;
 use std::fs;
@@ -16,7 +16,7 @@ fn has(tool: &str) -> bool {
     is_there
 }
 
-/// The units of the manual, and their file names.
+/// Returns the units in the manual, with their file names.
 fn units() -> Vec<(&'static str, String)> {
     let manual = include_str!("../../docs/program.md");
     let parts = manual.split("`/etc/systemd/system/").skip(1);
@@ -45,7 +45,7 @@ fn systemd_finds_no_fault_in_the_units_of_the_manual() {
     let files: Vec<_> = files.collect();
     let output = Command::new("systemd-analyze").arg("verify").args(files).output().unwrap();
     fs::remove_dir_all(&dir).unwrap();
-    // What it warns of is no failure to it.
+    // The tool reports warnings without failing.
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     assert!(output.status.success());
 }

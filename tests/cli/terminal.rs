@@ -1,4 +1,4 @@
-//! The program at a terminal: keys, input, and the line that says what it waits for.
+//! The program at a terminal: keys, input, and the line about the wait.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ use rustix::termios::{LocalModes, tcgetattr};
 
 use crate::support::{Server, client, eventually, leasehold};
 
-/// The program in a session of its own, whose terminal this is.
+/// The program in its own session, with this terminal.
 struct Terminal {
     keys: File,
     screen: Arc<Mutex<String>>,
@@ -36,14 +36,14 @@ impl Terminal {
         let name = name.to_str().unwrap();
         let slave = || OpenOptions::new().read(true).write(true).open(name).unwrap();
         let mut command = Command::new("setsid");
-        // These tests may have been started by a shell that has its children ignore such keys.
+        // The shell that started these tests may make its children ignore such keys.
         command.args(["--ctty", "env", "--default-signal"]);
         command.arg(program.get_program()).args(program.get_args());
         let variables = program.get_envs();
         command.envs(variables.filter_map(|(name, value)| Some((name, value?))));
         command.stdin(slave()).stdout(slave()).stderr(slave());
         let process = command.spawn().unwrap();
-        // The copies of the terminal that the command had are closed, so that reading ends.
+        // Closes the command's copies of the terminal, so that reading ends.
         drop(command);
         let mut master = File::from(master);
         let keys = master.try_clone().unwrap();
@@ -73,7 +73,7 @@ impl Terminal {
         eventually(seen);
     }
 
-    /// The numbers on the screen.
+    /// Returns the numbers on the screen.
     #[track_caller]
     fn numbers<const COUNT: usize>(&self) -> [i32; COUNT] {
         let screen = self.screen.lock().clone();
@@ -95,7 +95,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // Both fail if the process has ended already.
+        // Both fail if the process has already ended.
         self.process.kill().ok();
         self.process.wait().ok();
     }
@@ -105,7 +105,8 @@ impl Drop for Terminal {
 #[test]
 fn a_lost_lock_ends_all_that_the_command_has_started_at_the_terminal() {
     let server = Server::redis();
-    // Two processes in the group of the program, one without a parent, and one in a job of its own.
+    // Two processes in the program's group, one of them without a parent, and one in a job of its
+    // own.
     let script = "trap '' TERM; (sleep 60 & echo $!); sleep 60 & echo $!
         set -m; sleep 60 & echo $!; echo end.; wait; sleep 60";
     let neighbour = "sleep 60 & echo $!
@@ -151,7 +152,7 @@ fn the_terminal_is_as_before_when_the_command_was_killed() {
     }
 }
 
-/// What a raw terminal does not do.
+/// Returns the modes that a raw terminal does not have.
 fn settings(terminal: &File) -> (bool, bool) {
     let modes = tcgetattr(terminal).unwrap().local_modes;
     (modes.contains(LocalModes::ECHO), modes.contains(LocalModes::ICANON))
@@ -165,24 +166,24 @@ fn a_terminal_whose_output_is_stopped_delays_nothing() {
     let mut terminal = Terminal::start(&server, &["run", "a", "--", "sleep", "60"]);
     terminal.wait_for("waiting for \"a\"");
     terminal.press("\u{13}");
-    // A line more is due by then.
+    // Another line is due by then.
     thread::sleep(Duration::from_millis(1500));
     guard.unlock().unwrap();
     let holder = || client.mutex("a").holder().unwrap();
     eventually(|| holder().is_some_and(|holder| holder.label != "tester"));
-    // The command runs, and ends with a signal that is passed on.
+    // The command runs, and ends with a forwarded signal.
     thread::sleep(Duration::from_millis(500));
     terminal.signal(Signal::TERM);
     assert_eq!(terminal.code(), 128 + 15);
     assert!(holder().is_none(), "it was released");
 }
 
-/// The beginning of a script that starts no process later: a shell that is stopped at that moment
-/// may count as waiting for the new process, which is stopped.
+/// The start of a script that starts no process later: a shell that is stopped at that moment may
+/// count as waiting for the new process, which is stopped.
 #[cfg(target_os = "linux")]
 const WAITING: &str = "sleep 60 & trap 'kill $!; exit 4' USR1";
 
-/// Whether the process with this id is stopped.
+/// Returns `true` if the process with this id is stopped.
 #[cfg(target_os = "linux")]
 fn is_stopped(id: i32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
@@ -196,11 +197,11 @@ fn a_key_reaches_the_command_once() {
         echo ready; while :; do sleep 0.02; done";
     let mut terminal = Terminal::start(&server, &["run", "a", "--", "sh", "-c", script]);
     terminal.wait_for("ready");
-    // Two signals that come at nearly the same time would be one to the command.
+    // The command would see two nearly simultaneous signals as one.
     terminal.signal(Signal::STOP);
     terminal.press("\u{3}");
     terminal.wait_for("pressed");
-    // The program has received that, too, and passes on what comes after it.
+    // The program has received that as well, and forwards what comes after it.
     terminal.signal(Signal::CONT);
     terminal.signal(Signal::USR1);
     terminal.wait_for("1 times");
@@ -243,7 +244,7 @@ fn a_key_that_stops_the_program_stops_a_command_with_other_input() {
 #[test]
 fn what_stops_the_program_at_a_terminal_stops_the_command() {
     let server = Server::redis();
-    // The program as a job of a shell, which goes on when that has stopped.
+    // The program as a job of a shell, which continues when the program has stopped.
     let job = "set -m; \"$0\" run a -- sh -c \"$1\"
         echo \"the shell goes on\"; read line; fg; echo \"ended with $?\"";
     for (is_key, trap) in

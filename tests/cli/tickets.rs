@@ -158,7 +158,7 @@ fn input_that_is_no_ticket_is_64_and_not_read_to_its_end() {
         let finished = finish(leasehold(&server, &["release", "-"]).stdin(input));
         assert_eq!((finished.code, &*finished.stdout), (64, ""), "{finished:?}");
         assert!(finished.stderr.len() < 1000, "{finished:?}");
-        // The two descriptors have one position.
+        // The two descriptors share one position.
         assert!(file.stream_position().unwrap() <= 2 << 20);
     }
 }

@@ -1,7 +1,7 @@
-//! Input of others, nearly right and quite wrong: whatever it is, nothing panics, memory is
-//! bounded, and an error is the right one.
+//! Foreign input, nearly right or quite wrong: nothing panics, memory is bounded, and an error is
+//! the right one.
 //!
-//! Each case is a seed, which is right, with a few edits. What has once been a fault becomes a
+//! Each case is a valid seed with a few edits. Every input that has once caused a fault becomes a
 //! seed.
 
 mod replies;
@@ -14,7 +14,7 @@ use proptest::sample::{Index, select};
 use proptest::test_runner::Config;
 use redis::Value;
 
-/// One change of a text.
+/// A change of a text.
 #[derive(Clone, Debug)]
 enum Edit {
     Delete { from: Index, length: usize },
@@ -49,7 +49,7 @@ impl Edit {
     }
 }
 
-/// One of the seeds with a few edits, which put in pieces of what such texts are made of.
+/// Returns one of the seeds with a few edits, which insert typical pieces of such texts.
 pub(crate) fn edited(
     seeds: &'static [&'static [u8]],
     pieces: &'static [&'static str],
@@ -75,7 +75,7 @@ pub(crate) fn edited(
     })
 }
 
-/// As `edited`, for what is text.
+/// Like `edited`, for text.
 fn edited_text(
     seeds: &'static [&'static [u8]],
     pieces: &'static [&'static str],
@@ -83,7 +83,7 @@ fn edited_text(
     edited(seeds, pieces).prop_map(|text| String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Any reply that the protocol can carry, with the numbers and words that replies of scripts have.
+/// Returns any reply that the protocol can carry, with numbers and words from replies of scripts.
 pub(crate) fn values() -> impl Strategy<Value = Value> {
     const WORDS: [&str; 8] = ["", "0", "1", "l", "p", "web:0a:1", "10.0.0.1", "7000"];
     const NUMBERS: [i64; 8] = [0, 1, 2, -1, -2, 16_383, i64::MAX, i64::MIN];
@@ -99,7 +99,7 @@ pub(crate) fn values() -> impl Strategy<Value = Value> {
     leaf.prop_recursive(3, 24, 5, |inner| vec(inner, 0..5).prop_map(Value::Array))
 }
 
-/// `LEASEHOLD_FUZZ_CASES` is for a long run.
+/// Returns the number of cases; `LEASEHOLD_FUZZ_CASES` sets it for a long run.
 pub(crate) fn cases(usual: u32) -> Config {
     let cases = std::env::var("LEASEHOLD_FUZZ_CASES").ok();
     let cases = cases.map_or(usual, |cases| cases.parse().expect("a number of cases"));

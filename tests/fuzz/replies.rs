@@ -1,4 +1,4 @@
-//! The bytes that a server sends.
+//! Bytes sent by a server.
 
 use std::fmt::Debug;
 use std::io::Read;
@@ -41,7 +41,8 @@ const PIECES: &[&str] = &[
     ",1e400\r\n",
 ];
 
-/// Reads in pieces of these sizes, and takes each reply when it is whole. Nothing follows an error.
+/// Reads in pieces of these sizes, and takes each reply when it is complete. Nothing follows an
+/// error.
 fn read(mut bytes: &[u8], sizes: &[usize]) -> Vec<RedisResult<Value>> {
     let (mut buffer, mut replies) = (ReplyBuffer::default(), Vec::new());
     let mut sizes = sizes.iter().copied().chain(std::iter::repeat(usize::MAX));
@@ -63,7 +64,7 @@ fn read(mut bytes: &[u8], sizes: &[usize]) -> Vec<RedisResult<Value>> {
     replies
 }
 
-/// Errors cannot be compared.
+/// Returns a text to compare, because errors cannot be compared.
 fn shown(replies: &impl Debug) -> String {
     format!("{replies:?}")
 }
@@ -85,7 +86,7 @@ proptest! {
         if let Some(Ok(first)) = whole.first() {
             match parse_redis_value(&bytes) {
                 Ok(other) => prop_assert_eq!(shown(first), shown(&other)),
-                // Another parser does not read an error reply that was cut within a character.
+                // The other parser does not read an error reply that was cut within a character.
                 Err(error) => {
                     let is_cut = bytes.contains(&b'-') && str::from_utf8(&bytes).is_err();
                     prop_assert!(is_cut, "{error}");
@@ -97,7 +98,7 @@ proptest! {
     #[test]
     fn memory_is_bounded_by_what_has_come(bytes in edited(SEEDS, PIECES)) {
         let used = allocation_counter::measure(|| drop(read(&bytes, &[])));
-        // A buffer, and at most this for each of the shortest parts.
+        // One buffer, and at most this much for each of the shortest parts.
         let most = 16 * 1024 + 150 * bytes.len() as u64;
         prop_assert!(used.bytes_max <= most, "{} for {} bytes", used.bytes_max, bytes.len());
     }

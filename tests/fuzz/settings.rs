@@ -1,4 +1,4 @@
-//! What users write: URLs, configuration files, durations, names.
+//! Input written by users: URLs, configuration files, durations, names.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -89,7 +89,7 @@ const NAMES: &[&[u8]] = &[b"stock:42", b"{user:7}:cart", b"a{b", b"leasehold:x",
 
 const NAME_PIECES: &[&str] = &["{", "}", "{}", "leasehold:", "\0", "\r\n", "\u{1f409}"];
 
-/// Errors are logged, so they are one line and have no password.
+/// Returns `true` for one line without a password, because errors are logged.
 fn is_fit_to_be_logged(error: &Error) -> bool {
     let text = error.to_string();
     let config = matches!(error, Error::InvalidInput(_));
@@ -100,7 +100,7 @@ fn shows_no_password(settings: &impl Debug) -> bool {
     !format!("{settings:?}").contains("se5ame")
 }
 
-/// The slot of a key is that of its hash tag, if it has one.
+/// Returns the part of a key that determines its slot: the hash tag, if it has one.
 fn hashed(key: &str) -> &str {
     let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
     tag.map(|(tag, _)| tag).filter(|tag| !tag.is_empty()).unwrap_or(key)
@@ -118,7 +118,7 @@ proptest! {
             Err(error) => prop_assert!(is_fit_to_be_logged(&error), "{}", error),
         }
         match Endpoint::parse(&url, &Settings::default(), &Events::default()) {
-            // What is in the place of a host or of a path is shown.
+            // Text in the place of a host or a path is shown.
             Ok(endpoint) if url.contains("ada:se5ame@") && !url.starts_with("unix") => {
                 prop_assert!(shows_no_password(&endpoint));
             }

@@ -48,7 +48,7 @@ const FILES: &[&[u8]] = &[
 const FILE_PIECES: &[&str] =
     &["\"", "\\", "\\u0000", "\\ud800", "null", "[", "{", "1", ":", "%", "\\n"];
 
-/// What a client that reads a ticket must know to release its lock.
+/// The part of a ticket that a reader needs to release its lock.
 const SECRET: &str = "5ec2e7ff";
 
 fn is_in_order(ticket: &Ticket) -> bool {
@@ -63,7 +63,7 @@ fn is_in_order(ticket: &Ticket) -> bool {
 }
 
 prop_compose! {
-    /// The parts of a ticket, of which not all make one.
+    /// The parts of a ticket, not all of which make a valid one.
     fn parts()(
         prefix in prop_oneof![Just(String::new()), Just("lock:".into()), any::<String>()],
         name: String,
@@ -77,7 +77,7 @@ prop_compose! {
         let client = if label.is_empty() { random } else { format!("{label}:{random}") };
         let (name, client) = (name.into(), client.into());
         let id = HoldId { kind: HoldKind::Lock, name, client, nonce };
-        // Most of all durations are longer than any lease.
+        // Most of all possible durations are longer than any lease.
         let (lease, kept) = (lease / (1 << 31), kept / (1 << 31));
         let hold = DetachedHold { id, fence: fence >> 10, lease, kept, in_doubt };
         Ticket { prefix: prefix.into(), hold }

@@ -1,4 +1,4 @@
-//! How models are checked.
+//! Ways to check a model.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -31,13 +31,13 @@ where
     checker.assert_any_discovery(promise);
 }
 
-/// Panics if a path of a model comes back to a state, so that it may be endless.
+/// Panics if a path of a model returns to a state, so that it may be endless.
 pub(crate) fn comes_to_an_end<M>(model: &M)
 where
     M: Model<State: Clone + Eq + Hash>,
 {
-    // How many steps lead to each state that have not been walked back yet: to a state without a
-    // circle before it, none is left in the end.
+    // The number of steps to each state that were not yet walked back. A state without a circle
+    // before it has none left in the end.
     let mut steps_to: HashMap<M::State, usize> = HashMap::new();
     let mut found = model.init_states();
     while let Some(state) = found.pop() {
@@ -61,7 +61,7 @@ where
     assert!(steps_to.values().all(|left| *left == 0), "a path may be endless");
 }
 
-/// Panics if from some state of a model none can be reached any more that is at rest.
+/// Panics if a state of a model cannot reach any state that is at rest.
 pub(crate) fn comes_to_rest<M>(model: &M)
 where
     M: Course<State: Clone + Eq + Hash>,

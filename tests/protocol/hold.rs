@@ -1,4 +1,4 @@
-//! What several models have of a hold: its identity and its tokens.
+//! The common part of a hold in several models: its identity and its tokens.
 
 /// A hold: its client, and its number among the holds of that client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -15,7 +15,7 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// The tokens after the first one.
+    /// Returns the tokens after the first one.
     pub(crate) fn following(self) -> Option<Self> {
         (self.first < self.last).then_some(Self { first: self.first + 1, ..self })
     }

@@ -1,4 +1,4 @@
-//! What is on its way from clients to a server: requests that arrive in any order.
+//! Requests in transit from clients to a server, which arrive in any order.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use stateright::Model;
 
 use crate::hold::HoldId;
 
-/// What a client sends.
+/// A request of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Request<C> {
     /// The first one of a batch.
@@ -14,7 +14,7 @@ pub(crate) struct Request<C> {
     /// Its number among the requests of this client, or among those for this hold.
     pub(crate) round: u64,
     pub(crate) command: C,
-    /// Whether it is the copy of one that was executed.
+    /// Whether it is a copy of an executed request.
     pub(crate) is_copy: bool,
 }
 
@@ -23,13 +23,13 @@ impl<C> Request<C> {
         Self { hold, round, command, is_copy: false }
     }
 
-    /// The holds of a batch of this size.
+    /// Returns the holds of a batch of this size.
     pub(crate) fn batch(&self, size: u64) -> Vec<HoldId> {
         (0..size).map(|at| HoldId { nonce: self.hold.nonce + at, ..self.hold }).collect()
     }
 }
 
-/// A request is executed, and perhaps later once more.
+/// The execution of a request, which may arrive again later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Arrival<C> {
     pub(crate) request: Request<C>,
@@ -38,10 +38,10 @@ pub(crate) struct Arrival<C> {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Network<C> {
-    /// One that no client waits for may be lost; one that ends something is repeated until it has
+    /// One that no client waits for may be lost. One that ends something is repeated until it has
     /// arrived.
     pub(crate) requests: BTreeSet<Request<C>>,
-    /// How many faults there have been, of any kind.
+    /// The number of faults so far, of any kind.
     pub(crate) faults: u64,
 }
 
@@ -50,13 +50,13 @@ impl<C: Copy + Ord> Network<C> {
         Self { requests: BTreeSet::new(), faults: 0 }
     }
 
-    /// The requests that arrive sooner or later.
+    /// Returns the requests that arrive sooner or later.
     pub(crate) fn course(&self, must_arrive: impl Fn(&Request<C>) -> bool) -> Vec<Arrival<C>> {
         let requests = self.requests.iter().copied().filter(must_arrive);
         requests.map(|request| Arrival { request, again: false }).collect()
     }
 
-    /// Those that may as well be lost, and if any may arrive `twice`, all.
+    /// Returns the requests that may also be lost; all of them if any may arrive `twice`.
     pub(crate) fn accidents(
         &self,
         twice: bool,
@@ -69,7 +69,7 @@ impl<C: Copy + Ord> Network<C> {
         late
     }
 
-    /// Takes the request that arrives.
+    /// Removes the request that arrives.
     pub(crate) fn take(&mut self, Arrival { request, again }: Arrival<C>) -> Request<C> {
         self.requests.remove(&request);
         self.requests.extend(again.then_some(Request { is_copy: true, ..request }));
@@ -78,12 +78,12 @@ impl<C: Copy + Ord> Network<C> {
     }
 }
 
-/// A model of which a part happens sooner or later.
+/// A model in which part of the events happen sooner or later.
 pub(crate) trait Course: Model {
-    /// What happens sooner or later if nothing else does.
+    /// Adds the events that happen sooner or later if nothing else does.
     fn course(&self, world: &Self::State, actions: &mut Vec<Self::Action>);
 
-    /// Returns `true` if nothing more happens, unless something goes wrong.
+    /// Returns `true` if nothing more happens without a fault.
     fn is_at_rest(&self, world: &Self::State) -> bool {
         let mut actions = Vec::new();
         self.course(world, &mut actions);

@@ -1,6 +1,5 @@
-//! A wait queue under thousands of schedules that shuttle makes up: the lock is never lost and
-//! never held twice, no thread waits for ever (which shuttle finds out), and no waiter is left
-//! behind.
+//! A wait queue under thousands of schedules made up by shuttle: the lock is never lost and never
+//! held twice, no thread waits forever (which shuttle detects), and no waiter is left behind.
 //!
 //! A unit test of `src/local`, run by
 //! `RUSTFLAGS="--cfg leasehold_shuttle" cargo test --lib --target-dir target/shuttle schedules`
@@ -31,12 +30,12 @@ use crate::store::hold_id::{HoldId, HoldKind};
 /// How often another client asks for a lock.
 const RECALLS: usize = 48;
 
-/// In all schedules: the holds that began on a lock that was kept, and the locks that were released
+/// Counts over all schedules: the holds that began on a kept lock, and the locks that were released
 /// because another client asked for them.
 static RELOCKS: AtomicU64 = AtomicU64::new(0);
 static RECALLED: AtomicU64 = AtomicU64::new(0);
 
-/// How a thread waits.
+/// The way in which a thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
     Endless,
@@ -45,7 +44,7 @@ enum Wait {
     Until,
 }
 
-/// A wait queue, and the lock that it is there for.
+/// A wait queue and its lock.
 #[derive(Default)]
 struct Scene {
     queues: Arc<WaitQueues>,
@@ -54,17 +53,17 @@ struct Scene {
     loses: bool,
     /// Whether the lock is kept after a hold.
     keeps: bool,
-    /// The number of the hold that the store has. Like `last`, not one of `crate::sync`.
+    /// The number of the hold in the store. Like `last`, not a primitive of `crate::sync`.
     stored: parking_lot::Mutex<Option<u64>>,
-    /// The last holder. Not one of `crate::sync`: no thread is interrupted here.
+    /// The last holder. Not a primitive of `crate::sync`, so that no thread is interrupted here.
     last: parking_lot::Mutex<Option<Arc<Hold>>>,
-    /// How many ids of holds there are.
+    /// The number of hold ids so far.
     holds: AtomicU64,
     /// The threads that read the replies to posted releases.
     readers: parking_lot::Mutex<Vec<JoinHandle<()>>>,
     /// The numbers of the tenures that another client has asked for.
     recalled: parking_lot::Mutex<HashSet<u64>>,
-    /// The holds whose releases were posted, and whose end was not reported.
+    /// The holds whose releases were posted, and whose end was not yet reported.
     unreported: Arc<parking_lot::Mutex<HashSet<u64>>>,
 }
 
@@ -83,7 +82,7 @@ impl Scene {
     fn begin(&self, hold: &Arc<Hold>) -> Vec<Arc<Hold>> {
         let head = head(&self.queues, HoldKind::Lock, &self.name);
         let earlier = self.queues.begin_hold(hold, head.as_deref());
-        // It may have been lost before it was at the head, where it was not missed.
+        // It may have been lost before it was at the head, where that would have been noticed.
         if !hold.lease.is_open() {
             self.queues.end_hold(hold);
         }
@@ -106,7 +105,7 @@ impl Scene {
 
     /// Begins a hold in the store, for the head.
     fn store_hold(&self, hold: &Hold) {
-        // A head that finds a hold of this client which was released has it released once more.
+        // A head that finds a released hold of this client releases it again.
         let is_released = !self.queues.released(HoldKind::Lock, &self.name).is_empty();
         let stored = self.stored.lock().replace(hold.id.nonce);
         let is_held = stored.is_some() && !is_released && !self.loses;
@@ -148,7 +147,7 @@ impl Scene {
             assert!(last.is_none_or(|last| !is_valid(&last)), "two threads have the lock");
         }
         thread::yield_now();
-        // A thread that has lost the lock may go on with its work, and holds up no other.
+        // A thread that has lost the lock may continue its work, and delays no other.
         if !self.loses || thread_rng().r#gen() {
             self.unlock(&hold);
         }
@@ -180,7 +179,7 @@ impl Scene {
 
     /// Asks for the lock as another client, now and then.
     fn recall(&self) {
-        // With an end, because a schedule may let this thread run for as long as it likes.
+        // There is an end, because a schedule may let this thread run for as long as it likes.
         for _ in 0..RECALLS {
             thread::yield_now();
             let (stored, waits) = (*self.stored.lock(), thread_rng().r#gen());
@@ -202,7 +201,7 @@ impl Scene {
         }
     }
 
-    /// Tries at a store where the lock is sometimes held, and sleeps in between.
+    /// Tries at a store whose lock is sometimes held, and sleeps in between.
     fn acquire_at_head(&self, waiter: &Waiter) -> Result<WaitEnd> {
         while thread_rng().r#gen() {
             *waiter.answer.lock() = HeadAnswer::Held(Instant::now());
@@ -244,8 +243,8 @@ impl Scene {
         }
     }
 
-    /// Releases a hold, and leaves it to another thread to read the reply. The next thread may ask
-    /// before this has taken effect, and then asks once more.
+    /// Releases a hold, and leaves reading the reply to another thread. The next thread may ask
+    /// before the release has taken effect, and then asks again.
     fn post(&self, hold: &Arc<Hold>) {
         self.remove_hold(hold);
         let (queues, posted) = (self.queues.clone(), hold.clone());
@@ -260,7 +259,7 @@ impl Scene {
         self.readers.lock().push(read);
     }
 
-    /// Returns `true` if no thread is in the queue and all releases are confirmed in the end.
+    /// Returns `true` if no thread is in the queue and all releases are confirmed at the end.
     fn is_empty(&self) -> bool {
         let readers = mem::take(&mut *self.readers.lock());
         readers.into_iter().for_each(|reader| reader.join().expect("no panic"));
@@ -274,14 +273,14 @@ impl Scene {
 struct Readers {
     queues: WaitQueues,
     name: Arc<str>,
-    /// How many ids of holds there are.
+    /// The number of hold ids so far.
     holds: AtomicU64,
-    /// The numbers of the holds that the store has.
+    /// The numbers of the holds in the store.
     stored: parking_lot::Mutex<HashSet<u64>>,
 }
 
 impl Readers {
-    /// Reads and is done. Returns `false` if the wait ended without a hold.
+    /// Reads and releases. Returns `false` if the wait ended without a hold.
     fn read(&self, wait: call::Wait) -> bool {
         let (waiter, turn) = self.join(wait);
         let nonce = waiter.hold.nonce;
@@ -307,7 +306,7 @@ impl Readers {
         self.queues.join(id, &caller, false).expect("open")
     }
 
-    /// Asks until a reply comes. The store grants as many as it likes.
+    /// Asks until a reply arrives. The store grants as many as it likes.
     fn ask_for_all(&self, head: &Waiter) -> bool {
         loop {
             let (_, alike) = self.queues.with(&head.hold, |queue| followers_of_head(queue));
@@ -373,7 +372,7 @@ fn threads_that_come_and_go_do_not_lose_the_lock() {
     });
 }
 
-/// The thread that gets the lock may release it before the one that handed it off goes on.
+/// The thread that gets the lock may release it before the one that handed it off continues.
 #[test]
 fn no_thread_is_the_head_before_a_lock_that_was_handed_off_is_released() {
     under_many_schedules(|| {
@@ -422,7 +421,7 @@ fn close_ends_every_wait_whenever_it_comes() {
 #[test]
 fn a_hold_that_is_lost_at_any_time_holds_up_no_waiter() {
     under_many_schedules(|| {
-        // Also while the lock is kept.
+        // This includes a kept lock.
         let scene = Scene { loses: true, keeps: thread_rng().r#gen(), ..Scene::default() };
         let scene = Arc::new(scene);
         scene.queues.set_listening(scene.keeps);
@@ -431,8 +430,8 @@ fn a_hold_that_is_lost_at_any_time_holds_up_no_waiter() {
     });
 }
 
-/// Threads drop the lock and lock it again, while another client asks for it at any time, and the
-/// lock may have been kept for long enough at any time.
+/// Threads drop the lock and lock it again, while another client asks for it at any time, and at
+/// any time the lock may have been kept for long enough.
 #[test]
 fn a_lock_that_is_kept_and_recalled_is_neither_lost_nor_held_twice() {
     under_many_schedules(|| {

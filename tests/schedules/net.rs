@@ -1,6 +1,6 @@
-//! Shared connections under thousands of schedules that shuttle makes up: every thread gets the
-//! reply to its own request or a failure, no thread waits for ever (which shuttle finds out), and
-//! every connection goes back to the pool.
+//! Shared connections under thousands of schedules made up by shuttle: every thread gets the reply
+//! to its own request or a failure, no thread waits forever (which shuttle detects), and every
+//! connection returns to the pool.
 //!
 //! A unit test of `src/net`, run by
 //! `RUSTFLAGS="--cfg leasehold_shuttle" cargo test --lib --target-dir target/shuttle schedules`
@@ -38,11 +38,11 @@ static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new("return ARGV[1]")
 static POOL_THREAD: LazyLock<PoolThread> = LazyLock::new(|| PoolThread::start().expect("a thread"));
 
 thread_local! {
-    /// How many requests were written. All threads of a schedule are one of the system's.
+    /// The number of written requests. All threads of a schedule share one system thread.
     static WRITTEN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// What may go wrong.
+/// A kind of trouble.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Weather {
     /// Connections break at any time.
@@ -64,7 +64,7 @@ pub(crate) struct FakeStream {
 #[derive(Debug, Default)]
 struct FakeState {
     broken: bool,
-    /// What was written and is not a whole request yet.
+    /// Written bytes that are not a whole request yet.
     written: Vec<u8>,
     /// The requests that the server has not answered.
     requests: VecDeque<Received>,
@@ -88,7 +88,7 @@ impl FakeStream {
         Some(stream.pass().map(|()| stream))
     }
 
-    /// A moment in which others act, and perhaps the connection breaks.
+    /// Lets others act, and possibly breaks the connection.
     fn pass(&self) -> io::Result<()> {
         yield_now();
         let mut state = self.state.lock();
@@ -96,7 +96,7 @@ impl FakeStream {
         if state.broken { Err(ErrorKind::ConnectionReset.into()) } else { Ok(()) }
     }
 
-    /// Takes some of the bytes, or for want of room none.
+    /// Takes some of the bytes, or none if there is no room.
     pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         self.pass()?;
         let room = if self.weather == Weather::Fine { bytes.len() } else { 200 };
@@ -126,7 +126,7 @@ impl FakeStream {
                 let kind = if at_once { ErrorKind::WouldBlock } else { ErrorKind::TimedOut };
                 return Err(kind.into());
             }
-            // Some replies come together.
+            // Some replies arrive together.
             let most = thread_rng().gen_range(1..=3);
             for _ in 0..most {
                 let Some(request) = state.requests.pop_front() else { break };
@@ -153,7 +153,7 @@ impl FakeStream {
     }
 }
 
-/// Reads the first request that was written, and how long it is: a call of the script, whose last
+/// Parses the first written request, and returns its length: a call of the script, whose last
 /// argument is its number, or one to wait for replicas, or a PING.
 fn received(bytes: &[u8]) -> Option<(Received, usize)> {
     // `*<number of arguments>`, then a line with a length in front of each.
@@ -170,8 +170,8 @@ fn received(bytes: &[u8]) -> Option<(Received, usize)> {
     Some((Received { number, in_full: !is_script || name == "EVAL" }, end + 1))
 }
 
-/// Returns `true` unless the pool has not made a connection in time, and other threads have found
-/// none free.
+/// Returns `true` unless the pool has failed to make a connection in time, and other threads have
+/// found none free.
 pub(crate) fn is_in_time(deadline: Instant) -> bool {
     let is_late = comes(deadline) && thread_rng().r#gen();
     if is_late {
@@ -198,18 +198,18 @@ fn request(number: u64) -> Request {
     Request::call(&SCRIPT, &[], &[Arg::Number(number)])
 }
 
-/// A deadline that never comes, or one that comes at any time.
+/// Returns a deadline that never passes, or one that passes at any time.
 fn deadline(weather: Weather) -> Instant {
     let time = if weather == Weather::Late { 1 } else { 24 * 60 * 60 };
     Instant::now() + Duration::from_secs(time)
 }
 
-/// Returns `true` if the deadline is one that comes.
+/// Returns `true` if the deadline passes at some time.
 fn comes(deadline: Instant) -> bool {
     deadline < Instant::now() + Duration::from_secs(60)
 }
 
-/// Sends requests, alone or with others as it comes, and checks the replies.
+/// Sends requests, alone or together with others, and checks the replies.
 fn ask(multiplexer: &Arc<Multiplexer>, number: u64, deadline: Instant) -> Result<(), Failure> {
     let durability = Durability::Replicas { acks: 1, timeout: Duration::from_secs(1) };
     let demand = |send_wait| Demand::new(durability).map(|demand| (demand, send_wait));
@@ -240,8 +240,8 @@ fn post(multiplexer: &Arc<Multiplexer>, number: u64, weather: Weather, replies: 
         match reply {
             Ok(reply) => assert_eq!(reply, value(number)),
             Err(failure) => {
-                // A connection over which only abandoned requests are in flight is given up, with
-                // everything else.
+                // A connection with only abandoned requests in flight is closed, with everything
+                // else.
                 let given_up = failure.is_ambiguous();
                 assert!(given_up || may_fail(weather), "{failure:?}");
             }
@@ -256,11 +256,10 @@ fn may_fail(weather: Weather) -> bool {
     matches!(weather, Weather::Broken | Weather::Late)
 }
 
-/// How many replies have come to posted requests.
+/// The number of replies to posted requests.
 type Replies = Arc<Mutex<u64>>;
 
-/// Lets threads send two requests each at the same time, and checks afterwards that nothing is
-/// left.
+/// Lets threads send two requests each at the same time, and then checks that nothing is left.
 fn scene(weather: Weather, connections: u32) {
     let multiplexer = multiplexer(weather, connections);
     let replies = Replies::default();
@@ -279,7 +278,7 @@ fn scene(weather: Weather, connections: u32) {
     multiplexer.settle(deadline(Weather::Fine));
     assert_eq!(*replies.lock(), 2 * THREADS, "a reply that was wanted is missing, or came twice");
     assert!(multiplexer.queue.state.lock().queue.is_empty(), "a request is left");
-    // What is left are needless requests to wait, which a sweep reads.
+    // Only needless requests to wait are left, which a sweep reads.
     let is_lingering = || {
         let state = multiplexer.queue.state.lock();
         !state.lingering.is_empty() || state.sweeps > 0
@@ -316,7 +315,7 @@ fn two_connections_serve_many_threads() {
     under_many_schedules(|| scene(Weather::Fine, 2));
 }
 
-/// Without posted requests there are no sweeps, which would send it too.
+/// Without posted requests there are no sweeps, which would also send it.
 #[test]
 fn a_request_that_finds_the_only_connection_in_use_is_sent_when_that_is_given_back() {
     under_many_schedules(|| {
@@ -339,7 +338,7 @@ fn deadlines_at_any_time_leave_nothing_behind() {
     under_many_schedules(|| scene(Weather::Late, 1));
 }
 
-/// It would be one that is never sent, beside a free connection.
+/// Such a request would never be sent, beside a free connection.
 #[test]
 fn a_thread_whose_time_for_a_connection_is_over_leaves_no_request_behind() {
     under_many_schedules(|| {

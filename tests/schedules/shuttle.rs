@@ -1,6 +1,6 @@
-//! Stand-ins, made of shuttle's parts, for the parts of `parking_lot` that the library uses.
+//! Replacements, made of shuttle's parts, for the parts of `parking_lot` that the library uses.
 //! `src/base/sync.rs` exports them in tests built with `--cfg leasehold_shuttle`. Time does not
-//! exist: a random choice of shuttle decides when a deadline passes.
+//! exist: shuttle decides at random when a deadline passes.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
@@ -18,11 +18,11 @@ const SCHEDULES: usize = 1_000;
 /// The number of interruptions by the scheduler that looks for rare orders.
 const INTERRUPTIONS: usize = 3;
 
-/// How large the stack of each thread is, in bytes. Shuttle's default is too small for the settings
-/// of a client in a build without optimizations.
+/// The size of each thread's stack, in bytes. Shuttle's default is too small for the settings of a
+/// client in an unoptimized build.
 const STACK: usize = 256 * 1024;
 
-/// A deadline beyond this never comes.
+/// A deadline beyond this never passes.
 const NEVER: Duration = Duration::from_secs(60 * 60);
 
 /// Like `parking_lot::Mutex`.

@@ -1,5 +1,5 @@
-//! A client: what `src/local` does with one side of a read-write lock, or with a semaphore. The
-//! thread at the head of its wait queue asks for itself and for the next one.
+//! A client: the behaviour of `src/local` with one side of a read-write lock, or with a semaphore.
+//! The thread at the head of its wait queue asks for itself and for the next one.
 
 use std::collections::BTreeMap;
 
@@ -25,17 +25,17 @@ pub(crate) struct Client {
     pub(crate) waiting: u64,
     /// The holds that its guards have, and whether each is live as far as it knows.
     pub(crate) guards: BTreeMap<u64, bool>,
-    /// Whether it has stopped for ever.
+    /// Whether it has stopped forever.
     pub(crate) stopped: bool,
 }
 
-/// What the thread at the head of the wait queue does.
+/// The state of the thread at the head of the wait queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Phase {
     Idle,
     /// Has sent a request.
     Acquiring,
-    /// A reply is on its way that grants so many holds.
+    /// A reply is on its way that grants this many holds.
     Granted {
         count: u64,
         fence: u64,
@@ -64,21 +64,21 @@ impl Client {
         HoldId { client: self.id, nonce }
     }
 
-    /// Begins to acquire, under the numbers of its next threads. One that was asked for before and
-    /// got nothing keeps its number.
+    /// Begins to acquire, with the numbers of its next threads. A thread that was asked for before
+    /// and got nothing keeps its number.
     pub(crate) fn begin(&mut self) -> Request<Command> {
         self.size = if self.side == Side::Writer { 1 } else { self.waiting.min(2) };
         self.ask()
     }
 
-    /// Asks for the holds, perhaps once more.
+    /// Asks for the holds, perhaps again.
     pub(crate) fn ask(&mut self) -> Request<Command> {
         (self.round, self.phase, self.over) = (self.round + 1, Phase::Acquiring, false);
         let command = Command::Acquire { size: self.size };
         Request::new(self.hold(self.first), self.round, command)
     }
 
-    /// Has guards with the holds that were granted, or ends these if their lease is over.
+    /// Creates guards for the granted holds, or ends these if their lease is over.
     pub(crate) fn receive(&mut self, count: u64, flaw: Option<Flaw>) -> Vec<Request<Command>> {
         self.phase = Phase::Idle;
         let granted = self.first..self.first + count;
@@ -99,7 +99,7 @@ impl Client {
         Request::new(self.hold(nonce), 0, Command::Release)
     }
 
-    /// Stops for ever. It still relies on the guards that it has.
+    /// Stops forever. It still relies on its guards.
     pub(crate) fn stop(&mut self) {
         (self.stopped, self.over) = (true, true);
     }
@@ -119,7 +119,7 @@ impl Client {
         is_live || is_acquiring && is_wanted && round == self.round && !self.over
     }
 
-    /// How many of its guards are live, as far as it knows.
+    /// Returns how many of its guards are live, as far as it knows.
     pub(crate) fn live_guards(&self) -> usize {
         self.guards.values().filter(|live| **live).count()
     }

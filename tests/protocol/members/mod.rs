@@ -1,14 +1,14 @@
 //! One server and three clients that want a side of a read-write lock or permits of a semaphore:
 //! holds side by side, batches for several threads of a client, offers to waiting clients, leases
-//! that end, and what goes wrong with all of them.
+//! that end, and faults in all of them.
 //!
 //! As in the model of tenures, time has no length, requests arrive in any order, and a hold ends at
-//! the server only after its client has ceased to rely on it. An offer ends by itself where its
-//! client does not take it; that one which would have taken it comes too late is a fault.
+//! the server only after its client has ceased to rely on it. An offer ends by itself if its client
+//! does not take it. A client that would take it but is too late is a fault.
 //!
-//! The scope is bounded: each thread wants a guard once, and at most one thing goes wrong. A server
-//! that loses its data, clients that cannot be told, clients that go by different numbers of
-//! permits, waits that are given up, and threads that try without waiting are left out.
+//! The scope is bounded: each thread wants a guard once, and at most one fault occurs. Not modelled
+//! are a server that loses its data, clients that cannot be told, clients that assume different
+//! numbers of permits, abandoned waits, and threads that try without waiting.
 
 mod client;
 mod flaw;
@@ -26,29 +26,29 @@ use crate::members::server::Side::{self, Permit, Reader, Writer};
 const ALL: [Fault; 5] =
     [Fault::Duplicate, Fault::MissedOffer, Fault::NoReply, Fault::Pause, Fault::Stop];
 
-/// Two clients with readers, of which the first has two threads, and one with a writer.
+/// Two clients with readers, the first of which has two threads, and one with a writer.
 fn sides(most: u64, faults: &[Fault]) -> Scope {
     let clients = vec![(Reader, 2), (Writer, 1), (Reader, 1)];
     Scope { clients, permits: 0, faults: faults.to_vec(), most, flaw: None }
 }
 
-/// As `sides`, with other clients.
+/// Like `sides`, with other clients.
 fn sides_of(clients: &[(Side, u64)], most: u64, faults: &[Fault]) -> Scope {
     Scope { clients: clients.to_vec(), ..sides(most, faults) }
 }
 
-/// Clients with so many threads each that want permits.
+/// Clients that want permits, with this many threads each.
 fn permits_of(threads: &[u64], permits: usize, most: u64, faults: &[Fault]) -> Scope {
     let clients = threads.iter().map(|threads| (Permit, *threads)).collect();
     Scope { clients, permits, ..sides(most, faults) }
 }
 
-/// Three clients that want two permits, of which the first has two threads.
+/// Three clients that want two permits. The first one has two threads.
 fn permits(most: u64, faults: &[Fault]) -> Scope {
     permits_of(&[2, 1, 1], 2, most, faults)
 }
 
-/// Checks that a promise is broken when a rule is.
+/// Checks that a promise is broken if a rule is.
 fn needs(promise: &'static str, flaw: Flaw, scope: Scope) {
     breaks(promise, flaw, Scope { flaw: Some(flaw), ..scope });
 }

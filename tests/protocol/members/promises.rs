@@ -1,4 +1,4 @@
-//! The promises, and what must be possible for the promises to mean anything.
+//! The promises, and the events that must be possible for the promises to mean anything.
 
 use stateright::Property;
 
@@ -7,20 +7,21 @@ use crate::members::scope::Scope;
 use crate::members::world::World;
 use crate::network::Course;
 
-/// No live writer beside a live guard of either side, and no more live permits than there are.
+/// No live writer beside a live guard of either side, and no more live permits than exist.
 pub(crate) const EXCLUSION_BY_LEASE: &str = "exclusion by lease";
 
-/// The token of a writer is above those of all guards before, that of a reader not below them.
+/// The token of a writer is above those of all earlier guards, and that of a reader is not below
+/// them.
 pub(crate) const EXCLUSION_BY_FENCE: &str = "exclusion by fence";
 
-/// A hold that was released is gone, and no renewal brings back one that is gone.
+/// A released hold is gone, and no renewal brings one back.
 pub(crate) const END: &str = "an ended hold stays ended";
 
-/// A client does not get a place while one is in the queue that was there when it came.
+/// A client does not get a place while the queue has a client that was there when it came.
 pub(crate) const TURNS: &str = "first come, first served";
 
-/// Every thread that waits gets a guard, unless its client has stopped. No path of this model is
-/// endless, so it is enough to look at the states in which nothing more needs to happen.
+/// Every waiting thread gets a guard, unless its client has stopped. No path of this model is
+/// endless, so it is enough to check the states in which nothing more needs to happen.
 pub(crate) const SERVICE: &str = "each thread that waits is served";
 
 pub(crate) fn all() -> Vec<Property<Scope>> {

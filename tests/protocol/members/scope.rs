@@ -1,4 +1,4 @@
-//! How much of the world the model visits, and everything that can happen next in it.
+//! The part of the world that the model visits, and everything that can happen next in it.
 
 use stateright::{Model, Property};
 
@@ -12,23 +12,23 @@ use crate::network::{Arrival, Course};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Scope {
-    /// What each client wants, and how many of its threads want it once.
+    /// The side that each client wants, and how many of its threads want it once.
     pub(crate) clients: Vec<(Side, u64)>,
     /// 0 for a read-write lock.
     pub(crate) permits: usize,
-    /// What may go wrong.
+    /// The possible faults.
     pub(crate) faults: Vec<Fault>,
-    /// How many times.
+    /// The maximum number of faults.
     pub(crate) most: u64,
     pub(crate) flaw: Option<Flaw>,
 }
 
-/// What may go wrong.
+/// A possible fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// A request is executed twice.
     Duplicate,
-    /// A client comes too late for its offer.
+    /// A client is too late for its offer.
     MissedOffer,
     /// A request, or the reply to it, is lost or late, and the request is repeated.
     NoReply,
@@ -36,20 +36,20 @@ pub(crate) enum Fault {
     Pause,
     /// A renewal arrives, however late.
     Renewal,
-    /// A client stops for ever.
+    /// A client stops forever.
     Stop,
 }
 
-/// What can happen.
+/// A possible event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Begin(usize),
     /// A hold is over at the server.
     End(HoldId),
-    /// An offer is over that its client does not take.
+    /// An offer ends that its client does not take.
     EndOffer(usize),
     Execute(Arrival<Command>),
-    /// Something goes wrong with a client or what it has sent.
+    /// A fault of a client or of its requests.
     Fault(Fault, usize),
     /// The lease of a hold is over for its client.
     Outlive(usize, u64),
@@ -127,7 +127,7 @@ impl Course for Scope {
 }
 
 impl Scope {
-    /// What a client does.
+    /// Adds the moves of a client.
     fn moves(&self, world: &World, id: usize, client: &Client, actions: &mut Vec<Action>) {
         actions.extend(client.guards.keys().map(|nonce| Action::Release(id, *nonce)));
         actions.extend(match client.phase {
@@ -138,7 +138,7 @@ impl Scope {
         });
     }
 
-    /// Returns `true` if it makes a difference that a client asks again. It may do so at any time.
+    /// Returns `true` if another request of a client makes a difference. It may ask at any time.
     fn may_retry(&self, world: &World, id: usize) -> bool {
         let (mut server, request) = (world.server.clone(), world.clients[id].clone().ask());
         let Command::Acquire { size } = request.command else { return false };
@@ -147,7 +147,7 @@ impl Scope {
         server != world.server && (is_woken || self.flaw != Some(Flaw::WaitsToBeWoken))
     }
 
-    /// What may happen, and may as well not.
+    /// Adds events that may or may not happen.
     fn accidents(&self, world: &World, actions: &mut Vec<Action>) {
         let twice = self.may_fail(world, Fault::Duplicate);
         let arrivals = world.network.accidents(twice, |request| world.must_arrive(request));

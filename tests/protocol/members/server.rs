@@ -1,12 +1,12 @@
-//! The server, for one name: what `acquire_member.lua`, `serve.lua`, `release_member.lua` and
-//! `change.lua` do to the holds, the offers, the fence and the queue of waiting clients.
+//! The server, for one name: the effects of `acquire_member.lua`, `serve.lua`, `release_member.lua`
+//! and `change.lua` on the holds, the offers, the fence and the queue of waiting clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::hold::HoldId;
 use crate::members::flaw::Flaw;
 
-/// What a client wants to have.
+/// The kind of hold that a client wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Side {
     Permit,
@@ -14,7 +14,7 @@ pub(crate) enum Side {
     Writer,
 }
 
-/// What a client sends.
+/// The content of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Command {
     /// Begins up to this many holds, or registers the client as waiting.
@@ -24,21 +24,21 @@ pub(crate) enum Command {
     Release,
 }
 
-/// What the server answers to a client that acquires.
+/// The reply to a client that acquires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Reply {
     Granted { count: u64, fence: u64, begun: bool },
     Held,
 }
 
-/// Waiting clients without a listener. Only traces have some.
+/// Waiting clients without a listener, which only traces have.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Absent {
-    /// Those that are removed from the queue.
+    /// Clients that are removed from the queue.
     pub(crate) gone: BTreeSet<usize>,
-    /// Those that are put in front of the others, where they keep their places for a while.
+    /// Clients that are put in front of the others, where they keep their places for a while.
     pub(crate) parked: BTreeSet<usize>,
-    /// Those that keep their places from before.
+    /// Clients that keep their places from before.
     pub(crate) silent: BTreeSet<usize>,
     /// The client that asks, if it is offered nothing.
     pub(crate) asks: Option<usize>,
@@ -46,17 +46,17 @@ pub(crate) struct Absent {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Server {
-    /// What each client wants.
+    /// The side that each client wants.
     pub(crate) sides: Vec<Side>,
     /// 0 for a read-write lock.
     pub(crate) permits: usize,
     /// The holds, and the request that has set the lease of each.
     pub(crate) holds: BTreeMap<HoldId, u64>,
-    /// The clients that are offered a place.
+    /// The clients with an offer.
     pub(crate) offers: BTreeSet<usize>,
     /// The last token.
     pub(crate) counter: u64,
-    /// The waiting clients, that which has waited longest first.
+    /// The waiting clients, in the order of their arrival.
     pub(crate) queue: Vec<usize>,
     pub(crate) absent: Absent,
 }
@@ -66,7 +66,7 @@ impl Server {
         Self { sides: sides.to_vec(), permits, ..Self::default() }
     }
 
-    /// Begins holds, or finds them. Else their client is registered, if it `waits`.
+    /// Begins or finds holds. Otherwise their client is registered, if it `waits`.
     pub(crate) fn acquire(
         &mut self,
         holds: &[HoldId],
@@ -111,15 +111,16 @@ impl Server {
         !is_offered && !self.admits(client, 0, flaw)
     }
 
-    /// Returns how many permits clients have or are offered, but for the offer that this one takes.
+    /// Returns how many permits clients have or are offered, except for the offer that this one
+    /// takes.
     fn taken_by_others(&self, client: usize, is_offered: bool, flaw: Option<Flaw>) -> usize {
         let is_other = |offered: &&usize| !is_offered || **offered != client;
         let offered = self.offers.iter().filter(is_other).count();
         self.holds.len() + if flaw == Some(Flaw::OffersAreIgnored) { 0 } else { offered }
     }
 
-    /// Returns `true` if there is a place for a client that was offered none, and as many permits
-    /// more as are `kept` for others.
+    /// Returns `true` if there is a place for a client without an offer, besides the permits `kept`
+    /// for others.
     fn admits(&self, client: usize, kept: usize, flaw: Option<Flaw>) -> bool {
         let side = self.sides[client];
         let offers = self.offers.iter().filter(|_| flaw != Some(Flaw::OffersAreIgnored));
@@ -139,7 +140,7 @@ impl Server {
         is_offered: bool,
         flaw: Option<Flaw>,
     ) -> usize {
-        // A repeat does not count how many there are.
+        // A repeat does not count the permits.
         let taken = if is_repeated { 0 } else { self.taken_by_others(client, is_offered, flaw) };
         let is_wanted = !self.queue.is_empty() && flaw != Some(Flaw::BatchOvertakes);
         let is_reader = self.sides[client] == Side::Reader;
@@ -152,7 +153,7 @@ impl Server {
         }
     }
 
-    /// Begins or finds the holds of a batch after its first, and returns how many.
+    /// Begins or finds the holds of a batch after the first, and returns their number.
     fn begin_further(&mut self, holds: &[HoldId], round: u64, mut room: usize) -> u64 {
         let mut begun = 0;
         for hold in holds {
@@ -168,13 +169,13 @@ impl Server {
         begun
     }
 
-    /// Begins a hold, or renews its lease, which a late request does not make shorter.
+    /// Begins a hold, or renews its lease, which a late request does not shorten.
     fn lease(&mut self, hold: HoldId, round: u64) {
         let last = self.holds.entry(hold).or_insert(round);
         *last = round.max(*last);
     }
 
-    /// Ends a hold. Waiting clients may get their turn then. Returns `false` if it is gone.
+    /// Ends a hold. Waiting clients may then get their turn. Returns `false` if it is gone.
     pub(crate) fn release(&mut self, hold: HoldId, flaw: Option<Flaw>) -> bool {
         let ends = flaw != Some(Flaw::ReleaseIsLeft) && self.holds.remove(&hold).is_some();
         if ends {
@@ -183,8 +184,9 @@ impl Server {
         ends
     }
 
-    /// Removes clients from the queue, and takes back offers to them. How many permits there are is
-    /// not known then: as many as with the offers are right. Returns `false` if none was waiting.
+    /// Removes clients from the queue, and takes back offers to them. The number of permits is not
+    /// known then: all that are taken, with the offers, are a safe number. Returns `false` if none
+    /// was waiting.
     pub(crate) fn unregister(&mut self, clients: &[usize]) -> bool {
         let (taken, waiting) = (self.holds.len() + self.offers.len(), self.queue.len());
         self.offers.retain(|client| !clients.contains(client));
@@ -199,22 +201,22 @@ impl Server {
         waited
     }
 
-    /// Renews a hold, which without time changes nothing.
+    /// Renews a hold, which changes nothing in a model without time.
     pub(crate) fn renew(&mut self, hold: HoldId, flaw: Option<Flaw>) {
         if flaw == Some(Flaw::RenewalRevives) {
             self.holds.entry(hold).or_insert(0);
         }
     }
 
-    /// A client that has missed its offer waits behind the others.
+    /// Registers a client. One that has missed its offer waits behind the others.
     fn register(&mut self, client: usize) {
         if !self.queue.contains(&client) {
             self.queue.push(client);
         }
     }
 
-    /// Offers places to the clients at the head of the queue. They leave it, so that one that has
-    /// stopped costs one offer. Returns `true` if one is left whose turn it is not.
+    /// Offers places to the clients at the head of the queue. They leave it, so that a stopped one
+    /// costs one offer. Returns `true` if a client is left whose turn it is not.
     fn serve(&mut self, flaw: Option<Flaw>) -> bool {
         let Absent { gone, parked, silent, asks } = self.absent.clone();
         let (mut at, mut kept, mut is_blocked) = (0, 0, false);
@@ -235,7 +237,7 @@ impl Server {
                 self.offers.insert(next);
             }
         }
-        // Those in front have been there for longer.
+        // Clients in front have been there longer.
         let place = |client: &usize| match (silent.contains(client), parked.contains(client)) {
             (true, _) => 0,
             (_, true) => 1,

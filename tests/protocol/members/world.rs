@@ -1,4 +1,4 @@
-//! One state of the world: the server, the clients, what is on its way, and what has happened.
+//! One state of the world: the server, the clients, what is in transit, and what has happened.
 
 use std::collections::BTreeSet;
 
@@ -16,23 +16,24 @@ pub(crate) struct World {
     pub(crate) witness: Witness,
 }
 
-/// What no client or server knows, but the promises are about.
+/// Facts that no client or server knows, but that the promises are about.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Witness {
-    /// For each client those that were waiting when it came, and still are.
+    /// For each client, those that were waiting when it came, and still are.
     ahead: Vec<BTreeSet<usize>>,
     /// The greatest token of a guard so far.
     fence: u64,
-    /// True when the token of a writer was not above those before, or that of a reader below one.
+    /// True once the token of a writer was not above earlier ones, or that of a reader was below
+    /// one.
     pub(crate) fence_repeated: bool,
-    /// True when a client got a place that others had waited for longer.
+    /// True once a client got a place that others had waited for longer.
     pub(crate) overtaken: bool,
-    /// True when a hold was there after its release, or came back by a renewal.
+    /// True once a hold was there after its release, or came back by a renewal.
     pub(crate) revived: bool,
 }
 
 impl World {
-    /// A world in which all clients have asked.
+    /// Creates a world in which all clients have asked.
     pub(crate) fn new(clients: &[(Side, u64)], permits: usize) -> Self {
         let sides: Vec<Side> = clients.iter().map(|(side, _)| *side).collect();
         let clients = clients.iter().enumerate();
@@ -45,7 +46,7 @@ impl World {
         Self { server: Server::new(&sides, permits), clients, network, witness }
     }
 
-    /// Has a client send a request.
+    /// Sends a request of a client.
     pub(crate) fn send(
         &mut self,
         id: usize,
@@ -54,7 +55,7 @@ impl World {
         self.network.requests.insert(request(&mut self.clients[id]));
     }
 
-    /// Has the server execute a request.
+    /// Executes a request at the server.
     pub(crate) fn execute(&mut self, request: Request<Command>, flaw: Option<Flaw>) {
         match request.command {
             Command::Acquire { size } => self.acquire(request, size, flaw),
@@ -89,7 +90,7 @@ impl World {
         }
     }
 
-    /// Has a client learn what it has.
+    /// Delivers the reply about its holds to a client.
     pub(crate) fn receive(&mut self, id: usize, count: u64, fence: u64, flaw: Option<Flaw>) {
         let (client, witness) = (&mut self.clients[id], &mut self.witness);
         client.over &= flaw != Some(Flaw::CountsFromReply);
@@ -112,7 +113,7 @@ impl World {
         self.witness.revived |= !was_held && self.server.holds.contains_key(&hold);
     }
 
-    /// Removes what no promise depends on.
+    /// Removes details that no promise depends on.
     pub(crate) fn simplify(&mut self, flaw: Option<Flaw>) {
         for (client, ahead) in self.clients.iter().zip(&mut self.witness.ahead) {
             if client.waiting == 0 {
@@ -147,7 +148,7 @@ impl World {
         must && !request.is_copy
     }
 
-    /// Returns `true` if no guard is live that excludes another one.
+    /// Returns `true` if no two live guards exclude each other.
     pub(crate) fn is_exclusive(&self, permits: usize) -> bool {
         let live = |side| {
             let clients = self.clients.iter().filter(|client| client.side == side);

@@ -1,5 +1,5 @@
-//! A client: what `src/local` and `src/store/quorum` do with one name. Its threads wait in one
-//! queue, so that at most one of them acquires the lock or has it. What is a hold here is a tenure
+//! A client: the behaviour of `src/local` and `src/store/quorum` with one name. Its threads wait in
+//! one queue, so that at most one of them acquires the lock or has it. A hold here is a tenure
 //! there: guards of several threads may follow one another in it.
 
 use crate::hold::{Block, HoldId};
@@ -12,24 +12,24 @@ pub(crate) struct Client {
     pub(crate) nonce: u64,
     /// The request from which it counts the lease of that hold.
     pub(crate) round: u64,
-    /// True when that lease is over, or the hold was released or undone: then any server may have
+    /// True once that lease is over, or the hold was released or undone. Then any server may have
     /// ended it.
     pub(crate) over: bool,
     pub(crate) phase: Phase,
 }
 
-/// What the thread at the head of the wait queue does.
+/// The state of the thread at the head of the wait queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Phase {
     Idle,
     /// Wants the lock, or more tokens.
     Acquiring,
-    /// Wants the lock; a majority has granted the hold, but with different tokens.
+    /// Wants the lock. A majority has granted the hold, but with different tokens.
     Raising {
         tokens: Block,
     },
-    /// Has a guard with the first of these tokens, and waits for the replies to a renewal if it
-    /// `renews`.
+    /// Has a guard with the first of these tokens. If it `renews`, waits for the replies to a
+    /// renewal.
     Holding {
         tokens: Block,
         renews: bool,
@@ -55,7 +55,7 @@ impl Client {
         self.attempt(proposal, size)
     }
 
-    /// Requests the same hold once more.
+    /// Requests the same hold again.
     pub(crate) fn repeat(&mut self, proposal: u64, size: u64) -> Request {
         self.round += 1;
         self.attempt(proposal, size)
@@ -72,7 +72,7 @@ impl Client {
         self.request(self.round, Command::Acquire { proposal, size })
     }
 
-    /// Has the counters raised to the first token.
+    /// Asks the servers to raise their counters to the first token.
     pub(crate) fn raise(&mut self, tokens: Block) -> Request {
         self.phase = Phase::Raising { tokens };
         self.request(self.round, Command::Raise { fence: tokens.first })
@@ -96,8 +96,8 @@ impl Client {
         }
     }
 
-    /// Ends the hold: it was given up, undone, released or lost, and is removed everywhere sooner
-    /// or later.
+    /// Ends the hold, which was abandoned, undone, released or lost, and is removed everywhere
+    /// sooner or later.
     pub(crate) fn end(&mut self) {
         (self.phase, self.over) = (Phase::Idle, true);
     }

@@ -1,11 +1,11 @@
-//! The rules of the protocol, each of them broken in one way. The model must find every flaw.
+//! The rules of the protocol, each broken in one way. The model must find every flaw.
 
-/// One rule of the protocol that is broken.
+/// A broken rule of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
     /// A server counts only up to the first token of a block.
     BlockIsNotStored,
-    /// A block is used of which a minority has given the first token.
+    /// A block is used although only a minority has given its first token.
     BlockOfAMinority,
     /// The longest block that any server has given is used.
     BlockOfOneServer,
@@ -13,17 +13,17 @@ pub(crate) enum Flaw {
     LateRepliesCount,
     /// The counter of tokens ends with the hold.
     CounterEndsWithHold,
-    /// A server gives the token that its counter shows, if none greater is proposed.
+    /// A server gives the token that its counter shows, unless a greater one is proposed.
     CounterIsGivenAgain,
     /// Half of the servers are enough.
     HalfIsEnough,
-    /// A hold that was undone is requested again under its number.
+    /// An undone hold is requested again under its number.
     NumberIsReused,
     /// A server gives the proposed token, whatever its counter shows.
     ProposalIsGiven,
     /// No counter is raised when the servers of a majority have given different tokens.
     RaiseIsLeftOut,
-    /// A counter is raised whether the hold is there or not.
+    /// A counter is raised whether or not the hold is there.
     RaiseIsUnchecked,
     /// A counter is set to the hold's token even if it shows a greater one.
     RaiseLowers,

@@ -1,14 +1,14 @@
-//! N independent servers, of which a majority grants a hold. The model is above all about fencing
+//! N independent servers, of which a majority grants a hold. The model is mainly about fencing
 //! tokens, which must grow whatever the clients' clocks show.
 //!
-//! Requests arrive at each server late, in any order, or never, and so do replies: a server that is
-//! down for a while and comes back with its data is no more than that. Leases have no length. When
-//! a hold was released, undone or given up, or its lease is over for its client, what remains of it
-//! ends at each server at any time; the requests that remove it are not messages here.
+//! Requests arrive at each server late, in any order, or never, and so do replies. A server that is
+//! down for a while and comes back with its data is just that. Leases have no length. Once a hold
+//! was released, undone or abandoned, or its lease is over for its client, its remains end at each
+//! server at any time. The requests that remove it are not messages here.
 //!
 //! The scope is bounded: two or three attempts to get the lock, by two or three clients, at three
 //! servers, and two attempts at four and five. Counters differ at the start, as earlier holds may
-//! have left them, but no request of those holds is on its way. Clocks show one of up to three
+//! have left them, but no request of those holds is in transit. Clocks show one of up to three
 //! times. A hold has up to two tokens, for guards that follow one another. At most one request is
 //! executed twice and one server forgets its data; a hold is renewed once, or gets more tokens
 //! once; and not all of these are combined. Depths, waiting clients and wake-ups are left out,
@@ -27,7 +27,7 @@ use crate::quorum::flaw::Flaw;
 use crate::quorum::promises::{A_MAJORITY_HAS_IT, EXCLUSION_BY_FENCE, EXCLUSION_BY_LEASE};
 use crate::quorum::scope::{Clocks, Extra, Scope};
 
-/// Checks that a promise is broken when a rule is.
+/// Checks that a promise is broken if a rule is.
 fn needs(promise: &'static str, flaw: Flaw, scope: Scope) {
     breaks(promise, flaw, Scope { flaw: Some(flaw), ..scope });
 }
@@ -43,7 +43,7 @@ fn two_attempts() -> Scope {
     }
 }
 
-/// One more attempt, by the first client.
+/// Adds an attempt by the first client.
 fn three_attempts() -> Scope {
     Scope { holds: vec![2, 1], ..two_attempts() }
 }
@@ -53,12 +53,12 @@ fn first_attempts() -> Scope {
     Scope { counters: vec![0; 3], ..three_attempts() }
 }
 
-/// The scope with servers that give blocks of tokens.
+/// Returns the scope with servers that give blocks of tokens.
 fn with_blocks(scope: Scope) -> Scope {
     Scope { extras: vec![Extra::Block], ..scope }
 }
 
-/// The scope with a server that loses its data.
+/// Returns the scope with a server that loses its data.
 fn forgetting(scope: Scope) -> Scope {
     Scope { extras: vec![Extra::Forgetting], ..scope }
 }
@@ -122,7 +122,8 @@ fn clients_that_keep_the_lock_and_get_more_tokens_can_rely_on_them() {
     keeps_its_promises(Scope { counters: vec![0; 3], extras, ..two_attempts() });
 }
 
-/// A limit, and not a flaw: two majorities of three may have only that server in common.
+/// This is a limit and not a flaw: that server may be the only one that two majorities of three
+/// share.
 #[test]
 fn a_server_of_three_that_forgets_leaves_it_to_the_clocks() {
     let limit = "a clock that is behind";
@@ -168,7 +169,7 @@ fn a_counter_has_to_outlive_the_hold() {
 fn a_server_has_to_give_more_than_its_counter() {
     needs(EXCLUSION_BY_FENCE, Flaw::CounterIsGivenAgain, two_attempts());
     needs(EXCLUSION_BY_FENCE, Flaw::ProposalIsGiven, two_attempts());
-    // Also where one client keeps the lock, and gets more tokens.
+    // This also holds if one client keeps the lock and gets more tokens.
     let kept = Scope { counters: vec![0; 3], holds: vec![1], ..two_attempts() };
     let kept = Scope { clocks: Clocks::Any(vec![1]), extras: vec![Extra::Refill], ..kept };
     needs(EXCLUSION_BY_FENCE, Flaw::CounterIsGivenAgain, kept);

@@ -1,4 +1,4 @@
-//! The promises, and what must be possible for the promises to mean anything.
+//! The promises, and the events that must be possible for the promises to mean anything.
 
 use stateright::Property;
 
@@ -9,7 +9,7 @@ use crate::quorum::world::World;
 /// At most one live guard.
 pub(crate) const EXCLUSION_BY_LEASE: &str = "exclusion by lease";
 
-/// The fence of each guard is above those of all guards before it.
+/// The fence of each guard is above those of all earlier guards.
 pub(crate) const EXCLUSION_BY_FENCE: &str = "exclusion by fence";
 
 /// When a client gets a guard, a majority of the servers has its hold, or had it before one of them
@@ -43,7 +43,7 @@ pub(crate) fn all() -> Vec<Property<Scope>> {
     ]
 }
 
-/// The clients of the holds that any server has, and whether those holds are live.
+/// Returns the clients of the holds that any server has, and whether those holds are live.
 fn holds_at_servers(world: &World) -> impl Iterator<Item = (usize, bool)> {
     let entries = world.servers.iter().filter_map(|server| server.lock);
     entries.map(|entry| (entry.hold.client, world.is_live(entry.hold)))

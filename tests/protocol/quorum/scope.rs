@@ -1,4 +1,4 @@
-//! How much of the world the model visits, and everything that can happen next in it.
+//! The part of the world that the model visits, and everything that can happen next in it.
 
 use stateright::{Model, Property};
 
@@ -13,15 +13,15 @@ use crate::quorum::world::World;
 pub(crate) struct Scope {
     /// The counters of the servers, as earlier holds have left them.
     pub(crate) counters: Vec<u64>,
-    /// How many holds each client may begin or try to begin.
+    /// The maximum number of holds that each client begins or tries to begin.
     pub(crate) holds: Vec<u64>,
     pub(crate) clocks: Clocks,
-    /// What may happen in addition.
+    /// The additional possible events.
     pub(crate) extras: Vec<Extra>,
     pub(crate) flaw: Option<Flaw>,
 }
 
-/// What the clients' clocks may show when a token is proposed.
+/// The possible readings of the clients' clocks when a token is proposed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Clocks {
     /// Any of these, in any order.
@@ -30,7 +30,7 @@ pub(crate) enum Clocks {
     Right,
 }
 
-/// Events that happen only in the scopes that name them.
+/// An event that happens only in the scopes that name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extra {
     /// Each server may give a block of two tokens, and threads hand the lock off.
@@ -45,7 +45,7 @@ pub(crate) enum Extra {
     Renewal,
 }
 
-/// What can happen.
+/// A possible event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Acquire {
@@ -53,8 +53,8 @@ pub(crate) enum Action {
         proposal: u64,
     },
     End(usize),
-    /// A server executes a request; the hold that it had ends before if the lock is `freed`. One
-    /// that acquires gets a block of this `size`. The request may arrive `again`.
+    /// A server executes a request. The hold that it had ends before that if the lock is `freed`.
+    /// An acquire gets a block of this `size`. The request may arrive `again`.
     Execute {
         server: usize,
         request: Request,
@@ -66,7 +66,7 @@ pub(crate) enum Action {
         server: usize,
     },
     HandOff(usize),
-    /// The lease of a hold is over, and its client continues nevertheless.
+    /// The lease of a hold ends, but its client continues.
     Outlive(usize),
     /// Enough servers have raised their counters to the token.
     Raised(usize),
@@ -148,18 +148,18 @@ impl Scope {
         self.extras.contains(&what)
     }
 
-    /// The number of servers that have to grant a hold.
+    /// Returns the number of servers that have to grant a hold.
     fn required(&self) -> usize {
         let servers = self.counters.len();
         if self.flaw == Some(Flaw::HalfIsEnough) { servers / 2 } else { majority(servers) }
     }
 
-    /// As `required`, or one if that is the flaw.
+    /// Like `required`, or one if that is the flaw.
     fn required_unless(&self, flaw: Flaw) -> usize {
         if self.flaw == Some(flaw) { 1 } else { self.required() }
     }
 
-    /// The tokens that a client may propose.
+    /// Returns the tokens that a client may propose.
     fn proposals(&self, world: &World) -> Vec<u64> {
         match &self.clocks {
             Clocks::Any(times) => times.clone(),
@@ -188,7 +188,7 @@ impl Scope {
         })
     }
 
-    /// What may happen at a server.
+    /// Adds the possible events at a server.
     fn events(&self, world: &World, number: usize, actions: &mut Vec<Action>) {
         let server = &world.servers[number];
         if self.has(Extra::Forgetting) && !world.forgotten {
@@ -213,7 +213,7 @@ impl Scope {
         }
     }
 
-    /// What a client may do.
+    /// Adds the possible moves of a client.
     fn moves(&self, world: &World, id: usize, client: &Client, actions: &mut Vec<Action>) {
         let (more, once) = (client.nonce < self.holds[id], client.round == 0);
         let proposals = || self.proposals(world).into_iter();
@@ -244,7 +244,7 @@ impl Scope {
         actions.extend((client.phase != Phase::Idle).then_some(Action::End(id)));
     }
 
-    /// What may become of a request for a hold.
+    /// Adds the possible outcomes of a request for a hold.
     fn outcomes(&self, world: &World, id: usize, actions: &mut Vec<Action>) {
         if self.flaw == Some(Flaw::LateRepliesCount) {
             actions.push(Action::Outlive(id));
@@ -253,7 +253,7 @@ impl Scope {
         actions.extend(grants.into_iter().map(|grant| Action::Granted { client: id, grant }));
     }
 
-    /// Has a client send a request.
+    /// Sends a request of a client.
     fn request(&self, world: &mut World, action: Action) -> Option<Request> {
         let size = if self.has(Extra::Block) { 2 } else { 1 };
         Some(match action {

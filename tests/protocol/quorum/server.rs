@@ -1,15 +1,15 @@
-//! One of the servers, for one name: what the scripts in `src/store/lua` do to the lock and to its
-//! counter of fencing tokens, and the messages on their way to and from the server.
+//! One of the servers, for one name: the effects of the scripts in `src/store/lua` on the lock and
+//! its counter of fencing tokens, and the messages in transit to and from the server.
 //!
-//! The model executes only requests that are granted. One that would not be granted may as well be
-//! late or lost: its client can always give up.
+//! The model executes only requests that are granted. One that would not be granted may just as
+//! well be late or lost: its client can always stop waiting.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::hold::{Block, HoldId};
 use crate::quorum::flaw::Flaw;
 
-/// What a client sends to a server.
+/// A request to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Request {
     pub(crate) hold: HoldId,
@@ -38,7 +38,7 @@ pub(crate) enum Command {
     Renew,
 }
 
-/// What a server answers.
+/// The reply of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Reply {
     Ours,
@@ -52,7 +52,7 @@ pub(crate) struct Server {
     pub(crate) counter: u64,
     /// Requests that may arrive, in any order, or never.
     pub(crate) requests: BTreeSet<Request>,
-    /// Replies for which a client waits, and which may arrive in any order, or never.
+    /// Awaited replies, which may arrive in any order, or never.
     pub(crate) replies: BTreeMap<Request, Reply>,
     /// The holds that must end before the server comes back without its data.
     pub(crate) awaited: BTreeSet<HoldId>,
@@ -71,7 +71,7 @@ impl Command {
         matches!(self, Self::Acquire { .. })
     }
 
-    /// The token that the command names.
+    /// Returns the token that the command names.
     pub(crate) fn token(self) -> u64 {
         match self {
             Self::Acquire { proposal: token, .. }
@@ -81,7 +81,7 @@ impl Command {
         }
     }
 
-    /// How many tokens the command asks for.
+    /// Returns how many tokens the command asks for.
     pub(crate) fn size(self) -> u64 {
         match self {
             Self::Acquire { size, .. } | Self::Refill { size, .. } => size,
@@ -95,7 +95,7 @@ impl Server {
         is_of(self.lock, hold)
     }
 
-    /// Returns `true` if the script of a request grants it when `lock` is the state of the lock.
+    /// Returns `true` if the script of a request grants it in this state of the `lock`.
     pub(crate) fn grants(lock: Option<Entry>, request: &Request, flaw: Option<Flaw>) -> bool {
         let ours = is_of(lock, request.hold);
         match request.command {
@@ -105,7 +105,7 @@ impl Server {
         }
     }
 
-    /// Runs the script of a request that is granted, and gives so many tokens if it asks for some.
+    /// Runs the script of a granted request, and gives this many tokens if it asks for some.
     pub(crate) fn execute(&mut self, request: &Request, size: u64, flaw: Option<Flaw>) -> Reply {
         match request.command {
             Command::Acquire { size: 1, .. } if self.is_held_by(request.hold) => {
@@ -144,7 +144,7 @@ impl Server {
         self.lock = self.lock.map(|entry| Entry { round: entry.round.max(round), ..entry });
     }
 
-    /// Ends the hold that this server has.
+    /// Ends the hold at this server.
     pub(crate) fn free(&mut self, flaw: Option<Flaw>) {
         self.lock = None;
         if flaw == Some(Flaw::CounterEndsWithHold) {
@@ -167,7 +167,7 @@ impl Server {
         }
     }
 
-    /// Returns `true` if this server has the hold or may come to have it.
+    /// Returns `true` if this server has the hold or may get it.
     fn may_have(&self, hold: HoldId) -> bool {
         let mut requests = self.requests.iter();
         self.is_held_by(hold)

@@ -13,31 +13,31 @@ pub(crate) struct World {
     /// Sorted, because servers differ only by what has happened to them.
     pub(crate) servers: Vec<Server>,
     pub(crate) clients: Vec<Client>,
-    /// True when a request was executed that may arrive again.
+    /// True once a request was executed that may arrive again.
     pub(crate) duplicated: bool,
-    /// True when a server has lost its data.
+    /// True once a server has lost its data.
     pub(crate) forgotten: bool,
     pub(crate) witness: Witness,
 }
 
-/// What no client or server knows, but the promises and right clocks are about.
+/// Facts that no client or server knows, but that the promises and right clocks are about.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Witness {
-    /// No token so far is above this. Counted only where clocks are right.
+    /// No token so far is above this. Counted only if clocks are right.
     pub(crate) clock: u64,
     /// The fence of the last guard.
     pub(crate) fence: u64,
-    /// True when the fence of a guard was not above that of the guard before.
+    /// True once the fence of a guard was not above that of the guard before.
     pub(crate) fence_repeated: bool,
     /// The number of guards so far.
     pub(crate) guards: u64,
-    /// True when a client got a guard whose hold no majority had.
+    /// True once a client got a guard whose hold no majority had.
     pub(crate) unsupported: bool,
 }
 
 impl World {
-    /// A world in which the lock is free. A majority of the servers has counted up to the last
-    /// token.
+    /// Creates a world in which the lock is free. A majority of the servers has counted up to the
+    /// last token.
     pub(crate) fn new(counters: &[u64], clients: usize) -> Self {
         let server = |counter: &u64| Server { counter: *counter, ..Server::default() };
         let mut servers: Vec<Server> = counters.iter().map(server).collect();
@@ -74,12 +74,12 @@ impl World {
         self.forgotten = true;
     }
 
-    /// Gives a guard to a client, with the first of the tokens of its hold.
+    /// Gives a client a guard, with the first of the tokens of its hold.
     pub(crate) fn grant(&mut self, id: usize, tokens: Block) {
         self.begin_guard(id, tokens, false);
         let hold = self.clients[id].hold();
         let holding = self.servers.iter().filter(|server| server.is_held_by(hold)).count();
-        // The server that has lost its data may have granted it before.
+        // The server that has lost its data may have granted the hold before.
         let supported = holding + usize::from(self.forgotten);
         self.witness.unsupported |= supported < majority(self.servers.len());
     }
@@ -100,14 +100,14 @@ impl World {
         witness.guards += 1;
     }
 
-    /// The tokens that a client has received for the hold that it acquires.
+    /// Returns the tokens that a client has received for the hold that it acquires.
     pub(crate) fn granted(&self, client: usize) -> Vec<Block> {
         let granted =
             |reply| if let Reply::Granted { tokens } = reply { Some(tokens) } else { None };
         self.replies(client).filter_map(granted).collect()
     }
 
-    /// The number of servers, of those that a client waits for, that have confirmed its hold.
+    /// Returns how many of the servers that a client waits for have confirmed its hold.
     pub(crate) fn confirmations(&self, client: usize) -> usize {
         self.replies(client).filter(|reply| *reply == Reply::Ours).count()
     }
@@ -126,7 +126,7 @@ impl World {
         self.witness.clock = tokens.chain([self.witness.clock]).max().unwrap_or_default();
     }
 
-    /// Removes requests that can have no effect any more: they may as well be lost.
+    /// Removes requests that can no longer have an effect: they may just as well be lost.
     pub(crate) fn drop_futile_requests(&mut self) {
         for server in &mut self.servers {
             let futile = |request: &&Request| server.is_futile(request);

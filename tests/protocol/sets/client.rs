@@ -1,8 +1,8 @@
-//! A client: what `src/local/acquire_all.rs` does.
+//! A client: the behaviour of `src/local/acquire_all.rs`.
 
 use std::collections::BTreeMap;
 
-/// What a client sends, about locks of one server. Locks are bits of a number.
+/// A request about locks of one server. Locks are bits of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Command {
     Acquire { locks: u64 },
@@ -13,26 +13,26 @@ pub(crate) enum Command {
 pub(crate) struct Client {
     pub(crate) wants: Vec<usize>,
     pub(crate) phase: Phase,
-    /// The number of the holds that it has asked for last, and of the last request for these.
+    /// The number of the holds that it last asked for, and of the last request for these.
     pub(crate) nonce: u64,
     pub(crate) round: u64,
     /// The locks that it has, each with the number of its hold.
     pub(crate) has: BTreeMap<usize, u64>,
     /// Whether a lease that it relies on, or would, is over.
     pub(crate) over: bool,
-    /// Whether it has stopped for ever.
+    /// Whether it has stopped forever.
     pub(crate) stopped: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Phase {
-    /// Has asked a server for these. A reply on its way has `granted` them, or says which one is in
-    /// the way.
+    /// Has asked a server for these. A reply in transit has `granted` them, or says which one is
+    /// held.
     Asking {
         locks: u64,
         granted: Option<Result<(), usize>>,
     },
-    /// Was told that this one is in the way.
+    /// Was told that this one is held.
     Waiting {
         name: usize,
     },
@@ -57,7 +57,7 @@ impl Client {
         self.phase == Phase::Holding && !self.over
     }
 
-    /// Stops for ever. It still relies on the guard that it has.
+    /// Stops forever. It still relies on its guard.
     pub(crate) fn stop(&mut self) {
         (self.stopped, self.over) = (true, !self.has_live_guard());
     }
@@ -75,7 +75,7 @@ pub(crate) fn bit(name: usize) -> u64 {
     1 << name
 }
 
-/// The locks of a number, of so many.
+/// Returns the locks of a number, out of that many names.
 pub(crate) fn of(locks: u64, names: usize) -> impl Iterator<Item = usize> {
     (0..names).filter(move |name| locks & bit(*name) != 0)
 }

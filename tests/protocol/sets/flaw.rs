@@ -1,20 +1,20 @@
-//! The rules of the protocol, each of them broken in one way. The model must find every flaw.
+//! The rules of the protocol, each broken in one way. The model must find every flaw.
 
-/// One rule of the protocol that is broken.
+/// A broken rule of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
     /// The lease counts from the reply, and not from the request.
     CountsFromReply,
     /// A client has its guard when the first server has granted its part.
     GuardWithPart,
-    /// A client keeps what it has while it waits for the lock that is in the way.
+    /// A client keeps what it has while it waits for the lock that is held.
     KeepsWhileWaiting,
-    /// A hold of a server has no end if it is not released.
+    /// A hold at a server has no end unless it is released.
     LeaseHasNoEnd,
     /// All holds of a client have one number.
     NumberIsReused,
-    /// A release leaves out what the last server has.
+    /// A release omits the locks of the last server.
     PartIsLeft,
-    /// A server grants what is free of the locks that it is asked for.
+    /// A server grants those of the requested locks that are free.
     TakesPart,
 }

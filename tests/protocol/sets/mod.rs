@@ -1,17 +1,17 @@
-//! Clients that want several locks at once, on one server or on several: what `acquire_all.lua` and
-//! `src/local/acquire_all.rs` do, and what goes wrong with it.
+//! Clients that want several locks at once, on one or several servers: the behaviour of
+//! `acquire_all.lua` and `src/local/acquire_all.rs`, and its faults.
 //!
 //! As in the model of tenures, time has no length, requests arrive in any order, and a hold ends at
-//! its server only after its client has ceased to rely on it. A client asks one server after the
-//! other. It gives back what it has when a lock is in the way, waits for that one alone, and tries
-//! for the others again once it has it.
+//! its server only after its client has ceased to rely on it. A client asks one server after
+//! another. If a lock is held, it gives back what it has, waits for that one alone, and tries for
+//! the others again once it has it.
 //!
-//! Two clients may be in each other's way again and again, so paths may be endless. In fact a pause
-//! of random length ends that. Here the promise of service is that from every state one can be
-//! reached in which nothing more needs to happen, and that all are served there.
+//! Two clients may get in each other's way again and again, so paths may be endless. In practice, a
+//! pause of random length ends that. Here the promise of service is that every state can reach one
+//! in which nothing more needs to happen, and that all clients are served there.
 //!
-//! The scope is bounded: each client wants its locks once, and one thing goes wrong. Tokens are
-//! left out, as are offers, renewals and waits that are given up: the model of tenures has them.
+//! The scope is bounded: each client wants its locks once, and one fault occurs. Tokens are left
+//! out, as are offers, renewals and abandoned waits: the model of tenures has them.
 
 mod client;
 mod flaw;
@@ -25,18 +25,19 @@ use crate::sets::scope::{ALL_OR_NONE, EXCLUSION_BY_LEASE, Fault, RELEASE, SERVIC
 
 const ALL: [Fault; 4] = [Fault::Duplicate, Fault::NoReply, Fault::Pause, Fault::Stop];
 
-/// Two clients that want the same two locks, which are on so many servers, in different orders.
+/// Two clients that want the same two locks in different orders. The locks are on this many
+/// servers.
 fn two_clients(servers: usize, faults: &[Fault]) -> Scope {
     let clients = vec![vec![0, 1], vec![1, 0]];
     Scope { clients, servers, faults: faults.to_vec(), flaw: None }
 }
 
-/// Three clients, each of which shares a lock with each other one.
+/// Three clients, each of which shares a lock with every other one.
 fn three_clients(servers: usize) -> Scope {
     Scope { clients: vec![vec![0, 1], vec![1, 2], vec![2, 0]], ..two_clients(servers, &[]) }
 }
 
-/// Checks that a promise is broken when a rule is.
+/// Checks that a promise is broken if a rule is.
 fn needs(promise: &'static str, flaw: Flaw, scope: Scope) {
     breaks(promise, flaw, Scope { flaw: Some(flaw), ..scope });
 }

@@ -1,4 +1,5 @@
-//! How much of the world the model visits, everything that can happen next in it, and the promises.
+//! The part of the world that the model visits, everything that can happen next in it, and the
+//! promises.
 
 use stateright::{Model, Property};
 
@@ -7,16 +8,16 @@ use crate::sets::client::{Command, Phase};
 use crate::sets::flaw::Flaw;
 use crate::sets::world::World;
 
-/// No two clients with live guards have a lock in common.
+/// No two clients with live guards share a lock.
 pub(crate) const EXCLUSION_BY_LEASE: &str = "exclusion by lease";
 
 /// A client with a live guard has all its locks, and a server that refuses has begun no hold.
 pub(crate) const ALL_OR_NONE: &str = "all or none";
 
-/// When the releases of a client have arrived, and nothing has gone wrong, it has no lock.
+/// Once the releases of a client have arrived without a fault, it has no lock.
 pub(crate) const RELEASE: &str = "all are released together";
 
-/// Each client gets its locks, unless it has stopped: all are served where nothing more needs to
+/// Each client gets its locks, unless it has stopped: all are served once nothing more needs to
 /// happen.
 pub(crate) const SERVICE: &str = "each client that waits is served";
 
@@ -24,14 +25,14 @@ pub(crate) const SERVICE: &str = "each client that waits is served";
 pub(crate) struct Scope {
     /// The locks that each client wants, in the order in which it asks for them.
     pub(crate) clients: Vec<Vec<usize>>,
-    /// On how many servers the locks are.
+    /// The number of servers that the locks are on.
     pub(crate) servers: usize,
-    /// What may go wrong, once.
+    /// The possible faults, of which one occurs.
     pub(crate) faults: Vec<Fault>,
     pub(crate) flaw: Option<Flaw>,
 }
 
-/// What may go wrong.
+/// A possible fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// A request is executed twice.
@@ -40,24 +41,24 @@ pub(crate) enum Fault {
     NoReply,
     /// The leases of a client are over when it learns of the last one.
     Pause,
-    /// A client stops for ever.
+    /// A client stops forever.
     Stop,
 }
 
-/// What can happen.
+/// A possible event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Execute(Arrival<Command>),
     /// The hold of a lock is over at its server.
     Expire(usize),
-    /// Something goes wrong with a client or what it has sent.
+    /// A fault of a client or of its requests.
     Fault(Fault, usize),
     /// The leases of a guard are over for its client.
     Outlive(usize),
     /// A reply arrives.
     Receive(usize),
     Release(usize),
-    /// A client asks for the lock that was in its way, which is free.
+    /// A client asks for the lock that it waits for, which is free.
     Retry(usize),
 }
 

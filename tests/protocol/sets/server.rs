@@ -1,10 +1,10 @@
-//! What `acquire_all.lua` does to the locks of a server.
+//! The effects of `acquire_all.lua` on the locks of a server.
 
 use crate::hold::HoldId;
 use crate::sets::flaw::Flaw;
 
-/// Begins a hold of all these locks, or finds it, or begins none and returns the first lock that is
-/// in the way. Each lock has its hold, and the request that has set its lease.
+/// Begins or finds a hold of all these locks, or begins none and returns the first lock that is
+/// held. Each lock has its hold, and the request that has set its lease.
 pub(crate) fn acquire(
     locks: &mut [Option<(HoldId, u64)>],
     asked: &[usize],

@@ -1,4 +1,4 @@
-//! One state of the world: the servers, the clients, what is on its way, and what has happened.
+//! One state of the world: the servers, the clients, what is in transit, and what has happened.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,15 +18,15 @@ pub(crate) struct World {
     pub(crate) witness: Witness,
 }
 
-/// What no client or server knows, but the promises are about.
+/// Facts that no client or server knows, but that the promises are about.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Witness {
-    /// True when a guard began without one of its locks, or a server that refused began a hold.
+    /// True once a guard began without one of its locks, or a refusing server began a hold.
     pub(crate) is_partial: bool,
 }
 
 impl World {
-    /// A world in which all clients have asked their first server.
+    /// Creates a world in which all clients have asked their first server.
     pub(crate) fn new(clients: &[Vec<usize>], servers: usize) -> Self {
         let names = clients.iter().flatten().max().map_or(0, |last| last + 1);
         let mut world = Self {
@@ -42,7 +42,7 @@ impl World {
         world
     }
 
-    /// Asks the next server for what is missing, or begins the guard.
+    /// Asks the next server for the missing locks, or begins the guard.
     fn ask_next(&mut self, id: usize, flaw: Option<Flaw>) {
         let client = &self.clients[id];
         let mut missing = client.wants.iter().filter(|name| !client.has.contains_key(name));
@@ -81,7 +81,7 @@ impl World {
         self.network.requests.insert(request);
     }
 
-    /// Has a client without a reply give back what it has, and ask that server again.
+    /// Makes a client without a reply give back what it has, and ask that server again.
     pub(crate) fn repeat(&mut self, id: usize, flaw: Option<Flaw>) {
         if let Phase::Asking { locks, .. } = self.clients[id].phase {
             self.give_back(id, flaw);
@@ -89,7 +89,7 @@ impl World {
         }
     }
 
-    /// Has a client ask for the one lock that was in its way.
+    /// Makes a client ask for the one lock that it waits for.
     pub(crate) fn retry(&mut self, id: usize, flaw: Option<Flaw>) {
         if let Phase::Waiting { name } = self.clients[id].phase {
             self.clients[id].over = false;
@@ -113,7 +113,7 @@ impl World {
         }
     }
 
-    /// Has a server execute a request.
+    /// Executes a request at a server.
     pub(crate) fn execute(&mut self, request: Request<Command>, flaw: Option<Flaw>) {
         let Request { hold, round, .. } = request;
         let is_own = |lock: &Option<(HoldId, u64)>| lock.is_some_and(|(found, _)| found == hold);
@@ -137,7 +137,7 @@ impl World {
         }
     }
 
-    /// Has a client learn what it has.
+    /// Delivers the reply to a client.
     pub(crate) fn receive(&mut self, id: usize, flaw: Option<Flaw>) {
         let Phase::Asking { locks, granted: Some(granted) } = self.clients[id].phase else {
             return;
@@ -193,7 +193,7 @@ impl World {
         guards.flat_map(|client| &client.wants).all(|name| taken.insert(*name))
     }
 
-    /// Returns `true` if no client has a lock that is done, and of which nothing is on its way.
+    /// Returns `true` if no client has a lock that is done with it, and has nothing in transit.
     pub(crate) fn is_released(&self) -> bool {
         self.locks.iter().flatten().all(|(hold, _)| {
             let is_its = |request: &&Request<Command>| request.hold.client == hold.client;
@@ -207,8 +207,8 @@ impl World {
         self.clients.iter().all(|client| client.stopped || client.phase == Phase::Done)
     }
 
-    /// Drops releases of holds that are gone and cannot begin any more, and counts holds from 1
-    /// again: of old ones only those matter of which something is left.
+    /// Drops releases of holds that are gone and can no longer begin, and numbers holds from 1
+    /// again: of old holds, only those that have left something matter.
     pub(crate) fn simplify(&mut self) {
         let sent = self.network.requests.clone();
         self.network.requests.retain(|request| {

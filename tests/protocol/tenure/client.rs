@@ -1,5 +1,5 @@
-//! A client: what `src/local` does with one name. Its threads wait in one queue, so that at most
-//! one of them acquires the lock or has it.
+//! A client: the behaviour of `src/local` with one name. Its threads wait in one queue, so that at
+//! most one of them acquires the lock or has it.
 
 use std::collections::BTreeSet;
 
@@ -12,9 +12,9 @@ use crate::tenure::server::{Command, Grant};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Client {
     id: usize,
-    /// Whether it keeps the lock when nothing speaks against it.
+    /// Whether it keeps the lock unless there is a reason against it.
     pub(crate) keeps: bool,
-    /// The number of its last tenure, or of that which it tries to begin.
+    /// The number of its last tenure, or of the one that it tries to begin.
     pub(crate) nonce: u64,
     /// The last request for that, from which its lease counts.
     pub(crate) round: u64,
@@ -24,11 +24,11 @@ pub(crate) struct Client {
     /// Whether that lease is over.
     pub(crate) over: bool,
     /// Whether an earlier request for that tenure may still be executed. It is not handed off then,
-    /// which no promise of this model needs.
+    /// although no promise of this model needs that.
     pub(crate) in_doubt: bool,
     /// Whether it remembers that another client waits for that tenure to end.
     pub(crate) wanted: bool,
-    /// Whether it has stopped for ever.
+    /// Whether it has stopped forever.
     pub(crate) stopped: bool,
     /// Known to no client: whether it was told that another one waits for its tenure to end.
     pub(crate) told: bool,
@@ -36,15 +36,16 @@ pub(crate) struct Client {
     pub(crate) forced: bool,
     /// Known to no client: the first token of the tenure after its own, or 0.
     pub(crate) limit: u64,
-    /// Known to no client: those that go first, because they were waiting when its tenure ended.
+    /// Known to no client: the clients that go first, because they were waiting when its tenure
+    /// ended.
     pub(crate) owes: BTreeSet<usize>,
 }
 
-/// What the thread at the head of the wait queue does.
+/// The state of the thread at the head of the wait queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Phase {
     Idle,
-    /// Has sent a request for the lock. A reply on its way has `granted` it.
+    /// Has sent a request for the lock. A reply in transit has `granted` it.
     Acquiring {
         granted: Option<Grant>,
     },
@@ -58,25 +59,24 @@ pub(crate) enum Phase {
     Kept {
         tokens: Block,
     },
-    /// Has asked for more tokens for the tenure that it has kept.
+    /// Has asked for more tokens for its kept tenure.
     Refilling {
         granted: Option<Grant>,
     },
-    /// Has sent the release of such a tenure, and would hand it on. It is idle where that is no
-    /// flaw.
+    /// Has sent the release of such a tenure, and would hand it off. Without the flaw it is idle.
     Released {
         tokens: Block,
     },
 }
 
-/// How a thread comes to use a lock that was kept.
+/// The way in which a thread uses a kept lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     /// With the first of these tokens, and no request.
     Guard(Block),
-    /// Not at all: its tenure is over.
+    /// Not at all, because its tenure is over.
     Lost,
-    /// With more tokens, for which it has to ask.
+    /// With more tokens, which it has to ask for.
     Refill,
 }
 
@@ -104,7 +104,7 @@ impl Client {
         HoldId { client: self.id, nonce: self.nonce }
     }
 
-    /// Returns `true` if a guard of it is live, as far as it knows.
+    /// Returns `true` if it has a guard that is live, as far as it knows.
     pub(crate) fn has_live_guard(&self) -> bool {
         matches!(self.phase, Phase::Holding { .. }) && !self.over
     }
@@ -124,7 +124,7 @@ impl Client {
     /// Returns `true` if it relies on the lease that this request has set.
     pub(crate) fn relies_on(&self, hold: HoldId, round: u64) -> bool {
         let relies = !matches!(self.phase, Phase::Idle | Phase::Waiting | Phase::Released { .. });
-        // What a request for more tokens has not renewed yet, the one before it has.
+        // A lease that a request for more tokens has not renewed yet was renewed by the one before.
         let is_last = round == self.round
             || matches!(self.phase, Phase::Refilling { .. }) && round + 1 == self.round;
         relies && !self.over && hold == self.hold() && is_last
@@ -140,33 +140,33 @@ impl Client {
         self.ask()
     }
 
-    /// Asks for the tenure, perhaps once more. If another thread waits, one more token is wanted.
+    /// Asks for the tenure, perhaps again. If another thread waits, it asks for one more token.
     pub(crate) fn ask(&mut self) -> Request<Command> {
         (self.round, self.phase) = (self.round + 1, Phase::Acquiring { granted: None });
         (self.over, self.limit) = (false, 0);
         self.request(Command::Acquire { size: self.waiting.min(2), yields: false })
     }
 
-    /// As `ask`, for a lock that has become free by itself.
+    /// Like `ask`, for a lock that has become free by itself.
     pub(crate) fn give_way(&mut self) -> Request<Command> {
         let request = self.ask();
         let Command::Acquire { size, .. } = request.command else { return request };
         Request { command: Command::Acquire { size, yields: true }, ..request }
     }
 
-    /// Has its last thread stop waiting.
+    /// Makes its last thread stop waiting.
     pub(crate) fn give_up(&mut self) -> Request<Command> {
         (self.waiting, self.phase) = (0, Phase::Idle);
         self.request(Command::Unregister)
     }
 
-    /// Asks for more tokens for the tenure that it has kept.
+    /// Asks for more tokens for its kept tenure.
     pub(crate) fn refill(&mut self) -> Request<Command> {
         (self.round, self.phase) = (self.round + 1, Phase::Refilling { granted: None });
         self.request(Command::Refill)
     }
 
-    /// Ends the tenure, or what may be left of an attempt.
+    /// Ends the tenure, or the remains of an attempt.
     pub(crate) fn release(&mut self, flaw: Option<Flaw>) -> Request<Command> {
         self.phase = match self.phase {
             Phase::Holding { tokens } if flaw == Some(Flaw::HandsOffInDoubt) => {
@@ -179,7 +179,7 @@ impl Client {
         self.request(Command::Release)
     }
 
-    /// Stops for ever. It still relies on the guard that it has.
+    /// Stops forever. It still relies on its guard.
     pub(crate) fn stop(&mut self) {
         (self.stopped, self.over) = (true, self.over || !self.has_live_guard());
     }
@@ -199,14 +199,14 @@ impl Client {
         is_last && awaits && !self.stopped
     }
 
-    /// Returns the tokens of its tenure if it may keep the lock when its guard is gone.
+    /// Returns the tokens of its tenure if it may keep the lock after its guard is gone.
     pub(crate) fn may_keep(&self) -> Option<Block> {
         let Phase::Holding { tokens } = self.phase else { return None };
         let may_keep = self.keeps && !self.over && !self.in_doubt && !self.wanted;
         may_keep.then_some(tokens)
     }
 
-    /// Returns what it does if it has kept the lock, and a thread wants it.
+    /// Returns what it does if it has kept the lock and a thread wants it.
     pub(crate) fn next_use(&self, flaw: Option<Flaw>) -> Option<Use> {
         let Phase::Kept { tokens } = self.phase else { return None };
         if self.over && flaw != Some(Flaw::KeptIsUsedLate) {
@@ -218,8 +218,8 @@ impl Client {
         Some(tokens.map_or(Use::Refill, Use::Guard))
     }
 
-    /// Learns that another client waits for the tenure with this number. Returns `true` if it is to
-    /// be released at once.
+    /// Learns that another client waits for the tenure with this number. Returns `true` if the
+    /// tenure must be released at once.
     pub(crate) fn recall(&mut self, nonce: u64, flaw: Option<Flaw>) -> bool {
         if nonce != self.nonce || self.over {
             return false;
@@ -239,8 +239,8 @@ impl Client {
         false
     }
 
-    /// Learns that an operator has ended the tenure with this number. It does not know a hold by it
-    /// before it has the reply.
+    /// Learns that an operator has ended the tenure with this number. It does not know a hold by
+    /// number before it has the reply.
     pub(crate) fn learn_end(&mut self, nonce: u64, flaw: Option<Flaw>) {
         if nonce != self.nonce {
             return;
@@ -253,7 +253,7 @@ impl Client {
         self.forced = false;
     }
 
-    /// Loses the tokens for further guards: its renewal takes them away if the lock may be kept, so
+    /// Loses the tokens for further guards: if the lock may be kept, its renewal removes them, so
     /// that the next use shows whether another client waits.
     pub(crate) fn expire_tokens(&mut self) {
         if let Phase::Holding { tokens } | Phase::Kept { tokens } = &mut self.phase {
@@ -269,7 +269,7 @@ impl Client {
         self.keeps && !self.over && tokens.following().is_some()
     }
 
-    /// Returns the tokens for the next guard of its tenure, if it may hand that on.
+    /// Returns the tokens for the next guard of its tenure, if it may hand it off.
     pub(crate) fn next_tokens(&self, flaw: Option<Flaw>) -> Option<Block> {
         let tokens = match self.phase {
             Phase::Holding { tokens } => tokens,

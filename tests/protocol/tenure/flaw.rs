@@ -1,31 +1,31 @@
-//! The rules of the protocol, each of them broken in one way. The model must find every flaw.
+//! The rules of the protocol, each broken in one way. The model must find every flaw.
 
-/// One rule of the protocol that is broken.
+/// A broken rule of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
     /// The counter shows the first token of a block, and not the last one.
     BlockIsNotReserved,
-    /// A lock is kept with the tokens that its tenure had, and used without asking for more.
+    /// A lock is kept with the tokens of its tenure, and used without asking for more.
     BlockIsOverdrawn,
     /// The lease counts from the reply, and not from the request.
     CountsFromReply,
-    /// A tenure is handed off whose release was sent.
+    /// A tenure is handed off after its release was sent.
     HandsOffInDoubt,
-    /// A tenure is handed off after its deadline, and its lease counts anew.
+    /// A tenure is handed off after its deadline, and its lease starts again.
     HandsOffLate,
     /// A kept lock is used after an operator has ended its tenure, and its client was told.
     KeptIsUsedAfterItsEnd,
-    /// A kept lock is used after its deadline, and its lease counts anew.
+    /// A kept lock is used after its deadline, and its lease starts again.
     KeptIsUsedLate,
-    /// A hold of a server has no end if it is not released.
+    /// A hold at a server has no end unless it is released.
     LeaseHasNoEnd,
     /// A release offers the lock to no client.
     NothingIsOffered,
     /// All tenures of a client have one number.
     NumberIsReused,
-    /// An offer has no end if it is not taken.
+    /// An offer has no end unless it is taken.
     OfferHasNoEnd,
-    /// The lock is free for other clients than that which was offered it.
+    /// An offered lock is free for other clients too.
     OffersAreIgnored,
     /// The reply that grants more tokens does not show whether another client waits.
     RefillHidesWaiters,
@@ -33,7 +33,7 @@ pub(crate) enum Flaw {
     RecallIsIgnored,
     /// A client that waits for a kept lock asks for it once.
     RecallIsNotRepeated,
-    /// A release ends whatever hold there is.
+    /// A release ends any hold that exists.
     ReleaseIsUnchecked,
     /// A request that finds its own hold counts as one more.
     RepeatIsCounted,

@@ -1,21 +1,21 @@
-//! One server and three clients, of which one has two threads that want the lock: tenures, offers
-//! to waiting clients, leases that end, locks that are kept when no thread uses them until another
-//! client asks, and what goes wrong with all of them.
+//! One server and three clients, one of which has two threads that want the lock: tenures, offers
+//! to waiting clients, leases that end, locks that are kept unused until another client asks, and
+//! faults in all of them.
 //!
 //! Time has no length: a lease, an offer or a tenure may be over at any time, but a hold ends at
 //! the server only after its client has ceased to rely on it. Requests arrive in any order. A
 //! request for the lock may be lost, and its client asks again; a release is repeated until it has
 //! arrived. A waiting client asks at any time, but only where it makes a difference.
 //!
-//! A lock may be kept for any time, and a waiting client is served all the same: the server tells
-//! the client that keeps it each time the other one asks. Its messages are late or lost, and
-//! overtake replies, but arrive in the order of the tenures that they are about. A renewal takes
-//! the tokens of a kept lock away, and finds at once what there is.
+//! A lock may be kept for any time, but a waiting client is still served: the server tells the
+//! client that keeps it each time the other one asks. Its messages are late or lost, and overtake
+//! replies, but arrive in the order of the tenures that they are about. A renewal removes the
+//! tokens of a kept lock, and learns the state at once.
 //!
-//! The scope is bounded: each thread wants the lock once, and up to two things go wrong. A server
-//! that loses its data, renewals of what is not kept, nested levels, and threads that try without
-//! waiting are left out. A client has its requests executed in order, but
-//! for those that it repeats and those that arrive again.
+//! The scope is bounded: each thread wants the lock once, and up to two faults occur. Not modelled
+//! are a server that loses its data, renewals of locks that are not kept, nested levels, and
+//! threads that try without waiting. A client's requests are executed in order, except those that
+//! it repeats and those that arrive again.
 
 mod client;
 mod flaw;
@@ -33,26 +33,26 @@ use crate::tenure::scope::{Fault, Scope};
 
 const ALL: [Fault; 5] = [Fault::Duplicate, Fault::Force, Fault::NoReply, Fault::Pause, Fault::Stop];
 
-/// What may go wrong where clients keep the lock.
+/// The possible faults where clients keep the lock.
 const KEPT: [Fault; 6] =
     [Fault::Duplicate, Fault::Force, Fault::NoReply, Fault::Pause, Fault::Stop, Fault::Unheard];
 
-/// Three clients, of which the first has two threads; so many of these things go wrong.
+/// Three clients, the first of which has two threads, with up to `most` of these faults.
 fn three_clients(most: u64, faults: &[Fault]) -> Scope {
     Scope { threads: vec![2, 1, 1], keeps: 0, faults: faults.to_vec(), most, flaw: None }
 }
 
-/// As `three_clients`, with two clients.
+/// Like `three_clients`, with two clients.
 fn two_clients(most: u64, faults: &[Fault]) -> Scope {
     Scope { threads: vec![2, 1], ..three_clients(most, faults) }
 }
 
-/// The same clients, of which so many keep the lock.
+/// The same clients, of which this many keep the lock.
 fn keeping(keeps: usize, scope: Scope) -> Scope {
     Scope { keeps, ..scope }
 }
 
-/// Checks that a promise is broken when a rule is.
+/// Checks that a promise is broken if a rule is.
 fn needs(promise: &'static str, flaw: Flaw, scope: Scope) {
     breaks(promise, flaw, Scope { flaw: Some(flaw), ..scope });
 }

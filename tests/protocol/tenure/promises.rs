@@ -1,4 +1,4 @@
-//! The promises, and what must be possible for the promises to mean anything.
+//! The promises, and the events that must be possible for the promises to mean anything.
 
 use stateright::Property;
 
@@ -7,12 +7,12 @@ use crate::tenure::client::{Client, Phase};
 use crate::tenure::scope::Scope;
 use crate::tenure::world::World;
 
-/// At most one live guard, not counting those whose tenure an operator has ended, until their
+/// At most one live guard, not counting guards whose tenure an operator has ended, until their
 /// client is told.
 pub(crate) const EXCLUSION_BY_LEASE: &str = "exclusion by lease";
 
 /// The tokens of guards grow from thread to thread of a tenure, and from tenure to tenure in the
-/// order in which these have begun at the server.
+/// order in which these began at the server.
 pub(crate) const EXCLUSION_BY_FENCE: &str = "exclusion by fence";
 
 /// A client does not keep the lock once it was told that another one waits for it.
@@ -21,14 +21,14 @@ pub(crate) const RECALL: &str = "a lock that is wanted is not kept";
 /// A hold that the server has released is gone.
 pub(crate) const RELEASE: &str = "a release ends the hold";
 
-/// A client whose tenure has ended while others were waiting does not get the lock before these,
+/// A client whose tenure has ended while others were waiting does not get the lock before them,
 /// unless it has become free by itself in the meantime.
 pub(crate) const TURNS: &str = "clients take turns";
 
-/// Every thread that waits gets the lock, unless its client has stopped. No path of this model is
-/// endless, because each step uses up what there is a limited number of: threads that wait, faults,
-/// requests, and occasions to ask again. So it is enough to look at the states in which nothing
-/// more needs to happen.
+/// Every waiting thread gets the lock, unless its client has stopped. No path of this model is
+/// endless, because each step uses up something limited: waiting threads, faults, requests, and
+/// occasions to ask again. So it is enough to check the states in which nothing more needs to
+/// happen.
 pub(crate) const SERVICE: &str = "each thread that waits is served";
 
 pub(crate) fn all(scope: &Scope) -> Vec<Property<Scope>> {

@@ -1,4 +1,4 @@
-//! How much of the world the model visits, and everything that can happen next in it.
+//! The part of the world that the model visits, and everything that can happen next in it.
 
 use stateright::{Model, Property};
 
@@ -13,31 +13,31 @@ use crate::tenure::world::{Message, World};
 pub(crate) struct Scope {
     /// How many threads of each client want a guard once.
     pub(crate) threads: Vec<u64>,
-    /// How many of the clients keep the lock: the first ones.
+    /// The number of clients that keep the lock: the first ones.
     pub(crate) keeps: usize,
-    /// What may go wrong.
+    /// The possible faults.
     pub(crate) faults: Vec<Fault>,
-    /// How many times.
+    /// The maximum number of faults.
     pub(crate) most: u64,
     pub(crate) flaw: Option<Flaw>,
 }
 
-/// What may go wrong.
+/// A possible fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// A request is executed twice.
     Duplicate,
     /// An operator ends a hold.
     Force,
-    /// The last thread of a client that waits gives up.
+    /// The last waiting thread of a client stops waiting.
     GiveUp,
-    /// A client finds the lock free by itself, and has others go first that have waited longer.
+    /// A client finds the lock free by itself, and lets others go first that have waited longer.
     GiveWay,
     /// A request for the lock, or the reply to it, is lost or late, and the request is repeated.
     NoReply,
     /// The lease of a hold is over when its client learns of it.
     Pause,
-    /// A client stops for ever.
+    /// A client stops forever.
     Stop,
     /// A message to a client that keeps the lock is lost.
     Unheard,
@@ -45,17 +45,17 @@ pub(crate) enum Fault {
     Unwoken,
 }
 
-/// What can happen.
+/// A possible event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Begin(usize),
     Deliver(Message),
-    /// A lock was kept for long enough, or is given up for another reason.
+    /// A lock was kept for long enough, or is released for another reason.
     EndKept(usize),
     Execute(Arrival<Command>),
-    /// A hold is over at the server, or an offer.
+    /// A hold or an offer ends at the server.
     Expire,
-    /// Something goes wrong with a client or what it has sent.
+    /// A fault of a client or of its requests.
     Fault(Fault, usize),
     HandOff(usize),
     Keep(usize),
@@ -145,7 +145,7 @@ impl Course for Scope {
 }
 
 impl Scope {
-    /// What a client does.
+    /// Adds the moves of a client.
     fn moves(&self, world: &World, id: usize, client: &Client, actions: &mut Vec<Action>) {
         actions.extend(client.next_tokens(self.flaw).map(|_| Action::HandOff(id)));
         actions.extend(match client.phase {
@@ -161,7 +161,7 @@ impl Scope {
         });
     }
 
-    /// Returns `true` if it makes a difference that a client asks again. It may do so at any time.
+    /// Returns `true` if another request of a client makes a difference. It may ask at any time.
     fn may_retry(&self, world: &World, id: usize) -> bool {
         let (mut server, request) = (world.server.clone(), world.clients[id].clone().ask());
         let Command::Acquire { size, .. } = request.command else { return false };
@@ -171,7 +171,7 @@ impl Scope {
             && (world.woken.contains(&id) || self.flaw != Some(Flaw::WaitsToBeWoken))
     }
 
-    /// What may happen, and may as well not.
+    /// Adds events that may or may not happen.
     fn accidents(&self, world: &World, actions: &mut Vec<Action>) {
         let twice = self.may_fail(world, Fault::Duplicate);
         let arrivals = world.network.accidents(twice, |request| world.must_arrive(request));
@@ -202,8 +202,8 @@ impl Scope {
         }
     }
 
-    /// What may happen to a client that keeps the lock. Nothing of it has to, because a tenure may
-    /// be kept and renewed for any time.
+    /// Adds the possible events of a client that keeps the lock. None of them has to happen,
+    /// because a tenure may be kept and renewed for any time.
     fn keeping(id: usize, client: &Client, actions: &mut Vec<Action>) {
         actions.extend(client.may_keep().map(|_| Action::Keep(id)));
         actions.extend(client.may_renew().then_some(Action::Renew(id)));

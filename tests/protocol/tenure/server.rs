@@ -1,38 +1,38 @@
-//! The server, for one name: what the scripts in `src/store/lua` do to the lock, its counter of
-//! fencing tokens and its queue of waiting clients.
+//! The server, for one name: the effects of the scripts in `src/store/lua` on the lock, its counter
+//! of fencing tokens and its queue of waiting clients.
 
 use crate::hold::{Block, HoldId};
 use crate::network::Request;
 use crate::tenure::flaw::Flaw;
 
-/// What a client sends.
+/// The content of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Command {
     /// Begins the hold, with up to this many tokens, or registers the client as waiting. One that
-    /// `yields` has clients go first that have waited longer.
+    /// `yields` lets clients go first that have waited longer.
     Acquire {
         size: u64,
         yields: bool,
     },
-    /// Gives a tenure that was kept another two tokens.
+    /// Gives a kept tenure another two tokens.
     Refill,
     Release,
     /// Removes the client from the queue, and takes back an offer to it.
     Unregister,
 }
 
-/// What the server answers to a client that acquires the lock.
+/// The reply to a client that acquires the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Reply {
     Granted {
         grant: Grant,
         begun: bool,
     },
-    /// Another hold has the lock, or an offer stands in the way.
+    /// Another hold has the lock, or there is an offer to another client.
     Held(Option<HoldId>),
 }
 
-/// What comes with the lock.
+/// The tokens of a granted lock, and the news with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Grant {
     pub(crate) tokens: Block,
@@ -43,11 +43,11 @@ pub(crate) struct Grant {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Server {
     pub(crate) lock: Option<Entry>,
-    /// The client that is offered the lock.
+    /// The client with an offer of the lock.
     pub(crate) offer: Option<usize>,
     /// The last token.
     pub(crate) counter: u64,
-    /// The waiting clients, that which has waited longest first.
+    /// The waiting clients, in the order of their arrival.
     pub(crate) queue: Vec<usize>,
 }
 
@@ -99,7 +99,7 @@ impl Server {
         self.grant(tokens, true)
     }
 
-    /// Gives a hold more tokens, if it is still there.
+    /// Gives a hold more tokens, if it still exists.
     pub(crate) fn refill(
         &mut self,
         request: Request<Command>,
@@ -135,7 +135,7 @@ impl Server {
         yields && first.is_some_and(|first| *first != request.hold.client)
     }
 
-    /// A client that has missed its offer waits behind the others.
+    /// Registers a client. One that has missed its offer waits behind the others.
     pub(crate) fn register(&mut self, client: usize) {
         if !self.is_waiting(client) {
             self.queue.push(client);
@@ -153,7 +153,7 @@ impl Server {
         self.lock.is_none()
     }
 
-    /// Returns `false` if the client was not waiting.
+    /// Removes a client from the queue. Returns `false` if it was not waiting.
     pub(crate) fn unregister(&mut self, client: usize) -> bool {
         let was_offered = self.offer.take_if(|offered| *offered == client).is_some();
         let before = self.queue.len();
@@ -161,8 +161,8 @@ impl Server {
         was_offered || self.queue.len() < before
     }
 
-    /// Offers a free lock to the client that has waited longest, and returns that. It leaves the
-    /// queue, so that one that has stopped costs one offer.
+    /// Offers a free lock to the client that has waited longest, and returns that client. It leaves
+    /// the queue, so that a stopped one costs one offer.
     pub(crate) fn wake(&mut self, flaw: Option<Flaw>) -> Option<usize> {
         let is_free = self.lock.is_none() && self.offer.is_none();
         let client = (is_free && !self.queue.is_empty()).then(|| self.queue.remove(0))?;

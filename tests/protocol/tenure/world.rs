@@ -1,4 +1,4 @@
-//! One state of the world: the server, the clients, what is on its way, and what has happened.
+//! One state of the world: the server, the clients, what is in transit, and what has happened.
 
 use std::collections::BTreeSet;
 
@@ -15,13 +15,13 @@ pub(crate) struct World {
     pub(crate) network: Network<Command>,
     /// The clients that were woken and have not asked since.
     pub(crate) woken: BTreeSet<usize>,
-    /// What is on its way to clients that keep locks. A client gets its messages in the order of
-    /// its tenures.
+    /// Messages in transit to clients that keep locks. A client receives them in the order of its
+    /// tenures.
     pub(crate) messages: BTreeSet<Message>,
     pub(crate) witness: Witness,
 }
 
-/// What a server tells the client of a hold.
+/// A message from a server to the client of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Message {
     pub(crate) hold: HoldId,
@@ -36,21 +36,21 @@ pub(crate) enum News {
     Wanted,
 }
 
-/// What no client or server knows, but the promises are about.
+/// Facts that no client or server knows, but that the promises are about.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Witness {
     /// The greatest token of a guard so far.
     pub(crate) fence: u64,
-    /// True when a token was not above those before.
+    /// True once a token was not above earlier ones.
     pub(crate) fence_repeated: bool,
-    /// True when a client got the lock while it was the turn of another.
+    /// True once a client got the lock when it was another's turn.
     pub(crate) overtaken: bool,
-    /// True when a release has left its hold.
+    /// True once a release has left its hold.
     pub(crate) unreleased: bool,
 }
 
 impl World {
-    /// A world in which all clients have asked for the lock.
+    /// Creates a world in which all clients have asked for the lock.
     pub(crate) fn new(threads: &[u64], keeps: usize) -> Self {
         let client = |(id, threads): (usize, &u64)| Client::new(id, *threads, id < keeps);
         let mut clients: Vec<Client> = threads.iter().enumerate().map(client).collect();
@@ -61,7 +61,7 @@ impl World {
         Self { server, clients, network, woken, messages, witness }
     }
 
-    /// Has a client send a request.
+    /// Sends a request of a client.
     pub(crate) fn send(
         &mut self,
         id: usize,
@@ -71,7 +71,7 @@ impl World {
         self.network.requests.insert(request(&mut self.clients[id]));
     }
 
-    /// Has the server execute a request.
+    /// Executes a request at the server.
     pub(crate) fn execute(&mut self, request: Request<Command>, flaw: Option<Flaw>) {
         match request.command {
             Command::Acquire { size, .. } => self.acquire(request, size, flaw),
@@ -138,7 +138,7 @@ impl World {
         }
     }
 
-    /// Sends a message to the client of a hold, if that listens.
+    /// Sends a message to the client of a hold, if it listens.
     fn tell(&mut self, hold: HoldId, news: News) {
         let client = &self.clients[hold.client];
         if client.keeps && !client.stopped {
@@ -146,7 +146,7 @@ impl World {
         }
     }
 
-    /// Has a client receive a message.
+    /// Delivers a message to a client.
     pub(crate) fn deliver(&mut self, message: Message, flaw: Option<Flaw>) {
         self.messages.remove(&message);
         let Message { hold: HoldId { client: id, nonce }, news } = message;
@@ -160,7 +160,7 @@ impl World {
         }
     }
 
-    /// Returns `true` if the holder learns something from a message that another client waits.
+    /// Returns `true` if a message that another client waits is news to the holder.
     pub(crate) fn may_recall(&self) -> bool {
         self.server.lock.is_some_and(|Entry { hold, .. }| {
             let client = &self.clients[hold.client];
@@ -181,8 +181,8 @@ impl World {
         self.witness.unreleased |= self.server.is_held_by(request.hold);
     }
 
-    /// Offers the lock to a waiting client, and wakes it. That matters only where clients wait for
-    /// it; others ask at any time.
+    /// Offers the lock to a waiting client, and wakes it. That matters only for clients that wait
+    /// for it; others ask at any time.
     fn wake(&mut self, flaw: Option<Flaw>) {
         let woken = self.server.wake(flaw);
         self.woken.extend(woken.filter(|_| flaw == Some(Flaw::WaitsToBeWoken)));
@@ -192,7 +192,7 @@ impl World {
         }
     }
 
-    /// Removes what no promise depends on.
+    /// Removes details that no promise depends on.
     pub(crate) fn simplify(&mut self) {
         for client in &mut self.clients {
             if client.waiting == 0 {
@@ -210,7 +210,7 @@ impl World {
         }
     }
 
-    /// Has an operator end the hold that there is.
+    /// Ends the current hold as an operator would.
     pub(crate) fn force(&mut self, flaw: Option<Flaw>) {
         if let Some(Entry { hold, .. }) = self.server.lock.take() {
             let client = &mut self.clients[hold.client];
@@ -220,7 +220,7 @@ impl World {
         self.wake(flaw);
     }
 
-    /// Ends a hold or an offer because its time is over. The lock is free for any client then.
+    /// Ends a hold or an offer because its time is over. The lock is then free for any client.
     pub(crate) fn free(&mut self) {
         (self.server.lock, self.server.offer) = (None, None);
         for client in &mut self.clients {
@@ -228,7 +228,7 @@ impl World {
         }
     }
 
-    /// Has a client learn that it has the lock. A hold whose lease is over counts as none.
+    /// Delivers the lock to a client. A hold whose lease is over does not count.
     pub(crate) fn receive(&mut self, id: usize, grant: Grant, flaw: Option<Flaw>) {
         let client = &mut self.clients[id];
         client.over &= flaw != Some(Flaw::CountsFromReply);
@@ -250,7 +250,7 @@ impl World {
         }
     }
 
-    /// Has a thread use the lock that its client has kept.
+    /// Lets a thread use the lock that its client has kept.
     pub(crate) fn use_kept(&mut self, id: usize, flaw: Option<Flaw>) {
         match self.clients[id].next_use(flaw) {
             Some(Use::Guard(tokens)) => {
@@ -263,7 +263,7 @@ impl World {
         }
     }
 
-    /// Has a client renew its tenure.
+    /// Renews the tenure of a client.
     pub(crate) fn renew(&mut self, id: usize) {
         let client = &mut self.clients[id];
         if self.server.is_held_by(client.hold()) {
@@ -273,7 +273,7 @@ impl World {
         }
     }
 
-    /// Gives the tenure to the next thread of its client.
+    /// Hands the tenure off to the next thread of its client.
     pub(crate) fn hand_off(&mut self, id: usize, flaw: Option<Flaw>) {
         let Some(tokens) = self.clients[id].next_tokens(flaw) else { return };
         self.clients[id].over &= flaw != Some(Flaw::HandsOffLate);
@@ -288,7 +288,7 @@ impl World {
         witness.fence = witness.fence.max(tokens.first);
     }
 
-    /// Returns `true` if a release is on its way. A client keeps its order.
+    /// Returns `true` if a release is in transit. A client's requests stay in order.
     pub(crate) fn is_releasing(&self, id: usize) -> bool {
         let is_release = |it: &Request<Command>| it.command == Command::Release && !it.is_copy;
         self.network.requests.iter().any(|request| request.hold.client == id && is_release(request))

@@ -1,13 +1,13 @@
-//! One server, a process that leaves its hold with a ticket, one or two that adopt this, and one
-//! that wants the lock itself: what `src/local/adoption.rs` does, and what goes wrong with it.
+//! One server, a process that detaches its hold with a ticket, one or two that adopt it, and one
+//! that wants the lock for itself: the behaviour of `src/local/adoption.rs`, and its faults.
 //!
 //! As in the model of tenures, time has no length, requests arrive in any order, and a hold ends at
 //! the server only after each process with a guard has ceased to rely on it. No process relies on a
-//! hold that was left, until one adopts it. The token of a hold is its number.
+//! detached hold until one adopts it. The token of a hold is its number.
 //!
-//! The scope is bounded: each process does its part once, and up to two things go wrong. Renewals
-//! of guards that stay, locks that stay taken after a release, and the queue of waiting clients are
-//! left out: an adoption does not look at it.
+//! The scope is bounded: each process does its part once, and up to two faults occur. Renewals of
+//! guards that stay, locks that stay taken after a release, and the queue of waiting clients are
+//! left out: an adoption does not use them.
 
 mod flaw;
 mod scope;
@@ -21,12 +21,12 @@ use crate::tickets::scope::{
 
 const ALL: [Fault; 4] = [Fault::Duplicate, Fault::NoReply, Fault::Pause, Fault::Stop];
 
-/// So many processes adopt the ticket, and so many of these things go wrong.
+/// This many processes adopt the ticket, with up to `most` of these faults.
 fn adopters(adopters: usize, most: u64, faults: &[Fault]) -> Scope {
     Scope { adopters, faults: faults.to_vec(), most, flaw: None }
 }
 
-/// Checks that a promise is broken when a rule is.
+/// Checks that a promise is broken if a rule is.
 fn needs(promise: &'static str, flaw: Flaw, scope: Scope) {
     breaks(promise, flaw, Scope { flaw: Some(flaw), ..scope });
 }

@@ -1,4 +1,5 @@
-//! How much of the world the model visits, everything that can happen next in it, and the promises.
+//! The part of the world that the model visits, everything that can happen next in it, and the
+//! promises.
 
 use stateright::{Model, Property};
 
@@ -6,35 +7,35 @@ use crate::network::{Arrival, Course};
 use crate::tickets::flaw::Flaw;
 use crate::tickets::world::{Command, Phase, Process, Role, World};
 
-/// At most one guard is live, unless the ticket was adopted twice: then there are two of one hold,
+/// At most one guard is live, unless the ticket was adopted twice: then one hold has two guards,
 /// and one of them may not know yet that the other has ended it.
 pub(crate) const EXCLUSION_BY_LEASE: &str = "exclusion by lease";
 
-/// No guard begins with a lower token than one before it, unless the ticket was adopted twice.
+/// No guard begins with a lower token than an earlier one, unless the ticket was adopted twice.
 pub(crate) const EXCLUSION_BY_FENCE: &str = "exclusion by fence";
 
-/// A hold that was released or is over is never there again.
+/// A released or expired hold never comes back.
 pub(crate) const END: &str = "an ended hold never comes back";
 
-/// What is done with a ticket never changes a later hold.
+/// Nothing done with a ticket changes a later hold.
 pub(crate) const OTHERS: &str = "other holds are left alone";
 
 /// Each process that wants the lock gets it, unless it has stopped. No path is endless, so it is
-/// enough to look at the states in which nothing more needs to happen.
+/// enough to check the states in which nothing more needs to happen.
 pub(crate) const SERVICE: &str = "each process that waits is served";
 
 #[derive(Clone, Debug)]
 pub(crate) struct Scope {
-    /// How many processes adopt the ticket.
+    /// The number of processes that adopt the ticket.
     pub(crate) adopters: usize,
-    /// What may go wrong.
+    /// The possible faults.
     pub(crate) faults: Vec<Fault>,
-    /// How many times.
+    /// The maximum number of faults.
     pub(crate) most: u64,
     pub(crate) flaw: Option<Flaw>,
 }
 
-/// What may go wrong.
+/// A possible fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// A request is executed twice.
@@ -43,19 +44,19 @@ pub(crate) enum Fault {
     NoReply,
     /// The lease of a hold is over when a process learns of it.
     Pause,
-    /// A process stops for ever.
+    /// A process stops forever.
     Stop,
 }
 
-/// What can happen.
+/// A possible event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Leaves, adopts or acquires the hold.
+    /// A process detaches, adopts or acquires the hold.
     Ask(usize),
     Execute(Arrival<Command>),
     /// The hold is over at the server.
     Expire,
-    /// Something goes wrong with a process or what it has sent.
+    /// A fault of a process or of its requests.
     Fault(Fault, usize),
     /// The lease of a hold is over for a process.
     Outlive(usize),
@@ -148,7 +149,7 @@ impl Course for Scope {
 }
 
 impl Scope {
-    /// What may happen, and may as well not.
+    /// Adds events that may or may not happen.
     fn accidents(&self, world: &World, actions: &mut Vec<Action>) {
         let twice = self.may_fail(world, Fault::Duplicate);
         let arrivals = world.network.accidents(twice, |request| world.must_arrive(request));
@@ -181,7 +182,7 @@ fn fail(world: &mut World, fault: Fault, id: usize) {
     }
 }
 
-/// What a process does.
+/// Returns the moves of a process.
 fn moves(world: &World, id: usize, process: &Process) -> Vec<Action> {
     match (process.phase, process.role) {
         (Phase::Idle, Role::Adopter) if world.is_left => vec![Action::Ask(id)],

@@ -1,4 +1,4 @@
-//! One state of the world: the server, the processes, what is on its way, and what has happened.
+//! One state of the world: the server, the processes, what is in transit, and what has happened.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ const LEFT: u64 = 1;
 /// The hold of a process that acquires the lock.
 const NEXT: u64 = 2;
 
-/// What a process sends.
+/// The content of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Command {
     Acquire,
@@ -27,18 +27,18 @@ pub(crate) struct Process {
     round: u64,
     /// Whether the lease that counts from its last request is over.
     pub(crate) over: bool,
-    /// Whether it has stopped for ever.
+    /// Whether it has stopped forever.
     pub(crate) stopped: bool,
 }
 
-/// What a process has come for.
+/// The task of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
     /// Adopts the hold.
     Adopter,
     /// Wants the lock for itself.
     Contender,
-    /// Has the first guard, and leaves its hold.
+    /// Has the first guard, and detaches its hold.
     Owner,
 }
 
@@ -47,7 +47,7 @@ pub(crate) enum Phase {
     Idle,
     /// Has sent a request that renews or begins the hold.
     Asking,
-    /// The reply to that is on its way.
+    /// The reply is in transit.
     Answered {
         done: bool,
     },
@@ -58,7 +58,7 @@ pub(crate) enum Phase {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct World {
-    /// The hold there is, and the requests that have set its lease.
+    /// The current hold, and the requests that have set its lease.
     pub(crate) lock: Option<(u64, BTreeSet<(usize, u64)>)>,
     /// Whether there is a ticket.
     pub(crate) is_left: bool,
@@ -69,18 +69,18 @@ pub(crate) struct World {
     pub(crate) witness: Witness,
 }
 
-/// What no process or server knows, but the promises are about.
+/// Facts that no process or server knows, but that the promises are about.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Witness {
-    /// How many processes have adopted the hold, also if its lease was over by then.
+    /// How many processes have adopted the hold, even if its lease was over by then.
     pub(crate) adoptions: u64,
     /// The greatest token of a guard so far: the number of its hold.
     fence: u64,
-    /// True when a guard began after one of a later hold.
+    /// True once a guard began after one of a later hold.
     pub(crate) fence_fell: bool,
-    /// True when the hold of the ticket was there again after its end.
+    /// True once the hold of the ticket existed again after its end.
     pub(crate) revived: bool,
-    /// True when a request for one hold has changed the other.
+    /// True once a request for one hold has changed the other.
     pub(crate) touched: bool,
 }
 
@@ -90,7 +90,7 @@ impl Process {
         Self { role, phase, round: 0, over: false, stopped: false }
     }
 
-    /// The hold that it has or wants.
+    /// Returns the hold that it has or wants.
     pub(crate) fn hold(&self) -> u64 {
         if self.role == Role::Contender { NEXT } else { LEFT }
     }
@@ -104,14 +104,14 @@ impl Process {
         matches!(self.phase, Phase::Asking | Phase::Answered { .. })
     }
 
-    /// Stops for ever. It still relies on the guard that it has.
+    /// Stops forever. It still relies on its guard.
     pub(crate) fn stop(&mut self) {
         (self.stopped, self.over) = (true, self.over || !self.has_live_guard());
     }
 }
 
 impl World {
-    /// A world in which an owner has the lock.
+    /// Creates a world in which an owner has the lock.
     pub(crate) fn new(roles: &[Role]) -> Self {
         let processes = roles.iter().map(|role| Process::new(*role)).collect();
         let witness = Witness { fence: LEFT, ..Witness::default() };
@@ -119,12 +119,12 @@ impl World {
         Self { lock, is_left: false, has_ended: false, processes, network: Network::new(), witness }
     }
 
-    /// Has a process ask for its hold, perhaps once more.
+    /// Makes a process ask for its hold, perhaps again.
     pub(crate) fn ask(&mut self, id: usize) {
         let process = &mut self.processes[id];
         let is_owner = process.role == Role::Owner;
         (process.round, process.phase) = (process.round + 1, Phase::Asking);
-        // What is over of the guard that it has stays over.
+        // The lease of its guard stays over once it is.
         process.over &= is_owner;
         let command = match process.role {
             Role::Contender => Command::Acquire,
@@ -144,7 +144,7 @@ impl World {
         self.network.requests.insert(Request::new(hold, process.round, command));
     }
 
-    /// Has the server execute a request.
+    /// Executes a request at the server.
     pub(crate) fn execute(&mut self, request: Request<Command>, flaw: Option<Flaw>) {
         let HoldId { client: id, nonce: hold } = request.hold;
         let found = self.lock.as_ref().map(|(found, _)| *found);
@@ -172,17 +172,17 @@ impl World {
         }
     }
 
-    /// Ends the hold that there is.
+    /// Ends the current hold.
     pub(crate) fn end(&mut self) {
         self.has_ended |= self.lock.as_ref().is_some_and(|(hold, _)| *hold == LEFT);
         self.lock = None;
     }
 
-    /// Has a process learn whether it has its hold.
+    /// Tells a process whether it has its hold.
     pub(crate) fn receive(&mut self, id: usize, done: bool, flaw: Option<Flaw>) {
         let process = &mut self.processes[id];
         match process.role {
-            // What is over is not left. Its guard is dropped.
+            // An expired hold is not detached, but its guard is dropped.
             Role::Owner if !done || process.over => self.release(id),
             Role::Owner => self.leave(id, flaw),
             Role::Adopter if !done => process.phase = Phase::Done,
@@ -191,7 +191,7 @@ impl World {
         }
     }
 
-    /// Ends a guard of which there is a ticket from now on.
+    /// Ends a guard that is replaced by a ticket.
     fn leave(&mut self, id: usize, flaw: Option<Flaw>) {
         let keeps = flaw == Some(Flaw::OwnerKeepsGuard);
         self.processes[id].phase = if keeps { Phase::Holding } else { Phase::Done };
@@ -224,7 +224,7 @@ impl World {
         (self.awaits(request) || is_release && runs) && !request.is_copy
     }
 
-    /// Returns `true` if no process relies on a lease of the hold that there is.
+    /// Returns `true` if no process relies on a lease of the current hold.
     pub(crate) fn may_expire(&self) -> bool {
         let relies = |(id, round): &(usize, u64)| {
             let process = &self.processes[*id];

@@ -1,8 +1,8 @@
-//! One call of a script: a line of a trace, and those of what the script did.
+//! A call of a script: a line of a trace, and the lines about what the script did.
 
 use crate::hold::Block;
 
-/// When something happens by the server's clock: from the first of these microseconds to the last.
+/// The time of an event by the server's clock: from the first of these microseconds to the last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Time {
     pub(crate) first: u64,
@@ -14,12 +14,12 @@ impl Time {
         Self { first: self.first + micros, last: self.last + micros }
     }
 
-    /// Returns `true` if this is not earlier than that, or may be the same.
+    /// Returns `true` if this time is not earlier than that, or may be the same.
     pub(crate) fn may_follow(self, other: Self) -> bool {
         self.last >= other.first
     }
 
-    /// The later one.
+    /// Returns the later time.
     pub(crate) fn or_later(self, other: Self) -> Self {
         Self { first: self.first.max(other.first), last: self.last.max(other.last) }
     }
@@ -36,30 +36,30 @@ impl Time {
 
 /// How much earlier than MONITOR says a script may have read the clock, in microseconds.
 const EARLY: u64 = 20_000;
-/// What is lost where the server counts milliseconds.
+/// The imprecision where the server counts milliseconds.
 const ROUNDED: u64 = 2_000;
 
 /// Later than any time of a trace.
 const NEVER: u64 = u64::MAX / 2;
 
-/// A call, with the answer that the trace has.
+/// A call, with its answer in the trace.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     /// Its number in the trace, from 1.
     pub(crate) line: usize,
-    /// When the script was executed: before its answer was seen, and before the next one.
+    /// The time of its execution: before its answer was seen, and before the next one.
     pub(crate) time: Time,
     pub(crate) script: String,
     pub(crate) keys: Vec<String>,
     pub(crate) args: Vec<String>,
-    /// Its numbers; `None` if it was not seen.
+    /// The numbers of the answer; `None` if it was not seen.
     pub(crate) answer: Option<Vec<i64>>,
-    /// The commands that the script has executed.
+    /// The commands that the script executed.
     effects: Vec<Vec<String>>,
 }
 
 impl Call {
-    /// Reads the calls of a trace.
+    /// Parses the calls of a trace.
     pub(crate) fn read(trace: &str) -> Result<Vec<Self>, String> {
         let mut calls: Vec<Self> = Vec::new();
         for (line, text) in (1..).zip(trace.lines()) {
@@ -92,24 +92,24 @@ impl Call {
         Some(Self { line, time, script, keys, args, answer, effects })
     }
 
-    /// The argument with this number, from 1 as in Lua; `""` if there is none.
+    /// Returns the argument with this number, from 1 as in Lua; `""` if there is none.
     pub(crate) fn arg(&self, number: usize) -> &str {
         self.args.get(number - 1).map_or("", String::as_str)
     }
 
-    /// The client that asks: itself, or by an owner, which has a number behind it.
+    /// Returns the client that asks, which is an argument itself or the owner without its number.
     pub(crate) fn client(&self) -> &str {
         let first = self.arg(1);
         let of_owner = first.rsplit_once(':').map_or(first, |(client, _)| client);
         if self.script == "unregister" { first } else { of_owner }
     }
 
-    /// The argument with this number, in microseconds.
+    /// Returns the argument with this number, in microseconds.
     pub(crate) fn micros(&self, number: usize) -> u64 {
         self.arg(number).parse::<u64>().map_or(0, |millis| millis * 1000)
     }
 
-    /// The tokens that it has got for a lock.
+    /// Returns the tokens that it got for a lock.
     pub(crate) fn tokens(&self) -> Option<Block> {
         let (first, rest) = self.answer.as_deref()?.split_first()?;
         let first = u64::try_from(*first).ok().filter(|first| *first > 0)?;
@@ -117,30 +117,30 @@ impl Call {
         Some(Block { first, last })
     }
 
-    /// The token to which the script has set the counter.
+    /// Returns the token to which the script has set the counter.
     pub(crate) fn counted(&self) -> Option<u64> {
         self.effects_of("set").last()?.get(2)?.parse().ok()
     }
 
-    /// The client to which the script has offered the lock.
+    /// Returns the client to which the script has offered the lock.
     pub(crate) fn offered(&self) -> Option<&str> {
         let mut set = self.effects_of("hset").filter(|words| words[1] == self.keys[0]);
         set.find_map(|words| words[2].strip_suffix(":0"))
     }
 
-    /// The locks of which the script has begun holds, with their owners.
+    /// Returns the locks on which the script has begun holds, with their owners.
     pub(crate) fn begun(&self) -> Vec<[&String; 2]> {
         self.effects_of("hset").map(|words| [&words[1], &words[2]]).collect()
     }
 
-    /// The clients, with their kinds, that the script has offered a place of what several can
-    /// hold.
+    /// Returns the clients, with their kinds, to which the script has offered a place of a name
+    /// with several owners.
     pub(crate) fn offers(&self) -> Vec<&str> {
         let withdrawn = self.withdrawn();
         self.places("zadd").filter(|client| !withdrawn.contains(client)).collect()
     }
 
-    /// Those to which an offer was made that has ended in the same call.
+    /// Returns the clients with an offer that ended in the same call.
     pub(crate) fn withdrawn(&self) -> Vec<&str> {
         let made: Vec<_> = self.places("zadd").collect();
         self.places("zrem").filter(|client| made.contains(client)).collect()
@@ -151,13 +151,14 @@ impl Call {
         places.filter_map(|words| words.last()?.strip_suffix(":0"))
     }
 
-    /// The clients that were told that the lock is free.
+    /// Returns the clients that were told that the lock is free.
     pub(crate) fn told(&self) -> Vec<&str> {
         let told = self.effects_of("publish").filter(|words| words[2] == self.keys[0]);
         told.filter_map(|words| words[1].strip_prefix("leasehold:wake:")).collect()
     }
 
-    /// The owner whose client was told that another one asks for the lock, and whether that waits.
+    /// Returns the owner whose client was told that another one asks for the lock, and whether that
+    /// one waits.
     pub(crate) fn recalled(&self) -> Option<(String, bool)> {
         let mut messages = self.effects_of("publish").map(|words| (&words[1], &words[2]));
         messages.find_map(|(channel, message)| {
@@ -170,15 +171,15 @@ impl Call {
         })
     }
 
-    /// The clients that were put in front of the others: those that were found without a listener,
-    /// and the one that asks, if that was before.
+    /// Returns the clients that were put in front of the others: those that were found without a
+    /// listener, and the one that asks, if it was found before.
     pub(crate) fn parked(&self) -> Vec<&str> {
         let moved = self.effects_of("zadd").filter(|words| words[2] == "xx");
         let moved = moved.filter(|words| words[1] != self.keys[0]);
         moved.filter_map(|words| words.last().map(String::as_str)).collect()
     }
 
-    /// The clients that were removed from the queue.
+    /// Returns the clients that were removed from the queue.
     pub(crate) fn removed(&self) -> Vec<&str> {
         let removed = self.effects_of("zrem").filter(|words| words[1] != self.keys[0]);
         removed.filter_map(|words| words.last().map(String::as_str)).collect()
@@ -189,13 +190,13 @@ impl Call {
     }
 }
 
-/// A time of the trace.
+/// Parses a time of the trace.
 fn micros(time: &str) -> Option<u64> {
     let (seconds, micros) = time.split_once('.')?;
     Some(seconds.parse::<u64>().ok()? * 1_000_000 + micros.parse::<u64>().ok()?)
 }
 
-/// The words of a command, of which `''` stands for an empty one.
+/// Splits a command into words; `''` stands for an empty one.
 fn words(command: &str) -> Vec<String> {
     command.split(' ').map(|word| if word == "''" { "" } else { word }.into()).collect()
 }

@@ -1,5 +1,5 @@
-//! Follows what is asked about read-write locks and semaphores in the model of these. The two sides
-//! of a client are two clients there.
+//! Follows requests about read-write locks and semaphores in the model of these. The two sides of a
+//! client are two clients there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,25 +8,25 @@ use crate::members::server::{Absent, Reply, Server, Side};
 use crate::traces::call::{Call, Time};
 use crate::traces::replay::{hold_of, number, says};
 
-/// For how long a client without a listener is left alone, in microseconds.
+/// How long a client without a listener is left alone, in microseconds.
 const GRACE: u64 = 2_000_000;
 
-/// What the model may be in.
+/// A possible state of the model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct State {
     server: Server,
-    /// When the lease is over that each call has set.
+    /// The end of the lease that each call has set.
     leases: BTreeMap<u64, Time>,
-    /// When each offer is over.
+    /// The end of each offer.
     offers: BTreeMap<usize, Time>,
-    /// When each waiting client came.
+    /// The arrival of each waiting client.
     came: BTreeMap<usize, Time>,
     /// Whether the last token was given with an answer that was not seen.
     is_token_unseen: bool,
 }
 
 impl State {
-    /// The states that this one may have become by a time.
+    /// Returns the states that this one may have become by a time.
     pub(crate) fn at(&self, time: Time) -> Vec<Self> {
         let mut states = vec![self.clone()];
         for (hold, call) in &self.server.holds {
@@ -45,10 +45,10 @@ impl State {
         states
     }
 
-    /// The state after a call; `None` if the model answers differently, or does something else.
+    /// Returns the state after a call; `None` if the model answers or behaves differently.
     pub(crate) fn answer(&self, clients: &mut Vec<String>, call: &Call) -> Option<Self> {
         let mut next = self.clone();
-        // Kind and client, or the client of each kind.
+        // Either kind and client, or the client of each kind.
         let asks = call.client();
         let kinds = ["r:", "w:", "p:"].map(|kind| number(clients, &format!("{kind}{asks}")));
         let offered: BTreeSet<usize> =
@@ -69,7 +69,7 @@ impl State {
         Some(next)
     }
 
-    /// Has the model execute a call. Returns whether it has that answer.
+    /// Executes a call in the model. Returns whether it has that answer.
     fn execute(&mut self, clients: &mut Vec<String>, call: &Call, kinds: &[usize]) -> Option<bool> {
         let first = hold_of(clients, call.arg(1));
         self.server.sides = clients.iter().map(|client| side(client)).collect();
@@ -92,14 +92,14 @@ impl State {
                 says(call, i64::from(is_held))
             }
             "unregister" => says(call, i64::from(self.server.unregister(kinds))),
-            // It changes nothing.
+            // This changes nothing.
             "report" => true,
             _ => false,
         })
     }
 
-    /// Notes who has no listener. That the model does not know, but such a client must have been
-    /// offered a place, and in vain, or have waited for a while.
+    /// Notes the clients without a listener. The model does not know them, but such a client must
+    /// have been offered a place to no effect, or have waited for a while.
     fn find_absent(
         &mut self,
         clients: &mut Vec<String>,
@@ -143,7 +143,7 @@ impl State {
         let keeps = self.server.holds.contains_key(&holds[0]) || side == Side::Reader;
         if let Some(token) = tokens.first().and_then(|token| u64::try_from(*token).ok()) {
             let is_last = keeps && self.server.counter > 0;
-            // A new one is not below the clock.
+            // A new token is not below the clock.
             let may_be = if is_last { self.is_token_unseen } else { call.time.may_show(token) };
             if side != Side::Permit && may_be {
                 let least = (token - u64::from(!keeps)).min(call.time.last);
@@ -166,14 +166,14 @@ impl State {
         }
     }
 
-    /// Notes until when the lease lasts that a call sets, and returns its number.
+    /// Notes the end of the lease that a call sets, and returns its number.
     fn begin_lease(&mut self, call: &Call) -> u64 {
         let number = call.line as u64 * 1000;
         self.leases.insert(number, call.time.after(call.micros(2)));
         number
     }
 
-    /// No call shortens the leases of holds that were there before.
+    /// Restores longer leases: no call shortens those of holds that were there before.
     fn keep_longer_leases(&mut self, before: &BTreeMap<HoldId, u64>, call: &Call) {
         let now = call.line as u64 * 1000;
         for (number, (hold, last)) in (now + 1..).zip(before) {
@@ -185,7 +185,7 @@ impl State {
         }
     }
 
-    /// Returns `true` if what is in the way of a side lasts for so many milliseconds.
+    /// Returns `true` if the obstacles to a side last for this many milliseconds.
     fn lasts(&self, side: Side, left: i64, call: &Call) -> bool {
         let Server { holds, offers, absent, .. } = &self.server;
         let offered = call.time.after(call.micros(7));
@@ -193,7 +193,7 @@ impl State {
             offers.iter().map(|client| self.offers.get(client).copied().unwrap_or(offered));
         let ends: Vec<Time> = holds.values().map(|call| self.leases[call]).chain(offers).collect();
         let Ok(left) = u64::try_from(left) else { return ends.is_empty() };
-        // It may be until a client without a listener loses its place.
+        // They may last until a client without a listener loses its place.
         let is_young = |came: &Time| came.after(GRACE).may_follow(call.time);
         let is_kept = !(absent.parked.is_empty() && absent.silent.is_empty())
             || self.server.queue.iter().any(|it| self.came.get(it).is_none_or(is_young));
@@ -206,7 +206,7 @@ impl State {
             || ends.iter().any(|end| end.may_be(until)) && ends.iter().all(is_bound)
     }
 
-    /// Forgets what is over, and notes who has begun to wait.
+    /// Forgets what has ended, and notes the clients that have begun to wait.
     fn settle(&mut self, call: &Call) {
         let Server { holds, offers, queue, absent, .. } = &mut self.server;
         self.leases.retain(|call, _| holds.values().any(|last| last == call));
@@ -222,7 +222,8 @@ impl State {
     }
 }
 
-/// What may be over by a time is so in some of the states; in all of them if it must be.
+/// Splits the states: something that may be over by a time is over in some of them, and in all of
+/// them if it must be.
 fn split(states: &mut Vec<State>, time: Time, ends: Time, without: impl Fn(&mut State)) {
     if !time.may_follow(ends) {
         return;

@@ -1,9 +1,9 @@
-//! What scripts were asked and answered, followed in the models of tenures, of sets, of what
-//! several can hold, and of quorums: the models are of this code. The torture writes such traces,
-//! and `tests/traces` has them checked.
+//! Follows calls of scripts and their answers in the models of tenures, of sets, of names with
+//! several owners, and of quorums. This shows that the models describe this code. The torture
+//! writes such traces, and `tests/traces` has them checked.
 //!
-//! Holds, offers, places in the queue, tokens, and the ends of leases have to be the model's. Which
-//! clients listen, and how far the clock of a server has got, is taken from the trace.
+//! Holds, offers, places in the queue, tokens, and the ends of leases have to match the model. The
+//! clients that listen, and the clock of a server, are taken from the trace.
 
 mod call;
 mod members;
@@ -16,7 +16,8 @@ mod votes;
 use crate::traces::call::Call;
 use crate::traces::replay::Replay;
 
-/// Anna holds a lock for which Ben and Cleo wait. She releases it, Ben gets it, with three tokens.
+/// Anna holds a lock that Ben and Cleo wait for. She releases it, and Ben gets it, with three
+/// tokens.
 const LOCK: &str = "\
 1.000000 [0 a] acquire 3 lock fence queue anna:1 9000 9 600 '' -> 1000000
 1.001000 [0 a] acquire 3 lock fence queue ben:1 9000 9 600 '' -> 0 8999
@@ -35,7 +36,7 @@ const LOCK: &str = "\
 20.000000 [0 a] change 1 lock ben:1 9000 '' -> 0
 ";
 
-/// Anna reads with two threads. Ben waits to write, and gets his turn, for which Cleo waits then.
+/// Anna reads with two threads. Ben waits to write, and gets his turn, which Cleo then waits for.
 const SIDES: &str = "\
 1.000000 [0 a] acquire_member 3 rw f q r:anna:1 9000 9 r:anna 1 600 200 0 '' \
     r:anna:2 -> 1 1000000 1000000
@@ -58,44 +59,44 @@ const LOCK_PLANTED: &[(&str, &str)] = &[
     // A second holder, beside the first one and before an offer.
     ("-> 0 8999", "-> 1001000"),
     ("-> 0 199", "-> 1005000"),
-    // A hold that is not there, or is left.
+    // A hold that does not exist, or remains.
     ("anna:1 9000 2 -> 1", "anna:1 9000 2 -> 0"),
     ("anna:1 200 '' 0 -> 0", "anna:1 200 '' 0 -> 1"),
-    // The wrong client is offered the lock, or none.
+    // The lock is offered to the wrong client, or to none.
     ("hset lock ben:0 0", "hset lock cleo:0 0"),
     ("hset lock ben:0 0", "hset lock anna:1 0"),
     // A token twice, more tokens than asked for, a client that waits unseen.
     ("-> 1006000 1006002 1", "-> 1000000 1000002 1"),
     ("-> 1006000 1006002 1", "-> 1006000 1007000 1"),
     ("-> 1006000 1006002 1", "-> 1006000 1006002"),
-    // A client that waits is not found, a lease is too short, or too long.
+    // A waiting client is not found, a lease is too short or too long.
     ("cleo 200 '' 0 -> 1", "cleo 200 '' 0 -> 0"),
     ("-> 0 8998", "-> 0 7000"),
     ("20.000000", "17.000000"),
 ];
 
 const SIDES_PLANTED: &[(&str, &str)] = &[
-    // A writer beside readers, a reader before a writer that waits, and beside one.
+    // A writer beside readers, a reader ahead of a waiting writer, and beside a writer.
     ("-> 0 8999", "-> 1001000"),
     ("-> 0 8998", "-> 1000000"),
     ("-> 0 199", "-> 1000000"),
-    // A hold is not there, or is left, or fewer than asked for.
+    // A hold does not exist, or remains, or there are fewer than asked for.
     ("9000 member -> 1", "9000 member -> 0"),
     ("-> 1 1000000 1000000", "-> 1000000"),
     ("r:anna:1 200 0 '' '' -> 0", "r:anna:1 200 0 '' '' -> 1"),
-    // The wrong client is offered a place, or none.
+    // A place is offered to the wrong client, or to none.
     ("zadd rw 1205 w:ben:0", "zadd rw 1205 r:ben:0"),
     ("zadd rw 1205 w:ben:0", "zadd q 1205 w:ben"),
     // Readers have two tokens, or a writer has theirs.
     ("-> 1 1000000 1000000", "-> 1 1000000 1000001"),
     ("-> 1007000", "-> 1000000"),
-    // A client that waits is not found, a lease is too short, or too long.
+    // A waiting client is not found, a lease is too short or too long.
     ("cleo 200 '' 0 -> 1", "cleo 200 '' 0 -> 0"),
     ("-> 0 8999", "-> 0 7000"),
     ("20.000000", "9.000000"),
 ];
 
-/// Anna takes two locks together, Ben wants them too and gets neither. When Anna has released the
+/// Anna takes two locks together. Ben wants them too and gets neither. When Anna has released the
 /// second one, it is offered to Cleo.
 const SETS: &str = "\
 1.000000 [0 a] acquire_all 4 one f1 two f2 9000 9 anna:1 anna:2 -> 1 1000000 1000001
@@ -120,10 +121,10 @@ const SETS_PLANTED: &[(&str, &str)] = &[
     ("ben:2 -> 0 -1 0 0", "ben:2 -> 1 1001000 1001001"),
     ("cleo:3 -> 0 -1 0 1", "cleo:3 -> 1 1006000 1006001"),
     ("-> 1 2000000 2000001", "-> 0 -1 0 0"),
-    // Another lock is in the way, or one that comes later.
+    // Another lock is held, or a later one.
     ("ben:2 -> 0 -1 0 0", "ben:2 -> 0 -1 0 1"),
     ("cleo:3 -> 0 -1 0 1", "cleo:3 -> 0 -1 0 0"),
-    // A token twice, too few tokens, a lock without one, a hold that begins all the same.
+    // A token twice, too few tokens, a lock without one, a hold that begins although it must not.
     ("-> 1 2000000 2000001", "-> 1 1000001 2000001"),
     ("-> 1 2000000 2000001", "-> 1 2000000"),
     ("hset one ben:4 1", "hset one ben:0 0"),
@@ -143,7 +144,7 @@ const KEPT: &str = "\
 ";
 
 const KEPT_PLANTED: &[(&str, &str)] = &[
-    // Another client is told, of another hold, or of another wish, or nobody is.
+    // The wrong client is told, or about the wrong hold or the wrong wish, or no client is told.
     ("wake:anna leasehold:try", "wake:cleo leasehold:try"),
     ("try:8000000000000001", "try:8000000000000002"),
     ("leasehold:try", "leasehold:want"),
@@ -152,14 +153,15 @@ const KEPT_PLANTED: &[(&str, &str)] = &[
     // A client does not learn that the holder was told.
     ("-> 0 8999 1", "-> 0 8999"),
     ("-> 0 8998 1", "-> 0 8998"),
-    // The holder does not learn that others wait, or before one does for longer than a moment.
+    // The holder does not learn that others wait, or learns it before one waits for longer than a
+    // moment.
     ("watch -> 1", "watch -> 2"),
     ("watch -> 2", "watch -> 1"),
     ("1004008 1", "1004008"),
 ];
 
-/// A server of a quorum gives Anna what she proposes, and raises its counter to the token of the
-/// others. She withdraws, and Ben gets more than he proposes.
+/// A server of a quorum gives Anna the token she proposes, and raises its counter to the token of
+/// the others. She withdraws, and Ben gets more than he proposes.
 const VOTES: &str = "\
 1.000000 [0 a] acquire 3 lock f q anna:1 9000 9 600 500 -> 500
 1.000001 [0 lua] set f 500 px 9 get
@@ -179,22 +181,22 @@ const VOTES: &str = "\
 ";
 
 const VOTES_PLANTED: &[(&str, &str)] = &[
-    // The clock decides, and no proposal, or a proposal, and no counter.
+    // The clock decides instead of a proposal, or a proposal instead of a counter.
     ("-> 500", "-> 1000000"),
     ("-> 2000 2999", "-> 1651 2650"),
     ("650 queued 1 200 '' -> 701", "650 queued 1 200 '' -> 650"),
     ("-> 702 1650", "-> 650 1649"),
-    // A counter is not raised, or without the hold.
+    // A counter is not raised, or is raised without the hold.
     ("'' 9 700 -> 1", "'' 9 700 -> 0"),
     ("set f 700 px 9", "zrem q x"),
     ("650 queued 1 200 '' -> 701", "650 queued 1 200 '' -> 651"),
     ("9 5000 -> 0", "9 5000 -> 1"),
     ("9 5000 -> 0", "9 5000 -> 0\n1.004001 [0 lua] set f 5000 px 9"),
-    // A repeat gets another token, a block more than its counter may be ahead.
+    // A repeat gets another token, or a block that is further ahead than its counter may be.
     ("660 queued 1 200 '' -> 701", "660 queued 1 200 '' -> 702"),
     ("-> 702 1650", "-> 702 1701"),
     ("set f 1650 px 9", "set f 702 px 9"),
-    // A hold that is withdrawn was not there, or its lock is offered.
+    // A withdrawn hold did not exist, or its lock is offered.
     ("anna:1 '' '' 0 -> 1", "anna:1 '' '' 0 -> 0"),
     ("anna:1 '' '' 0 -> 1", "anna:1 '' '' 0 -> 1\n1.003001 [0 lua] hset lock ben:0 0"),
 ];
@@ -203,7 +205,7 @@ struct Sample {
     trace: &'static str,
     /// An answer that may be lost.
     lost: &'static str,
-    /// The right answer, and a wrong one, each time.
+    /// Pairs of the right answer and a wrong one.
     planted: &'static [(&'static str, &'static str)],
 }
 
@@ -219,7 +221,7 @@ fn check(trace: &str) -> Result<Replay, String> {
     Replay::run(&calls(trace)?)
 }
 
-/// Each answer is seen at once, unless it says when.
+/// Parses a trace. Each answer is seen at once, unless it has a time.
 fn calls(trace: &str) -> Result<Vec<Call>, String> {
     let seen = |line: &str| match line.split_once(' ') {
         Some((time, _)) if line.contains(" -> ") && !line.contains(['?', '@']) => {
@@ -230,7 +232,7 @@ fn calls(trace: &str) -> Result<Vec<Call>, String> {
     Call::read(trace.trim().lines().map(seen).collect::<String>().trim())
 }
 
-/// Replaces what a trace has, which must be there once.
+/// Replaces a part of the trace, which must occur exactly once.
 fn planted(trace: &str, from: &str, to: &str) -> String {
     assert_eq!(trace.matches(from).count(), 1, "{from}");
     trace.replace(from, to)
@@ -240,7 +242,7 @@ fn planted(trace: &str, from: &str, to: &str) -> String {
 fn what_the_model_does_is_a_trace_of_it() {
     for Sample { trace, lost, .. } in SAMPLES {
         check(trace).expect("the model has these steps");
-        // A reply that was lost may have been anything.
+        // A lost reply may have been anything.
         let (asked, _) = lost.split_once("->").expect("an answer");
         check(&planted(trace, lost, &format!("{asked}-> ?"))).expect("the model has these steps");
     }
@@ -255,7 +257,7 @@ fn a_wrong_answer_is_refused() {
     }
 }
 
-/// The lease begins before that, or when the script goes on, two seconds later.
+/// The lease begins before that, or when the script continues, two seconds later.
 #[test]
 fn a_server_may_stand_still_in_the_middle_of_a_script() {
     for [first, second, rest] in [

@@ -1,4 +1,4 @@
-//! What the torture has written down: a trace of each server, and the fences of its guards.
+//! Records of the torture: a trace of each server, and the fences of its guards.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -7,7 +7,7 @@ use crate::traces::call::Call;
 use crate::traces::replay::Replay;
 use crate::traces::votes::Votes;
 
-/// Checks the traces of a run of the torture, those of the servers of a quorum together as well.
+/// Checks the traces of a torture run, those of the servers of a quorum also together.
 #[test]
 #[ignore = "`tests/traces` records them"]
 fn recorded_traces_are_those_of_the_models() {
@@ -24,7 +24,7 @@ fn recorded_traces_are_those_of_the_models() {
     }
 }
 
-/// Checks the trace of a server. Each wrong answer that is planted in it has to be refused there.
+/// Checks the trace of a server. It must refuse each wrong answer planted there.
 fn check(calls: &[Call]) -> Result<(), String> {
     let replay = Replay::run(calls)?;
     println!("the model has all {} steps: {:?}", calls.len(), replay.calls);
@@ -47,15 +47,15 @@ fn check(calls: &[Call]) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks what the servers of a quorum have answered together. Each guard has a token that a
-/// majority has given, which is not true of the ones before those.
+/// Checks the answers of the servers of a quorum together. Each guard has a token that a majority
+/// has given, which is not true of the tokens before those.
 fn check_votes(servers: &[Vec<Call>], fences: &[u64]) {
     let votes = Votes::count(servers).unwrap_or_else(|wrong| panic!("{wrong}"));
     let mut given = votes.tokens();
     given.sort_unstable();
     let is_given = |fence: u64| {
         let before = &given[..given.partition_point(|block| block.first <= fence)];
-        // A block has a thousand tokens at most.
+        // A block has at most a thousand tokens.
         let mut near = before.iter().rev().take_while(|block| fence < block.first + 1000);
         near.any(|block| fence <= block.last)
     };
@@ -66,7 +66,7 @@ fn check_votes(servers: &[Vec<Call>], fences: &[u64]) {
     println!("majorities have given {} blocks, and the tokens of {refused} guards", given.len());
 }
 
-/// The fences of all guards of a run.
+/// Returns the fences of all guards of a run.
 fn fences(dir: &Path) -> Vec<u64> {
     let granted = |line: &str| {
         let (_, granted) = line.split_once("< granted ")?;
@@ -75,14 +75,14 @@ fn fences(dir: &Path) -> Vec<u64> {
     let texts = files(dir, "worker-").into_iter().map(fs::read_to_string);
     let fences = texts.flat_map(|text| {
         let text = text.expect("a history");
-        // The last line of a worker that was killed may be a part of one.
+        // The last line of a killed worker may be incomplete.
         let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
         whole.lines().filter_map(granted).collect::<Vec<_>>()
     });
     fences.collect()
 }
 
-/// The files of a directory whose names begin so, in the order of their names.
+/// Returns the files of a directory with this prefix, ordered by name.
 fn files(dir: &Path, prefix: &str) -> Vec<PathBuf> {
     let files = fs::read_dir(dir).expect("a directory").map(|file| file.expect("a file").path());
     let is_it = |file: &PathBuf| {

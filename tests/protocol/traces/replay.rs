@@ -1,7 +1,7 @@
-//! Follows a trace, each name in the model of what it is.
+//! Follows a trace, with each name in the model of its kind.
 //!
-//! A trace does not say when a lease or an offer was over, to the microsecond. So there may be
-//! several states that the model can be in, and an answer is refused if none of them has it.
+//! A trace does not give the end of a lease or an offer to the microsecond. So the model may be in
+//! one of several states, and an answer is refused if none of them has it.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -10,18 +10,18 @@ use crate::hold::HoldId;
 use crate::traces::call::{Call, Time};
 use crate::traces::{members, sets, tenures};
 
-/// The locks of a trace, and what several can hold.
+/// The locks of a trace, and the names with several owners.
 #[derive(Debug, Default)]
 pub(crate) struct Replay {
     clients: Vec<String>,
     locks: BTreeMap<String, Vec<tenures::State>>,
     members: BTreeMap<String, Vec<members::State>>,
-    /// How many calls there were of each script.
+    /// The number of calls of each script.
     pub(crate) calls: BTreeMap<String, u32>,
 }
 
 impl Replay {
-    /// Has the model take all steps of a trace.
+    /// Takes all steps of a trace in the model.
     pub(crate) fn run(calls: &[Call]) -> Result<Self, String> {
         let mut replay = Self::default();
         for call in calls {
@@ -45,7 +45,7 @@ impl Replay {
     }
 }
 
-/// Replaces the states by those after a call that have its answer. `at` returns what a state may
+/// Replaces the states with those after a call that have its answer. `at` returns what a state may
 /// have become by then.
 fn follow<S: Clone + Debug + Default + PartialEq>(
     states: &mut Vec<S>,
@@ -71,7 +71,7 @@ pub(super) fn refused(Call { line, script, answer, .. }: &Call, states: &impl De
     format!("line {line}: no {script} answers {answer:?} in {states:?}")
 }
 
-/// The number of a client in the model.
+/// Returns the number of a client in the model.
 pub(super) fn number(clients: &mut Vec<String>, client: &str) -> usize {
     clients.iter().position(|other| other == client).unwrap_or_else(|| {
         clients.push(client.into());
@@ -83,7 +83,7 @@ pub(super) fn says(call: &Call, answer: i64) -> bool {
     call.answer.as_ref().is_none_or(|given| *given == [answer])
 }
 
-/// The hold of an owner.
+/// Returns the hold of an owner.
 pub(super) fn hold_of(clients: &mut Vec<String>, owner: &str) -> Option<HoldId> {
     let (client, nonce) = owner.rsplit_once(':')?;
     let nonce = u64::from_str_radix(nonce, 16).ok()?;

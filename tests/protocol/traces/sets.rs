@@ -1,4 +1,4 @@
-//! Follows what is asked about several locks at once in the model of sets.
+//! Follows requests for several locks at once in the model of sets.
 
 use std::collections::BTreeMap;
 use std::slice;
@@ -9,7 +9,7 @@ use crate::traces::call::Call;
 use crate::traces::replay::{hold_of, refused};
 use crate::traces::tenures::State;
 
-/// Looks at each combination of what the locks may be in.
+/// Checks each combination of possible states of the locks.
 pub(super) fn follow(
     locks: &mut BTreeMap<String, Vec<State>>,
     clients: &mut Vec<String>,
@@ -43,10 +43,10 @@ pub(super) fn follow(
     Ok(())
 }
 
-/// Has the model execute a call, when the locks are in these states. Returns the states after it;
-/// `None` if the model answers differently, or does something else.
+/// Executes a call in the model, with the locks in these states. Returns the states after it;
+/// `None` if the model answers or behaves differently.
 fn answer(states: &[State], holds: &[HoldId], call: &Call) -> Option<Vec<State>> {
-    // The model has one hold for all locks of a request. What is offered is not free.
+    // The model has one hold for all locks of a request. An offered lock is not free.
     let [own, other] = [0, 1].map(|client| HoldId { client, nonce: 0 });
     let found = states.iter().zip(holds).map(|(state, hold)| {
         let is_own = state.server.is_held_by(*hold);

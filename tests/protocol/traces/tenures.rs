@@ -1,5 +1,5 @@
-//! Follows what is asked about a lock in the model of tenures, and where clients propose tokens to
-//! the servers of a quorum, in the model of these as well.
+//! Follows requests for a lock in the model of tenures, and if clients propose tokens to the
+//! servers of a quorum, in the model of quorums as well.
 
 use std::collections::BTreeSet;
 
@@ -10,25 +10,24 @@ use crate::tenure::server::{Command, Grant, Reply, Server};
 use crate::traces::call::{Call, Time};
 use crate::traces::replay::{hold_of, number, says};
 
-/// What the model may be in.
+/// A possible state of the model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct State {
     pub(super) server: Server,
-    /// When the lease of the hold is over, or the offer.
+    /// The end of the lease of the hold, or of the offer.
     ends: Time,
     /// Whether the last token was given with an answer that was not seen.
     is_token_unseen: bool,
-    /// Waiting clients that were found without a listener, in their order.
+    /// Waiting clients that were found without a listener, in order.
     silent: Vec<usize>,
     /// Those of them that have asked since.
     alive: BTreeSet<usize>,
-    /// Waiting clients that wait for a moment only, behind the others.
+    /// Clients that wait only for a moment, behind the others.
     trying: BTreeSet<usize>,
 }
 
 impl State {
-    /// Has the model execute a call. Returns `None` if it answers differently, or does something
-    /// else.
+    /// Executes a call in the model. Returns `None` if the model answers or behaves differently.
     pub(super) fn answer(&self, clients: &mut Vec<String>, call: &Call) -> Option<Self> {
         let mut next = self.clone();
         let is_right = match call.script.as_str() {
@@ -36,7 +35,7 @@ impl State {
             "release" => {
                 let hold = hold_of(clients, call.arg(1))?;
                 let ended = next.server.release(hold, None);
-                // One that is withdrawn from a quorum is offered to nobody.
+                // A lock withdrawn from a quorum is offered to no client.
                 if ended && !call.arg(2).is_empty() {
                     next.wake(clients, call)?;
                 }
@@ -63,7 +62,7 @@ impl State {
                 }
                 says(call, i64::from(waited))
             }
-            // It changes nothing.
+            // This changes nothing.
             "report" => true,
             _ => false,
         };
@@ -72,8 +71,8 @@ impl State {
         (is_right && offer == offered && next.has_counted(self, call)).then_some(next)
     }
 
-    /// Returns `true` if the counter was set to what a client has proposed or has raised, unless it
-    /// shows that already.
+    /// Returns `true` if the counter was set to a token that a client has proposed or raised,
+    /// unless it already shows it.
     fn has_counted(&self, before: &Self, call: &Call) -> bool {
         let is_told = call.keys.len() > 1 && !call.arg(5).is_empty();
         let counter = call.counted().unwrap_or(before.server.counter);
@@ -99,7 +98,7 @@ impl State {
             let mut ahead = self.server.queue.iter().take_while(|other| **other != hold.client);
             if mode == "yields" && call.offered().is_none() && ahead.all(|it| self.may_be_dead(*it))
             {
-                // None of them holds it up.
+                // None of them delays it.
                 request =
                     Request::new(hold, round, Command::Acquire { size: asked, yields: false });
             }
@@ -161,12 +160,12 @@ impl State {
         Some(tells && call.answer.as_ref().is_none_or(is_right))
     }
 
-    /// Returns `true` if another client waits, and not for a moment only.
+    /// Returns `true` if another client waits, and not only for a moment.
     fn is_wanted(&self, client: usize) -> bool {
         self.server.queue.iter().any(|other| *other != client && !self.trying.contains(other))
     }
 
-    /// Has the model offer a lock that is free to the first client that listens.
+    /// Offers a free lock in the model to the first client that listens.
     fn wake(&mut self, clients: &mut Vec<String>, call: &Call) -> Option<()> {
         self.pass_over(clients, call)?;
         self.offer(clients, call);
@@ -178,8 +177,8 @@ impl State {
         self.silent.contains(&client) && !self.alive.contains(&client)
     }
 
-    /// Puts those clients in front that were found without a listener, first those that ask. Those
-    /// that wait for a moment only come last.
+    /// Puts the clients in front that were found without a listener, first those that have asked.
+    /// Clients that wait only for a moment come last.
     fn sort(&mut self) {
         let Self { server, silent, alive, trying, .. } = self;
         alive.retain(|client| silent.contains(client));
@@ -190,18 +189,18 @@ impl State {
         server.queue.sort_by_key(place);
     }
 
-    /// Removes the clients that have no listener, or puts them in front of the others. Who listens
-    /// the model does not know, but such a client must have been told, and in vain.
+    /// Removes the clients that have no listener, or puts them in front of the others. The model
+    /// does not know who listens, but such a client must have been told to no effect.
     fn pass_over(&mut self, clients: &mut Vec<String>, call: &Call) -> Option<()> {
         let told = call.told();
         let asks = call.client();
-        // One that asks is alive; one that only releases may wait as well.
+        // A client that asks is alive. One that only releases may also be waiting.
         let is_alive = |client: &str| client == asks && call.script == "acquire";
         for client in call.parked().into_iter().filter(|client| !is_alive(client)) {
             told.contains(&client).then_some(())?;
             let id = number(clients, client);
             self.silent.push(id);
-            // Its place does not say any more that it waits for a moment only.
+            // Its place no longer says that it waits only for a moment.
             self.trying.remove(&id);
         }
         self.sort();
@@ -234,7 +233,7 @@ impl State {
         self.server.queue.splice(..0, passed);
     }
 
-    /// Has the counter follow the clock, to the tokens of an answer. A repeat that asks for none
+    /// Makes the counter follow the clock, to the tokens of an answer. A repeat that asks for none
     /// shows the last one. Returns `None` if the clock was not there.
     fn follow_clock(
         &mut self,
@@ -256,8 +255,8 @@ impl State {
         Some(())
     }
 
-    /// Has the counter follow what a client proposes, unless another one has the lock. Returns how
-    /// many tokens there are for it from there: the last one is at most a millisecond ahead.
+    /// Makes the counter follow a client's proposal, unless another client has the lock. Returns
+    /// how many tokens there are from there: the last one is at most a millisecond ahead.
     fn follow_proposal(&mut self, hold: HoldId, proposal: u64, command: vote::Command) -> u64 {
         let asked = command.size();
         let keeps = asked == 1 && self.server.is_held_by(hold);
@@ -266,8 +265,8 @@ impl State {
         ((proposal + 1000).saturating_sub(tokens.first) + 1).min(asked)
     }
 
-    /// Has the server of a quorum execute a command, as far as that changes its counter, and give
-    /// `size` tokens. Returns `None` if it does not grant that.
+    /// Executes a command at the server of a quorum, as far as it changes its counter, and gives
+    /// `size` tokens. Returns `None` if it does not grant them.
     fn vote(&mut self, hold: HoldId, command: vote::Command, size: u64) -> Option<vote::Reply> {
         let Server { lock, counter, .. } = self.server;
         let lock = lock.map(|lock| vote::Entry { hold: lock.hold, round: lock.round });
@@ -279,7 +278,7 @@ impl State {
         reply
     }
 
-    /// Has the hold begin, or finds it, that is asked for along with those of other locks. Returns
+    /// Begins or finds the hold that is requested together with those of other locks. Returns
     /// `None` if it does not get this token.
     pub(super) fn begin_in_set(
         &self,
@@ -301,7 +300,7 @@ impl State {
         fence.is_none_or(is_it).then_some(next)
     }
 
-    /// The states that this one may have become by a time.
+    /// Returns the states that this one may have become by a time.
     pub(super) fn at(&self, time: Time) -> Vec<Self> {
         let Server { lock, offer, .. } = self.server;
         if lock.is_none() && offer.is_none() || !time.may_follow(self.ends) {
@@ -313,14 +312,14 @@ impl State {
     }
 }
 
-/// How many tokens a request got: as many as it `asked` for at most.
+/// Returns how many tokens a request got: at most as many as it `asked` for.
 fn tokens(call: &Call, asked: u64) -> Option<u64> {
     let Some(Block { first, last }) = call.tokens() else { return Some(1) };
     let given = (last + 1).checked_sub(first)?;
     (1..=asked).contains(&given).then_some(given)
 }
 
-/// Returns `true` if an answer is what the model says.
+/// Returns `true` if an answer is that of the model.
 fn agrees(answer: &[i64], reply: Reply, is_recalled: bool, ends: Time, time: Time) -> bool {
     let is = |number: i64, token: u64| u64::try_from(number) == Ok(token);
     match (answer, reply) {

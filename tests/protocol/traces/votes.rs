@@ -1,8 +1,8 @@
-//! Puts together what the servers of a quorum have answered, as the model of quorums does: a
-//! counter is raised only to a token that a majority has given, and the tokens of a hold that a
-//! majority has had are above those of all holds that one has had before.
+//! Combines the answers of the servers of a quorum, like the model of quorums: a counter is raised
+//! only to a token that a majority has given, and the tokens of a hold that a majority had are
+//! above those of all earlier holds of a majority.
 //!
-//! Which replies a client has heard first is not known, so this has to be true of the tokens that
+//! It is not known which replies a client received first, so this must be true of the tokens that
 //! any majority has given it. Times are used only where they leave no doubt.
 
 use std::collections::BTreeMap;
@@ -12,21 +12,20 @@ use crate::quorum::votes::{Grant, grants, majority};
 use crate::traces::call::Call;
 use crate::traces::calls;
 
-/// A request to all servers: the lock, the owner, and what the client proposes.
+/// A request to all servers: the lock, the owner, and the client's proposal.
 type Ballot<'trace> = (&'trace str, &'trace str, u64);
 
-/// A server has granted a hold.
+/// A hold that a server has granted.
 #[derive(Clone, Copy, Debug)]
 struct Vote {
     server: usize,
     tokens: Block,
-    /// The hold was there from then on, and until then.
+    /// The hold existed from `since` until `until`.
     since: u64,
     until: u64,
 }
 
-/// What a majority has granted. `since` is not before `until` unless they had the hold at the same
-/// time.
+/// A grant of a majority. `since` is not before `until` unless they had the hold at the same time.
 #[derive(Clone, Copy, Debug)]
 struct Given<'trace> {
     ballot: Ballot<'trace>,
@@ -84,7 +83,7 @@ impl<'trace> Votes<'trace> {
         }
     }
 
-    /// What each majority has granted.
+    /// Returns the grants of each majority.
     fn given(&self) -> Vec<Given<'trace>> {
         let required = majority(self.servers.len());
         let mut given = Vec::new();
@@ -104,7 +103,8 @@ impl<'trace> Votes<'trace> {
         given
     }
 
-    /// A majority that has not agreed has given the token to which the client has counters raised.
+    /// Checks that a majority without agreement has given the token to which the client asked to
+    /// raise counters.
     fn check_raises(&self, given: &[Given<'_>]) -> Result<(), String> {
         for raise @ (lock, owner, token) in self.raised.keys() {
             let is_it = |given: &Given<'_>| {
@@ -136,8 +136,7 @@ impl<'trace> Votes<'trace> {
         Ok(())
     }
 
-    /// Returns `true` if the counters of a majority have reached the tokens while the hold was
-    /// there.
+    /// Returns `true` if the counters of a majority reached the tokens while the hold existed.
     fn is_confirmed(&self, given: &Given<'_>) -> bool {
         let (lock, owner, _) = given.ballot;
         let raised = self.raised.get(&(lock, owner, given.grant.tokens.first));
@@ -145,8 +144,8 @@ impl<'trace> Votes<'trace> {
         given.grant.agreed || in_time >= majority(self.servers.len())
     }
 
-    /// The tokens that guards may have: what majorities have given, and agreed on or were asked to
-    /// raise their counters to.
+    /// Returns the tokens that guards may have: those that majorities have given, and agreed on or
+    /// were asked to raise their counters to.
     pub(crate) fn tokens(&self) -> Vec<Block> {
         let is_raised = |Given { ballot: (lock, owner, _), grant, .. }: &Given<'_>| {
             self.raised.contains_key(&(*lock, *owner, grant.tokens.first))
@@ -160,8 +159,8 @@ fn token(argument: &str) -> u64 {
     argument.parse().unwrap_or_default()
 }
 
-/// Anna gets a token that two servers agree on. Ben has the counters raised to the greater one that
-/// he got from the third, and renews; so has Cleo.
+/// Anna gets a token that two servers agree on. Ben asks to raise the counters to the greater one
+/// that he got from the third, and renews. So does Cleo.
 const SERVERS: [&str; 3] = [
     "\
 1.000000 [0 a] acquire 3 lock f q anna:1 9000 9 600 500 -> 500
@@ -209,10 +208,10 @@ fn the_tokens_that_majorities_give_grow() {
 
 #[test]
 fn a_token_that_no_majority_can_give_is_refused() {
-    // What is raised is not the greatest that the client got.
+    // The raised token is not the greatest that the client got.
     let least = traces(&[("ben:1 0 '' 9 602", "ben:1 0 '' 9 550")]);
     assert!(Votes::count(&least).expect_err("too small").starts_with("no majority"));
-    // Servers that were asked to raise their counters give less, or the same again.
+    // Servers that were asked to raise their counters give a lower token, or the same one again.
     for token in ["560", "602"] {
         let raise = format!("cleo:1 0 '' 9 {token}");
         let again = [("-> 603", &*format!("-> {token}")), ("cleo:1 0 '' 9 603", &raise)];

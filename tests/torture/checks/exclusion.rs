@@ -1,4 +1,4 @@
-//! The model of exclusion finds what breaks it, and nothing else.
+//! The model of exclusion finds violations, and nothing else.
 
 use crate::harness::check::Loss;
 use crate::harness::check::exclusion::Exclusion;
@@ -89,7 +89,7 @@ fn lost_data_excuses_nothing_else() {
     let before_both = wipe(800, 900);
     let after_both = wipe(1501, 1600);
     assert_eq!(violations(OVERLAP, &[before_both, after_both]).len(), 1);
-    // The first is not given up, although the second was not long.
+    // The first hold does not end, although the second was not long.
     let kept = OVERLAP.replace("1900", "2201").replace("2400", "1600");
     assert_eq!(violations(&kept, &[wipe(1100, 1200)]).len(), 1);
     assert!(violations(&kept, &[failover(1005, 1200)]).is_empty());
@@ -153,7 +153,7 @@ fn a_writer_beside_a_reader_is_found() {
 fn readers_may_read_together() {
     let readers = OVERLAP.replace("lock 0 1", "share 0").replace("granted 8", "granted 7");
     assert!(violations(&readers, &[]).is_empty());
-    // A writer overlaps both.
+    // The writer overlaps both.
     let writer = readers + "\n1600 3 > lock 0 1\n1700 3 < granted 8 1 2600";
     assert_eq!(violations(&writer, &[]).len(), 2);
 }
@@ -183,7 +183,7 @@ fn lost_data_excuses_a_writer_beside_a_reader() {
     assert!(violations(&long, &[wipe(1100, 1201)]).is_empty());
 }
 
-/// One permit after the other, of which there are two.
+/// Two permits, taken one after another.
 const PERMITTED: &str = "\
     1000 1 > permit 0
     1010 1 < granted 0 1 1900
@@ -206,7 +206,7 @@ fn as_many_permits_as_there_are_may_be_held() {
     assert!(violations(&PERMITTED.replacen("1900", "1050", 1), &[]).is_empty());
     let released = PERMITTED.replace("1040 3", "1035 2 > unlock 0 1\n1036 2 < unknown\n1040 3");
     assert!(violations(&released, &[]).is_empty());
-    // A hold that was over when it was got counts for nothing.
+    // A hold that was over when the thread got it does not count.
     assert!(violations(&PERMITTED.replacen("1900", "0", 1), &[]).is_empty());
 }
 
@@ -216,12 +216,12 @@ fn lost_data_excuses_permits_from_before_only() {
     assert!(violations(PERMITTED, &[failover(1005, 1060)]).is_empty());
     // All three came after it.
     assert_eq!(violations(PERMITTED, &[wipe(900, 999)]).len(), 1);
-    // Two may come after it, and a third may not.
+    // Two may come after it, but a third may not.
     let fourth = PERMITTED.to_owned() + "\n1060 4 > permit 0\n1070 4 < granted 0 1 1900";
     assert!(violations(&fourth, &[wipe(1032, 1035)]).is_empty());
     let fifth = fourth + "\n1080 5 > permit 0\n1090 5 < granted 0 1 1900";
     assert_eq!(violations(&fifth, &[wipe(1032, 1035)]), ["3 permits held at 1090 instead of 2"]);
-    // What was held before is not given up in time.
+    // An earlier hold does not end in time.
     let long = PERMITTED.replacen("1900", "2100", 2);
     assert_eq!(violations(&long, &[wipe(1032, 1035)]).len(), 1);
 }

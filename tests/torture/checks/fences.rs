@@ -79,7 +79,7 @@ fn a_reader_with_the_fence_of_an_earlier_writer_is_found() {
         ";
     let stale = first.to_owned() + &READ.replace("30 2 < granted 7", "30 2 < granted 5");
     assert_eq!(violations(&stale), ["fence 5 came after 7"]);
-    // A failover may have forgotten the last writer, unless it came before.
+    // A failover may have forgotten the last writer, unless the failover came first.
     let failover = |start, end| Loss { span: Span { start, end }, everything: false };
     assert!(violations_with(&stale, &[failover(15, 25)]).is_empty());
     assert_eq!(violations_with(&stale, &[failover(21, 25)]).len(), 1);
@@ -101,18 +101,18 @@ fn a_reader_with_a_fence_of_no_writer_is_found() {
     assert_eq!(violations(&none), [shrunk, unwritten]);
     let both = none.replace("40 3 < granted 7", "40 3 < granted 8");
     assert_eq!(violations(&both), [unwritten, unwritten]);
-    // One whose reply was lost or late may have been.
+    // A writer whose reply was lost or late may have been given it.
     let lost = "\n22 4 > lock 0 1\n23 4 < unknown";
     assert!(violations(&(both.clone() + lost)).is_empty());
     let killed = "\n22 4 > lock 0 1";
     assert!(violations(&(both.clone() + killed)).is_empty());
     let late = "\n22 4 > lock 0 1\n1022 4 < busy";
     assert!(violations(&(both.clone() + late)).is_empty());
-    // Neither one that learned in time that it is none, nor one that came later, nor of another.
+    // Not one that learned in time that it has none, nor a later one, nor one of another lock.
     for other in ["22 4 > lock 0 1\n23 4 < busy", "42 4 > lock 0 1", "22 4 > lock 1 1"] {
         assert_eq!(violations(&format!("{both}\n{other}")).len(), 2, "{other}");
     }
-    // Data that was lost takes the fence with it.
+    // Lost data takes the fence with it.
     let wipe = |start, end| Loss { span: Span { start, end }, everything: true };
     assert!(violations_with(&both, &[wipe(22, 23)]).is_empty());
     assert_eq!(violations_with(&both, &[wipe(42, 43)]).len(), 2);

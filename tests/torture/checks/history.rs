@@ -1,4 +1,4 @@
-//! Whole histories: they can be read, and a good one breaks no promise.
+//! Whole histories: they can be parsed, and a good one breaks no promise.
 
 use crate::harness::check::Checker;
 use crate::harness::history::{self, Call, Place};
@@ -14,7 +14,7 @@ pub(super) fn show_worker(worker: u64, lines: &str, note: impl FnMut(&Call)) {
     history::read(text.trim_start().as_bytes(), worker, note).expect("a history");
 }
 
-/// Two threads, one after the other; the first nests.
+/// Two threads, one after another. The first one nests.
 const GOOD: &str = "\
     100 1 > lock 0 1
     101 2 > lock 0 1

@@ -1,6 +1,7 @@
 //! Unit tests of the torture harness: its models find broken promises, and nothing else.
 //!
-//! A target of their own, because the harness is a main program and no `#[test]` runs there.
+//! They are a target of their own, because the harness is a main program in which no `#[test]`
+//! runs.
 #![allow(dead_code, reason = "what the tests do not need is used by the main program")]
 
 mod exclusion;

@@ -18,7 +18,7 @@ fn assert_refused(line: &str, what: &str) {
 fn all_faults_are_those_that_fit_the_topology() {
     let alone = parse("").expect("nothing is required").faults;
     assert!(alone.contains(&Fault::DropReplies) && !alone.contains(&Fault::KillMaster));
-    // Whatever the order of the options.
+    // The order of the options does not matter.
     let watched = parse("--nemesis all --locks sentinel").expect("both are known").faults;
     assert!(!watched.contains(&Fault::DropReplies) && watched.contains(&Fault::KillMaster));
 }

@@ -1,4 +1,4 @@
-//! Holds that follow one another without a request, after the server has lost the lock.
+//! Holds that follow one another without a request after the server has lost the lock.
 
 use crate::harness::check::exclusion::Exclusion;
 use crate::harness::check::fences::Fences;
@@ -14,17 +14,17 @@ const KEPT: &str = "\
     930 1 < dropped
     1200 1 > lock 0 1
     1210 1 < granted 8 1 1900";
-/// Another process gets it before.
+/// Another process gets it first.
 const OTHER: &str = "\
     1100 1 > lock 0 1
     1110 1 < granted 20 1 2100";
 
-/// How many violations of exclusion there are, and how many of fences.
+/// Returns the number of violations of exclusion, and that of fences.
 fn violations(kept: &str, span: (u64, u64)) -> (usize, usize) {
     violations_since(0, kept, span)
 }
 
-/// As `violations`, by a clock that began at `zero`.
+/// Like `violations`, by a clock that began at `zero`.
 fn violations_since(zero: u64, kept: &str, (start, end): (u64, u64)) -> (usize, usize) {
     let losses = vec![Loss { span: Span { start, end }, everything: true }];
     let mut exclusion = Exclusion::new(1000, 1, losses.clone(), zero);
@@ -47,7 +47,7 @@ fn lost_data_excuses_holds_of_a_tenure_from_before() {
 }
 
 /// The second hold is of a tenure that a call for several locks has begun and given back. By the
-/// clock of servers its token was given at 950, or at 1250.
+/// servers' clock, its token was given at 950 or at 1250.
 #[test]
 fn lost_data_excuses_holds_of_a_tenure_that_no_hold_shows() {
     let skipped = KEPT.replace("granted 8", "granted 10");
@@ -60,6 +60,6 @@ fn lost_data_excuses_holds_of_a_tenure_that_no_hold_shows() {
 fn lost_data_excuses_no_holds_of_other_tenures() {
     assert_eq!(violations(KEPT, (800, 850)), (1, 1));
     assert_eq!(violations(&KEPT.replace("granted 8", "granted 9"), (1000, 1050)), (1, 1));
-    // The other one knows of the loss by then.
+    // The other process knows of the loss by then.
     assert_eq!(violations(&KEPT.replace("12", "22"), (1000, 1050)).1, 1);
 }

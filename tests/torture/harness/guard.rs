@@ -1,4 +1,4 @@
-//! What workers can hold of a name, and the guard of each kind behind one face.
+//! Holds and guards of all kinds, behind a common interface.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::harness::history::Action;
 /// How many may hold a semaphore at a time.
 pub(crate) const PERMITS: u32 = 3;
 
-/// What a name is.
+/// The kind of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Primitive {
     Lock,
@@ -21,13 +21,13 @@ pub(crate) enum Primitive {
 impl Primitive {
     pub(crate) const ALL: [Self; 3] = [Self::Lock, Self::RwLock, Self::Semaphore];
 
-    /// Returns `true` if a hold has a fence that is its own.
+    /// Returns `true` if each hold has its own fence.
     pub(crate) fn has_fences(self) -> bool {
         self != Self::Semaphore
     }
 }
 
-/// As on the command line.
+/// Prints it as on the command line.
 impl fmt::Display for Primitive {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -38,7 +38,7 @@ impl fmt::Display for Primitive {
     }
 }
 
-/// What a worker holds of a name.
+/// The kind of a worker's hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HoldKind {
     Lock,
@@ -48,7 +48,7 @@ pub(crate) enum HoldKind {
 }
 
 impl HoldKind {
-    /// Taking it. Only a lock has a level above 1.
+    /// Returns the action that takes it. Only a lock has a level above 1.
     pub(crate) fn action(self, level: u32) -> Action {
         match self {
             Self::Lock | Self::Write => Action::Lock { level },
@@ -76,7 +76,7 @@ pub(crate) enum AnyGuard {
 }
 
 impl AnyGuard {
-    /// Acquires a hold of a kind. `None` if others are in the way when the wait is over.
+    /// Acquires a hold of a kind. `None` if others still exclude it when the wait is over.
     pub(crate) fn acquire(
         client: &Client,
         kind: HoldKind,
@@ -112,7 +112,7 @@ impl AnyGuard {
         })
     }
 
-    /// 0 for a permit, which has none.
+    /// Returns the fence; 0 for a permit, which has none.
     pub(crate) fn fence(&self) -> u64 {
         match self {
             Self::Lock(guard) => guard.fence(),
@@ -126,7 +126,7 @@ impl AnyGuard {
         if let Self::Lock(guard) = self { guard.depth() } else { 1 }
     }
 
-    /// For how long it is sure to be held; `None` if it is not.
+    /// Returns how long it is sure to be held; `None` if it is not.
     pub(crate) fn left(&self) -> Option<Duration> {
         let (is_held, left) = match self {
             Self::Lock(guard) => (guard.is_held(), guard.remaining()),

@@ -1,5 +1,5 @@
-//! What the workers did: a file for each process, with a line when a call begins and one when it
-//! has returned. So a call during which the process was killed is known too.
+//! The calls of the workers: a file for each process, with a line when a call begins and one when
+//! it has returned. So a call during which the process was killed is known too.
 //!
 //! ```text
 //! 8123456789 3 > lock 0 1             time in ns, thread, name, level
@@ -16,8 +16,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// The time in nanoseconds by a clock that all processes of this machine share, and that leases are
-/// measured by: it counts through suspend.
+/// Returns the time in nanoseconds by a clock that all processes of this machine share, and that
+/// leases are measured by: it counts through suspend.
 pub(crate) fn now() -> u64 {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     const CLOCK: ClockId = ClockId::Boottime;
@@ -30,14 +30,14 @@ pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).expect("less than centuries")
 }
 
-/// What [`now`] showed at the beginning of 1970, in which servers count their time, as a number to
-/// subtract from theirs.
+/// Returns the reading of [`now`] at the beginning of 1970, from which servers count their time, as
+/// a number to subtract from theirs.
 pub(crate) fn zero() -> u64 {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is past 1970");
     nanos(time) - now()
 }
 
-/// Later than anything.
+/// Later than every time.
 pub(crate) const NEVER: u64 = u64::MAX;
 
 /// A time between two readings of the clock.
@@ -123,7 +123,7 @@ pub(crate) enum Outcome {
     },
 }
 
-/// The three kinds of outcomes that histories are usually made of.
+/// The three kinds of outcomes that histories usually have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Ok,
@@ -214,7 +214,7 @@ impl Action {
     }
 }
 
-/// The file of a worker; workers are numbered from 1.
+/// Returns the file of a worker. Workers are numbered from 1.
 pub(crate) fn path(dir: &Path, worker: u64) -> PathBuf {
     dir.join(format!("worker-{worker}"))
 }
@@ -249,7 +249,7 @@ impl Recorder {
     }
 }
 
-/// Reads the history of one process and passes the calls of each thread on in order.
+/// Parses the history of one process, and passes on the calls of each thread in order.
 pub(crate) fn read(
     mut lines: impl BufRead,
     worker: u64,
@@ -261,7 +261,7 @@ pub(crate) fn read(
     loop {
         text.clear();
         lines.read_line(&mut text)?;
-        // The last line of a process that was killed may be a part of one.
+        // The last line of a killed process may be incomplete.
         let Some(line) = text.strip_suffix('\n') else { break };
         place.line += 1;
         read_line(&mut open, line, place, &mut note).ok_or_else(|| {
@@ -272,7 +272,7 @@ pub(crate) fn read(
     Ok(())
 }
 
-/// Reads one line and passes on the call that it ends. Returns `None` if the line makes no sense.
+/// Parses one line and passes on the call that it ends. Returns `None` if the line makes no sense.
 fn read_line(
     open: &mut BTreeMap<Actor, Call>,
     line: &str,

@@ -15,12 +15,12 @@ use crate::harness::nemesis::Incident;
 use crate::harness::options::Options;
 use crate::harness::summary::Tally;
 
-/// The number of violations that are shown of each model.
+/// The number of violations shown for each model.
 const SHOWN: usize = 5;
 
-/// What is left of a run.
+/// The results of a run.
 pub(crate) struct Run<'run> {
-    /// Where the histories are.
+    /// The directory of the histories.
     pub(crate) dir: &'run Path,
     /// The number of workers in the run.
     pub(crate) workers: u64,
@@ -66,7 +66,7 @@ pub(crate) fn judge(options: &Options, run: &Run<'_>) -> Result<()> {
             println!("updates were lost, as they must be without fences");
             Ok(())
         }
-        // Workers that check first, or wait for replicas, may lose none.
+        // Workers that check first, or wait for replicas, may lose no update.
         (false, false) if !options.careful && options.durability == Durability::Memory => {
             Err("no update was lost, although nothing checked the fences".into())
         }

@@ -1,4 +1,4 @@
-//! What the processes have made of locks that they kept: a file for each, with two numbers.
+//! The use of kept locks by the processes: a file for each, with two numbers.
 
 use std::fmt;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::harness::Result;
 
-/// How often kept locks were used again or given up.
+/// How often kept locks were used again or recalled.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct KeptUse {
     /// The holds that began on such a lock.
@@ -21,7 +21,7 @@ impl KeptUse {
         fs::write(path(dir, worker), format!("{} {}\n", self.relocks, self.recalls))
     }
 
-    /// The sums of all workers but those that were killed.
+    /// Returns the sums of all workers, except those that were killed.
     pub(crate) fn read(dir: &Path, workers: u64) -> Result<Self> {
         let mut sums = Self::default();
         for worker in 1..=workers {
@@ -36,7 +36,8 @@ impl KeptUse {
         Ok(sums)
     }
 
-    /// Fails if nothing was kept that should have been, or nothing given up for another process.
+    /// Fails if nothing was kept that should have been, or nothing was released for another
+    /// process.
     pub(crate) fn check(self, processes: u32) -> Result<()> {
         if self.relocks == 0 {
             return Err("no lock was kept until it was used again".into());

@@ -15,8 +15,8 @@ use crate::harness::server::Server;
 
 pub(crate) enum Locks {
     Cluster(Cluster),
-    /// One server, or those of a quorum. Each is behind a proxy if the network is to fail, or if
-    /// answers are to be written down; else there are no proxies.
+    /// One server, or those of a quorum. Each is behind a proxy if the network should fail, or if
+    /// answers should be recorded. Otherwise there are no proxies.
     Independent {
         servers: Vec<Server>,
         proxies: Vec<Proxy>,
@@ -27,7 +27,7 @@ pub(crate) enum Locks {
 impl Locks {
     pub(crate) fn start(options: &Options) -> Result<Self> {
         let Options { server, lease, seed, durability, .. } = options;
-        // Without fsync everything acknowledged survives the end of the server, though not that of
+        // Without fsync, everything acknowledged survives the end of the server, though not that of
         // the machine.
         let to_disk = matches!(durability, Durability::Fsync { .. });
         let args = ["--appendonly", "yes", "--appendfsync", if to_disk { "always" } else { "no" }];
@@ -49,7 +49,7 @@ impl Locks {
         Ok(Self::Independent { proxies: proxies.collect::<io::Result<_>>()?, servers })
     }
 
-    /// The URLs for the workers, see [`open`].
+    /// Returns the URLs for the workers, see [`open`].
     pub(crate) fn urls(&self) -> String {
         let urls: Vec<String> = match self {
             Self::Cluster(cluster) => cluster.urls(),
@@ -62,7 +62,7 @@ impl Locks {
         urls.join(",")
     }
 
-    /// The servers that have the locks now.
+    /// Returns the servers that have the locks now.
     pub(crate) fn servers(&self) -> &[Server] {
         match self {
             Self::Cluster(cluster) => cluster.nodes(),
@@ -92,8 +92,8 @@ pub(crate) fn open(options: &Options, role: &Role) -> std::result::Result<Client
         Topology::Cluster => builder.open_cluster(urls),
         Topology::Quorum => builder.open_redlock(urls),
         Topology::Sentinel => {
-            // Sentinels learn of a failover one after the other, and so do clients that ask
-            // different ones first.
+            // Sentinels learn of a failover one after another, and so do clients that ask different
+            // ones first.
             let first = usize::try_from(role.number).expect("few workers") % urls.len();
             urls.rotate_left(first);
             builder.open_sentinel(&urls, MASTER)

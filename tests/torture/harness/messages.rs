@@ -1,20 +1,20 @@
-//! What a server sends or is sent over one connection, one by one: requests, replies, and messages
-//! of channels.
+//! Splits one direction of a connection into its requests, replies, and messages of channels.
 
 use std::str;
 
-/// How messages of channels begin: arrays, or pushes of RESP3, of three or of four.
+/// The start of each kind of channel message: arrays, or pushes of RESP3, with three or four
+/// elements.
 const MESSAGES: [&[u8]; 3] = [b"message", b"smessage", b"pmessage"];
 
 /// One direction of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
-    /// The beginning of a message whose end has not come.
+    /// The start of an incomplete message.
     part: Vec<u8>,
 }
 
 impl Stream {
-    /// Adds what was received. Returns what is whole.
+    /// Adds received bytes. Returns the complete messages.
     pub(crate) fn add(&mut self, received: &[u8]) -> Vec<Vec<u8>> {
         self.part.extend_from_slice(received);
         let mut whole = Vec::new();
@@ -24,13 +24,13 @@ impl Stream {
         whole
     }
 
-    /// As `add`, without the messages of channels.
+    /// Like `add`, without the messages of channels.
     pub(crate) fn add_replies(&mut self, received: &[u8]) -> Vec<u8> {
         self.add(received).into_iter().filter(|reply| !is_message(reply)).flatten().collect()
     }
 }
 
-/// The words that a request or a reply consists of, one after the other.
+/// Returns the words of a request or a reply, in order.
 pub(crate) fn words(bytes: &[u8]) -> Vec<String> {
     let Some(line) = line(bytes) else { return Vec::new() };
     let first = String::from_utf8_lossy(&bytes[1..line - 2]).into_owned();
@@ -51,15 +51,15 @@ pub(crate) fn words(bytes: &[u8]) -> Vec<String> {
     }
 }
 
-/// The length of the first line.
+/// Returns the length of the first line.
 fn line(bytes: &[u8]) -> Option<usize> {
     bytes.windows(2).position(|pair| pair == b"\r\n").map(|end| end + 2)
 }
 
-/// The length of the first request or reply; `None` if it has not come to its end.
+/// Returns the length of the first request or reply; `None` if it is incomplete.
 fn length(bytes: &[u8]) -> Option<usize> {
     let line = line(bytes)?;
-    // Negative for what is null.
+    // Negative for a null.
     let number = || str::from_utf8(&bytes[1..line - 2]).ok()?.parse::<usize>().ok();
     match (bytes[0], number()) {
         (b'$', Some(bulk)) => Some(line + bulk + 2).filter(|end| *end <= bytes.len()),

@@ -1,4 +1,4 @@
-//! The harness: it starts servers and workers, disturbs them, and judges what they wrote down.
+//! The harness: starts servers and workers, disturbs them, and judges their histories.
 
 use std::env;
 use std::fs;
@@ -41,7 +41,7 @@ mod workers;
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Runs what the command line says.
+/// Runs as the command line says.
 pub(crate) fn main() -> ExitCode {
     let outcome = Options::parse().and_then(|options| match &options.role {
         _ if options.help => {
@@ -60,7 +60,7 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// Keeps the histories only if there is something to find in them, or if they are wanted.
+/// Keeps the histories only if they show a problem, or on request.
 fn run(options: &Options) -> Result<()> {
     let usual = || env::temp_dir().join(format!("leasehold-torture-{}", std::process::id()));
     let dir = options.histories.clone().unwrap_or_else(usual);

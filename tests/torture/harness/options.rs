@@ -61,7 +61,7 @@ usage: torture [options]
   --help           this text
 ";
 
-/// Where the locks are.
+/// The servers that have the locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Topology {
     Cluster,
@@ -70,7 +70,7 @@ pub(crate) enum Topology {
     Server,
 }
 
-/// What a run is asked to do.
+/// The options of a run.
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
@@ -78,7 +78,7 @@ pub(crate) struct Options {
     pub(crate) processes: u32,
     pub(crate) threads: u32,
     pub(crate) names: u32,
-    /// What all names are; `None` if they are of all kinds.
+    /// The kind of all names; `None` if they are of all kinds.
     pub(crate) kind: Option<Primitive>,
     pub(crate) lease: Duration,
     /// How long locks are kept; zero if they are not.
@@ -88,9 +88,9 @@ pub(crate) struct Options {
     pub(crate) faults: Vec<Fault>,
     pub(crate) fenced: bool,
     pub(crate) careful: bool,
-    /// A directory to be made; `None` for one that is removed.
+    /// A directory to create; `None` for one that is removed.
     pub(crate) histories: Option<PathBuf>,
-    /// Whether what scripts are asked and answer is written down.
+    /// Whether the calls of scripts and their answers are recorded.
     pub(crate) trace: bool,
     pub(crate) server: String,
     pub(crate) seed: u64,
@@ -99,10 +99,10 @@ pub(crate) struct Options {
     pub(crate) role: Option<Role>,
 }
 
-/// What a worker has to know beside the options.
+/// The information that a worker needs besides the options.
 #[derive(Clone, Debug)]
 pub(crate) struct Role {
-    /// Where it writes its history.
+    /// The directory for its history.
     pub(crate) dir: PathBuf,
     /// Its own number, which no process had before.
     pub(crate) number: u64,
@@ -182,12 +182,12 @@ impl Options {
         Ok(())
     }
 
-    /// What a name is.
+    /// Returns the kind of a name.
     pub(crate) fn primitive(&self, name: u32) -> Primitive {
         self.kind.unwrap_or(Primitive::ALL[name as usize % Primitive::ALL.len()])
     }
 
-    /// Returns `true` if there are locks that threads of one process hand off to one another.
+    /// Returns `true` if there are locks that threads of one process hand off to each other.
     pub(crate) fn hands_off(&self) -> bool {
         self.threads > 1 && self.has_locks()
     }

@@ -1,4 +1,4 @@
-//! What the calls of a worker come to, as its history has it.
+//! The outcomes of a worker's calls, as its history records them.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use redis::RedisResult;
 use crate::harness::Result;
 use crate::harness::history::{Outcome, nanos, now};
 
-/// The time until which a guard is sure to be held without a renewal, if it is for the time that
-/// is `left`. The clock is read first, so that a pause of the thread cannot make this time too
+/// Returns the time until which a guard is sure to be held without a renewal, if it is for the time
+/// that is `left`. Reads the clock first, so that a pause of the thread cannot make this time too
 /// late.
 pub(super) fn promise(left: impl FnOnce() -> Option<Duration>) -> Option<u64> {
     let now = now();
@@ -28,7 +28,7 @@ pub(super) fn unlocked(result: std::result::Result<(), Error>) -> (Result<()>, O
     }
 }
 
-/// The outcome of an error of a lock, or the error itself if it must not happen here.
+/// Returns the outcome of an error of a lock, or the error itself if it must not occur here.
 pub(super) fn expected(error: Error) -> (Result<()>, Outcome) {
     match error {
         Error::Timeout { .. } => (Ok(()), Outcome::Busy),

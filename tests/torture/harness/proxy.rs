@@ -1,6 +1,6 @@
 //! A network that delays messages, carries few bytes at a time, and loses replies: the server has
-//! executed a request, and the client does not learn of it. It also loses the messages of channels,
-//! as a server does whose buffers are full, while everything else arrives.
+//! executed a request, but the client does not learn of it. It also loses the messages of channels,
+//! like a server with full buffers, while everything else arrives.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -16,22 +16,22 @@ use crate::harness::trace::Answers;
 /// While a fault lasts, one message in this many is lost or late.
 const FREQUENCY: u32 = 4;
 
-/// What the request of a connection that receives messages contains.
+/// Part of the request of a connection that receives messages.
 const SUBSCRIBE: &[u8] = b"SUBSCRIBE\r\n";
 
-/// What a narrow link carries at a time, and the pause after that: 128 KB a second.
+/// The bytes that a narrow link carries at a time, and the pause after that: 128 KB a second.
 const NARROW: (usize, Duration) = (256, Duration::from_millis(2));
 
-/// Carries the messages between workers and the server. Its threads end with their connections; the
-/// one that accepts connections ends with the program.
+/// Carries the messages between workers and the server. Its threads end with their connections, and
+/// the accepting one ends with the program.
 pub(crate) struct Proxy {
     port: u16,
     conditions: Arc<Conditions>,
-    /// What clients asked the server, and its answers.
+    /// The requests of clients, and the server's answers.
     pub(crate) answers: Arc<Answers>,
 }
 
-/// The faults that may happen now.
+/// The faults that may occur now.
 #[derive(Default)]
 struct Conditions {
     loses: AtomicBool,
@@ -42,13 +42,13 @@ struct Conditions {
     delay: Duration,
 }
 
-/// What the network does with a message.
+/// The fate of a message in the network.
 enum Treatment {
     /// The message is lost, and the connection breaks.
     Broken,
     Carried,
     Late(Duration),
-    /// The message is lost, and so are all that follow on this connection.
+    /// The message is lost, and so are all later ones on this connection.
     Silent,
 }
 
@@ -63,7 +63,7 @@ impl Proxy {
             for (number, client) in (0..).zip(listener.incoming()) {
                 let (conditions, random) = (conditions.clone(), Random::new(seed, number));
                 let answers = answers.clone();
-                // A broken connection is not reported: both ends have noticed it.
+                // A broken connection is not reported, because both ends have noticed it.
                 thread::spawn(move || carry(&client?, server, &conditions, random, &answers));
             }
         });
@@ -113,7 +113,7 @@ fn carry(
             asked.ask(request);
             None
         };
-        // A late message is carried even if the client has gone in the meantime.
+        // A late message is carried even if the client is gone by then.
         pump(&requests, &to, &above, || above.treat_request(&mut own), watch).ok();
         to.shutdown(Shutdown::Both)
     });
@@ -136,7 +136,7 @@ fn contains(bytes: &[u8], what: &[u8]) -> bool {
     bytes.windows(what.len()).any(|part| part == what)
 }
 
-/// Carries what comes, or what `alter` makes of it, as `treat` says.
+/// Carries the bytes that arrive, or the result of `alter`, as `treat` says.
 fn pump(
     mut from: &TcpStream,
     mut to: &TcpStream,
@@ -153,7 +153,7 @@ fn pump(
             return Ok(());
         }
         let altered = alter(&buffer[..length]);
-        // Once silent, until the other end closes the connection.
+        // Once silent, it stays so until the other end closes the connection.
         match treat() {
             _ if is_silent => {}
             Treatment::Broken => return Ok(()),

@@ -7,7 +7,7 @@ use std::time::Duration;
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// Makes other choices for each `stream` of one seed.
+    /// Creates a generator that makes other choices for each `stream` of one seed.
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
         let mut mixed = Self(stream);
         Self(seed ^ mixed.number())
@@ -21,7 +21,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// From 0 to `end - 1`.
+    /// Returns a number from 0 to `end - 1`.
     pub(crate) fn below(&mut self, end: u32) -> u32 {
         u32::try_from(self.number() % u64::from(end)).expect("less than a u32")
     }
@@ -34,7 +34,7 @@ impl Random {
         &all[self.below(u32::try_from(all.len()).expect("few")) as usize]
     }
 
-    /// From `parts.0` to `parts.1` tenths of `whole`.
+    /// Returns a time from `parts.0` to `parts.1` tenths of `whole`.
     pub(crate) fn tenths(&mut self, whole: Duration, (from, to): (u32, u32)) -> Duration {
         whole * (from * 100 + self.below((to - from) * 100)) / 1000
     }

@@ -1,5 +1,5 @@
 -- A number that the holder of the lock reads and writes. The script rejects fences smaller than the
--- greatest that it has seen, for reads too: otherwise an old holder could still write after a new
+-- greatest that it has seen, even for reads: otherwise an old holder could still write after a new
 -- one has read.
 -- KEYS  1 register
 -- ARGV  1 fence, 2 new value, only to write

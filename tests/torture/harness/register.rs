@@ -8,7 +8,7 @@ use redis::{Commands, Connection, RedisResult, Script};
 use crate::harness::Result;
 use crate::harness::history::Outcome;
 
-/// After the last fault a lock is used again within this time, however busy the machine is.
+/// After the last fault, a lock is used again within this time, however busy the machine is.
 const REUSE_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) struct Register {
@@ -43,8 +43,8 @@ impl Register {
         self.redis.hincr(key(name), "uses", 1)
     }
 
-    /// Waits until a thread has written, or was counted, that did not have the lock before. One
-    /// more than there can be holders show that: a thread that had it already does so once.
+    /// Waits until a thread that did not have the lock before has written or was counted. One more
+    /// than the possible holders show that: a thread that already had it does so once.
     pub(crate) fn wait_for_use(&mut self, name: u32, holders: u32) -> Result<()> {
         let deadline = Instant::now() + REUSE_TIMEOUT;
         let (mut last, mut uses) = (self.uses(name)?, 0);
@@ -65,7 +65,7 @@ impl Register {
         Ok(self.value(name)? + counted.unwrap_or_default())
     }
 
-    /// Reads, or writes a value. Without fences the register accepts everything.
+    /// Reads, or writes a value. Without fences, the register accepts everything.
     fn request(&mut self, name: u32, fence: u64, value: Option<u64>) -> RedisResult<Option<u64>> {
         if self.fenced {
             let mut call = self.script.key(key(name));

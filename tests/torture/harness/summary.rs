@@ -9,9 +9,9 @@ use crate::harness::nemesis::Incident;
 /// Counts calls.
 #[derive(Default)]
 pub(crate) struct Tally {
-    /// The counts of ok, fail and unknown, by the action's name.
+    /// The counts of ok, fail and unknown, by the name of the action.
     calls: BTreeMap<&'static str, [u64; 3]>,
-    /// How long the calls took that got a lock, in microseconds.
+    /// The durations of the calls that got a lock, in microseconds.
     waits: Vec<u32>,
     lost: u64,
     /// The last fence that a worker got for a name.
@@ -43,7 +43,7 @@ impl Tally {
         if let (Action::Lock { level: 1 }, Outcome::Granted { fence, .. }) =
             (call.action, call.outcome)
         {
-            // In a tenure each hold has the next fence. Another tenure begins at the server's
+            // In a tenure, each hold has the next fence. Another tenure begins at the server's
             // clock.
             let last = self.fences.insert((call.actor.worker, call.name), fence);
             self.handoffs += u64::from(last.is_some_and(|last| last + 1 == fence));
@@ -76,7 +76,7 @@ impl Tally {
         println!("nemesis   {}", if times.is_empty() { "none".into() } else { times.join(", ") });
     }
 
-    /// The time that this percentage of the waits did not exceed. The waits are sorted.
+    /// Returns the time that this percentage of the waits did not exceed. The waits are sorted.
     fn wait(&self, percent: usize) -> Duration {
         let index = (self.waits.len() * percent / 100).min(self.waits.len().saturating_sub(1));
         Duration::from_micros(self.waits.get(index).copied().unwrap_or_default().into())

@@ -1,7 +1,7 @@
-//! What the server's scripts were asked and what they answered, in the server's order: its MONITOR,
-//! with the name for the number of each script, and with the answer, which the proxy has seen, and
-//! when. What a script did in between is there as far as it tells a client or changes a lock, its
-//! queue or its counter.
+//! The calls of the server's scripts and their answers, in the server's order: its MONITOR, with
+//! the name instead of the hash of each script, and with the answer that the proxy has seen, and
+//! its time. The effects of a script are included as far as they tell a client or change a lock,
+//! its queue or its counter.
 //!
 //! ```text
 //! 1763914000.123456 [0 127.0.0.1:41398] release 2 lock:torture:0 ... -> 1 @1763914000.123501
@@ -24,14 +24,14 @@ use crate::harness::Result;
 use crate::harness::messages::{Stream, words};
 use crate::harness::server::Server;
 
-/// What a script does that the models know of.
+/// The effects of a script that the models know.
 const EFFECTS: [&str; 5] = ["hset", "publish", "set", "zadd", "zrem"];
 
 /// The last command of a trace.
 const END: &str = "the trace ends";
 
 /// The calls of scripts over all connections, by the address that the server knows each by. A
-/// connection that is closed may leave its address to another one.
+/// closed connection may leave its address to another one.
 #[derive(Debug, Default)]
 pub(crate) struct Answers(Mutex<HashMap<String, Vec<Arc<Calls>>>>);
 
@@ -64,8 +64,8 @@ impl Answers {
         Ok((connection, calls))
     }
 
-    /// Takes the next answer to the connection that has an address at a time; `?` if it was never
-    /// seen.
+    /// Takes the next answer to the connection that had an address at that time; `?` if it was
+    /// never seen.
     fn next(&self, address: &str, time: &str) -> String {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut calls = all.get(address).into_iter().flatten().rev();
@@ -99,7 +99,7 @@ impl Calls {
     }
 }
 
-/// Listens to what a server executes.
+/// Listens to the commands that a server executes.
 pub(crate) struct Monitor(JoinHandle<io::Result<Vec<String>>>);
 
 impl Monitor {
@@ -142,7 +142,7 @@ impl Monitor {
                 continue;
             }
             let answer = answers.next(from.trim_end_matches(']'), time);
-            // That of the script, or its number.
+            // The text of the script, or its hash.
             let text = command.split("\" \"").nth(1).unwrap_or_default();
             let number = if command[1..5].eq_ignore_ascii_case("eval")
                 && command.as_bytes()[5] == b'"'
@@ -154,7 +154,7 @@ impl Monitor {
             } else {
                 text.into()
             };
-            // Nor was it executed if that was the answer, and never seen.
+            // It was not executed either if that was the answer and was never seen.
             let is_unknown = answer == "?" && !names.contains_key(&number);
             if answer.starts_with("-NOSCRIPT") || is_unknown {
                 continue;
@@ -167,18 +167,18 @@ impl Monitor {
     }
 }
 
-/// The time as MONITOR prints it.
+/// Returns the time as MONITOR prints it.
 fn now() -> String {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     format!("{}.{:06}", time.as_secs(), time.subsec_micros())
 }
 
-/// Words without quotes, of which none has a space. An empty one is `''`.
+/// Returns words without quotes, none of which contains a space. An empty one is `''`.
 fn plain(words: &str) -> String {
     words.replace("\"\"", "''").replace('"', "")
 }
 
-/// The name of a script: that of the file with which its text ends.
+/// Returns the name of a script: that of the file with which its text ends.
 fn name(text: &str) -> Result<String> {
     let code = |text: &str| -> Vec<String> {
         let lines = text.lines().map(str::trim);

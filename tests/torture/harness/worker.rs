@@ -1,4 +1,4 @@
-//! A worker process: threads that take locks, change what the locks protect, and write down every
+//! A worker process: threads that take locks, change the resource under the locks, and record every
 //! call.
 
 use std::io;
@@ -21,12 +21,12 @@ use crate::harness::register::Register;
 const LEVELS: u32 = 3;
 /// One in this many holds of a read-write lock is a writer's.
 const WRITERS: u32 = 3;
-/// One in this many holds of a lock is one of the next lock too.
+/// One in this many holds of a lock also takes the next lock.
 const SETS: u32 = 8;
-/// One in this many guards is unlocked, the others are dropped.
+/// One in this many guards is unlocked. The others are dropped.
 const UNLOCKS: u32 = 3;
-/// The longest time for which most holders work. It is the greater part of a lock's time, so that a
-/// fault of a worker is mostly one of a holder.
+/// The longest time for which most holders work. It is most of a lock's time, so that a fault of a
+/// worker usually hits a holder.
 const WORK: Duration = Duration::from_millis(10);
 /// The longest pause of a thread between two holds.
 const REST: Duration = Duration::from_millis(4);
@@ -94,7 +94,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Takes a lock, sometimes nested, or what else the name has, works under it and releases it.
+    /// Takes a lock, sometimes nested, or another kind of hold, works under it and releases it.
     fn hold(&mut self, name: u32) -> Result<()> {
         let next = (name + 1) % self.options.names;
         let is_lock = |name| self.options.primitive(name) == Primitive::Lock;
@@ -130,7 +130,7 @@ impl Worker<'_> {
     }
 
     /// Takes two locks together, works under both and releases them. A thread of a history has one
-    /// hold at a time, so the second one is of another thread there.
+    /// hold at a time, so the second one belongs to another thread there.
     fn hold_both(&mut self, names: [u32; 2]) -> Result<()> {
         let at = [(self.number, names[0]), (self.number + self.options.threads, names[1])];
         let (keys, wait) = (names.map(lock_name), self.wait());
@@ -174,7 +174,7 @@ impl Worker<'_> {
         })
     }
 
-    /// One of the three ways to wait.
+    /// Returns one of the three ways to wait.
     fn wait(&mut self) -> Wait {
         let (way, time) = (self.random.below(3), self.random.tenths(self.options.lease, (0, 10)));
         [Wait::Default, Wait::No, Wait::For(time)][way as usize]
@@ -199,7 +199,7 @@ impl Worker<'_> {
     }
 
     /// Reads a number and, unless others read it too, writes the next one. Only careful workers
-    /// check before that the lock is still held. Under a permit there is no fence to do so with.
+    /// first check that the lock is still held. Under a permit there is no fence to do so with.
     fn work(&mut self, name: u32, kind: HoldKind, guards: &[AnyGuard]) -> Result<()> {
         if kind == HoldKind::Permit {
             self.take_time(name, guards);
@@ -228,7 +228,7 @@ impl Worker<'_> {
         self.recorder.record(at, Action::Write { fence, value }, write).map(|_| ())
     }
 
-    /// Takes some time, now and then so long that the lease has to be renewed.
+    /// Takes some time, occasionally so long that the lease must be renewed.
     fn take_time(&mut self, name: u32, guards: &[AnyGuard]) {
         let long = self.random.one_in(400);
         let (parts, part) = if long {
@@ -250,7 +250,7 @@ impl Worker<'_> {
         });
     }
 
-    /// Unlocks or drops any of the guards. Only a drop hands the lock on to the next thread.
+    /// Unlocks or drops any of the guards. Only a drop hands the lock off to the next thread.
     fn unlock(&mut self, name: u32, guards: &mut Vec<AnyGuard>) -> Result<()> {
         let levels = count(guards);
         let guard = guards.swap_remove(self.random.below(levels) as usize);

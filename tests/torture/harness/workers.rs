@@ -37,7 +37,7 @@ impl Workers {
         u32::try_from(self.processes.len()).expect("few workers")
     }
 
-    /// The number of workers so far; they are numbered from 1.
+    /// Returns the number of workers so far. They are numbered from 1.
     pub(crate) fn started(&self) -> u64 {
         self.next.number - 1
     }
@@ -99,7 +99,7 @@ impl Workers {
         Ok(kill_process(Pid::from_child(self.living(worker)?), signal)?)
     }
 
-    /// A worker that has not ended by itself.
+    /// Returns a worker that has not ended by itself.
     fn living(&mut self, worker: u32) -> Result<&mut Child> {
         let worker = &mut self.processes[worker as usize];
         match worker.try_wait()? {

@@ -1,16 +1,16 @@
-//! Model 1: one holder at a time, or some readers, or as many as there are permits.
+//! Model 1: one holder at a time, or any number of readers, or as many as there are permits.
 //!
 //! A hold is believed from the return of its lock call to the start of the unlock call of its last
 //! guard, or to the last moment for which `is_held` was promised, whichever is earlier. Believed
-//! holds of one name never overlap, except for readers among themselves, and permits of which no
-//! more than there are. None is found lost before its promise is over.
+//! holds of one name never overlap, except for readers among themselves, and permits up to their
+//! number. None is found lost before its promise is over.
 //!
 //! Only servers that lose data void this, and only for two holds of which one relies on a request
-//! from before the end of the loss and the other after its start. They do so until a lease after
-//! the end of the loss: by then the renewal of one of them has failed. A failover loses only what
-//! was acknowledged after its start: a promise made before still counts. A killed or paused worker,
-//! a server that hangs or is restarted with its data, lost replies and closed connections void
-//! nothing.
+//! from before the end of the loss and the other on one after its start. They do so until a lease
+//! after the end of the loss: by then the renewal of one of them has failed. A failover loses only
+//! what was acknowledged after its start: an earlier promise still counts. A killed or paused
+//! worker, a server that hangs or is restarted with its data, lost replies and closed connections
+//! void nothing.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ struct Hold {
     lock: Span,
     /// When its process asked for the lock.
     asked: u64,
-    /// The end of the time for which it is believed.
+    /// The end of the time during which it is believed.
     until: u64,
     promises: Vec<Promise>,
     place: Place,
@@ -58,7 +58,7 @@ impl Hold {
         self.promises.push(Promise { made, until });
     }
 
-    /// The time until which it is held in spite of the loss.
+    /// Returns the time until which it is held despite the loss.
     fn outlasts(&self, loss: &Loss) -> u64 {
         let before = self.promises.iter().filter(|one| one.made < loss.span.start);
         let until = before.map(|one| one.until).max();
@@ -136,7 +136,7 @@ impl Exclusion {
         Verdict { model: "exclusion", checked, violations }
     }
 
-    /// Finds what is wrong with a hold that begins beside others.
+    /// Finds conflicts of a hold with others that exist when it begins.
     fn find_overlaps(&self, hold: &Hold, others: &[&Hold]) -> Vec<Violation> {
         let at = hold.lock.end;
         if hold.action == Action::Permit {
@@ -167,7 +167,7 @@ impl Exclusion {
         let older = older(first, second);
         self.losses.iter().any(|loss| {
             let Span { start, end } = loss.span;
-            // Where two masters grant locks, nothing tells which of the holds was lost.
+            // If two masters grant locks, nothing tells which of the holds was lost.
             let known = older.filter(|_| loss.everything);
             let over = known.map_or(first.until.min(second.until), |older| older.until);
             requested <= end
@@ -178,8 +178,8 @@ impl Exclusion {
     }
 }
 
-/// Returns the hold that the servers have granted before the other, if something tells. A reader
-/// has the fence of the writer before it.
+/// Returns the hold that the servers granted first, if that can be told. A reader has the fence of
+/// the writer before it.
 fn older<'a>(first: &'a Hold, second: &'a Hold) -> Option<&'a Hold> {
     let order = |hold: &Hold| (hold.fence, hold.action == Action::Share);
     match order(first).cmp(&order(second)) {

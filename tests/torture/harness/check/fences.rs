@@ -1,15 +1,14 @@
 //! Model 3: fences grow.
 //!
 //! If one hold's lock call had returned before another's began, its fence is smaller; and no two
-//! holds of a name have the same. A reader has the fence of the last writer before it: no smaller
-//! one than a hold had whose call had returned before, one that is smaller than that of every
-//! writer that came later, and one that a writer was given, or may have been. Permits have none.
+//! holds of a name have the same. A reader has the fence of the last writer before it: one that is
+//! not smaller than that of a hold whose call had returned before, that is smaller than that of
+//! every later writer, and that a writer was given or may have been. Permits have none.
 //!
-//! For writers that ask for the lock nothing voids this, as the server's clock is never set back
+//! For writers that ask for the lock, nothing voids this, as the server's clock is never set back
 //! here. A process that had the lock before it was lost may begin further holds of that tenure, for
-//! a lease at most, with smaller fences than another process has by then. A reader's fence is that
-//! of an earlier writer if a failover has lost the last one; and if the data was lost, it is a new
-//! one.
+//! at most a lease, with smaller fences than another process has by then. A reader's fence is that
+//! of an earlier writer if a failover has lost the last one; if the data was lost, it is a new one.
 
 use std::collections::BTreeSet;
 
@@ -22,8 +21,8 @@ pub(crate) struct Fences {
     losses: Vec<Loss>,
     tenures: Tenures,
     holds: Vec<Hold>,
-    /// The name and the start of each call for a writer that may have been one without knowing: if
-    /// its reply was lost, or came too late.
+    /// The name and the start of each call for a writer that may have been one without knowing,
+    /// because its reply was lost or late.
     secret: Vec<(u32, u64)>,
 }
 
@@ -86,8 +85,8 @@ impl Fences {
         }
     }
 
-    /// Compares each hold with the one of the greatest fence among those that had returned before
-    /// it began.
+    /// Compares each hold with the one that has the greatest fence among those that had returned
+    /// before it began.
     fn find_shrinking(&mut self, violations: &mut Vec<Violation>) {
         let mut returned = self.holds.clone();
         returned.sort_unstable_by_key(|hold| (hold.name, hold.lock.end));
@@ -115,8 +114,8 @@ impl Fences {
         }
     }
 
-    /// Returns `true` if the process of a hold had the lock before the servers lost that, and has
-    /// not learned of it, and the other hold is one of after the loss.
+    /// Returns `true` if the process of a hold had the lock before the servers lost it and has not
+    /// learned of that, and the other hold began after the loss.
     fn is_older(&self, hold: &Hold, other: &Hold) -> bool {
         let follows = hold.asked < hold.lock.start;
         self.losses.iter().any(|loss| {
@@ -128,7 +127,8 @@ impl Fences {
         })
     }
 
-    /// Returns `true` if the servers may have lost the fence of the one before the reader came.
+    /// Returns `true` if the servers may have lost the fence of the first hold before the reader
+    /// came.
     fn is_forgotten(&self, one: &Hold, reader: &Hold) -> bool {
         self.losses.iter().any(|loss| {
             let Span { start, end } = loss.span;

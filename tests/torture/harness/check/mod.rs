@@ -20,19 +20,19 @@ pub(crate) struct Checker {
     register: Register,
 }
 
-/// What servers may have forgotten.
+/// The data that servers may have forgotten.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Loss {
     /// Everything that was acknowledged in this time may be forgotten.
     pub(crate) span: Span,
-    /// True if everything from before may be forgotten too.
+    /// Whether everything from before may be forgotten too.
     pub(crate) everything: bool,
 }
 
 /// The verdict of one model.
 pub(crate) struct Verdict {
     pub(crate) model: &'static str,
-    /// What it has checked.
+    /// The part of the history that it has checked.
     pub(crate) checked: String,
     pub(crate) violations: Vec<Violation>,
 }
@@ -57,8 +57,8 @@ impl Violation {
 }
 
 impl Checker {
-    /// For leases of so many nanoseconds and semaphores of so many permits, and a clock that began
-    /// at [`zero`](crate::harness::history::zero).
+    /// Creates a checker for leases of this many nanoseconds and semaphores of this many permits,
+    /// and a clock that began at [`zero`](crate::harness::history::zero).
     pub(crate) fn new(lease: u64, permits: u32, losses: &[Loss], zero: u64) -> Self {
         Self {
             exclusion: Exclusion::new(lease, permits, losses.to_vec(), zero),

@@ -1,6 +1,6 @@
 //! Model 2: a thread that has the lock gets it again at once.
 //!
-//! A nested lock never finds the lock busy, has the fence of its hold, and one level more than
+//! A nested lock never finds the lock busy, has the fence of its hold, and has one level more than
 //! before. The hold ends with its last guard, neither earlier nor later, and once lost it stays
 //! lost. The sides of read-write locks and permits do not nest, and have a single guard. Nothing
 //! voids this.

@@ -66,7 +66,7 @@ impl Register {
         u64::try_from(self.of(name).count()).expect("a count")
     }
 
-    /// How many acknowledged writes are missing in the end, if no unknown one took effect.
+    /// Returns how many acknowledged writes are missing at the end, if no unknown one took effect.
     fn lost(&self, name: u32, last: u64) -> u64 {
         self.count(name).saturating_sub(last)
     }

@@ -1,5 +1,5 @@
-//! Since when a process has had the lock on which a hold relies: holds of one tenure follow one
-//! another without a request, handed off or on a lock that was kept.
+//! Finds out since when a process has had the lock that a hold relies on. The holds of a tenure
+//! follow one another without a request, by handoff or on a kept lock.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::harness::history::{Action, Call, Outcome};
 pub(super) struct Tenures {
     /// See [`history::zero`](crate::harness::history::zero).
     zero: u64,
-    /// By process and name: the last fence, and the start of the call that has acquired the lock.
+    /// By process and name: the last fence, and the start of the call that acquired the lock.
     last: BTreeMap<(u64, u32), (u64, u64)>,
 }
 
@@ -25,8 +25,8 @@ impl Tenures {
         else {
             return call.span.start;
         };
-        // In a tenure each hold has the next fence. Another tenure begins at the server's clock. A
-        // call for several locks may have begun it, and have given it back without the others.
+        // In a tenure, each hold has the next fence. Another tenure begins at the server's clock. A
+        // call for several locks may have begun it, and may have given it back without the others.
         let last = self.last.get(&(call.actor.worker, call.name));
         let begun = last.filter(|(last, _)| last + 1 == fence).map(|(_, begun)| *begun);
         let given = (fence * 1000).saturating_sub(self.zero);

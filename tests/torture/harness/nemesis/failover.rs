@@ -1,4 +1,4 @@
-//! Faults after which another server is the master.
+//! Faults that end with another server as the master.
 
 use std::thread;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use crate::harness::random::Random;
 use crate::harness::sentinel::Watched;
 use crate::harness::server::Server;
 
-/// The silence after which sentinels replace a master that is to be replaced.
+/// The silence after which sentinels replace a master that should be replaced.
 const NERVOUS: Duration = Duration::from_millis(500);
 
-/// How long a client may begin requests at an old master when all sentinels know the new one: the
-/// answer of a sentinel counts for half a second, and for two more while no sentinel answers.
+/// How long a client may begin requests at an old master after all sentinels know the new one: the
+/// answer of a sentinel is used for half a second, and for two more while no sentinel answers.
 const LINGER: Duration = Duration::from_millis(2500);
 
-/// Returns what may have been lost. Nothing from before is, because both replicas had it.
+/// Returns the possible loss. Nothing from before is lost, because both replicas had it.
 pub(super) fn disturb(
     lease: Duration,
     watched: &Watched,
@@ -26,14 +26,14 @@ pub(super) fn disturb(
 ) -> Loss {
     let (old, start) = (watched.master(), now());
     watched.wait_until_replicated();
-    // A sentinel that does not know of the new master yet would turn it into a replica.
+    // A sentinel that does not know the new master yet would turn it into a replica.
     watched.tell_servers(false);
     take_away(lease, watched, fault, random);
     // A request in flight may take a third of a lease.
     let left = LINGER + lease / 3;
     let end = now() + nanos(left);
     if fault == Fault::TwoMasters {
-        // Two holders are excused for one more lease; from then on there must be only one.
+        // Two holders are excused for one more lease. From then on there must be only one.
         thread::sleep(left + lease + random.tenths(lease, (10, 30)));
     } else {
         bring_back(lease, old, fault, random);
@@ -55,13 +55,13 @@ fn bring_back(lease: Duration, old: &Server, fault: Fault, random: &mut Random) 
     }
 }
 
-/// Returns when all sentinels have another master.
+/// Returns once all sentinels have another master.
 fn take_away(lease: Duration, watched: &Watched, fault: Fault, random: &mut Random) {
     let old = watched.master();
     match fault {
         Fault::CutReplicas => {
             watched.replicas().for_each(Server::stop);
-            // Without a connection there is nothing that they could read when they continue.
+            // Without a connection, they find nothing to read when they continue.
             old.command(&["CLIENT", "KILL", "TYPE", "replica"]);
             thread::sleep(random.tenths(lease, (1, 10)));
             old.kill();
@@ -83,7 +83,7 @@ fn take_away(lease: Duration, watched: &Watched, fault: Fault, random: &mut Rand
     }
 }
 
-/// Has the sentinels replace a master that is gone.
+/// Makes the sentinels replace a master that is gone.
 fn elect_another(watched: &Watched, old: &Server) {
     watched.set_down_after(NERVOUS);
     watched.wait_for_another(old.port());

@@ -1,4 +1,4 @@
-//! The faults, and where each of them can happen.
+//! The faults, and where each of them can occur.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The faults that happen to workers and servers while they work.
+//! Faults of workers and servers during their work.
 
 mod failover;
 mod fault;
@@ -18,7 +18,7 @@ use crate::harness::options::Options;
 use crate::harness::random::Random;
 use crate::harness::workers::Workers;
 
-/// A fault that has happened.
+/// A fault that has occurred.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Incident {
     pub(crate) fault: Fault,
@@ -39,8 +39,8 @@ impl fmt::Display for Incident {
     }
 }
 
-/// Disturbs workers and servers for as long as the run takes: one fault after another at the
-/// workers, and at the same time one after another at the servers.
+/// Disturbs workers and servers during the whole run: one fault after another at the workers, and
+/// at the same time one after another at the servers.
 pub(crate) fn disturb(
     options: &Options,
     workers: &mut Workers,
@@ -65,8 +65,8 @@ pub(crate) fn disturb(
     })
 }
 
-/// Lets one fault happen after another, in random order, but all of them before one is repeated.
-/// `act` returns what may have been lost.
+/// Causes one fault after another, in random order, but all of them before one is repeated. `act`
+/// returns the possible loss.
 fn repeat(
     options: &Options,
     stream: u64,

@@ -10,7 +10,7 @@ use crate::harness::locks::Locks;
 use crate::harness::proxy::Proxy;
 use crate::harness::random::Random;
 
-/// Lets a fault happen and returns what may have been lost.
+/// Causes a fault and returns the possible loss.
 pub(super) fn disturb(
     lease: Duration,
     locks: &Locks,
@@ -41,7 +41,7 @@ fn worsen(lease: Duration, proxy: &Proxy, fault: Fault, random: &mut Random) {
     set(proxy, false);
 }
 
-/// Faults of one server. A master remains the master: sentinels wait for longer.
+/// Causes a fault of one server. A master remains the master, because sentinels wait for longer.
 fn disturb_one(lease: Duration, locks: &Locks, fault: Fault, random: &mut Random) -> Option<Loss> {
     let (server, start) = (random.one_of(locks.servers()), now());
     match fault {
@@ -56,7 +56,8 @@ fn disturb_one(lease: Duration, locks: &Locks, fault: Fault, random: &mut Random
         }
         Fault::RestartServer => server.restart(),
         Fault::WipeServer => {
-            // What is acknowledged from here on is kept again, and so is the loss of everything.
+            // From here on, everything acknowledged is kept again, including the loss of
+            // everything.
             server.command(&["FLUSHALL"]);
             server.restart();
             return Some(Loss { span: Span { start, end: now() }, everything: true });
