@@ -1,5 +1,5 @@
-//! How evenly clients with one thread each are served that want one lock all the time: each takes
-//! it, holds it for a while, releases it and asks for it again at once.
+//! How evenly clients with one thread each are served that keep wanting one lock: each takes it,
+//! holds it for a while, releases it and asks again at once.
 //!
 //! `cargo bench --bench fairness` prints the figures; `-- --quick` takes half a minute. The clients
 //! are processes of their own: this program, started again.
@@ -20,32 +20,32 @@ mod support;
 
 const NAME: &str = "the lock";
 
-/// How much farther away the far client is, there and back.
+/// The additional round-trip time to the far client.
 const FARTHER: Duration = Duration::from_millis(2);
 
-/// The least served client gets at least this share of what the most served one gets.
+/// The least served client gets at least this share of the turns of the most served one.
 const EVEN: f64 = 0.8;
 
-/// No wait is longer than this many rounds in which each client would have one turn.
+/// No wait is longer than this many rounds with one turn for each client.
 const ROUNDS: f64 = 3.0;
 
-/// What the clients have in common, or what makes one of them different.
+/// What the clients share, or how one of them differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Crowd {
     Alike,
-    /// One has the server behind a slow link.
+    /// One reaches the server over a slow link.
     OneFar,
-    /// One asks by `try_lock` only, again and again. It may get nothing, because it never waits.
+    /// One only calls `try_lock`, again and again. It may get nothing, because it never waits.
     OneTries,
     /// The locks are on three independent servers.
     Quorum,
 }
 
-/// How much to measure.
+/// The extent of the measurement.
 struct Scale {
     holds: Vec<Duration>,
     clients: Vec<usize>,
-    /// How many turns each client gets, at least.
+    /// The minimum number of turns of each client.
     turns: u32,
     at_least: Duration,
 }
@@ -126,7 +126,7 @@ impl fmt::Display for Crowd {
     }
 }
 
-/// One turn of a client, by a clock that all processes share, in nanoseconds.
+/// A turn of a client, by a clock that all processes share, in nanoseconds.
 #[derive(Clone, Copy)]
 struct Turn {
     asked: u64,
@@ -134,7 +134,7 @@ struct Turn {
     released: u64,
 }
 
-/// What a row of the table says.
+/// A row of the table.
 struct Row {
     clients: usize,
     hold: Duration,
@@ -142,7 +142,7 @@ struct Row {
     evenness: f64,
     longest: Duration,
     rounds: f64,
-    /// How many turns another client had during one wait, at most.
+    /// The most turns that another client had during one wait.
     overtaken: usize,
     hand_over: Duration,
     slow_hand_over: Duration,
@@ -150,14 +150,14 @@ struct Row {
     by_trying: Option<usize>,
 }
 
-/// What a row of the table about readers and a writer says.
+/// A row of the table about readers and a writer.
 struct Sharing {
     hold: Duration,
     reads: f64,
     writes: f64,
-    /// The longest time for which the writer has waited.
+    /// The longest wait of the writer.
     longest: Duration,
-    /// The part of the time in which at least one reader had the lock.
+    /// The part of the time during which at least one reader had the lock.
     share: f64,
 }
 
@@ -209,7 +209,7 @@ fn measure(
     time: Duration,
     servers: &[Server; 3],
 ) -> Row {
-    // The last release of the row before may have been lost with its slow link.
+    // The last release of the previous row may have been lost with its slow link.
     for server in servers {
         server.command(&["FLUSHALL"]);
     }
@@ -238,7 +238,7 @@ fn measure(
     Row::of(&turns, tried.first(), hold, time)
 }
 
-/// The turns of a client that began in time.
+/// Receives the turns of a client that began in time.
 fn hear(partner: &mut Partner, end: u64) -> Vec<Turn> {
     let words = partner.hear();
     let numbers: Vec<u64> =
@@ -297,7 +297,7 @@ fn sorted(times: impl Iterator<Item = u64>) -> Vec<u64> {
     times
 }
 
-/// The time that this percentage is shorter than.
+/// Returns the time that this percentage is shorter than.
 fn of_rank(sorted: &[u64], percent: usize) -> Duration {
     Duration::from_nanos(sorted.get(sorted.len() * percent / 100).copied().unwrap_or(0))
 }
@@ -322,7 +322,7 @@ impl fmt::Display for Row {
     }
 }
 
-/// Runs in the process of a client.
+/// The main function of a client process.
 fn take_turns(arguments: &[String]) {
     let [urls, how, hold, time] = arguments else { panic!("four arguments") };
     let urls: Vec<_> = urls.split(' ').collect();
@@ -350,8 +350,8 @@ fn take_turns(arguments: &[String]) {
     partner::say(&turns.join(" "));
 }
 
-/// Runs in the process of a client with four readers and perhaps a writer. It says the turns of the
-/// writer, if it has one, and then those of its readers.
+/// The main function of a client process with four readers and possibly a writer. Prints the turns
+/// of the writer, if any, and then those of its readers.
 fn read_and_write(arguments: &[String]) {
     let [url, writers, hold, time] = arguments else { panic!("four arguments") };
     let client = Client::open(url).expect("it answers");
@@ -378,7 +378,7 @@ fn read_and_write(arguments: &[String]) {
     partner::say(&reads.join(" "));
 }
 
-/// Repeats a turn, which returns when its guard was got and released.
+/// Repeats a turn, which returns when its guard was acquired and released.
 fn turns_until(end: Instant, turn: impl Fn() -> (u64, u64)) -> Vec<String> {
     let mut turns = Vec::new();
     while Instant::now() < end {

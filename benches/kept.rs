@@ -1,8 +1,8 @@
-//! What kept locks cost the other clients.
+//! The cost of kept locks for other clients.
 //!
 //! `cargo bench --bench kept` prints the figures; `-- --quick` takes a second or two. The other
-//! processes are this program, started again. What a kept lock costs its own client, `lock` and
-//! `threads` measure.
+//! processes are this program, started again. `lock` and `threads` measure the cost of a kept lock
+//! for its own client.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use self::support::turns::quartiles;
 
 mod support;
 
-/// So that the other process is asleep.
+/// Long enough for the other process to fall asleep.
 const PAUSE: Duration = Duration::from_millis(2);
 
 fn main() {
@@ -32,14 +32,14 @@ fn main() {
     setting::print_end(&server);
 }
 
-/// From the call for a lock that another process keeps until it is held, compared with a hand-over
-/// from a holder that releases it.
+/// Measures the time from the call for a lock that another process keeps until it is held, compared
+/// with a hand-over from a holder that releases it.
 fn recall_to_held(rounds: u32, server: &Server) {
     let client = keeping(&server.url(), "warm");
     let mut other = Partner::start("take", &[&server.url()]);
     let [mut recalls, mut hand_overs] = [Vec::new(), Vec::new()];
     for round in 0..rounds {
-        // A name of its own: what is recalled again and again is not kept.
+        // Each round has its own name, because a lock that is recalled repeatedly is not kept.
         let name = format!("kept {round}");
         keep(&client, &name);
         thread::sleep(PAUSE);
@@ -65,14 +65,14 @@ fn recall_to_held(rounds: u32, server: &Server) {
     ratio("call ÷ drop", recall / hand_over, 1.5);
 }
 
-/// When the other process called, and when it held the lock.
+/// Returns when the other process called, and when it held the lock.
 fn times(other: &mut Partner) -> [u64; 2] {
     let heard = other.hear();
     let (called, held) = heard.split_once(' ').expect("two numbers");
     [called, held].map(|number| number.parse().expect("a number"))
 }
 
-/// Runs in the process that locks what another one has.
+/// The main function of the process that locks a name that another one has.
 fn take(arguments: &[String]) {
     let pause = Duration::from_secs(30);
     let client = Client::builder().backoff(pause, pause).open(&arguments[0]).expect("it answers");
@@ -90,7 +90,7 @@ fn take(arguments: &[String]) {
     }
 }
 
-/// Two processes that lock one name by turns, which makes keeping it useless.
+/// Measures two processes that lock one name by turns, which makes keeping it useless.
 fn by_turns(rounds: u32, server: &Server) {
     let [mut kept, mut not] = [Vec::new(), Vec::new()];
     for _ in 0..3 {
@@ -104,7 +104,7 @@ fn by_turns(rounds: u32, server: &Server) {
     ratio("with ÷ without", kept / not, 1.1);
 }
 
-/// The seconds that each turn takes, with the message to the process whose turn it is.
+/// Returns the seconds that each turn takes, including the message to the next process.
 fn turns(keep: &str, rounds: u32, server: &Server) -> Vec<f64> {
     let arguments: [&str; 2] = [&server.url(), keep];
     let mut both = [(); 2].map(|()| Partner::start("alternate", &arguments));
@@ -116,12 +116,12 @@ fn turns(keep: &str, rounds: u32, server: &Server) -> Vec<f64> {
         }
         started.elapsed().as_secs_f64() / 2.0
     };
-    // Not counted: connections, and recalls until the lock is kept no more.
+    // Not counted: connections, and recalls until the lock is no longer kept.
     (0..20).for_each(|_| _ = turn());
     (0..rounds).map(|_| turn()).collect()
 }
 
-/// Runs in each of the two processes.
+/// The main function of each of the two processes.
 fn alternate(arguments: &[String]) {
     let keep = if arguments[1] == "keep" { KEEP } else { Duration::ZERO };
     let client = Client::builder().keep(keep).open(&arguments[0]).expect("it answers");
@@ -143,7 +143,7 @@ fn micros(seconds: f64) -> String {
     table::micros(Duration::from_secs_f64(seconds))
 }
 
-/// A row of a ratio and the most that it should be.
+/// Prints a row with a ratio and its maximum.
 fn ratio(what: &str, ratio: f64, goal: f64) {
     table::fact(what, format!("{ratio:.2}"), &table::verdict("≤", goal, ratio <= goal));
 }

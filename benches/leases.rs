@@ -1,8 +1,8 @@
 //! The cost of many held leases: memory, and the CPU time of the thread that renews them.
 //!
-//! `cargo bench --bench leases` holds 100,000 leases of 30 s for more than twice that time, and
-//! then a million, which belong to no thread, for longer than one of them lasts, and some over a
-//! link of great distance and little bandwidth; `-- --quick` holds fewer and shorter ones. The
+//! `cargo bench --bench leases` holds 100,000 leases of 30 s for more than twice that time. Then it
+//! holds a million, which belong to no thread, for longer than one of them lasts, and some over a
+//! link of great distance and little bandwidth. `-- --quick` holds fewer and shorter ones. The
 //! program fails if a lease is lost.
 
 use std::process::{self, ExitCode};
@@ -20,15 +20,15 @@ use self::support::table;
 
 mod support;
 
-/// From a request to its reply over the long link.
+/// The time from a request to its reply over the long link.
 const ROUND_TRIP: Duration = Duration::from_millis(150);
 
-/// What the long link takes in the first round trip; the system takes more.
+/// The bytes that the long link takes in the first round trip. The system takes more.
 const WINDOW: usize = 16_000;
 
 const RENEWER: &str = "leasehold-renew";
 
-/// How many leases are held, their length, and how long they are held.
+/// The number of leases, their length, and how long they are held.
 #[derive(Clone, Copy)]
 struct Plan {
     leases: u32,
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
 }
 
 impl Plan {
-    /// Acquires and holds the leases, prints what they cost, and counts the lost ones.
+    /// Acquires and holds the leases, prints their cost, and counts the lost ones.
     fn hold<G>(
         self,
         kind: &str,
@@ -94,8 +94,8 @@ impl Plan {
         lost
     }
 
-    /// Acquires and holds the leases over a link on which many renewals at once do not fit, in sets
-    /// so that they are due together. Prints what becomes of them, and counts the lost ones.
+    /// Acquires and holds the leases over a link that is too narrow for many renewals at once, in
+    /// sets so that they are due together. Prints the outcome, and counts the lost ones.
     fn hold_over_a_long_link(self) -> usize {
         const SET: u32 = 1000;
         let Self { leases, lease, time } = self;
@@ -125,12 +125,12 @@ impl Plan {
         table::fact("renewals tried again", after.failed_renewals - before.failed_renewals, "");
         let lost = after.lost;
         table::fact("lost", lost, "0");
-        // To release them would take as long.
+        // Releasing them would take as long.
         guards.into_iter().for_each(std::mem::forget);
         usize::try_from(lost).expect("no more than were held")
     }
 
-    /// Lets the leases be renewed for a while, and prints what that costs.
+    /// Lets the leases be renewed for a while, and prints the cost.
     fn renew(self, server: &Server) {
         let (cpu, switches) = (CpuTime::of(RENEWER), Switches::of(RENEWER));
         let (server_cpu, calls) = (server.cpu_time(), server.evals());

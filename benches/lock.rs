@@ -2,7 +2,7 @@
 //!
 //! `cargo bench --bench lock` measures everything in turns of one run and prints tables; `--quick`
 //! makes it a few seconds. Compare times within one run only: the cost of waking a sleeping reader,
-//! and so of raw, changes severalfold with other load on the machine. Requests are counted,
+//! and so of raw, varies severalfold with other load on the machine. Requests are counted
 //! independently of time, and the program fails if there are too many.
 
 use std::process::ExitCode;
@@ -22,7 +22,7 @@ use self::support::turns::{Plan, Rival};
 
 mod support;
 
-/// How far away the distant server is, one way.
+/// The one-way latency of the distant server.
 const ONE_WAY: Duration = Duration::from_micros(500);
 
 fn main() -> ExitCode {
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     if counts.are_right() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// The clients and locks that are measured.
+/// The measured clients and locks.
 struct Locks {
     raw: Raw,
     client: Client,
@@ -137,7 +137,7 @@ fn count(cycles: u32, server: &Server) -> Counts {
     Counts::of(cycles, server, || lock_and_unlock(&client))
 }
 
-/// Prints what cycles of a kept lock cost.
+/// Prints the cost of cycles of a kept lock.
 fn count_kept(cycles: u32, server: &Server) {
     let client = keeping(&server.url(), "counted");
     let evals = server.evals();

@@ -1,9 +1,9 @@
 //! The cost of an uncontended lock on five independent servers, compared with a good hand-written
 //! one on a single server, and with bare connections to all five that decide nothing.
 //!
-//! `cargo bench --bench quorum` measures all rivals in turns of one run and prints a table;
-//! `-- --quick` keeps it under a minute. Compare times within one run only. For one of the clients,
-//! two of the five servers hang, which should cost it next to nothing.
+//! `cargo bench --bench quorum` measures all rivals in turns of one run and prints a table; `--
+//! --quick` keeps it under a minute. Compare times within one run only. For one of the clients, two
+//! of the five servers hang, which should cost it almost nothing.
 
 use leasehold::Client;
 

@@ -1,6 +1,6 @@
-//! What a lock costs the server: the time that it spends on the two scripts of a cycle, as it
-//! counts itself, compared with two scripts that do the least that any lock must do, and with two
-//! that run the same commands and nothing else.
+//! The cost of a lock for the server: the time that it spends on the two scripts of a cycle, by its
+//! own count, compared with two scripts that do the least that any lock must do, and with two that
+//! run the same commands and nothing else.
 //!
 //! `cargo bench --bench scripts` prints a table; `-- --quick` takes a few seconds. The rivals take
 //! turns, because the server is slower or faster with whatever else runs on the machine.
@@ -59,7 +59,7 @@ fn main() {
     }
 }
 
-/// How many turns each rival gets, and how many cycles a turn has.
+/// Returns how many turns each rival gets, and how many cycles a turn has.
 fn scale() -> (u32, u32) {
     let has = |wanted| env::args().any(|arg| arg == wanted);
     if has("--test") || !has("--bench") {

@@ -21,10 +21,10 @@ use self::support::turns::{in_turn, quartiles};
 
 mod support;
 
-/// How far away the distant server is, one way.
+/// The one-way latency of the distant server.
 const ONE_WAY: Duration = Duration::from_micros(500);
 
-/// How many rounds there are, and how long each rival runs in each of them.
+/// The number of rounds, and how long each rival runs in each of them.
 #[derive(Clone, Copy)]
 struct Plan {
     rounds: u32,
@@ -38,7 +38,7 @@ struct Rival<'a> {
     turn: Box<dyn Fn() -> Work + 'a>,
 }
 
-/// Where the rivals lock.
+/// The place where the rivals lock.
 struct Place<'a> {
     server: &'a Server,
     url: String,
@@ -76,7 +76,7 @@ fn main() {
 }
 
 impl Place<'_> {
-    /// As many threads as names, over a pool and over one connection each.
+    /// Measures as many threads as names, over a pool and over one connection each.
     fn own_names(&self, threads: usize, distance: &str) {
         let goal = match (threads, distance) {
             (4, "") => Some(1.3),
@@ -99,7 +99,7 @@ impl Place<'_> {
         );
     }
 
-    /// Threads with kept locks of their own, which use the cores and no server.
+    /// Measures threads with kept locks of their own, which use the cores and no server.
     fn kept_names(&self, distance: &str) {
         let kept = |name, threads| self.locks(name, Client::builder().keep(KEEP), threads, 1, None);
         self.compare(
@@ -114,7 +114,7 @@ impl Place<'_> {
         );
     }
 
-    /// What each mechanism is worth to 32 threads.
+    /// Measures the benefit of each mechanism for 32 threads.
     fn mechanisms(&self) {
         const THREADS: usize = 32;
         let pool = |size| Client::builder().pool_size(size);
@@ -137,8 +137,8 @@ impl Place<'_> {
         );
     }
 
-    /// What threads that share one name, and need not wait for one another, cost beside locks of
-    /// their own.
+    /// Measures the cost of threads that share one name without having to wait for each other,
+    /// compared with locks of their own.
     fn sharers(&self, distance: &str) {
         const THREADS: usize = 32;
         let client = Client::builder().open(&self.url).expect("it answers");
@@ -169,7 +169,7 @@ impl Place<'_> {
         );
     }
 
-    /// Threads that wait for a few permits of one name, compared with one bare connection.
+    /// Measures threads that wait for a few permits of one name, compared with one bare connection.
     fn few_permits(&self) {
         let client = Client::builder().open(&self.url).expect("it answers");
         let take = move |_| {
@@ -181,7 +181,7 @@ impl Place<'_> {
         self.compare("32 threads on 4 permits of one name", true, &[self.raw(1), permits]);
     }
 
-    /// Tenures, in which threads hand the lock off, compared with one bare connection.
+    /// Measures tenures, in which threads hand the lock off, compared with one bare connection.
     fn one_name(&self, goal: f64, distance: &str) {
         let without = |mechanism| Client::builder().without(mechanism);
         let rivals = [
@@ -194,7 +194,7 @@ impl Place<'_> {
         self.compare(&format!("8 threads on one name{distance}"), true, &rivals);
     }
 
-    /// The same where one cycle of the bare connection takes a good part of a turn.
+    /// The same, when one cycle of the bare connection takes a good part of a turn.
     fn one_name_far_away(&self, goal: f64, distance: &str) {
         let tenures = self.sharing_one_name("tenures", Client::builder(), Some(goal));
         let title = format!("8 threads on one name{distance}");
@@ -207,7 +207,7 @@ impl Place<'_> {
         Rival { name: name.into(), goal, turn: Box::new(move || self.work(8, &cycle)) }
     }
 
-    /// One connection for each thread.
+    /// Returns a rival with one connection for each thread.
     fn raw(&self, threads: usize) -> Rival<'_> {
         let cycle = |thread: usize| {
             let mut raw = Raw::connect(&self.url, &thread.to_string());
@@ -217,7 +217,8 @@ impl Place<'_> {
         Rival { name, goal: None, turn: Box::new(move || self.work(threads, &cycle)) }
     }
 
-    /// The same, without waiting for releases: as fast as can be with a connection for each thread.
+    /// The same, without waiting for releases: as fast as possible with a connection for each
+    /// thread.
     fn raw_with_posted_releases(&self, threads: usize) -> Rival<'_> {
         let cycle = |thread: usize| {
             let mut raw = [Raw::connect(&self.url, &thread.to_string())];
@@ -228,7 +229,8 @@ impl Place<'_> {
         Rival { name, goal: None, turn: Box::new(move || self.work(threads, &cycle)) }
     }
 
-    /// One client for all threads, each of which has this many names that it locks in turn.
+    /// Returns a rival with one client for all threads, each of which locks this many names in
+    /// turn.
     fn locks(
         &self,
         name: &str,
@@ -249,7 +251,7 @@ impl Place<'_> {
         Work::of(&[self.server], threads, self.plan.time, prepare)
     }
 
-    /// Measures the rivals in turn, and prints a table in which they are compared with the first.
+    /// Measures the rivals in turn, and prints a table that compares them with the first one.
     fn compare(&self, title: &str, is_contended: bool, rivals: &[Rival<'_>]) {
         let mut turns: Vec<_> = rivals.iter().map(|rival| &rival.turn).collect();
         let works = in_turn(self.plan.rounds, &mut turns, |turn| turn());

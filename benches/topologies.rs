@@ -1,5 +1,5 @@
-//! The cost of a lock behind sentinels, on a Redis Cluster and with a replica that must have it,
-//! compared with one server.
+//! The cost of a lock behind sentinels, on a Redis Cluster and with a required replica, compared
+//! with one server.
 //!
 //! `cargo bench --bench topologies` starts all of them and measures them in turns of one run.
 

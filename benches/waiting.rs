@@ -1,4 +1,5 @@
-//! The cost of waiting for a lock that another process holds, and how soon the next waiter gets it.
+//! The cost of waiting for a lock that another process holds, and the delay until the next waiter
+//! gets it.
 //!
 //! `cargo bench --bench waiting` prints the figures; `-- --quick` takes a few seconds. The other
 //! processes are this program, started again.
@@ -29,8 +30,8 @@ const NAME: &str = "the lock";
 /// A key, and a channel, for the same without a library.
 const BARE: &str = "bare";
 
-/// What frees it and wakes the other process, and what takes it there: the very commands of
-/// leasehold's scripts, without anything around them.
+/// The script that frees the lock and wakes the other process, and the one that takes it there:
+/// exactly the commands of leasehold's scripts, with nothing around them.
 const FREE: &str = "redis.call('HDEL', KEYS[1], '1') redis.call('EXISTS', KEYS[2]) \
                     redis.call('EXISTS', KEYS[1]) redis.call('TIME') \
                     redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES') \
@@ -46,7 +47,7 @@ const TAKE: &str = "redis.call('PTTL', KEYS[1]) redis.call('TYPE', KEYS[1]) \
                     redis.call('PEXPIRE', KEYS[1], 30000) \
                     return redis.call('ZREM', KEYS[2], '1')";
 
-/// How much to measure.
+/// The extent of the measurement.
 #[derive(Clone, Copy)]
 struct Scale {
     contest: Duration,
@@ -89,8 +90,8 @@ fn main() -> ExitCode {
     if right { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Measures two processes with four threads each that contend for one lock all the time, and hold
-/// it for a while each time.
+/// Measures two processes with four threads each that keep contending for one lock, and hold it for
+/// a while each time.
 fn two_processes(scale: Scale, hold: Duration, server: &Server) {
     let [time, held] = [scale.contest, hold].map(|time| time.as_micros().to_string());
     let mut both = [(); 2].map(|()| Partner::start("contend", &[&server.url(), &time, &held]));
@@ -133,7 +134,7 @@ fn two_processes(scale: Scale, hold: Duration, server: &Server) {
     table::fact("the longest wait, with the hold", format!("{:.1?}", micros(2)), "");
 }
 
-/// Runs in each of the two processes.
+/// The main function of each of the two processes.
 fn contend(arguments: &[String]) {
     let client = Client::open(&arguments[0]).expect("it answers");
     let [time, hold] = [1, 2]
@@ -160,13 +161,13 @@ fn contend(arguments: &[String]) {
     partner::say(&format!("{} {p99} {longest} {held} {wall} {handoffs}", work.cycles));
 }
 
-/// A client that retries on its own only after half a minute.
+/// Returns a client that retries by itself only after half a minute.
 fn sleepy() -> Builder {
     Client::builder().backoff(Duration::from_secs(30), Duration::from_secs(30))
 }
 
-/// From the release in one process until another holds the lock that it waits for: as it is, and
-/// without what makes it faster, in turn.
+/// Measures the time from the release in one process until another holds the lock that it waits
+/// for: as it is, and without each mechanism that makes it faster, in turn.
 fn release_to_held(scale: Scale, server: &Server) {
     let mut raw = Raw::connect(&server.url(), "beside");
     let mut pairs = ["nothing", "spinning"].map(|without| {
@@ -201,7 +202,7 @@ fn release_to_held(scale: Scale, server: &Server) {
     }
 }
 
-/// Returns the seconds from a release until the other process, which waits for it, holds the lock.
+/// Returns the seconds from a release until the other process, which waits for the lock, holds it.
 fn release_once(server: &Server, client: &Client, other: &mut Partner) -> f64 {
     let queue = format!("leasehold:queue:{{lock:{NAME}}}");
     let guard = client.lock(NAME).expect("it answers");
@@ -217,7 +218,7 @@ fn release_once(server: &Server, client: &Client, other: &mut Partner) -> f64 {
     Duration::from_nanos(held.saturating_sub(released)).as_secs_f64()
 }
 
-/// A client that asks again by itself only after half a minute, and does without a mechanism.
+/// Returns a client that asks again by itself only after half a minute, without a mechanism.
 fn sleepy_without(mechanism: &str) -> Builder {
     match mechanism {
         "nothing" => sleepy(),
@@ -226,8 +227,8 @@ fn sleepy_without(mechanism: &str) -> Builder {
     }
 }
 
-/// As `release_once`, by two bare scripts, a thread that the message wakes, and one that this
-/// wakes. All of them block.
+/// Like `release_once`, but with two bare scripts, a thread that the message wakes, and one that
+/// this thread wakes. All of them block.
 fn release_bare(connection: &mut Connection, other: &mut Partner) -> f64 {
     other.tell("lock");
     thread::sleep(Duration::from_millis(2));
@@ -255,7 +256,7 @@ fn follow_bare(arguments: &[String]) {
     }
 }
 
-/// Runs in the process that waits.
+/// The main function of the waiting process.
 fn follow(arguments: &[String]) {
     let client = sleepy_without(&arguments[1]).open(&arguments[0]).expect("it answers");
     while partner::listen() == "lock" {

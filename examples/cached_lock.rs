@@ -32,7 +32,7 @@ fn main() -> Result<()> {
     let account = Account::default();
     let plain = account.use_often(&ours.mutex(NAME))?;
     let keeping = ours.mutex(NAME).keep(KEEP);
-    // A client keeps no lock before it listens to what others ask for.
+    // A client keeps no lock before it listens to the requests of others.
     while ours.stats().kept == 0 {
         drop(keeping.lock()?);
         thread::yield_now();
@@ -59,7 +59,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What the lock protects.
+/// The resource under the lock.
 #[derive(Default)]
 struct Account {
     in_use: AtomicBool,

@@ -1,4 +1,4 @@
-//! A configuration that many threads read all the time and one changes now and then.
+//! A configuration that many threads keep reading and one changes now and then.
 //!
 //! Its parts belong together: a reader must not see the new host with the old port. See "A
 //! configuration that is mostly read" in `docs/cookbook.md`.
@@ -20,7 +20,7 @@ const READERS: usize = 3;
 const CHANGES: u16 = 3;
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What all processes share, in two parts that are written one after the other.
+/// The shared configuration, in two parts that are written one after the other.
 #[derive(Default)]
 struct Configuration {
     host: AtomicU16,
@@ -54,7 +54,7 @@ fn write(lock: &RwLock, configuration: &Configuration) -> Result<()> {
     Ok(())
 }
 
-/// Looks at the configuration again and again, until the last version is there.
+/// Reads the configuration repeatedly, until the last version is there.
 fn read(reader: usize, lock: &RwLock, configuration: &Configuration) -> Result<()> {
     let mut seen = None;
     loop {

@@ -35,7 +35,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// Starts the two processes, and looks at what they have written.
+/// Starts the two processes, and checks what they have written.
 fn watch(url: Option<String>) -> Result<()> {
     let redis = Redis::require(url)?;
     let postgres = Postgres::start()?;
@@ -57,7 +57,7 @@ fn watch(url: Option<String>) -> Result<()> {
     Ok(())
 }
 
-/// One of the processes: Ann is stopped between her look at the lock and her write.
+/// One of the processes. Ann is stopped between her check of the lock and her write.
 fn work(name: &str, client: &Client, socket: &Path) -> Result<()> {
     let guard = client.lock(NAME)?;
     let balance = read(&guard, socket)?;
@@ -87,7 +87,7 @@ fn read(guard: &Guard, socket: &Path) -> Result<i64> {
     balance.map_err(|_| "a later holder was here".into())
 }
 
-/// Writes if the fence of the hold stands, and returns how many rows that has changed.
+/// Writes if the fence of the hold is still the latest, and returns how many rows that has changed.
 fn write(balance: i64, guard: &Guard, socket: &Path) -> Result<String> {
     let fence = guard.fence();
     query(

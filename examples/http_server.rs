@@ -21,9 +21,9 @@ mod support;
 
 const NAME: &str = "example:stock:42";
 const THREADS: usize = 4;
-/// How long a visitor is to wait for an answer, whatever happens.
+/// How long a visitor may wait for an answer, whatever happens.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// How long for the lock, which leaves time for a request that gets no reply.
+/// The part of that for the lock, which leaves time for a request that gets no reply.
 const WAIT: Duration = Duration::from_millis(100);
 const IO_TIMEOUT: Duration = Duration::from_millis(50);
 
@@ -59,7 +59,7 @@ fn main() -> Result<()> {
         assert_eq!(buy(server)?, 503);
         times.push(started.elapsed());
     }
-    // Of several visits, because this machine may be busy.
+    // The fastest of several visits, because this machine may be busy.
     let fastest = times.iter().min().ok_or("there were visits")?;
     assert!(*fastest < PATIENCE, "{times:?}");
     Ok(())
@@ -74,7 +74,7 @@ fn serve(client: &Client) -> Result<SocketAddr> {
         thread::spawn(move || {
             for request in server.incoming_requests() {
                 let (status, text) = sell(&client);
-                // An error here means that the visitor has gone.
+                // An error here means that the visitor is gone.
                 request.respond(Response::from_string(text).with_status_code(status)).ok();
             }
         });

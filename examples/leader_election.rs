@@ -30,7 +30,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// One of the processes: waits until it leads, and leads for a while.
+/// One of the processes: waits until it leads, then leads for a while.
 fn take_part(name: &str) -> Result<()> {
     let client = Client::builder().lease(LEASE).label(name).open(&env::var("REDIS_URL")?)?;
     println!("{name} is a candidate");
@@ -58,7 +58,7 @@ fn lead(term: &Term) -> bool {
     true
 }
 
-/// Starts the candidates, kills the first leader, and sees who leads next.
+/// Starts the candidates, kills the first leader, and checks who leads next.
 fn watch(url: Option<String>) -> Result<()> {
     let redis = Redis::require(url)?;
     let election = Client::open(&redis.url())?.election(NAME);

@@ -22,7 +22,7 @@ const THREADS: usize = 4;
 const ROUNDS: usize = 5;
 const NAME: &str = "example:stock:42";
 
-/// The most names for which calls are counted that have found them held.
+/// The maximum number of names for which contended calls are counted.
 const NAMES_MAX: usize = 10_000;
 
 fn main() -> Result<(), Error> {
@@ -78,7 +78,7 @@ fn work(client: &Client) -> Result<(), Error> {
     Ok(())
 }
 
-/// What only events tell. The rest is in [`Stats`].
+/// The numbers that only events tell. The rest is in [`Stats`].
 #[derive(Default)]
 struct Metrics {
     waited: Histogram,
@@ -99,18 +99,19 @@ impl Metrics {
         true
     }
 
-    /// Runs on a thread of the client, and should be quick all the same.
+    /// Runs on a thread of the client, but should still be quick.
     fn record(&self, event: &Event) {
         match event {
             Event::Contended { name } => {
                 let mut contended = self.contended.lock().expect("no panic");
-                // An attempt that does not wait is reported as contended only, so some stay.
+                // A contended attempt that does not wait reports nothing else, so some entries
+                // stay.
                 if contended.len() > NAMES_MAX {
                     contended.clear();
                 }
                 *contended.entry(name.clone()).or_default() += 1;
             }
-            // What a call takes that has found the lock free is no wait for it: it may be an
+            // The duration of a call that found the lock free is not a wait for it. It may be an
             // outage.
             Event::Acquired { name, waited, .. } if self.end_contended(name) => {
                 self.waited.observe(*waited);
@@ -123,7 +124,7 @@ impl Metrics {
         }
     }
 
-    /// What an HTTP server would reply to `GET /metrics`.
+    /// Returns the reply of an HTTP server to `GET /metrics`.
     fn text(&self, stats: &Stats) -> String {
         let mut page = Page::default();
         page.head("acquires_total", "counter", "How calls for locks have ended.");
@@ -208,7 +209,7 @@ const BOUNDS: [f64; 10] = [0.0005, 0.001, 0.0025, 0.01, 0.05, 0.25, 1.0, 5.0, 30
 /// How many durations were no longer than each of [`BOUNDS`], but longer than the one before.
 #[derive(Default)]
 struct Histogram {
-    /// The last is for those beyond the greatest bound.
+    /// The last one is for durations beyond the greatest bound.
     numbers: [AtomicU64; BOUNDS.len() + 1],
     nanos: AtomicU64,
 }
@@ -226,7 +227,7 @@ impl Histogram {
     }
 }
 
-/// Makes sure that the page says what has happened.
+/// Checks that the page says what has happened.
 fn check(page: &str) {
     let acquired = THREADS * ROUNDS + 2;
     for line in [

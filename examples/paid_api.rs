@@ -21,7 +21,7 @@ const WORKERS: usize = 8;
 const CALLS: usize = 3;
 const CALL: Duration = Duration::from_millis(50);
 
-/// What the provider sees.
+/// The provider's view of the calls.
 #[derive(Default)]
 struct Api {
     running: AtomicU32,

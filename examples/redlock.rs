@@ -18,7 +18,7 @@ mod server;
 const NAME: &str = "example:counter";
 const STAGE: Duration = Duration::from_millis(700);
 
-/// Incrementing it takes a read and a write, between which another worker could write.
+/// Incrementing it takes a read and a write, and another worker could write in between.
 static COUNTER: AtomicU64 = AtomicU64::new(0);
 
 fn main() -> Result<(), Error> {

@@ -19,7 +19,7 @@ mod support;
 const TICKS: u32 = 3;
 /// The pause between two ticks.
 const PERIOD: Duration = Duration::from_millis(2500);
-/// How late the clocks of the machines are.
+/// The delay of each machine's clock.
 const CLOCKS: [(&str, Duration); 2] =
     [("machine 1", Duration::ZERO), ("machine 2", Duration::from_millis(300))];
 /// How long the lock stays taken: longer than the clocks differ, with room for a machine that

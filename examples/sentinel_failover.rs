@@ -21,7 +21,7 @@ mod server;
 const LEASE: Duration = Duration::from_secs(15);
 const WAIT: Duration = Duration::from_secs(60);
 const STEP: Duration = Duration::from_millis(300);
-/// The output explains waits that are longer than this.
+/// The output explains waits longer than this.
 const LONG: Duration = Duration::from_secs(1);
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);

@@ -25,7 +25,7 @@ const REBUILD: Duration = Duration::from_millis(300);
 
 fn main() -> Result<()> {
     let redis = Redis::find(env::args().nth(1));
-    // A Redis that hangs or restarts keeps no visitor waiting who could have the old page.
+    // With a Redis that hangs or restarts, no visitor waits who could have the old page.
     let builder = Client::builder().wait(Duration::from_secs(10)).io_timeout(IO_TIMEOUT);
     let builder = builder.retry_window(Duration::from_millis(500));
     let client = support::open(redis.as_ref(), builder)?;
@@ -46,7 +46,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Returns the page, an old one while another server rebuilds it.
+/// Returns the page, possibly an old one while another server rebuilds it.
 fn serve(client: &Client, cache: &Cache) -> Result<Page> {
     match cache.page() {
         Some(page) if page.fresh => Ok(page),
@@ -59,7 +59,7 @@ fn serve(client: &Client, cache: &Cache) -> Result<Page> {
     }
 }
 
-/// What all servers share: in real life a key in Redis, a table or a file.
+/// The shared cache: in real life a key in Redis, a table or a file.
 #[derive(Default)]
 struct Cache {
     page: Mutex<Option<Page>>,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use leasehold::{Client, Error, Guard};
 
-/// What a shop has in stock.
+/// The stock of a shop.
 struct Stock(Mutex<u32>);
 
 #[derive(Debug, PartialEq)]
@@ -18,7 +18,7 @@ enum Sale {
         left: u32,
     },
     SoldOut,
-    /// Another process sells at this moment.
+    /// Another process is selling at this moment.
     Busy,
 }
 
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
     use leasehold::MemoryServer;
 
-    /// A server, two clients of it as in two processes, and one item.
+    /// Returns a server, two clients of it as in two processes, and one item.
     fn shop() -> Result<(MemoryServer, Client, Client, Stock), Error> {
         let server = MemoryServer::new();
         let open = || {
@@ -113,7 +113,7 @@ mod tests {
         server.set_delay(Duration::MAX);
         assert!(matches!(stock.sell(&client, |_| ()), Err(Error::Unavailable { .. })));
         server.set_delay(Duration::ZERO);
-        // What the failed call has left at the server is cleaned up.
+        // The remains of the failed call at the server are cleaned up.
         other.lock("stock")?.unlock()?;
         assert_eq!(stock.sell(&other, |_| ())?, Sale::Sold { left: 0 });
         Ok(())

@@ -51,7 +51,7 @@ fn serve(redis: &Redis) -> Result<()> {
     Ok(())
 }
 
-/// Does the orders that are in the queue.
+/// Processes the orders in the queue.
 fn work(client: &Client) -> Result<()> {
     for line in io::stdin().lines() {
         let ticket: Ticket = line?.parse()?;

@@ -1,6 +1,6 @@
 //! Names over the masters of a cluster. All nodes share the cores of this machine with the client,
-//! so more masters do not make it faster here. What counts is how the work is spread: the CPU time
-//! of the busiest master for a cycle limits a cluster whose masters have cores of their own.
+//! so more masters do not make it faster here. What counts is the distribution of the work: the CPU
+//! time of the busiest master per cycle limits a cluster whose masters have cores of their own.
 
 use std::time::Duration;
 
@@ -16,15 +16,15 @@ use super::support::turns::{in_turn, quartiles};
 
 const THREADS: usize = 16;
 
-/// How many names each thread has, which it locks in turn.
+/// The number of names that each thread locks in turn.
 const NAMES: usize = 4;
 
-/// What one turn has shown.
+/// The results of one turn.
 struct Turn {
     work: Work,
     /// The CPU time of the busiest master.
     busiest: Duration,
-    /// The scripts that the master with the fewest has run, and the one with the most.
+    /// The scripts run by the master with the fewest, and by the one with the most.
     least: u64,
     most: u64,
 }

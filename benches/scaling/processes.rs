@@ -14,7 +14,7 @@ use super::support::scale::Scale;
 use super::support::server::Server;
 use super::support::table;
 
-/// How much to measure.
+/// The extent of the measurement.
 #[derive(Clone, Copy)]
 struct Plan {
     processes: u32,
@@ -23,14 +23,14 @@ struct Plan {
     time: Duration,
 }
 
-/// What all of them use at the server when half of the time is over, and the memory of a process.
+/// The resources in use at the server at half time, and the memory of a process.
 struct Usage {
     connections: u64,
     server: u64,
     process: Option<u64>,
 }
 
-/// What one process has counted.
+/// The counts of one process.
 struct Counts {
     locks: u32,
     errors: u32,
@@ -45,7 +45,7 @@ pub(crate) fn measure(scale: Scale, server: &Server) -> bool {
     let (processes, threads, names, seconds) =
         scale.pick((100, 100, [100_000, 1000], 15), (5, 10, [1000, 10], 2), (2, 2, [20, 2], 1));
     let time = Duration::from_secs(seconds);
-    // Not `all`, which would leave out the second after a failure of the first.
+    // Not `all`, which would skip the second after a failure of the first.
     let right = names.map(|names| Plan { processes, threads, names, time }.run(server));
     right == [true; 2]
 }
@@ -114,7 +114,7 @@ fn kilobytes(bytes: u64) -> String {
     format!("{} kB", bytes / 1024)
 }
 
-/// Runs in each of the processes.
+/// The main function of each process.
 pub(crate) fn lock(arguments: &[String]) {
     let [url, threads, names, millis] = arguments else { panic!("four arguments") };
     let number = |text: &str| text.parse::<usize>().expect("a number");

@@ -1,5 +1,5 @@
-//! What it costs a cluster to wake a waiting client: PUBLISH, which every node passes on to all
-//! others, SPUBLISH, which stays where the channel's slot is, and the lock.
+//! The cost of waking a waiting client in a cluster: by PUBLISH, which every node passes on to all
+//! others, by SPUBLISH, which stays where the channel's slot is, and by the lock.
 
 use std::fs;
 use std::thread;
@@ -17,10 +17,10 @@ use super::support::server::{Server, lock_key};
 use super::support::table;
 use super::support::turns::{in_turn, quartiles};
 
-/// How messages get from one client to another.
+/// The way of messages from one client to another.
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
-    /// A lock that two clients with one thread each want all the time.
+    /// A lock that two clients with one thread each keep wanting.
     Lock,
     /// The same without sharded channels.
     LockByPublish,
@@ -46,7 +46,7 @@ impl Way {
     }
 }
 
-/// What one turn took, for each wake-up.
+/// The cost of one turn, for each wake-up.
 struct Cost {
     wall: Duration,
     cpu: Duration,
@@ -60,7 +60,7 @@ pub(crate) fn measure(scale: Scale) {
     let sizes: &[usize] = scale.pick(&[1, 3, 6, 12], &[3, 6], &[3]);
     for &masters in sizes {
         let cluster = Cluster::of(masters);
-        // Redis 6.2 does not know it.
+        // Redis 6.2 does not know this command.
         let is_known = cluster.nodes()[0].try_command(&["SPUBLISH", &channel(&cluster), ""]);
         let mut ways = Way::ALL.to_vec();
         ways.retain(|way| *way != Way::Sharded || is_known);
@@ -116,7 +116,7 @@ impl Way {
         }
     }
 
-    /// Returns what does the work, and then says how many wake-ups there were.
+    /// Returns a closure that does the work and returns the number of wake-ups.
     fn prepare(self, cluster: &Cluster, wakeups: u32) -> Box<dyn FnMut() -> (Spent, u32) + '_> {
         let nodes: Vec<&Server> = cluster.nodes().iter().collect();
         if matches!(self, Self::Lock | Self::LockByPublish) {
@@ -161,12 +161,12 @@ impl Way {
     }
 }
 
-/// A channel whose slot is at the first node.
+/// Returns a channel whose slot is at the first node.
 fn channel(cluster: &Cluster) -> String {
     format!("wake:{{{}}}", lock_key(&cluster.name_at(0)))
 }
 
-/// Has both clients wait for the other, and returns when both listen at every master.
+/// Makes each client wait for the other, and returns when both listen at every master.
 fn warm_up(cluster: &Cluster, clients: &[Client; 2], name: &str) {
     for (holder, waiter) in [(0, 1), (1, 0)] {
         let held = clients[holder].lock(name).expect("the cluster answers");
@@ -195,7 +195,7 @@ fn listen(node: &Server, subscribe: &str, channel: &str) -> Connection {
     listener
 }
 
-/// The messages of either kind that the nodes have sent to other nodes.
+/// Returns the number of messages of either kind that the nodes have sent to other nodes.
 fn bus_messages(cluster: &Cluster) -> f64 {
     let sent = |node: &Server| {
         let info: String = node.ask(&["CLUSTER", "INFO"]);
@@ -210,7 +210,8 @@ fn bus_messages(cluster: &Cluster) -> f64 {
     cluster.nodes().iter().map(sent).sum()
 }
 
-/// What the servers have written, to clients and to one another; `None` where there is no /proc.
+/// Returns the bytes that the servers have written, to clients and to one another; `None` where
+/// there is no /proc.
 fn bytes_written(cluster: &Cluster) -> Option<f64> {
     let written = |node: &Server| {
         let io = fs::read_to_string(format!("/proc/{}/io", node.pid())).ok()?;

@@ -1,6 +1,6 @@
-//! Pairs of scripts to compare those of leasehold with: the least that a lock on Redis does, one
-//! key with a lease, and neither a fence nor a waiting client; and the same commands as
-//! leasehold's, without anything around them.
+//! Pairs of scripts to compare leasehold's with: the minimum of a lock on Redis, one key with a
+//! lease, but no fence and no waiting clients; and the same commands as leasehold's, with nothing
+//! around them.
 
 use redis::{Connection, Script, ScriptInvocation};
 
@@ -11,7 +11,7 @@ const LEAST: [&str; 2] = [
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0",
 ];
 
-/// For a lock that is free and that no client waits for.
+/// For a free lock that no client waits for.
 const SAME_COMMANDS: [&str; 2] = [
     "redis.call('PTTL', KEYS[1]) \
      local time = redis.call('TIME') \
@@ -31,12 +31,12 @@ pub(crate) struct Bare {
 }
 
 impl Bare {
-    /// The least that a lock does.
+    /// Returns the minimum of a lock.
     pub(crate) fn least(url: &str, name: &str) -> Self {
         Self::connect(url, LEAST, vec![format!("bare:{name}")])
     }
 
-    /// The commands of leasehold's scripts.
+    /// Returns the commands of leasehold's scripts.
     pub(crate) fn same_commands(url: &str, name: &str) -> Self {
         let keys = ["", "fence:", "queue:"].map(|part| format!("same:{part}{{{name}}}"));
         Self::connect(url, SAME_COMMANDS, keys.into())

@@ -1,5 +1,5 @@
-//! Counts what uncontended cycles cause: requests to the server, allocations of the thread that
-//! locks, and wake-ups of the renewer.
+//! Counts the effects of uncontended cycles: requests to the server, allocations of the locking
+//! thread, and wake-ups of the renewer.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Counts what the given number of `cycles` causes. Each locks and unlocks once at `server`.
+    /// Counts the effects of this many `cycles`, each of which locks and unlocks once at `server`.
     pub(crate) fn of(cycles: u32, server: &Server, mut cycle: impl FnMut()) -> Self {
         cycle(); // Connects, starts the renewer and may send the scripts.
         let seen = || (server.evals(), server.calls("ping"));

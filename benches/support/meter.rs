@@ -1,4 +1,4 @@
-//! Measures what some work took: wall time, CPU time, wake-ups of a thread, memory.
+//! Measures the cost of some work: wall time, CPU time, wake-ups of a thread, memory.
 //!
 //! CPU time is that of the whole process, so that work on background threads is counted.
 
@@ -16,7 +16,7 @@ use super::server::Server;
 /// Linux reports times in /proc in hundredths of a second, regardless of the kernel's tick.
 const PROC_TICK: Duration = Duration::from_millis(10);
 
-/// What some work took.
+/// The cost of some work.
 #[derive(Clone, Copy)]
 pub(crate) struct Spent {
     pub(crate) wall: Duration,
@@ -36,7 +36,7 @@ impl Spent {
     }
 }
 
-/// The context switches so far of each thread that has a given name.
+/// The context switches so far of each thread with a given name.
 pub(crate) struct Switches(BTreeMap<PathBuf, u64>);
 
 impl Switches {

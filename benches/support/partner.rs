@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// What the other process runs, given its arguments.
+/// The task of the other process, given its arguments.
 pub(crate) type Part = fn(&[String]);
 
-/// Set in the other process to the name of its part and the arguments, one per line.
+/// Set in the other process to the name of its task and the arguments, one per line.
 const TOLD: &str = "LEASEHOLD_BENCH_PART";
 
 /// The other process, which is ended when this value is dropped.
@@ -55,7 +55,7 @@ impl Drop for Partner {
     }
 }
 
-/// Runs the part that this process was started for, if any, and does not return in that case.
+/// Runs the task that this process was started for, if any, and does not return in that case.
 pub(crate) fn serve_if_started_for_it(parts: &[(&str, Part)]) {
     let Ok(told) = env::var(TOLD) else { return };
     let mut words = told.lines().map(str::to_owned);

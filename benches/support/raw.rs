@@ -33,8 +33,8 @@ impl Raw {
         assert!(freed, "the raw lock does not expire in a cycle");
     }
 
-    /// Locks all at once and releases them without waiting for the replies, which the next call
-    /// reads. `owed` says whether there are any.
+    /// Acquires all locks at once and releases them without waiting for the replies, which the next
+    /// call reads. `owed` says whether there are any.
     pub(crate) fn lock_and_post_unlock(all: &mut [Self], owed: bool) {
         for raw in &mut *all {
             raw.send(&raw.acquire());
@@ -60,7 +60,7 @@ impl Raw {
         assert!(matches!(reply, Value::Int(1..)), "nobody else uses the raw locks: {reply:?}");
     }
 
-    /// Both requests as they are sent.
+    /// Returns both requests as they are sent.
     pub(crate) fn packed(&self) -> [Vec<u8>; 2] {
         [self.acquire(), self.release()].map(|command| command.get_packed_command())
     }

@@ -1,8 +1,9 @@
-//! What waking a thread costs on this machine at the moment, which decides what pays.
+//! The current cost of waking a thread on this machine, which decides what pays.
 //!
-//! A raw cycle is measured with a reader that sleeps until each reply has come, and with one that
-//! spins. The difference is the price of two wake-ups. It changes with the machine and with other
-//! load on it, so ratios of one run can only be compared with those of runs in the same regime.
+//! A raw cycle is measured with a reader that sleeps until each reply has arrived, and with one
+//! that spins. The difference is the price of two wake-ups. It changes with the machine and with
+//! other load on it, so ratios of one run are only comparable with those of runs in the same
+//! regime.
 
 use std::fmt;
 use std::io::{ErrorKind, Read, Write};
@@ -16,7 +17,8 @@ use super::turns::quartiles;
 const ROUNDS: u32 = 20;
 const CYCLES: u32 = 20;
 
-/// From this on a raw cycle takes so many times as long with a reader that sleeps.
+/// From this ratio on, wake-ups count as expensive: a raw cycle takes so much longer with a reader
+/// that sleeps.
 const DEAR: f64 = 2.0;
 
 pub(crate) struct Regime {
@@ -51,7 +53,7 @@ impl fmt::Display for Regime {
     }
 }
 
-/// The seconds of one cycle.
+/// Returns the seconds of one cycle.
 fn time_of(mut cycle: impl FnMut()) -> f64 {
     let started = Instant::now();
     for _ in 0..CYCLES {

@@ -1,4 +1,4 @@
-//! How much a benchmark measures, by its arguments.
+//! The extent of a benchmark, by its arguments.
 
 use std::env;
 

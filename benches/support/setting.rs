@@ -1,4 +1,4 @@
-//! The conditions of a run: the server, the cores, what waking a thread costs, and other load.
+//! The conditions of a run: the server, the cores, the cost of waking a thread, and other load.
 
 use std::fs;
 use std::thread::available_parallelism;
@@ -6,7 +6,7 @@ use std::thread::available_parallelism;
 use super::regime::Regime;
 use super::server::Server;
 
-/// Describes them in one line, or in two where the load is known.
+/// Describes them in one line, or in two if the load is known.
 pub(crate) fn of(server: &Server) -> String {
     let cores = available_parallelism().map_or(0, usize::from);
     let (version, regime) = (version(server), Regime::of(server));
@@ -21,7 +21,7 @@ pub(crate) fn of(server: &Server) -> String {
     }
 }
 
-/// What waking a thread costs when all is measured.
+/// Prints the cost of waking a thread after all measurements.
 pub(crate) fn print_end(server: &Server) {
     println!("\nat the end {}", Regime::of(server));
 }

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{Shutdown, shutdown};
 
-/// Set in the forwarder's process to the port of the server, to the microseconds that a message
-/// takes, and to what a narrow link takes in its first round trip.
+/// Set in the forwarder's process to the port of the server, the microseconds that a message takes,
+/// and the bytes that a narrow link takes in its first round trip.
 const TARGET: &str = "LEASEHOLD_BENCH_SLOW_LINK_TO";
 
 /// A forwarder, which is stopped when this value is dropped.
@@ -29,13 +29,15 @@ pub(crate) struct SlowLink {
 }
 
 impl SlowLink {
-    /// A link on which a request or a reply travels for this long. Any number can be on their way.
+    /// Starts a link on which a request or a reply travels for this long. Any number can be in
+    /// transit.
     pub(crate) fn to(server: u16, one_way: Duration) -> Self {
         Self::start(server, one_way, 0)
     }
 
-    /// A link that takes no more than its window in a round trip. That doubles whenever it was
-    /// full, as TCP's does. The system takes 90 to 240 KB more before it has a client wait.
+    /// Starts a link that takes no more than its window in a round trip. The window doubles
+    /// whenever it was full, like TCP's. The system takes 90 to 240 KB more before it makes a
+    /// client wait.
     pub(crate) fn narrow_to(server: u16, one_way: Duration, window: usize) -> Self {
         Self::start(server, one_way, window)
     }
@@ -68,7 +70,7 @@ impl Drop for SlowLink {
     }
 }
 
-/// Forwards for ever if this process was started as a forwarder, and returns at once otherwise.
+/// Forwards forever if this process was started as a forwarder, and returns at once otherwise.
 pub(crate) fn serve_if_started_for_it() {
     if let Ok(target) = env::var(TARGET) {
         let numbers = target.split(' ').map(|number| number.parse().expect("a number"));
@@ -109,7 +111,7 @@ fn forward(client: OwnedFd, server: u16, one_way: Duration, window: usize) -> io
 }
 
 /// Blocks until the parent has ended. The parent never writes to the pipe, but its end of the pipe
-/// is closed when it ends, however that happens.
+/// is closed when it ends, in whatever way.
 fn end_with_parent() {
     let ended = io::stdin().read(&mut [0]);
     process::exit(i32::from(ended.is_err()));
@@ -141,7 +143,7 @@ fn relay(mut from: File, mut to: File, one_way: Duration, window: usize) -> io::
     Ok(shutdown(&to, Shutdown::Write)?)
 }
 
-/// What may be read in a round trip.
+/// The bytes that may be read in a round trip.
 struct Window {
     size: usize,
     left: usize,
@@ -149,7 +151,7 @@ struct Window {
 }
 
 impl Window {
-    /// How long nothing may be read.
+    /// Returns for how long nothing may be read.
     fn closed_for(&mut self, round_trip: Duration) -> Option<Duration> {
         let now = Instant::now();
         if now >= self.ends {
@@ -162,7 +164,7 @@ impl Window {
     }
 }
 
-/// Waits until there is something to read, but no longer than the time, if there is one.
+/// Waits until there is something to read, but no longer than `time`, if there is one.
 fn is_readable(stream: &File, time: Option<Duration>) -> io::Result<bool> {
     let time = time.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
     Ok(poll(&mut [PollFd::new(stream, PollFlags::IN)], time.as_ref())? > 0)

@@ -18,13 +18,13 @@ pub(crate) fn row(cells: &[String]) {
     println!("| {} |", cells.join(" | "));
 }
 
-/// A row of what was measured, the figure, and what it should be.
+/// Prints a row with a description, the figure, and what it should be.
 pub(crate) fn fact(what: &str, figure: impl Display, goal: &str) {
     println!("| {what} | {figure} | {goal} |");
 }
 
-/// The time and the work of a cycle, compared with those of `base`. The goal is a maximum of the
-/// ratio in time.
+/// Prints the time and the work of a cycle, compared with those of `base`. The goal is a maximum of
+/// the ratio in time.
 pub(crate) fn cycle(series: &Series, base: &Series, goal: Option<f64>) {
     let ratios = series.ratios_to(base);
     row(&[
@@ -52,7 +52,7 @@ pub(crate) fn verdict(relation: &str, goal: f64, met: bool) -> String {
     format!("{miss}{relation} {goal:.digits$}")
 }
 
-/// How many decimals tell ratios of this size apart.
+/// Returns how many decimals distinguish ratios of this size.
 fn digits(ratio: f64) -> usize {
     if ratio < 0.1 { 4 } else { 2 }
 }

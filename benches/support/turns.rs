@@ -9,7 +9,7 @@ use super::server::Server;
 /// An operation to measure, which is repeated.
 pub(crate) struct Rival<'a> {
     pub(crate) name: &'static str,
-    /// Those whose CPU time counts.
+    /// The servers whose CPU time counts.
     pub(crate) servers: &'a [&'a Server],
     pub(crate) cycle: Box<dyn FnMut() + 'a>,
 }
@@ -24,7 +24,7 @@ impl Rival<'_> {
     }
 }
 
-/// How many turns each rival gets, and how many cycles a turn has.
+/// The number of turns of each rival, and the number of cycles of a turn.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
     pub(crate) rounds: u32,

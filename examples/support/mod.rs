@@ -1,4 +1,4 @@
-//! What the examples share: a Redis server to use, and further processes of the same example.
+//! Helpers of the examples: a Redis server to use, and further processes of the same example.
 #![allow(dead_code, reason = "every example uses a part of it")]
 
 use std::env;
@@ -33,7 +33,7 @@ impl Redis {
             .or_else(|| Server::on_path().map(Self::Private))
     }
 
-    /// As `find`, for an example with several processes.
+    /// Like `find`, for an example with several processes.
     pub(crate) fn require(url: Option<String>) -> Result<Self, &'static str> {
         let redis = Self::find(url).ok_or(
             "processes can share a lock only through a server: \
@@ -50,8 +50,8 @@ impl Redis {
         }
     }
 
-    /// A command that starts this program again, with this server's URL in `REDIS_URL`: command
-    /// lines are visible to all users, and the URL may contain a password.
+    /// Returns a command that starts this program again, with this server's URL in `REDIS_URL`:
+    /// command lines are visible to all users, and the URL may contain a password.
     pub(crate) fn this_program(&self) -> io::Result<Command> {
         let mut command = Command::new(env::current_exe()?);
         command.env("REDIS_URL", self.url());
@@ -59,7 +59,7 @@ impl Redis {
     }
 }
 
-/// Leaves out the URL, which may contain a password.
+/// Omits the URL, which may contain a password.
 impl fmt::Display for Redis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -93,8 +93,8 @@ pub(crate) fn in_threads<T: Send, E: Send>(
     })
 }
 
-/// Stops this whole process for some seconds, its background threads too, as a machine does that
-/// swaps, migrates or is debugged.
+/// Stops this whole process for some seconds, including its background threads, as on a machine
+/// that swaps, migrates or is debugged.
 pub(crate) fn stop_this_process(seconds: u32) -> io::Result<()> {
     let script = format!("kill -STOP $PPID; sleep {seconds}; kill -CONT $PPID");
     Command::new("sh").args(["-c", &script]).status().map(drop)

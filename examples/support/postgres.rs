@@ -1,4 +1,4 @@
-//! A private PostgreSQL server, which is asked by `psql`.
+//! A private PostgreSQL server, queried with `psql`.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -12,8 +12,8 @@ use std::{env, fs, process};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// The shell that owns the server: when its input ends, because this process has, it ends the
-/// server and removes the directory. The server listens at a socket in that directory, at no port.
+/// The shell that owns the server. When its input ends, because this process has ended, it ends the
+/// server and removes the directory. The server listens on a socket in that directory, on no port.
 const KEEPER: &str = r#"
 dir=$1
 initdb --pgdata "$dir/data" --username postgres --auth trust --no-sync >"$dir/log" 2>&1
@@ -43,7 +43,7 @@ impl Postgres {
         DirBuilder::new().mode(0o700).create(&dir)?;
         let mut shell = Command::new("sh");
         shell.args(["-c", KEEPER, "keeper"]).arg(&dir).env("PATH", path);
-        // In a process group of its own the server does not get the Ctrl-C for this process.
+        // In its own process group, the server does not get the Ctrl-C for this process.
         shell.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
         if number_of("id -u")? == 0 {
             // PostgreSQL refuses to run as root.
@@ -61,7 +61,7 @@ impl Postgres {
         Ok(postgres)
     }
 
-    /// Where the server listens, for [`query`].
+    /// Returns the directory of the server's socket, for [`query`].
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
@@ -75,7 +75,7 @@ impl Drop for Postgres {
     }
 }
 
-/// Runs a statement, and returns its rows and what it has done, such as `UPDATE 1`.
+/// Runs a statement, and returns its rows and its effect, such as `UPDATE 1`.
 pub(crate) fn query(dir: &Path, statement: &str) -> Result<String> {
     let mut psql = Command::new("psql");
     psql.args(["-X", "-A", "-t", "-U", "postgres", "-h"]).arg(dir).args(["-c", statement]);

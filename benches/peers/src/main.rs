@@ -26,7 +26,7 @@ const fn scenario(workers: usize, names: usize, distance: Distance, goal: f64) -
     Scenario { workers, names, distance, goal: Some(goal), is_plotted: true }
 }
 
-/// One that only fills in what lies between the others.
+/// A scenario that only fills the gaps between the others.
 const fn beside(workers: usize, distance: Distance) -> Scenario {
     Scenario { workers, names: workers, distance, goal: None, is_plotted: false }
 }
@@ -100,8 +100,8 @@ impl Wishes {
         Some(wishes)
     }
 
-    /// The turns of a scenario. Where many wait for one lock, turns must be long enough to show how
-    /// long they wait.
+    /// Returns the turns of a scenario. If many wait for one lock, turns must be long enough to
+    /// show how long they wait.
     fn plan(&self, scenario: &Scenario) -> Plan {
         let (rounds, turn_ms) = match (scenario.workers > scenario.names, self.quick) {
             (false, false) => (15, 300),

@@ -1,5 +1,4 @@
-//! The locks being compared, each used as its documentation recommends, with settings that favour
-//! it.
+//! The compared locks, each used as its documentation recommends, with settings that favour it.
 
 use std::thread;
 use std::time::Duration;
@@ -17,8 +16,8 @@ use crate::worker::Worker;
 /// The same as raw's, and far longer than any cycle.
 const LEASE: Duration = Duration::from_secs(30);
 /// rslock and redlock retry after a random time below this. The longer it is, the fewer attempts
-/// are in vain, the more handoffs there are, and the less fair they are. Between 1 and 20 ms, this
-/// is where the number of handoffs stops growing.
+/// fail, the more handoffs there are, and the less fair they are. Between 1 and 20 ms, this is
+/// where the number of handoffs stops growing.
 const RETRY_DELAY_MS: u16 = 10;
 /// The default of both. When the retries are used up, they start over.
 const TRIES: u32 = 3;
@@ -27,7 +26,7 @@ const TRIES: u32 = 3;
 pub(crate) trait Peer {
     fn name(&self) -> &'static str;
 
-    /// Runs all `workers` at the same time, each of which locks and unlocks until its time is over.
+    /// Runs all `workers` at the same time. Each locks and unlocks until its time is over.
     fn employ(&mut self, workers: Vec<Worker>) -> Vec<Worker>;
 }
 

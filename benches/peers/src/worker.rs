@@ -39,7 +39,8 @@ impl Worker {
         self.cycles.push(self.asked.elapsed());
     }
 
-    /// How long each cycle took, from the start of the lock call to the end of the unlock call.
+    /// Returns how long each cycle took, from the start of the lock call to the end of the unlock
+    /// call.
     pub(crate) fn cycles(&self) -> &[Duration] {
         &self.cycles
     }
