@@ -75,7 +75,7 @@ fn two_tasks(mutex: &Mutex) -> Result<Vec<u32>> {
     pool.install(|| (0..2).into_par_iter().map(task).collect())
 }
 
-/// Locks, and leaves part of the work to another thread. Before that part is done, this thread runs
+/// Locks, and leaves part of the work to another thread. Before that part is done, that thread runs
 /// a task that wants the lock too. Returns the result of that task.
 fn task_above_a_part(mutex: &Mutex) -> Result<Result<()>> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("threads start");

@@ -1,4 +1,4 @@
-//! Ends waits from another thread.
+//! Cancels waits from another thread.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -40,8 +40,8 @@ pub struct Canceller(Arc<Cancelling>);
 
 #[derive(Default)]
 struct Cancelling {
-    /// Set before `waits` is locked to end them. Read without that: in a forked child nothing might
-    /// unlock it.
+    /// Set before `waits` is locked to end them. Read without the lock, which in a forked child
+    /// might never be released.
     cancelled: AtomicBool,
     waits: Mutex<Waits>,
 }
@@ -49,7 +49,7 @@ struct Cancelling {
 #[derive(Default)]
 struct Waits {
     last: u64,
-    /// What ends each wait.
+    /// The callback that ends each wait.
     ends: HashMap<u64, Box<dyn Fn() + Send>>,
 }
 

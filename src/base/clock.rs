@@ -49,7 +49,7 @@ impl Moment {
         Self::now().since(self)
     }
 
-    /// Returns the time until then, or zero if it has come.
+    /// Returns the time until then, or zero if it has passed.
     pub(crate) fn left(self) -> Duration {
         self.since(Self::now())
     }
@@ -75,7 +75,7 @@ fn reading() -> u64 {
     Duration::try_from(clock_gettime(CLOCK)).map_or(0, nanos)
 }
 
-/// No lease of a server depends on it there.
+/// No lease of a server depends on this clock there.
 #[cfg(not(unix))]
 fn reading() -> u64 {
     static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);

@@ -1,9 +1,9 @@
-//! The thread that calls code of the program, the callback for events and the logger, and the queue
-//! to it.
+//! The thread that calls code of the program, namely the callback for events and the logger, and
+//! the queue to it.
 //!
-//! That code may block or panic. So one thread of the client's own calls it, in order, and no
-//! thread that reports something ever waits for it or fails with it. It starts with the client if
-//! there is a callback, and otherwise with the first line that the logger may want.
+//! That code may block or panic. So a thread of the client's own calls it, in order, and no
+//! reporting thread ever waits for it or fails with it. The thread starts with the client if there
+//! is a callback, and otherwise with the first line that the logger may want.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,8 +21,8 @@ use crate::base::metrics::Metrics;
 use crate::base::spans::{HoldSpan, OpenSpan};
 use crate::event::{Event, EventListener};
 
-/// How many events and lines are queued for a slow callback or logger before further ones are
-/// dropped, and counted.
+/// The maximum number of queued events and lines. With a slow callback or logger, further ones are
+/// dropped and counted.
 const WAITING_MAX: usize = 4096;
 
 /// How long the end of a client waits for a slow callback or logger.
@@ -30,11 +30,11 @@ const FLUSH_TIME: Duration = Duration::from_secs(1);
 
 const FLUSH_PAUSE: Duration = Duration::from_millis(1);
 
-/// What a client reports to the program: events for the callback, and lines for the logger.
+/// The reports of a client to the program: events for the callback, and lines for the logger.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Events {
     queue: Arc<EventQueue>,
-    /// Also one of the listeners.
+    /// It is also one of the listeners.
     #[cfg(feature = "metrics")]
     pub(crate) metrics: Option<Arc<Metrics>>,
 }
@@ -42,7 +42,7 @@ pub(crate) struct Events {
 #[derive(Debug, Default)]
 struct EventQueue {
     has_listener: bool,
-    /// The thread ends when this is dropped and what was sent before has been delivered.
+    /// The thread ends when this is dropped and everything sent before has been delivered.
     sender: OnceLock<(Sender<Report>, ThreadId)>,
     dropped: Arc<AtomicUsize>,
 }
@@ -73,20 +73,20 @@ impl Events {
         })
     }
 
-    /// Emits an event, which is built only if anything listens.
+    /// Emits an event, which is built only if there is a listener.
     pub(crate) fn emit(&self, event: impl FnOnce() -> Event) {
         if self.queue.has_listener {
             self.queue.send(Report::Event(event()));
         }
     }
 
-    /// Reports an event, and a line that says the same where the log is detailed.
+    /// Reports an event, and logs the same as a line at a detailed level.
     pub(crate) fn report(&self, event: impl FnOnce() -> Event, line: impl FnOnce() -> String) {
         self.emit(event);
         self.log(Level::Debug, line);
     }
 
-    /// Reports to the metrics for how long a call has waited that has found its lock held.
+    /// Reports to the metrics how long a call waited that found its lock held.
     #[cfg_attr(
         not(feature = "metrics"),
         expect(clippy::unused_self, unused_variables, reason = "no recorder without that crate")
@@ -98,7 +98,7 @@ impl Events {
         }
     }
 
-    /// Closes the span of a lost hold on the thread of events; failing that, the thread that drops
+    /// Closes the span of a lost hold on the thread of events. If that fails, the thread that drops
     /// the guard closes it.
     pub(crate) fn end_span(&self, span: &HoldSpan) {
         if let Some(open) = span.take()
@@ -109,7 +109,7 @@ impl Events {
     }
 
     /// Blocks until everything is delivered, but not for long: the program may be about to end.
-    /// Returns at once in the callback, which would wait for itself.
+    /// Returns at once in the callback, which would otherwise wait for itself.
     pub(crate) fn flush(&self, is_told: impl Fn() -> bool) {
         let deadline = Instant::now() + FLUSH_TIME;
         let is_own = |(_, thread): &(_, ThreadId)| *thread == thread::current().id();
@@ -130,7 +130,7 @@ impl Events {
         self.log(Level::Warn, line);
     }
 
-    /// Emits a line for the logger, which is built only if any line of its level is wanted.
+    /// Emits a line for the logger, which is built only if some line of its level is wanted.
     pub(crate) fn log(&self, level: Level, line: impl FnOnce() -> String) {
         // The logger itself must not be asked here.
         if level <= log::max_level() {
@@ -146,7 +146,7 @@ impl EventQueue {
         }
     }
 
-    /// Returns a report for which there is no room, or no thread.
+    /// Sends a report. Returns it if there is no room, or no thread.
     fn try_send(&self, report: Report) -> Result<(), Report> {
         // If no thread can be started now, the next report tries again.
         match self.sender.get().or_else(|| self.start(Vec::new()).ok()) {
@@ -164,7 +164,7 @@ impl EventQueue {
         let thread = thread::Builder::new()
             .name("leasehold-events".into())
             .spawn(move || events.deliver(&reports))?;
-        // Of two threads that were started at once, one ends without a sender.
+        // If two threads were started at once, one of them ends without a sender.
         Ok(self.sender.get_or_init(|| (sender, thread.thread().id())))
     }
 }
@@ -173,16 +173,16 @@ enum Report {
     EndOfSpan(OpenSpan),
     Event(Event),
     Line(Level, String),
-    /// To be answered once everything before it is delivered.
+    /// Answered once everything before it is delivered.
     Mark(Sender<()>),
-    /// For how long a call has waited.
+    /// The duration of a call's wait.
     #[cfg(feature = "metrics")]
     Waited(Duration),
 }
 
 struct EventThread {
     listeners: Vec<Arc<dyn EventListener>>,
-    /// How many reports were dropped since the last line about it.
+    /// The number of reports dropped since the last line about it.
     dropped: Arc<AtomicUsize>,
 }
 
@@ -208,7 +208,7 @@ impl EventThread {
             Report::Line(level, line) => write_line(level, &line),
             Report::Mark(delivered) => {
                 self.call_listeners(&"a tick", |listener| listener.tick());
-                // The thread that waits may have given up.
+                // The waiting thread may be gone.
                 delivered.try_send(()).unwrap_or_default();
             }
             #[cfg(feature = "metrics")]
@@ -236,6 +236,6 @@ impl EventThread {
 /// The one place where the library calls the logger.
 #[expect(clippy::disallowed_macros, reason = "this is the thread that may wait for a logger")]
 fn write_line(level: Level, line: &str) {
-    // A logger that panics has no better use for the line.
+    // If the logger panics, the line is lost.
     drop(catch_unwind(|| log::log!(target: "leasehold", level, "{line}")));
 }

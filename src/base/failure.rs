@@ -1,4 +1,4 @@
-//! Why a request failed, and which error its caller gets.
+//! The reasons why a request fails, and the error that its caller gets.
 
 use std::error::Error as StdError;
 use std::io;
@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use crate::error::{Error, Phase, Shortfall};
 
-/// How a reply begins that says what a key has in place of a lock.
+/// The start of a reply that says what a key has in place of a lock.
 const FOUND: &str = "WRONGTYPE found ";
 
-/// Why a request brought no usable answer.
+/// The reason why a request got no usable answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FailureKind {
     /// It was executed, but too few replicas or disks acknowledged it, so its effect must be
@@ -21,17 +21,17 @@ pub(crate) enum FailureKind {
     Rejected,
     /// The connection broke after the request was sent: it may have been executed.
     Disconnected,
-    /// An error came in reply that does not say whether the request was executed, such as a proxy
-    /// sends when it has lost the server.
+    /// The error reply does not say whether the request was executed. A proxy that has lost its
+    /// server sends such errors.
     Unclear,
-    /// No reply came in time, or none at all over a new connection: the request may have been
+    /// No reply arrived in time, or none at all over a new connection. The request may have been
     /// executed, or may still be.
     Timeout,
     /// The request was not sent.
     Unreachable,
     /// The request was not sent, because other threads of this client used all connections.
     NoneFree,
-    /// Something else than a Redis server is there, and will not become one.
+    /// Something other than a Redis server is there, and will not become one.
     Foreign,
     /// The key holds something that is not a lock: nothing was done.
     WrongType,
@@ -43,17 +43,17 @@ pub(crate) struct Failure {
     pub(crate) kind: FailureKind,
     pub(crate) server: Arc<str>,
     pub(crate) code: String,
-    /// How far the request had come.
+    /// How far the request got.
     pub(crate) phase: Phase,
     /// Whether an earlier attempt of the same call may have been executed.
     pub(crate) after_doubt: bool,
     pub(crate) source: Arc<dyn StdError + Send + Sync>,
-    /// The source too, if too few of several servers agreed.
+    /// The same as `source`, if too few of several servers agreed.
     pub(crate) no_quorum: Option<Arc<Shortfall>>,
 }
 
 impl Failure {
-    /// A failure without an answer from the server.
+    /// Creates a failure without an answer from the server.
     pub(crate) fn io(
         kind: FailureKind,
         server: &Arc<str>,
@@ -62,7 +62,7 @@ impl Failure {
         Self::caused_by(kind, server, Arc::new(source))
     }
 
-    /// As `io`, for a cause that others have too.
+    /// Like `io`, for a cause that others share.
     pub(crate) fn caused_by(
         kind: FailureKind,
         server: &Arc<str>,
@@ -83,30 +83,31 @@ impl Failure {
         Self { phase, ..self }
     }
 
-    /// The failure of a request whose time was over before it could be sent.
+    /// Returns the failure of a request whose time was over before it could be sent.
     pub(crate) fn too_late(server: &Arc<str>, why: &'static str) -> Self {
         Self::io(FailureKind::Unreachable, server, io::Error::new(io::ErrorKind::TimedOut, why))
     }
 
-    /// The failure of a request for which no connection was free in time.
+    /// Returns the failure of a request for which no connection was free in time.
     pub(crate) fn none_free(server: &Arc<str>, why: impl Into<String>) -> Self {
         let error = io::Error::new(io::ErrorKind::TimedOut, why.into());
         Self::io(FailureKind::NoneFree, server, error).at(Phase::Pool)
     }
 
-    /// The failure of a request whose positive reply came too late to matter.
+    /// Returns the failure of a request whose positive reply was too late to matter.
     pub(crate) fn late() -> Self {
         let source = io::Error::new(io::ErrorKind::TimedOut, "the reply came after the lease");
         Self::io(FailureKind::Timeout, &Arc::from("the server"), source)
     }
 
-    /// The failure of a request for a name that has something else, as a server would tell it.
+    /// Returns the failure of a request for a name that has something else, as a server would
+    /// report it.
     pub(crate) fn wrong_type(found: &str) -> Self {
         let source = io::Error::other(format!("{FOUND}{found}"));
         Self::io(FailureKind::WrongType, &Arc::from("memory"), source)
     }
 
-    /// The failure of a request that a panic has kept from being sent, as far as is known.
+    /// Returns the failure of a request that a panic has probably kept from being sent.
     pub(crate) fn unsent() -> Self {
         let source = io::Error::other("a panic prevented the request");
         Self::io(FailureKind::Disconnected, &Arc::from("the server"), source)
@@ -118,8 +119,8 @@ impl Failure {
         matches!(self.kind, Disconnected | Timeout | Unclear)
     }
 
-    /// The failure of a request that can have no effect, so that its outcome is known: an error in
-    /// reply, whatever it says, is a refusal.
+    /// Returns the failure of a request that can have no effect, so that its outcome is known: any
+    /// error reply is a refusal.
     pub(crate) fn of_question(self) -> Self {
         let kind = match self.kind {
             FailureKind::Unclear => FailureKind::Rejected,
@@ -134,7 +135,7 @@ impl Failure {
         matches!(self.kind, FailureKind::NotReplicated { .. })
     }
 
-    /// Returns how many acknowledged the request, if it was executed and they were too few.
+    /// Returns how many acknowledged an executed request, if they were too few.
     pub(crate) fn acked(&self) -> Option<u32> {
         if let FailureKind::NotReplicated { acked, .. } = self.kind { Some(acked) } else { None }
     }
@@ -144,7 +145,7 @@ impl Failure {
         self.into_error_of("lock", attempt, name)
     }
 
-    /// As `into_error`, for what is not a lock but, for example, a semaphore.
+    /// Like `into_error`, for something other than a lock, such as a semaphore.
     pub(crate) fn into_error_of(self, wanted: &str, attempt: &str, name: &str) -> Error {
         let may_have_executed = self.after_doubt || self.is_ambiguous();
         let Self { kind, server, code, phase, source, no_quorum, .. } = self;

@@ -46,7 +46,7 @@ pub struct Leader {
     pub fence: u64,
 }
 
-/// Leaves out the owner, which is all that another client would need to release the lock.
+/// Omits the owner: another client needs nothing else to release the lock.
 impl fmt::Debug for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Holder")

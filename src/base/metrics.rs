@@ -1,8 +1,8 @@
 //! The numbers of a client, for the recorder of the crate `metrics`.
 //!
 //! The recorder is code of the program, which may block or panic, so only the thread that delivers
-//! events calls it. Counters and gauges come from [`Stats`], once a second, as what has changed
-//! since then: so the clients of a process add up.
+//! events calls it. Counters and gauges come from [`Stats`], once a second, as changes since then,
+//! so that the clients of a process add up.
 
 use std::fmt;
 use std::mem;
@@ -19,10 +19,10 @@ use crate::stats::Stats;
 
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A number: what follows `leasehold_` in its name, its label, and where it is found.
+/// A number: its name after `leasehold_`, its label, and its source.
 struct Series(&'static str, Option<(&'static str, &'static str)>, fn(&Stats) -> u64);
 
-/// What the numbers mean that only grow, by what follows `leasehold_` in their names.
+/// Descriptions of the numbers that only grow, by their names after `leasehold_`.
 const COUNTER_TEXTS: [(&str, &str); 14] = [
     ("acquires_total", "Calls for a lock that have ended, by their result"),
     ("contended_total", "Calls that found their lock held by another owner"),
@@ -40,7 +40,7 @@ const COUNTER_TEXTS: [(&str, &str); 14] = [
     ("pool_waits_total", "Requests that waited for a connection of the pool"),
 ];
 
-/// What the numbers of the present mean.
+/// Descriptions of the numbers of the present.
 const GAUGE_TEXTS: [(&str, &str); 4] = [
     ("held", "Locks held now"),
     ("kept", "Locks kept now after their last guard"),
@@ -92,7 +92,7 @@ pub(crate) struct Metrics {
 #[derive(Default)]
 struct Reported {
     stats: Stats,
-    /// Whether the recorder knows what the numbers mean.
+    /// Whether the recorder has the descriptions.
     described: bool,
 }
 
@@ -166,7 +166,7 @@ impl Reported {
     }
 }
 
-/// Tells the recorder what the numbers mean.
+/// Gives the recorder the descriptions.
 fn describe() {
     for (name, text) in COUNTER_TEXTS {
         describe_counter!(full(name), Unit::Count, text);

@@ -1,4 +1,4 @@
-//! What every storey uses, and what uses none of them.
+//! Shared by all storeys, and independent of them.
 
 pub(crate) mod canceller;
 pub(crate) mod clock;
@@ -17,17 +17,17 @@ use std::hash::{BuildHasher, Hash};
 /// Maps with fewer entries are left alone by [`shrink`].
 const SMALL: usize = 64;
 
-/// Gives back memory of a map after entries were removed, if little of it is used: it follows what
-/// the map contains now, not the most that it ever did. This costs each removal a constant time on
-/// average.
+/// Frees memory of a map after entries were removed, if little of it is used. So its size follows
+/// the current content, not the largest that it ever had. This costs each removal a constant time
+/// on average.
 pub(crate) fn shrink<K: Eq + Hash, V, S: BuildHasher>(map: &mut HashMap<K, V, S>) {
     if map.capacity() > SMALL && map.len() < map.capacity() / 8 {
         map.shrink_to(map.len() * 2);
     }
 }
 
-/// Escapes what a terminal would obey, or a log would take for another line, in a text from a
-/// server.
+/// Escapes characters of a server's text that a terminal would obey, or that a log would take for
+/// another line.
 #[doc(hidden)]
 #[must_use]
 pub fn printable(text: &str) -> String {

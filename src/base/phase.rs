@@ -1,10 +1,10 @@
-//! How far a request to a server had come when it failed, as users are shown it.
+//! How far a request to a server got before it failed, as shown to users.
 
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
-/// How far an attempt to get an answer from a server had come when it failed, in the order of the
+/// How far an attempt to get an answer from a server got before it failed, in the order of the
 /// phases. See [`Error::Unavailable`](crate::Error::Unavailable).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
@@ -21,17 +21,17 @@ pub enum Phase {
     /// The TLS handshake had begun.
     Tls,
     /// The first reply was read over a new connection, and it did not come from a Redis server. The
-    /// port is another service's, or it is spoken to with TLS instead of without, or the reverse.
+    /// port belongs to another service, or it expects TLS and the client uses none, or the reverse.
     Greeting,
     /// The client logged in. Its credentials may first have had to come from a
     /// [callback](crate::Builder::credentials).
     Login,
-    /// The request itself was to be sent, or was answered by an error that may pass or by none.
+    /// The request itself was about to be sent, or got an error that may pass, or no answer.
     Request,
 }
 
 impl Phase {
-    /// Writes what has failed at `server`.
+    /// Writes what failed at `server`.
     pub(crate) fn describe(self, server: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::System => write!(f, "{server} refused"),
@@ -52,7 +52,7 @@ impl Phase {
 pub struct ServerFailure {
     /// The server's address.
     pub server: String,
-    /// How far its request had come.
+    /// How far its request got.
     pub phase: Phase,
     /// Why its request failed.
     pub source: Arc<dyn StdError + Send + Sync>,
@@ -66,13 +66,13 @@ impl fmt::Display for ServerFailure {
 }
 
 impl StdError for ServerFailure {
-    /// The cause is part of the message already, so this is what lies behind it.
+    /// The message already includes the cause, so this returns the cause of that.
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.source.source()
     }
 }
 
-/// Why there was no quorum, without what was attempted, which only the caller knows.
+/// The reason why there was no quorum, without the attempt, which only the caller knows.
 #[derive(Clone, Debug)]
 pub(crate) struct Shortfall {
     pub(crate) ok: u32,

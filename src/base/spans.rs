@@ -1,9 +1,9 @@
 //! Spans of the crate `tracing`: one for each call for a lock, and one for each hold.
 //!
 //! A subscriber is code of the program, which may block or panic. So only threads that call this
-//! library open and close spans, outside its locks; the span of a lost hold is closed by the thread
-//! that delivers events. No span is ever entered, so that the program's own spans and events are
-//! the same with and without these.
+//! library open and close spans, outside its locks; the thread that delivers events closes the span
+//! of a lost hold. No span is ever entered, so that the program's own spans and events are the same
+//! with and without these.
 
 #[cfg(not(feature = "tracing"))]
 pub(crate) use none::{CallSpan, HoldSpan, OpenSpan};
@@ -33,8 +33,7 @@ mod real {
             }))
         }
 
-        /// Ends the span with the time that the call took, and the fence if it has brought one
-        /// hold.
+        /// Ends the span with the duration of the call, and the fence if it got one hold.
         pub(crate) fn close(self, waited: Duration, fence: impl FnOnce() -> Option<u64>) {
             guarded(move || {
                 if let Some(span) = &self.0 {
@@ -50,7 +49,7 @@ mod real {
     #[derive(Debug, Default)]
     pub(crate) struct HoldSpan(Mutex<Option<OpenSpan>>);
 
-    /// The span of a hold for the thread that closes it.
+    /// The span of a hold, for the thread that closes it.
     #[derive(Debug)]
     pub(crate) struct OpenSpan(Span);
 
@@ -87,7 +86,8 @@ mod real {
         guarded(span).filter(|span| !span.is_disabled())
     }
 
-    /// A subscriber that panics cannot use the span. The hold must not be lost with it.
+    /// Catches the panic of a subscriber, which then cannot use the span. The hold must not be lost
+    /// with it.
     fn guarded<T>(call: impl FnOnce() -> T) -> Option<T> {
         catch_unwind(AssertUnwindSafe(call)).ok()
     }

@@ -20,7 +20,7 @@ pub(crate) use self::stand_ins::{
 #[path = "../../tests/schedules/shuttle.rs"]
 mod stand_ins;
 
-/// Blocks until `condition` is false or the deadline has come; without one, for as long as it
+/// Blocks until `condition` is false or the deadline has passed; without a deadline, as long as it
 /// takes. A condition that has become false beats the deadline.
 pub(crate) fn wait_while<T>(
     changed: &Condvar,

@@ -1,10 +1,10 @@
-//! One connection to one server: a socket, and the requests in flight over it. It is opened when it
-//! is used, replaced when the server may be elsewhere, when it is old, or when its credentials are
-//! about to expire, and given up when anything but an error reply goes wrong with it.
+//! One connection to one server: a socket, and the requests in flight over it. It is opened when
+//! used. It is replaced when the server may have moved, when it is old, or when its credentials are
+//! about to expire. It is closed after any failure except an error reply.
 //!
 //! The socket is our own, not a connection of `redis`: a deadline must cover a whole reply, the
-//! reader must be able to spin, and another thread must be able to end a blocked read. From `redis`
-//! come URLs, the packing of commands, values and error kinds.
+//! reader must be able to spin, and another thread must be able to end a blocked read. `redis`
+//! provides URLs, the packing of commands, values and error kinds.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,17 +23,17 @@ use crate::net::resp::RespStream;
 use crate::net::route::Route;
 use crate::net::wait::{Arrived, WaitFor};
 
-/// How long a thread reads replies of others without waiting for them.
+/// How long a thread reads other threads' replies without waiting for them.
 const COLLECT: Duration = Duration::from_millis(10);
 
 /// A connection, without a socket until it is used.
 pub(crate) struct Connection {
     pub(crate) factory: Arc<ConnectionFactory>,
     pub(super) socket: Option<OpenSocket>,
-    /// Whether the last socket has not been found broken or replaced.
+    /// Whether the last socket was neither found broken nor replaced.
     opened: bool,
     pub(crate) in_flight: InFlight,
-    /// That of the last thread that has used the connection, to reuse the memory.
+    /// The slot of the last thread that used the connection, to reuse the memory.
     pub(super) slot: Arc<ReplySlot>,
     /// When something was last posted.
     pub(super) used: Instant,
@@ -51,7 +51,7 @@ impl Connection {
         self.socket.as_ref().map(|socket| &socket.stream)
     }
 
-    /// Returns `true` if something is to be written for which there was no room.
+    /// Returns `true` if bytes are left to write for which there was no room.
     pub(crate) fn is_writing(&self) -> bool {
         self.stream().is_some_and(RespStream::is_writing)
     }
@@ -70,7 +70,7 @@ impl Connection {
         }
         let suspicions = self.factory.suspicions.load(Ordering::Relaxed);
         if socket.checked.load(Ordering::Relaxed) != suspicions {
-            // Another connection has broken since this one was looked at.
+            // Another connection has broken since this one was checked.
             if socket.stream.look() == Arrived::End {
                 return false;
             }
@@ -79,31 +79,32 @@ impl Connection {
         true
     }
 
-    /// Returns `true` if nothing has come, and the server has not closed the connection. What comes
-    /// although nothing is in flight is no reply, but may say why it is about to end.
+    /// Returns `true` if nothing has arrived, and the server has not closed the connection. With
+    /// nothing in flight, arrived bytes are no reply, but may say why the connection is about to
+    /// end.
     pub(crate) fn is_quiet(&self) -> bool {
         self.stream().is_some_and(|stream| matches!(stream.look(), Arrived::Nothing))
     }
 
-    /// Returns `true` if the socket is open and leads to where the server is.
+    /// Returns `true` if the socket is open and leads to the server's current address.
     pub(crate) fn is_usable(&self) -> bool {
         self.is_open() && self.factory.route.as_ref().is_none_or(Route::is_current)
     }
 
-    /// For how long the socket may be used, if it is time to replace it.
+    /// Returns the validity of the socket, if it is time to replace it.
     pub(crate) fn retiring(&self) -> Option<Validity> {
         let validity = self.socket.as_ref()?.validity?;
         (Instant::now() >= validity.retire_at).then_some(validity)
     }
 
-    /// When to replace the socket or, after that, when it can no longer be used.
+    /// Returns when to replace the socket or, after that, when it can no longer be used.
     pub(crate) fn next_change(&self) -> Option<Instant> {
         let Validity { retire_at, end, .. } = self.socket.as_ref()?.validity?;
         if Instant::now() < retire_at { Some(retire_at) } else { end }
     }
 
-    /// Opens the connection unless it is open, and makes sure that it leads to the right server, as
-    /// far as that can be found out in time.
+    /// Opens the connection unless it is open, and ensures that it leads to the right server, as
+    /// far as can be determined in time.
     pub(crate) fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
         if let Some(route) = &self.factory.route {
             self.factory.refresh(route, deadline);
@@ -113,11 +114,11 @@ impl Connection {
             return Ok(());
         }
         if is_open {
-            // It is time to replace it. A failure has ended what was in flight.
+            // It is time to replace the socket. A failure has ended everything in flight.
             drop(self.read_all(deadline));
         }
         self.collect();
-        // Replaced in time, it has not broken.
+        // A socket that is replaced in time has not broken.
         self.opened &= !is_retiring;
         self.poison();
         let moves = self.factory.route.as_ref().map_or(0, Route::moves);
@@ -133,7 +134,7 @@ impl Connection {
             if let Some(route) = &self.factory.route {
                 route.reject_address(moves);
             }
-            // What a connection begins with has no effect.
+            // The first requests on a connection have no effect.
             return Err(self.give_up(failure).of_question());
         }
         self.opened = true;
@@ -141,8 +142,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Asks for a sign of life over the open connection, unless there was one: without a login,
-    /// only the first reply shows that the server has accepted it.
+    /// Asks for a sign of life over the open connection, unless there was one. Without a login,
+    /// only the first reply shows that the server has accepted the connection.
     pub(crate) fn await_greeting(&mut self, deadline: Instant) -> Result<(), Failure> {
         if self.socket.as_ref().is_some_and(|socket| socket.greeted) {
             return Ok(());
@@ -164,14 +165,14 @@ impl Connection {
         steps.into_iter().zip(replies).try_for_each(|(step, reply)| self.factory.check(step, reply))
     }
 
-    /// Sends one request, connecting first if need be, and reads the reply. If none comes in time,
-    /// the connection is given up.
+    /// Sends one request, connecting first if needed, and reads the reply. If none arrives in time,
+    /// the connection is closed.
     pub(crate) fn exchange(&mut self, request: &Request, deadline: Instant) -> Reply {
         self.connect(deadline)?;
         self.ask(vec![request.clone()], deadline).reply()
     }
 
-    /// As `exchange`, over a socket that is open.
+    /// Like `exchange`, over an open socket.
     fn ask(&mut self, requests: Vec<Request>, deadline: Instant) -> Arc<ReplySlot> {
         let slot = ReplySlot::renew(&mut self.slot, deadline);
         self.send(requests.into_iter().map(|request| Exchange::awaited(request, &slot)));
@@ -188,8 +189,8 @@ impl Connection {
         drop(self.write(&[]));
     }
 
-    /// Writes as many of these requests, which no thread waits for, as a server reads at once, and
-    /// takes them out. Without a reply by `deadline` there is none.
+    /// Writes as many of these posted requests as a server reads at once, and removes them. After
+    /// `deadline` they get no reply.
     pub(crate) fn send_what_fits(&mut self, posted: &mut Vec<Exchange>, deadline: Instant) {
         let mut size = self.in_flight.posted;
         let is_first = size == 0;
@@ -204,15 +205,15 @@ impl Connection {
         self.send(posted.drain(..fits));
     }
 
-    /// Has requests written along with the next write.
+    /// Adds requests to the next write.
     pub(super) fn record(&mut self, exchanges: impl IntoIterator<Item = Exchange>) {
-        // Without a socket they have failed, and `write` says so.
+        // Without a socket they have failed, and `write` reports that.
         let out = self.socket.as_mut().map(|socket| &mut socket.stream.out);
         self.in_flight.push(exchanges, out.unwrap_or(&mut Vec::new()));
     }
 
-    /// Writes what is to be written and then `more` over the open connection, as far as there is
-    /// room, without waiting. The reader goes on with the rest as room comes. If that fails,
+    /// Writes the pending bytes and then `more` over the open connection, as far as there is room,
+    /// without waiting. The reader writes the rest as room becomes available. If this fails,
     /// everything in flight has failed.
     pub(crate) fn write(&mut self, more: &[u8]) -> Result<(), Failure> {
         let Some(socket) = &mut self.socket else { return Err(self.time_out()) };
@@ -226,12 +227,13 @@ impl Connection {
         while self.receive(wait) && slot.state.lock().missing > 0 {}
     }
 
-    /// Reads the next reply and passes it on. Returns `false` if none has come or is to come.
+    /// Reads the next reply and passes it on. Returns `false` if none has arrived or none is
+    /// outstanding.
     pub(crate) fn receive(&mut self, wait: WaitFor) -> bool {
         self.receive_answer(wait).map(|(exchange, reply)| exchange.answer(reply)).is_some()
     }
 
-    /// Reads the next reply, and does what has to be done before it can be passed on.
+    /// Reads the next reply, and does everything needed before it can be passed on.
     pub(super) fn receive_answer(&mut self, wait: WaitFor) -> Option<(Exchange, Reply)> {
         loop {
             if let Some(answer) = self.in_flight.ready.pop_front() {
@@ -257,7 +259,7 @@ impl Connection {
         }
     }
 
-    /// Reads the next reply or message; `None` if it has not come, so that it can be read later.
+    /// Reads the next reply or message; `None` if it has not arrived, so that it can be read later.
     pub(crate) fn receive_next(&mut self, wait: WaitFor) -> Option<Reply> {
         let Some(socket) = &mut self.socket else { return Some(Err(self.time_out())) };
         let received = socket.stream.receive(wait, &self.factory.spin);
@@ -270,13 +272,13 @@ impl Connection {
         }
     }
 
-    /// Reads what has come, without waiting and not for long: the thread has other work.
+    /// Reads what has arrived, without waiting and not for long: the thread has other work.
     pub(crate) fn collect(&mut self) {
         let begun = Instant::now();
         while begun.elapsed() < COLLECT && self.receive(WaitFor::Nothing) {}
     }
 
-    /// Reads all that is to come, or gives up the connection if it has not come by then.
+    /// Reads all outstanding replies. Closes the connection if they have not arrived by then.
     pub(super) fn read_all(&mut self, deadline: Instant) -> Result<(), Failure> {
         while self.receive(WaitFor::SoonReply { deadline }) {}
         let is_good = self.is_connected() && self.in_flight.is_empty();
@@ -296,13 +298,13 @@ impl Connection {
         self.give_up(self.factory.failure_of_break(error, greeted))
     }
 
-    /// Gives up the connection, and with it whatever is in flight.
+    /// Closes the connection. Everything in flight fails.
     pub(crate) fn poison(&mut self) {
         let error = io::Error::other("the connection was given up");
         self.give_up(Failure::io(FailureKind::Disconnected, &self.factory.label(), error));
     }
 
-    /// Closes the socket, which is to be replaced. What is in flight has failed for this reason.
+    /// Closes the socket, which will be replaced. Everything in flight fails for this reason.
     pub(crate) fn give_up(&mut self, failure: Failure) -> Failure {
         if mem::take(&mut self.opened) {
             self.factory.broken.fetch_add(1, Ordering::Relaxed);
@@ -321,7 +323,7 @@ impl AsRef<Self> for Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // In a forked child the replies are the parent's.
+        // In a forked child, the replies are the parent's.
         if !self.in_flight.is_empty() && process::id() == self.process {
             self.collect();
             self.poison();

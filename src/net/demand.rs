@@ -1,13 +1,12 @@
 //! Waiting until a write has reached replicas or disks: WAIT and WAITAOF.
 //!
-//! Both are about what the same connection has written before, so they are sent together with the
-//! script, in one write, and one is enough for all scripts in it. Requests behind them on that
-//! connection would wait as well. So none is sent over it meanwhile; a quorum does without the
-//! servers that are still waiting.
-//! `in_flight.rs` has the replies that wait for them.
+//! Both are about everything that the same connection has written before, so they are sent together
+//! with the script, in one write, and one is enough for all scripts in it. Later requests on that
+//! connection would wait as well, so none is sent over it meanwhile. A quorum does without the
+//! servers that are still waiting. `in_flight.rs` has the replies that wait for them.
 //!
 //! A script that does nothing, because the lock is held, has nothing to wait for. Where locks were
-//! held of late, the request to wait is sent only after the reply that there is something.
+//! held recently, the request to wait is sent only after the reply that something was done.
 
 use std::io;
 use std::sync::Arc;
@@ -19,17 +18,17 @@ use crate::base::failure::{Failure, FailureKind};
 use crate::config::durability::Durability;
 use crate::net::packed::{Reply, Request};
 
-/// What a write must have reached in order to count.
+/// The durability that a write must reach in order to count.
 #[derive(Clone, Copy)]
 pub(crate) struct Demand {
-    /// How many disks of the master, 0 or 1; `None` if no disk counts at all.
+    /// The number of disks of the master, 0 or 1; `None` if no disk counts at all.
     local: Option<u32>,
     replicas: u32,
     timeout: Duration,
 }
 
 impl Demand {
-    /// Returns `None` if it is enough that the server has the write in memory.
+    /// Returns `None` if it is enough for the server to have the write in memory.
     pub(crate) fn new(durability: Durability) -> Option<Self> {
         let (local, replicas, timeout) = match durability {
             Durability::Fsync { local, replicas, timeout } => {
@@ -41,11 +40,12 @@ impl Demand {
         Some(Self { local, replicas, timeout })
     }
 
-    /// The request to wait, for a time that leaves the server enough to reply by the deadline.
+    /// Returns the request to wait, for a time that leaves the server enough to reply by the
+    /// deadline.
     pub(crate) fn request(&self, deadline: Instant) -> Request {
         let left = deadline.saturating_duration_since(Instant::now());
         let time = self.timeout.min(left / 8 * 7);
-        // Zero would mean without limit.
+        // Zero would mean no limit.
         let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
         let mut request = match self.local {
             None => redis::cmd("WAIT"),
@@ -54,7 +54,7 @@ impl Demand {
         Request::command(request.arg(self.replicas).arg(millis))
     }
 
-    /// A request that is answered at once, and is rejected if the other one would be.
+    /// Returns a request that is answered at once, and is rejected if the real one would be.
     pub(crate) fn probe(&self) -> Request {
         Self { replicas: 0, ..*self }.request(Instant::now())
     }
@@ -73,14 +73,15 @@ impl Demand {
                 (acked, Failure::io(FailureKind::Transient, server, error))
             }
             Err(failure) if failure.is_ambiguous() => return Some(Err(failure)),
-            // The server understood the request when the client was opened, so it has changed
-            // since.
+            // The server understood the request when the client was opened, so it has changed since
+            // then.
             Err(failure) => (0, failure),
         };
         Some(Err(Failure { kind: FailureKind::NotReplicated { acked, required }, ..failure }))
     }
 
-    /// How many of those required have confirmed the write; `None` for a reply of another shape.
+    /// Returns how many of those required have confirmed the write; `None` for a reply of another
+    /// shape.
     fn acked(&self, reply: &Value) -> Option<u32> {
         let (disks, replicas) = match (reply, self.local) {
             (Value::Int(replicas), None) => (0, *replicas),
@@ -98,8 +99,8 @@ impl Demand {
     }
 }
 
-/// Returns `true` if a script has begun a hold or changed one: it then replies with the token,
-/// which costs the server less than an array, or with one or a 1 in front.
+/// Returns `true` if a script has begun or changed a hold. It then replies with the token, which
+/// costs the server less than an array, or with an array that starts with a token or a 1.
 pub(crate) fn is_done(reply: &Value) -> bool {
     match reply {
         Value::Array(parts) => matches!(parts.first(), Some(Value::Int(1..))),

@@ -1,4 +1,4 @@
-//! Where a server is and how to log in there, from a URL.
+//! The location of a server and the login there, from a URL.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,13 +22,13 @@ use crate::net::tls::Connector;
 #[cfg(feature = "tls")]
 use crate::net::trust::Trust;
 
-/// What a URL must be that cannot be parsed, perhaps because of what is in its password.
+/// The required form of a URL that cannot be parsed, perhaps because of its password.
 const FORM: &str = "must be redis[s]://host[:port][/db] or unix:///path";
 
 #[derive(Clone)]
 pub(crate) struct Endpoint {
     pub(super) address: ConnectionAddr,
-    /// The address as users are shown it, without user and password.
+    /// The address as shown to users, without user and password.
     pub(crate) label: Arc<str>,
     login: RedisConnectionInfo,
     client_name: Option<String>,
@@ -36,7 +36,7 @@ pub(crate) struct Endpoint {
     pub(super) tls: Option<Connector>,
 }
 
-/// Shows no user and no password.
+/// Omits user and password.
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Endpoint").field(&self.label).finish()
@@ -57,7 +57,7 @@ impl Endpoint {
         if encrypted && cfg!(not(feature = "tls")) {
             return refuse("must not ask for TLS unless leasehold's feature `tls` is enabled");
         }
-        // TLS is not the parser's concern: to it, this is an address and a login like any other.
+        // The parser does not know about TLS. To it, this is an address and a login like any other.
         if encrypted && parsed.set_scheme("redis").is_err() {
             return refuse_form(FORM);
         }
@@ -90,7 +90,7 @@ impl Endpoint {
         })
     }
 
-    /// Another server with the same login, over TCP, and over TLS if this one is.
+    /// Returns another server with the same login, over TCP, and over TLS if this one is.
     pub(crate) fn at(&self, host: &str, port: u16) -> Self {
         let address = ConnectionAddr::Tcp(host.into(), port);
         Self {
@@ -102,7 +102,7 @@ impl Endpoint {
         }
     }
 
-    /// The host; a Unix socket has none.
+    /// Returns the host; a Unix socket has none.
     pub(crate) fn host(&self) -> Option<&str> {
         match &self.address {
             ConnectionAddr::Tcp(host, _) => Some(host),
@@ -114,7 +114,7 @@ impl Endpoint {
         self.login.db()
     }
 
-    /// The same server without a database and a name of the client, which sentinels do not have.
+    /// Returns the same server without a database and a client name, which sentinels do not have.
     pub(crate) fn without_database(&self) -> Self {
         let login = self.login.clone().set_db(0);
         Self { login, client_name: None, ..self.clone() }
@@ -152,8 +152,8 @@ impl Endpoint {
         }
     }
 
-    /// Opens a socket at one of the addresses that were looked up. An error comes with how far that
-    /// had come.
+    /// Opens a socket at one of the addresses from the look-up. An error comes with the phase it
+    /// occurred in.
     pub(super) fn connect(
         &self,
         addresses: &[SocketAddr],
@@ -175,7 +175,7 @@ impl Endpoint {
 
     pub(super) fn greeting(&self) -> Vec<(Step, Request)> {
         let mut greeting = Vec::new();
-        // A user without a password may be one that needs none.
+        // A user without a password may need none.
         let password = self.login.password().or(self.login.username().map(|_| ""));
         if let Some(password) = password {
             let auth = redis::cmd("AUTH").arg(self.login.username()).arg(password).take();
@@ -198,16 +198,16 @@ impl Endpoint {
     }
 }
 
-/// What a request is for that a new connection begins with.
+/// The purpose of a request at the start of a connection.
 #[derive(Clone, Copy)]
 pub(super) enum Step {
     Login,
     Name,
-    /// It asks whether the server is a master.
+    /// Asks whether the server is a master.
     Role,
 }
 
-/// What a server is called.
+/// Returns the name of a server as shown to users.
 fn label_of(address: &ConnectionAddr) -> String {
     match address {
         ConnectionAddr::Tcp(host, port) => with_port(host, *port),

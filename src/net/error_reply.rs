@@ -1,9 +1,9 @@
-//! What an error reply says: what has failed, and whether the request was executed.
+//! The meaning of an error reply: what has failed, and whether the request was executed.
 //!
-//! A Redis server refuses a request before it executes it, and the scripts fail, if at all, before
-//! their first write that matters. But not every error comes from a Redis server. A proxy replies
-//! with one of its own when it has lost the server, and by then the request may have been executed.
-//! So only known replies prove that nothing was done.
+//! A Redis server refuses a request before executing it, and the scripts fail, if at all, before
+//! their first write that matters. But not every error comes from a Redis server. A proxy that has
+//! lost the server replies with an error of its own, and by then the request may have been
+//! executed. So only known replies prove that nothing was done.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -18,12 +18,12 @@ use crate::base::printable;
 const TRANSIENT: [&str; 7] =
     ["BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "TRYAGAIN"];
 
-/// The codes of errors of a server that is a replica, or may come back as one. UNBLOCKED is what a
-/// master replies to blocked clients when it becomes a replica.
+/// The codes of errors from a server that is a replica, or may come back as one. A master that
+/// becomes a replica replies UNBLOCKED to blocked clients.
 const DEMOTED: [&str; 4] = ["LOADING", "MASTERDOWN", "READONLY", "UNBLOCKED"];
 
-/// The codes of the other errors with which a server, or a script, does nothing. FENCE is that of
-/// the scripts.
+/// The codes of the other errors after which a server, or a script, has done nothing. FENCE comes
+/// from the scripts.
 const REFUSALS: [&str; 15] = [
     "ASK",
     "CROSSSLOT",
@@ -42,8 +42,8 @@ const REFUSALS: [&str; 15] = [
     "WRONGPASS",
 ];
 
-/// How the texts of such errors begin that have no code of their own. Further on the same words say
-/// nothing: a proxy may have them in what it replies for a server that it has lost.
+/// The starts of such error texts that have no code of their own. Elsewhere in a text, the same
+/// words mean nothing: a proxy may use them in its reply for a lost server.
 const REFUSING_TEXTS: [&str; 9] = [
     "invalid expire time",
     "protocol error",
@@ -56,21 +56,20 @@ const REFUSING_TEXTS: [&str; 9] = [
     "wrong number of arguments",
 ];
 
-/// What a server calls a script in the text of an error that has ended it. The scripts of this
-/// library fail before they write.
+/// The name of a script in the text of the error that has ended it. The scripts of this library
+/// fail before they write.
 const SCRIPT: &str = "user_script:";
 
-/// What Redis before 7 has in place of a code where a script passes on why its command was refused.
+/// What Redis before 7 puts in place of a code if a script passes on why its command was refused.
 const PLACE: &str = "@user_script:";
 
-/// How the texts of errors begin that come from a script whose user lacks a right.
+/// The starts of error texts from a script whose user lacks a right.
 const MISSING_RIGHT: [&str; 2] = ["acl failure in script", "the user executing the script"];
 
-/// What servers repeat of a request in the text of an error, such as the owner of a lock, comes
-/// after this.
+/// Servers repeat parts of a request in an error text, such as the owner of a lock, after this.
 const ARGUMENTS: &str = ", with args beginning with";
 
-/// The text of an error reply, as people are shown it.
+/// The text of an error reply, as shown to people.
 #[derive(Debug)]
 pub(crate) struct ErrorReply {
     code: String,
@@ -85,12 +84,12 @@ impl fmt::Display for ErrorReply {
 
 impl StdError for ErrorReply {}
 
-/// Returns `true` if the server that has replied so may not be the master any more.
+/// Returns `true` if a server with this reply may no longer be the master.
 pub(crate) fn suggests_demotion(code: &str) -> bool {
     DEMOTED.contains(&code)
 }
 
-/// The failure that an error reply of `server` is.
+/// Returns the failure for an error reply of `server`.
 pub(crate) fn failure(error: &ServerError, server: &Arc<str>) -> Failure {
     let details = error.details().unwrap_or_default();
     let text = details.to_ascii_lowercase();
@@ -114,9 +113,9 @@ pub(crate) fn failure(error: &ServerError, server: &Arc<str>) -> Failure {
     Failure { code, ..Failure::io(kind, server, reply) }
 }
 
-/// The code of a command that failed inside a script, which Redis before 7 hides:
-/// `ERR Error running script (call to f_…): @user_script:3: WRONGTYPE Operation against …`, or with
-/// the place in it twice.
+/// Returns the code of a command that failed inside a script, which Redis before 7 hides: `ERR
+/// Error running script (call to f_…): @user_script:3: WRONGTYPE Operation against …`, or with the
+/// place in it twice.
 fn inner_code(details: &str) -> Option<&str> {
     let (_, place) = details.strip_prefix("Error running script")?.rsplit_once(PLACE)?;
     let (_, reply) = place.trim_start().split_once(": ")?;

@@ -1,4 +1,4 @@
-//! What the connections to one server share: how to open one, and whether they are stale.
+//! Shared by the connections to one server: how to open one, and whether they are stale.
 
 use std::error::Error as StdError;
 use std::io;
@@ -22,25 +22,25 @@ use crate::net::route::{Address, Route};
 use crate::net::shared_call::{CredentialsSource, Resolver};
 use crate::net::wait::Spin;
 
-/// A host that has just moved does not move again within this time. So a name whose look-ups give
-/// another part of its addresses each time costs few connections.
+/// Minimum time between two moves of a host. So a name whose look-ups return a different part of
+/// its addresses each time costs few connections.
 const SETTLES: Duration = Duration::from_secs(10);
 
-/// What a client counts of its connections, to all servers.
+/// A client's counters about its connections, to all servers.
 #[derive(Default)]
 pub(crate) struct ConnectionCounters {
-    /// The requests that were queued for a connection of a pool.
+    /// The number of requests that were queued for a connection of a pool.
     pub(crate) pool_waits: AtomicU64,
-    /// The connections that were opened in place of broken ones.
+    /// The number of connections that were opened in place of broken ones.
     pub(crate) reconnects: AtomicU64,
 }
 
-/// Makes connections to one server, and has what they share.
+/// Makes connections to one server, and has their shared state.
 pub(crate) struct ConnectionFactory {
     pub(crate) endpoint: Endpoint,
     /// Leads to the server's address if that is not the endpoint's own.
     pub(crate) route: Option<Route>,
-    /// Has the login, in place of the endpoint's own.
+    /// Provides the login, in place of the endpoint's own.
     pub(crate) credentials: Option<CredentialsSource>,
     pub(crate) counters: Arc<ConnectionCounters>,
     pub(crate) connect_timeout: Duration,
@@ -50,21 +50,21 @@ pub(crate) struct ConnectionFactory {
     known: Mutex<KnownAddresses>,
     /// Raised to make every open connection stale, also by the route when it leads elsewhere.
     pub(super) epoch: Arc<AtomicU64>,
-    /// Raised when a connection has broken: the others may have ended too, and are looked at before
+    /// Raised when a connection has broken: the others may have ended too, and are checked before
     /// their next use.
     pub(super) suspicions: AtomicU64,
     /// Whether the server has replied that it is not the master. New connections then ask for its
-    /// role, until it is a master again: a replica would answer questions about locks, out of what
-    /// it had from its master last.
+    /// role, until it is a master again: a replica would answer questions about locks from its last
+    /// copy of its master's data.
     demoted: AtomicBool,
-    /// How many connections have broken and not been replaced.
+    /// The number of connections that have broken and were not replaced.
     pub(super) broken: AtomicU64,
 }
 
 /// The addresses of the server's host by the last look-up that counted.
 #[derive(Default)]
 struct KnownAddresses {
-    /// The server whose host was looked up: a route leads to one after the other.
+    /// The server whose host was looked up: a route leads to one after another.
     server: Arc<str>,
     addresses: Vec<SocketAddr>,
     moved: Option<Instant>,
@@ -73,23 +73,23 @@ struct KnownAddresses {
 /// An open socket, and what is known about it.
 pub(super) struct OpenSocket {
     pub(super) stream: RespStream,
-    /// That of the factory when it was opened.
+    /// The epoch of the factory when it was opened.
     pub(super) epoch: u64,
-    /// For how long it may be used, if that is limited.
+    /// Limits on its use, if any.
     pub(super) validity: Option<Validity>,
     pub(super) checked: AtomicU64,
-    /// Whether a reply has come, so that a Redis server is there.
+    /// Whether a reply has arrived, so that a Redis server is there.
     pub(super) greeted: bool,
 }
 
-/// For how long a connection may be used whose age is limited, or whose credentials expire.
+/// Limits on the use of a connection whose age is limited, or whose credentials expire.
 #[derive(Clone, Copy)]
 pub(crate) struct Validity {
     /// When to start replacing it: while it is still good, so that there is time.
     pub(super) retire_at: Instant,
     /// When its credentials expire. One that is merely old is used until it can be replaced.
     pub(super) end: Option<Instant>,
-    /// How much time there is to replace the connection.
+    /// The time available for replacing the connection.
     pub(crate) spare: Duration,
 }
 
@@ -124,7 +124,7 @@ impl ConnectionFactory {
         }
     }
 
-    /// The server's address, as users are shown it.
+    /// Returns the server's address, as shown to users.
     pub(crate) fn label(&self) -> Arc<str> {
         self.route.as_ref().map_or_else(|| self.endpoint.label.clone(), Route::label)
     }
@@ -138,22 +138,24 @@ impl ConnectionFactory {
         Failure::io(FailureKind::Timeout, &self.label(), source)
     }
 
-    /// The failure of a request to what is no Redis server. A route may lead elsewhere soon.
+    /// Returns the failure of a request to something that is no Redis server. A route may lead
+    /// elsewhere soon.
     pub(crate) fn foreign(&self, source: io::Error) -> Failure {
         let may_pass = self.route.is_some();
         let kind = if may_pass { FailureKind::Unreachable } else { FailureKind::Foreign };
         Failure::io(kind, &self.label(), source).at(Phase::Greeting)
     }
 
-    /// After a reply that does not fit, nothing over the open connections is to be trusted.
+    /// Returns the failure after a reply that does not fit. Nothing on the open connections can be
+    /// trusted then.
     pub(crate) fn invalid_reply(&self) -> Failure {
         self.invalidate_connections();
         let error = io::Error::new(io::ErrorKind::InvalidData, "not a sensible reply");
         Failure::io(FailureKind::Disconnected, &self.label(), error)
     }
 
-    /// Finds out by its route whether the server has moved, unless that is known. Takes half of the
-    /// time at most, so that the other half is left for the request.
+    /// Finds out by its route whether the server has moved, unless that is known. Takes at most
+    /// half of the time, so that the other half is left for the request.
     pub(crate) fn refresh(&self, route: &Route, deadline: Instant) {
         let now = Instant::now();
         let left = deadline.saturating_duration_since(now).min(self.connect_timeout);
@@ -167,13 +169,14 @@ impl ConnectionFactory {
         self.suspect_move();
     }
 
-    /// Has every open connection looked at before its next use: one has broken, perhaps all have.
+    /// Makes every open connection be checked before its next use: one has broken, perhaps all
+    /// have.
     pub(crate) fn suspect_connections(&self) {
         self.suspicions.fetch_add(1, Ordering::Relaxed);
         self.suspect_move();
     }
 
-    /// Notes that a connection was opened, perhaps in place of one that had broken.
+    /// Notes that a connection was opened, perhaps in place of a broken one.
     pub(crate) fn record_opening(&self) {
         let replace = |broken: u64| broken.checked_sub(1);
         if self.broken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, replace).is_ok() {
@@ -181,20 +184,20 @@ impl ConnectionFactory {
         }
     }
 
-    /// Makes every open connection stale, and has new ones ask for the server's role.
+    /// Makes every open connection stale, and new ones ask for the server's role.
     pub(crate) fn suspect_demotion(&self) {
         self.demoted.store(true, Ordering::Relaxed);
         self.invalidate_connections();
     }
 
-    /// Has the route refreshed before the next request: the server may have been replaced.
+    /// Makes the route be refreshed before the next request: the server may have been replaced.
     pub(crate) fn suspect_move(&self) {
         if let Some(route) = &self.route {
             route.suspect_move();
         }
     }
 
-    /// Opens a socket, and returns the requests that it must begin with.
+    /// Opens a socket, and returns the requests that must be sent first.
     pub(super) fn open(
         &self,
         deadline: Instant,
@@ -218,7 +221,7 @@ impl ConnectionFactory {
                 _ => Failure::io(FailureKind::Unreachable, &self.label(), source).at(phase),
             }
         })?;
-        // Only now: a server that is away is tried often.
+        // Only now, because a server that is away is tried often.
         let credentials = self.credentials.as_ref().map(|source| source.ask(deadline));
         let credentials = credentials.transpose().map_err(|error| {
             Failure::caused_by(FailureKind::Unreachable, &self.label(), error).at(Phase::Login)
@@ -235,8 +238,8 @@ impl ConnectionFactory {
         Ok((OpenSocket { stream, epoch, validity, checked, greeted: false }, greeting))
     }
 
-    /// Notes what a look-up has given. If an address of before is not among that, the server has
-    /// moved, and every open connection is stale: returns the epoch from then on.
+    /// Notes the result of a look-up. If it lacks an earlier address, the server has moved, and
+    /// every open connection is stale: returns the new epoch.
     fn note_addresses(&self, server: &Arc<str>, addresses: &[SocketAddr]) -> Option<u64> {
         let mut known = self.known.lock();
         let is_gone = |address| !addresses.contains(address);
@@ -249,14 +252,14 @@ impl ConnectionFactory {
         has_moved.then(|| self.epoch.fetch_add(1, Ordering::SeqCst) + 1)
     }
 
-    /// Checks the reply to a request that a connection has begun with.
+    /// Checks the reply to one of the first requests on a connection.
     pub(super) fn check(&self, step: Step, reply: Reply) -> Result<(), Failure> {
         let is_refused = |failure: &Failure| failure.source.downcast_ref::<ErrorReply>().is_some();
         match (step, reply) {
             // The name is for operators. Not every user may set one, and not every proxy knows the
             // command.
             (Step::Name, Err(failure)) if is_refused(&failure) => Ok(()),
-            // A service that does not know what a login is stays what it is.
+            // A service that does not know what a login is stays foreign.
             (Step::Login | Step::Name, Err(failure)) if failure.phase != Phase::Greeting => {
                 Err(failure.at(Phase::Login))
             }
@@ -284,13 +287,14 @@ impl ConnectionFactory {
         failure
     }
 
-    /// The failure of requests over a broken connection, which has `greeted` if a reply has come.
+    /// Returns the failure of requests over a broken connection. It has `greeted` if a reply has
+    /// arrived.
     pub(super) fn failure_of_break(&self, error: RedisError, greeted: bool) -> Failure {
         if error.is_timeout() {
             return self.timeout(error);
         }
-        // Connections that were idle while the server restarted have all ended: with the first, the
-        // others are looked at too, so that a second attempt gets a new one.
+        // Connections that were idle while the server restarted have all ended. With the first one,
+        // the others are checked too, so that a second attempt gets a new one.
         self.suspect_connections();
         if greeted {
             return Failure::io(FailureKind::Disconnected, &self.label(), error);
@@ -299,7 +303,7 @@ impl ConnectionFactory {
             let why = "the first reply over a new connection is not of Redis's protocol";
             return self.foreign(io::Error::new(io::ErrorKind::InvalidData, why));
         }
-        // Nothing shows that a server is there which has replied to anything yet.
+        // Nothing shows that there is a server which has ever replied.
         let why = format!("a new connection ended without a reply, as at a port for TLS: {error}");
         let error = io::Error::new(io::ErrorKind::ConnectionAborted, why);
         Failure::io(FailureKind::Timeout, &self.label(), error)

@@ -1,12 +1,12 @@
 //! The requests in flight on one connection: written in order, answered in order.
 //!
-//! | reply | what becomes of the request |
+//! | reply | the request |
 //! |---|---|
 //! | none yet | it is in flight: the reader of the connection waits for it, or a sweep |
-//! | script unknown | it is sent again in full, behind the others, or fails if it keeps the order |
-//! | something was done that must be durable | it is answered when the request to wait has been |
+//! | script unknown | it is resent in full, behind the others, or fails if it keeps the order |
+//! | something was done that must be durable | it is answered when the request to wait is |
 //! | any other | it is answered |
-//! | the connection is given up | it is answered with that failure |
+//! | the connection is closed | it is answered with that failure |
 
 use std::cmp::min;
 use std::collections::VecDeque;
@@ -21,35 +21,35 @@ use crate::base::failure::{Failure, FailureKind};
 use crate::net::demand::{Demand, is_done};
 use crate::net::packed::{Reply, ReplySlot, Request, Script};
 
-/// The most bytes of posted requests in flight. Redis reads that much at a time, and can lose what
-/// is behind it if the connection is closed before the replies are read.
+/// Maximum number of bytes of posted requests in flight. Redis reads that much at a time, and can
+/// lose anything behind it if the connection is closed before the replies are read.
 pub(super) const POSTED_MAX: usize = 16 * 1024;
 
-/// A request, and where its reply goes.
+/// A request, and the destination of its reply.
 pub(crate) struct Exchange {
     pub(super) request: Request,
-    /// Without a reply by then, there is none.
+    /// A later reply does not count.
     pub(crate) deadline: Instant,
-    /// Until then the thread that posts it may wait for a connection to be opened, or for room.
+    /// Until then, the posting thread may wait for a connection to open, or for room.
     pub(super) write_by: Instant,
-    /// What must be met before a reply counts which says that something was done.
+    /// The durability a positive reply must reach before it counts.
     pub(super) demand: Option<(Demand, SendWait)>,
-    /// Whether no later request may overtake it: it fails instead of being sent again behind them.
+    /// Whether no later request may overtake it. It then fails instead of being resent behind them.
     pub(super) keeps_order: bool,
     pub(super) to: ReplyTo,
     pub(super) sent: Option<Instant>,
 }
 
-/// Called with the reply to a request by the thread that reads it. Must not take long.
+/// Called with the reply to a request by the thread that reads it. Must be quick.
 pub(crate) type OnReply = Box<dyn FnOnce(Reply) + Send>;
 
 pub(super) enum ReplyTo {
     /// To a callback: no thread waits for it.
     Callback(OnReply),
     Nowhere,
-    /// To a thread, which waits for several: the place of this one.
+    /// To a thread that waits for several, with the index of this one.
     Slot(Arc<ReplySlot>, usize),
-    /// It says whether what was done before it is as durable as demanded.
+    /// The reply says whether everything done before is as durable as demanded.
     Wait(Demand),
 }
 
@@ -69,7 +69,7 @@ impl ReplyTo {
 pub(crate) enum SendWait {
     /// In one write with the script, which is likely to do something.
     Along,
-    /// After the reply to a script that has done something. One that has not blocks nothing.
+    /// After the reply to a script that has done something. Other scripts then block nothing.
     After,
 }
 
@@ -79,9 +79,9 @@ pub(crate) struct InFlight {
     pub(crate) queue: VecDeque<Exchange>,
     /// How many bytes of these no thread waits for.
     pub(super) posted: usize,
-    /// What the server has executed, though perhaps not as durably as demanded yet.
+    /// Executed requests that may not be as durable as demanded yet.
     unconfirmed: Vec<(Exchange, Value)>,
-    /// The replies that have come and were not passed on.
+    /// The replies that have arrived and were not passed on.
     pub(super) ready: VecDeque<(Exchange, Reply)>,
     /// The scripts that were sent in full, so that the server knows them.
     known: Vec<&'static Script>,
@@ -94,9 +94,9 @@ impl InFlight {
     }
 
     /// Returns `true` if a request to wait for replicas or disks is in flight: the server reads
-    /// nothing more over the connection until it has replied.
+    /// nothing more on the connection until it has replied.
     pub(crate) fn is_blocked(&self) -> bool {
-        // It is among the last, if there is one.
+        // If there is one, it is among the last.
         self.queue.iter().rev().any(Exchange::blocks)
     }
 
@@ -105,23 +105,24 @@ impl InFlight {
         self.posted == 0 || self.posted + len <= POSTED_MAX
     }
 
-    /// When the request was sent whose reply comes next.
+    /// Returns when the request whose reply comes next was sent.
     pub(super) fn since(&self) -> Option<Instant> {
         self.queue.front().and_then(|next| next.sent)
     }
 
-    /// Since when the next reply is expected. A request is not served before those in front of it.
+    /// Returns since when the next reply is expected. A request is not served before those in front
+    /// of it.
     pub(crate) fn expected_since(&self) -> Option<Instant> {
         self.since().max(self.last_reply.filter(|_| !self.queue.is_empty()))
     }
 
-    /// How long the request may take that has most time of those without a reply.
+    /// Returns the longest time that any request without a reply may take.
     pub(crate) fn most_time(&self) -> Duration {
         let time = |exchange: &Exchange| Some(exchange.deadline - exchange.sent?);
         self.queue.iter().filter_map(time).max().unwrap_or_default()
     }
 
-    /// The slot of the next reply for which a thread still waits.
+    /// Returns the slot of the next reply that a thread still waits for.
     pub(super) fn waiting(&self) -> Option<Arc<ReplySlot>> {
         let unconfirmed = self.unconfirmed.iter().map(|(exchange, _)| exchange);
         let mut slots = unconfirmed.chain(&self.queue).filter_map(Exchange::slot);
@@ -133,8 +134,8 @@ impl InFlight {
         self.queue.iter().any(|exchange| exchange.slot().is_some())
     }
 
-    /// Records requests before they are written, and appends their bytes to `out`, with those of
-    /// the request to wait for their effects if they need one.
+    /// Records requests before they are written, and appends their bytes to `out`, followed by the
+    /// request to wait for their effects if they need one.
     pub(super) fn push(
         &mut self,
         exchanges: impl IntoIterator<Item = Exchange>,
@@ -153,8 +154,8 @@ impl InFlight {
     }
 
     fn push_one(&mut self, mut exchange: Exchange, out: &mut Vec<u8>) {
-        // Without the reply, nothing is sent again if the program ends. And to be sent again behind
-        // a request to wait can take as long as that.
+        // Without the reply, nothing is resent if the program ends. And resending behind a request
+        // to wait can take as long as that wait.
         if let Some(script) = exchange.request.script
             && (exchange.demand.is_some() || exchange.is_posted())
             && !self.known.iter().any(|known| ptr::eq(*known, script))
@@ -181,8 +182,8 @@ impl InFlight {
         }
     }
 
-    /// Takes the next reply. What is to be written because of it is appended to `out`. Returns
-    /// `false` for a reply that does not fit its request.
+    /// Takes the next reply. Appends the bytes to write because of it to `out`. Returns `false` for
+    /// a reply that does not fit its request.
     pub(super) fn take(
         &mut self,
         reply: Reply,
@@ -221,7 +222,8 @@ impl InFlight {
         true
     }
 
-    /// Has the request to wait sent for what was done, unless one that was sent along is behind it.
+    /// Sends the request to wait for the effects so far, unless one was sent along and is behind
+    /// them.
     fn wait_for_unconfirmed(&mut self, out: &mut Vec<u8>) {
         if !self.unconfirmed.is_empty() && !self.is_blocked() {
             let done = self.unconfirmed.iter().map(|(exchange, _)| exchange);
@@ -230,17 +232,17 @@ impl InFlight {
         }
     }
 
-    /// Returns `true` if a request whose script the server does not know is sent again.
+    /// Returns `true` if a request whose script the server does not know should be resent.
     fn is_wanted_again(&self, exchange: &Exchange) -> bool {
         if exchange.keeps_order {
             return self.queue.iter().all(Exchange::blocks);
         }
-        // The effect of one that its thread has given up is being undone already.
+        // The effect of a request that its thread has abandoned is already being undone.
         exchange.slot().is_none_or(|slot| slot.state.lock().waits)
     }
 
-    /// Ends the requests whose deadlines have come with a failure. Their replies are still awaited,
-    /// and then ignored. Returns when the next deadline comes.
+    /// Ends the requests whose deadlines have passed with a failure. Their replies are still
+    /// awaited, and then ignored. Returns the next deadline.
     pub(crate) fn expire(&mut self, failure: impl Fn() -> Failure) -> Option<Instant> {
         let now = Instant::now();
         let is_late = |exchange: &Exchange| exchange.deadline <= now;
@@ -275,7 +277,7 @@ impl Exchange {
         Self { request, deadline, write_by, demand: None, keeps_order: false, to, sent: None }
     }
 
-    /// A request whose reply is one of those that the thread of `slot` waits for.
+    /// Creates a request whose reply is one of those that the thread of `slot` waits for.
     pub(super) fn awaited(request: Request, slot: &Arc<ReplySlot>) -> Self {
         Self::new(request, slot.deadline, ReplyTo::Slot(slot.clone(), slot.add()))
     }
@@ -294,22 +296,22 @@ impl Exchange {
         Self { demand, ..self }
     }
 
-    /// The same, which no request that is sent after it may overtake.
+    /// The same, which no later request may overtake.
     pub(crate) fn in_order(self) -> Self {
         Self { keeps_order: true, ..self }
     }
 
-    /// Returns `true` if no thread waits for the reply, nor did.
+    /// Returns `true` if no thread waits for the reply, or ever did.
     pub(super) fn is_posted(&self) -> bool {
         matches!(self.to, ReplyTo::Callback(_) | ReplyTo::Nowhere)
     }
 
-    /// Returns `true` if the server reads nothing that comes after it until it has replied.
+    /// Returns `true` if the server reads nothing behind it until it has replied.
     pub(super) fn blocks(&self) -> bool {
         matches!(self.to, ReplyTo::Wait(_))
     }
 
-    /// The slot of the thread that waits for the reply, or did.
+    /// Returns the slot of the thread that waits for the reply, or did.
     pub(super) fn slot(&self) -> Option<&Arc<ReplySlot>> {
         if let ReplyTo::Slot(slot, _) = &self.to { Some(slot) } else { None }
     }
@@ -318,7 +320,7 @@ impl Exchange {
         self.slot().is_some_and(|own| Arc::ptr_eq(own, slot))
     }
 
-    /// Returns `true` if the reply does more than to add to those that a thread waits for.
+    /// Returns `true` if the reply does more than join those that a thread waits for.
     pub(super) fn wakes(&self) -> bool {
         self.slot().is_none_or(|slot| slot.state.lock().missing <= 1)
     }
@@ -343,7 +345,7 @@ mod tests {
 
     type Replies = Vec<(u64, Result<Value, FailureKind>)>;
 
-    /// Requests with numbers, whose replies are recorded with these.
+    /// Numbered requests, whose replies are recorded with the numbers.
     #[derive(Default)]
     struct Scene {
         in_flight: InFlight,
@@ -379,7 +381,7 @@ mod tests {
             }
         }
 
-        /// The commands that were written since the last call.
+        /// Returns the commands that were written since the last call.
         fn written(&mut self) -> Vec<&'static str> {
             let text = String::from_utf8(mem::take(&mut self.out)).expect("text");
             let known = ["EVAL", "EVALSHA", "WAIT"];

@@ -1,24 +1,24 @@
-//! How the threads of a client share its connections to one server.
+//! Sharing of the connections to one server by the threads of a client.
 //!
-//! A thread that finds a connection free sends its request over it. Where none is free, requests
-//! queue up, and the thread that gets a connection next sends all of them in one write: flat
-//! combining (Hendler, Incze, Shavit and Tzafrir, 2010), with a connection for the lock. Before the
-//! first request of a batch is sent, its thread yields once: threads that were woken together send
-//! their next requests at nearly the same time, and one write costs half the CPU of one for each.
+//! A thread that finds a free connection sends its request over it. If none is free, requests queue
+//! up, and the next thread that gets a connection sends all of them in one write: flat combining
+//! (Hendler, Incze, Shavit and Tzafrir, 2010), with a connection for the lock. Before the first
+//! request of a batch is sent, its thread yields once: threads that were woken together send their
+//! next requests at nearly the same time, and one write costs half the CPU of one for each.
 //!
 //! Replies come in the order of the requests. The thread whose reply comes next is the *reader* of
-//! the connection. When it has its own reply it collects what was read along with that, and the
-//! next thread that waits becomes the reader. So no thread waits for the reply to another.
+//! the connection. Once it has its own reply, it collects everything that was read along with it,
+//! and the next waiting thread becomes the reader. So no thread waits for the reply to another.
 //!
 //! | connection | requests in flight | what comes next |
 //! |---|---|---|
 //! | idle | none | queued requests are sent, or it goes back to the pool |
-//! | with reader | some | the reader has its reply, or its deadline is over: without reader |
+//! | with reader | some | the reader gets its reply, or its deadline passes: without reader |
 //! | without reader | some that threads wait for | the first of these threads becomes the reader |
-//! | without reader | abandoned ones | given up |
+//! | without reader | abandoned ones | closed |
 //! | lingering | only some that no thread waits for | its next user reads the replies, or a sweep |
 //! | lingering, blocked | a request to wait for replicas or disks | no thread uses it |
-//! | given up | all have failed | idle: the next user opens it again |
+//! | closed | all have failed | idle: the next user opens it again |
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -39,10 +39,10 @@ use crate::net::shared_queue::{Loan, PooledConnection, SharedQueue};
 use crate::net::wait::WaitFor;
 
 /// How long a call waits for the reply to a needless request to wait for replicas or disks, before
-/// it goes on without its connection.
+/// it continues without its connection.
 const NEEDLESS_WAIT: Duration = Duration::from_millis(10);
 
-/// One server, and the connections to it as threads share them.
+/// One server, and the connections to it, shared by threads.
 pub(crate) struct Multiplexer {
     pub(crate) factory: Arc<ConnectionFactory>,
     pub(super) queue: SharedQueue,
@@ -70,9 +70,9 @@ impl Multiplexer {
         self.exchange(Request::command(&redis::cmd("PING")), None, deadline).map(drop)
     }
 
-    /// Sends a request and waits for the reply: at once if a connection is free and other threads
-    /// do not send batches at the moment, else together with theirs. A reply that says that
-    /// something was done counts only once the demand is met, if there is one.
+    /// Sends a request and waits for the reply. Sends it at once if a connection is free and other
+    /// threads are not sending batches at the moment, otherwise together with theirs. With a
+    /// demand, a reply that reports a change counts only once the demand is met.
     pub(crate) fn exchange(
         &self,
         request: Request,
@@ -82,7 +82,7 @@ impl Multiplexer {
         self.run(deadline, |slot| [Exchange::awaited(request, slot).durable(demand)]).reply()
     }
 
-    /// As `exchange`, for several requests, in one write.
+    /// Like `exchange`, for several requests, in one write.
     pub(crate) fn exchange_all(
         &self,
         requests: impl IntoIterator<Item = Request>,
@@ -126,8 +126,8 @@ impl Multiplexer {
         own
     }
 
-    /// Writes requests that no thread waits for, or has them written as soon as a connection is
-    /// free. Blocks only for room to write, and to open a connection.
+    /// Writes requests that no thread waits for, now or as soon as a connection is free. Blocks
+    /// only for room to write, and to open a connection.
     pub(crate) fn post(&self, posted: Vec<Exchange>) {
         let Some(deadline) = posted.iter().map(|posted| posted.deadline).max() else { return };
         match self.queue.take(true, deadline) {
@@ -140,8 +140,8 @@ impl Multiplexer {
     }
 
     /// Writes requests that no thread waits for over the connections that are open and free, as far
-    /// as there is room, without waiting. Without a reply by `deadline` there is none. Returns what
-    /// was not sent.
+    /// as there is room, without waiting. After `deadline` they get no reply. Returns those that
+    /// were not sent.
     pub(crate) fn post_if_open(&self, posted: Vec<Exchange>, deadline: Instant) -> Vec<Exchange> {
         let (now, mut unsent, mut taken) = (Instant::now(), posted, Vec::new());
         while !unsent.is_empty()
@@ -158,7 +158,7 @@ impl Multiplexer {
         unsent
     }
 
-    /// Reads everything that is to come, or gives up the connections over which it does not.
+    /// Reads all outstanding replies, and closes the connections over which they do not arrive.
     pub(crate) fn settle(&self, deadline: Instant) {
         loop {
             let mut state = self.queue.state.lock();
@@ -172,14 +172,14 @@ impl Multiplexer {
                 }
                 // A sweep never takes long.
                 None if is_swept => yield_now(),
-                // When this has been answered, everything else has been sent.
+                // Once this has been answered, everything else has been sent.
                 None if is_queued && Instant::now() < deadline => drop(self.ping(deadline)),
                 None => return,
             }
         }
     }
 
-    /// Has requests sent as soon as a connection is free, along with what was queued before.
+    /// Sends requests as soon as a connection is free, along with those queued before.
     fn push(&self, exchanges: impl IntoIterator<Item = Exchange>, deadline: Instant) {
         let mut state = self.queue.state.lock();
         let (is_first, is_batching) = (state.queue.is_empty(), state.is_batching());
@@ -228,7 +228,8 @@ impl Multiplexer {
         used.connection.send(own.into_iter().chain(waiting));
     }
 
-    /// Reads as the reader of a connection until the replies to `own` have come, or its deadline.
+    /// Reads as the reader of a connection until the replies to `own` have arrived, or its deadline
+    /// passes.
     fn read(&self, mut used: PooledConnection, own: &Arc<ReplySlot>) {
         used.connection.read_until(own);
         own.close(|| self.factory.no_reply());
@@ -248,7 +249,7 @@ impl Multiplexer {
         if let Some(free) = idle.take_if(|idle| !idle.connection.in_flight.is_blocked()) {
             self.send_queued(free, own.deadline);
         }
-        // Only now: to wake many threads takes longer than to give the server more to do.
+        // Only now, because waking many threads takes longer than giving the server more to do.
         for (exchange, reply) in buffered {
             exchange.answer(reply);
         }
@@ -259,9 +260,9 @@ impl Multiplexer {
         }
     }
 
-    /// Sends what has queued up over an idle connection, or gives that back. The thread has time
-    /// until the deadline for requests that other threads have posted: what cannot be written by
-    /// then has failed.
+    /// Sends queued requests over an idle connection, or gives it back. The thread has until the
+    /// deadline for requests that other threads have posted: those that cannot be written by then
+    /// have failed.
     fn send_queued(&self, idle: PooledConnection, deadline: Instant) {
         let mut free = Some(idle);
         while let Some(mut idle) = free {
@@ -273,7 +274,7 @@ impl Multiplexer {
                 free = if is_empty { None } else { self.queue.take(false, deadline) };
                 continue;
             }
-            // To connect takes time, which a thread that waits for a reply has.
+            // Connecting takes time, which a thread that waits for a reply has.
             let is_ready = || idle.connection.is_usable() && idle.connection.retiring().is_none();
             free = match state.queue.iter().find_map(Exchange::slot).cloned() {
                 Some(slot) if !is_ready() => {
@@ -298,8 +299,8 @@ impl Multiplexer {
         }
     }
 
-    /// Reads what has been to come for a while, and gives up the connections over which something
-    /// is overdue. Sends what is left in the queue.
+    /// Reads replies that have been outstanding for a while, and closes the connections over which
+    /// something is overdue. Sends the remaining queue.
     fn sweep(&self) {
         let now = Instant::now();
         for mut due in self.queue.begin_sweep(now) {
@@ -333,7 +334,7 @@ mod tests {
     use crate::net::in_flight::POSTED_MAX;
     use crate::net::server::ServerFactory;
 
-    /// The login of a peer that accepts connections has no reply.
+    /// The peer accepts connections, but never replies to the login.
     #[test]
     fn a_call_that_is_over_opens_no_connection_for_what_others_have_posted() {
         const LONG: Duration = Duration::from_secs(20);
@@ -360,7 +361,7 @@ mod tests {
         });
     }
 
-    /// A server may not execute what is behind more.
+    /// A server may not execute requests behind more than that.
     #[test]
     fn no_more_is_posted_over_an_open_connection_than_a_server_reads_at_once() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");

@@ -1,5 +1,5 @@
-//! What is in place of sockets on a system without those of Unix: every connection is refused. So
-//! the servers are unreachable there, and only the store in memory works.
+//! Replaces sockets on a system without those of Unix: every connection is refused. So servers are
+//! unreachable there, and only the store in memory works.
 
 use std::convert::Infallible;
 use std::io::{self, ErrorKind};

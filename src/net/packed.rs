@@ -1,8 +1,8 @@
 //! Packed requests, and the slots in which threads wait for the replies.
 //!
 //! A script is called by its hash. A server that has not seen it since it started replies NOSCRIPT,
-//! and is sent the whole script then. That is one round trip, makes the script known, and, unlike
-//! SCRIPT LOAD, goes where the keys are.
+//! and is then sent the whole script. That takes one round trip, makes the script known, and,
+//! unlike SCRIPT LOAD, goes where the keys are.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,13 +13,13 @@ use redis::{Cmd, Value};
 use crate::base::failure::Failure;
 use crate::base::sync::{Condvar, Mutex, wait_while};
 
-/// What a server replies to a request.
+/// The reply of a server to a request.
 pub(crate) type Reply = Result<Value, Failure>;
 
 /// A Lua script, and the hash by which a server knows it.
 pub(crate) struct Script {
     body: String,
-    /// The arguments with which a call begins: EVALSHA and the hash of the body.
+    /// The start of a call's arguments: EVALSHA and the hash of the body.
     call: Vec<u8>,
 }
 
@@ -44,8 +44,8 @@ pub(crate) enum Arg<'a> {
 #[derive(Clone)]
 pub(crate) struct Request {
     pub(crate) bytes: Vec<u8>,
-    /// Whether it is preceded by ASKING, after which a node serves it even for a slot that the node
-    /// is only about to get. The reply to that does not count: if it had no effect, the request is
+    /// Whether it is preceded by ASKING, which makes a node serve it for a slot that the node is
+    /// still about to get. The reply to that does not count: if it had no effect, the request is
     /// redirected.
     pub(super) asking: bool,
     pub(super) script: Option<&'static Script>,
@@ -60,7 +60,7 @@ impl Request {
     }
 
     pub(crate) fn call(script: &'static Script, keys: &[&str], args: &[Arg<'_>]) -> Self {
-        // Written here, because `Cmd` would take longer than everything else that a call does.
+        // Packed here, because `Cmd` would take longer than everything else in a call.
         let mut bytes = Vec::with_capacity(512);
         push_number(&mut bytes, b'*', 3 + keys.len() + args.len());
         bytes.extend_from_slice(&script.call);
@@ -80,12 +80,12 @@ impl Request {
         Self { bytes, asking: false, script: Some(script), has_effect: true }
     }
 
-    /// The same request preceded by ASKING.
+    /// Returns the same request preceded by ASKING.
     pub(crate) fn asking(self) -> Self {
         Self { asking: true, ..self }
     }
 
-    /// The same request with the whole script in it.
+    /// Returns the same request with the whole script in it.
     pub(crate) fn in_full(&self) -> Self {
         let Some(script) = self.script else { return self.clone() };
         // `*<number of arguments>\r\n` comes first.
@@ -98,8 +98,8 @@ impl Request {
         Self { bytes, script: None, ..*self }
     }
 
-    /// The failure that an error reply is. One that does not say whether the request was executed
-    /// is a refusal of a request without an effect.
+    /// Returns the failure for an error reply. If the request has no effect, an error that does not
+    /// say whether it was executed is a refusal.
     pub(super) fn judge(&self, failure: Failure) -> Failure {
         if self.has_effect { failure } else { failure.of_question() }
     }
@@ -118,7 +118,7 @@ fn push_number(out: &mut Vec<u8>, mark: u8, number: usize) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Where the replies go that one thread waits for.
+/// The replies that one thread waits for.
 pub(super) struct ReplySlot {
     pub(super) deadline: Instant,
     pub(super) state: Mutex<SlotState>,
@@ -140,7 +140,7 @@ impl ReplySlot {
         Arc::new(Self { deadline, state: Mutex::new(state), changed: Condvar::new() })
     }
 
-    /// Makes a used one as good as new, to reuse the memory, or replaces it if a request has it.
+    /// Resets a used one, to reuse the memory, or replaces it if a request still has it.
     pub(super) fn renew(used: &mut Arc<Self>, deadline: Instant) -> Arc<Self> {
         match Arc::get_mut(used) {
             Some(unused) => {
@@ -154,7 +154,7 @@ impl ReplySlot {
         used.clone()
     }
 
-    /// Makes room for one more reply, and returns its place.
+    /// Makes room for one more reply, and returns its index.
     pub(super) fn add(&self) -> usize {
         let mut state = self.state.lock();
         state.replies.push(None);
@@ -162,13 +162,13 @@ impl ReplySlot {
         state.replies.len() - 1
     }
 
-    /// Blocks until all replies have come, or the thread is made a reader, or the deadline. Returns
-    /// `true` if it is a reader.
+    /// Blocks until all replies have arrived, the thread is made a reader, or the deadline passes.
+    /// Returns `true` if it is a reader.
     pub(super) fn wait(&self) -> bool {
         let mut state = self.state.lock();
         let waits = |state: &SlotState| state.missing > 0 && !state.is_reader;
         wait_while(&self.changed, &mut state, Some(self.deadline), waits);
-        // The reader of a connection waits for its replies as well.
+        // The reader of a connection also waits for its replies.
         state.waits = state.is_reader;
         state.is_reader
     }
@@ -191,7 +191,7 @@ impl ReplySlot {
         waits
     }
 
-    /// Takes a reply. Returns without effect if the thread no longer waits for it.
+    /// Takes a reply. Has no effect if the thread no longer waits for it.
     pub(super) fn answer(&self, place: usize, reply: Reply) {
         let mut state = self.state.lock();
         if !state.waits || state.replies[place].is_some() {
@@ -200,13 +200,13 @@ impl ReplySlot {
         state.replies[place] = Some(reply);
         state.missing -= 1;
         if state.missing == 0 {
-            // Not under the lock, which the thread that wakes takes first.
+            // Not under the lock, which the woken thread takes first.
             drop(state);
             self.changed.notify_one();
         }
     }
 
-    /// Stops waiting. What has not come is this failure.
+    /// Stops waiting. Replies that have not arrived become this failure.
     pub(super) fn close(&self, failure: impl Fn() -> Failure) {
         let mut state = self.state.lock();
         state.waits = false;

@@ -1,8 +1,8 @@
 //! Writing requests that no thread waits for.
 //!
-//! A dropped guard's release is written at once, by the thread that drops it: the program may end
-//! right after. Replies that have come are read first, because a program that ends with unread ones
-//! resets the connection, and the server might not read on.
+//! The thread that drops a guard writes the release at once, because the program may end right
+//! after. Replies that have arrived are read first, because a program that ends with unread ones
+//! resets the connection, and the server might not read any further.
 
 use std::time::{Duration, Instant};
 
@@ -12,28 +12,28 @@ use crate::net::connection::Connection;
 use crate::net::in_flight::{Exchange, POSTED_MAX};
 use crate::net::wait::WaitFor;
 
-/// A connection over which something was posted less long ago is taken for alive.
+/// A connection that was used for a post this recently counts as alive.
 const IDLE: Duration = Duration::from_millis(500);
 
-/// Writes requests, and remembers a server at which writing what no thread waits for has just timed
-/// out: threads that drop many guards while a server is away wait only once.
+/// Writes requests, and remembers a server at which writing posted requests has just timed out:
+/// threads that drop many guards while a server is away wait only once.
 #[derive(Default)]
 pub(super) struct PostWriter {
-    /// What the last wait has failed with, and until when there is no other.
+    /// The failure of the last wait, and until when there is no other wait.
     failure: Mutex<Option<(Instant, Failure)>>,
 }
 
 impl PostWriter {
-    /// Writes requests that no thread waits for over an idle connection, opening it if need be. The
-    /// calling thread, which may not be the one that has posted them, has time until the deadline.
+    /// Writes requests that no thread waits for over an idle connection, opening it if needed. The
+    /// calling thread, which may not be the one that posted them, has time until the deadline.
     pub(super) fn post(
         &self,
         connection: &mut Connection,
         posted: Vec<Exchange>,
         deadline: Instant,
     ) {
-        // If the program ended with replies unread, its system would reset the connection, and the
-        // server might not read on behind the request that it executes at that moment.
+        // If the program ended with unread replies, its system would reset the connection, and the
+        // server might not read beyond the request that it is executing at that moment.
         connection.collect();
         let write_by = posted.iter().map(|posted| posted.write_by).max().unwrap_or(deadline);
         let write_by = write_by.min(deadline);
@@ -43,7 +43,7 @@ impl PostWriter {
             return posted.into_iter().for_each(|posted| posted.answer(Err(failure.clone())));
         }
         self.record(connection, posted, write_by);
-        // A failure to write fails what is in flight. What there is no room for in time is overdue.
+        // A failure to write fails everything in flight. Bytes without room in time are overdue.
         drop(connection.write(&[]));
         if connection.is_writing() {
             drop(self.wait(|| {
@@ -58,8 +58,8 @@ impl PostWriter {
         }
     }
 
-    /// Has requests that no thread waits for written along with the next write. If too many are in
-    /// flight already, their replies are read first. If that fails, so have the requests.
+    /// Adds requests that no thread waits for to the next write. If too many are already in flight,
+    /// their replies are read first. If that fails, so do the requests.
     pub(super) fn record(
         &self,
         connection: &mut Connection,
@@ -73,7 +73,7 @@ impl PostWriter {
             if connection.in_flight.has_room(next.request.bytes.len()) {
                 connection.record(posted.next());
             } else {
-                // What was recorded is not lost with the program.
+                // Recorded requests are not lost with the program.
                 drop(connection.write(&[]));
                 outcome = self.wait(|| connection.read_all(deadline));
             }
@@ -83,7 +83,8 @@ impl PostWriter {
         }
     }
 
-    /// Waits for the server, unless that has just failed: not for as long again as it took.
+    /// Waits for the server, unless a wait has just failed: then not again for as long as that
+    /// took.
     fn wait(&self, wait: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
         let begun = Instant::now();
         if let Some((until, failure)) = &*self.failure.lock()
@@ -100,7 +101,7 @@ impl PostWriter {
 
 /// Returns `true` if a request can be posted over a connection, as far as is known.
 fn is_ready(connection: &mut Connection) -> bool {
-    // After a short time it is taken for granted that the server has not closed it.
+    // For a short time, it is taken for granted that the server has not closed the connection.
     if connection.used.elapsed() >= IDLE
         && connection.in_flight.queue.is_empty()
         && connection.is_connected()
@@ -134,7 +135,7 @@ mod tests {
         ioctl_fionread(connection.stream().expect("it is open").poll_fd()).expect("a socket")
     }
 
-    /// A peer that can be connected to, and a connection to it.
+    /// A peer that accepts connections, and a connection to it.
     fn peer() -> (TcpListener, Connection) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("redis://{}", listener.local_addr().expect("an address"));

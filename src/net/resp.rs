@@ -1,7 +1,7 @@
-//! A connection as its user sees it: bytes of requests out, replies in, plain or over TLS.
+//! A connection as its user sees it: bytes of requests go out, replies come in, plain or over TLS.
 //!
 //! Servers speak version 2 of the protocol to a client that asks for no other. A reply is parsed
-//! part by part as it comes, so that nothing is searched twice, and within limits. The parser of
+//! part by part as it arrives, so that nothing is searched twice, and within limits. The parser of
 //! `redis` would allow a reply of any length, and clears 8 KB for each read, which would take a
 //! quarter of the instructions of a lock and its release.
 
@@ -22,13 +22,13 @@ const USUAL: usize = 1024;
 /// A larger buffer is not kept for the next reply.
 const LARGE: usize = 64 * 1024;
 
-/// The longest reply, in bytes. A server that works sends far shorter ones.
+/// Maximum length of a reply, in bytes. A working server sends far shorter ones.
 const LONGEST: usize = 16 * 1024 * 1024;
 
-/// The most memory that a reply may take. Short parts take many times their bytes.
+/// Maximum memory of a reply. Short parts take many times their bytes.
 const LARGEST: usize = 40 * 1024 * 1024;
 
-/// The first capacity of an array that has as many parts or more.
+/// The initial capacity of an array with at least as many parts.
 const FEW: usize = 4;
 
 const DEPTH_MAX: usize = 16;
@@ -37,7 +37,7 @@ const NO_REPLY: &str = "what the server sent is not a reply of Redis's protocol"
 const TOO_DEEP: &str = "the server's reply is nested too deep";
 const TOO_LONG: &str = "the server's reply is too long";
 
-/// A connected socket, and what was read of an unfinished reply.
+/// A connected socket, and the parts already read of an unfinished reply.
 pub(crate) struct RespStream {
     /// Shared only with threads that wait for it, or end that wait.
     stream: Arc<Stream>,
@@ -50,7 +50,7 @@ pub(crate) struct RespStream {
 
 pub(crate) enum Layer {
     Plain,
-    /// In a cell, because a look at what has come processes some of it.
+    /// In a cell, because checking what has arrived processes some of it.
     #[cfg(feature = "tls")]
     Tls(Box<std::cell::RefCell<Session>>),
 }
@@ -66,7 +66,7 @@ impl RespStream {
         stream
     }
 
-    /// Looks for what has come and was not read, without waiting.
+    /// Checks what has arrived and was not read, without waiting.
     pub(crate) fn look(&self) -> Arrived {
         match &self.layer {
             Layer::Plain => self.stream.look(),
@@ -75,7 +75,7 @@ impl RespStream {
         }
     }
 
-    /// Returns `true` if something is to be written for which there was no room.
+    /// Returns `true` if bytes are left to write for which there was no room.
     pub(crate) fn is_writing(&self) -> bool {
         let is_session_writing = match &self.layer {
             Layer::Plain => false,
@@ -85,18 +85,18 @@ impl RespStream {
         is_session_writing || !self.out.is_empty()
     }
 
-    /// The socket, to wait until there is something to read, or room to go on writing.
+    /// Returns the socket, to wait until there is something to read, or room to continue writing.
     pub(crate) fn poll_fd(&self) -> PollFd<'_> {
         self.stream.poll_fd(self.polled().1)
     }
 
-    /// The same, while another thread may use the connection or give it up.
+    /// The same, while another thread may use or close the connection.
     pub(crate) fn polled(&self) -> (Arc<Stream>, PollFlags) {
         let room = if self.is_writing() { PollFlags::OUT } else { PollFlags::IN };
         (self.stream.clone(), PollFlags::IN.union(room))
     }
 
-    /// Writes as much as there is room for, without waiting. The reader goes on with the rest.
+    /// Writes as much as there is room for, without waiting. The reader continues with the rest.
     pub(crate) fn write(&mut self) -> io::Result<()> {
         let rest = &self.out[self.written..];
         self.written += match &mut self.layer {
@@ -113,8 +113,8 @@ impl RespStream {
         Ok(())
     }
 
-    /// Sleeps until there may be room to write, or until something has come. That is read: a server
-    /// whose replies are not read may stop to read requests.
+    /// Sleeps until there may be room to write, or until something has arrived, which is then read:
+    /// a server whose replies are not read may stop reading requests.
     pub(crate) fn wait_for_room(&mut self, deadline: Instant) -> io::Result<()> {
         self.stream.wait(PollFlags::IN.union(PollFlags::OUT), deadline)?;
         match self.fill(WaitFor::Nothing, None) {
@@ -123,10 +123,11 @@ impl RespStream {
         }
     }
 
-    /// Reads one whole reply, which may be an error reply. If it has not come whole by then, that
-    /// is a timeout. After a timeout, and only then, reading can go on where it stopped.
+    /// Reads one whole reply, which may be an error reply. If it has not fully arrived by then,
+    /// that is a timeout. After a timeout, and only then, reading can continue where it stopped.
     pub(crate) fn receive(&mut self, wait: WaitFor, spin: &Spin) -> RedisResult<Value> {
-        // One that has come along with another counts as well: a thread that sleeps finds more so.
+        // A reply that arrived along with another counts as well: a thread that sleeps finds more
+        // of those.
         let mut waits = matches!(wait, WaitFor::SoonReply { .. }).then(|| spin.begin());
         loop {
             if let Some(reply) = self.replies.take() {
@@ -158,20 +159,20 @@ impl RespStream {
     }
 }
 
-/// What was read and not taken yet.
+/// The bytes that were read and not yet taken.
 #[derive(Default)]
 pub(crate) struct ReplyBuffer {
     bytes: Vec<u8>,
-    /// The bytes from `start` to `end` were read and not parsed.
+    /// The bytes from `start` to `end` were read but not parsed.
     start: usize,
     end: usize,
     /// How many of these were searched for the end of a line.
     searched: usize,
     /// The unfinished arrays of the next reply, each with its size, the outermost first.
     arrays: Vec<(Vec<Value>, usize)>,
-    /// How long the parsed part of the next reply is.
+    /// The length of the parsed part of the next reply.
     parsed: usize,
-    /// How many bytes its arrays take besides.
+    /// The number of bytes that its arrays take in addition.
     arrays_size: usize,
 }
 
@@ -182,7 +183,8 @@ enum Part {
 }
 
 impl ReplyBuffer {
-    /// Takes the next reply; `None` if it has not come whole. Behind what is no reply, none is.
+    /// Takes the next reply; `None` if it has not fully arrived. After bytes that are no reply,
+    /// there are no more.
     pub(crate) fn take(&mut self) -> Option<RedisResult<Value>> {
         loop {
             match self.next_part() {
@@ -209,7 +211,7 @@ impl ReplyBuffer {
         if self.end == self.bytes.len() {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
-            // What is not parsed is never longer than a reply may be.
+            // The unparsed bytes are never longer than a reply may be.
             let room = (self.end * 2).clamp(USUAL, LONGEST + USUAL);
             self.bytes.resize(room.max(self.bytes.len()), 0);
         }
@@ -222,7 +224,7 @@ impl ReplyBuffer {
         }
     }
 
-    /// Takes the next part of a reply; `None` if it has not come whole.
+    /// Takes the next part of a reply; `None` if it has not fully arrived.
     fn next_part(&mut self) -> Result<Option<Part>, &'static str> {
         let room = LONGEST.checked_sub(self.parsed).ok_or(TOO_LONG)?;
         let unread = &self.bytes[self.start..self.end];
@@ -274,11 +276,12 @@ impl ReplyBuffer {
         }
     }
 
-    /// Adds a value to the array that it is part of. Returns the reply once it is whole.
+    /// Adds a value to the array that it is part of. Returns the reply once it is complete.
     fn complete(&mut self, mut value: Value) -> Result<Option<Value>, &'static str> {
         while let Some((mut values, size)) = self.arrays.pop() {
             if values.len() == values.capacity() {
-                // Twice as many, but what the server says is not believed before it has come.
+                // Doubles the capacity, but does not trust the server's size before the values have
+                // arrived.
                 let more = values.len().max(FEW).min(size - values.len());
                 self.arrays_size += more * size_of::<Value>();
                 if self.parsed + self.arrays_size > LARGEST {
@@ -297,7 +300,7 @@ impl ReplyBuffer {
     }
 }
 
-/// A server cuts what it repeats of a request, even within a character.
+/// Parses an error reply. A server cuts what it repeats of a request, even within a character.
 fn error_reply(text: &[u8]) -> Result<Value, &'static str> {
     let reply = format!("-{}\r\n", String::from_utf8_lossy(text));
     parse_redis_value(reply.as_bytes()).map_err(|_| NO_REPLY)
@@ -389,7 +392,7 @@ mod tests {
         }
     }
 
-    /// Would not end within hours if each search began where the line does.
+    /// This would not end within hours if each search began where the line does.
     #[test]
     fn a_reply_without_end_is_an_error_before_it_takes_much_memory() {
         for (head, piece) in [("+", "x".repeat(USUAL)), ("*1000000000\r\n", ":1\r\n".repeat(4))] {
@@ -408,7 +411,7 @@ mod tests {
         }
     }
 
-    /// What the parsed part of a reply takes.
+    /// Returns the memory of the parsed part of a reply.
     fn memory_of(buffer: &ReplyBuffer) -> usize {
         fn heap_of(value: &Value) -> usize {
             match value {

@@ -1,4 +1,4 @@
-//! Where a master is that may be replaced by another.
+//! The location of a master that another server may replace.
 //!
 //! The thread that needs a connection finds out: before a new one is opened, after a failure, and
 //! when the last answer is older than [`VALID_FOR`]. So a request never goes to a server that was
@@ -19,11 +19,11 @@ use crate::base::{printable, with_port};
 
 pub(super) const VALID_FOR: Duration = Duration::from_millis(500);
 
-/// The pause after which the sentinels are asked again if none has answered but there is a
-/// connection to the master: asking a hung sentinel takes time.
+/// Pause before the sentinels are asked again if none has answered but there is a connection to the
+/// master: asking a hung sentinel takes time.
 const OUTAGE_PAUSE: Duration = Duration::from_secs(2);
 
-/// The same pause if there is no master to connect to either.
+/// The same pause if there is no master to connect to, either.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 /// In place of the time until which an answer is valid: none is.
@@ -45,31 +45,31 @@ impl fmt::Display for Address {
     }
 }
 
-/// Asks the sentinels until the deadline, given the address that has led to no master. Returns
-/// where it is, and when the sentinel was asked that has said so: it may have answered at once, and
-/// the answer may have been read much later.
+/// Asks the sentinels until the deadline, given the address that has led to no master. Returns the
+/// location of the master, and when the sentinel that named it was asked: it may have answered at
+/// once, and the answer may have been read much later.
 pub(super) type AskSentinels =
     dyn FnMut(Option<&Address>, Instant) -> Result<(Address, Moment), Failure> + Send;
 
 /// Leads to a master. Only [`refresh`](Route::refresh) does I/O.
 pub(crate) struct Route {
     master: Arc<str>,
-    /// Locked while they are asked.
+    /// Locked while the sentinels are asked.
     ask: Mutex<Box<AskSentinels>>,
     known: Mutex<Known>,
     /// The [`Moment`] until which the last answer is valid, or `OUTDATED` or `REFRESHING`.
     valid_until: AtomicU64,
-    /// Whether the known address has led to no master since the sentinels were asked last.
+    /// Whether the known address has led to no master since the sentinels were last asked.
     rejected: AtomicBool,
     moves: AtomicU64,
-    /// That of the connections to the master.
+    /// The epoch of the connections to the master.
     pub(super) epoch: Arc<AtomicU64>,
     events: Events,
 }
 
 struct Known {
     address: Option<Address>,
-    /// Why the address must not be used any more.
+    /// Why the address must no longer be used.
     failure: Option<Failure>,
     label: Arc<str>,
 }
@@ -89,12 +89,12 @@ impl Route {
         }
     }
 
-    /// The server's address, as users are shown it.
+    /// Returns the server's address, as shown to users.
     pub(super) fn label(&self) -> Arc<str> {
         self.known.lock().label.clone()
     }
 
-    /// Where the master is, as far as is known.
+    /// Returns the location of the master, as far as is known.
     pub(super) fn address(&self) -> Result<Address, Failure> {
         let known = self.known.lock();
         match (&known.failure, &known.address) {
@@ -103,7 +103,7 @@ impl Route {
         }
     }
 
-    /// How often the master has moved so far.
+    /// Returns how often the master has moved so far.
     pub(super) fn moves(&self) -> u64 {
         self.moves.load(Ordering::SeqCst)
     }
@@ -112,8 +112,8 @@ impl Route {
         Moment::now().0 < self.valid_until.load(Ordering::SeqCst)
     }
 
-    /// Finds out where the master is, unless that was done lately. If it cannot be found out, what
-    /// was known stands.
+    /// Finds out where the master is, unless that was done recently. If that fails, the previous
+    /// knowledge stands.
     pub(super) fn refresh(&self, deadline: Instant) {
         if self.is_current() {
             return;
@@ -131,14 +131,14 @@ impl Route {
             Err(failure) => (Err(failure), begun),
         };
         let valid_until = as_of.after(self.record(answer, outdated)).0;
-        // A suspicion that has come up meanwhile stands: the answer may be older.
+        // A suspicion that has arisen meanwhile stands: the answer may be older.
         let unless_suspected = |now| (now == REFRESHING).then_some(valid_until);
         let set =
             self.valid_until.fetch_update(Ordering::SeqCst, Ordering::SeqCst, unless_suspected);
         set.unwrap_or_default();
     }
 
-    /// Keeps an answer, and logs what is new. Returns how long not to ask the sentinels again.
+    /// Keeps an answer, and logs news. Returns how long not to ask the sentinels again.
     pub(super) fn record(&self, answer: Result<Address, Failure>, outdated: bool) -> Duration {
         let (mut known, master) = (self.known.lock(), &self.master);
         match answer {
@@ -165,13 +165,13 @@ impl Route {
         }
     }
 
-    /// Makes the address out of date: the server has failed, and may have been replaced.
+    /// Makes the address outdated: the server has failed, and may have been replaced.
     pub(super) fn suspect_move(&self) {
         self.valid_until.store(OUTDATED, Ordering::SeqCst);
     }
 
-    /// Makes the address out of date: no connection to a master could be opened there. Has no
-    /// effect if the master is known to have moved since then.
+    /// Makes the address outdated: no connection to a master could be opened there. Has no effect
+    /// if the master is known to have moved since then.
     pub(super) fn reject_address(&self, moves: u64) {
         if self.moves() == moves {
             self.rejected.store(true, Ordering::SeqCst);
@@ -180,7 +180,7 @@ impl Route {
     }
 }
 
-/// The failure of all sentinels, given that of one.
+/// Returns the failure of all sentinels, given that of one.
 pub(super) fn unanswered(master: &str, last: Option<Failure>) -> Failure {
     let server = sentinels_label(master);
     match last {

@@ -1,8 +1,8 @@
 //! Asks the sentinels of one master where it is, and decides which of their answers counts.
 //!
 //! One sentinel is enough, as long as the server that it names is a master and accepts connections.
-//! One that is cut off from the others may name a dead server forever. So if no connection could be
-//! opened to the address, all sentinels are asked.
+//! A sentinel that is cut off from the others may name a dead server forever. So if no connection
+//! could be opened to the address, all sentinels are asked.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,7 +22,7 @@ use crate::net::route::{Address, Route, sentinels_label, unanswered};
 use crate::net::server::ServerFactory;
 use crate::net::wait::Spin;
 
-/// After this many rejections in a row, an address that most sentinels name is given up for one
+/// After this many rejections in a row, an address that most sentinels name is abandoned for one
 /// that any of them names. Before that, a failure to connect does not outweigh the majority.
 const REJECTIONS_MAX: u32 = 3;
 
@@ -32,7 +32,7 @@ const PORT: u16 = 26379;
 struct Sentinels {
     master: Arc<str>,
     address_map: AddressMap,
-    /// The one whose answer counted last comes first.
+    /// The first one is that whose answer last counted.
     connections: VecDeque<Connection>,
     rejections: u32,
 }
@@ -49,7 +49,7 @@ pub(crate) fn parse(
 fn with_port(url: &str) -> String {
     match redis::parse_redis_url(url) {
         Some(mut parsed) if parsed.has_host() && parsed.port().is_none() => {
-            // It fails for a URL that cannot have a port, which is rejected later.
+            // This fails for a URL that cannot have a port, which is rejected later.
             parsed.set_port(Some(PORT)).unwrap_or_default();
             parsed.into()
         }
@@ -57,13 +57,13 @@ fn with_port(url: &str) -> String {
     }
 }
 
-/// Makes a route to the master of these sentinels.
+/// Creates a route to the master of these sentinels.
 pub(crate) fn route(sentinels: &[Endpoint], master: &str, servers: &ServerFactory) -> Route {
     let connection = |endpoint: &Endpoint| {
         let mut factory = servers.connections(endpoint.without_database());
         // Sentinels are asked too rarely to spin for.
         factory.spin = Spin::new(Duration::ZERO);
-        // They are the master's.
+        // The credentials are the master's.
         factory.credentials = None;
         Connection::new(Arc::new(factory))
     };
@@ -76,7 +76,7 @@ pub(crate) fn route(sentinels: &[Endpoint], master: &str, servers: &ServerFactor
 }
 
 impl Sentinels {
-    /// Asks one sentinel after the other, each for its share of the time: until one answers, or all
+    /// Asks one sentinel after another, each for its share of the time: until one answers, or all
     /// of them if an address was rejected. The one whose answer counts is asked first from then on.
     fn ask(
         &mut self,
@@ -128,7 +128,7 @@ impl Sentinels {
     }
 }
 
-/// Sentinels often have another login than their master, or none.
+/// Adds a hint to a failed login: sentinels often have another login than their master, or none.
 fn with_hint(failure: Failure) -> Failure {
     if failure.kind != FailureKind::Rejected || failure.phase != Phase::Login {
         return failure;
@@ -151,7 +151,7 @@ fn choose<T>(
     (0..answers.len()).max_by_key(|number| rank(&answers[*number].0))
 }
 
-/// Reads a host and a port; `None` if the reply is something else.
+/// Parses a host and a port; `None` if the reply is something else.
 fn address(reply: &Value) -> Option<Address> {
     let Value::Array(parts) = reply else { return None };
     let [Value::BulkString(host), Value::BulkString(port)] = &parts[..] else { return None };
@@ -229,7 +229,7 @@ mod tests {
         (Address { host: "h".into(), port }, ())
     }
 
-    /// The port that counts after `rejected` was rejected this many times.
+    /// Returns the port that counts after `rejected` was rejected this many times.
     fn chosen(ports: &[u16], rejected: u16, rejections: u32) -> Option<u16> {
         let answers: Vec<_> = ports.iter().map(|port| answer(*port)).collect();
         let best = choose(&answers, Some(&answer(rejected).0), rejections)?;

@@ -21,7 +21,8 @@ use crate::net::shared_call::{CredentialsSource, Resolver};
 
 const NAME: &str = "leasehold-pool";
 
-/// The thread that serves all pools of a client. It ends with the last pool and clone of this.
+/// The thread that serves all pools of a client. It ends with the last pool and the last clone of
+/// this.
 ///
 /// Work on it must be brief and do no I/O that could block: requests may be waiting for a
 /// connection that this thread makes.
@@ -30,7 +31,7 @@ pub(crate) struct PoolThread(pub(super) Arc<ScheduledThreadPool>);
 
 impl PoolThread {
     pub(crate) fn start() -> io::Result<Self> {
-        // The builder panics if it gets no thread. So another thread is tried first.
+        // The builder panics if it gets no thread, so another thread is tried first.
         let first = thread::Builder::new().name(NAME.into()).spawn(|| ())?;
         first.join().unwrap_or_default();
         let builder = ScheduledThreadPool::builder()
@@ -49,7 +50,7 @@ impl PoolThread {
     }
 }
 
-/// Makes the servers of one client, which share a thread, look-ups and credentials.
+/// Creates the servers of one client, which share a thread, look-ups and credentials.
 #[derive(Clone)]
 pub(crate) struct ServerFactory {
     pub(crate) config: Config,
@@ -60,7 +61,7 @@ pub(crate) struct ServerFactory {
     pools: Pools,
 }
 
-/// The pools of one client, of servers that it still has, and what was counted in all.
+/// The pools of a client for servers that it still has, and the counters for all servers.
 #[derive(Clone, Default)]
 pub(crate) struct Pools {
     servers: Arc<Mutex<Vec<Weak<Multiplexer>>>>,
@@ -77,7 +78,7 @@ impl Pools {
         let servers = self.servers.lock();
         servers.iter().filter_map(Weak::upgrade).fold((0, 0), |(all, idle), server| {
             let state = server.queue.pool.state();
-            // Connections over which only replies are to come are not in use.
+            // Connections over which replies are merely outstanding are not in use.
             let unused = u64::from(state.idle_connections) + server.queue.lingering() as u64;
             (all + u64::from(state.connections), idle + unused)
         })
@@ -97,7 +98,7 @@ impl ServerFactory {
         self.pools.clone()
     }
 
-    /// The same servers, whose hosts are looked up in this way.
+    /// The same servers, with this function for looking up hosts.
     #[cfg(test)]
     pub(crate) fn looking_up(
         self,
@@ -110,7 +111,7 @@ impl ServerFactory {
         Endpoint::parse(url, &self.config, &self.events)
     }
 
-    /// Parses the URLs of several servers, all different. `what` is what users call them.
+    /// Parses the URLs of several servers, all different. `what` is the users' word for them.
     pub(crate) fn endpoints(
         &self,
         what: &str,
@@ -131,12 +132,12 @@ impl ServerFactory {
         Ok(endpoints)
     }
 
-    /// Makes a server with an empty pool. Connections are opened when they are first used.
+    /// Creates a server with an empty pool. Connections are opened when they are first used.
     pub(crate) fn server(&self, endpoint: Endpoint) -> Arc<Multiplexer> {
         self.pooled(self.connections(endpoint))
     }
 
-    /// As `server`, for a server to which a route leads. Of the endpoint only the login counts.
+    /// Like `server`, for a server to which a route leads. Only the login of the endpoint counts.
     pub(crate) fn server_along(&self, route: Route, endpoint: Endpoint) -> Arc<Multiplexer> {
         let mut connections = self.connections(endpoint);
         connections.epoch = route.epoch.clone();

@@ -1,11 +1,12 @@
-//! Calls that cannot be cut short, and that may take far longer than a caller has: the system's
-//! look-up of a host, and the program's callback for credentials.
+//! Calls that cannot be cut short, and that may take far longer than a caller has time: the
+//! system's look-up of a host, and the program's callback for credentials.
 //!
-//! Each runs on a short-lived thread of its own, and callers wait for it by their own deadlines.
-//! Every caller that wants the same as a call that is under way waits for that one. If it has not
-//! returned for long, it may never do so, and the next caller begins another; there are at most two
-//! with an argument at a time. An answer that comes too late for all of them is kept for the next:
-//! else what always takes longer than `connect_timeout` would keep a client from ever connecting.
+//! Each runs on a short-lived thread of its own, and callers wait for it by their own deadlines. A
+//! caller with the same argument as a call in progress waits for that one. If it has not returned
+//! for long, it may never do so, and the next caller starts another; at most two with the same
+//! argument run at a time. An answer that is too late for all of them is kept for the next caller.
+//! Otherwise a function that always takes longer than `connect_timeout` would keep a client from
+//! ever connecting.
 
 use std::convert::Infallible;
 use std::error::Error as StdError;
@@ -19,33 +20,33 @@ use parking_lot::Mutex;
 
 use crate::config::callbacks::{Credentials, CredentialsAnswer, CredentialsCallback};
 
-/// How long an answer is kept for which no caller has waited.
+/// How long an answer is kept that no caller has waited for.
 const KEPT: Duration = Duration::from_secs(30);
 
-/// How long callers rely on a call before another is begun.
+/// How long callers rely on a call before another one is started.
 const SLOW_AFTER: Duration = Duration::from_secs(30);
 
-/// How many calls with the same argument there are at once.
+/// Maximum number of concurrent calls with the same argument.
 const CALLS_MAX: usize = 2;
 
 /// A function whose calls are shared by callers with the same argument.
 struct SharedCalls<K, T> {
-    /// What its threads are called.
+    /// The name of its threads.
     thread: &'static str,
-    /// What the function is called in errors.
+    /// The name of the function in errors.
     what: &'static str,
     function: Arc<dyn Fn(&K) -> T + Send + Sync>,
-    /// The calls under way, and those whose answers no caller has taken yet, the oldest first.
+    /// The calls in progress, and those whose answers no caller has taken yet, the oldest first.
     calls: Mutex<Vec<SharedCall<K, T>>>,
     slow_after: Duration,
 }
 
-/// One call. It is over when `ended` is disconnected.
+/// One call. It is over once `ended` is disconnected.
 #[derive(Clone)]
 struct SharedCall<K, T> {
     argument: K,
     begun: Instant,
-    /// The answer and when it has come. There is none if the call has panicked.
+    /// The answer and its time of arrival. There is none if the call has panicked.
     answer: Arc<OnceLock<(T, Instant)>>,
     ended: Receiver<Infallible>,
 }
@@ -64,8 +65,8 @@ where
         Self { thread, what, function, calls: Mutex::default(), slow_after: SLOW_AFTER }
     }
 
-    /// Returns the answer of a call, which is begun unless it is under way. Fails if none has come
-    /// in time, if the call has panicked, or if there is no thread for it.
+    /// Returns the answer of a call, which is started unless one is in progress. Fails if no answer
+    /// arrives in time, if the call has panicked, or if there is no thread for it.
     fn call(&self, argument: &K, deadline: Instant) -> io::Result<T> {
         let call = self.join(argument)?;
         // Nothing is ever sent.
@@ -75,7 +76,7 @@ where
             let why = format!("{} took too long", self.what);
             return Err(io::Error::new(io::ErrorKind::TimedOut, why));
         }
-        // The next caller begins a call of its own.
+        // The next caller starts a call of its own.
         self.calls.lock().retain(|known| !Arc::ptr_eq(&known.answer, &call.answer));
         answer.ok_or_else(|| io::Error::other(format!("{} panicked", self.what)))
     }
@@ -120,7 +121,7 @@ pub(crate) struct Resolver(Arc<SharedCalls<String, Addresses>>);
 
 impl Default for Resolver {
     fn default() -> Self {
-        // The port is each caller's own.
+        // Each caller has its own port.
         Self::new(|host| Ok((host, 0).to_socket_addrs()?.collect()))
     }
 }
@@ -144,7 +145,7 @@ impl Resolver {
             return Ok(vec![SocketAddr::new(address, port)]);
         }
         let answer = self.0.call(&host.to_owned(), deadline)?;
-        // Every caller gets an error of its own, whose source is the one that there is.
+        // Every caller gets its own error, whose source is the shared one.
         let mut addresses = answer.map_err(|error| io::Error::new(error.kind(), error))?;
         for address in &mut addresses {
             address.set_port(port);
@@ -153,7 +154,7 @@ impl Resolver {
     }
 }
 
-/// Asks the program's callback. Its answer serves all connections that wait. Clones share it.
+/// Asks the program's callback. Its answer serves all waiting connections. Clones share it.
 #[derive(Clone)]
 pub(crate) struct CredentialsSource(Arc<SharedCalls<(), CredentialsAnswer>>);
 
@@ -168,8 +169,8 @@ impl CredentialsSource {
         &self,
         deadline: Instant,
     ) -> Result<Credentials, Arc<dyn StdError + Send + Sync>> {
-        // The first answer may have been kept because it came too late for every thread that had
-        // waited for it.
+        // The first answer may have been kept because it was too late for every thread that waited
+        // for it.
         for _ in 0..2 {
             let answer = self.0.call(&(), deadline).unwrap_or_else(|error| Err(Arc::new(error)))?;
             if answer.valid_until.is_none_or(|end| end > Instant::now()) {
@@ -224,7 +225,7 @@ mod tests {
             assert_eq!(self.begun.load(Ordering::SeqCst), count, "{why}");
         }
 
-        /// `None` if no answer comes in time.
+        /// Returns `None` if no answer arrives in time.
         fn call(&self, time: Duration) -> Option<u32> {
             let answer = self.calls.call(&"a", end_of(time));
             answer.inspect_err(|error| assert_eq!(error.kind(), io::ErrorKind::TimedOut)).ok()
@@ -276,7 +277,7 @@ mod tests {
             assert_eq!(scene.call(AT_ONCE), None);
         }
         scene.await_calls(2, "two at once at most");
-        // Whichever of the two has it: the answer is found.
+        // The answer is found, whichever of the two has it.
         scene.answer(1);
         while scene.calls.calls.lock().iter().all(|call| !call.is_over()) {
             thread::yield_now();
@@ -338,7 +339,7 @@ mod tests {
         assert!(found.iter().all(|address| address.ip().is_loopback() && address.port() == 7));
     }
 
-    /// A source whose first answers have expired, and how often it was asked.
+    /// A source whose first answers have expired, and the number of its calls.
     fn source(expired: usize) -> (CredentialsSource, Arc<AtomicUsize>) {
         let asked = Arc::<AtomicUsize>::default();
         let count = asked.clone();

@@ -1,9 +1,9 @@
-//! What the threads that share the connections to one server have in common: the requests that wait
-//! for a connection, and the connections that no thread uses, in a pool, with replies to come, or
-//! lent to a thread that is only waking up.
+//! Shared state of the threads that use the connections to one server: the requests that wait for a
+//! connection, and the connections that no thread uses, whether in a pool, with outstanding
+//! replies, or lent to a thread that is just waking up.
 //!
-//! The pool is r2d2's. It makes connections closed, so neither making one nor a thread that waits
-//! for one ever depends on the network; the thread that uses a connection opens it.
+//! The pool is r2d2's. It creates closed connections, so neither creating one nor a thread that
+//! waits for one ever depends on the network. The thread that uses a connection opens it.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -25,17 +25,17 @@ use crate::net::packed::ReplySlot;
 
 const BATCH_MAX: usize = 64;
 
-/// What is to come over a connection that no thread uses is read this much later, unless a thread
-/// has read it before.
+/// Outstanding replies on a connection that no thread uses are read this much later, unless a
+/// thread has read them before.
 const SWEEP: Duration = Duration::from_millis(if cfg!(leasehold_shuttle) { 0 } else { 10 });
 
 pub(super) struct SharedQueue {
     pub(super) pool: Pool<ClosedConnections>,
-    /// How many connections of the pool are in use. While they are fewer than it may have, a thread
-    /// gets one without waiting for a user to finish.
+    /// The number of connections of the pool in use. While it is below the maximum, a thread gets a
+    /// connection without waiting for a user to finish.
     users: Arc<AtomicU32>,
     pub(super) state: Mutex<QueueState>,
-    /// The connections that were lent to threads and not yet taken by these.
+    /// The connections that were lent to threads but not yet taken by them.
     lent: Mutex<Vec<Loan>>,
     thread: Arc<ScheduledThreadPool>,
     sweep: Arc<dyn Fn() + Send + Sync>,
@@ -43,38 +43,38 @@ pub(super) struct SharedQueue {
 
 #[derive(Default)]
 pub(super) struct QueueState {
-    /// Whether requests of several threads may go over one connection.
+    /// Whether requests of several threads may share one connection.
     shares: bool,
     /// First come, first served.
     pub(super) queue: VecDeque<Exchange>,
-    /// How many requests from the queue were in the last batch.
+    /// The number of queued requests in the last batch.
     last_batch: usize,
-    /// The connections over which replies are to come. They are not in the pool, so nothing that
-    /// r2d2 closes is owed a reply.
+    /// The connections with outstanding replies. They are not in the pool, so nothing that r2d2
+    /// closes is owed a reply.
     pub(super) lingering: Vec<PooledConnection>,
-    /// How many sweeps have connections from here that they have not given back.
+    /// The number of sweeps that have taken connections from here and not returned them.
     pub(super) sweeps: usize,
     scheduled: bool,
 }
 
-/// A connection that is lent to a thread that waits for replies: the thread sends these requests,
-/// and reads until it has its replies.
+/// A connection lent to a thread that waits for replies: the thread sends these requests, and reads
+/// until it has its replies.
 pub(super) struct Loan {
     slot: Arc<ReplySlot>,
     pub(super) connection: PooledConnection,
     pub(super) unsent: Vec<Exchange>,
 }
 
-/// A connection that goes back to the pool when this is dropped.
+/// A connection that returns to the pool when this is dropped.
 pub(super) struct PooledConnection {
-    // Goes back first: once the pool counts a user less, a connection is free.
+    // Returned first: once the pool counts a user less, a connection is free.
     pub(super) connection: r2d2::PooledConnection<ClosedConnections>,
     /// Whether the thread was panicking when it took the connection.
     unwinding: bool,
     _user: PoolUser,
 }
 
-/// A panic may have left requests in flight, whose replies the next user would take for its own.
+/// A panic may have left requests in flight. The next user would take their replies for its own.
 impl Drop for PooledConnection {
     fn drop(&mut self) {
         #[cfg(all(test, leasehold_shuttle))]
@@ -93,9 +93,8 @@ impl Drop for PoolUser {
     }
 }
 
-/// Makes connections that are closed. The thread that takes one opens it, by its own deadline and
-/// with an error of its own; through r2d2, an error would arrive as a text, after the whole
-/// timeout.
+/// Creates closed connections. The thread that takes one opens it, by its own deadline and with its
+/// own error; through r2d2, an error would arrive as a text, after the whole timeout.
 pub(super) struct ClosedConnections {
     factory: Arc<ConnectionFactory>,
 }
@@ -112,14 +111,14 @@ impl ManageConnection for ClosedConnections {
         Ok(())
     }
 
-    /// A connection in which something went wrong has given up its socket already.
+    /// A connection after a failure has already closed its socket.
     fn has_broken(&self, _: &mut Connection) -> bool {
         false
     }
 }
 
 impl SharedQueue {
-    /// Makes an empty pool, without I/O. What is left over idle connections is read by `sweep`.
+    /// Creates an empty pool, without I/O. `sweep` reads the replies left on idle connections.
     pub(super) fn new(
         factory: Arc<ConnectionFactory>,
         config: &Config,
@@ -127,9 +126,10 @@ impl SharedQueue {
         sweep: impl Fn() + Send + Sync + 'static,
     ) -> Self {
         let Config { pool_size, idle_timeout, max_lifetime, .. } = *config;
-        // No connection is made before it is needed. With a time limit, r2d2 checks on the thread
-        // every 30 s for idle connections that have reached it. It closes these, which does not
-        // block, and makes no others. One that is in use when it looks is replaced by its user.
+        // No connection is created before it is needed. With a time limit, r2d2 checks on the
+        // thread every 30 s for idle connections that have reached it. It closes these, which does
+        // not block, and creates no others. A connection that is in use then is replaced by its
+        // user.
         let pool = Pool::builder()
             .max_size(pool_size)
             .min_idle(Some(0))
@@ -145,17 +145,17 @@ impl SharedQueue {
         Self { pool, users, state, lent, thread, sweep: Arc::new(sweep) }
     }
 
-    /// How many connections no thread uses while replies are to come over them.
+    /// Returns how many connections no thread uses while replies are outstanding.
     pub(super) fn lingering(&self) -> usize {
         let state = self.state.lock();
         state.lingering.iter().filter(|one| !one.connection.in_flight.is_blocked()).count()
     }
 
-    /// Returns a connection that no thread uses. A blocked one is given up for want of another.
+    /// Returns a connection that no thread uses. If only blocked ones are left, closes one of them.
     ///
-    /// A thread with a request of its own (`own`) gets none while other threads send batches, and
-    /// waits for a sweep that has what could be used, which never takes long: if nothing but the
-    /// thread of the sweep wrote what is posted, the program might end before.
+    /// A thread with a request of its own (`own`) gets none while other threads send batches. It
+    /// waits for a sweep that has a usable connection, which never takes long: if only the thread
+    /// of the sweep wrote the posted requests, the program might end before.
     pub(super) fn take(&self, own: bool, deadline: Instant) -> Option<PooledConnection> {
         loop {
             let mut state = self.state.lock();
@@ -178,20 +178,20 @@ impl SharedQueue {
         }
     }
 
-    /// Returns a connection that no thread uses and that is not blocked, without making one.
+    /// Returns a connection that no thread uses and that is not blocked, without creating one.
     pub(super) fn take_idle(&self, now: Instant) -> Option<PooledConnection> {
         let lingering = self.state.lock().take(false);
         let is_pooled = || self.pool.state().idle_connections > 0;
         lingering.or_else(|| is_pooled().then(|| self.take_pooled(now)).flatten())
     }
 
-    /// Returns a connection of the pool unless all are in use. Blocks for no longer than it takes
-    /// to make one, without opening it.
+    /// Returns a connection of the pool unless all are in use. Blocks no longer than it takes to
+    /// create one, without opening it.
     fn take_pooled(&self, deadline: Instant) -> Option<PooledConnection> {
         let free = |users| (users < self.pool.max_size()).then_some(users + 1);
         self.users.fetch_update(Ordering::SeqCst, Ordering::SeqCst, free).ok()?;
         let user = PoolUser(self.users.clone());
-        // If none is idle, r2d2 makes one on the pool's thread, which takes a few microseconds.
+        // If none is idle, r2d2 creates one on the pool's thread, which takes a few microseconds.
         let taken = self.pool.try_get().or_else(|| {
             self.pool.get_timeout(deadline.saturating_duration_since(Instant::now())).ok()
         });
@@ -203,7 +203,7 @@ impl SharedQueue {
             return Some(PooledConnection { connection, unwinding, _user: user });
         }
         drop(user);
-        // Until now it was in use for other threads: a sweep sends what has queued up meanwhile.
+        // Until now it was in use for other threads: a sweep sends requests queued meanwhile.
         let mut state = self.state.lock();
         if !state.queue.is_empty() {
             self.schedule_sweep(&mut state);
@@ -211,22 +211,22 @@ impl SharedQueue {
         None
     }
 
-    /// The failure of a request of `server` for which no connection was free in time.
+    /// Returns the failure of a request to `server` for which no connection was free in time.
     pub(super) fn none_free(&self, server: &Arc<str>) -> Failure {
         let size = self.pool.max_size();
         let why = format!("all connections were in use until the time was over (pool_size {size})");
         Failure::none_free(server, why)
     }
 
-    /// Makes the first thread that waits for a reply the reader. Returns the connection if none
-    /// waits, without requests in flight that a thread has given up.
+    /// Makes the first thread that waits for a reply the reader. Returns the connection if no
+    /// thread waits, without requests in flight that a thread has abandoned.
     pub(super) fn lend_to_next(&self, mut used: PooledConnection) -> Option<PooledConnection> {
         while let Some(slot) = used.connection.in_flight.waiting() {
-            // It may have given up in the meantime.
+            // The thread may have left in the meantime.
             used = self.lend(&slot, used, Vec::new())?;
         }
         if used.connection.in_flight.is_awaited() {
-            // Nothing is known about a server that has kept threads waiting until they gave up.
+            // The state of a server is unknown if it has kept threads waiting until they left.
             used.connection.collect();
             if used.connection.in_flight.is_awaited() {
                 used.connection.time_out();
@@ -235,7 +235,7 @@ impl SharedQueue {
         Some(used)
     }
 
-    /// Lends a connection to a thread that waits. Returns it if the thread no longer waits.
+    /// Lends a connection to a waiting thread. Returns it if the thread no longer waits.
     pub(super) fn lend(
         &self,
         slot: &Arc<ReplySlot>,
@@ -254,8 +254,8 @@ impl SharedQueue {
         lent.swap_remove(own.expect("a thread is made a reader after it was lent a connection"))
     }
 
-    /// Gives back an idle connection, still under the lock: a thread that queues a request after
-    /// this finds it free.
+    /// Returns an idle connection, still under the lock: a thread that queues a request after this
+    /// finds it free.
     pub(super) fn return_idle(&self, idle: PooledConnection, state: &mut QueueState) {
         if !idle.connection.in_flight.is_empty() {
             state.lingering.push(idle);
@@ -274,7 +274,7 @@ impl SharedQueue {
         state.lingering.extract_if(.., is_due).collect()
     }
 
-    /// Ends a sweep that has given back its connections.
+    /// Ends a sweep that has returned its connections.
     pub(super) fn end_sweep(&self) {
         let mut state = self.state.lock();
         state.sweeps -= 1;
@@ -283,7 +283,7 @@ impl SharedQueue {
         }
     }
 
-    /// Has a sweep begin after a while, unless one is to begin already.
+    /// Schedules a sweep, unless one is scheduled.
     fn schedule_sweep(&self, state: &mut QueueState) {
         if !mem::replace(&mut state.scheduled, true) {
             let sweep = self.sweep.clone();
@@ -296,20 +296,20 @@ impl SharedQueue {
 }
 
 impl QueueState {
-    /// Returns `true` if several threads had their requests sent in the last batch, and so may have
+    /// Returns `true` if the last batch had requests of several threads, which may therefore have
     /// further requests soon.
     pub(super) fn is_batching(&self) -> bool {
         self.last_batch > 1
     }
 
-    /// Takes the lingering connection that was added last among those that are blocked, or not.
+    /// Takes the most recently added lingering connection that is blocked, or not.
     pub(super) fn take(&mut self, blocked: bool) -> Option<PooledConnection> {
         let is_it = |one: &PooledConnection| one.connection.in_flight.is_blocked() == blocked;
         let last = self.lingering.iter().rposition(is_it)?;
         Some(self.lingering.remove(last))
     }
 
-    /// Takes back the requests of a thread that were not sent.
+    /// Takes back the unsent requests of a thread.
     pub(super) fn withdraw(&mut self, slot: &Arc<ReplySlot>) -> Vec<Exchange> {
         let first = self.queue.iter().position(|exchange| exchange.is_for(slot));
         let Some(first) = first else { return Vec::new() };

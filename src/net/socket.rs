@@ -1,10 +1,9 @@
 //! Sockets: connected and read by deadlines, written as far as there is room, and waited for.
 //!
-//! A time limit for each call of `read`, which is all that sockets offer, never ends a reply that
-//! drips in byte by byte. So every wait is for the time that is left: after a short spin if the
-//! caller allows one, in `read` itself while much time is left, which saves a system call, and in
-//! `poll` at the end. A caller that may wait long waits in `poll` all the time, because `read`
-//! wakes up now and then.
+//! Sockets offer only a time limit for each call of `read`, which never ends a reply that drips in
+//! byte by byte. So every wait is for the remaining time: after a short spin if the caller allows
+//! one, in `read` itself while much time is left, which saves a system call, and in `poll` at the
+//! end. A caller that may wait long always waits in `poll`, because `read` wakes up now and then.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -29,7 +28,7 @@ use crate::net::wait::{Arrived, Close, ReplyWait, WaitFor};
 /// The longest sleep of one call of `read`.
 const NAP: Duration = Duration::from_millis(50);
 
-/// The pause between two attempts to connect to a host, each at another of its addresses.
+/// Pause between two attempts to connect to a host, each at another of its addresses.
 const STAGGER: Duration = Duration::from_millis(250);
 
 /// After this time without traffic, the kernel checks whether the peer is still there.
@@ -41,8 +40,8 @@ const SEND: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 #[cfg(target_vendor = "apple")]
 const SEND: SendFlags = SendFlags::DONTWAIT;
 
-/// Programs that this one starts must not inherit the socket. Apple's systems cannot say so when it
-/// is made, only right afterwards.
+/// Programs that this one starts must not inherit the socket. On Apple's systems this cannot be set
+/// when the socket is created, only right afterwards.
 #[cfg(not(target_vendor = "apple"))]
 const SOCKET: SocketFlags = SocketFlags::CLOEXEC;
 #[cfg(target_vendor = "apple")]
@@ -57,8 +56,8 @@ pub(crate) enum Stream {
 
 impl Stream {
     /// Connects to the first of `addresses` that answers, as RFC 8305 recommends: each attempt
-    /// begins a little after the one before, or when that fails, and none ends before the deadline.
-    /// Half of the time at least is left for the last one.
+    /// begins shortly after the one before, or when that fails, and none ends before the deadline.
+    /// At least half of the time is left for the last one.
     pub(crate) fn tcp(addresses: &[SocketAddr], deadline: Instant) -> io::Result<Self> {
         let count = u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
         let stagger = STAGGER.min(remaining(deadline)? / 2 / count);
@@ -121,8 +120,8 @@ impl Stream {
                     stream.set_read_timeout(Some(NAP))?;
                     return Ok(Self::Unix(stream));
                 }
-                // The server's queue of new connections is full, and `poll` does not wait until it
-                // no longer is.
+                // The server's queue of new connections is full, and `poll` does not wait for room
+                // in it.
                 Err(Errno::AGAIN) => std::thread::sleep(pause.min(remaining(deadline)?)),
                 Err(error) => return Err(error.into()),
             }
@@ -144,7 +143,7 @@ impl Stream {
         }
     }
 
-    /// Reads what has come, waiting for that if need be. While it spins, the thread does not sleep.
+    /// Reads what has arrived, waiting for it if needed. The thread does not sleep while it spins.
     pub(super) fn read(
         &self,
         into: &mut [u8],
@@ -170,7 +169,7 @@ impl Stream {
                     if matches!(wait, WaitFor::Nothing) {
                         return Err(ErrorKind::TimedOut.into());
                     }
-                    // Nothing yet: the thread goes on spinning or sleeping while there is time.
+                    // Nothing yet: the thread continues to spin or sleep while there is time.
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 received => return received,
@@ -178,7 +177,7 @@ impl Stream {
         }
     }
 
-    /// Reads once. If it `naps`, it waits for something to come, no longer than a [`NAP`].
+    /// Reads once. If it `naps`, waits for something to arrive, no longer than a [`NAP`].
     fn receive(&self, into: &mut [u8], naps: bool) -> io::Result<usize> {
         #[cfg(all(test, leasehold_shuttle))]
         if let Self::Fake(stream) = self {
@@ -188,7 +187,7 @@ impl Stream {
         Ok(net::recv(self, into, flags)?.1)
     }
 
-    /// Looks for what has come, without waiting and without taking any of it.
+    /// Checks what has arrived, without waiting and without taking any of it.
     pub(crate) fn look(&self) -> Arrived {
         #[cfg(all(test, leasehold_shuttle))]
         if let Self::Fake(_) = self {
@@ -201,7 +200,7 @@ impl Stream {
         }
     }
 
-    /// What there is to wait for, for a thread that waits for several sockets.
+    /// Returns what to poll for, for a thread that waits for several sockets.
     pub(crate) fn poll_fd(&self, what: PollFlags) -> PollFd<'_> {
         PollFd::new(self, what)
     }
@@ -229,12 +228,12 @@ impl AsFd for Stream {
 
 impl Close for Stream {
     fn close(&self) {
-        // It fails if the connection has ended by itself, which is as good.
+        // This fails if the connection has ended by itself, which is just as good.
         net::shutdown(self, Shutdown::Both).unwrap_or_default();
     }
 }
 
-/// Begins to connect. The socket can be written to when that has ended.
+/// Starts to connect. The socket becomes writable when that has ended.
 fn begin_tcp(address: &SocketAddr) -> io::Result<TcpStream> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = net::socket_with(family, SocketType::STREAM, SOCKET, None)?;
@@ -247,8 +246,8 @@ fn begin_tcp(address: &SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// Blocks until some of the sockets are ready, and returns their positions; none if the deadline is
-/// over. Without a deadline it does not block.
+/// Blocks until some of the sockets are ready, and returns their indices; none after the deadline.
+/// Without a deadline it does not block.
 pub(crate) fn poll_ready(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Vec<usize> {
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -264,7 +263,7 @@ pub(crate) fn poll_ready(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> V
     ready.map(|(position, _)| position).collect()
 }
 
-/// Returns the time until the deadline, or a timeout if there is none.
+/// Returns the time until the deadline, or a timeout error if there is none.
 fn remaining(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {
@@ -273,7 +272,7 @@ fn remaining(deadline: Instant) -> io::Result<Duration> {
     Ok(left)
 }
 
-/// Wakes a thread that polls: readable from when it is rung until it is reset. Clones are the same.
+/// Wakes a thread that polls: readable from when it is rung until it is reset. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Alarm(Arc<(UnixStream, UnixStream)>);
 
@@ -286,7 +285,7 @@ impl Alarm {
     }
 
     pub(crate) fn ring(&self) {
-        // If it is full, the thread has not looked since.
+        // If it is full, the thread has not read it since.
         (&self.0.0).write(&[0]).map(drop).unwrap_or_default();
     }
 
@@ -312,7 +311,8 @@ mod tests {
     use std::net::TcpListener;
     use std::thread;
 
-    /// A listener that accepts no connection for now, not even into its queue, and what fills that.
+    /// A listener that accepts no connection for now, not even into its queue, and the connections
+    /// that fill the queue.
     struct Silent(TcpListener, Vec<TcpStream>);
 
     impl Silent {
@@ -342,7 +342,7 @@ mod tests {
         assert!(begun.elapsed() < time / 2, "{:?}", begun.elapsed());
     }
 
-    /// The system repeats its question after a second.
+    /// The system repeats its SYN after a second.
     #[test]
     fn an_address_that_answers_late_is_connected_to_though_the_host_has_many() {
         let (late, silent) = (Silent::new(), Silent::new());

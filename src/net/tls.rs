@@ -1,8 +1,8 @@
 //! TLS over a stream: the handshake and everything after it, by the caller's deadlines.
 //!
-//! `rustls` implements the protocol and does no I/O of its own. Messages of its own are sent as
-//! soon as it has them; those of the server, such as tickets for later sessions, are processed on
-//! the way to the next reply, or when an idle session is looked at: its end is a message too.
+//! `rustls` implements the protocol and does no I/O of its own. Its own messages are sent as soon
+//! as it has them. Those of the server, such as tickets for later sessions, are processed on the
+//! way to the next reply, or when an idle session is checked: its end is a message too.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -21,7 +21,7 @@ use crate::net::socket::{PollFlags, Stream};
 use crate::net::trust::{Trust, client_config, flaw};
 use crate::net::wait::{Arrived, ReplyWait, WaitFor};
 
-/// How many bytes are sent as one record, fewer than `rustls` has room for.
+/// The bytes sent as one record, fewer than `rustls` has room for.
 const RECORD: usize = 16 * 1024;
 
 const NO_ANSWER: &str = "the server has not answered, as at a port without TLS";
@@ -29,19 +29,19 @@ const NO_ANSWER: &str = "the server has not answered, as at a port without TLS";
 /// Opens TLS sessions with one server, and verifies it.
 #[derive(Clone)]
 pub(crate) struct Connector {
-    /// For the next connection. Locked only to look at it and to replace it.
+    /// For the next connection. Locked only to read and replace it.
     current: Arc<Mutex<Current>>,
     trust: Trust,
     events: Events,
     /// The name that the server must prove.
     server: ServerName<'static>,
-    /// Whether every server must prove this one, wherever it is.
+    /// Whether every server must prove this name, wherever it is.
     is_set: bool,
     /// Whether the client has a certificate.
     is_certified: bool,
 }
 
-/// Settings, and the configuration that was made of them.
+/// Settings, and the configuration built from them.
 #[derive(Clone)]
 struct Current {
     settings: Arc<Tls>,
@@ -49,7 +49,7 @@ struct Current {
 }
 
 impl Connector {
-    /// Returns an error for settings that can be seen to be wrong without the server.
+    /// Returns an error for settings that are visibly wrong without the server.
     pub(crate) fn new(host: &str, trust: Trust, settings: &Tls, events: &Events) -> Result<Self> {
         let (argument, why, name) = match &settings.server_name {
             None => ("url", "must have a host that a certificate can name", host),
@@ -64,13 +64,14 @@ impl Connector {
         Ok(Self { current, trust, events, server, is_set, is_certified })
     }
 
-    /// The same for another server. A host that no certificate can name must be this server's.
+    /// Returns the same for another server. A host that no certificate can name must be this
+    /// server's.
     pub(crate) fn to(&self, host: &str) -> Self {
         let own = if self.is_set { None } else { ServerName::try_from(host.to_owned()).ok() };
         Self { server: own.unwrap_or_else(|| self.server.clone()), ..self.clone() }
     }
 
-    /// Does the handshake, which verifies the server. An error comes with what it is about.
+    /// Performs the handshake, which verifies the server. An error comes with its phase.
     pub(crate) fn connect(
         &self,
         stream: &Stream,
@@ -84,8 +85,8 @@ impl Connector {
         Ok(session)
     }
 
-    /// Returns the configuration for the files as they are now. While they cannot be used, as when
-    /// a certificate was replaced and its key was not, it is the one that was used before.
+    /// Returns the configuration for the current content of the files. While they are unusable, for
+    /// example because a certificate was replaced and its key was not, it is the previous one.
     fn config(&self) -> Arc<ClientConfig> {
         let Current { settings, config } = self.current.lock().clone();
         let Some(settings) = settings.reread() else { return config };
@@ -115,12 +116,12 @@ impl Session {
         Ok(taken)
     }
 
-    /// Returns `true` if some of what was taken is not sent yet.
+    /// Returns `true` if some of the taken bytes are not sent yet.
     pub(crate) fn is_writing(&self) -> bool {
         self.protocol.wants_write()
     }
 
-    /// As [`Stream::look`], for what is left once the messages of the protocol are processed.
+    /// Like [`Stream::look`], for what is left once the messages of the protocol are processed.
     pub(crate) fn look(&mut self, stream: &Stream) -> Arrived {
         let mut reader = Encrypted { stream, wait: WaitFor::Nothing, spin: None };
         loop {
@@ -175,10 +176,10 @@ impl Session {
         }
     }
 
-    /// Processes what has arrived, waiting for it if need be, and sends what the protocol answers.
+    /// Processes what has arrived, waiting for it if needed, and sends the protocol's answers.
     fn receive(&mut self, reader: &mut Encrypted<'_, '_>) -> io::Result<()> {
         let processed = self.process(reader);
-        // After a failure, it is an alert that says why, if the server still reads.
+        // After a failure, this is an alert with the reason, if the server still reads.
         let sent = self.flush(reader.stream).map(drop);
         processed.and(sent)
     }
@@ -204,7 +205,7 @@ impl Session {
         Ok(true)
     }
 
-    /// Why the server no longer reads, if it has sent an alert before it closed the connection.
+    /// Returns why the server no longer reads, if it sent an alert before it closed the connection.
     fn received_alert(&mut self, stream: &Stream) -> Option<io::Error> {
         let mut reader = Encrypted { stream, wait: WaitFor::Nothing, spin: None };
         loop {
@@ -215,7 +216,7 @@ impl Session {
     }
 }
 
-/// Reads from a socket what is waited for there.
+/// Reads from a socket, waiting as told.
 pub(crate) struct Encrypted<'a, 'b> {
     pub(crate) stream: &'a Stream,
     pub(crate) wait: WaitFor,
@@ -243,7 +244,7 @@ impl Write for StreamWriter<'_> {
     }
 }
 
-/// A failure of the protocol. Its text says whose certificate is not accepted, if one is not.
+/// A failure of the protocol. Its text says whose certificate was not accepted, if any.
 #[derive(Debug)]
 struct TlsError {
     error: rustls::Error,
@@ -269,7 +270,7 @@ impl TlsError {
             | Alert::CertificateUnknown
             | Alert::UnknownCA
             | Alert::UnsupportedCertificate => true,
-            // What TLS 1.2 has for a certificate that is missing.
+            // TLS 1.2 reports a missing certificate like this.
             Alert::HandshakeFailure => !self.is_certified,
             _ => false,
         }
@@ -304,13 +305,13 @@ impl fmt::Display for TlsError {
 
 impl StdError for TlsError {}
 
-/// Returns what is wrong with the server's messages, if that is the error.
+/// Returns the problem with the server's messages, if that is the error.
 fn cause(error: &io::Error) -> Option<&rustls::Error> {
     let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<TlsError>());
     cause.map(|cause| &cause.error)
 }
 
-/// Why a handshake has failed: for want of a server that knows TLS, or in it.
+/// Returns why a handshake has failed: no server that knows TLS, or a problem in it.
 fn in_handshake(error: io::Error) -> (Phase, io::Error) {
     let kind = error.kind();
     match cause(&error) {

@@ -1,4 +1,4 @@
-//! Which servers TLS connections trust, and how they authenticate the client.
+//! The servers that TLS connections trust, and the client's authentication.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(crate) enum Trust {
 }
 
 impl Trust {
-    /// Parses what is behind the `#` of a URL.
+    /// Parses the part behind the `#` of a URL.
     pub(crate) fn from_fragment(fragment: Option<&str>) -> Result<Self> {
         match fragment {
             None => Ok(Self::Certified),
@@ -48,7 +48,7 @@ impl Trust {
     }
 }
 
-/// Makes the TLS configuration that all connections to a server share.
+/// Creates the TLS configuration that all connections to a server share.
 pub(crate) fn client_config(trust: Trust, tls: &Tls, events: &Events) -> Result<ClientConfig> {
     let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
         .with_safe_default_protocol_versions()
@@ -75,7 +75,7 @@ pub(crate) fn client_config(trust: Trust, tls: &Tls, events: &Events) -> Result<
     builder.with_client_auth_cert(chain, key).map_err(|error| unusable("client_cert_pem", &error))
 }
 
-/// Trusts these certificates, and what they have issued.
+/// Trusts these certificates, and those that they have issued.
 fn named(pem: &[u8]) -> Result<Named> {
     let invalid = |why| Error::invalid("ca_pem", why);
     let (certificates, mut roots) =
@@ -89,8 +89,8 @@ fn named(pem: &[u8]) -> Result<Named> {
     Ok(Named { certificates, verifier })
 }
 
-/// Verifies servers by certificates that the user has named. A server may have one of these itself:
-/// one that is issued by itself often says that it is an authority's, and is refused elsewhere.
+/// Verifies servers by certificates that the user has named. A server may present one of these
+/// itself: a self-issued one often says that it is an authority's, and is refused elsewhere.
 #[derive(Debug)]
 struct Named {
     certificates: Vec<CertificateDer<'static>>,
@@ -108,7 +108,7 @@ impl ServerCertVerifier for Named {
     ) -> Result<ServerCertVerified, rustls::Error> {
         let verifier = &self.verifier;
         match verifier.verify_server_cert(certificate, intermediates, name, ocsp_response, now) {
-            // Its time has been checked before this, and its name has not.
+            // Its validity period was checked before this, but its name was not.
             Err(rustls::Error::InvalidCertificate(error))
                 if is_of_authority(&error) && self.certificates.contains(certificate) =>
             {
@@ -156,7 +156,7 @@ fn system_roots(events: &Events) -> Result<RootCertStore> {
     Ok(roots)
 }
 
-/// Certificates of our own that cannot be used.
+/// Returns the error for own certificates that cannot be used.
 fn unusable(argument: &str, error: &rustls::Error) -> Error {
     match error {
         rustls::Error::InconsistentKeys(_) => {
@@ -222,7 +222,7 @@ mod blind {
     use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
     use rustls::{DigitallySignedStruct, Error, SignatureScheme};
 
-    /// Skips the certificate only: the handshake must still be sound.
+    /// Skips only the certificate: the handshake must still be sound.
     #[derive(Debug)]
     struct Blind(WebPkiSupportedAlgorithms);
 

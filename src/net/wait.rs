@@ -1,11 +1,12 @@
-//! How a thread waits for replies: spinning first if that pays, until another thread ends the wait.
+//! Waits of a thread for replies: spinning first if that pays, until another thread ends the wait.
 //!
-//! A thread that sleeps until its reply has come pays for being woken, which with a nearby server
-//! can take several times as long as the server's work. A thread that spins for a few microseconds
-//! does not, but keeps a core busy; where cores are short, this even delays the reply. So both ways
-//! are measured all the time, and the faster one is taken. What is not measured is what spinning
-//! costs the other threads. So threads spin only while all that wait for replies leave a core free:
-//! when one of several threads sleeps, another has something to do in the meantime.
+//! A thread that sleeps until its reply has arrived pays for being woken, which with a nearby
+//! server can take several times as long as the server's work. A thread that spins for a few
+//! microseconds does not, but keeps a core busy; if cores are scarce, this even delays the reply.
+//! So both ways are measured all the time, and the faster one is used. The cost of spinning for
+//! other threads is not measured. So threads spin only while all threads that wait for replies
+//! leave a core free: when one of several threads sleeps, another has something to do in the
+//! meantime.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
@@ -15,14 +16,14 @@ use std::{process, thread};
 use parking_lot::Mutex;
 
 /// The slower way is tried once in this many replies, in case it has become the faster one. An odd
-/// number, because a thread that locks and drops again and again reads two replies each time.
+/// number, because a thread that keeps locking and dropping reads two replies each time.
 const PROBE_EVERY: u32 = 31;
 
-/// The longest time for which a thread spins, whatever its budget is: beyond that, waking it costs
-/// next to nothing in comparison, and a deadline would be missed by more than that.
+/// The longest time for which a thread spins, whatever its budget: beyond that, waking it costs
+/// almost nothing in comparison, and a deadline would be missed by more than that.
 const SPIN_MAX: Duration = Duration::from_millis(1);
 
-/// How many threads of this process wait for a reply, spinning or asleep.
+/// The number of threads of this process that wait for a reply, spinning or asleep.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
 /// How many of them may wait while threads spin: one core is left for the server, or for whatever
@@ -30,7 +31,7 @@ static WAITING: AtomicUsize = AtomicUsize::new(0);
 static SPINS_AMONG: LazyLock<usize> =
     LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from) - 1);
 
-/// What has come over a connection and was not read.
+/// The state of what has arrived over a connection and was not read.
 #[cfg_attr(not(unix), allow(dead_code, reason = "nothing comes there"))]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Arrived {
@@ -43,21 +44,21 @@ pub(crate) enum Arrived {
 /// How to wait for a reply.
 #[derive(Clone, Copy)]
 pub(crate) enum WaitFor {
-    /// Not at all, and without a system call: only what was read along with earlier replies counts.
+    /// Does not wait, and makes no system call: only bytes read along with earlier replies count.
     Buffered,
-    /// Not at all: only what has come already is read.
+    /// Does not wait: only bytes that have already arrived are read.
     Nothing,
     /// In `poll`, because it may take long.
     Reply { deadline: Instant },
-    /// Spinning first, if that pays, and then in `read`, because it is expected soon.
+    /// Spins first, if that pays, and then waits in `read`, because the reply is expected soon.
     SoonReply { deadline: Instant },
 }
 
 pub(crate) struct Spin {
     budget: Duration,
-    /// How many nanoseconds replies take for which a thread spins first.
+    /// The nanoseconds until a reply for which a thread spins first.
     spinning: Average,
-    /// How many nanoseconds replies take for which a thread sleeps from the start.
+    /// The nanoseconds until a reply for which a thread sleeps from the start.
     asleep: Average,
     /// How many times in a thousand a thread spun for nothing, because the reply took longer.
     misses: Average,
@@ -69,7 +70,7 @@ impl Spin {
         Self {
             budget: budget.min(SPIN_MAX),
             spinning: Average::default(),
-            // Taken for slow until measured.
+            // Counts as slow until measured.
             asleep: Average(AtomicU32::new(1_000_000)),
             misses: Average::default(),
             replies: AtomicU32::new(0),
@@ -101,7 +102,8 @@ impl Spin {
         self.spinning.add(nanos);
     }
 
-    /// Returns `true` if most replies come within the budget, and sooner than to a sleeping thread.
+    /// Returns `true` if most replies arrive within the budget, and sooner than to a sleeping
+    /// thread.
     fn pays(&self) -> bool {
         self.misses.get() < 500 && self.spinning.get() <= self.asleep.get()
     }
@@ -132,8 +134,8 @@ impl Average {
     }
 }
 
-/// A thread's wait for a reply, which ends when this is dropped: how long the reply took then
-/// counts, and how the thread waited for it.
+/// A thread's wait for a reply. When this is dropped, the duration until the reply and the way of
+/// waiting are counted.
 pub(crate) struct ReplyWait<'a> {
     spin: &'a Spin,
     started: Instant,
@@ -141,7 +143,7 @@ pub(crate) struct ReplyWait<'a> {
 }
 
 impl ReplyWait<'_> {
-    /// Returns `true` while the thread is to spin. Once it is not, it sleeps.
+    /// Returns `true` while the thread should spin. Afterwards it sleeps.
     pub(crate) fn spins(&mut self) -> bool {
         if matches!(self.waited, Waited::Spinning) {
             if WAITING.load(Ordering::Relaxed) > *SPINS_AMONG {
@@ -161,9 +163,9 @@ impl Drop for ReplyWait<'_> {
     }
 }
 
-/// What a thread waits for that another can interrupt.
+/// An object that a thread waits for, and that another thread can close.
 pub(crate) trait Close: Send + Sync {
-    /// Wakes the thread, and lets nothing more come.
+    /// Wakes the thread, and lets nothing more arrive.
     fn close(&self);
 }
 
@@ -173,8 +175,8 @@ pub(crate) struct Interrupter(Arc<Interrupt>);
 
 struct Interrupt {
     done: AtomicBool,
-    /// What the thread waits for. Locked while it is replaced, and after `done` is set, so that no
-    /// socket is missed.
+    /// The object that the thread waits for. Locked while it is replaced, and after `done` is set,
+    /// so that no socket is missed.
     awaited: Mutex<Option<Weak<dyn Close>>>,
     process: u32,
 }
@@ -201,8 +203,8 @@ impl Interrupter {
         self.0.done.load(Ordering::SeqCst)
     }
 
-    /// Sets what the thread is going to wait for. The thread must then check once more that it is
-    /// not interrupted.
+    /// Sets the object that the thread is going to wait for. The thread must then check again that
+    /// it was not interrupted.
     pub(crate) fn watch(&self, awaited: Option<Weak<dyn Close>>) {
         *self.0.awaited.lock() = awaited;
     }
@@ -253,7 +255,7 @@ mod tests {
         let spin = Spin::new(Duration::MAX);
         let mut wait = spin.begin();
         wait.started -= SPIN_MAX;
-        // As if no other thread waited.
+        // Pretends that no other thread waits.
         wait.waited = Waited::Spinning;
         assert!(!wait.spins());
     }

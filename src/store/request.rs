@@ -264,7 +264,7 @@ pub(crate) enum Look {
     Token,
 }
 
-/// What is known about a name, as far as the question went.
+/// The answer to a [`Look`], as far as it goes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReportReply {
     pub(crate) holds: Vec<(HeldAs, HolderReply)>,
