@@ -269,6 +269,43 @@ impl Builder {
     }
 }
 
+impl Client {
+    /// Opens a client for the server or servers of a URL. Settings that are not in the URL have
+    /// their defaults. See [`Builder::from_url`].
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Builder::open`].
+    ///
+    /// ```no_run
+    /// let client = leasehold::Client::open("redis://127.0.0.1/")?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn open(url: &str) -> Result<Self> {
+        Builder::default().open(url)
+    }
+
+    /// Creates a client whose locks exist only in this process, for tests and demonstrations.
+    ///
+    /// Clones of the client share its locks; clients created by separate calls do not. For several
+    /// clients that share locks, see [`MemoryServer`].
+    ///
+    /// # Panics
+    ///
+    /// Panics if the system cannot provide random bytes or start a thread. [`Builder::in_memory`]
+    /// returns an error instead.
+    #[must_use]
+    pub fn in_memory() -> Self {
+        let shared = open::in_memory(Config::default(), &MemoryServer::default());
+        Self::new(shared.expect("the system has random bytes and threads"))
+    }
+
+    /// Creates a [`Builder`] with default settings.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+}
+
 fn strings(list: impl IntoIterator<Item: AsRef<str>>) -> Vec<String> {
     list.into_iter().map(|text| text.as_ref().to_owned()).collect()
 }

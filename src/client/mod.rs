@@ -11,14 +11,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::client::builder::Builder;
-use crate::config::Config;
 use crate::error::Result;
 use crate::local::shared::Shared;
 use crate::local::survey::Survey;
 use crate::local::{release, status};
 use crate::stats::Stats;
-use crate::store::memory::memory_server::MemoryServer;
 
 /// A handle for acquiring distributed locks. Clones are cheap and share everything.
 ///
@@ -52,41 +49,6 @@ impl fmt::Debug for Client {
 impl Client {
     pub(crate) fn new(shared: Shared) -> Self {
         Self { shared: Arc::new(shared) }
-    }
-
-    /// Opens a client for the server or servers of a URL. Settings that are not in the URL have
-    /// their defaults. See [`Builder::from_url`].
-    ///
-    /// # Errors
-    ///
-    /// The same as [`Builder::open`].
-    ///
-    /// ```no_run
-    /// let client = leasehold::Client::open("redis://127.0.0.1/")?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn open(url: &str) -> Result<Self> {
-        Builder::default().open(url)
-    }
-
-    /// Creates a client whose locks exist only in this process, for tests and demonstrations.
-    ///
-    /// Clones of the client share its locks; clients created by separate calls do not. For several
-    /// clients that share locks, see [`MemoryServer`](crate::MemoryServer).
-    ///
-    /// # Panics
-    ///
-    /// Panics if the system cannot provide random bytes or start a thread. [`Builder::in_memory`]
-    /// returns an error instead.
-    #[must_use]
-    pub fn in_memory() -> Self {
-        let shared = open::in_memory(Config::default(), &MemoryServer::default());
-        Self::new(shared.expect("the system has random bytes and threads"))
-    }
-
-    /// Creates a [`Builder`] with default settings.
-    pub fn builder() -> Builder {
-        Builder::default()
     }
 
     /// Returns the id of this client: its label, if any, and 128 random bits. In Redis, the owner
