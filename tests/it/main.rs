@@ -4,7 +4,8 @@
 //!
 //! `tests/FAULTS.md` is the index: it lists what can go wrong, and names the tests that show the
 //! outcome. `api/table.rs` checks that these tests exist, `api/links.rs` follows the links of all
-//! pages, and `api/guides.rs` checks what else the guides refer to.
+//! pages, `api/guides.rs` checks what else the guides refer to, and `api/layers.rs` which file of
+//! the source imports from which.
 //!
 //! A new test goes into the file of the component that it is about. Its name is a sentence that
 //! says what it shows. Helpers for several files are in `support`: no test module uses another.
@@ -31,6 +32,7 @@ mod api {
     mod events;
     mod guides;
     mod inspection;
+    mod layers;
     mod layout;
     mod links;
     mod logging;
