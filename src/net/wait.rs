@@ -48,7 +48,7 @@ pub(crate) enum WaitFor {
     Buffered,
     /// Does not wait: only bytes that have already arrived are read.
     Nothing,
-    /// In `poll`, because it may take long.
+    /// Waits in `poll`, because it may take long.
     Reply { deadline: Instant },
     /// Spins first, if that pays, and then waits in `read`, because the reply is expected soon.
     SoonReply { deadline: Instant },

@@ -95,8 +95,8 @@ impl RedissonChannels {
         self.state.lock().version
     }
 
-    /// Creates the listener's alarm. `None` if the system has no more files: the listener then
-    /// checks the channels whenever it has something else to do.
+    /// Creates the listener's alarm. `None` if no file descriptor is left: the listener then checks
+    /// the channels whenever it has something else to do.
     pub(crate) fn alarm(&self) -> Option<Alarm> {
         let alarm = Alarm::new().ok()?;
         self.state.lock().alarm = Some(alarm.clone());

@@ -75,7 +75,7 @@ fn a_lock_does_not_stay_taken_if_the_command_cannot_be_run() {
     };
     assert_eq!(run(&["/no/such/command"]), 127);
     assert_eq!(run(&["/etc/passwd"]), 126);
-    // A command with that exit status was run all the same.
+    // The command was run and ended with that status itself.
     assert_eq!(run(&["sh", "-c", "exit 127"]), 127);
     assert_eq!(run(&["true"]), 75);
 }

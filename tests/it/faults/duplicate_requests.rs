@@ -226,7 +226,7 @@ fn late_duplicates_of_a_hold_do_not_change_how_long_its_lock_is_kept(server: &Se
     assert_eq!(state(server), before);
     assert!(server.pttl("a") <= left && server.pttl("a") + SOON > left);
 
-    // Once the lock no longer stays taken, they do no more than those of any other hold.
+    // Once the lock is free again, they do no more than those of any other hold.
     assert!(client.mutex("a").force_unlock().unwrap());
     assert_harmless(server, &client, &requests);
 }
