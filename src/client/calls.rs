@@ -223,8 +223,8 @@ impl Client {
     ///
     /// Waits without limit, or for as long as [`Builder::wait`](crate::Builder::wait) allows. The
     /// call holds none of the locks while it waits, so it cannot cause a deadlock, whatever the
-    /// order of the names. The cost is that a call for many names may wait long while others keep
-    /// locking single ones.
+    /// order of the names. The cost is that a call for many names may wait a long time while others
+    /// keep locking single ones.
     ///
     /// If all locks are free, this takes one round trip per server, or per slot of a cluster; with
     /// [independent servers](crate::Builder::open_redlock) it takes one per name.
