@@ -1,4 +1,4 @@
-# An image of nothing but the program `leasehold`, linked statically. To be copied from:
+# An image with only the program `leasehold`, linked statically. Copy from it:
 #     COPY --from=leasehold /leasehold /usr/local/bin/
 FROM rust:1-alpine AS build
 RUN apk add --no-cache ca-certificates musl-dev

@@ -12,10 +12,10 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// Never is later than anything.
+// Never is later than every time.
 const never = math.MaxInt64
 
-// History is what was done with one name.
+// History is the record of one name.
 type History struct {
 	holds    []*Hold
 	register []porcupine.Operation
@@ -32,8 +32,8 @@ type Hold struct {
 	released bool
 }
 
-// holdOperations makes two operations of each hold. That the release has come to an end tells
-// nothing: a drop may leave it to another thread, and a lost one ends with the lease.
+// holdOperations makes two operations of each hold. The end of the release means nothing: a drop may
+// leave it to another thread, and a lost one ends with the lease.
 func (h *History) holdOperations() []porcupine.Operation {
 	operations := make([]porcupine.Operation, 0, 2*len(h.holds))
 	for number, hold := range h.holds {
@@ -42,7 +42,7 @@ func (h *History) holdOperations() []porcupine.Operation {
 		ends.begins = false
 		operations = append(operations,
 			porcupine.Operation{Input: begins, Call: hold.call, Return: hold.granted},
-			// A worker that is paused in its call may be granted a hold that is over.
+			// A worker that is paused in its call may get a hold that is already over.
 			porcupine.Operation{Input: ends, Call: max(hold.until, hold.call), Return: never})
 	}
 	return operations
@@ -124,7 +124,7 @@ func readLine(words []string, threads map[string]*thread, histories map[int]*His
 	}
 }
 
-// note notes a call and its outcome.
+// note records a call and its outcome.
 func (t *thread) note(open *openCall, end int64, outcome []string, histories map[int]*History) error {
 	numbers, err := parse(open.words[1:])
 	if err != nil || len(numbers) == 0 {

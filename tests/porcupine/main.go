@@ -1,5 +1,5 @@
-// Checks the histories of the torture with porcupine, a checker of linearizability that others have
-// written: locks, read-write locks and semaphores with their fencing tokens, and the register that
+// Checks the histories of the torture with porcupine, an independent checker of linearizability:
+// locks, read-write locks and semaphores with their fencing tokens, and the register that
 // they protect.
 //
 //	go run . DIRECTORY           the directory that `--histories` was given

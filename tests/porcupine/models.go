@@ -29,7 +29,7 @@ type holdInput struct {
 	fence  uint64
 }
 
-// holds is a state: the holds that there are, and the last fencing token.
+// holds is a state: the current holds, and the last fencing token.
 type holds struct {
 	// Sorted, each as `<side><number>,`, so that states can be compared.
 	live  string
@@ -59,8 +59,8 @@ func (h holds) without(in holdInput) holds {
 	return h
 }
 
-// admits returns whether the hold can exist beside the others, with a token that is right after
-// theirs: that of a writer is greater than all before it, that of a reader is not less.
+// admits returns whether the hold can exist beside the others, with a token that fits theirs: that of
+// a writer is greater than all earlier ones, that of a reader is not less.
 func (h holds) admits(in holdInput) bool {
 	switch in.side {
 	case Exclusive:

@@ -5,7 +5,7 @@ import (
 	"sort"
 )
 
-// plantFault changes a history that is right, as a fault of the library would.
+// plantFault changes a correct history like a fault of the library would.
 func plantFault(histories map[int]*History, fault string) error {
 	for _, name := range names(histories) {
 		if histories[name].plant(fault) {
@@ -62,7 +62,7 @@ func (h *History) repeatFence() bool {
 	return true
 }
 
-// grantAgain adds holds while another one is relied on, one more than there may be.
+// grantAgain adds holds while another one is relied on, one more than allowed.
 func (h *History) grantAgain(side Side, more int) bool {
 	for _, hold := range h.holds {
 		if hold.side == side && hold.until-hold.granted > 1000 {

@@ -6,8 +6,8 @@ import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 
 /**
- * A Java service that uses one RLock, by the command: each line of the input asks for something,
- * and is answered with one line when that is done. It ends with its input.
+ * A Java service that uses one RLock on command: each line of the input is a request, answered with
+ * one line when it is done. The service ends with its input.
  */
 public class Contender {
     private static volatile boolean contends;
@@ -22,7 +22,7 @@ public class Contender {
         } else {
             config.useSingleServer().setAddress(url).setConnectionMinimumIdleSize(2);
         }
-        // A third of it is how often a hold is renewed.
+        // A hold is renewed every third of this time.
         config.setLockWatchdogTimeout(Long.parseLong(args[3]));
         RedissonClient redisson = Redisson.create(config);
         RLock lock = redisson.getLock(args[2]);
