@@ -189,8 +189,8 @@ impl Connection {
         drop(self.write(&[]));
     }
 
-    /// Writes as many of these posted requests as a server reads at once, and removes them. After
-    /// `deadline` they get no reply.
+    /// Writes as many of these posted requests as a server reads at once, and removes them. A reply
+    /// after `deadline` does not count.
     pub(crate) fn send_what_fits(&mut self, posted: &mut Vec<Exchange>, deadline: Instant) {
         let mut size = self.in_flight.posted;
         let is_first = size == 0;

@@ -140,8 +140,8 @@ impl Multiplexer {
     }
 
     /// Writes requests that no thread waits for over the connections that are open and free, as far
-    /// as there is room, without waiting. After `deadline` they get no reply. Returns those that
-    /// were not sent.
+    /// as there is room, without waiting. A reply after `deadline` does not count. Returns those
+    /// that were not sent.
     pub(crate) fn post_if_open(&self, posted: Vec<Exchange>, deadline: Instant) -> Vec<Exchange> {
         let (now, mut unsent, mut taken) = (Instant::now(), posted, Vec::new());
         while !unsent.is_empty()

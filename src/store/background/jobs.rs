@@ -90,8 +90,8 @@ impl<P: JobPolicy> BackgroundJobs<P> {
         open.filter(|open| open.is_open()).count() < self.policy.required()
     }
 
-    /// Makes what progress is possible at all nodes without waiting, and reports outcomes. Returns
-    /// when there will be more to do even if nothing arrives.
+    /// Makes as much progress at all nodes as is possible without waiting, and reports outcomes.
+    /// Returns when there will be more to do even if nothing arrives.
     fn go_on(&mut self, done: &mut dyn FnMut(u64, JobOutcome)) -> Option<Instant> {
         let mut next = None::<Instant>;
         let mut place = 0;
@@ -210,9 +210,9 @@ impl<N: Peer> NodeJobs<N> {
         self.is_prepared |= !is_opening && self.connection.opening.is_some();
     }
 
-    /// Makes what progress is possible without waiting. Closes a connection that is silent for
-    /// `io_timeout`, or for as long as any of its jobs may take. Returns when there will be more to
-    /// do even if no reply arrives; `None` if there is no job.
+    /// Makes as much progress as is possible without waiting. Closes a connection that is silent
+    /// for `io_timeout`, or for as long as any of its jobs may take. Returns when there will be
+    /// more to do even if no reply arrives; `None` if there is no job.
     fn go_on<P: JobPolicy<Peer = N>>(
         &mut self,
         policy: &P,

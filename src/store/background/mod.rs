@@ -90,7 +90,7 @@ pub(crate) trait JobPolicy: Send {
     fn route(&mut self, name: &str) -> Result<(Vec<Self::Peer>, Self::Progress), Failure>;
 
     /// Sends requests to a node over a connection of the calls, if one is open and free, without
-    /// waiting. After `deadline` they get no reply. Returns those that were not sent.
+    /// waiting. A reply after `deadline` does not count. Returns those that were not sent.
     fn post_over_pool(
         &self,
         node: &Self::Peer,

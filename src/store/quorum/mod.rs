@@ -2,10 +2,10 @@
 //!
 //! This is the algorithm known as [Redlock]. Each server keeps the same data as a single server
 //! would. A request is written to all of them at once ([`lane`]). Its outcome is decided as soon as
-//! the replies allow it ([`votes`]); [`grants`] says why fencing tokens grow. What
-//! requests without a reply may have left is removed in the background ([`ballot`]). Servers that
-//! fail are left out of calls until they answer again, and so is one that has another address too
-//! ([`health`]).
+//! the replies allow it ([`votes`]); [`grants`] says why fencing tokens grow. Background jobs
+//! remove what requests without a reply may have left behind ([`ballot`]). Servers that fail are
+//! left out of calls until they answer again, and so is a server that already counts under another
+//! address ([`health`]).
 //!
 //! # Which client is next
 //!
