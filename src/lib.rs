@@ -227,6 +227,7 @@ mod fuzz;
 mod guards;
 mod local;
 mod net;
+mod protocol;
 mod stats;
 mod store;
 

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
+use std::time::Instant;
 
 use crate::base::clock::end_of;
 use crate::base::event_thread::Events;
@@ -12,14 +13,14 @@ use crate::config::Config;
 use crate::config::durability::Durability;
 use crate::config::url::Deployment;
 use crate::error::{Error, Phase, Result};
-use crate::local::call::{CallTimes, Wait};
-use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::net::demand::Demand;
 use crate::net::endpoint::Endpoint;
 use crate::net::multiplexer::Multiplexer;
 use crate::net::sentinels;
 use crate::net::server::{Pools, ServerFactory};
+use crate::protocol::call::{CallTimes, Wait};
+use crate::protocol::retry::RetryPolicy;
 use crate::store::Store;
 use crate::store::memory::Memory;
 use crate::store::memory::memory_server::MemoryServer;
@@ -127,9 +128,9 @@ fn insist(config: &Config, attempt: impl Fn() -> Result<(), Failure>) -> Result<
         return Ok(());
     }
     let times = CallTimes::new(config, Duration::MAX);
-    let mut retry = RetryPolicy::new(Wait::No, config, times);
+    let mut retry = RetryPolicy::new(Wait::No, config.retry_window, times);
     while let Err(mut failure) = attempt() {
-        let Some(pause) = retry.pause_after(&mut failure) else {
+        let Some(pause) = retry.pause_after(&mut failure, Instant::now()) else {
             return Err(with_hint(failure).into_error(ATTEMPT, ""));
         };
         thread::sleep(pause);

@@ -17,10 +17,10 @@ use std::time::Duration;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::guards::watches::Lost;
-use crate::local::call::Wait;
-use crate::local::hold::Hold;
 use crate::local::shared::Shared;
 use crate::local::{acquire, hold_requests, release, status};
+use crate::protocol::call::Wait;
+use crate::protocol::hold::Hold;
 use crate::store::hold_id::HoldKind;
 
 /// The holds of a guard: one, or at least one of a set. Dropping it releases them, on any thread.

@@ -7,9 +7,9 @@ use crate::guards::guard::guard;
 use crate::guards::mutex::waits;
 use crate::guards::{Held, LockHandle, lock_options};
 use crate::local::acquire_all;
-use crate::local::call::Wait;
-use crate::local::current_hold::OverChannel;
-use crate::local::hold::Hold;
+use crate::protocol::call::Wait;
+use crate::protocol::current_hold::OverChannel;
+use crate::protocol::hold::Hold;
 
 /// A handle to several locks that are acquired together, all or none, with options that may differ
 /// from the client's. Created by [`Client::mutexes`](crate::Client::mutexes).

@@ -9,9 +9,9 @@ use crate::error::{Error, Result};
 use crate::guards::guard::{BelongsToItsThreadUseLockOwned, Guard};
 use crate::guards::owned_guard::OwnedGuard;
 use crate::guards::{Held, LockHandle, lock_options};
-use crate::local::call::Wait;
 use crate::local::hold_requests::Level;
 use crate::local::{acquire, release, status};
+use crate::protocol::call::Wait;
 use crate::store::hold_id::HoldKind;
 
 /// A handle to one lock of a client, with options that may differ from the client's. Created by
@@ -100,7 +100,7 @@ macro_rules! waits {
             $(#[$docs])*
             pub fn $wait(&self) -> $crate::error::Result<$guard> {
                 let acquire: fn(&Self, _) -> _ = $acquire;
-                let wait = $crate::local::call::Wait::at_most(self.handle.options.wait);
+                let wait = $crate::protocol::call::Wait::at_most(self.handle.options.wait);
                 acquire(self, wait)?.ok_or_else(|| self.handle.timed_out(wait, $kind))
             }
 
@@ -111,7 +111,7 @@ macro_rules! waits {
             #[doc = $crate::guards::mutex::waits!(@errors_of $wait)]
             pub fn $try(&self) -> $crate::error::Result<Option<$guard>> {
                 let acquire: fn(&Self, _) -> _ = $acquire;
-                acquire(self, $crate::local::call::Wait::No)
+                acquire(self, $crate::protocol::call::Wait::No)
             }
 
             #[doc = concat!("Like [`", stringify!($wait), "`](Self::", stringify!($wait), "), but")]
@@ -126,7 +126,7 @@ macro_rules! waits {
                 wait: std::time::Duration,
             ) -> $crate::error::Result<Option<$guard>> {
                 let acquire: fn(&Self, _) -> _ = $acquire;
-                acquire(self, $crate::local::call::Wait::at_most(Some(wait)))
+                acquire(self, $crate::protocol::call::Wait::at_most(Some(wait)))
             }
         }
     };

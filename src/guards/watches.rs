@@ -11,10 +11,10 @@ use crossbeam_channel::{Receiver, bounded};
 
 use crate::base::clock::end_of;
 use crate::error::LossCause;
-use crate::local::current_hold::WantedWatch;
-use crate::local::hold::Hold;
 use crate::local::hold_requests;
 use crate::local::shared::Shared;
+use crate::protocol::current_hold::WantedWatch;
+use crate::protocol::hold::Hold;
 
 /// Lets any thread check whether a hold is lost, or wait until it is over. Created by
 /// [`Guard::lost`](crate::Guard::lost).

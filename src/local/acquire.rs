@@ -4,33 +4,30 @@
 //! it adds a level. Else it waits behind the other threads of this client, and then tries, waits
 //! and tries again: at the head of the queue, or outside it with a single attempt.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
-use std::{slice, thread};
+use std::time::Instant;
+use std::{iter, slice, thread};
 
-use crate::base::failure::Failure;
+use crate::base::clock::Moment;
 use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
-use crate::local::attempt::Attempt;
-use crate::local::call::{Caller, Counted, Wait, are_own, current_thread};
-use crate::local::head_requests::refill;
-use crate::local::hold::Hold;
 use crate::local::hold_requests::{Level, nest};
+use crate::local::parker::{Parker, Signal};
 use crate::local::release;
-use crate::local::retry::{Backoff, RetryPolicy};
 use crate::local::shared::Shared;
-use crate::local::status;
-use crate::local::wait_queues::{Pauses, WaitQueues};
-use crate::local::waiter::{WaitEnd, Waiter};
+use crate::local::wait_queues::Pauses;
+use crate::protocol::call::{Caller, Counted, Wait, are_own, current_thread};
+use crate::protocol::hold::Hold;
+use crate::protocol::name::{Ask, Call, Effects, Name, Next, Outcome, Turn};
+use crate::store::ask_one;
+use crate::store::background::InDoubtHold;
 use crate::store::hold_id::HoldKind;
 use crate::store::keys::check_name;
-use crate::store::request::Registration;
-
-/// How often a thread whose time is over checks what the thread in front has learned.
-const LOOK_PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+use crate::store::redisson_channels::RedissonWait;
+use crate::store::request::{Acquire, Change, HoldRequest};
 
 /// A call for a lock.
 pub(super) struct LockCall<'a> {
@@ -40,6 +37,8 @@ pub(super) struct LockCall<'a> {
     pub(super) caller: &'a Caller,
     /// Whether the call has reported that the lock is held.
     pub(super) contended: Cell<bool>,
+    /// The conversation of its own, if it takes part in no other.
+    pub(super) alone: Option<RefCell<Name<Arc<Parker>>>>,
 }
 
 /// Acquires a lock, or one more level of it. `None` if it is still held when the wait is over.
@@ -87,7 +86,7 @@ fn acquire_one(
     name: &Arc<str>,
     caller: &Caller,
 ) -> Result<Option<Arc<Hold>>> {
-    let call = LockCall { shared, kind, name, caller, contended: Cell::default() };
+    let call = LockCall { shared, kind, name, caller, contended: Cell::default(), alone: None };
     reported(shared, caller, name, &call.contended, slice::from_ref, || call.acquire())
 }
 
@@ -166,171 +165,311 @@ pub(super) fn check(shared: &Shared, name: &str, options: &LockOptions) -> Resul
     if shared.wait_queues.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(()) }
 }
 
-/// A thread that may be at the head of a wait queue. It is not left there if it panics.
-struct QueueHead<'a>(&'a WaitQueues, &'a Waiter);
+/// A call whose thread must not leave its name waiting if it panics.
+struct Present<'a> {
+    call: &'a LockCall<'a>,
+    number: u64,
+}
 
-impl Drop for QueueHead<'_> {
+impl Drop for Present<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.0.give_up_head(self.1);
+            self.call.leave(self.number);
         }
     }
+}
+
+thread_local! {
+    static PARKER: Arc<Parker> = Arc::default();
 }
 
 impl LockCall<'_> {
     /// Acquires the lock, and reports nothing but contention.
     pub(super) fn acquire(&self) -> Result<Option<Arc<Hold>>> {
         let Self { shared, kind, name, caller, .. } = self;
-        let queues = &shared.wait_queues;
-        // A hold that is found lost leaves the head.
+        let Shared { reporter, wait_queues, .. } = shared;
+        // A hold that is found lost is in no call's way.
         if matches!(caller.wait, Wait::No)
-            && let Some(hold) = queues.holder(*kind, name)
+            && let Some(hold) = wait_queues.holder(*kind, name)
         {
-            shared.reporter.expire(&hold);
+            reporter.expire(&hold);
         }
         let mut rejoins = false;
         loop {
-            let (waiter, end) =
-                queues.join(shared.next_hold(*kind, name, caller), caller, rejoins)?;
-            let _watch = caller.canceller.as_ref().map(|canceller| waiter.watch(canceller));
-            let end = match end.map_or_else(|| self.wait_behind(&waiter), Ok)? {
-                WaitEnd::Look => self.look(&waiter)?,
-                end => end,
-            };
-            return match end {
-                WaitEnd::Failed(failure) => {
-                    Err(failure.into_error_of(kind.noun(), "acquire", name))
+            match self.converse(rejoins)? {
+                Outcome::Acquired { hold, ended } => {
+                    reporter.begin(&hold, caller, ended);
+                    return Ok(Some(hold));
                 }
-                WaitEnd::HandedOff(hold) if shared.reporter.begin_handed_off(&hold, caller) => {
-                    Ok(Some(hold))
+                Outcome::HandedOff(hold) if reporter.begin_handed_off(&hold, caller) => {
+                    return Ok(Some(hold));
                 }
-                WaitEnd::Kept(hold) if shared.reporter.begin_kept(&hold, caller) => Ok(Some(hold)),
-                WaitEnd::HandedOff(_) | WaitEnd::Kept(_) => {
-                    rejoins = true;
-                    continue;
+                Outcome::Kept { hold, ended } => {
+                    let begins = reporter.begin_kept(&hold, caller);
+                    reporter.report_ended(ended);
+                    if begins {
+                        return Ok(Some(hold));
+                    }
+                    // It may have been ended or lost before it was missed there.
+                    wait_queues.end_hold(&hold);
                 }
-                WaitEnd::Head { is_next, after_release, kept } => {
-                    self.acquire_at_head(&waiter, is_next, after_release, kept)
+                Outcome::HandedOff(_) => {}
+                Outcome::Alone => return self.acquire_alone(),
+                Outcome::Busy => {
+                    reporter.report_contended(name, &self.contended);
+                    return Ok(None);
                 }
-                // No thread comes first any more.
-                WaitEnd::Look => continue,
-                WaitEnd::Outside => self.acquire_outside(),
-                WaitEnd::TimedOut => Ok(None),
-            };
+                Outcome::Failed(failure) => {
+                    return Err(failure.into_error_of(kind.noun(), "acquire", name));
+                }
+            }
+            rejoins = true;
         }
     }
 
-    /// Waits behind the other threads of this client.
-    fn wait_behind(&self, waiter: &Waiter) -> Result<WaitEnd> {
-        let Shared { reporter, counters, wait_queues, .. } = self.shared;
-        let _waits = (self.caller.wait != Wait::No).then(|| {
-            reporter.report_contended(self.name, &self.contended);
-            Counted::begin(&counters.waiting)
-        });
-        let end = wait_queues.wait(waiter, self.caller.wait);
-        if !matches!(end, Ok(WaitEnd::HandedOff(_) | WaitEnd::Head { .. } | WaitEnd::Kept(_))) {
-            self.clean_up(waiter);
-        }
-        if matches!(end, Ok(WaitEnd::Look | WaitEnd::TimedOut)) {
-            reporter.report_contended(self.name, &self.contended);
-        }
-        end
-    }
-
-    /// Cleans up after a thread that is in the queue no more, and has no hold.
-    fn clean_up(&self, waiter: &Waiter) {
-        if waiter.in_doubt.load(Ordering::Relaxed) {
-            self.shared.clean_up(&waiter.hold, self.caller.times.lease, false);
-        }
-    }
-
-    /// Makes one attempt outside the queue, for another hold than the head may have asked for. A
-    /// client has one place among the waiting clients: that of the thread which may try again.
-    fn acquire_outside(&self) -> Result<Option<Arc<Hold>>> {
-        let Self { shared, kind, name, caller, contended } = self;
-        let waiter = Arc::new(Waiter::new(shared.next_hold(*kind, name, caller), caller));
-        let _watch = caller.canceller.as_ref().map(|canceller| waiter.watch(canceller));
-        let after_release = !shared.wait_queues.released(*kind, name).is_empty();
-        let none = Registration::None;
-        let acquired = Attempt::new(shared, &waiter, contended, none, after_release).run(None);
-        if !matches!(acquired, Ok(Some(_))) {
-            self.clean_up(&waiter);
-        }
-        acquired
-    }
-
-    /// Finds out what keeps a thread from the lock whose time is over, while another comes first,
-    /// by a request that overtakes none. Another client's hold is contention. Otherwise what the
-    /// head learns next counts for this thread, too: the lock may be free, or held by this very
-    /// client, which may be taking that hold back. Returns `Look` if there is no such head.
-    fn look(&self, waiter: &Waiter) -> Result<WaitEnd> {
+    /// Takes part in the conversation about the name until this call's part is over.
+    fn converse(&self, rejoins: bool) -> Result<Outcome> {
         let Self { shared, kind, name, caller, .. } = self;
-        let queues = &shared.wait_queues;
-        let pauses = Pauses::of_wait(queues, caller.canceller.as_ref());
-        let end = caller.request_deadline();
-        let retry = RetryPolicy::new(caller.wait, &shared.config, caller.times);
-        let holder = status::repeat_with(shared, retry, &pauses, "acquire", name, |deadline| {
-            shared.store.inspect(name, deadline)
-        })?;
-        if holder.is_some_and(|holder| !holder.is_owned_by(&shared.client)) {
-            return Ok(WaitEnd::TimedOut);
+        // In a destructor of a thread-local there may be none.
+        let parker = PARKER.try_with(Arc::clone).unwrap_or_default();
+        parker.clear();
+        let _watch = caller.canceller.as_ref().map(|canceller| parker.watch(canceller, name));
+        let hold = shared.next_hold(*kind, name, caller);
+        let call = Call::new(hold.clone(), caller, parker.clone());
+        let present = Present { call: self, number: call.number };
+        let mut next = {
+            let (mut turn, queues) = (self.turn(), &shared.wait_queues);
+            let next = queues.with(&hold, |name| {
+                queues.check_open()?;
+                Ok(name.call(call, rejoins, &mut turn))
+            })?;
+            self.apply(turn.effects);
+            next
+        };
+        let mut redisson = None;
+        loop {
+            next = match next {
+                Next::Done(outcome) => return Ok(outcome),
+                Next::Park { until, contended } => {
+                    self.park(&parker, until, contended, present.number)?
+                }
+                Next::Turn => {
+                    if let Err(error) = self.check_wanted() {
+                        self.leave(present.number);
+                        return Err(error);
+                    }
+                    self.step(|name, turn| name.due(present.number, turn))
+                }
+                asks => self.carry(asks, &mut redisson),
+            };
         }
-        queues.wake(*kind, name);
-        for pause in Backoff::new(LOOK_PAUSES) {
-            match queues.known_to(waiter) {
-                Some(WaitEnd::Look) if Instant::now() < end => pauses.sleep(pause, name)?,
-                Some(WaitEnd::Look) => break,
-                Some(known) => return Ok(known),
-                None => return Ok(WaitEnd::Look),
-            }
-        }
-        let why = "the thread in front has had no reply in time";
-        Ok(WaitEnd::Failed(Failure::too_late(&Arc::from("the server"), why)))
     }
 
-    /// Acquires the lock at the head of the queue. Without it the next waiter becomes the head, and
-    /// with a hold that other threads can share, too.
-    pub(super) fn acquire_at_head(
+    /// Parks until the call is told what to do next, or its time is over.
+    fn park(
         &self,
-        waiter: &Waiter,
-        is_next: bool,
-        mut after_release: bool,
-        kept: Option<Arc<Hold>>,
-    ) -> Result<Option<Arc<Hold>>> {
-        let Self { shared, kind, caller, contended, .. } = self;
-        let _head = QueueHead(&shared.wait_queues, waiter);
-        let mut failed = None;
-        if let Some(kept) = kept {
-            match refill(shared, waiter, &kept) {
-                Ok(true) => return Ok(Some(kept)),
-                Ok(false) => {}
-                // It counts as the first attempt.
-                Err(failure) => failed = Some(failure),
-            }
-            after_release = true;
+        parker: &Parker,
+        until: Option<Instant>,
+        contended: bool,
+        number: u64,
+    ) -> Result<Next> {
+        let Shared { reporter, counters, .. } = self.shared;
+        if contended {
+            reporter.report_contended(self.name, &self.contended);
         }
-        let registration = match caller.wait.is_over() {
-            _ if is_next => Registration::Registered,
-            false => Registration::IfHeld,
-            true if kind.is_lock() => Registration::IfMayBeKept,
-            true => Registration::None,
-        };
-        let mut attempt = Attempt::new(shared, waiter, contended, registration, after_release);
-        // One that becomes the head after `close` has sent its signals does not get one.
-        let is_open = if is_next { shared.wait_queues.check_open() } else { Ok(()) };
-        let acquired = is_open.and_then(|()| attempt.run(failed));
-        if matches!(acquired, Ok(Some(_))) {
-            if !matches!(kind, HoldKind::Lock) {
-                shared.wait_queues.give_up_head(waiter);
-            }
-        } else {
-            self.clean_up(waiter);
-            let next = shared.wait_queues.give_up_head(waiter);
-            // The place among the waiting clients is the next thread's too, if that wants the same.
-            if !next.is_some_and(|next| next.waits_with(*kind)) {
-                attempt.unregister();
-            }
+        let _waits =
+            (self.caller.wait != Wait::No || !contended).then(|| Counted::begin(&counters.waiting));
+        match parker.park(until) {
+            Some(Signal::Next(next)) => Ok(next),
+            Some(Signal::Ended(error)) if self.leave(number) => Err(error),
+            // It was told how the call ends.
+            Some(Signal::Ended(_)) => Ok(Next::Park { until: None, contended: false }),
+            None => Ok(self.step(|name, turn| name.due(number, turn))),
         }
-        acquired
+    }
+
+    /// Makes the requests of the first call.
+    fn carry(&self, next: Next, redisson: &mut Option<RedissonWait>) -> Next {
+        let Self { shared, kind, name, caller, .. } = self;
+        let Shared { store, reporter, listening, .. } = self.shared;
+        let deadline = || caller.request_deadline();
+        match next {
+            Next::Ask(mut ask) => {
+                if ask.needs_new_id {
+                    ask.hold = shared.next_hold(*kind, name, caller);
+                    shared.wait_queues.with(&ask.hold, |name| name.set_hold(&ask.hold));
+                }
+                let Ask { hold, others, lease, registration, deadline, .. } = ask;
+                let all: Vec<_>;
+                let holds = if others.is_empty() {
+                    slice::from_ref(&hold)
+                } else {
+                    all = iter::once(hold.clone()).chain(others).collect();
+                    &all
+                };
+                let sent = Moment::now();
+                let reply = store.acquire(Acquire { holds, lease, registration, deadline });
+                if reply.is_ok() {
+                    reporter.record_reply(name);
+                }
+                let mut listens = false;
+                let next = self.step(|name, turn| {
+                    let next = name.reply(sent, reply, turn);
+                    listens = turn.effects.listens;
+                    next
+                });
+                if listens && redisson.is_none() {
+                    *redisson = listening.wait_for_redisson(&hold);
+                }
+                next
+            }
+            Next::Confirm(released) => {
+                let confirm = |released: &Arc<Hold>| {
+                    ask_one(&**store, released.to_release(deadline()))?;
+                    reporter.settle(released, &Ok(()));
+                    Ok(())
+                };
+                let outcome = released.iter().try_for_each(confirm);
+                self.step(|name, turn| name.confirmed(&released, outcome, turn))
+            }
+            Next::Withdraw(hold) => {
+                let (change, deadline) = (Change::RELEASE, deadline());
+                let release = HoldRequest { hold: &hold, change, deadline };
+                let is_certain = ask_one(&**store, release).is_ok();
+                self.step(|name, turn| name.withdrawn(is_certain, turn))
+            }
+            Next::Unregister(lock) => {
+                let (change, deadline) = (Change::Unregister, deadline());
+                drop(ask_one(&**store, HoldRequest { hold: &lock, change, deadline }));
+                self.step(Name::recalled)
+            }
+            other => other,
+        }
+    }
+
+    /// Has the conversation take an input, and does what follows besides what is next.
+    fn step(&self, act: impl FnOnce(&mut Name<Arc<Parker>>, &mut Turn) -> Next) -> Next {
+        let mut turn = self.turn();
+        let next = self.with(|name| act(name, &mut turn));
+        self.apply(turn.effects);
+        next
+    }
+
+    /// Removes the call. Returns `false` if it was told how it ends.
+    fn leave(&self, number: u64) -> bool {
+        let mut turn = self.turn();
+        let has_left = self.with(|name| name.leave(number, &mut turn));
+        self.apply(turn.effects);
+        has_left
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Name<Arc<Parker>>) -> T) -> T {
+        match &self.alone {
+            Some(name) => act(&mut name.borrow_mut()),
+            None => self.shared.wait_queues.with_name(self.kind, self.name, act),
+        }
+    }
+
+    fn turn(&self) -> Turn {
+        let Shared { wait_queues, config, withdraws, store, .. } = self.shared;
+        Turn {
+            now: Instant::now(),
+            missed_messages: wait_queues.has_missed_messages(),
+            withdraws: *withdraws,
+            keeps_order: store.keeps_order(),
+            backoff: config.backoff,
+            retry_window: config.retry_window,
+            effects: Effects::default(),
+        }
+    }
+
+    fn apply(&self, effects: Effects) {
+        let Self { shared, name, caller, .. } = self;
+        let Shared { store, reporter, listening, wait_queues, counters, .. } = self.shared;
+        let Effects {
+            clean_ups,
+            release,
+            expired,
+            lost,
+            unregister,
+            failed,
+            listens,
+            missed_wakeup,
+            wakes_locks,
+        } = effects;
+        for (hold, lease, settled_by_release) in clean_ups {
+            let kept_until = Moment::FIRST;
+            let debt = InDoubtHold { hold, kept_until, lease, settled_by_release };
+            reporter.renewer.clean_up(debt);
+        }
+        shared.post_releases(release.as_slice(), Some(caller.write_by()));
+        if let Some(hold) = expired {
+            reporter.expire(&hold);
+        }
+        if let Some(hold) = lost {
+            reporter.lose(&hold);
+        }
+        if let Some(hold) = unregister {
+            listening.unregister(&**store, &hold, caller.times);
+        }
+        if let Some((failure, pause)) = failed {
+            reporter.outages.record_failed_call(name, &failure, pause);
+        }
+        if listens {
+            listening.start(&**store);
+        }
+        if missed_wakeup {
+            counters.missed_wakeups.fetch_add(1, Ordering::Relaxed);
+        }
+        if wakes_locks {
+            wait_queues.wake(HoldKind::Lock, name);
+        }
+    }
+
+    /// Returns an error if the client is closed, or the call cancelled.
+    fn check_wanted(&self) -> Result<()> {
+        self.shared.wait_queues.check_open()?;
+        self.caller.check_cancelled(self.name)
+    }
+
+    /// Makes one attempt beside the conversation, for another hold than that asks for. A client has
+    /// one place among the waiting clients: that of the call which may try again.
+    fn acquire_alone(&self) -> Result<Option<Arc<Hold>>> {
+        let Self { shared, kind, name, caller, contended, .. } = self;
+        let hold = shared.next_hold(*kind, name, caller);
+        let released = shared.wait_queues.released(*kind, name);
+        let alone = Some(RefCell::new(Name::NEW));
+        let call =
+            LockCall { shared, kind: *kind, name, caller, contended: contended.clone(), alone };
+        let parker = Arc::default();
+        let begun = Call::new(hold, caller, parker);
+        let number = begun.number;
+        let mut next = call.with(|name| name.begin_alone(begun, released, &call.turn()));
+        let pauses = Pauses::of_wait(&shared.wait_queues, caller.canceller.as_ref());
+        loop {
+            next = match next {
+                Next::Done(Outcome::Acquired { hold, ended }) => {
+                    shared.reporter.begin(&hold, caller, ended);
+                    return Ok(Some(hold));
+                }
+                Next::Done(Outcome::Failed(failure)) => {
+                    return Err(failure.into_error_of(kind.noun(), "acquire", name));
+                }
+                Next::Done(_) => {
+                    shared.reporter.report_contended(name, contended);
+                    return Ok(None);
+                }
+                Next::Park { until, .. } => {
+                    let _waiting = Counted::begin(&shared.counters.waiting);
+                    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+                    if let Err(error) = pauses.sleep(left.unwrap_or_default(), name) {
+                        call.leave(number);
+                        return Err(error);
+                    }
+                    call.step(|name, turn| name.due(number, turn))
+                }
+                asks => call.carry(asks, &mut None),
+            };
+        }
     }
 }

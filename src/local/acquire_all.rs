@@ -9,6 +9,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 use std::{iter, mem, slice};
 
 use crate::base::clock::Moment;
@@ -16,13 +17,13 @@ use crate::base::failure::{Failure, FailureKind};
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::local::acquire::{LockCall, check, reported};
-use crate::local::call::{Caller, Counted, Wait};
-use crate::local::hold::Hold;
-use crate::local::lease::reliable;
 use crate::local::release;
-use crate::local::retry::{Backoff, RetryPolicy};
 use crate::local::shared::Shared;
 use crate::local::wait_queues::Pauses;
+use crate::protocol::call::{Caller, Counted, Wait};
+use crate::protocol::hold::Hold;
+use crate::protocol::lease::reliable;
+use crate::protocol::retry::{Backoff, RetryPolicy};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Acquire, AcquireReply, Registration};
 
@@ -74,7 +75,7 @@ pub(crate) fn acquire_all(
         caller,
         holds: vec![None; names.len()],
         unanswered: None,
-        retry: RetryPolicy::new(wait, &shared.config, caller.times),
+        retry: RetryPolicy::new(wait, shared.config.retry_window, caller.times),
         pauses: Pauses::of_wait(&shared.wait_queues, caller.canceller.as_ref()),
         contended: &contended,
     };
@@ -124,18 +125,23 @@ impl SetCall<'_> {
             }
             shared.reporter.report_contended(name, contended);
             let again = mem::replace(&mut tried[held], true);
-            if again && let Some(pause) = caller.wait.cut(backoff.next().unwrap_or_default()) {
+            if again
+                && let Some(pause) =
+                    caller.wait.cut(backoff.next().unwrap_or_default(), Instant::now())
+            {
                 // Two calls that were in each other's way should not meet again.
                 let _waiting = Counted::begin(&shared.counters.waiting);
                 self.pauses.sleep(pause, name)?;
             }
             // A call that does not wait tries once for each lock, which may only be kept.
-            let is_over = if caller.wait == Wait::No { again } else { caller.wait.is_over() };
+            let is_over =
+                if caller.wait == Wait::No { again } else { caller.wait.is_over(Instant::now()) };
             if is_over {
                 return self.check_is_lock(name).map(|()| None);
             }
             let (kind, contended) = (HoldKind::Lock, contended.clone());
-            self.holds[held] = LockCall { shared, kind, name, caller, contended }.acquire()?;
+            self.holds[held] =
+                LockCall { shared, kind, name, caller, contended, alone: None }.acquire()?;
             if self.holds[held].is_none() {
                 return Ok(None);
             }
@@ -205,7 +211,11 @@ impl SetCall<'_> {
         let Some(group) = &mut self.unanswered else { return Ok(()) };
         // A hold that a quorum has withdrawn must not be requested again.
         group.in_doubt |= failure.is_ambiguous() || failure.is_shortfall();
-        let pause = if shared.withdraws { None } else { self.retry.pause_after(&mut failure) };
+        let pause = if shared.withdraws {
+            None
+        } else {
+            self.retry.pause_after(&mut failure, Instant::now())
+        };
         let name = &self.names[group.indexes[0]];
         shared.reporter.outages.record_failed_call(name, &failure, pause);
         if pause.is_some_and(|pause| self.pauses.sleep(pause, name).is_ok()) {
@@ -232,7 +242,7 @@ impl SetCall<'_> {
                 for ((index, id), fence) in group.indexes.iter().zip(holds).zip(fences) {
                     let hold = Arc::new(Hold::new(id.clone(), fence, 0, caller, sent));
                     hold.in_doubt.store(group.in_doubt, Ordering::Relaxed);
-                    shared.reporter.begin(&hold, caller, None);
+                    shared.reporter.begin_beside(&hold, caller);
                     self.holds[*index] = Some(hold);
                 }
                 Ok(None)

@@ -17,14 +17,14 @@ use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, LossCause, Result};
 use crate::local::acquire::check;
-use crate::local::call::{Caller, Counted, Wait};
-use crate::local::hold::Hold;
 use crate::local::hold_requests::verify;
-use crate::local::lease::{HoldFailure, reliable};
-use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::local::status::repeat_with;
 use crate::local::wait_queues::Pauses;
+use crate::protocol::call::{Caller, Counted, Wait};
+use crate::protocol::hold::Hold;
+use crate::protocol::lease::{HoldFailure, reliable};
+use crate::protocol::retry::RetryPolicy;
 use crate::store::ask_one;
 use crate::store::background::InDoubtHold;
 use crate::store::hold_id::{HoldId, HoldKind};
@@ -188,7 +188,7 @@ fn have(
     if left.in_doubt {
         hold.in_doubt.store(true, Ordering::Relaxed);
     }
-    shared.reporter.begin(&hold, &caller, None);
+    shared.reporter.begin_beside(&hold, &caller);
     hold.span.open(name, || left.fence);
     Ok(hold)
 }
@@ -228,7 +228,7 @@ fn request(
     name: &str,
     mut ask: impl FnMut(Instant) -> Result<HoldReply, Failure>,
 ) -> Result<HoldReply> {
-    let retry = RetryPolicy::new(Wait::No, &shared.config, caller.times);
+    let retry = RetryPolicy::new(Wait::No, shared.config.retry_window, caller.times);
     let pauses = Pauses::of_wait(&shared.wait_queues, None);
     repeat_with(shared, retry, &pauses, action, name, |deadline| match ask(deadline) {
         // Another program has replaced the lock by something else.

@@ -13,13 +13,13 @@ use crate::base::canceller::Canceller;
 use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::{Error, Result as ApiResult};
-use crate::local::call::Wait;
-use crate::local::current_hold::WantedWatch;
-use crate::local::hold::Hold;
-use crate::local::lease::HoldFailure;
-use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::local::wait_queues::Pauses;
+use crate::protocol::call::Wait;
+use crate::protocol::current_hold::WantedWatch;
+use crate::protocol::hold::Hold;
+use crate::protocol::lease::HoldFailure;
+use crate::protocol::retry::RetryPolicy;
 use crate::store::ask_one;
 use crate::store::request::{Change, DETACHED, HoldReply, HoldRequest};
 
@@ -129,7 +129,7 @@ pub(super) fn ask(
             }
         });
         let Some((_, first)) = failed.first_mut() else { return };
-        let pause = retry.pause_after(first);
+        let pause = retry.pause_after(first, Instant::now());
         for (hold, failure) in &failed {
             shared.reporter.outages.record_failed_call(&hold.id.name, failure, pause);
         }
@@ -240,7 +240,7 @@ pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>, watch: &WantedWatch) {
 
 /// Returns how often a request about a hold is repeated.
 pub(super) fn retry(shared: &Shared, hold: &Hold, wait: Wait) -> RetryPolicy {
-    RetryPolicy::new(wait, &shared.config, shared.times_for(hold.lease.duration()))
+    RetryPolicy::new(wait, shared.config.retry_window, shared.times_for(hold.lease.duration()))
 }
 
 /// Adds the outcome for one hold to the result of a call about several: a loss takes precedence,

@@ -18,10 +18,10 @@ use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::Config;
 use crate::error::Phase;
-use crate::local::call::CallTimes;
 use crate::local::reporter::Reporter;
-use crate::local::retry::Backoff;
 use crate::net::wait::Interrupter;
+use crate::protocol::call::CallTimes;
+use crate::protocol::retry::Backoff;
 use crate::store::Store;
 use crate::store::background::{STABLE, Wake, Wakeups};
 use crate::store::hold_id::{HoldId, HoldKind};
@@ -297,9 +297,8 @@ pub(super) mod tests {
     use super::*;
     use crossbeam_channel::unbounded;
 
-    use crate::config::LockOptions;
-    use crate::local::call::tests::caller;
-    use crate::local::waiter::Signal;
+    use crate::local::parker::Signal;
+    use crate::protocol::name::Next;
 
     const SOON: Duration = Duration::from_secs(5);
 
@@ -354,16 +353,10 @@ pub(super) mod tests {
 
         /// Sends a message that has the thread try that waits for this lock.
         fn wake(&self, name: &str) {
-            let (kind, client) = (HoldKind::Lock, Arc::from("c"));
-            let hold = HoldId { kind, name: name.into(), client, nonce: 1 };
-            let (head, _) = self
-                .reporter
-                .wait_queues
-                .join(hold, &caller(&LockOptions::default()), false)
-                .expect("open");
+            let parker = self.reporter.wait_queues.call_that_waits(HoldKind::Lock, name);
             self.send(Ok(Wake::Lock(name.into())));
-            let signal = head.receive(Some(end_of(SOON)));
-            assert!(matches!(signal, Some(Signal::MayBeFree)), "{signal:?}");
+            let signal = parker.park(Some(end_of(SOON)));
+            assert!(matches!(signal, Some(Signal::Next(Next::Turn))), "{signal:?}");
         }
 
         /// Returns `true` if the thread ends soon after the listener.

@@ -8,28 +8,20 @@
 pub(crate) mod acquire;
 pub(crate) mod acquire_all;
 pub(crate) mod adoption;
-pub(crate) mod attempt;
-pub(crate) mod call;
-pub(crate) mod current_hold;
-mod head_requests;
-pub(crate) mod hold;
 pub(crate) mod hold_requests;
-pub(crate) mod lease;
 pub(crate) mod listener;
 pub(crate) mod outage_log;
+pub(crate) mod parker;
 pub(crate) mod release;
 pub(crate) mod renewer;
 mod renewer_jobs;
 mod renewer_thread;
 pub(crate) mod reporter;
-pub(crate) mod retry;
 pub(crate) mod shared;
 pub(crate) mod status;
 pub(crate) mod survey;
 pub(crate) mod timers;
-pub(crate) mod wait_queue;
 pub(crate) mod wait_queues;
-pub(crate) mod waiter;
 
 #[cfg(all(test, leasehold_shuttle))]
 #[path = "../../tests/schedules/local.rs"]

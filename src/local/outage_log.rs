@@ -17,8 +17,8 @@ use crate::base::event_thread::Events;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::Loss;
 use crate::event::Event;
-use crate::local::hold::Hold;
-use crate::local::retry::is_outage;
+use crate::protocol::hold::Hold;
+use crate::protocol::retry::is_outage;
 use crate::stats::Counters;
 use crate::store::Store;
 

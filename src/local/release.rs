@@ -14,13 +14,13 @@ use crossbeam_channel::unbounded;
 
 use crate::base::clock::end_of;
 use crate::error::Result;
-use crate::local::call::{Caller, Wait};
-use crate::local::hold::Hold;
 use crate::local::hold_requests::{OnHoldReply, add_outcome, ask, retry, set_depth};
-use crate::local::lease::HoldFailure;
 use crate::local::shared::{Shared, Unsent};
-use crate::local::wait_queue::Ending;
 use crate::local::wait_queues::Pauses;
+use crate::protocol::call::{Caller, Wait};
+use crate::protocol::hold::Hold;
+use crate::protocol::lease::HoldFailure;
+use crate::protocol::name::Ending;
 use crate::store::request::{Change, HoldReply, HoldRequest, PostedChange};
 
 /// Releases a level of a hold, or the holds of a set, which have one level each, and waits for the

@@ -12,9 +12,9 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
 use crate::base::clock::{Moment, end_of};
 use crate::base::failure::{Failure, FailureKind};
-use crate::local::hold::Hold;
-use crate::local::lease::NextStep;
 use crate::local::timers::{CleanUp, Scheduled};
+use crate::protocol::hold::Hold;
+use crate::protocol::lease::NextStep;
 use crate::store::background::InDoubtHold;
 use crate::store::hold_id::HoldId;
 
@@ -217,9 +217,9 @@ mod tests {
     use super::*;
     use crate::base::failure::FailureKind;
     use crate::config::LockOptions;
-    use crate::local::call::tests::caller;
     use crate::local::renewer_thread::{NAP, start};
     use crate::local::reporter::Reporter;
+    use crate::protocol::call::tests::caller;
     use crate::store::background::{Job, JobOutcome, JobReply, JobRunner};
     use crate::store::hold_id::HoldKind;
     use crate::store::request::{Change, HoldReply};

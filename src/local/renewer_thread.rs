@@ -17,12 +17,12 @@ use std::time::{Duration, Instant};
 use std::{io, mem, thread};
 
 use crate::base::clock::{Moment, end_of};
-use crate::local::hold::Hold;
-use crate::local::lease::HoldFailure;
 use crate::local::renewer::{Incoming, Message, Shutdown, ShutdownCall, unconfirmed};
 use crate::local::renewer_jobs::RenewerJobs;
 use crate::local::reporter::Reporter;
 use crate::local::timers::{CleanUp, Scheduled, TimerQueue};
+use crate::protocol::hold::Hold;
+use crate::protocol::lease::HoldFailure;
 use crate::store::background::{JobOutcome, JobRunner};
 use crate::store::hold_id::HoldId;
 use crate::store::request::HoldReply;

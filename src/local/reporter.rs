@@ -15,14 +15,14 @@ use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
 use crate::error::Error;
 use crate::event::Event;
-use crate::local::call::{Caller, Wait};
-use crate::local::current_hold::CurrentHold;
-use crate::local::hold::Hold;
-use crate::local::lease::HoldFailure;
 use crate::local::outage_log::OutageLog;
 use crate::local::renewer::Renewer;
 use crate::local::wait_queues::WaitQueues;
-use crate::local::waiter::Waiter;
+use crate::protocol::call::{Caller, Wait};
+use crate::protocol::current_hold::CurrentHold;
+use crate::protocol::hold::Hold;
+use crate::protocol::lease::HoldFailure;
+use crate::protocol::name::Name;
 use crate::stats::Counters;
 use crate::store::Store;
 use crate::store::background::InDoubtHold;
@@ -66,22 +66,29 @@ impl Reporter {
         }
     }
 
-    /// Begins a new hold of a thread of this process, which may be at the head of the queue. It is
-    /// reported before the renewer may find it lost, and after the ends of earlier holds.
-    pub(super) fn begin(&self, hold: &Arc<Hold>, caller: &Caller, head: Option<&Waiter>) {
-        if matches!(hold.id.kind, HoldKind::Lock) {
-            self.begin_at_head(hold, head);
-        }
+    /// Begins a new hold of a thread of this process. It is reported before the renewer may find it
+    /// lost, and after the ends of the holds before it: two holds of a lock do not exist at the same
+    /// time.
+    pub(super) fn begin(&self, hold: &Arc<Hold>, caller: &Caller, ended: Vec<Arc<Hold>>) {
+        self.report_ended(ended);
         if !caller.in_set {
             self.report_acquired(hold, caller);
         }
         self.begin_renewal(hold);
     }
 
-    /// Begins a hold of a lock at the head of the queue, if that has acquired it, and reports the
-    /// ends of earlier holds: two holds of a lock do not exist at the same time.
-    pub(super) fn begin_at_head(&self, hold: &Arc<Hold>, head: Option<&Waiter>) {
-        for released in self.wait_queues.begin_hold(hold, head) {
+    /// Begins a hold that came by no conversation about its name.
+    pub(super) fn begin_beside(&self, hold: &Arc<Hold>, caller: &Caller) {
+        let ended = match hold.id.kind {
+            HoldKind::Lock => self.wait_queues.with(&hold.id, Name::take_released),
+            _ => Vec::new(),
+        };
+        self.begin(hold, caller, ended);
+    }
+
+    /// Reports the ends of holds whose releases were not confirmed.
+    pub(super) fn report_ended(&self, ended: Vec<Arc<Hold>>) {
+        for released in ended {
             self.report_end(&released, &Ok(()), |in_doubt| self.renewer.clean_up(in_doubt));
         }
     }
@@ -372,5 +379,127 @@ impl Reporter {
             self.report_end(hold, outcome, |in_doubt| self.renewer.clean_up(in_doubt));
             !matches!(outcome, Err(HoldFailure::Failed(_)))
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::clock::Moment;
+    use crate::config::LockOptions;
+    use crate::protocol::call::tests::caller;
+    use crate::store::hold_id::HoldId;
+    use crossbeam_channel::TryRecvError;
+    use std::time::Duration;
+
+    const LEASE: Duration = Duration::from_secs(20);
+
+    fn options() -> LockOptions {
+        LockOptions { lease: LEASE, ..LockOptions::default() }
+    }
+
+    fn acquired(options: &LockOptions) -> Hold {
+        let (kind, client) = (HoldKind::Lock, Arc::from("c"));
+        let id = HoldId { kind, name: Arc::from("x"), client, nonce: 1 };
+        Hold::new(id.that_may_be_kept(), 7, 2, &caller(options), Moment::now())
+    }
+
+    #[test]
+    fn an_ended_lease_is_not_lost() {
+        let hold = acquired(&options());
+        let over = hold.over();
+        assert!(hold.end());
+        Reporter::default().lose(&hold);
+        assert_eq!(over.try_recv(), Err(TryRecvError::Empty), "its release is under way");
+        Reporter::default().report_end(&hold, &Ok(()), drop);
+        assert!(!hold.settle(true), "only the first says how it has ended");
+        assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
+        assert!(!hold.lease.is_lost());
+        assert!(!hold.end(), "only once");
+        assert_eq!(hold.over().try_recv(), Err(TryRecvError::Disconnected), "made later");
+    }
+
+    #[test]
+    fn a_release_that_finds_the_hold_gone_makes_it_lost() {
+        let hold = acquired(&options());
+        let over = hold.over();
+        assert!(hold.end() && !hold.lease.is_lost());
+        Reporter::default().report_end(&hold, &Err(HoldFailure::Lost), drop);
+        assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
+        assert!(!hold.lease.settle(false));
+        assert!(hold.lease.is_lost());
+    }
+
+    #[test]
+    fn every_receiver_learns_of_a_loss_before_and_after_it() {
+        let hold = acquired(&options());
+        let wanted = || hold.wanted().receiver().clone();
+        let early = [hold.over(), hold.over(), wanted()];
+        Reporter::default().lose(&hold);
+        assert!(hold.lease.is_lost());
+        for over in early.iter().chain([&hold.over(), &wanted()]) {
+            assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
+        }
+    }
+
+    #[test]
+    fn a_hold_that_was_found_lost_is_not_reported_to_begin() {
+        let (reporter, caller) = (Reporter::default(), caller(&options()));
+        let lost = acquired(&options());
+        reporter.lose(&lost);
+        reporter.report_acquired(&lost, &caller);
+        assert!(!lost.current.lock().reported, "a loss would have to be told too");
+        let held = acquired(&options());
+        assert!(!held.current.lock().reported);
+        reporter.report_acquired(&held, &caller);
+        assert!(held.current.lock().reported);
+    }
+
+    /// How many holds were reported to begin, to be released and to be lost.
+    fn reported(reporter: &Reporter) -> [u64; 3] {
+        let counters = &reporter.counters;
+        [&counters.acquired, &counters.released, &counters.lost]
+            .map(|counter| counter.load(Ordering::Relaxed))
+    }
+
+    #[test]
+    fn a_hold_that_is_handed_off_while_it_is_lost_is_reported_to_end_once() {
+        let caller = caller(&options());
+        for lost_first in [false, true] {
+            let (reporter, hold) = (Reporter::default(), acquired(&options()));
+            reporter.report_acquired(&hold, &caller);
+            if lost_first {
+                reporter.lose(&hold);
+                assert!(!reporter.report_handoff(&hold));
+            } else {
+                assert!(reporter.report_handoff(&hold));
+                reporter.lose(&hold);
+            }
+            let [acquired, released, lost] = reported(&reporter);
+            assert_eq!((acquired, lost), (1, u64::from(lost_first)));
+            assert_eq!(released, 1 - lost);
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_hold_that_was_not_reported_to_begin_is_not_reported() {
+        let hold = acquired(&options());
+        let reporter = Reporter::default();
+        assert!(reporter.report_handoff(&hold));
+        assert!(hold.end());
+        reporter.report_end(&hold, &Ok(()), drop);
+        assert_eq!(reported(&reporter), [0, 0, 0]);
+    }
+
+    #[test]
+    fn a_set_that_takes_a_kept_lock_reports_it_once() {
+        let keeping = LockOptions { keep: LEASE, ..options() };
+        let (reporter, hold) = (Reporter::default(), acquired(&keeping));
+        let caller = Caller { in_set: true, ..caller(&keeping) };
+        assert!(hold.keep() && reporter.begin_kept(&hold, &caller));
+        assert_eq!(reported(&reporter), [0, 0, 0], "not before the set is complete");
+        reporter.report_acquired(&hold, &caller);
+        reporter.report_acquired(&hold, &caller);
+        assert_eq!(reported(&reporter), [1, 0, 0]);
     }
 }

@@ -17,9 +17,6 @@ use crate::base::failure::Failure;
 use crate::base::shrink;
 use crate::config::{Config, Mechanism};
 use crate::error::{Error, Result};
-use crate::local::call::{CallTimes, Caller};
-use crate::local::hold::Hold;
-use crate::local::lease::HoldFailure;
 use crate::local::listener::Listening;
 use crate::local::renewer;
 use crate::local::renewer_thread;
@@ -27,6 +24,9 @@ use crate::local::reporter::Reporter;
 use crate::local::wait_queues::WaitQueues;
 use crate::net::factory::ConnectionCounters;
 use crate::net::server::Pools;
+use crate::protocol::call::{CallTimes, Caller};
+use crate::protocol::hold::Hold;
+use crate::protocol::lease::HoldFailure;
 use crate::stats::{Counters, Stats};
 use crate::store::Store;
 use crate::store::background::InDoubtHold;
@@ -352,7 +352,7 @@ mod tests {
 
     use crate::base::clock::Moment;
     use crate::config::LockOptions;
-    use crate::local::call::tests::caller;
+    use crate::protocol::call::tests::caller;
     use crate::store::hold_id::{HoldId, HoldKind};
 
     /// A hold of the calling thread.

@@ -10,11 +10,11 @@ use crate::base::clock::end_of;
 use crate::base::failure::Failure;
 use crate::base::holder::{Holder, Leader};
 use crate::error::{Error, Result};
-use crate::local::call::Wait;
-use crate::local::hold::Hold;
-use crate::local::retry::RetryPolicy;
 use crate::local::shared::Shared;
 use crate::local::wait_queues::Pauses;
+use crate::protocol::call::Wait;
+use crate::protocol::hold::Hold;
+use crate::protocol::retry::RetryPolicy;
 use crate::store::ask_one;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::check_name;
@@ -52,7 +52,7 @@ pub(crate) fn waiting_names(shared: &Shared) -> Vec<(String, usize)> {
         return Vec::new();
     }
     let mut names = Vec::new();
-    shared.wait_queues.each(|name, queue| match queue.threads().count() {
+    shared.wait_queues.each(|name, queue| match queue.calls().count() {
         0 => {}
         count => names.push((name.clone(), count)),
     });
@@ -216,7 +216,7 @@ pub(super) fn repeat_briefly<T>(
     name: &str,
     request: impl FnMut(Instant) -> Result<T, Failure>,
 ) -> Result<T> {
-    let retry = RetryPolicy::new(Wait::No, &shared.config, shared.times);
+    let retry = RetryPolicy::new(Wait::No, shared.config.retry_window, shared.times);
     let pauses = Pauses::of_request(&shared.wait_queues);
     repeat_with(shared, retry, &pauses, attempt, name, request)
 }
@@ -238,7 +238,7 @@ pub(super) fn repeat_with<T>(
                 return Ok(reply);
             }
             Err(mut failure) => {
-                let pause = retry.pause_after(&mut failure);
+                let pause = retry.pause_after(&mut failure, Instant::now());
                 shared.reporter.outages.record_failed_call(name, &failure, pause);
                 pauses.sleep(pause.ok_or_else(|| failure.into_error(attempt, name))?, name)?;
             }

@@ -25,15 +25,16 @@ use crate::base::spans::HoldSpan;
 use crate::config::{Config, LockOptions};
 use crate::error::{Error, Result};
 use crate::event::Event;
-use crate::local::call::Wait;
-use crate::local::call::tests::caller;
-use crate::local::hold::Hold;
 use crate::local::hold_requests::{self, Level};
 use crate::local::listener::tests::Fake;
+use crate::local::parker::Parker;
 use crate::local::shared::Shared;
-use crate::local::wait_queue::WaitQueue;
 use crate::local::{acquire, release, status};
 use crate::net::server::Pools;
+use crate::protocol::call::Wait;
+use crate::protocol::call::tests::caller;
+use crate::protocol::hold::Hold;
+use crate::protocol::name::Name;
 use crate::store::background::{Job, JobOutcome, JobRunner, Wakeups};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::memory::Memory;
@@ -465,7 +466,7 @@ fn a_hold_that_is_lost_while_it_is_handed_off_is_no_loss() {
     let scene = Scene::new(LEASE * 10);
     let caller = caller(&scene.options);
     let hold = Arc::new(Hold::new(scene.id(7), 1, 1, &caller, Moment::now()));
-    scene.shared.reporter.begin(&hold, &caller, None);
+    scene.shared.reporter.begin(&hold, &caller, Vec::new());
     scene.shared.held_locks.remove(&hold);
     hold.begin_next(&caller);
     scene.shared.reporter.lose(&hold);
@@ -690,5 +691,5 @@ fn the_outcome_of_a_posted_release_is_reported() {
 fn a_held_lock_takes_little_memory() {
     // The span is only there with the feature `tracing`.
     let hold = size_of::<Hold>() - size_of::<HoldSpan>().next_multiple_of(8);
-    assert_eq!((hold, size_of::<WaitQueue>()), (152, 48));
+    assert_eq!((hold, size_of::<Name<Arc<Parker>>>()), (152, 48));
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::{Moment, end_of};
-use crate::local::hold::Hold;
-use crate::local::lease::{NextStep, TOGETHER};
+use crate::protocol::hold::Hold;
+use crate::protocol::lease::{NextStep, TOGETHER};
 use crate::store::background::{InDoubtHold, Job};
 use crate::store::hold_id::HoldId;
 use crate::store::request::Change;
@@ -276,7 +276,7 @@ mod tests {
     use super::*;
     use crate::base::failure::{Failure, FailureKind};
     use crate::config::LockOptions;
-    use crate::local::call::tests::caller;
+    use crate::protocol::call::tests::caller;
     use crate::store::hold_id::HoldKind;
     use crate::store::request::HoldReply;
     use std::sync::atomic::Ordering;

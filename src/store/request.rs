@@ -213,12 +213,6 @@ impl HolderReply {
         self.owner == hold.owner().as_bytes() && self.depth > 0
     }
 
-    /// Returns `true` if this is the owner of a hold of that client.
-    pub(crate) fn is_owned_by(&self, client: &str) -> bool {
-        let nonce = self.owner.strip_prefix(client.as_bytes());
-        nonce.is_some_and(|rest| rest.starts_with(b":"))
-    }
-
     /// The holder as shown to users.
     pub(crate) fn into_holder(self) -> Holder {
         let Self { owner, depth, remaining, .. } = self;

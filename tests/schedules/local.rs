@@ -17,14 +17,14 @@ use crate::base::clock::Moment;
 use crate::base::sync::{Ordering, under_many_schedules};
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
-use crate::local::call::{self, Caller};
 use crate::local::head_requests::followers_of_head;
-use crate::local::hold::Hold;
 use crate::local::reporter::Reporter;
 use crate::local::wait_queue::Ending;
 use crate::local::wait_queues::WaitQueues;
 use crate::local::wait_queues::tests::head;
 use crate::local::waiter::{HeadAnswer, Signal, WaitEnd, Waiter};
+use crate::protocol::call::{self, Caller};
+use crate::protocol::hold::Hold;
 use crate::store::hold_id::{HoldId, HoldKind};
 
 /// How often another client asks for a lock.

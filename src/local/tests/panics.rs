@@ -7,9 +7,9 @@ use std::thread;
 
 use crate::base::clock::end_of;
 use crate::local::acquire_all;
-use crate::local::call::Wait;
-use crate::local::hold::Hold;
 use crate::local::tests::{LEASE, Outcome, Scene, eventually};
+use crate::protocol::call::Wait;
+use crate::protocol::hold::Hold;
 
 /// Has a thread end a hold, which panics.
 fn end_with_a_panic(scene: &Scene, hold: &Arc<Hold>, end: fn(&Scene, &Arc<Hold>)) {

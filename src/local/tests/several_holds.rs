@@ -8,10 +8,10 @@ use std::time::Instant;
 use crate::base::canceller::Canceller;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
-use crate::local::call::Wait;
-use crate::local::hold::Hold;
 use crate::local::tests::{LEASE, Outcome, Scene, Scripted, eventually};
 use crate::local::{acquire, acquire_all, hold_requests, release};
+use crate::protocol::call::Wait;
+use crate::protocol::hold::Hold;
 use crate::store::hold_id::HoldKind;
 
 /// A client that only a release wakes.

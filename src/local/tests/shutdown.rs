@@ -1,19 +1,14 @@
 //! A shutdown while other threads acquire and release.
 
-use std::cell::Cell;
 use std::slice;
 use std::thread;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::local::acquire::LockCall;
-use crate::local::call::Wait;
-use crate::local::call::tests::caller;
 use crate::local::hold_requests;
 use crate::local::release::shut_down;
 use crate::local::tests::{LEASE, Outcome, Scene, eventually};
-use crate::local::waiter::WaitEnd;
-use crate::store::hold_id::HoldKind;
+use crate::protocol::call::Wait;
 
 /// Long for what a thread does between two lines of a test.
 const WHILE: Duration = Duration::from_millis(100);
@@ -101,31 +96,4 @@ fn requests_about_a_hold_that_a_shutdown_has_ended_are_not_sent() {
     scene.unlock_on_drop(&outer.hold);
     assert_eq!(scene.store.outcomes.lock().len(), 8);
     scene.expect_events(["acquired", "released"]);
-}
-
-/// The renewer ends the hold in front of it.
-#[test]
-fn a_thread_that_becomes_the_head_after_a_shutdown_acquires_nothing() {
-    let scene = Scene::new(LEASE * 10);
-    let Scene { shared, name, options, .. } = &scene;
-    let queues = &shared.wait_queues;
-    let level = scene.lock();
-    let caller = caller(options);
-    let (waiter, arrival) = queues.join(scene.id(9), &caller, false).expect("open");
-    assert!(arrival.is_none());
-    shut_down(shared, SOON).expect("released");
-    assert!(level.hold.lease.is_ended());
-    let turn = queues.wait(&waiter, Wait::Endless).expect("made the head");
-    assert!(matches!(turn, WaitEnd::Head { .. }));
-    let call = LockCall {
-        shared,
-        kind: HoldKind::Lock,
-        name,
-        caller: &caller,
-        contended: Cell::default(),
-    };
-    let outcome = call.acquire_at_head(&waiter, true, false, None);
-    assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
-    scene.expect_events(["acquired", "released"]);
-    assert!(scene.events.is_empty());
 }

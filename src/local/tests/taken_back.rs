@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use crate::base::clock::end_of;
 use crate::error::Error;
-use crate::local::call::Wait;
 use crate::local::hold_requests::Level;
 use crate::local::tests::{LEASE, Outcome, Scene, Scripted, eventually};
+use crate::protocol::call::Wait;
 use crate::store::Store;
 use crate::store::hold_id::HoldKind;
 use crate::store::request::{POST_MOMENT, Registration};

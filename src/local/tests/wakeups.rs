@@ -1,6 +1,5 @@
 //! What a wake-up from another client does for a thread that waits.
 
-use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,17 +10,13 @@ use crate::base::clock::end_of;
 use crate::base::failure::Failure;
 use crate::error::{Error, Result};
 use crate::event::Event;
-use crate::local::acquire::LockCall;
-use crate::local::call::tests::caller;
-use crate::local::call::{Caller, Wait};
 use crate::local::hold_requests::Level;
 use crate::local::listener::tests::fake;
 use crate::local::tests::{LEASE, Outcome, Scene, Scripted, eventually};
-use crate::local::waiter::WaitEnd;
+use crate::protocol::call::Wait;
 use crate::store::Store;
 use crate::store::ask_one;
 use crate::store::background::Wake;
-use crate::store::hold_id::HoldKind;
 use crate::store::request::{Acquire, AcquireReply, Change, HoldRequest, Registration};
 
 /// Longer than a test.
@@ -121,29 +116,4 @@ fn a_request_after_a_wake_up_is_cleaned_up_when_the_thread_gets_no_reply() {
     });
     assert!(matches!(lost, Err(Error::Closed)), "{lost:?}");
     eventually(|| waiting.is_free());
-}
-
-/// The thread in front may have received the signal of the end, and be gone, before this one wakes.
-#[test]
-fn a_thread_that_becomes_the_head_after_close_does_not_wait_there() {
-    let Waiting { scene, .. } = Waiting::new();
-    let Scene { shared, name, options, .. } = &scene;
-    let queues = &shared.wait_queues;
-    let wait = Wait::Until(end_of(Duration::from_secs(5)));
-    let caller = Caller { wait, ..caller(options) };
-    let join = || queues.join(scene.id(9), &caller, false).expect("open");
-    let [(head, _), (waiter, _)] = [join(), join()];
-    shared.close();
-    queues.give_up_head(&head);
-    let turn = queues.wait(&waiter, Wait::Endless).expect("made the head");
-    assert!(matches!(turn, WaitEnd::Head { .. }));
-    let call = LockCall {
-        shared,
-        kind: HoldKind::Lock,
-        name,
-        caller: &caller,
-        contended: Cell::default(),
-    };
-    let outcome = call.acquire_at_head(&waiter, true, false, None);
-    assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
 }

@@ -40,11 +40,11 @@ impl Wait {
     }
 
     /// Returns `true` if there is time for one attempt only.
-    pub(super) fn is_over(self) -> bool {
-        self.cut(Duration::MAX).is_none()
+    pub(crate) fn is_over(self, now: Instant) -> bool {
+        self.cut(Duration::MAX, now).is_none()
     }
 
-    pub(super) fn deadline(self) -> Option<Instant> {
+    pub(crate) fn deadline(self) -> Option<Instant> {
         match self {
             Self::Until(deadline) => Some(deadline),
             Self::Endless | Self::No => None,
@@ -52,12 +52,12 @@ impl Wait {
     }
 
     /// Cuts a pause to the time that is left; `None` if there is none.
-    pub(super) fn cut(self, pause: Duration) -> Option<Duration> {
+    pub(crate) fn cut(self, pause: Duration, now: Instant) -> Option<Duration> {
         match self {
             Self::No => None,
             Self::Endless => Some(pause),
             Self::Until(deadline) => {
-                let left = deadline.saturating_duration_since(Instant::now());
+                let left = deadline.saturating_duration_since(now);
                 (!left.is_zero()).then(|| pause.min(left))
             }
         }
@@ -65,7 +65,7 @@ impl Wait {
 }
 
 /// Returns `true` for the options of the client itself, which no setter of a handle has changed.
-pub(super) fn are_own(options: &LockOptions, config: &Config) -> bool {
+pub(crate) fn are_own(options: &LockOptions, config: &Config) -> bool {
     ptr::eq(options, &raw const *config.options)
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct CallTimes {
     pub(crate) io_timeout: Duration,
     /// How much later than the caller's deadline a request may end: the `io_timeout` without the
     /// time that replicas and disks are given.
-    pub(super) slack: Duration,
+    pub(crate) slack: Duration,
 }
 
 impl CallTimes {
@@ -87,9 +87,9 @@ impl CallTimes {
         Self { lease, io_timeout, slack: io_timeout.saturating_sub(config.durability.timeout()) }
     }
 
-    /// Returns when a request must have ended that begins now, of a call that waits so long.
-    pub(super) fn request_deadline(&self, wait: Wait) -> Instant {
-        let (end, last) = (end_of(self.io_timeout), wait.deadline());
+    /// Returns when a request must have ended that begins at `now`, of a call that waits so long.
+    pub(crate) fn request_deadline(&self, wait: Wait, now: Instant) -> Instant {
+        let (end, last) = (now + self.io_timeout, wait.deadline());
         last.and_then(|last| last.checked_add(self.slack)).map_or(end, |last| last.min(end))
     }
 }
@@ -98,16 +98,16 @@ impl CallTimes {
 #[derive(Clone, Copy)]
 pub(crate) struct Terms {
     /// A whole one.
-    pub(super) lease: Duration,
-    pub(super) renew: bool,
-    pub(super) max_hold: Option<Duration>,
-    pub(super) hold_at_least: Option<Duration>,
+    pub(crate) lease: Duration,
+    pub(crate) renew: bool,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) hold_at_least: Option<Duration>,
     /// For how many milliseconds the client keeps the lock after its last use; 0 if it does not. A
     /// hold that is not renewed, or has an age limit or a least duration, relies on a request of
     /// its own.
-    pub(super) keep: u32,
+    pub(crate) keep: u32,
     /// How long threads hand the lock off among themselves.
-    pub(super) tenure: Duration,
+    pub(crate) tenure: Duration,
 }
 
 impl Terms {
@@ -126,10 +126,10 @@ impl Terms {
 /// A call that waits, or that may acquire a hold, counted until this is dropped. Of a call that
 /// begins while the client is closed, either this call sees that it is, or the thread that has
 /// closed it sees this call.
-pub(super) struct Counted<'a>(&'a AtomicU64);
+pub(crate) struct Counted<'a>(&'a AtomicU64);
 
 impl<'a> Counted<'a> {
-    pub(super) fn begin(counter: &'a AtomicU64) -> Self {
+    pub(crate) fn begin(counter: &'a AtomicU64) -> Self {
         counter.fetch_add(1, Ordering::SeqCst);
         Self(counter)
     }
@@ -155,36 +155,36 @@ pub(crate) fn current_thread() -> Weak<()> {
 #[derive(Clone)]
 pub(crate) struct Caller {
     /// The thread to which the hold will belong; `None` if to none.
-    pub(super) thread: Option<Weak<()>>,
-    pub(super) terms: Terms,
-    pub(super) times: CallTimes,
-    pub(super) canceller: Option<Canceller>,
+    pub(crate) thread: Option<Weak<()>>,
+    pub(crate) terms: Terms,
+    pub(crate) times: CallTimes,
+    pub(crate) canceller: Option<Canceller>,
     /// Whether the hold becomes one of several, which are reported once the set is complete.
-    pub(super) in_set: bool,
+    pub(crate) in_set: bool,
     /// When the call began.
-    pub(super) begin: Instant,
-    pub(super) wait: Wait,
+    pub(crate) begin: Instant,
+    pub(crate) wait: Wait,
 }
 
 impl Caller {
     /// Returns when a request of the call must have ended that begins now.
-    pub(super) fn request_deadline(&self) -> Instant {
-        self.times.request_deadline(self.wait)
+    pub(crate) fn request_deadline(&self) -> Instant {
+        self.times.request_deadline(self.wait, Instant::now())
     }
 
     /// Returns until when the call may wait to write what it posts on its way.
-    pub(super) fn write_by(&self) -> Instant {
+    pub(crate) fn write_by(&self) -> Instant {
         self.request_deadline().min(end_of(POST_MOMENT))
     }
 
     /// Returns an error if the wait for a lock has been cancelled.
-    pub(super) fn check_cancelled(&self, name: &str) -> Result<()> {
+    pub(crate) fn check_cancelled(&self, name: &str) -> Result<()> {
         self.canceller.as_ref().map_or(Ok(()), |canceller| canceller.check(name))
     }
 
     /// A call for a hold that will belong to this thread, or to none. With the client's own options
     /// it has the `usual` times.
-    pub(super) fn new(
+    pub(crate) fn new(
         config: &Config,
         usual: CallTimes,
         options: &LockOptions,
@@ -206,12 +206,12 @@ impl Caller {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::thread;
 
     /// The calling thread, which will own a hold, and waits for it without limit.
-    pub(in crate::local) fn caller(options: &LockOptions) -> Caller {
+    pub(crate) fn caller(options: &LockOptions) -> Caller {
         let config = Config::default();
         let usual = CallTimes::new(&config, options.first_lease());
         Caller::new(&config, usual, options, Wait::Endless, Some(current_thread()))
@@ -226,7 +226,7 @@ pub(super) mod tests {
     #[test]
     fn no_request_outlasts_its_limit_by_more_than_one_io_timeout() {
         let (now, times) = (Instant::now(), caller(&LockOptions::default()).times);
-        assert!(times.request_deadline(Wait::Until(now)) <= now + Duration::from_secs(1));
+        assert!(times.request_deadline(Wait::Until(now), now) <= now + Duration::from_secs(1));
     }
 
     #[test]
@@ -234,6 +234,7 @@ pub(super) mod tests {
         let until = |time| Wait::Until(end_of(time));
         let waits =
             [Wait::No, until(Duration::ZERO), until(Duration::from_secs(60)), Wait::Endless];
-        assert_eq!(waits.map(Wait::is_over), [true, true, false, false]);
+        let now = Instant::now();
+        assert_eq!(waits.map(|wait| wait.is_over(now)), [true, true, false, false]);
     }
 }

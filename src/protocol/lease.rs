@@ -21,7 +21,7 @@ use crate::base::failure::Failure;
 use crate::error::LossCause;
 
 /// A lease that is due within this part of its duration is renewed along with others.
-pub(super) const TOGETHER: u32 = 64;
+pub(crate) const TOGETHER: u32 = 64;
 
 /// States that are not moments.
 const LOST: u64 = 0;
@@ -49,16 +49,16 @@ struct AgeLimit {
 /// When the renewer turns to a lease next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NextStep {
-    pub(super) due: Moment,
+    pub(crate) due: Moment,
     /// Whether to renew it then: when a third of it has passed, a little less because of the drift.
     /// If not, to find it lost.
-    pub(super) renews: bool,
+    pub(crate) renews: bool,
 }
 
 impl Lease {
     /// A lease of which a request that was sent at `sent` has brought the `first` part; a `whole`
     /// one is longer if the age limit comes before its end.
-    pub(super) fn new(
+    pub(crate) fn new(
         sent: Moment,
         first: Duration,
         whole: Duration,
@@ -73,7 +73,7 @@ impl Lease {
     }
 
     /// Returns `true` if this is what a tenure with these terms has.
-    pub(super) fn suits(&self, whole: Duration, max_hold: Option<Duration>) -> bool {
+    pub(crate) fn suits(&self, whole: Duration, max_hold: Option<Duration>) -> bool {
         let limit = self.age_limit.as_ref().map(|limit| limit.max_hold);
         self.duration() == whole && limit == max_hold
     }
@@ -88,7 +88,7 @@ impl Lease {
     }
 
     /// Returns `true` if the hold was neither ended nor found lost.
-    pub(super) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.load() > ENDED
     }
 
@@ -98,32 +98,32 @@ impl Lease {
     }
 
     /// Returns `true` if less than a third of the lease is left, but some.
-    pub(super) fn is_nearly_over(&self) -> bool {
+    pub(crate) fn is_nearly_over(&self) -> bool {
         let remaining = self.remaining();
         !remaining.is_zero() && remaining < self.duration() / 3
     }
 
     /// Returns the time until the age limit.
-    pub(super) fn age_left(&self) -> Duration {
+    pub(crate) fn age_left(&self) -> Duration {
         self.limit().since(Moment::now())
     }
 
     /// Returns the lease to ask for in a request that is sent now: less than a whole one where the
     /// age limit comes first.
-    pub(super) fn next(&self, now: Moment) -> Duration {
+    pub(crate) fn next(&self, now: Moment) -> Duration {
         self.duration().min(self.limit().since(now))
     }
 
     /// Moves the deadline after a request sent at `sent` has renewed the hold for `lease`. Does
     /// nothing if the hold was lost in the meantime, or the deadline is later already.
-    pub(super) fn extend(&self, sent: Moment, lease: Duration) {
+    pub(crate) fn extend(&self, sent: Moment, lease: Duration) {
         let deadline = sent.after(reliable(lease)).0;
         self.update(|seen| seen < deadline && Moment::now().0 < seen, deadline);
     }
 
     /// Returns why the hold is over if its deadline has passed, and no call has ended it or marked
     /// it as lost.
-    pub(super) fn cause_at_deadline(&self) -> Option<LossCause> {
+    pub(crate) fn cause_at_deadline(&self) -> Option<LossCause> {
         let deadline = Moment(self.load());
         let is_over = deadline.0 > ENDED && deadline <= Moment::now();
         is_over
@@ -137,18 +137,18 @@ impl Lease {
 
     /// Marks the hold as lost if its deadline has passed. Returns `true` for the one call that
     /// does.
-    pub(super) fn expire(&self) -> bool {
+    pub(crate) fn expire(&self) -> bool {
         self.update(|seen| seen <= Moment::now().0, LOST)
     }
 
     /// Marks the hold as lost because the server does not know it any more. Returns `true` for the
     /// one call that does.
-    pub(super) fn lose(&self) -> bool {
+    pub(crate) fn lose(&self) -> bool {
         self.update(|_| true, LOST)
     }
 
     /// Ends the hold at `now`. Returns `false` if it was ended or lost before.
-    pub(super) fn end(&self, now: Moment) -> bool {
+    pub(crate) fn end(&self, now: Moment) -> bool {
         self.update(|seen| now.0 < seen, ENDED)
     }
 
@@ -165,20 +165,20 @@ impl Lease {
     }
 
     /// Returns `true` if it is known how the hold has ended.
-    pub(super) fn is_settled(&self) -> bool {
+    pub(crate) fn is_settled(&self) -> bool {
         matches!(self.load(), LOST | RELEASED)
     }
 
     /// Marks a hold that was ended as lost, because its release has found it so, or as released.
     /// Returns `true` for the first call that says how it has ended.
-    pub(super) fn settle(&self, lost: bool) -> bool {
+    pub(crate) fn settle(&self, lost: bool) -> bool {
         let outcome = if lost { LOST } else { RELEASED };
         self.state.compare_exchange(ENDED, outcome, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// Returns what the renewer has to do next, if the hold is still to be renewed. `None` if it is
     /// over.
-    pub(super) fn next_step(&self, renews: bool) -> Option<NextStep> {
+    pub(crate) fn next_step(&self, renews: bool) -> Option<NextStep> {
         let deadline = Some(Moment(self.load())).filter(|deadline| deadline.0 > ENDED)?;
         if !renews || self.is_last(deadline) {
             return Some(NextStep { due: deadline, renews: false });
@@ -208,13 +208,13 @@ pub(crate) enum HoldFailure {
 
 impl HoldFailure {
     /// Why a hold with this lease is not valid any more, though it has guards.
-    pub(super) fn of(lease: &Lease) -> Self {
+    pub(crate) fn of(lease: &Lease) -> Self {
         if lease.is_ended() { Self::Ended } else { Self::Lost }
     }
 }
 
 /// Returns for how long a lease may be relied on, from when the request for it was sent.
-pub(super) fn reliable(lease: Duration) -> Duration {
+pub(crate) fn reliable(lease: Duration) -> Duration {
     lease.saturating_sub(drift(lease))
 }
 

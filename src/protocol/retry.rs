@@ -6,8 +6,7 @@
 use std::time::{Duration, Instant};
 
 use crate::base::failure::{Failure, FailureKind};
-use crate::config::Config;
-use crate::local::call::{CallTimes, Wait};
+use crate::protocol::call::{CallTimes, Wait};
 
 /// The pauses after failures. They do not follow the backoff of the waiters, which is about a lock
 /// that is held: a server may be back soon, and no wake-up announces that.
@@ -45,11 +44,11 @@ pub(crate) struct RetryPolicy {
 }
 
 impl RetryPolicy {
-    pub(crate) fn new(wait: Wait, config: &Config, times: CallTimes) -> Self {
+    pub(crate) fn new(wait: Wait, window: Duration, times: CallTimes) -> Self {
         Self {
             wait,
             times,
-            window: config.retry_window,
+            window,
             failing_since: None,
             disconnects: 0,
             silences: 0,
@@ -59,8 +58,8 @@ impl RetryPolicy {
     }
 
     /// Returns when a request that begins now must have ended.
-    pub(super) fn request_deadline(&self) -> Instant {
-        self.times.request_deadline(self.wait)
+    pub(crate) fn request_deadline(&self) -> Instant {
+        self.times.request_deadline(self.wait, Instant::now())
     }
 
     /// Ends an outage: the retry window begins anew with the next failure.
@@ -69,14 +68,13 @@ impl RetryPolicy {
     }
 
     /// Returns `true` if the last attempt has failed.
-    pub(super) fn is_failing(&self) -> bool {
+    pub(crate) fn is_failing(&self) -> bool {
         self.failing_since.is_some()
     }
 
     /// Returns how long to pause before the next attempt; `None` if there should be none. Notes in
     /// the failure what earlier ones have left in doubt.
-    pub(crate) fn pause_after(&mut self, failure: &mut Failure) -> Option<Duration> {
-        let now = Instant::now();
+    pub(crate) fn pause_after(&mut self, failure: &mut Failure, now: Instant) -> Option<Duration> {
         let since = *self.failing_since.get_or_insert(now);
         failure.after_doubt |= self.in_doubt;
         self.in_doubt |= failure.is_ambiguous();
@@ -144,24 +142,25 @@ impl Iterator for Backoff {
 }
 
 /// The pauses of a thread at the head of its queue while another owner holds the lock.
-pub(super) struct HeldPauses {
+pub(crate) struct HeldPauses {
     /// Since the last wake-up.
-    pub(super) backoff: Option<Backoff>,
+    pub(crate) backoff: Option<Backoff>,
     /// Until then the thread yields to waiting clients.
-    pub(super) yields_until: Instant,
+    pub(crate) yields_until: Instant,
 }
 
 impl HeldPauses {
     /// Returns the pause before the next attempt, cut to the time after which the lock becomes free
     /// by itself, and a little more, because Redis counts whole milliseconds; or, while this thread
     /// yields, to the time after which it does not.
-    pub(super) fn next(
+    pub(crate) fn next(
         &mut self,
         backoff: (Duration, Duration),
         remaining: Option<Duration>,
+        now: Instant,
     ) -> Duration {
         let backoff = self.backoff.get_or_insert_with(|| Backoff::new(backoff));
-        let (pause, now) = (backoff.next().unwrap_or_default(), Instant::now());
+        let pause = backoff.next().unwrap_or_default();
         match remaining.map(|remaining| remaining + Duration::from_millis(1)) {
             Some(free) if free <= pause => {
                 // Not twice in a row: two clients that are far away would miss what each of them
@@ -180,6 +179,7 @@ impl HeldPauses {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
     use std::sync::Arc;
 
     const MIN: Duration = Duration::from_millis(5);
@@ -191,17 +191,30 @@ mod tests {
 
     fn retry(wait: Wait) -> RetryPolicy {
         let config = Config::default();
-        RetryPolicy::new(wait, &config, CallTimes::new(&config, Duration::from_secs(30)))
+        RetryPolicy::new(
+            wait,
+            config.retry_window,
+            CallTimes::new(&config, Duration::from_secs(30)),
+        )
     }
 
     #[test]
     fn a_refusal_is_final() {
         for limit in [Wait::No, Wait::Endless] {
-            assert_eq!(retry(limit).pause_after(&mut failure(FailureKind::Rejected)), None);
+            assert_eq!(
+                retry(limit).pause_after(&mut failure(FailureKind::Rejected), Instant::now()),
+                None
+            );
             let shortfall = FailureKind::NotReplicated { acked: 0, required: 1 };
-            assert_eq!(retry(limit).pause_after(&mut failure(shortfall)), None);
-            assert_eq!(retry(limit).pause_after(&mut failure(FailureKind::WrongType)), None);
-            assert_eq!(retry(limit).pause_after(&mut failure(FailureKind::Foreign)), None);
+            assert_eq!(retry(limit).pause_after(&mut failure(shortfall), Instant::now()), None);
+            assert_eq!(
+                retry(limit).pause_after(&mut failure(FailureKind::WrongType), Instant::now()),
+                None
+            );
+            assert_eq!(
+                retry(limit).pause_after(&mut failure(FailureKind::Foreign), Instant::now()),
+                None
+            );
         }
     }
 
@@ -210,8 +223,8 @@ mod tests {
         use FailureKind::{NoneFree, Timeout, Unclear, Unreachable};
         for kind in [NoneFree, Timeout, Unclear, Unreachable] {
             let mut retry = retry(Wait::No);
-            assert_eq!(retry.pause_after(&mut failure(kind)), Some(Duration::ZERO));
-            assert_eq!(retry.pause_after(&mut failure(kind)), None);
+            assert_eq!(retry.pause_after(&mut failure(kind), Instant::now()), Some(Duration::ZERO));
+            assert_eq!(retry.pause_after(&mut failure(kind), Instant::now()), None);
         }
     }
 
@@ -219,10 +232,12 @@ mod tests {
     fn what_passes_by_itself_is_waited_for_within_the_window() {
         let mut retry = retry(Wait::No);
         for _ in 0..20 {
-            assert!(retry.pause_after(&mut failure(FailureKind::Transient)).is_some());
+            assert!(
+                retry.pause_after(&mut failure(FailureKind::Transient), Instant::now()).is_some()
+            );
         }
         retry.failing_since = Instant::now().checked_sub(Duration::from_secs(11));
-        assert_eq!(retry.pause_after(&mut failure(FailureKind::Transient)), None);
+        assert_eq!(retry.pause_after(&mut failure(FailureKind::Transient), Instant::now()), None);
     }
 
     #[test]
@@ -230,7 +245,7 @@ mod tests {
         let mut retry = retry(Wait::Endless);
         let mut after = |kind| {
             let mut failure = failure(kind);
-            retry.pause_after(&mut failure);
+            retry.pause_after(&mut failure, Instant::now());
             failure.into_error("acquire", "x").may_have_executed()
         };
         assert!(!after(FailureKind::Unreachable));
@@ -243,17 +258,20 @@ mod tests {
         let mut retry = retry(Wait::Endless);
         retry.failing_since = Instant::now().checked_sub(Duration::from_secs(11));
         retry.record_reply();
-        assert!(retry.pause_after(&mut failure(FailureKind::Transient)).is_some());
+        assert!(retry.pause_after(&mut failure(FailureKind::Transient), Instant::now()).is_some());
     }
 
     #[test]
     fn the_first_broken_connection_is_replaced_even_after_the_deadline() {
         let mut retry = retry(Wait::Until(Instant::now()));
         assert_eq!(
-            retry.pause_after(&mut failure(FailureKind::Disconnected)),
+            retry.pause_after(&mut failure(FailureKind::Disconnected), Instant::now()),
             Some(Duration::ZERO)
         );
-        assert_eq!(retry.pause_after(&mut failure(FailureKind::Disconnected)), None);
+        assert_eq!(
+            retry.pause_after(&mut failure(FailureKind::Disconnected), Instant::now()),
+            None
+        );
     }
 
     #[test]
@@ -301,7 +319,7 @@ mod tests {
     fn a_call_fails_from_a_failure_to_the_next_reply() {
         let mut retry = retry(Wait::Endless);
         assert!(!retry.is_failing());
-        retry.pause_after(&mut failure(FailureKind::Transient));
+        retry.pause_after(&mut failure(FailureKind::Transient), Instant::now());
         assert!(retry.is_failing());
         retry.record_reply();
         assert!(!retry.is_failing());
@@ -314,7 +332,7 @@ mod tests {
     }
 
     fn pause_of_held(pauses: &mut HeldPauses, remaining: Option<Duration>) -> Duration {
-        pauses.next((MIN, MIN), remaining)
+        pauses.next((MIN, MIN), remaining, Instant::now())
     }
 
     #[test]

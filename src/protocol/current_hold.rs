@@ -16,44 +16,44 @@ use crate::error::LossCause;
 /// The present hold of a tenure.
 #[expect(clippy::struct_excessive_bools, reason = "they are independent, and take little memory")]
 #[derive(Debug)]
-pub(super) struct CurrentHold {
+pub(crate) struct CurrentHold {
     /// How many holds may follow, each with the next token.
-    pub(super) room: u32,
+    pub(crate) room: u32,
     /// Whether it was reported that the hold has begun. If not, nothing is reported of its end: a
     /// call has it that may not get it, or not alone.
-    pub(super) reported: bool,
-    pub(super) ended: bool,
+    pub(crate) reported: bool,
+    pub(crate) ended: bool,
     /// Whether it is over, and the lock is kept, or was when its tenure ended.
-    pub(super) kept: bool,
+    pub(crate) kept: bool,
     /// Of the tenure: whether the renewer will look if the lock is still kept.
-    pub(super) looked_after: bool,
+    pub(crate) looked_after: bool,
     /// When it began. Once it has ended, as long after [`Moment::FIRST`] as it was held. While the
     /// lock is kept, when it was last used.
-    pub(super) acquired: Moment,
+    pub(crate) acquired: Moment,
     /// Alive as long as the thread that has the hold; `None` if it belongs to none.
-    pub(super) thread: Option<Weak<()>>,
+    pub(crate) thread: Option<Weak<()>>,
     /// What only a few holds need: a client may have a million.
-    pub(super) rare: Option<Box<Rare>>,
+    pub(crate) rare: Option<Box<Rare>>,
 }
 
 /// The channels of a hold, made when a thread asks for the first receiver, and what is known of the
 /// loss of its tenure, or of what may lead to one.
 #[derive(Debug, Default)]
-pub(super) struct Rare {
+pub(crate) struct Rare {
     /// Disconnected when the hold is over.
-    pub(super) over: Option<OverChannel>,
+    pub(crate) over: Option<OverChannel>,
     /// Removed once another client waits.
-    pub(super) wanted: Option<WantedWatch>,
+    pub(crate) wanted: Option<WantedWatch>,
     /// Set when the tenure is lost, or is about to be.
-    pub(super) cause: Option<LossCause>,
+    pub(crate) cause: Option<LossCause>,
     /// Of the last renewal, unless that has succeeded.
-    pub(super) last_failure: Option<Arc<dyn StdError + Send + Sync>>,
+    pub(crate) last_failure: Option<Arc<dyn StdError + Send + Sync>>,
     /// Whether a message came that the tenure was ended by force. Servers may still have it.
-    pub(super) forced: bool,
+    pub(crate) forced: bool,
 }
 
 impl CurrentHold {
-    pub(super) const NEW: Self = Self {
+    pub(crate) const NEW: Self = Self {
         room: 0,
         reported: false,
         ended: false,
@@ -65,20 +65,20 @@ impl CurrentHold {
     };
 
     /// Replaces the hold by the next one, once its channels are disconnected.
-    pub(super) fn advance(&mut self, thread: Option<Weak<()>>) {
+    pub(crate) fn advance(&mut self, thread: Option<Weak<()>>) {
         let room = self.room.saturating_sub(1);
         let (looked_after, acquired, rare) = (self.looked_after, Moment::now(), self.rare.take());
         *self = Self { room, looked_after, acquired, thread, rare, ..Self::NEW };
     }
 
     /// Returns how long it has been held.
-    pub(super) fn held(&self) -> Duration {
+    pub(crate) fn held(&self) -> Duration {
         let end = if self.ended { self.acquired } else { Moment::now() };
         end.since(if self.ended { Moment::FIRST } else { self.acquired })
     }
 
     /// Disconnects the receivers, even those that watch other holds as well.
-    pub(super) fn disconnect(&mut self) {
+    pub(crate) fn disconnect(&mut self) {
         if let Some(rare) = &mut self.rare {
             let wanted = rare.wanted.take().map(|watch| watch.channel);
             for channel in [rare.over.take(), wanted].into_iter().flatten() {
@@ -103,7 +103,7 @@ impl Default for OverChannel {
 }
 
 impl OverChannel {
-    pub(super) fn disconnect(&self) {
+    pub(crate) fn disconnect(&self) {
         self.sender.lock().take();
     }
 }
@@ -137,16 +137,16 @@ impl WantedWatch {
         self.state.is_wanted.load(Ordering::Acquire)
     }
 
-    pub(super) fn set_wanted(&self) {
+    pub(crate) fn set_wanted(&self) {
         self.state.is_wanted.store(true, Ordering::Release);
         self.channel.disconnect();
     }
 
-    pub(super) fn is_told(&self) -> bool {
+    pub(crate) fn is_told(&self) -> bool {
         self.state.is_told.load(Ordering::Acquire)
     }
 
-    pub(super) fn set_told(&self) {
+    pub(crate) fn set_told(&self) {
         self.state.is_told.store(true, Ordering::Release);
     }
 

@@ -1,0 +1,59 @@
+//! Where the thread of a call is parked while another one comes first, or between two requests.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::base::canceller::{CancellableWait, Canceller};
+use crate::base::sync::{Condvar, Mutex, wait_while};
+use crate::error::Error;
+use crate::protocol::name::{Next, Port};
+
+/// A parked thread, and what it was told. It could be told through a channel too, which is larger
+/// than everything else that a lock takes.
+#[derive(Default)]
+pub(crate) struct Parker {
+    signals: Mutex<VecDeque<Signal>>,
+    changed: Condvar,
+}
+
+/// What a parked thread is told.
+#[derive(Debug)]
+pub(crate) enum Signal {
+    /// The client is closed, or the wait is cancelled.
+    Ended(Error),
+    Next(Next),
+}
+
+impl Parker {
+    pub(super) fn send(&self, signal: Signal) {
+        self.signals.lock().push_back(signal);
+        self.changed.notify_one();
+    }
+
+    /// Forgets what was told to an earlier call of the thread.
+    pub(super) fn clear(&self) {
+        self.signals.lock().clear();
+    }
+
+    /// Blocks until there is a signal; `None` if there is none by the deadline.
+    pub(super) fn park(&self, deadline: Option<Instant>) -> Option<Signal> {
+        let mut signals = self.signals.lock();
+        wait_while(&self.changed, &mut signals, deadline, VecDeque::is_empty);
+        signals.pop_front()
+    }
+
+    /// Lets the canceller of a call for the lock with this name end the wait.
+    pub(super) fn watch(self: &Arc<Self>, canceller: &Canceller, name: &str) -> CancellableWait {
+        let (parker, name) = (self.clone(), name.to_owned());
+        canceller.watch(move || {
+            Parker::send(&parker, Signal::Ended(Error::Cancelled { name: name.clone() }));
+        })
+    }
+}
+
+impl Port for Arc<Parker> {
+    fn send(&self, next: Next) {
+        Parker::send(self, Signal::Next(next));
+    }
+}

@@ -1,0 +1,9 @@
+//! What a client does about one name: a machine without I/O, threads and locks of its own. The
+//! runtime in `local` feeds it calls, replies and messages, and does what it says.
+
+pub(crate) mod call;
+pub(crate) mod current_hold;
+pub(crate) mod hold;
+pub(crate) mod lease;
+pub(crate) mod name;
+pub(crate) mod retry;

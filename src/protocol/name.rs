@@ -1,0 +1,1106 @@
+//! The conversation that one client has about one name: which of its calls waits for what, what is
+//! asked of the servers, and what each reply, message and end of a wait means.
+//!
+//! A deterministic machine: every method takes an input and says what to do next, and none of them
+//! blocks, reads a clock or does I/O. The runtime (`local/acquire.rs`) calls them while it has the
+//! name locked. The first call carries the conversation: its thread sends the requests. All others
+//! are parked, and are told through their ports.
+//!
+//! ```text
+//!             call            reply: Acquired            end, next in tenure
+//!    Idle ───────────▶ Asking ────────────────▶ Held ◀──────────────────────┐
+//!      ▲               ▲    │                   │ │ └───────────────────────┘
+//!      │     due, woken│    │reply: Held,       │ │ end, may be kept
+//!      │               │    ▼failure            │ ▼
+//!      │               Waiting                  │ Kept ──▶ Held, or Asking for more tokens
+//!      │                  │ the wait is over    │   │
+//!      └──────────────────┴─────────────────────┴───┘ released, lost
+//! ```
+//!
+//! From each phase, when the first call gives up, or the hold is released or lost, the next call
+//! becomes the first, and asks. Without one the name is `Idle`.
+//!
+//! An outage is not contention, so a call that times out behind the first is told only what is
+//! known since it began:
+//!
+//! | phase | since the call began | outcome |
+//! |---|---|---|
+//! | `Held`, its lease valid | | busy |
+//! | `Asking`, `Waiting` | the last reply said that another owner holds the lock | busy |
+//! | `Asking`, `Waiting` | the last request has failed | that failure |
+//! | `Waiting` | nothing | the first call asks now, and its reply decides |
+//! | `Asking`, `Held` that has ended | nothing | the next reply decides |
+//! | any, of what several can hold | nothing | an attempt of its own: the servers keep the order |
+//!
+//! `try_lock` times out on arrival. For it the last reply that the lock is held counts, however
+//! old.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::base::clock::Moment;
+use crate::base::failure::{Failure, FailureKind};
+use crate::protocol::call::{Caller, Wait};
+use crate::protocol::hold::Hold;
+use crate::protocol::lease::reliable;
+use crate::protocol::retry::{HeldPauses, RetryPolicy, is_outage};
+use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::request::{AcquireReply, Registration, SHARERS_MAX, is_granted};
+
+/// How long a call that does not wait gives another client to release a lock that is only kept.
+const RECALL_TIME: Duration = Duration::from_millis(50);
+
+/// Where a call is told what to do next while its thread is parked.
+pub(crate) trait Port {
+    fn send(&self, next: Next);
+}
+
+/// A call that wants a hold.
+pub(crate) struct Call<P> {
+    /// Its number, unique in the client.
+    pub(crate) number: u64,
+    /// The hold that it asks for.
+    pub(crate) hold: HoldId,
+    pub(crate) caller: Caller,
+    pub(crate) port: P,
+    /// Whether a request without a reply may have begun the hold, or may still begin it.
+    in_doubt: bool,
+    /// Whether it has timed out, and only waits for the next reply.
+    leaves: bool,
+}
+
+/// What the thread of a call does next.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// Sends this request, and passes the reply to [`Name::reply`].
+    Ask(Ask),
+    /// Releases these holds of the client, which may be what is in the way, and reports to
+    /// [`Name::confirmed`].
+    Confirm(Vec<Arc<Hold>>),
+    /// Releases the hold, which fell short of its durability, and goes on with [`Name::withdrawn`].
+    Withdraw(HoldId),
+    /// Takes the client off those that wait for the lock, and goes on with [`Name::recalled`].
+    Unregister(HoldId),
+    /// Parks until it is told something. If that takes until then, goes on with [`Name::due`].
+    Park {
+        until: Option<Instant>,
+        /// Whether another owner has the lock, or another call comes first.
+        contended: bool,
+    },
+    /// It is the call's turn: goes on with [`Name::due`].
+    Turn,
+    Done(Outcome),
+}
+
+/// A request for holds.
+#[derive(Debug)]
+pub(crate) struct Ask {
+    pub(crate) hold: HoldId,
+    /// Those of the calls behind the first that can be had at the same time.
+    pub(crate) others: Vec<HoldId>,
+    pub(crate) lease: Duration,
+    pub(crate) registration: Registration,
+    pub(crate) deadline: Instant,
+    /// Whether the hold needs a new id: one that was withdrawn must not be requested again.
+    pub(crate) needs_new_id: bool,
+}
+
+/// How a call ends.
+#[derive(Clone, Debug)]
+pub(crate) enum Outcome {
+    /// With a new hold. The holds before it have ended.
+    Acquired {
+        hold: Arc<Hold>,
+        ended: Vec<Arc<Hold>>,
+    },
+    /// With an attempt of its own, beside the conversation.
+    Alone,
+    /// Without a hold: another owner holds the lock.
+    Busy,
+    Failed(Failure),
+    /// With the next hold of a tenure.
+    HandedOff(Arc<Hold>),
+    /// With the next hold of a tenure that was kept. The holds before it have ended.
+    Kept {
+        hold: Arc<Hold>,
+        ended: Vec<Arc<Hold>>,
+    },
+}
+
+/// What the machine is told of the world with each input, and what it has done besides.
+pub(crate) struct Turn {
+    pub(crate) now: Instant,
+    /// Whether messages of other clients may have been missed a moment ago.
+    pub(crate) missed_messages: bool,
+    /// Whether the store withdraws a hold that it has not granted at once.
+    pub(crate) withdraws: bool,
+    /// Whether the store executes the requests of a client in the order in which they are sent.
+    pub(crate) keeps_order: bool,
+    /// The least and the longest pause while another owner holds the lock.
+    pub(crate) backoff: (Duration, Duration),
+    pub(crate) retry_window: Duration,
+    pub(crate) effects: Effects,
+}
+
+/// What the runtime does besides, once the name is unlocked.
+#[derive(Default)]
+pub(crate) struct Effects {
+    /// Holds that may exist in the store and must not, with their leases, and whether one release
+    /// settles that.
+    pub(crate) clean_ups: Vec<(HoldId, Duration, bool)>,
+    /// A tenure that was kept, and ends.
+    pub(crate) release: Option<Arc<Hold>>,
+    /// A tenure whose deadline has passed.
+    pub(crate) expired: Option<Arc<Hold>>,
+    /// A tenure that the store does not have any more.
+    pub(crate) lost: Option<Arc<Hold>>,
+    /// The client waits no more for what this hold is one of.
+    pub(crate) unregister: Option<HoldId>,
+    /// A request has failed, and is repeated after the pause if there is one.
+    pub(crate) failed: Option<(Failure, Option<Duration>)>,
+    /// The client waits for messages of others.
+    pub(crate) listens: bool,
+    /// The lock was free before the first call was told.
+    pub(crate) missed_wakeup: bool,
+    /// A lock of the name may be free.
+    pub(crate) wakes_locks: bool,
+}
+
+/// How a hold has ended in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// It is the hold of the next call now.
+    HandedOff,
+    /// The client keeps the lock.
+    Kept,
+    /// It was lost, or had ended, before.
+    Lost,
+    /// Its release is to be sent.
+    Released {
+        /// Whether a call is to try once that was sent.
+        is_awaited: bool,
+    },
+}
+
+/// What a client does about one name. It exists while a call of the client wants or has the lock,
+/// or the client keeps it, or a release is not confirmed.
+pub(crate) struct Name<P> {
+    phase: Phase<P>,
+    /// The holds that were released, or that no call got, as long as it is not known that they have
+    /// ended in the store. A reply that the lock is held may mean one of these.
+    released: Vec<Arc<Hold>>,
+    /// The calls behind the first, in the order in which they came. `None` until there was one: a
+    /// client may have a million names that are only held.
+    #[expect(clippy::box_collection, reason = "a name that is only held has none, and is small")]
+    behind: Option<Box<VecDeque<Call<P>>>>,
+}
+
+enum Phase<P> {
+    Idle,
+    /// A request is on its way.
+    Asking(Box<Conversation<P>>),
+    /// The first call is parked between two requests.
+    Waiting(Box<Conversation<P>>),
+    /// A call has the lock, or had it when it was last looked at.
+    Held(Arc<Hold>),
+    /// No call wants the lock, and the client keeps it.
+    Kept(Arc<Hold>),
+}
+
+/// What is known of the requests of the first call.
+struct Conversation<P> {
+    first: Call<P>,
+    registration: Registration,
+    pauses: HeldPauses,
+    /// Since the first failure.
+    retry: Option<RetryPolicy>,
+    /// What the last request has shown.
+    known: Known,
+    /// If the last pause has ended without a wake-up: until when the lock could be free only
+    /// because it was released, by the reply before.
+    held_until: Option<Moment>,
+    /// The call does not wait, and a client that may only keep the lock was told: until when that
+    /// has time to release it.
+    recall_ends: Option<Instant>,
+    recall: Recall,
+    /// Whether the release of an earlier hold of this client was not confirmed when the last
+    /// request was sent.
+    after_release: bool,
+    /// Why the first call asks again before its pause is over.
+    hurry: Hurry,
+    /// Whether the next request needs another hold.
+    needs_new_id: bool,
+    /// The nonces of the holds that other clients wait for: the message may overtake the reply that
+    /// brings the hold, and a late one about an earlier hold that.
+    wanted: BTreeSet<u64>,
+    /// The numbers of the calls behind for which the request asks as well.
+    alike: Vec<u64>,
+    /// The tenure that was kept, for which the request asks for more tokens.
+    refills: Option<Arc<Hold>>,
+    /// The failure with which the call ends once its hold is released, or a kept lock recalled.
+    ends_with: Option<Failure>,
+}
+
+/// Why the first call asks again before its pause is over.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hurry {
+    /// It does not.
+    No,
+    /// It was told that it is its turn.
+    Told,
+    /// So it was, if it is parked: the lock may be free since the last request was sent.
+    MayBeFree,
+}
+
+/// What the last request of the first call has shown.
+enum Known {
+    /// It has failed, at that time.
+    Failed(Failure, Instant),
+    /// Another owner held the lock, said a reply that came then.
+    Held(Instant),
+    /// Nothing yet.
+    Nothing,
+}
+
+/// What a call for something that several can hold does about a lock of that name that another
+/// client only keeps: a name that no guard has may be used for any kind.
+enum Recall {
+    NotTried,
+    /// Until then the other client has time. Whether it was told.
+    Tries {
+        end: Instant,
+        told: bool,
+    },
+    Tried,
+}
+
+impl<P> Call<P> {
+    pub(crate) fn new(hold: HoldId, caller: &Caller, port: P) -> Self {
+        let (number, caller) = (hold.nonce, caller.clone());
+        Self { number, hold, caller, port, in_doubt: false, leaves: false }
+    }
+}
+
+impl<P> Conversation<P> {
+    fn new(first: Call<P>, registration: Registration, after_release: bool) -> Box<Self> {
+        Box::new(Self {
+            pauses: HeldPauses { backoff: None, yields_until: first.caller.begin },
+            first,
+            registration,
+            retry: None,
+            known: Known::Nothing,
+            held_until: None,
+            recall_ends: None,
+            recall: Recall::NotTried,
+            after_release,
+            hurry: Hurry::No,
+            needs_new_id: false,
+            wanted: BTreeSet::new(),
+            alike: Vec::new(),
+            refills: None,
+            ends_with: None,
+        })
+    }
+
+    /// Returns `true` if the client may be among the waiting clients, and servers reply.
+    fn may_be_queued(&self) -> bool {
+        let is_failing = self.retry.as_ref().is_some_and(RetryPolicy::is_failing);
+        self.registration.may_be_queued() && !is_failing
+    }
+
+    /// Returns what is asked for the first call next. `behind` are the calls that wait behind it.
+    fn next_request(&mut self, behind: Option<&VecDeque<Call<P>>>, turn: &Turn) -> Ask {
+        let Call { hold, caller, .. } = &self.first;
+        let lease = caller.times.lease;
+        let deadline = caller.times.request_deadline(caller.wait, turn.now);
+        if let Some(kept) = &self.refills {
+            let lease = kept.lease.next(Moment::now());
+            let (hold, registration) = (kept.id.clone(), Registration::Kept);
+            let others = Vec::new();
+            return Ask { hold, others, lease, registration, deadline, needs_new_id: false };
+        }
+        if let Recall::Tries { .. } = self.recall {
+            let hold = HoldId { kind: HoldKind::Lock, ..hold.clone() };
+            let (registration, others) = (Registration::Recall, Vec::new());
+            return Ask { hold, others, lease, registration, deadline, needs_new_id: false };
+        }
+        // When a first call tries first, no call behind it is worth a look.
+        let behind = behind.filter(|_| self.registration == Registration::Registered);
+        let others = behind.into_iter().flatten().take_while(|call| {
+            let shares = hold.kind.shares_with(hold.kind);
+            shares && (call.hold.kind, call.caller.times.lease) == (hold.kind, lease)
+        });
+        let others: Vec<_> = others.take(SHARERS_MAX).collect();
+        let is_followed = behind.is_some_and(|behind| !behind.is_empty());
+        let is_followed = is_followed && !caller.terms.tenure.is_zero();
+        let registration = match self.registration {
+            Registration::Last => Registration::Last,
+            Registration::IfHeld | Registration::Registered if turn.missed_messages => {
+                Registration::Returning
+            }
+            _ if turn.now < self.pauses.yields_until => Registration::Yielding,
+            Registration::Registered if is_followed => Registration::Followed,
+            registration => registration,
+        };
+        self.alike = others.iter().map(|call| call.number).collect();
+        let others = others.into_iter().map(|call| call.hold.clone()).collect();
+        let needs_new_id = mem::take(&mut self.needs_new_id);
+        Ask { hold: hold.clone(), others, lease, registration, deadline, needs_new_id }
+    }
+
+    /// Records whether the client may be registered as waiting after a reply. Returns `true` if it
+    /// waits for messages.
+    fn record_registration(&mut self, reply: &Result<AcquireReply, Failure>) -> bool {
+        self.registration = match (self.registration, reply) {
+            (Registration::IfMayBeKept, Ok(AcquireReply::Held { recalled: true, .. })) => {
+                Registration::Last
+            }
+            (Registration::IfMayBeKept | Registration::Last | Registration::None, _) => {
+                return false;
+            }
+            _ => Registration::Registered,
+        };
+        matches!(reply, Ok(AcquireReply::Held { .. }))
+    }
+
+    /// Returns how long to pause after a reply that the lock is held; `None` if the wait is over.
+    fn pause_while_held(
+        &mut self,
+        remaining: Option<Duration>,
+        recalled: bool,
+        turn: &Turn,
+    ) -> Option<Duration> {
+        self.retry.iter_mut().for_each(RetryPolicy::record_reply);
+        self.known = Known::Held(turn.now);
+        let pause = self.pauses.next(turn.backoff, remaining, turn.now);
+        if let Some(pause) = self.first.caller.wait.cut(pause, turn.now) {
+            return Some(pause);
+        }
+        if recalled && matches!(self.registration, Registration::Last) {
+            self.recall_ends.get_or_insert(turn.now + RECALL_TIME);
+        }
+        // Whatever wakes the thread without the lock before that does not end the call.
+        let left = self.recall_ends?.saturating_duration_since(turn.now);
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Returns how long to pause after a failure, unless trying again is pointless.
+    fn pause_after(&mut self, failure: &mut Failure, turn: &Turn) -> Option<Duration> {
+        self.held_until = None;
+        let Caller { wait, times, .. } = &self.first.caller;
+        let new = || RetryPolicy::new(*wait, turn.retry_window, *times);
+        let pause = self.retry.get_or_insert_with(new).pause_after(failure, turn.now);
+        // A connection that was found broken is no outage.
+        if pause != Some(Duration::ZERO) {
+            self.known = Known::Failed(failure.clone(), turn.now);
+        }
+        pause
+    }
+}
+
+impl<P: Port> Name<P> {
+    pub(crate) const NEW: Self = Self { phase: Phase::Idle, released: Vec::new(), behind: None };
+
+    /// Returns `true` if nothing has to be remembered of the name.
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Idle) && self.released.is_empty()
+    }
+
+    /// Adds a call: as the first if there is none, else behind all others, or in front of them if
+    /// it `rejoins`: it was given a hold, and has lost it on the way.
+    pub(crate) fn call(&mut self, call: Call<P>, rejoins: bool, turn: &mut Turn) -> Next {
+        if let Phase::Kept(kept) = &self.phase {
+            let kept = kept.clone();
+            if kept.may_be_followed_by(&call.caller, true) {
+                self.phase = Phase::Held(kept.clone());
+                return Next::Done(Outcome::Kept { hold: kept, ended: Vec::new() });
+            }
+            self.phase = Phase::Idle;
+            let refills = kept.suits(&call.caller.terms);
+            if !refills {
+                self.give_up_kept(&kept, turn);
+            }
+            return self.begin(call, Registration::IfHeld, refills.then_some(kept), turn);
+        }
+        // The hold has ended, and its release is about to be sent.
+        let is_over = |hold: &Hold| hold.lease.remaining().is_zero();
+        let is_free = match &self.phase {
+            Phase::Idle => true,
+            Phase::Held(hold) => is_over(hold) && self.is_last(),
+            _ => false,
+        };
+        if is_free {
+            return self.begin(call, Registration::IfHeld, None, turn);
+        }
+        let until = match call.caller.wait {
+            Wait::No => return self.time_out(call, rejoins, turn),
+            wait => wait.deadline(),
+        };
+        self.push(call, rejoins);
+        Next::Park { until, contended: true }
+    }
+
+    fn push(&mut self, call: Call<P>, in_front: bool) {
+        let behind = self.behind.get_or_insert_default();
+        if in_front { behind.push_front(call) } else { behind.push_back(call) }
+    }
+
+    /// Begins the conversation with a call.
+    fn begin(
+        &mut self,
+        first: Call<P>,
+        registration: Registration,
+        refills: Option<Arc<Hold>>,
+        turn: &Turn,
+    ) -> Next {
+        let (wait, kind) = (first.caller.wait, first.hold.kind);
+        let registration = match registration {
+            Registration::IfHeld if !wait.is_over(turn.now) => Registration::IfHeld,
+            Registration::IfHeld if kind.is_lock() => Registration::IfMayBeKept,
+            Registration::IfHeld => Registration::None,
+            other => other,
+        };
+        let after_release = !self.released.is_empty() || refills.is_some();
+        let mut talk = Conversation::new(first, registration, after_release);
+        talk.refills = refills;
+        self.ask(talk, turn)
+    }
+
+    /// As the only call of a name that no other client's message is about.
+    pub(crate) fn begin_alone(
+        &mut self,
+        call: Call<P>,
+        released: Vec<Arc<Hold>>,
+        turn: &Turn,
+    ) -> Next {
+        self.released = released;
+        self.begin(call, Registration::None, None, turn)
+    }
+
+    fn ask(&mut self, mut talk: Box<Conversation<P>>, turn: &Turn) -> Next {
+        talk.hurry = Hurry::No;
+        if matches!(talk.known, Known::Held(_)) {
+            talk.known = Known::Nothing;
+        }
+        let ask = talk.next_request(self.behind.as_deref(), turn);
+        self.phase = Phase::Asking(talk);
+        Next::Ask(ask)
+    }
+
+    /// Sets the hold that the first call asks for next, in place of one that was withdrawn.
+    pub(crate) fn set_hold(&mut self, hold: &HoldId) {
+        if let Phase::Asking(talk) = &mut self.phase {
+            talk.first.hold = hold.clone();
+        }
+    }
+
+    /// Takes the reply to the request of the first call, which was sent at `sent`.
+    pub(crate) fn reply(
+        &mut self,
+        sent: Moment,
+        reply: Result<AcquireReply, Failure>,
+        turn: &mut Turn,
+    ) -> Next {
+        let Phase::Asking(mut talk) = mem::replace(&mut self.phase, Phase::Idle) else {
+            unreachable!("only the first call asks")
+        };
+        if let Some(kept) = talk.refills.take() {
+            return self.reply_to_refill(talk, &kept, sent, reply, turn);
+        }
+        if let Recall::Tries { end, told } = talk.recall {
+            return self.reply_to_recall(talk, (end, told), &reply, turn);
+        }
+        // A hold whose lease is over when the reply comes counts as none: a pause of this process
+        // must not bring forth a guard of nothing.
+        let in_doubt = match &reply {
+            Ok(AcquireReply::Acquired { .. }) => {
+                sent.elapsed() >= reliable(talk.first.caller.times.lease)
+            }
+            Ok(AcquireReply::Held { in_doubt, .. }) => *in_doubt,
+            Err(failure) => failure.is_ambiguous(),
+        };
+        turn.effects.listens |= talk.record_registration(&reply);
+        let falls_short = reply.as_ref().is_err_and(Failure::is_shortfall);
+        self.record_alike(&mut talk, sent, &reply, in_doubt || falls_short);
+        if turn.withdraws && (in_doubt || !is_granted(&reply)) {
+            if in_doubt {
+                let (hold, lease) = (talk.first.hold.clone(), talk.first.caller.times.lease);
+                turn.effects.clean_ups.push((hold, lease, false));
+            }
+            talk.needs_new_id = true;
+        } else if in_doubt {
+            talk.first.in_doubt = true;
+        }
+        match reply {
+            Ok(AcquireReply::Acquired { .. }) if in_doubt => self.fail(talk, Failure::late(), turn),
+            Ok(AcquireReply::Acquired { fence, room, wanted, .. }) => {
+                turn.effects.missed_wakeup |= talk.held_until.is_some_and(|end| !end.has_come());
+                let Call { hold, caller, in_doubt, .. } = &talk.first;
+                let hold = Arc::new(Hold::new(hold.clone(), fence, room, caller, sent));
+                hold.in_doubt.store(*in_doubt, Ordering::Relaxed);
+                if wanted || talk.wanted.contains(&hold.id.nonce) {
+                    hold.set_wanted();
+                }
+                if !hold.id.kind.is_lock() {
+                    // Another call can have its hold at the same time.
+                    self.phase = Phase::Waiting(talk);
+                    self.advance();
+                    return Next::Done(Outcome::Acquired { hold, ended: Vec::new() });
+                }
+                self.phase = Phase::Held(hold.clone());
+                self.tell_leaving();
+                let ended = mem::take(&mut self.released);
+                Next::Done(Outcome::Acquired { hold, ended })
+            }
+            Ok(AcquireReply::Held { remaining, recalled, .. }) => {
+                // Earlier holds may be what is in the way. If their releases were confirmed in the
+                // meantime, they may have ended after this request.
+                if !self.released.is_empty() {
+                    let released = self.released.clone();
+                    talk.after_release = true;
+                    self.phase = Phase::Asking(talk);
+                    return Next::Confirm(released);
+                }
+                if mem::take(&mut talk.after_release) && !turn.keeps_order {
+                    return self.ask(talk, turn);
+                }
+                talk.held_until = remaining.map(|remaining| sent.after(remaining));
+                match talk.pause_while_held(remaining, recalled, turn) {
+                    Some(pause) => self.wait(talk, pause, true, turn),
+                    None => self.give_up(talk, Outcome::Busy, turn),
+                }
+            }
+            Err(failure) if falls_short => {
+                // The hold exists.
+                let hold = talk.first.hold.clone();
+                talk.ends_with = Some(failure);
+                self.phase = Phase::Asking(talk);
+                Next::Withdraw(hold)
+            }
+            Err(failure)
+                if failure.kind == FailureKind::WrongType
+                    && !talk.first.hold.kind.is_lock()
+                    && matches!(talk.recall, Recall::NotTried) =>
+            {
+                talk.ends_with = Some(failure);
+                talk.recall = Recall::Tries { end: turn.now + RECALL_TIME, told: false };
+                self.ask(talk, turn)
+            }
+            Err(failure) => self.fail(talk, failure, turn),
+        }
+    }
+
+    /// Gives the holds that a request has brought to the other calls for which it has asked, or
+    /// notes that they may exist. For a call that has left, its hold is cleaned up already.
+    fn record_alike(
+        &mut self,
+        talk: &mut Conversation<P>,
+        sent: Moment,
+        reply: &Result<AcquireReply, Failure>,
+        in_doubt: bool,
+    ) {
+        let fences = match reply {
+            Ok(AcquireReply::Acquired { others, .. }) if !in_doubt => &**others,
+            _ => &[],
+        };
+        for (place, number) in mem::take(&mut talk.alike).into_iter().enumerate() {
+            let Some(behind) = self.behind.as_mut() else { return };
+            let Some(at) = behind.iter().position(|call| call.number == number) else { continue };
+            match fences.get(place) {
+                None => behind[at].in_doubt |= in_doubt,
+                Some(fence) => {
+                    let Some(call) = behind.remove(at) else { continue };
+                    let hold = Hold::new(call.hold, *fence, 0, &call.caller, sent);
+                    hold.in_doubt.store(call.in_doubt, Ordering::Relaxed);
+                    let (hold, ended) = (Arc::new(hold), Vec::new());
+                    call.port.send(Next::Done(Outcome::Acquired { hold, ended }));
+                }
+            }
+        }
+    }
+
+    /// Takes the reply to the request for more tokens of a tenure that was kept.
+    fn reply_to_refill(
+        &mut self,
+        talk: Box<Conversation<P>>,
+        kept: &Arc<Hold>,
+        sent: Moment,
+        reply: Result<AcquireReply, Failure>,
+        turn: &mut Turn,
+    ) -> Next {
+        match reply {
+            Ok(AcquireReply::Acquired { fence, room, wanted, .. }) => {
+                kept.lease.extend(sent, kept.lease.next(sent));
+                // A pause of this process must not bring forth a guard of nothing.
+                if kept.lease.remaining().is_zero() {
+                    turn.effects.expired = Some(kept.clone());
+                    return self.ask(talk, turn);
+                }
+                kept.add_fences(fence, room);
+                if wanted || talk.wanted.contains(&kept.id.nonce) {
+                    kept.set_wanted();
+                }
+                self.phase = Phase::Held(kept.clone());
+                self.tell_leaving();
+                let ended = mem::take(&mut self.released);
+                Next::Done(Outcome::Kept { hold: kept.clone(), ended })
+            }
+            Ok(AcquireReply::Held { .. }) => {
+                turn.effects.lost = Some(kept.clone());
+                self.ask(talk, turn)
+            }
+            // It counts as the first attempt.
+            Err(failure) => {
+                self.give_up_kept(kept, turn);
+                self.fail(talk, failure, turn)
+            }
+        }
+    }
+
+    /// Takes the reply to the request that tells a client which may only keep the lock.
+    fn reply_to_recall(
+        &mut self,
+        mut talk: Box<Conversation<P>>,
+        (end, mut told): (Instant, bool),
+        reply: &Result<AcquireReply, Failure>,
+        turn: &mut Turn,
+    ) -> Next {
+        let mut is_gone = false;
+        match reply {
+            Ok(AcquireReply::Held { recalled: true, .. }) => {
+                (told, turn.effects.listens) = (true, true);
+                let left = end.saturating_duration_since(turn.now);
+                if !left.is_zero() {
+                    talk.recall = Recall::Tries { end, told };
+                    return self.wait(talk, left, false, turn);
+                }
+            }
+            Ok(AcquireReply::Held { remaining, .. }) => is_gone = remaining.is_none(),
+            Ok(AcquireReply::Acquired { .. }) | Err(_) => {}
+        }
+        talk.recall = Recall::Tried;
+        if told {
+            // What this client was offered is a lock, too.
+            let lock = HoldId { kind: HoldKind::Lock, ..talk.first.hold.clone() };
+            self.phase = Phase::Asking(talk);
+            return Next::Unregister(lock);
+        }
+        self.after_recall(talk, is_gone, turn)
+    }
+
+    /// Goes on after the client was taken off those that wait for the lock.
+    pub(crate) fn recalled(&mut self, turn: &mut Turn) -> Next {
+        let talk = self.take_talk();
+        turn.effects.wakes_locks = true;
+        self.after_recall(talk, true, turn)
+    }
+
+    fn after_recall(
+        &mut self,
+        mut talk: Box<Conversation<P>>,
+        tries_again: bool,
+        turn: &mut Turn,
+    ) -> Next {
+        match talk.ends_with.take() {
+            Some(failure) if !tries_again => self.fail(talk, failure, turn),
+            _ => self.ask(talk, turn),
+        }
+    }
+
+    /// Goes on after the releases of these earlier holds were repeated, until one has failed.
+    pub(crate) fn confirmed(
+        &mut self,
+        released: &[Arc<Hold>],
+        outcome: Result<(), Failure>,
+        turn: &mut Turn,
+    ) -> Next {
+        let mut talk = self.take_talk();
+        match outcome {
+            Ok(()) => {
+                for hold in released {
+                    self.forget_released(&hold.id);
+                }
+                talk.after_release = false;
+                self.ask(talk, turn)
+            }
+            Err(failure) => self.fail(talk, failure, turn),
+        }
+    }
+
+    /// Goes on after a hold that fell short was released, or may not have been.
+    pub(crate) fn withdrawn(&mut self, is_certain: bool, turn: &mut Turn) -> Next {
+        let mut talk = self.take_talk();
+        if !is_certain {
+            let (hold, lease) = (talk.first.hold.clone(), talk.first.caller.times.lease);
+            self.doubt(&hold, lease, true, turn);
+        }
+        let failure = talk.ends_with.take().unwrap_or_else(Failure::unsent);
+        self.fail(talk, failure, turn)
+    }
+
+    fn take_talk(&mut self) -> Box<Conversation<P>> {
+        match mem::replace(&mut self.phase, Phase::Idle) {
+            Phase::Asking(talk) | Phase::Waiting(talk) => talk,
+            _ => unreachable!("only the first call asks"),
+        }
+    }
+
+    fn fail(
+        &mut self,
+        mut talk: Box<Conversation<P>>,
+        mut failure: Failure,
+        turn: &mut Turn,
+    ) -> Next {
+        let pause = talk.pause_after(&mut failure, turn);
+        turn.effects.failed = Some((failure.clone(), pause));
+        match pause {
+            Some(pause) => self.wait(talk, pause, false, turn),
+            None => self.give_up(talk, Outcome::Failed(failure), turn),
+        }
+    }
+
+    /// Parks the first call until its next request.
+    fn wait(
+        &mut self,
+        talk: Box<Conversation<P>>,
+        pause: Duration,
+        contended: bool,
+        turn: &Turn,
+    ) -> Next {
+        let until = if talk.hurry == Hurry::No { turn.now + pause } else { turn.now };
+        self.phase = Phase::Waiting(talk);
+        self.tell_leaving();
+        Next::Park { until: Some(until), contended }
+    }
+
+    /// Ends the first call without a hold. The next one becomes the first.
+    fn give_up(&mut self, talk: Box<Conversation<P>>, outcome: Outcome, turn: &mut Turn) -> Next {
+        let Caller { wait, times, .. } = talk.first.caller;
+        if let Outcome::Failed(failure) = &outcome
+            && wait == Wait::Endless
+            && is_outage(failure)
+        {
+            self.fail_endless(failure);
+        }
+        let hold = talk.first.hold.clone();
+        if talk.first.in_doubt {
+            self.doubt(&hold, times.lease, false, turn);
+        }
+        let may_be_queued = talk.may_be_queued();
+        self.phase = Phase::Waiting(talk);
+        self.tell_leaving();
+        // The place among the waiting clients is the next call's too, if that wants the same.
+        let next = self.advance();
+        if may_be_queued && !next.is_some_and(|next| next.waits_with(hold.kind)) {
+            turn.effects.unregister = Some(hold);
+        }
+        Next::Done(outcome)
+    }
+
+    /// Gives the calls without a limit the failure for which the first one gives up, instead of
+    /// having them find out one by one.
+    fn fail_endless(&mut self, failure: &Failure) {
+        let Some(behind) = &mut self.behind else { return };
+        behind.retain(|call| {
+            let is_endless = call.caller.wait == Wait::Endless;
+            if is_endless {
+                call.port.send(Next::Done(Outcome::Failed(failure.clone())));
+            }
+            !is_endless
+        });
+    }
+
+    /// Makes the first call behind the one that is the first of all, if there is one, and returns
+    /// what it wants.
+    fn advance(&mut self) -> Option<HoldKind> {
+        let last = mem::replace(&mut self.phase, Phase::Idle);
+        let next = self.behind.as_mut()?.pop_front()?;
+        let kind = next.hold.kind;
+        let mut talk = Conversation::new(next, Registration::Registered, !self.released.is_empty());
+        if let Phase::Asking(last) | Phase::Waiting(last) = last
+            && let Known::Failed(failure, at) = last.known
+        {
+            talk.known = Known::Failed(failure, at);
+        }
+        talk.hurry = Hurry::Told;
+        talk.first.port.send(Next::Turn);
+        self.phase = Phase::Waiting(talk);
+        Some(kind)
+    }
+
+    /// Goes on with a call that was told that it is its turn, or whose time to park is over.
+    pub(crate) fn due(&mut self, number: u64, turn: &mut Turn) -> Next {
+        if let Phase::Waiting(talk) = &self.phase
+            && talk.first.number == number
+        {
+            let mut talk = self.take_talk();
+            if talk.hurry == Hurry::MayBeFree {
+                // The lock was released a moment ago, so that another attempt may soon succeed too.
+                (talk.pauses.backoff, talk.held_until) = (None, None);
+            }
+            return self.ask(talk, turn);
+        }
+        let place = self.calls_behind().position(|call| call.number == number);
+        let call = self.behind.as_mut().zip(place).and_then(|(behind, at)| behind.remove(at));
+        match call {
+            Some(call) if call.leaves => {
+                let why = "the call in front has had no reply in time";
+                let failure = Failure::too_late(&Arc::from("the server"), why);
+                self.end_call(&call, turn);
+                Next::Done(Outcome::Failed(failure))
+            }
+            Some(call) => {
+                if call.in_doubt && !call.hold.kind.is_lock() {
+                    self.end_call(&call, turn);
+                }
+                self.time_out(call, place == Some(0), turn)
+            }
+            // It was told something else.
+            None => Next::Park { until: None, contended: false },
+        }
+    }
+
+    /// Decides on a call behind the first that has timed out.
+    fn time_out(&mut self, mut call: Call<P>, in_front: bool, turn: &Turn) -> Next {
+        if let Some(outcome) = self.known_to(&call) {
+            return Next::Done(outcome);
+        }
+        if !call.hold.kind.is_lock() {
+            return Next::Done(Outcome::Alone);
+        }
+        call.leaves = true;
+        if let Phase::Waiting(talk) = &mut self.phase
+            && talk.hurry == Hurry::No
+        {
+            talk.hurry = Hurry::Told;
+            talk.first.port.send(Next::Turn);
+        }
+        let Caller { times, wait, .. } = call.caller;
+        let until = Some(times.request_deadline(wait, turn.now));
+        self.push(call, in_front);
+        Next::Park { until, contended: true }
+    }
+
+    /// Returns what a call is told that has timed out, if enough is known since it began.
+    fn known_to(&self, call: &Call<P>) -> Option<Outcome> {
+        let Caller { begin, wait, .. } = call.caller;
+        let is_brief = wait == Wait::No;
+        let is_new = |time: Instant| (call.leaves || !is_brief) && time >= begin;
+        let refuses = |time| is_new(time) || is_brief && call.hold.kind.is_lock();
+        match &self.phase {
+            Phase::Held(hold) if !hold.lease.remaining().is_zero() => Some(Outcome::Busy),
+            Phase::Asking(talk) | Phase::Waiting(talk) => match &talk.known {
+                Known::Held(time) if refuses(*time) => Some(Outcome::Busy),
+                Known::Failed(failure, time) if is_new(*time) => {
+                    Some(Outcome::Failed(failure.clone()))
+                }
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Ends the calls that have only waited for the next reply, if that is known.
+    fn tell_leaving(&mut self) {
+        let mut at = 0;
+        while let Some(call) = self.behind.as_ref().and_then(|behind| behind.get(at)) {
+            match self.known_to(call).filter(|_| call.leaves) {
+                None => at += 1,
+                Some(outcome) => {
+                    let call = self.behind.as_mut().and_then(|behind| behind.remove(at));
+                    if let Some(call) = call {
+                        call.port.send(Next::Done(outcome));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Removes a call whose wait is cancelled, or whose thread panics. Returns `false` if it was
+    /// told how it ends.
+    pub(crate) fn leave(&mut self, number: u64, turn: &mut Turn) -> bool {
+        if let Phase::Asking(talk) | Phase::Waiting(talk) = &self.phase
+            && talk.first.number == number
+        {
+            let mut talk = self.take_talk();
+            let told = matches!(talk.recall, Recall::Tries { told: true, .. });
+            let lock = HoldId { kind: HoldKind::Lock, ..talk.first.hold.clone() };
+            if let Some(kept) = talk.refills.take() {
+                self.give_up_kept(&kept, turn);
+            }
+            self.give_up(talk, Outcome::Busy, turn);
+            if told {
+                turn.effects.unregister = Some(lock);
+            }
+            return true;
+        }
+        let place = self.calls_behind().position(|call| call.number == number);
+        let call = self.behind.as_mut().zip(place).and_then(|(behind, at)| behind.remove(at));
+        if let Some(call) = &call {
+            self.end_call(call, turn);
+        }
+        call.is_some()
+    }
+
+    /// Cleans up after a call behind the first that gets no hold.
+    fn end_call(&mut self, call: &Call<P>, turn: &mut Turn) {
+        // The request that is on its way may bring its hold.
+        let is_asked_for = matches!(&self.phase, Phase::Asking(talk)
+            if talk.alike.contains(&call.number));
+        if call.in_doubt || is_asked_for {
+            self.doubt(&call.hold, call.caller.times.lease, false, turn);
+        }
+    }
+
+    /// Remembers a hold that may exist in the store and must not, and has it removed.
+    fn doubt(&mut self, hold: &HoldId, lease: Duration, settled_by_release: bool, turn: &mut Turn) {
+        if !turn.withdraws {
+            self.released.push(Arc::new(Hold::in_doubt(hold.clone(), lease)));
+        }
+        turn.effects.clean_ups.push((hold.clone(), lease, settled_by_release));
+    }
+
+    /// Releases a tenure that the first call cannot use.
+    fn give_up_kept(&mut self, kept: &Arc<Hold>, turn: &mut Turn) {
+        if self.release(kept) != Ending::Lost {
+            turn.effects.release = Some(kept.clone());
+        }
+    }
+
+    /// Has the first call try: the lock may be free. Returns `false` if no call asks.
+    pub(crate) fn wake(&mut self) -> bool {
+        match &mut self.phase {
+            Phase::Asking(talk) => talk.hurry = Hurry::MayBeFree,
+            Phase::Waiting(talk) => {
+                if mem::replace(&mut talk.hurry, Hurry::MayBeFree) == Hurry::No {
+                    talk.first.port.send(Next::Turn);
+                }
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// Takes the holds whose releases were not confirmed: they have ended, as a new hold shows.
+    pub(crate) fn take_released(&mut self) -> Vec<Arc<Hold>> {
+        mem::take(&mut self.released)
+    }
+
+    /// Returns the holds whose release is not confirmed.
+    pub(crate) fn released(&self) -> &[Arc<Hold>] {
+        &self.released
+    }
+
+    /// Remembers a hold that no call has, and that may exist in the store until it was released.
+    pub(crate) fn add_released(&mut self, hold: Arc<Hold>) {
+        self.released.push(hold);
+    }
+
+    /// Forgets a hold that does not exist in the store any more.
+    pub(crate) fn forget_released(&mut self, hold: &HoldId) {
+        self.released.retain(|released| released.id != *hold);
+    }
+
+    /// Ends a hold. If it `hands_off`, the next call gets the next hold of the tenure, if it can
+    /// have it, or else the lock is kept if it `may_keep` it. `report` tells of the hold that ends,
+    /// before another call can tell of its own, or returns `false` if it was lost.
+    pub(crate) fn end(
+        &mut self,
+        hold: &Arc<Hold>,
+        hands_off: bool,
+        may_keep: bool,
+        mut report: impl FnMut() -> bool,
+    ) -> Ending {
+        if hands_off && self.is_held_by(hold) {
+            let next = self.calls_behind().next();
+            let follows = |next: &Call<P>| hold.may_be_followed_by(&next.caller, may_keep);
+            let (is_last, follows) = (next.is_none(), next.is_some_and(follows));
+            if follows && report() {
+                if let Some(next) = self.behind.as_mut().and_then(|behind| behind.pop_front()) {
+                    hold.begin_next(&next.caller);
+                    next.port.send(Next::Done(Outcome::HandedOff(hold.clone())));
+                }
+                return Ending::HandedOff;
+            }
+            if is_last && may_keep && hold.can_be_kept() && report() && hold.keep() {
+                self.phase = Phase::Kept(hold.clone());
+                return Ending::Kept;
+            }
+        }
+        self.release(hold)
+    }
+
+    /// Ends a hold whose release is to be sent, and remembers it until that is confirmed. If calls
+    /// wait behind it, it stays until the release was sent.
+    pub(crate) fn release(&mut self, hold: &Arc<Hold>) -> Ending {
+        if !hold.end() {
+            return Ending::Lost;
+        }
+        self.released.push(hold.clone());
+        let is_awaited = self.calls().next().is_some();
+        if !is_awaited && self.is_held_by(hold) {
+            self.phase = Phase::Idle;
+        }
+        Ending::Released { is_awaited }
+    }
+
+    /// Lets the next call try if this hold was in its way, and has ended.
+    pub(crate) fn end_hold(&mut self, hold: &Hold) {
+        if self.is_held_by(hold) {
+            self.advance();
+        }
+    }
+
+    /// Ends the tenure if it is kept, and is the one that is meant. Returns it, to be released.
+    pub(crate) fn end_kept(&mut self, is_meant: impl FnOnce(&Hold) -> bool) -> Option<Arc<Hold>> {
+        let hold = self.kept().filter(|hold| is_meant(hold))?.clone();
+        (self.release(&hold) != Ending::Lost).then_some(hold)
+    }
+
+    /// Notes that another client waits for the hold with this nonce.
+    pub(crate) fn set_wanted(&mut self, nonce: u64) {
+        match &mut self.phase {
+            Phase::Held(hold) if hold.id.nonce == nonce => hold.set_wanted(),
+            Phase::Asking(talk) | Phase::Waiting(talk) => drop(talk.wanted.insert(nonce)),
+            _ => {}
+        }
+    }
+
+    /// Returns the calls that wait, the first one first.
+    pub(crate) fn calls(&self) -> impl Iterator<Item = &Call<P>> {
+        let talk = match &self.phase {
+            Phase::Asking(talk) | Phase::Waiting(talk) => Some(talk),
+            _ => None,
+        };
+        talk.map(|talk| &talk.first).into_iter().chain(self.calls_behind())
+    }
+
+    fn calls_behind(&self) -> impl Iterator<Item = &Call<P>> {
+        self.behind.iter().flat_map(|behind| behind.iter())
+    }
+
+    fn is_last(&self) -> bool {
+        self.calls_behind().next().is_none()
+    }
+
+    /// Returns the hold of a call.
+    pub(crate) fn holder(&self) -> Option<&Arc<Hold>> {
+        if let Phase::Held(hold) = &self.phase { Some(hold) } else { None }
+    }
+
+    /// Returns the hold after which the lock is kept.
+    pub(crate) fn kept(&self) -> Option<&Arc<Hold>> {
+        if let Phase::Kept(hold) = &self.phase { Some(hold) } else { None }
+    }
+
+    fn is_held_by(&self, hold: &Hold) -> bool {
+        let held = self.holder().or(self.kept());
+        held.is_some_and(|held| std::ptr::eq(&raw const **held, hold))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

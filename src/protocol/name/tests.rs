@@ -1,0 +1,610 @@
+//! The machine, one input at a time: what each phase makes of it.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use super::*;
+use crate::config::LockOptions;
+use crate::protocol::call::tests::caller;
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// What a call was told.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Told(Rc<RefCell<VecDeque<Next>>>);
+
+impl Port for Told {
+    fn send(&self, next: Next) {
+        self.0.borrow_mut().push_back(next);
+    }
+}
+
+impl Told {
+    fn take(&self) -> Option<Next> {
+        self.0.borrow_mut().pop_front()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.borrow().is_empty()
+    }
+
+    /// Returns `true` if it is the call's turn.
+    fn is_turn(&self) -> bool {
+        let turn = self.take();
+        matches!(turn, Some(Next::Turn)) && self.is_empty()
+    }
+
+    fn outcome(&self) -> Option<Outcome> {
+        match self.take()? {
+            Next::Done(outcome) => Some(outcome),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+pub(crate) fn turn() -> Turn {
+    Turn {
+        now: Instant::now(),
+        missed_messages: false,
+        withdraws: false,
+        keeps_order: true,
+        backoff: (SOON, SOON),
+        retry_window: SOON,
+        effects: Effects::default(),
+    }
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "it is what a store says")]
+pub(crate) fn held() -> Result<AcquireReply, Failure> {
+    Ok(AcquireReply::Held { index: 0, remaining: None, in_doubt: false, recalled: false })
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "it is what a store says")]
+pub(crate) fn granted(others: &[u64]) -> Result<AcquireReply, Failure> {
+    Ok(AcquireReply::Acquired { fence: 1, others: others.to_vec(), room: 2, wanted: false })
+}
+
+fn failure(kind: FailureKind) -> Failure {
+    Failure::io(kind, &Arc::from("here"), std::io::Error::other("test"))
+}
+
+fn options() -> LockOptions {
+    LockOptions { tenure: Some(SOON), ..LockOptions::default() }
+}
+
+fn keeping() -> LockOptions {
+    LockOptions { keep: SOON, ..options() }
+}
+
+/// A name, and the time.
+struct World {
+    name: Name<Told>,
+    turn: Turn,
+    last: u64,
+}
+
+/// A call, what it was told, and what it does first.
+struct Begun {
+    number: u64,
+    told: Told,
+    next: Next,
+}
+
+impl World {
+    fn new() -> Self {
+        Self { name: Name::NEW, turn: turn(), last: 0 }
+    }
+
+    fn id(&mut self, kind: HoldKind) -> HoldId {
+        self.last += 1;
+        HoldId { kind, name: Arc::from("x"), client: Arc::from("c"), nonce: self.last }
+    }
+
+    fn call_as(&mut self, kind: HoldKind, options: &LockOptions, wait: Wait) -> Begun {
+        self.call_again(kind, options, wait, false)
+    }
+
+    fn call_again(
+        &mut self,
+        kind: HoldKind,
+        options: &LockOptions,
+        wait: Wait,
+        rejoins: bool,
+    ) -> Begun {
+        // Each call begins a little later than the one before.
+        self.turn.now += Duration::from_millis(1);
+        let mut hold = self.id(kind);
+        let caller = Caller { wait, begin: self.turn.now, ..caller(options) };
+        if !options.keep.is_zero() {
+            hold = hold.that_may_be_kept();
+        }
+        let told = Told::default();
+        let call = Call::new(hold, &caller, told.clone());
+        let number = call.number;
+        let next = self.name.call(call, rejoins, &mut self.turn);
+        Begun { number, told, next }
+    }
+
+    fn call(&mut self, wait: Wait) -> Begun {
+        self.call_as(HoldKind::Lock, &options(), wait)
+    }
+
+    /// Calls that begin to wait one after the other.
+    fn calls<const N: usize>(&mut self) -> [Begun; N] {
+        [(); N].map(|()| self.call(Wait::Endless))
+    }
+
+    fn reply(&mut self, reply: Result<AcquireReply, Failure>) -> Next {
+        self.turn.now += Duration::from_millis(1);
+        self.name.reply(Moment::now(), reply, &mut self.turn)
+    }
+
+    fn fails(&mut self, kind: FailureKind) -> Next {
+        self.reply(Err(failure(kind)))
+    }
+
+    fn due(&mut self, call: &Begun) -> Next {
+        self.turn.now += Duration::from_millis(1);
+        self.name.due(call.number, &mut self.turn)
+    }
+
+    fn leave(&mut self, call: &Begun) -> bool {
+        self.name.leave(call.number, &mut self.turn)
+    }
+
+    /// Has the first call, which asks, get the lock.
+    fn acquire(&mut self) -> Arc<Hold> {
+        match self.reply(granted(&[])) {
+            Next::Done(Outcome::Acquired { hold, .. }) => hold,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn end(&mut self, hold: &Arc<Hold>) -> Ending {
+        self.name.end(hold, true, true, || true)
+    }
+
+    fn end_without_handoff(&mut self, hold: &Arc<Hold>) {
+        let ending = self.name.end(hold, false, false, || panic!("it hands nothing off"));
+        assert_eq!(ending, Ending::Released { is_awaited: true });
+    }
+
+    fn settle(&mut self, hold: &Hold) {
+        self.name.forget_released(&hold.id);
+    }
+}
+
+fn asks(next: &Next) -> &Ask {
+    match next {
+        Next::Ask(ask) => ask,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn is_parked(next: &Next) -> bool {
+    matches!(next, Next::Park { .. })
+}
+
+fn is_busy(next: &Next) -> bool {
+    matches!(next, Next::Done(Outcome::Busy))
+}
+
+fn is_failed(next: &Next) -> bool {
+    matches!(next, Next::Done(Outcome::Failed(_)))
+}
+
+#[test]
+fn calls_come_first_in_the_order_in_which_they_began() {
+    let mut world = World::new();
+    let [first, second, third] = world.calls();
+    assert_eq!(asks(&first.next).registration, Registration::IfHeld);
+    assert!(is_parked(&second.next) && is_parked(&third.next));
+    assert!(world.leave(&first) && second.told.is_turn() && third.told.is_empty());
+    let asked = world.due(&second);
+    assert_eq!(asks(&asked).registration, Registration::Followed);
+    assert!(world.leave(&second) && third.told.is_turn());
+    assert_eq!(asks(&world.due(&third)).registration, Registration::Registered);
+    assert!(world.leave(&third) && world.name.is_over());
+}
+
+#[test]
+fn a_call_that_has_lost_its_hold_on_the_way_goes_before_later_ones() {
+    let mut world = World::new();
+    let [first, later] = world.calls();
+    let again = world.call_again(HoldKind::Lock, &options(), Wait::Endless, true);
+    assert!(world.leave(&first) && again.told.is_turn() && later.told.is_empty());
+}
+
+#[test]
+fn a_request_asks_for_the_neighbours_that_want_the_same() {
+    use HoldKind::{Lock, Permit, Read, Write};
+    let asked = |kinds: &[HoldKind]| {
+        let mut world = World::new();
+        let calls = kinds.iter().map(|kind| world.call_as(*kind, &options(), Wait::Endless));
+        let [first, second, ..] = &calls.collect::<Vec<_>>()[..] else { panic!("two at least") };
+        assert!(asks(&first.next).others.is_empty(), "when it tries first, it looks at no other");
+        assert!(world.leave(first));
+        asks(&world.due(second)).others.len()
+    };
+    assert_eq!(asked(&[Read, Read]), 0);
+    assert_eq!(asked(&[Read, Read, Read, Read, Write, Read]), 2, "a writer comes first");
+    assert_eq!(asked(&[Read, Read, Write, Read]), 0);
+    assert_eq!(asked(&[Write, Write, Write]), 0);
+    assert_eq!(asked(&[Lock, Lock, Lock]), 0);
+    let two = Permit { of: 2 };
+    assert_eq!(asked(&[two, two, two, two, Permit { of: 3 }, two]), 2);
+    assert_eq!(asked(&[Read; 100]), SHARERS_MAX);
+}
+
+#[test]
+fn calls_get_what_was_asked_for_them_unless_they_have_left() {
+    let mut world = World::new();
+    let [first, second, third, fourth, fifth] =
+        [(); 5].map(|()| world.call_as(HoldKind::Read, &options(), Wait::Endless));
+    assert!(world.leave(&first));
+    let asked = world.due(&second);
+    assert_eq!(asks(&asked).others.len(), 3);
+    assert!(world.leave(&third));
+    let [(hold, ..)] = &world.turn.effects.clean_ups[..] else { panic!("its hold may come") };
+    assert_eq!(hold.nonce, third.number);
+    let got = world.reply(granted(&[2, 3]));
+    assert!(matches!(got, Next::Done(Outcome::Acquired { .. })));
+    let got = fourth.told.outcome();
+    assert!(matches!(got, Some(Outcome::Acquired { hold, .. }) if hold.fence() == 3));
+    assert!(!world.leave(&fourth), "it has its hold");
+    assert!(fifth.told.is_turn());
+}
+
+#[test]
+fn a_hold_in_doubt_is_cleaned_up_when_its_call_ends_without_it() {
+    let mut world = World::new();
+    let [first, second, third] =
+        [(); 3].map(|()| world.call_as(HoldKind::Read, &options(), Wait::Endless));
+    assert!(world.leave(&first));
+    world.due(&second);
+    assert!(is_parked(&world.fails(FailureKind::Timeout)));
+    assert!(world.turn.effects.clean_ups.is_empty(), "it is asked for again");
+    for call in [&third, &second] {
+        assert!(world.leave(call));
+        let (hold, ..) = world.turn.effects.clean_ups.pop().expect("it may exist");
+        assert_eq!(hold.nonce, call.number);
+    }
+    assert_eq!(world.name.released().len(), 2, "what is in the way may be one of these");
+}
+
+#[test]
+fn a_lock_is_handed_off_to_the_first_call() {
+    let mut world = World::new();
+    let [_, second, third] = world.calls();
+    let mine = world.acquire();
+    let told = second.told.clone();
+    let report = || {
+        assert!(told.is_empty(), "the end is reported first");
+        true
+    };
+    assert_eq!(world.name.end(&mine, true, true, report), Ending::HandedOff);
+    let got = second.told.outcome();
+    assert!(matches!(got, Some(Outcome::HandedOff(next)) if Arc::ptr_eq(&next, &mine)));
+    assert!(mine.fence() == 2 && third.told.is_empty());
+    let ending = world.name.end(&mine, false, true, || panic!("an unlock hands nothing off"));
+    assert_eq!(ending, Ending::Released { is_awaited: true });
+    assert!(third.told.is_empty(), "the release was not sent");
+    world.name.end_hold(&mine);
+    assert!(third.told.is_turn());
+    world.settle(&mine);
+    assert!(world.leave(&third) && world.name.is_over());
+}
+
+#[test]
+fn a_lost_hold_lets_the_next_call_try() {
+    let mut world = World::new();
+    let [_, second] = world.calls();
+    let mine = world.acquire();
+    assert!(mine.lose());
+    assert_eq!(world.end(&mine), Ending::Lost);
+    world.name.end_hold(&mine);
+    world.name.end_hold(&mine);
+    assert!(second.told.is_turn());
+}
+
+#[test]
+fn a_hold_whose_release_is_not_confirmed_is_remembered() {
+    let mut world = World::new();
+    world.call(Wait::Endless);
+    let mine = world.acquire();
+    assert_eq!(world.end(&mine), Ending::Released { is_awaited: false });
+    let next = world.call(Wait::Endless);
+    asks(&next.next);
+    // It may be what is in the way.
+    let Next::Confirm(released) = world.reply(held()) else { panic!("it is not confirmed") };
+    assert!(released.len() == 1 && Arc::ptr_eq(&released[0], &mine));
+    let again = world.name.confirmed(&released, Ok(()), &mut world.turn);
+    asks(&again);
+    assert!(is_parked(&world.reply(held())), "it was another owner");
+    assert!(next.told.is_empty() && world.name.released().is_empty());
+}
+
+#[test]
+fn a_new_hold_shows_that_the_earlier_ones_have_ended() {
+    let mut world = World::new();
+    world.call(Wait::Endless);
+    let mine = world.acquire();
+    world.end(&mine);
+    world.call(Wait::Endless);
+    let Next::Done(Outcome::Acquired { ended, .. }) = world.reply(granted(&[])) else {
+        panic!("a hold")
+    };
+    assert!(Arc::ptr_eq(&ended[0], &mine) && world.name.released().is_empty());
+}
+
+#[test]
+fn a_store_without_order_is_asked_again_though_the_release_was_confirmed() {
+    let mut world = World::new();
+    world.turn.keeps_order = false;
+    world.call(Wait::Endless);
+    let mine = world.acquire();
+    world.end(&mine);
+    world.call(Wait::Endless);
+    world.settle(&mine);
+    asks(&world.reply(held()));
+    assert!(is_parked(&world.reply(held())));
+}
+
+/// The table in the head of `name.rs`, line by line.
+#[test]
+fn a_call_that_times_out_is_told_what_is_known_since_it_began() {
+    let timed_out = |learn: fn(&mut World)| {
+        let mut world = World::new();
+        world.call(Wait::Endless);
+        let second = world.call(Wait::Until(world.turn.now));
+        learn(&mut world);
+        let next = world.due(&second);
+        (world, second, next)
+    };
+    let (_, _, held_here) = timed_out(|world| drop(world.acquire()));
+    assert!(is_busy(&held_here));
+    let (_, _, held_there) = timed_out(|world| drop(world.reply(held())));
+    assert!(is_busy(&held_there));
+    let (_, _, failed) = timed_out(|world| drop(world.fails(FailureKind::Transient)));
+    assert!(is_failed(&failed));
+    // Nothing: the reply on its way decides.
+    let (mut world, second, nothing) = timed_out(|_| ());
+    assert!(is_parked(&nothing) && second.told.is_empty());
+    world.reply(held());
+    assert!(matches!(second.told.outcome(), Some(Outcome::Busy)));
+    let (mut world, second, _) = timed_out(|_| ());
+    world.fails(FailureKind::Transient);
+    assert!(matches!(second.told.outcome(), Some(Outcome::Failed(_))));
+    let (mut world, second, _) = timed_out(|_| ());
+    world.acquire();
+    assert!(matches!(second.told.outcome(), Some(Outcome::Busy)));
+    // Without a reply in time, too.
+    let (mut world, second, _) = timed_out(|_| ());
+    assert!(is_failed(&world.due(&second)));
+    // The hold in front has ended, and the next reply decides.
+    let (mut world, second, next) = timed_out(|world| {
+        let mine = world.acquire();
+        world.end_without_handoff(&mine);
+    });
+    assert!(is_parked(&next));
+    let mine = world.name.holder().cloned().expect("its release was not sent");
+    world.name.end_hold(&mine);
+    assert!(second.told.is_turn());
+}
+
+#[test]
+fn what_was_known_before_a_call_began_decides_nothing() {
+    let mut world = World::new();
+    let first = world.call(Wait::Endless);
+    world.reply(held());
+    let second = world.call(Wait::Until(world.turn.now));
+    assert!(is_parked(&world.due(&second)));
+    assert!(first.told.is_turn(), "it asks now");
+    world.due(&first);
+    world.reply(held());
+    assert!(matches!(second.told.outcome(), Some(Outcome::Busy)));
+}
+
+#[test]
+fn a_call_that_does_not_wait_takes_the_last_reply() {
+    let mut world = World::new();
+    let first = world.call(Wait::Endless);
+    let tried = world.call(Wait::No);
+    assert!(is_parked(&tried.next), "there is no reply yet");
+    world.reply(held());
+    assert!(matches!(tried.told.outcome(), Some(Outcome::Busy)));
+    assert!(is_busy(&world.call(Wait::No).next), "another owner holds it");
+    world.due(&first);
+    let tried = world.call(Wait::No);
+    assert!(is_parked(&tried.next), "it asks again");
+    world.fails(FailureKind::Transient);
+    assert!(matches!(tried.told.outcome(), Some(Outcome::Failed(_))));
+    assert!(is_parked(&world.call(Wait::No).next), "the server may be back");
+    assert!(first.told.is_turn());
+    world.due(&first);
+    let mine = world.acquire();
+    assert!(is_busy(&world.call(Wait::No).next), "a call has it");
+    world.end(&mine);
+    asks(&world.call(Wait::No).next);
+}
+
+#[test]
+fn a_call_for_what_others_can_share_asks_by_itself_when_it_times_out() {
+    let mut world = World::new();
+    world.call_as(HoldKind::Read, &options(), Wait::Endless);
+    let alone = |next: Next| matches!(next, Next::Done(Outcome::Alone));
+    assert!(alone(world.call_as(HoldKind::Write, &options(), Wait::No).next));
+    let wait = Wait::Until(world.turn.now);
+    let second = world.call_as(HoldKind::Write, &options(), wait);
+    assert!(alone(world.due(&second)));
+}
+
+#[test]
+fn an_outage_ends_the_waits_without_a_limit() {
+    let mut world = World::new();
+    let [_, endless] = world.calls();
+    let limited = world.call(Wait::Until(world.turn.now + SOON));
+    world.turn.retry_window = Duration::ZERO;
+    assert!(is_failed(&world.fails(FailureKind::Unreachable)));
+    assert!(matches!(endless.told.outcome(), Some(Outcome::Failed(_))));
+    assert!(limited.told.is_turn());
+    // It is told of the failure too, if it times out before there is a reply.
+    let late = world.call(Wait::Endless);
+    assert!(is_parked(&world.due(&late)), "that was before this call began");
+}
+
+#[test]
+fn a_wake_up_lets_the_first_call_try_once() {
+    let mut world = World::new();
+    assert!(!world.name.wake());
+    let [first, second] = world.calls();
+    assert!(world.name.wake(), "its request may have been executed before");
+    let Next::Park { until: Some(until), .. } = world.reply(held()) else { panic!("it parks") };
+    assert!(until <= world.turn.now);
+    asks(&world.due(&first));
+    world.reply(held());
+    assert!(world.name.wake() && world.name.wake());
+    assert!(first.told.is_turn() && second.told.is_empty(), "one is as good as many");
+    world.due(&first);
+    world.acquire();
+    assert!(!world.name.wake());
+}
+
+#[test]
+fn a_wish_that_overtakes_the_reply_is_kept_whatever_comes_late() {
+    let mut world = World::new();
+    let first = world.call(Wait::Endless);
+    for nonce in [first.number, first.number + 7] {
+        world.name.set_wanted(nonce);
+    }
+    assert!(world.acquire().is_wanted());
+}
+
+#[test]
+fn a_hold_that_falls_short_is_released_before_the_call_fails() {
+    let mut world = World::new();
+    let first = world.call(Wait::Endless);
+    let fell = world.fails(FailureKind::NotReplicated { acked: 0, required: 1 });
+    assert!(matches!(fell, Next::Withdraw(hold) if hold.nonce == first.number));
+    let failed = world.name.withdrawn(true, &mut world.turn);
+    assert!(is_failed(&failed) && world.turn.effects.clean_ups.is_empty() && world.name.is_over());
+    world.call(Wait::Endless);
+    world.fails(FailureKind::NotReplicated { acked: 0, required: 1 });
+    world.name.withdrawn(false, &mut world.turn);
+    assert_eq!(world.turn.effects.clean_ups.len(), 1, "the release may not have been executed");
+}
+
+#[test]
+fn a_hold_that_a_store_has_withdrawn_is_not_asked_for_again() {
+    let mut world = World::new();
+    world.turn.withdraws = true;
+    let first = world.call(Wait::Endless);
+    assert!(!asks(&first.next).needs_new_id);
+    world.reply(held());
+    assert!(asks(&world.due(&first)).needs_new_id);
+    world.fails(FailureKind::Timeout);
+    assert_eq!(world.turn.effects.clean_ups.len(), 1, "it is cleaned up at once");
+}
+
+/// A lock that is only kept is of another kind than what the call wants.
+#[test]
+fn a_kept_lock_of_another_client_makes_room_for_other_kinds() {
+    let recalled = || {
+        Ok(AcquireReply::Held { index: 0, remaining: Some(SOON), in_doubt: false, recalled: true })
+    };
+    let mut world = World::new();
+    let first = world.call_as(HoldKind::Read, &options(), Wait::No);
+    let asked = world.fails(FailureKind::WrongType);
+    let ask = asks(&asked);
+    assert!((ask.registration, ask.hold.kind) == (Registration::Recall, HoldKind::Lock));
+    assert!(is_parked(&world.reply(recalled())) && world.turn.effects.listens);
+    assert!(world.name.wake() && first.told.is_turn());
+    assert_eq!(asks(&world.due(&first)).registration, Registration::Recall);
+    assert!(matches!(world.reply(held()), Next::Unregister(_)));
+    let again = world.name.recalled(&mut world.turn);
+    assert_eq!(asks(&again).hold.kind, HoldKind::Read);
+    assert!(is_failed(&world.fails(FailureKind::WrongType)), "once is enough");
+    // One that is used does not make room.
+    world.call_as(HoldKind::Read, &options(), Wait::No);
+    world.fails(FailureKind::WrongType);
+    let in_use =
+        AcquireReply::Held { index: 0, remaining: Some(SOON), in_doubt: false, recalled: false };
+    assert!(is_failed(&world.reply(Ok(in_use))));
+}
+
+/// A name that is kept after this hold, which one more may follow.
+fn kept(world: &mut World) -> Arc<Hold> {
+    world.call_as(HoldKind::Lock, &keeping(), Wait::Endless);
+    let hold = world.acquire();
+    assert_eq!(world.end(&hold), Ending::Kept);
+    hold
+}
+
+fn keep_call(world: &mut World) -> Next {
+    world.call_as(HoldKind::Lock, &keeping(), Wait::Endless).next
+}
+
+#[test]
+fn a_kept_lock_is_the_next_calls() {
+    let mut world = World::new();
+    let hold = kept(&mut world);
+    let got = keep_call(&mut world);
+    assert!(matches!(got, Next::Done(Outcome::Kept { hold: kept, .. })
+        if Arc::ptr_eq(&kept, &hold)));
+    assert!(world.name.kept().is_none() && world.name.holder().is_some());
+}
+
+/// A kept lock without a token for the next hold.
+fn kept_without_tokens(world: &mut World) -> Arc<Hold> {
+    let hold = kept(world);
+    hold.current.lock().room = 0;
+    hold
+}
+
+#[test]
+fn a_kept_lock_without_tokens_is_asked_for_more() {
+    let mut world = World::new();
+    let hold = kept_without_tokens(&mut world);
+    let asked = keep_call(&mut world);
+    assert_eq!((asks(&asked).registration, &asks(&asked).hold), (Registration::Kept, &hold.id));
+    let more = AcquireReply::Acquired { fence: 8, others: Vec::new(), room: 2, wanted: true };
+    let got = world.reply(Ok(more));
+    assert!(matches!(got, Next::Done(Outcome::Kept { .. })));
+    assert!(hold.is_wanted() && hold.fence() == 7, "the hold that begins has the next");
+}
+
+#[test]
+fn a_kept_lock_that_is_lost_or_in_doubt_is_given_up_for_a_new_one() {
+    let mut world = World::new();
+    let hold = kept_without_tokens(&mut world);
+    keep_call(&mut world);
+    let asked = world.reply(held());
+    assert_eq!(asks(&asked).registration, Registration::IfHeld);
+    assert!(world.turn.effects.lost.take().is_some_and(|lost| Arc::ptr_eq(&lost, &hold)));
+    let mut world = World::new();
+    let hold = kept_without_tokens(&mut world);
+    keep_call(&mut world);
+    assert!(is_parked(&world.fails(FailureKind::Timeout)), "it was the first attempt");
+    assert!(world.turn.effects.release.take().is_some_and(|ended| Arc::ptr_eq(&ended, &hold)));
+    let mut world = World::new();
+    let hold = kept(&mut world);
+    asks(&world.call(Wait::Endless).next);
+    let ended = world.turn.effects.release.take();
+    assert!(ended.is_some_and(|it| Arc::ptr_eq(&it, &hold)), "it does not suit");
+}
+
+#[test]
+fn a_call_that_ends_takes_its_client_off_those_that_wait() {
+    let mut world = World::new();
+    let [first, second] = world.calls();
+    world.reply(held());
+    assert!(world.leave(&first) && world.turn.effects.unregister.is_none(), "the next one waits");
+    let reader = world.call_as(HoldKind::Read, &options(), Wait::Endless);
+    assert!(
+        world.leave(&second) && world.turn.effects.unregister.take().is_some(),
+        "for another kind"
+    );
+    assert!(world.leave(&reader) && world.turn.effects.unregister.take().is_some());
+    world.call(Wait::No);
+    assert!(is_busy(&world.reply(held())) && world.turn.effects.unregister.is_none());
+}
