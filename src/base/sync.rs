@@ -13,7 +13,7 @@ pub(crate) use {
 
 #[cfg(all(test, leasehold_shuttle))]
 pub(crate) use self::stand_ins::{
-    AtomicBool, Condvar, Mutex, MutexGuard, Ordering, under_many_schedules, yield_now,
+    AtomicBool, Condvar, Mutex, MutexGuard, under_many_schedules, yield_now,
 };
 
 #[cfg(all(test, leasehold_shuttle))]

@@ -66,9 +66,8 @@ impl Reporter {
         }
     }
 
-    /// Begins a new hold of a thread of this process. It is reported before the renewer may find it
-    /// lost, and after the ends of the holds before it: two holds of a lock do not exist at the same
-    /// time.
+    /// Begins a new hold of a thread of this process. The report comes before the renewer may find
+    /// the hold lost, and after the ends of the holds before it: a lock has one hold at a time.
     pub(super) fn begin(&self, hold: &Arc<Hold>, caller: &Caller, ended: Vec<Arc<Hold>>) {
         self.report_ended(ended);
         if !caller.in_set {

@@ -526,7 +526,7 @@ impl<P: Port> Name<P> {
         let falls_short = reply.as_ref().is_err_and(Failure::is_shortfall);
         self.record_alike(&mut talk, sent, &reply, in_doubt || falls_short);
         if turn.withdraws && (in_doubt || !is_granted(&reply)) {
-            if in_doubt {
+            if mem::take(&mut talk.first.in_doubt) || in_doubt {
                 let (hold, lease) = (talk.first.hold.clone(), talk.first.caller.times.lease);
                 turn.effects.clean_ups.push((hold, lease, false));
             }
@@ -783,7 +783,7 @@ impl<P: Port> Name<P> {
             && wait == Wait::Endless
             && is_outage(failure)
         {
-            self.fail_endless(failure);
+            self.fail_endless(failure, turn);
         }
         let hold = talk.first.hold.clone();
         if talk.first.in_doubt {
@@ -802,15 +802,15 @@ impl<P: Port> Name<P> {
 
     /// Gives the calls without a limit the failure for which the first one gives up, instead of
     /// having them find out one by one.
-    fn fail_endless(&mut self, failure: &Failure) {
+    fn fail_endless(&mut self, failure: &Failure, turn: &mut Turn) {
         let Some(behind) = &mut self.behind else { return };
-        behind.retain(|call| {
-            let is_endless = call.caller.wait == Wait::Endless;
-            if is_endless {
-                call.port.send(Next::Done(Outcome::Failed(failure.clone())));
-            }
-            !is_endless
-        });
+        let is_endless = |call: &Call<P>| call.caller.wait == Wait::Endless;
+        let (ended, left): (VecDeque<_>, _) = behind.drain(..).partition(is_endless);
+        **behind = left;
+        for call in ended {
+            self.end_call(&call, turn);
+            call.port.send(Next::Done(Outcome::Failed(failure.clone())));
+        }
     }
 
     /// Makes the first call behind the one that is the first of all, if there is one, and returns
@@ -853,7 +853,7 @@ impl<P: Port> Name<P> {
                 Next::Done(Outcome::Failed(failure))
             }
             Some(call) => {
-                if call.in_doubt && !call.hold.kind.is_lock() {
+                if !call.hold.kind.is_lock() {
                     self.end_call(&call, turn);
                 }
                 self.time_out(call, place == Some(0), turn)

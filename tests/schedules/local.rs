@@ -1,463 +1,576 @@
-//! A wait queue under thousands of schedules made up by shuttle: the lock is never lost and never
-//! held twice, no thread waits forever (which shuttle detects), and no waiter is left behind.
+//! The conversation of a client about one name under thousands of schedules that shuttle makes up:
+//! the lock is never lost and never held twice, no thread waits for ever (which shuttle finds out),
+//! and no call, hold or release is left behind.
 //!
 //! A unit test of `src/local`, run by
 //! `RUSTFLAGS="--cfg leasehold_shuttle" cargo test --lib --target-dir target/shuttle schedules`
 
-use std::collections::HashSet;
-use std::mem;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
+use std::{array, io, mem};
 
+use parking_lot::Mutex;
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread::{self, JoinHandle};
 
 use crate::base::clock::Moment;
-use crate::base::sync::{Ordering, under_many_schedules};
+use crate::base::failure::{Failure, FailureKind};
+use crate::base::sync::under_many_schedules;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
-use crate::local::head_requests::followers_of_head;
+use crate::local::parker::{Parker, Signal};
 use crate::local::reporter::Reporter;
-use crate::local::wait_queue::Ending;
 use crate::local::wait_queues::WaitQueues;
-use crate::local::wait_queues::tests::head;
-use crate::local::waiter::{HeadAnswer, Signal, WaitEnd, Waiter};
-use crate::protocol::call::{self, Caller};
+use crate::protocol::call::{self, CallTimes, Caller, Wait};
 use crate::protocol::hold::Hold;
+use crate::protocol::name::{Ask, Call, Effects, Ending, Name, Next, Outcome, Turn};
 use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::request::{AcquireReply, Registration};
 
-/// How often another client asks for a lock.
-const RECALLS: usize = 48;
+/// How often another client does something, or a call is cancelled.
+const TURNS: usize = 24;
 
-/// Counts over all schedules: the holds that began on a kept lock, and the locks that were released
+/// A time that may pass whenever a thread parks, and one that never does: a thread that parks for
+/// that long waits until it is told something.
+const SOON: Duration = Duration::from_millis(5);
+const NEVER: Duration = Duration::from_secs(2 * 60 * 60);
+
+/// One whose holds a request may ask for together.
+const SEMAPHORE: HoldKind = HoldKind::Permit { of: 2 };
+
+/// In all schedules: the holds that began on a lock that was kept, and the locks that were released
 /// because another client asked for them.
 static RELOCKS: AtomicU64 = AtomicU64::new(0);
 static RECALLED: AtomicU64 = AtomicU64::new(0);
 
-/// The way in which a thread waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wait {
-    Endless,
-    No,
-    /// Until a deadline, which comes at any time.
-    Until,
-}
-
-/// A wait queue and its lock.
-#[derive(Default)]
+/// A client that uses one name. Its mutexes are not those of `crate::base::sync`: no thread is
+/// interrupted while it has locked one.
 struct Scene {
-    queues: Arc<WaitQueues>,
+    kind: HoldKind,
     name: Arc<str>,
-    /// Whether every hold is lost sooner or later.
-    loses: bool,
     /// Whether the lock is kept after a hold.
     keeps: bool,
-    /// The number of the hold in the store. Like `last`, not a primitive of `crate::sync`.
-    stored: parking_lot::Mutex<Option<u64>>,
-    /// The last holder. Not a primitive of `crate::sync`, so that no thread is interrupted here.
-    last: parking_lot::Mutex<Option<Arc<Hold>>>,
-    /// The number of hold ids so far.
-    holds: AtomicU64,
-    /// The threads that read the replies to posted releases.
-    readers: parking_lot::Mutex<Vec<JoinHandle<()>>>,
-    /// The numbers of the tenures that another client has asked for.
-    recalled: parking_lot::Mutex<HashSet<u64>>,
-    /// The holds whose releases were posted, and whose end was not yet reported.
-    unreported: Arc<parking_lot::Mutex<HashSet<u64>>>,
+    /// Whether every hold is lost sooner or later.
+    loses: bool,
+    /// How many of four requests fail.
+    failures: u32,
+    queues: Arc<WaitQueues>,
+    store: Mutex<Store>,
+    /// The last hold of a lock, and whether its end was reported.
+    last: Mutex<Option<(Arc<Hold>, bool)>>,
+    /// How many ids of holds there are.
+    ids: AtomicU64,
+    clock: Mutex<Instant>,
+    /// Those that `join` waits for.
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What a store has under the name, by the nonces of the holds.
+#[derive(Default)]
+struct Store {
+    holds: BTreeSet<u64>,
+    /// The holds that were released, and can never begin again.
+    released: BTreeSet<u64>,
+    /// The holds that another client waits for.
+    wanted: BTreeSet<u64>,
+    /// Whether another client has the lock, or all permits.
+    is_taken: bool,
+    /// As in [`Turn`].
+    withdraws: bool,
+    keeps_order: bool,
+}
+
+impl Store {
+    fn acquire(&mut self, ask: &Ask) -> AcquireReply {
+        let (HoldId { kind, nonce, .. }, rng) = (&ask.hold, &mut thread_rng());
+        let size = if kind.is_lock() { 1 } else { 2 };
+        let is_full = |store: &Self| store.is_taken || store.holds.len() >= size;
+        let begins = !matches!(ask.registration, Registration::Kept | Registration::Recall);
+        if !self.holds.contains(nonce) && (is_full(self) || !begins) {
+            let recalled = rng.r#gen();
+            return AcquireReply::Held { index: 0, remaining: None, in_doubt: false, recalled };
+        }
+        assert!(!self.released.contains(nonce), "a hold is asked for that was released");
+        self.holds.insert(*nonce);
+        let mut others = Vec::new();
+        for HoldId { nonce, .. } in &ask.others {
+            let is_known = self.holds.contains(nonce) || self.released.contains(nonce);
+            if !is_known && is_full(self) || rng.r#gen() {
+                break;
+            }
+            others.push(1);
+            self.holds.extend((!is_known).then_some(nonce));
+        }
+        AcquireReply::Acquired { fence: 1, others, room: 2, wanted: false }
+    }
 }
 
 impl Scene {
+    fn new(kind: HoldKind) -> Self {
+        let [withdraws, keeps_order] = array::from_fn(|_| thread_rng().r#gen());
+        let store = Store { withdraws, keeps_order, ..Store::default() };
+        Self {
+            kind,
+            name: Arc::from("name"),
+            keeps: false,
+            loses: false,
+            failures: 0,
+            queues: Arc::default(),
+            store: Mutex::new(store),
+            last: Mutex::default(),
+            ids: AtomicU64::new(0),
+            clock: Mutex::new(Instant::now()),
+            threads: Mutex::default(),
+        }
+    }
+
+    /// With a lock that is kept after a hold, or not.
+    fn of_lock(keeps: bool) -> Self {
+        let scene = Self { keeps, ..Self::new(HoldKind::Lock) };
+        scene.queues.set_listening(keeps);
+        scene
+    }
+
+    /// With a lock or a semaphore. This many of four requests fail.
+    fn failing(failures: u32) -> Arc<Self> {
+        let kind = if thread_rng().r#gen() { HoldKind::Lock } else { SEMAPHORE };
+        Arc::new(Self { failures, ..Self::new(kind) })
+    }
+
     fn id(&self) -> HoldId {
-        let (kind, nonce) = (HoldKind::Lock, self.holds.fetch_add(1, Relaxed));
-        let id = HoldId { kind, name: self.name.clone(), client: Arc::from("c"), nonce };
+        let (name, nonce) = (self.name.clone(), self.ids.fetch_add(1, Relaxed));
+        let id = HoldId { kind: self.kind, name, client: Arc::from("c"), nonce };
         if self.keeps { id.that_may_be_kept() } else { id }
     }
 
-    fn join(&self, wait: call::Wait) -> Result<(Arc<Waiter>, Option<WaitEnd>)> {
-        self.queues.join(self.id(), &Caller { wait, ..self.caller() }, false)
+    fn caller(&self, wait: Wait) -> Caller {
+        let [keep, tenure] =
+            [self.keeps, !self.keeps].map(|is_long| Duration::from_secs(9) * is_long.into());
+        let options = LockOptions { keep, tenure: Some(tenure), ..LockOptions::default() };
+        let caller = call::tests::caller(&options);
+        let is_slow = self.failures > 0 && thread_rng().r#gen();
+        let slack = if is_slow { SOON } else { NEVER };
+        let times = CallTimes { io_timeout: slack, slack, ..caller.times };
+        Caller { wait, times, begin: self.now(), ..caller }
     }
 
-    /// Gives the head a hold that it has acquired. Returns the earlier ones.
-    fn begin(&self, hold: &Arc<Hold>) -> Vec<Arc<Hold>> {
-        let head = head(&self.queues, HoldKind::Lock, &self.name);
-        let earlier = self.queues.begin_hold(hold, head.as_deref());
-        // It may have been lost before it was at the head, where that would have been noticed.
-        if !hold.lease.is_open() {
-            self.queues.end_hold(hold);
+    /// Returns the time, which passes where threads park, and is never the same twice.
+    fn now(&self) -> Instant {
+        let mut clock = self.clock.lock();
+        *clock += Duration::from_nanos(1);
+        *clock
+    }
+
+    /// A wait with a deadline that may come at any time.
+    fn soon(&self) -> Wait {
+        Wait::Until(self.now() + SOON)
+    }
+
+    fn spawn(self: &Arc<Self>, act: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        let scene = self.clone();
+        let thread = thread::spawn(move || act(&scene));
+        self.threads.lock().push(thread);
+    }
+
+    /// Runs threads that lock and unlock at the same time, while another client competes with them.
+    /// Returns whether they had the lock, each time.
+    fn run<const N: usize>(self: &Arc<Self>, waits: [Wait; N]) -> [Result<bool>; N] {
+        self.spawn(Self::compete);
+        let rounds = if self.keeps { 4 } else { 1 };
+        let threads = waits.map(|wait| {
+            let scene = self.clone();
+            let round = move |all, _| Ok(scene.lock_and_unlock(wait)? && all);
+            thread::spawn(move || (0..rounds).try_fold(true, round))
+        });
+        threads.map(|thread| thread.join().expect("no panic"))
+    }
+
+    fn join(&self) {
+        loop {
+            let Some(thread) = self.threads.lock().pop() else { return };
+            thread.join().expect("no panic");
         }
-        earlier
     }
 
-    fn caller(&self) -> Caller {
-        if self.keeps { keeping_caller() } else { caller() }
+    fn check_nothing_is_left(&self) {
+        self.join();
+        assert!(self.store.lock().holds.is_empty(), "a hold is left behind");
+        self.queues.each(|_, _| panic!("a call or a release is left behind"));
     }
 
-    fn hold(&self) -> Arc<Hold> {
-        let hold = Arc::new(Hold::new(self.id(), 1, 2, &self.caller(), Moment::now()));
+    /// Acquires the lock, holds it for a while, and releases it. Returns `false` if the call has
+    /// ended without the lock.
+    fn lock_and_unlock(self: &Arc<Self>, wait: Wait) -> Result<bool> {
+        let Some(hold) = self.acquire(wait)? else { return Ok(false) };
         if self.loses {
-            let wait_queues = self.queues.clone();
-            let (reporter, hold) = (Reporter { wait_queues, ..Reporter::default() }, hold.clone());
-            thread::spawn(move || reporter.lose(&hold));
-        }
-        hold
-    }
-
-    /// Begins a hold in the store, for the head.
-    fn store_hold(&self, hold: &Hold) {
-        // A head that finds a released hold of this client releases it again.
-        let is_released = !self.queues.released(HoldKind::Lock, &self.name).is_empty();
-        let stored = self.stored.lock().replace(hold.id.nonce);
-        let is_held = stored.is_some() && !is_released && !self.loses;
-        assert!(!is_held, "a thread is at the head before the lock is released");
-    }
-
-    /// Ends a hold in the store, unless another has taken its place.
-    fn remove_hold(&self, hold: &Hold) {
-        self.stored.lock().take_if(|stored| *stored == hold.id.nonce);
-    }
-
-    /// Acquires the lock, holds it for a while, and releases it. Returns `false` if the wait ended
-    /// without the lock.
-    fn lock_and_unlock(&self, wait: Wait) -> Result<bool> {
-        let hold = match self.acquire(wait)? {
-            WaitEnd::HandedOff(hold) => hold,
-            WaitEnd::Kept(hold) => {
-                let is_stored = *self.stored.lock() == Some(hold.id.nonce);
-                assert!(is_stored || self.loses, "a lock that was kept is held no more");
-                RELOCKS.fetch_add(1, Relaxed);
-                hold
-            }
-            WaitEnd::Head { .. } => {
-                let hold = self.hold();
-                self.store_hold(&hold);
-                // A message about the hold may overtake the reply.
-                thread::yield_now();
-                for released in self.begin(&hold) {
-                    self.unreported.lock().remove(&released.id.nonce);
-                }
-                let are_reported = self.loses || self.unreported.lock().is_empty();
-                assert!(are_reported, "the end of a hold is told first");
-                hold
-            }
-            _ => return Ok(false),
-        };
-        if is_valid(&hold) {
-            let last = self.last.lock().replace(hold.clone());
-            assert!(last.is_none_or(|last| !is_valid(&last)), "two threads have the lock");
+            let lost = hold.clone();
+            self.spawn(move |scene| scene.lose(&lost));
         }
         thread::yield_now();
-        // A thread that has lost the lock may continue its work, and delays no other.
+        // A thread that has lost the lock may go on with its work, and holds up no other.
         if !self.loses || thread_rng().r#gen() {
             self.unlock(&hold);
         }
         Ok(true)
     }
 
-    fn acquire(&self, wait: Wait) -> Result<WaitEnd> {
+    fn acquire(self: &Arc<Self>, wait: Wait) -> Result<Option<Arc<Hold>>> {
+        let (caller, mut rejoins) = (self.caller(wait), false);
         loop {
-            let limit = match wait {
-                Wait::Endless => call::Wait::Endless,
-                Wait::No => call::Wait::No,
-                Wait::Until => call::Wait::Until(Instant::now()),
+            let outcome = self.converse(&caller, mem::replace(&mut rejoins, true))?;
+            let (hold, ended, is_kept) = match outcome {
+                Outcome::Acquired { hold, ended } => (hold, ended, false),
+                Outcome::Alone | Outcome::Busy => return Ok(None),
+                Outcome::Failed(failure) => return Err(failure.into_error("acquire", &self.name)),
+                Outcome::HandedOff(hold) => (hold, Vec::new(), false),
+                Outcome::Kept { hold, ended } => (hold, ended, true),
             };
-            let (waiter, turn) = self.join(limit)?;
-            match turn.map_or_else(|| self.queues.wait(&waiter, limit), Ok)? {
-                WaitEnd::Kept(hold) if !hold.begin_kept(&self.caller()) => {}
-                WaitEnd::Head { kept, .. } => {
-                    if let Some(kept) = kept
-                        && self.queues.with(&kept.id, |queue| queue.release(&kept)) != Ending::Lost
-                    {
-                        self.post(&kept);
+            for hold in ended {
+                hold.settle(false);
+            }
+            let begins = if is_kept { hold.begin_kept(&caller) } else { hold.lease.is_open() };
+            if begins {
+                RELOCKS.fetch_add(is_kept.into(), Relaxed);
+                self.begin(&hold);
+                return Ok(Some(hold));
+            }
+            self.queues.end_hold(&hold);
+        }
+    }
+
+    fn begin(&self, hold: &Arc<Hold>) {
+        let is_stored = self.store.lock().holds.contains(&hold.id.nonce);
+        assert!(is_stored || self.loses, "the store does not have the hold");
+        if self.kind.is_lock() {
+            let last = self.last.lock().replace((hold.clone(), false));
+            let is_over = |(last, is_over): (Arc<Hold>, bool)| is_over || last.lease.is_settled();
+            assert!(
+                last.is_none_or(is_over),
+                "a hold begins before the end of the last is reported"
+            );
+        }
+    }
+
+    /// Takes part in the conversation about the name, as `LockCall` does.
+    fn converse(self: &Arc<Self>, caller: &Caller, rejoins: bool) -> Result<Outcome> {
+        let parker = Arc::<Parker>::default();
+        let call = Call::new(self.id(), caller, parker.clone());
+        let number = call.number;
+        let leave = || self.step(|name, turn| name.leave(number, turn));
+        let due = || self.step(|name, turn| name.due(number, turn));
+        let mut next = self.step(|name, turn| {
+            self.queues.check_open()?;
+            Ok(name.call(call, rejoins, turn))
+        })?;
+        loop {
+            next = match next {
+                Next::Done(outcome) => return Ok(outcome),
+                Next::Park { until, .. } => match parker.park(until) {
+                    Some(Signal::Next(next)) => next,
+                    Some(Signal::Ended(error)) if leave() => return Err(error),
+                    Some(Signal::Ended(_)) => Next::Park { until: None, contended: false },
+                    None => {
+                        let now = self.now();
+                        *self.clock.lock() = until.map_or(now, |until| until.max(now));
+                        due()
                     }
-                    return self.acquire_at_head(&waiter);
+                },
+                Next::Turn => {
+                    if let Err(error) = self.queues.check_open() {
+                        leave();
+                        return Err(error);
+                    }
+                    due()
                 }
-                other => return Ok(other),
+                Next::Ask(mut ask) => {
+                    if ask.needs_new_id {
+                        ask.hold = self.id();
+                        self.step(|name, _| name.set_hold(&ask.hold));
+                    }
+                    let sent = Moment::now();
+                    thread::yield_now();
+                    let reply = self.send(&ask);
+                    thread::yield_now();
+                    self.step(|name, turn| name.reply(sent, reply, turn))
+                }
+                Next::Confirm(released) => {
+                    let outcome = self.fail();
+                    if outcome.is_ok() {
+                        for hold in &released {
+                            self.release(hold);
+                        }
+                    }
+                    self.step(|name, turn| name.confirmed(&released, outcome, turn))
+                }
+                Next::Withdraw(hold) => {
+                    let is_certain = self.fail().is_ok();
+                    if is_certain {
+                        self.remove(&hold);
+                    }
+                    self.step(|name, turn| name.withdrawn(is_certain, turn))
+                }
+                Next::Unregister(_) => self.step(Name::recalled),
+            };
+        }
+    }
+
+    /// Has the conversation take an input, and does what follows besides what is next.
+    fn step<T>(self: &Arc<Self>, act: impl FnOnce(&mut Name<Arc<Parker>>, &mut Turn) -> T) -> T {
+        let Store { withdraws, keeps_order, .. } = *self.store.lock();
+        let mut turn = Turn {
+            now: self.now(),
+            missed_messages: false,
+            withdraws,
+            keeps_order,
+            backoff: (NEVER, NEVER),
+            retry_window: SOON,
+            effects: Effects::default(),
+        };
+        let result = self.queues.with_name(self.kind, &self.name, |name| act(name, &mut turn));
+        for (hold, ..) in turn.effects.clean_ups {
+            self.spawn(move |scene| {
+                scene.remove(&hold);
+                scene.queues.settle_release(&hold, || true);
+            });
+        }
+        turn.effects.release.iter().for_each(|kept| self.post(kept));
+        turn.effects.lost.iter().for_each(|kept| self.lose(kept));
+        result
+    }
+
+    /// Sends a request to the store, which executes it unless it fails on the way there.
+    fn send(&self, ask: &Ask) -> Result<AcquireReply, Failure> {
+        let outcome = self.fail();
+        if let Err(failure) = &outcome {
+            let is_executed = failure.is_ambiguous() && thread_rng().r#gen();
+            if !is_executed && !failure.is_shortfall() {
+                return Err(failure.clone());
+            }
+        }
+        if self.kind.is_lock() && ask.registration != Registration::Kept {
+            let last = self.last.lock();
+            let is_held = last.as_ref().is_some_and(|(last, _)| last.lease.is_open());
+            assert!(!is_held, "a call asks for the lock before it is released");
+        }
+        let reply = self.store.lock().acquire(ask);
+        outcome.map(|()| reply)
+    }
+
+    /// Decides whether a request fails.
+    fn fail(&self) -> Result<(), Failure> {
+        use FailureKind::{Disconnected, NotReplicated, Timeout, Unreachable, WrongType};
+        let shortfall = NotReplicated { acked: 0, required: 1 };
+        let kinds = [Disconnected, shortfall, Timeout, Unreachable, WrongType];
+        let (rng, server, source) =
+            (&mut thread_rng(), Arc::from("here"), io::Error::other("test"));
+        let failure = Failure::io(kinds[rng.gen_range(0..kinds.len())], &server, source);
+        if rng.gen_ratio(self.failures, 4) { Err(failure) } else { Ok(()) }
+    }
+
+    /// Hands the lock off, keeps it, or releases it, and waits for the reply or not.
+    fn unlock(self: &Arc<Self>, hold: &Arc<Hold>) {
+        let [hands_off, posts] = array::from_fn(|_| thread_rng().r#gen());
+        let report = || {
+            self.last.lock().iter_mut().for_each(|(_, is_over)| *is_over = true);
+            true
+        };
+        match self.queues.end(hold, hands_off, report) {
+            Ending::HandedOff | Ending::Kept => {}
+            Ending::Lost => self.queues.end_hold(hold),
+            Ending::Released { is_awaited } => {
+                if posts {
+                    self.post(hold);
+                } else {
+                    self.release(hold);
+                }
+                if is_awaited {
+                    self.queues.end_hold(hold);
+                }
             }
         }
     }
 
-    /// Asks for the lock as another client, now and then.
-    fn recall(&self) {
-        // There is an end, because a schedule may let this thread run for as long as it likes.
-        for _ in 0..RECALLS {
+    /// Releases a hold. Another thread reads the reply. A store that does not keep the order of
+    /// requests may execute later ones first.
+    fn post(self: &Arc<Self>, hold: &Arc<Hold>) {
+        if self.store.lock().keeps_order {
+            self.remove(&hold.id);
+        }
+        let posted = hold.clone();
+        self.spawn(move |scene| scene.release(&posted));
+    }
+
+    fn release(&self, hold: &Hold) {
+        thread::yield_now();
+        self.remove(&hold.id);
+        self.queues.settle_release(&hold.id, || {
             thread::yield_now();
-            let (stored, waits) = (*self.stored.lock(), thread_rng().r#gen());
-            let Some(nonce) = stored else { continue };
-            if waits {
-                self.recalled.lock().insert(nonce);
-            }
+            hold.settle(false);
+            true
+        });
+    }
+
+    fn lose(&self, hold: &Hold) {
+        self.remove(&hold.id);
+        let wait_queues = self.queues.clone();
+        Reporter { wait_queues, ..Reporter::default() }.lose(hold);
+    }
+
+    /// Ends a hold in the store, which tells the waiting clients.
+    fn remove(&self, hold: &HoldId) {
+        let mut store = self.store.lock();
+        store.holds.remove(&hold.nonce);
+        store.released.insert(hold.nonce);
+        drop(store);
+        self.queues.wake(self.kind, &self.name);
+    }
+
+    /// Does what another client does: takes what is free, and asks for what is not.
+    fn compete(self: &Arc<Self>) {
+        // With an end, because a schedule may let this thread run for as long as it likes.
+        for _ in 0..TURNS {
+            thread::yield_now();
+            let (waits, mut store) = (thread_rng().r#gen(), self.store.lock());
+            let held = store.holds.first().copied();
+            store.is_taken = held.is_none();
+            store.wanted.extend(held.filter(|_| waits));
+            drop(store);
+            let Some(nonce) = held else {
+                thread::yield_now();
+                self.store.lock().is_taken = false;
+                self.queues.wake(self.kind, &self.name);
+                continue;
+            };
             if let Some(kept) = self.queues.recall(&self.name, nonce, waits) {
                 assert_eq!(kept.id.nonce, nonce, "another tenure is meant");
                 RECALLED.fetch_add(1, Relaxed);
                 self.post(&kept);
             }
             // Or it was kept for long enough.
-            if thread_rng().gen_ratio(1, 4)
-                && let Some(kept) = self.queues.end_kept(&self.name, |_| true)
-            {
-                self.post(&kept);
+            if thread_rng().gen_ratio(1, 4) {
+                self.end_kept();
             }
         }
     }
 
-    /// Tries at a store whose lock is sometimes held, and sleeps in between.
-    fn acquire_at_head(&self, waiter: &Waiter) -> Result<WaitEnd> {
-        while thread_rng().r#gen() {
-            *waiter.answer.lock() = HeadAnswer::Held(Instant::now());
-            if let Err(error) = waiter.sleep(Duration::ZERO) {
-                self.queues.give_up_head(waiter);
-                return Err(error);
-            }
-            waiter.set_pending();
-        }
-        Ok(WaitEnd::Head { is_next: true, after_release: false, kept: None })
+    fn end_kept(self: &Arc<Self>) {
+        self.queues.end_kept(&self.name, |_| true).iter().for_each(|kept| self.post(kept));
     }
 
-    /// Hands the lock off or releases it, and then waits for the reply or not.
-    fn unlock(&self, hold: &Arc<Hold>) {
-        let (queues, hands_off, posts): (_, bool, bool) =
-            (&self.queues, thread_rng().r#gen(), thread_rng().r#gen());
-        // The next holder must find this one over, and may be another thread at once.
-        self.unreported.lock().insert(hold.id.nonce);
-        let end = || {
-            *self.last.lock() = None;
-            self.unreported.lock().remove(&hold.id.nonce);
-            true
-        };
-        let is_awaited = match queues.end(hold, hands_off, end) {
-            Ending::HandedOff | Ending::Kept => return,
-            Ending::Lost => return queues.end_hold(hold),
-            Ending::Released { is_awaited } => is_awaited,
-        };
-        if hands_off || posts {
-            self.post(hold);
-        } else {
-            // This takes some time.
+    /// Cancels calls.
+    fn cancel(self: &Arc<Self>) {
+        for _ in 0..TURNS {
             thread::yield_now();
-            self.remove_hold(hold);
-            queues.settle_release(&hold.id, || self.unreported.lock().remove(&hold.id.nonce));
-        }
-        if is_awaited {
-            queues.end_hold(hold);
-        }
-    }
-
-    /// Releases a hold, and leaves reading the reply to another thread. The next thread may ask
-    /// before the release has taken effect, and then asks again.
-    fn post(&self, hold: &Arc<Hold>) {
-        self.remove_hold(hold);
-        let (queues, posted) = (self.queues.clone(), hold.clone());
-        let unreported = self.unreported.clone();
-        let read = thread::spawn(move || {
-            queues.settle_release(&posted.id, || {
-                thread::yield_now();
-                unreported.lock().remove(&posted.id.nonce);
-                true
+            let (name, place) = (self.name.to_string(), thread_rng().gen_range(0..4));
+            self.step(|it, _| {
+                if let Some(call) = it.calls().nth(place) {
+                    Parker::send(&call.port, Signal::Ended(Error::Cancelled { name }));
+                }
             });
-        });
-        self.readers.lock().push(read);
-    }
-
-    /// Returns `true` if no thread is in the queue and all releases are confirmed at the end.
-    fn is_empty(&self) -> bool {
-        let readers = mem::take(&mut *self.readers.lock());
-        readers.into_iter().for_each(|reader| reader.join().expect("no panic"));
-        let joined = self.join(call::Wait::No).map(|(_, turn)| turn);
-        matches!(joined, Ok(Some(WaitEnd::Head { after_release: false, .. })) | Err(Error::Closed))
-    }
-}
-
-/// A queue of readers, whose head asks for all of them.
-#[derive(Default)]
-struct Readers {
-    queues: WaitQueues,
-    name: Arc<str>,
-    /// The number of hold ids so far.
-    holds: AtomicU64,
-    /// The numbers of the holds in the store.
-    stored: parking_lot::Mutex<HashSet<u64>>,
-}
-
-impl Readers {
-    /// Reads and releases. Returns `false` if the wait ended without a hold.
-    fn read(&self, wait: call::Wait) -> bool {
-        let (waiter, turn) = self.join(wait);
-        let nonce = waiter.hold.nonce;
-        let turn = turn.map_or_else(|| self.queues.wait(&waiter, wait), Ok).expect("open");
-        let reads = match turn {
-            WaitEnd::Head { .. } => self.ask_for_all(&waiter),
-            WaitEnd::HandedOff(hold) => {
-                assert!(hold.id.nonce == nonce && self.stored.lock().contains(&nonce));
-                true
-            }
-            _ => false,
-        };
-        if reads || waiter.in_doubt.load(Ordering::Relaxed) {
-            self.stored.lock().remove(&nonce);
-        }
-        reads
-    }
-
-    fn join(&self, wait: call::Wait) -> (Arc<Waiter>, Option<WaitEnd>) {
-        let caller = Caller { wait, ..call::tests::caller(&LockOptions::default()) };
-        let (kind, nonce) = (HoldKind::Read, self.holds.fetch_add(1, Relaxed));
-        let id = HoldId { kind, name: self.name.clone(), client: Arc::from("c"), nonce };
-        self.queues.join(id, &caller, false).expect("open")
-    }
-
-    /// Asks until a reply arrives. The store grants as many as it likes.
-    fn ask_for_all(&self, head: &Waiter) -> bool {
-        loop {
-            let (_, alike) = self.queues.with(&head.hold, |queue| followers_of_head(queue));
-            thread::yield_now();
-            let granted = thread_rng().gen_range(0..=alike.len());
-            let nonces = alike[..granted].iter().map(|waiter| waiter.hold.nonce);
-            self.stored.lock().extend(nonces.chain([head.hold.nonce]));
-            thread::yield_now();
-            if thread_rng().r#gen() {
-                for waiter in alike {
-                    if !self.queues.with(&waiter.hold, |queue| queue.mark_in_doubt(&waiter)) {
-                        self.stored.lock().remove(&waiter.hold.nonce);
-                    }
-                }
-                continue;
-            }
-            for waiter in &alike[..granted] {
-                let Waiter { hold: id, caller, .. } = &**waiter;
-                if self.queues.remove(waiter) {
-                    let hold = Hold::new(id.clone(), 1, 0, caller, Moment::now());
-                    waiter.send(Signal::WaitEnd(WaitEnd::HandedOff(Arc::new(hold))));
-                } else {
-                    self.stored.lock().remove(&id.nonce);
-                }
-            }
-            self.queues.give_up_head(head);
-            return true;
         }
     }
 }
 
-fn is_valid(hold: &Hold) -> bool {
-    !hold.lease.remaining().is_zero()
-}
-
-fn caller() -> Caller {
-    let tenure = Some(Duration::from_secs(10));
-    call::tests::caller(&LockOptions { tenure, ..LockOptions::default() })
-}
-
-fn keeping_caller() -> Caller {
-    let keep = Duration::from_secs(10);
-    call::tests::caller(&LockOptions { keep, ..LockOptions::default() })
-}
-
-/// Runs threads that wait in different ways at the same time.
-fn run_threads<const N: usize>(scene: &Arc<Scene>, waits: [Wait; N]) -> [Result<bool>; N] {
-    let threads = waits.map(|wait| {
-        let scene = scene.clone();
-        thread::spawn(move || scene.lock_and_unlock(wait))
-    });
-    threads.map(|thread| thread.join().expect("no panic"))
+fn threads_come_and_go(kind: HoldKind) {
+    let scene = Arc::new(Scene::new(kind));
+    let (endless, soon) = (Wait::Endless, scene.soon());
+    let waits = [endless, endless, soon, soon, Wait::No, endless];
+    let [first, second, .., last] = scene.run(waits).map(|locked| locked.expect("no failure"));
+    assert!(first && second && last, "served");
+    scene.check_nothing_is_left();
 }
 
 #[test]
 fn threads_that_come_and_go_do_not_lose_the_lock() {
-    under_many_schedules(|| {
-        let scene = Arc::new(Scene::default());
-        let waits = [Wait::Endless, Wait::Endless, Wait::Until, Wait::Until, Wait::No];
-        let [first, second, ..] = run_threads(&scene, waits).map(|locked| locked.expect("open"));
-        assert!(first && second, "served");
-        assert!(scene.is_empty(), "a waiter is left behind");
-    });
+    under_many_schedules(|| threads_come_and_go(HoldKind::Lock));
 }
 
-/// The thread that gets the lock may release it before the one that handed it off continues.
+#[test]
+fn no_hold_that_the_head_has_asked_for_is_left_behind() {
+    under_many_schedules(|| threads_come_and_go(SEMAPHORE));
+}
+
+/// The thread that gets the lock may release it before the one that handed it off goes on.
 #[test]
 fn no_thread_is_the_head_before_a_lock_that_was_handed_off_is_released() {
     under_many_schedules(|| {
-        let scene = Arc::new(Scene::default());
-        let mine = scene.hold();
-        scene.join(call::Wait::No).expect("open");
-        scene.begin(&mine);
-        scene.store_hold(&mine);
-        let (second, _) = scene.join(call::Wait::Endless).expect("open");
-        let [giver, receiver, third] = [(); 3].map(|()| scene.clone());
-        let threads = [
-            thread::spawn(move || {
-                assert_eq!(giver.queues.end(&mine, true, || true), Ending::HandedOff, "a waiter");
-            }),
-            thread::spawn(move || {
-                match receiver.queues.wait(&second, call::Wait::Endless).expect("open") {
-                    WaitEnd::HandedOff(hold) => receiver.unlock(&hold),
-                    other => panic!("{other:?}"),
-                }
-            }),
-            thread::spawn(move || assert!(third.lock_and_unlock(Wait::Endless).expect("open"))),
-        ];
-        threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
-        assert!(scene.is_empty(), "a waiter is left behind");
+        let scene = Arc::new(Scene::of_lock(false));
+        let mine = scene.acquire(Wait::No).expect("no failure").expect("free");
+        for _ in 0..2 {
+            scene.spawn(|scene| assert!(scene.lock_and_unlock(Wait::Endless).expect("open")));
+        }
+        thread::yield_now();
+        scene.unlock(&mine);
+        scene.check_nothing_is_left();
+    });
+}
+
+#[test]
+fn calls_that_fail_or_are_cancelled_leave_nothing_behind() {
+    under_many_schedules(|| {
+        let scene = Scene::failing(1);
+        scene.spawn(Scene::cancel);
+        let _ends = scene.run([Wait::Endless, scene.soon(), Wait::Endless, Wait::No]);
+        scene.check_nothing_is_left();
+    });
+}
+
+/// No call takes it for contention.
+#[test]
+fn an_outage_ends_every_wait() {
+    under_many_schedules(|| {
+        let scene = Scene::failing(4);
+        let ends = scene.run([Wait::Endless, Wait::Endless, scene.soon(), Wait::No]);
+        // Of a semaphore, a call that has timed out makes an attempt of its own, which this omits.
+        let failed = &ends[..if scene.kind.is_lock() { 4 } else { 2 }];
+        assert!(failed.iter().all(Result::is_err), "{ends:?}");
+        scene.check_nothing_is_left();
     });
 }
 
 #[test]
 fn close_ends_every_wait_whenever_it_comes() {
     under_many_schedules(|| {
-        let scene = Arc::new(Scene::default());
-        let queues = &scene.queues;
-        let hold = scene.hold();
-        scene.join(call::Wait::No).expect("open");
-        scene.begin(&hold);
-        let closer = scene.clone();
-        thread::spawn(move || closer.queues.close());
-        let [endless, limited] = run_threads(&scene, [Wait::Endless, Wait::Until]);
+        let scene = Arc::new(Scene::of_lock(false));
+        let hold = scene.acquire(Wait::No).expect("no failure").expect("free");
+        scene.spawn(|scene| scene.queues.close());
+        let [endless, limited] = scene.run([Wait::Endless, scene.soon()]);
         assert!(matches!(endless, Err(Error::Closed)));
         assert!(matches!(limited, Ok(false) | Err(Error::Closed)));
-        let ending = queues.end(&hold, true, || true);
-        assert_eq!(ending, Ending::Released { is_awaited: false }, "a waiter is left behind");
+        scene.unlock(&hold);
+        scene.check_nothing_is_left();
     });
 }
 
 #[test]
 fn a_hold_that_is_lost_at_any_time_holds_up_no_waiter() {
     under_many_schedules(|| {
-        // This includes a kept lock.
-        let scene = Scene { loses: true, keeps: thread_rng().r#gen(), ..Scene::default() };
-        let scene = Arc::new(scene);
-        scene.queues.set_listening(scene.keeps);
-        let locked = run_threads(&scene, [Wait::Endless; 3]).map(|locked| locked.expect("open"));
+        // Also while the lock is kept.
+        let scene = Arc::new(Scene { loses: true, ..Scene::of_lock(thread_rng().r#gen()) });
+        let locked = scene.run([Wait::Endless; 3]).map(|locked| locked.expect("open"));
         assert_eq!(locked, [true; 3], "served");
+        scene.check_nothing_is_left();
     });
 }
 
-/// Threads drop the lock and lock it again, while another client asks for it at any time, and at
-/// any time the lock may have been kept for long enough.
+/// Threads drop the lock and lock it again, while another client asks for it at any time, and the
+/// lock may have been kept for long enough at any time.
 #[test]
 fn a_lock_that_is_kept_and_recalled_is_neither_lost_nor_held_twice() {
     under_many_schedules(|| {
-        let scene = Arc::new(Scene { keeps: true, ..Scene::default() });
-        scene.queues.set_listening(true);
-        let listener = scene.clone();
-        let recalls = thread::spawn(move || listener.recall());
-        let threads = [Wait::Endless, Wait::Until, Wait::No].map(|wait| {
-            let scene = scene.clone();
-            thread::spawn(move || {
-                for _ in 0..4 {
-                    let served = scene.lock_and_unlock(wait).expect("open");
-                    assert!(served || wait != Wait::Endless, "served");
-                }
-            })
-        });
-        threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
-        recalls.join().expect("no panic");
-        let stored = *scene.stored.lock();
-        let is_recalled = stored.is_some_and(|nonce| scene.recalled.lock().contains(&nonce));
-        assert!(!is_recalled, "a lock is kept that another client waits for");
-        assert_eq!(scene.queues.count_kept(), usize::from(stored.is_some()));
-        for kept in scene.queues.end_all_kept() {
-            scene.post(&kept);
-        }
-        assert!(scene.stored.lock().is_none() && scene.is_empty(), "a lock is left behind");
+        let scene = Arc::new(Scene::of_lock(true));
+        let [endless, ..] = scene.run([Wait::Endless, scene.soon(), Wait::No]);
+        assert!(endless.expect("open"), "served");
+        scene.join();
+        let store = scene.store.lock();
+        assert!(store.holds.is_disjoint(&store.wanted), "a lock is kept that another client wants");
+        let kept = store.holds.len();
+        drop(store);
+        assert_eq!(scene.queues.count_kept(), kept);
+        scene.end_kept();
+        scene.check_nothing_is_left();
     });
     assert!(RELOCKS.load(Relaxed) > 0 && RECALLED.load(Relaxed) > 0, "no lock was kept");
 }
@@ -465,35 +578,14 @@ fn a_lock_that_is_kept_and_recalled_is_neither_lost_nor_held_twice() {
 #[test]
 fn close_leaves_no_lock_that_is_kept_whenever_it_comes() {
     under_many_schedules(|| {
-        let scene = Arc::new(Scene { keeps: true, ..Scene::default() });
-        scene.queues.set_listening(true);
-        let closer = scene.clone();
-        let close = thread::spawn(move || {
-            closer.queues.close();
-            for kept in closer.queues.end_all_kept() {
-                closer.post(&kept);
-            }
+        let scene = Arc::new(Scene::of_lock(true));
+        scene.spawn(|scene| {
+            scene.queues.close();
+            scene.end_kept();
         });
-        for locked in run_threads(&scene, [Wait::Endless; 3]) {
+        for locked in scene.run([Wait::Endless; 3]) {
             assert!(matches!(locked, Ok(true) | Err(Error::Closed)));
         }
-        close.join().expect("no panic");
-        assert_eq!((scene.queues.count_kept(), *scene.stored.lock()), (0, None));
-    });
-}
-
-#[test]
-fn no_hold_that_the_head_has_asked_for_is_left_behind() {
-    under_many_schedules(|| {
-        let readers = Arc::new(Readers::default());
-        let soon = call::Wait::Until(Instant::now());
-        let waits = [call::Wait::Endless, call::Wait::Endless, soon, soon, call::Wait::Endless];
-        let threads = waits.map(|wait| {
-            let readers = readers.clone();
-            thread::spawn(move || readers.read(wait))
-        });
-        let [first, second, .., last] = threads.map(|thread| thread.join().expect("no panic"));
-        assert!(first && second && last, "served");
-        assert!(readers.stored.lock().is_empty(), "a hold is left behind");
+        scene.check_nothing_is_left();
     });
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
-pub(crate) use shuttle::sync::atomic::{AtomicBool, Ordering};
+pub(crate) use shuttle::sync::atomic::AtomicBool;
 pub(crate) use shuttle::thread::yield_now;
 use shuttle::{Config, Runner, thread};
 

@@ -608,3 +608,32 @@ fn a_call_that_ends_takes_its_client_off_those_that_wait() {
     world.call(Wait::No);
     assert!(is_busy(&world.reply(held())) && world.turn.effects.unregister.is_none());
 }
+
+/// Schedules made up by shuttle found the first two of these.
+#[test]
+fn a_call_behind_whose_hold_may_exist_is_cleaned_up_however_it_ends() {
+    let in_doubt = || {
+        let mut world = World::new();
+        let wait = Wait::Until(world.turn.now + SOON);
+        let [first, second] =
+            [(); 2].map(|()| world.call_as(HoldKind::Read, &options(), Wait::Endless));
+        let limited = world.call_as(HoldKind::Read, &options(), wait);
+        let endless = world.call_as(HoldKind::Read, &options(), Wait::Endless);
+        assert!(world.leave(&first));
+        world.due(&second);
+        (world, limited, endless)
+    };
+    let cleaned = |world: &World, call: &Begun| {
+        world.turn.effects.clean_ups.iter().any(|(hold, ..)| hold.nonce == call.number)
+    };
+    // It times out while its hold is asked for.
+    let (mut world, limited, _) = in_doubt();
+    assert!(matches!(world.due(&limited), Next::Done(Outcome::Alone)));
+    assert!(cleaned(&world, &limited));
+    // An outage ends it, after a request without a reply.
+    let (mut world, limited, endless) = in_doubt();
+    world.turn.retry_window = Duration::ZERO;
+    assert!(is_failed(&world.fails(FailureKind::Timeout)));
+    assert!(cleaned(&world, &endless) && !cleaned(&world, &limited), "that one tries again");
+    assert!(limited.told.is_turn() && world.leave(&limited) && cleaned(&world, &limited));
+}

@@ -39,8 +39,8 @@ fn folders() -> Vec<PathBuf> {
     entries.filter(|path| path.is_dir()).collect()
 }
 
-/// Returns the file with a test in that module: `renewals`, `quorum::fences`, `protocol::hold::tests`,
-/// `net::schedules`, `cli::loss` or `protocol::quorum`.
+/// Returns the file with a test in that module: `renewals`, `quorum::fences`,
+/// `protocol::hold::tests`, `net::schedules`, `cli::loss` or `protocol::quorum`.
 fn file_of(modules: &[&str]) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let file = |dir: &Path, modules: &[&str]| dir.join(modules.join("/") + ".rs");
