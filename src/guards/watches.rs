@@ -93,8 +93,8 @@ impl Lost {
     pub(super) fn new(shared: &Shared, holds: &[Arc<Hold>]) -> Self {
         match holds {
             [first, ..] if shared.check_process().is_ok() => {
-                let with_fence = |hold: &Arc<Hold>| (hold.clone(), hold.fence());
-                let holds = holds.iter().map(with_fence).collect();
+                let with_number = |hold: &Arc<Hold>| (hold.clone(), hold.number());
+                let holds = holds.iter().map(with_number).collect();
                 Self { holds, over: WatchReceiver::new(first.over()) }
             }
             _ => Self { holds: Vec::new(), over: WatchReceiver::new(DISCONNECTED.clone()) },
@@ -109,7 +109,7 @@ impl Lost {
     pub fn is_lost(&self) -> bool {
         self.over.is_forked()
             || self.holds.is_empty()
-            || self.holds.iter().any(|(hold, fence)| hold.is_lost_with(*fence))
+            || self.holds.iter().any(|(hold, number)| hold.is_lost_with(*number))
     }
 
     /// Returns why the lock was lost, as far as this client knows; of several locks, the first that
@@ -132,7 +132,7 @@ impl Lost {
         if self.over.is_forked() {
             return None;
         }
-        let lost = self.holds.iter().find(|(hold, fence)| hold.is_lost_with(*fence));
+        let lost = self.holds.iter().find(|(hold, number)| hold.is_lost_with(*number));
         lost.map(|(hold, _)| hold.loss().cause)
     }
 

@@ -187,7 +187,7 @@ impl LockCall<'_> {
     /// Acquires the lock, and reports nothing but contention.
     pub(super) fn acquire(&self) -> Result<Option<Arc<Hold>>> {
         let Self { shared, kind, name, caller, .. } = self;
-        let Shared { reporter, wait_queues, .. } = shared;
+        let Shared { store, reporter, listening, wait_queues, .. } = shared;
         // A hold that is found lost is in no call's way.
         if matches!(caller.wait, Wait::No)
             && let Some(hold) = wait_queues.holder(*kind, name)
@@ -201,8 +201,13 @@ impl LockCall<'_> {
                     reporter.begin(&hold, caller, ended);
                     return Ok(Some(hold));
                 }
-                Outcome::HandedOff(hold) if reporter.begin_handed_off(&hold, caller) => {
-                    return Ok(Some(hold));
+                Outcome::HandedOff { hold, unregisters } => {
+                    if unregisters {
+                        listening.unregister(&**store, &hold.id, caller.times);
+                    }
+                    if reporter.begin_handed_off(&hold, caller) {
+                        return Ok(Some(hold));
+                    }
                 }
                 Outcome::Kept { hold, ended } => {
                     let begins = reporter.begin_kept(&hold, caller);
@@ -213,7 +218,6 @@ impl LockCall<'_> {
                     // It may have been ended or lost before it was missed there.
                     wait_queues.end_hold(&hold);
                 }
-                Outcome::HandedOff(_) => {}
                 Outcome::Alone => return self.acquire_alone(),
                 Outcome::Busy => {
                     reporter.report_contended(name, &self.contended);
@@ -391,6 +395,7 @@ impl LockCall<'_> {
             release,
             expired,
             lost,
+            spare,
             unregister,
             failed,
             listens,
@@ -409,6 +414,7 @@ impl LockCall<'_> {
         if let Some(hold) = lost {
             reporter.lose(&hold);
         }
+        release::give_back(shared, spare.as_slice(), caller);
         if let Some(hold) = unregister {
             listening.unregister(&**store, &hold, caller.times);
         }

@@ -105,9 +105,7 @@ impl Reporter {
         if self.expire(hold) || hold.lease.remaining().is_zero() {
             return false;
         }
-        if hold.id.kind.is_lock() {
-            self.counters.handoffs.fetch_add(1, Ordering::Relaxed);
-        }
+        self.counters.handoffs.fetch_add(1, Ordering::Relaxed);
         if !caller.in_set {
             self.report_acquired(hold, caller);
         }

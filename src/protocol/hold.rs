@@ -21,7 +21,7 @@ use crate::protocol::call::{Caller, Terms};
 use crate::protocol::current_hold::{CurrentHold, OverChannel, WantedWatch};
 use crate::protocol::lease::{HoldFailure, Lease, NextStep};
 use crate::store::background::InDoubtHold;
-use crate::store::hold_id::HoldId;
+use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Change, HoldReply, HoldRequest};
 
 /// A hold, and then the next ones of its tenure. A client may have a million, so it is small.
@@ -36,8 +36,9 @@ pub(crate) struct Hold {
     begun: Moment,
     /// Until then the lock stays taken, however early the hold is released.
     pub(crate) kept_until: Moment,
-    /// The token of the present hold. It changes while `current` is locked, and is read without
-    /// that: in a forked child nothing would unlock it.
+    /// The token of the present hold; of a permit, which has none, how many have had it before. It
+    /// changes while `current` is locked, and is read without that: in a forked child nothing would
+    /// unlock it.
     fence: AtomicU64,
     /// How many guards there are. Only the holding thread changes it.
     pub(crate) depth: AtomicU32,
@@ -112,7 +113,13 @@ impl Hold {
         }
     }
 
+    /// Returns the fencing token of the present hold, or 0 for a permit, which has none.
     pub(crate) fn fence(&self) -> u64 {
+        if matches!(self.id.kind, HoldKind::Permit { .. }) { 0 } else { self.number() }
+    }
+
+    /// Returns the number of the present hold within its tenure. Later holds have greater numbers.
+    pub(crate) fn number(&self) -> u64 {
         self.fence.load(Ordering::Relaxed)
     }
 
@@ -122,7 +129,7 @@ impl Hold {
     pub(crate) fn may_be_followed_by(&self, caller: &Caller, may_keep: bool) -> bool {
         let keeps = self.keep > 0 && may_keep && !self.is_wanted();
         self.suits(&caller.terms)
-            && self.current.lock().room > 0
+            && (!self.id.kind.is_lock() || self.current.lock().room > 0)
             && (keeps || Moment::now() < self.begun.after(caller.terms.tenure))
     }
 
@@ -269,11 +276,11 @@ impl Hold {
         ended
     }
 
-    /// Returns `true` if the hold of the tenure is lost that has this token: one that was handed
+    /// Returns `true` if the hold of the tenure is lost that has this number: one that was handed
     /// off, or after which the lock was kept, has ended before.
-    pub(crate) fn is_lost_with(&self, fence: u64) -> bool {
+    pub(crate) fn is_lost_with(&self, number: u64) -> bool {
         let current = self.current.lock();
-        self.lease.is_lost() && self.fence() == fence && !current.kept
+        self.lease.is_lost() && self.number() == number && !current.kept
     }
 
     /// Marks the hold as lost if its deadline has passed. Returns `true` for the one call that
@@ -438,7 +445,6 @@ mod tests {
     use super::*;
     use crate::config::LockOptions;
     use crate::protocol::call::tests::caller;
-    use crate::store::hold_id::HoldKind;
     use crossbeam_channel::TryRecvError;
     use std::sync::Arc;
     use std::thread::sleep;

@@ -122,7 +122,11 @@ pub(crate) enum Outcome {
     Busy,
     Failed(Failure),
     /// With the next hold of a tenure.
-    HandedOff(Arc<Hold>),
+    HandedOff {
+        hold: Arc<Hold>,
+        /// Whether the client waits no more for what this is a hold of.
+        unregisters: bool,
+    },
     /// With the next hold of a tenure that was kept. The holds before it have ended.
     Kept {
         hold: Arc<Hold>,
@@ -157,6 +161,8 @@ pub(crate) struct Effects {
     pub(crate) expired: Option<Arc<Hold>>,
     /// A tenure that the store does not have any more.
     pub(crate) lost: Option<Arc<Hold>>,
+    /// A permit that no call wants any more.
+    pub(crate) spare: Option<Arc<Hold>>,
     /// The client waits no more for what this hold is one of.
     pub(crate) unregister: Option<HoldId>,
     /// A request has failed, and is repeated after the pause if there is one.
@@ -240,6 +246,9 @@ struct Conversation<P> {
     alike: Vec<u64>,
     /// The tenure that was kept, for which the request asks for more tokens.
     refills: Option<Arc<Hold>>,
+    /// A permit that was dropped while the request was on its way: the first call's, unless that
+    /// brings another.
+    spare: Option<Arc<Hold>>,
     /// The failure with which the call ends once its hold is released, or a kept lock recalled.
     ends_with: Option<Failure>,
 }
@@ -284,6 +293,15 @@ impl<P> Call<P> {
     }
 }
 
+impl<P: Port> Call<P> {
+    /// Ends the call with the next hold of a tenure.
+    fn take(self, hold: &Arc<Hold>, unregisters: bool) {
+        hold.begin_next(&self.caller);
+        let hold = hold.clone();
+        self.port.send(Next::Done(Outcome::HandedOff { hold, unregisters }));
+    }
+}
+
 impl<P> Conversation<P> {
     fn new(first: Call<P>, registration: Registration, after_release: bool) -> Box<Self> {
         Box::new(Self {
@@ -301,6 +319,7 @@ impl<P> Conversation<P> {
             wanted: BTreeSet::new(),
             alike: Vec::new(),
             refills: None,
+            spare: None,
             ends_with: None,
         })
     }
@@ -435,12 +454,20 @@ impl<P: Port> Name<P> {
         if is_free {
             return self.begin(call, Registration::IfHeld, None, turn);
         }
-        let until = match call.caller.wait {
-            Wait::No => return self.time_out(call, rejoins, turn),
-            wait => wait.deadline(),
-        };
+        if call.caller.wait == Wait::No {
+            return self.time_out(call, rejoins, turn);
+        }
+        let until = Self::park_until(&call, turn);
         self.push(call, rejoins);
         Next::Park { until, contended: true }
+    }
+
+    /// Returns until when a call is parked behind others. One that wants a permit may come first
+    /// without being told, and then finds out when it would ask again.
+    fn park_until(call: &Call<P>, turn: &Turn) -> Option<Instant> {
+        let nap =
+            matches!(call.hold.kind, HoldKind::Permit { .. }).then(|| turn.now + turn.backoff.1);
+        call.caller.wait.deadline().into_iter().chain(nap).min()
     }
 
     fn push(&mut self, call: Call<P>, in_front: bool) {
@@ -546,6 +573,7 @@ impl<P: Port> Name<P> {
                 }
                 if !hold.id.kind.is_lock() {
                     // Another call can have its hold at the same time.
+                    turn.effects.spare = talk.spare.take();
                     self.phase = Phase::Waiting(talk);
                     self.advance();
                     return Next::Done(Outcome::Acquired { hold, ended: Vec::new() });
@@ -768,8 +796,12 @@ impl<P: Port> Name<P> {
         talk: Box<Conversation<P>>,
         pause: Duration,
         contended: bool,
-        turn: &Turn,
+        turn: &mut Turn,
     ) -> Next {
+        let talk = match self.take_spare(talk, turn) {
+            Ok(next) => return next,
+            Err(talk) => talk,
+        };
         let until = if talk.hurry == Hurry::No { turn.now + pause } else { turn.now };
         self.phase = Phase::Waiting(talk);
         self.tell_leaving();
@@ -778,6 +810,10 @@ impl<P: Port> Name<P> {
 
     /// Ends the first call without a hold. The next one becomes the first.
     fn give_up(&mut self, talk: Box<Conversation<P>>, outcome: Outcome, turn: &mut Turn) -> Next {
+        let talk = match self.take_spare(talk, turn) {
+            Ok(next) => return next,
+            Err(talk) => talk,
+        };
         let Caller { wait, times, .. } = talk.first.caller;
         if let Outcome::Failed(failure) = &outcome
             && wait == Wait::Endless
@@ -851,6 +887,11 @@ impl<P: Port> Name<P> {
                 let failure = Failure::too_late(&Arc::from("the server"), why);
                 self.end_call(&call, turn);
                 Next::Done(Outcome::Failed(failure))
+            }
+            Some(call) if !call.caller.wait.is_over(turn.now) => {
+                let until = Self::park_until(&call, turn);
+                self.behind.get_or_insert_default().insert(place.unwrap_or_default(), call);
+                Next::Park { until, contended: true }
             }
             Some(call) => {
                 if !call.hold.kind.is_lock() {
@@ -931,6 +972,7 @@ impl<P: Port> Name<P> {
             if let Some(kept) = talk.refills.take() {
                 self.give_up_kept(&kept, turn);
             }
+            turn.effects.spare = talk.spare.take();
             self.give_up(talk, Outcome::Busy, turn);
             if told {
                 turn.effects.unregister = Some(lock);
@@ -1020,8 +1062,7 @@ impl<P: Port> Name<P> {
             let (is_last, follows) = (next.is_none(), next.is_some_and(follows));
             if follows && report() {
                 if let Some(next) = self.behind.as_mut().and_then(|behind| behind.pop_front()) {
-                    hold.begin_next(&next.caller);
-                    next.port.send(Next::Done(Outcome::HandedOff(hold.clone())));
+                    next.take(hold, false);
                 }
                 return Ending::HandedOff;
             }
@@ -1030,7 +1071,80 @@ impl<P: Port> Name<P> {
                 return Ending::Kept;
             }
         }
+        if hands_off && matches!(hold.id.kind, HoldKind::Permit { .. }) {
+            return self.end_permit(hold, report);
+        }
         self.release(hold)
+    }
+
+    /// As `end`, for a permit: it goes to the first call that waits for one like it.
+    fn end_permit(&mut self, hold: &Arc<Hold>, mut report: impl FnMut() -> bool) -> Ending {
+        let mut goes_to = |call: &Call<P>| {
+            call.hold.kind == hold.id.kind
+                && !call.in_doubt
+                && hold.may_be_followed_by(&call.caller, false)
+                && report()
+        };
+        match mem::replace(&mut self.phase, Phase::Idle) {
+            Phase::Waiting(talk) if goes_to(&talk.first) => {
+                self.pass_permit(talk, hold);
+                Ending::HandedOff
+            }
+            Phase::Asking(mut talk) if talk.spare.is_none() && goes_to(&talk.first) => {
+                talk.spare = Some(hold.clone());
+                self.phase = Phase::Asking(talk);
+                Ending::HandedOff
+            }
+            phase => {
+                self.phase = phase;
+                self.release(hold)
+            }
+        }
+    }
+
+    /// Ends the first call with a permit that another one has had. The next call goes on where this
+    /// one was.
+    fn pass_permit(&mut self, mut talk: Box<Conversation<P>>, permit: &Arc<Hold>) {
+        let kind = permit.id.kind;
+        let next = self.behind.as_mut().and_then(|behind| behind.pop_front());
+        if let Some(next) = next.as_ref().filter(|next| next.hold.kind == kind) {
+            if talk.hurry != Hurry::No {
+                next.port.send(Next::Turn);
+            }
+        } else {
+            if let Some(next) = next {
+                self.push(next, true);
+            }
+            let may_be_queued = talk.may_be_queued();
+            let keeps_place = self.advance().is_some_and(|next| next.waits_with(kind));
+            return talk.first.take(permit, may_be_queued && !keeps_place);
+        }
+        if let Some(next) = next {
+            mem::replace(&mut talk.first, next).take(permit, false);
+        }
+        (talk.retry, talk.recall, talk.recall_ends) = (None, Recall::NotTried, None);
+        self.phase = Phase::Waiting(talk);
+    }
+
+    /// Ends the first call with the permit that was dropped for it meanwhile, if there is one that
+    /// it can have.
+    fn take_spare(
+        &mut self,
+        mut talk: Box<Conversation<P>>,
+        turn: &mut Turn,
+    ) -> Result<Next, Box<Conversation<P>>> {
+        let Some(spare) = talk.spare.take() else { return Err(talk) };
+        if !spare.may_be_followed_by(&talk.first.caller, false) {
+            turn.effects.spare = Some(spare);
+            return Err(talk);
+        }
+        if mem::take(&mut talk.first.in_doubt) {
+            let (hold, lease) = (talk.first.hold.clone(), talk.first.caller.times.lease);
+            self.doubt(&hold, lease, false, turn);
+        }
+        self.pass_permit(talk, &spare);
+        // It finds the permit at its port.
+        Ok(Next::Park { until: None, contended: true })
     }
 
     /// Ends a hold whose release is to be sent, and remembers it until that is confirmed. If calls

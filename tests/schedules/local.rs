@@ -224,7 +224,7 @@ impl Scene {
                 Outcome::Acquired { hold, ended } => (hold, ended, false),
                 Outcome::Alone | Outcome::Busy => return Ok(None),
                 Outcome::Failed(failure) => return Err(failure.into_error("acquire", &self.name)),
-                Outcome::HandedOff(hold) => (hold, Vec::new(), false),
+                Outcome::HandedOff { hold, .. } => (hold, Vec::new(), false),
                 Outcome::Kept { hold, ended } => (hold, ended, true),
             };
             for hold in ended {
@@ -337,6 +337,7 @@ impl Scene {
         }
         turn.effects.release.iter().for_each(|kept| self.post(kept));
         turn.effects.lost.iter().for_each(|kept| self.lose(kept));
+        turn.effects.spare.iter().for_each(|spare| self.unlock(spare));
         result
     }
 

@@ -284,7 +284,7 @@ fn a_lock_is_handed_off_to_the_first_call() {
     };
     assert_eq!(world.name.end(&mine, true, true, report), Ending::HandedOff);
     let got = second.told.outcome();
-    assert!(matches!(got, Some(Outcome::HandedOff(next)) if Arc::ptr_eq(&next, &mine)));
+    assert!(matches!(got, Some(Outcome::HandedOff { hold, .. }) if Arc::ptr_eq(&hold, &mine)));
     assert!(mine.fence() == 2 && third.told.is_empty());
     let ending = world.name.end(&mine, false, true, || panic!("an unlock hands nothing off"));
     assert_eq!(ending, Ending::Released { is_awaited: true });
@@ -628,6 +628,7 @@ fn a_call_behind_whose_hold_may_exist_is_cleaned_up_however_it_ends() {
     };
     // It times out while its hold is asked for.
     let (mut world, limited, _) = in_doubt();
+    world.turn.now += SOON;
     assert!(matches!(world.due(&limited), Next::Done(Outcome::Alone)));
     assert!(cleaned(&world, &limited));
     // An outage ends it, after a request without a reply.
@@ -636,4 +637,89 @@ fn a_call_behind_whose_hold_may_exist_is_cleaned_up_however_it_ends() {
     assert!(is_failed(&world.fails(FailureKind::Timeout)));
     assert!(cleaned(&world, &endless) && !cleaned(&world, &limited), "that one tries again");
     assert!(limited.told.is_turn() && world.leave(&limited) && cleaned(&world, &limited));
+}
+
+const PERMIT: HoldKind = HoldKind::Permit { of: 1 };
+
+/// A permit, the call that waits for it, and the calls behind that.
+fn permits<const N: usize>(world: &mut World) -> (Arc<Hold>, Begun, [Begun; N]) {
+    world.call_as(PERMIT, &options(), Wait::Endless);
+    let permit = world.acquire();
+    let waits = world.call_as(PERMIT, &options(), Wait::Endless);
+    let behind = [(); N].map(|()| world.call_as(PERMIT, &options(), Wait::Endless));
+    (permit, waits, behind)
+}
+
+/// Checks that a call was told that it has the permit. Returns `true` if the client waits no more.
+fn got(call: &Begun, permit: &Arc<Hold>) -> bool {
+    match call.told.outcome() {
+        Some(Outcome::HandedOff { hold, unregisters }) if Arc::ptr_eq(&hold, permit) => unregisters,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_permit_goes_to_the_first_call_that_waits_and_the_next_goes_on_there() {
+    let mut world = World::new();
+    let (permit, first, [second, writer]) = permits::<2>(&mut world);
+    world.reply(held());
+    assert_eq!(world.end(&permit), Ending::HandedOff);
+    assert!(!got(&first, &permit));
+    assert!(second.told.is_empty(), "it finds out when it would ask again");
+    asks(&world.due(&second));
+    world.reply(held());
+    assert!(world.leave(&writer));
+    assert_eq!(world.end(&permit), Ending::HandedOff);
+    assert!(got(&second, &permit), "no call waits any more");
+    assert!(matches!(world.end(&permit), Ending::Released { .. }));
+}
+
+#[test]
+fn a_wake_up_is_not_lost_with_the_call_that_it_was_for() {
+    let mut world = World::new();
+    let (permit, first, [second]) = permits::<1>(&mut world);
+    world.reply(held());
+    assert!(world.name.wake() && first.told.is_turn());
+    world.end(&permit);
+    got(&first, &permit);
+    assert!(second.told.is_turn());
+    asks(&world.due(&second));
+    assert!(is_parked(&world.due(&first)), "it was told before that it has one");
+}
+
+#[test]
+fn a_permit_waits_for_the_reply_to_the_first_call() {
+    for brings in [false, true] {
+        let mut world = World::new();
+        let (permit, first, [second]) = permits::<1>(&mut world);
+        assert_eq!(world.end(&permit), Ending::HandedOff);
+        assert!(first.told.is_empty() && second.told.is_empty());
+        if brings {
+            assert!(!Arc::ptr_eq(&world.acquire(), &permit));
+            let spare = world.turn.effects.spare.take();
+            assert!(spare.is_some_and(|spare| Arc::ptr_eq(&spare, &permit)));
+            assert!(second.told.is_turn());
+        } else {
+            assert!(is_parked(&world.fails(FailureKind::Timeout)));
+            assert!(!got(&first, &permit));
+            assert_eq!(world.turn.effects.clean_ups.len(), 1, "what it had asked for");
+        }
+    }
+}
+
+#[test]
+fn a_permit_is_released_where_no_call_can_have_it() {
+    let mut world = World::new();
+    let (permit, first, []) = permits::<0>(&mut world);
+    world.reply(held());
+    assert!(permit.lose());
+    assert_eq!(world.end(&permit), Ending::Lost);
+    assert!(first.told.is_empty());
+    let mut world = World::new();
+    world.call_as(PERMIT, &options(), Wait::Endless);
+    let permit = world.acquire();
+    let other = LockOptions { lease: SOON, ..options() };
+    world.call_as(PERMIT, &other, Wait::Endless);
+    world.reply(held());
+    assert_eq!(world.end(&permit), Ending::Released { is_awaited: true });
 }

@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 
-use leasehold::{Client, Error};
+use leasehold::{Client, Error, HoldEnd};
 
+use crate::support::recorder::Recorder;
 use crate::support::{
     Quorum, SOON, Server, Store, behind_proxy, eventually, ms, patient, sleepy, stores, timed,
 };
@@ -21,7 +22,9 @@ stores! {
         a_release_wakes_as_many_clients_as_permits_are_free,
         a_newcomer_does_not_overtake_a_waiting_client;
     one server:
-        threads_take_free_permits_in_few_round_trips;
+        threads_take_free_permits_in_few_round_trips,
+        a_dropped_permit_goes_to_a_thread_that_waits_without_a_request,
+        a_permit_of_another_thread_is_lost_and_over_by_itself;
 }
 
 fn no_more_permits_are_held_than_there_are(store: &Store) {
@@ -64,6 +67,58 @@ fn threads_get_permits_in_the_order_in_which_they_ask(store: &Store) {
         permit.unlock().unwrap();
     });
     assert_eq!(*order.lock(), [0, 1, 2, 3, 4]);
+}
+
+fn a_dropped_permit_goes_to_a_thread_that_waits_without_a_request(server: &Server) {
+    let recorder = Recorder::default();
+    let client = server.open(sleepy().tenure(ms(5000)).on_event(recorder.listener()));
+    let (semaphore, order) = (client.semaphore("a", 2), parking_lot::Mutex::new(Vec::new()));
+    let permits = [(); 2].map(|()| semaphore.acquire().unwrap());
+    thread::scope(|scope| {
+        for number in 0..10 {
+            let (semaphore, order) = (&semaphore, &order);
+            scope.spawn(move || {
+                let permit = semaphore.acquire().unwrap();
+                order.lock().push(number);
+                drop(permit);
+            });
+            recorder.wait_for_waiters(number + 1);
+        }
+        // The request of the first one has been answered, and it listens.
+        let is_queued = || server.ask::<bool>(&["EXISTS", "leasehold:queue:{lock:a}"]);
+        eventually(SOON, is_queued);
+        let before = server.evals();
+        let [one, other] = permits;
+        drop(one);
+        eventually(SOON, || client.stats().acquired == 12);
+        drop(other);
+        eventually(SOON, || client.stats().released == 12 && semaphore.available().unwrap() == 2);
+        assert_eq!(client.stats().handoffs, 10);
+        // Two releases, the place in the queue, and what `available` asks.
+        let scripts = server.evals() - before;
+        assert!((3..=20).contains(&scripts), "{scripts}");
+    });
+    assert_eq!(*order.lock(), (0..10).collect::<Vec<_>>());
+    eventually(SOON, || !server.ask::<bool>(&["EXISTS", "leasehold:queue:{lock:a}"]));
+}
+
+fn a_permit_of_another_thread_is_lost_and_over_by_itself(server: &Server) {
+    let recorder = Recorder::default();
+    let client = server.open(sleepy().tenure(ms(5000)).on_event(recorder.listener()));
+    let semaphore = client.semaphore("a", 1);
+    let first = semaphore.acquire().unwrap();
+    let first_lost = first.lost();
+    thread::scope(|scope| {
+        let next = scope.spawn(|| semaphore.acquire().unwrap());
+        recorder.wait_for_waiters(1);
+        drop(first);
+        let next = next.join().unwrap();
+        assert_eq!(first_lost.wait_timeout(SOON), Some(HoldEnd::Released));
+        assert_eq!(server.ask::<u32>(&["DEL", "lock:a"]), 1);
+        assert!(matches!(next.verify(), Err(Error::Lost { .. })));
+        assert!(next.lost().is_lost() && !first_lost.is_lost());
+    });
+    assert_eq!(client.stats().lost, 1);
 }
 
 /// The reply to each thread takes a round trip.
