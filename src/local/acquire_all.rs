@@ -1,10 +1,10 @@
 //! Acquiring several locks: all of them or none.
 //!
-//! Decides what to wait for. While all locks are free, one request per group takes them. Otherwise
-//! the call gives back what it has, waits for the lock that was in the way like any call for that
-//! lock, and tries for the others again once it has that one. It also gives back what it has when a
-//! server does not answer, and asks that server first next time. So it never waits while it holds a
-//! lock, and no order of names can make two calls wait for each other.
+//! Decides what to wait for. If all locks are free, one request per group takes them. Otherwise the
+//! call gives back the locks that it has, waits for the held one like any call for that lock, and
+//! then tries for the others again. It also gives back its locks when a server does not answer, and
+//! asks that server first next time. So it never waits while it holds a lock, and no order of names
+//! can make two calls wait for each other.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -32,9 +32,9 @@ struct SetCall<'a> {
     shared: &'a Shared,
     names: &'a [Arc<str>],
     caller: &'a Caller,
-    /// What the call has, by the indexes of the names.
+    /// The holds that the call has, by the index of the name.
     holds: Vec<Option<Arc<Hold>>>,
-    /// The locks for which the last request has failed.
+    /// The locks for which the last request failed.
     unanswered: Option<Group>,
     retry: RetryPolicy,
     pauses: Pauses<'a>,
@@ -57,7 +57,7 @@ struct Group {
     in_doubt: bool,
 }
 
-/// Acquires all locks or none. `None` if they cannot be had when the wait is over.
+/// Acquires all locks or none. Returns `None` if the wait ends first.
 pub(crate) fn acquire_all(
     shared: &Shared,
     names: &[Arc<str>],
@@ -133,7 +133,7 @@ impl SetCall<'_> {
                 let _waiting = Counted::begin(&shared.counters.waiting);
                 self.pauses.sleep(pause, name)?;
             }
-            // A call that does not wait tries once for each lock, which may only be kept.
+            // A call that does not wait tries once for each held lock, because it may only be kept.
             let is_over =
                 if caller.wait == Wait::No { again } else { caller.wait.is_over(Instant::now()) };
             if is_over {
@@ -148,12 +148,12 @@ impl SetCall<'_> {
         }
     }
 
-    /// Asks what is in the way under a name: an attempt for several locks does not look at it
-    /// closely. Without an answer it counts as a lock that is held.
+    /// Checks what a name in the way has: an attempt for several locks does not look closely.
+    /// Without an answer, it counts as a held lock.
     ///
     /// # Errors
     ///
-    /// `WrongType` if it is no lock.
+    /// `WrongType` if it is not a lock.
     fn check_is_lock(&self, name: &str) -> Result<()> {
         let begin = self.caller.wait.deadline().unwrap_or(self.caller.begin);
         match self.shared.store.inspect(name, begin + self.caller.times.io_timeout) {
@@ -164,9 +164,9 @@ impl SetCall<'_> {
         }
     }
 
-    /// Tries once for the locks that the call does not have, first for those that are unanswered
-    /// for. Without all of them it gives back what it has, and returns the index of a lock that
-    /// another owner holds, or sets what is unanswered for.
+    /// Tries once for the locks that the call does not have, first for those in `unanswered`. If it
+    /// cannot get all of them, it gives back those that it has, and returns the index of a lock
+    /// that another owner holds, or sets `unanswered`.
     fn attempt(&mut self) -> Result<Option<usize>, Failure> {
         let (shared, first) = (self.shared, self.unanswered.take());
         let mut is_missing: Vec<_> = self.holds.iter().map(Option::is_none).collect();
@@ -205,7 +205,7 @@ impl SetCall<'_> {
         }
     }
 
-    /// Waits after a request for a group has failed, unless trying again is pointless.
+    /// Pauses after a failed request for a group, unless trying again is pointless.
     fn pause_after(&mut self, mut failure: Failure) -> Result<()> {
         let Self { shared, caller, .. } = *self;
         let Some(group) = &mut self.unanswered else { return Ok(()) };
@@ -227,7 +227,7 @@ impl SetCall<'_> {
         self.pauses.check(name).and(Err(failure.into_error("acquire", name)))
     }
 
-    /// Tries once for the locks of a group. Without them returns the index of the one that is held.
+    /// Tries once for the locks of a group. If one is held, returns its index.
     fn attempt_group(&mut self, group: &Group) -> Result<Option<usize>, Failure> {
         let Self { shared, caller, .. } = *self;
         let (holds, lease) = (&group.holds, caller.times.lease);

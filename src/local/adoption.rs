@@ -1,10 +1,10 @@
-//! Leaving a hold to another guard, which may be another process's, and having such a hold; or
-//! having it as another kind of hold.
+//! Detaching a hold from its guard, and adopting it with another guard, perhaps in another process
+//! or as another kind of hold.
 //!
-//! Decides what becomes of a hold in between: no client renews it, and it ends with its lease
-//! unless a guard adopts it before, or it is renewed or released by its ticket. To adopt a hold is
-//! to renew it under the owner that it has, so there is no moment at which another client could get
-//! the lock, and nothing to undo where a reply is lost. A thread that adopts waits in no queue.
+//! Decides what happens to a hold in between: no client renews it, and it ends with its lease
+//! unless a guard adopts it first, or its ticket renews or releases it. Adopting a hold renews it
+//! under its existing owner, so there is no moment at which another client could get the lock, and
+//! nothing to undo if a reply is lost. A thread that adopts a hold does not join a wait queue.
 
 use std::slice;
 use std::sync::Arc;
@@ -35,11 +35,11 @@ use crate::store::request::{Change, DETACHED, HoldReply, HoldRequest, PostedChan
 pub(crate) struct DetachedHold {
     pub(crate) id: HoldId,
     pub(crate) fence: u64,
-    /// A whole one.
+    /// The duration of a whole lease.
     pub(crate) lease: Duration,
-    /// For how long the lock stays taken from its adoption on, however early it is released.
+    /// How long the lock stays taken after its adoption, however early it is released.
     pub(crate) kept: Duration,
-    /// Whether a request that began the hold may be executed once more.
+    /// Whether a request that began the hold may be executed again.
     pub(crate) in_doubt: bool,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct DetachedHold {
 ///
 /// # Errors
 ///
-/// If it cannot be renewed or is over. Then it is still that of its guard.
+/// If it cannot be renewed, or is over. Then its guard still has it.
 pub(crate) fn detach(shared: &Shared, hold: &Arc<Hold>) -> Result<DetachedHold> {
     verify(shared, slice::from_ref(hold), true)?;
     let left = leave(shared, hold, "detach")?;
@@ -55,8 +55,8 @@ pub(crate) fn detach(shared: &Shared, hold: &Arc<Hold>) -> Result<DetachedHold> 
     Ok(left)
 }
 
-/// Lets operators see whether a hold has a guard, and does not wait for the reply: the hold is the
-/// same if this fails.
+/// Shows operators whether a hold has a guard. Does not wait for the reply: if this fails, the hold
+/// is the same.
 fn show_depth(shared: &Shared, left: &DetachedHold, depth: u32) {
     let change = Change::SetDepth { depth, lease: None, durable: false };
     let deadline = end_of(shared.times_for(left.lease).io_timeout);
@@ -66,11 +66,11 @@ fn show_depth(shared: &Shared, left: &DetachedHold, depth: u32) {
     shared.store.post(vec![PostedChange { request, write_by, on_reply }]);
 }
 
-/// Ends a hold in this process only, for the guard that has it next.
+/// Ends a hold in this process only, so that another guard can have it.
 ///
 /// # Errors
 ///
-/// If it is over. Then it is still that of its guard.
+/// If it is over. Then its guard still has it.
 pub(crate) fn leave(
     shared: &Shared,
     hold: &Arc<Hold>,
@@ -83,7 +83,7 @@ pub(crate) fn leave(
     if let Some(span) = hold.span.take() {
         span.close(false);
     }
-    // If it is in doubt, it is cleaned up where it is released.
+    // An in-doubt hold is cleaned up where it is released.
     shared.reporter.report_end(hold, &Ok(()), drop);
     Ok(DetachedHold {
         id: hold.id.clone(),
@@ -94,7 +94,7 @@ pub(crate) fn leave(
     })
 }
 
-/// Renews a hold that another guard has left, and has it from then on.
+/// Adopts a detached hold, by renewing it.
 pub(crate) fn adopt(shared: &Shared, left: &DetachedHold) -> Result<Arc<Hold>> {
     let (lease, LockOptions { renew, max_hold, .. }) = (left.lease, &*shared.config.options);
     let options =
@@ -107,14 +107,14 @@ pub(crate) fn adopt(shared: &Shared, left: &DetachedHold) -> Result<Arc<Hold>> {
     Ok(hold)
 }
 
-/// Renews a hold that a guard has left, by one request, and leaves it where it is.
+/// Renews a detached hold with one request, and leaves it detached.
 pub(crate) fn renew(shared: &Shared, left: &DetachedHold) -> Result<()> {
     let caller = caller_for(shared, left)?;
     let renewal = |lease| Change::Renew { lease };
     renew_detached(shared, &caller, &left.id, "renew", renewal).map(drop)
 }
 
-/// Releases a hold that a guard has left, by one request, without having it before.
+/// Releases a detached hold with one request, without adopting it first.
 pub(crate) fn release(shared: &Shared, left: &DetachedHold) -> Result<()> {
     let caller = caller_for(shared, left)?;
     let keeps = !left.kept.is_zero();
@@ -135,27 +135,27 @@ pub(crate) fn release(shared: &Shared, left: &DetachedHold) -> Result<()> {
             settled_by_release: !left.in_doubt,
         });
     }
-    // A repeat that finds the hold gone has found what the attempt without a reply did.
+    // If a repeat finds the hold gone, the attempt without a reply released it.
     let is_released = released? == HoldReply::Done || in_doubt;
     shared.wake_head(left.id.kind, &left.id.name);
     if is_released { Ok(()) } else { Err(Error::lost(&left.id.name, LossCause::Gone.into())) }
 }
 
-/// The caller of a request about a hold without a guard.
+/// Returns the caller of a request about a detached hold.
 fn caller_for(shared: &Shared, left: &DetachedHold) -> Result<Caller> {
     let options = LockOptions { lease: left.lease, ..LockOptions::default() };
     check(shared, &left.id.name, &options)?;
     Ok(Caller::new(&shared.config, shared.times, &options, Wait::No, None))
 }
 
-/// Lets a writer that was left go on as a reader, with the same owner, token and age.
+/// Turns a detached writer into a reader with the same owner, token and age.
 pub(crate) fn downgrade(shared: &Shared, writer: &Hold, left: DetachedHold) -> Result<Arc<Hold>> {
     let id = HoldId { kind: HoldKind::Read, ..left.id };
     let (left, lease) = (DetachedHold { id, ..left }, left.lease);
     let (renew, max_hold) = (writer.renewed, Some(writer.lease.age_left()));
     let options = LockOptions { lease, renew, max_hold, ..LockOptions::default() };
     let reader = have(shared, &left, &options, "downgrade", |lease| Change::Downgrade { lease });
-    // Without a reply either may exist, and the request may be executed late.
+    // Without a reply, either hold may exist, and the request may be executed late.
     let is_clear = matches!(reader, Ok(_) | Err(Error::Lost { .. }));
     if !is_clear || left.in_doubt {
         shared.clean_up(&writer.id, lease, false);
@@ -166,7 +166,7 @@ pub(crate) fn downgrade(shared: &Shared, writer: &Hold, left: DetachedHold) -> R
     reader
 }
 
-/// Has a hold that was left, from a request on that renews it.
+/// Renews a detached hold, and begins it in this process.
 fn have(
     shared: &Shared,
     left: &DetachedHold,
@@ -193,7 +193,7 @@ fn have(
     Ok(hold)
 }
 
-/// Renews a hold, and returns when the request was sent that has done so.
+/// Renews a detached hold, and returns when the successful request was sent.
 fn renew_detached(
     shared: &Shared,
     caller: &Caller,
@@ -206,7 +206,7 @@ fn renew_detached(
     let reply = request(shared, caller, action, &id.name, |deadline| {
         sent = Moment::now();
         match ask_one(&*shared.store, HoldRequest { hold: id, change, deadline }) {
-            // A pause of this process must not bring forth a guard of nothing.
+            // After a pause of this process, the lease may be over, and must get no guard.
             Ok(HoldReply::Done) if sent.elapsed() >= reliable(caller.times.lease) => {
                 Err(Failure::late())
             }
@@ -220,7 +220,7 @@ fn renew_detached(
     }
 }
 
-/// Makes a request about a hold that a guard has left, again after failures.
+/// Makes a request about a detached hold, and repeats it after failures.
 fn request(
     shared: &Shared,
     caller: &Caller,
@@ -231,7 +231,7 @@ fn request(
     let retry = RetryPolicy::new(Wait::No, shared.config.retry_window, caller.times);
     let pauses = Pauses::of_wait(&shared.wait_queues, None);
     repeat_with(shared, retry, &pauses, action, name, |deadline| match ask(deadline) {
-        // Another program has replaced the lock by something else.
+        // Another program has replaced the lock with something else.
         Err(failure) if failure.kind == FailureKind::WrongType => Ok(HoldReply::Gone),
         reply => reply,
     })

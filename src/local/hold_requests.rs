@@ -1,7 +1,7 @@
 //! Requests about holds of this client: to check, renew or release them, or to change their levels.
 //!
 //! Decides how often they are repeated, and what the replies mean. Knows nothing of wait queues:
-//! the end of a hold is decided in `release.rs`.
+//! `release.rs` decides the end of a hold.
 
 use std::borrow::Cow;
 use std::slice;
@@ -23,14 +23,14 @@ use crate::protocol::retry::RetryPolicy;
 use crate::store::ask_one;
 use crate::store::request::{Change, DETACHED, HoldReply, HoldRequest};
 
-/// A level of a hold, for one guard: a thread may lock again what it holds.
+/// One level of a hold, for one guard: a thread may lock a name again that it holds.
 #[derive(Debug)]
 pub(crate) struct Level {
     pub(crate) hold: Arc<Hold>,
     pub(crate) depth: u32,
 }
 
-/// Adds a level to a hold. The request also finds out whether the hold still exists.
+/// Adds a level to a hold. The request also checks whether the hold still exists.
 pub(super) fn nest(
     shared: &Shared,
     hold: Arc<Hold>,
@@ -57,7 +57,7 @@ pub(super) fn nest(
     }
 }
 
-/// Sets the depth of a hold in the store, and then in this process. The hold is renewed, too.
+/// Sets the depth of a hold in the store, and then in this process. This also renews the hold.
 pub(super) fn set_depth(
     shared: &Shared,
     hold: &Arc<Hold>,
@@ -82,7 +82,7 @@ pub(super) fn set_depth(
                 restore_depth(shared, hold, retry.request_deadline());
                 return Err(HoldFailure::Failed(failure));
             }
-            // The level has ended all the same, and the hold is not prolonged by it.
+            // The level has ended nevertheless, but does not prolong the hold.
         }
         outcome => outcome?,
     }
@@ -90,7 +90,7 @@ pub(super) fn set_depth(
     Ok(())
 }
 
-/// Sets the depth in the store to what it is here. This is only for readers of the key in Redis:
+/// Sets the depth in the store back to the local one. Only readers of the key in Redis need this:
 /// the next request sets the depth anyway.
 fn restore_depth(shared: &Shared, hold: &Hold, deadline: Instant) {
     let depth = hold.depth.load(Ordering::Relaxed);
@@ -98,11 +98,11 @@ fn restore_depth(shared: &Shared, hold: &Hold, deadline: Instant) {
     drop(ask_one(&*shared.store, HoldRequest { hold: &hold.id, change, deadline }));
 }
 
-/// Takes a reply to one of several requests, and the place of that among them.
+/// Takes the index of one of several requests, and its reply.
 pub(super) type OnHoldReply<'a> = &'a mut dyn FnMut(usize, Result<HoldReply, Failure>);
 
-/// Has `send` make requests about holds, batched by server, and repeats failed ones, again in
-/// batches, while `retry` allows it and nothing ends the pauses. Calls `done` with the outcome of
+/// Makes requests about holds through `send`, batched by server. Repeats failed ones, again in
+/// batches, while `retry` allows that and nothing ends the pauses. Calls `done` with the outcome of
 /// each.
 pub(super) fn ask(
     shared: &Shared,
@@ -142,7 +142,7 @@ pub(super) fn ask(
     }
 }
 
-/// Returns what makes requests about holds, and waits for the replies.
+/// Returns a function that makes requests about holds, and waits for the replies.
 fn ask_store(shared: &Shared) -> impl FnMut(&[Arc<Hold>], &[HoldRequest<'_>], OnHoldReply<'_>) {
     |_, requests, on_reply| shared.store.ask(requests, on_reply)
 }
@@ -175,7 +175,7 @@ fn conclude(
             }
         }
         (_, Ok(HoldReply::Gone)) => shared.reporter.lose_and_look(hold, deadline),
-        // Another program has replaced the lock by something else.
+        // Another program has replaced the lock with something else.
         (Change::Check | Change::Renew { .. } | Change::Watch { .. }, Err(failure))
             if failure.kind == FailureKind::WrongType =>
         {
@@ -187,13 +187,13 @@ fn conclude(
     if shared.is_valid(hold) { Ok(()) } else { Err(HoldFailure::of(&hold.lease)) }
 }
 
-/// Checks in the store that holds exist, or renews them: all in one round trip to each server.
+/// Checks that holds exist in the store, or renews them, all in one round trip to each server.
 ///
 /// # Errors
 ///
-/// `Lost` for the first hold that is lost, without a request if that is known, and `Closed` if a
-/// shutdown has ended it, or the client was closed before there was a reply. Else the failure of
-/// the first request that has failed.
+/// `Lost` for the first lost hold, without a request if the loss is known. `Closed` if a shutdown
+/// has ended a hold, or the client was closed before a reply. Otherwise the failure of the first
+/// failed request.
 pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiResult<()> {
     shared.check_process()?;
     let attempt = if renews { "renew" } else { "verify" };
@@ -216,9 +216,9 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
     }
 }
 
-/// Has this client told when another one waits for the lock, and asks whether one does. If that
-/// fails, renewals go on to ask. Messages about a hold that was adopted go to the client that began
-/// it, so whether it is wanted is asked each time.
+/// Asks whether another client waits for the lock, and for a message once one does. If that fails,
+/// renewals continue to ask. Messages about an adopted hold go to the client that began it, so each
+/// call asks whether such a hold is wanted.
 pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>, watch: &WantedWatch) {
     let head = shared.wait_queues.holder(hold.id.kind, &hold.id.name);
     let is_own = head.is_some_and(|head| Arc::ptr_eq(&head, hold));
@@ -238,7 +238,7 @@ pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>, watch: &WantedWatch) {
     });
 }
 
-/// Returns how often a request about a hold is repeated.
+/// Returns the policy for repeating requests about a hold.
 pub(super) fn retry(shared: &Shared, hold: &Hold, wait: Wait) -> RetryPolicy {
     RetryPolicy::new(wait, shared.config.retry_window, shared.times_for(hold.lease.duration()))
 }

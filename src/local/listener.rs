@@ -1,8 +1,8 @@
-//! The listener: the one thread of a client that receives the wake-ups from other clients.
+//! The listener: a client's single thread that receives wake-ups from other clients.
 //!
-//! Decides what a wake-up does: which thread tries next, and that it is passed on if there is none,
-//! without a delay of one for which a thread waits. Decides also how often the listener tries to
-//! receive wake-ups again after a failure.
+//! Decides what a wake-up does: which thread tries next, and that one without a waiter is passed on
+//! to another client, without delaying those that have a waiter. Also decides how soon the listener
+//! reconnects after a failure.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,31 +32,31 @@ use crate::store::request::{Change, HoldRequest, POST_MOMENT, PostedChange};
 /// The longest wait for one message.
 const TURN: Duration = Duration::from_secs(60);
 
-/// The pauses between attempts to connect again, after a first one at once. They do not follow the
+/// The pauses between attempts to reconnect, after an immediate first one. They do not follow the
 /// backoff of the waiters: the longer that is, the more the waiters rely on wake-ups.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
-/// How many wake-ups for which no thread waits are kept, to be passed on. Beyond that, other
-/// clients find out when they next try.
+/// The maximum number of wake-ups without a waiter that are kept to be passed on. Beyond that,
+/// other clients find a free lock when they next try.
 const UNCLAIMED_MAX: usize = 1024;
 
 /// The shortest pause after a server has rejected the subscription.
 const REJECTED_PAUSE: Duration = Duration::from_secs(30);
 
-/// The pause after a panic: should its cause persist, it must not take a whole core.
+/// The pause after a panic, so that a recurring one does not take a whole core.
 const PANIC_PAUSE: Duration = Duration::from_millis(10);
 
-/// Where the messages of other clients arrive.
+/// The client's side of the listener, whose thread is started when it is first needed.
 pub(super) struct Listening {
-    /// Of this client, which the thread must not keep alive.
+    /// Weak, because the thread must not keep the client alive.
     reporter: Weak<Reporter>,
     config: Config,
     client: Arc<str>,
-    /// If the client exchanges wake-ups with Redisson.
+    /// `Some` if the client exchanges wake-ups with Redisson.
     redisson: Option<RedissonChannels>,
     /// Started by the first wait for another client.
     listener: OnceLock<Listener>,
-    /// Whether it was reported that it could not be. Locked while it is started.
+    /// Whether a failure to start it was reported. Locked while it is being started.
     failing: Mutex<bool>,
 }
 
@@ -76,11 +76,11 @@ impl Listening {
         self.listener.get().is_some()
     }
 
-    /// Makes sure that releases by other clients wake the waiters of this one, from the first
-    /// request on that has registered it as a waiting client, or the first lock that may be kept.
-    /// If no thread can be started for that, the next such request tries again.
+    /// Starts the listener unless it runs, so that releases by other clients wake the waiters of
+    /// this one. A request that registers the client as waiting needs it, and so does a lock that
+    /// may be kept. If the thread cannot be started, the next call tries again.
     pub(super) fn start(&self, store: &dyn Store) {
-        // If another thread is starting it now, there is no reason to wait for that.
+        // If another thread is starting it now, there is no reason to wait.
         let Some(mut failing) = self.failing.try_lock() else { return };
         if self.has_begun() {
             return;
@@ -120,8 +120,9 @@ impl Listening {
         Ok(Listener { interrupter, _end: end })
     }
 
-    /// Removes the client from the waiting clients, without waiting for the reply: the call that
-    /// wanted this hold ends at once, whatever the server does. If this fails, a wake-up does it.
+    /// Removes the client from the waiting clients without waiting for the reply: the call that
+    /// wanted this hold ends at once, whatever the server does. If the request fails, the renewer
+    /// repeats it.
     pub(super) fn unregister(&self, store: &dyn Store, hold: &HoldId, times: CallTimes) {
         let Some(reporter) = self.reporter.upgrade() else { return };
         let (waited, deadline) = (hold.clone(), end_of(times.io_timeout));
@@ -129,14 +130,14 @@ impl Listening {
             request: HoldRequest { hold, change: Change::Unregister, deadline },
             write_by: end_of(POST_MOMENT),
             on_reply: Box::new(move |reply| match reply {
-                // A thread that began to wait in between is not registered now.
+                // A thread that began to wait in the meantime is no longer registered.
                 Ok(_) => drop(reporter.wait_queues.wake_any(&waited.name)),
                 Err(_) => reporter.renewer.unregister(waited, times.lease),
             }),
         }]);
     }
 
-    /// Lets a release by Redisson wake the head of a queue, as long as the result lives.
+    /// Lets a release by Redisson wake the head of a queue while the result lives.
     pub(super) fn wait_for_redisson(&self, hold: &HoldId) -> Option<RedissonWait> {
         let channels = self.redisson.as_ref().filter(|_| hold.kind.is_lock())?;
         let lock = Keys::new(&self.config.prefix);
@@ -144,7 +145,7 @@ impl Listening {
     }
 }
 
-/// The client's handle of the thread, which ends when this is dropped.
+/// The client's handle to the thread, which ends when this is dropped.
 struct Listener {
     interrupter: Interrupter,
     /// Never used to send: dropping it ends a pause of the thread.
@@ -160,17 +161,17 @@ impl Drop for Listener {
 /// The thread's own state.
 struct ListenerThread {
     wakeups: Box<dyn Wakeups>,
-    /// Ends with the client, and this thread perhaps a little later.
+    /// Gone once the client is. This thread may end a little later.
     reporter: Weak<Reporter>,
     config: Config,
     client: Arc<str>,
-    /// The names of wake-ups for which no thread waits.
+    /// The names of wake-ups without a waiter.
     unclaimed: BTreeSet<String>,
     interrupter: Interrupter,
     ended: Receiver<()>,
-    /// The pauses of the present outage, once it was reported. The first attempt is made at once.
+    /// The pauses of the current outage, once it was reported. The first attempt is immediate.
     pauses: Option<Backoff>,
-    /// Since when messages arrive, if they do.
+    /// When messages began to arrive, if they do.
     ready: Option<Instant>,
 }
 
@@ -191,8 +192,8 @@ impl ListenerThread {
         self.ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout)
     }
 
-    /// Receives one message, and returns how long to pause before the next. Only when none has come
-    /// passes on one for which no thread waits.
+    /// Receives one message, and returns how long to pause before the next. Passes on a wake-up
+    /// without a waiter only if no message has arrived.
     fn turn(&mut self) -> Duration {
         let time = if self.unclaimed.is_empty() { TURN } else { Duration::ZERO };
         match self.wakeups.next(end_of(time)) {
@@ -220,7 +221,7 @@ impl ListenerThread {
         }
     }
 
-    /// Does what a message asks for. Returns `false` if it is a wake-up for which no thread waits.
+    /// Acts on a message. Returns `false` for a wake-up without a waiter.
     fn wake(&self, wake: &Wake) -> bool {
         let Some(reporter) = self.reporter.upgrade() else { return true };
         let Reporter { wait_queues, counters, renewer, .. } = &*reporter;
@@ -244,7 +245,7 @@ impl ListenerThread {
                     renewer.release(&kept);
                 }
             }
-            // What is no name of a lock concerns no client.
+            // A name that no lock can have concerns no client.
             Wake::Lock(name) => {
                 counters.wakeups.fetch_add(1, Ordering::Relaxed);
                 return wait_queues.wake_any(name)
@@ -254,7 +255,7 @@ impl ListenerThread {
         true
     }
 
-    /// Lets the next client have a wake-up for which no thread waits here. Does not block.
+    /// Passes a wake-up on to the next client, unless a thread waits here by now. Does not block.
     fn pass_on(&self, name: &str) {
         if let Some(reporter) = self.reporter.upgrade()
             && !reporter.wait_queues.wake_any(name)
@@ -263,7 +264,7 @@ impl ListenerThread {
         }
     }
 
-    /// A hold of this client, of whatever kind: that is not known.
+    /// Returns the id of a hold of this client, whose kind is not known.
     fn hold(&self, name: &str, nonce: u64) -> HoldId {
         HoldId { kind: HoldKind::Lock, name: name.into(), client: self.client.clone(), nonce }
     }
@@ -286,7 +287,7 @@ impl ListenerThread {
         }
         let pause = self.pauses.as_mut().and_then(Backoff::next).unwrap_or_default();
         self.pauses.get_or_insert_with(|| Backoff::new(RECONNECT));
-        // A refused login may soon be a good one: passwords and credentials change.
+        // A rejected login may soon succeed: passwords and credentials change.
         let stays = failure.kind == FailureKind::Rejected && failure.phase != Phase::Login;
         if stays { pause.max(REJECTED_PAUSE) } else { pause }
     }
@@ -302,7 +303,7 @@ pub(super) mod tests {
 
     const SOON: Duration = Duration::from_secs(5);
 
-    /// A name at which the thread panics.
+    /// A name that makes the thread panic.
     const PANICS: &str = "bad";
 
     /// Delivers the messages that a test sends.
@@ -351,7 +352,7 @@ pub(super) mod tests {
             self.messages.send(message).expect("the thread lives");
         }
 
-        /// Sends a message that has the thread try that waits for this lock.
+        /// Sends a wake-up for this lock, and checks that the call that waits gets its turn.
         fn wake(&self, name: &str) {
             let parker = self.reporter.wait_queues.call_that_waits(HoldKind::Lock, name);
             self.send(Ok(Wake::Lock(name.into())));
@@ -359,14 +360,14 @@ pub(super) mod tests {
             assert!(matches!(signal, Some(Signal::Next(Next::Turn))), "{signal:?}");
         }
 
-        /// Returns `true` if the thread ends soon after the listener.
+        /// Returns `true` if the thread ends soon after the listener is dropped.
         fn ends(self) -> bool {
             drop(self.listener);
             self.alive.recv_timeout(SOON) == Err(RecvTimeoutError::Disconnected)
         }
     }
 
-    /// Returns also the sender of its messages, and a receiver that is disconnected with its owner.
+    /// Also returns the sender of its messages, and a receiver that is disconnected with its owner.
     pub(in crate::local) fn fake() -> (Fake, Sender<Result<Wake, Failure>>, Receiver<()>) {
         let (messages, incoming) = unbounded();
         let (alive, living) = bounded(0);

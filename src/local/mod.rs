@@ -1,9 +1,8 @@
-//! What happens in this process: which thread holds what, which threads wait, and what keeps leases
-//! alive.
+//! The runtime of a client: which thread holds which lock, which threads wait, and the threads that
+//! keep leases alive.
 //!
-//! Calls go one way. `acquire`, `adoption` and `release` are entered from the face. They use
-//! `hold_requests`, all of them borrow `shared`, and that uses the wait queues, the renewer and the
-//! listener.
+//! Calls go one way. The face calls `acquire`, `adoption` and `release`. They use `hold_requests`,
+//! and all of them borrow `shared`, which uses the wait queues, the renewer and the listener.
 
 pub(crate) mod acquire;
 pub(crate) mod acquire_all;

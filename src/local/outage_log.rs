@@ -1,8 +1,8 @@
-//! What many calls and leases of a client suffer from at once: outages, one line of the log when
-//! one begins and one when it is over, and the renewals and losses of one turn of the renewer.
+//! Reports what affects many calls and leases of a client at once: outages, with a line in the log
+//! when one begins and one when it is over, and the renewals and losses of one turn of the renewer.
 //!
-//! An outage is over when servers reply again to requests about all names that suffered from it, or
-//! about others of the same servers. Renewals that are refused suffer until none is any more.
+//! An outage is over when servers reply again about all affected names, or about others on the same
+//! servers. If renewals were refused, it lasts until none is refused any more.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -30,35 +30,35 @@ const AFTERMATH: Duration = Duration::from_secs(1);
 pub(crate) struct OutageLog {
     events: Events,
     counters: Arc<Counters>,
-    /// It has threads that report to here, so it must not be kept alive.
+    /// Weak, because the store has threads that report here, which must not keep it alive.
     store: Option<Weak<dyn Store>>,
     /// Whether there is an outage.
     pub(super) lasts: AtomicBool,
     state: Mutex<OutageState>,
-    /// Used by the renewer's thread only.
+    /// Used only by the renewer's thread.
     renewals: Mutex<Renewals>,
 }
 
-/// What the renewer reports at the end of a turn.
+/// The renewals and losses that the renewer reports at the end of a turn.
 #[derive(Default)]
 struct Renewals {
     /// How many leases were renewed in this turn.
     renewed: usize,
     /// How many of them late.
     late: usize,
-    /// How many leases were found lost in this turn, and the first of them, by the reason.
+    /// By reason, how many leases were found lost in this turn, and the first of them.
     losses: BTreeMap<String, (u64, String)>,
 }
 
 struct OutageState {
-    /// The names whose last request has failed, one of each server.
+    /// Names whose last request failed, one per server.
     failing: Vec<Arc<str>>,
     /// Whether renewals are refused.
     refused: bool,
     begin: Moment,
-    /// What was counted until then: calls that failed, and leases that were lost.
+    /// The counts of failed calls and lost leases at that time.
     before: [u64; 2],
-    /// When the last one was over.
+    /// When the last outage ended.
     over: Moment,
 }
 
@@ -75,8 +75,8 @@ impl OutageLog {
         Self { events, counters, store, ..Self::default() }
     }
 
-    /// Records that a call suffers from a failure, and pauses for that time before it tries again;
-    /// `None` if it does not. A call about no lock suffers from no outage: it asks any server.
+    /// Records a failed request of a call, which tries again after `pause`; `None` if it does not.
+    /// A call that is not about a lock suffers from no outage: it can ask any server.
     pub(super) fn record_failed_call(
         &self,
         name: &str,
@@ -90,8 +90,8 @@ impl OutageLog {
         }
     }
 
-    /// Records that a renewal brought no confirmation. If that of before did, and there is time to
-    /// try again, reports it.
+    /// Records that a renewal was not confirmed. Reports that if the previous one was, and there is
+    /// time to try again.
     pub(super) fn record_failed_renewal(&self, hold: &Hold, failure: &Failure) {
         let name = &*hold.id.name;
         if is_outage(failure) {
@@ -125,13 +125,13 @@ impl OutageLog {
         renewals.late += usize::from(is_late);
     }
 
-    /// Leaves it to the end of the turn to log a loss, and to settle the hold then.
+    /// Records a loss, which is logged at the end of the turn. Only then is the hold settled.
     pub(super) fn record_loss(&self, hold: &Hold, loss: &Loss) {
         let first = || (0, format!("{:?} (fence {})", &hold.id.name, hold.fence()));
         self.renewals.lock().losses.entry(loss.to_string()).or_insert_with(first).0 += 1;
     }
 
-    /// Reports what has happened in a turn of the renewer.
+    /// Reports the renewals and losses of a turn of the renewer.
     pub(super) fn report_turn(&self) {
         let Renewals { renewed, late, losses } = mem::take(&mut *self.renewals.lock());
         if renewed > 0 {
@@ -149,7 +149,7 @@ impl OutageLog {
         }
     }
 
-    /// Records that no renewal is refused any more, if none of those that failed `fail` still.
+    /// Records that no renewal is refused any more, unless `fail` finds one that still fails.
     pub(super) fn end_refusals(&self, fail: impl FnOnce() -> bool) {
         if self.lasts.load(Ordering::Relaxed) {
             let mut state = self.state.lock();

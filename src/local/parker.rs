@@ -1,4 +1,4 @@
-//! Where the thread of a call is parked while another one comes first, or between two requests.
+//! Parks the thread of a call while another call comes first, or between two requests.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use crate::base::sync::{Condvar, Mutex, wait_while};
 use crate::error::Error;
 use crate::protocol::name::{Next, Port};
 
-/// A parked thread, and what it was told. It could be told through a channel too, which is larger
-/// than everything else that a lock takes.
+/// A parked thread, and its signals. A channel would do too, but is larger than everything else
+/// that a lock takes.
 #[derive(Default)]
 pub(crate) struct Parker {
     signals: Mutex<VecDeque<Signal>>,
     changed: Condvar,
 }
 
-/// What a parked thread is told.
+/// A signal to a parked thread.
 #[derive(Debug)]
 pub(crate) enum Signal {
     /// The client is closed, or the wait is cancelled.
@@ -31,7 +31,7 @@ impl Parker {
         self.changed.notify_one();
     }
 
-    /// Forgets what was told to an earlier call of the thread.
+    /// Discards signals to an earlier call of the thread.
     pub(super) fn clear(&self) {
         self.signals.lock().clear();
     }

@@ -1,5 +1,5 @@
-//! The renewer: the one thread of a client that keeps its leases alive, removes in-doubt holds, and
-//! releases all holds once the client is shut down. This is how other threads reach it.
+//! The renewer: a client's single thread that keeps leases alive, removes in-doubt holds, and
+//! releases all holds once the client is shut down. This module is how other threads reach it.
 //!
 //! Acquiring a lock does not wake the thread unless its lease is due before other work.
 
@@ -18,13 +18,14 @@ use crate::protocol::lease::NextStep;
 use crate::store::background::InDoubtHold;
 use crate::store::hold_id::HoldId;
 
-/// How much longer than its time a shutdown waits for what the thread says.
+/// How long after its deadline a shutdown still waits for the thread's answer.
 const ANSWER_TIME: Duration = Duration::from_millis(50);
 
-/// With this much in the channel, most of which may be over, the thread is woken to empty it.
+/// With this many messages in the channel, the thread is woken to empty it: most of them may be
+/// about holds that are over.
 const CHANNEL_FULL: usize = 1024;
 
-/// The end of the other threads. The thread ends when the last of these is dropped.
+/// The sending end, for all other threads. The thread ends when the last of these is dropped.
 #[derive(Clone)]
 pub(crate) struct Renewer {
     queue: Sender<Message>,
@@ -33,7 +34,7 @@ pub(crate) struct Renewer {
     wakes_at: Arc<AtomicU64>,
 }
 
-/// The end of the thread.
+/// The receiving end, for the thread.
 pub(super) struct Incoming {
     pub(super) queue: Receiver<Message>,
     woken: Receiver<()>,
@@ -42,13 +43,13 @@ pub(super) struct Incoming {
 
 /// The messages to the thread.
 pub(super) enum Message {
-    /// To ask whether a hold exists.
+    /// Ask whether a hold exists.
     Check(HoldId),
-    /// To end all leases, also those to come, and to answer when they are released.
+    /// End all leases, including future ones, and answer when they are released.
     EndAll(ShutdownCall),
-    /// To mark a hold as lost that does not exist any more, and to drop the sender then.
+    /// Mark a hold that no longer exists as lost, and then drop the sender.
     Lose(HoldId, Sender<()>),
-    /// To ask whether other clients wait for locks: their messages may have been missed.
+    /// Ask whether other clients wait for locks: their messages may have been missed.
     Watch,
     Work(Scheduled),
 }
@@ -62,15 +63,15 @@ pub(super) struct ShutdownCall {
 /// The shutdown of a client.
 #[derive(Default)]
 pub(super) struct Shutdown {
-    /// Those that wait for its end. What is not released by the last deadline counts as failed.
+    /// The calls that wait for its end. Holds not released by the last deadline count as failed.
     pub(super) calls: Vec<ShutdownCall>,
     pub(super) last_failure: Option<Failure>,
-    /// Whether a hold has ended with its lease, before its release was confirmed.
+    /// Whether a hold ended with its lease before its release was confirmed.
     pub(super) outlived: bool,
 }
 
-/// A new channel to the thread: what is sent does not wake it unless it is due before the thread
-/// will wake by itself, or so much was sent that the channel should be emptied.
+/// Creates a channel to the thread. A message wakes it only if it is due before the thread wakes by
+/// itself, or if the channel is so full that it should be emptied.
 pub(super) fn channel() -> (Renewer, Incoming) {
     let (sender, receiver) = unbounded();
     let (wake, woken) = bounded(1);
@@ -80,18 +81,18 @@ pub(super) fn channel() -> (Renewer, Incoming) {
 }
 
 impl Renewer {
-    /// Returns the one with which the thread leaves work to itself. It does not keep the thread
-    /// from ending, and wakes none.
+    /// Returns a handle with which the thread leaves work to itself. It does not keep the thread
+    /// from ending, and does not wake it.
     pub(super) fn own(&self) -> Self {
         Self { wake: bounded(0).0, ..self.clone() }
     }
 
     fn send(&self, message: Message, due: Moment) {
-        // The thread ends only after `self`.
+        // The thread outlives `self`.
         drop(self.queue.send(message));
         let is_full = self.queue.len() >= CHANNEL_FULL;
         if due.0 < self.wakes_at.load(Ordering::SeqCst) || is_full {
-            // A full channel wakes the thread already.
+            // If `wake` is full, the thread wakes anyway.
             self.wake.try_send(()).unwrap_or_default();
         }
     }
@@ -103,24 +104,24 @@ impl Renewer {
         }
     }
 
-    /// Releases a lock that is kept since a moment ago, once no thread has used it for long enough.
+    /// Releases a newly kept lock once no thread has used it for long enough.
     pub(crate) fn look_after_kept(&self, hold: &Arc<Hold>) {
         if let Some(due) = hold.begin_looks() {
             self.send(Message::Work(Scheduled::Kept(hold.clone())), due);
         }
     }
 
-    /// Removes a hold from the store that may exist there, or come to.
+    /// Removes a hold that may exist in the store, now or later.
     pub(crate) fn clean_up(&self, in_doubt: InDoubtHold) {
         self.add_clean_up(CleanUp::new(in_doubt));
     }
 
-    /// Releases a hold that has ended here without its holder.
+    /// Releases a hold that was not ended by its holder.
     pub(crate) fn release(&self, hold: &Arc<Hold>) {
         self.add_clean_up(CleanUp::of_ended(hold));
     }
 
-    /// Takes the client off the waiting clients, of which a thread was one that wanted this hold.
+    /// Removes the client from the waiting clients, after a thread that wanted this hold has left.
     pub(crate) fn unregister(&self, hold: HoldId, lease: Duration) {
         self.add_clean_up(CleanUp::of_waiting(hold, lease));
     }
@@ -129,18 +130,18 @@ impl Renewer {
         self.send(Message::Work(Scheduled::CleanUp(Box::new(clean_up))), Moment::FIRST);
     }
 
-    /// Finds out whether a hold still exists that was perhaps ended by force.
+    /// Checks whether a hold still exists that may have been ended by force.
     pub(crate) fn check(&self, hold: HoldId) {
         self.send(Message::Check(hold), Moment::FIRST);
     }
 
-    /// Finds out whether other clients wait for locks that threads watch, or that may be kept.
+    /// Checks whether other clients wait for locks that threads watch, or that may be kept.
     pub(crate) fn watch(&self) {
         self.send(Message::Watch, Moment::FIRST);
     }
 
-    /// Marks a hold as lost that does not exist any more, and blocks until the thread has done so,
-    /// or the deadline.
+    /// Marks a hold that no longer exists as lost. Blocks until the thread has done so, or until
+    /// the deadline.
     pub(crate) fn lose(&self, hold: HoldId, deadline: Instant) {
         let (lost, done) = bounded(0);
         self.send(Message::Lose(hold, lost), Moment::FIRST);
@@ -148,13 +149,13 @@ impl Renewer {
         done.recv_deadline(deadline).unwrap_or_default();
     }
 
-    /// Ends all holds, also those to come, and releases them. Calls `settle`, and blocks until all
-    /// have ended, and all that was to be cleaned up by now is removed. What is not released by
-    /// the deadline is reported as failed, and cleaned up.
+    /// Ends and releases all holds, including future ones. Calls `settle`, and blocks until all
+    /// have ended and all in-doubt holds are removed. Holds not released by the deadline are
+    /// reported as failed, and still cleaned up.
     ///
     /// # Errors
     ///
-    /// The last failure if that takes until the deadline.
+    /// The last failure, if the deadline passes first.
     pub(crate) fn end_all(&self, deadline: Instant, settle: impl FnOnce()) -> Result<(), Failure> {
         let (answer, ended) = bounded(1);
         self.send(Message::EndAll(ShutdownCall { deadline, answer }), Moment::FIRST);
@@ -168,7 +169,7 @@ impl Incoming {
     /// gone.
     pub(super) fn sleep(&self, due: Moment) -> bool {
         self.wakes_at.store(due.0, Ordering::SeqCst);
-        // What was sent before the line above woke no thread; what is sent afterwards does.
+        // A message sent before the line above has not woken the thread; a later one does.
         let has_senders = if self.queue.is_empty() {
             let end = end_of(due.since(Moment::now()));
             self.woken.recv_deadline(end) != Err(RecvTimeoutError::Disconnected)
@@ -181,12 +182,12 @@ impl Incoming {
 }
 
 impl Shutdown {
-    /// Returns the failure of what is not confirmed.
+    /// Returns the failure of unconfirmed releases.
     pub(super) fn failure(&self) -> Failure {
         self.last_failure.clone().unwrap_or_else(unconfirmed)
     }
 
-    /// Answers the calls if the shutdown is complete, or else those whose time is over.
+    /// Answers all calls if the shutdown is complete, otherwise those that have timed out.
     pub(super) fn answer(&mut self, is_complete: bool, now: Instant) {
         let result = if is_complete && !self.outlived { Ok(()) } else { Err(self.failure()) };
         for call in self.calls.extract_if(.., |call| is_complete || call.deadline <= now) {
@@ -197,7 +198,7 @@ impl Shutdown {
     }
 }
 
-/// The failure of a shutdown whose time was over before there was any other.
+/// Returns the failure of a shutdown that timed out before any other failure.
 pub(super) fn unconfirmed() -> Failure {
     let why = "a release, or a call under way, had not ended when the time was over";
     let error = io::Error::new(io::ErrorKind::TimedOut, why);
@@ -229,7 +230,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
     use std::thread;
 
-    /// Gives each job the outcome that a function of the number of jobs before returns.
+    /// Gives each job the outcome that a function returns for the number of jobs before it.
     struct Fake {
         log: Arc<Mutex<Vec<(u64, Change, Instant)>>>,
         outcome: Box<dyn FnMut(usize) -> Result<HoldReply, Failure> + Send>,

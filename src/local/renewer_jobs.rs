@@ -1,4 +1,4 @@
-//! The jobs of the renewer that the store has, and the work that they do.
+//! The renewer's jobs in flight, and the work behind each.
 //!
 //! Knows neither leases nor what an outcome means.
 
@@ -16,7 +16,7 @@ pub(super) struct RenewerJobs {
     runner: Box<dyn JobRunner>,
     /// How long to wait for replies at the end.
     io_timeout: Duration,
-    /// What was sent, and when, by the number of the job.
+    /// The work in flight, and when it was sent, by the number of the job.
     in_flight: HashMap<u64, (Scheduled, Moment)>,
     last: u64,
 }
@@ -30,19 +30,19 @@ impl RenewerJobs {
         self.in_flight.is_empty()
     }
 
-    /// Returns what is in flight.
+    /// Returns the work in flight.
     pub(super) fn work(&self) -> impl Iterator<Item = &Scheduled> {
         self.in_flight.values().map(|(work, _)| work)
     }
 
-    /// Removes and returns the work of a job that has an outcome, and when that was sent.
+    /// Removes a job that has an outcome. Returns its work, and when that was sent.
     pub(super) fn remove(&mut self, id: u64) -> Option<(Scheduled, Moment)> {
         let done = self.in_flight.remove(&id);
         shrink(&mut self.in_flight);
         done
     }
 
-    /// Has the connections opened that renewals of the lock of this name will need.
+    /// Opens the connections that renewals of the lock with this name will need.
     pub(super) fn prepare(&mut self, name: &str) {
         self.runner.prepare(name);
     }
@@ -61,7 +61,7 @@ impl RenewerJobs {
         outcomes
     }
 
-    /// Waits for outcomes, for this time at most.
+    /// Waits for outcomes, at most this long.
     pub(super) fn collect(&mut self, time: Duration) -> Vec<(u64, JobOutcome)> {
         let mut outcomes = Vec::new();
         if !self.is_empty() {
@@ -76,7 +76,7 @@ impl RenewerJobs {
         mem::take(&mut self.in_flight).into_values().map(|(work, _)| work)
     }
 
-    /// Tries once more to remove what is left to clean up, also by jobs in flight.
+    /// Tries once more to remove the holds left to clean up, including those of jobs in flight.
     pub(super) fn finish(&mut self, scheduled: impl Iterator<Item = Scheduled>) {
         let in_flight = mem::take(&mut self.in_flight).into_values().map(|(work, _)| work);
         let left = in_flight.chain(scheduled).filter(|work| work.as_clean_up().is_some());

@@ -1,14 +1,14 @@
-//! The thread of the renewer.
+//! The renewer's thread.
 //!
-//! Decides when leases are renewed together and what happens to a lease whose renewal fails, and
-//! finds a lease lost at its local deadline even while the store does not reply.
+//! Decides when leases are renewed together, and what happens to a lease whose renewal fails. Finds
+//! a lease lost at its local deadline even while the store does not reply.
 //!
-//! While the thread has any leases it wakes at least every second, so that it notices a resume
-//! after the system was suspended, and drops what has ended.
+//! While the thread has leases, it wakes at least every second, to notice a resume after a suspend,
+//! and to drop leases that have ended.
 //!
-//! From a shutdown on, a lease that the thread has or gets is ended instead of renewed. Its release
-//! is a clean-up that reports how it has gone. The shutdown is complete when no call is under way
-//! that may acquire a hold, every hold has ended, and every clean-up was confirmed.
+//! After a shutdown has begun, the thread ends leases instead of renewing them. Each release is a
+//! clean-up that reports its outcome. The shutdown is complete when no call that may acquire a hold
+//! is under way, every hold has ended, and every clean-up was confirmed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -27,26 +27,26 @@ use crate::store::background::{JobOutcome, JobRunner};
 use crate::store::hold_id::HoldId;
 use crate::store::request::HoldReply;
 
-/// The most jobs that are sent together.
+/// The maximum number of jobs sent together.
 const BATCH: usize = 512;
 
-/// While replies are awaited the thread looks this often for leases that are due.
+/// How often the thread checks for due leases while it waits for replies.
 const COLLECT_TIME: Duration = Duration::from_millis(5);
 
 /// The longest sleep while there is a lease, because a sleep does not end during a suspend.
 pub(super) const NAP: Duration = Duration::from_secs(1);
 
-/// A renewal that failed is tried again after this part of the lease.
+/// A failed renewal is repeated after this fraction of the lease.
 const RETRIES: u32 = 20;
 
-/// A lock that is released within this part of its lease costs no connection for renewals.
+/// A lock released within this fraction of its lease costs no connection for renewals.
 const BRIEF: u32 = 30;
 
-/// The pause after a panic: should its cause persist, it must not take a whole core.
+/// The pause after a panic, so that a recurring one does not take a whole core.
 const PANIC_PAUSE: Duration = Duration::from_millis(10);
 
-/// The most holds found gone in one turn for which the thread looks who has their locks now, and
-/// for how long.
+/// The maximum number of holds found gone in one turn for which the new holders are looked up, and
+/// how long that may take.
 const LOOKS_MAX: usize = 8;
 const LOOK_TIME: Duration = Duration::from_secs(1);
 
@@ -57,9 +57,9 @@ struct RenewerThread {
     reporter: Reporter,
     /// The leases for whose renewals no connection has been opened yet.
     unprepared: Vec<Arc<Hold>>,
-    /// Since the client was shut down.
+    /// `Some` once the client is shut down.
     shutdown: Option<Shutdown>,
-    /// Holds that were marked as lost because they are gone, and are not ended yet.
+    /// Holds marked as lost because they are gone, but not ended yet.
     gone: Vec<Arc<Hold>>,
 }
 
@@ -96,7 +96,7 @@ impl RenewerThread {
         self.jobs.finish(self.timers.drain());
     }
 
-    /// Does what is due, then waits. Returns `false` when the client is gone.
+    /// Does all due work, then waits. Returns `false` when the client is gone.
     fn turn(&mut self) -> bool {
         self.prepare();
         self.receive_new();
@@ -109,8 +109,8 @@ impl RenewerThread {
         !self.jobs.is_empty() || self.sleep()
     }
 
-    /// Has the connections opened for renewals of what was held when the thread went to sleep: when
-    /// the first is due, none may be to be had any more.
+    /// Opens the connections for renewing the locks that were held when the thread went to sleep:
+    /// once the first renewal is due, none may be available.
     fn prepare(&mut self) {
         for hold in mem::take(&mut self.unprepared) {
             if hold.lease.is_open() {
@@ -123,7 +123,7 @@ impl RenewerThread {
         while let Ok(message) = self.incoming.queue.try_recv() {
             match message {
                 Message::Check(id) => {
-                    // Whatever request about the hold is in flight.
+                    // Even if a request about the hold is in flight.
                     for hold in self.holds_of(&id) {
                         hold.set_forced();
                         self.timers.add_at(Moment::FIRST, Scheduled::Check(hold));
@@ -159,7 +159,7 @@ impl RenewerThread {
 
     fn schedule(&mut self, work: Scheduled) {
         match work {
-            // It is ended instead. Its release is left to a later turn.
+            // Ended instead of renewed. The release is left to a later turn.
             Scheduled::Hold(hold) if self.shutdown.is_some() => {
                 if !self.reporter.expire(&hold) && self.reporter.end(&hold) {
                     self.reporter.renewer.release(&hold);
@@ -169,7 +169,7 @@ impl RenewerThread {
         }
     }
 
-    /// Ends all leases, and tries again now to remove what is in doubt.
+    /// Ends all leases, and tries again now to remove in-doubt holds.
     fn end_all(&mut self, call: ShutdownCall) {
         self.shutdown.get_or_insert_default().calls.push(call);
         let sent = self.jobs.work().filter_map(Scheduled::as_hold);
@@ -189,7 +189,8 @@ impl RenewerThread {
         holds.filter(|hold| hold.id == *id).cloned().collect()
     }
 
-    /// Answers the calls that wait for the shutdown if it is complete, or if their time is over.
+    /// Answers the calls that wait for the shutdown if it is complete, otherwise those that have
+    /// timed out.
     fn answer_shutdown(&mut self) {
         let Some(shutdown) = self.shutdown.as_ref().filter(|it| !it.calls.is_empty()) else {
             return;
@@ -203,7 +204,7 @@ impl RenewerThread {
             }
         }
         let is_complete = self.reporter.counters.unsettled.load(Ordering::SeqCst) == 0 && {
-            // What has settled the last hold may have left something to clean up.
+            // Settling the last hold may have left something to clean up.
             self.receive_new();
             self.clean_ups().all(CleanUp::is_confirmed)
         };
@@ -244,8 +245,8 @@ impl RenewerThread {
         self.finish_jobs(outcomes);
     }
 
-    /// Releases a lock that is kept and that no thread has used for long enough, or looks again
-    /// later. One in use is looked at again when it is kept again.
+    /// Releases a kept lock that no thread has used for long enough, or checks it again later. A
+    /// lock in use is checked again once it is kept again.
     fn look_at_kept(&mut self, hold: &Arc<Hold>) {
         let Reporter { wait_queues, renewer, .. } = &self.reporter;
         let is_it = |kept: &Hold| kept.id == hold.id && kept.is_unused();
@@ -274,8 +275,8 @@ impl RenewerThread {
         }
     }
 
-    /// Applies the outcome of a renewal. One without a reply is tried again: the local deadline
-    /// decides whether the hold is lost, not one reply.
+    /// Applies the outcome of a renewal. One without a reply is repeated: the local deadline
+    /// decides whether the hold is lost, not a missing reply.
     fn finish_renewal(&mut self, hold: Arc<Hold>, sent: Moment, outcome: JobOutcome) {
         match outcome.map(|reply| reply.hold) {
             Ok(reply @ (HoldReply::Done | HoldReply::Wanted)) => {
@@ -288,7 +289,7 @@ impl RenewerThread {
                 self.reporter.outages.record_renewal(&hold, is_late);
                 self.schedule(Scheduled::Hold(hold));
             }
-            // Only this thread leaves work to itself: a look wakes it for none.
+            // Not left to the short-lived thread, whose clean-up would not wake this one.
             Ok(HoldReply::Gone) if hold.in_doubt.load(Ordering::Relaxed) => {
                 self.reporter.lose(&hold);
             }
@@ -301,8 +302,8 @@ impl RenewerThread {
         }
     }
 
-    /// Ends the holds that are gone. Unless they are many, a short-lived thread first looks which
-    /// clients have their locks: this one must not wait for that.
+    /// Ends the holds that are gone. Unless there are many, a short-lived thread first looks up
+    /// which clients have their locks now: this thread must not wait for that.
     fn end_gone(&mut self) {
         let gone = mem::take(&mut self.gone);
         if (1..=LOOKS_MAX).contains(&gone.len()) {
@@ -376,7 +377,7 @@ impl RenewerThread {
         self.incoming.sleep(if waits { due.min(now.after(COLLECT_TIME)) } else { due })
     }
 
-    /// Starts over after a panic, with nothing forgotten.
+    /// Recovers from a panic without losing any work.
     fn recover(&mut self) {
         self.reporter.events.log(log::Level::Error, || "the renewer panicked, and goes on".into());
         for work in self.jobs.abandon() {

@@ -1,7 +1,7 @@
-//! What the clones and guards of one client share, and which of its locks the calling thread holds.
+//! State shared by the clones and guards of a client, and the locks that the calling thread holds.
 //!
-//! Decides how the parts of a client are connected, and whether a hold may still be relied on. What
-//! calls do with these parts is decided by the functions that borrow them: `acquire`, `release`,
+//! Decides how the parts of a client are connected, and whether a hold may still be relied on. The
+//! modules that borrow these parts decide what calls do with them: `acquire`, `release`,
 //! `hold_requests` and `status`.
 
 use std::cell::RefCell;
@@ -39,19 +39,19 @@ pub(crate) struct Shared {
     pub(crate) client: Arc<str>,
     /// The number of the next hold.
     nonces: AtomicU64,
-    /// The process that has opened the client.
+    /// The process that opened the client.
     pub(super) process: u32,
     /// For requests about no lock in particular, or about one whose options are not known.
     pub(super) times: CallTimes,
     pub(super) listening: Listening,
-    /// Dropped before `reporter`, to which it reports what is in doubt then.
+    /// Dropped before `reporter`, to which it then reports in-doubt holds.
     pub(super) store: Arc<dyn Store>,
     pub(super) held_locks: HeldLocks,
     pub(super) counters: Arc<Counters>,
     pools: Pools,
     pub(super) wait_queues: Arc<WaitQueues>,
     /// Whether the store withdraws a hold that it has not granted at once. Such a hold must not be
-    /// requested again, because the request that withdraws it may come late.
+    /// requested again, because the request that withdraws it may arrive late.
     pub(super) withdraws: bool,
     /// Whether a dropped guard does not wait for the reply to its release.
     pub(super) posts_releases: bool,
@@ -103,8 +103,8 @@ impl Shared {
         })
     }
 
-    /// Returns an error if there can be no read-write locks and semaphores: different majorities
-    /// could each grant the last permit.
+    /// Returns an error if the store cannot have read-write locks and semaphores: different
+    /// majorities could each grant the last permit.
     pub(super) fn check_has_members(&self) -> Result<()> {
         if self.withdraws {
             let why = "independent servers can have neither read-write locks nor semaphores";
@@ -113,8 +113,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Lets the head of a queue try, after a hold has ended in the store. A lock is left to the
-    /// client that the store wakes, once this one listens for that.
+    /// Lets the head of a queue try after a hold has ended in the store. Once this client listens,
+    /// a lock is left to the client that the store wakes.
     pub(super) fn wake_head(&self, kind: HoldKind, name: &str) {
         if !kind.is_lock() || !self.listening.has_begun() {
             self.wait_queues.wake(kind, name);
@@ -132,13 +132,13 @@ impl Shared {
         self.check_process().is_ok() && self.is_valid(hold)
     }
 
-    /// Returns the time for which a hold may be relied on in this process.
+    /// Returns how long a hold may be relied on in this process.
     pub(crate) fn remaining(&self, hold: &Hold) -> Duration {
         if self.is_held(hold) { hold.lease.remaining() } else { Duration::ZERO }
     }
 
-    /// Returns `true` if the local deadline of a hold has not passed. If this call finds it lost,
-    /// it is cleaned up.
+    /// Returns `true` if the local deadline of a hold has not passed. A hold that this call finds
+    /// lost is cleaned up.
     pub(super) fn is_valid(&self, hold: &Hold) -> bool {
         self.reporter.expire(hold);
         !hold.lease.remaining().is_zero()
@@ -154,14 +154,15 @@ impl Shared {
         }
     }
 
-    /// Returns the id of a new hold, which shows whether the caller has it renewed.
+    /// Returns the id of a new hold. It shows whether the hold is renewed.
     pub(super) fn new_hold_of(&self, caller: &Caller, kind: HoldKind, name: &Arc<str>) -> HoldId {
         let hold = self.new_hold(kind, name);
         if caller.terms.renew { hold } else { hold.that_is_not_renewed() }
     }
 
-    /// Returns the id of a hold to acquire, which also shows whether the lock may be kept when it
-    /// is over: only if no message of another client that asks for it can be missed before.
+    /// Returns the id of a hold to acquire. It also shows whether the lock may be kept when the
+    /// hold is over: only if this client cannot miss a message of another client that asks for the
+    /// lock.
     pub(super) fn next_hold(&self, kind: HoldKind, name: &Arc<str>, caller: &Caller) -> HoldId {
         let hold = self.new_hold_of(caller, kind, name);
         if caller.terms.keep == 0 || caller.in_set || !kind.is_lock() {
@@ -174,8 +175,8 @@ impl Shared {
         if self.wait_queues.may_keep(name) { hold.that_may_be_kept() } else { hold }
     }
 
-    /// Releases holds that have ended here, and does not wait for the replies. To write the
-    /// requests it waits until `write_by` at most, or as long as for a reply.
+    /// Releases holds that have ended here, without waiting for the replies. Waits until `write_by`
+    /// at most to write the requests; without it, as long as for a reply.
     pub(super) fn post_releases(&self, ended: &[Arc<Hold>], write_by: Option<Instant>) {
         if ended.is_empty() {
             return;
@@ -195,7 +196,7 @@ impl Shared {
         unsent.were_sent();
     }
 
-    /// Until when a request about a hold that is not repeated may be answered.
+    /// Returns the deadline of a single request about a hold.
     pub(super) fn request_deadline(&self, hold: &Hold) -> Instant {
         end_of(self.times_for(hold.lease.duration()).io_timeout)
     }
@@ -205,8 +206,8 @@ impl Shared {
         if lease == self.times.lease { self.times } else { CallTimes::new(&self.config, lease) }
     }
 
-    /// Leaves it to the renewer to remove a hold that may exist in the store, or may come to, and
-    /// that no guard has had.
+    /// Lets the renewer remove a hold that no guard has had, but that may exist in the store, now
+    /// or later.
     pub(super) fn clean_up(&self, hold: &HoldId, lease: Duration, settled_by_release: bool) {
         if !self.withdraws {
             self.wait_queues.add_released(Arc::new(Hold::in_doubt(hold.clone(), lease)));
@@ -215,8 +216,8 @@ impl Shared {
         self.reporter.renewer.clean_up(InDoubtHold { hold, kept_until, lease, settled_by_release });
     }
 
-    /// Returns the function to which a store reports in-doubt holds of its own. The renewer's
-    /// thread has it too, and must end all the same when the client is gone.
+    /// Returns the function to which a store reports in-doubt holds of its own. It keeps nothing
+    /// alive, because the renewer's thread has it too, and must end with the client.
     pub(crate) fn in_doubt_reports(&self) -> impl Fn(InDoubtHold) + Send + Sync + 'static {
         let reporter = Arc::downgrade(&self.reporter);
         move |in_doubt| {
@@ -234,7 +235,7 @@ impl Shared {
         to_stats(&self.counters, &self.pools, &self.wait_queues)
     }
 
-    /// Turns away waiting and future calls.
+    /// Rejects waiting and future calls, and releases kept locks.
     pub(crate) fn close(&self) {
         // In a forked child no thread waits, but one of the parent's may have locked the queues.
         if self.check_process().is_ok() {
@@ -245,8 +246,8 @@ impl Shared {
 }
 
 impl Drop for Shared {
-    /// Waits for the replies to releases that guards have left behind, and until the callback and
-    /// the logger have every report, so that the program may end right after.
+    /// Waits for the replies to posted releases, and until the callback and the logger have every
+    /// report, so that the program may end right after.
     fn drop(&mut self) {
         // A forked child has the same connections.
         if self.check_process().is_ok() {
@@ -304,9 +305,9 @@ thread_local! {
     static HELD: RefCell<HashMap<Key, Arc<Hold>>> = RefCell::default();
 }
 
-/// Finds the hold that the calling thread has by one client for a name. Knows nothing of leases: a
-/// hold that is lost stays until its last guard is gone, or with a leaked guard until the thread
-/// ends. In a destructor of a thread-local there may be none.
+/// Finds the calling thread's hold of a name, through one client. Knows nothing of leases: a lost
+/// hold stays until its last guard is gone, or with a leaked guard until the thread ends. In a
+/// destructor of a thread-local, there may be no holds to find.
 pub(crate) struct HeldLocks {
     client: u64,
 }

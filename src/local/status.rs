@@ -1,7 +1,7 @@
-//! The state of a lock, in this process and in the store, and the end of another client's hold.
+//! Queries about the state of a lock, in this process and in the store, and ending a hold by force.
 //!
-//! Decides how long such a request is repeated. Changes nothing in this process but what a reply
-//! proves: a hold that the store does not know, or that was ended there by force, is lost.
+//! Decides how long such a request is repeated. In this process, changes only what a reply proves:
+//! a hold that the store does not know, or that was ended there by force, is lost.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,14 +20,14 @@ use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::check_name;
 use crate::store::request::{HolderReply, Look, OwnerOf};
 
-/// How many names are shown of those that threads wait for.
+/// How many of the names that threads wait for are shown.
 const NAMES_SHOWN: usize = 10;
 
-/// How many holders the error of a wait names.
+/// How many holders the error of a timed-out wait names.
 const HOLDERS_SHOWN: usize = 3;
 
-/// Returns the holder of a lock. A hold that was dropped is over, even if the store has not got its
-/// release yet.
+/// Returns the holder of a lock. A hold that was dropped is over, even if its release has not
+/// reached the store yet.
 pub(crate) fn holder(shared: &Shared, name: &Arc<str>) -> Result<Option<Holder>> {
     inspect(shared, name, Look::Holder).map(|found| found.map(HolderReply::into_holder))
 }
@@ -36,7 +36,7 @@ pub(crate) fn holder(shared: &Shared, name: &Arc<str>) -> Result<Option<Holder>>
 pub(crate) fn ping(shared: &Shared) -> Result<Duration> {
     shared.check_process()?;
     shared.wait_queues.check_open()?;
-    // No other client asks for it.
+    // No other client uses this name.
     let name = format!("leasehold-ping:{}", shared.client).into();
     let hold = shared.new_hold(HoldKind::Lock, &name);
     repeat_briefly(shared, "ping", "", |deadline| {
@@ -45,7 +45,8 @@ pub(crate) fn ping(shared: &Shared) -> Result<Duration> {
     })
 }
 
-/// Returns the names that most threads of this client want, and how many do: most first.
+/// Returns the names for which most threads of this client wait, with their numbers, in descending
+/// order.
 pub(crate) fn waiting_names(shared: &Shared) -> Vec<(String, usize)> {
     // No thread of a forked child waits, but one of the parent's may have locked the queues.
     if shared.check_process().is_err() {
@@ -85,7 +86,7 @@ fn inspect(shared: &Shared, name: &Arc<str>, look: Look) -> Result<Option<Holder
     }
 }
 
-/// Sends the release of a dropped hold once more, and waits for it.
+/// Resends the release of a dropped hold, and waits for the reply.
 fn confirm_release(shared: &Shared, released: &Hold) -> Result<()> {
     let name = &released.id.name;
     repeat(shared, "inspect", name, |end| ask_one(&*shared.store, released.to_release(end)))?;
@@ -97,7 +98,7 @@ fn confirm_release(shared: &Shared, released: &Hold) -> Result<()> {
 pub(crate) fn count(shared: &Shared, name: &Arc<str>) -> Result<u32> {
     shared.check_process()?;
     shared.check_has_members()?;
-    // What was dropped before does not count, even if the store has not got its release yet.
+    // Dropped permits do not count, even if their releases have not reached the store yet.
     for released in shared.wait_queues.released(HoldKind::Read, name) {
         confirm_release(shared, &released)?;
     }
@@ -110,8 +111,8 @@ pub(crate) fn count(shared: &Shared, name: &Arc<str>) -> Result<u32> {
     })
 }
 
-/// Returns the error of a call that has waited for a hold of this kind without getting it; `None`
-/// for several locks, of which any may be held.
+/// Returns the error of a call that timed out waiting for a hold of this kind; `None` for several
+/// locks, any of which may be held.
 pub(crate) fn timed_out(
     shared: &Shared,
     name: &Arc<str>,
@@ -123,13 +124,14 @@ pub(crate) fn timed_out(
     let mut holders = holders.unwrap_or_default();
     let noun = kind.map_or("lock", HoldKind::noun);
     let reason = describe_holders(shared, name, noun, &holders);
-    // The holder of what only one owner can hold, if that is another client.
+    // A lock has only one holder. It is reported if it is another client.
     holders.retain(|holder| holder.client != *shared.client);
     let holder = holders.pop().filter(|_| kind.is_some_and(HoldKind::is_lock));
     Error::Timeout { name: name.to_string(), holder, reason }
 }
 
-/// Asks who holds a name, if there is time after a wait that was over at `deadline`.
+/// Returns the holders of a name after a wait that timed out at `deadline`, if there is time to
+/// ask.
 fn holders_after(
     shared: &Shared,
     kind: HoldKind,
@@ -151,7 +153,7 @@ fn holders_after(
     holds.into_iter().map(|(_, holder)| holder.into_holder()).collect()
 }
 
-/// Says which clients held a name when a wait for it ended.
+/// Describes which clients held a name when a wait for it ended.
 fn describe_holders(shared: &Shared, name: &str, noun: &str, holders: &[Holder]) -> String {
     let name_of = |holder: &Holder| match &*holder.client {
         "" => "another library".to_owned(),
@@ -170,7 +172,7 @@ fn describe_holders(shared: &Shared, name: &str, noun: &str, holders: &[Holder])
     format!("{}{and_others} held {noun} {name:?} when the wait ended", names.join(", "))
 }
 
-/// Ends the hold that a lock has now, of any owner, and no later one. Returns `false` if there is
+/// Ends the current hold of a lock, of any owner, and no later one. Returns `false` if there is
 /// none.
 pub(crate) fn force_unlock(shared: &Shared, name: &Arc<str>) -> Result<bool> {
     let holder = inspect(shared, name, Look::Holder)?;
@@ -178,8 +180,8 @@ pub(crate) fn force_unlock(shared: &Shared, name: &Arc<str>) -> Result<bool> {
     end_hold(shared, HoldKind::Lock, name, &owner)
 }
 
-/// Ends the hold of an owner, of any client. Returns `false` if it did not exist. If this client
-/// has it, begun or adopted, it is lost here at once.
+/// Ends the hold of an owner, of any client. Returns `false` if it did not exist. If it belongs to
+/// this client, which began or adopted it, it is lost here at once.
 pub(super) fn end_hold(shared: &Shared, kind: HoldKind, name: &str, owner: &[u8]) -> Result<bool> {
     let mut in_doubt = false;
     let ended = repeat(shared, "force-unlock", name, |deadline| {
@@ -187,7 +189,7 @@ pub(super) fn end_hold(shared: &Shared, kind: HoldKind, name: &str, owner: &[u8]
         in_doubt |= reply.as_ref().is_err_and(Failure::is_ambiguous);
         reply
     })?;
-    // A repeat that finds that owner gone has found what the attempt without a reply did.
+    // If a repeat finds the owner gone, the attempt without a reply ended its hold.
     let ended = ended || in_doubt;
     if let Some(hold) = HoldId::of_owner(owner, kind, name)
         && ended
@@ -198,7 +200,7 @@ pub(super) fn end_hold(shared: &Shared, kind: HoldKind, name: &str, owner: &[u8]
     Ok(ended)
 }
 
-/// Repeats a request about a lock, of a call without a deadline.
+/// Makes a request about a lock for a call without a deadline, and repeats it after failures.
 pub(super) fn repeat<T>(
     shared: &Shared,
     attempt: &str,
@@ -221,7 +223,7 @@ pub(super) fn repeat_briefly<T>(
     repeat_with(shared, retry, &pauses, attempt, name, request)
 }
 
-/// Makes a request again after failures, for as long as `retry` allows it and nothing ends the
+/// Makes a request, and repeats it after failures while `retry` allows that and nothing ends the
 /// pauses.
 pub(super) fn repeat_with<T>(
     shared: &Shared,

@@ -1,6 +1,6 @@
-//! What an operator sees of all clients' holds, and can do about them.
+//! An operator's view of the holds of all clients, and the means to end them.
 //!
-//! Decides what is asked of which server, and whether enough have answered. Changes nothing in this
+//! Decides what to ask which server, and whether enough have answered. Changes nothing in this
 //! process.
 
 use std::sync::Arc;
@@ -21,36 +21,36 @@ use crate::store::request::{HolderReply, Look, ReportReply};
 /// How many replies of a server are timed.
 const REPLIES: usize = 10;
 
-/// Who holds a name, of whatever kind it is, and which clients wait for it.
+/// The holders of a name of any kind, and the clients that wait for it.
 #[doc(hidden)]
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct NameReport {
     /// The name.
     pub name: String,
-    /// The key of a lock of that name.
+    /// The key of a lock with that name.
     pub key: String,
     /// Empty if the name is free.
     pub holds: Vec<(HeldAs, Holder)>,
     /// The last fencing token of the name; `None` if it has no counter now.
     pub fence: Option<u64>,
-    /// The [ids](crate::Client::id) of the clients in the queue, the first one first.
+    /// The [ids](crate::Client::id) of the waiting clients, in the order of the queue.
     pub waiting: Vec<String>,
 }
 
-/// What each server has replied to a question.
+/// The replies of all servers to a question.
 #[doc(hidden)]
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerReplies<T> {
     /// Each server's address, and its reply.
     pub each: Vec<(String, Result<T>)>,
-    /// How many must reply, or else no lock can be relied on.
+    /// How many must reply for locks to be reliable.
     pub required: usize,
 }
 
 impl<T> ServerReplies<T> {
-    /// Returns the first error, if too few servers have replied.
+    /// Returns the first error if too few servers have replied.
     #[must_use]
     pub fn too_few(&self) -> Option<&Error> {
         let errors = || self.each.iter().filter_map(|(_, reply)| reply.as_ref().err());
@@ -59,7 +59,7 @@ impl<T> ServerReplies<T> {
     }
 }
 
-/// What a server reports about itself.
+/// A server's report about itself.
 #[doc(hidden)]
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -77,7 +77,7 @@ pub struct ServerReport {
     pub cluster_info: Option<String>,
 }
 
-/// What the program `leasehold` shows and does. Created by
+/// The queries and actions of the program `leasehold`. Created by
 /// [`Client::survey`](crate::Client::survey). Not for other programs: it may change at any time.
 #[doc(hidden)]
 #[derive(Clone, Debug)]
@@ -90,7 +90,7 @@ impl Survey {
         Self { shared: shared.clone() }
     }
 
-    /// Returns who holds a name, of whatever kind it is, and which clients wait for it.
+    /// Returns the holders of a name of any kind, and the clients that wait for it.
     ///
     /// # Errors
     ///
@@ -105,9 +105,9 @@ impl Survey {
         Ok(NameReport { name, key, holds, fence, waiting })
     }
 
-    /// Returns the names that begin with `start` and may be held, as each server has them: in no
-    /// order, and some perhaps twice. Looks at all keys of all servers, some at a time. A server
-    /// that does not answer has an error of its own.
+    /// Returns for each server the names that begin with `start` and may be held, in no order, and
+    /// some perhaps twice. Scans all keys of all servers, some at a time. A server that does not
+    /// answer has its own error.
     ///
     /// # Errors
     ///
@@ -117,7 +117,7 @@ impl Survey {
         let pattern = format!("{}{}*", escaped(&shared.config.prefix), escaped(start));
         let name_of = |key: &Vec<u8>| {
             let name = str::from_utf8(key).ok()?.strip_prefix(&shared.config.prefix)?;
-            // Neither a companion of a lock nor a key that no lock can have.
+            // Leaves out companions of locks, and keys that no lock can have.
             check_name(&shared.config.prefix, name).ok().map(|()| name.to_owned())
         };
         ask_servers(shared, |connection| {
@@ -125,7 +125,7 @@ impl Survey {
         })
     }
 
-    /// Ends the holds that a name has when this looks, and no others. Returns how many these were.
+    /// Ends the current holds of a name, and no later ones. Returns how many it ended.
     ///
     /// # Errors
     ///
@@ -139,7 +139,8 @@ impl Survey {
         Ok(ended)
     }
 
-    /// Ends one of the holds that a report shows, and no other. Returns `false` if it is over.
+    /// Ends one of the holds that a report shows, and no other. Returns `false` if it was already
+    /// over.
     ///
     /// # Errors
     ///
@@ -152,15 +153,15 @@ impl Survey {
         self.end(&report.name, *held_as, holder.owner.as_bytes(), report.holds.len())
     }
 
-    /// Ends the hold of an owner, one of as many of the name.
+    /// Ends the hold of an owner, where the name has this many.
     fn end(&self, name: &str, held_as: HeldAs, owner: &[u8], of: usize) -> Result<bool> {
-        // Waiting clients are offered no more places than were taken.
+        // Waiting clients are offered at most as many permits as were taken.
         let permits = u32::try_from(of).unwrap_or(u32::MAX);
         end_hold(&self.shared, HoldKind::reported_as(held_as, permits), name, owner)
     }
 
-    /// As [`end_holds`](Survey::end_holds), but only the holds of this client, including locks that
-    /// stay taken.
+    /// Like [`end_holds`](Survey::end_holds), but ends only the holds of this client, including
+    /// locks that stay taken.
     ///
     /// # Errors
     ///
@@ -188,17 +189,16 @@ impl Survey {
         self.shared.config.options.wait
     }
 
-    /// Lets this client learn at once when an operator ends one of its holds.
+    /// Starts to listen, so that this client learns at once when an operator ends one of its holds.
     pub fn listen(&self) {
         self.shared.listening.start(&*self.shared.store);
     }
 
-    /// Asks each server about itself. One that does not answer has an error of its own.
+    /// Asks each server about itself. One that does not answer has its own error.
     ///
     /// # Errors
     ///
-    /// The same as [`Client::ping`](crate::Client::ping), if it is not known which servers there
-    /// are.
+    /// The same as [`Client::ping`](crate::Client::ping), if the servers are not known.
     pub fn servers(&self) -> Result<ServerReplies<ServerReport>> {
         let shared = &*self.shared;
         ask_servers(shared, |connection| {
@@ -237,7 +237,7 @@ fn ask_about(shared: &Shared, name: &str) -> Result<ReportReply> {
     repeat(shared, "inspect", name, |deadline| shared.store.report(name, Look::All, deadline))
 }
 
-/// Escapes a text that is part of a pattern and stands for itself.
+/// Escapes a text that a pattern should match literally.
 fn escaped(text: &str) -> String {
     let is_special = |char| matches!(char, '*' | '?' | '[' | ']' | '\\');
     text.chars()
@@ -260,7 +260,7 @@ fn scan(shared: &Shared, connection: &mut Connection, pattern: &str) -> Result<V
     }
 }
 
-/// The reply, if the server does not refuse it.
+/// Returns the reply; `None` if the server refuses the command.
 fn unless_refused<T>(reply: Result<T>) -> Result<Option<T>> {
     match reply {
         Ok(reply) => Ok(Some(reply)),
@@ -285,7 +285,7 @@ fn ask_servers<T>(
     Ok(ServerReplies { each: each.iter_mut().map(reply_of).collect(), required })
 }
 
-/// Asks one server a question that is about no lock.
+/// Asks one server a question that is not about a lock.
 fn ask<T: FromRedisValue>(
     shared: &Shared,
     connection: &mut Connection,

@@ -1,7 +1,7 @@
-//! When the renewer has to act: leases to renew or to find lost, and holds in doubt to remove.
+//! The renewer's timers: leases to renew or to find lost, and in-doubt holds to remove.
 //!
 //! Decides the order, which entries are close enough to be handled together, and the pauses between
-//! the attempts to remove a hold. Knows neither the store nor the renewer's thread.
+//! attempts to remove a hold. Knows neither the store nor the renewer's thread.
 
 use std::cmp;
 use std::collections::BinaryHeap;
@@ -18,29 +18,29 @@ use crate::store::request::Change;
 /// The first pause between two attempts to clean up.
 const CLEAN_PAUSE: Duration = Duration::from_millis(10);
 
-/// The longest pause, as a part of the time that there is for cleaning up.
+/// The longest pause, as a fraction of the time available for cleaning up.
 const CLEAN_TRIES: u32 = 20;
 
-/// With fewer entries than this there is no compaction.
+/// With fewer entries than this, only time causes a compaction.
 const CROWD: usize = 1024;
 
-/// The longest time for which entries that are over may stay.
+/// How long entries of leases that are over may stay.
 const COMPACTION_PAUSE: Duration = Duration::from_secs(5);
 
 /// Work of the renewer.
 #[derive(Debug)]
 pub(crate) enum Scheduled {
-    /// To ask whether the hold exists, beside its renewals.
+    /// Ask whether the hold exists, independently of its renewals.
     Check(Arc<Hold>),
     CleanUp(Box<CleanUp>),
     Hold(Arc<Hold>),
-    /// To release a lock that is kept, if no thread has used it for long enough.
+    /// Release a kept lock if no thread has used it for long enough.
     Kept(Arc<Hold>),
 }
 
 impl Scheduled {
-    /// Returns the job that does it now, in a third of the lease at most. What is kept is only
-    /// looked at, before it comes to that.
+    /// Returns the job that does this work now. A renewal or a clean-up may take a third of the
+    /// lease. The renewer handles kept locks without a job.
     pub(crate) fn job(&self, id: u64, now: Moment) -> Job {
         let (hold, change, limit) = match self {
             Self::Check(hold) | Self::Kept(hold) => {
@@ -58,8 +58,8 @@ impl Scheduled {
         Job { id, hold: hold.clone(), change, deadline: end_of(limit) }
     }
 
-    /// Returns `true` if a lease is to be renewed now, or so soon that it may go along with others.
-    /// Other work is always due.
+    /// Returns `true` if a lease should be renewed now, or is due so soon that it can be renewed
+    /// along with others. Other work is always due.
     pub(crate) fn is_due(&self, now: Moment) -> bool {
         let Self::Hold(hold) = self else { return true };
         let soon = now.after(hold.lease.duration() / TOGETHER);
@@ -76,7 +76,7 @@ impl Scheduled {
 }
 
 /// The removal of an in-doubt hold: one that may exist after a request with an unknown outcome, or
-/// that such a request may still begin. The same way a shutdown releases holds.
+/// that such a request may still begin. A shutdown releases holds in the same way.
 #[derive(Debug)]
 pub(crate) struct CleanUp {
     pub(super) in_doubt: InDoubtHold,
@@ -84,11 +84,11 @@ pub(crate) struct CleanUp {
     deadline: Moment,
     pause: Duration,
     longest_pause: Duration,
-    /// The hold that a shutdown has ended, until it is known how its release has gone.
+    /// The hold that a shutdown has ended, until the outcome of its release is known.
     pub(super) ended: Option<Arc<Hold>>,
     /// How many more replies it takes until the hold counts as removed.
     pub(super) unconfirmed: u8,
-    /// Whether not a hold is removed, but its client from the waiting clients.
+    /// Whether this removes the client from the waiting clients, instead of a hold.
     pub(super) unregisters: bool,
 }
 
@@ -96,8 +96,8 @@ impl CleanUp {
     pub(crate) fn new(in_doubt: InDoubtHold) -> Self {
         let deadline = Moment::now().after(in_doubt.lease);
         let longest_pause = (in_doubt.lease / CLEAN_TRIES).max(CLEAN_PAUSE);
-        // A server that was hung executes what it finds over several connections in any order: a
-        // late request may come after the release, but not after another one.
+        // A server that hung executes the requests of several connections in any order: a late
+        // request may be executed after the release, but not after a second one.
         let unconfirmed = if in_doubt.settled_by_release { 1 } else { 2 };
         Self {
             in_doubt,
@@ -110,20 +110,20 @@ impl CleanUp {
         }
     }
 
-    /// The removal of a client from the waiting clients, for which no shutdown waits. The hold was
-    /// to be acquired, for that lease.
+    /// Creates the removal of a client from the waiting clients, for which no shutdown waits. A
+    /// call wanted to acquire the hold, with this lease.
     pub(crate) fn of_waiting(hold: HoldId, lease: Duration) -> Self {
         let kept_until = Moment::FIRST;
         let removal = InDoubtHold { hold, kept_until, lease, settled_by_release: true };
         Self { unconfirmed: 0, unregisters: true, ..Self::new(removal) }
     }
 
-    /// The release of a hold that a shutdown has ended.
+    /// Creates the release of a hold that a shutdown has ended.
     pub(crate) fn of_ended(hold: &Arc<Hold>) -> Self {
         Self { ended: Some(hold.clone()), ..Self::new(hold.to_clean_up()) }
     }
 
-    /// Begins an attempt, and returns what it asks for.
+    /// Begins an attempt, and returns the change to ask for.
     fn begin_attempt(&self) -> Change {
         match &self.ended {
             _ if self.unregisters => Change::Unregister,
@@ -132,8 +132,8 @@ impl CleanUp {
         }
     }
 
-    /// Returns `true` if the hold counts as removed: by a majority of several servers, and unless
-    /// a request comes very late.
+    /// Returns `true` if the hold counts as removed: by a majority if there are several servers,
+    /// and barring a very late request.
     pub(crate) fn is_confirmed(&self) -> bool {
         self.unconfirmed == 0
     }
@@ -143,8 +143,8 @@ impl CleanUp {
         self.pause = CLEAN_PAUSE;
     }
 
-    /// Returns when to try again after an attempt to which every server has replied or not; `None`
-    /// if the hold is gone for certain.
+    /// Returns when to try again; `None` if the hold is certainly gone. `replied` says whether
+    /// every server has replied to the last attempt.
     pub(crate) fn next_try(&mut self, replied: bool, now: Moment) -> Option<Moment> {
         if now >= self.deadline || (replied && self.in_doubt.settled_by_release) {
             return None;
@@ -157,9 +157,9 @@ impl CleanUp {
 
 /// Scheduled work in the order in which it is due.
 ///
-/// A lease that ends stays until it is due, which may be hours, or until the next compaction: one
-/// comes when there may be more leases that are over than others, which costs each a constant time,
-/// and after a pause, so that memory also follows when no more leases come.
+/// A lease that ends stays until it is due, which may take hours, or until the next compaction.
+/// Entries are compacted when more leases may be over than not, which costs each lease a constant
+/// time, and after a pause, so that memory shrinks even if no further leases arrive.
 pub(crate) struct TimerQueue {
     entries: BinaryHeap<TimerEntry>,
     /// Entries are compacted when there are this many.
@@ -175,7 +175,7 @@ impl Default for TimerQueue {
 }
 
 impl TimerQueue {
-    /// Adds work for the time at which it is due. A lease that is over is dropped.
+    /// Adds work for when it is due. Drops a lease that is over.
     pub(crate) fn add(&mut self, work: Scheduled) {
         let due = match &work {
             Scheduled::Check(_) | Scheduled::CleanUp(_) => Some(Moment::FIRST),
@@ -187,7 +187,7 @@ impl TimerQueue {
         }
     }
 
-    /// Removes the leases that are over, if it is time for that.
+    /// Removes leases that are over, if it is time to.
     pub(crate) fn compact(&mut self, now: Moment) {
         if self.entries.len() < self.crowd && now < self.next_compaction {
             return;
@@ -201,7 +201,8 @@ impl TimerQueue {
         self.next_compaction = now.after(COMPACTION_PAUSE);
     }
 
-    /// Adds work for this moment. A lease whose time to be renewed this is may be removed earlier.
+    /// Adds work for this moment. If that is when a lease is due for renewal, `pop` may return it a
+    /// little earlier.
     pub(crate) fn add_at(&mut self, due: Moment, work: Scheduled) {
         self.entries.push(TimerEntry { due, work });
     }
@@ -219,7 +220,7 @@ impl TimerQueue {
         self.entries.pop().map(|entry| entry.work)
     }
 
-    /// Returns what is scheduled, in no order.
+    /// Returns all scheduled work, in no order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Scheduled> {
         self.entries.iter().map(|entry| &entry.work)
     }
@@ -237,7 +238,7 @@ struct TimerEntry {
 }
 
 impl TimerEntry {
-    /// How much earlier it may be removed if that saves a wake-up of the thread.
+    /// Returns how much earlier the entry may be removed to save a wake-up of the thread.
     fn slack(&self) -> Duration {
         match &self.work {
             Scheduled::Hold(hold)
@@ -321,7 +322,7 @@ mod tests {
     fn work_comes_out_at_its_time_and_only_renewals_before_it() {
         let mut timers = TimerQueue::default();
         let due = Moment::now().after(Duration::from_secs(1));
-        // The lease is to be renewed later.
+        // The renewal of the lease is due later.
         timers.add_at(due, hold(Duration::from_secs(30)));
         assert!(timers.pop(due.before(Duration::from_millis(1))).is_none());
         assert!(timers.pop(due).is_some());
