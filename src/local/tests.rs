@@ -45,7 +45,7 @@ use crate::store::request::{
 };
 use crate::store::{Store, ask_one};
 
-/// Long for what a thread does between two lines of a test.
+/// Much longer than what a thread does between two lines of a test.
 const LEASE: Duration = Duration::from_millis(600);
 
 /// What happens to a request.
@@ -64,7 +64,7 @@ enum Outcome {
     SlowRequest(Duration),
     /// Executed, and after that time it falls short of its durability.
     Shortfall(Duration),
-    /// Before its reply is read, a posted release is executed, and that reply is read.
+    /// A posted release is executed, and its reply read, before the reply to this request is read.
     ThenPosted,
 }
 
@@ -72,24 +72,24 @@ enum Outcome {
 #[derive(Clone, Default)]
 struct Scripted {
     inner: Memory,
-    /// Those of the next requests; all others succeed.
+    /// The outcomes of the next requests; all others succeed.
     outcomes: Arc<Mutex<VecDeque<Outcome>>>,
     jobs: Arc<Mutex<Vec<Change>>>,
-    /// Posted releases that are not sent; `None` if each is sent at once.
+    /// Posted releases that are not sent yet; `None` if each is sent at once.
     posted: Option<Arc<Mutex<Vec<Posted>>>>,
-    /// Until when threads would have waited to write what they posted.
+    /// Until when threads would have waited to write the requests that they posted.
     write_by: Arc<Mutex<Vec<Instant>>>,
     /// Whether the next thread that posts something panics.
     post_panics: Arc<AtomicBool>,
-    /// Whether background jobs have no outcome.
+    /// Whether background jobs get no outcome.
     is_silent_to_jobs: Arc<AtomicBool>,
-    /// How the acquires have registered the client.
+    /// How the requests to acquire registered the client.
     registrations: Arc<Mutex<Vec<Registration>>>,
-    /// The wake-ups for the listener, if not those of the locks in memory.
+    /// The wake-ups for the listener, instead of those of the locks in memory.
     wakeups: Arc<Mutex<Option<Fake>>>,
 }
 
-/// A posted release, and what its reply goes to.
+/// A posted release, and the callback for its reply.
 struct Posted {
     hold: HoldId,
     change: Change,
@@ -235,7 +235,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Ends the hold that exists, as another client might.
+    /// Ends the current hold, as another client might.
     fn end_hold(&self) {
         let holder = self.store.inner.inspect(&self.name, Instant::now()).expect("memory");
         let owner = holder.expect("a holder").owner;
@@ -244,12 +244,12 @@ impl Scene {
         assert_eq!(ended.ok(), Some(true));
     }
 
-    /// With a lease that is not renewed.
+    /// Creates a scene with a lease that is not renewed.
     fn new(lease: Duration) -> Self {
         Self::with(Scripted::default(), lease)
     }
 
-    /// As before, in a store that leaves it to the test when posted releases are sent.
+    /// Like `new`, with a store in which the test decides when posted releases are sent.
     fn posting() -> Self {
         Self::with(Scripted { posted: Some(Arc::default()), ..Scripted::default() }, LEASE * 10)
     }
@@ -268,7 +268,7 @@ impl Scene {
             ..Config::default()
         };
         let (sender, events) = unbounded();
-        // The last events may come when the test is over.
+        // The last events may arrive after the test.
         let callback = move |event: &Event| sender.send(event.clone()).unwrap_or_default();
         let reports = Events::start(Some(Arc::new(callback)), false).expect("a thread");
         let shared =
@@ -317,7 +317,7 @@ impl Scene {
         assert_eq!(events.collect::<Vec<_>>(), words);
     }
 
-    /// The id of a hold of another client.
+    /// Returns the id of a hold of another client.
     fn id(&self, nonce: u64) -> HoldId {
         HoldId { kind: HoldKind::Lock, name: self.name.clone(), client: Arc::from("client"), nonce }
     }
@@ -372,7 +372,7 @@ fn a_nested_lock_that_is_answered_after_the_lease_adds_no_level() {
     let nested = scene.lock_with(Wait::Endless);
     assert!(matches!(nested, Err(Error::Lost { .. })), "{nested:?}");
     scene.unlock(&outer.hold).expect_err("lost");
-    // The thread has no guard any more, so it gets a new hold.
+    // The thread has no guard left, so it gets a new hold.
     assert_eq!(scene.lock().depth, 1);
 }
 
@@ -388,7 +388,7 @@ fn a_reply_begins_the_retry_window_anew() {
     });
     assert!(matches!(other, Ok(AcquireReply::Acquired { .. })));
     scene.store.set_outcomes(&[Outcome::Transient, Outcome::Slow(window), Outcome::Transient]);
-    // More than the window lies between the failures, and a reply.
+    // Between the failures lies more than the window, but also a reply.
     scene.lock();
     assert!(scene.store.outcomes.lock().is_empty());
 }
@@ -417,8 +417,8 @@ fn hand_off(scene: &Scene, unlock: impl FnOnce(&Arc<Hold>)) {
     });
 }
 
-/// As many threads as will lock one after the other once the first hold ends, each of which sends
-/// its token.
+/// Lets this many threads lock one after the other once the first hold ends, and returns their
+/// tokens.
 fn lock_after(scene: &Scene, threads: u64, end: impl FnOnce(&Arc<Hold>)) -> Vec<u64> {
     let (tokens, got) = unbounded();
     let first = scene.lock();
@@ -475,7 +475,7 @@ fn a_hold_that_is_lost_while_it_is_handed_off_is_no_loss() {
     scene.expect_events(["acquired", "acquired"]);
 }
 
-/// The releasing thread goes on without a reply, and the waiter makes sure of the release.
+/// The releasing thread continues without a reply, and the waiter makes sure of the release.
 #[test]
 fn a_release_that_two_threads_learn_of_is_reported_once() {
     let scene = Scene::new(LEASE * 10);
@@ -513,7 +513,7 @@ fn a_hold_that_its_thread_finds_lost_is_cleaned_up() {
             deadline: Instant::now(),
         })
         .expect("memory");
-    // The renewer does not know of it.
+    // The renewer does not know about it.
     let caller = caller(&scene.options);
     let hold = Hold::new(id, 1, 0, &caller, sent);
     assert!(exists() && !scene.shared.is_held(&hold));
@@ -583,7 +583,7 @@ fn a_hold_that_has_ended_is_reported_before_the_next_one() {
     }
 }
 
-/// Nor is it for a thread that has not joined the wait queue, or that was behind another one.
+/// Even by one that has not joined the wait queue, or was behind another one.
 #[test]
 fn a_release_that_failed_is_repeated_by_whichever_thread_comes_next() {
     let scene = Scene::posting();
@@ -658,7 +658,7 @@ fn a_clean_up_keeps_a_lock_that_is_to_stay_taken() {
     eventually(|| is_kept(&scene));
     scene.store.outcomes.lock().clear();
 
-    // What was lost frees its lock.
+    // A lost hold frees its lock.
     scene.name = Arc::from("lost");
     scene.store.set_outcomes(&[Outcome::LostReply]);
     let level = scene.lock();
@@ -685,11 +685,11 @@ fn the_outcome_of_a_posted_release_is_reported() {
     eventually(|| scene.shared.wait_queues.released(HoldKind::Lock, &scene.name).is_empty());
 }
 
-/// What a lock costs that is only held. A client may have a million.
+/// The memory of a lock that is only held. A client may have a million.
 #[test]
 #[cfg(target_pointer_width = "64")]
 fn a_held_lock_takes_little_memory() {
-    // The span is only there with the feature `tracing`.
+    // The span exists only with the feature `tracing`.
     let hold = size_of::<Hold>() - size_of::<HoldSpan>().next_multiple_of(8);
     assert_eq!((hold, size_of::<Name<Arc<Parker>>>()), (152, 48));
 }

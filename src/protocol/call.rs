@@ -1,8 +1,8 @@
 //! The parameters of one call for a lock: how long it waits, the times that limit its requests, the
-//! terms on which it gets the lock, and the thread that does.
+//! terms of its hold, and the thread that gets it.
 //!
-//! Everything that follows from the options and the configuration is computed here, once, at the
-//! start of the call.
+//! Everything that depends on the options and the configuration is computed here once, when the
+//! call begins.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,23 +18,22 @@ use crate::store::request::POST_MOMENT;
 /// How long threads hand a lock off among themselves.
 const TENURE_DEFAULT: Duration = Duration::from_millis(10);
 
-/// How long a call waits for a lock that is held, and with that how often its requests are
-/// repeated.
+/// How long a call waits for a held lock, which also decides how often its requests are repeated.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// Without limit, as long as servers reply. An outage may last for the retry window.
     Endless,
-    /// Not at all. So are requests about a hold: they have no limit of their own. Within the retry
-    /// window they are repeated for conditions that pass by themselves. A server that cannot be
-    /// reached, stays silent or replies nonsense gets a second attempt at once, but no third. The
-    /// same goes for a pool that has no connection free.
+    /// Not at all. Requests about a hold use this too, because they have no limit of their own.
+    /// Within the retry window, they are repeated after failures that pass by themselves. A server
+    /// that is unreachable, stays silent or replies nonsense gets a second attempt at once, but no
+    /// third. The same goes for a pool without a free connection.
     No,
     /// Until the caller's deadline. A request may begin until then and end one `io_timeout` later.
     Until(Instant),
 }
 
 impl Wait {
-    /// For as long as an option allows that begins to count now; `None` means without limit.
+    /// Returns the wait for the time in an option, counted from now; `None` means without limit.
     pub(crate) fn at_most(time: Option<Duration>) -> Self {
         time.map_or(Self::Endless, |time| Self::Until(end_of(time)))
     }
@@ -51,7 +50,7 @@ impl Wait {
         }
     }
 
-    /// Cuts a pause to the time that is left; `None` if there is none.
+    /// Cuts a pause to the time left; `None` if there is none.
     pub(crate) fn cut(self, pause: Duration, now: Instant) -> Option<Duration> {
         match self {
             Self::No => None,
@@ -64,7 +63,7 @@ impl Wait {
     }
 }
 
-/// Returns `true` for the options of the client itself, which no setter of a handle has changed.
+/// Returns `true` for the client's own options, which no setter of a handle has changed.
 pub(crate) fn are_own(options: &LockOptions, config: &Config) -> bool {
     ptr::eq(options, &raw const *config.options)
 }
@@ -77,7 +76,7 @@ pub(crate) struct CallTimes {
     /// How long one request may take, connecting included.
     pub(crate) io_timeout: Duration,
     /// How much later than the caller's deadline a request may end: the `io_timeout` without the
-    /// time that replicas and disks are given.
+    /// time allowed for replicas and disks.
     pub(crate) slack: Duration,
 }
 
@@ -87,24 +86,24 @@ impl CallTimes {
         Self { lease, io_timeout, slack: io_timeout.saturating_sub(config.durability.timeout()) }
     }
 
-    /// Returns when a request must have ended that begins at `now`, of a call that waits so long.
+    /// Returns the deadline of a request that begins at `now`, for a call with this wait.
     pub(crate) fn request_deadline(&self, wait: Wait, now: Instant) -> Instant {
         let (end, last) = (now + self.io_timeout, wait.deadline());
         last.and_then(|last| last.checked_add(self.slack)).map_or(end, |last| last.min(end))
     }
 }
 
-/// What the holds of a tenure have in common.
+/// The terms that all holds of a tenure share.
 #[derive(Clone, Copy)]
 pub(crate) struct Terms {
-    /// A whole one.
+    /// The duration of a whole lease.
     pub(crate) lease: Duration,
     pub(crate) renew: bool,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) hold_at_least: Option<Duration>,
-    /// For how many milliseconds the client keeps the lock after its last use; 0 if it does not. A
-    /// hold that is not renewed, or has an age limit or a least duration, relies on a request of
-    /// its own.
+    /// How many milliseconds the client keeps the lock after its last use; 0 if it does not. A hold
+    /// that is not renewed, or has an age limit or a minimum duration, relies on a request of its
+    /// own.
     pub(crate) keep: u32,
     /// How long threads hand the lock off among themselves.
     pub(crate) tenure: Duration,
@@ -123,9 +122,8 @@ impl Terms {
     }
 }
 
-/// A call that waits, or that may acquire a hold, counted until this is dropped. Of a call that
-/// begins while the client is closed, either this call sees that it is, or the thread that has
-/// closed it sees this call.
+/// A call that waits, or that may acquire a hold, counted until this is dropped. If a call races
+/// with closing the client, at least one of them sees the other.
 pub(crate) struct Counted<'a>(&'a AtomicU64);
 
 impl<'a> Counted<'a> {
@@ -145,16 +143,16 @@ thread_local! {
     static ALIVE: Arc<()> = Arc::new(());
 }
 
-/// What has a strong count as long as the calling thread exists. In a destructor of a thread-local
-/// it may have none any more: then a lease taken there is not renewed.
+/// Returns a token that lives as long as the calling thread. In a destructor of a thread-local, it
+/// may be dead already: then a lease taken there is not renewed.
 pub(crate) fn current_thread() -> Weak<()> {
     ALIVE.try_with(Arc::downgrade).unwrap_or_default()
 }
 
-/// A thread that wants a lock, and the terms on which it gets it.
+/// A thread that wants a lock, and the terms of its hold.
 #[derive(Clone)]
 pub(crate) struct Caller {
-    /// The thread to which the hold will belong; `None` if to none.
+    /// The thread to which the hold will belong; `None` if it will belong to none.
     pub(crate) thread: Option<Weak<()>>,
     pub(crate) terms: Terms,
     pub(crate) times: CallTimes,
@@ -167,12 +165,12 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Returns when a request of the call must have ended that begins now.
+    /// Returns the deadline of a request that the call begins now.
     pub(crate) fn request_deadline(&self) -> Instant {
         self.times.request_deadline(self.wait, Instant::now())
     }
 
-    /// Returns until when the call may wait to write what it posts on its way.
+    /// Returns until when the call may wait to write requests that it posts along the way.
     pub(crate) fn write_by(&self) -> Instant {
         self.request_deadline().min(end_of(POST_MOMENT))
     }
@@ -182,8 +180,8 @@ impl Caller {
         self.canceller.as_ref().map_or(Ok(()), |canceller| canceller.check(name))
     }
 
-    /// A call for a hold that will belong to this thread, or to none. With the client's own options
-    /// it has the `usual` times.
+    /// Creates the caller of a hold that will belong to this thread, or to none. With the client's
+    /// own options, it has the `usual` times.
     pub(crate) fn new(
         config: &Config,
         usual: CallTimes,
@@ -210,7 +208,7 @@ pub(crate) mod tests {
     use super::*;
     use std::thread;
 
-    /// The calling thread, which will own a hold, and waits for it without limit.
+    /// Returns the calling thread as one that will own a hold, and waits for it without limit.
     pub(crate) fn caller(options: &LockOptions) -> Caller {
         let config = Config::default();
         let usual = CallTimes::new(&config, options.first_lease());

@@ -1,5 +1,5 @@
-//! What the holds of a tenure do not have in common: the token, the thread, the times, and the
-//! channels of those that watch one.
+//! The part of a tenure that differs between its holds: the tokens left, the thread, the times, and
+//! the channels of threads that watch a hold.
 
 use std::convert::Infallible;
 use std::error::Error as StdError;
@@ -13,31 +13,31 @@ use parking_lot::Mutex;
 use crate::base::clock::Moment;
 use crate::error::LossCause;
 
-/// The present hold of a tenure.
+/// The current hold of a tenure.
 #[expect(clippy::struct_excessive_bools, reason = "they are independent, and take little memory")]
 #[derive(Debug)]
 pub(crate) struct CurrentHold {
     /// How many holds may follow, each with the next token.
     pub(crate) room: u32,
-    /// Whether it was reported that the hold has begun. If not, nothing is reported of its end: a
-    /// call has it that may not get it, or not alone.
+    /// Whether the hold was reported as begun. If not, its end is not reported either: its call may
+    /// not get it after all, or not alone.
     pub(crate) reported: bool,
     pub(crate) ended: bool,
-    /// Whether it is over, and the lock is kept, or was when its tenure ended.
+    /// Whether the hold is over and the lock is kept, or was when its tenure ended.
     pub(crate) kept: bool,
-    /// Of the tenure: whether the renewer will look if the lock is still kept.
+    /// For the whole tenure: whether the renewer will check if the lock is still kept.
     pub(crate) looked_after: bool,
-    /// When it began. Once it has ended, as long after [`Moment::FIRST`] as it was held. While the
-    /// lock is kept, when it was last used.
+    /// When the hold began. After its end, [`Moment::FIRST`] plus the time that it was held. While
+    /// the lock is kept, when it was last used.
     pub(crate) acquired: Moment,
     /// Alive as long as the thread that has the hold; `None` if it belongs to none.
     pub(crate) thread: Option<Weak<()>>,
-    /// What only a few holds need: a client may have a million.
+    /// Boxed, because only a few holds need it, and a client may have a million.
     pub(crate) rare: Option<Box<Rare>>,
 }
 
-/// The channels of a hold, made when a thread asks for the first receiver, and what is known of the
-/// loss of its tenure, or of what may lead to one.
+/// The channels of a hold, created with their first receivers, and what is known about a loss of
+/// its tenure, or may lead to one.
 #[derive(Debug, Default)]
 pub(crate) struct Rare {
     /// Disconnected when the hold is over.
@@ -46,9 +46,9 @@ pub(crate) struct Rare {
     pub(crate) wanted: Option<WantedWatch>,
     /// Set when the tenure is lost, or is about to be.
     pub(crate) cause: Option<LossCause>,
-    /// Of the last renewal, unless that has succeeded.
+    /// The failure of the last renewal, unless that succeeded.
     pub(crate) last_failure: Option<Arc<dyn StdError + Send + Sync>>,
-    /// Whether a message came that the tenure was ended by force. Servers may still have it.
+    /// Whether a message said that the tenure was ended by force. Servers may still have it.
     pub(crate) forced: bool,
 }
 
@@ -64,7 +64,7 @@ impl CurrentHold {
         rare: None,
     };
 
-    /// Replaces the hold by the next one, once its channels are disconnected.
+    /// Replaces the hold with the next one, after its channels were disconnected.
     pub(crate) fn advance(&mut self, thread: Option<Weak<()>>) {
         let room = self.room.saturating_sub(1);
         let (looked_after, acquired, rare) = (self.looked_after, Moment::now(), self.rare.take());
@@ -77,7 +77,7 @@ impl CurrentHold {
         end.since(if self.ended { Moment::FIRST } else { self.acquired })
     }
 
-    /// Disconnects the receivers, even those that watch other holds as well.
+    /// Disconnects the receivers, even those that also watch other holds.
     pub(crate) fn disconnect(&mut self) {
         if let Some(rare) = &mut self.rare {
             let wanted = rare.wanted.take().map(|watch| watch.channel);
@@ -88,7 +88,7 @@ impl CurrentHold {
     }
 }
 
-/// The channel whose disconnection says that a hold is over, or one of several.
+/// A channel that is disconnected when a hold is over, or the first of several.
 #[derive(Clone, Debug)]
 pub(crate) struct OverChannel {
     sender: Arc<Mutex<Option<Sender<Infallible>>>>,
@@ -120,12 +120,12 @@ pub(crate) struct WantedWatch {
 #[derive(Debug, Default)]
 struct WantedState {
     is_wanted: AtomicBool,
-    /// Whether the store has confirmed that this client is told when another one waits.
+    /// Whether the store has confirmed that it notifies this client when another one waits.
     is_told: AtomicBool,
 }
 
 impl WantedWatch {
-    /// One to which nothing more happens.
+    /// Creates a watch that does not change any more.
     pub(crate) fn over(is_wanted: bool) -> Self {
         let watch = Self::default();
         watch.state.is_wanted.store(is_wanted, Ordering::Relaxed);

@@ -1,9 +1,8 @@
-//! One hold of one lock: what it is, how it goes on to the next thread of its tenure, and who is
-//! told of its end.
+//! One hold of one lock: its state, how the next hold of its tenure follows, and the channels that
+//! report its end.
 //!
 //! Decides, without any I/O, which thread can have the next hold of a tenure, and whether the lock
-//! may be kept. Knows neither the store nor the wait queues: `reporter.rs` reports a loss to
-//! others.
+//! may be kept. Knows neither the store nor the wait queues: `reporter.rs` reports losses.
 
 use std::convert::Infallible;
 use std::mem;
@@ -24,7 +23,7 @@ use crate::store::background::InDoubtHold;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Change, HoldReply, HoldRequest};
 
-/// A hold, and then the next ones of its tenure. A client may have a million, so it is small.
+/// A hold, and after it the next ones of its tenure. A client may have a million, so it is small.
 #[derive(Debug)]
 pub(crate) struct Hold {
     pub(crate) id: HoldId,
@@ -32,35 +31,35 @@ pub(crate) struct Hold {
     pub(crate) lease: Lease,
     /// Whether requests about the hold may renew it.
     pub(crate) renewed: bool,
-    /// When the tenure began: with the reply that has brought it, however far away the server is.
+    /// When the tenure began: with the reply to its request, however distant the server is.
     begun: Moment,
-    /// Until then the lock stays taken, however early the hold is released.
+    /// Until when the lock stays taken, however early the hold is released.
     pub(crate) kept_until: Moment,
-    /// The token of the present hold; of a permit, which has none, how many have had it before. It
-    /// changes while `current` is locked, and is read without that: in a forked child nothing would
-    /// unlock it.
+    /// The token of the current hold, or, for a permit, which has none, the number of holds before
+    /// it. Changed while `current` is locked, and read without the lock, which in a forked child
+    /// might never be released.
     fence: AtomicU64,
-    /// How many guards there are. Only the holding thread changes it.
+    /// The number of guards. Only the holding thread changes it.
     pub(crate) depth: AtomicU32,
-    /// Whether a request that began this hold may be executed once more, so that the hold can
-    /// reappear after its release.
+    /// Whether a request that began this hold may be executed again, so that the hold can reappear
+    /// after its release.
     pub(crate) in_doubt: AtomicBool,
-    /// How many requests to release the hold may have been executed, or come to be. With more than
+    /// How many requests to release the hold may have been executed, or may still be. If more than
     /// one, each may have ended the hold before another.
     pub(crate) releases: AtomicU16,
     /// Whether the last renewal has failed. Only the renewer sets it.
     pub(crate) failing: AtomicBool,
     /// Whether another client waits for the lock.
     wanted: AtomicBool,
-    /// Whether a hold has begun after the lock was kept, which was of use then.
+    /// Whether a hold has begun on the kept lock, so that keeping it was of use.
     pub(crate) reused: AtomicBool,
-    /// For how many milliseconds the lock is kept when the hold is over; 0 if it is not.
+    /// How many milliseconds the lock is kept when the hold is over; 0 if it is not.
     keep: u32,
     pub(crate) current: Mutex<CurrentHold>,
 }
 
 impl Hold {
-    /// A hold of the caller, acquired by a request that was sent at `sent`. Up to `room` more holds
+    /// Creates a hold of the caller, acquired by a request sent at `sent`. Up to `room` more holds
     /// may follow it.
     pub(crate) fn new(id: HoldId, fence: u64, room: u32, caller: &Caller, sent: Moment) -> Self {
         let Caller { thread, terms, times, .. } = caller;
@@ -87,8 +86,8 @@ impl Hold {
         }
     }
 
-    /// A hold that no thread has, and that may exist in the store all the same. Nothing is reported
-    /// of it.
+    /// Creates a hold that no thread has, but that may exist in the store. Nothing is reported
+    /// about it.
     pub(crate) fn in_doubt(id: HoldId, lease: Duration) -> Self {
         let now = Moment::now();
         let lease = Lease::new(now, lease, lease, None);
@@ -123,9 +122,9 @@ impl Hold {
         self.fence.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if the caller can have the next hold of this tenure: there is time and a
-    /// token left for one with its options. A lock that may be kept can be asked for, as long as
-    /// messages of other clients arrive, so there is time until one does.
+    /// Returns `true` if the caller can have the next hold of this tenure: time and a token are
+    /// left for one with its options. As long as messages of other clients arrive, they can ask for
+    /// a lock that may be kept, so there is time until one does.
     pub(crate) fn may_be_followed_by(&self, caller: &Caller, may_keep: bool) -> bool {
         let keeps = self.keep > 0 && may_keep && !self.is_wanted();
         self.suits(&caller.terms)
@@ -143,8 +142,8 @@ impl Hold {
             && !self.lease.remaining().is_zero()
     }
 
-    /// Begins the next hold of the tenure in place of this one, which is over. It relies on what
-    /// the tenure has: a renewal that is on its way counts for it, and so does a loss.
+    /// Begins the next hold of the tenure in place of this one, which is over. It has the lease of
+    /// the tenure: a renewal in flight counts for it, and so does a loss.
     pub(crate) fn begin_next(&self, caller: &Caller) {
         self.depth.store(1, Ordering::Relaxed);
         let mut current = self.current.lock();
@@ -173,29 +172,29 @@ impl Hold {
         current.kept
     }
 
-    /// Returns when the renewer has to look whether a lock that was kept a moment ago still is;
-    /// `None` if it will look already, or another thread uses the lock. So a lock in use costs no
-    /// looks, and one that is used and kept again and again costs one in the time of keeping.
+    /// Returns when the renewer has to check whether a newly kept lock still is; `None` if it
+    /// already will, or another thread uses the lock. So a lock in use costs no checks, and one
+    /// that is used and kept again and again costs one per time that it may be kept.
     pub(crate) fn begin_looks(&self) -> Option<Moment> {
         let mut current = self.current.lock();
         let begins = current.kept && !mem::replace(&mut current.looked_after, true);
         begins.then(|| self.kept_end(&current))
     }
 
-    /// Returns until when the lock is kept if no thread uses it, or `None` if the renewer has no
-    /// more to look for.
+    /// Returns until when the lock is kept if no thread uses it; `None` if the renewer has nothing
+    /// left to check.
     pub(crate) fn next_look(&self) -> Option<Moment> {
         let mut current = self.current.lock();
         current.looked_after = current.kept && self.lease.is_open();
         current.looked_after.then(|| self.kept_end(&current))
     }
 
-    /// When a lock that is kept was not used for long enough.
+    /// Returns when a kept lock has been unused for long enough.
     fn kept_end(&self, current: &CurrentHold) -> Moment {
         current.acquired.after(Duration::from_millis(self.keep.into()))
     }
 
-    /// Begins the next hold of a tenure that was kept. Returns `false` if that is over.
+    /// Begins the next hold of a kept tenure. Returns `false` if the tenure is over.
     pub(crate) fn begin_kept(&self, caller: &Caller) -> bool {
         let mut current = self.current.lock();
         let begins = !self.lease.remaining().is_zero();
@@ -207,13 +206,13 @@ impl Hold {
         begins
     }
 
-    /// Returns `true` if it is time to release a lock that is kept.
+    /// Returns `true` if it is time to release a kept lock.
     pub(crate) fn is_unused(&self) -> bool {
         let current = self.current.lock();
         current.kept && self.kept_end(&current).has_come()
     }
 
-    /// Adds tokens for the next holds, which begin with `fence`: `room` more follow that one.
+    /// Adds tokens for the next holds: `fence`, and the `room` ones after it.
     pub(crate) fn add_fences(&self, fence: u64, room: u32) {
         let mut current = self.current.lock();
         self.fence.store(fence - 1, Ordering::Relaxed);
@@ -225,7 +224,8 @@ impl Hold {
         self.wanted.load(Ordering::Acquire)
     }
 
-    /// Notes that another client waits for the lock, and tells those that watch the present hold.
+    /// Records that another client waits for the lock, and notifies threads that watch the current
+    /// hold.
     pub(crate) fn set_wanted(&self) {
         self.wanted.store(true, Ordering::Release);
         let mut current = self.current.lock();
@@ -234,17 +234,17 @@ impl Hold {
         }
     }
 
-    /// Returns the watch for other clients that wait, for the present hold.
+    /// Returns the current hold's watch for waiting clients.
     pub(crate) fn wanted(&self) -> WantedWatch {
         let mut current = self.current.lock();
-        // What is marked after this line finds the watch.
+        // A call that marks the hold after this line finds the watch.
         if self.is_wanted() || self.lease.is_settled() {
             return WantedWatch::over(self.is_wanted());
         }
         current.rare.get_or_insert_default().wanted.get_or_insert_default().clone()
     }
 
-    /// Returns a receiver that is disconnected when the hold is over, and gets no message.
+    /// Returns a receiver that is disconnected when the hold is over, and never gets a message.
     pub(crate) fn over(&self) -> Receiver<Infallible> {
         let mut current = self.current.lock();
         if self.lease.is_settled() {
@@ -253,7 +253,7 @@ impl Hold {
         current.rare.get_or_insert_default().over.get_or_insert_default().receiver.clone()
     }
 
-    /// Lets the hold disconnect a channel of several holds when it is over.
+    /// Lets the end of the hold disconnect a channel that several holds share.
     pub(crate) fn share_over(&self, channel: &OverChannel) {
         let mut current = self.current.lock();
         if self.lease.is_settled() {
@@ -263,8 +263,8 @@ impl Hold {
         }
     }
 
-    /// Ends the hold. Returns `false` if it was ended or lost before. Whether its release has found
-    /// it lost is reported later.
+    /// Ends the hold. Returns `false` if it was ended or lost before. `settle` later says whether
+    /// its release has found it lost.
     pub(crate) fn end(&self) -> bool {
         let now = Moment::now();
         let ended = self.lease.end(now);
@@ -276,8 +276,8 @@ impl Hold {
         ended
     }
 
-    /// Returns `true` if the hold of the tenure is lost that has this number: one that was handed
-    /// off, or after which the lock was kept, has ended before.
+    /// Returns `true` if the tenure's hold with this number is lost. One that was handed off, or
+    /// after which the lock was kept, ended before the loss.
     pub(crate) fn is_lost_with(&self, number: u64) -> bool {
         let current = self.current.lock();
         self.lease.is_lost() && self.number() == number && !current.kept
@@ -290,14 +290,13 @@ impl Hold {
         cause.is_some_and(|cause| self.lose_if(cause, Lease::expire))
     }
 
-    /// Marks the hold as lost because the server does not have it any more. Returns `true` for the
-    /// one call that does.
+    /// Marks the hold as lost because the server no longer has it. Returns `true` for the one call
+    /// that does.
     pub(crate) fn lose(&self) -> bool {
         self.lose_if(LossCause::Gone, Lease::lose)
     }
 
-    /// Marks a hold that was ended as lost or as released. Returns `true` for the first call that
-    /// says how it has ended.
+    /// Marks an ended hold as lost or as released. Returns `true` for the first call that does.
     pub(crate) fn settle(&self, lost: bool) -> bool {
         if lost {
             self.lose_if(LossCause::Gone, |lease| lease.settle(true))
@@ -322,8 +321,8 @@ impl Hold {
         lost
     }
 
-    /// Records which other client has the lock, unless the hold was lost for another reason than
-    /// that it is gone.
+    /// Records which other client has the lock, unless the hold is lost for a reason other than
+    /// being gone.
     pub(crate) fn set_taken(&self, by: String) {
         let mut current = self.current.lock();
         let rare = current.rare.get_or_insert_default();
@@ -332,7 +331,7 @@ impl Hold {
         }
     }
 
-    /// Records that a message came that the hold was ended by force.
+    /// Records a message that the hold was ended by force.
     pub(crate) fn set_forced(&self) {
         self.current.lock().rare.get_or_insert_default().forced = true;
     }
@@ -351,7 +350,7 @@ impl Hold {
         let current = self.current.lock();
         let rare = current.rare.as_deref();
         let cause = rare.and_then(|rare| rare.cause.clone());
-        // No call may have marked it as lost yet.
+        // Perhaps no call has marked it as lost yet.
         let cause = cause.or_else(|| self.lease.cause_at_deadline()).unwrap_or(LossCause::Gone);
         let last_failure = rare.and_then(|rare| rare.last_failure.clone());
         let last_failure = last_failure.filter(|_| cause == LossCause::Expired);
@@ -372,8 +371,8 @@ impl Hold {
         HoldRequest { hold: &self.id, change: self.begin_release(), deadline }
     }
 
-    /// Returns `true` if requests about the hold ask if another client waits for the lock, whose
-    /// message may have been lost: where a thread watches it, or it may be kept.
+    /// Returns `true` if requests about the hold ask whether another client waits for the lock,
+    /// whose message may have been lost: if a thread watches for that, or if the lock may be kept.
     pub(crate) fn asks_if_wanted(&self) -> bool {
         let is_watched = || {
             let current = self.current.lock();
@@ -382,26 +381,26 @@ impl Hold {
         self.keep > 0 || is_watched()
     }
 
-    /// Returns what renews the hold.
+    /// Returns the change that renews the hold.
     pub(crate) fn to_renew(&self, now: Moment) -> Change {
         let lease = self.lease.next(now);
         let asks = self.asks_if_wanted();
         if asks { Change::Watch { lease: Some(lease) } } else { Change::Renew { lease } }
     }
 
-    /// Returns what finds out whether the hold exists.
+    /// Returns the change that checks whether the hold exists.
     pub(crate) fn to_check(&self) -> Change {
         if self.asks_if_wanted() { Change::Watch { lease: None } } else { Change::Check }
     }
 
-    /// As `to_release`, without the request.
+    /// Like `to_release`, but returns only the change.
     pub(crate) fn begin_release(&self) -> Change {
         self.releases.fetch_add(1, Ordering::AcqRel);
         Change::Release { kept_until: self.kept_until }
     }
 
-    /// Returns what the reply to a release means. If another one may have ended the hold, a reply
-    /// that it is gone is no loss, unless it was reported as one.
+    /// Returns what the reply to a release means. If another release may have ended the hold, a
+    /// reply that it is gone is no loss, unless it was reported as one.
     pub(crate) fn release_outcome(
         &self,
         reply: Result<HoldReply, Failure>,
@@ -420,7 +419,7 @@ impl Hold {
     }
 
     /// Returns the hold for its removal from the store, where it may still exist after its release
-    /// or loss. A lock that was lost is not kept.
+    /// or loss. A lost lock does not stay taken.
     pub(crate) fn to_clean_up(&self) -> InDoubtHold {
         let kept_until = if self.lease.is_lost() { Moment::FIRST } else { self.kept_until };
         InDoubtHold {
@@ -431,8 +430,8 @@ impl Hold {
         }
     }
 
-    /// Returns what the renewer has to do for the lease next; `None` if it is over. It is not
-    /// renewed if the thread is gone that could release it.
+    /// Returns the next step of the renewer for the lease; `None` if it is over. The lease is not
+    /// renewed if the thread that could release it is gone.
     pub(crate) fn next_step(&self) -> Option<NextStep> {
         let current = self.current.lock();
         let is_alive = current.thread.as_ref().is_none_or(|thread| thread.strong_count() > 0);

@@ -1,10 +1,9 @@
-//! The lease of a hold: until when it may be relied on, when it has to be renewed, and how it has
-//! ended.
+//! The lease of a hold: until when it may be relied on, when to renew it, and how it has ended.
 //!
-//! The one fact that decides is the local deadline: *the time at which the last confirmed request
-//! was sent, plus the lease, less the drift*. It also decides which of several threads is the one
-//! that finds a hold lost or ended: the deadline is moved, found to be over, or ended by
-//! compare-and-swap, so that no thread can renew what another has seen as lost.
+//! Everything depends on the local deadline: *the time at which the last confirmed request was
+//! sent, plus the lease, less the drift*. It changes only by compare-and-swap, so that exactly one
+//! thread ends a hold or finds it lost, and no thread can renew a hold that another has seen as
+//! lost.
 //!
 //! | state | set by | followed by |
 //! |---|---|---|
@@ -20,20 +19,20 @@ use crate::base::clock::{Moment, nanos};
 use crate::base::failure::Failure;
 use crate::error::LossCause;
 
-/// A lease that is due within this part of its duration is renewed along with others.
+/// A lease that is due within this fraction of its duration is renewed along with others.
 pub(crate) const TOGETHER: u32 = 64;
 
 /// States that are not moments.
 const LOST: u64 = 0;
 const RELEASED: u64 = 1;
-/// It was ended, and it is not known yet how its release has gone.
+/// It was ended, but the outcome of its release is not known yet.
 const ENDED: u64 = 2;
 
 #[derive(Debug)]
 pub(crate) struct Lease {
-    /// Of a whole lease, in nanoseconds: a `Duration` takes twice as much memory.
+    /// The duration of a whole lease, in nanoseconds: a `Duration` takes twice as much memory.
     duration: u64,
-    /// Rarely set, so it takes no memory otherwise.
+    /// Boxed, because it is rarely set.
     age_limit: Option<Box<AgeLimit>>,
     /// The local deadline, or how the hold has ended.
     state: AtomicU64,
@@ -46,18 +45,18 @@ struct AgeLimit {
     end: Moment,
 }
 
-/// When the renewer turns to a lease next.
+/// When the renewer handles a lease next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NextStep {
     pub(crate) due: Moment,
-    /// Whether to renew it then: when a third of it has passed, a little less because of the drift.
-    /// If not, to find it lost.
+    /// Whether to renew it then: after a third of it, a little less because of the drift. If not,
+    /// it is found lost then.
     pub(crate) renews: bool,
 }
 
 impl Lease {
-    /// A lease of which a request that was sent at `sent` has brought the `first` part; a `whole`
-    /// one is longer if the age limit comes before its end.
+    /// Creates a lease that a request sent at `sent` has begun. The `first` lease is shorter than a
+    /// `whole` one if the age limit comes first.
     pub(crate) fn new(
         sent: Moment,
         first: Duration,
@@ -72,7 +71,7 @@ impl Lease {
         }
     }
 
-    /// Returns `true` if this is what a tenure with these terms has.
+    /// Returns `true` if a tenure with these terms has such a lease.
     pub(crate) fn suits(&self, whole: Duration, max_hold: Option<Duration>) -> bool {
         let limit = self.age_limit.as_ref().map(|limit| limit.max_hold);
         self.duration() == whole && limit == max_hold
@@ -92,7 +91,7 @@ impl Lease {
         self.load() > ENDED
     }
 
-    /// Returns the time for which the hold may still be relied on; zero if it is lost or ended.
+    /// Returns how long the hold may still be relied on; zero if it is lost or ended.
     pub(crate) fn remaining(&self) -> Duration {
         Moment(self.load()).left()
     }
@@ -108,8 +107,8 @@ impl Lease {
         self.limit().since(Moment::now())
     }
 
-    /// Returns the lease to ask for in a request that is sent now: less than a whole one where the
-    /// age limit comes first.
+    /// Returns the lease to ask for in a request that is sent now: less than a whole one if the age
+    /// limit comes first.
     pub(crate) fn next(&self, now: Moment) -> Duration {
         self.duration().min(self.limit().since(now))
     }
@@ -141,8 +140,8 @@ impl Lease {
         self.update(|seen| seen <= Moment::now().0, LOST)
     }
 
-    /// Marks the hold as lost because the server does not know it any more. Returns `true` for the
-    /// one call that does.
+    /// Marks the hold as lost because the server no longer knows it. Returns `true` for the one
+    /// call that does.
     pub(crate) fn lose(&self) -> bool {
         self.update(|_| true, LOST)
     }
@@ -153,12 +152,12 @@ impl Lease {
     }
 
     /// Returns `true` if the hold was ended, and its release has not found it lost. While it has
-    /// guards, that is the work of a shutdown.
+    /// guards, only a shutdown ends it.
     pub(crate) fn is_ended(&self) -> bool {
         matches!(self.load(), ENDED | RELEASED)
     }
 
-    /// Returns `true` if the hold is lost, also if no call has marked it as lost yet.
+    /// Returns `true` if the hold is lost, even if no call has marked it as lost yet.
     pub(crate) fn is_lost(&self) -> bool {
         let state = self.load();
         state == LOST || (state > ENDED && state <= Moment::now().0)
@@ -169,15 +168,15 @@ impl Lease {
         matches!(self.load(), LOST | RELEASED)
     }
 
-    /// Marks a hold that was ended as lost, because its release has found it so, or as released.
-    /// Returns `true` for the first call that says how it has ended.
+    /// Marks an ended hold as released, or as lost if its release found it lost. Returns `true` for
+    /// the first call that does.
     pub(crate) fn settle(&self, lost: bool) -> bool {
         let outcome = if lost { LOST } else { RELEASED };
         self.state.compare_exchange(ENDED, outcome, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Returns what the renewer has to do next, if the hold is still to be renewed. `None` if it is
-    /// over.
+    /// Returns the next step of the renewer; `None` if the hold is over. Without `renews`, the
+    /// lease is only found lost.
     pub(crate) fn next_step(&self, renews: bool) -> Option<NextStep> {
         let deadline = Some(Moment(self.load())).filter(|deadline| deadline.0 > ENDED)?;
         if !renews || self.is_last(deadline) {
@@ -186,7 +185,8 @@ impl Lease {
         Some(NextStep { due: deadline.before(self.duration() * 2 / 3), renews: true })
     }
 
-    /// Sets the state to `next` while it is a moment that `may_change`. Returns `true` if it has.
+    /// Sets the state to `next` if it is a moment that `may_change` accepts. Returns `true` if it
+    /// did.
     fn update(&self, may_change: impl Fn(u64) -> bool, next: u64) -> bool {
         let change = |seen| (seen > ENDED && may_change(seen)).then_some(next);
         self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok()
@@ -207,18 +207,18 @@ pub(crate) enum HoldFailure {
 }
 
 impl HoldFailure {
-    /// Why a hold with this lease is not valid any more, though it has guards.
+    /// Returns why a hold with this lease is no longer valid, though it has guards.
     pub(crate) fn of(lease: &Lease) -> Self {
         if lease.is_ended() { Self::Ended } else { Self::Lost }
     }
 }
 
-/// Returns for how long a lease may be relied on, from when the request for it was sent.
+/// Returns how long a lease may be relied on, counted from when its request was sent.
 pub(crate) fn reliable(lease: Duration) -> Duration {
     lease.saturating_sub(drift(lease))
 }
 
-/// What clocks may differ by within a lease: 1 % of it and 2 ms, as in
+/// Returns how much clocks may drift apart within a lease: 1 % of it and 2 ms, as in
 /// <https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>.
 fn drift(lease: Duration) -> Duration {
     lease / 100 + Duration::from_millis(2)

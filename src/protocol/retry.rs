@@ -1,19 +1,19 @@
 //! When a call tries again after a failure or while a lock is held, and when it gives up.
 //!
 //! Decides from the kinds of the failures, the limit of the call and the retry window. Knows
-//! neither which request has failed nor what for.
+//! neither which request failed nor its purpose.
 
 use std::time::{Duration, Instant};
 
 use crate::base::failure::{Failure, FailureKind};
 use crate::protocol::call::{CallTimes, Wait};
 
-/// The pauses after failures. They do not follow the backoff of the waiters, which is about a lock
-/// that is held: a server may be back soon, and no wake-up announces that.
+/// The pauses after failures. They do not follow the backoff of the waiters, which is for a held
+/// lock: a server may be back soon, and no wake-up announces that.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 
-/// How long a thread yields to clients that have waited longer after the lock has become free by
-/// itself, so that it was offered to none. Long enough for one that is far away.
+/// How long a thread yields to clients that have waited longer, after the lock became free by
+/// itself and so was offered to none. Long enough for a distant client.
 const YIELD_TIME: Duration = Duration::from_millis(200);
 
 /// Returns `true` if a failure says something about the server rather than about the request or
@@ -34,11 +34,11 @@ pub(crate) struct RetryPolicy {
     wait: Wait,
     times: CallTimes,
     window: Duration,
-    /// Since when there has been no reply that counts.
+    /// When failures began after the last reply that counts.
     failing_since: Option<Instant>,
     disconnects: u32,
     silences: u32,
-    /// Whether an attempt may have been executed though it has failed.
+    /// Whether a failed attempt may have been executed.
     in_doubt: bool,
     backoff: Backoff,
 }
@@ -62,7 +62,7 @@ impl RetryPolicy {
         self.times.request_deadline(self.wait, Instant::now())
     }
 
-    /// Ends an outage: the retry window begins anew with the next failure.
+    /// Ends an outage: the next failure begins a new retry window.
     pub(crate) fn record_reply(&mut self) {
         self.failing_since = None;
     }
@@ -72,8 +72,8 @@ impl RetryPolicy {
         self.failing_since.is_some()
     }
 
-    /// Returns how long to pause before the next attempt; `None` if there should be none. Notes in
-    /// the failure what earlier ones have left in doubt.
+    /// Returns how long to pause before the next attempt; `None` if there should be none. Records
+    /// in the failure whether an earlier attempt may have been executed.
     pub(crate) fn pause_after(&mut self, failure: &mut Failure, now: Instant) -> Option<Duration> {
         let since = *self.failing_since.get_or_insert(now);
         failure.after_doubt |= self.in_doubt;
@@ -94,7 +94,7 @@ impl RetryPolicy {
             }
             FailureKind::Transient => {}
         }
-        // Only its use shows that the server has closed an idle connection.
+        // That the server has closed an idle connection shows only when it is used.
         let at_once = failure.kind == FailureKind::Disconnected && self.disconnects == 1;
         if at_once {
             return Some(Duration::ZERO);
@@ -111,8 +111,8 @@ impl RetryPolicy {
     }
 }
 
-/// The pauses between attempts, by decorrelated jitter: each is random between the least and three
-/// times the one before, so that waiters that met once do not meet again, and capped
+/// The pauses between attempts, with decorrelated jitter: each is random between the minimum and
+/// three times the previous one, and capped, so that waiters that met once do not meet again
 /// (<https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/>).
 #[derive(Clone)]
 pub(crate) struct Backoff {
@@ -143,16 +143,16 @@ impl Iterator for Backoff {
 
 /// The pauses of a thread at the head of its queue while another owner holds the lock.
 pub(crate) struct HeldPauses {
-    /// Since the last wake-up.
+    /// The backoff since the last wake-up.
     pub(crate) backoff: Option<Backoff>,
     /// Until then the thread yields to waiting clients.
     pub(crate) yields_until: Instant,
 }
 
 impl HeldPauses {
-    /// Returns the pause before the next attempt, cut to the time after which the lock becomes free
-    /// by itself, and a little more, because Redis counts whole milliseconds; or, while this thread
-    /// yields, to the time after which it does not.
+    /// Returns the pause before the next attempt: at most until the lock becomes free by itself,
+    /// and a little more, because Redis counts whole milliseconds. While this thread yields, the
+    /// pause lasts at most until it stops yielding.
     pub(crate) fn next(
         &mut self,
         backoff: (Duration, Duration),
@@ -163,8 +163,8 @@ impl HeldPauses {
         let pause = backoff.next().unwrap_or_default();
         match remaining.map(|remaining| remaining + Duration::from_millis(1)) {
             Some(free) if free <= pause => {
-                // Not twice in a row: two clients that are far away would miss what each of them
-                // has the other offered, again and again.
+                // Not twice in a row: two distant clients would keep causing offers to each other
+                // that both miss.
                 if now >= self.yields_until {
                     self.yields_until = now + free + YIELD_TIME;
                 }

@@ -1,4 +1,4 @@
-//! A client in a forked child, in which threads of the parent had locked everything.
+//! A client in a forked child, after threads of the parent had locked everything.
 
 use std::sync::Arc;
 use std::thread;

@@ -1,4 +1,4 @@
-//! A panic while a request is sent, after which the client must go on.
+//! Panics while a request is sent, which the client must survive.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::local::tests::{LEASE, Outcome, Scene, eventually};
 use crate::protocol::call::Wait;
 use crate::protocol::hold::Hold;
 
-/// Has a thread end a hold, which panics.
+/// Ends a hold, which panics.
 fn end_with_a_panic(scene: &Scene, hold: &Arc<Hold>, end: fn(&Scene, &Arc<Hold>)) {
     let ended = catch_unwind(AssertUnwindSafe(|| end(scene, hold)));
     ended.expect_err("a panic");
@@ -22,7 +22,7 @@ fn drop_with_a_panic(scene: &Scene, hold: &Arc<Hold>) {
     scene.unlock_on_drop(hold);
 }
 
-/// Posts the release if a thread waits, and asks for it otherwise.
+/// Posts the release if a thread waits, otherwise waits for the reply.
 fn unlock_with_a_panic(scene: &Scene, hold: &Arc<Hold>) {
     scene.store.post_panics.store(true, Ordering::SeqCst);
     scene.store.set_outcomes(&[Outcome::Panic]);

@@ -1,4 +1,4 @@
-//! Holds that several threads or one call have together.
+//! Several holds that one request gets for several threads, or one call for several locks.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -32,7 +32,7 @@ fn end(scene: &Scene, hold: Arc<Hold>) {
     release::unlock(&scene.shared, &[hold]).expect("released");
 }
 
-/// Has this many threads wait, one after the other.
+/// Waits until this many threads wait.
 fn wait_until(scene: &Scene, waiting: u64) {
     eventually(|| scene.shared.stats().waiting == waiting);
 }
@@ -66,8 +66,8 @@ fn one_request_serves_all_readers_that_wait() {
     end(&scene, acquire_kind(&scene, HoldKind::Write));
 }
 
-/// Has one of two readers leave while the head's requests for both have these outcomes, and checks
-/// that a writer comes in after the other one.
+/// Cancels one of two readers while the head's requests for both have these outcomes, and checks
+/// that a writer gets the lock after the other one.
 fn leave_during(outcomes: &[Outcome]) {
     let scene = scene();
     let writer = acquire_kind(&scene, HoldKind::Write);

@@ -10,7 +10,7 @@ use crate::local::release::shut_down;
 use crate::local::tests::{LEASE, Outcome, Scene, eventually};
 use crate::protocol::call::Wait;
 
-/// Long for what a thread does between two lines of a test.
+/// Much longer than what a thread does between two lines of a test.
 const WHILE: Duration = Duration::from_millis(100);
 
 const SOON: Duration = Duration::from_secs(10);

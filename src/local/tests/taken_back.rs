@@ -1,5 +1,5 @@
-//! Holds that a client takes back are no other owner's, and what a call gives back on its way does
-//! not prolong the call.
+//! A hold that its own client takes back does not count as another owner's, and giving back holds
+//! does not prolong a call.
 
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -14,14 +14,14 @@ use crate::store::Store;
 use crate::store::hold_id::HoldKind;
 use crate::store::request::{POST_MOMENT, Registration};
 
-/// Long for what a thread does between two lines of a test.
+/// Much longer than what a thread does between two lines of a test.
 const WHILE: Duration = Duration::from_millis(300);
 
 fn is_shortfall<T>(result: &Result<T, Error>) -> bool {
     matches!(result, Err(Error::NotReplicated { .. }))
 }
 
-/// The request of the first one is executed, and seems to succeed, long before it falls short.
+/// The first thread's request is executed, and seems to succeed, long before it falls short.
 #[test]
 fn a_thread_behind_a_hold_that_falls_short_is_not_told_of_another_owner() {
     for begins in [|| Wait::No, || Wait::Until(Instant::now())] {
@@ -31,7 +31,7 @@ fn a_thread_behind_a_hold_that_falls_short_is_not_told_of_another_owner() {
             let first = scope.spawn(|| scene.lock_with(Wait::Endless));
             eventually(|| scene.is_held());
             let told = scene.lock_with(begins());
-            // Or it is its turn, and nothing is wrong any more.
+            // Or it gets its turn, and nothing is wrong any more.
             let has_lock = matches!(told, Ok(Some(_)));
             assert!(is_shortfall(&told) || has_lock, "{told:?}");
             assert!(is_shortfall(&first.join().expect("no panic")));
@@ -39,7 +39,7 @@ fn a_thread_behind_a_hold_that_falls_short_is_not_told_of_another_owner() {
     }
 }
 
-/// The one in front has failed, and the next one has no reply yet.
+/// The first call has failed, and the second has no reply yet.
 #[test]
 fn a_failure_counts_for_threads_that_waited_then_whoever_is_the_head_now() {
     let scene = Scene::new(LEASE * 10);
@@ -78,7 +78,7 @@ fn a_hold_in_doubt_of_the_same_client_is_no_other_owner() {
 fn a_lost_hold_of_the_same_client_is_no_other_owner() {
     let scene = Scene::new(LEASE);
     scene.store.is_silent_to_jobs.store(true, Ordering::SeqCst);
-    // The store counts from the reply.
+    // The store counts the lease from the execution of the request.
     scene.store.set_outcomes(&[Outcome::SlowRequest(LEASE / 2)]);
     let level = scene.lock();
     eventually(|| !scene.shared.is_held(&level.hold));
@@ -87,7 +87,7 @@ fn a_lost_hold_of_the_same_client_is_no_other_owner() {
     scene.lock_with(Wait::No).expect("a reply").expect("a lock");
 }
 
-/// A client that keeps its lock, and needs more tokens for the next hold.
+/// Returns a client that keeps its lock, and needs more tokens for the next hold.
 fn scene_with_a_kept_lock(lease: Duration) -> Scene {
     let mut scene = Scene::with(Scripted::default(), lease);
     (scene.options.renew, scene.options.keep) = (true, lease);

@@ -1,4 +1,4 @@
-//! What a wake-up from another client does for a thread that waits.
+//! Wake-ups from other clients, for a waiting thread.
 
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -22,7 +22,7 @@ use crate::store::request::{Acquire, AcquireReply, Change, HoldRequest, Registra
 /// Longer than a test.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A lock that another client has, for a thread that waits.
+/// A lock that another client holds, and a client that waits for it.
 struct Waiting {
     scene: Scene,
     wakes: Sender<Result<Wake, Failure>>,
