@@ -112,12 +112,12 @@ impl Hold {
         }
     }
 
-    /// Returns the fencing token of the present hold, or 0 for a permit, which has none.
+    /// Returns the fencing token of the current hold, or 0 for a permit, which has none.
     pub(crate) fn fence(&self) -> u64 {
         if matches!(self.id.kind, HoldKind::Permit { .. }) { 0 } else { self.number() }
     }
 
-    /// Returns the number of the present hold within its tenure. Later holds have greater numbers.
+    /// Returns the number of the current hold within its tenure. Later holds have greater numbers.
     pub(crate) fn number(&self) -> u64 {
         self.fence.load(Ordering::Relaxed)
     }
@@ -172,9 +172,9 @@ impl Hold {
         current.kept
     }
 
-    /// Returns when the renewer has to check whether a newly kept lock still is; `None` if it
-    /// already will, or another thread uses the lock. So a lock in use costs no checks, and one
-    /// that is used and kept again and again costs one per time that it may be kept.
+    /// Returns when the renewer has to check whether a newly kept lock still is; `None` if it will
+    /// anyway, or another thread uses the lock. So a lock in use costs no checks, and one that is
+    /// used and kept again and again costs one per period of keeping.
     pub(crate) fn begin_looks(&self) -> Option<Moment> {
         let mut current = self.current.lock();
         let begins = current.kept && !mem::replace(&mut current.looked_after, true);
