@@ -10,7 +10,8 @@ use crate::error::LossCause;
 ///
 /// A set of locks is reported once all are acquired, each lock by its own name. A call that does
 /// not get its set is reported once, with all names separated by commas. Inner levels of nested
-/// locks are not reported. Permits of a semaphore have no fencing token: `fence` is 0.
+/// locks are not reported, nor are readers that share the hold of another reader of this client.
+/// Permits of a semaphore have no fencing token: `fence` is 0.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {

@@ -55,6 +55,10 @@ mod real {
 
     impl HoldSpan {
         pub(crate) fn open(&self, name: &str, fence: impl FnOnce() -> u64) {
+            // Readers share one.
+            if self.0.lock().is_some() {
+                return;
+            }
             let span = open(|| {
                 let (fence, lost) = (fence(), Empty);
                 tracing::info_span!(target: "leasehold", "hold", name, fence, lost)

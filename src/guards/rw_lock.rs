@@ -10,10 +10,13 @@ use crate::store::hold_id::HoldKind;
 /// A read-write lock: any number of readers, or one writer. Created by
 /// [`Client::rw_lock`](crate::Client::rw_lock).
 ///
-/// Every reader and writer has its own lease, and blocks others for no longer than that if it dies.
-/// All clients are served first come, first served, and readers next to each other in the queue
-/// share the lock. So a waiting writer goes before readers that arrive later, including
-/// [`try_read`](RwLock::try_read), and readers do not wait forever either.
+/// Every writer has its own lease, and so have the readers of a client together: no holder blocks
+/// others for longer than that if it dies. Readers of a client share a hold in the server. While
+/// its [tenure](crate::Builder::tenure) lasts and no writer of this process waits, they come and go
+/// without a request, and the last one releases it. So `lost`, `verify` and `renew` of a read guard
+/// are about that hold. All clients are served first come, first served, and readers next to each
+/// other in the queue share the lock. So a waiting writer goes before readers that arrive later,
+/// including [`try_read`](RwLock::try_read), and readers do not wait forever either.
 ///
 /// The lock is not reentrant, and a reader cannot become a writer: a thread that holds either guard
 /// and waits for the other waits for itself. A writer can become a reader by
@@ -79,7 +82,7 @@ waits! {
     read;
 
     /// Attempts to acquire the lock for reading without waiting. Returns `None` if a writer holds
-    /// it or waits for it. Blocks for one round trip.
+    /// it or waits for it. Blocks for one round trip at most.
     try_read;
 
     try_read_for;

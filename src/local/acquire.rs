@@ -218,6 +218,8 @@ impl LockCall<'_> {
                     // It may have been ended or lost before it was missed there.
                     wait_queues.end_hold(&hold);
                 }
+                Outcome::Shared(hold) if shared.is_valid(&hold) => return Ok(Some(hold)),
+                Outcome::Shared(_) => {}
                 Outcome::Alone => return self.acquire_alone(),
                 Outcome::Busy => {
                     reporter.report_contended(name, &self.contended);
@@ -245,6 +247,7 @@ impl LockCall<'_> {
             let (mut turn, queues) = (self.turn(), &shared.wait_queues);
             let next = queues.with(&hold, |name| {
                 queues.check_open()?;
+                turn.now = Instant::now();
                 Ok(name.call(call, rejoins, &mut turn))
             })?;
             self.apply(turn.effects);
@@ -351,10 +354,14 @@ impl LockCall<'_> {
         }
     }
 
-    /// Has the conversation take an input, and does what follows besides what is next.
+    /// Has the conversation take an input, and does what follows besides what is next. The time is
+    /// read while the name is locked: no reply may seem older than a call that it decides on.
     fn step(&self, act: impl FnOnce(&mut Name<Arc<Parker>>, &mut Turn) -> Next) -> Next {
         let mut turn = self.turn();
-        let next = self.with(|name| act(name, &mut turn));
+        let next = self.with(|name| {
+            turn.now = Instant::now();
+            act(name, &mut turn)
+        });
         self.apply(turn.effects);
         next
     }
@@ -362,7 +369,10 @@ impl LockCall<'_> {
     /// Removes the call. Returns `false` if it was told how it ends.
     fn leave(&self, number: u64) -> bool {
         let mut turn = self.turn();
-        let has_left = self.with(|name| name.leave(number, &mut turn));
+        let has_left = self.with(|name| {
+            turn.now = Instant::now();
+            name.leave(number, &mut turn)
+        });
         self.apply(turn.effects);
         has_left
     }

@@ -148,8 +148,8 @@ impl SetCall<'_> {
         }
     }
 
-    /// Checks that the name in the way has a lock: an attempt for several locks does not look
-    /// closely. Without an answer, it counts as a held lock.
+    /// Checks what a name in the way has: an attempt for several locks does not look closely.
+    /// Without an answer, it counts as a held lock.
     ///
     /// # Errors
     ///

@@ -42,7 +42,7 @@ pub(crate) fn hand_off_or_unlock(shared: &Shared, hold: &Arc<Hold>) -> Result<()
 fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
     shared.check_process()?;
     let Some(first) = holds.first() else { return Ok(()) };
-    if first.depth.load(Ordering::Relaxed) > 1 {
+    if first.levels() > 1 {
         return end_level(shared, first);
     }
     let mut result = Ok(());
@@ -167,9 +167,9 @@ pub(crate) fn unlock_on_drop(shared: &Shared, holds: &[Arc<Hold>]) {
     let Some(first) = holds.first().filter(|_| shared.check_process().is_ok()) else {
         return;
     };
-    let depth = first.depth.load(Ordering::Relaxed);
-    if depth > 1 {
-        return post_depth(shared, first, depth - 1);
+    let levels = first.levels();
+    if levels > 1 {
+        return post_depth(shared, first, levels - 1);
     }
     release_unawaited(shared, holds, None);
 }
@@ -186,7 +186,7 @@ fn release_unawaited(shared: &Shared, holds: &[Arc<Hold>], write_by: Option<Inst
     let mut awaited = Awaited::new(shared);
     for hold in holds {
         match end_locally(shared, hold, true) {
-            Ending::HandedOff | Ending::Kept => continue,
+            Ending::HandedOff | Ending::Kept | Ending::Shared => continue,
             Ending::Lost => {}
             Ending::Released { is_awaited } => {
                 released.push(hold.clone());
@@ -217,7 +217,7 @@ fn end_locally(shared: &Shared, hold: &Arc<Hold>, hands_off: bool) -> Ending {
         span.close(false);
     }
     match ending {
-        Ending::HandedOff => {}
+        Ending::HandedOff | Ending::Shared => {}
         Ending::Kept | Ending::Released { .. } => {
             shared.counters.held.fetch_sub(1, Ordering::Relaxed);
             if ending == Ending::Kept {

@@ -84,8 +84,7 @@ pub(crate) struct CleanUp {
     deadline: Moment,
     pause: Duration,
     longest_pause: Duration,
-    /// A hold that was not ended by its holder but, for example, by a shutdown; `None` once the
-    /// outcome of its release is known.
+    /// The hold that a shutdown has ended, until the outcome of its release is known.
     pub(super) ended: Option<Arc<Hold>>,
     /// How many more replies it takes until the hold counts as removed.
     pub(super) unconfirmed: u8,
@@ -119,7 +118,7 @@ impl CleanUp {
         Self { unconfirmed: 0, unregisters: true, ..Self::new(removal) }
     }
 
-    /// Creates the release of a hold that was not ended by its holder.
+    /// Creates the release of a hold that a shutdown has ended.
     pub(crate) fn of_ended(hold: &Arc<Hold>) -> Self {
         Self { ended: Some(hold.clone()), ..Self::new(hold.to_clean_up()) }
     }

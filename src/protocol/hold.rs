@@ -39,7 +39,8 @@ pub(crate) struct Hold {
     /// it. Changed while `current` is locked, and read without the lock, which in a forked child
     /// might never be released.
     fence: AtomicU64,
-    /// The number of guards. Only the holding thread changes it.
+    /// The number of guards. Only the holding thread changes it. Readers share a hold: for them it
+    /// changes while the name is locked.
     pub(crate) depth: AtomicU32,
     /// Whether a request that began this hold may be executed again, so that the hold can reappear
     /// after its release.
@@ -112,14 +113,19 @@ impl Hold {
         }
     }
 
-    /// Returns the fencing token of the current hold, or 0 for a permit, which has none.
+    /// Returns the fencing token of the present hold, or 0 for a permit, which has none.
     pub(crate) fn fence(&self) -> u64 {
         if matches!(self.id.kind, HoldKind::Permit { .. }) { 0 } else { self.number() }
     }
 
-    /// Returns the number of the current hold within its tenure. Later holds have greater numbers.
+    /// Returns the number of the present hold within its tenure. Later holds have greater numbers.
     pub(crate) fn number(&self) -> u64 {
         self.fence.load(Ordering::Relaxed)
+    }
+
+    /// Returns how many levels the hold has in the store. The guards of readers share one.
+    pub(crate) fn levels(&self) -> u32 {
+        if self.id.kind.is_lock() { self.depth.load(Ordering::Relaxed) } else { 1 }
     }
 
     /// Returns `true` if the caller can have the next hold of this tenure: time and a token are
@@ -172,9 +178,9 @@ impl Hold {
         current.kept
     }
 
-    /// Returns when the renewer has to check whether a newly kept lock still is; `None` if it will
-    /// anyway, or another thread uses the lock. So a lock in use costs no checks, and one that is
-    /// used and kept again and again costs one per period of keeping.
+    /// Returns when the renewer has to check whether a newly kept lock still is; `None` if it
+    /// already will, or another thread uses the lock. So a lock in use costs no checks, and one
+    /// that is used and kept again and again costs one per time that it may be kept.
     pub(crate) fn begin_looks(&self) -> Option<Moment> {
         let mut current = self.current.lock();
         let begins = current.kept && !mem::replace(&mut current.looked_after, true);

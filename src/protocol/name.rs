@@ -127,6 +127,8 @@ pub(crate) enum Outcome {
         /// Whether the client waits no more for what this is a hold of.
         unregisters: bool,
     },
+    /// With a hold of readers, which has one more now.
+    Shared(Arc<Hold>),
     /// With the next hold of a tenure that was kept. The holds before it have ended.
     Kept {
         hold: Arc<Hold>,
@@ -180,6 +182,8 @@ pub(crate) struct Effects {
 pub(crate) enum Ending {
     /// It is the hold of the next call now.
     HandedOff,
+    /// Other readers have it still.
+    Shared,
     /// The client keeps the lock.
     Kept,
     /// It was lost, or had ended, before.
@@ -349,8 +353,8 @@ impl<P> Conversation<P> {
         // When a first call tries first, no call behind it is worth a look.
         let behind = behind.filter(|_| self.registration == Registration::Registered);
         let others = behind.into_iter().flatten().take_while(|call| {
-            let shares = hold.kind.shares_with(hold.kind);
-            shares && (call.hold.kind, call.caller.times.lease) == (hold.kind, lease)
+            let several = matches!(hold.kind, HoldKind::Permit { .. });
+            several && (call.hold.kind, call.caller.times.lease) == (hold.kind, lease)
         });
         let others: Vec<_> = others.take(SHARERS_MAX).collect();
         let is_followed = behind.is_some_and(|behind| !behind.is_empty());
@@ -444,6 +448,16 @@ impl<P: Port> Name<P> {
             }
             return self.begin(call, Registration::IfHeld, refills.then_some(kept), turn);
         }
+        if let Phase::Held(readers) = &self.phase
+            && !readers.id.kind.is_lock()
+        {
+            if Self::may_share(readers, &call) {
+                readers.depth.fetch_add(1, Ordering::Relaxed);
+                return Next::Done(Outcome::Shared(readers.clone()));
+            }
+            // From now on no reader goes before this call.
+            self.phase = Phase::Idle;
+        }
         // The hold has ended, and its release is about to be sent.
         let is_over = |hold: &Hold| hold.lease.remaining().is_zero();
         let is_free = match &self.phase {
@@ -460,6 +474,11 @@ impl<P: Port> Name<P> {
         let until = Self::park_until(&call, turn);
         self.push(call, rejoins);
         Next::Park { until, contended: true }
+    }
+
+    /// Returns `true` if a call can have the hold of other readers, which does not end before.
+    fn may_share(readers: &Hold, call: &Call<P>) -> bool {
+        call.hold.kind == HoldKind::Read && readers.may_be_followed_by(&call.caller, false)
     }
 
     /// Returns until when a call is parked behind others. One that wants a permit may come first
@@ -575,7 +594,11 @@ impl<P: Port> Name<P> {
                     // Another call can have its hold at the same time.
                     turn.effects.spare = talk.spare.take();
                     self.phase = Phase::Waiting(talk);
-                    self.advance();
+                    if hold.id.kind == HoldKind::Read {
+                        self.share(&hold);
+                    } else {
+                        self.advance();
+                    }
                     return Next::Done(Outcome::Acquired { hold, ended: Vec::new() });
                 }
                 self.phase = Phase::Held(hold.clone());
@@ -618,6 +641,22 @@ impl<P: Port> Name<P> {
                 self.ask(talk, turn)
             }
             Err(failure) => self.fail(talk, failure, turn),
+        }
+    }
+
+    /// Lets the readers right behind the first call share its hold, and those to come, unless
+    /// another call waits.
+    fn share(&mut self, hold: &Arc<Hold>) {
+        if let Some(behind) = &mut self.behind {
+            while behind.front().is_some_and(|next| Self::may_share(hold, next))
+                && let Some(next) = behind.pop_front()
+            {
+                hold.depth.fetch_add(1, Ordering::Relaxed);
+                next.port.send(Next::Done(Outcome::Shared(hold.clone())));
+            }
+        }
+        if self.advance().is_none() {
+            self.phase = Phase::Held(hold.clone());
         }
     }
 
@@ -1056,7 +1095,14 @@ impl<P: Port> Name<P> {
         may_keep: bool,
         mut report: impl FnMut() -> bool,
     ) -> Ending {
-        if hands_off && self.is_held_by(hold) {
+        if hold.id.kind == HoldKind::Read
+            && hold.depth.load(Ordering::Relaxed) > 1
+            && hold.lease.is_open()
+        {
+            hold.depth.fetch_sub(1, Ordering::Relaxed);
+            return Ending::Shared;
+        }
+        if hands_off && hold.id.kind.is_lock() && self.is_held_by(hold) {
             let next = self.calls_behind().next();
             let follows = |next: &Call<P>| hold.may_be_followed_by(&next.caller, may_keep);
             let (is_last, follows) = (next.is_none(), next.is_some_and(follows));

@@ -178,7 +178,11 @@ impl Scene {
     /// Returns whether they had the lock, each time.
     fn run<const N: usize>(self: &Arc<Self>, waits: [Wait; N]) -> [Result<bool>; N] {
         self.spawn(Self::compete);
-        let rounds = if self.keeps { 4 } else { 1 };
+        self.run_alone(waits)
+    }
+
+    fn run_alone<const N: usize>(self: &Arc<Self>, waits: [Wait; N]) -> [Result<bool>; N] {
+        let rounds = if self.keeps || self.failures > 0 { 4 } else { 1 };
         let threads = waits.map(|wait| {
             let scene = self.clone();
             let round = move |all, _| Ok(scene.lock_and_unlock(wait)? && all);
@@ -225,6 +229,7 @@ impl Scene {
                 Outcome::Alone | Outcome::Busy => return Ok(None),
                 Outcome::Failed(failure) => return Err(failure.into_error("acquire", &self.name)),
                 Outcome::HandedOff { hold, .. } => (hold, Vec::new(), false),
+                Outcome::Shared(hold) => (hold, Vec::new(), false),
                 Outcome::Kept { hold, ended } => (hold, ended, true),
             };
             for hold in ended {
@@ -319,25 +324,27 @@ impl Scene {
     /// Has the conversation take an input, and does what follows besides what is next.
     fn step<T>(self: &Arc<Self>, act: impl FnOnce(&mut Name<Arc<Parker>>, &mut Turn) -> T) -> T {
         let Store { withdraws, keeps_order, .. } = *self.store.lock();
-        let mut turn = Turn {
-            now: self.now(),
-            missed_messages: false,
-            withdraws,
-            keeps_order,
-            backoff: (NEVER, NEVER),
-            retry_window: SOON,
-            effects: Effects::default(),
-        };
-        let result = self.queues.with_name(self.kind, &self.name, |name| act(name, &mut turn));
-        for (hold, ..) in turn.effects.clean_ups {
+        let (result, effects) = self.queues.with_name(self.kind, &self.name, |name| {
+            let mut turn = Turn {
+                now: self.now(),
+                missed_messages: false,
+                withdraws,
+                keeps_order,
+                backoff: (NEVER, NEVER),
+                retry_window: SOON,
+                effects: Effects::default(),
+            };
+            (act(name, &mut turn), turn.effects)
+        });
+        for (hold, ..) in effects.clean_ups {
             self.spawn(move |scene| {
                 scene.remove(&hold);
                 scene.queues.settle_release(&hold, || true);
             });
         }
-        turn.effects.release.iter().for_each(|kept| self.post(kept));
-        turn.effects.lost.iter().for_each(|kept| self.lose(kept));
-        turn.effects.spare.iter().for_each(|spare| self.unlock(spare));
+        effects.release.iter().for_each(|kept| self.post(kept));
+        effects.lost.iter().for_each(|kept| self.lose(kept));
+        effects.spare.iter().for_each(|spare| self.unlock(spare));
         result
     }
 
@@ -378,7 +385,7 @@ impl Scene {
             true
         };
         match self.queues.end(hold, hands_off, report) {
-            Ending::HandedOff | Ending::Kept => {}
+            Ending::HandedOff | Ending::Kept | Ending::Shared => {}
             Ending::Lost => self.queues.end_hold(hold),
             Ending::Released { is_awaited } => {
                 if posts {
@@ -440,8 +447,7 @@ impl Scene {
             drop(store);
             let Some(nonce) = held else {
                 thread::yield_now();
-                self.store.lock().is_taken = false;
-                self.queues.wake(self.kind, &self.name);
+                self.set_free();
                 continue;
             };
             if let Some(kept) = self.queues.recall(&self.name, nonce, waits) {
@@ -454,6 +460,12 @@ impl Scene {
                 self.end_kept();
             }
         }
+    }
+
+    /// Has another client give back what it has.
+    fn set_free(&self) {
+        self.store.lock().is_taken = false;
+        self.queues.wake(self.kind, &self.name);
     }
 
     fn end_kept(self: &Arc<Self>) {
@@ -504,6 +516,20 @@ fn no_thread_is_the_head_before_a_lock_that_was_handed_off_is_released() {
         }
         thread::yield_now();
         scene.unlock(&mine);
+        scene.check_nothing_is_left();
+    });
+}
+
+#[test]
+fn a_deadline_ends_a_wait_behind_a_call_that_waits_on() {
+    under_many_schedules(|| {
+        let scene = Arc::new(Scene::of_lock(false));
+        scene.store.lock().is_taken = true;
+        scene.spawn(|scene| assert!(scene.lock_and_unlock(Wait::Endless).expect("open")));
+        for locked in scene.run_alone([scene.soon(), Wait::No, scene.soon()]) {
+            assert!(!locked.expect("no failure"), "another client has the lock");
+        }
+        scene.set_free();
         scene.check_nothing_is_left();
     });
 }

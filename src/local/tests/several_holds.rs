@@ -56,7 +56,8 @@ fn one_request_serves_all_readers_that_wait() {
             readers.into_iter().map(|reader| reader.join().expect("no panic")).collect();
         assert_eq!(scene.store.registrations.lock().len(), 4);
         let stats = scene.shared.counters.to_stats();
-        assert_eq!((stats.handoffs, stats.acquired, stats.held), (0, 4, 3));
+        // They share a hold, which ends with the last of them.
+        assert_eq!((stats.handoffs, stats.acquired, stats.held), (0, 2, 1));
         for hold in holds {
             assert!(scene.shared.is_held(&hold));
             end(&scene, hold);
@@ -105,9 +106,9 @@ fn a_hold_in_doubt_of_a_thread_that_leaves_is_cleaned_up() {
     leave_during(&[Outcome::LostReply, Outcome::Slow(LEASE)]);
 }
 
-/// The second request finds the holds of the first one.
+/// The second request finds the hold of the first one, which may come again: none shares that.
 #[test]
-fn threads_get_the_holds_that_a_request_without_a_reply_has_brought() {
+fn a_reader_gets_the_hold_that_a_request_without_a_reply_has_brought() {
     let scene = scene();
     let writer = acquire_kind(&scene, HoldKind::Write);
     thread::scope(|scope| {
@@ -116,8 +117,10 @@ fn threads_get_the_holds_that_a_request_without_a_reply_has_brought() {
         eventually(|| scene.store.registrations.lock().len() == 3);
         scene.store.set_outcomes(&[Outcome::Fine, Outcome::LostReply]);
         end(&scene, writer);
-        for hold in readers.map(|reader| reader.join().expect("no panic")) {
-            assert!(hold.in_doubt.load(Ordering::Relaxed), "the first request may come late");
+        let holds = readers.map(|reader| reader.join().expect("no panic"));
+        let in_doubt = holds.iter().filter(|hold| hold.in_doubt.load(Ordering::Relaxed));
+        assert_eq!(in_doubt.count(), 1, "the first request may come late");
+        for hold in holds {
             end(&scene, hold);
         }
     });

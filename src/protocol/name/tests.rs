@@ -9,6 +9,8 @@ use crate::protocol::call::tests::caller;
 
 const SOON: Duration = Duration::from_secs(10);
 
+const PERMIT: HoldKind = HoldKind::Permit { of: 1 };
+
 /// What a call was told.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Told(Rc<RefCell<VecDeque<Next>>>);
@@ -216,7 +218,7 @@ fn a_call_that_has_lost_its_hold_on_the_way_goes_before_later_ones() {
 }
 
 #[test]
-fn a_request_asks_for_the_neighbours_that_want_the_same() {
+fn a_request_for_a_permit_asks_for_the_neighbours_that_want_the_same() {
     use HoldKind::{Lock, Permit, Read, Write};
     let asked = |kinds: &[HoldKind]| {
         let mut world = World::new();
@@ -226,21 +228,80 @@ fn a_request_asks_for_the_neighbours_that_want_the_same() {
         assert!(world.leave(first));
         asks(&world.due(second)).others.len()
     };
-    assert_eq!(asked(&[Read, Read]), 0);
-    assert_eq!(asked(&[Read, Read, Read, Read, Write, Read]), 2, "a writer comes first");
-    assert_eq!(asked(&[Read, Read, Write, Read]), 0);
+    let (two, three) = (Permit { of: 2 }, Permit { of: 3 });
+    assert_eq!(asked(&[two, two]), 0);
+    assert_eq!(asked(&[two, two, two, two, three, two]), 2, "another bound comes first");
+    assert_eq!(asked(&[two, two, Write, two]), 0);
     assert_eq!(asked(&[Write, Write, Write]), 0);
+    assert_eq!(asked(&[Read, Read, Read]), 0);
     assert_eq!(asked(&[Lock, Lock, Lock]), 0);
-    let two = Permit { of: 2 };
-    assert_eq!(asked(&[two, two, two, two, Permit { of: 3 }, two]), 2);
-    assert_eq!(asked(&[Read; 100]), SHARERS_MAX);
+    assert_eq!(asked(&[two; 100]), SHARERS_MAX);
+}
+
+/// Readers that wait behind the first.
+fn readers<const N: usize>(world: &mut World) -> (Arc<Hold>, [Begun; N]) {
+    world.call_as(HoldKind::Read, &options(), Wait::Endless);
+    let behind = [(); N].map(|()| world.call_as(HoldKind::Read, &options(), Wait::Endless));
+    (world.acquire(), behind)
+}
+
+fn shares(outcome: Option<Outcome>, hold: &Arc<Hold>) -> bool {
+    matches!(outcome, Some(Outcome::Shared(shared)) if Arc::ptr_eq(&shared, hold))
+}
+
+#[test]
+fn readers_share_a_hold_which_ends_with_the_last() {
+    let mut world = World::new();
+    let (hold, behind) = readers::<2>(&mut world);
+    assert!(behind.iter().all(|reader| shares(reader.told.outcome(), &hold)));
+    let Next::Done(outcome) = world.call_as(HoldKind::Read, &options(), Wait::No).next else {
+        panic!("without a request")
+    };
+    assert!(shares(Some(outcome), &hold));
+    for _ in 0..3 {
+        assert_eq!(world.end(&hold), Ending::Shared);
+    }
+    assert_eq!(world.end(&hold), Ending::Released { is_awaited: false });
+    asks(&world.call_as(HoldKind::Read, &options(), Wait::No).next);
+}
+
+#[test]
+fn no_reader_joins_after_a_writer_or_the_tenure_or_with_other_terms() {
+    let mut world = World::new();
+    let (hold, _) = readers::<0>(&mut world);
+    let writer = world.call_as(HoldKind::Write, &options(), Wait::Endless);
+    asks(&writer.next);
+    world.reply(held());
+    let late = world.call_as(HoldKind::Read, &options(), Wait::Endless);
+    assert!(is_parked(&late.next));
+    assert_eq!(world.end(&hold), Ending::Released { is_awaited: true });
+    // Nor those that wait behind one.
+    let mut world = World::new();
+    world.call_as(HoldKind::Read, &options(), Wait::Endless);
+    let [writer, reader] = [HoldKind::Write, HoldKind::Read]
+        .map(|kind| world.call_as(kind, &options(), Wait::Endless));
+    world.acquire();
+    assert!(writer.told.is_turn() && reader.told.is_empty());
+    for other in [
+        LockOptions { tenure: Some(Duration::ZERO), ..options() },
+        LockOptions { lease: SOON, ..options() },
+    ] {
+        let mut world = World::new();
+        readers::<0>(&mut world);
+        asks(&world.call_as(HoldKind::Read, &other, Wait::Endless).next);
+    }
+    let mut world = World::new();
+    let (hold, _) = readers::<1>(&mut world);
+    assert!(hold.lose());
+    assert_eq!(world.end(&hold), Ending::Lost);
+    asks(&world.call_as(HoldKind::Read, &options(), Wait::Endless).next);
 }
 
 #[test]
 fn calls_get_what_was_asked_for_them_unless_they_have_left() {
     let mut world = World::new();
     let [first, second, third, fourth, fifth] =
-        [(); 5].map(|()| world.call_as(HoldKind::Read, &options(), Wait::Endless));
+        [(); 5].map(|()| world.call_as(PERMIT, &options(), Wait::Endless));
     assert!(world.leave(&first));
     let asked = world.due(&second);
     assert_eq!(asks(&asked).others.len(), 3);
@@ -250,7 +311,7 @@ fn calls_get_what_was_asked_for_them_unless_they_have_left() {
     let got = world.reply(granted(&[2, 3]));
     assert!(matches!(got, Next::Done(Outcome::Acquired { .. })));
     let got = fourth.told.outcome();
-    assert!(matches!(got, Some(Outcome::Acquired { hold, .. }) if hold.fence() == 3));
+    assert!(matches!(got, Some(Outcome::Acquired { hold, .. }) if hold.number() == 3));
     assert!(!world.leave(&fourth), "it has its hold");
     assert!(fifth.told.is_turn());
 }
@@ -258,8 +319,7 @@ fn calls_get_what_was_asked_for_them_unless_they_have_left() {
 #[test]
 fn a_hold_in_doubt_is_cleaned_up_when_its_call_ends_without_it() {
     let mut world = World::new();
-    let [first, second, third] =
-        [(); 3].map(|()| world.call_as(HoldKind::Read, &options(), Wait::Endless));
+    let [first, second, third] = [(); 3].map(|()| world.call_as(PERMIT, &options(), Wait::Endless));
     assert!(world.leave(&first));
     world.due(&second);
     assert!(is_parked(&world.fails(FailureKind::Timeout)));
@@ -615,10 +675,9 @@ fn a_call_behind_whose_hold_may_exist_is_cleaned_up_however_it_ends() {
     let in_doubt = || {
         let mut world = World::new();
         let wait = Wait::Until(world.turn.now + SOON);
-        let [first, second] =
-            [(); 2].map(|()| world.call_as(HoldKind::Read, &options(), Wait::Endless));
-        let limited = world.call_as(HoldKind::Read, &options(), wait);
-        let endless = world.call_as(HoldKind::Read, &options(), Wait::Endless);
+        let [first, second] = [(); 2].map(|()| world.call_as(PERMIT, &options(), Wait::Endless));
+        let limited = world.call_as(PERMIT, &options(), wait);
+        let endless = world.call_as(PERMIT, &options(), Wait::Endless);
         assert!(world.leave(&first));
         world.due(&second);
         (world, limited, endless)
@@ -638,8 +697,6 @@ fn a_call_behind_whose_hold_may_exist_is_cleaned_up_however_it_ends() {
     assert!(cleaned(&world, &endless) && !cleaned(&world, &limited), "that one tries again");
     assert!(limited.told.is_turn() && world.leave(&limited) && cleaned(&world, &limited));
 }
-
-const PERMIT: HoldKind = HoldKind::Permit { of: 1 };
 
 /// A permit, the call that waits for it, and the calls behind that.
 fn permits<const N: usize>(world: &mut World) -> (Arc<Hold>, Begun, [Begun; N]) {

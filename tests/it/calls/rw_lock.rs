@@ -41,7 +41,50 @@ stores! {
         a_downgrade_without_a_reply_leaves_nothing;
     one server:
         readers_that_come_together_do_not_wait_for_each_other,
-        readers_that_wait_for_a_writer_come_in_after_few_round_trips;
+        readers_that_wait_for_a_writer_come_in_after_few_round_trips,
+        readers_of_a_client_share_a_hold_and_send_no_request;
+}
+
+fn readers_of_a_client_share_a_hold_and_send_no_request(server: &Server) {
+    let client = server.open(patient().tenure(ms(5000)));
+    let lock = client.rw_lock("a");
+    let first = lock.read().unwrap();
+    let (before, lost) = (server.evals(), first.lost());
+    for _ in 0..10 {
+        let other = elsewhere(|| lock.read().unwrap());
+        assert!(other.is_held() && other.fence() == first.fence());
+        assert!(lock.try_read().unwrap().is_some());
+        other.unlock().unwrap();
+    }
+    assert_eq!(server.evals(), before);
+    assert_eq!(server.ask::<u32>(&["ZCARD", "lock:a"]), 1);
+    let last = lock.read().unwrap();
+    first.unlock().unwrap();
+    assert_eq!(
+        (lost.wait_timeout(ms(20)), client.stats().held),
+        (None, 1),
+        "it is the other's too"
+    );
+    last.verify().unwrap();
+    last.unlock().unwrap();
+    assert_eq!(lost.wait_timeout(SOON), Some(HoldEnd::Released));
+    assert!(!server.exists("a") && client.stats().held == 0);
+    // A loss is that of all.
+    let readers = [(); 2].map(|()| lock.read().unwrap());
+    assert_eq!(server.ask::<u32>(&["DEL", "lock:a"]), 1);
+    assert!(readers[0].verify().is_err() && !readers[1].is_held());
+    for reader in readers {
+        assert!(matches!(reader.unlock(), Err(Error::Lost { .. })));
+    }
+    // A writer that waits ends the tenure of the readers.
+    let reader = lock.read().unwrap();
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| drop(lock.write().unwrap()));
+        eventually(SOON, || client.stats().waiting == 1);
+        assert!(lock.try_read().unwrap().is_none());
+        reader.unlock().unwrap();
+        writer.join().unwrap();
+    });
 }
 
 fn readers_share_and_a_writer_excludes(store: &Store) {
