@@ -592,7 +592,9 @@ impl<P: Port> Name<P> {
                 }
                 if !hold.id.kind.is_lock() {
                     // Another call can have its hold at the same time.
-                    turn.effects.spare = talk.spare.take();
+                    if let Some(spare) = talk.spare.take() {
+                        self.pass_spare(spare, turn);
+                    }
                     self.phase = Phase::Waiting(talk);
                     if hold.id.kind == HoldKind::Read {
                         self.share(&hold);
@@ -1125,18 +1127,14 @@ impl<P: Port> Name<P> {
 
     /// As `end`, for a permit: it goes to the first call that waits for one like it.
     fn end_permit(&mut self, hold: &Arc<Hold>, mut report: impl FnMut() -> bool) -> Ending {
-        let mut goes_to = |call: &Call<P>| {
-            call.hold.kind == hold.id.kind
-                && !call.in_doubt
-                && hold.may_be_followed_by(&call.caller, false)
-                && report()
-        };
         match mem::replace(&mut self.phase, Phase::Idle) {
-            Phase::Waiting(talk) if goes_to(&talk.first) => {
+            Phase::Waiting(talk) if Self::fits(hold, &talk.first) && report() => {
                 self.pass_permit(talk, hold);
                 Ending::HandedOff
             }
-            Phase::Asking(mut talk) if talk.spare.is_none() && goes_to(&talk.first) => {
+            Phase::Asking(mut talk)
+                if talk.spare.is_none() && Self::fits(hold, &talk.first) && report() =>
+            {
                 talk.spare = Some(hold.clone());
                 self.phase = Phase::Asking(talk);
                 Ending::HandedOff
@@ -1146,6 +1144,13 @@ impl<P: Port> Name<P> {
                 self.release(hold)
             }
         }
+    }
+
+    /// Returns `true` if a call can have a permit that another one has had.
+    fn fits(permit: &Hold, call: &Call<P>) -> bool {
+        call.hold.kind == permit.id.kind
+            && !call.in_doubt
+            && permit.may_be_followed_by(&call.caller, false)
     }
 
     /// Ends the first call with a permit that another one has had. The next call goes on where this
@@ -1170,6 +1175,15 @@ impl<P: Port> Name<P> {
         }
         (talk.retry, talk.recall, talk.recall_ends) = (None, Recall::NotTried, None);
         self.phase = Phase::Waiting(talk);
+    }
+
+    /// Gives a permit that the first call no longer needs to the next one, if that can have it.
+    fn pass_spare(&mut self, spare: Arc<Hold>, turn: &mut Turn) {
+        let fits = self.calls_behind().next().is_some_and(|next| Self::fits(&spare, next));
+        match self.behind.as_mut().filter(|_| fits).and_then(|behind| behind.pop_front()) {
+            Some(next) => next.take(&spare, false),
+            None => turn.effects.spare = Some(spare),
+        }
     }
 
     /// Ends the first call with the permit that was dropped for it meanwhile, if there is one that
