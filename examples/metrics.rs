@@ -133,6 +133,7 @@ impl Metrics {
         page.labelled("acquires_total", "result", "timeout", stats.timed_out);
         page.labelled("acquires_total", "result", "unavailable", stats.failed);
         page.counter("contended_total", "Calls that found a lock held.", stats.contended);
+        page.counter("deadlocks_total", "Circles of waiting threads.", stats.deadlocks);
         page.counter("handoffs_total", "Locks got from a thread here.", stats.handoffs);
         page.counter("relocks_total", "Kept locks got again.", stats.relocks);
         page.counter("recalls_total", "Kept locks given back.", stats.recalls);

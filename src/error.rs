@@ -56,6 +56,18 @@ pub enum Error {
     /// The client was closed by [`Client::close`](crate::Client::close), or shut down by
     /// [`Client::shutdown`](crate::Client::shutdown).
     Closed,
+    /// The call was in a deadlock, and was the one to fail: see
+    /// [`Builder::deadlock`](crate::Builder::deadlock). The thread still holds its other locks, and
+    /// the same call would wait in the same circle: drop them, and start over.
+    #[non_exhaustive]
+    Deadlock {
+        /// The names of the locks that the threads of the circle waited for.
+        names: Vec<String>,
+        /// The [id](crate::Client::id) of each thread's client, in the order of `names`.
+        clients: Vec<String>,
+        /// Who waited for whom, in words for people.
+        reason: String,
+    },
     /// This process was forked from the one that opened the client, and does not own its
     /// connections and threads. Open a client in the child, or after a daemon has daemonized.
     Forked,
@@ -278,7 +290,7 @@ impl fmt::Display for Error {
                     _ => "",
                 })
             }
-            Self::Timeout { reason, .. } => f.write_str(reason),
+            Self::Deadlock { reason, .. } | Self::Timeout { reason, .. } => f.write_str(reason),
             Self::Unavailable { attempt, server, phase, may_have_executed, source } => {
                 write!(f, "could not {attempt}: ")?;
                 phase.describe(server, f)?;

@@ -29,6 +29,17 @@ pub enum Event {
         /// The name of the lock; of several locks, the first that was held.
         name: String,
     },
+    /// Threads wait for each other, each for a lock that the next one holds, and the last one for
+    /// one of the first: a deadlock. Reported once by each client that has one of these threads.
+    /// The first call is the one that began to wait last. See
+    /// [`Builder::deadlock_after`](crate::Builder::deadlock_after).
+    Deadlock {
+        /// The names of the locks that the threads wait for.
+        names: Vec<String>,
+        /// The [id](crate::Client::id) of each thread's client, in the order of `names`: the thread
+        /// of `clients[0]` waits for `names[0]`, which the thread of `clients[1]` holds.
+        clients: Vec<String>,
+    },
     /// A call for a lock failed because of an outage or a refusal.
     #[non_exhaustive]
     Failed {

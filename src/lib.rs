@@ -241,6 +241,7 @@ pub use base::phase::{Phase, ServerFailure};
 pub use base::printable;
 pub use client::Client;
 pub use client::builder::Builder;
+pub use config::Deadlock;
 #[doc(hidden)]
 pub use config::Mechanism;
 pub use config::callbacks::Credentials;

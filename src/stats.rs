@@ -42,6 +42,9 @@ pub struct Stats {
     pub busy: u64,
     /// The calls whose wait ended before the lock was free: [`TimedOut`](crate::Event::TimedOut).
     pub timed_out: u64,
+    /// The deadlocks found that have a thread of this client:
+    /// [`Deadlock`](crate::Event::Deadlock).
+    pub deadlocks: u64,
     /// The calls that failed because of an outage or a refusal: [`Failed`](crate::Event::Failed).
     pub failed: u64,
     /// The holds that were released: [`Released`](crate::Event::Released).
@@ -96,6 +99,7 @@ macro_rules! counters {
 }
 
 counters! {
-    held, waiting, acquired, busy, contended, failed, failed_releases, failed_renewals, handoffs,
-    late_renewals, lost, missed_wakeups, recalls, relocks, released, renewals, timed_out, wakeups
+    held, waiting, acquired, busy, contended, deadlocks, failed, failed_releases, failed_renewals,
+    handoffs, late_renewals, lost, missed_wakeups, recalls, relocks, released, renewals, timed_out,
+    wakeups
 }

@@ -23,9 +23,10 @@ const PAUSE: Duration = Duration::from_secs(1);
 struct Series(&'static str, Option<(&'static str, &'static str)>, fn(&Stats) -> u64);
 
 /// Descriptions of the numbers that only grow, by their names after `leasehold_`.
-const COUNTER_TEXTS: [(&str, &str); 14] = [
+const COUNTER_TEXTS: [(&str, &str); 15] = [
     ("acquires_total", "Calls for a lock that have ended, by their result"),
     ("contended_total", "Calls that found their lock held by another owner"),
+    ("deadlocks_total", "Circles of threads that wait for each other"),
     ("handoffs_total", "Locks passed from thread to thread within a process, without a request"),
     ("relocks_total", "Kept locks used again, without a request"),
     ("recalls_total", "Kept locks released because another client asked"),
@@ -49,12 +50,13 @@ const GAUGE_TEXTS: [(&str, &str); 4] = [
 ];
 
 /// The numbers that only grow.
-const COUNTERS: [Series; 18] = [
+const COUNTERS: [Series; 19] = [
     Series("acquires_total", Some(("result", "acquired")), |stats| stats.acquired),
     Series("acquires_total", Some(("result", "busy")), |stats| stats.busy),
     Series("acquires_total", Some(("result", "timeout")), |stats| stats.timed_out),
     Series("acquires_total", Some(("result", "unavailable")), |stats| stats.failed),
     Series("contended_total", None, |stats| stats.contended),
+    Series("deadlocks_total", None, |stats| stats.deadlocks),
     Series("handoffs_total", None, |stats| stats.handoffs),
     Series("relocks_total", None, |stats| stats.relocks),
     Series("recalls_total", None, |stats| stats.recalls),

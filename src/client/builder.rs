@@ -38,6 +38,8 @@ use crate::store::memory::memory_server::MemoryServer;
 /// | [`durability`](Self::durability) | `Memory` | what must store a lock before it counts |
 /// | [`backoff`](Self::backoff) | 5 ms, 500 ms | pauses between two attempts at a held lock |
 /// | [`fence_life`](Self::fence_life) | 24 h | how long a counter of fences outlasts its last use |
+/// | [`deadlock_after`](Self::deadlock_after) | 1 s | when a waiting call looks for a deadlock |
+/// | [`deadlock`](Self::deadlock) | `Report` | whether a call of a deadlock fails |
 /// | [`redisson`](Self::redisson) | `false` | whether wake-ups are exchanged with Redisson |
 /// | [`on_event`](Self::on_event), `metrics` | none | where reports go |
 /// | **of connections** | | |

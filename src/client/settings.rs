@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::client::builder::Builder;
+use crate::config::Deadlock;
 use crate::config::callbacks::{AddressMap, Credentials, CredentialsCallback};
 #[cfg(feature = "tls")]
 use crate::config::certificates::Tls;
@@ -113,6 +114,39 @@ setters! {
     /// [`open_redlock`](Builder::open_redlock), `true` is
     /// [`InvalidInput`](crate::Error::InvalidInput).
     redisson(exchange: bool) = exchange;
+
+    /// Sets after which wait a call looks whether it is in a deadlock: whether the holder of the
+    /// lock waits for a lock that this thread holds, directly or through others, in any process. A
+    /// deadlock is reported as [`Event::Deadlock`](crate::Event::Deadlock) and in the log.
+    ///
+    /// A call that waits for less than this costs nothing, and neither does one whose thread holds
+    /// no lock. After that, the call looks again after pauses that double, up to a minute. A look
+    /// sends one message for each process in the chain. What is reported is a deadlock: two looks
+    /// in succession must find the same calls.
+    ///
+    /// Found are deadlocks of threads that hold locks by [`Guard`](crate::Guard)s, nested ones
+    /// included, as from [`lock`](crate::Client::lock) and [`with_lock`](crate::Client::with_lock),
+    /// and that wait for a lock by any call. Not found are those in which
+    ///
+    /// - a hold belongs to no thread, because any thread may release it: an
+    ///   [`OwnedGuard`](crate::OwnedGuard), a [`MultiGuard`](crate::MultiGuard), a side of a
+    ///   read-write lock, a permit, or a term;
+    /// - a thread waits for something else than a lock of this library: for a read-write lock or a
+    ///   semaphore, another thread, a channel, or a lock of Redisson;
+    /// - a thread holds locks by one client, and waits by another;
+    /// - a process has another version without this, or the setting `None`, or gets no messages
+    ///   from the servers.
+    ///
+    /// Longer than zero; `None` means never. Defaults to 1 s, as in PostgreSQL.
+    deadlock_after(time: Option<Duration>) = time;
+
+    /// Sets whether a call of this client that is in a deadlock may fail, so that the others go on.
+    /// The [recipe][deadlocks] says what the thread has to do then.
+    ///
+    /// Defaults to [`Deadlock::Report`]: the deadlock is only reported.
+    ///
+    /// [deadlocks]: crate::guide::cookbook#a-deadlock
+    deadlock(deadlock: Deadlock) = deadlock;
 
     /// Sets how long the server keeps the [fence](crate::Guard::fence) counter of a name after its
     /// last hold began. Until then, each name takes 100 to 150 bytes if it has a dozen characters.

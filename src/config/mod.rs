@@ -44,6 +44,19 @@ pub enum Mechanism {
     SharedWrites,
 }
 
+/// What becomes of threads that wait for each other. Set by
+/// [`Builder::deadlock`](crate::Builder::deadlock).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Deadlock {
+    /// One call of the circle ends with [`Error::Deadlock`]: the one that began to wait last, of
+    /// those whose clients have this setting. Its thread keeps its other locks until it drops them.
+    Fail,
+    /// It is reported, and they go on waiting.
+    #[default]
+    Report,
+}
+
 /// Defines settings, each with its default.
 macro_rules! with_defaults {
     (
@@ -114,6 +127,8 @@ with_defaults! {
         spin: Duration = Duration::from_micros(50),
         lazy: bool = false,
         redisson: bool = false,
+        deadlock_after: Option<Duration> = Some(Duration::from_secs(1)),
+        deadlock: Deadlock = Deadlock::Report,
         /// The mechanisms that a benchmark has switched off.
         without: Vec<Mechanism> = Vec::new(),
         #[cfg(feature = "tls")]
@@ -134,6 +149,7 @@ impl Config {
             ("backoff min", self.backoff.0),
             ("idle_timeout", self.idle_timeout.unwrap_or(Duration::MAX)),
             ("max_lifetime", self.max_lifetime.unwrap_or(Duration::MAX)),
+            ("deadlock_after", self.deadlock_after.unwrap_or(Duration::MAX)),
         ] {
             Error::require(!value.is_zero(), argument, "must be longer than zero")?;
         }

@@ -10,9 +10,9 @@ use std::env;
 use std::fmt;
 use std::time::Duration;
 
-use crate::config::Config;
 use crate::config::callbacks::Credentials;
 use crate::config::durability::Durability;
+use crate::config::{Config, Deadlock};
 use crate::error::{Error, Result};
 
 /// Other possible reasons why a URL is malformed.
@@ -195,6 +195,8 @@ fn set(config: &mut Config, name: &str, text: &str) -> Parsed<()> {
     match name {
         "backoff" => config.backoff = range(text)?,
         "connect_timeout" => config.connect_timeout = parse_duration(text)?,
+        "deadlock" => config.deadlock = deadlock(text)?,
+        "deadlock_after" => config.deadlock_after = limit(text)?,
         "durability" => config.durability = durability(text).ok_or(NO_DURABILITY)?,
         "fence_life" => config.fence_life = parse_duration(text)?,
         "idle_timeout" => config.idle_timeout = limit(text)?,
@@ -234,6 +236,14 @@ fn flag(text: &str) -> Parsed<bool> {
 
 fn limit(text: &str) -> Parsed<Option<Duration>> {
     if text == "none" { Ok(None) } else { Ok(Some(parse_duration(text)?)) }
+}
+
+fn deadlock(text: &str) -> Parsed<Deadlock> {
+    match text {
+        "fail" => Ok(Deadlock::Fail),
+        "report" => Ok(Deadlock::Report),
+        _ => Err("must be `fail` or `report`".into()),
+    }
 }
 
 fn login(text: &str) -> Parsed<Credentials> {
@@ -390,6 +400,8 @@ mod tests {
         let config = applied(&[
             ("backoff", "1ms..2s"),
             ("connect_timeout", "3s"),
+            ("deadlock", "fail"),
+            ("deadlock_after", "2s"),
             ("durability", "fsync:true:2:100ms"),
             ("fence_life", "2h"),
             ("idle_timeout", "none"),
@@ -415,6 +427,8 @@ mod tests {
         let (ms, seconds) = (Duration::from_millis, Duration::from_secs);
         assert_eq!(config.backoff, (ms(1), seconds(2)));
         assert_eq!(config.connect_timeout, seconds(3));
+        assert_eq!(config.deadlock, Deadlock::Fail);
+        assert_eq!(config.deadlock_after, Some(seconds(2)));
         let fsync = Durability::Fsync { local: true, replicas: 2, timeout: ms(100) };
         assert_eq!(config.durability, fsync);
         assert_eq!(config.fence_life, seconds(7200));

@@ -15,6 +15,7 @@ use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::local::hold_requests::{Level, nest};
+use crate::local::looks::Looks;
 use crate::local::parker::{Parker, Signal};
 use crate::local::release;
 use crate::local::shared::Shared;
@@ -253,12 +254,12 @@ impl LockCall<'_> {
             self.apply(turn.effects);
             next
         };
-        let mut redisson = None;
+        let (mut redisson, looks) = (None, Looks::new(shared, (*kind, name), caller, &parker));
         loop {
             next = match next {
                 Next::Done(outcome) => return Ok(outcome),
                 Next::Park { until, contended } => {
-                    self.park(&parker, until, contended, present.number)?
+                    self.park(&looks, until, contended, present.number)?
                 }
                 Next::Turn => {
                     if let Err(error) = self.check_wanted() {
@@ -275,7 +276,7 @@ impl LockCall<'_> {
     /// Parks until the call is told what to do next, or its time is over.
     fn park(
         &self,
-        parker: &Parker,
+        looks: &Looks<'_>,
         until: Option<Instant>,
         contended: bool,
         number: u64,
@@ -286,11 +287,15 @@ impl LockCall<'_> {
         }
         let _waits =
             (self.caller.wait != Wait::No || !contended).then(|| Counted::begin(&counters.waiting));
-        match parker.park(until) {
+        match looks.park(until) {
             Some(Signal::Next(next)) => Ok(next),
             Some(Signal::Ended(error)) if self.leave(number) => Err(error),
             // It was told how the call ends.
             Some(Signal::Ended(_)) => Ok(Next::Park { until: None, contended: false }),
+            Some(Signal::Tell(telling)) => {
+                looks.tell(&telling);
+                Ok(Next::Park { until, contended })
+            }
             None => Ok(self.step(|name, turn| name.due(number, turn))),
         }
     }

@@ -239,6 +239,13 @@ impl ListenerThread {
                 }
             }
             Wake::Ended { name, nonce } => renewer.check(self.hold(name, *nonce)),
+            Wake::Probe { nonce, message } => {
+                let deadlocks = &reporter.deadlocks;
+                let found = deadlocks.receive(wait_queues, &self.client, *nonce, message);
+                if let Some(circle) = found {
+                    reporter.report_deadlock(&circle, &self.client);
+                }
+            }
             Wake::Recall { name, nonce, waits } => {
                 if let Some(kept) = wait_queues.recall(name, *nonce, *waits) {
                     counters.recalls.fetch_add(1, Ordering::Relaxed);

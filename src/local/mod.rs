@@ -7,8 +7,10 @@
 pub(crate) mod acquire;
 pub(crate) mod acquire_all;
 pub(crate) mod adoption;
+pub(crate) mod deadlock;
 pub(crate) mod hold_requests;
 pub(crate) mod listener;
+mod looks;
 pub(crate) mod outage_log;
 pub(crate) mod parker;
 pub(crate) mod release;

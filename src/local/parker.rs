@@ -8,6 +8,7 @@ use crate::base::canceller::{CancellableWait, Canceller};
 use crate::base::sync::{Condvar, Mutex, wait_while};
 use crate::error::Error;
 use crate::protocol::name::{Next, Port};
+use crate::store::request::Telling;
 
 /// A parked thread, and its signals. A channel would do too, but is larger than everything else
 /// that a lock takes.
@@ -20,9 +21,11 @@ pub(crate) struct Parker {
 /// A signal to a parked thread.
 #[derive(Debug)]
 pub(crate) enum Signal {
-    /// The client is closed, or the wait is cancelled.
+    /// The client is closed, the wait is cancelled, or the call is to end a deadlock.
     Ended(Error),
     Next(Next),
+    /// The thread is to send a message, and then goes on waiting.
+    Tell(Box<Telling>),
 }
 
 impl Parker {

@@ -15,6 +15,7 @@ use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
 use crate::error::Error;
 use crate::event::Event;
+use crate::local::deadlock::{Circle, Deadlocks};
 use crate::local::outage_log::OutageLog;
 use crate::local::renewer::Renewer;
 use crate::local::wait_queues::WaitQueues;
@@ -37,6 +38,7 @@ pub(crate) struct Reporter {
     pub(super) counters: Arc<Counters>,
     pub(super) outages: Arc<OutageLog>,
     pub(super) wait_queues: Arc<WaitQueues>,
+    pub(super) deadlocks: Arc<Deadlocks>,
     pub(super) renewer: Renewer,
     /// It has threads that report to here, so it must not be kept alive.
     pub(super) store: Option<Weak<dyn Store>>,
@@ -52,6 +54,7 @@ impl Reporter {
             counters: counters.clone(),
             outages: Arc::new(OutageLog::new(events.clone(), counters, store)),
             wait_queues: Arc::default(),
+            deadlocks: Arc::default(),
             renewer,
             store: Some(Arc::downgrade(store)),
             in_turns: false,
@@ -152,6 +155,18 @@ impl Reporter {
             self.counters.contended.fetch_add(1, Ordering::Relaxed);
             let line = || format!("lock {name:?} is held by another owner");
             self.events.report(|| Event::Contended { name: name.to_string() }, line);
+        }
+    }
+
+    /// Reports a circle of threads that wait for each other, unless it was reported before. At
+    /// least one of them is a thread of this client. If the call that is to fail is one of this
+    /// client's, ends it.
+    pub(super) fn report_deadlock(&self, circle: &Circle, client: &str) {
+        if self.deadlocks.settle(circle, client) {
+            self.counters.deadlocks.fetch_add(1, Ordering::Relaxed);
+            let event = || Event::Deadlock { names: circle.names(), clients: circle.clients() };
+            self.events.emit(event);
+            self.events.warn(|| circle.to_line());
         }
     }
 

@@ -325,6 +325,16 @@ impl HeldLocks {
         HELD.try_with(|held| held.borrow().get(&key).cloned()).unwrap_or_default()
     }
 
+    /// Returns all holds of the calling thread.
+    pub(super) fn all(&self) -> Vec<Arc<Hold>> {
+        let all = HELD.try_with(|held| {
+            let held = held.borrow();
+            let own = held.iter().filter(|((client, _), _)| *client == self.client);
+            own.map(|(_, hold)| hold.clone()).collect()
+        });
+        all.unwrap_or_default()
+    }
+
     /// Adds a hold of the calling thread.
     pub(crate) fn insert(&self, name: &Arc<str>, hold: &Arc<Hold>) {
         let key = (self.client, name.clone());

@@ -41,7 +41,7 @@ use crate::store::memory::Memory;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, Change, HoldReply, HoldRequest, Look, OwnerOf, PostedChange,
-    Registration, ReportReply,
+    Registration, ReportReply, Telling,
 };
 use crate::store::{Store, ask_one};
 
@@ -196,6 +196,10 @@ impl Store for Scripted {
 
     fn force_release(&self, owner: OwnerOf<'_>, deadline: Instant) -> Result<bool, Failure> {
         self.inner.force_release(owner, deadline)
+    }
+
+    fn tell(&self, name: &str, telling: &Telling, deadline: Instant) -> Result<(), Failure> {
+        self.inner.tell(name, telling, deadline)
     }
 
     fn ping(&self, hold: &HoldId, deadline: Instant) -> Result<(), Failure> {

@@ -14,9 +14,12 @@ use crate::net::packed::{Arg, Request, Script};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::{FENCE, Keys, QUEUE, TURN};
 use crate::store::redisson_channels::{MEMORY, RedissonChannels, TURN_TIME};
-use crate::store::request::{Acquire, Change, Look, OFFER, OwnerOf, Registration, TENURE_FENCES};
+use crate::store::request::{
+    Acquire, Change, Look, OFFER, OwnerOf, Registration, TENURE_FENCES, Telling,
+};
 use crate::store::scripts::{
-    ACQUIRE, ACQUIRE_ALL, ACQUIRE_MEMBER, CHANGE, PING, RELEASE, RELEASE_MEMBER, REPORT, UNREGISTER,
+    ACQUIRE, ACQUIRE_ALL, ACQUIRE_MEMBER, CHANGE, PING, RELEASE, RELEASE_MEMBER, REPORT, TELL,
+    UNREGISTER,
 };
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -293,6 +296,14 @@ impl Commands {
             Look::Token => (&[&*lock, &fence][..], &[][..]),
         };
         Request::call(&REPORT, keys, args)
+    }
+
+    /// Sends a message about a lock to other clients.
+    pub(crate) fn tell(&self, name: &str, telling: &Telling) -> Request {
+        let (lock, shard) = (self.keys.lock(name), self.shard_tag());
+        let clients = telling.clients.iter().map(String::as_str);
+        let args = [&*telling.message, &*shard].into_iter().chain(clients).map(Arg::Text);
+        Request::call(&TELL, &[&lock], &args.collect::<Vec<_>>())
     }
 
     pub(crate) fn shard_tag(&self) -> Arc<str> {

@@ -25,7 +25,7 @@ use crate::store::hold_id::HoldId;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, HoldReply, HoldRequest, HolderReply, Look, OwnerOf, PostedChange,
-    ReportReply,
+    ReportReply, Telling,
 };
 
 /// The place where locks live. Every request can be executed twice, or late, without harm to
@@ -83,6 +83,9 @@ pub(crate) trait Store: Send + Sync {
     /// Ends the hold of an owner, of this client or another one, and notifies that client. Returns
     /// `false` if the owner does not hold the name as this kind.
     fn force_release(&self, owner: OwnerOf<'_>, deadline: Instant) -> Result<bool, Failure>;
+
+    /// Sends a message to other clients, or to the one that holds a lock. It may get lost.
+    fn tell(&self, name: &str, telling: &Telling, deadline: Instant) -> Result<(), Failure>;
 
     /// Checks that locks can be acquired: does everything a lock needs, for one that no other
     /// client asks for, and leaves nothing behind.

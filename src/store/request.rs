@@ -244,6 +244,14 @@ pub(crate) struct OwnerOf<'a> {
     pub(crate) owner: &'a [u8],
 }
 
+/// A message about threads that wait for each other, or may.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Telling {
+    /// The clients that get it. If there are none, the holder of the lock does.
+    pub(crate) clients: Vec<String>,
+    pub(crate) message: String,
+}
+
 /// A question about a name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Look {

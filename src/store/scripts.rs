@@ -37,6 +37,7 @@ script!(PING, "lives.lua", "holds.lua", "token.lua", "ping.lua");
 script!(RELEASE, "wake.lua", "redisson.lua", "release.lua");
 script!(RELEASE_MEMBER, "wake.lua", "serve.lua", "release_member.lua");
 script!(REPORT, "holds.lua", "report.lua");
+script!(TELL, "holds.lua", "wake.lua", "tell.lua");
 script!(UNREGISTER, "holds.lua", "wake.lua", "serve.lua", "redisson.lua", "unregister.lua");
 
 /// The reply of a script.

@@ -127,6 +127,7 @@ mod topologies {
 mod waiting {
     mod absent_waiters;
     mod cancelling;
+    mod deadlocks;
     mod notifications;
     mod redisson;
     mod tenures;

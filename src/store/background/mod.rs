@@ -178,6 +178,10 @@ pub(crate) enum Wake {
     Ended { name: String, nonce: u64 },
     /// The lock of this name may be free.
     Lock(String),
+    /// A thread of another client has waited for long for the lock of which this client has the
+    /// hold with this nonce. With 0, threads wait for each other in a circle. The message says
+    /// which.
+    Probe { nonce: u64, message: String },
     /// Another client wants the lock of which this client has the hold with this nonce.
     Recall {
         name: String,

@@ -153,8 +153,12 @@ impl Channel {
             return self.keys.name(message).map(|name| Wake::Lock(name.into()));
         };
         let (what, about) = about.split_once(':')?;
-        let (nonce, lock) = about.split_once(':')?;
-        let (name, nonce) = (self.keys.name(lock)?.into(), u64::from_str_radix(nonce, 16).ok()?);
+        let (nonce, about) = about.split_once(':')?;
+        let nonce = u64::from_str_radix(nonce, 16).ok()?;
+        if what == "probe" {
+            return Some(Wake::Probe { nonce, message: about.into() });
+        }
+        let name = self.keys.name(about)?.into();
         match what {
             "ended" => Some(Wake::Ended { name, nonce }),
             "try" => Some(Wake::Recall { name, nonce, waits: false }),

@@ -86,7 +86,11 @@ impl Wakeups for MemoryWakeups {
             if self.interrupter.is_interrupted() {
                 return Some(Err(failure(FailureKind::Unreachable, "interrupted")));
             }
-            if let Some(mut wake) = message.ok()?
+            let message = message.ok()?;
+            if let Some(Wake::Probe { .. }) = message {
+                return message.map(Ok);
+            }
+            if let Some(mut wake) = message
                 && let Wake::Ended { name, .. } | Wake::Lock(name) | Wake::Recall { name, .. } =
                     &mut wake
                 // Clients with another prefix use another name for the same key.

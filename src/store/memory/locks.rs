@@ -16,6 +16,7 @@ use crate::store::memory::inbox::Inboxes;
 use crate::store::memory::name::{LiveHold, Name};
 use crate::store::request::{
     Acquire, AcquireReply, Change, HoldReply, Look, Registration, ReportReply, TENURE_FENCES,
+    Telling,
 };
 
 /// The locks of all clients.
@@ -248,6 +249,21 @@ impl Locks {
     pub(super) fn recall(&mut self, key: &str) -> bool {
         let Self { by_key, inboxes, .. } = self;
         by_key.get(key).is_some_and(|name| name.recall(key, Registration::Recall, inboxes))
+    }
+
+    /// Sends a message to clients, or to the one that holds a lock.
+    pub(super) fn tell(&mut self, key: &str, Telling { clients, message }: &Telling) {
+        let probe = |nonce| Wake::Probe { nonce, message: message.clone() };
+        for client in clients {
+            self.inboxes.send(client, probe(0));
+        }
+        let held = self.name(key).and_then(|name| name.holds.first());
+        if clients.is_empty()
+            && let Some(HoldId { client, nonce, .. }) =
+                held.filter(|held| held.id.kind.is_lock() && held.depth > 0).map(|it| it.id.clone())
+        {
+            self.inboxes.send(&client, probe(nonce));
+        }
     }
 
     /// Ends the hold of an owner, and notifies its client.

@@ -24,7 +24,8 @@ use crate::store::memory::locks::Locks;
 use crate::store::memory::memory_server::{Delayed, MemoryServer};
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldReply, HoldRequest, Look, OwnerOf, PostedChange, ReportReply,
+    Acquire, AcquireReply, Change, HoldReply, HoldRequest, Look, OwnerOf, PostedChange,
+    ReportReply, Telling,
 };
 
 /// A server in memory, as one client sees it.
@@ -98,6 +99,14 @@ impl Store for Memory {
         let key = self.keys.lock(name);
         let force = |locks: &mut Locks| Ok(locks.force_release(kind, &key, owner));
         Ok(self.server.execute(deadline, force)? == HoldReply::Done)
+    }
+
+    fn tell(&self, name: &str, telling: &Telling, deadline: Instant) -> Result<(), Failure> {
+        let key = self.keys.lock(name);
+        self.server.execute(deadline, |locks| {
+            locks.tell(&key, telling);
+            Ok(())
+        })
     }
 
     fn ping(&self, _: &HoldId, deadline: Instant) -> Result<(), Failure> {

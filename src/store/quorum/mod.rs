@@ -69,7 +69,8 @@ use crate::store::quorum::policies::{JobsOfMajorities, WakeupsOfMajorities};
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldReply, HoldRequest, Look, OwnerOf, PostedChange, ReportReply,
+    Acquire, AcquireReply, Change, HoldReply, HoldRequest, Look, OwnerOf, PostedChange,
+    ReportReply, Telling,
 };
 use crate::store::scripts::ScriptReply;
 
@@ -258,6 +259,12 @@ impl Store for Quorum {
     fn force_release(&self, owner: OwnerOf<'_>, deadline: Instant) -> Result<bool, Failure> {
         let force = self.servers.settings.commands.force_release(owner);
         Ok(self.decide(owner.name, force, deadline, Votes::decide_any)? == HoldReply::Done)
+    }
+
+    /// Each server sends it. The clients count one of these.
+    fn tell(&self, name: &str, telling: &Telling, deadline: Instant) -> Result<(), Failure> {
+        let tell = self.servers.settings.commands.tell(name, telling);
+        self.decide(name, tell, deadline, Votes::decide_any).map(drop)
     }
 
     fn ping(&self, hold: &HoldId, deadline: Instant) -> Result<(), Failure> {

@@ -77,7 +77,7 @@ impl WakeupPolicy for WakeupsOfMajorities {
             }
             // One server is enough, and the next one repeats it. A majority may still have a hold
             // that has ended at this one: the client asks all of them.
-            Wake::Ended { .. } | Wake::Recall { .. } => Some(wake),
+            Wake::Ended { .. } | Wake::Probe { .. } | Wake::Recall { .. } => Some(wake),
             // Redisson does not ask a majority.
             Wake::Complete(_) | Wake::Ready | Wake::Unlocked(_) => None,
         }

@@ -29,6 +29,7 @@ use crate::store::hold_id::HoldId;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
     Acquire, AcquireReply, HoldReply, HoldRequest, Look, OwnerOf, PostedChange, ReportReply,
+    Telling,
 };
 use crate::store::servers::node::{Node, Target, uncovered};
 use crate::store::servers::placement::Placement;
@@ -211,6 +212,14 @@ impl Store for Servers {
             target.execute(target.node.commands.force_release(owner), None, deadline)
         })?;
         Ok(reply == HoldReply::Done)
+    }
+
+    fn tell(&self, name: &str, telling: &Telling, deadline: Instant) -> Result<(), Failure> {
+        let tell = |target: &Target| {
+            let tell = target.node.commands.tell(name, telling);
+            target.execute::<HoldReply>(tell, None, deadline)
+        };
+        self.send(name, deadline, tell).map(drop)
     }
 
     fn ping(&self, hold: &HoldId, deadline: Instant) -> Result<(), Failure> {

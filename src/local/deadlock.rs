@@ -1,0 +1,341 @@
+//! Deadlocks: threads that hold locks and wait for each other in a circle, perhaps in several
+//! processes.
+//!
+//! Decides whether a call that has waited for long waits for itself, which is called a *look*. A
+//! *probe* goes from the call to the hold that is in its way, to the call for which the thread of
+//! that hold waits, and so on (edge chasing: Chandy, Misra and Haas 1983). Within the process it
+//! follows the table of the calls that have waited for long. To another client it takes a message,
+//! which names the hold, and which the server that has the lock sends to the holder. If it comes
+//! back to where it began, there may be a circle, but calls that it has passed may have ended
+//! since. So a second probe must find the same calls. Each call waits for one lock, and a thread
+//! that waits keeps what it holds: what both probes have found existed while one was back and the
+//! other not yet on its way. A message that is late, lost or doubled can only hide a circle.
+//!
+//! Only holds that belong to a thread pass a probe on. A chain ends at a thread that has not waited
+//! for long, and at a hold that any thread can release, such as one of an owned guard.
+//!
+//! Knows no store: the thread of a call sends the messages, as its parker tells it to.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt::Write;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::iter;
+use std::mem;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::error::Error;
+use crate::local::parker::{Parker, Signal};
+use crate::local::wait_queues::WaitQueues;
+use crate::protocol::hold::Hold;
+use crate::store::hold_id::{HoldKind, is_client_id};
+use crate::store::request::Telling;
+
+/// The most calls in a chain, and the most bytes of a message. Longer chains end.
+const CALLS_MAX: usize = 100;
+const MESSAGE_MAX: usize = 64 * 1024;
+
+/// How many calls of others a call remembers that have sent it a probe.
+const SENDERS_MAX: usize = 64;
+
+/// How many circles are remembered, so that none is reported twice.
+const CIRCLES_MAX: usize = 1024;
+
+/// A call that has waited for long, as all clients know it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct WaitingCall {
+    pub(super) client: String,
+    /// Its number among those of the client.
+    pub(super) number: u64,
+    /// When it began, by its own system's clock: microseconds since 1970.
+    pub(super) began: u64,
+    /// Whether its client has it fail if it is in a circle.
+    pub(super) may_fail: bool,
+    /// The name of the lock.
+    pub(super) name: String,
+}
+
+/// What follows a chain of calls.
+#[derive(Debug, PartialEq, Eq)]
+struct Probe {
+    /// Which one it is of the first call.
+    number: u64,
+    /// The calls up to here, each of which waits for the thread of the next one.
+    path: Vec<WaitingCall>,
+}
+
+/// Calls of which each waits for a lock that the thread of the next one holds, and the last one for
+/// the first. The first is the one that began last, in whatever order a client has found them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Circle(Vec<WaitingCall>);
+
+/// The calls of a client that have waited for long, and what is known of circles.
+#[derive(Default)]
+pub(crate) struct Deadlocks(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    last: u64,
+    waits: HashMap<u64, LongWait>,
+    /// Hashes of the circles that were reported.
+    reported: VecDeque<u64>,
+}
+
+struct LongWait {
+    call: WaitingCall,
+    parker: Arc<Parker>,
+    /// The holds of its thread. A hold that has another fence meanwhile belongs to another thread.
+    holds: Vec<(Arc<Hold>, u64)>,
+    /// The number of its last probe.
+    probe: u64,
+    /// What the first probe of a look has found.
+    found: Option<Vec<WaitingCall>>,
+    /// The last probe of other calls that was passed on, by client and number of the call. Several
+    /// servers send each message of theirs.
+    passed: HashMap<(String, u64), u64>,
+}
+
+impl Deadlocks {
+    /// Adds a call that has waited for long, and whose thread has these holds. Returns its number.
+    pub(super) fn add(
+        &self,
+        call: WaitingCall,
+        parker: &Arc<Parker>,
+        holds: impl IntoIterator<Item = Arc<Hold>>,
+    ) -> u64 {
+        let with_fence = |hold: Arc<Hold>| {
+            let fence = hold.fence();
+            (hold, fence)
+        };
+        let holds = holds.into_iter().map(with_fence).collect();
+        let table = &mut *self.0.lock();
+        table.last += 1;
+        let (number, parker) = (table.last, parker.clone());
+        let call = WaitingCall { number, ..call };
+        let (found, passed) = (None, HashMap::new());
+        table.waits.insert(number, LongWait { call, parker, holds, probe: 0, found, passed });
+        number
+    }
+
+    pub(super) fn remove(&self, number: u64) {
+        self.0.lock().waits.remove(&number);
+    }
+
+    /// Begins a look. Returns the circle if the whole of it is in this process.
+    pub(super) fn look(&self, queues: &WaitQueues, number: u64) -> Option<Circle> {
+        let mut table = self.0.lock();
+        let wait = table.waits.get_mut(&number)?;
+        wait.probe += 1;
+        wait.found = None;
+        let probe = Probe { number: wait.probe, path: Vec::new() };
+        table.follow(queues, number, probe)
+    }
+
+    /// Receives a message of another client about the hold with this nonce, or with 0 about a
+    /// circle that the other has found. Returns a circle that is to be reported.
+    pub(super) fn receive(
+        &self,
+        queues: &WaitQueues,
+        client: &str,
+        nonce: u64,
+        message: &str,
+    ) -> Option<Circle> {
+        let probe = Probe::decode(message)?;
+        if nonce == 0 {
+            let is_in_it = probe.path.iter().any(|call| call.client == client);
+            return is_in_it.then(|| Circle::new(probe.path));
+        }
+        let mut table = self.0.lock();
+        let at = table.blocked(|hold| hold.id.nonce == nonce)?;
+        table.follow(queues, at, probe)
+    }
+
+    /// Notes that a circle is reported. Returns `false` if it was before. Has the call of the
+    /// circle fail that is to, if it is one of this client.
+    pub(super) fn settle(&self, circle: &Circle, client: &str) -> bool {
+        let mut table = self.0.lock();
+        if let Some(fails) = circle.fails().filter(|call| call.client == client)
+            && let Some(wait) = table.waits.get(&fails.number)
+        {
+            wait.parker.send(Signal::Ended(circle.error()));
+        }
+        let mut hasher = DefaultHasher::new();
+        circle.hash(&mut hasher);
+        let hash = hasher.finish();
+        if table.reported.contains(&hash) {
+            return false;
+        }
+        if table.reported.len() == CIRCLES_MAX {
+            table.reported.pop_front();
+        }
+        table.reported.push_back(hash);
+        true
+    }
+}
+
+impl Table {
+    /// Has a probe go on from a call whose thread is in its way, as far as it gets in this process.
+    /// Returns the circle if this is the second one in succession to come back.
+    fn follow(&mut self, queues: &WaitQueues, mut at: u64, mut probe: Probe) -> Option<Circle> {
+        loop {
+            let wait = self.waits.get_mut(&at)?;
+            if probe.path.first() == Some(&wait.call) {
+                if probe.number != wait.probe {
+                    return None;
+                }
+                wait.probe += 1;
+                probe.number = wait.probe;
+                match wait.found.take() {
+                    None => wait.found = Some(mem::take(&mut probe.path)),
+                    Some(found) if found == probe.path => {
+                        let circle = Circle::new(found);
+                        // Before the call can fail.
+                        if let Some(telling) = circle.to_others(&wait.call.client) {
+                            wait.send(telling);
+                        }
+                        return Some(circle);
+                    }
+                    Some(_) => return None,
+                }
+            } else if probe.path.contains(&wait.call) || !wait.passes(&probe) {
+                // A circle that the first call is not in.
+                return None;
+            }
+            probe.path.push(wait.call.clone());
+            let Some(held) = queues.holder(HoldKind::Lock, &wait.call.name) else {
+                wait.send(Telling { clients: Vec::new(), message: probe.encode() });
+                return None;
+            };
+            at = self.blocked(|hold| Arc::ptr_eq(hold, &held))?;
+        }
+    }
+
+    /// Returns the number of the call whose thread has this hold.
+    fn blocked(&self, is_it: impl Fn(&Arc<Hold>) -> bool) -> Option<u64> {
+        let has_it = |(hold, fence): &(Arc<Hold>, u64)| {
+            is_it(hold) && hold.fence() == *fence && !hold.lease.remaining().is_zero()
+        };
+        let mut waits = self.waits.iter();
+        waits.find(|(_, wait)| wait.holds.iter().any(has_it)).map(|(number, _)| *number)
+    }
+}
+
+impl LongWait {
+    /// Returns `true` if a probe of another call has not come here before.
+    fn passes(&mut self, probe: &Probe) -> bool {
+        let Some(first) = probe.path.first() else { return true };
+        let sender = (first.client.clone(), first.number);
+        if self.passed.len() >= SENDERS_MAX && !self.passed.contains_key(&sender) {
+            self.passed.clear();
+        }
+        let last = self.passed.entry(sender).or_default();
+        mem::replace(last, probe.number.max(*last)) < probe.number
+    }
+
+    /// Has the thread send a message.
+    fn send(&self, telling: Telling) {
+        if telling.message.len() <= MESSAGE_MAX {
+            self.parker.send(Signal::Tell(Box::new(telling)));
+        }
+    }
+}
+
+impl Probe {
+    fn encode(&self) -> String {
+        let mut text = format!("{:x};", self.number);
+        for WaitingCall { client, number, began, may_fail, name } in &self.path {
+            let (may_fail, [client_len, name_len]) =
+                (u8::from(*may_fail), [client, name].map(String::len));
+            let hop = format_args!(
+                "{number:x},{began:x},{may_fail},{client_len},{name_len},{client}{name}"
+            );
+            text.write_fmt(hop).expect("a string takes whatever is written");
+        }
+        text
+    }
+
+    /// Reads what another client has sent; `None` if it is not what `encode` writes.
+    fn decode(text: &str) -> Option<Self> {
+        let hex = |digits| u64::from_str_radix(digits, 16).ok();
+        let (number, mut rest) = text.split_once(';')?;
+        let mut probe = Self { number: hex(number)?, path: Vec::new() };
+        while !rest.is_empty() {
+            let fields: Vec<_> = rest.splitn(6, ',').collect();
+            let [number, began, may_fail, client_len, name_len, texts] = fields[..] else {
+                return None;
+            };
+            let (client, texts) = texts.split_at_checked(client_len.parse().ok()?)?;
+            let (name, after) = texts.split_at_checked(name_len.parse().ok()?)?;
+            probe.path.push(WaitingCall {
+                client: Some(client).filter(|client| is_client_id(client))?.into(),
+                number: hex(number)?,
+                began: hex(began)?,
+                may_fail: may_fail == "1",
+                name: name.into(),
+            });
+            rest = after;
+        }
+        (1..CALLS_MAX).contains(&probe.path.len()).then_some(probe)
+    }
+}
+
+impl Circle {
+    fn new(mut calls: Vec<WaitingCall>) -> Self {
+        let order = |call: &WaitingCall| (call.began, call.client.clone(), call.number);
+        let last = (0..calls.len()).max_by_key(|place| order(&calls[*place]));
+        calls.rotate_left(last.unwrap_or_default());
+        Self(calls)
+    }
+
+    /// Returns the call that fails: of those that may, the one that began last.
+    pub(super) fn fails(&self) -> Option<&WaitingCall> {
+        let order = |call: &&WaitingCall| (call.began, call.client.clone(), call.number);
+        self.0.iter().filter(|call| call.may_fail).max_by_key(order)
+    }
+
+    /// The names of the locks for which the calls wait, in their order.
+    pub(super) fn names(&self) -> Vec<String> {
+        self.0.iter().map(|call| call.name.clone()).collect()
+    }
+
+    /// The clients of the calls, in their order.
+    pub(super) fn clients(&self) -> Vec<String> {
+        self.0.iter().map(|call| call.client.clone()).collect()
+    }
+
+    fn error(&self) -> Error {
+        let (names, clients) = (self.names(), self.clients());
+        Error::Deadlock { names, clients, reason: self.to_line() }
+    }
+
+    /// Tells the circle to the other clients, if it has others.
+    fn to_others(&self, client: &str) -> Option<Telling> {
+        let mut clients = self.clients();
+        clients.sort_unstable();
+        clients.dedup();
+        clients.retain(|other| other != client);
+        let message = || Probe { number: 0, path: self.0.clone() }.encode();
+        (!clients.is_empty()).then(|| Telling { clients, message: message() })
+    }
+
+    /// Says who waits for whom.
+    pub(super) fn to_line(&self) -> String {
+        let calls = &self.0;
+        let holders = calls.iter().skip(1).chain(calls.first());
+        let mut line = format!("deadlock: {}", short(&calls[0].client));
+        for (place, (call, holder)) in iter::zip(calls, holders).enumerate() {
+            let and = if place == 0 { "" } else { ", which" };
+            let (name, holder) = (&call.name, short(&holder.client));
+            let part = format_args!("{and} waits for lock {name:?}, held by {holder}");
+            line.write_fmt(part).expect("a string takes whatever is written");
+        }
+        line
+    }
+}
+
+/// The label of a client, and enough of its id to find it.
+fn short(client: &str) -> &str {
+    let random = client.rfind(':').map_or(0, |colon| colon + 1);
+    client.get(..random + 8).unwrap_or(client)
+}

@@ -1,0 +1,125 @@
+//! The looks of one call: whether it waits for itself.
+//!
+//! Decides when the call looks, and sends the messages for which others have no thread. Its own
+//! thread does all that, between two sleeps; until the first look, nothing is registered or sent.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::base::clock::end_of;
+use crate::config::Deadlock;
+use crate::local::deadlock::WaitingCall;
+use crate::local::parker::{Parker, Signal};
+use crate::local::shared::Shared;
+use crate::protocol::call::{Caller, Wait};
+use crate::store::hold_id::HoldKind;
+use crate::store::request::Telling;
+
+/// The longest pause between two looks, unless the first is longer. Each is twice the last one.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// Looks as long as this lives.
+pub(super) struct Looks<'a> {
+    shared: &'a Shared,
+    kind: HoldKind,
+    name: &'a str,
+    caller: &'a Caller,
+    parker: &'a Arc<Parker>,
+    next: Cell<NextLook>,
+    /// The number of the call, from its first look on.
+    number: Cell<Option<u64>>,
+}
+
+#[derive(Clone, Copy)]
+enum NextLook {
+    /// The call has not slept yet.
+    Unknown,
+    /// At that time, and again after a pause.
+    At(Instant, Duration),
+    /// A thread without a hold is not waited for, and gets none while it waits.
+    Never,
+}
+
+impl<'a> Looks<'a> {
+    pub(super) fn new(
+        shared: &'a Shared,
+        (kind, name): (HoldKind, &'a str),
+        caller: &'a Caller,
+        parker: &'a Arc<Parker>,
+    ) -> Self {
+        let (next, number) = (Cell::new(NextLook::Unknown), Cell::default());
+        Self { shared, kind, name, caller, parker, next, number }
+    }
+
+    /// As [`Parker::park`], and looks from time to time.
+    pub(super) fn park(&self, deadline: Option<Instant>) -> Option<Signal> {
+        loop {
+            let look = self.next();
+            match self.parker.park(deadline.into_iter().chain(look).min()) {
+                None if look.is_some_and(|look| deadline.is_none_or(|end| look < end)) => {
+                    self.look();
+                }
+                signal => return signal,
+            }
+        }
+    }
+
+    /// Returns when to look next, if at all.
+    fn next(&self) -> Option<Instant> {
+        if let NextLook::Unknown = self.next.get() {
+            let caller = self.caller;
+            let can_be_waited_for = || !self.shared.held_locks.all().is_empty();
+            let waits = self.kind.is_lock() && caller.wait != Wait::No;
+            let after = self.shared.config.deadlock_after.filter(|_| waits && can_be_waited_for());
+            let first = after.and_then(|after| Some((caller.begin.checked_add(after)?, after)));
+            self.next.set(first.map_or(NextLook::Never, |(at, pause)| NextLook::At(at, pause)));
+        }
+        if let NextLook::At(at, _) = self.next.get() { Some(at) } else { None }
+    }
+
+    fn look(&self) {
+        let NextLook::At(_, pause) = self.next.get() else { return };
+        let pause = pause.saturating_mul(2).min(PAUSE_MAX).max(pause);
+        self.next.set(NextLook::At(end_of(pause), pause));
+        let Shared { reporter, wait_queues, client, .. } = self.shared;
+        let number = self.number.get().unwrap_or_else(|| self.register());
+        if let Some(circle) = reporter.deadlocks.look(wait_queues, number) {
+            reporter.report_deadlock(&circle, client);
+        }
+    }
+
+    fn register(&self) -> u64 {
+        let Shared { config, client, held_locks, reporter, .. } = self.shared;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let began = now.saturating_sub(self.caller.begin.elapsed()).as_micros();
+        let call = WaitingCall {
+            client: client.to_string(),
+            number: 0,
+            began: u64::try_from(began).unwrap_or(u64::MAX),
+            may_fail: config.deadlock == Deadlock::Fail,
+            name: self.name.to_owned(),
+        };
+        let number = reporter.deadlocks.add(call, self.parker, held_locks.all());
+        self.number.set(Some(number));
+        number
+    }
+
+    /// Sends a message. One that does not arrive is made up for by a later look.
+    pub(super) fn tell(&self, telling: &Telling) {
+        let Shared { store, reporter, .. } = self.shared;
+        if let Err(failure) = store.tell(self.name, telling, self.caller.request_deadline()) {
+            let source = &failure.source;
+            let line = || format!("no look for a deadlock at lock {:?}: {source}", self.name);
+            reporter.events.log(log::Level::Debug, line);
+        }
+    }
+}
+
+impl Drop for Looks<'_> {
+    fn drop(&mut self) {
+        if let Some(number) = self.number.get() {
+            self.shared.reporter.deadlocks.remove(number);
+        }
+    }
+}
