@@ -410,7 +410,6 @@ impl LockCall<'_> {
             release,
             expired,
             lost,
-            spare,
             unregister,
             failed,
             listens,
@@ -429,7 +428,6 @@ impl LockCall<'_> {
         if let Some(hold) = lost {
             reporter.lose(&hold);
         }
-        release::give_back(shared, spare.as_slice(), caller);
         if let Some(hold) = unregister {
             listening.unregister(&**store, &hold, caller.times);
         }
