@@ -410,6 +410,7 @@ impl LockCall<'_> {
             release,
             expired,
             lost,
+            spare,
             unregister,
             failed,
             listens,
@@ -428,6 +429,7 @@ impl LockCall<'_> {
         if let Some(hold) = lost {
             reporter.lose(&hold);
         }
+        release::give_back(shared, spare.as_slice(), caller);
         if let Some(hold) = unregister {
             listening.unregister(&**store, &hold, caller.times);
         }

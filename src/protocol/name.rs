@@ -163,6 +163,8 @@ pub(crate) struct Effects {
     pub(crate) expired: Option<Arc<Hold>>,
     /// A tenure that the store does not have any more.
     pub(crate) lost: Option<Arc<Hold>>,
+    /// A permit that no call wants any more.
+    pub(crate) spare: Option<Arc<Hold>>,
     /// The client waits no more for what this hold is one of.
     pub(crate) unregister: Option<HoldId>,
     /// A request has failed, and is repeated after the pause if there is one.
@@ -248,6 +250,9 @@ struct Conversation<P> {
     alike: Vec<u64>,
     /// The tenure that was kept, for which the request asks for more tokens.
     refills: Option<Arc<Hold>>,
+    /// A permit that was dropped while the request was on its way: the first call's, unless that
+    /// brings another.
+    spare: Option<Arc<Hold>>,
     /// The failure with which the call ends once its hold is released, or a kept lock recalled.
     ends_with: Option<Failure>,
 }
@@ -318,6 +323,7 @@ impl<P> Conversation<P> {
             wanted: BTreeSet::new(),
             alike: Vec::new(),
             refills: None,
+            spare: None,
             ends_with: None,
         })
     }
@@ -586,6 +592,9 @@ impl<P: Port> Name<P> {
                 }
                 if !hold.id.kind.is_lock() {
                     // Another call can have its hold at the same time.
+                    if let Some(spare) = talk.spare.take() {
+                        self.pass_spare(spare, turn);
+                    }
                     self.phase = Phase::Waiting(talk);
                     if hold.id.kind == HoldKind::Read {
                         self.share(&hold);
@@ -830,6 +839,10 @@ impl<P: Port> Name<P> {
         contended: bool,
         turn: &mut Turn,
     ) -> Next {
+        let talk = match self.take_spare(talk, turn) {
+            Ok(next) => return next,
+            Err(talk) => talk,
+        };
         let until = if talk.hurry == Hurry::No { turn.now + pause } else { turn.now };
         self.phase = Phase::Waiting(talk);
         self.tell_leaving();
@@ -838,6 +851,10 @@ impl<P: Port> Name<P> {
 
     /// Ends the first call without a hold. The next one becomes the first.
     fn give_up(&mut self, talk: Box<Conversation<P>>, outcome: Outcome, turn: &mut Turn) -> Next {
+        let talk = match self.take_spare(talk, turn) {
+            Ok(next) => return next,
+            Err(talk) => talk,
+        };
         let Caller { wait, times, .. } = talk.first.caller;
         if let Outcome::Failed(failure) = &outcome
             && wait == Wait::Endless
@@ -996,6 +1013,7 @@ impl<P: Port> Name<P> {
             if let Some(kept) = talk.refills.take() {
                 self.give_up_kept(&kept, turn);
             }
+            turn.effects.spare = talk.spare.take();
             self.give_up(talk, Outcome::Busy, turn);
             if told {
                 turn.effects.unregister = Some(lock);
@@ -1107,16 +1125,18 @@ impl<P: Port> Name<P> {
         self.release(hold)
     }
 
-    /// Like `end`, for a permit. It goes to the first call if that wants one like it, and the last
-    /// reply said that none is free: without a reply, a request may bring each call its own.
+    /// As `end`, for a permit: it goes to the first call that waits for one like it.
     fn end_permit(&mut self, hold: &Arc<Hold>, mut report: impl FnMut() -> bool) -> Ending {
         match mem::replace(&mut self.phase, Phase::Idle) {
-            Phase::Waiting(talk)
-                if matches!(talk.known, Known::Held(_))
-                    && Self::fits(hold, &talk.first)
-                    && report() =>
-            {
+            Phase::Waiting(talk) if Self::fits(hold, &talk.first) && report() => {
                 self.pass_permit(talk, hold);
+                Ending::HandedOff
+            }
+            Phase::Asking(mut talk)
+                if talk.spare.is_none() && Self::fits(hold, &talk.first) && report() =>
+            {
+                talk.spare = Some(hold.clone());
+                self.phase = Phase::Asking(talk);
                 Ending::HandedOff
             }
             phase => {
@@ -1155,6 +1175,36 @@ impl<P: Port> Name<P> {
         }
         (talk.retry, talk.recall, talk.recall_ends) = (None, Recall::NotTried, None);
         self.phase = Phase::Waiting(talk);
+    }
+
+    /// Gives a permit that the first call no longer needs to the next one, if that can have it.
+    fn pass_spare(&mut self, spare: Arc<Hold>, turn: &mut Turn) {
+        let fits = self.calls_behind().next().is_some_and(|next| Self::fits(&spare, next));
+        match self.behind.as_mut().filter(|_| fits).and_then(|behind| behind.pop_front()) {
+            Some(next) => next.take(&spare, false),
+            None => turn.effects.spare = Some(spare),
+        }
+    }
+
+    /// Ends the first call with the permit that was dropped for it meanwhile, if there is one that
+    /// it can have.
+    fn take_spare(
+        &mut self,
+        mut talk: Box<Conversation<P>>,
+        turn: &mut Turn,
+    ) -> Result<Next, Box<Conversation<P>>> {
+        let Some(spare) = talk.spare.take() else { return Err(talk) };
+        if !spare.may_be_followed_by(&talk.first.caller, false) {
+            turn.effects.spare = Some(spare);
+            return Err(talk);
+        }
+        if mem::take(&mut talk.first.in_doubt) {
+            let (hold, lease) = (talk.first.hold.clone(), talk.first.caller.times.lease);
+            self.doubt(&hold, lease, false, turn);
+        }
+        self.pass_permit(talk, &spare);
+        // It finds the permit at its port.
+        Ok(Next::Park { until: None, contended: true })
     }
 
     /// Ends a hold whose release is to be sent, and remembers it until that is confirmed. If calls

@@ -344,6 +344,7 @@ impl Scene {
         }
         effects.release.iter().for_each(|kept| self.post(kept));
         effects.lost.iter().for_each(|kept| self.lose(kept));
+        effects.spare.iter().for_each(|spare| self.unlock(spare));
         result
     }
 

@@ -745,16 +745,26 @@ fn a_wake_up_is_not_lost_with_the_call_that_it_was_for() {
 }
 
 #[test]
-fn a_permit_is_released_while_a_request_may_bring_others() {
+fn a_permit_waits_for_the_reply_to_the_first_call() {
     let mut world = World::new();
     let (permit, first, [second]) = permits::<1>(&mut world);
-    assert_eq!(world.end(&permit), Ending::Released { is_awaited: true });
+    assert_eq!(world.end(&permit), Ending::HandedOff);
     assert!(first.told.is_empty() && second.told.is_empty());
-    let Next::Done(Outcome::Acquired { hold, .. }) = world.reply(granted(&[])) else {
-        panic!("a permit")
-    };
-    assert!(second.told.is_turn());
-    assert_eq!(world.end(&hold), Ending::Released { is_awaited: true }, "it has not asked yet");
+    assert!(is_parked(&world.fails(FailureKind::Timeout)));
+    assert!(!got(&first, &permit));
+    assert_eq!(world.turn.effects.clean_ups.len(), 1, "what it had asked for");
+    // If that brings another, this one is the next call's.
+    let mut world = World::new();
+    let (permit, _, [second]) = permits::<1>(&mut world);
+    world.end(&permit);
+    assert!(!Arc::ptr_eq(&world.acquire(), &permit));
+    assert!(!got(&second, &permit) && world.name.is_over());
+    let mut world = World::new();
+    let (permit, _, []) = permits::<0>(&mut world);
+    world.end(&permit);
+    world.acquire();
+    let spare = world.turn.effects.spare.take();
+    assert!(spare.is_some_and(|spare| Arc::ptr_eq(&spare, &permit)), "no call wants it");
 }
 
 #[test]
