@@ -180,10 +180,6 @@ impl Drop for Present<'_> {
     }
 }
 
-thread_local! {
-    static PARKER: Arc<Parker> = Arc::default();
-}
-
 impl LockCall<'_> {
     /// Acquires the lock, and reports nothing but contention.
     pub(super) fn acquire(&self) -> Result<Option<Arc<Hold>>> {
@@ -237,9 +233,7 @@ impl LockCall<'_> {
     /// Takes part in the conversation about the name until this call's part is over.
     fn converse(&self, rejoins: bool) -> Result<Outcome> {
         let Self { shared, kind, name, caller, .. } = self;
-        // In a destructor of a thread-local there may be none.
-        let parker = PARKER.try_with(Arc::clone).unwrap_or_default();
-        parker.clear();
+        let parker = Parker::of_thread();
         let _watch = caller.canceller.as_ref().map(|canceller| parker.watch(canceller, name));
         let hold = shared.next_hold(*kind, name, caller);
         let call = Call::new(hold.clone(), caller, parker.clone());

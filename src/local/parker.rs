@@ -28,15 +28,29 @@ pub(crate) enum Signal {
     Tell(Box<Telling>),
 }
 
+thread_local! {
+    static PARKER: Arc<Parker> = Arc::default();
+}
+
 impl Parker {
+    /// Returns the parker of the calling thread, or a new one while another call of the thread uses
+    /// that: a request may call back, for a password, and the program lock something then. In a
+    /// destructor of a thread-local there may be none.
+    pub(super) fn of_thread() -> Arc<Self> {
+        let unused = |parker: &Arc<Self>| (Arc::strong_count(parker) == 1).then(|| parker.clone());
+        let parker = PARKER.try_with(unused).ok().flatten().unwrap_or_default();
+        // What came too late for an earlier call.
+        parker.clear();
+        parker
+    }
+
+    pub(super) fn clear(&self) {
+        self.signals.lock().clear();
+    }
+
     pub(super) fn send(&self, signal: Signal) {
         self.signals.lock().push_back(signal);
         self.changed.notify_one();
-    }
-
-    /// Discards signals to an earlier call of the thread.
-    pub(super) fn clear(&self) {
-        self.signals.lock().clear();
     }
 
     /// Blocks until there is a signal; `None` if there is none by the deadline.
@@ -58,5 +72,21 @@ impl Parker {
 impl Port for Arc<Parker> {
     fn send(&self, next: Next) {
         Parker::send(self, Signal::Next(next));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_within_a_call_has_a_parker_of_its_own_and_no_late_signals() {
+        let (outer, inner) = (Parker::of_thread(), Parker::of_thread());
+        Parker::send(&outer, Signal::Next(Next::Turn));
+        assert!(inner.park(Some(Instant::now())).is_none());
+        let address = Arc::as_ptr(&outer);
+        drop((outer, inner));
+        let later = Parker::of_thread();
+        assert!(Arc::as_ptr(&later) == address && later.park(Some(Instant::now())).is_none());
     }
 }

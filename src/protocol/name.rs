@@ -124,7 +124,7 @@ pub(crate) enum Outcome {
     /// With the next hold of a tenure.
     HandedOff {
         hold: Arc<Hold>,
-        /// Whether the client waits no more for what this is a hold of.
+        /// Whether the client no longer waits for a hold like this.
         unregisters: bool,
     },
     /// With a hold of readers, which has one more now.
@@ -161,11 +161,11 @@ pub(crate) struct Effects {
     pub(crate) release: Option<Arc<Hold>>,
     /// A tenure whose deadline has passed.
     pub(crate) expired: Option<Arc<Hold>>,
-    /// A tenure that the store does not have any more.
+    /// A tenure that the store no longer has.
     pub(crate) lost: Option<Arc<Hold>>,
-    /// A permit that no call wants any more.
+    /// A permit that no call needs any longer.
     pub(crate) spare: Option<Arc<Hold>>,
-    /// The client waits no more for what this hold is one of.
+    /// The client no longer waits for a hold like this.
     pub(crate) unregister: Option<HoldId>,
     /// A request has failed, and is repeated after the pause if there is one.
     pub(crate) failed: Option<(Failure, Option<Duration>)>,
@@ -278,8 +278,8 @@ enum Known {
     Nothing,
 }
 
-/// What a call for something that several can hold does about a lock of that name that another
-/// client only keeps: a name that no guard has may be used for any kind.
+/// How a call for a permit or a side of a read-write lock deals with a lock of that name that
+/// another client only keeps: a name without a guard may be used for any kind.
 enum Recall {
     NotTried,
     /// Until then the other client has time. Whether it was told.
@@ -350,7 +350,7 @@ impl<P> Conversation<P> {
             let (registration, others) = (Registration::Recall, Vec::new());
             return Ask { hold, others, lease, registration, deadline, needs_new_id: false };
         }
-        // When a first call tries first, no call behind it is worth a look.
+        // In its first attempt, a call does not look at those behind it.
         let behind = behind.filter(|_| self.registration == Registration::Registered);
         let others = behind.into_iter().flatten().take_while(|call| {
             let several = matches!(hold.kind, HoldKind::Permit { .. });
@@ -427,7 +427,7 @@ impl<P> Conversation<P> {
 impl<P: Port> Name<P> {
     pub(crate) const NEW: Self = Self { phase: Phase::Idle, released: Vec::new(), behind: None };
 
-    /// Returns `true` if nothing has to be remembered of the name.
+    /// Returns `true` if there is nothing to remember about the name.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Idle) && self.released.is_empty()
     }
@@ -455,14 +455,13 @@ impl<P: Port> Name<P> {
                 readers.depth.fetch_add(1, Ordering::Relaxed);
                 return Next::Done(Outcome::Shared(readers.clone()));
             }
-            // From now on no reader goes before this call.
+            // From now on no reader overtakes this call.
             self.phase = Phase::Idle;
         }
-        // The hold has ended, and its release is about to be sent.
-        let is_over = |hold: &Hold| hold.lease.remaining().is_zero();
         let is_free = match &self.phase {
             Phase::Idle => true,
-            Phase::Held(hold) => is_over(hold) && self.is_last(),
+            // Its release is about to be sent. A loss is reported first.
+            Phase::Held(hold) => hold.lease.is_ended() && self.is_last(),
             _ => false,
         };
         if is_free {
@@ -476,7 +475,7 @@ impl<P: Port> Name<P> {
         Next::Park { until, contended: true }
     }
 
-    /// Returns `true` if a call can have the hold of other readers, which does not end before.
+    /// Returns `true` if a call can share the hold of other readers.
     fn may_share(readers: &Hold, call: &Call<P>) -> bool {
         call.hold.kind == HoldKind::Read && readers.may_be_followed_by(&call.caller, false)
     }
@@ -515,7 +514,7 @@ impl<P: Port> Name<P> {
         self.ask(talk, turn)
     }
 
-    /// As the only call of a name that no other client's message is about.
+    /// Begins a conversation that has this call only, and that no message reaches.
     pub(crate) fn begin_alone(
         &mut self,
         call: Call<P>,
@@ -966,7 +965,7 @@ impl<P: Port> Name<P> {
         Next::Park { until, contended: true }
     }
 
-    /// Returns what a call is told that has timed out, if enough is known since it began.
+    /// Returns the outcome of a call that has timed out, if enough is known since it began.
     fn known_to(&self, call: &Call<P>) -> Option<Outcome> {
         let Caller { begin, wait, .. } = call.caller;
         let is_brief = wait == Wait::No;
@@ -1038,7 +1037,7 @@ impl<P: Port> Name<P> {
         }
     }
 
-    /// Remembers a hold that may exist in the store and must not, and has it removed.
+    /// Remembers a hold that may exist in the store and must not, to be removed there.
     fn doubt(&mut self, hold: &HoldId, lease: Duration, settled_by_release: bool, turn: &mut Turn) {
         if !turn.withdraws {
             self.released.push(Arc::new(Hold::in_doubt(hold.clone(), lease)));
@@ -1053,7 +1052,7 @@ impl<P: Port> Name<P> {
         }
     }
 
-    /// Has the first call try: the lock may be free. Returns `false` if no call asks.
+    /// Lets the first call try, because the lock may be free. Returns `false` if no call asks.
     pub(crate) fn wake(&mut self) -> bool {
         match &mut self.phase {
             Phase::Asking(talk) => talk.hurry = Hurry::MayBeFree,
@@ -1082,7 +1081,7 @@ impl<P: Port> Name<P> {
         self.released.push(hold);
     }
 
-    /// Forgets a hold that does not exist in the store any more.
+    /// Forgets a hold that no longer exists in the store.
     pub(crate) fn forget_released(&mut self, hold: &HoldId) {
         self.released.retain(|released| released.id != *hold);
     }
@@ -1125,7 +1124,7 @@ impl<P: Port> Name<P> {
         self.release(hold)
     }
 
-    /// As `end`, for a permit: it goes to the first call that waits for one like it.
+    /// Like `end`, for a permit. It goes to the first call if that waits for one like it.
     fn end_permit(&mut self, hold: &Arc<Hold>, mut report: impl FnMut() -> bool) -> Ending {
         match mem::replace(&mut self.phase, Phase::Idle) {
             Phase::Waiting(talk) if Self::fits(hold, &talk.first) && report() => {

@@ -368,6 +368,30 @@ fn a_lost_hold_lets_the_next_call_try() {
 }
 
 #[test]
+fn no_call_goes_before_the_report_of_a_loss() {
+    let mut world = World::new();
+    let short = LockOptions { lease: Duration::from_millis(10), ..options() };
+    world.call_as(HoldKind::Lock, &short, Wait::Endless);
+    let mine = world.acquire();
+    std::thread::sleep(Duration::from_millis(20));
+    let second = world.call(Wait::Endless);
+    assert!(is_parked(&second.next));
+    assert!(mine.expire());
+    world.name.end_hold(&mine);
+    assert!(second.told.is_turn());
+}
+
+#[test]
+fn a_call_begins_behind_a_hold_that_has_ended_if_no_other_waits() {
+    let mut world = World::new();
+    let [_, second] = world.calls();
+    let mine = world.acquire();
+    world.end_without_handoff(&mine);
+    assert!(world.leave(&second));
+    asks(&world.call(Wait::Endless).next);
+}
+
+#[test]
 fn a_hold_whose_release_is_not_confirmed_is_remembered() {
     let mut world = World::new();
     world.call(Wait::Endless);
