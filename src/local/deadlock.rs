@@ -247,10 +247,11 @@ impl Probe {
         for WaitingCall { client, number, began, may_fail, name } in &self.path {
             let (may_fail, [client_len, name_len]) =
                 (u8::from(*may_fail), [client, name].map(String::len));
-            let hop = format_args!(
+            let hop = write!(
+                text,
                 "{number:x},{began:x},{may_fail},{client_len},{name_len},{client}{name}"
             );
-            text.write_fmt(hop).expect("a string takes whatever is written");
+            hop.expect("a string takes whatever is written");
         }
         text
     }
@@ -327,8 +328,8 @@ impl Circle {
         for (place, (call, holder)) in iter::zip(calls, holders).enumerate() {
             let and = if place == 0 { "" } else { ", which" };
             let (name, holder) = (&call.name, short(&holder.client));
-            let part = format_args!("{and} waits for lock {name:?}, held by {holder}");
-            line.write_fmt(part).expect("a string takes whatever is written");
+            let part = write!(line, "{and} waits for lock {name:?}, held by {holder}");
+            part.expect("a string takes whatever is written");
         }
         line
     }
