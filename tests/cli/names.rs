@@ -218,7 +218,7 @@ const LATE: &str =
 #[test]
 fn unlock_ends_holds_of_every_kind() {
     let server = Server::redis();
-    let client = client(&server);
+    let [client, neighbour] = [(); 2].map(|()| client(&server));
     let guard = client.lock("a").unwrap();
     assert_eq!(
         output(&mut leasehold(&server, &["unlock", "a"])),
@@ -227,8 +227,9 @@ fn unlock_ends_holds_of_every_kind() {
     guard.verify().unwrap_err();
     assert_eq!(output(&mut leasehold(&server, &["unlock", "a"])), "a is free\n");
 
+    // Readers of one client share a hold.
     let lock = client.rw_lock("a");
-    let (one, other) = (lock.read().unwrap(), lock.read().unwrap());
+    let (one, other) = (lock.read().unwrap(), neighbour.rw_lock("a").read().unwrap());
     let ended = json(&mut leasehold(&server, &["unlock", "a", "--json"]));
     assert_eq!(ended, json!({ "name": "a", "ended": 2 }));
     one.verify().unwrap_err();
