@@ -368,6 +368,8 @@ impl RenewerThread {
         let fails = |hold: &Arc<Hold>| hold.failing.load(Ordering::Relaxed) && hold.lease.is_open();
         let renewed = || self.all_work().filter_map(Scheduled::as_hold);
         self.reporter.outages.end_refusals(|| renewed().any(fails));
+        // Ended ones may have left the timers already, and would be kept until they are due.
+        self.unprepared.retain(|hold| hold.lease.is_open());
         let (now, due) = (Moment::now(), self.timers.next_due());
         let due = if due == Moment::NEVER { due } else { due.min(now.after(NAP)) };
         let soon = |hold: &Arc<Hold>| now.after(hold.lease.duration() / BRIEF);
