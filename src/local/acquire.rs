@@ -236,18 +236,12 @@ impl LockCall<'_> {
         let parker = Parker::of_thread();
         let _watch = caller.canceller.as_ref().map(|canceller| parker.watch(canceller, name));
         let hold = shared.next_hold(*kind, name, caller);
-        let call = Call::new(hold.clone(), caller, parker.clone());
+        let call = Call::new(hold, caller, parker.clone());
         let present = Present { call: self, number: call.number };
-        let mut next = {
-            let (mut turn, queues) = (self.turn(), &shared.wait_queues);
-            let next = queues.with(&hold, |name| {
-                queues.check_open()?;
-                turn.now = Instant::now();
-                Ok(name.call(call, rejoins, &mut turn))
-            })?;
-            self.apply(turn.effects);
-            next
-        };
+        let mut next = self.step(|name, turn| {
+            shared.wait_queues.check_open()?;
+            Ok(name.call(call, rejoins, turn))
+        })?;
         let (mut redisson, looks) = (None, Looks::new(shared, (*kind, name), caller, &parker));
         loop {
             next = match next {
@@ -355,25 +349,18 @@ impl LockCall<'_> {
 
     /// Has the conversation take an input, and does what follows besides what is next. The time is
     /// read while the name is locked: no reply may seem older than a call that it decides on.
-    fn step(&self, act: impl FnOnce(&mut Name<Arc<Parker>>, &mut Turn) -> Next) -> Next {
-        let mut turn = self.turn();
-        let next = self.with(|name| {
-            turn.now = Instant::now();
-            act(name, &mut turn)
+    fn step<T>(&self, act: impl FnOnce(&mut Name<Arc<Parker>>, &mut Turn) -> T) -> T {
+        let (result, effects) = self.with(|name| {
+            let mut turn = self.turn();
+            (act(name, &mut turn), turn.effects)
         });
-        self.apply(turn.effects);
-        next
+        self.apply(effects);
+        result
     }
 
     /// Removes the call. Returns `false` if it was told how it ends.
     fn leave(&self, number: u64) -> bool {
-        let mut turn = self.turn();
-        let has_left = self.with(|name| {
-            turn.now = Instant::now();
-            name.leave(number, &mut turn)
-        });
-        self.apply(turn.effects);
-        has_left
+        self.step(|name, turn| name.leave(number, turn))
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut Name<Arc<Parker>>) -> T) -> T {

@@ -320,7 +320,7 @@ impl Circle {
         (!clients.is_empty()).then(|| Telling { clients, message: message() })
     }
 
-    /// Says who waits for whom.
+    /// Describes which client waits for which.
     pub(super) fn to_line(&self) -> String {
         let calls = &self.0;
         let holders = calls.iter().skip(1).chain(calls.first());

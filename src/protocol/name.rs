@@ -572,8 +572,7 @@ impl<P: Port> Name<P> {
         self.record_alike(&mut talk, sent, &reply, in_doubt || falls_short);
         if turn.withdraws && (in_doubt || !is_granted(&reply)) {
             if mem::take(&mut talk.first.in_doubt) || in_doubt {
-                let (hold, lease) = (talk.first.hold.clone(), talk.first.caller.times.lease);
-                turn.effects.clean_ups.push((hold, lease, false));
+                self.doubt(&talk.first, false, turn);
             }
             talk.needs_new_id = true;
         } else if in_doubt {
@@ -802,8 +801,7 @@ impl<P: Port> Name<P> {
     pub(crate) fn withdrawn(&mut self, is_certain: bool, turn: &mut Turn) -> Next {
         let mut talk = self.take_talk();
         if !is_certain {
-            let (hold, lease) = (talk.first.hold.clone(), talk.first.caller.times.lease);
-            self.doubt(&hold, lease, true, turn);
+            self.doubt(&talk.first, true, turn);
         }
         let failure = talk.ends_with.take().unwrap_or_else(Failure::unsent);
         self.fail(talk, failure, turn)
@@ -854,16 +852,15 @@ impl<P: Port> Name<P> {
             Ok(next) => return next,
             Err(talk) => talk,
         };
-        let Caller { wait, times, .. } = talk.first.caller;
         if let Outcome::Failed(failure) = &outcome
-            && wait == Wait::Endless
+            && talk.first.caller.wait == Wait::Endless
             && is_outage(failure)
         {
             self.fail_endless(failure, turn);
         }
         let hold = talk.first.hold.clone();
         if talk.first.in_doubt {
-            self.doubt(&hold, times.lease, false, turn);
+            self.doubt(&talk.first, false, turn);
         }
         let may_be_queued = talk.may_be_queued();
         self.phase = Phase::Waiting(talk);
@@ -919,25 +916,23 @@ impl<P: Port> Name<P> {
             }
             return self.ask(talk, turn);
         }
-        let place = self.calls_behind().position(|call| call.number == number);
-        let call = self.behind.as_mut().zip(place).and_then(|(behind, at)| behind.remove(at));
-        match call {
-            Some(call) if call.leaves => {
+        match self.take_behind(number) {
+            Some((_, call)) if call.leaves => {
                 let why = "the call in front has had no reply in time";
                 let failure = Failure::too_late(&Arc::from("the server"), why);
                 self.end_call(&call, turn);
                 Next::Done(Outcome::Failed(failure))
             }
-            Some(call) if !call.caller.wait.is_over(turn.now) => {
+            Some((place, call)) if !call.caller.wait.is_over(turn.now) => {
                 let until = Self::park_until(&call, turn);
-                self.behind.get_or_insert_default().insert(place.unwrap_or_default(), call);
+                self.behind.get_or_insert_default().insert(place, call);
                 Next::Park { until, contended: true }
             }
-            Some(call) => {
+            Some((place, call)) => {
                 if !call.hold.kind.is_lock() {
                     self.end_call(&call, turn);
                 }
-                self.time_out(call, place == Some(0), turn)
+                self.time_out(call, place == 0, turn)
             }
             // It was told something else.
             None => Next::Park { until: None, contended: false },
@@ -1019,12 +1014,18 @@ impl<P: Port> Name<P> {
             }
             return true;
         }
-        let place = self.calls_behind().position(|call| call.number == number);
-        let call = self.behind.as_mut().zip(place).and_then(|(behind, at)| behind.remove(at));
-        if let Some(call) = &call {
+        let call = self.take_behind(number);
+        if let Some((_, call)) = &call {
             self.end_call(call, turn);
         }
         call.is_some()
+    }
+
+    /// Removes a call behind the first, and returns it with its place.
+    fn take_behind(&mut self, number: u64) -> Option<(usize, Call<P>)> {
+        let behind = self.behind.as_mut()?;
+        let place = behind.iter().position(|call| call.number == number)?;
+        behind.remove(place).map(|call| (place, call))
     }
 
     /// Cleans up after a call behind the first that gets no hold.
@@ -1033,16 +1034,17 @@ impl<P: Port> Name<P> {
         let is_asked_for = matches!(&self.phase, Phase::Asking(talk)
             if talk.alike.contains(&call.number));
         if call.in_doubt || is_asked_for {
-            self.doubt(&call.hold, call.caller.times.lease, false, turn);
+            self.doubt(call, false, turn);
         }
     }
 
-    /// Remembers a hold that may exist in the store and must not, to be removed there.
-    fn doubt(&mut self, hold: &HoldId, lease: Duration, settled_by_release: bool, turn: &mut Turn) {
+    /// Remembers that the hold of a call may exist in the store and must not, to be removed there.
+    fn doubt(&mut self, call: &Call<P>, settled_by_release: bool, turn: &mut Turn) {
+        let (hold, lease) = (call.hold.clone(), call.caller.times.lease);
         if !turn.withdraws {
             self.released.push(Arc::new(Hold::in_doubt(hold.clone(), lease)));
         }
-        turn.effects.clean_ups.push((hold.clone(), lease, settled_by_release));
+        turn.effects.clean_ups.push((hold, lease, settled_by_release));
     }
 
     /// Releases a tenure that the first call cannot use.
@@ -1198,8 +1200,7 @@ impl<P: Port> Name<P> {
             return Err(talk);
         }
         if mem::take(&mut talk.first.in_doubt) {
-            let (hold, lease) = (talk.first.hold.clone(), talk.first.caller.times.lease);
-            self.doubt(&hold, lease, false, turn);
+            self.doubt(&talk.first, false, turn);
         }
         self.pass_permit(talk, &spare);
         // It finds the permit at its port.
