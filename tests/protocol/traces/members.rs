@@ -10,6 +10,9 @@ use crate::traces::replay::{hold_of, number, says};
 
 /// How long a client without a listener is left alone, in microseconds.
 const GRACE: u64 = 2_000_000;
+/// The longest time that an answer gives for that, in milliseconds. The server rounds it up, from a
+/// time to which it has added the client's place.
+const GRACE_ANSWERED: i64 = 2_001;
 
 /// A possible state of the model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -186,13 +189,13 @@ impl State {
     }
 
     /// Returns `true` if the obstacles to a side last for this many milliseconds.
-    fn lasts(&self, side: Side, left: i64, call: &Call) -> bool {
+    fn lasts(&self, side: Side, answered: i64, call: &Call) -> bool {
         let Server { holds, offers, absent, .. } = &self.server;
         let offered = call.time.after(call.micros(7));
         let offers =
             offers.iter().map(|client| self.offers.get(client).copied().unwrap_or(offered));
         let ends: Vec<Time> = holds.values().map(|call| self.leases[call]).chain(offers).collect();
-        let Ok(left) = u64::try_from(left) else { return ends.is_empty() };
+        let Ok(left) = u64::try_from(answered) else { return ends.is_empty() };
         // They may last until a client without a listener loses its place.
         let is_young = |came: &Time| came.after(GRACE).may_follow(call.time);
         let is_kept = !(absent.parked.is_empty() && absent.silent.is_empty())
@@ -202,7 +205,7 @@ impl State {
             Side::Writer => until.may_follow(*end),
             Side::Permit | Side::Reader => end.may_follow(until),
         };
-        is_kept && left * 1000 <= GRACE
+        is_kept && answered <= GRACE_ANSWERED
             || ends.iter().any(|end| end.may_be(until)) && ends.iter().all(is_bound)
     }
 

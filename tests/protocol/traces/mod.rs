@@ -277,3 +277,23 @@ fn a_server_may_stand_still_in_the_middle_of_a_script() {
         }
     }
 }
+
+/// Ben is offered the lock, and does not listen. The server answers a millisecond more if Cleo asks
+/// within the same one.
+#[test]
+fn a_client_without_a_listener_keeps_its_place_for_two_seconds() {
+    let silent = "\
+1.000000 [0 a] acquire_member 3 rw f q w:anna:1 9000 9 w:anna 1 600 200 0 '' -> 1000000
+1.001000 [0 a] acquire_member 3 rw f q w:ben:1 9000 9 w:ben 1 600 200 0 '' -> 0 8999
+1.005000 [0 a] release_member 2 rw q w:anna:1 200 0 '' '' -> 1
+1.005001 [0 lua] zadd rw 1205 w:ben:0
+1.005002 [0 lua] publish leasehold:wake:ben rw
+1.005003 [0 lua] zrem rw w:ben:0
+1.005004 [0 lua] zadd q xx -9999999998994.99 w:ben
+";
+    for (left, may_be) in [(1999, true), (2000, true), (2001, true), (2002, false)] {
+        let asks = "acquire_member 3 rw f q w:cleo:1 9000 9 w:cleo 1 600 200 0 ''";
+        let trace = format!("{silent}1.005100 [0 a] {asks} -> 0 {left}");
+        assert_eq!(check(&trace).is_ok(), may_be, "{trace}");
+    }
+}
