@@ -53,10 +53,6 @@ impl Moment {
     pub(crate) fn left(self) -> Duration {
         self.since(Self::now())
     }
-
-    pub(crate) fn has_come(self) -> bool {
-        self <= Self::now()
-    }
 }
 
 pub(crate) fn nanos(span: Duration) -> u64 {

@@ -26,6 +26,12 @@ pub(crate) fn shrink<K: Eq + Hash, V, S: BuildHasher>(map: &mut HashMap<K, V, S>
     }
 }
 
+/// Returns a number that is different each time and in each process. Without randomness it may not
+/// be: threads that pause for such a time then meet, which costs attempts, not safety.
+pub(crate) fn random() -> u64 {
+    getrandom::u64().unwrap_or_default()
+}
+
 /// Escapes characters of a server's text that a terminal would obey, or that a log would take for
 /// another line.
 #[doc(hidden)]

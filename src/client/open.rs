@@ -9,6 +9,7 @@ use std::time::Instant;
 use crate::base::clock::end_of;
 use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
+use crate::base::random;
 use crate::config::Config;
 use crate::config::durability::Durability;
 use crate::config::url::Deployment;
@@ -128,7 +129,7 @@ fn insist(config: &Config, attempt: impl Fn() -> Result<(), Failure>) -> Result<
         return Ok(());
     }
     let times = CallTimes::new(config, Duration::MAX);
-    let mut retry = RetryPolicy::new(Wait::No, config.retry_window, times);
+    let mut retry = RetryPolicy::new(Wait::No, config.retry_window, times, random());
     while let Err(mut failure) = attempt() {
         let Some(pause) = retry.pause_after(&mut failure, Instant::now()) else {
             return Err(with_hint(failure).into_error(ATTEMPT, ""));

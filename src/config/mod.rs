@@ -11,6 +11,7 @@ use std::time::Duration;
 use std::{process, ptr};
 
 use crate::base::canceller::Canceller;
+use crate::base::random;
 use crate::config::callbacks::{AddressMap, Credentials, CredentialsCallback};
 #[cfg(feature = "tls")]
 use crate::config::certificates::Tls;
@@ -166,12 +167,9 @@ impl Config {
     /// Returns the beginning of the ids of clients: by default the host and the process. In a
     /// container, where many processes have the id 1, four random digits follow.
     pub(crate) fn label(&self) -> String {
-        self.label.clone().unwrap_or_else(|| {
-            let random = || getrandom::u32().unwrap_or_default() % 10_000;
-            match process::id() {
-                1 => format!("{}:1-{:04}", host(), random()),
-                id => format!("{}:{id}", host()),
-            }
+        self.label.clone().unwrap_or_else(|| match process::id() {
+            1 => format!("{}:1-{:04}", host(), random() % 10_000),
+            id => format!("{}:{id}", host()),
         })
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
 
-use crate::base::clock::end_of;
+use crate::base::clock::{Moment, end_of};
 use crate::error::LossCause;
 use crate::local::hold_requests;
 use crate::local::shared::Shared;
@@ -109,7 +109,7 @@ impl Lost {
     pub fn is_lost(&self) -> bool {
         self.over.is_forked()
             || self.holds.is_empty()
-            || self.holds.iter().any(|(hold, number)| hold.is_lost_with(*number))
+            || self.holds.iter().any(|(hold, number)| hold.is_lost_with(*number, Moment::now()))
     }
 
     /// Returns why the lock was lost, as far as this client knows; of several locks, the first that
@@ -132,8 +132,9 @@ impl Lost {
         if self.over.is_forked() {
             return None;
         }
-        let lost = self.holds.iter().find(|(hold, number)| hold.is_lost_with(*number));
-        lost.map(|(hold, _)| hold.loss().cause)
+        let lost =
+            self.holds.iter().find(|(hold, number)| hold.is_lost_with(*number, Moment::now()));
+        lost.map(|(hold, _)| hold.loss(Moment::now()).cause)
     }
 
     /// Blocks the current thread until the hold is over, and returns how it ended.

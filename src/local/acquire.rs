@@ -55,7 +55,7 @@ pub(crate) fn lock(
         return nest(shared, hold, options.cancelled_by.as_ref(), wait).map(Some);
     }
     let thread = Some(current_thread());
-    let caller = Caller::new(&shared.config, shared.times, options, wait, thread);
+    let caller = Caller::new(&shared.config, shared.times, options, wait, thread, Instant::now());
     let Some(hold) = acquire_one(shared, HoldKind::Lock, name, &caller)? else { return Ok(None) };
     shared.held_locks.insert(name, &hold);
     Ok(Some(Level { hold, depth: 1 }))
@@ -77,7 +77,7 @@ pub(crate) fn owned(
     } else {
         shared.check_has_members()?;
     }
-    let caller = Caller::new(&shared.config, shared.times, options, wait, None);
+    let caller = Caller::new(&shared.config, shared.times, options, wait, None, Instant::now());
     acquire_one(shared, kind, name, &caller)
 }
 
@@ -292,7 +292,7 @@ impl LockCall<'_> {
     fn carry(&self, next: Next, redisson: &mut Option<RedissonWait>) -> Next {
         let Self { shared, kind, name, caller, .. } = self;
         let Shared { store, reporter, listening, .. } = self.shared;
-        let deadline = || caller.request_deadline();
+        let deadline = || caller.request_deadline(Instant::now());
         match next {
             Next::Ask(mut ask) => {
                 if ask.needs_new_id {
@@ -374,6 +374,7 @@ impl LockCall<'_> {
         let Shared { wait_queues, config, withdraws, store, .. } = self.shared;
         Turn {
             now: Instant::now(),
+            moment: Moment::now(),
             missed_messages: wait_queues.has_missed_messages(),
             withdraws: *withdraws,
             keeps_order: store.keeps_order(),
@@ -403,7 +404,7 @@ impl LockCall<'_> {
             let debt = InDoubtHold { hold, kept_until, lease, settled_by_release };
             reporter.renewer.clean_up(debt);
         }
-        shared.post_releases(release.as_slice(), Some(caller.write_by()));
+        shared.post_releases(release.as_slice(), Some(caller.write_by(Instant::now())));
         if let Some(hold) = expired {
             reporter.expire(&hold);
         }

@@ -14,6 +14,7 @@ use std::{iter, mem, slice};
 
 use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
+use crate::base::random;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::local::acquire::{LockCall, check, reported};
@@ -66,7 +67,7 @@ pub(crate) fn acquire_all(
 ) -> Result<Option<Vec<Arc<Hold>>>> {
     let _call = Counted::begin(&shared.counters.unsettled);
     check_names(shared, names, options)?;
-    let caller = Caller::new(&shared.config, shared.times, options, wait, None);
+    let caller = Caller::new(&shared.config, shared.times, options, wait, None, Instant::now());
     let caller = &Caller { in_set: true, ..caller };
     let contended = Cell::default();
     let mut call = SetCall {
@@ -75,7 +76,7 @@ pub(crate) fn acquire_all(
         caller,
         holds: vec![None; names.len()],
         unanswered: None,
-        retry: RetryPolicy::new(wait, shared.config.retry_window, caller.times),
+        retry: RetryPolicy::new(wait, shared.config.retry_window, caller.times, random()),
         pauses: Pauses::of_wait(&shared.wait_queues, caller.canceller.as_ref()),
         contended: &contended,
     };
@@ -104,7 +105,7 @@ fn check_names(shared: &Shared, names: &[Arc<str>], options: &LockOptions) -> Re
 impl SetCall<'_> {
     fn acquire(&mut self) -> Result<Option<Vec<Arc<Hold>>>> {
         let Self { shared, names, caller, contended, .. } = *self;
-        let (mut backoff, mut settled) = (Backoff::new(shared.config.backoff), false);
+        let (mut backoff, mut settled) = (Backoff::new(shared.config.backoff, random()), false);
         let mut tried = vec![false; names.len()];
         loop {
             let held = match self.attempt() {
@@ -120,7 +121,7 @@ impl SetCall<'_> {
             // It may be a hold of this client whose release is on its way.
             if !settled && !shared.wait_queues.released(HoldKind::Lock, name).is_empty() {
                 settled = true;
-                shared.store.settle(caller.request_deadline());
+                shared.store.settle(caller.request_deadline(Instant::now()));
                 continue;
             }
             shared.reporter.report_contended(name, contended);
@@ -175,7 +176,7 @@ impl SetCall<'_> {
         let names: Vec<_> = missing.iter().map(|index| self.names[*index].clone()).collect();
         let end_kept = |name: &Arc<str>| shared.wait_queues.end_kept(name, |_| true);
         let ended: Vec<_> = names.iter().filter_map(end_kept).collect();
-        shared.post_releases(&ended, Some(self.caller.write_by()));
+        shared.post_releases(&ended, Some(self.caller.write_by(Instant::now())));
         let groups = shared.store.groups(&names).into_iter().map(|places| {
             let new_hold = |name| shared.new_hold_of(self.caller, HoldKind::Lock, name);
             let hold = |place: &usize| new_hold(&names[*place]);
@@ -231,7 +232,7 @@ impl SetCall<'_> {
     fn attempt_group(&mut self, group: &Group) -> Result<Option<usize>, Failure> {
         let Self { shared, caller, .. } = *self;
         let (holds, lease) = (&group.holds, caller.times.lease);
-        let (sent, deadline) = (Moment::now(), self.retry.request_deadline());
+        let (sent, deadline) = (Moment::now(), self.retry.request_deadline(Instant::now()));
         let request = Acquire { holds, lease, registration: Registration::None, deadline };
         match shared.store.acquire(request)? {
             AcquireReply::Acquired { .. } if sent.elapsed() >= reliable(lease) => {
@@ -239,8 +240,9 @@ impl SetCall<'_> {
             }
             AcquireReply::Acquired { fence, others, .. } => {
                 let fences = iter::once(fence).chain(others);
+                let replied = Moment::now();
                 for ((index, id), fence) in group.indexes.iter().zip(holds).zip(fences) {
-                    let hold = Arc::new(Hold::new(id.clone(), fence, 0, caller, sent));
+                    let hold = Arc::new(Hold::new(id.clone(), fence, 0, caller, sent, replied));
                     hold.in_doubt.store(group.in_doubt, Ordering::Relaxed);
                     shared.reporter.begin_beside(&hold, caller);
                     self.holds[*index] = Some(hold);

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::base::clock::{Moment, end_of};
 use crate::base::failure::{Failure, FailureKind};
+use crate::base::random;
 use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, LossCause, Result};
@@ -78,7 +79,7 @@ pub(crate) fn leave(
 ) -> Result<DetachedHold> {
     shared.check_process()?;
     if !shared.reporter.end(hold) {
-        return Err(hold.to_error(HoldFailure::of(&hold.lease), action));
+        return Err(hold.to_error(HoldFailure::of(&hold.lease), action, Moment::now()));
     }
     if let Some(span) = hold.span.take() {
         span.close(false);
@@ -145,14 +146,14 @@ pub(crate) fn release(shared: &Shared, left: &DetachedHold) -> Result<()> {
 fn caller_for(shared: &Shared, left: &DetachedHold) -> Result<Caller> {
     let options = LockOptions { lease: left.lease, ..LockOptions::default() };
     check(shared, &left.id.name, &options)?;
-    Ok(Caller::new(&shared.config, shared.times, &options, Wait::No, None))
+    Ok(Caller::new(&shared.config, shared.times, &options, Wait::No, None, Instant::now()))
 }
 
 /// Turns a detached writer into a reader with the same owner, token and age.
 pub(crate) fn downgrade(shared: &Shared, writer: &Hold, left: DetachedHold) -> Result<Arc<Hold>> {
     let id = HoldId { kind: HoldKind::Read, ..left.id };
     let (left, lease) = (DetachedHold { id, ..left }, left.lease);
-    let (renew, max_hold) = (writer.renewed, Some(writer.lease.age_left()));
+    let (renew, max_hold) = (writer.renewed, Some(writer.lease.age_left(Moment::now())));
     let options = LockOptions { lease, renew, max_hold, ..LockOptions::default() };
     let reader = have(shared, &left, &options, "downgrade", |lease| Change::Downgrade { lease });
     // Without a reply, either hold may exist, and the request may be executed late.
@@ -176,7 +177,7 @@ fn have(
 ) -> Result<Arc<Hold>> {
     let _call = Counted::begin(&shared.counters.unsettled);
     let name = &left.id.name;
-    let caller = Caller::new(&shared.config, shared.times, options, Wait::No, None);
+    let caller = Caller::new(&shared.config, shared.times, options, Wait::No, None, Instant::now());
     let span = CallSpan::open(|| &**name);
     let renewed = renew_detached(shared, &caller, &left.id, action, renewal);
     let waited = caller.begin.elapsed();
@@ -184,7 +185,8 @@ fn have(
         shared.reporter.report_failure(name, &caller, Some(error));
     }
     span.close(waited, || renewed.is_ok().then_some(left.fence));
-    let hold = Arc::new(Hold::new(left.id.clone(), left.fence, 0, &caller, renewed?));
+    let hold =
+        Arc::new(Hold::new(left.id.clone(), left.fence, 0, &caller, renewed?, Moment::now()));
     if left.in_doubt {
         hold.in_doubt.store(true, Ordering::Relaxed);
     }
@@ -228,7 +230,7 @@ fn request(
     name: &str,
     mut ask: impl FnMut(Instant) -> Result<HoldReply, Failure>,
 ) -> Result<HoldReply> {
-    let retry = RetryPolicy::new(Wait::No, shared.config.retry_window, caller.times);
+    let retry = RetryPolicy::new(Wait::No, shared.config.retry_window, caller.times, random());
     let pauses = Pauses::of_wait(&shared.wait_queues, None);
     repeat_with(shared, retry, &pauses, action, name, |deadline| match ask(deadline) {
         // Another program has replaced the lock with something else.

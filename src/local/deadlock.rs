@@ -25,6 +25,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::base::clock::Moment;
 use crate::error::Error;
 use crate::local::parker::{Parker, Signal};
 use crate::local::wait_queues::WaitQueues;
@@ -213,8 +214,9 @@ impl Table {
 
     /// Returns the number of the call whose thread has this hold.
     fn blocked(&self, is_it: impl Fn(&Arc<Hold>) -> bool) -> Option<u64> {
+        let now = Moment::now();
         let has_it = |(hold, fence): &(Arc<Hold>, u64)| {
-            is_it(hold) && hold.fence() == *fence && !hold.lease.remaining().is_zero()
+            is_it(hold) && hold.fence() == *fence && hold.lease.is_valid(now)
         };
         let mut waits = self.waits.iter();
         waits.find(|(_, wait)| wait.holds.iter().any(has_it)).map(|(number, _)| *number)
@@ -347,7 +349,6 @@ mod tests {
     use std::collections::HashSet;
     use std::time::Instant;
 
-    use crate::base::clock::Moment;
     use crate::config::LockOptions;
     use crate::protocol::call::tests::caller;
     use crate::store::hold_id::HoldId;
@@ -406,7 +407,8 @@ mod tests {
             self.nonces += 1;
             let (kind, client) = (HoldKind::Lock, id(thread % CLIENTS).into());
             let id = HoldId { kind, name: name.to_string().into(), client, nonce: self.nonces };
-            let hold = Hold::new(id, 1, 0, &caller(&LockOptions::default()), Moment::now());
+            let hold =
+                Hold::new(id, 1, 0, &caller(&LockOptions::default()), Moment::now(), Moment::now());
             self.threads[thread].holds.push((name, Arc::new(hold)));
         }
 
@@ -503,7 +505,7 @@ mod tests {
                 }
                 (_, None) if self.threads[thread].holds.iter().any(|(held, _)| *held == name) => {
                     let (_, hold) = self.threads[thread].holds.pop().expect("it has one");
-                    assert!(hold.end());
+                    assert!(hold.end(Moment::now()));
                 }
                 (_, None) if self.holder(name).is_some() => self.wait(thread, name),
                 (_, None) => self.take(thread, name),

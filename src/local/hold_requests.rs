@@ -46,9 +46,9 @@ pub(super) fn nest(
     match set_depth(shared, &hold, depth, wait, &pauses) {
         Ok(()) => Ok(Level { hold, depth }),
         Err(failure @ HoldFailure::Failed(_)) => {
-            pauses.check(name).and_then(|()| Err(hold.to_error(failure, "nest")))
+            pauses.check(name).and_then(|()| Err(hold.to_error(failure, "nest", Moment::now())))
         }
-        Err(failure) => Err(match hold.to_error(failure, "nest") {
+        Err(failure) => Err(match hold.to_error(failure, "nest", Moment::now()) {
             Error::Lost { name, cause, last_failure, .. } => {
                 Error::Lost { name, cause, last_failure, nested: true }
             }
@@ -79,7 +79,7 @@ pub(super) fn set_depth(
     match outcome {
         Err(HoldFailure::Failed(failure)) if failure.is_shortfall() => {
             if depth > hold.depth.load(Ordering::Relaxed) {
-                restore_depth(shared, hold, retry.request_deadline());
+                restore_depth(shared, hold, retry.request_deadline(Instant::now()));
                 return Err(HoldFailure::Failed(failure));
             }
             // The level has ended nevertheless, but does not prolong the hold.
@@ -114,7 +114,7 @@ pub(super) fn ask(
     mut done: impl FnMut(&Arc<Hold>, Result<(), HoldFailure>),
 ) {
     loop {
-        let (sent, deadline) = (Moment::now(), retry.request_deadline());
+        let (sent, deadline) = (Moment::now(), retry.request_deadline(Instant::now()));
         let requests = open.iter().map(|hold| {
             let change = change(hold);
             HoldRequest { hold: &hold.id, change, deadline }
@@ -160,7 +160,7 @@ fn conclude(
     }
     match (change, reply) {
         (Change::Release { .. }, reply) => {
-            let outcome = hold.release_outcome(reply);
+            let outcome = hold.release_outcome(reply, Moment::now());
             if matches!(outcome, Err(HoldFailure::Lost)) {
                 shared.reporter.look(hold, deadline);
             }
@@ -171,7 +171,7 @@ fn conclude(
                 shared.reporter.set_wanted(hold);
             }
             if let Some(next) = change.lease() {
-                hold.lease.extend(sent, next);
+                hold.lease.extend(sent, next, Moment::now());
             }
         }
         (_, Ok(HoldReply::Gone)) => shared.reporter.lose_and_look(hold, deadline),
@@ -199,7 +199,7 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
     let attempt = if renews { "renew" } else { "verify" };
     let Some(first) = holds.first() else { return Ok(()) };
     if let Some(hold) = holds.iter().find(|hold| !shared.is_valid(hold)) {
-        return Err(hold.to_error(HoldFailure::of(&hold.lease), attempt));
+        return Err(hold.to_error(HoldFailure::of(&hold.lease), attempt, Moment::now()));
     }
     let change = |hold: &Hold| {
         let next = renews.then(|| hold.lease.next(Moment::now()));
@@ -240,7 +240,8 @@ pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>, watch: &WantedWatch) {
 
 /// Returns the policy for repeating requests about a hold.
 pub(super) fn retry(shared: &Shared, hold: &Hold, wait: Wait) -> RetryPolicy {
-    RetryPolicy::new(wait, shared.config.retry_window, shared.times_for(hold.lease.duration()))
+    let times = shared.times_for(hold.lease.duration());
+    RetryPolicy::new(wait, shared.config.retry_window, times, hold.id.seed())
 }
 
 /// Adds the outcome for one hold to the result of a call about several: a loss takes precedence,
@@ -254,6 +255,6 @@ pub(super) fn add_outcome(
     let Err(failure) = outcome else { return };
     let is_lost = matches!(failure, HoldFailure::Lost);
     if result.is_ok() || is_lost && !matches!(result, Err(Error::Lost { .. })) {
-        *result = Err(hold.to_error(failure, attempt));
+        *result = Err(hold.to_error(failure, attempt, Moment::now()));
     }
 }

@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 
 use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
+use crate::base::random;
 use crate::config::Config;
 use crate::error::Phase;
 use crate::local::reporter::Reporter;
@@ -293,7 +294,7 @@ impl ListenerThread {
             });
         }
         let pause = self.pauses.as_mut().and_then(Backoff::next).unwrap_or_default();
-        self.pauses.get_or_insert_with(|| Backoff::new(RECONNECT));
+        self.pauses.get_or_insert_with(|| Backoff::new(RECONNECT, random()));
         // A rejected login may soon succeed: passwords and credentials change.
         let stays = failure.kind == FailureKind::Rejected && failure.phase != Phase::Login;
         if stays { pause.max(REJECTED_PAUSE) } else { pause }
@@ -414,7 +415,9 @@ pub(super) mod tests {
         scene.wake("later");
         let took = started.elapsed();
         assert!(took >= RECONNECT.0 * 3, "{took:?}");
-        assert!(Backoff::new(RECONNECT).take(1_000).all(|pause| pause <= Duration::from_secs(1)));
+        assert!(
+            Backoff::new(RECONNECT, 1).take(1_000).all(|pause| pause <= Duration::from_secs(1))
+        );
     }
 
     #[test]

@@ -108,7 +108,9 @@ impl<'a> Looks<'a> {
     /// Sends a message. One that does not arrive is made up for by a later look.
     pub(super) fn tell(&self, telling: &Telling) {
         let Shared { store, reporter, .. } = self.shared;
-        if let Err(failure) = store.tell(self.name, telling, self.caller.request_deadline()) {
+        if let Err(failure) =
+            store.tell(self.name, telling, self.caller.request_deadline(Instant::now()))
+        {
             let source = &failure.source;
             let line = || format!("no look for a deadlock at lock {:?}: {source}", self.name);
             reporter.events.log(log::Level::Debug, line);

@@ -102,7 +102,7 @@ impl OutageLog {
             state.refused = true;
         }
         hold.set_last_failure(Some(failure));
-        let remaining = hold.lease.remaining();
+        let remaining = hold.lease.remaining(Moment::now());
         if remaining.is_zero() || hold.failing.swap(true, Ordering::Relaxed) {
             return;
         }

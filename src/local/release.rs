@@ -12,7 +12,7 @@ use std::{mem, slice};
 
 use crossbeam_channel::unbounded;
 
-use crate::base::clock::end_of;
+use crate::base::clock::{Moment, end_of};
 use crate::error::Result;
 use crate::local::hold_requests::{OnHoldReply, add_outcome, ask, retry, set_depth};
 use crate::local::shared::{Shared, Unsent};
@@ -47,7 +47,7 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
     }
     let mut result = Ok(());
     let mut finish = |hold: &Hold, outcome| {
-        hold.span.take().into_iter().for_each(|span| span.close(hold.lease.is_lost()));
+        hold.span.take().into_iter().for_each(|span| span.close(hold.lease.is_lost(Moment::now())));
         add_outcome(&mut result, "release", hold, unless_ended(outcome));
     };
     let mut released = Cow::Borrowed(holds);
@@ -176,7 +176,7 @@ pub(crate) fn unlock_on_drop(shared: &Shared, holds: &[Arc<Hold>]) {
 
 /// Releases what a call has acquired and gives up on its way: it does not wait for that.
 pub(super) fn give_back(shared: &Shared, holds: &[Arc<Hold>], caller: &Caller) {
-    release_unawaited(shared, holds, Some(caller.write_by()));
+    release_unawaited(shared, holds, Some(caller.write_by(Instant::now())));
 }
 
 /// Releases holds with one level each, and does not wait for the replies; to write the requests no
@@ -199,7 +199,7 @@ fn release_unawaited(shared: &Shared, holds: &[Arc<Hold>], write_by: Option<Inst
     drop(awaited);
     // Only now: a subscriber must not delay the release.
     for (span, hold) in spans {
-        span.close(hold.lease.is_lost());
+        span.close(hold.lease.is_lost(Moment::now()));
     }
 }
 

@@ -264,7 +264,8 @@ mod tests {
         fn hold(&self, nonce: u64, duration: Duration) -> Arc<Hold> {
             let options = LockOptions { lease: duration, ..LockOptions::default() };
             let caller = caller(&options);
-            let hold = Arc::new(Hold::new(id(nonce), nonce, 0, &caller, Moment::now()));
+            let hold =
+                Arc::new(Hold::new(id(nonce), nonce, 0, &caller, Moment::now(), Moment::now()));
             self.renewer.add_lease(&hold);
             hold
         }
@@ -330,8 +331,8 @@ mod tests {
         let scene = Scene::new(|_| Ok(HoldReply::Done));
         let hold = scene.hold(1, LEASE * 6);
         eventually(LEASE * 60, || scene.renewals() >= 5);
-        assert!(!hold.lease.remaining().is_zero());
-        assert!(hold.end());
+        assert!(!hold.lease.remaining(Moment::now()).is_zero());
+        assert!(hold.end(Moment::now()));
         let renewals = scene.renewals();
         thread::sleep(LEASE * 5);
         assert!(scene.renewals() <= renewals + 1, "one may have been on its way");
@@ -346,7 +347,7 @@ mod tests {
         let hold = scene.hold(1, LEASE * 10);
         eventually(LEASE * 60, || scene.renewals() >= 2);
         let sent = scene.log.lock()[0].2.elapsed();
-        let left = hold.lease.remaining();
+        let left = hold.lease.remaining(Moment::now());
         assert!(left.is_zero() || left + sent <= LEASE * 10, "{left:?} after {sent:?}");
     }
 
@@ -356,7 +357,7 @@ mod tests {
         let hold = scene.hold(1, LEASE * 20);
         let lost = hold.over();
         assert_over(&lost, LEASE * 15);
-        assert!(hold.lease.remaining().is_zero());
+        assert!(hold.lease.remaining(Moment::now()).is_zero());
         assert_eq!(scene.renewals(), 1);
     }
 
@@ -365,7 +366,7 @@ mod tests {
         let scene = Scene::new(|job| if job < 3 { Err(no_reply()) } else { Ok(HoldReply::Done) });
         let hold = scene.hold(1, LEASE * 5);
         eventually(LEASE * 20, || scene.renewals() >= 6);
-        assert!(!hold.lease.remaining().is_zero());
+        assert!(!hold.lease.remaining(Moment::now()).is_zero());
     }
 
     /// A renewal that has just failed must not delay the loss until the next one is due.
@@ -373,7 +374,7 @@ mod tests {
     fn a_lease_without_any_reply_is_lost_at_its_deadline_and_cleaned_up() {
         let scene = Scene::new(|_| Err(no_reply()));
         let hold = scene.hold(1, LEASE * 20);
-        let deadline = Instant::now() + hold.lease.remaining();
+        let deadline = Instant::now() + hold.lease.remaining(Moment::now());
         assert_over(&hold.over(), LEASE * 60);
         let late = Instant::now().checked_duration_since(deadline).expect("not before");
         assert!(late < LEASE * 5, "{late:?}");
@@ -393,7 +394,7 @@ mod tests {
         let scene = Scene { renewer, log: Arc::default() };
         let (ended, _held) = (scene.hold(1, LEASE * 10), scene.hold(2, LEASE * 10));
         eventually(LEASE * 10, || outages.lasts.load(Ordering::Relaxed));
-        assert!(ended.end());
+        assert!(ended.end(Moment::now()));
         let begin = Instant::now();
         while begin.elapsed() < LEASE * 2 {
             assert!(outages.lasts.load(Ordering::Relaxed), "the other is still refused");
@@ -429,11 +430,11 @@ mod tests {
         let holds = [scene.hold(1, LEASE * 10), scene.hold(2, LEASE * 4), {
             let options = LockOptions { lease: LEASE * 6, renew: false, ..LockOptions::default() };
             let caller = caller(&options);
-            Arc::new(Hold::new(id(3), 3, 0, &caller, Moment::now()))
+            Arc::new(Hold::new(id(3), 3, 0, &caller, Moment::now(), Moment::now()))
         }];
         scene.renewer.add_lease(&holds[2]);
         for hold in [&holds[1], &holds[2], &holds[0]] {
-            let deadline = Instant::now() + hold.lease.remaining();
+            let deadline = Instant::now() + hold.lease.remaining(Moment::now());
             assert_over(&hold.over(), LEASE * 60);
             assert!(deadline.elapsed() < LEASE * 10, "{:?}", deadline.elapsed());
         }
@@ -454,7 +455,7 @@ mod tests {
         let holds = [scene.hold(1, LEASE * 6), scene.hold(2, LEASE * 6)];
         // Printing the panic takes a while.
         eventually(LEASE * 40, || scene.renewals() >= 10);
-        assert!(holds.iter().all(|hold| !hold.lease.remaining().is_zero()));
+        assert!(holds.iter().all(|hold| !hold.lease.remaining(Moment::now()).is_zero()));
     }
 
     #[test]
@@ -473,7 +474,7 @@ mod tests {
         let first = scene.hold(1, Duration::from_secs(30));
         scene.wait_until_asleep();
         for nonce in 2..100 {
-            scene.hold(nonce, Duration::from_secs(30)).end();
+            scene.hold(nonce, Duration::from_secs(30)).end(Moment::now());
             assert!(scene.renewer.wake.is_empty());
         }
         drop(first);
@@ -486,7 +487,7 @@ mod tests {
         for _ in 0..3 {
             scene.wait_until_asleep();
             for nonce in 0..1024 {
-                scene.hold(nonce + 1, Duration::from_secs(30)).end();
+                scene.hold(nonce + 1, Duration::from_secs(30)).end(Moment::now());
             }
             eventually(LEASE * 10, || scene.renewer.queue.len() < 100);
         }
@@ -503,7 +504,7 @@ mod tests {
             let hour = Duration::from_secs(3600);
             let held: Vec<_> = numbers.map(|nonce| scene.hold(nonce, hour)).collect();
             eventually(LEASE * 20, || scene.renewer.queue.is_empty());
-            assert!(held.iter().all(|hold| hold.end()));
+            assert!(held.iter().all(|hold| hold.end(Moment::now())));
             holds.extend(held.iter().map(Arc::downgrade));
         }
         let kept = || holds.iter().filter(|hold| hold.strong_count() > 0).count() as u64;
@@ -532,7 +533,7 @@ mod tests {
         let first = wakes_at();
         assert!(Moment(first).since(Moment::now()) <= NAP);
         eventually(LEASE * 20, || wakes_at() > first && wakes_at() < Moment::NEVER.0);
-        assert!(hold.end());
+        assert!(hold.end(Moment::now()));
         eventually(Duration::from_secs(20), || wakes_at() == Moment::NEVER.0);
     }
 
@@ -545,7 +546,7 @@ mod tests {
                 scope.spawn(move || {
                     for _ in 0..5_000 {
                         // Short, so that each wakes the thread.
-                        scene.hold(nonce, Duration::from_millis(10)).end();
+                        scene.hold(nonce, Duration::from_millis(10)).end(Moment::now());
                     }
                 });
             }

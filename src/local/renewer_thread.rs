@@ -249,7 +249,7 @@ impl RenewerThread {
     /// lock in use is checked again once it is kept again.
     fn look_at_kept(&mut self, hold: &Arc<Hold>) {
         let Reporter { wait_queues, renewer, .. } = &self.reporter;
-        let is_it = |kept: &Hold| kept.id == hold.id && kept.is_unused();
+        let is_it = |kept: &Hold| kept.id == hold.id && kept.is_unused(Moment::now());
         if wait_queues.end_kept(&hold.id.name, is_it).is_some() {
             renewer.release(hold);
         } else {
@@ -283,8 +283,9 @@ impl RenewerThread {
                 if reply == HoldReply::Wanted {
                     self.reporter.set_wanted(&hold);
                 }
-                let is_late = hold.lease.is_nearly_over();
-                hold.lease.extend(sent, hold.lease.next(sent));
+                let now = Moment::now();
+                let is_late = hold.lease.is_nearly_over(now);
+                hold.lease.extend(sent, hold.lease.next(sent), now);
                 self.reporter.record_reply(&hold.id.name);
                 self.reporter.outages.record_renewal(&hold, is_late);
                 self.schedule(Scheduled::Hold(hold));
@@ -295,9 +296,10 @@ impl RenewerThread {
             }
             Ok(HoldReply::Gone) => self.gone.extend(hold.lose().then_some(hold)),
             Err(failure) => {
-                let pause = (hold.lease.duration() / RETRIES).min(hold.lease.remaining());
+                let now = Moment::now();
+                let pause = (hold.lease.duration() / RETRIES).min(hold.lease.remaining(now));
                 self.reporter.outages.record_failed_renewal(&hold, &failure);
-                self.timers.add_at(Moment::now().after(pause), Scheduled::Hold(hold));
+                self.timers.add_at(now.after(pause), Scheduled::Hold(hold));
             }
         }
     }
@@ -327,7 +329,8 @@ impl RenewerThread {
     fn finish_clean_up(&mut self, mut clean_up: Box<CleanUp>, outcome: JobOutcome) {
         let (reporter, hold) = (&self.reporter, clean_up.in_doubt.hold.clone());
         let everywhere = outcome.as_ref().is_ok_and(|reply| reply.everywhere);
-        let next = clean_up.next_try(everywhere, Moment::now());
+        let now = Moment::now();
+        let next = clean_up.next_try(everywhere, now);
         if outcome.is_ok() || next.is_none() {
             // It is settled, or its lease is over.
             reporter.wait_queues.settle_release(&hold, || true);
@@ -338,7 +341,7 @@ impl RenewerThread {
                 reporter.record_reply(&hold.name);
                 clean_up.unconfirmed = clean_up.unconfirmed.saturating_sub(1);
                 if let Some(hold) = clean_up.ended.take() {
-                    reporter.report_end(&hold, &hold.release_outcome(Ok(reply.hold)), drop);
+                    reporter.report_end(&hold, &hold.release_outcome(Ok(reply.hold), now), drop);
                 }
             }
             Err(failure) => {
@@ -346,7 +349,7 @@ impl RenewerThread {
                     shutdown.last_failure = Some(failure.clone());
                 }
                 if let Some(hold) = &clean_up.ended {
-                    drop(hold.release_outcome(Err(failure)));
+                    drop(hold.release_outcome(Err(failure), now));
                 }
             }
         }

@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use crate::base::clock::Moment;
 use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
 use crate::error::Error;
@@ -105,7 +106,7 @@ impl Reporter {
     /// Begins the hold that another thread of this process has handed off. Returns `false` if it
     /// was lost on the way: no call gets it then.
     pub(super) fn begin_handed_off(&self, hold: &Hold, caller: &Caller) -> bool {
-        if self.expire(hold) || hold.lease.remaining().is_zero() {
+        if self.expire(hold) || !hold.lease.is_valid(Moment::now()) {
             return false;
         }
         self.counters.handoffs.fetch_add(1, Ordering::Relaxed);
@@ -120,7 +121,7 @@ impl Reporter {
     pub(super) fn begin_kept(&self, hold: &Hold, caller: &Caller) -> bool {
         // Counted first: a thread that finds it lost counts its end.
         self.counters.held.fetch_add(1, Ordering::Relaxed);
-        let begins = hold.begin_kept(caller);
+        let begins = hold.begin_kept(caller, Moment::now());
         if begins {
             self.counters.relocks.fetch_add(1, Ordering::Relaxed);
             if !caller.in_set {
@@ -211,7 +212,7 @@ impl Reporter {
         if !mem::take(&mut current.reported) {
             return;
         }
-        let (name, fence, held) = (&hold.id.name, hold.fence(), current.held());
+        let (name, fence, held) = (&hold.id.name, hold.fence(), current.held(Moment::now()));
         self.counters.released.fetch_add(1, Ordering::Relaxed);
         let event = || Event::Released { name: name.to_string(), fence, held };
         self.events.report(event, || format!("released lock {name:?} after {held:?}"));
@@ -225,7 +226,7 @@ impl Reporter {
 
     /// Reports a loss, and settles the hold.
     fn report_loss(&self, hold: &Hold) {
-        let (name, loss) = (&hold.id.name, hold.loss());
+        let (name, loss) = (&hold.id.name, hold.loss(Moment::now()));
         self.events.end_span(&hold.span);
         let (fence, is_reported) = {
             let mut current = hold.current.lock();
@@ -265,7 +266,7 @@ impl Reporter {
 
     /// Ends a hold without its holder. Returns `false` if it has ended or is lost already.
     pub(super) fn end(&self, hold: &Hold) -> bool {
-        let ended = hold.end();
+        let ended = hold.end(Moment::now());
         if ended {
             self.count_end(hold);
             self.wait_queues.end_hold(hold);
@@ -294,7 +295,7 @@ impl Reporter {
             return;
         }
         if hold.in_doubt.load(Ordering::Relaxed) || matches!(outcome, Err(HoldFailure::Failed(_))) {
-            clean_up(hold.to_clean_up());
+            clean_up(hold.to_clean_up(Moment::now()));
         }
         match outcome {
             Err(HoldFailure::Lost) => {
@@ -320,7 +321,7 @@ impl Reporter {
 
     /// Marks a hold as lost if its deadline has passed. Returns `true` for the one call that does.
     pub(super) fn expire(&self, hold: &Hold) -> bool {
-        let lost = hold.expire();
+        let lost = hold.expire(Moment::now());
         if lost {
             self.end_lost(hold, true);
         }
@@ -367,9 +368,10 @@ impl Reporter {
         hold.current.lock().disconnect();
         self.count_end(hold);
         if may_exist {
-            let in_doubt = Hold::in_doubt(hold.id.clone(), hold.lease.duration());
+            let now = Moment::now();
+            let in_doubt = Hold::in_doubt(hold.id.clone(), hold.lease.duration(), now);
             self.wait_queues.add_released(Arc::new(in_doubt));
-            self.renewer.clean_up(hold.to_clean_up());
+            self.renewer.clean_up(hold.to_clean_up(now));
         }
         // First the report: the next holder has its own.
         self.report_loss(hold);
@@ -381,7 +383,7 @@ impl Reporter {
         if reply.is_ok() {
             self.record_reply(&hold.id.name);
         }
-        self.settle(hold, &hold.release_outcome(reply));
+        self.settle(hold, &hold.release_outcome(reply, Moment::now()));
     }
 
     /// Reports how a hold has ended whose release was not confirmed, before the next holder reports
@@ -397,7 +399,6 @@ impl Reporter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::clock::Moment;
     use crate::config::LockOptions;
     use crate::protocol::call::tests::caller;
     use crate::store::hold_id::HoldId;
@@ -413,21 +414,21 @@ mod tests {
     fn acquired(options: &LockOptions) -> Hold {
         let (kind, client) = (HoldKind::Lock, Arc::from("c"));
         let id = HoldId { kind, name: Arc::from("x"), client, nonce: 1 };
-        Hold::new(id.that_may_be_kept(), 7, 2, &caller(options), Moment::now())
+        Hold::new(id.that_may_be_kept(), 7, 2, &caller(options), Moment::now(), Moment::now())
     }
 
     #[test]
     fn an_ended_lease_is_not_lost() {
         let hold = acquired(&options());
         let over = hold.over();
-        assert!(hold.end());
+        assert!(hold.end(Moment::now()));
         Reporter::default().lose(&hold);
         assert_eq!(over.try_recv(), Err(TryRecvError::Empty), "its release is under way");
         Reporter::default().report_end(&hold, &Ok(()), drop);
         assert!(!hold.settle(true), "only the first says how it has ended");
         assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
-        assert!(!hold.lease.is_lost());
-        assert!(!hold.end(), "only once");
+        assert!(!hold.lease.is_lost(Moment::now()));
+        assert!(!hold.end(Moment::now()), "only once");
         assert_eq!(hold.over().try_recv(), Err(TryRecvError::Disconnected), "made later");
     }
 
@@ -435,11 +436,11 @@ mod tests {
     fn a_release_that_finds_the_hold_gone_makes_it_lost() {
         let hold = acquired(&options());
         let over = hold.over();
-        assert!(hold.end() && !hold.lease.is_lost());
+        assert!(hold.end(Moment::now()) && !hold.lease.is_lost(Moment::now()));
         Reporter::default().report_end(&hold, &Err(HoldFailure::Lost), drop);
         assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
         assert!(!hold.lease.settle(false));
-        assert!(hold.lease.is_lost());
+        assert!(hold.lease.is_lost(Moment::now()));
     }
 
     #[test]
@@ -448,7 +449,7 @@ mod tests {
         let wanted = || hold.wanted().receiver().clone();
         let early = [hold.over(), hold.over(), wanted()];
         Reporter::default().lose(&hold);
-        assert!(hold.lease.is_lost());
+        assert!(hold.lease.is_lost(Moment::now()));
         for over in early.iter().chain([&hold.over(), &wanted()]) {
             assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
         }
@@ -498,7 +499,7 @@ mod tests {
         let hold = acquired(&options());
         let reporter = Reporter::default();
         assert!(reporter.report_handoff(&hold));
-        assert!(hold.end());
+        assert!(hold.end(Moment::now()));
         reporter.report_end(&hold, &Ok(()), drop);
         assert_eq!(reported(&reporter), [0, 0, 0]);
     }
@@ -508,7 +509,7 @@ mod tests {
         let keeping = LockOptions { keep: LEASE, ..options() };
         let (reporter, hold) = (Reporter::default(), acquired(&keeping));
         let caller = Caller { in_set: true, ..caller(&keeping) };
-        assert!(hold.keep() && reporter.begin_kept(&hold, &caller));
+        assert!(hold.keep(Moment::now()) && reporter.begin_kept(&hold, &caller));
         assert_eq!(reported(&reporter), [0, 0, 0], "not before the set is complete");
         reporter.report_acquired(&hold, &caller);
         reporter.report_acquired(&hold, &caller);

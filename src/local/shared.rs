@@ -134,14 +134,14 @@ impl Shared {
 
     /// Returns how long a hold may be relied on in this process.
     pub(crate) fn remaining(&self, hold: &Hold) -> Duration {
-        if self.is_held(hold) { hold.lease.remaining() } else { Duration::ZERO }
+        if self.is_held(hold) { hold.lease.remaining(Moment::now()) } else { Duration::ZERO }
     }
 
     /// Returns `true` if the local deadline of a hold has not passed. A hold that this call finds
     /// lost is cleaned up.
     pub(super) fn is_valid(&self, hold: &Hold) -> bool {
         self.reporter.expire(hold);
-        !hold.lease.remaining().is_zero()
+        hold.lease.is_valid(Moment::now())
     }
 
     /// Returns the id of a new hold.
@@ -210,7 +210,11 @@ impl Shared {
     /// or later.
     pub(super) fn clean_up(&self, hold: &HoldId, lease: Duration, settled_by_release: bool) {
         if !self.withdraws {
-            self.wait_queues.add_released(Arc::new(Hold::in_doubt(hold.clone(), lease)));
+            self.wait_queues.add_released(Arc::new(Hold::in_doubt(
+                hold.clone(),
+                lease,
+                Moment::now(),
+            )));
         }
         let (hold, kept_until) = (hold.clone(), Moment::FIRST);
         self.reporter.renewer.clean_up(InDoubtHold { hold, kept_until, lease, settled_by_release });
@@ -371,7 +375,7 @@ mod tests {
         let (kind, client) = (HoldKind::Lock, Arc::from("me"));
         let id = HoldId { kind, name: name.clone(), client, nonce: 1 };
         let caller = caller(&LockOptions::default());
-        Arc::new(Hold::new(id, 1, 0, &caller, Moment::now()))
+        Arc::new(Hold::new(id, 1, 0, &caller, Moment::now(), Moment::now()))
     }
 
     #[test]

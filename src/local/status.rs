@@ -6,9 +6,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::base::clock::end_of;
+use crate::base::clock::{Moment, end_of};
 use crate::base::failure::Failure;
 use crate::base::holder::{Holder, Leader};
+use crate::base::random;
 use crate::error::{Error, Result};
 use crate::local::shared::Shared;
 use crate::local::wait_queues::Pauses;
@@ -142,7 +143,7 @@ fn holders_after(
     if kind.is_lock()
         && let Some(hold) = shared.wait_queues.holder(kind, name)
     {
-        let (owner, remaining) = (hold.id.owner().into(), hold.lease.remaining());
+        let (owner, remaining) = (hold.id.owner().into(), hold.lease.remaining(Moment::now()));
         return vec![HolderReply { owner, depth: 1, remaining, fence: hold.fence() }.into_holder()];
     }
     let end = deadline.checked_add(shared.times.slack);
@@ -218,7 +219,7 @@ pub(super) fn repeat_briefly<T>(
     name: &str,
     request: impl FnMut(Instant) -> Result<T, Failure>,
 ) -> Result<T> {
-    let retry = RetryPolicy::new(Wait::No, shared.config.retry_window, shared.times);
+    let retry = RetryPolicy::new(Wait::No, shared.config.retry_window, shared.times, random());
     let pauses = Pauses::of_request(&shared.wait_queues);
     repeat_with(shared, retry, &pauses, attempt, name, request)
 }
@@ -234,7 +235,7 @@ pub(super) fn repeat_with<T>(
     mut request: impl FnMut(Instant) -> Result<T, Failure>,
 ) -> Result<T> {
     loop {
-        match request(retry.request_deadline()) {
+        match request(retry.request_deadline(Instant::now())) {
             Ok(reply) => {
                 shared.reporter.record_reply(name);
                 return Ok(reply);

@@ -343,7 +343,7 @@ fn a_nested_lock_counts_from_its_request() {
     scene.store.set_outcomes(&[Outcome::Slow(slow)]);
     let inner = scene.lock();
     assert_eq!(inner.depth, 2);
-    let left = outer.hold.lease.remaining();
+    let left = outer.hold.lease.remaining(Moment::now());
     assert!(left + slow <= LEASE, "{left:?}");
 }
 
@@ -364,7 +364,7 @@ fn a_reply_after_the_lease_brings_no_hold() {
     let scene = Scene::new(LEASE);
     scene.store.set_outcomes(&[Outcome::Slow(LEASE)]);
     let level = scene.lock();
-    assert!(level.hold.lease.remaining() > LEASE / 2, "the hold of a second request");
+    assert!(level.hold.lease.remaining(Moment::now()) > LEASE / 2, "the hold of a second request");
     assert!(level.hold.in_doubt.load(Ordering::Relaxed));
 }
 
@@ -469,10 +469,10 @@ fn a_tenure_with_a_request_in_doubt_has_no_further_hold() {
 fn a_hold_that_is_lost_while_it_is_handed_off_is_no_loss() {
     let scene = Scene::new(LEASE * 10);
     let caller = caller(&scene.options);
-    let hold = Arc::new(Hold::new(scene.id(7), 1, 1, &caller, Moment::now()));
+    let hold = Arc::new(Hold::new(scene.id(7), 1, 1, &caller, Moment::now(), Moment::now()));
     scene.shared.reporter.begin(&hold, &caller, Vec::new());
     scene.shared.held_locks.remove(&hold);
-    hold.begin_next(&caller);
+    hold.begin_next(&caller, Moment::now());
     scene.shared.reporter.lose(&hold);
     assert!(!scene.shared.reporter.begin_handed_off(&hold, &caller));
     scene.lock();
@@ -519,7 +519,7 @@ fn a_hold_that_its_thread_finds_lost_is_cleaned_up() {
         .expect("memory");
     // The renewer does not know about it.
     let caller = caller(&scene.options);
-    let hold = Hold::new(id, 1, 0, &caller, sent);
+    let hold = Hold::new(id, 1, 0, &caller, sent, Moment::now());
     assert!(exists() && !scene.shared.is_held(&hold));
     eventually(|| !exists());
 }

@@ -44,7 +44,7 @@ impl Scheduled {
     pub(crate) fn job(&self, id: u64, now: Moment) -> Job {
         let (hold, change, limit) = match self {
             Self::Check(hold) | Self::Kept(hold) => {
-                (&hold.id, hold.to_check(), hold.lease.remaining())
+                (&hold.id, hold.to_check(), hold.lease.remaining(now))
             }
             Self::CleanUp(clean_up) => {
                 let InDoubtHold { hold, lease, .. } = &clean_up.in_doubt;
@@ -52,7 +52,7 @@ impl Scheduled {
             }
             Self::Hold(hold) => {
                 let change = hold.to_renew(now);
-                (&hold.id, change, (hold.lease.duration() / 3).min(hold.lease.remaining()))
+                (&hold.id, change, (hold.lease.duration() / 3).min(hold.lease.remaining(now)))
             }
         };
         Job { id, hold: hold.clone(), change, deadline: end_of(limit) }
@@ -120,7 +120,7 @@ impl CleanUp {
 
     /// Creates the release of a hold that a shutdown has ended.
     pub(crate) fn of_ended(hold: &Arc<Hold>) -> Self {
-        Self { ended: Some(hold.clone()), ..Self::new(hold.to_clean_up()) }
+        Self { ended: Some(hold.clone()), ..Self::new(hold.to_clean_up(Moment::now())) }
     }
 
     /// Begins an attempt, and returns the change to ask for.
@@ -299,7 +299,7 @@ mod tests {
     fn hold(duration: Duration) -> Scheduled {
         let options = LockOptions { lease: duration, ..LockOptions::default() };
         let caller = caller(&options);
-        Scheduled::Hold(Arc::new(Hold::new(id(), 1, 0, &caller, Moment::now())))
+        Scheduled::Hold(Arc::new(Hold::new(id(), 1, 0, &caller, Moment::now(), Moment::now())))
     }
 
     #[test]
@@ -366,19 +366,19 @@ mod tests {
     #[test]
     fn releases_of_a_shutdown_are_counted_unless_they_had_no_effect() {
         let hold = held(Duration::from_secs(30));
-        assert!(hold.end());
+        assert!(hold.end(Moment::now()));
         let clean_up = CleanUp::of_ended(&hold);
         let failure = |kind| Failure::io(kind, &Arc::from("there"), std::io::Error::other("test"));
         let releases = || hold.releases.load(Ordering::Relaxed);
         for (kind, counted) in [(FailureKind::Unreachable, 0), (FailureKind::Timeout, 1)] {
             clean_up.begin_attempt();
-            drop(hold.release_outcome(Err(failure(kind))));
+            drop(hold.release_outcome(Err(failure(kind)), Moment::now()));
             assert_eq!(releases(), counted, "{kind:?}");
         }
         clean_up.begin_attempt();
         assert_eq!(releases(), 2);
         // An earlier attempt may have ended it.
-        assert!(hold.release_outcome(Ok(HoldReply::Gone)).is_ok());
+        assert!(hold.release_outcome(Ok(HoldReply::Gone), Moment::now()).is_ok());
     }
 
     #[test]
@@ -408,7 +408,7 @@ mod tests {
     fn leases_that_are_over_are_removed_when_they_crowd_or_after_a_while() {
         let (mut timers, now) = (TimerQueue::default(), Moment::now());
         let [open, over] = [(); 2].map(|()| held(Duration::from_secs(30)));
-        assert!(over.end());
+        assert!(over.end(Moment::now()));
         let mut count_with = |count: usize, hold: &Arc<Hold>, now| {
             (0..count).for_each(|_| timers.add_at(now, Scheduled::Hold(hold.clone())));
             timers.compact(now);

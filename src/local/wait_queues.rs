@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::base::canceller::Canceller;
-use crate::base::clock::end_of;
+use crate::base::clock::{Moment, end_of};
 use crate::base::shrink;
 use crate::base::sync::{AtomicBool, Condvar, Mutex, MutexGuard, wait_while};
 use crate::error::{Error, Result};
@@ -132,7 +132,7 @@ impl WaitQueues {
     ) -> Ending {
         self.with(&hold.id, |queue| {
             let may_keep = self.is_listening() && self.check_open().is_ok();
-            queue.end(hold, hands_off, may_keep, report)
+            queue.end(hold, hands_off, may_keep, Moment::now(), report)
         })
     }
 
@@ -179,7 +179,7 @@ impl WaitQueues {
         if waits {
             queue.set_wanted(nonce);
         }
-        queue.end_kept(|kept| kept.id.nonce == nonce)
+        queue.end_kept(Moment::now(), |kept| kept.id.nonce == nonce)
     }
 
     /// Records that another client has asked for a lock, and whether a thread of this one had used
@@ -211,13 +211,13 @@ impl WaitQueues {
         name: &str,
         is_meant: impl FnOnce(&Hold) -> bool,
     ) -> Option<Arc<Hold>> {
-        self.shard(HoldKind::Lock, name).get_mut(name)?.end_kept(is_meant)
+        self.shard(HoldKind::Lock, name).get_mut(name)?.end_kept(Moment::now(), is_meant)
     }
 
     /// Ends every tenure that is kept, and returns them to be released.
     pub(crate) fn end_all_kept(&self) -> Vec<Arc<Hold>> {
         let mut ended = Vec::new();
-        self.each(|_, queue| ended.extend(queue.end_kept(|_| true)));
+        self.each(|_, queue| ended.extend(queue.end_kept(Moment::now(), |_| true)));
         ended
     }
 
@@ -399,13 +399,15 @@ pub(super) mod tests {
         queues.call(&lock, &LockOptions::default()).expect("open");
         let hold = queues.acquire(&lock);
         let (over, fence) = (hold.over(), hold.fence());
-        hold.begin_next(&caller(&LockOptions::default()));
+        hold.begin_next(&caller(&LockOptions::default()), Moment::now());
         assert!(over.try_recv().is_err_and(|error| error.is_disconnected()));
         let next = hold.over();
         assert!(next.try_recv().is_err_and(|error| error.is_empty()));
         Reporter::default().lose(&hold);
         assert!(next.try_recv().is_err_and(|error| error.is_disconnected()));
-        assert!(!hold.is_lost_with(fence) && hold.is_lost_with(fence + 1));
+        assert!(
+            !hold.is_lost_with(fence, Moment::now()) && hold.is_lost_with(fence + 1, Moment::now())
+        );
     }
 
     #[test]
@@ -493,7 +495,7 @@ pub(super) mod tests {
         let end = |happen: fn(&WaitQueues, &Arc<Hold>), hands_off| {
             let (queues, hold) = keep();
             call_for_kept(&queues);
-            assert!(hold.begin_kept(&caller(&keeping())));
+            assert!(hold.begin_kept(&caller(&keeping()), Moment::now()));
             happen(&queues, &hold);
             (queues.end(&hold, hands_off, || true), queues.count_kept())
         };

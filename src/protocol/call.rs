@@ -166,13 +166,13 @@ pub(crate) struct Caller {
 
 impl Caller {
     /// Returns the deadline of a request that the call begins now.
-    pub(crate) fn request_deadline(&self) -> Instant {
-        self.times.request_deadline(self.wait, Instant::now())
+    pub(crate) fn request_deadline(&self, now: Instant) -> Instant {
+        self.times.request_deadline(self.wait, now)
     }
 
     /// Returns until when the call may wait to write requests that it posts along the way.
-    pub(crate) fn write_by(&self) -> Instant {
-        self.request_deadline().min(end_of(POST_MOMENT))
+    pub(crate) fn write_by(&self, now: Instant) -> Instant {
+        self.request_deadline(now).min(now + POST_MOMENT)
     }
 
     /// Returns an error if the wait for a lock has been cancelled.
@@ -188,6 +188,7 @@ impl Caller {
         options: &LockOptions,
         wait: Wait,
         thread: Option<Weak<()>>,
+        begin: Instant,
     ) -> Self {
         let other = || CallTimes::new(config, options.first_lease());
         let times = if are_own(options, config) { usual } else { other() };
@@ -197,7 +198,7 @@ impl Caller {
             times,
             canceller: options.cancelled_by.clone(),
             in_set: false,
-            begin: Instant::now(),
+            begin,
             wait,
         }
     }
@@ -212,7 +213,8 @@ pub(crate) mod tests {
     pub(crate) fn caller(options: &LockOptions) -> Caller {
         let config = Config::default();
         let usual = CallTimes::new(&config, options.first_lease());
-        Caller::new(&config, usual, options, Wait::Endless, Some(current_thread()))
+        let thread = Some(current_thread());
+        Caller::new(&config, usual, options, Wait::Endless, thread, Instant::now())
     }
 
     #[test]

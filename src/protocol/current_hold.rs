@@ -65,16 +65,17 @@ impl CurrentHold {
     };
 
     /// Replaces the hold with the next one, after its channels were disconnected.
-    pub(crate) fn advance(&mut self, thread: Option<Weak<()>>) {
+    pub(crate) fn advance(&mut self, thread: Option<Weak<()>>, acquired: Moment) {
         let room = self.room.saturating_sub(1);
-        let (looked_after, acquired, rare) = (self.looked_after, Moment::now(), self.rare.take());
+        let (looked_after, rare) = (self.looked_after, self.rare.take());
         *self = Self { room, looked_after, acquired, thread, rare, ..Self::NEW };
     }
 
     /// Returns how long it has been held.
-    pub(crate) fn held(&self) -> Duration {
-        let end = if self.ended { self.acquired } else { Moment::now() };
-        end.since(if self.ended { Moment::FIRST } else { self.acquired })
+    pub(crate) fn held(&self, now: Moment) -> Duration {
+        let (begin, end) =
+            if self.ended { (Moment::FIRST, self.acquired) } else { (self.acquired, now) };
+        end.since(begin)
     }
 
     /// Disconnects the receivers, even those that also watch other holds.

@@ -60,11 +60,18 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    /// Creates a hold of the caller, acquired by a request sent at `sent`. Up to `room` more holds
-    /// may follow it.
-    pub(crate) fn new(id: HoldId, fence: u64, room: u32, caller: &Caller, sent: Moment) -> Self {
+    /// Creates a hold of the caller, acquired by a request sent at `sent`, whose reply came at
+    /// `replied`. Up to `room` more holds may follow it.
+    pub(crate) fn new(
+        id: HoldId,
+        fence: u64,
+        room: u32,
+        caller: &Caller,
+        sent: Moment,
+        replied: Moment,
+    ) -> Self {
         let Caller { thread, terms, times, .. } = caller;
-        let (replied, thread) = (Moment::now(), thread.clone());
+        let thread = thread.clone();
         let current = CurrentHold { room, acquired: replied, thread, ..CurrentHold::NEW };
         let keep = if terms.keep > 0 && id.may_be_kept() { terms.keep } else { 0 };
         Self {
@@ -89,8 +96,7 @@ impl Hold {
 
     /// Creates a hold that no thread has, but that may exist in the store. Nothing is reported
     /// about it.
-    pub(crate) fn in_doubt(id: HoldId, lease: Duration) -> Self {
-        let now = Moment::now();
+    pub(crate) fn in_doubt(id: HoldId, lease: Duration, now: Moment) -> Self {
         let lease = Lease::new(now, lease, lease, None);
         lease.end(now);
         lease.settle(false);
@@ -131,49 +137,49 @@ impl Hold {
     /// Returns `true` if the caller can have the next hold of this tenure: time and a token are
     /// left for one with its options. As long as messages of other clients arrive, they can ask for
     /// a lock that may be kept, so there is time until one does.
-    pub(crate) fn may_be_followed_by(&self, caller: &Caller, may_keep: bool) -> bool {
+    pub(crate) fn may_be_followed_by(&self, caller: &Caller, may_keep: bool, now: Moment) -> bool {
         let keeps = self.keep > 0 && may_keep && !self.is_wanted();
-        self.suits(&caller.terms)
+        self.suits(&caller.terms, now)
             && (!self.id.kind.is_lock() || self.current.lock().room > 0)
-            && (keeps || Moment::now() < self.begun.after(caller.terms.tenure))
+            && (keeps || now < self.begun.after(caller.terms.tenure))
     }
 
     /// Returns `true` if these are the terms of this tenure, and no request of it is in doubt.
-    pub(crate) fn suits(&self, terms: &Terms) -> bool {
+    pub(crate) fn suits(&self, terms: &Terms, now: Moment) -> bool {
         self.lease.suits(terms.lease, terms.max_hold)
             && self.renewed == terms.renew
             && (self.kept_until, terms.hold_at_least) == (Moment::FIRST, None)
             && (self.keep == 0 || self.keep == terms.keep)
             && !self.in_doubt.load(Ordering::Relaxed)
-            && !self.lease.remaining().is_zero()
+            && self.lease.is_valid(now)
     }
 
     /// Begins the next hold of the tenure in place of this one, which is over. It has the lease of
     /// the tenure: a renewal in flight counts for it, and so does a loss.
-    pub(crate) fn begin_next(&self, caller: &Caller) {
+    pub(crate) fn begin_next(&self, caller: &Caller, now: Moment) {
         self.depth.store(1, Ordering::Relaxed);
         let mut current = self.current.lock();
         current.disconnect();
-        current.advance(caller.thread.clone());
+        current.advance(caller.thread.clone(), now);
         self.fence.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns `true` if the lock may be kept when the hold is over.
-    pub(crate) fn can_be_kept(&self) -> bool {
+    pub(crate) fn can_be_kept(&self, now: Moment) -> bool {
         self.keep > 0
             && !self.failing.load(Ordering::Relaxed)
             && !self.is_wanted()
             && !self.in_doubt.load(Ordering::Relaxed)
-            && !self.lease.remaining().is_zero()
+            && self.lease.is_valid(now)
     }
 
     /// Keeps the lock, though the hold is over. Returns `false` if it was ended or lost before.
-    pub(crate) fn keep(&self) -> bool {
+    pub(crate) fn keep(&self, now: Moment) -> bool {
         let mut current = self.current.lock();
         current.disconnect();
         if self.lease.is_open() {
             (current.kept, current.reported, current.thread) = (true, false, None);
-            current.acquired = Moment::now();
+            current.acquired = now;
         }
         current.kept
     }
@@ -201,11 +207,11 @@ impl Hold {
     }
 
     /// Begins the next hold of a kept tenure. Returns `false` if the tenure is over.
-    pub(crate) fn begin_kept(&self, caller: &Caller) -> bool {
+    pub(crate) fn begin_kept(&self, caller: &Caller, now: Moment) -> bool {
         let mut current = self.current.lock();
-        let begins = !self.lease.remaining().is_zero();
+        let begins = self.lease.is_valid(now);
         if begins {
-            current.advance(caller.thread.clone());
+            current.advance(caller.thread.clone(), now);
             self.fence.fetch_add(1, Ordering::Relaxed);
             self.reused.store(true, Ordering::Relaxed);
         }
@@ -213,9 +219,9 @@ impl Hold {
     }
 
     /// Returns `true` if it is time to release a kept lock.
-    pub(crate) fn is_unused(&self) -> bool {
+    pub(crate) fn is_unused(&self, now: Moment) -> bool {
         let current = self.current.lock();
-        current.kept && self.kept_end(&current).has_come()
+        current.kept && self.kept_end(&current) <= now
     }
 
     /// Adds tokens for the next holds: `fence`, and the `room` ones after it.
@@ -271,8 +277,7 @@ impl Hold {
 
     /// Ends the hold. Returns `false` if it was ended or lost before. `settle` later says whether
     /// its release has found it lost.
-    pub(crate) fn end(&self) -> bool {
-        let now = Moment::now();
+    pub(crate) fn end(&self, now: Moment) -> bool {
         let ended = self.lease.end(now);
         if ended {
             let mut current = self.current.lock();
@@ -284,16 +289,16 @@ impl Hold {
 
     /// Returns `true` if the tenure's hold with this number is lost. One that was handed off, or
     /// after which the lock was kept, ended before the loss.
-    pub(crate) fn is_lost_with(&self, number: u64) -> bool {
+    pub(crate) fn is_lost_with(&self, number: u64, now: Moment) -> bool {
         let current = self.current.lock();
-        self.lease.is_lost() && self.number() == number && !current.kept
+        self.lease.is_lost(now) && self.number() == number && !current.kept
     }
 
     /// Marks the hold as lost if its deadline has passed. Returns `true` for the one call that
     /// does.
-    pub(crate) fn expire(&self) -> bool {
-        let cause = self.lease.cause_at_deadline();
-        cause.is_some_and(|cause| self.lose_if(cause, Lease::expire))
+    pub(crate) fn expire(&self, now: Moment) -> bool {
+        let cause = self.lease.cause_at_deadline(now);
+        cause.is_some_and(|cause| self.lose_if(cause, |lease| lease.expire(now)))
     }
 
     /// Marks the hold as lost because the server no longer has it. Returns `true` for the one call
@@ -352,23 +357,23 @@ impl Hold {
     }
 
     /// Returns why the hold was lost, if it is.
-    pub(crate) fn loss(&self) -> Loss {
+    pub(crate) fn loss(&self, now: Moment) -> Loss {
         let current = self.current.lock();
         let rare = current.rare.as_deref();
         let cause = rare.and_then(|rare| rare.cause.clone());
         // Perhaps no call has marked it as lost yet.
-        let cause = cause.or_else(|| self.lease.cause_at_deadline()).unwrap_or(LossCause::Gone);
+        let cause = cause.or_else(|| self.lease.cause_at_deadline(now)).unwrap_or(LossCause::Gone);
         let last_failure = rare.and_then(|rare| rare.last_failure.clone());
         let last_failure = last_failure.filter(|_| cause == LossCause::Expired);
         Loss { cause, last_failure }
     }
 
     /// Returns the error for the caller of `attempt`.
-    pub(crate) fn to_error(&self, failure: HoldFailure, attempt: &str) -> Error {
+    pub(crate) fn to_error(&self, failure: HoldFailure, attempt: &str, now: Moment) -> Error {
         match failure {
             HoldFailure::Ended => Error::Closed,
             HoldFailure::Failed(failure) => failure.into_error(attempt, &self.id.name),
-            HoldFailure::Lost => Error::lost(&self.id.name, self.loss()),
+            HoldFailure::Lost => Error::lost(&self.id.name, self.loss(now)),
         }
     }
 
@@ -410,10 +415,11 @@ impl Hold {
     pub(crate) fn release_outcome(
         &self,
         reply: Result<HoldReply, Failure>,
+        now: Moment,
     ) -> Result<(), HoldFailure> {
         let is_only = self.releases.load(Ordering::Acquire) <= 1;
         match reply {
-            Ok(HoldReply::Gone) if is_only || self.lease.is_lost() => Err(HoldFailure::Lost),
+            Ok(HoldReply::Gone) if is_only || self.lease.is_lost(now) => Err(HoldFailure::Lost),
             Ok(_) => Ok(()),
             Err(failure) => {
                 if !failure.is_ambiguous() {
@@ -426,8 +432,8 @@ impl Hold {
 
     /// Returns the hold for its removal from the store, where it may still exist after its release
     /// or loss. A lost lock does not stay taken.
-    pub(crate) fn to_clean_up(&self) -> InDoubtHold {
-        let kept_until = if self.lease.is_lost() { Moment::FIRST } else { self.kept_until };
+    pub(crate) fn to_clean_up(&self, now: Moment) -> InDoubtHold {
+        let kept_until = if self.lease.is_lost(now) { Moment::FIRST } else { self.kept_until };
         InDoubtHold {
             hold: self.id.clone(),
             kept_until,
@@ -446,331 +452,4 @@ impl Hold {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::LockOptions;
-    use crate::protocol::call::tests::caller;
-    use crossbeam_channel::TryRecvError;
-    use std::sync::Arc;
-    use std::thread::sleep;
-
-    const LEASE: Duration = Duration::from_millis(200);
-    const KEEP: Duration = Duration::from_secs(5);
-
-    fn options() -> LockOptions {
-        LockOptions { lease: LEASE, ..LockOptions::default() }
-    }
-
-    fn id() -> HoldId {
-        HoldId { kind: HoldKind::Lock, name: Arc::from("x"), client: Arc::from("c"), nonce: 1 }
-    }
-
-    fn acquired(options: &LockOptions, sent: Moment) -> Hold {
-        Hold::new(id(), 7, 0, &caller(options), sent)
-    }
-
-    fn next_step(hold: &Hold) -> NextStep {
-        hold.next_step().expect("not over")
-    }
-
-    fn expired() -> Hold {
-        let hold = acquired(&options(), Moment::now());
-        sleep(LEASE);
-        hold
-    }
-
-    #[test]
-    fn the_deadline_counts_from_the_request_and_leaves_room_for_drift() {
-        let sent = Moment::now();
-        sleep(LEASE / 4);
-        let left = acquired(&options(), sent).lease.remaining();
-        let drift = LEASE / 100 + Duration::from_millis(2);
-        assert!(left + drift <= LEASE * 3 / 4, "{left:?}");
-        assert!(left + sent.elapsed() >= LEASE / 2, "{left:?}");
-    }
-
-    #[test]
-    fn a_hold_is_held_from_the_reply_on() {
-        let sent = Moment::now();
-        sleep(LEASE / 4);
-        let replied = Instant::now();
-        let hold = acquired(&options(), sent);
-        assert!(hold.end());
-        assert!(
-            hold.current.lock().held() <= replied.elapsed(),
-            "{:?}",
-            hold.current.lock().held()
-        );
-    }
-
-    #[test]
-    fn a_renewal_counts_from_its_request_and_never_shortens() {
-        let (sent, long) = (Moment::now(), LEASE * 50);
-        let hold = acquired(&LockOptions { lease: long, ..options() }, sent);
-        sleep(LEASE / 4);
-        let (begin, before) = (Instant::now(), hold.lease.remaining());
-        let left_then = || hold.lease.remaining() + begin.elapsed();
-        hold.lease.extend(sent, long / 2);
-        assert!(left_then() >= before, "not shortened");
-        hold.lease.extend(sent.after(LEASE / 4), long);
-        assert!(left_then() > before + LEASE / 5);
-    }
-
-    #[test]
-    fn a_lost_lease_stays_lost() {
-        let hold = expired();
-        assert!(hold.lease.remaining().is_zero());
-        hold.lease.extend(Moment::now(), LEASE);
-        assert!(hold.lease.remaining().is_zero(), "renewed too late");
-        assert!(hold.expire(), "the first to see it");
-        assert!(!hold.expire(), "and no other");
-        assert!(!hold.end(), "too late to end it");
-        assert_eq!(hold.next_step(), None);
-    }
-
-    #[test]
-    fn a_loss_has_its_cause_and_the_last_failure_of_a_renewal() {
-        use LossCause::{Expired, Forced, Gone};
-        let (failure, caller) = (Failure::late(), caller(&options()));
-        let lost = |happen: fn(&Hold, &Failure)| {
-            let hold = Hold::new(id(), 7, 1, &caller, Moment::now());
-            happen(&hold, &failure);
-            hold.begin_next(&caller);
-            sleep(LEASE);
-            hold.expire();
-            let Loss { cause, last_failure } = hold.loss();
-            (cause, last_failure.is_some())
-        };
-        assert_eq!(lost(|_, _| ()), (Expired, false));
-        assert_eq!(lost(|hold, failure| hold.set_last_failure(Some(failure))), (Expired, true));
-        let renewed = |hold: &Hold, failure: &Failure| {
-            hold.set_last_failure(Some(failure));
-            hold.set_last_failure(None);
-        };
-        assert_eq!(lost(renewed), (Expired, false));
-        assert_eq!(lost(|hold, _| assert!(hold.lose())), (Gone, false));
-        let forced = |hold: &Hold, _: &Failure| {
-            hold.set_forced();
-            assert!(hold.lose());
-        };
-        assert_eq!(lost(forced), (Forced, false));
-    }
-
-    #[test]
-    fn a_lease_is_nearly_over_in_its_last_third() {
-        let options = LockOptions { lease: LEASE * 100, ..options() };
-        let acquired_ago = |part: u32| {
-            acquired(&options, Moment::now().before(options.lease * part / 100))
-                .lease
-                .is_nearly_over()
-        };
-        assert_eq!([0, 60, 70, 98, 100].map(acquired_ago), [false, false, true, true, false]);
-    }
-
-    #[test]
-    fn a_lease_is_lost_at_its_deadline_by_itself() {
-        assert!(expired().lease.is_lost());
-    }
-
-    #[test]
-    fn a_lease_is_renewed_after_a_third() {
-        let sent = Moment::now();
-        let hold = acquired(&options(), sent);
-        let NextStep { due, renews: true } = next_step(&hold) else { panic!("not renewed") };
-        assert!(due.since(sent) <= LEASE / 3 && due.since(sent) > LEASE / 4);
-    }
-
-    #[test]
-    fn a_lease_that_is_not_renewed_expires() {
-        let hold = acquired(&LockOptions { renew: false, ..options() }, Moment::now());
-        assert!(!next_step(&hold).renews);
-    }
-
-    #[test]
-    fn the_age_limit_cuts_the_first_lease_and_the_last() {
-        let sent = Moment::now();
-        let short = acquired(&LockOptions { max_hold: Some(LEASE / 2), ..options() }, sent);
-        assert!(short.lease.remaining() < LEASE / 2);
-        assert!(!next_step(&short).renews);
-
-        let longer = acquired(&LockOptions { max_hold: Some(LEASE * 5 / 4), ..options() }, sent);
-        assert!(next_step(&longer).renews);
-        let later = sent.after(LEASE / 2);
-        let next = longer.lease.next(later);
-        assert!(next <= LEASE * 3 / 4);
-        longer.lease.extend(later, next);
-        let last = next_step(&longer);
-        assert!(!last.renews && last.due <= sent.after(LEASE * 5 / 4));
-    }
-
-    fn keeping() -> LockOptions {
-        LockOptions { keep: KEEP, lease: LEASE * 100, ..options() }
-    }
-
-    /// A hold after which the lock may be kept, with tokens for two more.
-    fn keepable(options: &LockOptions) -> Hold {
-        Hold::new(id().that_may_be_kept(), 7, 2, &caller(options), Moment::now())
-    }
-
-    #[test]
-    fn a_lock_is_kept_unless_something_speaks_against_it() {
-        assert!(keepable(&keeping()).can_be_kept());
-        let not_kept = LockOptions { keep: Duration::ZERO, ..keeping() };
-        assert!(!keepable(&not_kept).can_be_kept());
-        assert!(!acquired(&keeping(), Moment::now()).can_be_kept(), "its id says so to servers");
-        let against: [fn(&Hold); 4] = [
-            |hold| hold.failing.store(true, Ordering::Relaxed),
-            Hold::set_wanted,
-            |hold| hold.in_doubt.store(true, Ordering::Relaxed),
-            |hold| assert!(hold.lease.lose()),
-        ];
-        for (number, happen) in against.iter().enumerate() {
-            let hold = keepable(&keeping());
-            assert!(!hold.is_wanted());
-            happen(&hold);
-            assert!(!hold.can_be_kept(), "{number}");
-        }
-    }
-
-    #[test]
-    fn a_kept_lock_is_used_again_with_the_next_token() {
-        let hold = keepable(&keeping());
-        let over = hold.over();
-        hold.current.lock().reported = true;
-        assert!(!hold.is_unused() && hold.keep());
-        assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
-        assert!(!hold.current.lock().reported && !hold.reused.load(Ordering::Relaxed));
-        assert!(hold.begin_kept(&caller(&keeping())));
-        assert!(hold.reused.load(Ordering::Relaxed) && !hold.current.lock().kept);
-        assert_eq!((hold.fence(), hold.current.lock().room), (8, 1));
-        assert!(hold.lease.lose());
-        assert!(!hold.keep() && !hold.begin_kept(&caller(&keeping())));
-        assert_eq!(hold.fence(), 8);
-    }
-
-    #[test]
-    fn a_kept_lock_is_released_when_it_was_not_used_for_long() {
-        let hold = keepable(&LockOptions { keep: LEASE / 2, ..keeping() });
-        assert!(hold.keep() && !hold.is_unused());
-        assert!(hold.next_look().is_some_and(|look| look.left() <= LEASE / 2));
-        sleep(LEASE / 2);
-        assert!(hold.is_unused());
-        assert!(hold.begin_kept(&caller(&keeping())) && !hold.is_unused(), "it is used");
-    }
-
-    #[test]
-    fn only_a_lock_that_is_kept_is_looked_at_and_once_in_the_time_of_keeping() {
-        let hold = keepable(&keeping());
-        assert!(next_step(&hold).renews);
-        assert_eq!((hold.begin_looks(), hold.next_look()), (None, None), "it is in use");
-        assert!(hold.keep() && hold.begin_looks().is_some());
-        for _ in 0..3 {
-            assert!(hold.begin_kept(&caller(&keeping())) && hold.keep());
-            assert_eq!(hold.begin_looks(), None, "it is looked at already");
-        }
-        assert!(hold.next_look().is_some() && next_step(&hold).renews);
-        assert!(hold.begin_kept(&caller(&keeping())));
-        assert_eq!(hold.next_look(), None, "it is in use");
-        assert!(hold.keep() && hold.begin_looks().is_some());
-        assert!(hold.lease.lose());
-        assert_eq!(hold.next_look(), None);
-    }
-
-    #[test]
-    fn a_hold_that_is_over_does_not_become_wanted() {
-        let hold = keepable(&keeping());
-        let first = hold.wanted();
-        hold.begin_next(&caller(&keeping()));
-        let second = hold.wanted();
-        assert!(hold.keep());
-        assert!(hold.begin_kept(&caller(&keeping())));
-        let third = hold.wanted();
-        hold.set_wanted();
-        let is_wanted = [first, second, third, hold.wanted()].map(|watch| watch.is_wanted());
-        assert_eq!(is_wanted, [false, false, true, true]);
-    }
-
-    #[test]
-    fn new_tokens_are_those_of_the_next_holds() {
-        let (hold, caller) = (keepable(&keeping()), caller(&keeping()));
-        hold.add_fences(20, 1);
-        for fence in [20, 21] {
-            assert!(hold.may_be_followed_by(&caller, true));
-            hold.begin_next(&caller);
-            assert_eq!(hold.fence(), fence);
-        }
-        assert!(!hold.may_be_followed_by(&caller, true), "it has no token for one");
-    }
-
-    #[test]
-    fn a_tenure_lasts_from_the_reply_that_has_brought_it() {
-        let (lease, tenure) = (LEASE * 100, Some(LEASE * 30));
-        let caller = caller(&LockOptions { lease, tenure, ..options() });
-        let far = Hold::new(id(), 7, 2, &caller, Moment::now().before(LEASE * 40));
-        assert!(far.may_be_followed_by(&caller, true));
-    }
-
-    #[test]
-    fn a_tenure_ends_with_its_time_unless_the_lock_may_be_kept() {
-        let over = LockOptions { tenure: Some(Duration::ZERO), ..keeping() };
-        let hold = keepable(&over);
-        assert!(hold.may_be_followed_by(&caller(&over), true));
-        assert!(!hold.may_be_followed_by(&caller(&over), false), "none can ask for it");
-        hold.set_wanted();
-        assert!(!hold.may_be_followed_by(&caller(&over), true), "another client waits");
-        let goes_on = LockOptions { tenure: Some(LEASE * 20), ..keeping() };
-        assert!(hold.may_be_followed_by(&caller(&goes_on), true));
-        let not_kept = LockOptions { keep: Duration::ZERO, ..over };
-        assert!(!keepable(&not_kept).may_be_followed_by(&caller(&not_kept), true));
-    }
-
-    #[test]
-    fn holds_of_a_tenure_have_the_same_terms() {
-        let terms = |options: &LockOptions| caller(options).terms;
-        let (keeps, hold) = (keeping(), keepable(&keeping()));
-        assert!(hold.suits(&terms(&keeps)));
-        let others = [
-            LockOptions { lease: LEASE, ..keeping() },
-            LockOptions { renew: false, ..keeping() },
-            LockOptions { max_hold: Some(LEASE), ..keeping() },
-            LockOptions { hold_at_least: Some(LEASE), ..keeping() },
-            LockOptions { keep: KEEP * 2, ..keeping() },
-        ];
-        for other in &others {
-            assert!(!hold.suits(&terms(other)), "{other:?}");
-        }
-        let not_kept = LockOptions { keep: Duration::ZERO, ..keeping() };
-        assert!(keepable(&not_kept).suits(&terms(&keeps)), "a thread that keeps it comes later");
-        let at_least = LockOptions { hold_at_least: Some(LEASE), ..not_kept };
-        assert!(!keepable(&at_least).suits(&terms(&at_least)), "each hold has its own");
-        hold.in_doubt.store(true, Ordering::Relaxed);
-        assert!(!hold.suits(&terms(&keeps)));
-    }
-
-    #[test]
-    fn holds_share_a_channel_that_the_first_to_end_disconnects() {
-        let channel = OverChannel::default();
-        let [one, other] = [(); 2].map(|()| acquired(&options(), Moment::now()));
-        one.share_over(&channel);
-        other.share_over(&channel);
-        assert_eq!(channel.receiver.try_recv(), Err(TryRecvError::Empty));
-        other.current.lock().disconnect();
-        assert_eq!(channel.receiver.try_recv(), Err(TryRecvError::Disconnected));
-        let later = OverChannel::default();
-        assert!(one.lease.lose());
-        one.share_over(&later);
-        assert_eq!(later.receiver.try_recv(), Err(TryRecvError::Disconnected));
-    }
-
-    #[test]
-    fn a_hold_that_has_ended_was_held_for_as_long_as_it_lasted() {
-        let (begun, hold) = (Instant::now(), acquired(&options(), Moment::now()));
-        sleep(LEASE / 10);
-        assert!(hold.current.lock().held() >= LEASE / 10);
-        assert!(hold.end());
-        let (held, lasted) = (hold.current.lock().held(), begun.elapsed());
-        sleep(LEASE / 10);
-        let later = hold.current.lock().held();
-        assert!(held == later && held >= LEASE / 10 && held <= lasted);
-    }
-}
+mod tests;

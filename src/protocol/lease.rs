@@ -92,19 +92,24 @@ impl Lease {
     }
 
     /// Returns how long the hold may still be relied on; zero if it is lost or ended.
-    pub(crate) fn remaining(&self) -> Duration {
-        Moment(self.load()).left()
+    pub(crate) fn remaining(&self, now: Moment) -> Duration {
+        Moment(self.load()).since(now)
+    }
+
+    /// Returns `true` if the hold may be relied on.
+    pub(crate) fn is_valid(&self, now: Moment) -> bool {
+        now.0 < self.load()
     }
 
     /// Returns `true` if less than a third of the lease is left, but some.
-    pub(crate) fn is_nearly_over(&self) -> bool {
-        let remaining = self.remaining();
+    pub(crate) fn is_nearly_over(&self, now: Moment) -> bool {
+        let remaining = self.remaining(now);
         !remaining.is_zero() && remaining < self.duration() / 3
     }
 
     /// Returns the time until the age limit.
-    pub(crate) fn age_left(&self) -> Duration {
-        self.limit().since(Moment::now())
+    pub(crate) fn age_left(&self, now: Moment) -> Duration {
+        self.limit().since(now)
     }
 
     /// Returns the lease to ask for in a request that is sent now: less than a whole one if the age
@@ -115,16 +120,16 @@ impl Lease {
 
     /// Moves the deadline after a request sent at `sent` has renewed the hold for `lease`. Does
     /// nothing if the hold was lost in the meantime, or the deadline is later already.
-    pub(crate) fn extend(&self, sent: Moment, lease: Duration) {
+    pub(crate) fn extend(&self, sent: Moment, lease: Duration, now: Moment) {
         let deadline = sent.after(reliable(lease)).0;
-        self.update(|seen| seen < deadline && Moment::now().0 < seen, deadline);
+        self.update(|seen| seen < deadline && now.0 < seen, deadline);
     }
 
     /// Returns why the hold is over if its deadline has passed, and no call has ended it or marked
     /// it as lost.
-    pub(crate) fn cause_at_deadline(&self) -> Option<LossCause> {
+    pub(crate) fn cause_at_deadline(&self, now: Moment) -> Option<LossCause> {
         let deadline = Moment(self.load());
-        let is_over = deadline.0 > ENDED && deadline <= Moment::now();
+        let is_over = deadline.0 > ENDED && deadline <= now;
         is_over
             .then(|| if self.is_last(deadline) { LossCause::MaxHold } else { LossCause::Expired })
     }
@@ -136,8 +141,8 @@ impl Lease {
 
     /// Marks the hold as lost if its deadline has passed. Returns `true` for the one call that
     /// does.
-    pub(crate) fn expire(&self) -> bool {
-        self.update(|seen| seen <= Moment::now().0, LOST)
+    pub(crate) fn expire(&self, now: Moment) -> bool {
+        self.update(|seen| seen <= now.0, LOST)
     }
 
     /// Marks the hold as lost because the server no longer knows it. Returns `true` for the one
@@ -158,9 +163,9 @@ impl Lease {
     }
 
     /// Returns `true` if the hold is lost, even if no call has marked it as lost yet.
-    pub(crate) fn is_lost(&self) -> bool {
+    pub(crate) fn is_lost(&self, now: Moment) -> bool {
         let state = self.load();
-        state == LOST || (state > ENDED && state <= Moment::now().0)
+        state == LOST || (state > ENDED && state <= now.0)
     }
 
     /// Returns `true` if it is known how the hold has ended.
@@ -241,7 +246,7 @@ mod tests {
     fn the_age_limit_counts_from_the_first_request() {
         let (sent, whole) = (Moment::now(), Duration::from_secs(30));
         let lease = Lease::new(sent, whole, whole, Some(whole * 2));
-        let left = lease.age_left();
-        assert!(left <= whole * 2 && left + sent.elapsed() >= whole * 2, "{left:?}");
+        let later = sent.after(whole / 2);
+        assert_eq!((lease.age_left(sent), lease.age_left(later)), (whole * 2, whole * 3 / 2));
     }
 }

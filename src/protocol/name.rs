@@ -139,6 +139,8 @@ pub(crate) enum Outcome {
 /// What the machine is told of the world with each input, and what it has done besides.
 pub(crate) struct Turn {
     pub(crate) now: Instant,
+    /// The same by the clock of leases.
+    pub(crate) moment: Moment,
     /// Whether messages of other clients may have been missed a moment ago.
     pub(crate) missed_messages: bool,
     /// Whether the store withdraws a hold that it has not granted at once.
@@ -299,8 +301,8 @@ impl<P> Call<P> {
 
 impl<P: Port> Call<P> {
     /// Ends the call with the next hold of a tenure.
-    fn take(self, hold: &Arc<Hold>, unregisters: bool) {
-        hold.begin_next(&self.caller);
+    fn take(self, hold: &Arc<Hold>, unregisters: bool, now: Moment) {
+        hold.begin_next(&self.caller, now);
         let hold = hold.clone();
         self.port.send(Next::Done(Outcome::HandedOff { hold, unregisters }));
     }
@@ -340,7 +342,7 @@ impl<P> Conversation<P> {
         let lease = caller.times.lease;
         let deadline = caller.times.request_deadline(caller.wait, turn.now);
         if let Some(kept) = &self.refills {
-            let lease = kept.lease.next(Moment::now());
+            let lease = kept.lease.next(turn.moment);
             let (hold, registration) = (kept.id.clone(), Registration::Kept);
             let others = Vec::new();
             return Ask { hold, others, lease, registration, deadline, needs_new_id: false };
@@ -398,7 +400,7 @@ impl<P> Conversation<P> {
     ) -> Option<Duration> {
         self.retry.iter_mut().for_each(RetryPolicy::record_reply);
         self.known = Known::Held(turn.now);
-        let pause = self.pauses.next(turn.backoff, remaining, turn.now);
+        let pause = self.pauses.next(turn.backoff, remaining, turn.now, self.first.hold.seed());
         if let Some(pause) = self.first.caller.wait.cut(pause, turn.now) {
             return Some(pause);
         }
@@ -413,8 +415,8 @@ impl<P> Conversation<P> {
     /// Returns how long to pause after a failure, unless trying again is pointless.
     fn pause_after(&mut self, failure: &mut Failure, turn: &Turn) -> Option<Duration> {
         self.held_until = None;
-        let Caller { wait, times, .. } = &self.first.caller;
-        let new = || RetryPolicy::new(*wait, turn.retry_window, *times);
+        let Call { caller: Caller { wait, times, .. }, hold, .. } = &self.first;
+        let new = || RetryPolicy::new(*wait, turn.retry_window, *times, hold.seed());
         let pause = self.retry.get_or_insert_with(new).pause_after(failure, turn.now);
         // A connection that was found broken is no outage.
         if pause != Some(Duration::ZERO) {
@@ -437,12 +439,12 @@ impl<P: Port> Name<P> {
     pub(crate) fn call(&mut self, call: Call<P>, rejoins: bool, turn: &mut Turn) -> Next {
         if let Phase::Kept(kept) = &self.phase {
             let kept = kept.clone();
-            if kept.may_be_followed_by(&call.caller, true) {
+            if kept.may_be_followed_by(&call.caller, true, turn.moment) {
                 self.phase = Phase::Held(kept.clone());
                 return Next::Done(Outcome::Kept { hold: kept, ended: Vec::new() });
             }
             self.phase = Phase::Idle;
-            let refills = kept.suits(&call.caller.terms);
+            let refills = kept.suits(&call.caller.terms, turn.moment);
             if !refills {
                 self.give_up_kept(&kept, turn);
             }
@@ -451,7 +453,7 @@ impl<P: Port> Name<P> {
         if let Phase::Held(readers) = &self.phase
             && !readers.id.kind.is_lock()
         {
-            if Self::may_share(readers, &call) {
+            if Self::may_share(readers, &call, turn.moment) {
                 readers.depth.fetch_add(1, Ordering::Relaxed);
                 return Next::Done(Outcome::Shared(readers.clone()));
             }
@@ -476,8 +478,8 @@ impl<P: Port> Name<P> {
     }
 
     /// Returns `true` if a call can share the hold of other readers.
-    fn may_share(readers: &Hold, call: &Call<P>) -> bool {
-        call.hold.kind == HoldKind::Read && readers.may_be_followed_by(&call.caller, false)
+    fn may_share(readers: &Hold, call: &Call<P>, now: Moment) -> bool {
+        call.hold.kind == HoldKind::Read && readers.may_be_followed_by(&call.caller, false, now)
     }
 
     /// Returns until when a call is parked behind others. One that wants a permit may come first
@@ -562,14 +564,14 @@ impl<P: Port> Name<P> {
         // must not bring forth a guard of nothing.
         let in_doubt = match &reply {
             Ok(AcquireReply::Acquired { .. }) => {
-                sent.elapsed() >= reliable(talk.first.caller.times.lease)
+                turn.moment.since(sent) >= reliable(talk.first.caller.times.lease)
             }
             Ok(AcquireReply::Held { in_doubt, .. }) => *in_doubt,
             Err(failure) => failure.is_ambiguous(),
         };
         turn.effects.listens |= talk.record_registration(&reply);
         let falls_short = reply.as_ref().is_err_and(Failure::is_shortfall);
-        self.record_alike(&mut talk, sent, &reply, in_doubt || falls_short);
+        self.record_alike(&mut talk, (sent, turn.moment), &reply, in_doubt || falls_short);
         if turn.withdraws && (in_doubt || !is_granted(&reply)) {
             if mem::take(&mut talk.first.in_doubt) || in_doubt {
                 self.doubt(&talk.first, false, turn);
@@ -581,9 +583,10 @@ impl<P: Port> Name<P> {
         match reply {
             Ok(AcquireReply::Acquired { .. }) if in_doubt => self.fail(talk, Failure::late(), turn),
             Ok(AcquireReply::Acquired { fence, room, wanted, .. }) => {
-                turn.effects.missed_wakeup |= talk.held_until.is_some_and(|end| !end.has_come());
+                turn.effects.missed_wakeup |= talk.held_until.is_some_and(|end| turn.moment < end);
                 let Call { hold, caller, in_doubt, .. } = &talk.first;
-                let hold = Arc::new(Hold::new(hold.clone(), fence, room, caller, sent));
+                let hold =
+                    Arc::new(Hold::new(hold.clone(), fence, room, caller, sent, turn.moment));
                 hold.in_doubt.store(*in_doubt, Ordering::Relaxed);
                 if wanted || talk.wanted.contains(&hold.id.nonce) {
                     hold.set_wanted();
@@ -595,14 +598,14 @@ impl<P: Port> Name<P> {
                     }
                     self.phase = Phase::Waiting(talk);
                     if hold.id.kind == HoldKind::Read {
-                        self.share(&hold);
+                        self.share(&hold, turn.moment);
                     } else {
                         self.advance();
                     }
                     return Next::Done(Outcome::Acquired { hold, ended: Vec::new() });
                 }
                 self.phase = Phase::Held(hold.clone());
-                self.tell_leaving();
+                self.tell_leaving(turn.moment);
                 let ended = mem::take(&mut self.released);
                 Next::Done(Outcome::Acquired { hold, ended })
             }
@@ -646,9 +649,9 @@ impl<P: Port> Name<P> {
 
     /// Lets the readers right behind the first call share its hold, and those to come, unless
     /// another call waits.
-    fn share(&mut self, hold: &Arc<Hold>) {
+    fn share(&mut self, hold: &Arc<Hold>, now: Moment) {
         if let Some(behind) = &mut self.behind {
-            while behind.front().is_some_and(|next| Self::may_share(hold, next))
+            while behind.front().is_some_and(|next| Self::may_share(hold, next, now))
                 && let Some(next) = behind.pop_front()
             {
                 hold.depth.fetch_add(1, Ordering::Relaxed);
@@ -665,7 +668,7 @@ impl<P: Port> Name<P> {
     fn record_alike(
         &mut self,
         talk: &mut Conversation<P>,
-        sent: Moment,
+        (sent, now): (Moment, Moment),
         reply: &Result<AcquireReply, Failure>,
         in_doubt: bool,
     ) {
@@ -680,7 +683,7 @@ impl<P: Port> Name<P> {
                 None => behind[at].in_doubt |= in_doubt,
                 Some(fence) => {
                     let Some(call) = behind.remove(at) else { continue };
-                    let hold = Hold::new(call.hold, *fence, 0, &call.caller, sent);
+                    let hold = Hold::new(call.hold, *fence, 0, &call.caller, sent, now);
                     hold.in_doubt.store(call.in_doubt, Ordering::Relaxed);
                     let (hold, ended) = (Arc::new(hold), Vec::new());
                     call.port.send(Next::Done(Outcome::Acquired { hold, ended }));
@@ -700,9 +703,9 @@ impl<P: Port> Name<P> {
     ) -> Next {
         match reply {
             Ok(AcquireReply::Acquired { fence, room, wanted, .. }) => {
-                kept.lease.extend(sent, kept.lease.next(sent));
+                kept.lease.extend(sent, kept.lease.next(sent), turn.moment);
                 // A pause of this process must not bring forth a guard of nothing.
-                if kept.lease.remaining().is_zero() {
+                if !kept.lease.is_valid(turn.moment) {
                     turn.effects.expired = Some(kept.clone());
                     return self.ask(talk, turn);
                 }
@@ -711,7 +714,7 @@ impl<P: Port> Name<P> {
                     kept.set_wanted();
                 }
                 self.phase = Phase::Held(kept.clone());
-                self.tell_leaving();
+                self.tell_leaving(turn.moment);
                 let ended = mem::take(&mut self.released);
                 Next::Done(Outcome::Kept { hold: kept.clone(), ended })
             }
@@ -842,7 +845,7 @@ impl<P: Port> Name<P> {
         };
         let until = if talk.hurry == Hurry::No { turn.now + pause } else { turn.now };
         self.phase = Phase::Waiting(talk);
-        self.tell_leaving();
+        self.tell_leaving(turn.moment);
         Next::Park { until: Some(until), contended }
     }
 
@@ -864,7 +867,7 @@ impl<P: Port> Name<P> {
         }
         let may_be_queued = talk.may_be_queued();
         self.phase = Phase::Waiting(talk);
-        self.tell_leaving();
+        self.tell_leaving(turn.moment);
         // The place among the waiting clients is the next call's too, if that wants the same.
         let next = self.advance();
         if may_be_queued && !next.is_some_and(|next| next.waits_with(hold.kind)) {
@@ -941,7 +944,7 @@ impl<P: Port> Name<P> {
 
     /// Decides on a call behind the first that has timed out.
     fn time_out(&mut self, mut call: Call<P>, in_front: bool, turn: &Turn) -> Next {
-        if let Some(outcome) = self.known_to(&call) {
+        if let Some(outcome) = self.known_to(&call, turn.moment) {
             return Next::Done(outcome);
         }
         if !call.hold.kind.is_lock() {
@@ -961,13 +964,13 @@ impl<P: Port> Name<P> {
     }
 
     /// Returns the outcome of a call that has timed out, if enough is known since it began.
-    fn known_to(&self, call: &Call<P>) -> Option<Outcome> {
+    fn known_to(&self, call: &Call<P>, now: Moment) -> Option<Outcome> {
         let Caller { begin, wait, .. } = call.caller;
         let is_brief = wait == Wait::No;
         let is_new = |time: Instant| (call.leaves || !is_brief) && time >= begin;
         let refuses = |time| is_new(time) || is_brief && call.hold.kind.is_lock();
         match &self.phase {
-            Phase::Held(hold) if !hold.lease.remaining().is_zero() => Some(Outcome::Busy),
+            Phase::Held(hold) if hold.lease.is_valid(now) => Some(Outcome::Busy),
             Phase::Asking(talk) | Phase::Waiting(talk) => match &talk.known {
                 Known::Held(time) if refuses(*time) => Some(Outcome::Busy),
                 Known::Failed(failure, time) if is_new(*time) => {
@@ -980,10 +983,10 @@ impl<P: Port> Name<P> {
     }
 
     /// Ends the calls that have only waited for the next reply, if that is known.
-    fn tell_leaving(&mut self) {
+    fn tell_leaving(&mut self, now: Moment) {
         let mut at = 0;
         while let Some(call) = self.behind.as_ref().and_then(|behind| behind.get(at)) {
-            match self.known_to(call).filter(|_| call.leaves) {
+            match self.known_to(call, now).filter(|_| call.leaves) {
                 None => at += 1,
                 Some(outcome) => {
                     let call = self.behind.as_mut().and_then(|behind| behind.remove(at));
@@ -1042,14 +1045,14 @@ impl<P: Port> Name<P> {
     fn doubt(&mut self, call: &Call<P>, settled_by_release: bool, turn: &mut Turn) {
         let (hold, lease) = (call.hold.clone(), call.caller.times.lease);
         if !turn.withdraws {
-            self.released.push(Arc::new(Hold::in_doubt(hold.clone(), lease)));
+            self.released.push(Arc::new(Hold::in_doubt(hold.clone(), lease, turn.moment)));
         }
         turn.effects.clean_ups.push((hold, lease, settled_by_release));
     }
 
     /// Releases a tenure that the first call cannot use.
     fn give_up_kept(&mut self, kept: &Arc<Hold>, turn: &mut Turn) {
-        if self.release(kept) != Ending::Lost {
+        if self.release(kept, turn.moment) != Ending::Lost {
             turn.effects.release = Some(kept.clone());
         }
     }
@@ -1096,6 +1099,7 @@ impl<P: Port> Name<P> {
         hold: &Arc<Hold>,
         hands_off: bool,
         may_keep: bool,
+        now: Moment,
         mut report: impl FnMut() -> bool,
     ) -> Ending {
         if hold.id.kind == HoldKind::Read
@@ -1107,34 +1111,39 @@ impl<P: Port> Name<P> {
         }
         if hands_off && hold.id.kind.is_lock() && self.is_held_by(hold) {
             let next = self.calls_behind().next();
-            let follows = |next: &Call<P>| hold.may_be_followed_by(&next.caller, may_keep);
+            let follows = |next: &Call<P>| hold.may_be_followed_by(&next.caller, may_keep, now);
             let (is_last, follows) = (next.is_none(), next.is_some_and(follows));
             if follows && report() {
                 if let Some(next) = self.behind.as_mut().and_then(|behind| behind.pop_front()) {
-                    next.take(hold, false);
+                    next.take(hold, false, now);
                 }
                 return Ending::HandedOff;
             }
-            if is_last && may_keep && hold.can_be_kept() && report() && hold.keep() {
+            if is_last && may_keep && hold.can_be_kept(now) && report() && hold.keep(now) {
                 self.phase = Phase::Kept(hold.clone());
                 return Ending::Kept;
             }
         }
         if hands_off && matches!(hold.id.kind, HoldKind::Permit { .. }) {
-            return self.end_permit(hold, report);
+            return self.end_permit(hold, now, report);
         }
-        self.release(hold)
+        self.release(hold, now)
     }
 
     /// Like `end`, for a permit. It goes to the first call if that waits for one like it.
-    fn end_permit(&mut self, hold: &Arc<Hold>, mut report: impl FnMut() -> bool) -> Ending {
+    fn end_permit(
+        &mut self,
+        hold: &Arc<Hold>,
+        now: Moment,
+        mut report: impl FnMut() -> bool,
+    ) -> Ending {
         match mem::replace(&mut self.phase, Phase::Idle) {
-            Phase::Waiting(talk) if Self::fits(hold, &talk.first) && report() => {
-                self.pass_permit(talk, hold);
+            Phase::Waiting(talk) if Self::fits(hold, &talk.first, now) && report() => {
+                self.pass_permit(talk, hold, now);
                 Ending::HandedOff
             }
             Phase::Asking(mut talk)
-                if talk.spare.is_none() && Self::fits(hold, &talk.first) && report() =>
+                if talk.spare.is_none() && Self::fits(hold, &talk.first, now) && report() =>
             {
                 talk.spare = Some(hold.clone());
                 self.phase = Phase::Asking(talk);
@@ -1142,21 +1151,21 @@ impl<P: Port> Name<P> {
             }
             phase => {
                 self.phase = phase;
-                self.release(hold)
+                self.release(hold, now)
             }
         }
     }
 
     /// Returns `true` if a call can have a permit that another one has had.
-    fn fits(permit: &Hold, call: &Call<P>) -> bool {
+    fn fits(permit: &Hold, call: &Call<P>, now: Moment) -> bool {
         call.hold.kind == permit.id.kind
             && !call.in_doubt
-            && permit.may_be_followed_by(&call.caller, false)
+            && permit.may_be_followed_by(&call.caller, false, now)
     }
 
     /// Ends the first call with a permit that another one has had. The next call goes on where this
     /// one was.
-    fn pass_permit(&mut self, mut talk: Box<Conversation<P>>, permit: &Arc<Hold>) {
+    fn pass_permit(&mut self, mut talk: Box<Conversation<P>>, permit: &Arc<Hold>, now: Moment) {
         let kind = permit.id.kind;
         let next = self.behind.as_mut().and_then(|behind| behind.pop_front());
         if let Some(next) = next.as_ref().filter(|next| next.hold.kind == kind) {
@@ -1169,10 +1178,10 @@ impl<P: Port> Name<P> {
             }
             let may_be_queued = talk.may_be_queued();
             let keeps_place = self.advance().is_some_and(|next| next.waits_with(kind));
-            return talk.first.take(permit, may_be_queued && !keeps_place);
+            return talk.first.take(permit, may_be_queued && !keeps_place, now);
         }
         if let Some(next) = next {
-            mem::replace(&mut talk.first, next).take(permit, false);
+            mem::replace(&mut talk.first, next).take(permit, false, now);
         }
         (talk.retry, talk.recall, talk.recall_ends) = (None, Recall::NotTried, None);
         self.phase = Phase::Waiting(talk);
@@ -1180,9 +1189,10 @@ impl<P: Port> Name<P> {
 
     /// Gives a permit that the first call no longer needs to the next one, if that can have it.
     fn pass_spare(&mut self, spare: Arc<Hold>, turn: &mut Turn) {
-        let fits = self.calls_behind().next().is_some_and(|next| Self::fits(&spare, next));
+        let fits =
+            self.calls_behind().next().is_some_and(|next| Self::fits(&spare, next, turn.moment));
         match self.behind.as_mut().filter(|_| fits).and_then(|behind| behind.pop_front()) {
-            Some(next) => next.take(&spare, false),
+            Some(next) => next.take(&spare, false, turn.moment),
             None => turn.effects.spare = Some(spare),
         }
     }
@@ -1195,22 +1205,22 @@ impl<P: Port> Name<P> {
         turn: &mut Turn,
     ) -> Result<Next, Box<Conversation<P>>> {
         let Some(spare) = talk.spare.take() else { return Err(talk) };
-        if !spare.may_be_followed_by(&talk.first.caller, false) {
+        if !spare.may_be_followed_by(&talk.first.caller, false, turn.moment) {
             turn.effects.spare = Some(spare);
             return Err(talk);
         }
         if mem::take(&mut talk.first.in_doubt) {
             self.doubt(&talk.first, false, turn);
         }
-        self.pass_permit(talk, &spare);
+        self.pass_permit(talk, &spare, turn.moment);
         // It finds the permit at its port.
         Ok(Next::Park { until: None, contended: true })
     }
 
     /// Ends a hold whose release is to be sent, and remembers it until that is confirmed. If calls
     /// wait behind it, it stays until the release was sent.
-    pub(crate) fn release(&mut self, hold: &Arc<Hold>) -> Ending {
-        if !hold.end() {
+    pub(crate) fn release(&mut self, hold: &Arc<Hold>, now: Moment) -> Ending {
+        if !hold.end(now) {
             return Ending::Lost;
         }
         self.released.push(hold.clone());
@@ -1229,9 +1239,13 @@ impl<P: Port> Name<P> {
     }
 
     /// Ends the tenure if it is kept, and is the one that is meant. Returns it, to be released.
-    pub(crate) fn end_kept(&mut self, is_meant: impl FnOnce(&Hold) -> bool) -> Option<Arc<Hold>> {
+    pub(crate) fn end_kept(
+        &mut self,
+        now: Moment,
+        is_meant: impl FnOnce(&Hold) -> bool,
+    ) -> Option<Arc<Hold>> {
         let hold = self.kept().filter(|hold| is_meant(hold))?.clone();
-        (self.release(&hold) != Ending::Lost).then_some(hold)
+        (self.release(&hold, now) != Ending::Lost).then_some(hold)
     }
 
     /// Notes that another client waits for the hold with this nonce.

@@ -44,7 +44,7 @@ pub(crate) struct RetryPolicy {
 }
 
 impl RetryPolicy {
-    pub(crate) fn new(wait: Wait, window: Duration, times: CallTimes) -> Self {
+    pub(crate) fn new(wait: Wait, window: Duration, times: CallTimes, seed: u64) -> Self {
         Self {
             wait,
             times,
@@ -53,13 +53,13 @@ impl RetryPolicy {
             disconnects: 0,
             silences: 0,
             in_doubt: false,
-            backoff: Backoff::new(PAUSES),
+            backoff: Backoff::new(PAUSES, seed),
         }
     }
 
     /// Returns when a request that begins now must have ended.
-    pub(crate) fn request_deadline(&self) -> Instant {
-        self.times.request_deadline(self.wait, Instant::now())
+    pub(crate) fn request_deadline(&self, now: Instant) -> Instant {
+        self.times.request_deadline(self.wait, now)
     }
 
     /// Ends an outage: the next failure begins a new retry window.
@@ -119,11 +119,21 @@ pub(crate) struct Backoff {
     min: Duration,
     max: Duration,
     last: Duration,
+    /// The state of the generator `SplitMix64` (<https://prng.di.unimi.it/splitmix64.c>).
+    random: u64,
 }
 
 impl Backoff {
-    pub(crate) fn new((min, max): (Duration, Duration)) -> Self {
-        Self { min, max, last: min }
+    /// Creates the pauses for a seed, which others should not have.
+    pub(crate) fn new((min, max): (Duration, Duration), seed: u64) -> Self {
+        Self { min, max, last: min, random: seed }
+    }
+
+    fn random(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
     }
 }
 
@@ -134,9 +144,7 @@ impl Iterator for Backoff {
         let widest = self.last.saturating_mul(3).min(self.max);
         let width =
             u64::try_from(widest.saturating_sub(self.min).as_nanos()).unwrap_or(u64::MAX - 1);
-        // Without randomness the waiters may meet, which costs attempts, not safety.
-        let random = getrandom::u64().unwrap_or(width) % (width + 1);
-        self.last = self.min.saturating_add(Duration::from_nanos(random));
+        self.last = self.min.saturating_add(Duration::from_nanos(self.random() % (width + 1)));
         Some(self.last)
     }
 }
@@ -158,8 +166,9 @@ impl HeldPauses {
         backoff: (Duration, Duration),
         remaining: Option<Duration>,
         now: Instant,
+        seed: u64,
     ) -> Duration {
-        let backoff = self.backoff.get_or_insert_with(|| Backoff::new(backoff));
+        let backoff = self.backoff.get_or_insert_with(|| Backoff::new(backoff, seed));
         let pause = backoff.next().unwrap_or_default();
         match remaining.map(|remaining| remaining + Duration::from_millis(1)) {
             Some(free) if free <= pause => {
@@ -180,6 +189,7 @@ impl HeldPauses {
 mod tests {
     use super::*;
     use crate::config::Config;
+    use crate::store::hold_id::{HoldId, HoldKind};
     use std::sync::Arc;
 
     const MIN: Duration = Duration::from_millis(5);
@@ -195,6 +205,7 @@ mod tests {
             wait,
             config.retry_window,
             CallTimes::new(&config, Duration::from_secs(30)),
+            1,
         )
     }
 
@@ -276,28 +287,37 @@ mod tests {
 
     #[test]
     fn pauses_stay_between_the_limits() {
-        for pause in Backoff::new((MIN, MAX)).take(10_000) {
+        for pause in Backoff::new((MIN, MAX), 1).take(10_000) {
             assert!((MIN..=MAX).contains(&pause), "{pause:?}");
         }
     }
 
     #[test]
     fn pauses_grow_to_the_cap_and_spread() {
-        let late: Vec<_> = Backoff::new((MIN, MAX)).skip(20).take(1_000).collect();
+        let late: Vec<_> = Backoff::new((MIN, MAX), 1).skip(20).take(1_000).collect();
         assert!(late.iter().any(|pause| *pause > MAX * 4 / 5));
         assert!(late.iter().any(|pause| *pause < MAX / 5));
     }
 
+    /// The other call of a client, and the same one of another.
     #[test]
     fn two_waiters_do_not_pause_alike() {
-        let draw = || Backoff::new((MIN, MAX)).take(10).collect::<Vec<_>>();
-        assert_ne!(draw(), draw());
+        let call = |client: &str, nonce| {
+            let (kind, name) = (HoldKind::Lock, "x".into());
+            HoldId { kind, name, client: client.into(), nonce }
+        };
+        let seeds = [call("a", 1), call("a", 2), call("b", 1)].map(|hold| hold.seed());
+        let pauses = seeds.map(|seed| Backoff::new((MIN, MAX), seed).take(10).collect::<Vec<_>>());
+        for place in 0..10 {
+            let at = pauses.each_ref().map(|pauses| pauses[place]);
+            assert!(at[0] != at[1] && at[0] != at[2] && at[1] != at[2], "{at:?}");
+        }
     }
 
     #[test]
     fn one_possible_pause_and_the_longest_possible_are_fine() {
-        assert_eq!(Backoff::new((MIN, MIN)).nth(3), Some(MIN));
-        let mut longest = Backoff { last: Duration::MAX, ..Backoff::new((MIN, Duration::MAX)) };
+        assert_eq!(Backoff::new((MIN, MIN), 1).nth(3), Some(MIN));
+        let mut longest = Backoff { last: Duration::MAX, ..Backoff::new((MIN, Duration::MAX), 1) };
         assert!(longest.next().is_some_and(|pause| pause >= MIN));
     }
 
@@ -328,11 +348,11 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3600);
 
     fn held_pauses(yields_until: Instant) -> HeldPauses {
-        HeldPauses { backoff: Some(Backoff::new((HOUR, HOUR))), yields_until }
+        HeldPauses { backoff: Some(Backoff::new((HOUR, HOUR), 1)), yields_until }
     }
 
     fn pause_of_held(pauses: &mut HeldPauses, remaining: Option<Duration>) -> Duration {
-        pauses.next((MIN, MIN), remaining, Instant::now())
+        pauses.next((MIN, MIN), remaining, Instant::now(), 1)
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::slice;
 use std::thread;
 use std::time::Duration;
 
+use crate::base::clock::Moment;
 use crate::error::{Error, Result};
 use crate::local::hold_requests;
 use crate::local::release::shut_down;
@@ -77,7 +78,7 @@ fn an_in_doubt_hold_is_released_twice() {
     shut_down(&scene.shared, SOON).expect("released");
     assert!(scene.store.releases() >= 2);
     scene.expect_events(["acquired", "released"]);
-    assert!(!level.hold.lease.is_lost());
+    assert!(!level.hold.lease.is_lost(Moment::now()));
 }
 
 #[test]

@@ -47,6 +47,7 @@ impl Told {
 pub(crate) fn turn() -> Turn {
     Turn {
         now: Instant::now(),
+        moment: Moment::now(),
         missed_messages: false,
         withdraws: false,
         keeps_order: true,
@@ -163,11 +164,12 @@ impl World {
     }
 
     fn end(&mut self, hold: &Arc<Hold>) -> Ending {
-        self.name.end(hold, true, true, || true)
+        self.name.end(hold, true, true, Moment::now(), || true)
     }
 
     fn end_without_handoff(&mut self, hold: &Arc<Hold>) {
-        let ending = self.name.end(hold, false, false, || panic!("it hands nothing off"));
+        let ending =
+            self.name.end(hold, false, false, Moment::now(), || panic!("it hands nothing off"));
         assert_eq!(ending, Ending::Released { is_awaited: true });
     }
 
@@ -342,11 +344,12 @@ fn a_lock_is_handed_off_to_the_first_call() {
         assert!(told.is_empty(), "the end is reported first");
         true
     };
-    assert_eq!(world.name.end(&mine, true, true, report), Ending::HandedOff);
+    assert_eq!(world.name.end(&mine, true, true, Moment::now(), report), Ending::HandedOff);
     let got = second.told.outcome();
     assert!(matches!(got, Some(Outcome::HandedOff { hold, .. }) if Arc::ptr_eq(&hold, &mine)));
     assert!(mine.fence() == 2 && third.told.is_empty());
-    let ending = world.name.end(&mine, false, true, || panic!("an unlock hands nothing off"));
+    let ending =
+        world.name.end(&mine, false, true, Moment::now(), || panic!("an unlock hands nothing off"));
     assert_eq!(ending, Ending::Released { is_awaited: true });
     assert!(third.told.is_empty(), "the release was not sent");
     world.name.end_hold(&mine);
@@ -376,7 +379,7 @@ fn no_call_goes_before_the_report_of_a_loss() {
     std::thread::sleep(Duration::from_millis(20));
     let second = world.call(Wait::Endless);
     assert!(is_parked(&second.next));
-    assert!(mine.expire());
+    assert!(mine.expire(Moment::now()));
     world.name.end_hold(&mine);
     assert!(second.told.is_turn());
 }

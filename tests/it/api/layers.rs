@@ -174,3 +174,17 @@ fn no_files_import_one_another_in_a_circle() {
     let circle: Vec<_> = walk[start..].iter().chain([&next]).map(|module| file(module)).collect();
     panic!("files import one another in a circle: {}", circle.join(" -> "));
 }
+
+/// Time and randomness are inputs of the machine, so that it does the same for the same inputs.
+#[test]
+fn the_protocol_reads_no_clock_and_has_no_randomness_of_its_own() {
+    let files = files_in(&root().join("src/protocol"));
+    let own: Vec<_> = files.iter().filter(|path| module_of(path).is_some()).collect();
+    assert!(own.len() > 5, "{own:?}");
+    for path in own {
+        let code = code(&fs::read_to_string(path).unwrap());
+        for source in ["::now()", ".elapsed()", ".left()", "base::random", "getrandom", "sleep("] {
+            assert!(!code.contains(source), "{} has {source}", path.display());
+        }
+    }
+}
