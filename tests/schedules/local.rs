@@ -235,7 +235,11 @@ impl Scene {
             for hold in ended {
                 hold.settle(false);
             }
-            let begins = if is_kept { hold.begin_kept(&caller) } else { hold.lease.is_open() };
+            let begins = if is_kept {
+                hold.begin_kept(&caller, Moment::now())
+            } else {
+                hold.lease.is_open()
+            };
             if begins {
                 RELOCKS.fetch_add(is_kept.into(), Relaxed);
                 self.begin(&hold);
@@ -328,6 +332,7 @@ impl Scene {
         let (result, effects) = self.queues.with_name(self.kind, &self.name, |name| {
             let mut turn = Turn {
                 now: self.now(),
+                moment: Moment::now(),
                 missed_messages: false,
                 withdraws,
                 keeps_order,
