@@ -13,7 +13,7 @@ pub(crate) use real::{CallSpan, HoldSpan, OpenSpan};
 #[cfg(feature = "tracing")]
 mod real {
     use std::panic::{AssertUnwindSafe, catch_unwind};
-    use std::time::Duration;
+    use std::time::Instant;
 
     use parking_lot::Mutex;
     use tracing::Span;
@@ -33,11 +33,11 @@ mod real {
             }))
         }
 
-        /// Ends the span with the duration of the call, and the fence if it got one hold.
-        pub(crate) fn close(self, waited: Duration, fence: impl FnOnce() -> Option<u64>) {
+        /// Ends the span of a call that has begun at that time, with the fence if it got one hold.
+        pub(crate) fn close(self, begin: Instant, fence: impl FnOnce() -> Option<u64>) {
             guarded(move || {
                 if let Some(span) = &self.0 {
-                    span.record("waited", waited.as_secs_f64());
+                    span.record("waited", begin.elapsed().as_secs_f64());
                     fence().map(|fence| span.record("fence", fence));
                 }
                 drop(self);
@@ -102,7 +102,7 @@ mod real {
 #[expect(clippy::unused_self, reason = "these are the methods of the spans that there are with it")]
 mod none {
     use std::convert::Infallible;
-    use std::time::Duration;
+    use std::time::Instant;
 
     #[derive(Debug)]
     pub(crate) struct CallSpan;
@@ -112,7 +112,7 @@ mod none {
             Self
         }
 
-        pub(crate) fn close(self, _waited: Duration, _fence: impl FnOnce() -> Option<u64>) {}
+        pub(crate) fn close(self, _begin: Instant, _fence: impl FnOnce() -> Option<u64>) {}
     }
 
     #[derive(Debug, Default)]

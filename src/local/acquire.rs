@@ -106,10 +106,9 @@ pub(super) fn reported<T>(
         check_wanted(shared, caller, acquired.as_ref().map_or(&[], &holds))?;
         Ok(acquired)
     });
-    let waited = caller.begin.elapsed();
     let Ok(Some(acquired)) = &outcome else {
         shared.reporter.report_failure(names, caller, outcome.as_ref().err());
-        span.close(waited, || None);
+        span.close(caller.begin, || None);
         return outcome;
     };
     for hold in holds(acquired) {
@@ -119,9 +118,9 @@ pub(super) fn reported<T>(
         }
     }
     if contended.get() {
-        shared.reporter.events.report_wait(waited);
+        shared.reporter.events.report_wait(caller.begin.elapsed());
     }
-    span.close(waited, || Some(holds(acquired)[0].fence()).filter(|_| !caller.in_set));
+    span.close(caller.begin, || Some(holds(acquired)[0].fence()).filter(|_| !caller.in_set));
     outcome
 }
 
@@ -404,14 +403,18 @@ impl LockCall<'_> {
             let debt = InDoubtHold { hold, kept_until, lease, settled_by_release };
             reporter.renewer.clean_up(debt);
         }
-        shared.post_releases(release.as_slice(), Some(caller.write_by(Instant::now())));
+        if let Some(kept) = release {
+            shared.post_releases(slice::from_ref(&kept), Some(caller.write_by(Instant::now())));
+        }
         if let Some(hold) = expired {
             reporter.expire(&hold);
         }
         if let Some(hold) = lost {
             reporter.lose(&hold);
         }
-        release::give_back(shared, spare.as_slice(), caller);
+        if let Some(spare) = spare {
+            release::give_back(shared, slice::from_ref(&spare), caller);
+        }
         if let Some(hold) = unregister {
             listening.unregister(&**store, &hold, caller.times);
         }

@@ -180,11 +180,10 @@ fn have(
     let caller = Caller::new(&shared.config, shared.times, options, Wait::No, None, Instant::now());
     let span = CallSpan::open(|| &**name);
     let renewed = renew_detached(shared, &caller, &left.id, action, renewal);
-    let waited = caller.begin.elapsed();
     if let Err(error) = &renewed {
         shared.reporter.report_failure(name, &caller, Some(error));
     }
-    span.close(waited, || renewed.is_ok().then_some(left.fence));
+    span.close(caller.begin, || renewed.is_ok().then_some(left.fence));
     let hold =
         Arc::new(Hold::new(left.id.clone(), left.fence, 0, &caller, renewed?, Moment::now()));
     if left.in_doubt {

@@ -212,10 +212,12 @@ impl Reporter {
         if !mem::take(&mut current.reported) {
             return;
         }
-        let (name, fence, held) = (&hold.id.name, hold.fence(), current.held(Moment::now()));
+        let (name, fence, current) = (&hold.id.name, hold.fence(), &*current);
+        // Read only if somebody wants to know.
+        let held = || current.held(Moment::now());
         self.counters.released.fetch_add(1, Ordering::Relaxed);
-        let event = || Event::Released { name: name.to_string(), fence, held };
-        self.events.report(event, || format!("released lock {name:?} after {held:?}"));
+        let event = || Event::Released { name: name.to_string(), fence, held: held() };
+        self.events.report(event, || format!("released lock {name:?} after {:?}", held()));
     }
 
     /// Logs that a level was not released. There are no events of inner levels.
