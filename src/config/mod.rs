@@ -58,82 +58,71 @@ pub enum Deadlock {
     Report,
 }
 
-/// Defines settings, each with its default.
-macro_rules! with_defaults {
-    (
-        $(#[$attribute:meta])* $name:ident {
-            $(
-                $(#[doc = $doc:literal])* $(#[cfg($condition:meta)])?
-                $field:ident: $type:ty = $default:expr,
-            )+
-        }
-    ) => {
-        $(#[$attribute])*
-        pub(crate) struct $name {
-            $($(#[doc = $doc])* $(#[cfg($condition)])? pub(crate) $field: $type,)+
-        }
-
-        impl Default for $name {
-            fn default() -> Self {
-                Self { $($(#[cfg($condition)])? $field: $default,)+ }
-            }
-        }
-    };
+/// The settings of a client, described where [`Builder`](crate::Builder) sets them. Holds only
+/// values, since several clients may be opened with the same settings.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    /// Shared with the handles to locks, which copy them to change one.
+    pub(crate) options: Arc<LockOptions>,
+    pub(crate) pool_size: u32,
+    pub(crate) idle_timeout: Option<Duration>,
+    pub(crate) max_lifetime: Option<Duration>,
+    pub(crate) connect_timeout: Duration,
+    /// As set by the user. The method of this name applies the default.
+    pub(crate) io_timeout: Option<Duration>,
+    pub(crate) retry_window: Duration,
+    pub(crate) backoff: (Duration, Duration),
+    pub(crate) prefix: String,
+    /// As set by the user. The method of this name applies the default.
+    pub(crate) label: Option<String>,
+    pub(crate) durability: Durability,
+    pub(crate) fence_life: Duration,
+    /// Taken when a client is opened.
+    pub(crate) on_event: Option<Arc<dyn EventListener>>,
+    pub(crate) metrics: bool,
+    pub(crate) master_login: Option<Credentials>,
+    pub(crate) address_map: AddressMap,
+    pub(crate) credentials: Option<CredentialsCallback>,
+    pub(crate) spin: Duration,
+    pub(crate) lazy: bool,
+    pub(crate) redisson: bool,
+    pub(crate) deadlock_after: Option<Duration>,
+    pub(crate) deadlock: Deadlock,
+    /// The mechanisms that a benchmark has switched off.
+    pub(crate) without: Vec<Mechanism>,
+    #[cfg(feature = "tls")]
+    pub(crate) tls: Option<Tls>,
 }
 
-/// Defines methods that set the field of the same name in what `$place` borrows from the owner.
-macro_rules! setters {
-    (
-        $owner:ident, $place:expr;
-        $($(#[$attribute:meta])* $name:ident($($argument:ident: $type:ty),+) = $value:expr;)+
-    ) => {
-        impl $owner {$(
-            $(#[$attribute])*
-            pub fn $name(mut self, $($argument: $type),+) -> Self {
-                let place: fn(&mut Self) -> &mut _ = $place;
-                place(&mut self).$name = $value;
-                self
-            }
-        )+}
-    };
-}
-pub(crate) use setters;
-
-with_defaults! {
-    /// The settings of a client, described where [`Builder`](crate::Builder) sets them. Holds only
-    /// values, since several clients may be opened with the same settings.
-    #[derive(Clone, Debug)]
-    Config {
-        /// Shared with the handles to locks, which copy them to change one.
-        options: Arc<LockOptions> = Arc::default(),
-        pool_size: u32 = 8,
-        idle_timeout: Option<Duration> = Some(Duration::from_secs(10 * 60)),
-        max_lifetime: Option<Duration> = Some(Duration::from_secs(30 * 60)),
-        connect_timeout: Duration = Duration::from_secs(1),
-        /// As set by the user. The method of this name applies the default.
-        io_timeout: Option<Duration> = None,
-        retry_window: Duration = Duration::from_secs(10),
-        backoff: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500)),
-        prefix: String = "lock:".into(),
-        /// As set by the user. The method of this name applies the default.
-        label: Option<String> = None,
-        durability: Durability = Durability::Memory,
-        fence_life: Duration = Duration::from_secs(24 * 60 * 60),
-        /// Taken when a client is opened.
-        on_event: Option<Arc<dyn EventListener>> = None,
-        metrics: bool = false,
-        master_login: Option<Credentials> = None,
-        address_map: AddressMap = AddressMap::default(),
-        credentials: Option<CredentialsCallback> = None,
-        spin: Duration = Duration::from_micros(50),
-        lazy: bool = false,
-        redisson: bool = false,
-        deadlock_after: Option<Duration> = Some(Duration::from_secs(1)),
-        deadlock: Deadlock = Deadlock::Report,
-        /// The mechanisms that a benchmark has switched off.
-        without: Vec<Mechanism> = Vec::new(),
-        #[cfg(feature = "tls")]
-        tls: Option<Tls> = None,
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            options: Arc::default(),
+            pool_size: 8,
+            idle_timeout: Some(Duration::from_secs(10 * 60)),
+            max_lifetime: Some(Duration::from_secs(30 * 60)),
+            connect_timeout: Duration::from_secs(1),
+            io_timeout: None,
+            retry_window: Duration::from_secs(10),
+            backoff: (Duration::from_millis(5), Duration::from_millis(500)),
+            prefix: "lock:".into(),
+            label: None,
+            durability: Durability::Memory,
+            fence_life: Duration::from_secs(24 * 60 * 60),
+            on_event: None,
+            metrics: false,
+            master_login: None,
+            address_map: AddressMap::default(),
+            credentials: None,
+            spin: Duration::from_micros(50),
+            lazy: false,
+            redisson: false,
+            deadlock_after: Some(Duration::from_secs(1)),
+            deadlock: Deadlock::Report,
+            without: Vec::new(),
+            #[cfg(feature = "tls")]
+            tls: None,
+        }
     }
 }
 
@@ -215,24 +204,39 @@ pub(crate) fn check_label(label: &str) -> Result<()> {
     Error::require(!label.contains(is_bad_in_label), "label", why)
 }
 
-with_defaults! {
-    /// The options of a lock: the client's, or those of one `Mutex`, whose methods describe them.
-    #[derive(Clone, Debug)]
-    LockOptions {
-        lease: Duration = Duration::from_secs(30),
-        wait: Option<Duration> = None,
-        renew: bool = true,
-        max_hold: Option<Duration> = None,
-        hold_at_least: Option<Duration> = None,
-        /// As set by the user; 10 ms by default.
-        tenure: Option<Duration> = None,
-        /// As set by the user. Other options can still prevent the client from keeping the lock.
-        keep: Duration = Duration::ZERO,
-        /// Whether a handle has set `keep` itself. A `keep` of the client's is cut to the lease of
-        /// the handle.
-        has_own_keep: bool = false,
-        reentrant: bool = true,
-        cancelled_by: Option<Canceller> = None,
+/// The options of a lock: the client's, or those of one `Mutex`, whose methods describe them.
+#[derive(Clone, Debug)]
+pub(crate) struct LockOptions {
+    pub(crate) lease: Duration,
+    pub(crate) wait: Option<Duration>,
+    pub(crate) renew: bool,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) hold_at_least: Option<Duration>,
+    /// As set by the user; 10 ms by default.
+    pub(crate) tenure: Option<Duration>,
+    /// As set by the user. Other options can still prevent the client from keeping the lock.
+    pub(crate) keep: Duration,
+    /// Whether a handle has set `keep` itself. A `keep` of the client's is cut to the lease of the
+    /// handle.
+    pub(crate) has_own_keep: bool,
+    pub(crate) reentrant: bool,
+    pub(crate) cancelled_by: Option<Canceller>,
+}
+
+impl Default for LockOptions {
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_secs(30),
+            wait: None,
+            renew: true,
+            max_hold: None,
+            hold_at_least: None,
+            tenure: None,
+            keep: Duration::ZERO,
+            has_own_keep: false,
+            reentrant: true,
+            cancelled_by: None,
+        }
     }
 }
 

@@ -94,13 +94,17 @@ impl LockHandle {
     }
 
     /// Acquires a hold that belongs to no thread. Returns `None` if the wait ends first.
-    fn acquire<G: From<Held>>(&self, kind: HoldKind, wait: Wait) -> Result<Option<G>> {
+    fn acquire(&self, kind: HoldKind, wait: Wait) -> Result<Option<Held>> {
         let hold = acquire::owned(&self.shared, kind, &self.name, &self.options, wait)?;
-        Ok(hold.map(|hold| self.held([hold]).into()))
+        Ok(hold.map(|hold| self.held([hold])))
     }
 
     fn held<H: AsRef<[Arc<Hold>]>>(&self, holds: H) -> Held<H> {
         Held { shared: self.shared.clone(), name: self.name.clone(), holds, released: false }
+    }
+
+    fn fmt_as(&self, handle: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(handle).field("name", &self.name).finish_non_exhaustive()
     }
 
     /// Returns the error of a call that waited without getting the lock.
@@ -109,54 +113,58 @@ impl LockHandle {
     }
 }
 
-/// Defines the option setters and the `Debug` that handles of every kind have.
-macro_rules! lock_options {
-    ($lock:ident) => {
-        $crate::config::setters! {
-            $lock, |lock| lock.handle.options_mut();
+/// Implements [`AnyGuard`] by the methods of the same names, and `Debug`.
+macro_rules! any_guard {
+    ($guard:ident) => {
+        impl $crate::guards::Sealed for $guard {}
 
-            /// Sets the lease, as [`Builder::lease`](crate::Builder::lease) does for the client.
-            #[must_use]
-            lease(lease: std::time::Duration) = lease;
+        impl $crate::guards::AnyGuard for $guard {
+            fn name(&self) -> &str {
+                self.name()
+            }
 
-            /// Sets whether the lease is renewed, as [`Builder::renew`](crate::Builder::renew) does
-            /// for the client.
-            #[must_use]
-            renew(renew: bool) = renew;
+            fn fence(&self) -> Option<u64> {
+                self.held.fence()
+            }
 
-            /// Sets the longest age of a hold, as [`Builder::max_hold`](crate::Builder::max_hold)
-            /// does for the client.
-            #[must_use]
-            max_hold(age: std::time::Duration) = Some(age);
+            fn is_held(&self) -> bool {
+                self.is_held()
+            }
 
-            /// Sets how long a call without a deadline of its own waits, as
-            /// [`Builder::wait`](crate::Builder::wait) does for the client.
-            #[must_use]
-            wait(time: std::time::Duration) = Some(time);
+            fn remaining(&self) -> std::time::Duration {
+                self.remaining()
+            }
 
-            /// Lets a [`Canceller`](crate::Canceller) end the waits of this handle.
-            #[must_use]
-            cancelled_by(canceller: &$crate::base::canceller::Canceller)
-                = Some(canceller.clone());
-        }
+            fn lost(&self) -> $crate::guards::watches::Lost {
+                self.lost()
+            }
 
-        impl $lock {
-            /// Returns the name.
-            #[must_use]
-            pub fn name(&self) -> &str {
-                &self.handle.name
+            fn verify(&self) -> $crate::error::Result<()> {
+                self.verify()
+            }
+
+            fn renew(&self) -> $crate::error::Result<()> {
+                self.renew()
+            }
+
+            fn unlock(self: Box<Self>) -> $crate::error::Result<()> {
+                (*self).unlock()
             }
         }
 
-        impl std::fmt::Debug for $lock {
+        /// Omits everything that would allow another client to release the hold.
+        impl std::fmt::Debug for $guard {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                let shown = &mut f.debug_struct(stringify!($lock));
-                shown.field("name", &self.name()).finish_non_exhaustive()
+                f.debug_struct(stringify!($guard))
+                    .field("name", &self.name())
+                    .field("fence", &self.held.fence())
+                    .field("remaining", &self.remaining())
+                    .finish_non_exhaustive()
             }
         }
     };
 }
-pub(crate) use lock_options;
+pub(crate) use any_guard;
 
 /// A guard of any kind, for code that treats a lock, a side of a read-write lock, a permit, a term
 /// and a set of locks alike. The methods are those that each of these guards has itself.

@@ -1,11 +1,13 @@
 //! Several locks that are acquired and held together.
 
+use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
+use crate::base::canceller::Canceller;
 use crate::error::Result;
-use crate::guards::guard::guard;
-use crate::guards::mutex::waits;
-use crate::guards::{Held, LockHandle, lock_options};
+use crate::guards::watches::Lost;
+use crate::guards::{Held, LockHandle, any_guard};
 use crate::local::acquire_all;
 use crate::protocol::call::Wait;
 use crate::protocol::current_hold::OverChannel;
@@ -36,10 +38,50 @@ pub struct MultiMutex {
     pub(crate) names: Arc<[Arc<str>]>,
 }
 
-lock_options!(MultiMutex);
+impl MultiMutex {
+    /// Returns the name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.handle.name
+    }
 
-waits! {
-    MultiMutex => MultiGuard, held_as: None, Self::acquire;
+    /// Sets the lease, as [`Builder::lease`](crate::Builder::lease) does for the client.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.handle.options_mut().lease = lease;
+        self
+    }
+
+    /// Sets whether the lease is renewed, as [`Builder::renew`](crate::Builder::renew) does for the
+    /// client.
+    #[must_use]
+    pub fn renew(mut self, renew: bool) -> Self {
+        self.handle.options_mut().renew = renew;
+        self
+    }
+
+    /// Sets the longest age of a hold, as [`Builder::max_hold`](crate::Builder::max_hold) does for
+    /// the client.
+    #[must_use]
+    pub fn max_hold(mut self, age: Duration) -> Self {
+        self.handle.options_mut().max_hold = Some(age);
+        self
+    }
+
+    /// Sets how long a call without a deadline of its own waits, as
+    /// [`Builder::wait`](crate::Builder::wait) does for the client.
+    #[must_use]
+    pub fn wait(mut self, time: Duration) -> Self {
+        self.handle.options_mut().wait = Some(time);
+        self
+    }
+
+    /// Lets a [`Canceller`](crate::Canceller) end the waits of this handle.
+    #[must_use]
+    pub fn cancelled_by(mut self, canceller: &Canceller) -> Self {
+        self.handle.options_mut().cancelled_by = Some(canceller.clone());
+        self
+    }
 
     /// Acquires all locks or none as [`Client::lock_all`](crate::Client::lock_all) does.
     ///
@@ -47,17 +89,32 @@ waits! {
     ///
     /// The same as [`Client::lock_all`](crate::Client::lock_all), and
     /// [`InvalidInput`](crate::Error::InvalidInput) if an option is invalid.
-    lock;
+    pub fn lock(&self) -> Result<MultiGuard> {
+        let wait = Wait::at_most(self.handle.options.wait);
+        self.attempt(wait)?.ok_or_else(|| self.handle.timed_out(wait, None))
+    }
 
     /// Attempts to acquire all locks or none as
     /// [`Client::try_lock_all`](crate::Client::try_lock_all) does.
-    try_lock;
+    ///
+    /// # Errors
+    ///
+    /// The same as [`lock`](Self::lock), except for `Timeout`.
+    pub fn try_lock(&self) -> Result<Option<MultiGuard>> {
+        self.attempt(Wait::No)
+    }
 
-    try_lock_for;
-}
+    /// Like [`lock`](Self::lock), but waits for at most `wait`, and returns `None` if that time
+    /// passes first.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`lock`](Self::lock), except for `Timeout`.
+    pub fn try_lock_for(&self, wait: Duration) -> Result<Option<MultiGuard>> {
+        self.attempt(Wait::at_most(Some(wait)))
+    }
 
-impl MultiMutex {
-    fn acquire(&self, wait: Wait) -> Result<Option<MultiGuard>> {
+    fn attempt(&self, wait: Wait) -> Result<Option<MultiGuard>> {
         let LockHandle { shared, options, .. } = &self.handle;
         let Some(holds) = acquire_all::acquire_all(shared, &self.names, options, wait)? else {
             return Ok(None);
@@ -68,6 +125,12 @@ impl MultiMutex {
         }
         let names = holds.iter().map(|hold| hold.id.name.to_string()).collect();
         Ok(Some(MultiGuard { held: self.handle.held(holds), names }))
+    }
+}
+
+impl fmt::Debug for MultiMutex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.handle.fmt_as("MultiMutex", f)
     }
 }
 
@@ -95,9 +158,13 @@ pub struct MultiGuard {
     names: Vec<String>,
 }
 
-guard!(MultiGuard);
-
 impl MultiGuard {
+    /// Returns the name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.held.name
+    }
+
     /// Returns the names, in the order in which they were given.
     #[must_use]
     pub fn names(&self) -> &[String] {
@@ -110,4 +177,75 @@ impl MultiGuard {
     pub fn fence(&self, name: &str) -> Option<u64> {
         self.held.holds.iter().find(|hold| *hold.id.name == *name).map(|hold| hold.fence())
     }
+
+    /// Returns `true` if the lease has not ended by this process's clock. Does not ask the server.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.held.is_held()
+    }
+
+    /// Returns how long the lease lasts unless it is renewed, less a margin of 1 % of the lease and
+    /// 2 ms for clock drift. Zero if it is lost. Does not ask the server.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.held.remaining()
+    }
+
+    /// Returns a watch with which any thread can check whether the lease was lost, or wait for the
+    /// hold to end.
+    #[must_use]
+    pub fn lost(&self) -> Lost {
+        self.held.lost()
+    }
+
+    /// Asks the server whether this hold still exists. Blocks for the server's reply.
+    ///
+    /// If the server has become a replica, and neither sentinels nor a cluster report it, it
+    /// replies from its old data until a request of this client shows that it accepts no writes.
+    /// While the lease is renewed, that takes a third of the lease at most.
+    ///
+    /// # Errors
+    ///
+    /// - [`Lost`](crate::Error::Lost): the hold no longer exists.
+    /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
+    ///   usable answer came; see [`Client::try_lock`](crate::Client::try_lock) for how long the
+    ///   call retries.
+    /// - [`Redis`](crate::Error::Redis): the server refused the request.
+    /// - [`Closed`](crate::Error::Closed): [`Client::shutdown`](crate::Client::shutdown) has ended
+    ///   the hold, or the client was closed while this call paused after a failure.
+    /// - [`Forked`](crate::Error::Forked): this process is a forked child.
+    pub fn verify(&self) -> Result<()> {
+        self.held.verify(false)
+    }
+
+    /// Renews the lease now, also with `renew(false)`, but not beyond
+    /// [`max_hold`](crate::Builder::max_hold). Blocks for the server's reply.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`verify`](Self::verify), and [`NotReplicated`](crate::Error::NotReplicated) if
+    /// too few replicas or disks acknowledged it; then the lease is unchanged.
+    pub fn renew(&self) -> Result<()> {
+        self.held.verify(true)
+    }
+
+    /// Releases what this guard holds, and reports errors. Unlike dropping the guard, this blocks
+    /// for the server's reply. Does nothing after [`Client::shutdown`](crate::Client::shutdown).
+    ///
+    /// # Errors
+    ///
+    /// - [`Lost`](crate::Error::Lost): the lease was lost before, so the work may have overlapped
+    ///   with that of another holder.
+    /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
+    ///   usable answer came. The release is retried in the background, and the lease is no longer
+    ///   renewed. If the client is closed while this call pauses after a failure, the call ends at
+    ///   once with this.
+    /// - [`Redis`](crate::Error::Redis): the server refused the request. The outer guards of a
+    ///   [nested](crate::Guard::depth) one remain valid.
+    /// - [`Forked`](crate::Error::Forked): this process is a forked child, where guards do nothing.
+    pub fn unlock(self) -> Result<()> {
+        self.held.unlock()
+    }
 }
+
+any_guard!(MultiGuard);

@@ -1,14 +1,15 @@
 //! A lock with its own options.
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
+use crate::base::canceller::Canceller;
 use crate::base::holder::Holder;
-use crate::config::setters;
 use crate::error::{Error, Result};
 use crate::guards::guard::{BelongsToItsThreadUseLockOwned, Guard};
 use crate::guards::owned_guard::OwnedGuard;
-use crate::guards::{Held, LockHandle, lock_options};
+use crate::guards::{Held, LockHandle};
 use crate::local::hold_requests::Level;
 use crate::local::{acquire, release, status};
 use crate::protocol::call::Wait;
@@ -42,23 +43,76 @@ pub struct Mutex {
     pub(crate) handle: LockHandle,
 }
 
-lock_options!(Mutex);
+impl Mutex {
+    /// Returns the name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.handle.name
+    }
 
-setters! {
-    Mutex, |mutex| mutex.handle.options_mut();
+    /// Sets the lease, as [`Builder::lease`](crate::Builder::lease) does for the client.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.handle.options_mut().lease = lease;
+        self
+    }
+
+    /// Sets whether the lease is renewed, as [`Builder::renew`](crate::Builder::renew) does for the
+    /// client.
+    #[must_use]
+    pub fn renew(mut self, renew: bool) -> Self {
+        self.handle.options_mut().renew = renew;
+        self
+    }
+
+    /// Sets the longest age of a hold, as [`Builder::max_hold`](crate::Builder::max_hold) does for
+    /// the client.
+    #[must_use]
+    pub fn max_hold(mut self, age: Duration) -> Self {
+        self.handle.options_mut().max_hold = Some(age);
+        self
+    }
+
+    /// Sets how long a call without a deadline of its own waits, as
+    /// [`Builder::wait`](crate::Builder::wait) does for the client.
+    #[must_use]
+    pub fn wait(mut self, time: Duration) -> Self {
+        self.handle.options_mut().wait = Some(time);
+        self
+    }
+
+    /// Lets a [`Canceller`](crate::Canceller) end the waits of this handle.
+    #[must_use]
+    pub fn cancelled_by(mut self, canceller: &Canceller) -> Self {
+        self.handle.options_mut().cancelled_by = Some(canceller.clone());
+        self
+    }
 
     /// Sets whether a thread that holds this lock may lock it again, as
     /// [`Builder::reentrant`](crate::Builder::reentrant) does for the client.
     #[must_use]
-    reentrant(reentrant: bool) = reentrant;
+    pub fn reentrant(mut self, reentrant: bool) -> Self {
+        self.handle.options_mut().reentrant = reentrant;
+        self
+    }
+
+    /// Sets how long the client keeps the lock after its last use, as
+    /// [`Builder::keep`](crate::Builder::keep) does for all locks. At most the lease of this
+    /// handle.
+    #[must_use]
+    pub fn keep(mut self, time: Duration) -> Self {
+        let options = self.handle.options_mut();
+        (options.keep, options.has_own_keep) = (time, true);
+        self
+    }
 
     /// Keeps the lock taken for at least this time after it was acquired. If the hold is released
     /// earlier, no client gets the lock until then, and neither does the same thread.
     ///
     /// This is for a job that is scheduled on several machines, only one of which should run it:
-    /// see the [recipe](crate::guide::cookbook#a-scheduled-job). Choose
-    /// a time longer than the difference between their clocks, and shorter than the pause between
-    /// two runs, with room for machines that start late.
+    /// see the [recipe](crate::guide::cookbook#a-scheduled-job). Choose a time longer than the
+    /// difference between their clocks, and shorter than the pause between two runs, with room for
+    /// machines that start late.
     ///
     /// The time starts with the reply to the acquire. It does not depend on the lease, and outlives
     /// the guard, the client and the process. While the hold lasts, it is renewed as usual. If the
@@ -72,75 +126,10 @@ setters! {
     /// At most 365 days, and at most [`max_hold`](Mutex::max_hold). Defaults to zero: a released
     /// lock is free at once.
     #[must_use]
-    hold_at_least(time: Duration) = Some(time);
-}
-
-impl Mutex {
-    /// Sets how long the client keeps the lock after its last use, as
-    /// [`Builder::keep`](crate::Builder::keep) does for all locks. At most the lease of this
-    /// handle.
-    #[must_use]
-    pub fn keep(mut self, time: Duration) -> Self {
-        let options = self.handle.options_mut();
-        (options.keep, options.has_own_keep) = (time, true);
+    pub fn hold_at_least(mut self, time: Duration) -> Self {
+        self.handle.options_mut().hold_at_least = Some(time);
         self
     }
-}
-
-/// Defines the three ways to acquire a guard, by a function of the handle and the wait. A timeout's
-/// error names the holders of this kind, unless it is `None`.
-macro_rules! waits {
-    (
-        $lock:ident => $guard:ident, held_as: $kind:expr, $acquire:expr;
-        $(#[$docs:meta])* $wait:ident;
-        $(#[$try_docs:meta])* $try:ident;
-        $(#[$try_for_docs:meta])* $try_for:ident;
-    ) => {
-        impl $lock {
-            $(#[$docs])*
-            pub fn $wait(&self) -> $crate::error::Result<$guard> {
-                let acquire: fn(&Self, _) -> _ = $acquire;
-                let wait = $crate::protocol::call::Wait::at_most(self.handle.options.wait);
-                acquire(self, wait)?.ok_or_else(|| self.handle.timed_out(wait, $kind))
-            }
-
-            $(#[$try_docs])*
-            ///
-            /// # Errors
-            ///
-            #[doc = $crate::guards::mutex::waits!(@errors_of $wait)]
-            pub fn $try(&self) -> $crate::error::Result<Option<$guard>> {
-                let acquire: fn(&Self, _) -> _ = $acquire;
-                acquire(self, $crate::protocol::call::Wait::No)
-            }
-
-            #[doc = concat!("Like [`", stringify!($wait), "`](Self::", stringify!($wait), "), but")]
-            /// waits for at most `wait`, and returns `None` if that time passes first.
-            $(#[$try_for_docs])*
-            ///
-            /// # Errors
-            ///
-            #[doc = $crate::guards::mutex::waits!(@errors_of $wait)]
-            pub fn $try_for(
-                &self,
-                wait: std::time::Duration,
-            ) -> $crate::error::Result<Option<$guard>> {
-                let acquire: fn(&Self, _) -> _ = $acquire;
-                acquire(self, $crate::protocol::call::Wait::at_most(Some(wait)))
-            }
-        }
-    };
-    (@errors_of $wait:ident) => {
-        concat!(
-            "The same as [`", stringify!($wait), "`](Self::", stringify!($wait),
-            "), except for `Timeout`."
-        )
-    };
-}
-pub(crate) use waits;
-
-waits! {
-    Mutex => Guard, held_as: Some(HoldKind::Lock), Self::acquire;
 
     /// Acquires the lock as [`Client::lock`](crate::Client::lock) does, with these options.
     ///
@@ -148,33 +137,30 @@ waits! {
     ///
     /// The same as [`Client::lock`](crate::Client::lock), and [`InvalidInput`](Error::InvalidInput)
     /// if an option is invalid.
-    lock;
+    pub fn lock(&self) -> Result<Guard> {
+        let wait = Wait::at_most(self.handle.options.wait);
+        self.attempt(wait)?.ok_or_else(|| self.handle.timed_out(wait, Some(HoldKind::Lock)))
+    }
 
     /// Attempts to acquire the lock as [`Client::try_lock`](crate::Client::try_lock) does.
-    try_lock;
-
-    try_lock_for;
-}
-
-waits! {
-    Mutex => OwnedGuard, held_as: Some(HoldKind::Lock),
-    |lock, wait| lock.handle.acquire(HoldKind::Lock, wait);
-
-    /// Acquires the lock as [`Client::lock_owned`](crate::Client::lock_owned) does.
     ///
     /// # Errors
     ///
-    /// The same as [`lock`](Mutex::lock), except for `Lost`.
-    lock_owned;
+    /// The same as [`lock`](Self::lock), except for `Timeout`.
+    pub fn try_lock(&self) -> Result<Option<Guard>> {
+        self.attempt(Wait::No)
+    }
 
-    /// Attempts to acquire the lock as [`Client::try_lock_owned`](crate::Client::try_lock_owned)
-    /// does.
-    try_lock_owned;
+    /// Like [`lock`](Self::lock), but waits for at most `wait`, and returns `None` if that time
+    /// passes first.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`lock`](Self::lock), except for `Timeout`.
+    pub fn try_lock_for(&self, wait: Duration) -> Result<Option<Guard>> {
+        self.attempt(Wait::at_most(Some(wait)))
+    }
 
-    try_lock_owned_for;
-}
-
-impl Mutex {
     /// Acquires the lock as [`Client::try_lock_until`](crate::Client::try_lock_until) does.
     ///
     /// # Errors
@@ -182,7 +168,7 @@ impl Mutex {
     /// The same as [`lock`](Mutex::lock), except for `Timeout`.
     pub fn try_lock_until(&self, deadline: Instant) -> Result<Option<Guard>> {
         // A deadline long past still leaves time for one attempt.
-        self.acquire(Wait::Until(deadline.max(Instant::now())))
+        self.attempt(Wait::Until(deadline.max(Instant::now())))
     }
 
     /// Runs `work` under the lock as [`Client::with_lock`](crate::Client::with_lock) does.
@@ -202,6 +188,36 @@ impl Mutex {
     /// The same as [`Client::try_with_lock`](crate::Client::try_with_lock).
     pub fn try_with<T>(&self, work: impl FnOnce(&Guard) -> T) -> Result<Option<T>> {
         self.try_lock()?.map(|guard| run(guard, work)).transpose()
+    }
+
+    /// Acquires the lock as [`Client::lock_owned`](crate::Client::lock_owned) does.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`lock`](Mutex::lock), except for `Lost`.
+    pub fn lock_owned(&self) -> Result<OwnedGuard> {
+        let wait = Wait::at_most(self.handle.options.wait);
+        self.attempt_owned(wait)?.ok_or_else(|| self.handle.timed_out(wait, Some(HoldKind::Lock)))
+    }
+
+    /// Attempts to acquire the lock as [`Client::try_lock_owned`](crate::Client::try_lock_owned)
+    /// does.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`lock_owned`](Self::lock_owned), except for `Timeout`.
+    pub fn try_lock_owned(&self) -> Result<Option<OwnedGuard>> {
+        self.attempt_owned(Wait::No)
+    }
+
+    /// Like [`lock_owned`](Self::lock_owned), but waits for at most `wait`, and returns `None` if
+    /// that time passes first.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`lock_owned`](Self::lock_owned), except for `Timeout`.
+    pub fn try_lock_owned_for(&self, wait: Duration) -> Result<Option<OwnedGuard>> {
+        self.attempt_owned(Wait::at_most(Some(wait)))
     }
 
     /// Returns `true` if any client holds the lock, or if it stays taken after a hold. Blocks for
@@ -252,7 +268,7 @@ impl Mutex {
         status::force_unlock(&self.handle.shared, &self.handle.name)
     }
 
-    fn acquire(&self, wait: Wait) -> Result<Option<Guard>> {
+    fn attempt(&self, wait: Wait) -> Result<Option<Guard>> {
         let LockHandle { shared, name, options } = &self.handle;
         let level = acquire::lock(shared, name, options, wait)?;
         Ok(level.map(|Level { hold, depth }| {
@@ -260,6 +276,17 @@ impl Mutex {
             let held = Held { shared, name, holds: [hold], released: false };
             Guard { held, depth, _not_send: BelongsToItsThreadUseLockOwned(PhantomData) }
         }))
+    }
+
+    fn attempt_owned(&self, wait: Wait) -> Result<Option<OwnedGuard>> {
+        let held = self.handle.acquire(HoldKind::Lock, wait)?;
+        Ok(held.map(|held| OwnedGuard { held }))
+    }
+}
+
+impl fmt::Debug for Mutex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.handle.fmt_as("Mutex", f)
     }
 }
 

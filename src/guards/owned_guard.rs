@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::config::{LEASE_MAX, LEASE_MIN};
 use crate::error::{Error, Result};
-use crate::guards::Held;
-use crate::guards::guard::guard;
+use crate::guards::watches::{Lost, Wanted};
+use crate::guards::{Held, any_guard};
 use crate::local::adoption::{self, DetachedHold};
 use crate::local::shared::Shared;
 use crate::store::hold_id::{HoldId, HoldKind, is_client_id};
@@ -42,13 +42,125 @@ pub struct OwnedGuard {
     pub(super) held: Held,
 }
 
-guard!(OwnedGuard with held, depth, fence, wanted);
-
 impl OwnedGuard {
     pub(crate) fn adopt(shared: &Arc<Shared>, ticket: &Ticket) -> Result<Self> {
         let hold = adoption::adopt(shared, ticket.hold_for(shared)?)?;
         let (shared, name) = (shared.clone(), hold.id.name.clone());
         Ok(Self { held: Held { shared, name, holds: [hold], released: false } })
+    }
+
+    /// Returns the name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.held.name
+    }
+
+    /// Returns the fencing token of this hold. It is greater than that of every earlier hold of
+    /// this name. Nested guards share it.
+    ///
+    /// Send it with every write to the protected resource, and let the resource reject tokens
+    /// smaller than the greatest it has seen. Then a holder that has lost the lock without noticing
+    /// can do no harm
+    /// (<https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html>).
+    ///
+    /// Tokens grow even if the server has lost their counter, provided that its clock is not behind
+    /// the last token. A token is the clock's microseconds or, if that is not greater than the last
+    /// token, the next number; among threads that share a lock it is ahead of the clock by a
+    /// millisecond at most. With independent servers, the clock is that of this system.
+    #[must_use]
+    pub fn fence(&self) -> u64 {
+        self.held.holds[0].fence()
+    }
+
+    /// Returns 1: this guard never nests.
+    #[must_use]
+    pub fn depth(&self) -> u32 {
+        1
+    }
+
+    /// Returns `true` if the lease has not ended by this process's clock. Does not ask the server.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.held.is_held()
+    }
+
+    /// Returns how long the lease lasts unless it is renewed, less a margin of 1 % of the lease and
+    /// 2 ms for clock drift. Zero if it is lost. Does not ask the server.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.held.remaining()
+    }
+
+    /// Returns a watch with which any thread can check whether the lease was lost, or wait for the
+    /// hold to end.
+    #[must_use]
+    pub fn lost(&self) -> Lost {
+        self.held.lost()
+    }
+
+    /// Returns a watch that reports when another client waits for the lock, so that a long job can
+    /// end early or take a break. Waiting threads of this client do not count, nor do calls that do
+    /// not wait, such as [`try_lock`](crate::Client::try_lock).
+    ///
+    /// The first call for a hold makes this client listen for messages, and blocks for the server's
+    /// reply to a request that also finds a client that is already waiting. From then on a message
+    /// arrives within a network latency. The next renewal makes up for a lost message, and for a
+    /// failed request.
+    ///
+    /// No messages arrive for a hold that was [adopted](crate::Client::adopt): the watch learns of
+    /// other clients from renewals, and each call of this method asks the server.
+    #[must_use]
+    pub fn wanted(&self) -> Wanted {
+        Wanted::new(&self.held.shared, &self.held.holds[0])
+    }
+
+    /// Asks the server whether this hold still exists. Blocks for the server's reply.
+    ///
+    /// If the server has become a replica, and neither sentinels nor a cluster report it, it
+    /// replies from its old data until a request of this client shows that it accepts no writes.
+    /// While the lease is renewed, that takes a third of the lease at most.
+    ///
+    /// # Errors
+    ///
+    /// - [`Lost`](crate::Error::Lost): the hold no longer exists.
+    /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
+    ///   usable answer came; see [`Client::try_lock`](crate::Client::try_lock) for how long the
+    ///   call retries.
+    /// - [`Redis`](crate::Error::Redis): the server refused the request.
+    /// - [`Closed`](crate::Error::Closed): [`Client::shutdown`](crate::Client::shutdown) has ended
+    ///   the hold, or the client was closed while this call paused after a failure.
+    /// - [`Forked`](crate::Error::Forked): this process is a forked child.
+    pub fn verify(&self) -> Result<()> {
+        self.held.verify(false)
+    }
+
+    /// Renews the lease now, also with `renew(false)`, but not beyond
+    /// [`max_hold`](crate::Builder::max_hold). Blocks for the server's reply.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`verify`](Self::verify), and [`NotReplicated`](crate::Error::NotReplicated) if
+    /// too few replicas or disks acknowledged it; then the lease is unchanged.
+    pub fn renew(&self) -> Result<()> {
+        self.held.verify(true)
+    }
+
+    /// Releases what this guard holds, and reports errors. Unlike dropping the guard, this blocks
+    /// for the server's reply. Does nothing after [`Client::shutdown`](crate::Client::shutdown).
+    ///
+    /// # Errors
+    ///
+    /// - [`Lost`](crate::Error::Lost): the lease was lost before, so the work may have overlapped
+    ///   with that of another holder.
+    /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
+    ///   usable answer came. The release is retried in the background, and the lease is no longer
+    ///   renewed. If the client is closed while this call pauses after a failure, the call ends at
+    ///   once with this.
+    /// - [`Redis`](crate::Error::Redis): the server refused the request. The outer guards of a
+    ///   [nested](crate::Guard::depth) one remain valid.
+    /// - [`Forked`](crate::Error::Forked): this process is a forked child, where guards do nothing.
+    pub fn unlock(self) -> Result<()> {
+        self.held.unlock()
     }
 
     /// Renews the lease once more, and leaves the hold to be adopted, by this process or another
@@ -96,6 +208,8 @@ impl OwnedGuard {
         Ok(Ticket { prefix, hold })
     }
 }
+
+any_guard!(OwnedGuard);
 
 /// A hold that a guard has left to be adopted. Created by
 /// [`OwnedGuard::detach`](crate::OwnedGuard::detach), for [`Client::adopt`](crate::Client::adopt).

@@ -1,10 +1,14 @@
 //! A lock for many readers or one writer.
 
+use std::fmt;
+use std::time::Duration;
+
+use crate::base::canceller::Canceller;
 use crate::error::Result;
-use crate::guards::guard::guard;
-use crate::guards::mutex::waits;
-use crate::guards::{Held, LockHandle, lock_options};
+use crate::guards::watches::Lost;
+use crate::guards::{Held, LockHandle, any_guard};
 use crate::local::adoption;
+use crate::protocol::call::Wait;
 use crate::store::hold_id::HoldKind;
 
 /// A read-write lock: any number of readers, or one writer. Created by
@@ -45,31 +49,50 @@ pub struct RwLock {
     pub(crate) handle: LockHandle,
 }
 
-lock_options!(RwLock);
+impl RwLock {
+    /// Returns the name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.handle.name
+    }
 
-/// A read-write lock that is held for reading. Any thread may drop it, which releases it. Created
-/// by [`RwLock::read`].
-#[must_use = "if unused the lock is released immediately: \
-              bind it to `_guard`, not to `_`"]
-pub struct ReadGuard {
-    held: Held,
-}
+    /// Sets the lease, as [`Builder::lease`](crate::Builder::lease) does for the client.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.handle.options_mut().lease = lease;
+        self
+    }
 
-guard!(ReadGuard with held);
+    /// Sets whether the lease is renewed, as [`Builder::renew`](crate::Builder::renew) does for the
+    /// client.
+    #[must_use]
+    pub fn renew(mut self, renew: bool) -> Self {
+        self.handle.options_mut().renew = renew;
+        self
+    }
 
-/// A read-write lock that is held for writing. Any thread may drop it, which releases it. Its
-/// fencing token is greater than that of every earlier writer. Created by [`RwLock::write`].
-#[must_use = "if unused the lock is released immediately: \
-              bind it to `_guard`, not to `_`"]
-pub struct WriteGuard {
-    held: Held,
-}
+    /// Sets the longest age of a hold, as [`Builder::max_hold`](crate::Builder::max_hold) does for
+    /// the client.
+    #[must_use]
+    pub fn max_hold(mut self, age: Duration) -> Self {
+        self.handle.options_mut().max_hold = Some(age);
+        self
+    }
 
-guard!(WriteGuard with held, fence);
+    /// Sets how long a call without a deadline of its own waits, as
+    /// [`Builder::wait`](crate::Builder::wait) does for the client.
+    #[must_use]
+    pub fn wait(mut self, time: Duration) -> Self {
+        self.handle.options_mut().wait = Some(time);
+        self
+    }
 
-waits! {
-    RwLock => ReadGuard, held_as: Some(HoldKind::Read),
-    |lock, wait| lock.handle.acquire(HoldKind::Read, wait);
+    /// Lets a [`Canceller`](crate::Canceller) end the waits of this handle.
+    #[must_use]
+    pub fn cancelled_by(mut self, canceller: &Canceller) -> Self {
+        self.handle.options_mut().cancelled_by = Some(canceller.clone());
+        self
+    }
 
     /// Acquires the lock for reading, blocking the current thread until no writer holds it and none
     /// that arrived earlier waits for it, or until [`wait`](RwLock::wait) has passed.
@@ -79,18 +102,30 @@ waits! {
     /// The same as [`Client::lock`](crate::Client::lock), except for `Lost`; and
     /// [`InvalidInput`](crate::Error::InvalidInput) if an option is invalid, or over several
     /// independent servers.
-    read;
+    pub fn read(&self) -> Result<ReadGuard> {
+        let wait = Wait::at_most(self.handle.options.wait);
+        self.attempt_read(wait)?.ok_or_else(|| self.handle.timed_out(wait, Some(HoldKind::Read)))
+    }
 
     /// Attempts to acquire the lock for reading without waiting. Returns `None` if a writer holds
     /// it or waits for it. Blocks for one round trip at most.
-    try_read;
+    ///
+    /// # Errors
+    ///
+    /// The same as [`read`](Self::read), except for `Timeout`.
+    pub fn try_read(&self) -> Result<Option<ReadGuard>> {
+        self.attempt_read(Wait::No)
+    }
 
-    try_read_for;
-}
-
-waits! {
-    RwLock => WriteGuard, held_as: Some(HoldKind::Write),
-    |lock, wait| lock.handle.acquire(HoldKind::Write, wait);
+    /// Like [`read`](Self::read), but waits for at most `wait`, and returns `None` if that time
+    /// passes first.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`read`](Self::read), except for `Timeout`.
+    pub fn try_read_for(&self, wait: Duration) -> Result<Option<ReadGuard>> {
+        self.attempt_read(Wait::at_most(Some(wait)))
+    }
 
     /// Acquires the lock for writing, blocking the current thread until no other reader or writer
     /// holds it and none that arrived earlier waits for it, or until [`wait`](RwLock::wait) has
@@ -99,25 +134,243 @@ waits! {
     /// # Errors
     ///
     /// The same as [`read`](RwLock::read).
-    write;
+    pub fn write(&self) -> Result<WriteGuard> {
+        let wait = Wait::at_most(self.handle.options.wait);
+        self.attempt_write(wait)?.ok_or_else(|| self.handle.timed_out(wait, Some(HoldKind::Write)))
+    }
 
     /// Attempts to acquire the lock for writing without waiting. Returns `None` if another reader
     /// or writer holds it or waits for it. Blocks for one round trip.
-    try_write;
+    ///
+    /// # Errors
+    ///
+    /// The same as [`write`](Self::write), except for `Timeout`.
+    pub fn try_write(&self) -> Result<Option<WriteGuard>> {
+        self.attempt_write(Wait::No)
+    }
 
-    try_write_for;
+    /// Like [`write`](Self::write), but waits for at most `wait`, and returns `None` if that time
+    /// passes first.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`write`](Self::write), except for `Timeout`.
+    pub fn try_write_for(&self, wait: Duration) -> Result<Option<WriteGuard>> {
+        self.attempt_write(Wait::at_most(Some(wait)))
+    }
+
+    fn attempt_read(&self, wait: Wait) -> Result<Option<ReadGuard>> {
+        let held = self.handle.acquire(HoldKind::Read, wait)?;
+        Ok(held.map(|held| ReadGuard { held }))
+    }
+
+    fn attempt_write(&self, wait: Wait) -> Result<Option<WriteGuard>> {
+        let held = self.handle.acquire(HoldKind::Write, wait)?;
+        Ok(held.map(|held| WriteGuard { held }))
+    }
+}
+
+impl fmt::Debug for RwLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.handle.fmt_as("RwLock", f)
+    }
+}
+
+/// A read-write lock that is held for reading. Any thread may drop it, which releases it. Created
+/// by [`RwLock::read`].
+#[must_use = "if unused the lock is released immediately: \
+              bind it to `_guard`, not to `_`"]
+pub struct ReadGuard {
+    held: Held,
 }
 
 impl ReadGuard {
+    /// Returns the name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.held.name
+    }
+
     /// Returns the fencing token of the last writer. All readers between two writers have the same
     /// token, which is smaller than the next writer's.
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.held.holds[0].fence()
     }
+
+    /// Returns `true` if the lease has not ended by this process's clock. Does not ask the server.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.held.is_held()
+    }
+
+    /// Returns how long the lease lasts unless it is renewed, less a margin of 1 % of the lease and
+    /// 2 ms for clock drift. Zero if it is lost. Does not ask the server.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.held.remaining()
+    }
+
+    /// Returns a watch with which any thread can check whether the lease was lost, or wait for the
+    /// hold to end.
+    #[must_use]
+    pub fn lost(&self) -> Lost {
+        self.held.lost()
+    }
+
+    /// Asks the server whether this hold still exists. Blocks for the server's reply.
+    ///
+    /// If the server has become a replica, and neither sentinels nor a cluster report it, it
+    /// replies from its old data until a request of this client shows that it accepts no writes.
+    /// While the lease is renewed, that takes a third of the lease at most.
+    ///
+    /// # Errors
+    ///
+    /// - [`Lost`](crate::Error::Lost): the hold no longer exists.
+    /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
+    ///   usable answer came; see [`Client::try_lock`](crate::Client::try_lock) for how long the
+    ///   call retries.
+    /// - [`Redis`](crate::Error::Redis): the server refused the request.
+    /// - [`Closed`](crate::Error::Closed): [`Client::shutdown`](crate::Client::shutdown) has ended
+    ///   the hold, or the client was closed while this call paused after a failure.
+    /// - [`Forked`](crate::Error::Forked): this process is a forked child.
+    pub fn verify(&self) -> Result<()> {
+        self.held.verify(false)
+    }
+
+    /// Renews the lease now, also with `renew(false)`, but not beyond
+    /// [`max_hold`](crate::Builder::max_hold). Blocks for the server's reply.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`verify`](Self::verify), and [`NotReplicated`](crate::Error::NotReplicated) if
+    /// too few replicas or disks acknowledged it; then the lease is unchanged.
+    pub fn renew(&self) -> Result<()> {
+        self.held.verify(true)
+    }
+
+    /// Releases what this guard holds, and reports errors. Unlike dropping the guard, this blocks
+    /// for the server's reply. Does nothing after [`Client::shutdown`](crate::Client::shutdown).
+    ///
+    /// # Errors
+    ///
+    /// - [`Lost`](crate::Error::Lost): the lease was lost before, so the work may have overlapped
+    ///   with that of another holder.
+    /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
+    ///   usable answer came. The release is retried in the background, and the lease is no longer
+    ///   renewed. If the client is closed while this call pauses after a failure, the call ends at
+    ///   once with this.
+    /// - [`Redis`](crate::Error::Redis): the server refused the request. The outer guards of a
+    ///   [nested](crate::Guard::depth) one remain valid.
+    /// - [`Forked`](crate::Error::Forked): this process is a forked child, where guards do nothing.
+    pub fn unlock(self) -> Result<()> {
+        self.held.unlock()
+    }
+}
+
+any_guard!(ReadGuard);
+
+/// A read-write lock that is held for writing. Any thread may drop it, which releases it. Its
+/// fencing token is greater than that of every earlier writer. Created by [`RwLock::write`].
+#[must_use = "if unused the lock is released immediately: \
+              bind it to `_guard`, not to `_`"]
+pub struct WriteGuard {
+    held: Held,
 }
 
 impl WriteGuard {
+    /// Returns the name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.held.name
+    }
+
+    /// Returns the fencing token of this hold. It is greater than that of every earlier hold of
+    /// this name. Nested guards share it.
+    ///
+    /// Send it with every write to the protected resource, and let the resource reject tokens
+    /// smaller than the greatest it has seen. Then a holder that has lost the lock without noticing
+    /// can do no harm
+    /// (<https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html>).
+    ///
+    /// Tokens grow even if the server has lost their counter, provided that its clock is not behind
+    /// the last token. A token is the clock's microseconds or, if that is not greater than the last
+    /// token, the next number; among threads that share a lock it is ahead of the clock by a
+    /// millisecond at most. With independent servers, the clock is that of this system.
+    #[must_use]
+    pub fn fence(&self) -> u64 {
+        self.held.holds[0].fence()
+    }
+
+    /// Returns `true` if the lease has not ended by this process's clock. Does not ask the server.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.held.is_held()
+    }
+
+    /// Returns how long the lease lasts unless it is renewed, less a margin of 1 % of the lease and
+    /// 2 ms for clock drift. Zero if it is lost. Does not ask the server.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.held.remaining()
+    }
+
+    /// Returns a watch with which any thread can check whether the lease was lost, or wait for the
+    /// hold to end.
+    #[must_use]
+    pub fn lost(&self) -> Lost {
+        self.held.lost()
+    }
+
+    /// Asks the server whether this hold still exists. Blocks for the server's reply.
+    ///
+    /// If the server has become a replica, and neither sentinels nor a cluster report it, it
+    /// replies from its old data until a request of this client shows that it accepts no writes.
+    /// While the lease is renewed, that takes a third of the lease at most.
+    ///
+    /// # Errors
+    ///
+    /// - [`Lost`](crate::Error::Lost): the hold no longer exists.
+    /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
+    ///   usable answer came; see [`Client::try_lock`](crate::Client::try_lock) for how long the
+    ///   call retries.
+    /// - [`Redis`](crate::Error::Redis): the server refused the request.
+    /// - [`Closed`](crate::Error::Closed): [`Client::shutdown`](crate::Client::shutdown) has ended
+    ///   the hold, or the client was closed while this call paused after a failure.
+    /// - [`Forked`](crate::Error::Forked): this process is a forked child.
+    pub fn verify(&self) -> Result<()> {
+        self.held.verify(false)
+    }
+
+    /// Renews the lease now, also with `renew(false)`, but not beyond
+    /// [`max_hold`](crate::Builder::max_hold). Blocks for the server's reply.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`verify`](Self::verify), and [`NotReplicated`](crate::Error::NotReplicated) if
+    /// too few replicas or disks acknowledged it; then the lease is unchanged.
+    pub fn renew(&self) -> Result<()> {
+        self.held.verify(true)
+    }
+
+    /// Releases what this guard holds, and reports errors. Unlike dropping the guard, this blocks
+    /// for the server's reply. Does nothing after [`Client::shutdown`](crate::Client::shutdown).
+    ///
+    /// # Errors
+    ///
+    /// - [`Lost`](crate::Error::Lost): the lease was lost before, so the work may have overlapped
+    ///   with that of another holder.
+    /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
+    ///   usable answer came. The release is retried in the background, and the lease is no longer
+    ///   renewed. If the client is closed while this call pauses after a failure, the call ends at
+    ///   once with this.
+    /// - [`Redis`](crate::Error::Redis): the server refused the request. The outer guards of a
+    ///   [nested](crate::Guard::depth) one remain valid.
+    /// - [`Forked`](crate::Error::Forked): this process is a forked child, where guards do nothing.
+    pub fn unlock(self) -> Result<()> {
+        self.held.unlock()
+    }
+
     /// Turns this writer into a reader, without a moment in which another writer could get the
     /// lock. Other readers can join. The new guard keeps the fencing token and the options of this
     /// one. Blocks for the server's reply.
@@ -136,3 +389,5 @@ impl WriteGuard {
         Ok(ReadGuard { held: Held { shared, name, holds: [reader?], released: false } })
     }
 }
+
+any_guard!(WriteGuard);

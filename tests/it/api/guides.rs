@@ -120,3 +120,36 @@ fn the_yaml_in_the_guides_is_yaml() {
     }
     assert!(count >= 3, "{count} blocks");
 }
+
+/// The methods that guards or handles of every kind have, by the start of their signatures.
+const SHARED: [&str; 12] = [
+    "cancelled_by(mut self",
+    "is_held(&self",
+    "lease(mut self",
+    "lost(&self",
+    "max_hold(mut self",
+    "remaining(&self",
+    "renew(&self",
+    "renew(mut self",
+    "unlock(self",
+    "verify(&self",
+    "wait(mut self",
+    "wanted(&self",
+];
+
+/// Each file in `src/guards` has such methods in full, with their documentation.
+#[test]
+fn the_copies_of_a_method_are_the_same() {
+    let sources: String = files_in(&root().join("src/guards"))
+        .iter()
+        .map(|file| fs::read_to_string(file).unwrap())
+        .collect();
+    for signature in SHARED {
+        let with_signature = format!("    pub fn {signature}");
+        let copies = sources.split("\n\n").filter(|part| part.contains(&with_signature));
+        let parts = copies.filter_map(|part| part.split_once("///"));
+        let copies: Vec<_> = parts.filter_map(|(_, text)| text.split("\n    }").next()).collect();
+        assert!(copies.len() > 1, "{signature}");
+        assert!(copies.windows(2).all(|pair| pair[0] == pair[1]), "{copies:#?}");
+    }
+}
