@@ -7,7 +7,7 @@ use crate::base::canceller::Canceller;
 use crate::base::holder::Leader;
 use crate::error::Result;
 use crate::guards::watches::{Lost, Wanted};
-use crate::guards::{Held, LockHandle, any_guard};
+use crate::guards::{GuardInner, LockHandle, any_guard};
 use crate::local::status;
 use crate::protocol::call::Wait;
 use crate::store::hold_id::HoldKind;
@@ -132,8 +132,8 @@ impl Election {
     }
 
     fn attempt(&self, wait: Wait) -> Result<Option<Term>> {
-        let held = self.handle.acquire(HoldKind::Lock, wait)?;
-        Ok(held.map(|held| Term { held }))
+        let inner = self.handle.acquire(HoldKind::Lock, wait)?;
+        Ok(inner.map(|inner| Term { inner }))
     }
 }
 
@@ -148,14 +148,14 @@ impl fmt::Debug for Election {
 #[must_use = "if unused the term ends immediately: \
               bind it to `_guard`, not to `_`"]
 pub struct Term {
-    held: Held,
+    inner: GuardInner,
 }
 
 impl Term {
     /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.held.name
+        &self.inner.name
     }
 
     /// Returns the fencing token of this hold. It is greater than that of every earlier hold of
@@ -172,7 +172,7 @@ impl Term {
     /// millisecond at most. With independent servers, the clock is that of this system.
     #[must_use]
     pub fn fence(&self) -> u64 {
-        self.held.holds[0].fence()
+        self.inner.holds[0].fence()
     }
 
     /// Returns 1: this guard never nests.
@@ -184,21 +184,21 @@ impl Term {
     /// Returns `true` if the lease has not ended by this process's clock. Does not ask the server.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.held.is_held()
+        self.inner.is_held()
     }
 
     /// Returns how long the lease lasts unless it is renewed, less a margin of 1 % of the lease and
     /// 2 ms for clock drift. Zero if it is lost. Does not ask the server.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.held.remaining()
+        self.inner.remaining()
     }
 
     /// Returns a watch with which any thread can check whether the lease was lost, or wait for the
     /// hold to end.
     #[must_use]
     pub fn lost(&self) -> Lost {
-        self.held.lost()
+        self.inner.lost()
     }
 
     /// Returns a watch that reports when another client waits for the lock, so that a long job can
@@ -214,7 +214,7 @@ impl Term {
     /// other clients from renewals, and each call of this method asks the server.
     #[must_use]
     pub fn wanted(&self) -> Wanted {
-        Wanted::new(&self.held.shared, &self.held.holds[0])
+        Wanted::new(&self.inner.shared, &self.inner.holds[0])
     }
 
     /// Asks the server whether this hold still exists. Blocks for the server's reply.
@@ -234,7 +234,7 @@ impl Term {
     ///   the hold, or the client was closed while this call paused after a failure.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child.
     pub fn verify(&self) -> Result<()> {
-        self.held.verify(false)
+        self.inner.verify(false)
     }
 
     /// Renews the lease now, also with `renew(false)`, but not beyond
@@ -245,7 +245,7 @@ impl Term {
     /// The same as [`verify`](Self::verify), and [`NotReplicated`](crate::Error::NotReplicated) if
     /// too few replicas or disks acknowledged it; then the lease is unchanged.
     pub fn renew(&self) -> Result<()> {
-        self.held.verify(true)
+        self.inner.verify(true)
     }
 
     /// Releases what this guard holds, and reports errors. Unlike dropping the guard, this blocks
@@ -263,7 +263,7 @@ impl Term {
     ///   [nested](crate::Guard::depth) one remain valid.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child, where guards do nothing.
     pub fn unlock(self) -> Result<()> {
-        self.held.unlock()
+        self.inner.unlock()
     }
 
     /// Ends the term and reports errors, exactly as [`unlock`](Term::unlock) does. Stop the

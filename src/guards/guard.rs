@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::error::Result;
 use crate::guards::watches::{Lost, Wanted};
-use crate::guards::{Held, any_guard};
+use crate::guards::{GuardInner, any_guard};
 
 /// A lock, or one level of it, held by the current thread. Dropping the guard releases it.
 ///
@@ -47,7 +47,7 @@ use crate::guards::{Held, any_guard};
 #[must_use = "if unused the lock is released immediately: \
               bind it to `_guard`, not to `_`"]
 pub struct Guard {
-    pub(super) held: Held,
+    pub(super) inner: GuardInner,
     pub(super) depth: u32,
     pub(super) _not_send: BelongsToItsThreadUseLockOwned,
 }
@@ -56,7 +56,7 @@ impl Guard {
     /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.held.name
+        &self.inner.name
     }
 
     /// Returns the fencing token of this hold. It is greater than that of every earlier hold of
@@ -73,7 +73,7 @@ impl Guard {
     /// millisecond at most. With independent servers, the clock is that of this system.
     #[must_use]
     pub fn fence(&self) -> u64 {
-        self.held.holds[0].fence()
+        self.inner.holds[0].fence()
     }
 
     /// Returns the level of this guard: 1, or more if it is nested.
@@ -85,21 +85,21 @@ impl Guard {
     /// Returns `true` if the lease has not ended by this process's clock. Does not ask the server.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.held.is_held()
+        self.inner.is_held()
     }
 
     /// Returns how long the lease lasts unless it is renewed, less a margin of 1 % of the lease and
     /// 2 ms for clock drift. Zero if it is lost. Does not ask the server.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.held.remaining()
+        self.inner.remaining()
     }
 
     /// Returns a watch with which any thread can check whether the lease was lost, or wait for the
     /// hold to end.
     #[must_use]
     pub fn lost(&self) -> Lost {
-        self.held.lost()
+        self.inner.lost()
     }
 
     /// Returns a watch that reports when another client waits for the lock, so that a long job can
@@ -115,7 +115,7 @@ impl Guard {
     /// other clients from renewals, and each call of this method asks the server.
     #[must_use]
     pub fn wanted(&self) -> Wanted {
-        Wanted::new(&self.held.shared, &self.held.holds[0])
+        Wanted::new(&self.inner.shared, &self.inner.holds[0])
     }
 
     /// Asks the server whether this hold still exists. Blocks for the server's reply.
@@ -135,7 +135,7 @@ impl Guard {
     ///   the hold, or the client was closed while this call paused after a failure.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child.
     pub fn verify(&self) -> Result<()> {
-        self.held.verify(false)
+        self.inner.verify(false)
     }
 
     /// Renews the lease now, also with `renew(false)`, but not beyond
@@ -146,7 +146,7 @@ impl Guard {
     /// The same as [`verify`](Self::verify), and [`NotReplicated`](crate::Error::NotReplicated) if
     /// too few replicas or disks acknowledged it; then the lease is unchanged.
     pub fn renew(&self) -> Result<()> {
-        self.held.verify(true)
+        self.inner.verify(true)
     }
 
     /// Releases what this guard holds, and reports errors. Unlike dropping the guard, this blocks
@@ -164,7 +164,7 @@ impl Guard {
     ///   [nested](crate::Guard::depth) one remain valid.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child, where guards do nothing.
     pub fn unlock(self) -> Result<()> {
-        self.held.unlock()
+        self.inner.unlock()
     }
 }
 

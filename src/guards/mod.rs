@@ -23,8 +23,8 @@ use crate::protocol::call::Wait;
 use crate::protocol::hold::Hold;
 use crate::store::hold_id::HoldKind;
 
-/// The holds of a guard: one, or at least one of a set. Dropping it releases them, on any thread.
-pub(crate) struct Held<H: AsRef<[Arc<Hold>]> = [Arc<Hold>; 1]> {
+/// The holds of a guard: one, or at least one for a set. Dropping this releases them, on any thread.
+pub(crate) struct GuardInner<H: AsRef<[Arc<Hold>]> = [Arc<Hold>; 1]> {
     shared: Arc<Shared>,
     /// The names of a set are separated by commas.
     name: Arc<str>,
@@ -33,7 +33,7 @@ pub(crate) struct Held<H: AsRef<[Arc<Hold>]> = [Arc<Hold>; 1]> {
     released: bool,
 }
 
-impl<H: AsRef<[Arc<Hold>]>> Held<H> {
+impl<H: AsRef<[Arc<Hold>]>> GuardInner<H> {
     fn is_held(&self) -> bool {
         self.holds.as_ref().iter().all(|hold| self.shared.is_held(hold))
     }
@@ -65,7 +65,7 @@ impl<H: AsRef<[Arc<Hold>]>> Held<H> {
     }
 }
 
-impl<H: AsRef<[Arc<Hold>]>> Drop for Held<H> {
+impl<H: AsRef<[Arc<Hold>]>> Drop for GuardInner<H> {
     fn drop(&mut self) {
         if !self.released {
             release::unlock_on_drop(&self.shared, self.holds.as_ref());
@@ -94,13 +94,13 @@ impl LockHandle {
     }
 
     /// Acquires a hold that belongs to no thread. Returns `None` if the wait ends first.
-    fn acquire(&self, kind: HoldKind, wait: Wait) -> Result<Option<Held>> {
+    fn acquire(&self, kind: HoldKind, wait: Wait) -> Result<Option<GuardInner>> {
         let hold = acquire::owned(&self.shared, kind, &self.name, &self.options, wait)?;
-        Ok(hold.map(|hold| self.held([hold])))
+        Ok(hold.map(|hold| self.inner([hold])))
     }
 
-    fn held<H: AsRef<[Arc<Hold>]>>(&self, holds: H) -> Held<H> {
-        Held { shared: self.shared.clone(), name: self.name.clone(), holds, released: false }
+    fn inner<H: AsRef<[Arc<Hold>]>>(&self, holds: H) -> GuardInner<H> {
+        GuardInner { shared: self.shared.clone(), name: self.name.clone(), holds, released: false }
     }
 
     fn fmt_as(&self, handle: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -124,7 +124,7 @@ macro_rules! any_guard {
             }
 
             fn fence(&self) -> Option<u64> {
-                self.held.fence()
+                self.inner.fence()
             }
 
             fn is_held(&self) -> bool {
@@ -157,7 +157,7 @@ macro_rules! any_guard {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.debug_struct(stringify!($guard))
                     .field("name", &self.name())
-                    .field("fence", &self.held.fence())
+                    .field("fence", &self.inner.fence())
                     .field("remaining", &self.remaining())
                     .finish_non_exhaustive()
             }

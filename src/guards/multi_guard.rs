@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::base::canceller::Canceller;
 use crate::error::Result;
 use crate::guards::watches::Lost;
-use crate::guards::{Held, LockHandle, any_guard};
+use crate::guards::{GuardInner, LockHandle, any_guard};
 use crate::local::acquire_all;
 use crate::protocol::call::Wait;
 use crate::protocol::current_hold::OverChannel;
@@ -124,7 +124,7 @@ impl MultiMutex {
             hold.share_over(&over);
         }
         let names = holds.iter().map(|hold| hold.id.name.to_string()).collect();
-        Ok(Some(MultiGuard { held: self.handle.held(holds), names }))
+        Ok(Some(MultiGuard { inner: self.handle.inner(holds), names }))
     }
 }
 
@@ -154,7 +154,7 @@ impl fmt::Debug for MultiMutex {
 #[must_use = "if unused the locks are released immediately: \
               bind it to `_guard`, not to `_`"]
 pub struct MultiGuard {
-    held: Held<Vec<Arc<Hold>>>,
+    inner: GuardInner<Vec<Arc<Hold>>>,
     names: Vec<String>,
 }
 
@@ -162,7 +162,7 @@ impl MultiGuard {
     /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.held.name
+        &self.inner.name
     }
 
     /// Returns the names, in the order in which they were given.
@@ -175,27 +175,27 @@ impl MultiGuard {
     /// [`Guard::fence`](crate::Guard::fence).
     #[must_use]
     pub fn fence(&self, name: &str) -> Option<u64> {
-        self.held.holds.iter().find(|hold| *hold.id.name == *name).map(|hold| hold.fence())
+        self.inner.holds.iter().find(|hold| *hold.id.name == *name).map(|hold| hold.fence())
     }
 
     /// Returns `true` if the lease has not ended by this process's clock. Does not ask the server.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.held.is_held()
+        self.inner.is_held()
     }
 
     /// Returns how long the lease lasts unless it is renewed, less a margin of 1 % of the lease and
     /// 2 ms for clock drift. Zero if it is lost. Does not ask the server.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.held.remaining()
+        self.inner.remaining()
     }
 
     /// Returns a watch with which any thread can check whether the lease was lost, or wait for the
     /// hold to end.
     #[must_use]
     pub fn lost(&self) -> Lost {
-        self.held.lost()
+        self.inner.lost()
     }
 
     /// Asks the server whether this hold still exists. Blocks for the server's reply.
@@ -215,7 +215,7 @@ impl MultiGuard {
     ///   the hold, or the client was closed while this call paused after a failure.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child.
     pub fn verify(&self) -> Result<()> {
-        self.held.verify(false)
+        self.inner.verify(false)
     }
 
     /// Renews the lease now, also with `renew(false)`, but not beyond
@@ -226,7 +226,7 @@ impl MultiGuard {
     /// The same as [`verify`](Self::verify), and [`NotReplicated`](crate::Error::NotReplicated) if
     /// too few replicas or disks acknowledged it; then the lease is unchanged.
     pub fn renew(&self) -> Result<()> {
-        self.held.verify(true)
+        self.inner.verify(true)
     }
 
     /// Releases what this guard holds, and reports errors. Unlike dropping the guard, this blocks
@@ -244,7 +244,7 @@ impl MultiGuard {
     ///   [nested](crate::Guard::depth) one remain valid.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child, where guards do nothing.
     pub fn unlock(self) -> Result<()> {
-        self.held.unlock()
+        self.inner.unlock()
     }
 }
 

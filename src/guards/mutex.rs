@@ -9,7 +9,7 @@ use crate::base::holder::Holder;
 use crate::error::{Error, Result};
 use crate::guards::guard::{BelongsToItsThreadUseLockOwned, Guard};
 use crate::guards::owned_guard::OwnedGuard;
-use crate::guards::{Held, LockHandle};
+use crate::guards::LockHandle;
 use crate::local::hold_requests::Level;
 use crate::local::{acquire, release, status};
 use crate::protocol::call::Wait;
@@ -272,15 +272,14 @@ impl Mutex {
         let LockHandle { shared, name, options } = &self.handle;
         let level = acquire::lock(shared, name, options, wait)?;
         Ok(level.map(|Level { hold, depth }| {
-            let (shared, name) = (shared.clone(), name.clone());
-            let held = Held { shared, name, holds: [hold], released: false };
-            Guard { held, depth, _not_send: BelongsToItsThreadUseLockOwned(PhantomData) }
+            let inner = self.handle.inner([hold]);
+            Guard { inner, depth, _not_send: BelongsToItsThreadUseLockOwned(PhantomData) }
         }))
     }
 
     fn attempt_owned(&self, wait: Wait) -> Result<Option<OwnedGuard>> {
-        let held = self.handle.acquire(HoldKind::Lock, wait)?;
-        Ok(held.map(|held| OwnedGuard { held }))
+        let inner = self.handle.acquire(HoldKind::Lock, wait)?;
+        Ok(inner.map(|inner| OwnedGuard { inner }))
     }
 }
 
@@ -293,8 +292,8 @@ impl fmt::Debug for Mutex {
 /// Runs `work` under a lock, then releases it or hands it off to the next thread.
 fn run<T>(mut guard: Guard, work: impl FnOnce(&Guard) -> T) -> Result<T> {
     let value = work(&guard);
-    guard.held.released = true;
-    match release::hand_off_or_unlock(&guard.held.shared, &guard.held.holds[0]) {
+    guard.inner.released = true;
+    match release::hand_off_or_unlock(&guard.inner.shared, &guard.inner.holds[0]) {
         Err(error @ Error::Lost { .. }) => Err(error),
         // The work is done. A release that failed is retried in the background.
         _ => Ok(value),

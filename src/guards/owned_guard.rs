@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::config::{LEASE_MAX, LEASE_MIN};
 use crate::error::{Error, Result};
 use crate::guards::watches::{Lost, Wanted};
-use crate::guards::{Held, any_guard};
+use crate::guards::{GuardInner, any_guard};
 use crate::local::adoption::{self, DetachedHold};
 use crate::local::shared::Shared;
 use crate::store::hold_id::{HoldId, HoldKind, is_client_id};
@@ -39,20 +39,20 @@ const FENCE_MAX: u64 = (1 << 53) - 1;
 #[must_use = "if unused the lock is released immediately: \
               bind it to `_guard`, not to `_`"]
 pub struct OwnedGuard {
-    pub(super) held: Held,
+    pub(super) inner: GuardInner,
 }
 
 impl OwnedGuard {
     pub(crate) fn adopt(shared: &Arc<Shared>, ticket: &Ticket) -> Result<Self> {
         let hold = adoption::adopt(shared, ticket.hold_for(shared)?)?;
         let (shared, name) = (shared.clone(), hold.id.name.clone());
-        Ok(Self { held: Held { shared, name, holds: [hold], released: false } })
+        Ok(Self { inner: GuardInner { shared, name, holds: [hold], released: false } })
     }
 
     /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.held.name
+        &self.inner.name
     }
 
     /// Returns the fencing token of this hold. It is greater than that of every earlier hold of
@@ -69,7 +69,7 @@ impl OwnedGuard {
     /// millisecond at most. With independent servers, the clock is that of this system.
     #[must_use]
     pub fn fence(&self) -> u64 {
-        self.held.holds[0].fence()
+        self.inner.holds[0].fence()
     }
 
     /// Returns 1: this guard never nests.
@@ -81,21 +81,21 @@ impl OwnedGuard {
     /// Returns `true` if the lease has not ended by this process's clock. Does not ask the server.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.held.is_held()
+        self.inner.is_held()
     }
 
     /// Returns how long the lease lasts unless it is renewed, less a margin of 1 % of the lease and
     /// 2 ms for clock drift. Zero if it is lost. Does not ask the server.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.held.remaining()
+        self.inner.remaining()
     }
 
     /// Returns a watch with which any thread can check whether the lease was lost, or wait for the
     /// hold to end.
     #[must_use]
     pub fn lost(&self) -> Lost {
-        self.held.lost()
+        self.inner.lost()
     }
 
     /// Returns a watch that reports when another client waits for the lock, so that a long job can
@@ -111,7 +111,7 @@ impl OwnedGuard {
     /// other clients from renewals, and each call of this method asks the server.
     #[must_use]
     pub fn wanted(&self) -> Wanted {
-        Wanted::new(&self.held.shared, &self.held.holds[0])
+        Wanted::new(&self.inner.shared, &self.inner.holds[0])
     }
 
     /// Asks the server whether this hold still exists. Blocks for the server's reply.
@@ -131,7 +131,7 @@ impl OwnedGuard {
     ///   the hold, or the client was closed while this call paused after a failure.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child.
     pub fn verify(&self) -> Result<()> {
-        self.held.verify(false)
+        self.inner.verify(false)
     }
 
     /// Renews the lease now, also with `renew(false)`, but not beyond
@@ -142,7 +142,7 @@ impl OwnedGuard {
     /// The same as [`verify`](Self::verify), and [`NotReplicated`](crate::Error::NotReplicated) if
     /// too few replicas or disks acknowledged it; then the lease is unchanged.
     pub fn renew(&self) -> Result<()> {
-        self.held.verify(true)
+        self.inner.verify(true)
     }
 
     /// Releases what this guard holds, and reports errors. Unlike dropping the guard, this blocks
@@ -160,7 +160,7 @@ impl OwnedGuard {
     ///   [nested](crate::Guard::depth) one remain valid.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child, where guards do nothing.
     pub fn unlock(self) -> Result<()> {
-        self.held.unlock()
+        self.inner.unlock()
     }
 
     /// Renews the lease once more, and leaves the hold to be adopted, by this process or another
@@ -201,10 +201,10 @@ impl OwnedGuard {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn detach(mut self) -> Result<Ticket> {
-        let Held { shared, holds: [hold], .. } = &self.held;
+        let GuardInner { shared, holds: [hold], .. } = &self.inner;
         let prefix = shared.config.prefix.as_str().into();
         let hold = adoption::detach(shared, hold)?;
-        self.held.released = true;
+        self.inner.released = true;
         Ok(Ticket { prefix, hold })
     }
 }

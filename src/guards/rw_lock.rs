@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::base::canceller::Canceller;
 use crate::error::Result;
 use crate::guards::watches::Lost;
-use crate::guards::{Held, LockHandle, any_guard};
+use crate::guards::{GuardInner, LockHandle, any_guard};
 use crate::local::adoption;
 use crate::protocol::call::Wait;
 use crate::store::hold_id::HoldKind;
@@ -160,13 +160,13 @@ impl RwLock {
     }
 
     fn attempt_read(&self, wait: Wait) -> Result<Option<ReadGuard>> {
-        let held = self.handle.acquire(HoldKind::Read, wait)?;
-        Ok(held.map(|held| ReadGuard { held }))
+        let inner = self.handle.acquire(HoldKind::Read, wait)?;
+        Ok(inner.map(|inner| ReadGuard { inner }))
     }
 
     fn attempt_write(&self, wait: Wait) -> Result<Option<WriteGuard>> {
-        let held = self.handle.acquire(HoldKind::Write, wait)?;
-        Ok(held.map(|held| WriteGuard { held }))
+        let inner = self.handle.acquire(HoldKind::Write, wait)?;
+        Ok(inner.map(|inner| WriteGuard { inner }))
     }
 }
 
@@ -181,41 +181,41 @@ impl fmt::Debug for RwLock {
 #[must_use = "if unused the lock is released immediately: \
               bind it to `_guard`, not to `_`"]
 pub struct ReadGuard {
-    held: Held,
+    inner: GuardInner,
 }
 
 impl ReadGuard {
     /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.held.name
+        &self.inner.name
     }
 
     /// Returns the fencing token of the last writer. All readers between two writers have the same
     /// token, which is smaller than the next writer's.
     #[must_use]
     pub fn fence(&self) -> u64 {
-        self.held.holds[0].fence()
+        self.inner.holds[0].fence()
     }
 
     /// Returns `true` if the lease has not ended by this process's clock. Does not ask the server.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.held.is_held()
+        self.inner.is_held()
     }
 
     /// Returns how long the lease lasts unless it is renewed, less a margin of 1 % of the lease and
     /// 2 ms for clock drift. Zero if it is lost. Does not ask the server.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.held.remaining()
+        self.inner.remaining()
     }
 
     /// Returns a watch with which any thread can check whether the lease was lost, or wait for the
     /// hold to end.
     #[must_use]
     pub fn lost(&self) -> Lost {
-        self.held.lost()
+        self.inner.lost()
     }
 
     /// Asks the server whether this hold still exists. Blocks for the server's reply.
@@ -235,7 +235,7 @@ impl ReadGuard {
     ///   the hold, or the client was closed while this call paused after a failure.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child.
     pub fn verify(&self) -> Result<()> {
-        self.held.verify(false)
+        self.inner.verify(false)
     }
 
     /// Renews the lease now, also with `renew(false)`, but not beyond
@@ -246,7 +246,7 @@ impl ReadGuard {
     /// The same as [`verify`](Self::verify), and [`NotReplicated`](crate::Error::NotReplicated) if
     /// too few replicas or disks acknowledged it; then the lease is unchanged.
     pub fn renew(&self) -> Result<()> {
-        self.held.verify(true)
+        self.inner.verify(true)
     }
 
     /// Releases what this guard holds, and reports errors. Unlike dropping the guard, this blocks
@@ -264,7 +264,7 @@ impl ReadGuard {
     ///   [nested](crate::Guard::depth) one remain valid.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child, where guards do nothing.
     pub fn unlock(self) -> Result<()> {
-        self.held.unlock()
+        self.inner.unlock()
     }
 }
 
@@ -275,14 +275,14 @@ any_guard!(ReadGuard);
 #[must_use = "if unused the lock is released immediately: \
               bind it to `_guard`, not to `_`"]
 pub struct WriteGuard {
-    held: Held,
+    inner: GuardInner,
 }
 
 impl WriteGuard {
     /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.held.name
+        &self.inner.name
     }
 
     /// Returns the fencing token of this hold. It is greater than that of every earlier hold of
@@ -299,27 +299,27 @@ impl WriteGuard {
     /// millisecond at most. With independent servers, the clock is that of this system.
     #[must_use]
     pub fn fence(&self) -> u64 {
-        self.held.holds[0].fence()
+        self.inner.holds[0].fence()
     }
 
     /// Returns `true` if the lease has not ended by this process's clock. Does not ask the server.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.held.is_held()
+        self.inner.is_held()
     }
 
     /// Returns how long the lease lasts unless it is renewed, less a margin of 1 % of the lease and
     /// 2 ms for clock drift. Zero if it is lost. Does not ask the server.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.held.remaining()
+        self.inner.remaining()
     }
 
     /// Returns a watch with which any thread can check whether the lease was lost, or wait for the
     /// hold to end.
     #[must_use]
     pub fn lost(&self) -> Lost {
-        self.held.lost()
+        self.inner.lost()
     }
 
     /// Asks the server whether this hold still exists. Blocks for the server's reply.
@@ -339,7 +339,7 @@ impl WriteGuard {
     ///   the hold, or the client was closed while this call paused after a failure.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child.
     pub fn verify(&self) -> Result<()> {
-        self.held.verify(false)
+        self.inner.verify(false)
     }
 
     /// Renews the lease now, also with `renew(false)`, but not beyond
@@ -350,7 +350,7 @@ impl WriteGuard {
     /// The same as [`verify`](Self::verify), and [`NotReplicated`](crate::Error::NotReplicated) if
     /// too few replicas or disks acknowledged it; then the lease is unchanged.
     pub fn renew(&self) -> Result<()> {
-        self.held.verify(true)
+        self.inner.verify(true)
     }
 
     /// Releases what this guard holds, and reports errors. Unlike dropping the guard, this blocks
@@ -368,7 +368,7 @@ impl WriteGuard {
     ///   [nested](crate::Guard::depth) one remain valid.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child, where guards do nothing.
     pub fn unlock(self) -> Result<()> {
-        self.held.unlock()
+        self.inner.unlock()
     }
 
     /// Turns this writer into a reader, without a moment in which another writer could get the
@@ -381,12 +381,12 @@ impl WriteGuard {
     /// a reply it is unknown whether the writer or the reader exists, so both are released in the
     /// background.
     pub fn downgrade(mut self) -> Result<ReadGuard> {
-        let Held { shared, name, holds: [writer], .. } = &self.held;
+        let GuardInner { shared, name, holds: [writer], .. } = &self.inner;
         let (shared, name) = (shared.clone(), name.clone());
         let left = adoption::leave(&shared, writer, "downgrade")?;
         let reader = adoption::downgrade(&shared, writer, left);
-        self.held.released = true;
-        Ok(ReadGuard { held: Held { shared, name, holds: [reader?], released: false } })
+        self.inner.released = true;
+        Ok(ReadGuard { inner: GuardInner { shared, name, holds: [reader?], released: false } })
     }
 }
 

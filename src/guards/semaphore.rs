@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::base::canceller::Canceller;
 use crate::error::{Error, Result};
 use crate::guards::watches::Lost;
-use crate::guards::{Held, LockHandle, any_guard};
+use crate::guards::{GuardInner, LockHandle, any_guard};
 use crate::local::status;
 use crate::protocol::call::Wait;
 use crate::store::hold_id::HoldKind;
@@ -136,8 +136,8 @@ impl Semaphore {
     }
 
     fn attempt(&self, wait: Wait) -> Result<Option<Permit>> {
-        let held = self.handle.acquire(self.kind()?, wait)?;
-        Ok(held.map(|held| Permit { held }))
+        let inner = self.handle.acquire(self.kind()?, wait)?;
+        Ok(inner.map(|inner| Permit { inner }))
     }
 
     fn kind(&self) -> Result<HoldKind> {
@@ -156,34 +156,34 @@ impl fmt::Debug for Semaphore {
 #[must_use = "if unused the permit is released immediately: \
               bind it to `_guard`, not to `_`"]
 pub struct Permit {
-    held: Held,
+    inner: GuardInner,
 }
 
 impl Permit {
     /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.held.name
+        &self.inner.name
     }
 
     /// Returns `true` if the lease has not ended by this process's clock. Does not ask the server.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.held.is_held()
+        self.inner.is_held()
     }
 
     /// Returns how long the lease lasts unless it is renewed, less a margin of 1 % of the lease and
     /// 2 ms for clock drift. Zero if it is lost. Does not ask the server.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.held.remaining()
+        self.inner.remaining()
     }
 
     /// Returns a watch with which any thread can check whether the lease was lost, or wait for the
     /// hold to end.
     #[must_use]
     pub fn lost(&self) -> Lost {
-        self.held.lost()
+        self.inner.lost()
     }
 
     /// Asks the server whether this hold still exists. Blocks for the server's reply.
@@ -203,7 +203,7 @@ impl Permit {
     ///   the hold, or the client was closed while this call paused after a failure.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child.
     pub fn verify(&self) -> Result<()> {
-        self.held.verify(false)
+        self.inner.verify(false)
     }
 
     /// Renews the lease now, also with `renew(false)`, but not beyond
@@ -214,7 +214,7 @@ impl Permit {
     /// The same as [`verify`](Self::verify), and [`NotReplicated`](crate::Error::NotReplicated) if
     /// too few replicas or disks acknowledged it; then the lease is unchanged.
     pub fn renew(&self) -> Result<()> {
-        self.held.verify(true)
+        self.inner.verify(true)
     }
 
     /// Releases what this guard holds, and reports errors. Unlike dropping the guard, this blocks
@@ -232,7 +232,7 @@ impl Permit {
     ///   [nested](crate::Guard::depth) one remain valid.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child, where guards do nothing.
     pub fn unlock(self) -> Result<()> {
-        self.held.unlock()
+        self.inner.unlock()
     }
 }
 

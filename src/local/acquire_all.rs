@@ -105,7 +105,7 @@ fn check_names(shared: &Shared, names: &[Arc<str>], options: &LockOptions) -> Re
 impl SetCall<'_> {
     fn acquire(&mut self) -> Result<Option<Vec<Arc<Hold>>>> {
         let Self { shared, names, caller, contended, .. } = *self;
-        let (mut backoff, mut settled) = (Backoff::new(shared.config.backoff, random()), false);
+        let (mut backoff, mut drained) = (Backoff::new(shared.config.backoff, random()), false);
         let mut tried = vec![false; names.len()];
         loop {
             let held = match self.attempt() {
@@ -113,15 +113,15 @@ impl SetCall<'_> {
                 Ok(Some(held)) => held,
                 Err(failure) => {
                     self.pause_after(failure)?;
-                    settled = false;
+                    drained = false;
                     continue;
                 }
             };
             let name = &names[held];
             // It may be a hold of this client whose release is on its way.
-            if !settled && !shared.wait_queues.released(HoldKind::Lock, name).is_empty() {
-                settled = true;
-                shared.store.settle(caller.request_deadline(Instant::now()));
+            if !drained && !shared.wait_queues.released(HoldKind::Lock, name).is_empty() {
+                drained = true;
+                shared.store.drain(caller.request_deadline(Instant::now()));
                 continue;
             }
             shared.reporter.report_contended(name, contended);

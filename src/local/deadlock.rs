@@ -152,9 +152,9 @@ impl Deadlocks {
         table.follow(queues, at, probe)
     }
 
-    /// Notes that a circle is reported. Returns `false` if it was before. Has the call of the
-    /// circle fail that is to, if it is one of this client.
-    pub(super) fn settle(&self, circle: &Circle, client: &str) -> bool {
+    /// Ends the call that must fail for the circle to be broken, if it is one of this client.
+    /// Returns `true` if the circle has not been reported yet, and notes that it is now.
+    pub(super) fn resolve(&self, circle: &Circle, client: &str) -> bool {
         let mut table = self.0.lock();
         if let Some(fails) = circle.fails().filter(|call| call.client == client)
             && let Some(wait) = table.waits.get(&fails.number)
@@ -469,7 +469,7 @@ mod tests {
                 let begin = calls.iter().map(|call| call.2).max();
                 let end = calls.iter().map(|call| call.3.unwrap_or(self.now + 1)).min();
                 assert!(begin < end, "{circle:?} never existed");
-                if self.clients[client].settle(&circle, &id(client)) {
+                if self.clients[client].resolve(&circle, &id(client)) {
                     self.reported.push((client, circle));
                 }
             }

@@ -272,7 +272,7 @@ pub(crate) fn shut_down(shared: &Shared, timeout: Duration) -> Result<()> {
     shared.close();
     let outcome = shared.reporter.renewer.end_all(deadline, || {
         // A sweep would read them too, a little later.
-        shared.store.settle(deadline.min(end_of(shared.times.io_timeout)));
+        shared.store.drain(deadline.min(end_of(shared.times.io_timeout)));
     });
     shared.reporter.events.flush(|| true);
     outcome.map_err(|failure| failure.into_error("shut down", ""))

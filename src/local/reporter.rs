@@ -163,7 +163,7 @@ impl Reporter {
     /// least one of them is a thread of this client. If the call that is to fail is one of this
     /// client's, ends it.
     pub(super) fn report_deadlock(&self, circle: &Circle, client: &str) {
-        if self.deadlocks.settle(circle, client) {
+        if self.deadlocks.resolve(circle, client) {
             self.counters.deadlocks.fetch_add(1, Ordering::Relaxed);
             let event = || Event::Deadlock { names: circle.names(), clients: circle.clients() };
             self.events.emit(event);

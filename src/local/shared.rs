@@ -256,7 +256,7 @@ impl Drop for Shared {
         // A forked child has the same connections.
         if self.check_process().is_ok() {
             self.post_releases(&self.wait_queues.end_all_kept(), None);
-            self.store.settle(end_of(self.times.io_timeout));
+            self.store.drain(end_of(self.times.io_timeout));
             // The renewer settles a lost hold once it has reported it, after the guards know.
             self.reporter.events.flush(|| self.counters.unsettled.load(Ordering::SeqCst) == 0);
         }

@@ -24,7 +24,7 @@ use crate::net::wait::Spin;
 
 /// Minimum time between two moves of a host. So a name whose look-ups return a different part of
 /// its addresses each time costs few connections.
-const SETTLES: Duration = Duration::from_secs(10);
+const MOVE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A client's counters about its connections, to all servers.
 #[derive(Default)]
@@ -244,7 +244,7 @@ impl ConnectionFactory {
         let mut known = self.known.lock();
         let is_gone = |address| !addresses.contains(address);
         let has_moved = known.server == *server && known.addresses.iter().any(is_gone);
-        if has_moved && known.moved.is_some_and(|moved| moved.elapsed() < SETTLES) {
+        if has_moved && known.moved.is_some_and(|moved| moved.elapsed() < MOVE_INTERVAL) {
             return None;
         }
         let moved = if has_moved { Some(Instant::now()) } else { known.moved };
@@ -358,7 +358,7 @@ mod tests {
         assert_eq!(factory.note_addresses(&elsewhere, &[address(3)]), None, "a route knows");
         assert_eq!(factory.note_addresses(&elsewhere, &[address(4)]), Some(1));
         assert_eq!(factory.note_addresses(&elsewhere, &[address(3)]), None, "they alternate");
-        factory.known.lock().moved = Instant::now().checked_sub(SETTLES);
+        factory.known.lock().moved = Instant::now().checked_sub(MOVE_INTERVAL);
         assert_eq!(factory.note_addresses(&elsewhere, &[address(3)]), Some(2), "it is noticed yet");
     }
 }

@@ -159,7 +159,7 @@ impl Multiplexer {
     }
 
     /// Reads all outstanding replies, and closes the connections over which they do not arrive.
-    pub(crate) fn settle(&self, deadline: Instant) {
+    pub(crate) fn drain(&self, deadline: Instant) {
         loop {
             let mut state = self.queue.state.lock();
             let lingering = state.take(false);

@@ -56,7 +56,7 @@ pub(crate) struct Route {
     master: Arc<str>,
     /// Locked while the sentinels are asked.
     ask: Mutex<Box<AskSentinels>>,
-    known: Mutex<Known>,
+    location: Mutex<Location>,
     /// The [`Moment`] until which the last answer is valid, or `OUTDATED` or `REFRESHING`.
     valid_until: AtomicU64,
     /// Whether the known address has led to no master since the sentinels were last asked.
@@ -67,7 +67,8 @@ pub(crate) struct Route {
     events: Events,
 }
 
-struct Known {
+/// Where the master is, as far as is known.
+struct Location {
     address: Option<Address>,
     /// Why the address must no longer be used.
     failure: Option<Failure>,
@@ -80,7 +81,7 @@ impl Route {
         Self {
             master: master.into(),
             ask: Mutex::new(ask),
-            known: Mutex::new(Known { address: None, failure: None, label }),
+            location: Mutex::new(Location { address: None, failure: None, label }),
             valid_until: AtomicU64::new(OUTDATED),
             rejected: AtomicBool::new(false),
             moves: AtomicU64::new(0),
@@ -91,12 +92,12 @@ impl Route {
 
     /// Returns the server's address, as shown to users.
     pub(super) fn label(&self) -> Arc<str> {
-        self.known.lock().label.clone()
+        self.location.lock().label.clone()
     }
 
     /// Returns the location of the master, as far as is known.
     pub(super) fn address(&self) -> Result<Address, Failure> {
-        let known = self.known.lock();
+        let known = self.location.lock();
         match (&known.failure, &known.address) {
             (None, Some(address)) => Ok(address.clone()),
             (failure, _) => Err(failure.clone().unwrap_or_else(|| unanswered(&self.master, None))),
@@ -123,7 +124,7 @@ impl Route {
             return;
         }
         let outdated = self.valid_until.swap(REFRESHING, Ordering::SeqCst) == OUTDATED;
-        let known = self.known.lock().address.clone();
+        let known = self.location.lock().address.clone();
         let rejected = known.filter(|_| self.rejected.swap(false, Ordering::SeqCst));
         let begun = Moment::now();
         let (answer, as_of) = match ask(rejected.as_ref(), deadline) {
@@ -140,7 +141,7 @@ impl Route {
 
     /// Keeps an answer, and logs news. Returns how long not to ask the sentinels again.
     pub(super) fn record(&self, answer: Result<Address, Failure>, outdated: bool) -> Duration {
-        let (mut known, master) = (self.known.lock(), &self.master);
+        let (mut known, master) = (self.location.lock(), &self.master);
         match answer {
             Ok(address) => {
                 known.failure = None;

@@ -58,7 +58,7 @@ pub(crate) trait Store: Send + Sync {
 
     /// Blocks until every posted request has its reply. Those without one by the deadline have
     /// failed.
-    fn settle(&self, _: Instant) {}
+    fn drain(&self, _: Instant) {}
 
     /// Returns `true` if a request about a name is executed after what was posted before it, unless
     /// the latter fails.

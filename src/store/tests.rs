@@ -693,7 +693,7 @@ fn a_server_of_a_quorum_that_hangs_for_long_is_left_out() {
     (3..10).for_each(|nonce| hanging.cycle(nonce));
     hanging.release();
     servers[0].cont();
-    store.settle(soon());
+    store.drain(soon());
     assert!(reported.is_empty());
     assert!(servers[0].evals() + 100 < servers[1].evals(), "{} requests", servers[0].evals());
     must_acquire(store, &HoldId { name: Arc::from("other"), ..hold(10) });

@@ -275,7 +275,7 @@ fn scene(weather: Weather, connections: u32) {
     });
     let threads: Vec<_> = threads.collect();
     threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
-    multiplexer.settle(deadline(Weather::Fine));
+    multiplexer.drain(deadline(Weather::Fine));
     assert_eq!(*replies.lock(), 2 * THREADS, "a reply that was wanted is missing, or came twice");
     assert!(multiplexer.queue.state.lock().queue.is_empty(), "a request is left");
     // Only needless requests to wait are left, which a sweep reads.
@@ -301,7 +301,7 @@ fn what_the_only_thread_posts_is_written_when_it_goes_on() {
             post(&multiplexer, 200 + number, weather, &replies);
             assert_eq!(WRITTEN.get(), number + 1);
         }
-        multiplexer.settle(deadline(weather));
+        multiplexer.drain(deadline(weather));
     });
 }
 

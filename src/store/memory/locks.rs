@@ -13,7 +13,7 @@ use crate::store::commands::micros;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::Keys;
 use crate::store::memory::inbox::Inboxes;
-use crate::store::memory::name::{LiveHold, Name};
+use crate::store::memory::name_state::{LiveHold, NameState};
 use crate::store::request::{
     Acquire, AcquireReply, Change, HoldReply, Look, Registration, ReportReply, TENURE_FENCES,
     Telling,
@@ -22,7 +22,7 @@ use crate::store::request::{
 /// The locks of all clients.
 #[derive(Default)]
 pub(super) struct Locks {
-    by_key: HashMap<String, Name>,
+    by_key: HashMap<String, NameState>,
     /// The last fencing token of any name: none is repeated, even though names are forgotten.
     fence: u64,
     pub(super) inboxes: Inboxes,
@@ -34,7 +34,7 @@ pub(super) struct Locks {
 
 impl Locks {
     /// Returns the state of a name, without holds that have expired.
-    fn name(&mut self, key: &str) -> Option<&mut Name> {
+    fn name(&mut self, key: &str) -> Option<&mut NameState> {
         let (now, name) = (Moment::now(), self.by_key.get_mut(key)?);
         name.holds.retain(|held| held.ends > now);
         Some(name)
@@ -320,7 +320,7 @@ impl Locks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::memory::name::Waiting;
+    use crate::store::memory::name_state::Waiting;
 
     impl Locks {
         pub(in crate::store::memory) fn end_at(

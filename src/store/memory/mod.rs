@@ -4,7 +4,7 @@
 mod inbox;
 mod locks;
 pub(crate) mod memory_server;
-mod name;
+mod name_state;
 
 use std::collections::HashMap;
 use std::sync::Arc;

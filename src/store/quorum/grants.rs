@@ -31,7 +31,7 @@ use std::sync::Arc;
 use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
 use crate::store::quorum::ballot::{Ballot, Effect, QuorumServers};
-use crate::store::quorum::lane::LockedLane;
+use crate::store::quorum::links::LockedLinks;
 use crate::store::quorum::votes::Votes;
 use crate::store::request::{Acquire, AcquireReply, HoldReply, is_granted};
 
@@ -39,15 +39,15 @@ use crate::store::request::{Acquire, AcquireReply, HoldReply, is_granted};
 /// without waiting for replies. A hold that only falls short of the demanded durability exists
 /// until it is released.
 pub(super) fn acquire(
-    lane: &mut LockedLane<'_>,
+    links: &mut LockedLinks<'_>,
     request: Acquire<'_>,
 ) -> Result<AcquireReply, Failure> {
-    let (hold, servers) = (&request.holds[0], &lane.lane.servers);
-    let ballot = lane.send(ballot_to_acquire(servers, request), |_| true);
-    let mut outcome = lane.wait(&ballot, request.deadline);
+    let (hold, servers) = (&request.holds[0], &links.shared.servers);
+    let ballot = links.send(ballot_to_acquire(servers, request), |_| true);
+    let mut outcome = links.wait(&ballot, request.deadline);
     if let Ok(AcquireReply::Acquired { fence, .. }) = outcome
         && !ballot.look(|votes| votes.agree_on(fence))
-        && let Err(failure) = confirm(lane, fence, request)
+        && let Err(failure) = confirm(links, fence, request)
     {
         outcome = Err(failure);
     }
@@ -56,7 +56,7 @@ pub(super) fn acquire(
         let ends = Effect::Ends { hold: hold.clone(), kept_until: Moment::FIRST };
         let withdraw = servers.settings.commands.withdraw(hold);
         let withdraw = Ballot::new(servers, withdraw, Votes::decide_hold).with(ends);
-        lane.send(withdraw, |number| ballot.look(|votes| votes.may_be(number, begun)));
+        links.send(withdraw, |number| ballot.look(|votes| votes.may_be(number, begun)));
     }
     outcome
 }
@@ -69,12 +69,12 @@ fn ballot_to_acquire(servers: &Arc<QuorumServers>, request: Acquire<'_>) -> Ball
 
 /// Ensures that the counters of a majority have reached the token of a hold that a majority has
 /// begun.
-fn confirm(lane: &mut LockedLane<'_>, fence: u64, request: Acquire<'_>) -> Result<(), Failure> {
-    let (Acquire { holds, lease, deadline, .. }, servers) = (request, &lane.lane.servers);
+fn confirm(links: &mut LockedLinks<'_>, fence: u64, request: Acquire<'_>) -> Result<(), Failure> {
+    let (Acquire { holds, lease, deadline, .. }, servers) = (request, &links.shared.servers);
     let raise = servers.settings.commands.raise(&holds[0], fence, lease);
     let raise = Ballot::new(servers, raise, Votes::decide_hold).durable(deadline);
-    let ballot = lane.send(raise, |_| true);
-    match lane.wait(&ballot, deadline) {
+    let ballot = links.send(raise, |_| true);
+    match links.wait(&ballot, deadline) {
         Ok(HoldReply::Done | HoldReply::Wanted) => Ok(()),
         Ok(HoldReply::Gone) => Err(Failure::late()),
         // The hold exists on some servers.
@@ -135,14 +135,14 @@ mod tests {
         let mut waits = 0;
         for nonce in 3.. {
             // Connecting to the last server may take longer than to the others.
-            let mut lane = store.lane("a").connect(deadline).expect("a majority");
+            let mut links = store.links("a").connect(deadline).expect("a majority");
             assert!(Instant::now() < deadline, "the last server is not connected");
             // It has no replicas, so it soon lags.
             let (holds, registration) = (&[hold(nonce)], Registration::None);
             let acquire = Acquire { holds, lease: SOON, registration, deadline };
             let ballot = ballot_to_acquire(&store.servers, acquire);
             waits += usize::from(
-                lane.send(ballot, |number| number == 2).look(|votes| votes.may_be(2, |_| true)),
+                links.send(ballot, |number| number == 2).look(|votes| votes.may_be(2, |_| true)),
             );
             if waits == 3 {
                 break;
@@ -156,7 +156,7 @@ mod tests {
             on_reply: Box::new(|reply| assert_eq!(reply.ok(), Some(HoldReply::Gone))),
         }]);
         assert!(reported.try_recv().is_err(), "the release is on its way");
-        store.settle(deadline);
+        store.drain(deadline);
         assert_eq!(reported.try_recv(), Ok(1));
     }
 

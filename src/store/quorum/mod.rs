@@ -1,7 +1,7 @@
 //! Locks on N independent servers: a hold exists while more than half of them have it.
 //!
 //! This is the algorithm known as [Redlock]. Each server keeps the same data as a single server
-//! would. A request is written to all of them at once ([`lane`]). Its outcome is decided as soon as
+//! would. A request is written to all of them at once ([`links`]). Its outcome is decided as soon as
 //! the replies allow it ([`votes`]); [`grants`] says why fencing tokens grow. Background jobs
 //! remove what requests without a reply may have left behind ([`ballot`]). Servers that fail are
 //! left out of calls until they answer again, and so is a server that already counts under another
@@ -39,8 +39,8 @@
 mod ballot;
 mod grants;
 mod health;
-mod lane;
 mod link;
+mod links;
 mod policies;
 mod votes;
 
@@ -64,7 +64,7 @@ use crate::store::hold_id::HoldId;
 use crate::store::quorum::ballot::{Ballot, Effect, InDoubtHolds, QuorumServers};
 use crate::store::quorum::grants::ambiguous;
 use crate::store::quorum::health::{QuorumServer, RunIds};
-use crate::store::quorum::lane::{Lane, LockedLane};
+use crate::store::quorum::links::{Links, LockedLinks};
 use crate::store::quorum::policies::{JobsOfMajorities, WakeupsOfMajorities};
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::redisson_channels::RedissonChannels;
@@ -77,8 +77,8 @@ use crate::store::scripts::ScriptReply;
 /// N independent servers.
 pub(crate) struct Quorum {
     servers: Arc<QuorumServers>,
-    /// A name always has the same lane, so that its requests do not overtake one another.
-    lanes: Vec<Arc<Lane>>,
+    /// A name always has the same of these, so that its requests do not overtake one another.
+    links: Vec<Arc<Links>>,
 }
 
 /// Maximum number of requests that are sent before waiting for the first reply.
@@ -97,13 +97,13 @@ impl Quorum {
         let each = endpoints.into_iter().enumerate().map(server).collect();
         let (in_doubt, spin) = (InDoubtHolds::default(), Spin::new(config.spin));
         let servers = Arc::new(QuorumServers { each, settings, in_doubt, spin });
-        let lane = |_| Lane::new(&servers, &factory.thread);
-        Self { lanes: (0..config.pool_size).map(lane).collect(), servers }
+        let links = |_| Links::new(&servers, &factory.thread);
+        Self { links: (0..config.pool_size).map(links).collect(), servers }
     }
 
     /// Fails unless a majority answers.
     pub(crate) fn ping(&self, deadline: Instant) -> Result<(), Failure> {
-        self.lane("").connect(deadline).map(drop)
+        self.links("").connect(deadline).map(drop)
     }
 
     /// Fails if two of the servers reached so far are the same.
@@ -123,11 +123,11 @@ impl Quorum {
         self.servers.in_doubt.report_to(client, Box::new(report));
     }
 
-    fn lane(&self, name: &str) -> &Arc<Lane> {
+    fn links(&self, name: &str) -> &Arc<Links> {
         let mut hasher = DefaultHasher::new();
         name.hash(&mut hasher);
-        let lanes = u64::try_from(self.lanes.len()).unwrap_or(1);
-        &self.lanes[usize::try_from(hasher.finish() % lanes).unwrap_or(0)]
+        let count = u64::try_from(self.links.len()).unwrap_or(1);
+        &self.links[usize::try_from(hasher.finish() % count).unwrap_or(0)]
     }
 
     /// Sends a request to all servers if a majority is connected, and returns the decision.
@@ -138,9 +138,9 @@ impl Quorum {
         deadline: Instant,
         decide: impl Fn(&Votes<T>) -> Option<Result<T, Failure>> + Send + 'static,
     ) -> Result<T, Failure> {
-        let mut lane = self.lane(name).connect(deadline)?;
-        let ballot = lane.send(Ballot::new(&self.servers, request, decide), |_| true);
-        lane.wait(&ballot, deadline)
+        let mut links = self.links(name).connect(deadline)?;
+        let ballot = links.send(Ballot::new(&self.servers, request, decide), |_| true);
+        links.wait(&ballot, deadline)
     }
 
     fn ballot_to_change(&self, request: &HoldRequest<'_>) -> Ballot<HoldReply> {
@@ -161,19 +161,19 @@ impl Quorum {
     fn send(
         &self,
         request: &HoldRequest<'_>,
-    ) -> Result<(Arc<Ballot<HoldReply>>, LockedLane<'_>), Failure> {
+    ) -> Result<(Arc<Ballot<HoldReply>>, LockedLinks<'_>), Failure> {
         let HoldRequest { hold, change, deadline } = *request;
         if let Some(lease) = change.lease() {
             // A hold that another client began may have a longer lease than all others here.
             self.servers.in_doubt.note_lease(lease);
         }
-        let lane = self.lane(&hold.name);
-        let mut lane = match change {
+        let links = self.links(&hold.name);
+        let mut links = match change {
             // Even without a majority, the hold is released where it can be.
-            Change::Release { .. } => lane.prepare(deadline)?,
-            _ => lane.connect(deadline)?,
+            Change::Release { .. } => links.prepare(deadline)?,
+            _ => links.connect(deadline)?,
         };
-        Ok((lane.send(self.ballot_to_change(request), |_| true), lane))
+        Ok((links.send(self.ballot_to_change(request), |_| true), links))
     }
 }
 
@@ -181,7 +181,7 @@ impl Store for Quorum {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
         let Acquire { holds, lease, deadline, .. } = request;
         self.servers.in_doubt.note_lease(lease);
-        grants::acquire(&mut self.lane(&holds[0].name).connect(deadline)?, request)
+        grants::acquire(&mut self.links(&holds[0].name).connect(deadline)?, request)
     }
 
     /// Asks for durable changes one hold after the other: a server that waits for its replicas or
@@ -196,15 +196,15 @@ impl Store for Quorum {
         let mut place = 0;
         for requests in requests.chunks(if waits { 1 } else { TOGETHER }) {
             let send = |request| {
-                let (ballot, lane) = self.send(request)?;
-                // The next request may be for the same lane.
-                Ok((ballot, Some(lane).filter(|_| requests.len() == 1)))
+                let (ballot, links) = self.send(request)?;
+                // The next request may be for the same connections.
+                Ok((ballot, Some(links).filter(|_| requests.len() == 1)))
             };
             let sent: Vec<_> = requests.iter().map(send).collect();
             for (HoldRequest { hold, change, deadline }, sent) in requests.iter().zip(sent) {
-                let again = || self.lane(&hold.name).lock(*deadline).map_err(ambiguous);
-                let reply = sent.and_then(|(ballot, lane)| {
-                    let reply = lane.map_or_else(again, Ok)?.wait(&ballot, *deadline);
+                let again = || self.links(&hold.name).lock(*deadline).map_err(ambiguous);
+                let reply = sent.and_then(|(ballot, links)| {
+                    let reply = links.map_or_else(again, Ok)?.wait(&ballot, *deadline);
                     let is_release = matches!(change, Change::Release { .. });
                     if is_release { reply.map_err(ambiguous) } else { reply }
                 });
@@ -216,21 +216,21 @@ impl Store for Quorum {
 
     fn post(&self, posts: Vec<PostedChange<'_>>) {
         for PostedChange { request, write_by, on_reply } in posts {
-            match self.lane(&request.hold.name).lock_to_post(write_by) {
-                Ok(mut lane) => {
+            match self.links(&request.hold.name).lock_to_post(write_by) {
+                Ok(mut links) => {
                     let ballot = self.ballot_to_change(&request);
                     let ballot = ballot.passed_on(|reply| on_reply(reply.map_err(ambiguous)));
-                    lane.send(ballot, |_| true);
+                    links.send(ballot, |_| true);
                 }
                 Err(failure) => on_reply(Err(failure)),
             }
         }
     }
 
-    fn settle(&self, deadline: Instant) {
-        for lane in &self.lanes {
-            if let Ok(mut lane) = lane.lock(deadline) {
-                lane.settle(deadline);
+    fn drain(&self, deadline: Instant) {
+        for links in &self.links {
+            if let Ok(mut links) = links.lock(deadline) {
+                links.drain(deadline);
             }
         }
     }
@@ -278,8 +278,8 @@ impl Store for Quorum {
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {
-        let (servers, lanes) = (self.servers.clone(), self.lanes.clone());
+        let (servers, links) = (self.servers.clone(), self.links.clone());
         let settings = servers.settings.clone();
-        Box::new(BackgroundJobs::new(JobsOfMajorities { servers, lanes }, settings))
+        Box::new(BackgroundJobs::new(JobsOfMajorities { servers, links }, settings))
     }
 }

@@ -14,7 +14,7 @@ use crate::net::in_flight::Exchange;
 use crate::store::background::{Decision, Job, JobPolicy, JobReply, Wake, WakeupPolicy};
 use crate::store::quorum::ballot::QuorumServers;
 use crate::store::quorum::health::QuorumServer;
-use crate::store::quorum::lane::Lane;
+use crate::store::quorum::links::Links;
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::request::{Change, HoldReply};
 
@@ -121,7 +121,7 @@ impl Gathered {
 /// Sends each job to all servers.
 pub(super) struct JobsOfMajorities {
     pub(super) servers: Arc<QuorumServers>,
-    pub(super) lanes: Vec<Arc<Lane>>,
+    pub(super) links: Vec<Arc<Links>>,
 }
 
 impl JobPolicy for JobsOfMajorities {
@@ -139,8 +139,8 @@ impl JobPolicy for JobsOfMajorities {
         mut posted: Vec<Exchange>,
         deadline: Instant,
     ) -> Vec<Exchange> {
-        for lane in &self.lanes {
-            lane.post_if_open(server.number, &mut posted, deadline);
+        for links in &self.links {
+            links.post_if_open(server.number, &mut posted, deadline);
         }
         posted
     }

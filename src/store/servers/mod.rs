@@ -182,9 +182,9 @@ impl Store for Servers {
         }
     }
 
-    fn settle(&self, deadline: Instant) {
+    fn drain(&self, deadline: Instant) {
         for node in self.placement.masters() {
-            node.server.settle(deadline);
+            node.server.drain(deadline);
         }
     }
 

@@ -282,11 +282,11 @@ pub(super) fn covered(shares: &[Share]) -> usize {
 
 /// The failure of a request for a slot that no node is known to serve.
 pub(super) fn uncovered() -> Failure {
-    unsettled("no node serves the hash slot")
+    unmapped("no node serves the hash slot")
 }
 
 /// The failure of a request while it is not known which node serves its slot.
-pub(super) fn unsettled(why: &'static str) -> Failure {
+pub(super) fn unmapped(why: &'static str) -> Failure {
     let error = io::Error::new(io::ErrorKind::NotFound, why);
     let failure = Failure::io(FailureKind::Transient, &Arc::from("the cluster"), error);
     Failure { code: "CLUSTERDOWN".into(), ..failure }

@@ -18,7 +18,7 @@ use crate::net::server::ServerFactory;
 use crate::store::commands::Commands;
 use crate::store::keys::{Keys, SLOTS, slot_of};
 use crate::store::servers::node::{
-    Node, Share, Target, covered, is_doubtful, uncovered, unsettled,
+    Node, Share, Target, covered, is_doubtful, uncovered, unmapped,
 };
 
 /// Minimum time between two rounds of asking the nodes: a failover takes longer.
@@ -109,7 +109,7 @@ impl Topology {
         let Err(asked) = self.learn().recv_deadline(end);
         self.owner(slot).ok_or_else(|| match (asked, self.failure.lock().clone()) {
             // Another node may still reply.
-            (RecvTimeoutError::Timeout, None) => unsettled("no node has replied yet"),
+            (RecvTimeoutError::Timeout, None) => unmapped("no node has replied yet"),
             // The request itself was not sent.
             (_, Some(failure)) if failure.is_ambiguous() => {
                 Failure { kind: FailureKind::Unreachable, ..failure }

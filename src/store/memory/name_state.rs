@@ -15,7 +15,7 @@ use crate::store::request::{HolderReply, Registration};
 
 /// The state of one name.
 #[derive(Default)]
-pub(super) struct Name {
+pub(super) struct NameState {
     /// All of kinds that can coexist. An offer to a waiting client is a hold with the number
     /// [`OFFERED`].
     pub(super) holds: Vec<LiveHold>,
@@ -71,7 +71,7 @@ impl LiveHold {
     }
 }
 
-impl Name {
+impl NameState {
     /// Fails if there is a hold, or an offer, of a kind that cannot exist in the same key of Redis.
     pub(super) fn check_type(&self, kind: HoldKind) -> Result<(), Failure> {
         let mut forms = self.holds.iter().map(|held| held.id.kind.row().form);

@@ -1,9 +1,9 @@
 //! One connection to each server of a quorum, which threads use in turn.
 //!
-//! A name always has the same lane, and a server executes the requests on one connection in order.
-//! So the request that began a hold cannot overtake its release, even if no call has waited for the
-//! reply: a request is written to all servers before the first reply is read, and no call waits for
-//! a reply that decides nothing. The next thread to read from that connection reads it.
+//! A name always has the same connections, and a server executes the requests on one of them in
+//! order. So the request that began a hold cannot overtake its release, even if no call has waited
+//! for the reply: a request is written to all servers before the first reply is read, and no call
+//! waits for a reply that decides nothing. The next thread to read from that connection reads it.
 //!
 //! The connections are those of [`net`](crate::net), but are not pooled: a thread with a pooled
 //! connection waits for one server, opens it by itself, and gets any that is free.
@@ -33,60 +33,60 @@ use crate::store::scripts::ScriptReply;
 const SWEEP: Duration = Duration::from_millis(10);
 
 /// The connections, and the means to read replies that no call waits for.
-pub(super) struct Lane {
+pub(super) struct Links {
     pub(super) servers: Arc<QuorumServers>,
     /// Locked by a call until it has its replies: no other thread reads them.
     reader: Mutex<()>,
     /// In the order of the servers. Locked to send and to read, but not while waiting for replies.
-    links: Mutex<Vec<Link>>,
+    each: Mutex<Vec<Link>>,
     pool_thread: PoolThread,
     /// Whether a sweep is scheduled.
     sweeps: AtomicBool,
 }
 
-impl Lane {
+impl Links {
     /// Opens nothing yet.
     pub(super) fn new(servers: &Arc<QuorumServers>, pool_thread: &PoolThread) -> Arc<Self> {
-        let links = Mutex::new(servers.each.iter().map(Link::new).collect());
+        let each = Mutex::new(servers.each.iter().map(Link::new).collect());
         let (reader, sweeps) = (Mutex::new(()), AtomicBool::new(false));
         let (servers, pool_thread) = (servers.clone(), pool_thread.clone());
-        Arc::new(Self { servers, reader, links, pool_thread, sweeps })
+        Arc::new(Self { servers, reader, each, pool_thread, sweeps })
     }
 
-    /// Blocks until no other thread uses the lane. Fails if that takes until `deadline`.
-    pub(super) fn lock(self: &Arc<Self>, deadline: Instant) -> Result<LockedLane<'_>, Failure> {
+    /// Blocks until no other thread uses the connections. Fails if that takes until `deadline`.
+    pub(super) fn lock(self: &Arc<Self>, deadline: Instant) -> Result<LockedLinks<'_>, Failure> {
         let reader = Some(self.reader.try_lock_until(deadline).ok_or_else(in_use)?);
-        let links = self.links.try_lock_until(deadline).ok_or_else(in_use)?;
-        Ok(LockedLane { reader, links, lane: self })
+        let each = self.each.try_lock_until(deadline).ok_or_else(in_use)?;
+        Ok(LockedLinks { reader, each, shared: self })
     }
 
     /// Like `lock`, prepared to send. Waits for missing connections: until `deadline` if there is
     /// no majority without them, and for a moment if their servers have not failed before.
-    pub(super) fn prepare(self: &Arc<Self>, deadline: Instant) -> Result<LockedLane<'_>, Failure> {
-        let mut lane = self.lock(deadline)?;
-        lane.begin_openings();
-        while let Some(end) = lane.end_of_wait_for_openings(deadline) {
-            let openings = lane.links.iter().filter_map(Link::opening);
+    pub(super) fn prepare(self: &Arc<Self>, deadline: Instant) -> Result<LockedLinks<'_>, Failure> {
+        let mut links = self.lock(deadline)?;
+        links.begin_openings();
+        while let Some(end) = links.end_of_wait_for_openings(deadline) {
+            let openings = links.each.iter().filter_map(Link::opening);
             if !wait_for_any(openings.map(|(opening, _)| opening), end) {
                 break;
             }
-            lane.links.iter_mut().for_each(Link::finish_opening);
+            links.each.iter_mut().for_each(Link::finish_opening);
         }
-        lane.make_room(deadline);
-        Ok(lane)
+        links.make_room(deadline);
+        Ok(links)
     }
 
     /// Like `prepare`, with a majority connected.
-    pub(super) fn connect(self: &Arc<Self>, deadline: Instant) -> Result<LockedLane<'_>, Failure> {
-        let lane = self.prepare(deadline)?;
-        if !lane.has_majority() {
+    pub(super) fn connect(self: &Arc<Self>, deadline: Instant) -> Result<LockedLinks<'_>, Failure> {
+        let links = self.prepare(deadline)?;
+        if !links.has_majority() {
             let vote = |link: &Link| Some(link.check(true).map(|()| HoldReply::Done));
-            let votes = Votes(lane.links.iter().map(vote).collect());
+            let votes = Votes(links.each.iter().map(vote).collect());
             if let Some(Err(failure)) = votes.decide_hold() {
                 return Err(failure);
             }
         }
-        Ok(lane)
+        Ok(links)
     }
 
     /// Like `lock`, to send what no thread waits for. Another thread may be waiting for its own
@@ -94,16 +94,16 @@ impl Lane {
     pub(super) fn lock_to_post(
         self: &Arc<Self>,
         deadline: Instant,
-    ) -> Result<LockedLane<'_>, Failure> {
+    ) -> Result<LockedLinks<'_>, Failure> {
         let reader = self.reader.try_lock();
-        let links = self.links.try_lock_until(deadline).ok_or_else(in_use)?;
-        let mut lane = LockedLane { reader, links, lane: self };
+        let each = self.each.try_lock_until(deadline).ok_or_else(in_use)?;
+        let mut links = LockedLinks { reader, each, shared: self };
         // If a thread waits for replies, it has prepared the lane, and reads them.
-        if lane.reader.is_some() {
-            lane.begin_openings();
-            lane.make_room(deadline);
+        if links.reader.is_some() {
+            links.begin_openings();
+            links.make_room(deadline);
         }
-        Ok(lane)
+        Ok(links)
     }
 
     /// Sends requests that no thread waits for to one server, without waiting, if its connection is
@@ -115,9 +115,9 @@ impl Lane {
         deadline: Instant,
     ) {
         let reader = self.reader.try_lock();
-        if let Some(links) = self.links.try_lock() {
-            let mut lane = LockedLane { reader, links, lane: self };
-            if let Some(open) = lane.links[number].usable() {
+        if let Some(each) = self.each.try_lock() {
+            let mut links = LockedLinks { reader, each, shared: self };
+            if let Some(open) = links.each[number].usable() {
                 open.send_what_fits(posted, deadline);
             }
         }
@@ -127,23 +127,23 @@ impl Lane {
         if self.sweeps.load(Ordering::SeqCst) || self.sweeps.swap(true, Ordering::SeqCst) {
             return;
         }
-        let lane = Arc::downgrade(self);
+        let links = Arc::downgrade(self);
         self.pool_thread.after(SWEEP, move || {
-            if let Some(lane) = lane.upgrade() {
-                lane.sweeps.store(false, Ordering::SeqCst);
-                lane.sweep();
+            if let Some(links) = links.upgrade() {
+                links.sweeps.store(false, Ordering::SeqCst);
+                links.sweep();
             }
         });
     }
 
     /// Reads what has arrived, and closes connections over which nothing arrives.
     fn sweep(self: &Arc<Self>) {
-        // Requests of other names may wait for this thread, so it never waits for the lane.
-        let (Some(reader), Some(links)) = (self.reader.try_lock(), self.links.try_lock()) else {
+        // Requests of other names may wait for this thread, so it never waits for the connections.
+        let (Some(reader), Some(each)) = (self.reader.try_lock(), self.each.try_lock()) else {
             return self.schedule_sweep();
         };
-        let mut lane = LockedLane { reader: Some(reader), links, lane: self };
-        lane.read_or_close(self.servers.settings.io_timeout);
+        let mut links = LockedLinks { reader: Some(reader), each, shared: self };
+        links.read_or_close(self.servers.settings.io_timeout);
     }
 }
 
@@ -152,39 +152,39 @@ fn in_use() -> Failure {
     Failure::none_free(&Arc::from("the servers"), why)
 }
 
-/// Exclusive use of a lane until this is dropped.
-pub(super) struct LockedLane<'a> {
+/// Exclusive use of the connections until this is dropped.
+pub(super) struct LockedLinks<'a> {
     /// `None` if another thread waits for its replies, and also reads those of this one.
     reader: Option<MutexGuard<'a, ()>>,
-    links: MutexGuard<'a, Vec<Link>>,
-    pub(super) lane: &'a Arc<Lane>,
+    each: MutexGuard<'a, Vec<Link>>,
+    pub(super) shared: &'a Arc<Links>,
 }
 
-impl LockedLane<'_> {
+impl LockedLinks<'_> {
     fn begin_openings(&mut self) {
         // A program that ends with replies unread may lose what it has posted.
-        self.read_or_close(self.lane.servers.settings.io_timeout);
-        self.links.iter_mut().for_each(Link::finish_opening);
+        self.read_or_close(self.shared.servers.settings.io_timeout);
+        self.each.iter_mut().for_each(Link::finish_opening);
         let urgent = !self.has_majority();
-        self.links.iter_mut().for_each(|link| link.begin_opening(urgent));
+        self.each.iter_mut().for_each(|link| link.begin_opening(urgent));
     }
 
     /// Reads what has arrived, and closes connections over which nothing arrives for `io_timeout`.
     fn read_or_close(&mut self, io_timeout: Duration) {
-        self.links.iter_mut().for_each(|link| link.read_or_close(io_timeout));
+        self.each.iter_mut().for_each(|link| link.read_or_close(io_timeout));
     }
 
     fn connected(&self) -> usize {
-        self.links.iter().filter(|link| link.is_connected()).count()
+        self.each.iter().filter(|link| link.is_connected()).count()
     }
 
     fn has_majority(&self) -> bool {
-        self.connected() >= majority(self.links.len())
+        self.connected() >= majority(self.each.len())
     }
 
     /// Returns until when to wait for connections; `None` if there are none to wait for.
     fn end_of_wait_for_openings(&self, deadline: Instant) -> Option<Instant> {
-        let moment = self.links.iter().filter_map(Link::opening).map(|(_, moment)| moment).max()?;
+        let moment = self.each.iter().filter_map(Link::opening).map(|(_, moment)| moment).max()?;
         if !self.has_majority() {
             return Some(deadline);
         }
@@ -194,9 +194,9 @@ impl LockedLane<'_> {
     /// Blocks until a majority of the connected servers has room for requests, or until the
     /// deadline.
     fn make_room(&mut self, deadline: Instant) {
-        let required = majority(self.links.len());
+        let required = majority(self.each.len());
         let has_room = |links: &[Link]| links.iter().filter(|link| link.has_room()).count();
-        while has_room(&self.links) < required.min(self.connected())
+        while has_room(&self.each) < required.min(self.connected())
             && self.read_from(None, deadline)
         {}
     }
@@ -208,8 +208,8 @@ impl LockedLane<'_> {
         ballot: Ballot<T>,
         wanted: impl Fn(usize) -> bool,
     ) -> Arc<Ballot<T>> {
-        let (ballot, in_doubt) = (Arc::new(ballot), &self.lane.servers.in_doubt);
-        for link in &mut *self.links {
+        let (ballot, in_doubt) = (Arc::new(ballot), &self.shared.servers.in_doubt);
+        for link in &mut *self.each {
             let (number, ended) = (link.server().number, ballot.ended());
             if !wanted(number) || ended.is_some_and(|hold| !in_doubt.may_be_at(link.server(), hold))
             {
@@ -235,7 +235,7 @@ impl LockedLane<'_> {
         ballot: &Ballot<T>,
         deadline: Instant,
     ) -> Result<T, Failure> {
-        let spin = &self.lane.servers.spin;
+        let spin = &self.shared.servers.spin;
         // Replicas and disks do not answer soon, and that says nothing about the servers.
         let mut wait = ballot.demand.is_none().then(|| spin.begin());
         let decision = loop {
@@ -250,7 +250,7 @@ impl LockedLane<'_> {
     /// Waits for replies, and reads what has arrived. Returns `false` if none are outstanding, or
     /// at the deadline. Meanwhile other threads can send requests that they do not wait for.
     fn read_from(&mut self, mut wait: Option<&mut ReplyWait<'_>>, deadline: Instant) -> bool {
-        let awaited = self.links.iter().enumerate().filter(|(_, link)| link.connection.is_busy());
+        let awaited = self.each.iter().enumerate().filter(|(_, link)| link.connection.is_busy());
         let (numbers, sockets): (Vec<usize>, Vec<_>) = awaited
             .filter_map(|(number, link)| {
                 let open = link.connection.open.as_ref()?;
@@ -260,7 +260,7 @@ impl LockedLane<'_> {
         if numbers.is_empty() {
             return false;
         }
-        let ready = MutexGuard::unlocked(&mut self.links, || {
+        let ready = MutexGuard::unlocked(&mut self.each, || {
             let mut sockets: Vec<_> =
                 sockets.iter().map(|(socket, what)| socket.poll_fd(*what)).collect();
             loop {
@@ -273,23 +273,23 @@ impl LockedLane<'_> {
             }
         });
         for place in &ready {
-            self.links[numbers[*place]].connection.read();
+            self.each[numbers[*place]].connection.read();
         }
         !ready.is_empty()
     }
 
     /// Reads all outstanding replies. Closes the connections over which none arrive by the
     /// deadline.
-    pub(super) fn settle(&mut self, deadline: Instant) {
+    pub(super) fn drain(&mut self, deadline: Instant) {
         while self.read_from(None, deadline) {}
         self.read_or_close(Duration::ZERO);
     }
 }
 
-impl Drop for LockedLane<'_> {
+impl Drop for LockedLinks<'_> {
     fn drop(&mut self) {
-        if self.links.iter().any(|link| link.connection.is_busy()) {
-            self.lane.schedule_sweep();
+        if self.each.iter().any(|link| link.connection.is_busy()) {
+            self.shared.schedule_sweep();
         }
     }
 }
