@@ -191,7 +191,7 @@ fn the_command_gets_the_input_and_no_file_of_ours() {
     let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     process.stdin.take().unwrap().write_all(b"through \xff\n").unwrap();
     assert_eq!(process.wait_with_output().unwrap().stdout, b"through \xff\n");
-    let list = ["sh", "-c", "ls /proc/self/fd"];
+    let list = ["sh", "-c", "ls /dev/fd"];
     let args = [&["run", "a", "--"], &list[..]].concat();
     let ours = output(&mut leasehold(&server, &args));
     assert_eq!(ours, output(Command::new("sh").args(&list[1..]).stdin(Stdio::null())));

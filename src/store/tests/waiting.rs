@@ -892,10 +892,13 @@ fn a_message_that_has_come_is_returned_after_the_deadline_too(process: &Server) 
 }
 
 fn a_long_wait_takes_no_processor_time(process: &impl Host) {
+    if cfg!(not(target_os = "linux")) {
+        return; // Other systems do not count the switches of a thread.
+    }
     let store = single(process);
     let mut wakeups = listen(&store, "a");
     let switches = || -> u64 {
-        let status = std::fs::read_to_string("/proc/thread-self/status").expect("Linux");
+        let status = std::fs::read_to_string("/proc/thread-self/status").expect("it is there");
         let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
         line.expect("counted").trim().parse().expect("a number")
     };
