@@ -65,7 +65,7 @@ pub enum Error {
         names: Vec<String>,
         /// The [id](crate::Client::id) of each thread's client, in the order of `names`.
         clients: Vec<String>,
-        /// Who waited for whom, in words for people.
+        /// The circle in words: which client waited for which, and for what.
         reason: String,
     },
     /// This process was forked from the one that opened the client, and does not own its

@@ -23,7 +23,8 @@ use crate::protocol::call::Wait;
 use crate::protocol::hold::Hold;
 use crate::store::hold_id::HoldKind;
 
-/// The holds of a guard: one, or at least one for a set. Dropping this releases them, on any thread.
+/// What every guard has inside: its holds, one or, for a set, at least one. Dropping this releases
+/// them, on any thread.
 pub(crate) struct GuardInner<H: AsRef<[Arc<Hold>]> = [Arc<Hold>; 1]> {
     shared: Arc<Shared>,
     /// The names of a set are separated by commas.
@@ -78,7 +79,7 @@ impl<H: AsRef<[Arc<Hold>]>> Drop for GuardInner<H> {
 pub(crate) struct LockHandle {
     pub(crate) shared: Arc<Shared>,
     pub(crate) name: Arc<str>,
-    /// Those of the client, until a setter changes one.
+    /// The client's options, until a setter changes one.
     pub(crate) options: Arc<LockOptions>,
 }
 

@@ -37,7 +37,7 @@ use crate::store::request::Telling;
 const CALLS_MAX: usize = 100;
 const MESSAGE_MAX: usize = 64 * 1024;
 
-/// How many calls of others a call remembers that have sent it a probe.
+/// The maximum number of calls of other clients whose probes a call remembers.
 const SENDERS_MAX: usize = 64;
 
 /// How many circles are remembered, so that none is reported twice.
@@ -51,23 +51,23 @@ pub(super) struct WaitingCall {
     pub(super) number: u64,
     /// When it began, by its own system's clock: microseconds since 1970.
     pub(super) began: u64,
-    /// Whether its client has it fail if it is in a circle.
+    /// Whether its client lets it fail to break a circle.
     pub(super) may_fail: bool,
     /// The name of the lock.
     pub(super) name: String,
 }
 
-/// What follows a chain of calls.
+/// A message that is passed along a chain of calls.
 #[derive(Debug, PartialEq, Eq)]
 struct Probe {
-    /// Which one it is of the first call.
+    /// Its number among the probes of the first call.
     number: u64,
     /// The calls up to here, each of which waits for the thread of the next one.
     path: Vec<WaitingCall>,
 }
 
-/// Calls of which each waits for a lock that the thread of the next one holds, and the last one for
-/// the first. The first is the one that began last, in whatever order a client has found them.
+/// Calls, each of which waits for a lock that the thread of the next one holds, and the last one for
+/// a lock of the first. The first is the one that began last, in whatever order a client has found them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Circle(Vec<WaitingCall>);
 
@@ -90,7 +90,7 @@ struct LongWait {
     holds: Vec<(Arc<Hold>, u64)>,
     /// The number of its last probe.
     probe: u64,
-    /// What the first probe of a look has found.
+    /// The circle that the first probe of a look has found.
     found: Option<Vec<WaitingCall>>,
     /// The last probe of other calls that was passed on, by client and number of the call. Several
     /// servers send each message of theirs.
@@ -134,7 +134,7 @@ impl Deadlocks {
     }
 
     /// Receives a message of another client about the hold with this nonce, or with 0 about a
-    /// circle that the other has found. Returns a circle that is to be reported.
+    /// circle that the other has found. Returns a circle to report.
     pub(super) fn receive(
         &self,
         queues: &WaitQueues,

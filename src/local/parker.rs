@@ -39,7 +39,7 @@ impl Parker {
     pub(super) fn of_thread() -> Arc<Self> {
         let unused = |parker: &Arc<Self>| (Arc::strong_count(parker) == 1).then(|| parker.clone());
         let parker = PARKER.try_with(unused).ok().flatten().unwrap_or_default();
-        // What came too late for an earlier call.
+        // Signals that came too late for an earlier call.
         parker.clear();
         parker
     }

@@ -60,7 +60,7 @@ const REFUSING_TEXTS: [&str; 9] = [
 /// fail before they write.
 const SCRIPT: &str = "user_script:";
 
-/// What Redis before 7 puts in place of a code if a script passes on why its command was refused.
+/// In place of a code, in Redis before 7, if a script returns the error of a refused command.
 const PLACE: &str = "@user_script:";
 
 /// The starts of error texts from a script whose user lacks a right.

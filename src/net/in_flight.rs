@@ -64,7 +64,7 @@ impl ReplyTo {
     }
 }
 
-/// When the request to wait for replicas or disks is sent.
+/// When to send the request to wait for replicas or disks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SendWait {
     /// In one write with the script, which is likely to do something.
@@ -77,7 +77,7 @@ pub(crate) enum SendWait {
 pub(crate) struct InFlight {
     /// In the order of the replies.
     pub(crate) queue: VecDeque<Exchange>,
-    /// How many bytes of these no thread waits for.
+    /// The number of bytes in requests that no thread waits for.
     pub(super) posted: usize,
     /// Executed requests that may not be as durable as demanded yet.
     unconfirmed: Vec<(Exchange, Value)>,

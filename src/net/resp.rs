@@ -166,7 +166,7 @@ pub(crate) struct ReplyBuffer {
     /// The bytes from `start` to `end` were read but not parsed.
     start: usize,
     end: usize,
-    /// How many of these were searched for the end of a line.
+    /// The number of these bytes that were searched for the end of a line.
     searched: usize,
     /// The unfinished arrays of the next reply, each with its size, the outermost first.
     arrays: Vec<(Vec<Value>, usize)>,
@@ -183,8 +183,7 @@ enum Part {
 }
 
 impl ReplyBuffer {
-    /// Takes the next reply; `None` if it has not fully arrived. After bytes that are no reply,
-    /// there are no more.
+    /// Takes the next reply; `None` if it has not fully arrived. Invalid bytes are the last reply.
     pub(crate) fn take(&mut self) -> Option<RedisResult<Value>> {
         loop {
             match self.next_part() {

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 
 use crate::config::callbacks::{Credentials, CredentialsAnswer, CredentialsCallback};
 
-/// How long an answer is kept that no caller has waited for.
+/// How long to keep an answer that no caller has waited for.
 const KEPT: Duration = Duration::from_secs(30);
 
 /// How long callers rely on a call before another one is started.
@@ -217,7 +217,7 @@ mod tests {
             self.answers.send(answer).expect("the call waits");
         }
 
-        /// Waits until this many calls have begun, and no more.
+        /// Waits until exactly this many calls have begun.
         fn await_calls(&self, count: usize, why: &str) {
             while self.begun.load(Ordering::SeqCst) < count {
                 thread::yield_now();

@@ -363,13 +363,13 @@ mod tests {
 
     #[test]
     fn a_host_that_refuses_everywhere_says_so_at_once() {
-        let nobody = || {
+        let unused = || {
             let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
             listener.local_addr().expect("an address")
         };
         let (begun, time) = (Instant::now(), Duration::from_secs(60));
-        let failure = Stream::tcp(&[nobody(), nobody()], begun + time).err();
-        let failure = failure.expect("nobody listens");
+        let failure = Stream::tcp(&[unused(), unused()], begun + time).err();
+        let failure = failure.expect("no program listens");
         assert_eq!(failure.kind(), ErrorKind::ConnectionRefused);
         assert!(begun.elapsed() < time / 2, "{:?}", begun.elapsed());
     }

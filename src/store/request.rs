@@ -11,8 +11,8 @@ use crate::store::hold_id::{HeldAs, HoldId, HoldKind, client_of};
 /// several of a name that can be shared, the first or as many as there is room for.
 #[derive(Clone, Copy)]
 pub(crate) struct Acquire<'a> {
-    /// Those of locks are one group of [`Store::groups`](crate::store::Store::groups). Others share
-    /// one kind and name, and are granted in this order.
+    /// Locks are one group of [`Store::groups`](crate::store::Store::groups). Holds of other kinds
+    /// share one kind and name, and are granted in this order.
     pub(crate) holds: &'a [HoldId],
     pub(crate) lease: Duration,
     pub(crate) registration: Registration,
@@ -58,9 +58,9 @@ impl Registration {
     }
 }
 
-/// How many fencing tokens a request asks for that is [`Registration::Followed`], or about a lock
-/// that may be kept. It may get fewer: the last one is at most as many microseconds ahead of the
-/// clock.
+/// The number of fencing tokens that a request asks for if it is [`Registration::Followed`], or if
+/// the lock may be kept. It may get fewer: the last one is at most this many microseconds ahead of
+/// the clock.
 pub(crate) const TENURE_FENCES: u64 = 1000;
 
 /// How long a released lock is offered to the client that has waited longest. That is long enough
@@ -98,8 +98,8 @@ pub(crate) enum AcquireReply {
         index: usize,
         /// For how long it is held, unless it is renewed; `None` if that is not known.
         remaining: Option<Duration>,
-        /// Whether one of several servers has not replied: the holds may exist there, or begin
-        /// later.
+        /// Whether one of several servers has not replied, so that the holds may exist there, or
+        /// begin later.
         in_doubt: bool,
         /// Whether the client that has the lock may be keeping it unused, and was told that this
         /// one waits.

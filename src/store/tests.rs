@@ -550,13 +550,13 @@ fn every_script_that_begins_a_hold_sets_both_times_to_live() {
     assert!(whole(lives()[0]) && lives()[1] > lease, "{:?}", lives());
     spoil();
     must_acquire(&store, &hold(1));
-    assert!(whole(lives()[0]), "a repeat begins the lease anew");
+    assert!(whole(lives()[0]), "a repeat starts a new lease");
     release(&store, &hold(1)).expect("a reply");
     followed();
     assert!(whole(lives()[0]) && lives()[1] > lease, "{:?}", lives());
     spoil();
     followed();
-    assert!(whole(lives()[0]), "a repeat begins the lease anew");
+    assert!(whole(lives()[0]), "a repeat starts a new lease");
 }
 
 /// Clients with other settings use the same names.

@@ -67,8 +67,8 @@ pub(crate) type JobOutcome = Result<JobReply, Failure>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct JobReply {
     pub(crate) hold: HoldReply,
-    /// Whether every server that may have the hold has replied. Of several servers, a majority is
-    /// enough for a reply.
+    /// Whether every server that may have the hold has replied. With several servers, a majority
+    /// is enough for a reply.
     pub(crate) everywhere: bool,
 }
 
@@ -178,11 +178,10 @@ pub(crate) enum Wake {
     Ended { name: String, nonce: u64 },
     /// The lock of this name may be free.
     Lock(String),
-    /// A thread of another client has waited for long for the lock of which this client has the
-    /// hold with this nonce. With 0, threads wait for each other in a circle. The message says
-    /// which.
+    /// A thread of another client has long waited for a lock: this client has the hold of it, with
+    /// this nonce. With 0, threads wait for each other in a circle. The message says which.
     Probe { nonce: u64, message: String },
-    /// Another client wants the lock of which this client has the hold with this nonce.
+    /// Another client wants a lock of this client, whose hold has this nonce.
     Recall {
         name: String,
         nonce: u64,

@@ -33,7 +33,7 @@ use crate::store::request::{
 pub(crate) struct Memory {
     server: MemoryServer,
     keys: Keys,
-    /// Those of the client, which ends with the last clone.
+    /// The client's inboxes, which end with its last clone.
     inboxes: Arc<Mutex<HashMap<Arc<str>, Arc<Inbox>>>>,
 }
 

@@ -48,7 +48,7 @@ pub(super) struct Ballot<T> {
     servers: Arc<QuorumServers>,
     request: Request,
     effect: Effect,
-    /// What a server must meet for its reply to count, and by when.
+    /// The durability that a server must reach for its reply to count, and the deadline for that.
     pub(super) demand: Option<(Demand, Instant)>,
     count: Mutex<Count<T>>,
 }

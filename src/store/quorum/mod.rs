@@ -1,8 +1,8 @@
 //! Locks on N independent servers: a hold exists while more than half of them have it.
 //!
 //! This is the algorithm known as [Redlock]. Each server keeps the same data as a single server
-//! would. A request is written to all of them at once ([`links`]). Its outcome is decided as soon as
-//! the replies allow it ([`votes`]); [`grants`] says why fencing tokens grow. Background jobs
+//! would. A request is written to all of them at once ([`links`]). Its outcome is decided as soon
+//! as the replies allow it ([`votes`]); [`grants`] says why fencing tokens grow. Background jobs
 //! remove what requests without a reply may have left behind ([`ballot`]). Servers that fail are
 //! left out of calls until they answer again, and so is a server that already counts under another
 //! address ([`health`]).

@@ -35,9 +35,9 @@ const KEYS_READ: u32 = 20;
 pub(super) struct Node {
     pub(super) server: Arc<Multiplexer>,
     pub(super) commands: Commands,
-    /// What new holds and levels must meet in addition.
+    /// The durability that new holds and levels must reach.
     demand: Option<Demand>,
-    /// How many of the next acquires with a demand are expected to find their locks held.
+    /// The number of next acquires with a demand that are expected to find their locks held.
     contended: AtomicU32,
     /// Whether the last request failed in a way that may mean that another node of the cluster now
     /// serves its slots.

@@ -45,7 +45,7 @@ impl Reply {
 enum Token {
     /// Greater than all earlier ones of the name.
     New,
-    /// That of the hold, or one of its block.
+    /// The hold's own token, or another of its block.
     Own,
     /// The last one, which readers share.
     Shared,
