@@ -89,11 +89,11 @@ impl Multiplexer {
         demand: Option<(Demand, SendWait)>,
         deadline: Instant,
     ) -> Vec<Reply> {
-        let exchanges = |slot: &Arc<ReplySlot>| -> Vec<_> {
+        let slot = self.run(deadline, |slot| {
             let exchange = |request| Exchange::awaited(request, slot).durable(demand);
-            requests.into_iter().map(exchange).collect()
-        };
-        self.run(deadline, exchanges).replies()
+            requests.into_iter().map(exchange).collect::<Vec<_>>()
+        });
+        slot.replies()
     }
 
     /// Sends requests of this thread and waits until their slot is closed.

@@ -59,18 +59,20 @@ fn with_port(url: &str) -> String {
 
 /// Creates a route to the master of these sentinels.
 pub(crate) fn route(sentinels: &[Endpoint], master: &str, servers: &ServerFactory) -> Route {
-    let connection = |endpoint: &Endpoint| {
+    let connections = sentinels.iter().map(|endpoint| {
         let mut factory = servers.connections(endpoint.without_database());
         // Sentinels are asked too rarely to spin for.
         factory.spin = Spin::new(Duration::ZERO);
         // The credentials are the master's.
         factory.credentials = None;
         Connection::new(Arc::new(factory))
+    });
+    let mut sentinels = Sentinels {
+        master: master.into(),
+        address_map: servers.config.address_map.clone(),
+        connections: connections.collect(),
+        rejections: 0,
     };
-    let connections = sentinels.iter().map(connection).collect();
-    let address_map = servers.config.address_map.clone();
-    let mut sentinels =
-        Sentinels { master: master.into(), address_map, connections, rejections: 0 };
     let ask = move |rejected: Option<&Address>, deadline| sentinels.ask(rejected, deadline);
     Route::new(master, &servers.events, Box::new(ask))
 }

@@ -140,11 +140,11 @@ impl Commands {
 
     fn acquire_all(&self, request: Acquire<'_>) -> Request {
         let Acquire { holds, lease, .. } = request;
-        let keys_of = |hold: &HoldId| {
+        let keys = holds.iter().flat_map(|hold| {
             let (lock, [fence]) = self.keys.with_companions(&hold.name, [FENCE]);
             [lock.into_owned(), fence]
-        };
-        let keys: Vec<String> = holds.iter().flat_map(keys_of).collect();
+        });
+        let keys: Vec<String> = keys.collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let owners: Vec<String> = holds.iter().map(HoldId::owner).collect();
         let owners = owners.iter().map(|owner| Arg::Text(owner));

@@ -52,20 +52,21 @@ impl<P: JobPolicy> BackgroundJobs<P> {
 
     /// Returns the index of a node's connection for jobs with or without a durability demand.
     fn place(&mut self, node: P::Peer, demand: Option<Demand>) -> usize {
-        let is_its = |known: &NodeJobs<P::Peer>| {
+        let place = self.nodes.iter().position(|known| {
             known.connection.peer == node && known.demand.is_some() == demand.is_some()
-        };
-        self.nodes.iter().position(is_its).unwrap_or_else(|| {
-            self.nodes.push(NodeJobs {
-                connection: BackgroundConnection::new(node, PAUSE),
-                demand,
-                is_prepared: false,
-                shares_until: Instant::now(),
-                waiting: Vec::new(),
-                arrived: Arc::default(),
-            });
-            self.nodes.len() - 1
-        })
+        });
+        if let Some(place) = place {
+            return place;
+        }
+        self.nodes.push(NodeJobs {
+            connection: BackgroundConnection::new(node, PAUSE),
+            demand,
+            is_prepared: false,
+            shares_until: Instant::now(),
+            waiting: Vec::new(),
+            arrived: Arc::default(),
+        });
+        self.nodes.len() - 1
     }
 
     /// Adds a job to those that are sent to a node next.

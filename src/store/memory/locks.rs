@@ -95,13 +95,13 @@ impl Locks {
         lease: Duration,
         mut room: usize,
     ) -> Vec<u64> {
-        let acquire = |hold: &HoldId| {
+        let fences = others.iter().map_while(|hold| {
             self.repeat(key, hold, lease).or_else(|| {
                 room = room.checked_sub(1)?;
                 Some(self.begin(key, hold, lease))
             })
-        };
-        others.iter().map_while(acquire).collect()
+        });
+        fences.collect()
     }
 
     fn acquire_all(&mut self, keys: &Keys, request: Acquire<'_>) -> AcquireReply {

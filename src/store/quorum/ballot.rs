@@ -161,12 +161,12 @@ impl<T: ScriptReply> Ballot<T> {
     pub(super) fn close(&self) -> Result<T, Failure> {
         let mut count = self.count.lock();
         let Count { votes, decide, decision, .. } = &mut *count;
-        let decide_now = || {
+        if decision.is_none() {
             let mut votes = votes.clone();
             votes.close(|number| self.servers.each[number].factory.no_reply());
-            decide.take().and_then(|decide| decide(&votes))
-        };
-        decision.take().or_else(decide_now).expect("there is a decision when all votes are in")
+            *decision = decide.take().and_then(|decide| decide(&votes));
+        }
+        decision.take().expect("there is a decision when all votes are in")
     }
 }
 

@@ -119,11 +119,10 @@ impl QuorumServer {
     /// Returns the failure of a request that was not sent because the server is not connected.
     pub(super) fn unreachable(&self) -> Failure {
         let last = self.health.lock().last_failure.clone();
-        let too_late = || {
+        let failure = last.unwrap_or_else(|| {
             Failure::too_late(&self.factory.label(), "no connection was open in time")
                 .at(Phase::Connect)
-        };
-        let failure = last.unwrap_or_else(too_late);
+        });
         // This request was not sent.
         if failure.is_ambiguous() {
             Failure { kind: FailureKind::Unreachable, ..failure }

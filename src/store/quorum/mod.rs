@@ -90,11 +90,11 @@ impl Quorum {
         let config = &factory.config;
         let settings = BackgroundSettings::new(&Commands::proposing(config), factory);
         let run_ids = Arc::<RunIds>::default();
-        let server = |(number, endpoint)| {
+        let each = endpoints.into_iter().enumerate().map(|(number, endpoint)| {
             let connections = Arc::new(factory.connections(endpoint));
             Arc::new(QuorumServer::new(number, connections, settings.demand, &run_ids))
-        };
-        let each = endpoints.into_iter().enumerate().map(server).collect();
+        });
+        let each = each.collect();
         let (in_doubt, spin) = (InDoubtHolds::default(), Spin::new(config.spin));
         let servers = Arc::new(QuorumServers { each, settings, in_doubt, spin });
         let links = |_| Links::new(&servers, &factory.thread);

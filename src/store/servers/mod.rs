@@ -215,18 +215,17 @@ impl Store for Servers {
     }
 
     fn tell(&self, name: &str, telling: &Telling, deadline: Instant) -> Result<(), Failure> {
-        let tell = |target: &Target| {
-            let tell = target.node.commands.tell(name, telling);
-            target.execute::<HoldReply>(tell, None, deadline)
-        };
-        self.send(name, deadline, tell).map(drop)
+        let _told: HoldReply = self.send(name, deadline, |target| {
+            target.execute(target.node.commands.tell(name, telling), None, deadline)
+        })?;
+        Ok(())
     }
 
     fn ping(&self, hold: &HoldId, deadline: Instant) -> Result<(), Failure> {
-        let ping = |target: &Target| {
-            target.execute::<HoldReply>(target.node.commands.ping(hold), None, deadline)
-        };
-        self.send(&hold.name, deadline, ping).map(drop)
+        let _ready: HoldReply = self.send(&hold.name, deadline, |target| {
+            target.execute(target.node.commands.ping(hold), None, deadline)
+        })?;
+        Ok(())
     }
 
     fn wakeups(&self, client: &str, redisson: Option<&RedissonChannels>) -> Box<dyn Wakeups> {

@@ -82,11 +82,10 @@ impl Node {
     /// Returns `true` if this is a node of a cluster and other nodes have some of the names. Reads
     /// some keys, because locks do not need the right to ask about the cluster.
     pub(super) fn has_others(&self, deadline: Instant) -> bool {
-        let read = |number: u32| {
+        let reads = (0..KEYS_READ).map(|number| {
             let key = self.commands.keys.lock(&number.to_string()).into_owned();
             Request::command(&redis::cmd("GET").arg(key).take())
-        };
-        let reads = (0..KEYS_READ).map(read);
+        });
         let replies = self.server.exchange_all(reads, None, deadline);
         replies.iter().any(|reply| matches!(reply, Err(failure) if failure.code == "MOVED"))
     }
@@ -189,15 +188,14 @@ impl Target {
 
     pub(super) fn post(&self, posts: Vec<PostedChange<'_>>) {
         let Node { server, commands, .. } = &*self.node;
-        let exchange = |post| {
-            let PostedChange { request, write_by, on_reply } = post;
+        let exchanges = posts.into_iter().map(|PostedChange { request, write_by, on_reply }| {
             let HoldRequest { hold, change, deadline } = request;
             let (request, factory) = (commands.change(hold, change), server.factory.clone());
             let on_reply = Box::new(move |reply| on_reply(HoldReply::decode(reply, &factory)));
             let posted = Exchange::posted(self.addressed(request), deadline, on_reply);
             posted.written_by(write_by)
-        };
-        server.post(posts.into_iter().map(exchange).collect());
+        });
+        server.post(exchanges.collect());
     }
 }
 
