@@ -260,17 +260,17 @@ impl Ticket {
         let nonce = u64::from_str_radix(field()?, 16).ok()?;
         let fence = field()?.parse().ok()?;
         let lease = Duration::from_nanos(field()?.parse().ok()?);
-        let kept = Duration::from_nanos(field()?.parse().ok()?);
+        let taken_for = Duration::from_nanos(field()?.parse().ok()?);
         let in_doubt = field()? == "1";
         let is_valid = check_name(&prefix, &name).is_ok()
             && is_client_id(&client)
             && nonce > 0
             && (1..=FENCE_MAX).contains(&fence)
             && (LEASE_MIN..=LEASE_MAX).contains(&lease)
-            && kept <= LEASE_MAX;
+            && taken_for <= LEASE_MAX;
         let (name, client) = (name.into(), client.into());
         let id = HoldId { kind: HoldKind::Lock, name, client, nonce };
-        let hold = DetachedHold { id, fence, lease, kept, in_doubt };
+        let hold = DetachedHold { id, fence, lease, taken_for, in_doubt };
         is_valid.then_some(Self { prefix: prefix.into(), hold })
     }
 }
@@ -287,14 +287,14 @@ impl fmt::Debug for Ticket {
 
 impl fmt::Display for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DetachedHold { id, fence, lease, kept, in_doubt } = &self.hold;
+        let DetachedHold { id, fence, lease, taken_for, in_doubt } = &self.hold;
         f.write_str(START)?;
         for text in [&self.prefix, &id.name, &id.client] {
             f.write_char(':')?;
             write_encoded(f, text)?;
         }
-        let (lease, kept) = (lease.as_nanos(), kept.as_nanos());
-        write!(f, ":{:x}:{fence}:{lease}:{kept}:{}", id.nonce, u8::from(*in_doubt))
+        let (lease, taken_for) = (lease.as_nanos(), taken_for.as_nanos());
+        write!(f, ":{:x}:{fence}:{lease}:{taken_for}:{}", id.nonce, u8::from(*in_doubt))
     }
 }
 
@@ -363,8 +363,8 @@ mod tests {
             client: format!("{label}{}", "0a".repeat(16)).into(),
             nonce: 26,
         };
-        let (lease, kept) = (Duration::from_secs(30), Duration::ZERO);
-        let hold = DetachedHold { id, fence: 7, lease, kept, in_doubt: false };
+        let (lease, taken_for) = (Duration::from_secs(30), Duration::ZERO);
+        let hold = DetachedHold { id, fence: 7, lease, taken_for, in_doubt: false };
         Ticket { prefix: prefix.into(), hold }
     }
 
@@ -378,7 +378,7 @@ mod tests {
             for in_doubt in [false, true] {
                 let mut ticket = ticket(prefix, name, label);
                 ticket.hold.in_doubt = in_doubt;
-                ticket.hold.kept = Duration::from_nanos(1_500_000_001);
+                ticket.hold.taken_for = Duration::from_nanos(1_500_000_001);
                 let text = ticket.to_string();
                 assert!(text.bytes().all(|byte| byte.is_ascii_graphic()), "{text}");
                 let read: Ticket = text.parse().expect("a ticket");

@@ -399,8 +399,8 @@ impl LockCall<'_> {
             wakes_locks,
         } = effects;
         for (hold, lease, settled_by_release) in clean_ups {
-            let kept_until = Moment::FIRST;
-            let debt = InDoubtHold { hold, kept_until, lease, settled_by_release };
+            let taken_until = Moment::FIRST;
+            let debt = InDoubtHold { hold, taken_until, lease, settled_by_release };
             reporter.renewer.clean_up(debt);
         }
         if let Some(kept) = release {

@@ -39,7 +39,7 @@ pub(crate) struct DetachedHold {
     /// The duration of a whole lease.
     pub(crate) lease: Duration,
     /// How long the lock stays taken after its adoption, however early it is released.
-    pub(crate) kept: Duration,
+    pub(crate) taken_for: Duration,
     /// Whether a request that began the hold may be executed again.
     pub(crate) in_doubt: bool,
 }
@@ -90,7 +90,7 @@ pub(crate) fn leave(
         id: hold.id.clone(),
         fence: hold.fence(),
         lease: hold.lease.duration(),
-        kept: hold.kept_until.left(),
+        taken_for: hold.taken_until.left(),
         in_doubt: hold.in_doubt.load(Ordering::Relaxed),
     })
 }
@@ -101,7 +101,7 @@ pub(crate) fn adopt(shared: &Shared, left: &DetachedHold) -> Result<Arc<Hold>> {
     let options =
         LockOptions { lease, renew: *renew, max_hold: *max_hold, ..LockOptions::default() };
     check(shared, &left.id.name, &options)?;
-    let hold_at_least = Some(left.kept).filter(|kept| !kept.is_zero());
+    let hold_at_least = Some(left.taken_for).filter(|time| !time.is_zero());
     let options = LockOptions { hold_at_least, ..options };
     let hold = have(shared, left, &options, "adopt", |lease| Change::Renew { lease })?;
     show_depth(shared, left, 1);
@@ -118,11 +118,11 @@ pub(crate) fn renew(shared: &Shared, left: &DetachedHold) -> Result<()> {
 /// Releases a detached hold with one request, without adopting it first.
 pub(crate) fn release(shared: &Shared, left: &DetachedHold) -> Result<()> {
     let caller = caller_for(shared, left)?;
-    let keeps = !left.kept.is_zero();
-    let kept_until = if keeps { Moment::now().after(left.kept) } else { Moment::FIRST };
+    let keeps = !left.taken_for.is_zero();
+    let taken_until = if keeps { Moment::now().after(left.taken_for) } else { Moment::FIRST };
     let mut in_doubt = false;
     let released = request(shared, &caller, "release", &left.id.name, |deadline| {
-        let change = Change::Release { kept_until };
+        let change = Change::Release { taken_until };
         let reply = ask_one(&*shared.store, HoldRequest { hold: &left.id, change, deadline });
         in_doubt |= reply.as_ref().is_err_and(Failure::is_ambiguous);
         reply
@@ -131,7 +131,7 @@ pub(crate) fn release(shared: &Shared, left: &DetachedHold) -> Result<()> {
     if !is_clear || left.in_doubt {
         shared.reporter.renewer.clean_up(InDoubtHold {
             hold: left.id.clone(),
-            kept_until,
+            taken_until,
             lease: left.lease,
             settled_by_release: !left.in_doubt,
         });

@@ -271,8 +271,8 @@ mod tests {
         }
 
         fn clean_up(&self, hold: HoldId, lease: Duration) {
-            let (kept_until, settled_by_release) = (Moment::FIRST, true);
-            self.renewer.clean_up(InDoubtHold { hold, kept_until, lease, settled_by_release });
+            let (taken_until, settled_by_release) = (Moment::FIRST, true);
+            self.renewer.clean_up(InDoubtHold { hold, taken_until, lease, settled_by_release });
         }
 
         fn renewals(&self) -> usize {

@@ -216,8 +216,8 @@ impl Shared {
                 Moment::now(),
             )));
         }
-        let (hold, kept_until) = (hold.clone(), Moment::FIRST);
-        self.reporter.renewer.clean_up(InDoubtHold { hold, kept_until, lease, settled_by_release });
+        let (hold, taken_until) = (hold.clone(), Moment::FIRST);
+        self.reporter.renewer.clean_up(InDoubtHold { hold, taken_until, lease, settled_by_release });
     }
 
     /// Returns the function to which a store reports in-doubt holds of its own. It keeps nothing

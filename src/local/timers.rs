@@ -113,8 +113,8 @@ impl CleanUp {
     /// Creates the removal of a client from the waiting clients, for which no shutdown waits. A
     /// call wanted to acquire the hold, with this lease.
     pub(crate) fn of_waiting(hold: HoldId, lease: Duration) -> Self {
-        let kept_until = Moment::FIRST;
-        let removal = InDoubtHold { hold, kept_until, lease, settled_by_release: true };
+        let taken_until = Moment::FIRST;
+        let removal = InDoubtHold { hold, taken_until, lease, settled_by_release: true };
         Self { unconfirmed: 0, unregisters: true, ..Self::new(removal) }
     }
 
@@ -128,7 +128,7 @@ impl CleanUp {
         match &self.ended {
             _ if self.unregisters => Change::Unregister,
             Some(hold) => hold.begin_release(),
-            None => Change::Release { kept_until: self.in_doubt.kept_until },
+            None => Change::Release { taken_until: self.in_doubt.taken_until },
         }
     }
 
@@ -290,7 +290,7 @@ mod tests {
     fn clean_up(lease: Duration, settled_by_release: bool) -> CleanUp {
         CleanUp::new(InDoubtHold {
             hold: id(),
-            kept_until: Moment::FIRST,
+            taken_until: Moment::FIRST,
             lease,
             settled_by_release,
         })

@@ -34,7 +34,7 @@ pub(crate) struct Hold {
     /// When the tenure began: with the reply to its request, however distant the server is.
     begun: Moment,
     /// Until when the lock stays taken, however early the hold is released.
-    pub(crate) kept_until: Moment,
+    pub(crate) taken_until: Moment,
     /// The token of the current hold, or, for a permit, which has none, the number of holds before
     /// it. Changed while `current` is locked, and read without the lock, which in a forked child
     /// might never be released.
@@ -81,7 +81,7 @@ impl Hold {
             renewed: terms.renew,
             begun: replied,
             // From the reply, because the store has begun the hold by then.
-            kept_until: terms.hold_at_least.map_or(Moment::FIRST, |time| replied.after(time)),
+            taken_until: terms.hold_at_least.map_or(Moment::FIRST, |time| replied.after(time)),
             fence: AtomicU64::new(fence),
             depth: AtomicU32::new(1),
             in_doubt: AtomicBool::new(false),
@@ -106,7 +106,7 @@ impl Hold {
             lease,
             renewed: false,
             begun: now,
-            kept_until: Moment::FIRST,
+            taken_until: Moment::FIRST,
             fence: AtomicU64::new(0),
             depth: AtomicU32::new(1),
             in_doubt: AtomicBool::new(true),
@@ -148,7 +148,7 @@ impl Hold {
     pub(crate) fn suits(&self, terms: &Terms, now: Moment) -> bool {
         self.lease.suits(terms.lease, terms.max_hold)
             && self.renewed == terms.renew
-            && (self.kept_until, terms.hold_at_least) == (Moment::FIRST, None)
+            && (self.taken_until, terms.hold_at_least) == (Moment::FIRST, None)
             && (self.keep == 0 || self.keep == terms.keep)
             && !self.in_doubt.load(Ordering::Relaxed)
             && self.lease.is_valid(now)
@@ -407,7 +407,7 @@ impl Hold {
     /// Like `to_release`, but returns only the change.
     pub(crate) fn begin_release(&self) -> Change {
         self.releases.fetch_add(1, Ordering::AcqRel);
-        Change::Release { kept_until: self.kept_until }
+        Change::Release { taken_until: self.taken_until }
     }
 
     /// Returns what the reply to a release means. If another release may have ended the hold, a
@@ -433,10 +433,10 @@ impl Hold {
     /// Returns the hold for its removal from the store, where it may still exist after its release
     /// or loss. A lost lock does not stay taken.
     pub(crate) fn to_clean_up(&self, now: Moment) -> InDoubtHold {
-        let kept_until = if self.lease.is_lost(now) { Moment::FIRST } else { self.kept_until };
+        let taken_until = if self.lease.is_lost(now) { Moment::FIRST } else { self.taken_until };
         InDoubtHold {
             hold: self.id.clone(),
-            kept_until,
+            taken_until,
             lease: self.lease.duration(),
             settled_by_release: !self.in_doubt.load(Ordering::Relaxed),
         }

@@ -186,13 +186,13 @@ impl Commands {
             }
             Change::Downgrade { lease } => return self.free_place(hold, "", Some(lease)),
             Change::Release { .. } if !kind.is_lock() => return self.free_place(hold, "", None),
-            Change::Release { kept_until } => {
+            Change::Release { taken_until } => {
                 // Most locks become free at once. No clock is read for these.
-                let kept = match kept_until {
+                let taken = match taken_until {
                     Moment::FIRST => Arg::Number(0),
-                    _ => millis(kept_until.left()),
+                    _ => millis(taken_until.left()),
                 };
-                return self.free(&RELEASE, name, [Arg::Text(&hold.owner()), millis(OFFER), kept]);
+                return self.free(&RELEASE, name, [Arg::Text(&hold.owner()), millis(OFFER), taken]);
             }
             // Such a hold has one level.
             _ if !kind.is_lock() => Arg::Text("member"),
@@ -251,7 +251,7 @@ impl Commands {
         &self,
         script: &'static Script,
         name: &str,
-        [whose, window, kept]: [Arg<'_>; 3],
+        [whose, window, taken]: [Arg<'_>; 3],
     ) -> Request {
         let shard = self.shard_tag();
         if let Some(form) = self.redisson {
@@ -259,11 +259,11 @@ impl Commands {
             let channel = RedissonChannels::channel(&lock);
             let (channel, form) = (Arg::Text(&channel), Arg::Text(form));
             let (memory, turn_time) = (millis(MEMORY), millis(TURN_TIME));
-            let args = [whose, window, Arg::Text(&shard), kept, channel, form, memory, turn_time];
+            let args = [whose, window, Arg::Text(&shard), taken, channel, form, memory, turn_time];
             Request::call(script, &[&lock, &queue, &turn], &args)
         } else {
             let (lock, [queue]) = self.keys.with_companions(name, [QUEUE]);
-            Request::call(script, &[&lock, &queue], &[whose, window, Arg::Text(&shard), kept])
+            Request::call(script, &[&lock, &queue], &[whose, window, Arg::Text(&shard), taken])
         }
     }
 

@@ -132,8 +132,8 @@ pub(crate) enum Change {
     Check,
     /// The writer of the same owner becomes this reader, with this lease. A repeat renews that.
     Downgrade { lease: Duration },
-    /// It ends. The lock stays taken until `kept_until`; [`Moment::FIRST`] frees it at once.
-    Release { kept_until: Moment },
+    /// It ends. The lock stays taken until `taken_until`; [`Moment::FIRST`] frees it at once.
+    Release { taken_until: Moment },
     /// It is renewed.
     Renew { lease: Duration },
     /// It gets this depth, and is renewed if there is a lease. If `durable`, the change must become
@@ -149,7 +149,7 @@ pub(crate) enum Change {
 
 impl Change {
     /// Frees the lock at once.
-    pub(crate) const RELEASE: Self = Self::Release { kept_until: Moment::FIRST };
+    pub(crate) const RELEASE: Self = Self::Release { taken_until: Moment::FIRST };
 
     /// Returns the lease that the change gives the hold, if it renews it.
     pub(crate) fn lease(self) -> Option<Duration> {

@@ -52,13 +52,13 @@ const FILE_PIECES: &[&str] =
 const SECRET: &str = "5ec2e7ff";
 
 fn is_in_order(ticket: &Ticket) -> bool {
-    let DetachedHold { id, fence, lease, kept, .. } = &ticket.hold;
+    let DetachedHold { id, fence, lease, taken_for, .. } = &ticket.hold;
     check_name(&ticket.prefix, &id.name).is_ok()
         && is_client_id(&id.client)
         && id.nonce > 0
         && *fence > 0
         && !lease.is_zero()
-        && (*lease).max(*kept) <= LEASE_MAX
+        && (*lease).max(*taken_for) <= LEASE_MAX
         && !format!("{ticket:?}").contains(SECRET)
 }
 
@@ -70,7 +70,7 @@ prop_compose! {
         label: String,
         nonce: u64,
         fence: u64,
-        (lease, kept) in (any::<Duration>(), any::<Duration>()),
+        (lease, taken_for) in (any::<Duration>(), any::<Duration>()),
         in_doubt: bool,
     ) -> Ticket {
         let random = "0a".repeat(16);
@@ -78,8 +78,8 @@ prop_compose! {
         let (name, client) = (name.into(), client.into());
         let id = HoldId { kind: HoldKind::Lock, name, client, nonce };
         // Most of all possible durations are longer than any lease.
-        let (lease, kept) = (lease / (1 << 31), kept / (1 << 31));
-        let hold = DetachedHold { id, fence: fence >> 10, lease, kept, in_doubt };
+        let (lease, taken_for) = (lease / (1 << 31), taken_for / (1 << 31));
+        let hold = DetachedHold { id, fence: fence >> 10, lease, taken_for, in_doubt };
         Ticket { prefix: prefix.into(), hold }
     }
 }

@@ -157,7 +157,7 @@ pub(crate) trait JobRunner: Send {
 pub(crate) struct InDoubtHold {
     pub(crate) hold: HoldId,
     /// Until then the lock stays taken, even though the hold is removed.
-    pub(crate) kept_until: Moment,
+    pub(crate) taken_until: Moment,
     /// After this time the hold has ended by itself.
     pub(crate) lease: Duration,
     /// Whether one answered release is enough, because no request that begins the hold can arrive

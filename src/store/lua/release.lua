@@ -11,21 +11,21 @@
 --       later with KEYS 3: as in `redisson.lua`
 -- USES  `tell`, `wake` and `tell_redisson`
 -- RETURNS 1, also if the lock already stays taken, or 0 if the hold is gone
-local owner, window, kept, answer = ARGV[1], ARGV[2], ARGV[4], nil
-local forced = kept == 'force'
+local owner, window, taken, answer = ARGV[1], ARGV[2], ARGV[4], nil
+local forced = taken == 'force'
 if forced and redis.call('type', KEYS[1]).ok == 'string' then
   answer = redis.call('getrange', KEYS[1], 0, 255) == owner and redis.call('del', KEYS[1]) or 0
-elseif forced or kept == '0' and window ~= '' then
+elseif forced or taken == '0' and window ~= '' then
   answer = redis.call('hdel', KEYS[1], owner)
 else
   local depth = redis.call('hget', KEYS[1], owner) or ''
   if depth == '' or depth == '0' then
-    return depth == '0' and kept ~= '0' and 1 or 0
+    return depth == '0' and taken ~= '0' and 1 or 0
   elseif window == '' then
     return redis.call('hdel', KEYS[1], owner)
   end
   -- The first write: a server that is out of memory does not refuse this one, nor others after it.
-  redis.call('pexpire', KEYS[1], kept)
+  redis.call('pexpire', KEYS[1], taken)
   answer, window = 1, nil
   redis.call('hset', KEYS[1], owner, 0)
 end

@@ -176,7 +176,7 @@ impl Locks {
     pub(super) fn change(&mut self, keys: &Keys, hold: &HoldId, change: Change) -> HoldReply {
         let key = &*keys.lock(&hold.name);
         match change {
-            Change::Release { kept_until } => return self.release(key, hold, kept_until),
+            Change::Release { taken_until } => return self.release(key, hold, taken_until),
             Change::Downgrade { lease } => return self.downgrade(key, hold, lease),
             Change::Unregister => return self.unregister(key, hold),
             Change::Check
@@ -199,15 +199,15 @@ impl Locks {
         if is_wanted { HoldReply::Wanted } else { HoldReply::Done }
     }
 
-    fn release(&mut self, key: &str, hold: &HoldId, kept_until: Moment) -> HoldReply {
-        if kept_until <= Moment::now() {
+    fn release(&mut self, key: &str, hold: &HoldId, taken_until: Moment) -> HoldReply {
+        if taken_until <= Moment::now() {
             return self.end(key, hold.kind, |held| held.is(hold));
         }
         let Some(held) = self.name(key).and_then(|name| name.find(hold)) else {
             return HoldReply::Gone;
         };
         if held.depth > 0 {
-            (held.depth, held.ends) = (0, kept_until);
+            (held.depth, held.ends) = (0, taken_until);
             if let Some(name) = self.by_key.get_mut(key) {
                 name.remove_other_forms(key, hold.kind, &self.inboxes);
                 // The first two learn when the lock becomes free, because the first may have

@@ -38,8 +38,8 @@ pub(super) enum Effect {
     None,
     /// The hold may begin there.
     Begins(HoldId),
-    /// The hold may still exist there. Either way, the lock stays taken until `kept_until`.
-    Ends { hold: HoldId, kept_until: Moment },
+    /// The hold may still exist there. Either way, the lock stays taken until `taken_until`.
+    Ends { hold: HoldId, taken_until: Moment },
 }
 
 /// A request in flight to several servers. The thread that reads a reply counts it here, whether or
@@ -143,8 +143,8 @@ impl<T: ScriptReply> Ballot<T> {
         if let Some((on_decision, decision)) = on_decision {
             on_decision(decision);
         }
-        if let (Effect::Ends { hold, kept_until }, Some(everywhere)) = (&self.effect, everywhere) {
-            self.servers.in_doubt.end(hold, *kept_until, everywhere);
+        if let (Effect::Ends { hold, taken_until }, Some(everywhere)) = (&self.effect, everywhere) {
+            self.servers.in_doubt.end(hold, *taken_until, everywhere);
         }
     }
 
@@ -226,14 +226,14 @@ impl InDoubtHolds {
     }
 
     /// Reports a hold that has ended, unless it has ended `everywhere` and for good. The lock still
-    /// stays taken until `kept_until`.
-    pub(super) fn end(&self, hold: &HoldId, kept_until: Moment, everywhere: bool) {
+    /// stays taken until `taken_until`.
+    pub(super) fn end(&self, hold: &HoldId, taken_until: Moment, everywhere: bool) {
         let may_begin = self.late.lock().remove(hold).is_some();
         if (may_begin || !everywhere)
             && let Some((_, report)) = self.client.get()
         {
             let (hold, lease) = (hold.clone(), *self.lease.lock());
-            report(InDoubtHold { hold, kept_until, lease, settled_by_release: !may_begin });
+            report(InDoubtHold { hold, taken_until, lease, settled_by_release: !may_begin });
         }
     }
 }

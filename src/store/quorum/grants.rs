@@ -53,7 +53,7 @@ pub(super) fn acquire(
     }
     if !is_granted(&outcome) {
         let begun = |reply: &AcquireReply| matches!(reply, AcquireReply::Acquired { .. });
-        let ends = Effect::Ends { hold: hold.clone(), kept_until: Moment::FIRST };
+        let ends = Effect::Ends { hold: hold.clone(), taken_until: Moment::FIRST };
         let withdraw = servers.settings.commands.withdraw(hold);
         let withdraw = Ballot::new(servers, withdraw, Votes::decide_hold).with(ends);
         links.send(withdraw, |number| ballot.look(|votes| votes.may_be(number, begun)));

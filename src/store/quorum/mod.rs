@@ -149,8 +149,8 @@ impl Quorum {
         let decide = move |votes: &Votes<_>| votes.decide_change(change);
         let ballot = Ballot::new(&self.servers, request, decide);
         match change {
-            Change::Release { kept_until } => {
-                ballot.with(Effect::Ends { hold: hold.clone(), kept_until })
+            Change::Release { taken_until } => {
+                ballot.with(Effect::Ends { hold: hold.clone(), taken_until })
             }
             _ if change.is_durable() => ballot.durable(deadline),
             _ => ballot,

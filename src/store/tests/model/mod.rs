@@ -367,8 +367,8 @@ fn the_first_two_are_told_of_a_lock_that_stays_taken_for_a_while(store: &dyn Sto
         assert!(is_held(&acquire(store, &waits, Registration::IfHeld)));
         wakeups
     });
-    let kept_until = Moment::now().after(LEASE);
-    change(store, &of(HoldKind::Lock, 1), Change::Release { kept_until }).expect("a reply");
+    let taken_until = Moment::now().after(LEASE);
+    change(store, &of(HoldKind::Lock, 1), Change::Release { taken_until }).expect("a reply");
     for first in &mut wakeups[..2] {
         assert!(matches!(first.next(soon()), Some(Ok(Wake::Lock(_)))));
     }

@@ -168,11 +168,11 @@ fn change_of(hold: Who, scene: Scene) -> impl Strategy<Value = (Who, Change)> {
     let (is_lock, waits) = (hold.kind() == HoldKind::Lock, u32::from(scene == Scene::Waiting));
     let reads = u32::from(hold.kind() == HoldKind::Read);
     let lease = |hours| HOUR * hours;
-    let kept_until = Moment::now().after(HOUR / 2);
+    let taken_until = Moment::now().after(HOUR / 2);
     let ended = prop_oneof![
         2 => Just(Change::RELEASE),
         // A hold that its client may keep is never left to expire.
-        u32::from(is_lock && hold.number == 0) => Just(Change::Release { kept_until }),
+        u32::from(is_lock && hold.number == 0) => Just(Change::Release { taken_until }),
     ];
     let depth = (1..4_u32, prop::option::of(1..4_u32)).prop_map(move |(depth, hours)| {
         let depth = if is_lock { depth } else { 1 };
