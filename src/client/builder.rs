@@ -656,6 +656,7 @@ impl Builder {
     }
 }
 
+// Beside the builder, which makes clients: the file of `Client` must not import it in turn.
 impl Client {
     /// Opens a client for the server or servers of a URL. Settings that are not in the URL have
     /// their defaults. See [`Builder::from_url`].

@@ -2,8 +2,8 @@
 //! system's look-up of a host, and the program's callback for credentials.
 //!
 //! Each runs on a short-lived thread of its own, and callers wait for it by their own deadlines. A
-//! caller with the same argument as a call in progress waits for that one. If it has not returned
-//! for long, it may never do so, and the next caller starts another; at most two with the same
+//! caller with the same argument as a call in progress waits for that one. A call that has not
+//! returned for long may never return, so the next caller starts another; at most two with the same
 //! argument run at a time. An answer that is too late for all of them is kept for the next caller.
 //! Otherwise a function that always takes longer than `connect_timeout` would keep a client from
 //! ever connecting.
