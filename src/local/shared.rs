@@ -217,7 +217,12 @@ impl Shared {
             )));
         }
         let (hold, taken_until) = (hold.clone(), Moment::FIRST);
-        self.reporter.renewer.clean_up(InDoubtHold { hold, taken_until, lease, settled_by_release });
+        self.reporter.renewer.clean_up(InDoubtHold {
+            hold,
+            taken_until,
+            lease,
+            settled_by_release,
+        });
     }
 
     /// Returns the function to which a store reports in-doubt holds of its own. It keeps nothing

@@ -101,11 +101,8 @@ impl World {
     }
 
     fn deliver(&mut self, message: usize, again: bool) {
-        let (client, nonce, text) = if again {
-            self.messages[message].clone()
-        } else {
-            self.messages.swap_remove(message)
-        };
+        let (client, nonce, text) =
+            if again { self.messages[message].clone() } else { self.messages.swap_remove(message) };
         let circle = self.clients[client].receive(&self.queues, &id(client), nonce, &text);
         self.report(client, circle);
     }
@@ -136,8 +133,7 @@ impl World {
                 let Telling { clients, message } = *telling;
                 let holder = self.holder(name).filter(|_| clients.is_empty());
                 let holder = holder.map(|(thread, nonce)| (thread % CLIENTS, nonce));
-                let number =
-                    |client: &String| usize::from_str_radix(client, 16).expect("an id");
+                let number = |client: &String| usize::from_str_radix(client, 16).expect("an id");
                 let others = clients.iter().map(|client| (number(client), 0));
                 let to: Vec<_> = others.chain(holder).collect();
                 let messages = to.into_iter().map(|(to, nonce)| (to, nonce, message.clone()));

@@ -125,9 +125,7 @@ fn a_waiting_client_is_named_without_what_it_waits_for() {
         let hold = vec![text(kind), text("web:0a:1"), Value::Int(5), text("1")];
         let holds = Value::Array(vec![Value::Array(hold)]);
         let clients = Value::Array(vec![text("r:0b"), text("w:0c")]);
-        ReportReply::read(&Value::Array(vec![holds, text("7"), clients]))
-            .expect("a reply")
-            .waiting
+        ReportReply::read(&Value::Array(vec![holds, text("7"), clients])).expect("a reply").waiting
     };
     assert_eq!(waiting("w"), ["0b", "0c"]);
     assert_eq!(waiting("l"), ["r:0b", "w:0c"], "labels");
@@ -138,8 +136,7 @@ fn a_holder_without_a_lease_holds_for_an_unknown_time() {
     let reply = Value::Array(vec![Value::Int(0), Value::Int(-1)]);
     let read = AcquireReply::read(&reply);
     assert!(matches!(read, Some(AcquireReply::Held { remaining: None, .. })), "{read:?}");
-    let [kind, owner, depth, fence] =
-        ["l", "me", "1", "7"].map(|it| Value::BulkString(it.into()));
+    let [kind, owner, depth, fence] = ["l", "me", "1", "7"].map(|it| Value::BulkString(it.into()));
     let holds = Value::Array(vec![Value::Array(vec![kind, owner, Value::Int(-1), depth])]);
     let reply = Value::Array(vec![holds, fence, Value::Array(Vec::new())]);
     let report = ReportReply::read(&reply).expect("a report");

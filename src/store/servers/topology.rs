@@ -17,9 +17,7 @@ use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
 use crate::store::commands::Commands;
 use crate::store::keys::{Keys, SLOTS, slot_of};
-use crate::store::servers::node::{
-    Node, Share, Target, covered, is_doubtful, uncovered, unmapped,
-};
+use crate::store::servers::node::{Node, Share, Target, covered, is_doubtful, uncovered, unmapped};
 
 /// Minimum time between two rounds of asking the nodes: a failover takes longer.
 const PAUSE: Duration = Duration::from_millis(50);
