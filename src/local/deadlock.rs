@@ -66,8 +66,9 @@ struct Probe {
     path: Vec<WaitingCall>,
 }
 
-/// Calls, each of which waits for a lock that the thread of the next one holds, and the last one for
-/// a lock of the first. The first is the one that began last, in whatever order a client has found them.
+/// Calls, each of which waits for a lock that the thread of the next one holds, and the last for a
+/// lock of the first. The first is the one that began last, in whatever order a client has found
+/// them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Circle(Vec<WaitingCall>);
 
