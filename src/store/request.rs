@@ -33,7 +33,7 @@ pub(crate) enum Registration {
     Recall,
     /// It is registered if the lock is held.
     IfHeld,
-    /// It is registered, but waits no longer than for this request.
+    /// It is registered, but only for the duration of this request.
     Last,
     /// It is registered, or may be.
     Registered,

@@ -77,7 +77,7 @@ use crate::store::scripts::ScriptReply;
 /// N independent servers.
 pub(crate) struct Quorum {
     servers: Arc<QuorumServers>,
-    /// A name always has the same of these, so that its requests do not overtake one another.
+    /// Each name always uses the same set, so that its requests do not overtake one another.
     links: Vec<Arc<Links>>,
 }
 
