@@ -24,7 +24,6 @@ use crate::protocol::call::{Caller, Counted, Wait, are_own, current_thread};
 use crate::protocol::hold::Hold;
 use crate::protocol::name::{Ask, Call, Effects, Name, Next, Outcome, Turn};
 use crate::store::ask_one;
-use crate::store::background::InDoubtHold;
 use crate::store::hold_id::HoldKind;
 use crate::store::keys::check_name;
 use crate::store::redisson_channels::RedissonWait;
@@ -322,14 +321,14 @@ impl LockCall<'_> {
                 }
                 next
             }
-            Next::Confirm(released) => {
-                let confirm = |released: &Arc<Hold>| {
-                    ask_one(&**store, released.to_release(deadline()))?;
-                    reporter.settle(released, &Ok(()));
+            Next::Pay(debts) => {
+                let pay = |debt: &Arc<Hold>| {
+                    ask_one(&**store, debt.to_release(deadline()))?;
+                    reporter.settle(debt, &Ok(()));
                     Ok(())
                 };
-                let outcome = released.iter().try_for_each(confirm);
-                self.step(|name, turn| name.confirmed(&released, outcome, turn))
+                let outcome = debts.iter().try_for_each(pay);
+                self.step(|name, turn| name.paid(&debts, outcome, turn))
             }
             Next::Withdraw(hold) => {
                 let (change, deadline) = (Change::RELEASE, deadline());
@@ -387,7 +386,7 @@ impl LockCall<'_> {
         let Self { shared, name, caller, .. } = self;
         let Shared { store, reporter, listening, wait_queues, counters, .. } = self.shared;
         let Effects {
-            clean_ups,
+            debts,
             release,
             expired,
             lost,
@@ -398,10 +397,8 @@ impl LockCall<'_> {
             missed_wakeup,
             wakes_locks,
         } = effects;
-        for (hold, lease, settled_by_release) in clean_ups {
-            let taken_until = Moment::FIRST;
-            let debt = InDoubtHold { hold, taken_until, lease, settled_by_release };
-            reporter.renewer.clean_up(debt);
+        for debt in debts {
+            reporter.renewer.pay(debt);
         }
         if let Some(kept) = release {
             shared.post_releases(slice::from_ref(&kept), Some(caller.write_by(Instant::now())));
@@ -443,14 +440,14 @@ impl LockCall<'_> {
     fn acquire_alone(&self) -> Result<Option<Arc<Hold>>> {
         let Self { shared, kind, name, caller, contended, .. } = self;
         let hold = shared.next_hold(*kind, name, caller);
-        let released = shared.wait_queues.released(*kind, name);
+        let debts = shared.wait_queues.debts(*kind, name);
         let alone = Some(RefCell::new(Name::NEW));
         let call =
             LockCall { shared, kind: *kind, name, caller, contended: contended.clone(), alone };
         let parker = Arc::default();
         let begun = Call::new(hold, caller, parker);
         let number = begun.number;
-        let mut next = call.with(|name| name.begin_alone(begun, released, &call.turn()));
+        let mut next = call.with(|name| name.begin_alone(begun, debts, &call.turn()));
         let pauses = Pauses::of_wait(&shared.wait_queues, caller.canceller.as_ref());
         loop {
             next = match next {

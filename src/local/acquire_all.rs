@@ -119,7 +119,7 @@ impl SetCall<'_> {
             };
             let name = &names[held];
             // It may be a hold of this client whose release is on its way.
-            if !drained && !shared.wait_queues.released(HoldKind::Lock, name).is_empty() {
+            if !drained && !shared.wait_queues.debts(HoldKind::Lock, name).is_empty() {
                 drained = true;
                 shared.store.drain(caller.request_deadline(Instant::now()));
                 continue;
@@ -223,7 +223,7 @@ impl SetCall<'_> {
             return Ok(());
         }
         if group.in_doubt {
-            group.clean_up(shared, caller);
+            group.owe(shared, caller);
         }
         self.pauses.check(name).and(Err(failure.into_error("acquire", name)))
     }
@@ -251,7 +251,7 @@ impl SetCall<'_> {
             }
             AcquireReply::Held { index, in_doubt, .. } => {
                 if group.in_doubt || in_doubt {
-                    group.clean_up(shared, caller);
+                    group.owe(shared, caller);
                 }
                 Ok(Some(group.indexes[index]))
             }
@@ -260,9 +260,9 @@ impl SetCall<'_> {
 }
 
 impl Group {
-    fn clean_up(&self, shared: &Shared, caller: &Caller) {
+    fn owe(&self, shared: &Shared, caller: &Caller) {
         for hold in &self.holds {
-            shared.clean_up(hold, caller.times.lease, false);
+            shared.owe(hold, caller.times.lease);
         }
     }
 }

@@ -27,7 +27,6 @@ use crate::protocol::hold::Hold;
 use crate::protocol::lease::{HoldFailure, reliable};
 use crate::protocol::retry::RetryPolicy;
 use crate::store::ask_one;
-use crate::store::background::InDoubtHold;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Change, DETACHED, HoldReply, HoldRequest, PostedChange};
 
@@ -85,7 +84,7 @@ pub(crate) fn leave(
         span.close(false);
     }
     // An in-doubt hold is cleaned up where it is released.
-    shared.reporter.report_end(hold, &Ok(()), drop);
+    shared.reporter.report_end(hold, &Ok(()), false);
     Ok(DetachedHold {
         id: hold.id.clone(),
         fence: hold.fence(),
@@ -129,12 +128,8 @@ pub(crate) fn release(shared: &Shared, left: &DetachedHold) -> Result<()> {
     });
     let is_clear = matches!(released, Ok(_) | Err(Error::Lost { .. }));
     if !is_clear || left.in_doubt {
-        shared.reporter.renewer.clean_up(InDoubtHold {
-            hold: left.id.clone(),
-            taken_until,
-            lease: left.lease,
-            settled_by_release: !left.in_doubt,
-        });
+        let debt = Hold::debt(left.id.clone(), left.lease, left.in_doubt, Moment::now());
+        shared.reporter.renewer.pay(Arc::new(debt.taken_until(taken_until)));
     }
     // If a repeat finds the hold gone, the attempt without a reply released it.
     let is_released = released? == HoldReply::Done || in_doubt;
@@ -159,10 +154,10 @@ pub(crate) fn downgrade(shared: &Shared, writer: &Hold, left: DetachedHold) -> R
     // Without a reply, either hold may exist, and the request may be executed late.
     let is_clear = matches!(reader, Ok(_) | Err(Error::Lost { .. }));
     if !is_clear || left.in_doubt {
-        shared.clean_up(&writer.id, lease, false);
+        shared.owe(&writer.id, lease);
     }
     if !is_clear {
-        shared.clean_up(&left.id, lease, false);
+        shared.owe(&left.id, lease);
     }
     reader
 }

@@ -250,7 +250,7 @@ impl ListenerThread {
             Wake::Recall { name, nonce, waits } => {
                 if let Some(kept) = wait_queues.recall(name, *nonce, *waits) {
                     counters.recalls.fetch_add(1, Ordering::Relaxed);
-                    renewer.release(&kept);
+                    renewer.pay(kept);
                 }
             }
             // A name that no lock can have concerns no client.

@@ -1,5 +1,5 @@
-//! The renewer: a client's single thread that keeps leases alive, removes in-doubt holds, and
-//! releases all holds once the client is shut down. This module is how other threads reach it.
+//! The renewer: a client's single thread that keeps leases alive, pays debts, and releases all holds
+//! once the client is shut down. This module is how other threads reach it.
 //!
 //! Acquiring a lock does not wake the thread unless its lease is due before other work.
 
@@ -12,10 +12,9 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
 use crate::base::clock::{Moment, end_of};
 use crate::base::failure::{Failure, FailureKind};
-use crate::local::timers::{CleanUp, Scheduled};
+use crate::local::timers::{Payment, Scheduled};
 use crate::protocol::hold::Hold;
 use crate::protocol::lease::NextStep;
-use crate::store::background::InDoubtHold;
 use crate::store::hold_id::HoldId;
 
 /// How long after its deadline a shutdown still waits for the thread's answer.
@@ -111,23 +110,18 @@ impl Renewer {
         }
     }
 
-    /// Removes a hold that may exist in the store, now or later.
-    pub(crate) fn clean_up(&self, in_doubt: InDoubtHold) {
-        self.add_clean_up(CleanUp::new(in_doubt));
-    }
-
-    /// Releases a hold that was not ended by its holder.
-    pub(crate) fn release(&self, hold: &Arc<Hold>) {
-        self.add_clean_up(CleanUp::of_ended(hold));
+    /// Releases a hold that has ended, and that may exist in the store, now or later.
+    pub(crate) fn pay(&self, debt: Arc<Hold>) {
+        self.add_payment(Payment::new(debt));
     }
 
     /// Removes the client from the waiting clients, after a thread that wanted this hold has left.
     pub(crate) fn unregister(&self, hold: HoldId, lease: Duration) {
-        self.add_clean_up(CleanUp::of_waiting(hold, lease));
+        self.add_payment(Payment::of_waiting(hold, lease));
     }
 
-    fn add_clean_up(&self, clean_up: CleanUp) {
-        self.send(Message::Work(Scheduled::CleanUp(Box::new(clean_up))), Moment::FIRST);
+    fn add_payment(&self, payment: Payment) {
+        self.send(Message::Work(Scheduled::Payment(Box::new(payment))), Moment::FIRST);
     }
 
     /// Checks whether a hold still exists that may have been ended by force.
@@ -270,9 +264,8 @@ mod tests {
             hold
         }
 
-        fn clean_up(&self, hold: HoldId, lease: Duration) {
-            let (taken_until, settled_by_release) = (Moment::FIRST, true);
-            self.renewer.clean_up(InDoubtHold { hold, taken_until, lease, settled_by_release });
+        fn pay(&self, hold: HoldId, lease: Duration) {
+            self.renewer.pay(Arc::new(Hold::debt(hold, lease, false, Moment::now())));
         }
 
         fn renewals(&self) -> usize {
@@ -517,7 +510,7 @@ mod tests {
         let scene = Scene::new(|_| Ok(HoldReply::Gone));
         let name = Arc::<str>::from("x");
         for nonce in 0..10_000 {
-            scene.clean_up(HoldId { name: name.clone(), ..id(nonce) }, LEASE * 10_000);
+            scene.pay(HoldId { name: name.clone(), ..id(nonce) }, LEASE * 10_000);
         }
         eventually(LEASE * 20, || scene.releases() == 10_000);
         eventually(LEASE * 20, || Arc::strong_count(&name) == 1);
@@ -565,9 +558,9 @@ mod tests {
     }
 
     #[test]
-    fn a_clean_up_is_tried_until_there_is_an_answer() {
+    fn a_debt_is_paid_until_there_is_an_answer() {
         let scene = Scene::new(|job| if job < 3 { Err(no_reply()) } else { Ok(HoldReply::Gone) });
-        scene.clean_up(id(7), LEASE * 10);
+        scene.pay(id(7), LEASE * 10);
         eventually(LEASE * 4, || scene.log.lock().len() >= 4);
         thread::sleep(LEASE);
         assert_eq!(scene.log.lock().len(), 4);
@@ -576,7 +569,7 @@ mod tests {
     #[test]
     fn the_thread_ends_with_the_client_and_cleans_up_before() {
         let scene = Scene::new(|_| Err(no_reply()));
-        scene.clean_up(id(7), Duration::from_secs(60));
+        scene.pay(id(7), Duration::from_secs(60));
         // From now on the pauses are long.
         eventually(LEASE * 4, || scene.releases() >= 5);
         let Scene { renewer, log } = scene;

@@ -76,10 +76,10 @@ impl RenewerJobs {
         mem::take(&mut self.in_flight).into_values().map(|(work, _)| work)
     }
 
-    /// Tries once more to remove the holds left to clean up, including those of jobs in flight.
+    /// Tries once more to pay the debts that are left, including those of jobs in flight.
     pub(super) fn finish(&mut self, scheduled: impl Iterator<Item = Scheduled>) {
         let in_flight = mem::take(&mut self.in_flight).into_values().map(|(work, _)| work);
-        let left = in_flight.chain(scheduled).filter(|work| work.as_clean_up().is_some());
+        let left = in_flight.chain(scheduled).filter(|work| work.as_payment().is_some());
         let left: Vec<_> = left.collect();
         drop(self.send(left, Moment::now()));
         drop(self.collect(self.io_timeout));

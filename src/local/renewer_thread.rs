@@ -6,9 +6,9 @@
 //! While the thread has leases, it wakes at least every second, to notice a resume after a suspend,
 //! and to drop leases that have ended.
 //!
-//! After a shutdown has begun, the thread ends leases instead of renewing them. Each release is a
-//! clean-up that reports its outcome. The shutdown is complete when no call that may acquire a hold
-//! is under way, every hold has ended, and every clean-up was confirmed.
+//! After a shutdown has begun, the thread ends leases instead of renewing them. Each release is the
+//! payment of a debt. The shutdown is complete when no call that may acquire a hold
+//! is under way, every hold has ended, and every debt is paid.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::base::clock::{Moment, end_of};
 use crate::local::renewer::{Incoming, Message, Shutdown, ShutdownCall, unconfirmed};
 use crate::local::renewer_jobs::RenewerJobs;
 use crate::local::reporter::Reporter;
-use crate::local::timers::{CleanUp, Scheduled, TimerQueue};
+use crate::local::timers::{Payment, Scheduled, TimerQueue};
 use crate::protocol::hold::Hold;
 use crate::protocol::lease::HoldFailure;
 use crate::store::background::{JobOutcome, JobRunner};
@@ -162,7 +162,7 @@ impl RenewerThread {
             // Ended instead of renewed. The release is left to a later turn.
             Scheduled::Hold(hold) if self.shutdown.is_some() => {
                 if !self.reporter.expire(&hold) && self.reporter.end(&hold) {
-                    self.reporter.renewer.release(&hold);
+                    self.reporter.renewer.pay(hold);
                 }
             }
             work => self.timers.add(work),
@@ -176,8 +176,8 @@ impl RenewerThread {
         let sent = sent.map(|hold| Scheduled::Hold(hold.clone()));
         let all: Vec<_> = sent.chain(self.timers.drain()).collect();
         for mut work in all {
-            if let Scheduled::CleanUp(clean_up) = &mut work {
-                clean_up.hasten();
+            if let Scheduled::Payment(payment) = &mut work {
+                payment.hasten();
             }
             self.schedule(work);
         }
@@ -198,15 +198,14 @@ impl RenewerThread {
         let now = Instant::now();
         if shutdown.calls.iter().all(|call| call.deadline <= now) {
             let failed = Err(HoldFailure::Failed(shutdown.failure()));
-            for hold in self.clean_ups().filter_map(|clean_up| clean_up.ended.as_ref()) {
-                // It is being cleaned up already.
-                self.reporter.report_end(hold, &failed, drop);
+            for payment in self.payments() {
+                self.reporter.report_end(&payment.debt, &failed, false);
             }
         }
         let is_complete = self.reporter.counters.unsettled.load(Ordering::SeqCst) == 0 && {
-            // Settling the last hold may have left something to clean up.
+            // Settling the last hold may have left a debt.
             self.receive_new();
-            self.clean_ups().all(CleanUp::is_confirmed)
+            self.payments().all(Payment::is_confirmed)
         };
         if let Some(shutdown) = &mut self.shutdown {
             shutdown.answer(is_complete, now);
@@ -217,8 +216,8 @@ impl RenewerThread {
         self.timers.iter().chain(self.jobs.work())
     }
 
-    fn clean_ups(&self) -> impl Iterator<Item = &CleanUp> {
-        self.all_work().filter_map(Scheduled::as_clean_up)
+    fn payments(&self) -> impl Iterator<Item = &Payment> {
+        self.all_work().filter_map(Scheduled::as_payment)
     }
 
     fn send_due(&mut self) {
@@ -233,7 +232,7 @@ impl RenewerThread {
                     self.look_at_kept(hold);
                     continue;
                 }
-                Scheduled::Check(_) | Scheduled::CleanUp(_) => {}
+                Scheduled::Check(_) | Scheduled::Payment(_) => {}
             }
             if work.is_due(now) {
                 batch.push(work);
@@ -251,7 +250,7 @@ impl RenewerThread {
         let Reporter { wait_queues, renewer, .. } = &self.reporter;
         let is_it = |kept: &Hold| kept.id == hold.id && kept.is_unused(Moment::now());
         if wait_queues.end_kept(&hold.id.name, is_it).is_some() {
-            renewer.release(hold);
+            renewer.pay(hold.clone());
         } else {
             self.timers.add(Scheduled::Kept(hold.clone()));
         }
@@ -268,7 +267,7 @@ impl RenewerThread {
                         Ok(HoldReply::Done) | Err(_) => {}
                     }
                 }
-                Some((Scheduled::CleanUp(clean_up), _)) => self.finish_clean_up(clean_up, outcome),
+                Some((Scheduled::Payment(payment), _)) => self.finish_payment(payment, outcome),
                 Some((Scheduled::Hold(hold), sent)) => self.finish_renewal(hold, sent, outcome),
                 None => {}
             }
@@ -290,7 +289,7 @@ impl RenewerThread {
                 self.reporter.outages.record_renewal(&hold, is_late);
                 self.schedule(Scheduled::Hold(hold));
             }
-            // Not left to the short-lived thread, whose clean-up would not wake this one.
+            // Not left to the short-lived thread, whose payment would not wake this one.
             Ok(HoldReply::Gone) if hold.in_doubt.load(Ordering::Relaxed) => {
                 self.reporter.lose(&hold);
             }
@@ -326,42 +325,37 @@ impl RenewerThread {
         }
     }
 
-    fn finish_clean_up(&mut self, mut clean_up: Box<CleanUp>, outcome: JobOutcome) {
-        let (reporter, hold) = (&self.reporter, clean_up.in_doubt.hold.clone());
+    fn finish_payment(&mut self, mut payment: Box<Payment>, outcome: JobOutcome) {
+        let (reporter, debt) = (&self.reporter, payment.debt.clone());
         let everywhere = outcome.as_ref().is_ok_and(|reply| reply.everywhere);
         let now = Moment::now();
-        let next = clean_up.next_try(everywhere, now);
+        let next = payment.next_try(everywhere, now);
         if outcome.is_ok() || next.is_none() {
-            // It is settled, or its lease is over.
-            reporter.wait_queues.settle_release(&hold, || true);
+            // It is paid, or its lease is over.
+            reporter.wait_queues.settle(&debt.id, || true);
         }
         match outcome {
-            Ok(_) if clean_up.unregisters => drop(reporter.wait_queues.wake_any(&hold.name)),
+            Ok(_) if payment.unregisters => drop(reporter.wait_queues.wake_any(&debt.id.name)),
             Ok(reply) => {
-                reporter.record_reply(&hold.name);
-                clean_up.unconfirmed = clean_up.unconfirmed.saturating_sub(1);
-                if let Some(hold) = clean_up.ended.take() {
-                    reporter.report_end(&hold, &hold.release_outcome(Ok(reply.hold), now), drop);
-                }
+                reporter.record_reply(&debt.id.name);
+                payment.unconfirmed = payment.unconfirmed.saturating_sub(1);
+                let outcome = debt.release_outcome(Ok(reply.hold), now);
+                reporter.report_end(&debt, &outcome, false);
             }
             Err(failure) => {
                 if let Some(shutdown) = &mut self.shutdown {
                     shutdown.last_failure = Some(failure.clone());
                 }
-                if let Some(hold) = &clean_up.ended {
-                    drop(hold.release_outcome(Err(failure), now));
-                }
+                drop(debt.release_outcome(Err(failure), now));
             }
         }
         if let Some(due) = next {
-            self.timers.add_at(due, Scheduled::CleanUp(clean_up));
-        } else if !clean_up.is_confirmed() {
+            self.timers.add_at(due, Scheduled::Payment(payment));
+        } else if !payment.is_confirmed() {
             if let Some(shutdown) = &mut self.shutdown {
                 shutdown.outlived = true;
             }
-            if let Some(hold) = &clean_up.ended {
-                reporter.report_end(hold, &Err(HoldFailure::Failed(unconfirmed())), drop);
-            }
+            reporter.report_end(&debt, &Err(HoldFailure::Failed(unconfirmed())), false);
         }
     }
 

@@ -27,7 +27,6 @@ use crate::protocol::lease::HoldFailure;
 use crate::protocol::name::Name;
 use crate::stats::Counters;
 use crate::store::Store;
-use crate::store::background::InDoubtHold;
 use crate::store::hold_id::HoldKind;
 use crate::store::request::{HoldReply, Look};
 
@@ -83,7 +82,7 @@ impl Reporter {
     /// Begins a hold that came by no conversation about its name.
     pub(super) fn begin_beside(&self, hold: &Arc<Hold>, caller: &Caller) {
         let ended = match hold.id.kind {
-            HoldKind::Lock => self.wait_queues.with(&hold.id, Name::take_released),
+            HoldKind::Lock => self.wait_queues.with(&hold.id, Name::take_debts),
             _ => Vec::new(),
         };
         self.begin(hold, caller, ended);
@@ -92,7 +91,7 @@ impl Reporter {
     /// Reports the ends of holds whose releases were not confirmed.
     pub(super) fn report_ended(&self, ended: Vec<Arc<Hold>>) {
         for released in ended {
-            self.report_end(&released, &Ok(()), |in_doubt| self.renewer.clean_up(in_doubt));
+            self.report_end(&released, &Ok(()), true);
         }
     }
 
@@ -253,7 +252,7 @@ impl Reporter {
     pub(super) fn set_listening(&self, listening: bool) {
         self.wait_queues.set_listening(listening);
         if !listening {
-            self.wait_queues.end_all_kept().iter().for_each(|kept| self.renewer.release(kept));
+            self.wait_queues.end_all_kept().into_iter().for_each(|kept| self.renewer.pay(kept));
         }
     }
 
@@ -262,7 +261,7 @@ impl Reporter {
         hold.set_wanted();
         let is_it = |kept: &Hold| kept.id == hold.id;
         if let Some(kept) = self.wait_queues.end_kept(&hold.id.name, is_it) {
-            self.renewer.release(&kept);
+            self.renewer.pay(kept);
         }
     }
 
@@ -284,20 +283,20 @@ impl Reporter {
     }
 
     /// Reports how a hold has ended that was released, unless that is known already. Before it
-    /// counts as settled, `clean_up` gets it if it may exist in the store.
+    /// counts as settled, the renewer gets it if it may exist in the store and this `pays`.
     pub(super) fn report_end(
         &self,
-        hold: &Hold,
+        hold: &Arc<Hold>,
         outcome: &Result<(), HoldFailure>,
-        clean_up: impl FnOnce(InDoubtHold),
+        pays: bool,
     ) {
         let is_first = hold.settle(matches!(outcome, Err(HoldFailure::Lost)));
         hold.current.lock().disconnect();
         if !is_first {
             return;
         }
-        if hold.in_doubt.load(Ordering::Relaxed) || matches!(outcome, Err(HoldFailure::Failed(_))) {
-            clean_up(hold.to_clean_up(Moment::now()));
+        if pays && (hold.may_begin() || matches!(outcome, Err(HoldFailure::Failed(_)))) {
+            self.renewer.pay(hold.clone());
         }
         match outcome {
             Err(HoldFailure::Lost) => {
@@ -362,26 +361,28 @@ impl Reporter {
 
     /// Ends a hold that was marked as lost because it is gone.
     pub(super) fn end_gone(&self, hold: &Hold) {
-        let may_exist = hold.in_doubt.load(Ordering::Relaxed);
-        self.end_lost(hold, may_exist);
+        self.end_lost(hold, hold.may_begin());
     }
 
     fn end_lost(&self, hold: &Hold, may_exist: bool) {
         hold.current.lock().disconnect();
         self.count_end(hold);
         if may_exist {
-            let now = Moment::now();
-            let in_doubt = Hold::in_doubt(hold.id.clone(), hold.lease.duration(), now);
-            self.wait_queues.add_released(Arc::new(in_doubt));
-            self.renewer.clean_up(hold.to_clean_up(now));
+            self.owe(Arc::new(hold.to_debt(Moment::now())));
         }
         // First the report: the next holder has its own.
         self.report_loss(hold);
         self.wait_queues.end_hold(hold);
     }
 
+    /// Has a debt paid, and remembers it until then.
+    pub(super) fn owe(&self, debt: Arc<Hold>) {
+        self.wait_queues.owe(debt.clone());
+        self.renewer.pay(debt);
+    }
+
     /// Reports what the reply to a posted release says.
-    pub(super) fn report_reply(&self, hold: &Hold, reply: Result<HoldReply, Failure>) {
+    pub(super) fn report_reply(&self, hold: &Arc<Hold>, reply: Result<HoldReply, Failure>) {
         if reply.is_ok() {
             self.record_reply(&hold.id.name);
         }
@@ -390,9 +391,9 @@ impl Reporter {
 
     /// Reports how a hold has ended whose release was not confirmed, before the next holder reports
     /// its own.
-    pub(super) fn settle(&self, hold: &Hold, outcome: &Result<(), HoldFailure>) {
-        self.wait_queues.settle_release(&hold.id, || {
-            self.report_end(hold, outcome, |in_doubt| self.renewer.clean_up(in_doubt));
+    pub(super) fn settle(&self, hold: &Arc<Hold>, outcome: &Result<(), HoldFailure>) {
+        self.wait_queues.settle(&hold.id, || {
+            self.report_end(hold, outcome, true);
             !matches!(outcome, Err(HoldFailure::Failed(_)))
         });
     }
@@ -413,10 +414,11 @@ mod tests {
         LockOptions { lease: LEASE, ..LockOptions::default() }
     }
 
-    fn acquired(options: &LockOptions) -> Hold {
+    fn acquired(options: &LockOptions) -> Arc<Hold> {
         let (kind, client) = (HoldKind::Lock, Arc::from("c"));
         let id = HoldId { kind, name: Arc::from("x"), client, nonce: 1 };
-        Hold::new(id.that_may_be_kept(), 7, 2, &caller(options), Moment::now(), Moment::now())
+        let (id, now) = (id.that_may_be_kept(), Moment::now());
+        Arc::new(Hold::new(id, 7, 2, &caller(options), now, now))
     }
 
     #[test]
@@ -426,7 +428,7 @@ mod tests {
         assert!(hold.end(Moment::now()));
         Reporter::default().lose(&hold);
         assert_eq!(over.try_recv(), Err(TryRecvError::Empty), "its release is under way");
-        Reporter::default().report_end(&hold, &Ok(()), drop);
+        Reporter::default().report_end(&hold, &Ok(()), false);
         assert!(!hold.settle(true), "only the first says how it has ended");
         assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
         assert!(!hold.lease.is_lost(Moment::now()));
@@ -439,7 +441,7 @@ mod tests {
         let hold = acquired(&options());
         let over = hold.over();
         assert!(hold.end(Moment::now()) && !hold.lease.is_lost(Moment::now()));
-        Reporter::default().report_end(&hold, &Err(HoldFailure::Lost), drop);
+        Reporter::default().report_end(&hold, &Err(HoldFailure::Lost), false);
         assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
         assert!(!hold.lease.settle(false));
         assert!(hold.lease.is_lost(Moment::now()));
@@ -502,7 +504,7 @@ mod tests {
         let reporter = Reporter::default();
         assert!(reporter.report_handoff(&hold));
         assert!(hold.end(Moment::now()));
-        reporter.report_end(&hold, &Ok(()), drop);
+        reporter.report_end(&hold, &Ok(()), false);
         assert_eq!(reported(&reporter), [0, 0, 0]);
     }
 

@@ -206,23 +206,15 @@ impl Shared {
         if lease == self.times.lease { self.times } else { CallTimes::new(&self.config, lease) }
     }
 
-    /// Lets the renewer remove a hold that no guard has had, but that may exist in the store, now
-    /// or later.
-    pub(super) fn clean_up(&self, hold: &HoldId, lease: Duration, settled_by_release: bool) {
-        if !self.withdraws {
-            self.wait_queues.add_released(Arc::new(Hold::in_doubt(
-                hold.clone(),
-                lease,
-                Moment::now(),
-            )));
+    /// Has a hold removed that no guard has had, but that may exist in the store, or that a request
+    /// may begin there later.
+    pub(super) fn owe(&self, hold: &HoldId, lease: Duration) {
+        let debt = Arc::new(Hold::debt(hold.clone(), lease, true, Moment::now()));
+        if self.withdraws {
+            self.reporter.renewer.pay(debt);
+        } else {
+            self.reporter.owe(debt);
         }
-        let (hold, taken_until) = (hold.clone(), Moment::FIRST);
-        self.reporter.renewer.clean_up(InDoubtHold {
-            hold,
-            taken_until,
-            lease,
-            settled_by_release,
-        });
     }
 
     /// Returns the function to which a store reports in-doubt holds of its own. It keeps nothing
@@ -231,7 +223,9 @@ impl Shared {
         let reporter = Arc::downgrade(&self.reporter);
         move |in_doubt| {
             if let Some(reporter) = reporter.upgrade() {
-                reporter.renewer.clean_up(in_doubt);
+                let InDoubtHold { hold, taken_until, lease, may_begin } = in_doubt;
+                let debt = Hold::debt(hold, lease, may_begin, Moment::now());
+                reporter.renewer.pay(Arc::new(debt.taken_until(taken_until)));
             }
         }
     }

@@ -76,22 +76,22 @@ fn inspect(shared: &Shared, name: &Arc<str>, look: Look) -> Result<Option<Holder
         let report = repeat(shared, "inspect", name, |end| shared.store.report(name, look, end))?;
         Ok(report.holder().cloned())
     };
-    let released = shared.wait_queues.released(HoldKind::Lock, name);
+    let debts = shared.wait_queues.debts(HoldKind::Lock, name);
     let Some(holder) = inspect()? else { return Ok(None) };
-    match released.iter().find(|released| holder.is_owner_of(&released.id)) {
+    match debts.iter().find(|debt| holder.is_owner_of(&debt.id)) {
         None => Ok(Some(holder)),
-        Some(released) => {
-            confirm_release(shared, released)?;
+        Some(debt) => {
+            pay(shared, debt)?;
             inspect()
         }
     }
 }
 
 /// Resends the release of a dropped hold, and waits for the reply.
-fn confirm_release(shared: &Shared, released: &Hold) -> Result<()> {
-    let name = &released.id.name;
-    repeat(shared, "inspect", name, |end| ask_one(&*shared.store, released.to_release(end)))?;
-    shared.reporter.settle(released, &Ok(()));
+fn pay(shared: &Shared, debt: &Arc<Hold>) -> Result<()> {
+    let name = &debt.id.name;
+    repeat(shared, "inspect", name, |end| ask_one(&*shared.store, debt.to_release(end)))?;
+    shared.reporter.settle(debt, &Ok(()));
     Ok(())
 }
 
@@ -100,8 +100,8 @@ pub(crate) fn count(shared: &Shared, name: &Arc<str>) -> Result<u32> {
     shared.check_process()?;
     shared.check_has_members()?;
     // Dropped permits do not count, even if their releases have not reached the store yet.
-    for released in shared.wait_queues.released(HoldKind::Read, name) {
-        confirm_release(shared, &released)?;
+    for debt in shared.wait_queues.debts(HoldKind::Read, name) {
+        pay(shared, &debt)?;
     }
     let ask = |end| shared.store.report(name, Look::Permits, end);
     repeat(shared, "inspect", name, ask).map(|report| report.permits).map_err(|mut error| {

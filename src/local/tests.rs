@@ -535,7 +535,7 @@ fn a_dropped_hold_that_still_exists_is_no_other_holder() {
         assert!(scene.is_held(), "the late release does not touch the new hold");
         scene.unlock(&next.hold).expect("released");
         scene.expect_events(["released"]);
-        assert!(scene.shared.wait_queues.released(HoldKind::Lock, &scene.name).is_empty());
+        assert!(scene.shared.wait_queues.debts(HoldKind::Lock, &scene.name).is_empty());
     }
 }
 
@@ -686,7 +686,7 @@ fn the_outcome_of_a_posted_release_is_reported() {
     scene.end_hold();
     scene.store.send_posted();
     scene.expect_events(["acquired", "lost"]);
-    eventually(|| scene.shared.wait_queues.released(HoldKind::Lock, &scene.name).is_empty());
+    eventually(|| scene.shared.wait_queues.debts(HoldKind::Lock, &scene.name).is_empty());
 }
 
 /// The memory of a lock that is only held. A client may have a million.

@@ -11,15 +11,15 @@ use std::time::Duration;
 use crate::base::clock::{Moment, end_of};
 use crate::protocol::hold::Hold;
 use crate::protocol::lease::{NextStep, TOGETHER};
-use crate::store::background::{InDoubtHold, Job};
+use crate::store::background::Job;
 use crate::store::hold_id::HoldId;
 use crate::store::request::Change;
 
-/// The first pause between two attempts to clean up.
-const CLEAN_PAUSE: Duration = Duration::from_millis(10);
+/// The first pause between two attempts to pay a debt.
+const PAYMENT_PAUSE: Duration = Duration::from_millis(10);
 
-/// The longest pause, as a fraction of the time available for cleaning up.
-const CLEAN_TRIES: u32 = 20;
+/// The longest pause, as a fraction of the time in which the hold may exist.
+const PAYMENTS: u32 = 20;
 
 /// With fewer entries than this, only time causes a compaction.
 const CROWD: usize = 1024;
@@ -32,23 +32,23 @@ const COMPACTION_PAUSE: Duration = Duration::from_secs(5);
 pub(crate) enum Scheduled {
     /// Ask whether the hold exists, independently of its renewals.
     Check(Arc<Hold>),
-    CleanUp(Box<CleanUp>),
+    Payment(Box<Payment>),
     Hold(Arc<Hold>),
     /// Release a kept lock if no thread has used it for long enough.
     Kept(Arc<Hold>),
 }
 
 impl Scheduled {
-    /// Returns the job that does this work now. A renewal or a clean-up may take a third of the
+    /// Returns the job that does this work now. A renewal or a payment may take a third of the
     /// lease. The renewer handles kept locks without a job.
     pub(crate) fn job(&self, id: u64, now: Moment) -> Job {
         let (hold, change, limit) = match self {
             Self::Check(hold) | Self::Kept(hold) => {
                 (&hold.id, hold.to_check(), hold.lease.remaining(now))
             }
-            Self::CleanUp(clean_up) => {
-                let InDoubtHold { hold, lease, .. } = &clean_up.in_doubt;
-                (hold, clean_up.begin_attempt(), *lease / 3)
+            Self::Payment(payment) => {
+                let debt = &payment.debt;
+                (&debt.id, payment.begin_attempt(), debt.lease.duration() / 3)
             }
             Self::Hold(hold) => {
                 let change = hold.to_renew(now);
@@ -70,66 +70,51 @@ impl Scheduled {
         if let Self::Hold(hold) = self { Some(hold) } else { None }
     }
 
-    pub(crate) fn as_clean_up(&self) -> Option<&CleanUp> {
-        if let Self::CleanUp(clean_up) = self { Some(clean_up) } else { None }
+    pub(crate) fn as_payment(&self) -> Option<&Payment> {
+        if let Self::Payment(payment) = self { Some(payment) } else { None }
     }
 }
 
-/// The removal of an in-doubt hold: one that may exist after a request with an unknown outcome, or
-/// that such a request may still begin. A shutdown releases holds in the same way.
+/// The payment of a debt: the removal of a hold that may exist in the store and must not. A shutdown
+/// releases holds in the same way.
 #[derive(Debug)]
-pub(crate) struct CleanUp {
-    pub(super) in_doubt: InDoubtHold,
+pub(crate) struct Payment {
+    pub(super) debt: Arc<Hold>,
     /// After this the hold has ended by itself.
     deadline: Moment,
     pause: Duration,
     longest_pause: Duration,
-    /// The hold that a shutdown has ended, until the outcome of its release is known.
-    pub(super) ended: Option<Arc<Hold>>,
     /// How many more replies it takes until the hold counts as removed.
     pub(super) unconfirmed: u8,
     /// Whether this removes the client from the waiting clients, instead of a hold.
     pub(super) unregisters: bool,
 }
 
-impl CleanUp {
-    pub(crate) fn new(in_doubt: InDoubtHold) -> Self {
-        let deadline = Moment::now().after(in_doubt.lease);
-        let longest_pause = (in_doubt.lease / CLEAN_TRIES).max(CLEAN_PAUSE);
-        // A server that hung executes the requests of several connections in any order: a late
-        // request may be executed after the release, but not after a second one.
-        let unconfirmed = if in_doubt.settled_by_release { 1 } else { 2 };
+impl Payment {
+    pub(crate) fn new(debt: Arc<Hold>) -> Self {
+        let lease = debt.lease.duration();
         Self {
-            in_doubt,
-            deadline,
-            pause: CLEAN_PAUSE,
-            longest_pause,
-            ended: None,
-            unconfirmed,
+            deadline: Moment::now().after(lease),
+            pause: PAYMENT_PAUSE,
+            longest_pause: (lease / PAYMENTS).max(PAYMENT_PAUSE),
+            // A server that hung executes the requests of several connections in any order: a late
+            // request may be executed after the release, but not after a second one.
+            unconfirmed: if debt.may_begin() { 2 } else { 1 },
             unregisters: false,
+            debt,
         }
     }
 
     /// Creates the removal of a client from the waiting clients, for which no shutdown waits. A
     /// call wanted to acquire the hold, with this lease.
     pub(crate) fn of_waiting(hold: HoldId, lease: Duration) -> Self {
-        let taken_until = Moment::FIRST;
-        let removal = InDoubtHold { hold, taken_until, lease, settled_by_release: true };
-        Self { unconfirmed: 0, unregisters: true, ..Self::new(removal) }
-    }
-
-    /// Creates the release of a hold that a shutdown has ended.
-    pub(crate) fn of_ended(hold: &Arc<Hold>) -> Self {
-        Self { ended: Some(hold.clone()), ..Self::new(hold.to_clean_up(Moment::now())) }
+        let debt = Arc::new(Hold::debt(hold, lease, false, Moment::now()));
+        Self { unconfirmed: 0, unregisters: true, ..Self::new(debt) }
     }
 
     /// Begins an attempt, and returns the change to ask for.
     fn begin_attempt(&self) -> Change {
-        match &self.ended {
-            _ if self.unregisters => Change::Unregister,
-            Some(hold) => hold.begin_release(),
-            None => Change::Release { taken_until: self.in_doubt.taken_until },
-        }
+        if self.unregisters { Change::Unregister } else { self.debt.begin_release() }
     }
 
     /// Returns `true` if the hold counts as removed: by a majority if there are several servers,
@@ -140,13 +125,13 @@ impl CleanUp {
 
     /// Shortens the pause before the next attempt.
     pub(crate) fn hasten(&mut self) {
-        self.pause = CLEAN_PAUSE;
+        self.pause = PAYMENT_PAUSE;
     }
 
     /// Returns when to try again; `None` if the hold is certainly gone. `replied` says whether
     /// every server has replied to the last attempt.
     pub(crate) fn next_try(&mut self, replied: bool, now: Moment) -> Option<Moment> {
-        if now >= self.deadline || (replied && self.in_doubt.settled_by_release) {
+        if now >= self.deadline || (replied && !self.debt.may_begin()) {
             return None;
         }
         let due = now.after(self.pause);
@@ -178,7 +163,7 @@ impl TimerQueue {
     /// Adds work for when it is due. Drops a lease that is over.
     pub(crate) fn add(&mut self, work: Scheduled) {
         let due = match &work {
-            Scheduled::Check(_) | Scheduled::CleanUp(_) => Some(Moment::FIRST),
+            Scheduled::Check(_) | Scheduled::Payment(_) => Some(Moment::FIRST),
             Scheduled::Hold(hold) => hold.next_step().map(|next| next.due),
             Scheduled::Kept(hold) => hold.next_look(),
         };
@@ -193,7 +178,7 @@ impl TimerQueue {
             return;
         }
         self.entries.retain(|entry| match &entry.work {
-            Scheduled::Check(_) | Scheduled::CleanUp(_) => true,
+            Scheduled::Check(_) | Scheduled::Payment(_) => true,
             Scheduled::Hold(hold) | Scheduled::Kept(hold) => hold.lease.is_open(),
         });
         self.crowd = CROWD.max(self.entries.len() * 2);
@@ -287,13 +272,8 @@ mod tests {
         HoldId { kind: HoldKind::Lock, name: Arc::from("x"), client: Arc::from("c"), nonce: 1 }
     }
 
-    fn clean_up(lease: Duration, settled_by_release: bool) -> CleanUp {
-        CleanUp::new(InDoubtHold {
-            hold: id(),
-            taken_until: Moment::FIRST,
-            lease,
-            settled_by_release,
-        })
+    fn payment(lease: Duration, may_begin: bool) -> Payment {
+        Payment::new(Arc::new(Hold::debt(id(), lease, may_begin, Moment::now())))
     }
 
     fn hold(duration: Duration) -> Scheduled {
@@ -331,10 +311,10 @@ mod tests {
     #[test]
     fn an_in_doubt_hold_is_released_at_growing_intervals_until_its_lease_is_over() {
         let hold = Duration::from_secs(30);
-        let mut clean_up = clean_up(hold, false);
+        let mut payment = payment(hold, true);
         let (begin, mut now) = (Moment::now(), Moment::now());
         let mut pauses = Vec::new();
-        while let Some(next) = clean_up.next_try(true, now) {
+        while let Some(next) = payment.next_try(true, now) {
             pauses.push(next.since(now));
             now = next;
         }
@@ -344,9 +324,9 @@ mod tests {
 
     #[test]
     fn one_answer_is_enough_for_a_hold_that_a_release_settles() {
-        let mut clean_up = clean_up(Duration::from_secs(30), true);
-        assert!(clean_up.next_try(false, Moment::now()).is_some());
-        assert!(clean_up.next_try(true, Moment::now()).is_none());
+        let mut payment = payment(Duration::from_secs(30), false);
+        assert!(payment.next_try(false, Moment::now()).is_some());
+        assert!(payment.next_try(true, Moment::now()).is_none());
     }
 
     fn held(lease: Duration) -> Arc<Hold> {
@@ -356,7 +336,7 @@ mod tests {
     #[test]
     fn a_job_has_a_third_of_the_lease() {
         let (lease, time) = (Duration::from_secs(30), Duration::from_secs(10));
-        for work in [hold(lease), Scheduled::CleanUp(Box::new(clean_up(lease, true)))] {
+        for work in [hold(lease), Scheduled::Payment(Box::new(payment(lease, false)))] {
             let begin = Instant::now();
             let left = work.job(1, Moment::now()).deadline - begin;
             assert!(left >= time && left <= time + begin.elapsed(), "{work:?}: {left:?}");
@@ -367,15 +347,15 @@ mod tests {
     fn releases_of_a_shutdown_are_counted_unless_they_had_no_effect() {
         let hold = held(Duration::from_secs(30));
         assert!(hold.end(Moment::now()));
-        let clean_up = CleanUp::of_ended(&hold);
+        let payment = Payment::new(hold.clone());
         let failure = |kind| Failure::io(kind, &Arc::from("there"), std::io::Error::other("test"));
         let releases = || hold.releases.load(Ordering::Relaxed);
         for (kind, counted) in [(FailureKind::Unreachable, 0), (FailureKind::Timeout, 1)] {
-            clean_up.begin_attempt();
+            payment.begin_attempt();
             drop(hold.release_outcome(Err(failure(kind)), Moment::now()));
             assert_eq!(releases(), counted, "{kind:?}");
         }
-        clean_up.begin_attempt();
+        payment.begin_attempt();
         assert_eq!(releases(), 2);
         // An earlier attempt may have ended it.
         assert!(hold.release_outcome(Ok(HoldReply::Gone), Moment::now()).is_ok());
@@ -383,24 +363,24 @@ mod tests {
 
     #[test]
     fn a_client_that_waits_no_more_is_removed_and_no_hold() {
-        let clean_up = CleanUp::of_waiting(id(), Duration::from_secs(30));
-        assert_eq!(clean_up.begin_attempt(), Change::Unregister);
-        assert!(clean_up.is_confirmed(), "no shutdown waits for it");
+        let payment = Payment::of_waiting(id(), Duration::from_secs(30));
+        assert_eq!(payment.begin_attempt(), Change::Unregister);
+        assert!(payment.is_confirmed(), "no shutdown waits for it");
     }
 
     #[test]
     fn the_next_attempt_comes_soon_where_there_is_reason_to_hasten() {
-        let mut clean_up = clean_up(Duration::from_secs(30), false);
+        let mut payment = payment(Duration::from_secs(30), true);
         let now = Moment::now();
         let mut pause = |hastens: bool| {
             if hastens {
-                clean_up.hasten();
+                payment.hasten();
             }
-            clean_up.next_try(false, now).expect("not over").since(now)
+            payment.next_try(false, now).expect("not over").since(now)
         };
         assert_eq!(
             [false, false, false, true].map(&mut pause),
-            [1, 2, 4, 1].map(|n| CLEAN_PAUSE * n)
+            [1, 2, 4, 1].map(|n| PAYMENT_PAUSE * n)
         );
     }
 

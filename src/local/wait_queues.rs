@@ -92,25 +92,25 @@ impl WaitQueues {
         self.shard(kind, name).get(name)?.holder().cloned()
     }
 
-    /// Returns the holds whose release is not confirmed.
-    pub(crate) fn released(&self, kind: HoldKind, name: &str) -> Vec<Arc<Hold>> {
+    /// Returns the holds that must not exist in the store and may.
+    pub(crate) fn debts(&self, kind: HoldKind, name: &str) -> Vec<Arc<Hold>> {
         let shard = self.shard(kind, name);
-        shard.get(name).map(|name| name.released().to_vec()).unwrap_or_default()
+        shard.get(name).map(|name| name.debts().to_vec()).unwrap_or_default()
     }
 
     /// Remembers a hold that no thread has, and that may exist in the store until the renewer has
     /// released it.
-    pub(crate) fn add_released(&self, hold: Arc<Hold>) {
-        self.with(&hold.id.clone(), |queue| queue.add_released(hold));
+    pub(crate) fn owe(&self, debt: Arc<Hold>) {
+        self.with(&debt.id.clone(), |queue| queue.owe(debt));
     }
 
     /// Lets `report` tell how a release has gone, and forgets the hold if that returns `true`: it
     /// does not exist any more. So a thread that acquires the lock next finds the hold here, or
     /// comes after the report.
-    pub(crate) fn settle_release(&self, hold: &HoldId, report: impl FnOnce() -> bool) {
-        self.with(hold, |queue| {
+    pub(crate) fn settle(&self, debt: &HoldId, report: impl FnOnce() -> bool) {
+        self.with(debt, |queue| {
             if report() {
-                queue.forget_released(hold);
+                queue.settle(debt);
             }
         });
     }
@@ -486,7 +486,7 @@ pub(super) mod tests {
     }
 
     fn is_released(queues: &WaitQueues, hold: &Arc<Hold>) -> bool {
-        let released = queues.released(HoldKind::Lock, &name());
+        let released = queues.debts(HoldKind::Lock, &name());
         queues.count_kept() == 0 && released.iter().any(|it| Arc::ptr_eq(it, hold))
     }
 

@@ -19,7 +19,6 @@ use crate::error::{Error, Loss, LossCause};
 use crate::protocol::call::{Caller, Terms};
 use crate::protocol::current_hold::{CurrentHold, OverChannel, WantedWatch};
 use crate::protocol::lease::{HoldFailure, Lease, NextStep};
-use crate::store::background::InDoubtHold;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Change, HoldReply, HoldRequest};
 
@@ -94,9 +93,10 @@ impl Hold {
         }
     }
 
-    /// Creates a hold that no thread has, but that may exist in the store. Nothing is reported
-    /// about it.
-    pub(crate) fn in_doubt(id: HoldId, lease: Duration, now: Moment) -> Self {
+    /// Creates a debt: a hold that no guard has, and that may exist in the store until `lease` is
+    /// over. Nothing is reported about it. If a request may begin it again, one release does not
+    /// settle it.
+    pub(crate) fn debt(id: HoldId, lease: Duration, may_begin: bool, now: Moment) -> Self {
         let lease = Lease::new(now, lease, lease, None);
         lease.end(now);
         lease.settle(false);
@@ -109,7 +109,7 @@ impl Hold {
             taken_until: Moment::FIRST,
             fence: AtomicU64::new(0),
             depth: AtomicU32::new(1),
-            in_doubt: AtomicBool::new(true),
+            in_doubt: AtomicBool::new(may_begin),
             releases: AtomicU16::new(0),
             failing: AtomicBool::new(false),
             wanted: AtomicBool::new(false),
@@ -117,6 +117,22 @@ impl Hold {
             keep: 0,
             current: Mutex::new(CurrentHold::NEW),
         }
+    }
+
+    /// Lets the lock of a debt stay taken until then, however early that is paid.
+    pub(crate) fn taken_until(self, taken_until: Moment) -> Self {
+        Self { taken_until, ..self }
+    }
+
+    /// Returns the debt that a lost hold leaves, which may exist after all. Its lock does not stay
+    /// taken.
+    pub(crate) fn to_debt(&self, now: Moment) -> Self {
+        Self::debt(self.id.clone(), self.lease.duration(), self.may_begin(), now)
+    }
+
+    /// Returns `true` if a request that began this hold may be executed again.
+    pub(crate) fn may_begin(&self) -> bool {
+        self.in_doubt.load(Ordering::Relaxed)
     }
 
     /// Returns the fencing token of the present hold, or 0 for a permit, which has none.
@@ -407,7 +423,9 @@ impl Hold {
     /// Like `to_release`, but returns only the change.
     pub(crate) fn begin_release(&self) -> Change {
         self.releases.fetch_add(1, Ordering::AcqRel);
-        Change::Release { taken_until: self.taken_until }
+        // A lost lock does not stay taken.
+        let is_lost = self.lease.is_marked_as_lost();
+        Change::Release { taken_until: if is_lost { Moment::FIRST } else { self.taken_until } }
     }
 
     /// Returns what the reply to a release means. If another release may have ended the hold, a
@@ -427,18 +445,6 @@ impl Hold {
                 }
                 Err(HoldFailure::Failed(failure))
             }
-        }
-    }
-
-    /// Returns the hold for its removal from the store, where it may still exist after its release
-    /// or loss. A lost lock does not stay taken.
-    pub(crate) fn to_clean_up(&self, now: Moment) -> InDoubtHold {
-        let taken_until = if self.lease.is_lost(now) { Moment::FIRST } else { self.taken_until };
-        InDoubtHold {
-            hold: self.id.clone(),
-            taken_until,
-            lease: self.lease.duration(),
-            settled_by_release: !self.in_doubt.load(Ordering::Relaxed),
         }
     }
 

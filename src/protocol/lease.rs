@@ -168,6 +168,11 @@ impl Lease {
         state == LOST || (state > ENDED && state <= now.0)
     }
 
+    /// Returns `true` if a call has marked the hold as lost.
+    pub(crate) fn is_marked_as_lost(&self) -> bool {
+        self.load() == LOST
+    }
+
     /// Returns `true` if it is known how the hold has ended.
     pub(crate) fn is_settled(&self) -> bool {
         matches!(self.load(), LOST | RELEASED)

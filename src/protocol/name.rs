@@ -78,8 +78,8 @@ pub(crate) enum Next {
     /// Sends this request, and passes the reply to [`Name::reply`].
     Ask(Ask),
     /// Releases these holds of the client, which may be what is in the way, and reports to
-    /// [`Name::confirmed`].
-    Confirm(Vec<Arc<Hold>>),
+    /// [`Name::paid`].
+    Pay(Vec<Arc<Hold>>),
     /// Releases the hold, which fell short of its durability, and goes on with [`Name::withdrawn`].
     Withdraw(HoldId),
     /// Takes the client off those that wait for the lock, and goes on with [`Name::recalled`].
@@ -156,9 +156,8 @@ pub(crate) struct Turn {
 /// What the runtime does besides, once the name is unlocked.
 #[derive(Default)]
 pub(crate) struct Effects {
-    /// Holds that may exist in the store and must not, with their leases, and whether one release
-    /// settles that.
-    pub(crate) clean_ups: Vec<(HoldId, Duration, bool)>,
+    /// New debts, which the renewer pays.
+    pub(crate) debts: Vec<Arc<Hold>>,
     /// A tenure that was kept, and ends.
     pub(crate) release: Option<Arc<Hold>>,
     /// A tenure whose deadline has passed.
@@ -201,9 +200,10 @@ pub(crate) enum Ending {
 /// or the client keeps it, or a release is not confirmed.
 pub(crate) struct Name<P> {
     phase: Phase<P>,
-    /// The holds that were released, or that no call got, as long as it is not known that they have
-    /// ended in the store. A reply that the lock is held may mean one of these.
-    released: Vec<Arc<Hold>>,
+    /// The holds that must not exist in the store and may: those that were released, or that no call
+    /// got, until it is known that they have ended there. A reply that the lock is held may mean one
+    /// of these.
+    debts: Vec<Arc<Hold>>,
     /// The calls behind the first, in the order in which they came. `None` until there was one: a
     /// client may have a million names that are only held.
     #[expect(clippy::box_collection, reason = "a name that is only held has none, and is small")]
@@ -427,11 +427,11 @@ impl<P> Conversation<P> {
 }
 
 impl<P: Port> Name<P> {
-    pub(crate) const NEW: Self = Self { phase: Phase::Idle, released: Vec::new(), behind: None };
+    pub(crate) const NEW: Self = Self { phase: Phase::Idle, debts: Vec::new(), behind: None };
 
     /// Returns `true` if there is nothing to remember about the name.
     pub(crate) fn is_over(&self) -> bool {
-        matches!(self.phase, Phase::Idle) && self.released.is_empty()
+        matches!(self.phase, Phase::Idle) && self.debts.is_empty()
     }
 
     /// Adds a call: as the first if there is none, else behind all others, or in front of them if
@@ -510,7 +510,7 @@ impl<P: Port> Name<P> {
             Registration::IfHeld => Registration::None,
             other => other,
         };
-        let after_release = !self.released.is_empty() || refills.is_some();
+        let after_release = !self.debts.is_empty() || refills.is_some();
         let mut talk = Conversation::new(first, registration, after_release);
         talk.refills = refills;
         self.ask(talk, turn)
@@ -520,10 +520,10 @@ impl<P: Port> Name<P> {
     pub(crate) fn begin_alone(
         &mut self,
         call: Call<P>,
-        released: Vec<Arc<Hold>>,
+        debts: Vec<Arc<Hold>>,
         turn: &Turn,
     ) -> Next {
-        self.released = released;
+        self.debts = debts;
         self.begin(call, Registration::None, None, turn)
     }
 
@@ -574,7 +574,7 @@ impl<P: Port> Name<P> {
         self.record_alike(&mut talk, (sent, turn.moment), &reply, in_doubt || falls_short);
         if turn.withdraws && (in_doubt || !is_granted(&reply)) {
             if mem::take(&mut talk.first.in_doubt) || in_doubt {
-                self.doubt(&talk.first, false, turn);
+                self.doubt(&talk.first, true, turn);
             }
             talk.needs_new_id = true;
         } else if in_doubt {
@@ -606,17 +606,17 @@ impl<P: Port> Name<P> {
                 }
                 self.phase = Phase::Held(hold.clone());
                 self.tell_leaving(turn.moment);
-                let ended = mem::take(&mut self.released);
+                let ended = mem::take(&mut self.debts);
                 Next::Done(Outcome::Acquired { hold, ended })
             }
             Ok(AcquireReply::Held { remaining, recalled, .. }) => {
                 // Earlier holds may be what is in the way. If their releases were confirmed in the
                 // meantime, they may have ended after this request.
-                if !self.released.is_empty() {
-                    let released = self.released.clone();
+                if !self.debts.is_empty() {
+                    let debts = self.debts.clone();
                     talk.after_release = true;
                     self.phase = Phase::Asking(talk);
-                    return Next::Confirm(released);
+                    return Next::Pay(debts);
                 }
                 if mem::take(&mut talk.after_release) && !turn.keeps_order {
                     return self.ask(talk, turn);
@@ -715,7 +715,7 @@ impl<P: Port> Name<P> {
                 }
                 self.phase = Phase::Held(kept.clone());
                 self.tell_leaving(turn.moment);
-                let ended = mem::take(&mut self.released);
+                let ended = mem::take(&mut self.debts);
                 Next::Done(Outcome::Kept { hold: kept.clone(), ended })
             }
             Ok(AcquireReply::Held { .. }) => {
@@ -781,17 +781,17 @@ impl<P: Port> Name<P> {
     }
 
     /// Goes on after the releases of these earlier holds were repeated, until one has failed.
-    pub(crate) fn confirmed(
+    pub(crate) fn paid(
         &mut self,
-        released: &[Arc<Hold>],
+        debts: &[Arc<Hold>],
         outcome: Result<(), Failure>,
         turn: &mut Turn,
     ) -> Next {
         let mut talk = self.take_talk();
         match outcome {
             Ok(()) => {
-                for hold in released {
-                    self.forget_released(&hold.id);
+                for debt in debts {
+                    self.settle(&debt.id);
                 }
                 talk.after_release = false;
                 self.ask(talk, turn)
@@ -804,7 +804,7 @@ impl<P: Port> Name<P> {
     pub(crate) fn withdrawn(&mut self, is_certain: bool, turn: &mut Turn) -> Next {
         let mut talk = self.take_talk();
         if !is_certain {
-            self.doubt(&talk.first, true, turn);
+            self.doubt(&talk.first, false, turn);
         }
         let failure = talk.ends_with.take().unwrap_or_else(Failure::unsent);
         self.fail(talk, failure, turn)
@@ -863,7 +863,7 @@ impl<P: Port> Name<P> {
         }
         let hold = talk.first.hold.clone();
         if talk.first.in_doubt {
-            self.doubt(&talk.first, false, turn);
+            self.doubt(&talk.first, true, turn);
         }
         let may_be_queued = talk.may_be_queued();
         self.phase = Phase::Waiting(talk);
@@ -895,7 +895,7 @@ impl<P: Port> Name<P> {
         let last = mem::replace(&mut self.phase, Phase::Idle);
         let next = self.behind.as_mut()?.pop_front()?;
         let kind = next.hold.kind;
-        let mut talk = Conversation::new(next, Registration::Registered, !self.released.is_empty());
+        let mut talk = Conversation::new(next, Registration::Registered, !self.debts.is_empty());
         if let Phase::Asking(last) | Phase::Waiting(last) = last
             && let Known::Failed(failure, at) = last.known
         {
@@ -1037,17 +1037,19 @@ impl<P: Port> Name<P> {
         let is_asked_for = matches!(&self.phase, Phase::Asking(talk)
             if talk.alike.contains(&call.number));
         if call.in_doubt || is_asked_for {
-            self.doubt(call, false, turn);
+            self.doubt(call, true, turn);
         }
     }
 
-    /// Remembers that the hold of a call may exist in the store and must not, to be removed there.
-    fn doubt(&mut self, call: &Call<P>, settled_by_release: bool, turn: &mut Turn) {
+    /// Remembers that the hold of a call may exist in the store and must not, or that a request
+    /// `may_begin` it there.
+    fn doubt(&mut self, call: &Call<P>, may_begin: bool, turn: &mut Turn) {
         let (hold, lease) = (call.hold.clone(), call.caller.times.lease);
+        let debt = Arc::new(Hold::debt(hold, lease, may_begin, turn.moment));
         if !turn.withdraws {
-            self.released.push(Arc::new(Hold::in_doubt(hold.clone(), lease, turn.moment)));
+            self.debts.push(debt.clone());
         }
-        turn.effects.clean_ups.push((hold, lease, settled_by_release));
+        turn.effects.debts.push(debt);
     }
 
     /// Releases a tenure that the first call cannot use.
@@ -1071,24 +1073,24 @@ impl<P: Port> Name<P> {
         true
     }
 
-    /// Takes the holds whose releases were not confirmed: they have ended, as a new hold shows.
-    pub(crate) fn take_released(&mut self) -> Vec<Arc<Hold>> {
-        mem::take(&mut self.released)
+    /// Takes the debts: they have ended, as a new hold shows.
+    pub(crate) fn take_debts(&mut self) -> Vec<Arc<Hold>> {
+        mem::take(&mut self.debts)
     }
 
-    /// Returns the holds whose release is not confirmed.
-    pub(crate) fn released(&self) -> &[Arc<Hold>] {
-        &self.released
+    /// Returns the holds that must not exist in the store and may.
+    pub(crate) fn debts(&self) -> &[Arc<Hold>] {
+        &self.debts
     }
 
     /// Remembers a hold that no call has, and that may exist in the store until it was released.
-    pub(crate) fn add_released(&mut self, hold: Arc<Hold>) {
-        self.released.push(hold);
+    pub(crate) fn owe(&mut self, debt: Arc<Hold>) {
+        self.debts.push(debt);
     }
 
     /// Forgets a hold that no longer exists in the store.
-    pub(crate) fn forget_released(&mut self, hold: &HoldId) {
-        self.released.retain(|released| released.id != *hold);
+    pub(crate) fn settle(&mut self, debt: &HoldId) {
+        self.debts.retain(|other| other.id != *debt);
     }
 
     /// Ends a hold. If it `hands_off`, the next call gets the next hold of the tenure, if it can
@@ -1210,7 +1212,7 @@ impl<P: Port> Name<P> {
             return Err(talk);
         }
         if mem::take(&mut talk.first.in_doubt) {
-            self.doubt(&talk.first, false, turn);
+            self.doubt(&talk.first, true, turn);
         }
         self.pass_permit(talk, &spare, turn.moment);
         // It finds the permit at its port.
@@ -1223,7 +1225,7 @@ impl<P: Port> Name<P> {
         if !hold.end(now) {
             return Ending::Lost;
         }
-        self.released.push(hold.clone());
+        self.debts.push(hold.clone());
         let is_awaited = self.calls().next().is_some();
         if !is_awaited && self.is_held_by(hold) {
             self.phase = Phase::Idle;

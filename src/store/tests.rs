@@ -677,7 +677,7 @@ impl Hanging {
         let released = change(&self.store, &hold(2), Change::RELEASE);
         assert_eq!(released.ok(), Some(HoldReply::Done));
         let reported = self.reported.recv_deadline(soon()).expect("it is in doubt");
-        assert_eq!((reported.hold.nonce, reported.settled_by_release), (2, false));
+        assert_eq!((reported.hold.nonce, reported.may_begin), (2, true));
     }
 }
 

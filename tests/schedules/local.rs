@@ -305,14 +305,14 @@ impl Scene {
                     thread::yield_now();
                     self.step(|name, turn| name.reply(sent, reply, turn))
                 }
-                Next::Confirm(released) => {
+                Next::Pay(debts) => {
                     let outcome = self.fail();
                     if outcome.is_ok() {
-                        for hold in &released {
-                            self.release(hold);
+                        for debt in &debts {
+                            self.release(debt);
                         }
                     }
-                    self.step(|name, turn| name.confirmed(&released, outcome, turn))
+                    self.step(|name, turn| name.paid(&debts, outcome, turn))
                 }
                 Next::Withdraw(hold) => {
                     let is_certain = self.fail().is_ok();
@@ -342,10 +342,10 @@ impl Scene {
             };
             (act(name, &mut turn), turn.effects)
         });
-        for (hold, ..) in effects.clean_ups {
+        for debt in effects.debts {
             self.spawn(move |scene| {
-                scene.remove(&hold);
-                scene.queues.settle_release(&hold, || true);
+                scene.remove(&debt.id);
+                scene.queues.settle(&debt.id, || true);
             });
         }
         effects.release.iter().for_each(|kept| self.post(kept));
@@ -419,7 +419,7 @@ impl Scene {
     fn release(&self, hold: &Hold) {
         thread::yield_now();
         self.remove(&hold.id);
-        self.queues.settle_release(&hold.id, || {
+        self.queues.settle(&hold.id, || {
             thread::yield_now();
             hold.settle(false);
             true

@@ -174,7 +174,7 @@ impl World {
     }
 
     fn settle(&mut self, hold: &Hold) {
-        self.name.forget_released(&hold.id);
+        self.name.settle(&hold.id);
     }
 }
 
@@ -308,8 +308,8 @@ fn calls_get_what_was_asked_for_them_unless_they_have_left() {
     let asked = world.due(&second);
     assert_eq!(asks(&asked).others.len(), 3);
     assert!(world.leave(&third));
-    let [(hold, ..)] = &world.turn.effects.clean_ups[..] else { panic!("its hold may come") };
-    assert_eq!(hold.nonce, third.number);
+    let [debt] = &world.turn.effects.debts[..] else { panic!("its hold may come") };
+    assert_eq!(debt.id.nonce, third.number);
     let got = world.reply(granted(&[2, 3]));
     assert!(matches!(got, Next::Done(Outcome::Acquired { .. })));
     let got = fourth.told.outcome();
@@ -319,19 +319,19 @@ fn calls_get_what_was_asked_for_them_unless_they_have_left() {
 }
 
 #[test]
-fn a_hold_in_doubt_is_cleaned_up_when_its_call_ends_without_it() {
+fn a_hold_in_doubt_is_a_debt_when_its_call_ends_without_it() {
     let mut world = World::new();
     let [first, second, third] = [(); 3].map(|()| world.call_as(PERMIT, &options(), Wait::Endless));
     assert!(world.leave(&first));
     world.due(&second);
     assert!(is_parked(&world.fails(FailureKind::Timeout)));
-    assert!(world.turn.effects.clean_ups.is_empty(), "it is asked for again");
+    assert!(world.turn.effects.debts.is_empty(), "it is asked for again");
     for call in [&third, &second] {
         assert!(world.leave(call));
-        let (hold, ..) = world.turn.effects.clean_ups.pop().expect("it may exist");
-        assert_eq!(hold.nonce, call.number);
+        let debt = world.turn.effects.debts.pop().expect("it may exist");
+        assert_eq!(debt.id.nonce, call.number);
     }
-    assert_eq!(world.name.released().len(), 2, "what is in the way may be one of these");
+    assert_eq!(world.name.debts().len(), 2, "what is in the way may be one of these");
 }
 
 #[test]
@@ -403,12 +403,12 @@ fn a_hold_whose_release_is_not_confirmed_is_remembered() {
     let next = world.call(Wait::Endless);
     asks(&next.next);
     // It may be what is in the way.
-    let Next::Confirm(released) = world.reply(held()) else { panic!("it is not confirmed") };
-    assert!(released.len() == 1 && Arc::ptr_eq(&released[0], &mine));
-    let again = world.name.confirmed(&released, Ok(()), &mut world.turn);
+    let Next::Pay(debts) = world.reply(held()) else { panic!("it is not confirmed") };
+    assert!(debts.len() == 1 && Arc::ptr_eq(&debts[0], &mine));
+    let again = world.name.paid(&debts, Ok(()), &mut world.turn);
     asks(&again);
     assert!(is_parked(&world.reply(held())), "it was another owner");
-    assert!(next.told.is_empty() && world.name.released().is_empty());
+    assert!(next.told.is_empty() && world.name.debts().is_empty());
 }
 
 #[test]
@@ -421,7 +421,7 @@ fn a_new_hold_shows_that_the_earlier_ones_have_ended() {
     let Next::Done(Outcome::Acquired { ended, .. }) = world.reply(granted(&[])) else {
         panic!("a hold")
     };
-    assert!(Arc::ptr_eq(&ended[0], &mine) && world.name.released().is_empty());
+    assert!(Arc::ptr_eq(&ended[0], &mine) && world.name.debts().is_empty());
 }
 
 #[test]
@@ -574,11 +574,11 @@ fn a_hold_that_falls_short_is_released_before_the_call_fails() {
     let fell = world.fails(FailureKind::NotReplicated { acked: 0, required: 1 });
     assert!(matches!(fell, Next::Withdraw(hold) if hold.nonce == first.number));
     let failed = world.name.withdrawn(true, &mut world.turn);
-    assert!(is_failed(&failed) && world.turn.effects.clean_ups.is_empty() && world.name.is_over());
+    assert!(is_failed(&failed) && world.turn.effects.debts.is_empty() && world.name.is_over());
     world.call(Wait::Endless);
     world.fails(FailureKind::NotReplicated { acked: 0, required: 1 });
     world.name.withdrawn(false, &mut world.turn);
-    assert_eq!(world.turn.effects.clean_ups.len(), 1, "the release may not have been executed");
+    assert_eq!(world.turn.effects.debts.len(), 1, "the release may not have been executed");
 }
 
 #[test]
@@ -590,7 +590,7 @@ fn a_hold_that_a_store_has_withdrawn_is_not_asked_for_again() {
     world.reply(held());
     assert!(asks(&world.due(&first)).needs_new_id);
     world.fails(FailureKind::Timeout);
-    assert_eq!(world.turn.effects.clean_ups.len(), 1, "it is cleaned up at once");
+    assert_eq!(world.turn.effects.debts.len(), 1, "it is cleaned up at once");
 }
 
 /// A lock that is only kept is of another kind than what the call wants.
@@ -710,7 +710,7 @@ fn a_call_behind_whose_hold_may_exist_is_cleaned_up_however_it_ends() {
         (world, limited, endless)
     };
     let cleaned = |world: &World, call: &Begun| {
-        world.turn.effects.clean_ups.iter().any(|(hold, ..)| hold.nonce == call.number)
+        world.turn.effects.debts.iter().any(|debt| debt.id.nonce == call.number)
     };
     // It times out while its hold is asked for.
     let (mut world, limited, _) = in_doubt();
@@ -779,7 +779,7 @@ fn a_permit_waits_for_the_reply_to_the_first_call() {
     assert!(first.told.is_empty() && second.told.is_empty());
     assert!(is_parked(&world.fails(FailureKind::Timeout)));
     assert!(!got(&first, &permit));
-    assert_eq!(world.turn.effects.clean_ups.len(), 1, "what it had asked for");
+    assert_eq!(world.turn.effects.debts.len(), 1, "what it had asked for");
     // If that brings another, this one is the next call's.
     let mut world = World::new();
     let (permit, _, [second]) = permits::<1>(&mut world);

@@ -160,9 +160,9 @@ pub(crate) struct InDoubtHold {
     pub(crate) taken_until: Moment,
     /// After this time the hold has ended by itself.
     pub(crate) lease: Duration,
-    /// Whether one answered release is enough, because no request that begins the hold can arrive
-    /// later.
-    pub(crate) settled_by_release: bool,
+    /// Whether a request that begins the hold may arrive later, so that one answered release is not
+    /// enough.
+    pub(crate) may_begin: bool,
 }
 
 /// A connection that lasted this long belongs to no outage before or after it.

@@ -233,7 +233,7 @@ impl InDoubtHolds {
             && let Some((_, report)) = self.client.get()
         {
             let (hold, lease) = (hold.clone(), *self.lease.lock());
-            report(InDoubtHold { hold, taken_until, lease, settled_by_release: !may_begin });
+            report(InDoubtHold { hold, taken_until, lease, may_begin });
         }
     }
 }
@@ -264,12 +264,12 @@ mod tests {
         assert!(reports.is_empty());
         holds.end(&hold(2), Moment::FIRST, false);
         let doubt = reports.try_recv().expect("some server may have it");
-        assert!(doubt.hold == hold(2) && doubt.settled_by_release);
+        assert!(doubt.hold == hold(2) && !doubt.may_begin);
         // A hold that may begin late outlasts a release.
         holds.may_begin_late(&hold(3));
         holds.end(&hold(3), Moment::FIRST, true);
         let doubt = reports.try_recv().expect("some server may begin it");
-        assert!(doubt.hold == hold(3) && !doubt.settled_by_release);
+        assert!(doubt.hold == hold(3) && doubt.may_begin);
         holds.end(&hold(3), Moment::FIRST, true);
         assert!(reports.is_empty());
     }
