@@ -4,7 +4,7 @@ FROM rust:1-alpine AS build
 RUN apk add --no-cache ca-certificates musl-dev
 WORKDIR /leasehold
 COPY . .
-RUN cargo build --release --locked --features cli,tls --bin leasehold
+RUN cargo build --release --locked --package leasehold-cli --features tls
 
 FROM scratch
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/

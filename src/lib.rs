@@ -191,7 +191,6 @@
 //!
 //! # Features
 //!
-//! - `cli`: the program `leasehold`, which runs commands while it holds locks.
 //! - `metrics`: reports a client's numbers to the recorder of that crate. See `Builder::metrics`.
 //! - `serde`: deserializes a [`Builder`], such as from a configuration file, and serializes a
 //!   [`Ticket`].

@@ -35,11 +35,23 @@ fn the_first_program_in_the_readme_runs_as_pasted() {
 
 #[test]
 fn the_program_installs_and_runs_as_in_the_readme() {
-    let package = package().to_str().unwrap();
+    let program = unpacked("leasehold-cli");
+    // The tested dependencies, except that the library is the package, not the published one.
+    let lock = program.join("Cargo.lock");
+    let locked = fs::read_to_string(&lock).unwrap();
+    let (before, rest) = locked.split_once("name = \"leasehold\"\n").unwrap();
+    let (version, rest) = rest.split_once("source = ").unwrap();
+    let (_registry, rest) = rest.split_once("dependencies").unwrap();
+    let patched = format!("{before}name = \"leasehold\"\n{version}dependencies{rest}");
+    fs::write(&lock, patched).unwrap();
     let server = Server::redis();
     // Without the release profile, which takes much longer to compile.
-    let here = format!("cargo install --locked --debug --path '{package}' ");
-    let commands = replace(&block("sh"), "cargo install --locked leasehold ", &here);
+    let here = format!(
+        "cargo install --locked --debug --config \"{}\" --path '{}'",
+        published(),
+        program.display()
+    );
+    let commands = replace(&block("sh"), "cargo install --locked leasehold-cli", &here);
     let job = Path::new(DIR).join("write-report");
     fs::write(&job, "#!/bin/sh\necho \"report $LEASEHOLD_FENCE\"\n").unwrap();
     run(Command::new("chmod").arg("+x").arg(job));
@@ -103,28 +115,39 @@ fn cargo_run(name: &str, code: &str) -> Command {
     // The tested dependencies, which are on this machine.
     fs::copy(package.join("Cargo.lock"), app.join("Cargo.lock")).unwrap();
     fs::write(app.join("src/main.rs"), code).unwrap();
-    let published = format!("patch.crates-io.leasehold.path='{}'", package.display());
     let mut command = cargo();
-    command.current_dir(&app).args(["run", "--quiet", "--config", &published]);
+    command.current_dir(&app).args(["run", "--quiet", "--config", &published()]);
     command
 }
 
-/// Returns the directory of the package that would be published, unpacked.
+/// A setting of cargo that puts the package of the library in place of the published one.
+fn published() -> String {
+    format!("patch.crates-io.leasehold.path='{}'", package().display())
+}
+
+/// Returns the directory of the library's package that would be published, unpacked.
 fn package() -> &'static Path {
     static PACKAGE: OnceLock<PathBuf> = OnceLock::new();
-    PACKAGE.get_or_init(|| {
-        let name = concat!("leasehold-", env!("CARGO_PKG_VERSION"));
-        let unpacked = Path::new(DIR).join(name);
-        fs::remove_dir_all(&unpacked).ok(); // of an earlier run
+    PACKAGE.get_or_init(|| unpacked("leasehold"))
+}
+
+/// Packs a package as it would be published, unpacks it, and returns its directory.
+fn unpacked(name: &str) -> PathBuf {
+    static PACKED: OnceLock<()> = OnceLock::new();
+    PACKED.get_or_init(|| {
         fs::create_dir_all(DIR).unwrap();
         let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+        let packages = ["--package", "leasehold", "--package", "leasehold-cli"];
         let options = ["--quiet", "--no-verify", "--allow-dirty", "--manifest-path", manifest];
-        run(cargo().arg("package").args(options));
-        // With new times, because cargo recompiles files that are newer than the last result.
-        let archive = format!("{DIR}/target/package/{name}.crate");
-        run(Command::new("tar").args(["-xmzf", &archive, "-C", DIR]));
-        unpacked
-    })
+        run(cargo().arg("package").args(packages).args(options));
+    });
+    let name = format!("{name}-{}", env!("CARGO_PKG_VERSION"));
+    let unpacked = Path::new(DIR).join(&name);
+    fs::remove_dir_all(&unpacked).ok(); // of an earlier run
+    // With new times, because cargo recompiles files that are newer than the last result.
+    let archive = format!("{DIR}/target/package/{name}.crate");
+    run(Command::new("tar").args(["-xmzf", &archive, "-C", DIR]));
+    unpacked
 }
 
 fn cargo() -> Command {

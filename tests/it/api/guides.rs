@@ -41,7 +41,7 @@ pub(super) fn files_in(dir: &Path) -> Vec<PathBuf> {
 #[test]
 fn the_files_that_the_architecture_names_exist() {
     let page = read("ARCHITECTURE.md");
-    let files = ["src", "tests"].map(|folder| files_in(&root().join(folder))).concat();
+    let files = ["src", "cli", "tests"].map(|folder| files_in(&root().join(folder))).concat();
     let names = page.split('`').skip(1).step_by(2);
     let extension = |name: &str| Path::new(name).extension()?.to_str().map(str::to_owned);
     let is_source = |name: &&str| extension(name).is_some_and(|end| ["rs", "lua"].contains(&&*end));

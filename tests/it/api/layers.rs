@@ -19,8 +19,8 @@ const STOREYS: [&[&str]; 8] = [
     &["client"],
 ];
 
-/// What is no part of the storeys: the list of modules, the guide and the program.
-const OUTSIDE: [&str; 3] = ["lib", "guide", "bin"];
+/// What is no part of the storeys: the list of modules and the guide.
+const OUTSIDE: [&str; 2] = ["lib", "guide"];
 
 /// The modules of `src`, such as `net/resp`, each with those that it imports from.
 type Imports = BTreeMap<String, BTreeSet<String>>;

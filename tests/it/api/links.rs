@@ -13,8 +13,8 @@ const PUBLISHED: [&str; 2] = ["https://docs.rs/leasehold", "https://docs.rs/crat
 
 /// The pages that are read as files. `links.md` is only for the crate's documentation.
 fn pages() -> Vec<PathBuf> {
-    let folders =
-        ["docs", "tests", "benches", "examples"].map(|folder| files_in(&root().join(folder)));
+    let folders = ["docs", "cli", "tests", "benches", "examples"]
+        .map(|folder| files_in(&root().join(folder)));
     let top = fs::read_dir(root()).unwrap().map(|entry| entry.unwrap().path());
     let is_page = |path: &PathBuf| {
         let path = path.strip_prefix(root()).expect("it is below the root");

@@ -49,6 +49,8 @@ fn file_of(modules: &[&str]) -> PathBuf {
     candidates.push(file(&src, modules));
     candidates.push(file(&tests, modules));
     candidates.push(file(&tests, &[modules, &["mod"]].concat()));
+    let program = root.join("cli/tests");
+    candidates.extend(modules.strip_prefix(&["cli"]).map(|of| file(&program, of)));
     candidates.extend(modules.strip_suffix(&["tests"]).map(|inline| file(&src, inline)));
     let schedules = tests.join("schedules");
     candidates.extend(modules.strip_suffix(&["schedules"]).map(|of| file(&schedules, of)));

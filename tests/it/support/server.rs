@@ -317,8 +317,10 @@ pub(crate) fn valkey_binary() -> &'static Path {
     static BINARY: OnceLock<Option<PathBuf>> = OnceLock::new();
     let binary = BINARY.get_or_init(|| {
         let chosen = std::env::var_os("LEASEHOLD_VALKEY_SERVER").map(PathBuf::from);
-        let packaged = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/valkey");
-        chosen.or_else(|| packaged_valkey(&packaged))
+        // Tests of the program are in a package below the root.
+        let dirs = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+        let mut packaged = dirs.map(|dir| dir.join("target/valkey"));
+        chosen.or_else(|| packaged.find_map(|dir| packaged_valkey(&dir)))
     });
     binary.as_ref().expect("no valkey-server: ./tests/run fetches it and runs the tests")
 }

@@ -383,9 +383,9 @@ mod tests {
     #[test]
     fn the_pages_show_command_lines_that_are_right() {
         let pages = [
-            include_str!("../../../docs/from-consul-lock.md"),
-            include_str!("../../../docs/from-flock.md"),
-            include_str!("../../../docs/program.md"),
+            include_str!("../../docs/from-consul-lock.md"),
+            include_str!("../../docs/from-flock.md"),
+            include_str!("../../docs/program.md"),
         ];
         let mut count = 0;
         for page in pages {

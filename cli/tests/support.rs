@@ -14,11 +14,11 @@ pub(crate) use self::cluster::Cluster;
 pub(crate) use self::server::{Server, redis_binary};
 
 #[cfg(feature = "tls")]
-#[path = "../it/support/authority.rs"]
+#[path = "../../tests/it/support/authority.rs"]
 pub(crate) mod authority;
-#[path = "../it/support/cluster.rs"]
+#[path = "../../tests/it/support/cluster.rs"]
 mod cluster;
-#[path = "../it/support/server.rs"]
+#[path = "../../tests/it/support/server.rs"]
 mod server;
 
 /// A generous limit for what should happen at once, even on a busy machine.
