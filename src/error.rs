@@ -211,10 +211,8 @@ impl Error {
         )
     }
 
-    /// Returns the messages of this error and of its causes. Also used by the program `leasehold`.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn with_causes(&self) -> String {
+    /// Returns the messages of this error and of its causes.
+    pub(crate) fn with_causes(&self) -> String {
         let causes = iter::successors(self.source(), |&cause| cause.source());
         causes.fold(self.to_string(), |text, cause| format!("{text}: {cause}"))
     }

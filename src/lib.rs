@@ -37,6 +37,7 @@
 //! | limit how many calls run at a time | [`semaphore`](Client::semaphore) |
 //! | elect a leader | [`election`](Client::election) |
 //! | see who holds a lock, or end that hold | [`Mutex::holder`], [`Mutex::force_unlock`] |
+//! | see and end the holds of all clients | [`survey`](Client::survey) |
 //! | release everything before the process ends | [`shutdown`](Client::shutdown) |
 //! | configure everything in one URL, from the environment | [`Builder::from_env`] |
 //! | notice problems early | [`stats`](Client::stats), [`Builder::on_event`] |
@@ -236,8 +237,6 @@ pub mod guide;
 pub use base::canceller::Canceller;
 pub use base::holder::{Holder, Leader};
 pub use base::phase::{Phase, ServerFailure};
-#[doc(hidden)]
-pub use base::printable;
 pub use client::Client;
 pub use client::builder::Builder;
 pub use config::Deadlock;
@@ -247,7 +246,6 @@ pub use config::callbacks::Credentials;
 #[cfg(feature = "tls")]
 pub use config::certificates::Tls;
 pub use config::durability::Durability;
-#[doc(hidden)]
 pub use config::url::parse_duration;
 pub use error::{Error, LossCause, Result};
 pub use event::Event;
@@ -260,9 +258,7 @@ pub use guards::owned_guard::{OwnedGuard, Ticket};
 pub use guards::rw_lock::{ReadGuard, RwLock, WriteGuard};
 pub use guards::semaphore::{Permit, Semaphore};
 pub use guards::watches::{HoldEnd, Lost, Wanted};
-#[doc(hidden)]
 pub use local::survey::{NameReport, ServerReplies, ServerReport, Survey};
 pub use stats::Stats;
-#[doc(hidden)]
 pub use store::hold_id::HeldAs;
 pub use store::memory::memory_server::MemoryServer;

@@ -61,7 +61,7 @@ impl ServerArgs {
         let Some(url) = self.url() else {
             return Err(ExitError::new(USAGE, "no server: set REDIS_URL or give --url"));
         };
-        let builder = Builder::default().environment(&url)?;
+        let builder = Builder::from_url_and_env(&url)?;
         let builder = with(builder, self.label.as_deref(), Builder::label);
         let builder = with(builder, self.password_source(), |builder, source| {
             let user = user_of(&url);

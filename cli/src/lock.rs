@@ -39,8 +39,8 @@ pub(crate) fn lock(
     });
     printed.and_then(|printed| printed).inspect_err(|_| {
         // No process has the ticket.
-        let (survey, name) = (client.survey(), name.to_owned());
-        for_a_moment(move || survey.end_own_holds(&name));
+        let name = name.to_owned();
+        for_a_moment(move || end_own_holds(&client, &name));
     })?;
     Ok(SUCCESS)
 }
@@ -125,6 +125,16 @@ pub(crate) fn acquire<H>(
         }
         (Err(error), _) => Err(error.into()),
     }
+}
+
+/// Ends the holds of this client, including a lock that stays taken.
+pub(crate) fn end_own_holds(client: &Client, name: &str) -> leasehold::Result<()> {
+    let survey = client.survey();
+    let report = survey.report(name)?;
+    for hold in report.holds.iter().filter(|(_, holder)| holder.client == client.id()) {
+        survey.end_hold(&report, hold)?;
+    }
+    Ok(())
 }
 
 /// Rewords the error of a question: the user asked for a lock.

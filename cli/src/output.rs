@@ -1,16 +1,18 @@
 //! The output of this program: on stdout, on stderr, and by its exit status.
 
 use std::convert::Infallible;
+use std::error::Error as _;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Write as _};
+use std::iter;
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded, unbounded};
-use leasehold::{Error, Phase, printable};
+use leasehold::{Error, Phase};
 use serde_json::Value;
 
 pub(crate) const SUCCESS: u8 = 0;
@@ -67,7 +69,9 @@ impl From<Error> for ExitError {
             Error::WrongType { .. } => WRONG_DATA,
             _ => UNAVAILABLE,
         };
-        Self::new(code, error.with_causes())
+        let causes = iter::successors(error.source(), |&cause| cause.source());
+        let message = causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"));
+        Self::new(code, message)
     }
 }
 
@@ -182,6 +186,12 @@ fn without_logins(text: &str) -> String {
         shown += &part[host.unwrap_or(0)..];
     }
     shown
+}
+
+/// Escapes the characters of a name or a label that a terminal would obey.
+pub(crate) fn printable(text: &str) -> String {
+    let escape = |char: char| char.is_control().then(|| char.escape_default().to_string());
+    text.chars().map(|char| escape(char).unwrap_or_else(|| char.to_string())).collect()
 }
 
 /// Aligns columns to their longest entries.

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use leasehold::{Client, Error, ServerReport, printable};
+use leasehold::{Client, Error, ServerReport};
 use serde_json::{Value, json};
 
 use crate::args::ServerArgs;
-use crate::output::{ExitError, UNAVAILABLE, print_either, table};
+use crate::output::{ExitError, UNAVAILABLE, print_either, printable, table};
 
 /// The clock difference, in seconds, that causes a warning.
 const CLOCKS_APART: f64 = 1.0;

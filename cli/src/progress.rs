@@ -8,12 +8,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
-use leasehold::{NameReport, Survey, printable};
+use leasehold::{NameReport, Survey};
 use parking_lot::Mutex;
 use rustix::termios::tcgetwinsize;
 
 use crate::args::HowToAcquire;
-use crate::output::{flush_err, in_seconds, is_err_written, say, write_err};
+use crate::output::{flush_err, in_seconds, is_err_written, printable, say, write_err};
 use crate::show::{begun, in_utc};
 
 /// Delay before the line is written.

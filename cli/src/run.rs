@@ -13,7 +13,7 @@ use signal_hook::low_level::raise;
 use crate::args::{Run, ServerArgs};
 use crate::child::{Child, ReceivedSignals, TerminalState, can_be_stopped, code_of};
 use crate::held::{self, Access};
-use crate::lock::{Acquired, acquire};
+use crate::lock::{Acquired, acquire, end_own_holds};
 use crate::output::{ExitError, LOST, in_seconds, say};
 
 /// How long before the end of the lease the command is killed, because killing takes time.
@@ -42,7 +42,7 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
     };
     let Acquired { hold, client, signals } = acquire(server, &run.how, &run.name, access, lock)?;
     // Makes `unlock` end the command at once.
-    client.survey().listen();
+    client.listen();
     let (guard, wanted) = hold;
     let make_way = wanted.zip(run.yield_signal);
     // The hold has just begun, so all of its lease is left.
@@ -142,7 +142,7 @@ fn release_unused(
     release(guard, signals)?;
     let name = run.name.clone();
     if run.hold_at_least.is_some()
-        && let Err(error) = signals.unless_received(move || client.survey().end_own_holds(&name))?
+        && let Err(error) = signals.unless_received(move || end_own_holds(&client, &name))?
     {
         say(&format!("{error}; the lock stays taken"));
     }

@@ -4,13 +4,11 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leasehold::{
-    Client, Error, HeldAs, Holder, NameReport, ServerReplies, ServerReport, Survey, printable,
-};
+use leasehold::{Client, Error, HeldAs, Holder, NameReport, ServerReplies, ServerReport, Survey};
 use serde_json::{Value, json};
 
 use crate::args::{ServerArgs, Unlock};
-use crate::output::{ExitError, USAGE, in_seconds, print_either, say, table};
+use crate::output::{ExitError, USAGE, in_seconds, print_either, printable, say, table};
 use crate::ping::{Info, NODE};
 
 /// A hint for the user after a hold was ended.

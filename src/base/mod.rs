@@ -34,9 +34,7 @@ pub(crate) fn random() -> u64 {
 
 /// Escapes characters of a server's text that a terminal would obey, or that a log would take for
 /// another line.
-#[doc(hidden)]
-#[must_use]
-pub fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     let escape = |char: char| char.is_control().then(|| char.escape_default().to_string());
     text.chars().map(|char| escape(char).unwrap_or_else(|| char.to_string())).collect()
 }

@@ -111,20 +111,19 @@ impl Builder {
     pub fn from_env() -> Result<Self> {
         let no_url = |_| Error::invalid("REDIS_URL", "must be set to the URL of the servers");
         let url = env::var("REDIS_URL").map_err(no_url)?;
-        Self::default().environment(&url)
+        Self::from_url_and_env(&url)
     }
 
-    /// Replaces earlier settings with those of the environment and of this URL. For the program
-    /// `leasehold`; may change at any time.
+    /// Like [`from_env`](Builder::from_env), with a URL from elsewhere, such as the command line.
     ///
     /// # Errors
     ///
-    /// The same as [`from_env`](Builder::from_env).
-    #[doc(hidden)]
-    pub fn environment(mut self, url: &str) -> Result<Self> {
-        apply_environment(&mut self.config)?;
-        self.deployment = Some(configure(&mut self.config, url)?);
-        Ok(self)
+    /// The same as [`from_url`](Builder::from_url).
+    pub fn from_url_and_env(url: &str) -> Result<Self> {
+        let mut config = Config::default();
+        apply_environment(&mut config)?;
+        let deployment = Some(configure(&mut config, url)?);
+        Ok(Self { config, deployment })
     }
 
     /// Switches off a mechanism that makes locks faster, for benchmarks that show its effect.

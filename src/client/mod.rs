@@ -363,12 +363,18 @@ impl Client {
         status::ping(&self.shared)
     }
 
-    /// Returns a handle with which the program `leasehold` shows and ends the holds of all clients.
-    /// Sends nothing.
-    #[doc(hidden)]
+    /// Returns an operator's view: the holds of all clients, and those that wait. Sends
+    /// nothing.
     #[must_use]
     pub fn survey(&self) -> Survey {
         Survey::new(&self.shared)
+    }
+
+    /// Starts to listen to other clients now, rather than with the first wait for one of them. From
+    /// then on this client learns at once that an operator has ended one of its holds, and not at
+    /// the next renewal. Returns without waiting for the connection, of which each server has one.
+    pub fn listen(&self) {
+        status::listen(&self.shared);
     }
 
     /// Returns what this client holds and uses now, and its counters. Does not ask the server.

@@ -33,7 +33,6 @@ const POOL_MAX: u32 = 10_000;
 
 /// A mechanism that makes locks faster, which a benchmark can switch off to show its effect.
 /// Spinning has a setting of its own, [`Builder::spin`](crate::Builder::spin).
-#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mechanism {

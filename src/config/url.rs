@@ -194,17 +194,17 @@ pub(crate) fn apply_environment(config: &mut Config) -> Result<()> {
 fn set(config: &mut Config, name: &str, text: &str) -> Parsed<()> {
     match name {
         "backoff" => config.backoff = range(text)?,
-        "connect_timeout" => config.connect_timeout = parse_duration(text)?,
+        "connect_timeout" => config.connect_timeout = duration(text)?,
         "deadlock" => config.deadlock = deadlock(text)?,
         "deadlock_after" => config.deadlock_after = limit(text)?,
         "durability" => config.durability = durability(text).ok_or(NO_DURABILITY)?,
-        "fence_life" => config.fence_life = parse_duration(text)?,
+        "fence_life" => config.fence_life = duration(text)?,
         "idle_timeout" => config.idle_timeout = limit(text)?,
-        "io_timeout" => config.io_timeout = Some(parse_duration(text)?),
-        "keep" => config.options_mut().keep = parse_duration(text)?,
+        "io_timeout" => config.io_timeout = Some(duration(text)?),
+        "keep" => config.options_mut().keep = duration(text)?,
         "label" => config.label = Some(text.into()),
         "lazy" => config.lazy = flag(text)?,
-        "lease" => config.options_mut().lease = parse_duration(text)?,
+        "lease" => config.options_mut().lease = duration(text)?,
         "master_login" => config.master_login = Some(login(text)?),
         "max_hold" => config.options_mut().max_hold = limit(text)?,
         "max_lifetime" => config.max_lifetime = limit(text)?,
@@ -213,7 +213,7 @@ fn set(config: &mut Config, name: &str, text: &str) -> Parsed<()> {
         "redisson" => config.redisson = flag(text)?,
         "reentrant" => config.options_mut().reentrant = flag(text)?,
         "renew" => config.options_mut().renew = flag(text)?,
-        "retry_window" => config.retry_window = parse_duration(text)?,
+        "retry_window" => config.retry_window = duration(text)?,
         #[cfg(feature = "tls")]
         "ca" | "cert" | "key" | "server_name" => {
             config.tls.get_or_insert_default().set(name, text)?;
@@ -222,8 +222,8 @@ fn set(config: &mut Config, name: &str, text: &str) -> Parsed<()> {
         "ca" | "cert" | "key" | "server_name" => {
             return Err("must not be set unless leasehold's feature `tls` is enabled".into());
         }
-        "spin" => config.spin = parse_duration(text)?,
-        "tenure" => config.options_mut().tenure = Some(parse_duration(text)?),
+        "spin" => config.spin = duration(text)?,
+        "tenure" => config.options_mut().tenure = Some(duration(text)?),
         "wait" => config.options_mut().wait = limit(text)?,
         _ => return Err("is not a setting".into()),
     }
@@ -235,7 +235,7 @@ fn flag(text: &str) -> Parsed<bool> {
 }
 
 fn limit(text: &str) -> Parsed<Option<Duration>> {
-    if text == "none" { Ok(None) } else { Ok(Some(parse_duration(text)?)) }
+    if text == "none" { Ok(None) } else { Ok(Some(duration(text)?)) }
 }
 
 fn deadlock(text: &str) -> Parsed<Deadlock> {
@@ -253,12 +253,12 @@ fn login(text: &str) -> Parsed<Credentials> {
 
 fn range(text: &str) -> Parsed<(Duration, Duration)> {
     let (min, max) = text.split_once("..").ok_or(NO_RANGE)?;
-    let both = parse_duration(min).and_then(|min| Ok((min, parse_duration(max)?)));
+    let both = duration(min).and_then(|min| Ok((min, duration(max)?)));
     Ok(both.map_err(|_| NO_RANGE)?)
 }
 
 fn durability(text: &str) -> Option<Durability> {
-    let timeout = |text| parse_duration(text).ok();
+    let timeout = |text| duration(text).ok();
     match text.split(':').collect::<Vec<_>>()[..] {
         ["memory"] => Some(Durability::Memory),
         ["replicas", acks, time] => {
@@ -284,9 +284,26 @@ const UNITS: [(&str, f64); 7] = [
     ("d", 86_400.0),
 ];
 
-/// Parses a duration, also for the program `leasehold`: `500ms`, `2s`, `1.5m`, or plain seconds.
-#[doc(hidden)]
-pub fn parse_duration(text: &str) -> Result<Duration, &'static str> {
+/// Parses a duration as a [URL](crate::Builder::from_url) has it, for the command lines and
+/// settings of programs: a number, with or without decimals, and `us`, `ms`, `s`, `m`, `h` or `d`.
+/// Without a unit it is in seconds.
+///
+/// # Errors
+///
+/// [`InvalidInput`](crate::Error::InvalidInput) if the text is no duration.
+///
+/// ```
+/// # use std::time::Duration;
+/// assert_eq!(leasehold::parse_duration("1.5m")?, Duration::from_secs(90));
+/// assert_eq!(leasehold::parse_duration("2")?, Duration::from_secs(2));
+/// assert!(leasehold::parse_duration("soon").is_err());
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+pub fn parse_duration(text: &str) -> Result<Duration> {
+    duration(text).map_err(|why| Error::InvalidInput(why.into_owned()))
+}
+
+fn duration(text: &str) -> Parsed<Duration> {
     let digits = text.trim_end_matches(|char: char| char.is_ascii_alphabetic());
     let unit = &text[digits.len()..];
     let seconds = UNITS.iter().find(|(name, _)| *name == unit).map(|(_, seconds)| seconds);
@@ -294,7 +311,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, &'static str> {
     let number: Option<f64> = digits.parse().ok().filter(|_| is_number);
     let seconds = number.zip(seconds).map(|(number, seconds)| number * seconds);
     let duration = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    duration.ok_or(NO_DURATION)
+    duration.ok_or(NO_DURATION.into())
 }
 
 #[cfg(test)]

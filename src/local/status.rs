@@ -46,6 +46,13 @@ pub(crate) fn ping(shared: &Shared) -> Result<Duration> {
     })
 }
 
+/// Starts to listen for messages of other clients.
+pub(crate) fn listen(shared: &Shared) {
+    if shared.check_process().is_ok() {
+        shared.listening.start(&*shared.store);
+    }
+}
+
 /// Returns the names for which most threads of this client wait, with their numbers, in descending
 /// order.
 pub(crate) fn waiting_names(shared: &Shared) -> Vec<(String, usize)> {

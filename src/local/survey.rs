@@ -3,6 +3,7 @@
 //! Decides what to ask which server, and whether enough have answered. Changes nothing in this
 //! process.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -21,8 +22,8 @@ use crate::store::request::{HolderReply, Look, ReportReply};
 /// How many replies of a server are timed.
 const REPLIES: usize = 10;
 
-/// The holders of a name of any kind, and the clients that wait for it.
-#[doc(hidden)]
+/// The holders of a name of any kind, and the clients that wait for it. Returned by
+/// [`Survey::report`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct NameReport {
@@ -30,16 +31,18 @@ pub struct NameReport {
     pub name: String,
     /// The key of a lock with that name.
     pub key: String,
-    /// Empty if the name is free.
+    /// How each hold is held, and its holder: all readers of a read-write lock, or all permits of a
+    /// semaphore. Empty if the name is free.
     pub holds: Vec<(HeldAs, Holder)>,
-    /// The last fencing token of the name; `None` if it has no counter now.
+    /// The last fencing token of the name; `None` if it has no counter now. It is nearly the
+    /// server's clock at that time, in microseconds since 1970.
     pub fence: Option<u64>,
     /// The [ids](crate::Client::id) of the waiting clients, in the order of the queue.
     pub waiting: Vec<String>,
 }
 
-/// The replies of all servers to a question.
-#[doc(hidden)]
+/// The replies of all servers to a question. Returned by [`Survey::names`] and
+/// [`Survey::servers`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerReplies<T> {
@@ -59,8 +62,7 @@ impl<T> ServerReplies<T> {
     }
 }
 
-/// A server's report about itself.
-#[doc(hidden)]
+/// A server's report about itself. Returned by [`Survey::servers`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerReport {
@@ -77,9 +79,34 @@ pub struct ServerReport {
     pub cluster_info: Option<String>,
 }
 
-/// The queries and actions of the program `leasehold`. Created by
-/// [`Client::survey`](crate::Client::survey). Not for other programs: it may change at any time.
-#[doc(hidden)]
+/// An operator's view of all servers: who holds and waits for what, and the means to end holds.
+/// Created by [`Client::survey`](crate::Client::survey). The [program
+/// `leasehold`](crate::guide::program) shows what it does here.
+///
+/// It sees every client with the same [prefix](crate::Builder::prefix), in any process. Each method
+/// blocks for the replies of servers. An answer is already old when it comes: it says what was so
+/// when the server replied. Holds are ended as [`Mutex::force_unlock`](crate::Mutex::force_unlock)
+/// ends them, and a holder that does not listen may not notice until its next renewal. A client [in
+/// memory](crate::Client::in_memory) has no servers to scan, so it knows reports, but no names.
+///
+/// ```
+/// use leasehold::{Client, HeldAs};
+///
+/// let client = Client::in_memory(); // or Client::open("redis://127.0.0.1/")?
+/// let guard = client.lock("stock:42")?;
+///
+/// let survey = client.survey();
+/// let report = survey.report("stock:42")?;
+/// for (held_as, holder) in &report.holds {
+///     println!("{held_as:?} of {}, {:?} left", holder.client, holder.remaining);
+///     assert_eq!((*held_as, &*holder.client), (HeldAs::Lock, client.id()));
+/// }
+/// assert!(report.waiting.is_empty());
+///
+/// assert_eq!(survey.end_holds("stock:42")?, 1); // as an operator would, if its client is gone
+/// assert!(guard.verify().is_err());
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Survey {
     shared: Arc<Shared>,
@@ -160,38 +187,66 @@ impl Survey {
         end_hold(&self.shared, HoldKind::reported_as(held_as, permits), name, owner)
     }
 
-    /// Like [`end_holds`](Survey::end_holds), but ends only the holds of this client, including
-    /// locks that stay taken.
+    /// Ends the current holds of all names of a client that is gone, given its
+    /// [id](crate::Client::id), or of all clients with a [label](crate::Builder::label). Holds of
+    /// other libraries are left alone. Returns how many it ended. Scans all keys of all servers,
+    /// like [`names`](Survey::names).
     ///
     /// # Errors
     ///
-    /// The same.
-    pub fn end_own_holds(&self, name: &str) -> Result<usize> {
-        let report = self.report(name)?;
+    /// The same as for [`end_holds`](Survey::end_holds), also if too few servers list their names.
+    /// The holds before the error have ended. [`InvalidInput`](Error::InvalidInput) if the text is
+    /// empty.
+    pub fn end_holds_of(&self, client: &str) -> Result<usize> {
+        Error::require(!client.is_empty(), "client", "must not be empty")?;
         let mut ended = 0;
-        for hold in report.holds.iter().filter(|(_, holder)| *holder.client == *self.shared.client)
-        {
-            ended += usize::from(self.end_hold(&report, hold)?);
+        for report in self.reports("")? {
+            for hold in &report.holds {
+                let (held_as, holder) = hold;
+                let is_meant = holder.client == client || holder.label == client;
+                if is_meant && *held_as != HeldAs::Foreign {
+                    ended += usize::from(self.end_hold(&report, hold)?);
+                }
+            }
         }
         Ok(ended)
     }
 
-    /// Returns how long a request of this client may take.
+    /// Returns the reports of the names that begin with `start` and are held or waited for.
+    ///
+    /// # Errors
+    ///
+    /// If one is not to be had, except of a key that is no lock.
+    fn reports(&self, start: &str) -> Result<Vec<NameReport>> {
+        let names = self.names(start)?;
+        if let Some(error) = names.too_few() {
+            return Err(error.clone());
+        }
+        let names: BTreeSet<_> =
+            names.each.into_iter().filter_map(|(_, names)| names.ok()).flatten().collect();
+        let mut reports = Vec::new();
+        for name in names {
+            match self.report(&name) {
+                Err(Error::WrongType { .. }) => {}
+                report => reports.push(report?),
+            }
+        }
+        Ok(reports)
+    }
+
+    /// Returns how long a request of this client may take, by its
+    /// [settings](crate::Builder::io_timeout), to compare with what the servers need.
     #[must_use]
     pub fn io_timeout(&self) -> Duration {
         let config = &self.shared.config;
         config.io_timeout(config.options.lease)
     }
 
-    /// Returns how long calls of this client wait for a lock, if there is a limit.
+    /// Returns how long calls of this client wait for a lock, if its
+    /// [settings](crate::Builder::wait) or its URL have a limit.
     #[must_use]
     pub fn wait(&self) -> Option<Duration> {
         self.shared.config.options.wait
-    }
-
-    /// Starts to listen, so that this client learns at once when an operator ends one of its holds.
-    pub fn listen(&self) {
-        self.shared.listening.start(&*self.shared.store);
     }
 
     /// Asks each server about itself. One that does not answer has its own error.

@@ -8,12 +8,11 @@ use std::sync::Arc;
 use crate::config::check_label;
 use crate::error::{Error, Result};
 
-/// The kind of a hold.
-#[doc(hidden)]
+/// The kind of a hold, as a [`NameReport`](crate::NameReport) has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HeldAs {
-    /// A string: a lock of another library.
+    /// A lock of another library: a string with a TTL, as `SET NX PX` makes it.
     Foreign,
     /// A lock.
     Lock,

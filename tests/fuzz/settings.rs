@@ -140,7 +140,7 @@ proptest! {
     #[test]
     fn whole_durations_are_read_exactly(millis in 0..1_000_000_000_u64) {
         let read = parse_duration(&format!("{millis}ms"));
-        let off = read.map(|read| read.abs_diff(Duration::from_millis(millis)));
+        let off = read.as_ref().map(|read| read.abs_diff(Duration::from_millis(millis)));
         prop_assert!(off.is_ok_and(|off| off < Duration::from_micros(1)), "{}: {:?}", millis, read);
     }
 

@@ -217,7 +217,7 @@ fn a_number_without_a_unit_is_in_seconds() {
         ("1.5s", 1_500_000),
         ("0.25", 250_000),
     ] {
-        assert_eq!(parse_duration(text), Ok(Duration::from_micros(micros)), "{text}");
+        assert_eq!(duration(text), Ok(Duration::from_micros(micros)), "{text}");
     }
 }
 

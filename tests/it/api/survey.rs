@@ -1,10 +1,10 @@
-//! What the program `leasehold` learns about names and servers.
+//! What an operator learns about names and servers, and ends.
 
 use std::collections::BTreeSet;
 use std::thread;
 
 use crossbeam_channel::unbounded;
-use leasehold::{Client, HeldAs, Survey};
+use leasehold::{Error, HeldAs, Survey};
 
 use crate::support::{
     SOON, Server, Store, assert_lost, eventually, ms, patient, stores, throughout,
@@ -14,7 +14,7 @@ stores! {
     every store:
         the_hold_of_a_lock_is_reported_and_ended,
         holds_of_other_kinds_are_reported_and_ended,
-        a_client_ends_its_own_holds_and_no_others,
+        the_holds_of_a_client_are_ended_and_no_others,
         names_are_found_wherever_they_are,
         enough_servers_report_on_themselves;
     several clients:
@@ -68,16 +68,32 @@ fn holds_of_other_kinds_are_reported_and_ended(store: &Store) {
     assert_lost(permit.verify(), "b");
 }
 
-fn a_client_ends_its_own_holds_and_no_others(store: &Store) {
-    let (client, other) = (store.open(patient()), store.open(patient()));
-    let kept = client.mutex("a").hold_at_least(SOON).lock().unwrap();
-    kept.unlock().unwrap();
-    let is_taken = |client: &Client| client.mutex("a").is_locked().unwrap();
-    // In memory, each client is alone.
-    assert_eq!(other.survey().end_own_holds("a").unwrap(), 0);
-    assert!(is_taken(&client));
-    assert_eq!(client.survey().end_own_holds("a").unwrap(), 1);
-    assert!(!is_taken(&client));
+fn the_holds_of_a_client_are_ended_and_no_others(store: &Store) {
+    // No names are listed in memory.
+    if matches!(store, Store::Memory(_)) {
+        return;
+    }
+    let [first, second, third] = ["web", "web", "web 2"].map(|label| {
+        let client = store.open(patient().label(label));
+        let names = [format!("a-{}", client.id()), format!("b-{}", client.id())];
+        let guards = names.map(|name| client.lock_owned(&name).unwrap());
+        // It is released, and stays taken.
+        let kept = format!("kept-{}", client.id());
+        client.mutex(&kept).hold_at_least(SOON).lock().unwrap().unlock().unwrap();
+        (client, guards, kept)
+    });
+    let survey = third.0.survey();
+    let empty = survey.end_holds_of("");
+    assert!(matches!(empty, Err(Error::InvalidInput(_))), "{empty:?}");
+    assert_eq!(survey.end_holds_of("nobody").unwrap(), 0);
+    assert_eq!(survey.end_holds_of(first.0.id()).unwrap(), 3);
+    assert!(first.1.iter().all(|guard| guard.verify().is_err()));
+    assert!(!first.0.mutex(&first.2).is_locked().unwrap());
+    assert!(second.1.iter().all(|guard| guard.verify().is_ok()));
+    assert_eq!(survey.end_holds_of("web").unwrap(), 3);
+    assert!(second.1.iter().all(|guard| guard.verify().is_err()));
+    assert!(third.1.iter().all(|guard| guard.verify().is_ok()));
+    assert!(third.0.mutex(&third.2).is_locked().unwrap());
 }
 
 fn names_are_found_wherever_they_are(store: &Store) {
