@@ -1,5 +1,5 @@
-//! The renewer: a client's single thread that keeps leases alive, pays debts, and releases all holds
-//! once the client is shut down. This module is how other threads reach it.
+//! The renewer: a client's single thread that keeps leases alive, pays debts, and releases all
+//! holds once the client is shut down. This module is how other threads reach it.
 //!
 //! Acquiring a lock does not wake the thread unless its lease is due before other work.
 

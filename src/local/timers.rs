@@ -75,8 +75,8 @@ impl Scheduled {
     }
 }
 
-/// The payment of a debt: the removal of a hold that may exist in the store and must not. A shutdown
-/// releases holds in the same way.
+/// The payment of a debt: the removal of a hold that may exist in the store and must not. A
+/// shutdown releases holds in the same way.
 #[derive(Debug)]
 pub(crate) struct Payment {
     pub(super) debt: Arc<Hold>,

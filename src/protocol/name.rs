@@ -200,9 +200,9 @@ pub(crate) enum Ending {
 /// or the client keeps it, or a release is not confirmed.
 pub(crate) struct Name<P> {
     phase: Phase<P>,
-    /// The holds that must not exist in the store and may: those that were released, or that no call
-    /// got, until it is known that they have ended there. A reply that the lock is held may mean one
-    /// of these.
+    /// The holds that must not exist in the store and may: those that were released, or that no
+    /// call got, until it is known that they have ended there. A reply that the lock is held may
+    /// mean one of these.
     debts: Vec<Arc<Hold>>,
     /// The calls behind the first, in the order in which they came. `None` until there was one: a
     /// client may have a million names that are only held.
