@@ -258,8 +258,8 @@ impl Mutex {
     ///
     /// If a guard of this client had the hold, it is lost when this returns. Another client finds
     /// its guard lost at once if it listens for messages, because it has waited for another client,
-    /// keeps locks, or has called [`wanted`](Guard::wanted) or [`listen`](crate::Client::listen). If
-    /// not, it finds out at its next renewal.
+    /// keeps locks, or has called [`wanted`](Guard::wanted) or [`listen`](crate::Client::listen).
+    /// If not, it finds out at its next renewal.
     ///
     /// # Errors
     ///
