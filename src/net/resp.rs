@@ -22,11 +22,17 @@ const USUAL: usize = 1024;
 /// A larger buffer is not kept for the next reply.
 const LARGE: usize = 64 * 1024;
 
-/// Maximum length of a reply, in bytes. A working server sends far shorter ones.
+/// Maximum length of a part of a reply, in bytes. A working server sends far shorter ones.
 const LONGEST: usize = 16 * 1024 * 1024;
 
-/// Maximum memory of a reply. Short parts take many times their bytes.
-const LARGEST: usize = 40 * 1024 * 1024;
+/// Maximum memory of the parsed part of a reply. Short parts take many times their bytes.
+const LARGEST: usize = 64 * 1024 * 1024;
+
+/// What the allocator may take for a part beyond its bytes. An error reply becomes two strings.
+const ALLOCATED: usize = 2 * 24;
+
+/// No more is kept of the text of an error reply.
+const ERROR_TEXT: usize = 4096;
 
 /// The initial capacity of an array with at least as many parts.
 const FEW: usize = 4;
@@ -170,10 +176,8 @@ pub(crate) struct ReplyBuffer {
     searched: usize,
     /// The unfinished arrays of the next reply, each with its size, the outermost first.
     arrays: Vec<(Vec<Value>, usize)>,
-    /// The length of the parsed part of the next reply.
-    parsed: usize,
-    /// The number of bytes that its arrays take in addition.
-    arrays_size: usize,
+    /// The memory of the parsed part of the next reply.
+    memory: usize,
 }
 
 enum Part {
@@ -192,7 +196,7 @@ impl ReplyBuffer {
                 Ok(Some(Part::Value(value))) => match self.complete(value) {
                     Ok(None) => {}
                     Ok(Some(reply)) => {
-                        (self.parsed, self.arrays_size) = (0, 0);
+                        self.memory = 0;
                         return Some(Ok(reply));
                     }
                     Err(why) => return Some(Err((ErrorKind::Parse, why).into())),
@@ -210,7 +214,7 @@ impl ReplyBuffer {
         if self.end == self.bytes.len() {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
-            // The unparsed bytes are never longer than a reply may be.
+            // The unparsed bytes are never longer than a part may be.
             let room = (self.end * 2).clamp(USUAL, LONGEST + USUAL);
             self.bytes.resize(room.max(self.bytes.len()), 0);
         }
@@ -225,7 +229,7 @@ impl ReplyBuffer {
 
     /// Takes the next part of a reply; `None` if it has not fully arrived.
     fn next_part(&mut self) -> Result<Option<Part>, &'static str> {
-        let room = LONGEST.checked_sub(self.parsed).ok_or(TOO_LONG)?;
+        let room = LARGEST.checked_sub(self.memory).ok_or(TOO_LONG)?.min(LONGEST);
         let unread = &self.bytes[self.start..self.end];
         let Some(&kind) = unread.first() else { return Ok(None) };
         if !b"+-:$*".contains(&kind) {
@@ -259,7 +263,7 @@ impl ReplyBuffer {
                 Part::Value(Value::BulkString(text.to_vec()))
             }
         };
-        self.parsed += length;
+        self.memory += length + ALLOCATED;
         self.drop_unread(length);
         Ok(Some(part))
     }
@@ -282,11 +286,12 @@ impl ReplyBuffer {
                 // Doubles the capacity, but does not trust the server's size before the values have
                 // arrived.
                 let more = values.len().max(FEW).min(size - values.len());
-                self.arrays_size += more * size_of::<Value>();
-                if self.parsed + self.arrays_size > LARGEST {
+                // The values are copied, so for a moment there are two arrays.
+                if self.memory + (values.len() + more) * size_of::<Value>() > LARGEST {
                     return Err(TOO_LONG);
                 }
                 values.reserve_exact(more);
+                self.memory += more * size_of::<Value>();
             }
             values.push(value);
             if values.len() < size {
@@ -301,6 +306,7 @@ impl ReplyBuffer {
 
 /// Parses an error reply. A server cuts what it repeats of a request, even within a character.
 fn error_reply(text: &[u8]) -> Result<Value, &'static str> {
+    let text = &text[..text.len().min(ERROR_TEXT)];
     let reply = format!("-{}\r\n", String::from_utf8_lossy(text));
     parse_redis_value(reply.as_bytes()).map_err(|_| NO_REPLY)
 }

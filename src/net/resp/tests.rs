@@ -100,42 +100,60 @@ fn a_reply_without_end_is_an_error_before_it_takes_much_memory() {
         };
         assert_eq!(error.kind(), ErrorKind::Parse, "{error}");
         assert!(sent <= LONGEST + piece.len() && buffer.bytes.len() <= LONGEST + USUAL);
-        assert!(memory_of(&buffer) <= LARGEST);
     }
 }
 
-/// Returns the memory of the parsed part of a reply.
-fn memory_of(buffer: &ReplyBuffer) -> usize {
-    fn heap_of(value: &Value) -> usize {
-        match value {
-            Value::Array(values) => array(values),
-            Value::BulkString(text) => text.capacity(),
-            Value::SimpleString(text) => text.capacity(),
-            _ => 0,
-        }
-    }
-    fn array(values: &Vec<Value>) -> usize {
-        values.capacity() * size_of::<Value>() + values.iter().map(heap_of).sum::<usize>()
-    }
-    buffer.arrays.iter().map(|(values, _)| array(values)).sum()
+/// Returns the most memory that a reply takes until it is known not to be one. It never ends.
+fn memory_of_endless(head: &[u8], parts: &[u8]) -> usize {
+    let measured = allocation_counter::measure(|| {
+        let mut buffer = ReplyBuffer::default();
+        read(&mut buffer, head);
+        let error = loop {
+            if let Some(reply) = buffer.take() {
+                break reply.expect_err("it is not whole");
+            }
+            read(&mut buffer, parts);
+        };
+        assert_eq!(error.kind(), ErrorKind::Parse, "{error}");
+    });
+    usize::try_from(measured.bytes_max).expect("it fits into memory")
 }
 
 #[test]
 fn a_reply_of_short_parts_is_an_error_before_it_takes_much_memory() {
-    for part in [":1\r\n", "$-1\r\n", "*0\r\n", "*1\r\n:1\r\n", "$1\r\nx\r\n"] {
-        let (mut buffer, mut most) = (ReplyBuffer::default(), 0);
-        read(&mut buffer, b"*1000000000\r\n");
-        let parts = part.repeat(20_000);
-        let error = loop {
-            match buffer.take() {
-                Some(reply) => break reply.expect_err("it is not whole"),
-                None => most = most.max(memory_of(&buffer)),
-            }
-            read(&mut buffer, parts.as_bytes());
-        };
-        assert_eq!(error.kind(), ErrorKind::Parse, "{error}");
-        assert!(most <= LARGEST && memory_of(&buffer) <= LARGEST, "{part:?}: {most}");
+    const READ: usize = 64 * 1024;
+    let text = format!("$30\r\n{}\r\n", "x".repeat(30));
+    let parts = [":1\r\n", "$-1\r\n", "*0\r\n", "*1\r\n:1\r\n", "$1\r\nx\r\n", "-E x\r\n", &text];
+    for part in parts {
+        let (head, parts) = ("*2147483647\r\n".repeat(2), part.repeat(READ / part.len()));
+        let most = memory_of_endless(head.as_bytes(), parts.as_bytes());
+        assert!(most <= LARGEST + 4 * READ, "{part:?}: {most}");
     }
+}
+
+#[test]
+fn what_a_reply_announces_takes_no_memory_before_it_has_come() {
+    for head in ["*2147483647\r\n:1\r\n", "$16777000\r\nx", "*1000\r\n*2147483647\r\n:1\r\n"] {
+        let measured = allocation_counter::measure(|| {
+            let mut buffer = ReplyBuffer::default();
+            read(&mut buffer, head.as_bytes());
+            assert!(buffer.take().is_none());
+        });
+        assert!(measured.bytes_max <= 4096, "{head:?}: {measured:?}");
+    }
+}
+
+/// Bytes that are no text would be replaced by three times as many.
+#[test]
+fn a_long_error_reply_is_cut() {
+    let reply = [&b"-ERR "[..], &vec![0xff; LONGEST / 2], b"\r\n"].concat();
+    let measured = allocation_counter::measure(|| {
+        let mut buffer = ReplyBuffer::default();
+        read(&mut buffer, &reply);
+        let Some(Ok(Value::ServerError(error))) = buffer.take() else { panic!("an error") };
+        assert!(error.details().is_some_and(|text| text.starts_with('\u{fffd}')));
+    });
+    assert!(measured.bytes_max <= 2 * LONGEST as u64, "{measured:?}");
 }
 
 #[test]

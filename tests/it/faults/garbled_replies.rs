@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, ScopedJoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use allocation_counter::measure;
 use leasehold::{Builder, Client};
 
 use crate::support::{
@@ -208,11 +209,17 @@ fn a_reply_that_is_too_long_or_nested_too_deep_is_retried(server: &Server) {
     let io_timeout = ms(8000);
     let (proxy, client) = behind_proxy(server, patient().io_timeout(io_timeout));
     let guard = take(&client, "a");
-    for reply in [&b"$99999999999\r\nx"[..], &b"*1\r\n".repeat(100)] {
+    let short_parts = [&b"*1000000\r\n"[..], &b":1\r\n".repeat(1_000_000)].concat();
+    for reply in [&b"$99999999999\r\nx"[..], &b"*1\r\n".repeat(100), &short_parts] {
         proxy.answer(reply);
-        let (verified, took) = timed(|| guard.verify());
-        verified.unwrap();
+        let mut took = Duration::ZERO;
+        let used = measure(|| {
+            let (verified, time) = timed(|| guard.verify());
+            verified.unwrap();
+            took = time;
+        });
         assert!(took < io_timeout, "{took:?}");
+        assert!(used.bytes_max <= 65 * 1024 * 1024, "{used:?}");
         assert!(proxy.has_lost());
     }
     guard.unlock().unwrap();
