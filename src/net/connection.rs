@@ -17,7 +17,7 @@ use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::Phase;
 use crate::net::factory::{ConnectionFactory, OpenSocket, Validity};
-use crate::net::in_flight::{Exchange, InFlight, POSTED_MAX};
+use crate::net::in_flight::{Exchange, InFlight};
 use crate::net::packed::{Reply, ReplySlot, Request};
 use crate::net::resp::RespStream;
 use crate::net::route::Route;
@@ -189,20 +189,21 @@ impl Connection {
         drop(self.write(&[]));
     }
 
-    /// Writes as many of these posted requests as a server reads at once, and removes them. A reply
-    /// after `deadline` does not count.
-    pub(crate) fn send_what_fits(&mut self, posted: &mut Vec<Exchange>, deadline: Instant) {
-        let mut size = self.in_flight.posted;
-        let is_first = size == 0;
-        let fits = posted.iter().take_while(|exchange| {
-            size += exchange.request.bytes.len();
-            size <= POSTED_MAX
-        });
-        let fits = fits.count().max(usize::from(is_first)).min(posted.len());
-        for exchange in &mut posted[..fits] {
-            exchange.deadline = exchange.deadline.min(deadline);
+    /// Writes as many of these posted requests as a server reads at once. A reply after `deadline`
+    /// does not count. Returns those that were not sent.
+    pub(crate) fn send_what_fits(
+        &mut self,
+        posted: Vec<Exchange>,
+        deadline: Instant,
+    ) -> Vec<Exchange> {
+        let mut unsent = posted.into_iter();
+        while let Some(next) = unsent.as_slice().first()
+            && self.in_flight.has_room(next.request.bytes.len())
+        {
+            self.record(unsent.next().map(|next| next.due_by(deadline)));
         }
-        self.send(posted.drain(..fits));
+        drop(self.write(&[]));
+        unsent.collect()
     }
 
     /// Adds requests to the next write.

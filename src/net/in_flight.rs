@@ -291,6 +291,11 @@ impl Exchange {
         Self { write_by: self.deadline.min(write_by), ..self }
     }
 
+    /// The same, but a reply after `deadline` does not count.
+    pub(super) fn due_by(self, deadline: Instant) -> Self {
+        Self { deadline: self.deadline.min(deadline), ..self }
+    }
+
     /// The same, whose reply counts only once the demand is met.
     pub(crate) fn durable(self, demand: Option<(Demand, SendWait)>) -> Self {
         Self { demand, ..self }

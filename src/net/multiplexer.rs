@@ -148,7 +148,7 @@ impl Multiplexer {
             && let Some(mut free) = self.queue.take_idle(now)
         {
             if free.connection.is_usable() {
-                free.connection.send_what_fits(&mut unsent, deadline);
+                unsent = free.connection.send_what_fits(unsent, deadline);
             }
             taken.push(free);
         }

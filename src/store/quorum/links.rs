@@ -107,19 +107,19 @@ impl Links {
     }
 
     /// Sends requests that no thread waits for to one server, without waiting, if its connection is
-    /// open and as far as there is room. Removes those that were sent.
+    /// open and as far as there is room. Returns those that were not sent.
     pub(super) fn post_if_open(
         self: &Arc<Self>,
         number: usize,
-        posted: &mut Vec<Exchange>,
+        posted: Vec<Exchange>,
         deadline: Instant,
-    ) {
+    ) -> Vec<Exchange> {
         let reader = self.reader.try_lock();
-        if let Some(each) = self.each.try_lock() {
-            let mut links = LockedLinks { reader, each, shared: self };
-            if let Some(open) = links.each[number].usable() {
-                open.send_what_fits(posted, deadline);
-            }
+        let Some(each) = self.each.try_lock() else { return posted };
+        let mut links = LockedLinks { reader, each, shared: self };
+        match links.each[number].usable() {
+            Some(open) => open.send_what_fits(posted, deadline),
+            None => posted,
         }
     }
 

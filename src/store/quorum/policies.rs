@@ -136,13 +136,11 @@ impl JobPolicy for JobsOfMajorities {
     fn post_over_pool(
         &self,
         server: &Arc<QuorumServer>,
-        mut posted: Vec<Exchange>,
+        posted: Vec<Exchange>,
         deadline: Instant,
     ) -> Vec<Exchange> {
-        for links in &self.links {
-            links.post_if_open(server.number, &mut posted, deadline);
-        }
-        posted
+        let post = |posted, links: &Arc<Links>| links.post_if_open(server.number, posted, deadline);
+        self.links.iter().fold(posted, post)
     }
 
     /// A renewal or a release counts once a majority has confirmed it. A release is still sent to
