@@ -8,6 +8,7 @@ pub(crate) mod factory;
 pub(crate) mod in_flight;
 pub(crate) mod multiplexer;
 pub(crate) mod packed;
+pub(crate) mod pool_thread;
 mod post_writer;
 pub(crate) mod resp;
 pub(crate) mod route;

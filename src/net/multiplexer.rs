@@ -24,8 +24,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use scheduled_thread_pool::ScheduledThreadPool;
-
 use crate::base::clock::end_of;
 use crate::base::failure::Failure;
 use crate::base::sync::yield_now;
@@ -34,6 +32,7 @@ use crate::net::demand::Demand;
 use crate::net::factory::ConnectionFactory;
 use crate::net::in_flight::{Exchange, SendWait};
 use crate::net::packed::{Reply, ReplySlot, Request};
+use crate::net::pool_thread::{PoolThread, Sweep};
 use crate::net::post_writer::PostWriter;
 use crate::net::shared_queue::{Loan, PooledConnection, SharedQueue};
 use crate::net::wait::WaitFor;
@@ -53,15 +52,11 @@ impl Multiplexer {
     pub(super) fn new(
         factory: Arc<ConnectionFactory>,
         config: &Config,
-        thread: &Arc<ScheduledThreadPool>,
+        thread: &PoolThread,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this: &Weak<Self>| {
-            let this = this.clone();
-            let queue = SharedQueue::new(factory.clone(), config, thread, move || {
-                if let Some(multiplexer) = this.upgrade() {
-                    multiplexer.sweep();
-                }
-            });
+            let sweep = Sweep::new(thread, this, |this| this.sweep());
+            let queue = SharedQueue::new(factory.clone(), config, thread, sweep);
             Self { factory, queue, writer: PostWriter::default() }
         })
     }

@@ -1,14 +1,10 @@
 //! The servers of one client, each with its pool of connections.
 
-#[cfg(test)]
-use std::net::SocketAddr;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
-use std::{io, thread};
+#[cfg(test)]
+use std::{io, net::SocketAddr};
 
 use parking_lot::Mutex;
-use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 use crate::base::event_thread::Events;
 use crate::config::Config;
@@ -16,39 +12,9 @@ use crate::error::{Error, Result};
 use crate::net::endpoint::Endpoint;
 use crate::net::factory::{ConnectionCounters, ConnectionFactory};
 use crate::net::multiplexer::Multiplexer;
+use crate::net::pool_thread::PoolThread;
 use crate::net::route::Route;
 use crate::net::shared_call::{CredentialsSource, Resolver};
-
-const NAME: &str = "leasehold-pool";
-
-/// The thread that serves all pools of a client. It ends with the last pool and the last clone of
-/// this.
-///
-/// Work on it must be brief and do no I/O that could block: requests may be waiting for a
-/// connection that this thread makes.
-#[derive(Clone)]
-pub(crate) struct PoolThread(pub(super) Arc<ScheduledThreadPool>);
-
-impl PoolThread {
-    pub(crate) fn start() -> io::Result<Self> {
-        // The builder panics if it gets no thread, so another thread is tried first.
-        let first = thread::Builder::new().name(NAME.into()).spawn(|| ())?;
-        first.join().unwrap_or_default();
-        let builder = ScheduledThreadPool::builder()
-            .num_threads(1)
-            .thread_name_pattern(NAME)
-            // Otherwise the thread would outlive the client until its last timer has run.
-            .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled);
-        let pool = catch_unwind(AssertUnwindSafe(|| builder.build()));
-        let pool = pool.map_err(|_| io::Error::from(io::ErrorKind::WouldBlock))?;
-        Ok(Self(Arc::new(pool)))
-    }
-
-    /// Runs `work` on the thread after a delay, unless the thread has ended by then.
-    pub(crate) fn after(&self, delay: Duration, work: impl FnOnce() + Send + 'static) {
-        self.0.execute_after(delay, work);
-    }
-}
 
 /// Creates the servers of one client, which share a thread, look-ups and credentials.
 #[derive(Clone)]
@@ -154,24 +120,10 @@ impl ServerFactory {
     }
 
     fn pooled(&self, connections: ConnectionFactory) -> Arc<Multiplexer> {
-        let server = Multiplexer::new(Arc::new(connections), &self.config, &self.thread.0);
+        let server = Multiplexer::new(Arc::new(connections), &self.config, &self.thread);
         let mut known = self.pools.servers.lock();
         known.retain(|server| server.strong_count() > 0);
         known.push(Arc::downgrade(&server));
         server
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn work_that_is_due_later_does_not_keep_the_thread_alive() {
-        let thread = PoolThread::start().expect("a thread");
-        let alive = Arc::downgrade(&thread.0);
-        thread.after(Duration::from_secs(60), || {});
-        drop(thread);
-        assert!(alive.upgrade().is_none());
     }
 }

@@ -9,11 +9,10 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
-use std::{mem, thread};
+use std::thread;
+use std::time::Instant;
 
 use r2d2::{ManageConnection, NopErrorHandler, Pool};
-use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::base::failure::Failure;
 use crate::base::sync::{Mutex, yield_now};
@@ -22,12 +21,9 @@ use crate::net::connection::Connection;
 use crate::net::factory::ConnectionFactory;
 use crate::net::in_flight::Exchange;
 use crate::net::packed::ReplySlot;
+use crate::net::pool_thread::{PoolThread, SWEEP, Sweep};
 
 const BATCH_MAX: usize = 64;
-
-/// Outstanding replies on a connection that no thread uses are read this much later, unless a
-/// thread has read them before.
-const SWEEP: Duration = Duration::from_millis(if cfg!(leasehold_shuttle) { 0 } else { 10 });
 
 pub(super) struct SharedQueue {
     pub(super) pool: Pool<ClosedConnections>,
@@ -37,8 +33,7 @@ pub(super) struct SharedQueue {
     pub(super) state: Mutex<QueueState>,
     /// The connections that were lent to threads but not yet taken by them.
     lent: Mutex<Vec<Loan>>,
-    thread: Arc<ScheduledThreadPool>,
-    sweep: Arc<dyn Fn() + Send + Sync>,
+    sweep: Sweep,
 }
 
 #[derive(Default)]
@@ -54,7 +49,6 @@ pub(super) struct QueueState {
     pub(super) lingering: Vec<PooledConnection>,
     /// The number of sweeps that have taken connections from here and not returned them.
     pub(super) sweeps: usize,
-    scheduled: bool,
 }
 
 /// A connection lent to a thread that waits for replies: the thread sends these requests, and reads
@@ -122,8 +116,8 @@ impl SharedQueue {
     pub(super) fn new(
         factory: Arc<ConnectionFactory>,
         config: &Config,
-        thread: &Arc<ScheduledThreadPool>,
-        sweep: impl Fn() + Send + Sync + 'static,
+        thread: &PoolThread,
+        sweep: Sweep,
     ) -> Self {
         let Config { pool_size, idle_timeout, max_lifetime, .. } = *config;
         // No connection is created before it is needed. With a time limit, r2d2 checks on the
@@ -137,12 +131,12 @@ impl SharedQueue {
             .max_lifetime(max_lifetime)
             .idle_timeout(idle_timeout)
             .error_handler(Box::new(NopErrorHandler))
-            .thread_pool(thread.clone())
+            .thread_pool(thread.0.clone())
             .build_unchecked(ClosedConnections { factory });
         let shares = config.uses(Mechanism::SharedWrites);
         let state = Mutex::new(QueueState { shares, ..QueueState::default() });
-        let (users, lent, thread) = (Arc::default(), Mutex::default(), thread.clone());
-        Self { pool, users, state, lent, thread, sweep: Arc::new(sweep) }
+        let (users, lent) = (Arc::default(), Mutex::default());
+        Self { pool, users, state, lent, sweep }
     }
 
     /// Returns how many connections no thread uses while replies are outstanding.
@@ -204,9 +198,8 @@ impl SharedQueue {
         }
         drop(user);
         // Until now it was in use for other threads: a sweep sends requests queued meanwhile.
-        let mut state = self.state.lock();
-        if !state.queue.is_empty() {
-            self.schedule_sweep(&mut state);
+        if !self.state.lock().queue.is_empty() {
+            self.sweep.schedule();
         }
         None
     }
@@ -259,14 +252,14 @@ impl SharedQueue {
     pub(super) fn return_idle(&self, idle: PooledConnection, state: &mut QueueState) {
         if !idle.connection.in_flight.is_empty() {
             state.lingering.push(idle);
-            self.schedule_sweep(state);
+            self.sweep.schedule();
         }
     }
 
     /// Takes the connections that are due for a sweep, which ends with `end_sweep`.
     pub(super) fn begin_sweep(&self, now: Instant) -> Vec<PooledConnection> {
         let mut state = self.state.lock();
-        (state.scheduled, state.sweeps) = (false, state.sweeps + 1);
+        state.sweeps += 1;
         let is_due = |one: &mut PooledConnection| {
             let since = one.connection.in_flight.since();
             since.is_none_or(|since| now.saturating_duration_since(since) >= SWEEP / 2)
@@ -279,18 +272,7 @@ impl SharedQueue {
         let mut state = self.state.lock();
         state.sweeps -= 1;
         if !state.lingering.is_empty() {
-            self.schedule_sweep(&mut state);
-        }
-    }
-
-    /// Schedules a sweep, unless one is scheduled.
-    fn schedule_sweep(&self, state: &mut QueueState) {
-        if !mem::replace(&mut state.scheduled, true) {
-            let sweep = self.sweep.clone();
-            #[cfg(not(all(test, leasehold_shuttle)))]
-            self.thread.execute_after(SWEEP, move || sweep());
-            #[cfg(all(test, leasehold_shuttle))]
-            let _ = (SWEEP, &self.thread, shuttle::thread::spawn(move || sweep()));
+            self.sweep.schedule();
         }
     }
 }
@@ -338,6 +320,8 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
     use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Weak;
+    use std::time::Duration;
 
     use crate::base::clock::end_of;
     use crate::base::event_thread::Events;
@@ -346,7 +330,6 @@ mod tests {
     use crate::net::endpoint::Endpoint;
     use crate::net::in_flight::SendWait;
     use crate::net::packed::Request;
-    use crate::net::server::PoolThread;
     use crate::net::shared_call::Resolver;
 
     fn posted() -> Exchange {
@@ -384,10 +367,11 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let config = Config { pool_size: 1, max_lifetime: None, ..Config::default() };
         let thread = PoolThread::start().expect("a thread");
+        let sweep = Sweep::new(&thread, &Weak::<()>::new(), |_| {});
         let url = format!("redis://{}", listener.local_addr().expect("an address"));
         let endpoint = Endpoint::parse(&url, &config, &Events::default()).expect("a good URL");
         let factory = Arc::new(ConnectionFactory::new(endpoint, &config, Resolver::default()));
-        let queue = SharedQueue::new(factory.clone(), &config, &thread.0, || {});
+        let queue = SharedQueue::new(factory.clone(), &config, &thread, sweep);
         let take = || queue.take(true, end_of(Duration::from_secs(5))).expect("it is free");
 
         let mut connection = take();

@@ -27,7 +27,7 @@ use crate::net::factory::ConnectionFactory;
 use crate::net::in_flight::{Exchange, SendWait};
 use crate::net::multiplexer::Multiplexer;
 use crate::net::packed::{Arg, Reply, Request, Script};
-use crate::net::server::PoolThread;
+use crate::net::pool_thread::PoolThread;
 use crate::net::shared_call::Resolver;
 
 const THREADS: u64 = 4;
@@ -187,7 +187,7 @@ fn multiplexer(weather: Weather, connections: u32) -> Arc<Multiplexer> {
     let url = format!("unix:///{weather:?}");
     let endpoint = Endpoint::parse(&url, &config, &Events::default()).expect("a good URL");
     let factory = ConnectionFactory::new(endpoint, &config, Resolver::default());
-    Multiplexer::new(Arc::new(factory), &config, &POOL_THREAD.0)
+    Multiplexer::new(Arc::new(factory), &config, &POOL_THREAD)
 }
 
 fn value(number: u64) -> Value {

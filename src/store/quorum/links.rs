@@ -8,8 +8,7 @@
 //! The connections are those of [`net`](crate::net), but are not pooled: a thread with a pooled
 //! connection waits for one server, opens it by itself, and gets any that is free.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -17,8 +16,8 @@ use redis::Value;
 
 use crate::base::failure::Failure;
 use crate::net::in_flight::Exchange;
+use crate::net::pool_thread::{PoolThread, Sweep};
 use crate::net::resp::RespStream;
-use crate::net::server::PoolThread;
 use crate::net::socket::poll_ready;
 use crate::net::wait::ReplyWait;
 use crate::store::background::peer::wait_for_any;
@@ -28,10 +27,6 @@ use crate::store::quorum::votes::{Votes, majority};
 use crate::store::request::HoldReply;
 use crate::store::scripts::ScriptReply;
 
-/// How often the replies that no call has waited for are read, unless another call reads them. They
-/// may show that a hold is in doubt.
-const SWEEP: Duration = Duration::from_millis(10);
-
 /// The connections, and the means to read replies that no call waits for.
 pub(super) struct Links {
     pub(super) servers: Arc<QuorumServers>,
@@ -39,18 +34,19 @@ pub(super) struct Links {
     reader: Mutex<()>,
     /// In the order of the servers. Locked to send and to read, but not while waiting for replies.
     each: Mutex<Vec<Link>>,
-    pool_thread: PoolThread,
-    /// Whether a sweep is scheduled.
-    sweeps: AtomicBool,
+    /// Reads the replies that no call has waited for, unless another call reads them. They may show
+    /// that a hold is in doubt.
+    sweep: Sweep,
 }
 
 impl Links {
     /// Opens nothing yet.
     pub(super) fn new(servers: &Arc<QuorumServers>, pool_thread: &PoolThread) -> Arc<Self> {
         let each = Mutex::new(servers.each.iter().map(Link::new).collect());
-        let (reader, sweeps) = (Mutex::new(()), AtomicBool::new(false));
-        let (servers, pool_thread) = (servers.clone(), pool_thread.clone());
-        Arc::new(Self { servers, reader, each, pool_thread, sweeps })
+        Arc::new_cyclic(|this: &Weak<Self>| {
+            let sweep = Sweep::new(pool_thread, this, Self::sweep);
+            Self { servers: servers.clone(), reader: Mutex::new(()), each, sweep }
+        })
     }
 
     /// Blocks until no other thread uses the connections. Fails if that takes until `deadline`.
@@ -123,24 +119,11 @@ impl Links {
         }
     }
 
-    fn schedule_sweep(self: &Arc<Self>) {
-        if self.sweeps.load(Ordering::SeqCst) || self.sweeps.swap(true, Ordering::SeqCst) {
-            return;
-        }
-        let links = Arc::downgrade(self);
-        self.pool_thread.after(SWEEP, move || {
-            if let Some(links) = links.upgrade() {
-                links.sweeps.store(false, Ordering::SeqCst);
-                links.sweep();
-            }
-        });
-    }
-
     /// Reads what has arrived, and closes connections over which nothing arrives.
     fn sweep(self: &Arc<Self>) {
         // Requests of other names may wait for this thread, so it never waits for the connections.
         let (Some(reader), Some(each)) = (self.reader.try_lock(), self.each.try_lock()) else {
-            return self.schedule_sweep();
+            return self.sweep.schedule();
         };
         let mut links = LockedLinks { reader: Some(reader), each, shared: self };
         links.read_or_close(self.servers.settings.io_timeout);
@@ -289,7 +272,7 @@ impl LockedLinks<'_> {
 impl Drop for LockedLinks<'_> {
     fn drop(&mut self) {
         if self.each.iter().any(|link| link.connection.is_busy()) {
-            self.shared.schedule_sweep();
+            self.shared.sweep.schedule();
         }
     }
 }
