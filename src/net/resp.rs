@@ -22,7 +22,7 @@ const USUAL: usize = 1024;
 /// A larger buffer is not kept for the next reply.
 const LARGE: usize = 64 * 1024;
 
-/// Maximum length of a part of a reply, in bytes. A working server sends far shorter ones.
+/// Maximum length of a reply, in bytes. A working server sends far shorter ones.
 const LONGEST: usize = 16 * 1024 * 1024;
 
 /// Maximum memory of the parsed part of a reply. Short parts take many times their bytes.
@@ -176,7 +176,8 @@ pub(crate) struct ReplyBuffer {
     searched: usize,
     /// The unfinished arrays of the next reply, each with its size, the outermost first.
     arrays: Vec<(Vec<Value>, usize)>,
-    /// The memory of the parsed part of the next reply.
+    /// The length of the parsed part of the next reply, and what it takes in memory.
+    parsed: usize,
     memory: usize,
 }
 
@@ -196,7 +197,7 @@ impl ReplyBuffer {
                 Ok(Some(Part::Value(value))) => match self.complete(value) {
                     Ok(None) => {}
                     Ok(Some(reply)) => {
-                        self.memory = 0;
+                        (self.parsed, self.memory) = (0, 0);
                         return Some(Ok(reply));
                     }
                     Err(why) => return Some(Err((ErrorKind::Parse, why).into())),
@@ -214,7 +215,7 @@ impl ReplyBuffer {
         if self.end == self.bytes.len() {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
-            // The unparsed bytes are never longer than a part may be.
+            // The unparsed bytes are never longer than a reply may be.
             let room = (self.end * 2).clamp(USUAL, LONGEST + USUAL);
             self.bytes.resize(room.max(self.bytes.len()), 0);
         }
@@ -229,7 +230,8 @@ impl ReplyBuffer {
 
     /// Takes the next part of a reply; `None` if it has not fully arrived.
     fn next_part(&mut self) -> Result<Option<Part>, &'static str> {
-        let room = LARGEST.checked_sub(self.memory).ok_or(TOO_LONG)?.min(LONGEST);
+        let length_left = LONGEST.checked_sub(self.parsed).ok_or(TOO_LONG)?;
+        let room = LARGEST.checked_sub(self.memory).ok_or(TOO_LONG)?.min(length_left);
         let unread = &self.bytes[self.start..self.end];
         let Some(&kind) = unread.first() else { return Ok(None) };
         if !b"+-:$*".contains(&kind) {
@@ -263,6 +265,7 @@ impl ReplyBuffer {
                 Part::Value(Value::BulkString(text.to_vec()))
             }
         };
+        self.parsed += length;
         self.memory += length + ALLOCATED;
         self.drop_unread(length);
         Ok(Some(part))
