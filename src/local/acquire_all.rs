@@ -8,7 +8,6 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 use std::{iter, mem, slice};
 
@@ -243,7 +242,9 @@ impl SetCall<'_> {
                 let replied = Moment::now();
                 for ((index, id), fence) in group.indexes.iter().zip(holds).zip(fences) {
                     let hold = Arc::new(Hold::new(id.clone(), fence, 0, caller, sent, replied));
-                    hold.in_doubt.store(group.in_doubt, Ordering::Relaxed);
+                    if group.in_doubt {
+                        hold.set_may_begin();
+                    }
                     shared.reporter.begin_beside(&hold, caller);
                     self.holds[*index] = Some(hold);
                 }

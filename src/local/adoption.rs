@@ -8,7 +8,6 @@
 
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::base::clock::{Moment, end_of};
@@ -90,7 +89,7 @@ pub(crate) fn leave(
         fence: hold.fence(),
         lease: hold.lease.duration(),
         taken_for: hold.taken_until.left(),
-        in_doubt: hold.in_doubt.load(Ordering::Relaxed),
+        in_doubt: hold.may_begin(),
     })
 }
 
@@ -182,7 +181,7 @@ fn have(
     let hold =
         Arc::new(Hold::new(left.id.clone(), left.fence, 0, &caller, renewed?, Moment::now()));
     if left.in_doubt {
-        hold.in_doubt.store(true, Ordering::Relaxed);
+        hold.set_may_begin();
     }
     shared.reporter.begin_beside(&hold, &caller);
     hold.span.open(name, || left.fence);

@@ -6,7 +6,6 @@
 use std::borrow::Cow;
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use crate::base::canceller::Canceller;
@@ -37,7 +36,7 @@ pub(super) fn nest(
     canceller: Option<&Canceller>,
     wait: Wait,
 ) -> ApiResult<Level> {
-    let next = hold.depth.load(Ordering::Relaxed).checked_add(1);
+    let next = hold.depth().checked_add(1);
     let Some(depth) = next.filter(|depth| *depth < DETACHED) else {
         return Err(Error::invalid("depth", "must not be greater than 4294967294"));
     };
@@ -78,7 +77,7 @@ pub(super) fn set_depth(
     ask(shared, open, &mut retry, pauses, change, ask_store, |_, asked| outcome = asked);
     match outcome {
         Err(HoldFailure::Failed(failure)) if failure.is_shortfall() => {
-            if depth > hold.depth.load(Ordering::Relaxed) {
+            if depth > hold.depth() {
                 restore_depth(shared, hold, retry.request_deadline(Instant::now()));
                 return Err(HoldFailure::Failed(failure));
             }
@@ -86,14 +85,14 @@ pub(super) fn set_depth(
         }
         outcome => outcome?,
     }
-    hold.depth.store(depth, Ordering::Relaxed);
+    hold.set_depth(depth);
     Ok(())
 }
 
 /// Sets the depth in the store back to the local one. Only readers of the key in Redis need this:
 /// the next request sets the depth anyway.
 fn restore_depth(shared: &Shared, hold: &Hold, deadline: Instant) {
-    let depth = hold.depth.load(Ordering::Relaxed);
+    let depth = hold.depth();
     let change = Change::SetDepth { depth, lease: None, durable: false };
     drop(ask_one(&*shared.store, HoldRequest { hold: &hold.id, change, deadline }));
 }

@@ -103,7 +103,7 @@ impl OutageLog {
         }
         hold.set_last_failure(Some(failure));
         let remaining = hold.lease.remaining(Moment::now());
-        if remaining.is_zero() || hold.failing.swap(true, Ordering::Relaxed) {
+        if remaining.is_zero() || hold.set_failing(true) {
             return;
         }
         self.counters.failed_renewals.fetch_add(1, Ordering::Relaxed);
@@ -117,7 +117,7 @@ impl OutageLog {
 
     /// Records that a lease was renewed, and whether that was late.
     pub(super) fn record_renewal(&self, hold: &Hold, is_late: bool) {
-        if hold.failing.swap(false, Ordering::Relaxed) {
+        if hold.set_failing(false) {
             hold.set_last_failure(None);
         }
         let mut renewals = self.renewals.lock();

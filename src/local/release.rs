@@ -109,8 +109,8 @@ impl Drop for Awaited<'_> {
 
 /// Ends the innermost level of a hold.
 fn end_level(shared: &Shared, hold: &Arc<Hold>) -> Result<()> {
-    let depth = hold.depth.load(Ordering::Relaxed) - 1;
-    hold.depth.store(depth, Ordering::Relaxed);
+    let depth = hold.depth() - 1;
+    hold.set_depth(depth);
     let pauses = Pauses::of_request(&shared.wait_queues);
     let outcome = set_depth(shared, hold, depth, Wait::No, &pauses);
     if let Err(HoldFailure::Failed(failure)) = &outcome {
@@ -241,7 +241,7 @@ fn let_next_try(shared: &Shared, hold: &Hold) {
 
 /// Sets the depth of a hold to that of its remaining guards, without waiting for the reply.
 fn post_depth(shared: &Shared, hold: &Arc<Hold>, depth: u32) {
-    hold.depth.store(depth, Ordering::Relaxed);
+    hold.set_depth(depth);
     if !shared.is_valid(hold) {
         return;
     }

@@ -290,7 +290,7 @@ impl RenewerThread {
                 self.schedule(Scheduled::Hold(hold));
             }
             // Not left to the short-lived thread, whose payment would not wake this one.
-            Ok(HoldReply::Gone) if hold.in_doubt.load(Ordering::Relaxed) => {
+            Ok(HoldReply::Gone) if hold.may_begin() => {
                 self.reporter.lose(&hold);
             }
             Ok(HoldReply::Gone) => self.gone.extend(hold.lose().then_some(hold)),
@@ -362,7 +362,7 @@ impl RenewerThread {
     /// Waits until something is due or the thread is woken. Returns `false` when the client is
     /// gone.
     fn sleep(&mut self) -> bool {
-        let fails = |hold: &Arc<Hold>| hold.failing.load(Ordering::Relaxed) && hold.lease.is_open();
+        let fails = |hold: &Arc<Hold>| hold.is_failing() && hold.lease.is_open();
         let renewed = || self.all_work().filter_map(Scheduled::as_hold);
         self.reporter.outages.end_refusals(|| renewed().any(fails));
         // Ended ones may have left the timers already, and would be kept until they are due.

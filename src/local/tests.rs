@@ -351,10 +351,10 @@ fn a_nested_lock_counts_from_its_request() {
 fn a_level_beyond_the_last_is_refused_before_a_request() {
     let scene = Scene::new(LEASE * 10);
     let outer = scene.lock();
-    outer.hold.depth.store(u32::MAX, Ordering::Relaxed);
+    outer.hold.set_depth(u32::MAX);
     let refused = scene.lock_with(Wait::No);
     assert!(matches!(refused, Err(Error::InvalidInput(_))), "{refused:?}");
-    assert_eq!(outer.hold.depth.load(Ordering::Relaxed), u32::MAX);
+    assert_eq!(outer.hold.depth(), u32::MAX);
     let holder = scene.store.inspect(&scene.name, Instant::now()).expect("memory");
     assert_eq!(holder.expect("a holder").depth, 1);
 }
@@ -365,7 +365,7 @@ fn a_reply_after_the_lease_brings_no_hold() {
     scene.store.set_outcomes(&[Outcome::Slow(LEASE)]);
     let level = scene.lock();
     assert!(level.hold.lease.remaining(Moment::now()) > LEASE / 2, "the hold of a second request");
-    assert!(level.hold.in_doubt.load(Ordering::Relaxed));
+    assert!(level.hold.may_begin());
 }
 
 #[test]

@@ -265,7 +265,6 @@ mod tests {
     use crate::protocol::call::tests::caller;
     use crate::store::hold_id::HoldKind;
     use crate::store::request::HoldReply;
-    use std::sync::atomic::Ordering;
     use std::time::Instant;
 
     fn id() -> HoldId {
@@ -349,7 +348,7 @@ mod tests {
         assert!(hold.end(Moment::now()));
         let payment = Payment::new(hold.clone());
         let failure = |kind| Failure::io(kind, &Arc::from("there"), std::io::Error::other("test"));
-        let releases = || hold.releases.load(Ordering::Relaxed);
+        let releases = || hold.current.lock().releases;
         for (kind, counted) in [(FailureKind::Unreachable, 0), (FailureKind::Timeout, 1)] {
             payment.begin_attempt();
             drop(hold.release_outcome(Err(failure(kind)), Moment::now()));

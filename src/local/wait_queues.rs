@@ -174,7 +174,7 @@ impl WaitQueues {
         let queue = shard.get_mut(name)?;
         let asked = queue.holder().filter(|_| waits).or(queue.kept());
         if let Some(hold) = asked.filter(|hold| hold.id.nonce == nonce && !hold.is_wanted()) {
-            self.record_recall(&hold.id.name, hold.reused.load(Ordering::Relaxed));
+            self.record_recall(&hold.id.name, hold.was_reused());
         }
         if waits {
             queue.set_wanted(nonce);

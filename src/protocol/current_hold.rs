@@ -1,5 +1,5 @@
-//! The part of a tenure that differs between its holds: the tokens left, the thread, the times, and
-//! the channels of threads that watch a hold.
+//! The part of a tenure that changes: the tokens left, the thread, the times, what is known of its
+//! requests, and the channels of threads that watch a hold.
 
 use std::convert::Infallible;
 use std::error::Error as StdError;
@@ -17,21 +17,35 @@ use crate::error::LossCause;
 #[expect(clippy::struct_excessive_bools, reason = "they are independent, and take little memory")]
 #[derive(Debug)]
 pub(crate) struct CurrentHold {
-    /// How many holds may follow, each with the next token.
-    pub(crate) room: u32,
+    /// How many holds may follow, each with the next token. A store gives out a thousand at most.
+    pub(crate) room: u16,
     /// Whether the hold was reported as begun. If not, its end is not reported either: its call may
     /// not get it after all, or not alone.
     pub(crate) reported: bool,
     pub(crate) ended: bool,
     /// Whether the hold is over and the lock is kept, or was when its tenure ended.
     pub(crate) kept: bool,
-    /// For the whole tenure: whether the renewer will check if the lock is still kept.
-    pub(crate) looked_after: bool,
+    /// The number of guards. Readers share a hold: for them it changes while the name is locked.
+    pub(crate) depth: u32,
     /// When the hold began. After its end, [`Moment::FIRST`] plus the time that it was held. While
     /// the lock is kept, when it was last used.
     pub(crate) acquired: Moment,
     /// Alive as long as the thread that has the hold; `None` if it belongs to none.
     pub(crate) thread: Option<Weak<()>>,
+    // What is of the whole tenure.
+    /// Whether the renewer will check if the lock is still kept.
+    pub(crate) looked_after: bool,
+    /// Whether a request that began this hold may be executed again.
+    pub(crate) may_begin: bool,
+    /// Whether the last renewal has failed. Only the renewer sets it.
+    pub(crate) failing: bool,
+    /// Whether another client waits for the lock.
+    pub(crate) wanted: bool,
+    /// Whether a hold has begun on the kept lock.
+    pub(crate) reused: bool,
+    /// How many requests to release the hold may have been executed, or may still be. If more than
+    /// one, each may have ended the hold before another.
+    pub(crate) releases: u16,
     /// Boxed, because only a few holds need it, and a client may have a million.
     pub(crate) rare: Option<Box<Rare>>,
 }
@@ -55,10 +69,16 @@ pub(crate) struct Rare {
 impl CurrentHold {
     pub(crate) const NEW: Self = Self {
         room: 0,
+        depth: 1,
         reported: false,
         ended: false,
         kept: false,
         looked_after: false,
+        may_begin: false,
+        failing: false,
+        wanted: false,
+        reused: false,
+        releases: 0,
         acquired: Moment::FIRST,
         thread: None,
         rare: None,
@@ -66,9 +86,9 @@ impl CurrentHold {
 
     /// Replaces the hold with the next one, after its channels were disconnected.
     pub(crate) fn advance(&mut self, thread: Option<Weak<()>>, acquired: Moment) {
-        let room = self.room.saturating_sub(1);
-        let (looked_after, rare) = (self.looked_after, self.rare.take());
-        *self = Self { room, looked_after, acquired, thread, rare, ..Self::NEW };
+        (self.room, self.depth) = (self.room.saturating_sub(1), 1);
+        (self.reported, self.ended, self.kept) = (false, false, false);
+        (self.acquired, self.thread) = (acquired, thread);
     }
 
     /// Returns how long it has been held.

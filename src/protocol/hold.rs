@@ -6,7 +6,7 @@
 
 use std::convert::Infallible;
 use std::mem;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, bounded};
@@ -38,21 +38,6 @@ pub(crate) struct Hold {
     /// it. Changed while `current` is locked, and read without the lock, which in a forked child
     /// might never be released.
     fence: AtomicU64,
-    /// The number of guards. Only the holding thread changes it. Readers share a hold: for them it
-    /// changes while the name is locked.
-    pub(crate) depth: AtomicU32,
-    /// Whether a request that began this hold may be executed again, so that the hold can reappear
-    /// after its release.
-    pub(crate) in_doubt: AtomicBool,
-    /// How many requests to release the hold may have been executed, or may still be. If more than
-    /// one, each may have ended the hold before another.
-    pub(crate) releases: AtomicU16,
-    /// Whether the last renewal has failed. Only the renewer sets it.
-    pub(crate) failing: AtomicBool,
-    /// Whether another client waits for the lock.
-    wanted: AtomicBool,
-    /// Whether a hold has begun on the kept lock, so that keeping it was of use.
-    pub(crate) reused: AtomicBool,
     /// How many milliseconds the lock is kept when the hold is over; 0 if it is not.
     keep: u32,
     pub(crate) current: Mutex<CurrentHold>,
@@ -71,6 +56,7 @@ impl Hold {
     ) -> Self {
         let Caller { thread, terms, times, .. } = caller;
         let thread = thread.clone();
+        let room = u16::try_from(room).unwrap_or(u16::MAX);
         let current = CurrentHold { room, acquired: replied, thread, ..CurrentHold::NEW };
         let keep = if terms.keep > 0 && id.may_be_kept() { terms.keep } else { 0 };
         Self {
@@ -82,12 +68,6 @@ impl Hold {
             // From the reply, because the store has begun the hold by then.
             taken_until: terms.hold_at_least.map_or(Moment::FIRST, |time| replied.after(time)),
             fence: AtomicU64::new(fence),
-            depth: AtomicU32::new(1),
-            in_doubt: AtomicBool::new(false),
-            releases: AtomicU16::new(0),
-            failing: AtomicBool::new(false),
-            wanted: AtomicBool::new(false),
-            reused: AtomicBool::new(false),
             keep,
             current: Mutex::new(current),
         }
@@ -108,14 +88,8 @@ impl Hold {
             begun: now,
             taken_until: Moment::FIRST,
             fence: AtomicU64::new(0),
-            depth: AtomicU32::new(1),
-            in_doubt: AtomicBool::new(may_begin),
-            releases: AtomicU16::new(0),
-            failing: AtomicBool::new(false),
-            wanted: AtomicBool::new(false),
-            reused: AtomicBool::new(false),
             keep: 0,
-            current: Mutex::new(CurrentHold::NEW),
+            current: Mutex::new(CurrentHold { may_begin, ..CurrentHold::NEW }),
         }
     }
 
@@ -130,9 +104,53 @@ impl Hold {
         Self::debt(self.id.clone(), self.lease.duration(), self.may_begin(), now)
     }
 
-    /// Returns `true` if a request that began this hold may be executed again.
+    /// Returns `true` if a request that began this hold may be executed again, so that the hold can
+    /// reappear after its release.
     pub(crate) fn may_begin(&self) -> bool {
-        self.in_doubt.load(Ordering::Relaxed)
+        self.current.lock().may_begin
+    }
+
+    pub(crate) fn set_may_begin(&self) {
+        self.current.lock().may_begin = true;
+    }
+
+    /// Returns the number of guards.
+    pub(crate) fn depth(&self) -> u32 {
+        self.current.lock().depth
+    }
+
+    /// Sets the number of guards. Only the holding thread does.
+    pub(crate) fn set_depth(&self, depth: u32) {
+        self.current.lock().depth = depth;
+    }
+
+    /// Adds a guard of another reader.
+    pub(crate) fn add_reader(&self) {
+        self.current.lock().depth += 1;
+    }
+
+    /// Removes the guard of a reader. Returns `false`, and removes nothing, if it is the last one
+    /// or the hold is over.
+    pub(crate) fn remove_reader(&self) -> bool {
+        let mut current = self.current.lock();
+        let removes = current.depth > 1 && self.lease.is_open();
+        current.depth -= u32::from(removes);
+        removes
+    }
+
+    /// Returns `true` if the last renewal has failed.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.current.lock().failing
+    }
+
+    /// Sets whether the last renewal has failed, and returns whether the one before had.
+    pub(crate) fn set_failing(&self, failing: bool) -> bool {
+        mem::replace(&mut self.current.lock().failing, failing)
+    }
+
+    /// Returns `true` if a hold has begun on the kept lock, so that keeping it was of use.
+    pub(crate) fn was_reused(&self) -> bool {
+        self.current.lock().reused
     }
 
     /// Returns the fencing token of the present hold, or 0 for a permit, which has none.
@@ -147,7 +165,7 @@ impl Hold {
 
     /// Returns how many levels the hold has in the store. The guards of readers share one.
     pub(crate) fn levels(&self) -> u32 {
-        if self.id.kind.is_lock() { self.depth.load(Ordering::Relaxed) } else { 1 }
+        if self.id.kind.is_lock() { self.depth() } else { 1 }
     }
 
     /// Returns `true` if the caller can have the next hold of this tenure: time and a token are
@@ -166,14 +184,13 @@ impl Hold {
             && self.renewed == terms.renew
             && (self.taken_until, terms.hold_at_least) == (Moment::FIRST, None)
             && (self.keep == 0 || self.keep == terms.keep)
-            && !self.in_doubt.load(Ordering::Relaxed)
+            && !self.may_begin()
             && self.lease.is_valid(now)
     }
 
     /// Begins the next hold of the tenure in place of this one, which is over. It has the lease of
     /// the tenure: a renewal in flight counts for it, and so does a loss.
     pub(crate) fn begin_next(&self, caller: &Caller, now: Moment) {
-        self.depth.store(1, Ordering::Relaxed);
         let mut current = self.current.lock();
         current.disconnect();
         current.advance(caller.thread.clone(), now);
@@ -182,11 +199,9 @@ impl Hold {
 
     /// Returns `true` if the lock may be kept when the hold is over.
     pub(crate) fn can_be_kept(&self, now: Moment) -> bool {
-        self.keep > 0
-            && !self.failing.load(Ordering::Relaxed)
-            && !self.is_wanted()
-            && !self.in_doubt.load(Ordering::Relaxed)
-            && self.lease.is_valid(now)
+        let current = self.current.lock();
+        let speaks_against = current.failing || current.wanted || current.may_begin;
+        self.keep > 0 && !speaks_against && self.lease.is_valid(now)
     }
 
     /// Keeps the lock, though the hold is over. Returns `false` if it was ended or lost before.
@@ -229,7 +244,7 @@ impl Hold {
         if begins {
             current.advance(caller.thread.clone(), now);
             self.fence.fetch_add(1, Ordering::Relaxed);
-            self.reused.store(true, Ordering::Relaxed);
+            current.reused = true;
         }
         begins
     }
@@ -244,19 +259,19 @@ impl Hold {
     pub(crate) fn add_fences(&self, fence: u64, room: u32) {
         let mut current = self.current.lock();
         self.fence.store(fence - 1, Ordering::Relaxed);
-        current.room = room.saturating_add(1);
+        current.room = u16::try_from(room).unwrap_or(u16::MAX).saturating_add(1);
     }
 
     /// Returns `true` if another client waits for the lock, as far as is known.
     pub(crate) fn is_wanted(&self) -> bool {
-        self.wanted.load(Ordering::Acquire)
+        self.current.lock().wanted
     }
 
     /// Records that another client waits for the lock, and notifies threads that watch the current
     /// hold.
     pub(crate) fn set_wanted(&self) {
-        self.wanted.store(true, Ordering::Release);
         let mut current = self.current.lock();
+        current.wanted = true;
         if let Some(watch) = current.rare.as_mut().and_then(|it| it.wanted.take()) {
             watch.set_wanted();
         }
@@ -265,9 +280,9 @@ impl Hold {
     /// Returns the current hold's watch for waiting clients.
     pub(crate) fn wanted(&self) -> WantedWatch {
         let mut current = self.current.lock();
-        // A call that marks the hold after this line finds the watch.
-        if self.is_wanted() || self.lease.is_settled() {
-            return WantedWatch::over(self.is_wanted());
+        // A call that marks the hold later finds the watch.
+        if current.wanted || self.lease.is_settled() {
+            return WantedWatch::over(current.wanted);
         }
         current.rare.get_or_insert_default().wanted.get_or_insert_default().clone()
     }
@@ -422,7 +437,7 @@ impl Hold {
 
     /// Like `to_release`, but returns only the change.
     pub(crate) fn begin_release(&self) -> Change {
-        self.releases.fetch_add(1, Ordering::AcqRel);
+        self.current.lock().releases += 1;
         // A lost lock does not stay taken.
         let is_lost = self.lease.is_marked_as_lost();
         Change::Release { taken_until: if is_lost { Moment::FIRST } else { self.taken_until } }
@@ -435,13 +450,13 @@ impl Hold {
         reply: Result<HoldReply, Failure>,
         now: Moment,
     ) -> Result<(), HoldFailure> {
-        let is_only = self.releases.load(Ordering::Acquire) <= 1;
+        let is_only = self.current.lock().releases <= 1;
         match reply {
             Ok(HoldReply::Gone) if is_only || self.lease.is_lost(now) => Err(HoldFailure::Lost),
             Ok(_) => Ok(()),
             Err(failure) => {
                 if !failure.is_ambiguous() {
-                    self.releases.fetch_sub(1, Ordering::AcqRel);
+                    self.current.lock().releases -= 1;
                 }
                 Err(HoldFailure::Failed(failure))
             }

@@ -38,7 +38,6 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::base::clock::Moment;
@@ -454,7 +453,7 @@ impl<P: Port> Name<P> {
             && !readers.id.kind.is_lock()
         {
             if Self::may_share(readers, &call, turn.moment) {
-                readers.depth.fetch_add(1, Ordering::Relaxed);
+                readers.add_reader();
                 return Next::Done(Outcome::Shared(readers.clone()));
             }
             // From now on no reader overtakes this call.
@@ -587,7 +586,9 @@ impl<P: Port> Name<P> {
                 let Call { hold, caller, in_doubt, .. } = &talk.first;
                 let hold =
                     Arc::new(Hold::new(hold.clone(), fence, room, caller, sent, turn.moment));
-                hold.in_doubt.store(*in_doubt, Ordering::Relaxed);
+                if *in_doubt {
+                    hold.set_may_begin();
+                }
                 if wanted || talk.wanted.contains(&hold.id.nonce) {
                     hold.set_wanted();
                 }
@@ -654,7 +655,7 @@ impl<P: Port> Name<P> {
             while behind.front().is_some_and(|next| Self::may_share(hold, next, now))
                 && let Some(next) = behind.pop_front()
             {
-                hold.depth.fetch_add(1, Ordering::Relaxed);
+                hold.add_reader();
                 next.port.send(Next::Done(Outcome::Shared(hold.clone())));
             }
         }
@@ -684,7 +685,9 @@ impl<P: Port> Name<P> {
                 Some(fence) => {
                     let Some(call) = behind.remove(at) else { continue };
                     let hold = Hold::new(call.hold, *fence, 0, &call.caller, sent, now);
-                    hold.in_doubt.store(call.in_doubt, Ordering::Relaxed);
+                    if call.in_doubt {
+                        hold.set_may_begin();
+                    }
                     let (hold, ended) = (Arc::new(hold), Vec::new());
                     call.port.send(Next::Done(Outcome::Acquired { hold, ended }));
                 }
@@ -1104,11 +1107,7 @@ impl<P: Port> Name<P> {
         now: Moment,
         mut report: impl FnMut() -> bool,
     ) -> Ending {
-        if hold.id.kind == HoldKind::Read
-            && hold.depth.load(Ordering::Relaxed) > 1
-            && hold.lease.is_open()
-        {
-            hold.depth.fetch_sub(1, Ordering::Relaxed);
+        if hold.id.kind == HoldKind::Read && hold.remove_reader() {
             return Ending::Shared;
         }
         if hands_off && hold.id.kind.is_lock() && self.is_held_by(hold) {

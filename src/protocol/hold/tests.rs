@@ -150,9 +150,9 @@ fn a_lock_is_kept_unless_something_speaks_against_it() {
     assert!(!keepable(&not_kept).can_be_kept(NOW));
     assert!(!acquired(&keeping(), NOW).can_be_kept(NOW), "its id says so to servers");
     let against: [fn(&Hold); 4] = [
-        |hold| hold.failing.store(true, Ordering::Relaxed),
+        |hold| assert!(!hold.set_failing(true)),
         Hold::set_wanted,
-        |hold| hold.in_doubt.store(true, Ordering::Relaxed),
+        |hold| hold.set_may_begin(),
         |hold| assert!(hold.lease.lose()),
     ];
     for (number, happen) in against.iter().enumerate() {
@@ -170,9 +170,9 @@ fn a_kept_lock_is_used_again_with_the_next_token() {
     hold.current.lock().reported = true;
     assert!(!hold.is_unused(NOW) && hold.keep(NOW));
     assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
-    assert!(!hold.current.lock().reported && !hold.reused.load(Ordering::Relaxed));
+    assert!(!hold.current.lock().reported && !hold.was_reused());
     assert!(hold.begin_kept(&caller(&keeping()), NOW));
-    assert!(hold.reused.load(Ordering::Relaxed) && !hold.current.lock().kept);
+    assert!(hold.was_reused() && !hold.current.lock().kept);
     assert_eq!((hold.fence(), hold.current.lock().room), (8, 1));
     assert!(hold.lease.lose());
     assert!(!hold.keep(NOW) && !hold.begin_kept(&caller(&keeping()), NOW));
@@ -274,7 +274,7 @@ fn holds_of_a_tenure_have_the_same_terms() {
     assert!(keepable(&not_kept).suits(&terms(&keeps), NOW), "a thread that keeps it comes later");
     let at_least = LockOptions { hold_at_least: Some(LEASE), ..not_kept };
     assert!(!keepable(&at_least).suits(&terms(&at_least), NOW), "each hold has its own");
-    hold.in_doubt.store(true, Ordering::Relaxed);
+    hold.set_may_begin();
     assert!(!hold.suits(&terms(&keeps), NOW));
 }
 
