@@ -258,7 +258,7 @@ pub use guards::owned_guard::{OwnedGuard, Ticket};
 pub use guards::rw_lock::{ReadGuard, RwLock, WriteGuard};
 pub use guards::semaphore::{Permit, Semaphore};
 pub use guards::watches::{HoldEnd, Lost, Wanted};
-pub use local::survey::{NameReport, ServerReplies, ServerReport, Survey};
+pub use local::survey::{NameReport, ServerReplies, ServerReport, Survey, WaitingCircle};
 pub use stats::Stats;
 pub use store::hold_id::HeldAs;
 pub use store::memory::memory_server::MemoryServer;

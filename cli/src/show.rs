@@ -4,7 +4,9 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leasehold::{Client, Error, HeldAs, Holder, NameReport, ServerReplies, ServerReport, Survey};
+use leasehold::{
+    Client, Error, HeldAs, Holder, NameReport, ServerReplies, ServerReport, Survey, WaitingCircle,
+};
 use serde_json::{Value, json};
 
 use crate::args::{ServerArgs, Unlock};
@@ -15,11 +17,44 @@ use crate::ping::{Info, NODE};
 const LATE: &str = "a holder that listens is told at once, another learns it at its next renewal";
 
 pub(crate) fn show(client: &Client, name: &str, json: bool) -> Result<u8, ExitError> {
-    let report = client.survey().report(name)?;
-    print_either(json, || to_json(name, &report), || to_text(name, &report))
+    let survey = client.survey();
+    let report = survey.report(name)?;
+    let circles = circles(&survey, &report);
+    let value = || {
+        let mut value = to_json(name, &report);
+        value["circles"] = circles.iter().map(circle_to_json).collect();
+        value
+    };
+    print_either(json, value, || to_text(name, &report, &circles))
 }
 
-fn to_text(name: &str, report: &NameReport) -> String {
+/// Returns the circles of waiting clients that the name is in. Without a waiting client it is in
+/// none, and no key is scanned.
+fn circles(survey: &Survey, report: &NameReport) -> Vec<WaitingCircle> {
+    if report.waiting.is_empty() || report.holds.is_empty() {
+        return Vec::new();
+    }
+    let found = survey.circles().unwrap_or_else(|error| {
+        say(&format!("did not look for circles of waiting clients: {error}"));
+        Vec::new()
+    });
+    found.into_iter().filter(|circle| circle.names.contains(&report.name)).collect()
+}
+
+fn circle_to_json(circle: &WaitingCircle) -> Value {
+    json!({ "clients": circle.clients, "names": circle.names })
+}
+
+/// Says which client waits for which.
+fn describe_circle(circle: &WaitingCircle) -> String {
+    let holders = circle.clients.iter().cycle().skip(1);
+    let waits = circle.names.iter().zip(holders);
+    let waits = waits.map(|(name, holder)| format!("waits for {name:?}, held by {holder}"));
+    let waits = waits.collect::<Vec<_>>().join(", which ");
+    format!("{} {waits}: perhaps a deadlock", circle.clients[0])
+}
+
+fn to_text(name: &str, report: &NameReport, circles: &[WaitingCircle]) -> String {
     let mut lines = vec![("name", name.to_owned()), ("key", report.key.clone())];
     lines.push(("kind", kind_of(report).unwrap_or("free").into()));
     lines.extend(report.fence.map(|fence| ("fence", fence.to_string())));
@@ -27,6 +62,7 @@ fn to_text(name: &str, report: &NameReport) -> String {
     let holders = holders.map(|(held_as, holder)| describe(*held_as, holder, report.fence));
     lines.extend(holders.map(|holder| ("holder", holder)));
     lines.extend(report.waiting.iter().map(|client| ("waiting", client.clone())));
+    lines.extend(circles.iter().map(|circle| ("circle", describe_circle(circle))));
     table(lines.into_iter().map(|(name, value)| [name.to_owned(), value]).collect())
 }
 

@@ -1,8 +1,10 @@
 //! `show`, `ls` and `unlock`.
 
+use std::sync::Barrier;
+use std::thread;
 use std::time::Duration;
 
-use leasehold::Client;
+use leasehold::{Canceller, Client};
 use serde_json::{Value, json};
 
 use crate::support::{
@@ -140,10 +142,49 @@ fn a_free_name_is_shown_as_free() {
     let server = Server::redis();
     let free = json!({
         "name": "a", "key": "lock:a", "kind": null, "holds": [], "fence": null, "waiting": [],
+        "circles": [],
     });
     assert_eq!(show(&server, "a"), free);
     let text = output(&mut leasehold(&server, &["show", "a", "--prefix", "shop:"]));
     assert_eq!(text, "name  a\nkey   shop:a\nkind  free\n");
+}
+
+#[test]
+fn a_circle_of_waiting_clients_is_shown() {
+    let server = Server::redis();
+    // Without looks of their own, neither ever learns of the other.
+    let never = Client::builder().deadlock_after(None);
+    let clients = [(); 2].map(|()| never.clone().open(&server.url()).unwrap());
+    let canceller = Canceller::new();
+    let (all_hold, canceller) = (Barrier::new(2), &canceller);
+    thread::scope(|scope| {
+        for (client, [own, other]) in clients.iter().zip([["a", "b"], ["b", "a"]]) {
+            let all_hold = &all_hold;
+            scope.spawn(move || {
+                let _own = client.lock(own).unwrap();
+                all_hold.wait();
+                client.mutex(other).cancelled_by(canceller).lock().map(drop).unwrap_err()
+            });
+        }
+        let [first, second] = clients.each_ref().map(Client::id);
+        let mut circle = [(first, "b"), (second, "a")];
+        circle.sort_unstable();
+        let [(client, name), (holder, back)] = circle;
+        eventually(|| {
+            let shown = json!([{ "clients": [client, holder], "names": [name, back] }]);
+            let found = show(&server, "a")["circles"].clone();
+            assert!(found == json!([]) || found == shown, "{found}");
+            found == shown
+        });
+        let text = output(&mut leasehold(&server, &["show", "b"]));
+        let line = format!(
+            "circle   {client} waits for \"{name}\", held by {holder}, which waits for \
+             \"{back}\", held by {client}: perhaps a deadlock\n"
+        );
+        assert!(text.ends_with(&line), "{text}");
+        canceller.cancel();
+    });
+    assert_eq!(show(&server, "a")["circles"], json!([]));
 }
 
 #[test]

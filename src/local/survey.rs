@@ -3,7 +3,8 @@
 //! Decides what to ask which server, and whether enough have answered. Changes nothing in this
 //! process.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::iter;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -37,7 +38,8 @@ pub struct NameReport {
     /// The last fencing token of the name; `None` if it has no counter now. It is nearly the
     /// server's clock at that time, in microseconds since 1970.
     pub fence: Option<u64>,
-    /// The [ids](crate::Client::id) of the waiting clients, in the order of the queue.
+    /// The [ids](crate::Client::id) of the waiting clients, in the order of the queue. Empty over
+    /// [independent servers](crate::Builder::open_redlock), none of which knows all of them.
     pub waiting: Vec<String>,
 }
 
@@ -77,6 +79,25 @@ pub struct ServerReport {
     pub info: Option<String>,
     /// The reply to CLUSTER INFO of a node of a cluster; `None` if the login lacks the right.
     pub cluster_info: Option<String>,
+}
+
+/// Clients that wait for one another in a circle. Returned by [`Survey::circles`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WaitingCircle {
+    /// The [ids](crate::Client::id) of the clients. Each waits for a name that the next one holds,
+    /// and the last one for a name that the first one holds.
+    pub clients: Vec<String>,
+    /// The names for which they wait, in the order of `clients`.
+    pub names: Vec<String>,
+}
+
+impl WaitingCircle {
+    fn new(waits: Vec<Wait<'_>>) -> Self {
+        let texts = |wait: Wait<'_>| (wait.client.to_owned(), wait.name.to_owned());
+        let (clients, names) = waits.into_iter().map(texts).unzip();
+        Self { clients, names }
+    }
 }
 
 /// An operator's view of all servers: who holds and waits for what, and the means to end holds.
@@ -140,15 +161,25 @@ impl Survey {
     ///
     /// The same as for [`servers`](Survey::servers).
     pub fn names(&self, start: &str) -> Result<ServerReplies<Vec<String>>> {
+        let prefix = &self.shared.config.prefix;
+        let pattern = format!("{}{}*", escaped(prefix), escaped(start));
+        self.scan(&pattern, |key| key.strip_prefix(prefix))
+    }
+
+    /// Returns the names of the keys that match a pattern, for each server.
+    fn scan(
+        &self,
+        pattern: &str,
+        name_of: impl Fn(&str) -> Option<&str>,
+    ) -> Result<ServerReplies<Vec<String>>> {
         let shared = &*self.shared;
-        let pattern = format!("{}{}*", escaped(&shared.config.prefix), escaped(start));
         let name_of = |key: &Vec<u8>| {
-            let name = str::from_utf8(key).ok()?.strip_prefix(&shared.config.prefix)?;
+            let name = name_of(str::from_utf8(key).ok()?)?;
             // Leaves out companions of locks, and keys that no lock can have.
             check_name(&shared.config.prefix, name).ok().map(|()| name.to_owned())
         };
         ask_servers(shared, |connection| {
-            Ok(scan(shared, connection, &pattern)?.iter().filter_map(name_of).collect())
+            Ok(scan(shared, connection, pattern)?.iter().filter_map(name_of).collect())
         })
     }
 
@@ -200,7 +231,7 @@ impl Survey {
     pub fn end_holds_of(&self, client: &str) -> Result<usize> {
         Error::require(!client.is_empty(), "client", "must not be empty")?;
         let mut ended = 0;
-        for report in self.reports("")? {
+        for report in self.reports(unless_too_few(self.names("")?)?)? {
             for hold in &report.holds {
                 let (held_as, holder) = hold;
                 let is_meant = holder.client == client || holder.label == client;
@@ -212,18 +243,50 @@ impl Survey {
         Ok(ended)
     }
 
-    /// Returns the reports of the names that begin with `start` and are held or waited for.
+    /// Returns the circles of clients of which each waits for a name that the next one holds, and
+    /// the last one for one that the first holds: at least one circle for each client that is in
+    /// any. Scans all keys of all servers for names that clients wait for, and asks twice about
+    /// each name of a circle: the holds that are shown have lasted from the first reply to the
+    /// second.
+    ///
+    /// Circles are suspicions, not proofs. Redis knows clients, not their threads: a client whose
+    /// one thread waits while another works is no part of a deadlock. A deadlock within one client
+    /// is not shown, nor one through a semaphore, because any permit would do, or through a lock of
+    /// another library; and none over [independent servers](crate::Builder::open_redlock). The
+    /// clients themselves know more, and report what [is a
+    /// deadlock](crate::Builder::deadlock_after).
+    ///
+    /// ```
+    /// # fn main() -> leasehold::Result<()> {
+    /// # let client = leasehold::Client::in_memory();
+    /// for circle in client.survey().circles()? {
+    ///     for (client, name) in circle.clients.iter().zip(&circle.names) {
+    ///         println!("{client} waits for {name}, held by the next one");
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// If one is not to be had, except of a key that is no lock.
-    fn reports(&self, start: &str) -> Result<Vec<NameReport>> {
-        let names = self.names(start)?;
-        if let Some(error) = names.too_few() {
-            return Err(error.clone());
-        }
-        let names: BTreeSet<_> =
-            names.each.into_iter().filter_map(|(_, names)| names.ok()).flatten().collect();
+    /// The same as for [`report`](Survey::report), also if too few servers list their keys.
+    pub fn circles(&self) -> Result<Vec<WaitingCircle>> {
+        let keys = Keys::new(&self.shared.config.prefix);
+        let queues = format!("{}*", Keys::queue_start());
+        let waited_for = self.scan(&queues, |queue| keys.name_of_queue(queue))?;
+        let reports = self.reports(unless_too_few(waited_for)?)?;
+        let circles = circles(&waits(&reports));
+        let names = circles.iter().flatten().map(|wait| wait.name.to_owned()).collect();
+        let reports = self.reports(names)?;
+        let still = waits(&reports);
+        let lasts = |circle: &Vec<Wait<'_>>| circle.iter().all(|wait| still.contains(wait));
+        let lasting = circles.into_iter().filter(lasts);
+        Ok(lasting.map(WaitingCircle::new).collect())
+    }
+
+    /// Returns reports of the names, except of those that are no locks.
+    fn reports(&self, names: BTreeSet<String>) -> Result<Vec<NameReport>> {
         let mut reports = Vec::new();
         for name in names {
             match self.report(&name) {
@@ -285,6 +348,77 @@ impl Survey {
             };
             Ok(ServerReport { round_trip, slowest, clock_ahead, info, cluster_info })
         })
+    }
+}
+
+/// A client that waits for a name, and a hold that is in its way.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Wait<'a> {
+    client: &'a str,
+    name: &'a str,
+    holder: &'a str,
+    owner: &'a str,
+}
+
+/// Returns which client waits for which other one.
+fn waits(reports: &[NameReport]) -> BTreeSet<Wait<'_>> {
+    let mut waits = BTreeSet::new();
+    for NameReport { name, holds, waiting, .. } in reports {
+        let blocks = |(held_as, holder): &&(HeldAs, Holder)| {
+            // Released, it only stays taken; and a ticket waits for nothing.
+            let is_in_use = holder.depth > 0 && !holder.detached;
+            is_in_use && matches!(held_as, HeldAs::Lock | HeldAs::Reader | HeldAs::Writer)
+        };
+        for (_, Holder { client: holder, owner, .. }) in holds.iter().filter(blocks) {
+            let others = waiting.iter().filter(|client| *client != holder);
+            waits.extend(others.map(|client| Wait { client, name, holder, owner }));
+        }
+    }
+    waits
+}
+
+/// Returns a shortest circle for each client that is in one, and each circle once.
+fn circles<'a>(waits: &BTreeSet<Wait<'a>>) -> BTreeSet<Vec<Wait<'a>>> {
+    let mut by_client = BTreeMap::<_, Vec<_>>::new();
+    for wait in waits {
+        by_client.entry(wait.client).or_default().push(wait);
+    }
+    let mut found = BTreeSet::new();
+    for start in by_client.keys() {
+        // By which wait each client was reached first, and from which client.
+        let (mut reached, mut next) = (BTreeMap::new(), VecDeque::from([*start]));
+        while let Some(client) = next.pop_front()
+            && !reached.contains_key(start)
+        {
+            for wait in by_client.get(client).into_iter().flatten() {
+                reached.entry(wait.holder).or_insert_with(|| {
+                    next.push_back(wait.holder);
+                    *wait
+                });
+            }
+        }
+        let back = |wait: &&Wait<'a>| (wait.client != *start).then(|| reached[wait.client]);
+        let mut circle: Vec<_> =
+            iter::successors(reached.get(start).copied(), back).cloned().collect();
+        circle.reverse();
+        let least = (0..circle.len()).min_by_key(|place| circle[*place].client);
+        circle.rotate_left(least.unwrap_or_default());
+        found.extend((!circle.is_empty()).then_some(circle));
+    }
+    found
+}
+
+/// Returns the names that the servers have listed.
+///
+/// # Errors
+///
+/// If too few have replied.
+fn unless_too_few(replies: ServerReplies<Vec<String>>) -> Result<BTreeSet<String>> {
+    match replies.too_few() {
+        Some(error) => Err(error.clone()),
+        None => {
+            Ok(replies.each.into_iter().filter_map(|(_, names)| names.ok()).flatten().collect())
+        }
     }
 }
 
@@ -352,4 +486,84 @@ fn ask<T: FromRedisValue>(
     })?;
     T::from_redis_value(reply)
         .map_err(|_| connection.invalid_reply().into_error("ask the server", ""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A name that clients hold in this way, and for which others wait.
+    fn report(name: &str, held_as: HeldAs, holders: &[&str], waiting: &[&str]) -> NameReport {
+        let holder = |client: &&str| Holder {
+            owner: format!("{client}:1"),
+            client: (*client).to_owned(),
+            label: String::new(),
+            depth: 1,
+            remaining: Duration::MAX,
+            renewed: true,
+            detached: false,
+            may_be_kept: false,
+        };
+        NameReport {
+            name: name.to_owned(),
+            key: name.to_owned(),
+            holds: holders.iter().map(|client| (held_as, holder(client))).collect(),
+            fence: None,
+            waiting: waiting.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    fn lock(name: &str, holder: &str, waiting: &[&str]) -> NameReport {
+        report(name, HeldAs::Lock, &[holder], waiting)
+    }
+
+    fn found(reports: &[NameReport]) -> Vec<String> {
+        let waits = waits(reports);
+        let circles = circles(&waits).into_iter().map(WaitingCircle::new);
+        let text = |WaitingCircle { clients, names }| {
+            let waits = iter::zip(clients, names).map(|(client, name)| client + " " + &name);
+            waits.collect::<Vec<_>>().join(", ")
+        };
+        circles.map(text).collect()
+    }
+
+    #[test]
+    fn a_chain_is_no_circle() {
+        assert!(found(&[]).is_empty());
+        let chain = [lock("a", "1", &["2"]), lock("b", "2", &["3", "4"]), lock("c", "3", &["4"])];
+        assert!(found(&chain).is_empty());
+        // Threads of one client.
+        assert!(found(&[lock("a", "1", &["1"])]).is_empty());
+    }
+
+    #[test]
+    fn each_client_in_a_circle_has_a_shortest_one() {
+        let two = [lock("a", "1", &["2"]), lock("b", "2", &["0", "1"])];
+        assert_eq!(found(&two), ["1 b, 2 a"]);
+        // With a detour from 1 by 3 to 2, and another circle of 3 and 4.
+        let more = [lock("c", "3", &["1", "4"]), lock("d", "4", &["3"]), lock("e", "2", &["3"])];
+        assert_eq!(found(&[&two[..], &more].concat()), ["1 b, 2 a", "3 d, 4 c"]);
+        assert_eq!(found(&[&two[..1], &more].concat()), ["1 c, 3 e, 2 a", "3 d, 4 c"]);
+    }
+
+    #[test]
+    fn a_circle_goes_through_holds_of_which_each_is_in_the_way() {
+        for (held_as, wanted) in [
+            (HeldAs::Foreign, 0),
+            (HeldAs::Lock, 1),
+            (HeldAs::Permit, 0),
+            (HeldAs::Reader, 1),
+            (HeldAs::Writer, 1),
+        ] {
+            let found_with = |change: fn(&mut Holder)| {
+                let mut side = report("b", held_as, &["3", "2"], &["1"]);
+                change(&mut side.holds[1].1);
+                found(&[lock("a", "1", &["2"]), side]).len()
+            };
+            assert_eq!(found_with(|_| {}), wanted, "{held_as:?}");
+            // It was released and stays taken, or only a ticket is left.
+            assert_eq!(found_with(|holder| holder.depth = 0), 0, "{held_as:?}");
+            assert_eq!(found_with(|holder| holder.detached = true), 0, "{held_as:?}");
+        }
+    }
 }

@@ -48,6 +48,21 @@ impl Keys {
         format!("{channel}:{{{tag}}}")
     }
 
+    /// Returns the start of the keys of all queues.
+    pub(crate) fn queue_start() -> String {
+        [RESERVED, QUEUE, ":"].concat()
+    }
+
+    /// Returns the name whose queue of waiting clients has this key; `None` if the key is another
+    /// one, or has another prefix.
+    pub(crate) fn name_of_queue<'k>(&self, queue: &'k str) -> Option<&'k str> {
+        let lock = queue.strip_prefix(&Self::queue_start())?;
+        let in_braces = lock.strip_prefix('{').and_then(|lock| lock.strip_suffix('}'));
+        let names = in_braces.into_iter().chain([lock]);
+        let mut names = names.filter_map(|lock| self.name(lock));
+        names.find(|name| self.with_companions(name, [QUEUE]).1 == [queue])
+    }
+
     /// Returns the name of the lock with this key; `None` if the key has another prefix.
     pub(crate) fn name<'k>(&self, lock: &'k str) -> Option<&'k str> {
         lock.strip_prefix(self.prefix.as_str())
@@ -164,6 +179,19 @@ mod tests {
         assert_eq!(companions("stock", [FENCE]), ["leasehold:fence:{stock}"]);
         assert_eq!(companions("a{b", [FENCE]), ["leasehold:fence:{a{b}"]);
         assert_eq!(companions("{user}:stock", [FENCE]), ["leasehold:fence:{user}:stock"]);
+    }
+
+    #[test]
+    fn a_queue_leads_back_to_its_name() {
+        for prefix in ["", "lock:", "{tag}"] {
+            let keys = Keys::new(prefix);
+            for name in ["stock", "a{b", "user:{7}:x", "x:leasehold:queue:a"] {
+                let (lock, [fence, queue]) = keys.with_companions(name, [FENCE, QUEUE]);
+                assert_eq!(keys.name_of_queue(&queue), Some(name), "{queue}");
+                assert!([&*lock, &fence].iter().all(|key| keys.name_of_queue(key).is_none()));
+                assert_eq!(Keys::new("other:").name_of_queue(&queue), None, "{queue}");
+            }
+        }
     }
 
     /// Asks a real server, because the rule is the server's.

@@ -16,6 +16,7 @@ use crate::support::{SOON, Server, Store, eventually, ms, soon, stores, take, th
 stores! {
     every store:
         each_client_of_a_circle_is_told_once,
+        an_operator_sees_circles_of_clients_that_never_look,
         one_call_of_a_circle_fails_and_the_others_go_on,
         a_circle_goes_through_nested_locks_and_sets_that_are_waited_for,
         no_circle_is_told_that_opens_by_itself,
@@ -124,6 +125,43 @@ fn each_client_of_a_circle_is_told_once(store: &Store) {
             assert_eq!(told.circles(), std::slice::from_ref(&circle));
             assert_eq!(client.stats().deadlocks, 1);
         }
+    }
+}
+
+fn an_operator_sees_circles_of_clients_that_never_look(store: &Store) {
+    // No keys are listed in memory, and no server of a quorum knows all waiting clients.
+    if matches!(store, Store::Memory(_) | Store::Quorum(_)) {
+        return;
+    }
+    let survey = store.open(Client::builder()).survey();
+    for count in [2, 3] {
+        let open = |_| store.open(Client::builder().deadlock_after(None));
+        let clients: Vec<_> = (0..count).map(open).collect();
+        let waits_for = |thread: usize| (clients[thread].id(), name((thread + 1) % count));
+        let mut circle: Vec<_> = (0..count).map(waits_for).collect();
+        let first = (0..count).min_by_key(|thread| clients[*thread].id()).unwrap();
+        circle.rotate_left(first);
+        let circle: (Vec<_>, Vec<_>) = circle.into_iter().unzip();
+        let canceller = Canceller::new();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                eventually(SOON, || match &survey.circles().unwrap()[..] {
+                    [seen] => seen.clients == circle.0 && seen.names == circle.1,
+                    seen => {
+                        assert!(seen.is_empty(), "{seen:?}");
+                        false
+                    }
+                });
+                canceller.cancel();
+            });
+            threads_with_locks(&clients, |thread, guard| {
+                let next = clients[thread].mutex(&name((thread + 1) % count));
+                let outcome = next.cancelled_by(&canceller).lock().map(drop);
+                assert!(matches!(outcome, Err(Error::Cancelled { .. })), "{outcome:?}");
+                guard.verify().unwrap();
+            });
+        });
+        eventually(SOON, || survey.circles().unwrap().is_empty());
     }
 }
 
