@@ -228,6 +228,9 @@ mod guards;
 mod local;
 mod net;
 mod protocol;
+#[cfg(all(test, unix, not(leasehold_shuttle)))]
+#[path = "../tests/simulation/mod.rs"]
+mod simulation;
 mod stats;
 mod store;
 

@@ -4,14 +4,40 @@
 //! would outlive the server's (<https://github.com/rust-lang/rust/issues/79462>). Deadlines for
 //! waiting and I/O use `Instant`, because a suspend must not use up a caller's retries.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+#[cfg(all(test, unix, not(leasehold_shuttle)))]
+use crate::base::sync::executor;
 
 /// Longer than any wait, and within the range of `Instant` on every platform.
 const LONGEST_WAIT: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
+/// Returns the present time, by the clock of a simulation if there is one.
+pub(crate) fn now() -> Instant {
+    #[cfg(all(test, unix, not(leasehold_shuttle)))]
+    if let Some(now) = executor::instant() {
+        return now;
+    }
+    Instant::now()
+}
+
+/// Returns the time that has passed since `earlier`.
+pub(crate) fn elapsed(earlier: Instant) -> Duration {
+    now().saturating_duration_since(earlier)
+}
+
+/// Returns the time since 1970 by the system's clock.
+pub(crate) fn unix_time() -> Duration {
+    #[cfg(all(test, unix, not(leasehold_shuttle)))]
+    if let Some(now) = executor::now() {
+        return now;
+    }
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
 /// Returns the end of a wait that begins now. A wait beyond the clock's range is cut to 30 years.
 pub(crate) fn end_of(wait: Duration) -> Instant {
-    Instant::now() + wait.min(LONGEST_WAIT)
+    now() + wait.min(LONGEST_WAIT)
 }
 
 /// A point in time, in nanoseconds since an arbitrary start that is the same throughout this
@@ -28,6 +54,10 @@ impl Moment {
     pub(crate) const NEVER: Self = Self(u64::MAX);
 
     pub(crate) fn now() -> Self {
+        #[cfg(all(test, unix, not(leasehold_shuttle)))]
+        if let Some(now) = executor::now() {
+            return Self(nanos(now));
+        }
         Self(reading().max(Self::FIRST.0))
     }
 

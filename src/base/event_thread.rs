@@ -10,15 +10,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{io, thread};
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, never, select, tick};
 use log::Level;
 
 #[cfg(feature = "metrics")]
+use crate::base::clock;
 use crate::base::metrics::Metrics;
 use crate::base::spans::{HoldSpan, OpenSpan};
+use crate::base::sync::sleep;
 use crate::event::{Event, EventListener};
 
 /// The maximum number of queued events and lines. With a slow callback or logger, further ones are
@@ -111,13 +113,13 @@ impl Events {
     /// Blocks until everything is delivered, but not for long: the program may be about to end.
     /// Returns at once in the callback, which would otherwise wait for itself.
     pub(crate) fn flush(&self, is_told: impl Fn() -> bool) {
-        let deadline = Instant::now() + FLUSH_TIME;
+        let deadline = clock::now() + FLUSH_TIME;
         let is_own = |(_, thread): &(_, ThreadId)| *thread == thread::current().id();
         if self.queue.sender.get().is_some_and(is_own) {
             return;
         }
-        while !is_told() && Instant::now() < deadline {
-            thread::sleep(FLUSH_PAUSE);
+        while !is_told() && clock::now() < deadline {
+            sleep(FLUSH_PAUSE);
         }
         let Some((sender, _)) = self.queue.sender.get() else { return };
         let (mark, delivered) = bounded(1);

@@ -5,6 +5,7 @@ pub(crate) mod clock;
 pub(crate) mod event_thread;
 pub(crate) mod failure;
 pub(crate) mod holder;
+pub(crate) mod maps;
 #[cfg(feature = "metrics")]
 pub(crate) mod metrics;
 pub(crate) mod phase;
@@ -29,6 +30,10 @@ pub(crate) fn shrink<K: Eq + Hash, V, S: BuildHasher>(map: &mut HashMap<K, V, S>
 /// Returns a number that is different each time and in each process. Without randomness it may not
 /// be: threads that pause for such a time then meet, which costs attempts, not safety.
 pub(crate) fn random() -> u64 {
+    #[cfg(all(test, unix, not(leasehold_shuttle)))]
+    if let Some(random) = sync::executor::random() {
+        return random;
+    }
     getrandom::u64().unwrap_or_default()
 }
 

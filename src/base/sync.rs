@@ -1,8 +1,12 @@
 //! The synchronization primitives of wait queues and shared connections. In a test built with
 //! `--cfg leasehold_shuttle` they are those of shuttle, which behave the same but let the test
-//! decide which thread runs next.
+//! decide which thread runs next. In a simulation (`tests/simulation`), threads are coroutines in
+//! virtual time.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use std::{io, thread};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 
 #[cfg(not(all(test, leasehold_shuttle)))]
 pub(crate) use {
@@ -20,6 +24,11 @@ pub(crate) use self::stand_ins::{
 #[path = "../../tests/schedules/shuttle.rs"]
 mod stand_ins;
 
+/// The coroutines of a simulation.
+#[cfg(all(test, unix, not(leasehold_shuttle)))]
+#[path = "../../tests/simulation/executor.rs"]
+pub(crate) mod executor;
+
 /// Blocks until `condition` is false or the deadline has passed; without a deadline, as long as it
 /// takes. A condition that has become false beats the deadline.
 pub(crate) fn wait_while<T>(
@@ -29,6 +38,15 @@ pub(crate) fn wait_while<T>(
     condition: impl Fn(&T) -> bool,
 ) {
     while condition(guard) {
+        #[cfg(all(test, unix, not(leasehold_shuttle)))]
+        if executor::can_block() {
+            if deadline.is_some_and(|deadline| Some(deadline) <= executor::instant()) {
+                return;
+            }
+            let address = std::ptr::from_ref(changed).addr();
+            MutexGuard::unlocked(guard, || executor::wait(address, deadline));
+            continue;
+        }
         match deadline {
             None => changed.wait(guard),
             Some(deadline) => {
@@ -38,4 +56,51 @@ pub(crate) fn wait_while<T>(
             }
         }
     }
+}
+
+/// Wakes one thread that waits for a change.
+pub(crate) fn wake_one(changed: &Condvar) {
+    #[cfg(all(test, unix, not(leasehold_shuttle)))]
+    executor::signal(std::ptr::from_ref(changed).addr(), false);
+    changed.notify_one();
+}
+
+/// Wakes all threads that wait for a change.
+pub(crate) fn wake_all(changed: &Condvar) {
+    #[cfg(all(test, unix, not(leasehold_shuttle)))]
+    executor::signal(std::ptr::from_ref(changed).addr(), true);
+    changed.notify_all();
+}
+
+/// Blocks until there is a message, or there can be none, or the deadline has passed.
+pub(crate) fn receive<T>(receiver: &Receiver<T>, deadline: Instant) -> Result<T, RecvTimeoutError> {
+    #[cfg(all(test, unix, not(leasehold_shuttle)))]
+    if executor::can_block() {
+        return executor::receive(receiver, deadline);
+    }
+    receiver.recv_deadline(deadline)
+}
+
+/// Starts a thread.
+pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    #[cfg(all(test, unix, not(leasehold_shuttle)))]
+    if executor::is_active() {
+        executor::spawn(None, run);
+        return Ok(());
+    }
+    thread::Builder::new().name(name.into()).spawn(run).map(drop)
+}
+
+pub(crate) fn sleep(time: Duration) {
+    #[cfg(all(test, unix, not(leasehold_shuttle)))]
+    if executor::can_block() {
+        return executor::sleep(time);
+    }
+    thread::sleep(time);
+}
+
+/// Where another thread may run first. Only a simulation decides that it does.
+pub(crate) fn interleave() {
+    #[cfg(all(test, unix, not(leasehold_shuttle)))]
+    executor::preempt();
 }

@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
 use crate::base::canceller::Canceller;
+use crate::base::clock;
 use crate::base::holder::Holder;
 use crate::error::{Error, Result};
 use crate::guards::LockHandle;
@@ -168,7 +169,7 @@ impl Mutex {
     /// The same as [`lock`](Mutex::lock), except for `Timeout`.
     pub fn try_lock_until(&self, deadline: Instant) -> Result<Option<Guard>> {
         // A deadline long past still leaves time for one attempt.
-        self.attempt(Wait::Until(deadline.max(Instant::now())))
+        self.attempt(Wait::Until(deadline.max(clock::now())))
     }
 
     /// Runs `work` under the lock as [`Client::with_lock`](crate::Client::with_lock) does.

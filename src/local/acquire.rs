@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use std::{iter, slice, thread};
 
-use crate::base::clock::Moment;
+use crate::base::clock::{self, Moment};
 use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
@@ -54,7 +54,7 @@ pub(crate) fn lock(
         return nest(shared, hold, options.cancelled_by.as_ref(), wait).map(Some);
     }
     let thread = Some(current_thread());
-    let caller = Caller::new(&shared.config, shared.times, options, wait, thread, Instant::now());
+    let caller = Caller::new(&shared.config, shared.times, options, wait, thread, clock::now());
     let Some(hold) = acquire_one(shared, HoldKind::Lock, name, &caller)? else { return Ok(None) };
     shared.held_locks.insert(name, &hold);
     Ok(Some(Level { hold, depth: 1 }))
@@ -76,7 +76,7 @@ pub(crate) fn owned(
     } else {
         shared.check_has_members()?;
     }
-    let caller = Caller::new(&shared.config, shared.times, options, wait, None, Instant::now());
+    let caller = Caller::new(&shared.config, shared.times, options, wait, None, clock::now());
     acquire_one(shared, kind, name, &caller)
 }
 
@@ -117,7 +117,7 @@ pub(super) fn reported<T>(
         }
     }
     if contended.get() {
-        shared.reporter.events.report_wait(caller.begin.elapsed());
+        shared.reporter.events.report_wait(clock::elapsed(caller.begin));
     }
     span.close(caller.begin, || Some(holds(acquired)[0].fence()).filter(|_| !caller.in_set));
     outcome
@@ -290,7 +290,7 @@ impl LockCall<'_> {
     fn carry(&self, next: Next, redisson: &mut Option<RedissonWait>) -> Next {
         let Self { shared, kind, name, caller, .. } = self;
         let Shared { store, reporter, listening, .. } = self.shared;
-        let deadline = || caller.request_deadline(Instant::now());
+        let deadline = || caller.request_deadline(clock::now());
         match next {
             Next::Ask(mut ask) => {
                 if ask.needs_new_id {
@@ -371,7 +371,7 @@ impl LockCall<'_> {
     fn turn(&self) -> Turn {
         let Shared { wait_queues, config, withdraws, store, .. } = self.shared;
         Turn {
-            now: Instant::now(),
+            now: clock::now(),
             moment: Moment::now(),
             missed_messages: wait_queues.has_missed_messages(),
             withdraws: *withdraws,
@@ -401,7 +401,7 @@ impl LockCall<'_> {
             reporter.renewer.pay(debt);
         }
         if let Some(kept) = release {
-            shared.post_releases(slice::from_ref(&kept), Some(caller.write_by(Instant::now())));
+            shared.post_releases(slice::from_ref(&kept), Some(caller.write_by(clock::now())));
         }
         if let Some(hold) = expired {
             reporter.expire(&hold);
@@ -464,7 +464,7 @@ impl LockCall<'_> {
                 }
                 Next::Park { until, .. } => {
                     let _waiting = Counted::begin(&shared.counters.waiting);
-                    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+                    let left = until.map(|until| until.saturating_duration_since(clock::now()));
                     if let Err(error) = pauses.sleep(left.unwrap_or_default(), name) {
                         call.leave(number);
                         return Err(error);

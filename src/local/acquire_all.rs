@@ -8,10 +8,9 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::time::Instant;
 use std::{iter, mem, slice};
 
-use crate::base::clock::Moment;
+use crate::base::clock::{self, Moment};
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::random;
 use crate::config::LockOptions;
@@ -66,7 +65,7 @@ pub(crate) fn acquire_all(
 ) -> Result<Option<Vec<Arc<Hold>>>> {
     let _call = Counted::begin(&shared.counters.unsettled);
     check_names(shared, names, options)?;
-    let caller = Caller::new(&shared.config, shared.times, options, wait, None, Instant::now());
+    let caller = Caller::new(&shared.config, shared.times, options, wait, None, clock::now());
     let caller = &Caller { in_set: true, ..caller };
     let contended = Cell::default();
     let mut call = SetCall {
@@ -120,14 +119,14 @@ impl SetCall<'_> {
             // It may be a hold of this client whose release is on its way.
             if !drained && !shared.wait_queues.debts(HoldKind::Lock, name).is_empty() {
                 drained = true;
-                shared.store.drain(caller.request_deadline(Instant::now()));
+                shared.store.drain(caller.request_deadline(clock::now()));
                 continue;
             }
             shared.reporter.report_contended(name, contended);
             let again = mem::replace(&mut tried[held], true);
             if again
                 && let Some(pause) =
-                    caller.wait.cut(backoff.next().unwrap_or_default(), Instant::now())
+                    caller.wait.cut(backoff.next().unwrap_or_default(), clock::now())
             {
                 // Two calls that were in each other's way should not meet again.
                 let _waiting = Counted::begin(&shared.counters.waiting);
@@ -135,7 +134,7 @@ impl SetCall<'_> {
             }
             // A call that does not wait tries once for each held lock, because it may only be kept.
             let is_over =
-                if caller.wait == Wait::No { again } else { caller.wait.is_over(Instant::now()) };
+                if caller.wait == Wait::No { again } else { caller.wait.is_over(clock::now()) };
             if is_over {
                 return self.check_is_lock(name).map(|()| None);
             }
@@ -175,7 +174,7 @@ impl SetCall<'_> {
         let names: Vec<_> = missing.iter().map(|index| self.names[*index].clone()).collect();
         let end_kept = |name: &Arc<str>| shared.wait_queues.end_kept(name, |_| true);
         let ended: Vec<_> = names.iter().filter_map(end_kept).collect();
-        shared.post_releases(&ended, Some(self.caller.write_by(Instant::now())));
+        shared.post_releases(&ended, Some(self.caller.write_by(clock::now())));
         let groups = shared.store.groups(&names).into_iter().map(|places| {
             let new_hold = |name| shared.new_hold_of(self.caller, HoldKind::Lock, name);
             let hold = |place: &usize| new_hold(&names[*place]);
@@ -214,7 +213,7 @@ impl SetCall<'_> {
         let pause = if shared.withdraws {
             None
         } else {
-            self.retry.pause_after(&mut failure, Instant::now())
+            self.retry.pause_after(&mut failure, clock::now())
         };
         let name = &self.names[group.indexes[0]];
         shared.reporter.outages.record_failed_call(name, &failure, pause);
@@ -231,7 +230,7 @@ impl SetCall<'_> {
     fn attempt_group(&mut self, group: &Group) -> Result<Option<usize>, Failure> {
         let Self { shared, caller, .. } = *self;
         let (holds, lease) = (&group.holds, caller.times.lease);
-        let (sent, deadline) = (Moment::now(), self.retry.request_deadline(Instant::now()));
+        let (sent, deadline) = (Moment::now(), self.retry.request_deadline(clock::now()));
         let request = Acquire { holds, lease, registration: Registration::None, deadline };
         match shared.store.acquire(request)? {
             AcquireReply::Acquired { .. } if sent.elapsed() >= reliable(lease) => {

@@ -10,7 +10,7 @@ use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::base::clock::{Moment, end_of};
+use crate::base::clock::{self, Moment, end_of};
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::random;
 use crate::base::spans::CallSpan;
@@ -61,7 +61,7 @@ fn show_depth(shared: &Shared, left: &DetachedHold, depth: u32) {
     let deadline = end_of(shared.times_for(left.lease).io_timeout);
     let request = HoldRequest { hold: &left.id, change, deadline };
     // Not worth a wait for a connection.
-    let (write_by, on_reply) = (Instant::now(), Box::new(drop));
+    let (write_by, on_reply) = (clock::now(), Box::new(drop));
     shared.store.post(vec![PostedChange { request, write_by, on_reply }]);
 }
 
@@ -140,7 +140,7 @@ pub(crate) fn release(shared: &Shared, left: &DetachedHold) -> Result<()> {
 fn caller_for(shared: &Shared, left: &DetachedHold) -> Result<Caller> {
     let options = LockOptions { lease: left.lease, ..LockOptions::default() };
     check(shared, &left.id.name, &options)?;
-    Ok(Caller::new(&shared.config, shared.times, &options, Wait::No, None, Instant::now()))
+    Ok(Caller::new(&shared.config, shared.times, &options, Wait::No, None, clock::now()))
 }
 
 /// Turns a detached writer into a reader with the same owner, token and age.
@@ -171,7 +171,7 @@ fn have(
 ) -> Result<Arc<Hold>> {
     let _call = Counted::begin(&shared.counters.unsettled);
     let name = &left.id.name;
-    let caller = Caller::new(&shared.config, shared.times, options, Wait::No, None, Instant::now());
+    let caller = Caller::new(&shared.config, shared.times, options, Wait::No, None, clock::now());
     let span = CallSpan::open(|| &**name);
     let renewed = renew_detached(shared, &caller, &left.id, action, renewal);
     if let Err(error) = &renewed {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::base::canceller::Canceller;
-use crate::base::clock::Moment;
+use crate::base::clock::{self, Moment};
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::{Error, Result as ApiResult};
 use crate::local::shared::Shared;
@@ -78,7 +78,7 @@ pub(super) fn set_depth(
     match outcome {
         Err(HoldFailure::Failed(failure)) if failure.is_shortfall() => {
             if depth > hold.depth() {
-                restore_depth(shared, hold, retry.request_deadline(Instant::now()));
+                restore_depth(shared, hold, retry.request_deadline(clock::now()));
                 return Err(HoldFailure::Failed(failure));
             }
             // The level has ended nevertheless, but does not prolong the hold.
@@ -113,7 +113,7 @@ pub(super) fn ask(
     mut done: impl FnMut(&Arc<Hold>, Result<(), HoldFailure>),
 ) {
     loop {
-        let (sent, deadline) = (Moment::now(), retry.request_deadline(Instant::now()));
+        let (sent, deadline) = (Moment::now(), retry.request_deadline(clock::now()));
         let requests = open.iter().map(|hold| {
             let change = change(hold);
             HoldRequest { hold: &hold.id, change, deadline }
@@ -128,7 +128,7 @@ pub(super) fn ask(
             }
         });
         let Some((_, first)) = failed.first_mut() else { return };
-        let pause = retry.pause_after(first, Instant::now());
+        let pause = retry.pause_after(first, clock::now());
         for (hold, failure) in &failed {
             shared.reporter.outages.record_failed_call(&hold.id.name, failure, pause);
         }

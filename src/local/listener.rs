@@ -9,14 +9,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
-use std::{io, mem, thread};
+use std::{io, mem};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 use parking_lot::Mutex;
 
-use crate::base::clock::end_of;
+use crate::base::clock::{self, end_of};
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::random;
+use crate::base::sync::{receive, spawn};
 use crate::config::Config;
 use crate::error::Phase;
 use crate::local::reporter::Reporter;
@@ -117,7 +118,7 @@ impl Listening {
             pauses: None,
             ready: None,
         };
-        thread::Builder::new().name("leasehold-wake".into()).spawn(move || thread.run())?;
+        spawn("leasehold-wake", move || thread.run())?;
         Ok(Listener { interrupter, _end: end })
     }
 
@@ -190,7 +191,7 @@ impl ListenerThread {
         if pause.is_zero() {
             return self.ended.try_recv() == Err(TryRecvError::Empty);
         }
-        self.ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout)
+        receive(&self.ended, end_of(pause)) == Err(RecvTimeoutError::Timeout)
     }
 
     /// Receives one message, and returns how long to pause before the next. Passes on a wake-up
@@ -206,7 +207,7 @@ impl ListenerThread {
             }
             Some(Ok(wake)) => {
                 if wake == Wake::Ready {
-                    self.ready = Some(Instant::now());
+                    self.ready = Some(clock::now());
                 }
                 if !self.wake(&wake)
                     && let Wake::Lock(name) = wake
@@ -282,7 +283,7 @@ impl ListenerThread {
         if let Some(reporter) = &reporter {
             reporter.set_listening(false);
         }
-        if self.ready.take().is_some_and(|since| since.elapsed() >= STABLE) {
+        if self.ready.take().is_some_and(|since| clock::elapsed(since) >= STABLE) {
             self.pauses = None;
         }
         if self.pauses.is_none()
@@ -305,6 +306,7 @@ impl ListenerThread {
 pub(super) mod tests {
     use super::*;
     use crossbeam_channel::unbounded;
+    use std::thread;
 
     use crate::local::parker::Signal;
     use crate::protocol::name::Next;

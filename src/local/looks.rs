@@ -5,9 +5,9 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
-use crate::base::clock::end_of;
+use crate::base::clock::{self, end_of};
 use crate::config::Deadlock;
 use crate::local::deadlock::WaitingCall;
 use crate::local::parker::{Parker, Signal};
@@ -91,8 +91,8 @@ impl<'a> Looks<'a> {
 
     fn register(&self) -> u64 {
         let Shared { config, client, held_locks, reporter, .. } = self.shared;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let began = now.saturating_sub(self.caller.begin.elapsed()).as_micros();
+        let now = clock::unix_time();
+        let began = now.saturating_sub(clock::elapsed(self.caller.begin)).as_micros();
         let call = WaitingCall {
             client: client.to_string(),
             number: 0,
@@ -109,7 +109,7 @@ impl<'a> Looks<'a> {
     pub(super) fn tell(&self, telling: &Telling) {
         let Shared { store, reporter, .. } = self.shared;
         if let Err(failure) =
-            store.tell(self.name, telling, self.caller.request_deadline(Instant::now()))
+            store.tell(self.name, telling, self.caller.request_deadline(clock::now()))
         {
             let source = &failure.source;
             let line = || format!("no look for a deadlock at lock {:?}: {source}", self.name);

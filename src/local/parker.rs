@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::base::canceller::{CancellableWait, Canceller};
-use crate::base::sync::{Condvar, Mutex, wait_while};
+use crate::base::sync::{Condvar, Mutex, wait_while, wake_one};
 use crate::error::Error;
 use crate::protocol::name::{Next, Port};
 use crate::store::request::Telling;
@@ -50,7 +50,7 @@ impl Parker {
 
     pub(super) fn send(&self, signal: Signal) {
         self.signals.lock().push_back(signal);
-        self.changed.notify_one();
+        wake_one(&self.changed);
     }
 
     /// Blocks until there is a signal; `None` if there is none by the deadline.

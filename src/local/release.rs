@@ -12,7 +12,8 @@ use std::{mem, slice};
 
 use crossbeam_channel::unbounded;
 
-use crate::base::clock::{Moment, end_of};
+use crate::base::clock::{self, Moment, end_of};
+use crate::base::sync::receive;
 use crate::error::Result;
 use crate::local::hold_requests::{OnHoldReply, add_outcome, ask, retry, set_depth};
 use crate::local::shared::{Shared, Unsent};
@@ -148,7 +149,8 @@ fn release_before_next(
     shared.store.post(posts);
     drop(awaited);
     drop(sender);
-    for (place, reply) in replies {
+    // Every post has a reply by its deadline, and the senders are gone then.
+    while let Ok((place, reply)) = receive(&replies, end_of(Duration::MAX)) {
         on_reply(place, reply);
     }
 }
@@ -176,7 +178,7 @@ pub(crate) fn unlock_on_drop(shared: &Shared, holds: &[Arc<Hold>]) {
 
 /// Releases what a call has acquired and gives up on its way: it does not wait for that.
 pub(super) fn give_back(shared: &Shared, holds: &[Arc<Hold>], caller: &Caller) {
-    release_unawaited(shared, holds, Some(caller.write_by(Instant::now())));
+    release_unawaited(shared, holds, Some(caller.write_by(clock::now())));
 }
 
 /// Releases holds with one level each, and does not wait for the replies; to write the requests no

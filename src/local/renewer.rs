@@ -12,6 +12,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
 use crate::base::clock::{Moment, end_of};
 use crate::base::failure::{Failure, FailureKind};
+use crate::base::sync::receive;
 use crate::local::timers::{Payment, Scheduled};
 use crate::protocol::hold::Hold;
 use crate::protocol::lease::NextStep;
@@ -140,7 +141,7 @@ impl Renewer {
         let (lost, done) = bounded(0);
         self.send(Message::Lose(hold, lost), Moment::FIRST);
         // The thread drops its end.
-        done.recv_deadline(deadline).unwrap_or_default();
+        receive(&done, deadline).unwrap_or_default();
     }
 
     /// Ends and releases all holds, including future ones. Calls `settle`, and blocks until all
@@ -154,7 +155,7 @@ impl Renewer {
         let (answer, ended) = bounded(1);
         self.send(Message::EndAll(ShutdownCall { deadline, answer }), Moment::FIRST);
         settle();
-        ended.recv_deadline(deadline + ANSWER_TIME).unwrap_or_else(|_| Err(unconfirmed()))
+        receive(&ended, deadline + ANSWER_TIME).unwrap_or_else(|_| Err(unconfirmed()))
     }
 }
 
@@ -166,7 +167,7 @@ impl Incoming {
         // A message sent before the line above has not woken the thread; a later one does.
         let has_senders = if self.queue.is_empty() {
             let end = end_of(due.since(Moment::now()));
-            self.woken.recv_deadline(end) != Err(RecvTimeoutError::Disconnected)
+            receive(&self.woken, end) != Err(RecvTimeoutError::Disconnected)
         } else {
             true
         };

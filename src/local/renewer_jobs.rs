@@ -8,6 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use crate::base::clock::{Moment, end_of};
+use crate::base::maps::RandomState;
 use crate::base::shrink;
 use crate::local::timers::Scheduled;
 use crate::store::background::{JobOutcome, JobRunner};
@@ -17,13 +18,13 @@ pub(super) struct RenewerJobs {
     /// How long to wait for replies at the end.
     io_timeout: Duration,
     /// The work in flight, and when it was sent, by the number of the job.
-    in_flight: HashMap<u64, (Scheduled, Moment)>,
+    in_flight: HashMap<u64, (Scheduled, Moment), RandomState>,
     last: u64,
 }
 
 impl RenewerJobs {
     pub(super) fn new(runner: Box<dyn JobRunner>, io_timeout: Duration) -> Self {
-        Self { runner, io_timeout, in_flight: HashMap::new(), last: 0 }
+        Self { runner, io_timeout, in_flight: HashMap::default(), last: 0 }
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -13,10 +13,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
-use std::{io, mem, thread};
+use std::time::Duration;
+use std::{io, mem};
 
-use crate::base::clock::{Moment, end_of};
+use crate::base::clock::{self, Moment, end_of};
+use crate::base::sync::{sleep, spawn};
 use crate::local::renewer::{Incoming, Message, Shutdown, ShutdownCall, unconfirmed};
 use crate::local::renewer_jobs::RenewerJobs;
 use crate::local::reporter::Reporter;
@@ -79,7 +80,7 @@ pub(super) fn start(
         shutdown: None,
         gone: Vec::new(),
     };
-    thread::Builder::new().name("leasehold-renew".into()).spawn(move || thread.run()).map(drop)
+    spawn("leasehold-renew", move || thread.run())
 }
 
 impl RenewerThread {
@@ -195,7 +196,7 @@ impl RenewerThread {
         let Some(shutdown) = self.shutdown.as_ref().filter(|it| !it.calls.is_empty()) else {
             return;
         };
-        let now = Instant::now();
+        let now = clock::now();
         if shutdown.calls.iter().all(|call| call.deadline <= now) {
             let failed = Err(HoldFailure::Failed(shutdown.failure()));
             for payment in self.payments() {
@@ -316,7 +317,7 @@ impl RenewerThread {
                     reporter.end_gone(&hold);
                 }
             };
-            if thread::Builder::new().name("leasehold-look".into()).spawn(look).is_ok() {
+            if spawn("leasehold-look", look).is_ok() {
                 return;
             }
         }
@@ -382,6 +383,6 @@ impl RenewerThread {
         for work in self.jobs.abandon() {
             self.schedule(work);
         }
-        thread::sleep(PANIC_PAUSE);
+        sleep(PANIC_PAUSE);
     }
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use crate::base::clock::Moment;
+use crate::base::clock::{self, Moment};
 use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
 use crate::error::Error;
@@ -142,7 +142,7 @@ impl Reporter {
             return;
         }
         current.reported = true;
-        let (name, fence, waited) = (&hold.id.name, hold.fence(), || caller.begin.elapsed());
+        let (name, fence, waited) = (&hold.id.name, hold.fence(), || clock::elapsed(caller.begin));
         self.counters.acquired.fetch_add(1, Ordering::Relaxed);
         let event = || Event::Acquired { name: name.to_string(), fence, waited: waited() };
         let line = || format!("acquired lock {name:?} (fence {fence}) after {:?}", waited());
@@ -172,7 +172,7 @@ impl Reporter {
 
     /// Reports that a call has ended without a hold, with an error or because the lock was held.
     pub(super) fn report_failure(&self, name: &str, caller: &Caller, error: Option<&Error>) {
-        let (Self { counters, events, .. }, waited) = (self, caller.begin.elapsed());
+        let (Self { counters, events, .. }, waited) = (self, clock::elapsed(caller.begin));
         match error {
             // That the lock is held was reported when the only attempt found it so.
             None if caller.wait == Wait::No => {

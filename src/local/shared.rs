@@ -323,8 +323,20 @@ impl Default for HeldLocks {
 }
 
 impl HeldLocks {
+    /// The number of the client, for the calling thread.
+    fn client(&self) -> u64 {
+        #[cfg(all(test, unix, not(leasehold_shuttle)))]
+        return self.client << 32 | crate::base::sync::executor::thread_number();
+        #[cfg(not(all(test, unix, not(leasehold_shuttle))))]
+        self.client
+    }
+
+    fn key(&self, name: &Arc<str>) -> Key {
+        (self.client(), name.clone())
+    }
+
     pub(crate) fn find(&self, name: &Arc<str>) -> Option<Arc<Hold>> {
-        let key = (self.client, name.clone());
+        let key = self.key(name);
         HELD.try_with(|held| held.borrow().get(&key).cloned()).unwrap_or_default()
     }
 
@@ -332,7 +344,7 @@ impl HeldLocks {
     pub(super) fn all(&self) -> Vec<Arc<Hold>> {
         let all = HELD.try_with(|held| {
             let held = held.borrow();
-            let own = held.iter().filter(|((client, _), _)| *client == self.client);
+            let own = held.iter().filter(|((client, _), _)| *client == self.client());
             own.map(|(_, hold)| hold.clone()).collect()
         });
         all.unwrap_or_default()
@@ -340,13 +352,13 @@ impl HeldLocks {
 
     /// Adds a hold of the calling thread.
     pub(crate) fn insert(&self, name: &Arc<str>, hold: &Arc<Hold>) {
-        let key = (self.client, name.clone());
+        let key = self.key(name);
         drop(HELD.try_with(|held| held.borrow_mut().insert(key, hold.clone())));
     }
 
     /// Removes a hold, if it was added.
     pub(crate) fn remove(&self, hold: &Hold) {
-        let key = (self.client, hold.id.name.clone());
+        let key = self.key(&hold.id.name);
         let removed = HELD.try_with(|held| {
             let mut held = held.borrow_mut();
             if held.get(&key).is_some_and(|found| ptr::eq(&raw const **found, hold)) {

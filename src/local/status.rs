@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::base::clock::{Moment, end_of};
+use crate::base::clock::{self, Moment, end_of};
 use crate::base::failure::Failure;
 use crate::base::holder::{Holder, Leader};
 use crate::base::random;
@@ -41,8 +41,8 @@ pub(crate) fn ping(shared: &Shared) -> Result<Duration> {
     let name = format!("leasehold-ping:{}", shared.client).into();
     let hold = shared.new_hold(HoldKind::Lock, &name);
     repeat_briefly(shared, "ping", "", |deadline| {
-        let sent = Instant::now();
-        shared.store.ping(&hold, deadline).map(|()| sent.elapsed())
+        let sent = clock::now();
+        shared.store.ping(&hold, deadline).map(|()| clock::elapsed(sent))
     })
 }
 
@@ -154,7 +154,7 @@ fn holders_after(
         return vec![HolderReply { owner, depth: 1, remaining, fence: hold.fence() }.into_holder()];
     }
     let end = deadline.checked_add(shared.times.slack);
-    let Some(end) = end.filter(|end| Instant::now() < *end) else { return Vec::new() };
+    let Some(end) = end.filter(|end| clock::now() < *end) else { return Vec::new() };
     let look = if kind.is_lock() { Look::Holder } else { Look::All };
     let report = shared.store.report(name, look, end.min(end_of(shared.times.io_timeout)));
     let holds = report.map(|report| report.holds).unwrap_or_default();
@@ -242,13 +242,13 @@ pub(super) fn repeat_with<T>(
     mut request: impl FnMut(Instant) -> Result<T, Failure>,
 ) -> Result<T> {
     loop {
-        match request(retry.request_deadline(Instant::now())) {
+        match request(retry.request_deadline(clock::now())) {
             Ok(reply) => {
                 shared.reporter.record_reply(name);
                 return Ok(reply);
             }
             Err(mut failure) => {
-                let pause = retry.pause_after(&mut failure, Instant::now());
+                let pause = retry.pause_after(&mut failure, clock::now());
                 shared.reporter.outages.record_failed_call(name, &failure, pause);
                 pauses.sleep(pause.ok_or_else(|| failure.into_error(attempt, name))?, name)?;
             }

@@ -2,15 +2,16 @@
 //! (`protocol/name.rs`), and whether the client is closed and listens.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::base::canceller::Canceller;
-use crate::base::clock::{Moment, end_of};
+use crate::base::clock::{self, Moment, end_of};
+use crate::base::maps::RandomState;
 use crate::base::shrink;
-use crate::base::sync::{AtomicBool, Condvar, Mutex, MutexGuard, wait_while};
+use crate::base::sync::{AtomicBool, Condvar, Mutex, MutexGuard, interleave, wait_while, wake_all};
 use crate::error::{Error, Result};
 use crate::local::parker::{Parker, Signal};
 use crate::protocol::hold::Hold;
@@ -36,7 +37,7 @@ const PLACES_ARE_KEPT: Duration = Duration::from_secs(2);
 const RECALLED_MAX: usize = 1024;
 
 /// Names that share a lock.
-type Shard = HashMap<Arc<str>, Name<Arc<Parker>>>;
+type Shard = HashMap<Arc<str>, Name<Arc<Parker>>, RandomState>;
 
 #[derive(Default)]
 pub(crate) struct WaitQueues {
@@ -73,7 +74,7 @@ impl WaitQueues {
     fn wake_sleepers(&self) {
         // A thread that has checked that a moment ago sleeps now.
         drop(self.sleepers.lock());
-        self.changed.notify_all();
+        wake_all(&self.changed);
     }
 
     /// Turns away the threads that wait and those that come.
@@ -141,17 +142,17 @@ impl WaitQueues {
         let listened = self.listening.swap(listening, Ordering::SeqCst);
         let mut interrupted = self.interrupted.lock();
         if listened || listening && interrupted.is_some() {
-            *interrupted = Some(Instant::now());
+            *interrupted = Some(clock::now());
         }
         drop(interrupted);
         *self.sleepers.lock() = true;
-        self.changed.notify_all();
+        wake_all(&self.changed);
     }
 
     /// Returns `true` if messages of other clients may have been missed a moment ago: for that long
     /// servers keep the places of clients that do not listen again yet.
     pub(crate) fn has_missed_messages(&self) -> bool {
-        self.interrupted.lock().is_some_and(|at| at.elapsed() < PLACES_ARE_KEPT)
+        self.interrupted.lock().is_some_and(|at| clock::elapsed(at) < PLACES_ARE_KEPT)
     }
 
     /// Blocks until the first attempt to receive messages has succeeded or failed, at most until
@@ -185,7 +186,7 @@ impl WaitQueues {
     /// Records that another client has asked for a lock, and whether a thread of this one had used
     /// it again after it was kept.
     fn record_recall(&self, name: &Arc<str>, was_of_use: bool) {
-        let (mut recalled, now) = (self.recalled.lock(), Instant::now());
+        let (mut recalled, now) = (self.recalled.lock(), clock::now());
         recalled.retain(|known, recalled| {
             now < recalled.last + RECALL_MEMORY && !(was_of_use && known == name)
         });
@@ -200,7 +201,7 @@ impl WaitQueues {
     /// have not done so again and again a moment ago.
     pub(crate) fn may_keep(&self, name: &str) -> bool {
         let is_too_often =
-            |it: &Recalled| it.in_a_row >= RECALLS_MAX && it.last.elapsed() < RECALL_PAUSE;
+            |it: &Recalled| it.in_a_row >= RECALLS_MAX && clock::elapsed(it.last) < RECALL_PAUSE;
         self.is_listening() && !self.recalled.lock().get(name).is_some_and(is_too_often)
     }
 
@@ -261,6 +262,7 @@ impl WaitQueues {
         name: &Arc<str>,
         act: impl FnOnce(&mut Name<Arc<Parker>>) -> T,
     ) -> T {
+        interleave();
         let mut shard = self.shard(kind, name);
         let known = shard.entry(name.clone()).or_insert(Name::NEW);
         let result = act(known);

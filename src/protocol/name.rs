@@ -404,7 +404,11 @@ impl<P> Conversation<P> {
             return Some(pause);
         }
         if recalled && matches!(self.registration, Registration::Last) {
-            self.recall_ends.get_or_insert(turn.now + RECALL_TIME);
+            // The attempt after it needs time, too.
+            let Caller { times, wait, .. } = &self.first.caller;
+            let last = times.request_deadline(*wait, turn.now);
+            let time = RECALL_TIME.min(last.saturating_duration_since(turn.now) / 2);
+            self.recall_ends.get_or_insert(turn.now + time);
         }
         // Whatever wakes the thread without the lock before that does not end the call.
         let left = self.recall_ends?.saturating_duration_since(turn.now);

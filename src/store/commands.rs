@@ -4,11 +4,11 @@
 //! which holds can coexist, which `acquire_member.lua` and `serve.lua` decide.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use parking_lot::RwLock;
 
-use crate::base::clock::Moment;
+use crate::base::clock::{self, Moment};
 use crate::config::Config;
 use crate::net::packed::{Arg, Request, Script};
 use crate::store::hold_id::{HoldId, HoldKind};
@@ -317,8 +317,7 @@ impl Commands {
 
 /// This system's clock in microseconds. Fencing tokens are not below the clock of their server.
 pub(super) fn micros() -> u64 {
-    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+    u64::try_from(clock::unix_time().as_micros()).unwrap_or(u64::MAX)
 }
 
 /// A time in milliseconds, rounded up: zero would delete the key.

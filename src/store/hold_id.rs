@@ -119,6 +119,10 @@ pub(crate) struct HoldId {
 
 /// Returns the id of a new client: the label, if any, and 128 random bits.
 pub(crate) fn new_client_id(label: &str) -> Result<Arc<str>> {
+    #[cfg(all(test, unix, not(leasehold_shuttle)))]
+    if let Some(random) = crate::base::sync::executor::random() {
+        return Ok(format!("{label}:{random:032x}").into());
+    }
     let mut random = [0; 16];
     getrandom::fill(&mut random).map_err(|error| Error::system("read random bytes", error))?;
     let id = u128::from_ne_bytes(random);

@@ -333,6 +333,18 @@ mod tests {
             holds.iter_mut().filter(|held| is_meant(&held.id)).for_each(|held| held.ends = end);
         }
 
+        pub(in crate::store::memory) fn copy(&self) -> Self {
+            let Self { by_key, fence, shortfall, purge_at, .. } = self;
+            let (by_key, shortfall) = (by_key.clone(), shortfall.clone());
+            let inboxes = Inboxes::default();
+            Self { by_key, fence: *fence, inboxes, shortfall, purge_at: *purge_at }
+        }
+
+        pub(in crate::store::memory) fn holds(&mut self, key: &str) -> Vec<(HoldId, u32, Moment)> {
+            let holds = self.name(key).map_or(&[][..], |name| &name.holds);
+            holds.iter().map(|held| (held.id.clone(), held.depth, held.ends)).collect()
+        }
+
         pub(in crate::store::memory) fn waiting(&mut self, key: &str) -> Vec<String> {
             let entry = |it: &Waiting| format!("{}{}", it.kind.row().prefix, it.client);
             self.name(key).map(|name| name.queue.iter().map(entry).collect()).unwrap_or_default()

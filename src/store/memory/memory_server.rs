@@ -6,15 +6,15 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use redis::Value;
 
-use crate::base::clock::end_of;
+use crate::base::clock::{self, end_of};
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::printable;
+use crate::base::sync::sleep;
 use crate::config::Config;
 use crate::error::{ServerFailure, Shortfall};
 use crate::net::error_reply;
@@ -152,8 +152,8 @@ impl MemoryServer {
             !state.is_down && state.locks.recall(key)
         };
         for key in keys {
-            while is_asked_for(key) && Instant::now() < end {
-                thread::sleep(Duration::from_millis(1));
+            while is_asked_for(key) && clock::now() < end {
+                sleep(Duration::from_millis(1));
             }
         }
         let locks = &mut self.0.lock().locks;
@@ -167,7 +167,7 @@ impl MemoryServer {
         request: impl FnOnce(&mut Locks) -> Result<T, Failure>,
     ) -> Delayed<T> {
         let mut state = self.0.lock();
-        let now = Instant::now();
+        let now = clock::now();
         if state.is_down {
             let outcome = Err(failure(FailureKind::Unreachable, "the memory server is down"));
             return Delayed { outcome, due: now };
@@ -193,11 +193,11 @@ impl MemoryServer {
         request: impl FnOnce(&mut Locks) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let Delayed { outcome, due } = self.begin(deadline, request);
-        let pause = due.saturating_duration_since(Instant::now());
+        let pause = due.saturating_duration_since(clock::now());
         if pause.is_zero() {
             return outcome;
         }
-        thread::sleep(pause);
+        sleep(pause);
         if self.0.lock().is_down {
             let why = "the memory server went down before it replied";
             return Err(failure(FailureKind::Disconnected, why));
@@ -253,6 +253,17 @@ mod tests {
         /// Sets the end of the selected holds and offers of a name.
         pub(crate) fn end_at(&self, key: &str, end: Moment, is_meant: impl Fn(&HoldId) -> bool) {
             self.0.lock().locks.end_at(key, end, is_meant);
+        }
+
+        /// Returns another server with the same data, and without clients that listen.
+        pub(crate) fn copy(&self) -> Self {
+            let locks = self.0.lock().locks.copy();
+            Self(Arc::new(Mutex::new(ServerState { locks, ..ServerState::default() })))
+        }
+
+        /// Returns the holds and offers of a name, each with the depth and the end.
+        pub(crate) fn holds(&self, key: &str) -> Vec<(HoldId, u32, Moment)> {
+            self.0.lock().locks.holds(key)
         }
 
         /// Returns the clients that wait for a lock, as they are in Redis.

@@ -14,7 +14,7 @@ use crate::store::request::OFFER;
 use crate::store::request::{HolderReply, Registration};
 
 /// The state of one name.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct NameState {
     /// All of kinds that can coexist. An offer to a waiting client is a hold with the number
     /// [`OFFERED`].
@@ -26,6 +26,7 @@ pub(super) struct NameState {
 }
 
 /// A client in the queue of a name.
+#[derive(Clone)]
 pub(super) struct Waiting {
     pub(super) kind: HoldKind,
     pub(super) client: Arc<str>,
@@ -33,6 +34,7 @@ pub(super) struct Waiting {
     tries: bool,
 }
 
+#[derive(Clone)]
 pub(super) struct LiveHold {
     pub(super) id: HoldId,
     pub(super) fence: u64,

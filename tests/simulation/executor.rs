@@ -1,0 +1,591 @@
+//! Threads, time and chance of a simulation: all threads of all its processes are coroutines of one
+//! thread, which run by turns, in virtual time, in an order that a seed decides.
+//!
+//! `src/base/sync.rs` and `src/base/clock.rs` ask this module in every unit test: a thread that
+//! would block there gives its turn to the next one, and the clock shows the time of the
+//! simulation. Outside a simulation nothing here does anything.
+
+use std::cell::{Cell, RefCell};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::mem;
+use std::sync::LazyLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
+use generator::{Generator, Gn};
+
+/// The size of each thread's stack, in words.
+const STACK: usize = 0x8000;
+
+/// The real time that the virtual time 0 stands for.
+static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// The virtual time at the start, so that times before it exist.
+pub(crate) const START: Duration = Duration::from_secs(1_000_000);
+
+/// No simulation needs as many turns of threads.
+const STEPS_MAX: u64 = 3_000_000;
+
+/// A thread that waits until then waits without a deadline.
+const NEVER: Duration = Duration::from_secs(2_000_000);
+
+type Coroutine = Generator<'static, (), ()>;
+
+thread_local! {
+    static ACTIVE: Cell<bool> = const { Cell::new(false) };
+    static EXECUTOR: RefCell<Executor> = RefCell::default();
+    /// What the clock of the process under way shows, and what a server's does.
+    static UNINTERRUPTED: Cell<bool> = const { Cell::new(false) };
+    static SKEW: Cell<i64> = const { Cell::new(0) };
+}
+
+/// A small generator of random numbers (`SplitMix64`).
+#[derive(Clone, Default)]
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Returns a number below `end`.
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.next() % end.max(1)
+    }
+
+    pub(crate) fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[usize::try_from(self.below(choices.len() as u64)).unwrap_or(0)]
+    }
+
+    /// Returns `true` in so many of a thousand cases.
+    pub(crate) fn permille(&mut self, chance: u64) -> bool {
+        chance > 0 && self.below(1000) < chance
+    }
+
+    /// Returns a time up to `max`; short ones are as likely as long ones.
+    pub(crate) fn time(&mut self, max: Duration) -> Duration {
+        let nanos = u64::try_from(max.as_nanos()).unwrap_or(u64::MAX);
+        let bits = 64 - nanos.leading_zeros();
+        let shift = self.below(u64::from(bits.min(12)));
+        Duration::from_nanos(self.below((nanos >> shift).max(1)))
+    }
+}
+
+/// A number of a process. Its threads are paused together, and their channels are its own.
+pub(crate) type Process = usize;
+
+#[derive(Default)]
+struct Executor {
+    now: Duration,
+    random: Random,
+    events: BinaryHeap<Reverse<Event>>,
+    /// Orders events of the same time.
+    last: u64,
+    tasks: Vec<Task>,
+    /// The numbers of the tasks that are over.
+    free: Vec<usize>,
+    stacks: Vec<Coroutine>,
+    current: Option<usize>,
+    /// Until when each process is stopped.
+    paused: Vec<Duration>,
+    /// What waits for the end of a stop, in order.
+    deferred: Vec<(Process, What)>,
+    /// How likely, per mille, a thread loses the processor at a place where it can.
+    preemption: u64,
+    /// How long a thread may need to wake up.
+    latency: Duration,
+    steps: u64,
+    /// To which process new threads belong, if not to that of the thread that runs.
+    starts_for: Option<Process>,
+    /// Why the simulation has ended before its time.
+    stopped: Option<String>,
+}
+
+struct Task {
+    coroutine: Option<Coroutine>,
+    process: Process,
+    /// Counts the waits: an event about an earlier one is out of date.
+    wait: u64,
+    waits_for: WaitsFor,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum WaitsFor {
+    /// It runs, or is about to.
+    Nothing,
+    /// A signal at this address.
+    Signal(usize),
+    /// Something that only its own look finds out, after another thread of the process has run.
+    Look,
+}
+
+struct Event {
+    at: Duration,
+    order: u64,
+    what: What,
+}
+
+enum What {
+    Act(Process, Box<dyn FnOnce()>),
+    /// A process may go on.
+    GoOn(Process),
+    Resume(usize, u64),
+}
+
+impl PartialEq for Event {
+    fn eq(&self, other: &Self) -> bool {
+        self.order == other.order
+    }
+}
+
+impl Eq for Event {}
+
+impl PartialOrd for Event {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Event {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}
+
+impl Executor {
+    fn add(&mut self, at: Duration, what: What) {
+        self.last += 1;
+        let event = Event { at: at.max(self.now), order: self.last, what };
+        self.events.push(Reverse(event));
+    }
+
+    fn go_on(&mut self, goes_on: impl Fn(Process) -> bool) {
+        for (process, what) in mem::take(&mut self.deferred) {
+            if goes_on(process) {
+                self.add(self.now, what);
+            } else {
+                self.deferred.push((process, what));
+            }
+        }
+    }
+
+    fn resume_later(&mut self, task: usize) {
+        let latency = self.latency;
+        let at = self.now + self.random.time(latency);
+        let wait = self.tasks[task].wait;
+        self.add(at, What::Resume(task, wait));
+    }
+}
+
+fn with<T>(act: impl FnOnce(&mut Executor) -> T) -> T {
+    EXECUTOR.with(|executor| act(&mut executor.borrow_mut()))
+}
+
+/// Returns `true` in a simulation.
+pub(crate) fn is_active() -> bool {
+    ACTIVE.get()
+}
+
+/// Returns `true` for a thread of a simulation, which may block.
+pub(crate) fn can_block() -> bool {
+    is_active() && with(|it| it.current.is_some())
+}
+
+/// Returns the time of the simulation, if there is one.
+pub(crate) fn now() -> Option<Duration> {
+    is_active().then(|| {
+        let now = with(|it| it.now);
+        let skew = SKEW.get();
+        let by = Duration::from_nanos(skew.unsigned_abs());
+        if skew < 0 { now.saturating_sub(by) } else { now + by }
+    })
+}
+
+/// Returns the time of the simulation as an `Instant`, if there is one.
+pub(crate) fn instant() -> Option<Instant> {
+    now().map(|now| *EPOCH + now)
+}
+
+/// Returns a time before that of any simulation.
+pub(crate) fn epoch() -> Instant {
+    *EPOCH
+}
+
+/// Returns a random number of the simulation, if there is one.
+pub(crate) fn random() -> Option<u64> {
+    is_active().then(|| with(|it| it.random.next()))
+}
+
+/// Returns a number of the thread that runs: 0 outside a simulation.
+pub(crate) fn thread_number() -> u64 {
+    if is_active() { with(|it| it.current.map_or(0, |task| task as u64 + 1)) } else { 0 }
+}
+
+/// Lets the clock show another time while `act` runs.
+pub(crate) fn skewed<T>(skew: i64, act: impl FnOnce() -> T) -> T {
+    let before = SKEW.replace(skew);
+    let result = act();
+    SKEW.set(before);
+    result
+}
+
+/// Starts a thread of a process, or of the one that runs.
+pub(crate) fn spawn(process: Option<Process>, run: impl FnOnce() + Send + 'static) {
+    with(|it| {
+        let process = process.or(it.starts_for).unwrap_or_else(|| it.process());
+        let coroutine = if let Some(mut stack) = it.stacks.pop() {
+            stack.init_code(run);
+            stack
+        } else {
+            Gn::new_opt(STACK, run)
+        };
+        let waits_for = WaitsFor::Nothing;
+        let task = Task { coroutine: Some(coroutine), process, wait: 0, waits_for };
+        let number = if let Some(number) = it.free.pop() {
+            let wait = it.tasks[number].wait + 1;
+            it.tasks[number] = Task { wait, ..task };
+            number
+        } else {
+            it.tasks.push(task);
+            it.tasks.len() - 1
+        };
+        it.resume_later(number);
+    });
+}
+
+impl Executor {
+    /// Returns the process that runs.
+    fn process(&self) -> Process {
+        self.current.map_or(0, |task| self.tasks[task].process)
+    }
+
+    fn set_wait(&mut self, waits_for: WaitsFor, until: Option<Instant>) {
+        let task = self.current.expect("only a thread of the simulation can wait");
+        let wait = self.tasks[task].wait + 1;
+        let it = &mut self.tasks[task];
+        (it.wait, it.waits_for) = (wait, waits_for);
+        if let Some(until) = until {
+            let at = until.saturating_duration_since(*EPOCH);
+            if at < NEVER {
+                self.add(at, What::Resume(task, wait));
+            }
+        }
+    }
+}
+
+#[expect(deprecated, reason = "the code of a thread does not know the coroutine that it is in")]
+fn give_turn() {
+    if thread::panicking() {
+        // The destructors of a thread that has panicked must not go on: what they wait for may
+        // depend on it.
+        with(|it| it.stopped.get_or_insert_with(|| "a thread has panicked".into()).len());
+    }
+    generator::yield_with(());
+    while with(|it| it.stopped.is_some()) {
+        generator::yield_with(());
+    }
+}
+
+/// Ends the simulation, from one of its threads.
+pub(crate) fn stop(why: String) -> ! {
+    with(|it| it.stopped = Some(why));
+    loop {
+        give_turn();
+    }
+}
+
+/// Blocks the thread until there is a signal at the address, or until the deadline.
+pub(crate) fn wait(address: usize, until: Option<Instant>) {
+    with(|it| it.set_wait(WaitsFor::Signal(address), until));
+    give_turn();
+}
+
+/// Blocks the thread until `look` finds what it looks for, or until the deadline. It looks whenever
+/// another thread of the process has run.
+pub(crate) fn wait_for<T>(
+    until: Option<Instant>,
+    mut look: impl FnMut() -> Option<T>,
+) -> Option<T> {
+    if let Some(found) = look() {
+        return Some(found);
+    }
+    with(|it| it.set_wait(WaitsFor::Look, until));
+    loop {
+        give_turn();
+        let found = look();
+        if found.is_some() || until.is_some_and(|until| instant() >= Some(until)) {
+            with(|it| {
+                let task = it.current.expect("it runs");
+                it.tasks[task].wait += 1;
+                it.tasks[task].waits_for = WaitsFor::Nothing;
+            });
+            if found.is_some() {
+                let latency = with(|it| {
+                    let latency = it.latency;
+                    it.random.time(latency)
+                });
+                sleep(latency);
+            }
+            return found;
+        }
+    }
+}
+
+/// As the channel's own method.
+pub(crate) fn receive<T>(receiver: &Receiver<T>, deadline: Instant) -> Result<T, RecvTimeoutError> {
+    let look = || match receiver.try_recv() {
+        Ok(message) => Some(Ok(message)),
+        Err(TryRecvError::Disconnected) => Some(Err(RecvTimeoutError::Disconnected)),
+        Err(TryRecvError::Empty) => None,
+    };
+    wait_for(Some(deadline), look).unwrap_or(Err(RecvTimeoutError::Timeout))
+}
+
+pub(crate) fn sleep(time: Duration) {
+    let until = instant().map(|now| now + time);
+    with(|it| it.set_wait(WaitsFor::Nothing, until));
+    give_turn();
+}
+
+/// Lets other threads run first, now and then, if this thread can wait.
+pub(crate) fn preempt() {
+    if UNINTERRUPTED.get() || !can_block() {
+        return;
+    }
+    let pause = with(|it| {
+        let latency = it.latency * 2;
+        let is_preempted = it.random.permille(it.preemption);
+        is_preempted.then(|| it.random.time(latency))
+    });
+    if let Some(pause) = pause {
+        sleep(pause);
+    }
+}
+
+/// Does something without letting other threads run first.
+pub(crate) fn uninterrupted<T>(act: impl FnOnce() -> T) -> T {
+    let before = UNINTERRUPTED.replace(true);
+    let result = act();
+    UNINTERRUPTED.set(before);
+    result
+}
+
+/// Wakes one thread, or `all`, that wait for a signal at the address.
+pub(crate) fn signal(address: usize, all: bool) {
+    if !is_active() {
+        return;
+    }
+    with(|it| {
+        for task in 0..it.tasks.len() {
+            if it.tasks[task].waits_for == WaitsFor::Signal(address) {
+                it.tasks[task].wait += 1;
+                it.tasks[task].waits_for = WaitsFor::Nothing;
+                it.resume_later(task);
+                if !all {
+                    return;
+                }
+            }
+        }
+    });
+}
+
+/// Does something later, on behalf of a process, while no thread runs.
+pub(crate) fn after(process: Process, delay: Duration, act: impl FnOnce() + 'static) {
+    with(|it| {
+        let at = it.now + delay;
+        it.add(at, What::Act(process, Box::new(act)));
+    });
+}
+
+/// Stops the threads of a process for a while.
+pub(crate) fn pause(process: Process, time: Duration) {
+    with(|it| {
+        if it.paused.len() <= process {
+            it.paused.resize(process + 1, Duration::ZERO);
+        }
+        let until = it.now + time;
+        it.paused[process] = until;
+        it.add(until, What::GoOn(process));
+    });
+}
+
+/// Lets the threads of all processes go on.
+pub(crate) fn resume_all() {
+    with(|it| {
+        it.paused.clear();
+        it.go_on(|_| true);
+    });
+}
+
+/// Lets threads that are started in `act` belong to a process.
+pub(crate) fn of_process<T>(process: Process, act: impl FnOnce() -> T) -> T {
+    let before = with(|it| it.starts_for.replace(process));
+    let result = act();
+    with(|it| it.starts_for = before);
+    result
+}
+
+/// Returns until when a process is stopped, if it is.
+pub(crate) fn paused_until(process: Process) -> Option<Duration> {
+    with(|it| it.paused.get(process).copied().filter(|until| *until > it.now))
+}
+
+/// The settings of a simulation's threads.
+pub(crate) struct Settings {
+    pub(crate) seed: u64,
+    pub(crate) preemption: u64,
+    pub(crate) latency: Duration,
+}
+
+/// How a simulation has ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct End {
+    /// The number of threads that are left, and wait without a deadline.
+    pub(crate) threads: usize,
+    pub(crate) steps: u64,
+    pub(crate) lasted: Duration,
+}
+
+/// Runs a simulation until nothing is left to do, or until the end of time. `step` is called after
+/// every turn of a thread, with its process, and every other event.
+pub(crate) fn run(
+    settings: &Settings,
+    end: Duration,
+    begin: impl FnOnce(),
+    mut step: impl FnMut(Process),
+) -> Result<End, String> {
+    let stacks = with(|it| mem::take(&mut it.stacks));
+    with(|it| {
+        *it = Executor {
+            now: START,
+            random: Random(settings.seed),
+            preemption: settings.preemption,
+            latency: settings.latency,
+            stacks,
+            ..Executor::default()
+        };
+    });
+    ACTIVE.set(true);
+    // Even if a check fails.
+    let _active = Active;
+    begin();
+    while let Some(event) = with(|it| {
+        let event = it.events.pop()?.0;
+        it.now = event.at;
+        Some(event)
+    }) {
+        match event.what {
+            What::Act(process, act) => {
+                if paused_until(process).is_some() {
+                    with(|it| it.deferred.push((process, What::Act(process, act))));
+                    continue;
+                }
+                act();
+                look_around(process, None, &mut step);
+            }
+            What::GoOn(process) => {
+                if paused_until(process).is_none() {
+                    with(|it| it.go_on(|other| other == process));
+                }
+            }
+            What::Resume(task, wait) => {
+                let process =
+                    with(|it| (it.tasks[task].wait == wait).then(|| it.tasks[task].process));
+                let Some(process) = process else { continue };
+                assert!(event.at < START + end, "the simulation does not come to an end");
+                if paused_until(process).is_some() {
+                    with(|it| it.deferred.push((process, What::Resume(task, wait))));
+                    continue;
+                }
+                resume(task);
+                look_around(process, Some(task), &mut step);
+            }
+        }
+        if let Some(why) = with(|it| it.stopped.take()) {
+            return Err(why);
+        }
+    }
+    Ok(with(|it| End {
+        threads: it.tasks.iter().filter(|task| task.coroutine.is_some()).count(),
+        steps: it.steps,
+        lasted: it.now.saturating_sub(START),
+    }))
+}
+
+struct Active;
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        // What is left is not unwound: it would run without the simulation that it belongs to.
+        with(|it| {
+            for task in &mut it.tasks {
+                mem::forget(task.coroutine.take());
+            }
+            it.current = None;
+            mem::forget((mem::take(&mut it.events), mem::take(&mut it.deferred)));
+        });
+        ACTIVE.set(false);
+    }
+}
+
+/// Gives the threads of a process a look that wait for what only they can find out, until nothing
+/// changes.
+fn look_around(process: Process, ran: Option<usize>, step: &mut impl FnMut(Process)) {
+    if with(|it| it.stopped.is_some()) {
+        return;
+    }
+    step(process);
+    let mut last = ran;
+    let mut at = 0;
+    let mut left = with(|it| it.tasks.len());
+    while left > 0 {
+        let count = with(|it| it.tasks.len());
+        at = (at + 1) % count;
+        left -= 1;
+        let looks = with(|it| {
+            let task = &it.tasks[at];
+            let looks = task.waits_for == WaitsFor::Look && task.process == process;
+            (looks && last != Some(at)).then_some(task.wait)
+        });
+        let Some(wait) = looks else { continue };
+        resume(at);
+        // It has found something.
+        if with(|it| it.tasks[at].wait != wait) {
+            last = Some(at);
+            left = with(|it| it.tasks.len());
+            if with(|it| it.stopped.is_some()) {
+                return;
+            }
+            step(process);
+        }
+    }
+}
+
+fn resume(task: usize) {
+    let mut coroutine = with(|it| {
+        it.current = Some(task);
+        it.steps += 1;
+        assert!(it.steps < STEPS_MAX, "threads keep each other busy, and time stands still");
+        if it.tasks[task].waits_for != WaitsFor::Look {
+            it.tasks[task].waits_for = WaitsFor::Nothing;
+        }
+        it.tasks[task].coroutine.take().expect("it is not running")
+    });
+    coroutine.resume();
+    with(|it| {
+        it.current = None;
+        if coroutine.is_done() {
+            it.tasks[task].wait += 1;
+            it.tasks[task].waits_for = WaitsFor::Nothing;
+            it.free.push(task);
+            it.stacks.push(coroutine);
+        } else {
+            it.tasks[task].coroutine = Some(coroutine);
+        }
+    });
+}

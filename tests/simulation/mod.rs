@@ -1,0 +1,139 @@
+//! The shipped client under simulated time, network, processes and faults: a run follows from its
+//! seed alone. See `tests/README.md`.
+
+mod flaws;
+mod network;
+mod world;
+
+use std::env;
+use std::ops::Range;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Instant;
+
+use crate::simulation::flaws::Flaw;
+use crate::simulation::world::Tally;
+
+/// How many seeds are tried if the environment does not say.
+const SEEDS: u64 = if cfg!(debug_assertions) { 100 } else { 2000 };
+
+/// After so many seeds that fail no more are tried.
+const FAILURES_MAX: usize = 10;
+
+/// A promise is broken.
+struct Broken {
+    why: String,
+    history: String,
+}
+
+/// Runs the world of a seed on this thread.
+fn run_here(seed: u64, flaw: Option<Flaw>, tells: bool) -> Result<Tally, Broken> {
+    flaws::plant(flaw);
+    let result = panic::catch_unwind(AssertUnwindSafe(|| world::run(seed, tells)));
+    flaws::plant(None);
+    let result = result.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        Err(text.unwrap_or_default())
+    });
+    result.map_err(|why| Broken { why, history: world::abandon() })
+}
+
+/// Runs the world of a seed. A thread that has panicked cannot run another one, so one that fails
+/// runs again on a thread of its own.
+fn run(seed: u64, flaw: Option<Flaw>, tells: bool) -> Result<Tally, Broken> {
+    let (sender, result) = mpsc::channel();
+    thread::spawn(move || {
+        sender.send(run_here(seed, flaw, tells)).expect("the test waits");
+        if thread::panicking() {
+            thread::park();
+        }
+    });
+    result.recv().expect("an outcome")
+}
+
+/// Runs the worlds of seeds until one fails, and returns that.
+fn first_broken(seeds: Range<u64>, flaw: Option<Flaw>, tally: &mut Tally) -> Option<(u64, Broken)> {
+    let (sender, results) = mpsc::channel();
+    thread::spawn(move || {
+        for seed in seeds {
+            let result = run_here(seed, flaw, false);
+            let is_broken = result.is_err();
+            sender.send((seed, result)).expect("the test waits");
+            if is_broken {
+                break;
+            }
+        }
+        // Its coroutines, and perhaps a panic, are left behind.
+        drop(sender);
+        loop {
+            thread::park();
+        }
+    });
+    results.into_iter().find_map(|(seed, result)| match result {
+        Ok(one) => {
+            tally.add(&one);
+            None
+        }
+        Err(broken) => Some((seed, broken)),
+    })
+}
+
+fn number(variable: &str) -> Option<u64> {
+    env::var(variable).ok()?.parse().ok()
+}
+
+/// Runs a world that has broken a promise again, and fails with its history.
+fn fail(seed: u64, flaw: Option<Flaw>) -> ! {
+    let Err(Broken { why, history }) = run(seed, flaw, true) else {
+        panic!("seed {seed} has failed, and does not when it is run again")
+    };
+    let lines: Vec<_> = history.lines().collect();
+    let first = lines.len().saturating_sub(20_000);
+    let lines = lines[first..].join("\n");
+    panic!(
+        "{lines}\n\nseed {seed}: {why}\nReplay: \
+         LEASEHOLD_SEED={seed} cargo test --release --lib simulation::promises"
+    );
+}
+
+#[test]
+fn promises_hold_in_simulated_worlds() {
+    if let Some(seed) = number("LEASEHOLD_SEED") {
+        if run(seed, None, false).is_err() {
+            fail(seed, None);
+        }
+        return;
+    }
+    let (first, seeds) = (number("LEASEHOLD_FIRST_SEED").unwrap_or(0), number("LEASEHOLD_SEEDS"));
+    let (begin, mut tally) = (Instant::now(), Tally::default());
+    let mut failed = Vec::new();
+    let (mut next, end) = (first, first + seeds.unwrap_or(SEEDS));
+    while failed.len() < FAILURES_MAX
+        && let Some((seed, Broken { why, .. })) = first_broken(next..end, None, &mut tally)
+    {
+        failed.push((seed, why));
+        next = seed + 1;
+    }
+    for (seed, why) in &failed {
+        println!("seed {seed}: {why}");
+    }
+    if let Some((seed, _)) = failed.first() {
+        fail(*seed, None);
+    }
+    let took = begin.elapsed();
+    println!(
+        "{tally:?} in {took:?}, {} calls a second",
+        u128::from(tally.calls) * 1000 / took.as_millis().max(1)
+    );
+}
+
+#[test]
+fn each_planted_flaw_is_found() {
+    for flaw in flaws::ALL {
+        let found = first_broken(0..10_000, Some(flaw), &mut Tally::default());
+        let (seed, Broken { why, .. }) = found.unwrap_or_else(|| panic!("{flaw:?} is not found"));
+        println!("{flaw:?}: seed {seed}: {why}");
+    }
+}

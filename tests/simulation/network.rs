@@ -1,0 +1,567 @@
+//! The network and the server of a simulation: a store whose requests travel for a while, get lost,
+//! come twice or late, to a server in memory as it ships.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::base::clock;
+use crate::base::failure::{Failure, FailureKind};
+use crate::base::sync::executor::{self, Process, Random};
+use crate::config::Config;
+use crate::net::wait::Interrupter;
+use crate::simulation::flaws::{self, Flaw};
+use crate::simulation::world::{self, SERVER, say};
+use crate::store::Store;
+use crate::store::background::{Job, JobOutcome, JobRunner, Wake, Wakeups};
+use crate::store::hold_id::HoldId;
+use crate::store::memory::Memory;
+use crate::store::memory::memory_server::MemoryServer;
+use crate::store::redisson_channels::RedissonChannels;
+use crate::store::request::{
+    Acquire, AcquireReply, Change, HoldReply, HoldRequest, Look, OwnerOf, PostedChange,
+    ReportReply, Telling,
+};
+use crate::store::{ask_one, request::Registration};
+
+/// How badly the network behaves: each chance is per mille.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Weather {
+    /// The connection breaks before the request has arrived, or after.
+    pub(super) broken: u64,
+    /// The request, or its reply, arrives after the caller has given up.
+    pub(super) late: u64,
+    /// The request arrives twice.
+    pub(super) twice: u64,
+    /// A message to a client that waits is lost.
+    pub(super) message_lost: u64,
+}
+
+/// The state of the network and of the server.
+pub(super) struct Network {
+    pub(super) random: Random,
+    pub(super) weather: Weather,
+    /// How long a message usually takes, and how much longer at most.
+    pub(super) latency: Duration,
+    pub(super) jitter: Duration,
+    /// Whether the requests of a client arrive in order, unless they get lost.
+    pub(super) ordered: bool,
+    pub(super) server: MemoryServer,
+    /// Connections are refused until then.
+    pub(super) down_until: Instant,
+    /// How far the server's clock is from that of its clients, in nanoseconds.
+    pub(super) skew: i64,
+    pub(super) links: Vec<Link>,
+    /// An earlier state of the server.
+    pub(super) older: Option<MemoryServer>,
+    /// When data was lost.
+    pub(super) lost_data: Option<Instant>,
+}
+
+/// The connections of one client.
+pub(super) struct Link {
+    pub(super) memory: Memory,
+    pub(super) config: Config,
+    /// Nothing passes until then.
+    pub(super) cut_until: Instant,
+    /// When the last request that was sent in order arrives.
+    last_arrival: Instant,
+    /// The server's side of the subscription, while there is one.
+    subscription: Option<Box<dyn Wakeups>>,
+    /// The messages that have arrived.
+    inbox: VecDeque<Result<Wake, Failure>>,
+    /// The outcomes of background jobs, and the number of those without one.
+    outcomes: Vec<(u64, JobOutcome)>,
+    jobs: usize,
+    /// The number of posted requests without a reply.
+    posts: usize,
+    /// Counts the times that the jobs were abandoned.
+    generation: u64,
+}
+
+impl Link {
+    pub(super) fn new(server: &MemoryServer, config: &Config) -> Self {
+        let now = clock::now();
+        Self {
+            memory: Memory::new(server, config),
+            config: config.clone(),
+            cut_until: now,
+            last_arrival: now,
+            subscription: None,
+            inbox: VecDeque::new(),
+            outcomes: Vec::new(),
+            jobs: 0,
+            posts: 0,
+            generation: 0,
+        }
+    }
+
+    pub(super) fn break_subscription(&mut self) {
+        if self.subscription.take().is_some() {
+            self.inbox.clear();
+            self.inbox.push_back(Err(failure(FailureKind::Disconnected)));
+        }
+    }
+
+    pub(super) fn has_jobs(&self) -> bool {
+        self.jobs + self.posts > 0
+    }
+}
+
+fn network<T>(act: impl FnOnce(&mut Network) -> T) -> T {
+    world::with(|world| act(&mut world.network))
+}
+
+impl Network {
+    fn delay(&mut self) -> Duration {
+        self.latency + self.random.time(self.jitter)
+    }
+
+    /// Brings the server back with other data.
+    pub(super) fn restart(&mut self, server: MemoryServer, down_for: Duration) {
+        self.server = server;
+        self.down_until = clock::now() + down_for;
+        for link in &mut self.links {
+            link.break_subscription();
+            link.memory = Memory::new(&self.server, &link.config);
+        }
+    }
+}
+
+pub(super) fn failure(kind: FailureKind) -> Failure {
+    Failure::io(kind, &Arc::from("simulated"), io::Error::other("simulated"))
+}
+
+/// What happens to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Arrives,
+    BreaksBefore,
+    BreaksAfter,
+    /// It is executed late, and not answered in time.
+    Late,
+    ReplyIsLost,
+    Twice,
+}
+
+/// Executes a request at the server, as of now.
+fn execute<T>(client: Process, request: &dyn Fn(&Memory) -> T) -> T {
+    let (memory, skew) = network(|it| (it.links[client - 1].memory.clone(), it.skew));
+    let result = executor::skewed(skew, || request(&memory));
+    world::after_execution();
+    deliver();
+    result
+}
+
+/// Sends the messages that the server has for its clients.
+pub(super) fn deliver() {
+    for client in 1..=network(|it| it.links.len()) {
+        loop {
+            let next = network(|it| {
+                let link = &mut it.links[client - 1];
+                let next = link.subscription.as_mut()?.next(executor::epoch())?;
+                Some((next, it.delay(), it.random.permille(it.weather.message_lost)))
+            });
+            let Some((next, delay, is_lost)) = next else { break };
+            let is_lost = is_lost && !matches!(next, Ok(Wake::Complete(_) | Wake::Ready) | Err(_));
+            if is_lost || flaws::has(Flaw::NoWakeUps) && matches!(next, Ok(Wake::Lock(_))) {
+                say(SERVER, || format!("message to client {client} is lost: {next:?}"));
+                continue;
+            }
+            executor::after(client, delay, move || {
+                let arrives = network(|it| {
+                    let now = clock::now();
+                    let link = &mut it.links[client - 1];
+                    let arrives = now >= link.cut_until && link.subscription.is_some();
+                    if arrives {
+                        link.inbox.push_back(next.clone());
+                    }
+                    arrives
+                });
+                let outcome = if arrives { "receives" } else { "does not receive" };
+                say(client, || format!("{outcome} the message {next:?}"));
+            });
+        }
+    }
+}
+
+/// Sends a request. `done` is called once, at the deadline at the latest.
+fn send<T: Clone + std::fmt::Debug + 'static>(
+    client: Process,
+    what: impl Fn() -> String,
+    deadline: Instant,
+    request: impl Fn(&Memory) -> Result<T, Failure> + 'static,
+    done: impl FnOnce(Result<T, Failure>) + 'static,
+) {
+    let done = Rc::new(RefCell::new(Some(done)));
+    let finish = move |outcome: Result<T, Failure>| {
+        if let Some(done) = done.borrow_mut().take() {
+            say(client, || match &outcome {
+                Ok(reply) => format!("  reply: {reply:?}"),
+                Err(failure) => format!("  failure: {:?}", failure.kind),
+            });
+            done(outcome);
+        }
+    };
+    let now = clock::now();
+    let left = deadline.saturating_duration_since(now);
+    let (fate, there, back, late) = network(|it| {
+        let weather = it.weather.clone();
+        let link = &it.links[client - 1];
+        let (is_cut, is_down) = (now < link.cut_until, now < it.down_until);
+        let last = link.last_arrival;
+        let fate = match it.random.below(1000) {
+            _ if is_cut => Some(Fate::Late),
+            _ if is_down => None,
+            chance if chance < weather.broken => {
+                Some(if chance % 2 == 0 { Fate::BreaksBefore } else { Fate::BreaksAfter })
+            }
+            chance if chance < weather.broken + weather.late => {
+                Some(if chance % 2 == 0 { Fate::Late } else { Fate::ReplyIsLost })
+            }
+            chance if chance < weather.broken + weather.late + weather.twice => Some(Fate::Twice),
+            _ => Some(Fate::Arrives),
+        };
+        let (mut there, back) = (it.delay(), it.delay());
+        if it.ordered && fate != Some(Fate::Late) {
+            let arrival = (now + there).max(last + Duration::from_nanos(1));
+            there = arrival.saturating_duration_since(now);
+            it.links[client - 1].last_arrival = arrival;
+        }
+        // What is late may also never arrive.
+        let late = if it.random.permille(500) { it.random.time(left * 4) } else { Duration::MAX };
+        (fate, there, back, late)
+    });
+    say(client, || format!("{} ({fate:?})", what()));
+    let Some(fate) = fate else {
+        return executor::after(client, there.min(left), move || {
+            finish(Err(failure(FailureKind::Unreachable)));
+        });
+    };
+    {
+        let finish = finish.clone();
+        executor::after(client, left, move || finish(Err(failure(FailureKind::Timeout))));
+    }
+    if fate == Fate::BreaksBefore {
+        return executor::after(client, there, move || {
+            finish(Err(failure(FailureKind::Disconnected)));
+        });
+    }
+    let there = if fate == Fate::Late { left + late.min(left * 8) } else { there };
+    if fate == Fate::Late && late == Duration::MAX {
+        return;
+    }
+    let request = Rc::new(request);
+    if fate == Fate::Twice {
+        // A connection does not repeat a request that was answered.
+        let (request, again) = (request.clone(), there + back / 2);
+        executor::after(SERVER, again, move || {
+            let reply = execute(client, &*request);
+            say(SERVER, || format!("  executes a request of client {client} again: {reply:?}"));
+        });
+    }
+    executor::after(SERVER, there, move || {
+        // It was sent before the server went down, and is lost with the connection.
+        if network(|it| clock::now() < it.down_until) {
+            return executor::after(client, back, move || {
+                finish(Err(failure(FailureKind::Disconnected)));
+            });
+        }
+        let reply = execute(client, &*request);
+        say(SERVER, || format!("  executes a request of client {client}: {reply:?}"));
+        if matches!(fate, Fate::Late | Fate::ReplyIsLost) {
+            return;
+        }
+        executor::after(client, back, move || {
+            let is_cut = network(|it| clock::now() < it.links[client - 1].cut_until);
+            match fate {
+                _ if is_cut => {}
+                Fate::BreaksAfter => finish(Err(failure(FailureKind::Disconnected))),
+                _ => finish(reply),
+            }
+        });
+    });
+}
+
+/// Sends a request, and blocks until it has an outcome.
+fn call<T: Clone + std::fmt::Debug + 'static>(
+    client: Process,
+    what: impl Fn() -> String,
+    deadline: Instant,
+    request: impl Fn(&Memory) -> Result<T, Failure> + 'static,
+) -> Result<T, Failure> {
+    let slot = Rc::new(RefCell::new(None));
+    let address = Rc::as_ptr(&slot).addr();
+    let outcome = slot.clone();
+    send(client, what, deadline, request, move |reply| {
+        *outcome.borrow_mut() = Some(reply);
+        executor::signal(address, false);
+    });
+    loop {
+        if let Some(outcome) = slot.borrow_mut().take() {
+            return outcome;
+        }
+        executor::wait(address, None);
+    }
+}
+
+/// The store of one client.
+pub(super) struct SimulatedStore {
+    pub(super) client: Process,
+}
+
+/// The messages to one client.
+struct SimulatedWakeups {
+    client: Process,
+    id: Arc<str>,
+    interrupter: Interrupter,
+}
+
+/// The background jobs of one client.
+struct SimulatedJobs {
+    client: Process,
+}
+
+fn change_of(
+    memory: &Memory,
+    hold: &HoldId,
+    change: Change,
+    now: Instant,
+) -> Result<HoldReply, Failure> {
+    match change {
+        Change::Release { .. } if flaws::has(Flaw::ReleaseDoesNothing) => {
+            return Ok(HoldReply::Done);
+        }
+        Change::Renew { .. } if flaws::has(Flaw::RenewalDoesNothing) => return Ok(HoldReply::Done),
+        Change::Unregister if flaws::has(Flaw::PlacesAreKept) => return Ok(HoldReply::Done),
+        _ => {}
+    }
+    ask_one(memory, HoldRequest { hold, change, deadline: now })
+}
+
+impl Store for SimulatedStore {
+    fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
+        let Acquire { holds, lease, mut registration, deadline } = request;
+        let holds = holds.to_vec();
+        let what = {
+            let holds = holds.clone();
+            move || {
+                let nonces: Vec<_> = holds.iter().map(HoldId::number).collect();
+                let (kind, name) = (holds[0].kind, &holds[0].name);
+                format!("asks for {kind:?} {name:?} {nonces:?} ({registration:?}, {lease:?})")
+            }
+        };
+        if flaws::has(Flaw::NeverRegisters) && registration.joins() {
+            registration = Registration::None;
+        }
+        let reply = call(self.client, what, deadline, move |memory| {
+            let deadline = executor::epoch();
+            memory.acquire(Acquire { holds: &holds, lease, registration, deadline })
+        });
+        flaws::change_acquired(reply)
+    }
+
+    fn groups(&self, names: &[Arc<str>]) -> Vec<Vec<usize>> {
+        if names.is_empty() { Vec::new() } else { vec![(0..names.len()).collect()] }
+    }
+
+    fn keeps_order(&self) -> bool {
+        network(|it| it.ordered)
+    }
+
+    fn ask(
+        &self,
+        requests: &[HoldRequest<'_>],
+        on_reply: &mut dyn FnMut(usize, Result<HoldReply, Failure>),
+    ) {
+        let Some(deadline) = requests.iter().map(|request| request.deadline).max() else { return };
+        let changes: Vec<_> = requests.iter().map(|it| (it.hold.clone(), it.change)).collect();
+        let what = {
+            let changes: Vec<_> = changes
+                .iter()
+                .map(|(hold, change)| (hold.name.clone(), hold.number(), *change))
+                .collect();
+            move || format!("asks {changes:?}")
+        };
+        let replies = call(self.client, what, deadline, move |memory| {
+            let now = executor::epoch();
+            Ok(changes.iter().map(|(hold, change)| change_of(memory, hold, *change, now)).collect())
+        });
+        let replies: Vec<Result<HoldReply, Failure>> =
+            replies.unwrap_or_else(|failure| vec![Err(failure); requests.len()]);
+        replies.into_iter().enumerate().for_each(|(place, reply)| on_reply(place, reply));
+    }
+
+    fn post(&self, posts: Vec<PostedChange<'_>>) {
+        for PostedChange { request, on_reply, .. } in posts {
+            let HoldRequest { hold, change, deadline } = request;
+            let hold = hold.clone();
+            let what = {
+                let hold = hold.clone();
+                move || format!("posts {change:?} of {:?} {}", hold.name, hold.number())
+            };
+            let request =
+                move |memory: &Memory| change_of(memory, &hold, change, executor::epoch());
+            let client = self.client;
+            network(|it| it.links[client - 1].posts += 1);
+            send(client, what, deadline, request, move |reply| {
+                network(|it| it.links[client - 1].posts -= 1);
+                on_reply(reply);
+            });
+        }
+    }
+
+    fn drain(&self, deadline: Instant) {
+        let are_answered = || network(|it| (it.links[self.client - 1].posts == 0).then_some(()));
+        executor::wait_for(Some(deadline), are_answered);
+    }
+
+    fn report(&self, name: &str, look: Look, deadline: Instant) -> Result<ReportReply, Failure> {
+        let name = name.to_owned();
+        let what = || "asks who has the lock".to_owned();
+        call(self.client, what, deadline, move |memory| {
+            memory.report(&name, look, executor::epoch())
+        })
+        .map_err(Failure::of_question)
+    }
+
+    fn force_release(&self, owner: OwnerOf<'_>, deadline: Instant) -> Result<bool, Failure> {
+        let OwnerOf { kind, name, owner } = owner;
+        let (name, owner) = (name.to_owned(), owner.to_owned());
+        let what = || "ends a hold by force".to_owned();
+        call(self.client, what, deadline, move |memory| {
+            let owner = OwnerOf { kind, name: &name, owner: &owner };
+            memory.force_release(owner, executor::epoch())
+        })
+    }
+
+    fn tell(&self, name: &str, telling: &Telling, deadline: Instant) -> Result<(), Failure> {
+        let (name, telling) = (name.to_owned(), telling.clone());
+        let what = || "sends a message".to_owned();
+        call(self.client, what, deadline, move |memory| {
+            memory.tell(&name, &telling, executor::epoch())
+        })
+    }
+
+    fn ping(&self, _: &HoldId, deadline: Instant) -> Result<(), Failure> {
+        call(self.client, || "pings".to_owned(), deadline, |_| Ok(()))
+    }
+
+    fn wakeups(&self, client: &str, _: Option<&RedissonChannels>) -> Box<dyn Wakeups> {
+        let (id, interrupter) = (client.into(), Interrupter::new());
+        Box::new(SimulatedWakeups { client: self.client, id, interrupter })
+    }
+
+    fn jobs(&self) -> Box<dyn JobRunner> {
+        Box::new(SimulatedJobs { client: self.client })
+    }
+}
+
+impl SimulatedWakeups {
+    /// Subscribes, after a round trip.
+    fn connect(&self) -> Result<(), Failure> {
+        let (client, id) = (self.client, self.id.clone());
+        let delay = network(Network::delay);
+        executor::sleep(delay * 2);
+        network(|it| {
+            let now = clock::now();
+            if now < it.down_until || now < it.links[client - 1].cut_until {
+                return Err(failure(FailureKind::Unreachable));
+            }
+            let link = &mut it.links[client - 1];
+            // What came before is missed.
+            link.memory = Memory::new(&it.server, &link.config);
+            link.subscription = Some(link.memory.wakeups(&id, None));
+            link.inbox.clear();
+            Ok(())
+        })?;
+        deliver();
+        Ok(())
+    }
+}
+
+impl Wakeups for SimulatedWakeups {
+    fn next(&mut self, deadline: Instant) -> Option<Result<Wake, Failure>> {
+        let client = self.client;
+        if self.interrupter.is_interrupted() {
+            return Some(Err(failure(FailureKind::Unreachable)));
+        }
+        let is_connected = network(|it| {
+            let link = &it.links[client - 1];
+            link.subscription.is_some() || !link.inbox.is_empty()
+        });
+        if !is_connected && let Err(failure) = self.connect() {
+            return Some(Err(failure));
+        }
+        let interrupter = &self.interrupter;
+        executor::wait_for(Some(deadline), || {
+            if interrupter.is_interrupted() {
+                return Some(Err(failure(FailureKind::Unreachable)));
+            }
+            network(|it| it.links[client - 1].inbox.pop_front())
+        })
+    }
+
+    fn interrupter(&self) -> Interrupter {
+        self.interrupter.clone()
+    }
+}
+
+impl Drop for SimulatedWakeups {
+    fn drop(&mut self) {
+        if executor::is_active() {
+            network(|it| it.links[self.client - 1].subscription = None);
+        }
+    }
+}
+
+impl JobRunner for SimulatedJobs {
+    fn send(&mut self, jobs: Vec<Job>, _: &mut dyn FnMut(u64, JobOutcome)) {
+        let client = self.client;
+        for Job { id, hold, change, deadline } in jobs {
+            let generation = network(|it| {
+                it.links[client - 1].jobs += 1;
+                it.links[client - 1].generation
+            });
+            let what = {
+                let hold = hold.clone();
+                move || {
+                    format!("in the background, {change:?} of {:?} {}", hold.name, hold.number())
+                }
+            };
+            let request =
+                move |memory: &Memory| change_of(memory, &hold, change, executor::epoch());
+            send(client, what, deadline, request, move |outcome| {
+                network(|it| {
+                    let link = &mut it.links[client - 1];
+                    if link.generation == generation {
+                        link.jobs -= 1;
+                        link.outcomes.push((id, outcome.map(Into::into)));
+                    }
+                });
+            });
+        }
+    }
+
+    fn collect(&mut self, deadline: Instant, done: &mut dyn FnMut(u64, JobOutcome)) {
+        let client = self.client;
+        let are_done = || network(|it| (it.links[client - 1].jobs == 0).then_some(()));
+        executor::wait_for(Some(deadline), are_done);
+        let outcomes = network(|it| std::mem::take(&mut it.links[client - 1].outcomes));
+        for (id, outcome) in outcomes {
+            done(id, outcome);
+        }
+    }
+
+    fn abandon(&mut self) {
+        network(|it| {
+            let link = &mut it.links[self.client - 1];
+            link.generation += 1;
+            link.jobs = 0;
+            link.outcomes.clear();
+        });
+    }
+}
