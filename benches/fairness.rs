@@ -1,10 +1,14 @@
-//! How evenly clients with one thread each are served that keep wanting one lock: each takes it,
-//! holds it for a while, releases it and asks again at once.
+//! # Fairness between clients
 //!
-//! `cargo bench --bench fairness` prints the figures; `-- --quick` takes half a minute. The clients
-//! are processes of their own: this program, started again.
+//! Clients in processes of their own, with one thread each, take one lock, hold it, drop the guard
+//! and ask again at once. A *fair round* is the number of clients times the median time from one
+//! hold to the next. *Overtaken* is the greatest number of turns that another client had during one
+//! wait. *Time between holds* is that from the drop of a guard in one client until another one
+//! holds the lock. One crowd has a client that is farther away than the others, one has a client
+//! that never waits and may therefore get nothing, and one locks on a quorum of three servers.
+//!
+//! In the last table, readers and a writer want one read-write lock. Neither may starve the other.
 
-use std::env;
 use std::fmt;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,9 +16,11 @@ use std::time::{Duration, Instant};
 use leasehold::{Client, Guard};
 
 use self::support::partner::{self, Partner};
+use self::support::scale::Scale;
 use self::support::server::Server;
-use self::support::setting;
+use self::support::setting::{self, Setting};
 use self::support::slow_link::{self, SlowLink};
+use self::support::table;
 
 mod support;
 
@@ -22,12 +28,6 @@ const NAME: &str = "the lock";
 
 /// The additional round-trip time to the far client.
 const FARTHER: Duration = Duration::from_millis(2);
-
-/// The least served client gets at least this share of the turns of the most served one.
-const EVEN: f64 = 0.8;
-
-/// No wait is longer than this many rounds with one turn for each client.
-const ROUNDS: f64 = 3.0;
 
 /// What the clients share, or how one of them differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,32 +42,20 @@ enum Crowd {
 }
 
 /// The extent of the measurement.
-struct Scale {
-    holds: Vec<Duration>,
-    clients: Vec<usize>,
+struct Plan {
+    clients: u32,
+    holds: &'static [u64],
     /// The minimum number of turns of each client.
     turns: u32,
     at_least: Duration,
 }
 
-impl Scale {
-    fn from_args() -> Self {
-        let has = |wanted| env::args().any(|arg| arg == wanted);
-        let millis = |millis: &[u64]| millis.iter().copied().map(Duration::from_millis).collect();
-        if has("--test") || !has("--bench") {
-            Self { holds: millis(&[1]), clients: vec![2], turns: 5, at_least: Duration::ZERO }
-        } else if has("--quick") {
-            let at_least = Duration::from_secs(1);
-            Self { holds: millis(&[0, 20]), clients: vec![3], turns: 10, at_least }
-        } else {
-            let at_least = Duration::from_secs(3);
-            let holds = millis(&[0, 1, 5, 20, 100]);
-            Self { holds, clients: vec![2, 3, 4], turns: 25, at_least }
-        }
+impl Plan {
+    fn holds(&self) -> impl Iterator<Item = Duration> {
+        self.holds.iter().copied().map(Duration::from_millis)
     }
 
-    fn time(&self, held: Duration, clients: usize) -> Duration {
-        let clients = u32::try_from(clients).expect("a few");
+    fn time(&self, held: Duration, clients: u32) -> Duration {
         (held * clients * self.turns).max(self.at_least)
     }
 }
@@ -78,40 +66,62 @@ fn main() {
         ("take turns", take_turns),
         ("read and write", read_and_write),
     ]);
-    let scale = Scale::from_args();
+    let seconds = Duration::from_secs;
+    let plan = Scale::from_args().pick(
+        Plan { clients: 3, holds: &[0, 1, 5, 20, 100], turns: 25, at_least: seconds(3) },
+        Plan { clients: 3, holds: &[0, 20], turns: 10, at_least: seconds(1) },
+        Plan { clients: 2, holds: &[1], turns: 5, at_least: Duration::ZERO },
+    );
     let servers = [(); 3].map(|()| Server::redis());
-    println!("{}", setting::of(&servers[0]));
-    println!(
-        "goals: least ÷ most served at least {EVEN}, the longest wait at most {ROUNDS} rounds"
-    );
+    println!("{}", Setting::of(&servers[0]));
     for crowd in [Crowd::Alike, Crowd::OneFar, Crowd::OneTries, Crowd::Quorum] {
-        println!("\n{crowd}");
-        println!(
-            "{:>7} {:>7} {:>9} {:>12} {:>14} {:>7} {:>9} {:>9} {:>9}",
-            "clients",
-            "hold",
-            "locks/s",
-            "least ÷ most",
-            "longest wait",
-            "rounds",
-            "overtaken",
-            "hand-over",
-            "99 %"
-        );
-        for clients in &scale.clients {
-            for held in &scale.holds {
-                let time = scale.time(*held, *clients);
-                println!("{}", measure(crowd, *clients, *held, time, &servers));
-            }
-        }
+        clients(crowd, &plan, &servers);
     }
-    println!("\ntwo processes with 4 readers each, one of them with a writer too");
-    println!(
-        "{:>7} {:>9} {:>9} {:>14} {:>14}",
-        "hold", "reads/s", "writes/s", "longest write", "read share"
-    );
-    for held in &scale.holds {
-        println!("{}", measure_readers(*held, scale.time(*held, 2), &servers[0]));
+    readers(&plan, &servers[0]);
+    setting::print_end(&servers[0]);
+}
+
+/// Measures clients that lock one name, and prints a table with a row for each length of the hold.
+fn clients(crowd: Crowd, plan: &Plan, servers: &[Server; 3]) {
+    let title = format!("{} clients, {crowd}", plan.clients);
+    table::head(&[
+        &title,
+        "locks/s",
+        "least ÷ most served",
+        "longest wait",
+        "in fair rounds",
+        "overtaken at most",
+        "time between holds: median",
+        "99 %",
+        "got by trying",
+    ]);
+    let goal = Duration::from_millis(20);
+    let mut with_goal = None;
+    for hold in plan.holds() {
+        let row = measure(crowd, hold, plan, servers);
+        row.print();
+        with_goal = with_goal.or((hold == goal).then_some(row));
+    }
+    if let Some(Row { evenness, rounds, .. }) = with_goal {
+        table::head_of_facts(&format!("{title}, holds of {goal:?}"));
+        let goal = table::at_least(evenness, 0.95);
+        table::fact("least ÷ most served", format!("{evenness:.2}"), &goal);
+        let goal = table::at_most(rounds, 1.5);
+        table::fact("longest wait in fair rounds", format!("{rounds:.1}"), &goal);
+    }
+}
+
+/// Measures two processes with readers, and prints a table with a row for each length of the hold.
+fn readers(plan: &Plan, server: &Server) {
+    table::head(&[
+        "2 processes with 4 readers each, one of them with a writer too",
+        "reads/s",
+        "writes/s",
+        "longest wait of the writer",
+        "share of the time with a reader",
+    ]);
+    for hold in plan.holds() {
+        measure_readers(hold, plan.time(hold, 2), server).print();
     }
 }
 
@@ -119,8 +129,8 @@ impl fmt::Display for Crowd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Alike => "one server",
-            Self::OneFar => "one server, 2 ms farther away for one client",
-            Self::OneTries => "one server, and one more client that calls `try_lock` all the time",
+            Self::OneFar => "one of them 2 ms farther away",
+            Self::OneTries => "and one more that calls `try_lock` all the time",
             Self::Quorum => "three independent servers",
         })
     }
@@ -136,7 +146,6 @@ struct Turn {
 
 /// A row of the table.
 struct Row {
-    clients: usize,
     hold: Duration,
     per_second: f64,
     evenness: f64,
@@ -195,20 +204,22 @@ fn measure_readers(hold: Duration, time: Duration, server: &Server) -> Sharing {
     }
 }
 
-impl fmt::Display for Sharing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Sharing {
+    fn print(&self) {
         let Self { hold, reads, writes, longest, share } = self;
-        write!(f, "{hold:>7.0?} {reads:>9.1} {writes:>9.1} {longest:>14.1?} {share:>14.2}")
+        table::row(&[
+            format!("holds of {hold:?}"),
+            format!("{reads:.1}"),
+            format!("{writes:.1}"),
+            format!("{longest:.1?}"),
+            format!("{share:.2}"),
+        ]);
     }
 }
 
-fn measure(
-    crowd: Crowd,
-    clients: usize,
-    hold: Duration,
-    time: Duration,
-    servers: &[Server; 3],
-) -> Row {
+fn measure(crowd: Crowd, hold: Duration, plan: &Plan, servers: &[Server; 3]) -> Row {
+    let clients = usize::try_from(plan.clients).expect("a few");
+    let time = plan.time(hold, plan.clients);
     // The last release of the previous row may have been lost with its slow link.
     for server in servers {
         server.command(&["FLUSHALL"]);
@@ -267,7 +278,6 @@ impl Row {
         let round = of_rank(&periods, 50).as_secs_f64() * as_f64(turns.len());
         let longest = Duration::from_nanos(longest);
         Self {
-            clients: turns.len(),
             hold,
             per_second: as_f64(all.len()) / time.as_secs_f64(),
             evenness: as_f64(least) / as_f64(most),
@@ -306,19 +316,19 @@ fn as_f64(count: usize) -> f64 {
     f64::from(u32::try_from(count).expect("not that many"))
 }
 
-impl fmt::Display for Row {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { clients, hold, per_second, evenness, longest, rounds, overtaken, .. } = self;
-        write!(
-            f,
-            "{clients:>7} {hold:>7.0?} {per_second:>9.1} {evenness:>12.2} {longest:>14.1?} \
-             {rounds:>7.1} {overtaken:>9} {:>9.1?} {:>9.1?}",
-            self.hand_over, self.slow_hand_over
-        )?;
-        if *evenness < EVEN || *rounds > ROUNDS {
-            f.write_str("   MISSED")?;
-        }
-        self.by_trying.map_or(Ok(()), |times| write!(f, "   got by trying: {times}"))
+impl Row {
+    fn print(&self) {
+        table::row(&[
+            format!("holds of {:?}", self.hold),
+            format!("{:.1}", self.per_second),
+            format!("{:.2}", self.evenness),
+            format!("{:.1?}", self.longest),
+            format!("{:.1}", self.rounds),
+            self.overtaken.to_string(),
+            format!("{:.1?}", self.hand_over),
+            format!("{:.1?}", self.slow_hand_over),
+            self.by_trying.map_or(String::new(), |times| times.to_string()),
+        ]);
     }
 }
 

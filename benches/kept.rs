@@ -1,8 +1,11 @@
-//! The cost of kept locks for other clients.
+//! # Kept locks
 //!
-//! `cargo bench --bench kept` prints the figures; `-- --quick` takes a second or two. The other
-//! processes are this program, started again. `lock` and `threads` measure the cost of a kept lock
-//! for its own client.
+//! What other clients pay for a client that keeps its locks. The first table has the time from the
+//! call of another process until it holds a kept lock, and from the drop of a guard of a plain lock
+//! until a process that waits for it does. The call has a longer way: it wakes the server, which
+//! finds the lock kept, and the thread of the keeper that listens, before the release is sent. The
+//! second table has two processes that lock one name by turns, where keeping is useless: after a
+//! few recalls the client stops keeping that name.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,7 +16,7 @@ use self::support::kept::{KEEP, keep, keeping};
 use self::support::partner::{self, Partner};
 use self::support::scale::Scale;
 use self::support::server::Server;
-use self::support::setting;
+use self::support::setting::{self, Setting};
 use self::support::table;
 use self::support::turns::quartiles;
 
@@ -26,7 +29,7 @@ fn main() {
     partner::serve_if_started_for_it(&[("take", take), ("alternate", alternate)]);
     let rounds = Scale::from_args().pick(1000, 50, 5);
     let server = Server::redis();
-    println!("{}", setting::of(&server));
+    println!("{}", Setting::of(&server));
     recall_to_held(rounds, &server);
     by_turns(rounds * 2, &server);
     setting::print_end(&server);
@@ -59,7 +62,7 @@ fn recall_to_held(rounds: u32, server: &Server) {
         hand_overs.push(seconds(dropped, times(&mut other)[1]));
     }
     let [recall, hand_over] = [median(recalls), median(hand_overs)];
-    table::head(&[&format!("a kept lock, {rounds} times"), "measured", "goal"]);
+    table::head_of_facts(&format!("a kept lock, {rounds} times"));
     table::fact("from the call of another process until it holds the lock", micros(recall), "");
     table::fact("from the drop of a guard until it does", micros(hand_over), "");
     ratio("call ÷ drop", recall / hand_over, 1.5);
@@ -98,7 +101,7 @@ fn by_turns(rounds: u32, server: &Server) {
         kept.push(median(turns("keep", rounds, server)));
     }
     let [kept, not] = [median(kept), median(not)];
-    table::head(&["2 processes that lock one name by turns", "measured", "goal"]);
+    table::head_of_facts("2 processes that lock one name by turns");
     table::fact("a turn, without `keep`", micros(not), "");
     table::fact("with `keep`", micros(kept), "");
     ratio("with ÷ without", kept / not, 1.1);
@@ -145,5 +148,5 @@ fn micros(seconds: f64) -> String {
 
 /// Prints a row with a ratio and its maximum.
 fn ratio(what: &str, ratio: f64, goal: f64) {
-    table::fact(what, format!("{ratio:.2}"), &table::verdict("≤", goal, ratio <= goal));
+    table::fact(what, format!("{ratio:.2}"), &table::at_most(ratio, goal));
 }

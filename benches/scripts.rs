@@ -1,18 +1,17 @@
-//! The cost of a lock for the server: the time that it spends on the two scripts of a cycle, by its
-//! own count, compared with two scripts that do the least that any lock must do, and with two that
-//! run the same commands and nothing else.
+//! # What a lock costs the server
 //!
-//! `cargo bench --bench scripts` prints a table; `-- --quick` takes a few seconds. The rivals take
-//! turns, because the server is slower or faster with whatever else runs on the machine.
-
-use std::env;
+//! The time that the server spends on the two scripts of a cycle, by its own count (`INFO
+//! commandstats`). *The least* is what any lock must do. *The commands of leasehold, deciding
+//! nothing* shows how much is due to the layout in Redis: the rest is the scripts' decisions.
 
 use leasehold::Client;
 
 use self::support::bare::Bare;
 use self::support::raw::Raw;
+use self::support::scale::Scale;
 use self::support::server::Server;
-use self::support::setting;
+use self::support::setting::Setting;
+use self::support::table;
 use self::support::turns::{in_turn, quartiles};
 
 mod support;
@@ -21,18 +20,17 @@ mod support;
 type Rival<'a> = (&'static str, Box<dyn FnMut() + 'a>);
 
 fn main() {
-    let (rounds, cycles) = scale();
+    let (rounds, cycles) = Scale::from_args().pick((30, 1000), (15, 300), (1, 10));
     let server = Server::redis();
-    println!("{}", setting::of(&server));
-    println!("{rounds} rounds of {cycles} cycles each, in turn\n");
+    println!("{} Each row had {rounds} turns of {cycles} cycles.", Setting::of(&server));
     let mut least = Bare::least(&server.url(), "lock");
     let mut same = Bare::same_commands(&server.url(), "lock");
     let mut raw = Raw::connect(&server.url(), "lock");
     let client = Client::open(&server.url()).expect("the server answers");
     let mut rivals: [Rival<'_>; 4] = [
-        ("bare: SET NX PX, and compare and DEL", Box::new(|| least.lock_and_unlock())),
-        ("the commands of leasehold alone", Box::new(|| same.lock_and_unlock())),
-        ("raw: a hash with a fence", Box::new(|| raw.lock_and_unlock())),
+        ("the least: `SET NX PX`, and compare and `DEL`", Box::new(|| least.lock_and_unlock())),
+        ("the commands of leasehold, deciding nothing", Box::new(|| same.lock_and_unlock())),
+        ("raw", Box::new(|| raw.lock_and_unlock())),
         (
             "leasehold",
             Box::new(|| {
@@ -49,24 +47,11 @@ fn main() {
         }
         server.script_time().saturating_sub(before).as_secs_f64() * 1e6 / f64::from(cycles)
     });
-    println!("| server time of the two scripts of a cycle | µs | ÷ bare (quartiles) |");
-    println!("|---|---|---|");
+    table::head(&["server time of the two scripts of a cycle", "time", "÷ the least (quartiles)"]);
     for ((name, _), own) in rivals.iter().zip(&turns) {
         let [_, micros, _] = quartiles(own.clone());
-        let ratios = own.iter().zip(&turns[0]).map(|(own, bare)| own / bare).collect();
-        let [low, ratio, high] = quartiles(ratios);
-        println!("| {name} | {micros:.1} | {ratio:.2} ({low:.2} – {high:.2}) |");
-    }
-}
-
-/// Returns how many turns each rival gets, and how many cycles a turn has.
-fn scale() -> (u32, u32) {
-    let has = |wanted| env::args().any(|arg| arg == wanted);
-    if has("--test") || !has("--bench") {
-        (1, 10)
-    } else if has("--quick") {
-        (15, 300)
-    } else {
-        (60, 2000)
+        let ratios = own.iter().zip(&turns[0]).map(|(own, least)| own / least);
+        let ratios = quartiles(ratios.collect());
+        table::row(&[(*name).into(), format!("{micros:.1} µs"), table::quartiles(ratios)]);
     }
 }

@@ -1,7 +1,9 @@
-//! The cost of a lock behind sentinels, on a Redis Cluster and with a required replica, compared
-//! with one server.
+//! # Cluster, sentinels and replicas
 //!
-//! `cargo bench --bench topologies` starts all of them and measures them in turns of one run.
+//! One thread locks and unlocks one name with `unlock`, so that replies are waited for. A Redis
+//! Cluster is compared with one server. A master that sentinels name is compared with the same
+//! master at a known address: its replicas cost the same either way. *The same on a replica* waits
+//! until one of the two replicas has each lock.
 
 use std::time::Duration;
 
@@ -11,7 +13,7 @@ use self::support::cluster::Cluster;
 use self::support::scale::Scale;
 use self::support::sentinel::{MASTER, Watched};
 use self::support::server::{Server, redis_binary};
-use self::support::setting;
+use self::support::setting::{self, Setting};
 use self::support::table;
 use self::support::turns::{Plan, Rival, Series};
 
@@ -20,7 +22,7 @@ mod support;
 fn main() {
     let (rounds, cycles) = Scale::from_args().pick((40, 200), (5, 100), (1, 10));
     let (server, cluster) = (Server::redis(), Cluster::of(3));
-    println!("{}", setting::of(&server));
+    println!("{}", Setting::of(&server));
     let watched = Watched::start(redis_binary(), Duration::from_secs(30));
     let open = |url: &str| Client::open(url).expect("the server answers");
     let (one, master) = (open(&server.url()), open(&watched.master().url()));
@@ -44,19 +46,19 @@ fn main() {
         rival("the same by sentinels", &behind),
         rival("the same on a replica", &replicated),
     ]);
-    table::head(&["a cycle", "wall", "÷ (quartiles)", "of", "goal"]);
-    for (place, base, goal) in
-        [(0, 0, None), (1, 0, Some(1.1)), (2, 0, None), (3, 2, Some(1.1)), (4, 2, None)]
-    {
-        let (series, base): (&Series, &Series) = (&results[place], &results[base]);
-        let ratios = series.ratios_to(base);
-        table::row(&[
-            series.name.into(),
-            table::micros(series.wall()),
-            table::quartiles(ratios),
-            base.name.into(),
-            goal.map_or(String::new(), |goal| table::verdict("≤", goal, ratios[1] <= goal)),
-        ]);
+    print("one server", &results[..2]);
+    print("the master", &results[2..]);
+    setting::print_end(&server);
+}
+
+/// Prints a table of rivals that are compared with the first of them. The second has a goal.
+fn print(base: &str, results: &[Series]) {
+    table::head(&["a cycle", "wall", &format!("÷ {base} (quartiles)"), "goal"]);
+    for (place, series) in results.iter().enumerate() {
+        let ratios = series.ratios_to(&results[0]);
+        let goal = if place == 1 { table::at_most(ratios[1], 1.1) } else { String::new() };
+        let wall = table::micros(series.wall());
+        table::row(&[series.name.into(), wall, table::quartiles(ratios), goal]);
     }
 }
 

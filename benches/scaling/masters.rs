@@ -82,11 +82,11 @@ fn row(rival: &Rival, own: &[Turn], raw: &[Turn]) -> Vec<String> {
     let evenness = median(&|turn| as_f64(turn.least) / as_f64(turn.most));
     vec![
         rival.name.clone(),
-        format!("{:.1} k", median(&|turn| turn.work.per_second()) / 1e3),
+        table::rate(median(&|turn| turn.work.per_second())),
         table::quartiles(quartiles(rates.collect())),
         format!("{} + {}", part(0), part(1)),
         micros(busiest),
-        format!("{:.0} k", 1e-3 / busiest),
+        table::rate(1.0 / busiest),
         format!("{evenness:.2}"),
     ]
 }

@@ -85,11 +85,12 @@ fn print(plan: Plan, counts: &[Counts], cpu: Duration, requests: u64, usage: &Us
     let title = format!(
         "{processes} processes × {threads} threads that lock {names} names in turn for {time:?}"
     );
-    table::head(&[&title, "measured", "goal"]);
+    table::head_of_facts(&title);
     table::fact("locks/s", format!("{:.0}", f64::from(locks) / wall.as_secs_f64()), "");
     let contended = f64::from(sum(|own| own.contended)) / f64::from(locks) * 100.0;
     table::fact("calls that found the lock held", format!("{contended:.0} %"), "");
-    table::fact("errors", sum(|own| own.errors), "0");
+    let errors = sum(|own| own.errors);
+    table::fact("errors", errors, &table::none(errors.into()));
     let per_process = || counts.iter().map(|own| own.locks);
     let (least, most) = (per_process().min().unwrap_or(0), per_process().max().unwrap_or(0));
     let evenness = f64::from(least) / f64::from(most);

@@ -38,13 +38,21 @@ impl Regime {
         let median = |times| Duration::from_secs_f64(quartiles(times)[1]);
         Self { sleeping: median(sleeping), spinning: median(spinning) }
     }
+
+    /// Returns `true` if waking a thread is expensive.
+    pub(crate) fn is_dear(&self) -> bool {
+        self.sleeping.div_duration_f64(self.spinning) >= DEAR
+    }
+
+    pub(crate) fn price(&self) -> &'static str {
+        if self.is_dear() { "dear" } else { "cheap" }
+    }
 }
 
 impl fmt::Display for Regime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { sleeping, spinning } = self;
-        let dear = sleeping.div_duration_f64(*spinning) >= DEAR;
-        let price = if dear { "dear" } else { "cheap" };
+        let price = self.price();
         write!(
             f,
             "waking a thread is {price}: a raw cycle takes {sleeping:.0?}, and {spinning:.0?} with \

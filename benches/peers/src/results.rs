@@ -6,18 +6,8 @@ use crate::support::meter::Spent;
 use crate::support::turns::quartiles;
 use crate::worker::Worker;
 
-/// The figure by which peers are compared.
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Measure {
-    /// The median time of a cycle.
-    Time,
-    /// Cycles per second of all workers together.
-    Rate,
-}
-
 /// One turn of one peer.
 pub(crate) struct Turn {
-    median_cycle: Duration,
     /// Of all workers together.
     cycles_per_second: f64,
     /// Of the whole process, including background threads, and of the server.
@@ -29,29 +19,16 @@ pub(crate) struct Turn {
 
 impl Turn {
     pub(crate) fn of(workers: &[Worker], spent: Spent) -> Self {
-        let mut cycles: Vec<_> = workers.iter().flat_map(Worker::cycles).copied().collect();
-        cycles.sort_unstable();
-        let counts = || workers.iter().map(|worker| count(worker.cycles()));
+        let counts = || workers.iter().map(Worker::cycles);
+        let cycles: f64 = counts().sum();
         let extreme = |choose: fn(f64, f64) -> f64| counts().reduce(choose).unwrap_or_default();
         Self {
-            median_cycle: cycles[cycles.len() / 2],
-            cycles_per_second: count(&cycles) / spent.wall.as_secs_f64(),
-            cpu_per_cycle: [spent.cpu, spent.servers].map(|cpu| cpu.div_f64(count(&cycles))),
+            cycles_per_second: cycles / spent.wall.as_secs_f64(),
+            cpu_per_cycle: [spent.cpu, spent.servers].map(|cpu| cpu.div_f64(cycles)),
             longest_wait: workers.iter().map(Worker::longest_wait).max().unwrap_or_default(),
             least_to_most: extreme(f64::min) / extreme(f64::max),
         }
     }
-
-    fn by(&self, measure: Measure) -> f64 {
-        match measure {
-            Measure::Rate => self.cycles_per_second,
-            Measure::Time => self.median_cycle.as_secs_f64(),
-        }
-    }
-}
-
-fn count(cycles: &[Duration]) -> f64 {
-    f64::from(u32::try_from(cycles.len()).expect("a turn is short"))
 }
 
 /// All turns of one peer in one scenario. Its figures are medians over the turns.
@@ -61,15 +38,15 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    /// Seconds, or cycles per second.
-    pub(crate) fn by(&self, measure: Measure) -> f64 {
-        self.median(|turn| turn.by(measure))
+    pub(crate) fn cycles_per_second(&self) -> f64 {
+        self.median(|turn| turn.cycles_per_second)
     }
 
-    /// Returns the ratio of this to `base`: the quartiles of the ratios in each round.
-    pub(crate) fn ratios_to(&self, base: &Series, measure: Measure) -> [f64; 3] {
+    /// Returns the throughput ÷ that of `base`: the quartiles of the ratios in each round.
+    pub(crate) fn ratios_to(&self, base: &Series) -> [f64; 3] {
         let rounds = self.turns.iter().zip(&base.turns);
-        quartiles(rounds.map(|(own, base)| own.by(measure) / base.by(measure)).collect())
+        let ratios = rounds.map(|(own, base)| own.cycles_per_second / base.cycles_per_second);
+        quartiles(ratios.collect())
     }
 
     /// Of the whole process, and of the server.

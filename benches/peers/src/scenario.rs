@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::peer::{Leasehold, Peer, RawConnections, Redlock, Rslock, RslockWorkers};
-use crate::results::{Measure, Series, Turn};
+use crate::results::{Series, Turn};
 use crate::support::meter::Spent;
 use crate::support::server::Server;
 use crate::support::slow_link::SlowLink;
@@ -15,9 +15,6 @@ pub(crate) struct Scenario {
     pub(crate) workers: usize,
     pub(crate) names: usize,
     pub(crate) distance: Distance,
-    /// The goal for leasehold's ratio to raw: a maximum for a time, a minimum for a rate.
-    pub(crate) goal: Option<f64>,
-    pub(crate) is_plotted: bool,
 }
 
 /// How far away the server is.
@@ -62,11 +59,6 @@ struct Rival {
 }
 
 impl Scenario {
-    /// One worker is measured by its time, many by what they do together.
-    pub(crate) fn measure(&self) -> Measure {
-        if self.workers == 1 { Measure::Time } else { Measure::Rate }
-    }
-
     /// Measures the peers in turn. Raw's results come first.
     pub(crate) fn run(&self, plan: Plan, servers: &Servers) -> Vec<Series> {
         let mut rivals = self.rivals(&servers.url(self.distance));

@@ -1,4 +1,4 @@
-//! A worker, in a thread or a task, which locks and unlocks repeatedly and records its own times.
+//! A worker, in a thread or a task, which locks and unlocks repeatedly and counts its cycles.
 
 use std::time::{Duration, Instant};
 
@@ -7,14 +7,13 @@ pub(crate) struct Worker {
     name: String,
     until: Instant,
     asked: Instant,
-    cycles: Vec<Duration>,
+    cycles: u32,
     longest_wait: Duration,
 }
 
 impl Worker {
     pub(crate) fn new(name: String, until: Instant) -> Self {
-        let cycles = Vec::new();
-        Self { name, until, asked: until, cycles, longest_wait: Duration::ZERO }
+        Self { name, until, asked: until, cycles: 0, longest_wait: Duration::ZERO }
     }
 
     /// The lock that it acquires.
@@ -26,7 +25,7 @@ impl Worker {
     /// begins, however long the machine has paused.
     pub(crate) fn begins(&mut self) -> bool {
         self.asked = Instant::now();
-        self.asked < self.until || self.cycles.is_empty()
+        self.asked < self.until || self.cycles == 0
     }
 
     /// Records that the lock was acquired.
@@ -36,13 +35,12 @@ impl Worker {
 
     /// Records that the lock was released.
     pub(crate) fn is_through(&mut self) {
-        self.cycles.push(self.asked.elapsed());
+        self.cycles += 1;
     }
 
-    /// Returns how long each cycle took, from the start of the lock call to the end of the unlock
-    /// call.
-    pub(crate) fn cycles(&self) -> &[Duration] {
-        &self.cycles
+    /// Returns how often it has acquired and released the lock.
+    pub(crate) fn cycles(&self) -> f64 {
+        self.cycles.into()
     }
 
     pub(crate) fn longest_wait(&self) -> Duration {

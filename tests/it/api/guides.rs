@@ -53,6 +53,15 @@ fn the_files_that_the_architecture_names_exist() {
     assert!(page.split_whitespace().count() <= 1500, "it is no longer one page");
 }
 
+#[test]
+fn readme_fits_on_four_screens() {
+    let page = read("README.md");
+    let lines = page.trim_end().lines().filter(|line| !line.starts_with('['));
+    // A plot is as high as thirty lines of text.
+    let height = lines.map(|line| if line.starts_with("![") { 30 } else { 1 }).sum::<usize>();
+    assert!(height <= 4 * 42, "it has {height} lines");
+}
+
 /// The place where docs.rs shows the files of the package.
 const SOURCE: &str = "https://docs.rs/crate/leasehold/latest/source/";
 
