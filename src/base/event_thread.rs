@@ -16,8 +16,8 @@ use std::{io, thread};
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, never, select, tick};
 use log::Level;
 
-#[cfg(feature = "metrics")]
 use crate::base::clock;
+#[cfg(feature = "metrics")]
 use crate::base::metrics::Metrics;
 use crate::base::spans::{HoldSpan, OpenSpan};
 use crate::base::sync::sleep;
