@@ -131,7 +131,13 @@ fn promises_hold_in_simulated_worlds() {
 
 #[test]
 fn each_planted_flaw_is_found() {
-    for flaw in flaws::ALL {
+    if let (Some(seed), Ok(name)) = (number("LEASEHOLD_SEED"), env::var("LEASEHOLD_FLAW")) {
+        let flaw = flaws::ALL.iter().copied().find(|flaw| format!("{flaw:?}") == name);
+        fail(seed, flaw);
+    }
+    let only = env::var("LEASEHOLD_FLAW").ok();
+    let is_meant = |flaw: &&Flaw| only.as_ref().is_none_or(|only| format!("{flaw:?}") == *only);
+    for &flaw in flaws::ALL.iter().filter(is_meant) {
         let found = first_broken(0..10_000, Some(flaw), &mut Tally::default());
         let (seed, Broken { why, .. }) = found.unwrap_or_else(|| panic!("{flaw:?} is not found"));
         println!("{flaw:?}: seed {seed}: {why}");

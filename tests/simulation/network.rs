@@ -17,7 +17,7 @@ use crate::simulation::flaws::{self, Flaw};
 use crate::simulation::world::{self, SERVER, say};
 use crate::store::Store;
 use crate::store::background::{Job, JobOutcome, JobRunner, Wake, Wakeups};
-use crate::store::hold_id::HoldId;
+use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::memory::Memory;
 use crate::store::memory::memory_server::MemoryServer;
 use crate::store::redisson_channels::RedissonChannels;
@@ -47,6 +47,8 @@ pub(super) struct Network {
     /// How long a message usually takes, and how much longer at most.
     pub(super) latency: Duration,
     pub(super) jitter: Duration,
+    /// No request is executed later than that after it was sent: that long clean-ups last.
+    pub(super) lateness: Duration,
     /// Whether the requests of a client arrive in order, unless they get lost.
     pub(super) ordered: bool,
     pub(super) server: MemoryServer,
@@ -171,6 +173,7 @@ pub(super) fn deliver() {
                 say(SERVER, || format!("message to client {client} is lost: {next:?}"));
                 continue;
             }
+            let client = if flaws::has(Flaw::MessagesGoAstray) { 1 } else { client };
             executor::after(client, delay, move || {
                 let arrives = network(|it| {
                     let now = clock::now();
@@ -232,7 +235,8 @@ fn send<T: Clone + std::fmt::Debug + 'static>(
             it.links[client - 1].last_arrival = arrival;
         }
         // What is late may also never arrive.
-        let late = if it.random.permille(500) { it.random.time(left * 4) } else { Duration::MAX };
+        let most = it.lateness.saturating_sub(left);
+        let late = if it.random.permille(500) { it.random.time(most) } else { Duration::MAX };
         (fate, there, back, late)
     });
     say(client, || format!("{} ({fate:?})", what()));
@@ -241,7 +245,7 @@ fn send<T: Clone + std::fmt::Debug + 'static>(
             finish(Err(failure(FailureKind::Unreachable)));
         });
     };
-    {
+    if !flaws::has(Flaw::TimeoutIsMissing) {
         let finish = finish.clone();
         executor::after(client, left, move || finish(Err(failure(FailureKind::Timeout))));
     }
@@ -250,7 +254,7 @@ fn send<T: Clone + std::fmt::Debug + 'static>(
             finish(Err(failure(FailureKind::Disconnected)));
         });
     }
-    let there = if fate == Fate::Late { left + late.min(left * 8) } else { there };
+    let there = if fate == Fate::Late { left.saturating_add(late) } else { there };
     if fate == Fate::Late && late == Duration::MAX {
         return;
     }
@@ -325,27 +329,37 @@ struct SimulatedJobs {
     client: Process,
 }
 
-fn change_of(
-    memory: &Memory,
-    hold: &HoldId,
-    change: Change,
-    now: Instant,
-) -> Result<HoldReply, Failure> {
-    match change {
-        Change::Release { .. } if flaws::has(Flaw::ReleaseDoesNothing) => {
+/// Executes a change of a hold at the server, with the flaw that is planted.
+fn change_of(memory: &Memory, hold: &HoldId, change: Change) -> Result<HoldReply, Failure> {
+    let deadline = executor::epoch();
+    match (flaws::planted(), change) {
+        (Some(Flaw::ReleaseDoesNothing), Change::Release { .. })
+        | (Some(Flaw::RenewalDoesNothing), Change::Renew { .. })
+        | (Some(Flaw::PlacesAreKept), Change::Unregister) => return Ok(HoldReply::Done),
+        (Some(Flaw::ReleaseEndsAny), Change::Release { .. }) => {
+            for (held_as, holder) in memory.report(&hold.name, Look::All, deadline)?.holds {
+                let kind = HoldKind::reported_as(held_as, hold.kind.permits());
+                let owner = OwnerOf { kind, name: &hold.name, owner: &holder.owner };
+                memory.force_release(owner, deadline)?;
+            }
             return Ok(HoldReply::Done);
         }
-        Change::Renew { .. } if flaws::has(Flaw::RenewalDoesNothing) => return Ok(HoldReply::Done),
-        Change::Unregister if flaws::has(Flaw::PlacesAreKept) => return Ok(HoldReply::Done),
         _ => {}
     }
-    ask_one(memory, HoldRequest { hold, change, deadline: now })
+    let reply = ask_one(memory, HoldRequest { hold, change, deadline });
+    match (flaws::planted(), change, reply) {
+        (Some(Flaw::UnconfirmedRelease), Change::Release { .. }, Ok(_)) => {
+            Err(failure(FailureKind::Timeout))
+        }
+        (_, _, reply) => reply,
+    }
 }
 
 impl Store for SimulatedStore {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
-        let Acquire { holds, lease, mut registration, deadline } = request;
-        let holds = holds.to_vec();
+        let Acquire { holds, mut lease, mut registration, deadline } = request;
+        let mut holds = holds.to_vec();
+        flaws::change_asked(&mut holds, &mut lease);
         let what = {
             let holds = holds.clone();
             move || {
@@ -387,8 +401,7 @@ impl Store for SimulatedStore {
             move || format!("asks {changes:?}")
         };
         let replies = call(self.client, what, deadline, move |memory| {
-            let now = executor::epoch();
-            Ok(changes.iter().map(|(hold, change)| change_of(memory, hold, *change, now)).collect())
+            Ok(changes.iter().map(|(hold, change)| change_of(memory, hold, *change)).collect())
         });
         let replies: Vec<Result<HoldReply, Failure>> =
             replies.unwrap_or_else(|failure| vec![Err(failure); requests.len()]);
@@ -403,8 +416,7 @@ impl Store for SimulatedStore {
                 let hold = hold.clone();
                 move || format!("posts {change:?} of {:?} {}", hold.name, hold.number())
             };
-            let request =
-                move |memory: &Memory| change_of(memory, &hold, change, executor::epoch());
+            let request = move |memory: &Memory| change_of(memory, &hold, change);
             let client = self.client;
             network(|it| it.links[client - 1].posts += 1);
             send(client, what, deadline, request, move |reply| {
@@ -532,8 +544,7 @@ impl JobRunner for SimulatedJobs {
                     format!("in the background, {change:?} of {:?} {}", hold.name, hold.number())
                 }
             };
-            let request =
-                move |memory: &Memory| change_of(memory, &hold, change, executor::epoch());
+            let request = move |memory: &Memory| change_of(memory, &hold, change);
             send(client, what, deadline, request, move |outcome| {
                 network(|it| {
                     let link = &mut it.links[client - 1];

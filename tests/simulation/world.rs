@@ -19,6 +19,7 @@ use crate::local::shared::Shared;
 use crate::net::server::Pools;
 use crate::simulation::network::{Link, Network, SimulatedStore, Weather};
 use crate::store::memory::memory_server::MemoryServer;
+use crate::store::request::OFFER;
 
 /// The server's number among the processes. Clients have 1, 2 and so on.
 pub(super) const SERVER: Process = 0;
@@ -114,6 +115,7 @@ struct Held {
     client: Process,
     name: usize,
     side: Side,
+    /// When its call began.
     begun: Instant,
     /// Whether its lease was found over, so that it must stay so.
     is_over: bool,
@@ -261,8 +263,14 @@ impl World {
         let others = others.filter_map(|(_, held)| held.as_ref());
         let others = others.filter(|it| it.name == one.name && it.guard.is_held());
         // What the server has forgotten it may grant again.
-        let forgotten = lost_data.map(|at| at + self.io_timeout);
-        let others = others.filter(|it| forgotten.is_none_or(|at| it.begun > at));
+        let (now, forgotten) = (clock::now(), lost_data.map(|at| at + self.io_timeout));
+        // Readers may share an older hold, as its token says: it is the time when it began.
+        let is_older = |at: Instant, it: &Held| {
+            let micros = at.saturating_duration_since(executor::epoch()).as_micros();
+            it.begun <= at || it.guard.fence().is_some_and(|fence| u128::from(fence) <= micros)
+        };
+        let excuses = |at: Instant, it: &Held| is_older(at, it) && now < at + self.lease;
+        let others = others.filter(|it| forgotten.is_none_or(|at| !excuses(at, it)));
         let others: Vec<_> = others.collect();
         let conflicts = match self.names[one.name].usage {
             Usage::Lock => others.len(),
@@ -354,7 +362,7 @@ fn acquire(
             say(process, || format!("call {number}: acquired, fence {fence:?}"));
             let place = with(|world| {
                 world.tally.acquired += 1;
-                let held = Held { guard, client: process, name, side, begun: now, is_over: false };
+                let held = Held { guard, client: process, name, side, begun, is_over: false };
                 let place = world.guards.iter().position(Option::is_none);
                 let place = place.unwrap_or_else(|| {
                     world.guards.push(None);
@@ -373,7 +381,8 @@ fn acquire(
                 let grows = is_excused
                     || match side {
                         Side::Permit => true,
-                        Side::Reader => fence >= last,
+                        // Older data has the token of an older write.
+                        Side::Reader => fence >= last || forgotten.is_some(),
                         Side::Alone => fence > last,
                     };
                 if side == Side::Alone {
@@ -694,7 +703,10 @@ fn tick() {
         let now = clock::now();
         let retry = Duration::from_millis(500);
         let World { backoff_max, io_timeout, .. } = *world;
-        let most = backoff_max + Duration::from_millis(400) + world.network.latency * 12;
+        // In a calm world every release wakes the next client.
+        let pause =
+            if world.is_calm { Duration::from_millis(100) } else { backoff_max + OFFER * 2 };
+        let most = pause + world.network.latency * 20;
         if !world.is_healed && !world.is_calm {
             return None;
         }
@@ -814,7 +826,8 @@ pub(super) fn run(seed: u64, tells: bool) -> Result<Tally, String> {
 
 /// Creates the world, and starts its threads.
 fn begin(mut random: Random, tells: bool, latency: Duration) {
-    let is_calm = random.permille(300);
+    // A server that is so far away that few round trips fit into a timeout is no calm world.
+    let is_calm = random.permille(300) && latency < Duration::from_millis(10);
     let is_stormy = !is_calm && random.permille(600);
     let rate = |random: &mut Random| {
         let most = random.pick(&[1, 4, 16, 64, 128]);
@@ -844,6 +857,7 @@ fn begin(mut random: Random, tells: bool, latency: Duration) {
         weather,
         latency,
         jitter: latency * 2,
+        lateness: lease * 9 / 10,
         ordered: random.permille(500),
         server,
         down_until: now,
