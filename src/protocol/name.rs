@@ -20,6 +20,16 @@
 //! From each phase, when the first call gives up, or the hold is released or lost, the next call
 //! becomes the first, and asks. Without one the name is `Idle`.
 //!
+//! | kind | holds of a client | calls that use a hold | a call that times out behind the first |
+//! |---|---|---|---|
+//! | lock | one | one after the other, each with the next token | is told what is known |
+//! | readers | one | together | makes an attempt of its own |
+//! | writer | one | one | makes an attempt of its own |
+//! | permit | any number | one after the other | makes an attempt of its own |
+//!
+//! A call uses the hold of another only within the tenure: until its time is over, another client
+//! asks for the lock, or a request about it is in doubt.
+//!
 //! An outage is not contention, so a call that times out behind the first is told only what is
 //! known since it began:
 //!
