@@ -54,7 +54,7 @@ fn one(servers: &ServerFactory, server: Arc<Multiplexer>) -> Result<Shared> {
     if !config.lazy {
         store.check_alone(end_of(config.connect_timeout))?;
     }
-    start(servers, Arc::new(store), false)
+    start(servers, Arc::new(store))
 }
 
 fn sentinel(servers: &ServerFactory, urls: Vec<String>, master: &str) -> Result<Shared> {
@@ -68,7 +68,7 @@ fn sentinel(servers: &ServerFactory, urls: Vec<String>, master: &str) -> Result<
 fn cluster(servers: &ServerFactory, seeds: Vec<String>) -> Result<Shared> {
     let cluster = Servers::cluster(parse_seeds(seeds, servers)?, servers);
     insist(&servers.config, || cluster.explore())?;
-    start(servers, Arc::new(cluster), false)
+    start(servers, Arc::new(cluster))
 }
 
 fn redlock(servers: &ServerFactory, urls: Vec<String>) -> Result<Shared> {
@@ -77,14 +77,14 @@ fn redlock(servers: &ServerFactory, urls: Vec<String>) -> Result<Shared> {
     let store = Arc::new(Quorum::new(servers.endpoints("urls", urls)?, servers));
     let reached = insist(config, || store.ping(end_of(config.connect_timeout)));
     store.check_distinct().and(reached)?;
-    let shared = start(servers, store.clone(), true)?;
+    let shared = start(servers, store.clone())?;
     store.report_in_doubt_to(&shared.client, shared.in_doubt_reports());
     Ok(shared)
 }
 
-fn start(servers: &ServerFactory, store: Arc<dyn Store>, withdraws: bool) -> Result<Shared> {
+fn start(servers: &ServerFactory, store: Arc<dyn Store>) -> Result<Shared> {
     let config = servers.config.clone();
-    Shared::start(config, &servers.events, store, withdraws, servers.pools())
+    Shared::start(config, &servers.events, store, servers.pools())
 }
 
 /// Opens a client whose locks exist only in this process.
@@ -94,7 +94,7 @@ pub(crate) fn in_memory(mut config: Config, server: &MemoryServer) -> Result<Sha
     Error::require(in_memory, "durability", "must be `Memory` in memory")?;
     let store = Memory::new(server, &config);
     insist(&config, || store.connect(end_of(config.connect_timeout)))?;
-    Shared::start(config, &events, Arc::new(store), false, Pools::default())
+    Shared::start(config, &events, Arc::new(store), Pools::default())
 }
 
 /// Checks the settings, and starts reporting to the program.

@@ -11,12 +11,14 @@ use std::time::Instant;
 use std::{iter, slice, thread};
 
 use crate::base::clock::{self, Moment};
+use crate::base::failure::Failure;
 use crate::base::spans::CallSpan;
+use crate::base::sync::yield_now;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::local::hold_requests::{Level, nest};
 use crate::local::looks::Looks;
-use crate::local::parker::{Parker, Signal};
+use crate::local::parker::{Parker, Sent, Signal};
 use crate::local::release;
 use crate::local::shared::Shared;
 use crate::local::wait_queues::Pauses;
@@ -24,10 +26,10 @@ use crate::protocol::call::{Caller, Counted, Wait, are_own, current_thread};
 use crate::protocol::hold::Hold;
 use crate::protocol::name::{Ask, Call, Effects, Name, Next, Outcome, Turn};
 use crate::store::ask_one;
-use crate::store::hold_id::HoldKind;
+use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::check_name;
 use crate::store::redisson_channels::RedissonWait;
-use crate::store::request::{Acquire, Change, HoldRequest};
+use crate::store::request::{Acquire, AcquireReply, Change, HoldRequest};
 
 /// A call for a lock.
 pub(super) struct LockCall<'a> {
@@ -245,7 +247,7 @@ impl LockCall<'_> {
             next = match next {
                 Next::Done(outcome) => return Ok(outcome),
                 Next::Park { until, contended } => {
-                    self.park(&looks, until, contended, present.number)?
+                    self.park(&looks, until, contended, present.number, &mut redisson)?
                 }
                 Next::Turn => {
                     if let Err(error) = self.check_wanted() {
@@ -266,6 +268,7 @@ impl LockCall<'_> {
         until: Option<Instant>,
         contended: bool,
         number: u64,
+        redisson: &mut Option<RedissonWait>,
     ) -> Result<Next> {
         let Shared { reporter, counters, .. } = self.shared;
         if contended {
@@ -275,6 +278,15 @@ impl LockCall<'_> {
             (self.caller.wait != Wait::No || !contended).then(|| Counted::begin(&counters.waiting));
         match looks.park(until) {
             Some(Signal::Next(next)) => Ok(next),
+            Some(Signal::Sent(Sent { hold, at, ahead })) => {
+                Ok(self.take_reply(&hold, at, ahead.reply(), redisson))
+            }
+            // The reply to a request that was sent ahead comes first.
+            Some(Signal::Ended(error)) if self.with(|name| name.asks(number)) => {
+                Parker::send(looks.parker, Signal::Ended(error));
+                yield_now();
+                Ok(Next::Park { until: None, contended: false })
+            }
             Some(Signal::Ended(error)) if self.leave(number) => Err(error),
             // It was told how the call ends.
             Some(Signal::Ended(_)) => Ok(Next::Park { until: None, contended: false }),
@@ -289,7 +301,7 @@ impl LockCall<'_> {
     /// Makes the requests of the first call.
     fn carry(&self, next: Next, redisson: &mut Option<RedissonWait>) -> Next {
         let Self { shared, kind, name, caller, .. } = self;
-        let Shared { store, reporter, listening, .. } = self.shared;
+        let Shared { store, reporter, .. } = self.shared;
         let deadline = || caller.request_deadline(clock::now());
         match next {
             Next::Ask(mut ask) => {
@@ -307,19 +319,7 @@ impl LockCall<'_> {
                 };
                 let sent = Moment::now();
                 let reply = store.acquire(Acquire { holds, lease, registration, deadline });
-                if reply.is_ok() {
-                    reporter.record_reply(name);
-                }
-                let mut listens = false;
-                let next = self.step(|name, turn| {
-                    let next = name.reply(sent, reply, turn);
-                    listens = turn.effects.listens;
-                    next
-                });
-                if listens && redisson.is_none() {
-                    *redisson = listening.wait_for_redisson(&hold);
-                }
-                next
+                self.take_reply(&hold, sent, reply, redisson)
             }
             Next::Pay(debts) => {
                 let pay = |debt: &Arc<Hold>| {
@@ -343,6 +343,30 @@ impl LockCall<'_> {
             }
             other => other,
         }
+    }
+
+    /// Takes the reply to the request of the first call, for this hold.
+    fn take_reply(
+        &self,
+        hold: &HoldId,
+        sent: Moment,
+        reply: Result<AcquireReply, Failure>,
+        redisson: &mut Option<RedissonWait>,
+    ) -> Next {
+        let Shared { reporter, listening, .. } = self.shared;
+        if reply.is_ok() {
+            reporter.record_reply(self.name);
+        }
+        let mut listens = false;
+        let next = self.step(|name, turn| {
+            let next = name.reply(sent, reply, turn);
+            listens = turn.effects.listens;
+            next
+        });
+        if listens && redisson.is_none() {
+            *redisson = listening.wait_for_redisson(hold);
+        }
+        next
     }
 
     /// Has the conversation take an input, and does what follows besides what is next. The time is
@@ -369,17 +393,8 @@ impl LockCall<'_> {
     }
 
     fn turn(&self) -> Turn {
-        let Shared { wait_queues, config, withdraws, store, .. } = self.shared;
-        Turn {
-            now: clock::now(),
-            moment: Moment::now(),
-            missed_messages: wait_queues.has_missed_messages(),
-            withdraws: *withdraws,
-            keeps_order: store.keeps_order(),
-            backoff: config.backoff,
-            retry_window: config.retry_window,
-            effects: Effects::default(),
-        }
+        let Shared { wait_queues, config, store, .. } = self.shared;
+        wait_queues.turn(config, &**store)
     }
 
     fn apply(&self, effects: Effects) {

@@ -210,7 +210,7 @@ impl SetCall<'_> {
         let Some(group) = &mut self.unanswered else { return Ok(()) };
         // A hold that a quorum has withdrawn must not be requested again.
         group.in_doubt |= failure.is_ambiguous() || failure.is_shortfall();
-        let pause = if shared.withdraws {
+        let pause = if shared.store.withdraws() {
             None
         } else {
             self.retry.pause_after(&mut failure, clock::now())

@@ -257,7 +257,12 @@ impl ListenerThread {
             // A name that no lock can have concerns no client.
             Wake::Lock(name) => {
                 counters.wakeups.fetch_add(1, Ordering::Relaxed);
-                return wait_queues.wake_any(name)
+                let store = reporter.store.as_ref().and_then(Weak::upgrade);
+                let wake = |kind| match &store {
+                    Some(store) => wait_queues.wake_ahead(kind, name, &self.config, &**store),
+                    None => wait_queues.wake(kind, name),
+                };
+                return wake(HoldKind::Read) | wake(HoldKind::Lock)
                     || check_name(&self.config.prefix, name).is_err();
             }
         }

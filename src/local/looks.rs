@@ -25,7 +25,7 @@ pub(super) struct Looks<'a> {
     kind: HoldKind,
     name: &'a str,
     caller: &'a Caller,
-    parker: &'a Arc<Parker>,
+    pub(super) parker: &'a Arc<Parker>,
     next: Cell<NextLook>,
     /// The number of the call, from its first look on.
     number: Cell<Option<u64>>,

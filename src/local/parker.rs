@@ -1,14 +1,17 @@
 //! Parks the thread of a call while another call comes first, or between two requests.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::base::canceller::{CancellableWait, Canceller};
+use crate::base::clock::Moment;
 use crate::base::sync::{Condvar, Mutex, wait_while, wake_one};
 use crate::error::Error;
 use crate::protocol::name::{Next, Port};
-use crate::store::request::Telling;
+use crate::store::hold_id::HoldId;
+use crate::store::request::{Ahead, Telling};
 
 /// A parked thread, and its signals. A channel would do too, but is larger than everything else
 /// that a lock takes.
@@ -24,8 +27,18 @@ pub(crate) enum Signal {
     /// The client is closed, the wait is cancelled, or the call is to end a deadlock.
     Ended(Error),
     Next(Next),
+    /// The request of the call was sent ahead of its thread.
+    Sent(Sent),
     /// The thread is to send a message, and then goes on waiting.
     Tell(Box<Telling>),
+}
+
+/// A request for a hold that was sent ahead.
+#[derive(Debug)]
+pub(crate) struct Sent {
+    pub(super) hold: HoldId,
+    pub(super) at: Moment,
+    pub(super) ahead: Ahead,
 }
 
 thread_local! {
@@ -45,7 +58,9 @@ impl Parker {
     }
 
     pub(super) fn clear(&self) {
-        self.signals.lock().clear();
+        let late = mem::take(&mut *self.signals.lock());
+        // Not under the lock: a request that was sent ahead waits for its reply.
+        drop(late);
     }
 
     pub(super) fn send(&self, signal: Signal) {

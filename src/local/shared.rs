@@ -50,9 +50,6 @@ pub(crate) struct Shared {
     pub(super) counters: Arc<Counters>,
     pools: Pools,
     pub(super) wait_queues: Arc<WaitQueues>,
-    /// Whether the store withdraws a hold that it has not granted at once. Such a hold must not be
-    /// requested again, because the request that withdraws it may arrive late.
-    pub(super) withdraws: bool,
     /// Whether a dropped guard does not wait for the reply to its release.
     pub(super) posts_releases: bool,
     pub(super) reporter: Arc<Reporter>,
@@ -69,7 +66,6 @@ impl Shared {
         config: Config,
         events: &Events,
         store: Arc<dyn Store>,
-        withdraws: bool,
         pools: Pools,
     ) -> Result<Self> {
         let client = new_client_id(&config.label())?;
@@ -98,7 +94,6 @@ impl Shared {
             counters: counters.clone(),
             pools,
             wait_queues: wait_queues.clone(),
-            withdraws,
             reporter,
         })
     }
@@ -106,7 +101,7 @@ impl Shared {
     /// Returns an error if the store cannot have read-write locks and semaphores: different
     /// majorities could each grant the last permit.
     pub(super) fn check_has_members(&self) -> Result<()> {
-        if self.withdraws {
+        if self.store.withdraws() {
             let why = "independent servers can have neither read-write locks nor semaphores";
             return Err(Error::InvalidInput(why.into()));
         }
@@ -210,7 +205,7 @@ impl Shared {
     /// may begin there later.
     pub(super) fn owe(&self, hold: &HoldId, lease: Duration) {
         let debt = Arc::new(Hold::debt(hold.clone(), lease, true, Moment::now()));
-        if self.withdraws {
+        if self.store.withdraws() {
             self.reporter.renewer.pay(debt);
         } else {
             self.reporter.owe(debt);

@@ -275,8 +275,7 @@ impl Scene {
         // The last events may arrive after the test.
         let callback = move |event: &Event| sender.send(event.clone()).unwrap_or_default();
         let reports = Events::start(Some(Arc::new(callback)), false).expect("a thread");
-        let shared =
-            Shared::start(config, &reports, Arc::new(store.clone()), false, Pools::default());
+        let shared = Shared::start(config, &reports, Arc::new(store.clone()), Pools::default());
         let (shared, name) = (Arc::new(shared.expect("a thread")), Arc::from("lock"));
         Self { store, shared, name, options, events }
     }

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
+use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -12,11 +13,14 @@ use crate::base::clock::{self, Moment, end_of};
 use crate::base::maps::RandomState;
 use crate::base::shrink;
 use crate::base::sync::{AtomicBool, Condvar, Mutex, MutexGuard, interleave, wait_while, wake_all};
+use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::local::parker::{Parker, Signal};
+use crate::local::parker::{Parker, Sent, Signal};
 use crate::protocol::hold::Hold;
-use crate::protocol::name::{Ending, Name};
+use crate::protocol::name::{Ask, Effects, Ending, Name, Next, Turn};
+use crate::store::Store;
 use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::request::Acquire;
 
 /// Threads that want different locks should rarely meet here.
 const SHARDS: usize = 16;
@@ -234,6 +238,40 @@ impl WaitQueues {
         self.shard(kind, name).get_mut(name).is_some_and(Name::wake)
     }
 
+    /// Like `wake`, and has the request sent at once that the first call would send once its thread
+    /// is awake.
+    pub(super) fn wake_ahead(
+        &self,
+        kind: HoldKind,
+        name: &str,
+        config: &Config,
+        store: &dyn Store,
+    ) -> bool {
+        let mut shard = self.shard(kind, name);
+        let Some(known) = shard.get_mut(name) else { return false };
+        let Some((parker, ask)) = known.ask_ahead(&mut self.turn(config, store)) else {
+            return known.wake();
+        };
+        drop(shard);
+        let mut ask = Untold { parker, ask: Some(ask) };
+        ask.send(store);
+        true
+    }
+
+    /// Returns an input of the conversation about a name, which is locked.
+    pub(super) fn turn(&self, config: &Config, store: &dyn Store) -> Turn {
+        Turn {
+            now: clock::now(),
+            moment: Moment::now(),
+            missed_messages: self.has_missed_messages(),
+            withdraws: store.withdraws(),
+            keeps_order: store.keeps_order(),
+            backoff: config.backoff,
+            retry_window: config.retry_window,
+            effects: Effects::default(),
+        }
+    }
+
     /// As `wake`, whatever heads of that name want.
     pub(crate) fn wake_any(&self, name: &str) -> bool {
         self.wake(HoldKind::Read, name) | self.wake(HoldKind::Lock, name)
@@ -277,6 +315,44 @@ impl WaitQueues {
         let hash = self.hasher.hash_one(name);
         let shards = &self.shards[usize::from(!matches!(kind, HoldKind::Lock))];
         shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)].lock()
+    }
+}
+
+/// A request of the first call of a name until its thread is told. Whatever happens, it is.
+struct Untold {
+    parker: Arc<Parker>,
+    ask: Option<Ask>,
+}
+
+impl Untold {
+    /// Sends the request ahead of the thread, if that does not block.
+    fn send(&mut self, store: &dyn Store) {
+        let Some(Ask { hold, others, lease, registration, deadline, needs_new_id }) = &self.ask
+        else {
+            return;
+        };
+        let holds: Vec<_> = iter::once(hold).chain(others).cloned().collect();
+        let at = Moment::now();
+        let request = Acquire {
+            holds: &holds,
+            lease: *lease,
+            registration: *registration,
+            deadline: *deadline,
+        };
+        if !needs_new_id && let Some(ahead) = store.acquire_ahead(request) {
+            let hold = hold.clone();
+            self.ask = None;
+            Parker::send(&self.parker, Signal::Sent(Sent { hold, at, ahead }));
+        }
+    }
+}
+
+/// If it was not sent, the thread sends it.
+impl Drop for Untold {
+    fn drop(&mut self) {
+        if let Some(ask) = self.ask.take() {
+            Parker::send(&self.parker, Signal::Next(Next::Ask(ask)));
+        }
     }
 }
 

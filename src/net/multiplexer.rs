@@ -104,21 +104,48 @@ impl Multiplexer {
         }
         let own = ReplySlot::new(deadline);
         self.push(exchanges(&own), deadline);
-        match own.wait().then(|| self.queue.take_lent(&own)) {
+        self.wait(&own);
+        own
+    }
+
+    /// Sends a request ahead of the thread that then waits for the reply with [`Self::reply`]. Does
+    /// not block, and sends nothing unless an open connection is free.
+    pub(crate) fn send_ahead(&self, request: Request, deadline: Instant) -> Option<Arc<ReplySlot>> {
+        let now = Instant::now();
+        let mut idle = self.queue.take_idle(now)?;
+        let own = idle.connection.is_usable().then(|| ReplySlot::new(deadline));
+        if let Some(own) = &own {
+            idle.connection.send([Exchange::awaited(request, own)]);
+        }
+        if let Some(free) = self.queue.lend_to_next(idle) {
+            self.send_queued(free, now);
+        }
+        own
+    }
+
+    /// Waits for the reply to a request that was sent ahead.
+    pub(crate) fn reply(&self, own: &Arc<ReplySlot>) -> Reply {
+        self.wait(own);
+        own.reply()
+    }
+
+    /// Waits until a slot of this thread is closed, reading the replies of others if it comes to
+    /// that.
+    fn wait(&self, own: &Arc<ReplySlot>) {
+        match own.wait().then(|| self.queue.take_lent(own)) {
             Some(Loan { connection, unsent, .. }) if unsent.is_empty() => {
-                self.read(connection, &own);
+                self.read(connection, own);
             }
-            Some(Loan { connection, unsent, .. }) => self.send(connection, unsent, &own),
+            Some(Loan { connection, unsent, .. }) => self.send(connection, unsent, own),
             None => {
                 let is_unsent = own.state.lock().missing > 0
-                    && !self.queue.state.lock().withdraw(&own).is_empty();
+                    && !self.queue.state.lock().withdraw(own).is_empty();
                 let label = self.factory.label();
                 own.close(|| {
                     if is_unsent { self.queue.none_free(&label) } else { self.factory.no_reply() }
                 });
             }
         }
-        own
     }
 
     /// Writes requests that no thread waits for, now or as soon as a connection is free. Blocks

@@ -119,7 +119,7 @@ fn push_number(out: &mut Vec<u8>, mark: u8, number: usize) {
 }
 
 /// The replies that one thread waits for.
-pub(super) struct ReplySlot {
+pub(crate) struct ReplySlot {
     pub(super) deadline: Instant,
     pub(super) state: Mutex<SlotState>,
     changed: Condvar,

@@ -1090,6 +1090,27 @@ impl<P: Port> Name<P> {
         true
     }
 
+    /// Like `wake`, if the first call is parked between two requests: returns the next one, which
+    /// may be sent before the thread is awake, and the port of the call.
+    pub(crate) fn ask_ahead(&mut self, turn: &mut Turn) -> Option<(P, Ask)>
+    where
+        P: Clone,
+    {
+        let Phase::Waiting(talk) = &mut self.phase else { return None };
+        if talk.hurry != Hurry::No {
+            return None;
+        }
+        talk.hurry = Hurry::MayBeFree;
+        let (number, port) = (talk.first.number, talk.first.port.clone());
+        let Next::Ask(ask) = self.due(number, turn) else { return None };
+        Some((port, ask))
+    }
+
+    /// Returns `true` if a request of this call is on its way.
+    pub(crate) fn asks(&self, number: u64) -> bool {
+        matches!(&self.phase, Phase::Asking(talk) if talk.first.number == number)
+    }
+
     /// Takes the debts: they have ended, as a new hold shows.
     pub(crate) fn take_debts(&mut self) -> Vec<Arc<Hold>> {
         mem::take(&mut self.debts)

@@ -24,7 +24,7 @@ use crate::store::background::{JobRunner, Wakeups};
 use crate::store::hold_id::HoldId;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, HoldRequest, HolderReply, Look, OwnerOf, PostedChange,
+    Acquire, AcquireReply, Ahead, HoldReply, HoldRequest, HolderReply, Look, OwnerOf, PostedChange,
     ReportReply, Telling,
 };
 
@@ -33,6 +33,12 @@ use crate::store::request::{
 pub(crate) trait Store: Send + Sync {
     /// Takes the lock if it is free, or all locks of a group if all of them are free.
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure>;
+
+    /// Like `acquire`, for another thread: it gets what is returned, and waits for the reply with
+    /// that. Does not block. Returns `None`, and sends nothing, if that could take a while.
+    fn acquire_ahead(&self, _: Acquire<'_>) -> Option<Ahead> {
+        None
+    }
 
     /// Divides names into groups that one request each can acquire.
     fn groups(&self, names: &[Arc<str>]) -> Vec<Vec<usize>> {
@@ -59,6 +65,12 @@ pub(crate) trait Store: Send + Sync {
     /// Blocks until every posted request has its reply. Those without one by the deadline have
     /// failed.
     fn drain(&self, _: Instant) {}
+
+    /// Returns `true` if the store withdraws a hold that it has not granted at once. Such a hold
+    /// must not be requested again, because the request that withdraws it may arrive late.
+    fn withdraws(&self) -> bool {
+        false
+    }
 
     /// Returns `true` if a request about a name is executed after what was posted before it, unless
     /// the latter fails.

@@ -1,5 +1,6 @@
 //! Requests to a store about one lock, and the replies.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::base::clock::Moment;
@@ -192,6 +193,39 @@ pub(crate) enum HoldReply {
     Gone,
     /// Like `Done`, and another client waits for the lock. Only [`Change::Watch`] asks for that.
     Wanted,
+}
+
+/// A request that was sent ahead of the thread that waits for the reply.
+pub(crate) struct Ahead {
+    wait: Option<Box<dyn FnOnce() -> Result<AcquireReply, Failure> + Send>>,
+}
+
+impl Ahead {
+    pub(crate) fn new(
+        wait: impl FnOnce() -> Result<AcquireReply, Failure> + Send + 'static,
+    ) -> Self {
+        Self { wait: Some(Box::new(wait)) }
+    }
+
+    /// Waits for the reply.
+    pub(crate) fn reply(mut self) -> Result<AcquireReply, Failure> {
+        self.wait.take().map_or_else(|| Err(Failure::unsent()), |wait| wait())
+    }
+}
+
+/// The thread may have been made the reader of the connection, on which others wait for it.
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        if let Some(wait) = self.wait.take() {
+            drop(wait());
+        }
+    }
+}
+
+impl fmt::Debug for Ahead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ahead").finish_non_exhaustive()
+    }
 }
 
 /// The holder of a lock, as a server knows it.

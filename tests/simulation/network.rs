@@ -8,6 +8,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
 use crate::base::clock;
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::sync::executor::{self, Process, Random};
@@ -22,7 +24,7 @@ use crate::store::memory::Memory;
 use crate::store::memory::memory_server::MemoryServer;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldReply, HoldRequest, Look, OwnerOf, PostedChange,
+    Acquire, AcquireReply, Ahead, Change, HoldReply, HoldRequest, Look, OwnerOf, PostedChange,
     ReportReply, Telling,
 };
 use crate::store::{ask_one, request::Registration};
@@ -297,18 +299,35 @@ fn call<T: Clone + std::fmt::Debug + 'static>(
     deadline: Instant,
     request: impl Fn(&Memory) -> Result<T, Failure> + 'static,
 ) -> Result<T, Failure> {
-    let slot = Rc::new(RefCell::new(None));
-    let address = Rc::as_ptr(&slot).addr();
+    wait(&begin(client, what, deadline, request))
+}
+
+/// Where the outcome of a request arrives.
+type Slot<T> = Arc<Mutex<Option<Result<T, Failure>>>>;
+
+/// Sends a request, and returns where its outcome arrives.
+fn begin<T: Clone + std::fmt::Debug + 'static>(
+    client: Process,
+    what: impl Fn() -> String,
+    deadline: Instant,
+    request: impl Fn(&Memory) -> Result<T, Failure> + 'static,
+) -> Slot<T> {
+    let slot = Slot::default();
     let outcome = slot.clone();
     send(client, what, deadline, request, move |reply| {
-        *outcome.borrow_mut() = Some(reply);
-        executor::signal(address, false);
+        *outcome.lock() = Some(reply);
+        executor::signal(Arc::as_ptr(&outcome).addr(), false);
     });
+    slot
+}
+
+/// Blocks until a request has an outcome.
+fn wait<T>(slot: &Slot<T>) -> Result<T, Failure> {
     loop {
-        if let Some(outcome) = slot.borrow_mut().take() {
+        if let Some(outcome) = slot.lock().take() {
             return outcome;
         }
-        executor::wait(address, None);
+        executor::wait(Arc::as_ptr(slot).addr(), None);
     }
 }
 
@@ -355,8 +374,8 @@ fn change_of(memory: &Memory, hold: &HoldId, change: Change) -> Result<HoldReply
     }
 }
 
-impl Store for SimulatedStore {
-    fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
+impl SimulatedStore {
+    fn begin_acquire(&self, request: Acquire<'_>) -> Slot<AcquireReply> {
         let Acquire { holds, mut lease, mut registration, deadline } = request;
         let mut holds = holds.to_vec();
         flaws::change_asked(&mut holds, &mut lease);
@@ -371,11 +390,25 @@ impl Store for SimulatedStore {
         if flaws::has(Flaw::NeverRegisters) && registration.joins() {
             registration = Registration::None;
         }
-        let reply = call(self.client, what, deadline, move |memory| {
+        begin(self.client, what, deadline, move |memory| {
             let deadline = executor::epoch();
             memory.acquire(Acquire { holds: &holds, lease, registration, deadline })
-        });
-        flaws::change_acquired(reply)
+        })
+    }
+}
+
+impl Store for SimulatedStore {
+    fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
+        flaws::change_acquired(wait(&self.begin_acquire(request)))
+    }
+
+    /// Unless no connection is free.
+    fn acquire_ahead(&self, request: Acquire<'_>) -> Option<Ahead> {
+        if network(|it| it.random.permille(200)) {
+            return None;
+        }
+        let slot = self.begin_acquire(request);
+        Some(Ahead::new(move || flaws::change_acquired(wait(&slot))))
     }
 
     fn groups(&self, names: &[Arc<str>]) -> Vec<Vec<usize>> {

@@ -894,7 +894,7 @@ fn begin(mut random: Random, tells: bool, latency: Duration) {
             let events = Events::default();
             // Its threads belong to its process.
             let opened = executor::of_process(number, || {
-                Shared::start(config.clone(), &events, store, false, Pools::default())
+                Shared::start(config.clone(), &events, store, Pools::default())
             });
             let client = Client::new(opened.expect("a client"));
             let id = client.id().to_owned();

@@ -235,6 +235,10 @@ impl Store for Quorum {
         }
     }
 
+    fn withdraws(&self) -> bool {
+        true
+    }
+
     fn keeps_order(&self) -> bool {
         true
     }

@@ -28,7 +28,7 @@ use crate::store::commands::Commands;
 use crate::store::hold_id::HoldId;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
-    Acquire, AcquireReply, HoldReply, HoldRequest, Look, OwnerOf, PostedChange, ReportReply,
+    Acquire, AcquireReply, Ahead, HoldReply, HoldRequest, Look, OwnerOf, PostedChange, ReportReply,
     Telling,
 };
 use crate::store::servers::node::{Node, Target, uncovered};
@@ -112,6 +112,12 @@ impl Store for Servers {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
         let name = &request.holds[0].name;
         self.send(name, request.deadline, |target| target.acquire(request))
+    }
+
+    /// Not in a cluster, where a request may be redirected.
+    fn acquire_ahead(&self, request: Acquire<'_>) -> Option<Ahead> {
+        let Placement::One(target) = &self.placement else { return None };
+        target.acquire_ahead(request)
     }
 
     fn groups(&self, names: &[Arc<str>]) -> Vec<Vec<usize>> {

@@ -22,7 +22,7 @@ use crate::net::packed::Request;
 use crate::store::background::peer::Peer;
 use crate::store::commands::Commands;
 use crate::store::keys::{SLOTS, slot_of, tag_of};
-use crate::store::request::{Acquire, AcquireReply, HoldReply, HoldRequest, PostedChange};
+use crate::store::request::{Acquire, AcquireReply, Ahead, HoldReply, HoldRequest, PostedChange};
 use crate::store::scripts::ScriptReply;
 
 /// How many acquires are expected to find their locks held after one has done so.
@@ -155,6 +155,16 @@ impl Target {
             _ => {}
         }
         reply
+    }
+
+    /// Like `acquire`, for another thread. One that waits for replicas or disks would block the
+    /// connection of others.
+    pub(super) fn acquire_ahead(&self, request: Acquire<'_>) -> Option<Ahead> {
+        let Node { commands, server, demand: None, .. } = &*self.node else { return None };
+        let acquire = self.addressed(commands.acquire(request));
+        let slot = server.send_ahead(acquire, request.deadline)?;
+        let server = server.clone();
+        Some(Ahead::new(move || AcquireReply::decode(server.reply(&slot), &server.factory)))
     }
 
     pub(super) fn change(&self, request: HoldRequest<'_>) -> Result<HoldReply, Failure> {
