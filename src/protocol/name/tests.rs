@@ -558,6 +558,34 @@ fn a_wake_up_lets_the_first_call_try_once() {
 }
 
 #[test]
+fn the_next_request_of_a_parked_call_may_be_sent_ahead_of_its_thread() {
+    let mut world = World::new();
+    let first = world.call(Wait::Endless);
+    assert!(world.name.ask_ahead(&mut world.turn).is_none(), "it asks already");
+    world.reply(held());
+    let (port, ask) = world.name.ask_ahead(&mut world.turn).expect("it parks");
+    assert!(ask.hold.nonce == first.number && Rc::ptr_eq(&port.0, &first.told.0));
+    assert!(first.told.is_empty() && world.name.asks(first.number));
+    assert!(is_parked(&world.due(&first)), "its pause is over, and the reply is still to come");
+    world.reply(held());
+    assert!(world.name.wake() && !world.name.asks(first.number));
+    assert!(world.name.ask_ahead(&mut world.turn).is_none(), "it was told to ask");
+}
+
+/// Else a call that does not wait would be told that a distant server has not answered in time.
+#[test]
+fn a_client_that_keeps_a_lock_has_no_more_than_half_of_the_time_to_release_it() {
+    let mut world = World::new();
+    let brief = LockOptions { lease: Duration::from_millis(90), ..options() };
+    let call = world.call_as(HoldKind::Lock, &brief, Wait::No);
+    let left = asks(&call.next).deadline - world.turn.now;
+    assert!(left < RECALL_TIME * 2, "{left:?}");
+    let kept = AcquireReply::Held { index: 0, remaining: None, in_doubt: false, recalled: true };
+    let Next::Park { until: Some(until), .. } = world.reply(Ok(kept)) else { panic!("it parks") };
+    assert_eq!(until - world.turn.now, left / 2);
+}
+
+#[test]
 fn a_wish_that_overtakes_the_reply_is_kept_whatever_comes_late() {
     let mut world = World::new();
     let first = world.call(Wait::Endless);
