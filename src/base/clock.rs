@@ -37,7 +37,12 @@ pub(crate) fn unix_time() -> Duration {
 
 /// Returns the end of a wait that begins now. A wait beyond the clock's range is cut to 30 years.
 pub(crate) fn end_of(wait: Duration) -> Instant {
-    now() + wait.min(LONGEST_WAIT)
+    end_after(now(), wait)
+}
+
+/// Like `end_of`, for a wait that begins then.
+pub(crate) fn end_after(begin: Instant, wait: Duration) -> Instant {
+    begin + wait.min(LONGEST_WAIT)
 }
 
 /// A point in time, in nanoseconds since an arbitrary start that is the same throughout this

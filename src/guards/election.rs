@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::base::canceller::Canceller;
+use crate::base::clock;
 use crate::base::holder::Leader;
 use crate::error::Result;
 use crate::guards::watches::{Lost, Wanted};
@@ -98,7 +99,7 @@ impl Election {
     ///
     /// The same as [`Client::lock_owned`](crate::Client::lock_owned).
     pub fn campaign(&self) -> Result<Term> {
-        let wait = Wait::at_most(self.handle.options.wait);
+        let wait = Wait::at_most(self.handle.options.wait, clock::now());
         self.attempt(wait)?.ok_or_else(|| self.handle.timed_out(wait, Some(HoldKind::Lock)))
     }
 
@@ -119,7 +120,7 @@ impl Election {
     ///
     /// The same as [`campaign`](Self::campaign), except for `Timeout`.
     pub fn try_campaign_for(&self, wait: Duration) -> Result<Option<Term>> {
-        self.attempt(Wait::at_most(Some(wait)))
+        self.attempt(Wait::at_most(Some(wait), clock::now()))
     }
 
     /// Returns the leader, or `None` if there is none. Blocks for the server's reply.

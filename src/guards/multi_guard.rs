@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::canceller::Canceller;
+use crate::base::clock;
 use crate::error::Result;
 use crate::guards::watches::Lost;
 use crate::guards::{GuardInner, LockHandle, any_guard};
@@ -90,7 +91,7 @@ impl MultiMutex {
     /// The same as [`Client::lock_all`](crate::Client::lock_all), and
     /// [`InvalidInput`](crate::Error::InvalidInput) if an option is invalid.
     pub fn lock(&self) -> Result<MultiGuard> {
-        let wait = Wait::at_most(self.handle.options.wait);
+        let wait = Wait::at_most(self.handle.options.wait, clock::now());
         self.attempt(wait)?.ok_or_else(|| self.handle.timed_out(wait, None))
     }
 
@@ -111,7 +112,7 @@ impl MultiMutex {
     ///
     /// The same as [`lock`](Self::lock), except for `Timeout`.
     pub fn try_lock_for(&self, wait: Duration) -> Result<Option<MultiGuard>> {
-        self.attempt(Wait::at_most(Some(wait)))
+        self.attempt(Wait::at_most(Some(wait), clock::now()))
     }
 
     fn attempt(&self, wait: Wait) -> Result<Option<MultiGuard>> {

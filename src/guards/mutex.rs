@@ -139,7 +139,7 @@ impl Mutex {
     /// The same as [`Client::lock`](crate::Client::lock), and [`InvalidInput`](Error::InvalidInput)
     /// if an option is invalid.
     pub fn lock(&self) -> Result<Guard> {
-        let wait = Wait::at_most(self.handle.options.wait);
+        let wait = Wait::at_most(self.handle.options.wait, clock::now());
         self.attempt(wait)?.ok_or_else(|| self.handle.timed_out(wait, Some(HoldKind::Lock)))
     }
 
@@ -159,7 +159,7 @@ impl Mutex {
     ///
     /// The same as [`lock`](Self::lock), except for `Timeout`.
     pub fn try_lock_for(&self, wait: Duration) -> Result<Option<Guard>> {
-        self.attempt(Wait::at_most(Some(wait)))
+        self.attempt(Wait::at_most(Some(wait), clock::now()))
     }
 
     /// Acquires the lock as [`Client::try_lock_until`](crate::Client::try_lock_until) does.
@@ -197,7 +197,7 @@ impl Mutex {
     ///
     /// The same as [`lock`](Mutex::lock), except for `Lost`.
     pub fn lock_owned(&self) -> Result<OwnedGuard> {
-        let wait = Wait::at_most(self.handle.options.wait);
+        let wait = Wait::at_most(self.handle.options.wait, clock::now());
         self.attempt_owned(wait)?.ok_or_else(|| self.handle.timed_out(wait, Some(HoldKind::Lock)))
     }
 
@@ -218,7 +218,7 @@ impl Mutex {
     ///
     /// The same as [`lock_owned`](Self::lock_owned), except for `Timeout`.
     pub fn try_lock_owned_for(&self, wait: Duration) -> Result<Option<OwnedGuard>> {
-        self.attempt_owned(Wait::at_most(Some(wait)))
+        self.attempt_owned(Wait::at_most(Some(wait), clock::now()))
     }
 
     /// Returns `true` if any client holds the lock, or if it stays taken after a hold. Blocks for

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::base::canceller::Canceller;
+use crate::base::clock;
 use crate::error::Result;
 use crate::guards::watches::Lost;
 use crate::guards::{GuardInner, LockHandle, any_guard};
@@ -103,7 +104,7 @@ impl RwLock {
     /// [`InvalidInput`](crate::Error::InvalidInput) if an option is invalid, or over several
     /// independent servers.
     pub fn read(&self) -> Result<ReadGuard> {
-        let wait = Wait::at_most(self.handle.options.wait);
+        let wait = Wait::at_most(self.handle.options.wait, clock::now());
         self.attempt_read(wait)?.ok_or_else(|| self.handle.timed_out(wait, Some(HoldKind::Read)))
     }
 
@@ -124,7 +125,7 @@ impl RwLock {
     ///
     /// The same as [`read`](Self::read), except for `Timeout`.
     pub fn try_read_for(&self, wait: Duration) -> Result<Option<ReadGuard>> {
-        self.attempt_read(Wait::at_most(Some(wait)))
+        self.attempt_read(Wait::at_most(Some(wait), clock::now()))
     }
 
     /// Acquires the lock for writing, blocking the current thread until no other reader or writer
@@ -135,7 +136,7 @@ impl RwLock {
     ///
     /// The same as [`read`](RwLock::read).
     pub fn write(&self) -> Result<WriteGuard> {
-        let wait = Wait::at_most(self.handle.options.wait);
+        let wait = Wait::at_most(self.handle.options.wait, clock::now());
         self.attempt_write(wait)?.ok_or_else(|| self.handle.timed_out(wait, Some(HoldKind::Write)))
     }
 
@@ -156,7 +157,7 @@ impl RwLock {
     ///
     /// The same as [`write`](Self::write), except for `Timeout`.
     pub fn try_write_for(&self, wait: Duration) -> Result<Option<WriteGuard>> {
-        self.attempt_write(Wait::at_most(Some(wait)))
+        self.attempt_write(Wait::at_most(Some(wait), clock::now()))
     }
 
     fn attempt_read(&self, wait: Wait) -> Result<Option<ReadGuard>> {

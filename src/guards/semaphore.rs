@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::base::canceller::Canceller;
+use crate::base::clock;
 use crate::error::{Error, Result};
 use crate::guards::watches::Lost;
 use crate::guards::{GuardInner, LockHandle, any_guard};
@@ -97,7 +98,7 @@ impl Semaphore {
     /// [`InvalidInput`](Error::InvalidInput) for 0 permits or another invalid option, or over
     /// several independent servers.
     pub fn acquire(&self) -> Result<Permit> {
-        let wait = Wait::at_most(self.handle.options.wait);
+        let wait = Wait::at_most(self.handle.options.wait, clock::now());
         self.attempt(wait)?
             .ok_or_else(|| self.handle.timed_out(wait, Some(HoldKind::Permit { of: 0 })))
     }
@@ -119,7 +120,7 @@ impl Semaphore {
     ///
     /// The same as [`acquire`](Self::acquire), except for `Timeout`.
     pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<Permit>> {
-        self.attempt(Wait::at_most(Some(wait)))
+        self.attempt(Wait::at_most(Some(wait), clock::now()))
     }
 
     /// Returns how many of this handle's permits are free; zero if more are held than it allows.

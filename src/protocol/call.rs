@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::base::canceller::Canceller;
-use crate::base::clock::end_of;
+use crate::base::clock::end_after;
 use crate::config::{Config, LockOptions};
 use crate::error::Result;
 use crate::store::request::POST_MOMENT;
@@ -34,8 +34,8 @@ pub(crate) enum Wait {
 
 impl Wait {
     /// Returns the wait for the time in an option, counted from now; `None` means without limit.
-    pub(crate) fn at_most(time: Option<Duration>) -> Self {
-        time.map_or(Self::Endless, |time| Self::Until(end_of(time)))
+    pub(crate) fn at_most(time: Option<Duration>, now: Instant) -> Self {
+        time.map_or(Self::Endless, |time| Self::Until(end_after(now, time)))
     }
 
     /// Returns `true` if there is time for one attempt only.
@@ -207,6 +207,7 @@ impl Caller {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::base::clock::end_of;
     use std::thread;
 
     /// Returns the calling thread as one that will own a hold, and waits for it without limit.
