@@ -13,7 +13,6 @@ use std::{iter, slice, thread};
 use crate::base::clock::{self, Moment};
 use crate::base::failure::Failure;
 use crate::base::spans::CallSpan;
-use crate::base::sync::yield_now;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
 use crate::local::hold_requests::{Level, nest};
@@ -281,11 +280,11 @@ impl LockCall<'_> {
             Some(Signal::Sent(Sent { hold, at, ahead })) => {
                 Ok(self.take_reply(&hold, at, ahead.reply(), redisson))
             }
-            // The reply to a request that was sent ahead comes first.
+            // The reply to a request that is sent ahead comes first.
             Some(Signal::Ended(error)) if self.with(|name| name.asks(number)) => {
+                let next = self.park(looks, None, false, number, redisson);
                 Parker::send(looks.parker, Signal::Ended(error));
-                yield_now();
-                Ok(Next::Park { until: None, contended: false })
+                next
             }
             Some(Signal::Ended(error)) if self.leave(number) => Err(error),
             // It was told how the call ends.
