@@ -281,6 +281,7 @@ impl Scene {
                     Some(Signal::Ended(error)) if leave() => return Err(error),
                     Some(Signal::Ended(_)) => Next::Park { until: None, contended: false },
                     Some(Signal::Tell(_)) => unreachable!("no call looks for deadlocks here"),
+                    Some(Signal::Sent(_)) => unreachable!("no listener sends requests here"),
                     None => {
                         let now = self.now();
                         *self.clock.lock() = until.map_or(now, |until| until.max(now));
