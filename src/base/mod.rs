@@ -37,6 +37,19 @@ pub(crate) fn random() -> u64 {
     getrandom::u64().unwrap_or_default()
 }
 
+/// The generator `SplitMix64` (<https://prng.di.unimi.it/splitmix64.c>), with its state.
+#[derive(Clone, Default)]
+pub(crate) struct SplitMix(pub(crate) u64);
+
+impl SplitMix {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+}
+
 /// Escapes characters of a server's text that a terminal would obey, or that a log would take for
 /// another line.
 pub(crate) fn printable(text: &str) -> String {

@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::base::SplitMix;
 use crate::base::failure::{Failure, FailureKind};
 use crate::protocol::call::{CallTimes, Wait};
 
@@ -119,21 +120,13 @@ pub(crate) struct Backoff {
     min: Duration,
     max: Duration,
     last: Duration,
-    /// The state of the generator `SplitMix64` (<https://prng.di.unimi.it/splitmix64.c>).
-    random: u64,
+    random: SplitMix,
 }
 
 impl Backoff {
     /// Creates the pauses for a seed, which others should not have.
     pub(crate) fn new((min, max): (Duration, Duration), seed: u64) -> Self {
-        Self { min, max, last: min, random: seed }
-    }
-
-    fn random(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        Self { min, max, last: min, random: SplitMix(seed) }
     }
 }
 
@@ -144,7 +137,7 @@ impl Iterator for Backoff {
         let widest = self.last.saturating_mul(3).min(self.max);
         let width =
             u64::try_from(widest.saturating_sub(self.min).as_nanos()).unwrap_or(u64::MAX - 1);
-        self.last = self.min.saturating_add(Duration::from_nanos(self.random() % (width + 1)));
+        self.last = self.min.saturating_add(Duration::from_nanos(self.random.next() % (width + 1)));
         Some(self.last)
     }
 }

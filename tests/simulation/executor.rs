@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 use generator::{Generator, Gn};
 
+pub(crate) use crate::base::SplitMix as Random;
+
 /// The size of each thread's stack, in words.
 const STACK: usize = 0x8000;
 
@@ -41,18 +43,7 @@ thread_local! {
     static SKEW: Cell<i64> = const { Cell::new(0) };
 }
 
-/// A small generator of random numbers (`SplitMix64`).
-#[derive(Clone, Default)]
-pub(crate) struct Random(pub(crate) u64);
-
 impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
     /// Returns a number below `end`.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next() % end.max(1)
