@@ -19,6 +19,8 @@ mod real {
     use tracing::Span;
     use tracing::field::Empty;
 
+    use crate::base::clock::elapsed;
+
     /// The span of a call for a lock, which ends when this is dropped.
     #[derive(Debug)]
     pub(crate) struct CallSpan(Option<Span>);
@@ -37,7 +39,7 @@ mod real {
         pub(crate) fn close(self, begin: Instant, fence: impl FnOnce() -> Option<u64>) {
             guarded(move || {
                 if let Some(span) = &self.0 {
-                    span.record("waited", begin.elapsed().as_secs_f64());
+                    span.record("waited", elapsed(begin).as_secs_f64());
                     fence().map(|fence| span.record("fence", fence));
                 }
                 drop(self);
