@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
-use std::{iter, slice, thread};
+use std::{slice, thread};
 
 use crate::base::clock::{self, Moment};
 use crate::base::failure::Failure;
@@ -23,12 +23,12 @@ use crate::local::shared::Shared;
 use crate::local::wait_queues::Pauses;
 use crate::protocol::call::{Caller, Counted, Wait, are_own, current_thread};
 use crate::protocol::hold::Hold;
-use crate::protocol::name::{Ask, Call, Effects, Name, Next, Outcome, Turn};
+use crate::protocol::name::{Call, Effects, Name, Next, Outcome, Turn};
 use crate::store::ask_one;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::check_name;
 use crate::store::redisson_channels::RedissonWait;
-use crate::store::request::{Acquire, AcquireReply, Change, HoldRequest};
+use crate::store::request::{AcquireReply, Change, HoldRequest};
 
 /// A call for a lock.
 pub(super) struct LockCall<'a> {
@@ -308,17 +308,9 @@ impl LockCall<'_> {
                     ask.hold = shared.next_hold(*kind, name, caller);
                     shared.wait_queues.with(&ask.hold, |name| name.set_hold(&ask.hold));
                 }
-                let Ask { hold, others, lease, registration, deadline, .. } = ask;
-                let all: Vec<_>;
-                let holds = if others.is_empty() {
-                    slice::from_ref(&hold)
-                } else {
-                    all = iter::once(hold.clone()).chain(others).collect();
-                    &all
-                };
                 let sent = Moment::now();
-                let reply = store.acquire(Acquire { holds, lease, registration, deadline });
-                self.take_reply(&hold, sent, reply, redisson)
+                let reply = store.acquire(ask.request(&ask.holds()));
+                self.take_reply(&ask.hold, sent, reply, redisson)
             }
             Next::Pay(debts) => {
                 let pay = |debt: &Arc<Hold>| {

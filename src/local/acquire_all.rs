@@ -241,9 +241,7 @@ impl SetCall<'_> {
                 let replied = Moment::now();
                 for ((index, id), fence) in group.indexes.iter().zip(holds).zip(fences) {
                     let hold = Arc::new(Hold::new(id.clone(), fence, 0, caller, sent, replied));
-                    if group.in_doubt {
-                        hold.set_may_begin();
-                    }
+                    hold.set_may_begin(group.in_doubt);
                     shared.reporter.begin_beside(&hold, caller);
                     self.holds[*index] = Some(hold);
                 }

@@ -180,9 +180,7 @@ fn have(
     span.close(caller.begin, || renewed.is_ok().then_some(left.fence));
     let hold =
         Arc::new(Hold::new(left.id.clone(), left.fence, 0, &caller, renewed?, Moment::now()));
-    if left.in_doubt {
-        hold.set_may_begin();
-    }
+    hold.set_may_begin(left.in_doubt);
     shared.reporter.begin_beside(&hold, &caller);
     hold.span.open(name, || left.fence);
     Ok(hold)

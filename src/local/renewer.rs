@@ -437,7 +437,7 @@ mod tests {
     #[test]
     fn an_in_doubt_hold_is_cleaned_up_after_its_loss() {
         let scene = Scene::new(|_| Ok(HoldReply::Gone));
-        scene.hold(1, LEASE).set_may_begin();
+        scene.hold(1, LEASE).set_may_begin(true);
         // One reply is not enough.
         eventually(LEASE * 4, || scene.releases() >= 2);
         assert_eq!(scene.renewals(), 1);

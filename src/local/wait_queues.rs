@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
-use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -20,7 +19,6 @@ use crate::protocol::hold::Hold;
 use crate::protocol::name::{Ask, Effects, Ending, Name, Next, Turn};
 use crate::store::Store;
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::request::Acquire;
 
 /// Threads that want different locks should rarely meet here.
 const SHARDS: usize = 16;
@@ -327,20 +325,10 @@ struct Untold {
 impl Untold {
     /// Sends the request ahead of the thread, if that does not block.
     fn send(&mut self, store: &dyn Store) {
-        let Some(Ask { hold, others, lease, registration, deadline, needs_new_id }) = &self.ask
-        else {
-            return;
-        };
-        let holds: Vec<_> = iter::once(hold).chain(others).cloned().collect();
+        let Some(ask) = self.ask.as_ref().filter(|ask| !ask.needs_new_id) else { return };
         let at = Moment::now();
-        let request = Acquire {
-            holds: &holds,
-            lease: *lease,
-            registration: *registration,
-            deadline: *deadline,
-        };
-        if !needs_new_id && let Some(ahead) = store.acquire_ahead(request) {
-            let hold = hold.clone();
+        if let Some(ahead) = store.acquire_ahead(ask.request(&ask.holds())) {
+            let hold = ask.hold.clone();
             self.ask = None;
             Parker::send(&self.parker, Signal::Sent(Sent { hold, at, ahead }));
         }

@@ -110,8 +110,8 @@ impl Hold {
         self.current.lock().may_begin
     }
 
-    pub(crate) fn set_may_begin(&self) {
-        self.current.lock().may_begin = true;
+    pub(crate) fn set_may_begin(&self, may_begin: bool) {
+        self.current.lock().may_begin = may_begin;
     }
 
     /// Returns the number of guards.

@@ -45,10 +45,11 @@
 //! `try_lock` times out on arrival. For it the last reply that the lock is held counts, however
 //! old.
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
-use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use std::{iter, mem, slice};
 
 use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
@@ -57,7 +58,7 @@ use crate::protocol::hold::Hold;
 use crate::protocol::lease::reliable;
 use crate::protocol::retry::{HeldPauses, RetryPolicy, is_outage};
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::request::{AcquireReply, Registration, SHARERS_MAX, is_granted};
+use crate::store::request::{Acquire, AcquireReply, Registration, SHARERS_MAX, is_granted};
 
 /// How long a call that does not wait gives another client to release a lock that is only kept.
 const RECALL_TIME: Duration = Duration::from_millis(50);
@@ -115,6 +116,22 @@ pub(crate) struct Ask {
     pub(crate) deadline: Instant,
     /// Whether the hold needs a new id: one that was withdrawn must not be requested again.
     pub(crate) needs_new_id: bool,
+}
+
+impl Ask {
+    /// Returns all holds that the request asks for.
+    pub(crate) fn holds(&self) -> Cow<'_, [HoldId]> {
+        if self.others.is_empty() {
+            return slice::from_ref(&self.hold).into();
+        }
+        iter::once(&self.hold).chain(&self.others).cloned().collect()
+    }
+
+    /// Returns the request for these holds.
+    pub(crate) fn request<'a>(&self, holds: &'a [HoldId]) -> Acquire<'a> {
+        let Self { lease, registration, deadline, .. } = *self;
+        Acquire { holds, lease, registration, deadline }
+    }
 }
 
 /// How a call ends.
@@ -600,9 +617,7 @@ impl<P: Port> Name<P> {
                 let Call { hold, caller, in_doubt, .. } = &talk.first;
                 let hold =
                     Arc::new(Hold::new(hold.clone(), fence, room, caller, sent, turn.moment));
-                if *in_doubt {
-                    hold.set_may_begin();
-                }
+                hold.set_may_begin(*in_doubt);
                 if wanted || talk.wanted.contains(&hold.id.nonce) {
                     hold.set_wanted();
                 }
@@ -699,9 +714,7 @@ impl<P: Port> Name<P> {
                 Some(fence) => {
                     let Some(call) = behind.remove(at) else { continue };
                     let hold = Hold::new(call.hold, *fence, 0, &call.caller, sent, now);
-                    if call.in_doubt {
-                        hold.set_may_begin();
-                    }
+                    hold.set_may_begin(call.in_doubt);
                     let (hold, ended) = (Arc::new(hold), Vec::new());
                     call.port.send(Next::Done(Outcome::Acquired { hold, ended }));
                 }

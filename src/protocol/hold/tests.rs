@@ -152,7 +152,7 @@ fn a_lock_is_kept_unless_something_speaks_against_it() {
     let against: [fn(&Hold); 4] = [
         |hold| assert!(!hold.set_failing(true)),
         Hold::set_wanted,
-        |hold| hold.set_may_begin(),
+        |hold| hold.set_may_begin(true),
         |hold| assert!(hold.lease.lose()),
     ];
     for (number, happen) in against.iter().enumerate() {
@@ -274,7 +274,7 @@ fn holds_of_a_tenure_have_the_same_terms() {
     assert!(keepable(&not_kept).suits(&terms(&keeps), NOW), "a thread that keeps it comes later");
     let at_least = LockOptions { hold_at_least: Some(LEASE), ..not_kept };
     assert!(!keepable(&at_least).suits(&terms(&at_least), NOW), "each hold has its own");
-    hold.set_may_begin();
+    hold.set_may_begin(true);
     assert!(!hold.suits(&terms(&keeps), NOW));
 }
 
