@@ -60,7 +60,9 @@
 //! - **Exclusion by fence.** [`fence`](Guard::fence) returns a number that grows with every hold of
 //!   a name. A resource that rejects numbers smaller than the largest it has seen is safe, no
 //!   matter what pauses, restarts or fails over.
-//! - **No deadlock.** A holder that dies blocks others for no longer than its lease.
+//! - **No lock is stuck for ever.** A holder that dies blocks others for no longer than its lease.
+//!   Threads that wait for each other in a circle are [reported](Builder::deadlock_after), and one
+//!   of their calls can [fail](Builder::deadlock).
 //! - **Lost is final.** A lost guard stays lost, and so do the guards nested in it. No lock is
 //!   silently acquired again.
 //! - **Requests may be lost, repeated or late.** Every request names the unique id of its hold. A

@@ -88,7 +88,7 @@ impl Events {
         self.log(Level::Debug, line);
     }
 
-    /// Reports to the metrics how long a call waited that found its lock held.
+    /// Reports to the metrics how long a call waited for a held lock.
     #[cfg_attr(
         not(feature = "metrics"),
         expect(clippy::unused_self, unused_variables, reason = "no recorder without that crate")

@@ -176,7 +176,7 @@ fn describe() {
     for (name, text) in GAUGE_TEXTS {
         describe_gauge!(full(name), Unit::Count, text);
     }
-    let waited = "How long calls waited that found their lock held, and got it";
+    let waited = "Time that calls waited for a held lock until they got it";
     describe_histogram!(full("wait_seconds"), Unit::Seconds, waited);
     describe_histogram!(full("held_seconds"), Unit::Seconds, "How long locks were held");
 }

@@ -50,7 +50,20 @@ fn the_files_that_the_architecture_names_exist() {
     for name in names {
         assert!(files.iter().any(|file| file.ends_with(name)), "there is no {name}");
     }
-    assert!(page.split_whitespace().count() <= 1500, "it is no longer one page");
+    let is_word = |text: &&str| text.contains(char::is_alphanumeric);
+    let words = page.split_whitespace().filter(is_word).count();
+    assert!(words <= 1500, "it is no longer one page: {words} words");
+}
+
+#[test]
+fn the_architecture_has_the_picture_of_the_phases_that_the_machine_has() {
+    let source = read("src/protocol/name.rs");
+    let (_, picture) = source.split_once("//! ```text\n").expect("a picture");
+    let (picture, _) = picture.split_once("//! ```\n").expect("its end");
+    let lines = picture.lines().map(|line| line.strip_prefix("//! ").unwrap_or_default());
+    let picture = lines.collect::<Vec<_>>().join("\n");
+    assert!(picture.contains("Asking"), "{picture}");
+    assert!(read("ARCHITECTURE.md").contains(&picture), "it lacks\n{picture}");
 }
 
 #[test]
