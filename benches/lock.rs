@@ -133,14 +133,18 @@ fn lock_and_unlock(client: &Client) {
     client.lock("alone").expect("it is free").unlock().expect("it is still held");
 }
 
+/// Where waking a thread is cheap, client and server share a core. Nothing happens at the same time
+/// then, and a cycle takes as long as its work.
 fn goal_near(rival: &str, is_dear: bool) -> Option<f64> {
-    match rival {
-        "lock + drop" | "nested lock + drop" => Some(0.60),
-        "lock + drop, `spin(0)`" => Some(0.75),
-        "owned guard" | "permit" | "read lock" => Some(0.70),
-        "`lock_all` of 8" if is_dear => Some(1.50),
-        _ => None,
-    }
+    let (dear, cheap) = match rival {
+        "lock + drop" | "nested lock + drop" => (0.60, Some(0.95)),
+        "lock + drop, `spin(0)`" => (0.75, Some(0.95)),
+        "owned guard" => (0.70, Some(0.95)),
+        "permit" | "read lock" => (0.70, Some(1.20)),
+        "`lock_all` of 8" => (1.50, None),
+        _ => return None,
+    };
+    if is_dear { Some(dear) } else { cheap }
 }
 
 fn goal_far(rival: &str) -> Option<f64> {
