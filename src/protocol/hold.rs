@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
+use crate::base::flaws::{Flaw, flawed};
 use crate::base::spans::HoldSpan;
 use crate::error::{Error, Loss, LossCause};
 use crate::protocol::call::{Caller, Terms};
@@ -194,13 +195,14 @@ impl Hold {
         let mut current = self.current.lock();
         current.disconnect();
         current.advance(caller.thread.clone(), now);
-        self.fence.fetch_add(1, Ordering::Relaxed);
+        self.fence.fetch_add(u64::from(!flawed(Flaw::TokenIsRepeated)), Ordering::Relaxed);
     }
 
     /// Returns `true` if the lock may be kept when the hold is over.
     pub(crate) fn can_be_kept(&self, now: Moment) -> bool {
         let current = self.current.lock();
-        let speaks_against = current.failing || current.wanted || current.may_begin;
+        let wanted = current.wanted && !flawed(Flaw::WantedIsKept);
+        let speaks_against = current.failing || wanted || current.may_begin;
         self.keep > 0 && !speaks_against && self.lease.is_valid(now)
     }
 

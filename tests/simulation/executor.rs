@@ -327,14 +327,17 @@ pub(crate) fn wait_for<T>(
     }
 }
 
-/// As the channel's own method.
+/// As the channel's own method, which would keep the processor busy for a while even if there is no
+/// time left. While no thread runs there is none.
 pub(crate) fn receive<T>(receiver: &Receiver<T>, deadline: Instant) -> Result<T, RecvTimeoutError> {
     let look = || match receiver.try_recv() {
         Ok(message) => Some(Ok(message)),
         Err(TryRecvError::Disconnected) => Some(Err(RecvTimeoutError::Disconnected)),
         Err(TryRecvError::Empty) => None,
     };
-    wait_for(Some(deadline), look).unwrap_or(Err(RecvTimeoutError::Timeout))
+    let may_wait = Some(deadline) > instant() && can_block();
+    let found = if may_wait { wait_for(Some(deadline), look) } else { look() };
+    found.unwrap_or(Err(RecvTimeoutError::Timeout))
 }
 
 pub(crate) fn sleep(time: Duration) {

@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Instant;
 
-use crate::simulation::flaws::Flaw;
+use crate::base::flaws::{ALL, Flaw, plant};
 use crate::simulation::world::Tally;
 
 /// How many seeds are tried if the environment does not say.
@@ -29,9 +29,9 @@ struct Broken {
 
 /// Runs the world of a seed on this thread.
 fn run_here(seed: u64, flaw: Option<Flaw>, tells: bool) -> Result<Tally, Broken> {
-    flaws::plant(flaw);
+    plant(flaw);
     let result = panic::catch_unwind(AssertUnwindSafe(|| world::run(seed, tells)));
-    flaws::plant(None);
+    plant(None);
     let result = result.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
@@ -133,12 +133,12 @@ fn promises_hold_in_simulated_worlds() {
 #[cfg_attr(debug_assertions, ignore = "takes minutes without optimization")]
 fn each_planted_flaw_is_found() {
     if let (Some(seed), Ok(name)) = (number("LEASEHOLD_SEED"), env::var("LEASEHOLD_FLAW")) {
-        let flaw = flaws::ALL.iter().copied().find(|flaw| format!("{flaw:?}") == name);
+        let flaw = ALL.iter().copied().find(|flaw| format!("{flaw:?}") == name);
         fail(seed, flaw);
     }
     let only = env::var("LEASEHOLD_FLAW").ok();
     let is_meant = |flaw: &&Flaw| only.as_ref().is_none_or(|only| format!("{flaw:?}") == *only);
-    for &flaw in flaws::ALL.iter().filter(is_meant) {
+    for &flaw in ALL.iter().filter(is_meant) {
         let found = first_broken(0..10_000, Some(flaw), &mut Tally::default());
         let (seed, Broken { why, .. }) = found.unwrap_or_else(|| panic!("{flaw:?} is not found"));
         println!("{flaw:?}: seed {seed}: {why}");

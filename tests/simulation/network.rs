@@ -12,10 +12,11 @@ use parking_lot::Mutex;
 
 use crate::base::clock;
 use crate::base::failure::{Failure, FailureKind};
+use crate::base::flaws::{self, Flaw, flawed};
 use crate::base::sync::executor::{self, Process, Random};
 use crate::config::Config;
 use crate::net::wait::Interrupter;
-use crate::simulation::flaws::{self, Flaw};
+use crate::simulation::flaws::{change_acquired, change_asked};
 use crate::simulation::world::{self, SERVER, say};
 use crate::store::Store;
 use crate::store::background::{Job, JobOutcome, JobRunner, Wake, Wakeups};
@@ -171,11 +172,11 @@ pub(super) fn deliver() {
             });
             let Some((next, delay, is_lost)) = next else { break };
             let is_lost = is_lost && !matches!(next, Ok(Wake::Complete(_) | Wake::Ready) | Err(_));
-            if is_lost || flaws::has(Flaw::NoWakeUps) && matches!(next, Ok(Wake::Lock(_))) {
+            if is_lost || flawed(Flaw::NoWakeUps) && matches!(next, Ok(Wake::Lock(_))) {
                 say(SERVER, || format!("message to client {client} is lost: {next:?}"));
                 continue;
             }
-            let client = if flaws::has(Flaw::MessagesGoAstray) { 1 } else { client };
+            let client = if flawed(Flaw::MessagesGoAstray) { 1 } else { client };
             executor::after(client, delay, move || {
                 let arrives = network(|it| {
                     let now = clock::now();
@@ -247,7 +248,7 @@ fn send<T: Clone + std::fmt::Debug + 'static>(
             finish(Err(failure(FailureKind::Unreachable)));
         });
     };
-    if !flaws::has(Flaw::TimeoutIsMissing) {
+    if !flawed(Flaw::TimeoutIsMissing) {
         let finish = finish.clone();
         executor::after(client, left, move || finish(Err(failure(FailureKind::Timeout))));
     }
@@ -378,7 +379,7 @@ impl SimulatedStore {
     fn begin_acquire(&self, request: Acquire<'_>) -> Slot<AcquireReply> {
         let Acquire { holds, mut lease, mut registration, deadline } = request;
         let mut holds = holds.to_vec();
-        flaws::change_asked(&mut holds, &mut lease);
+        change_asked(&mut holds, &mut lease);
         let what = {
             let holds = holds.clone();
             move || {
@@ -387,7 +388,7 @@ impl SimulatedStore {
                 format!("asks for {kind:?} {name:?} {nonces:?} ({registration:?}, {lease:?})")
             }
         };
-        if flaws::has(Flaw::NeverRegisters) && registration.joins() {
+        if flawed(Flaw::NeverRegisters) && registration.joins() {
             registration = Registration::None;
         }
         begin(self.client, what, deadline, move |memory| {
@@ -399,7 +400,7 @@ impl SimulatedStore {
 
 impl Store for SimulatedStore {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
-        flaws::change_acquired(wait(&self.begin_acquire(request)))
+        change_acquired(wait(&self.begin_acquire(request)))
     }
 
     /// Unless no connection is free.
@@ -408,7 +409,7 @@ impl Store for SimulatedStore {
             return None;
         }
         let slot = self.begin_acquire(request);
-        Some(Ahead::new(move || flaws::change_acquired(wait(&slot))))
+        Some(Ahead::new(move || change_acquired(wait(&slot))))
     }
 
     fn groups(&self, names: &[Arc<str>]) -> Vec<Vec<usize>> {

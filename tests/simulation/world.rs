@@ -714,8 +714,12 @@ fn tick() {
             let name = &world.names[call.name];
             let client = &world.clients[call.client - 1];
             let is_disturbed = now < client.disturbed + retry + io_timeout + most;
-            let is_held = world.guards.iter().flatten().any(|it| it.name == call.name);
-            let is_free = name.free_since.is_some_and(|since| now > since + most) && !is_held;
+            let is_held = world.guards.iter().flatten().any(|it| it.name == call.name)
+                || world.releasing.iter().any(|(_, name)| *name == call.name);
+            // A lock that a client only keeps is free too.
+            let last_held = name.had_guard.values().max().copied().filter(|_| world.is_calm);
+            let free_since = name.free_since.or(last_held);
+            let is_free = free_since.is_some_and(|since| now > since + most) && !is_held;
             if is_free && now > call.begun + most && !is_disturbed && !client.closed {
                 let CallState { patience, side, .. } = call;
                 return Some(format!(

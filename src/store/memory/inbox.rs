@@ -8,6 +8,7 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use crate::base::failure::{Failure, FailureKind};
+use crate::base::sync::receive;
 use crate::net::wait::{Close, Interrupter};
 use crate::store::background::{Wake, Wakeups};
 use crate::store::keys::Keys;
@@ -82,7 +83,7 @@ impl Wakeups for MemoryWakeups {
             return Some(Ok(wake));
         }
         loop {
-            let message = self.inbox.received.recv_deadline(deadline);
+            let message = receive(&self.inbox.received, deadline);
             if self.interrupter.is_interrupted() {
                 return Some(Err(failure(FailureKind::Unreachable, "interrupted")));
             }
