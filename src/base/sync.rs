@@ -73,7 +73,10 @@ pub(crate) fn wake_all(changed: &Condvar) {
 }
 
 /// Blocks until there is a message, or there can be none, or the deadline has passed.
-pub(crate) fn receive<T>(receiver: &Receiver<T>, deadline: Instant) -> Result<T, RecvTimeoutError> {
+pub(crate) fn receive<T: 'static>(
+    receiver: &Receiver<T>,
+    deadline: Instant,
+) -> Result<T, RecvTimeoutError> {
     #[cfg(all(test, unix, not(leasehold_shuttle)))]
     if executor::is_active() {
         return executor::receive(receiver, deadline);

@@ -14,6 +14,7 @@ use std::{fmt, process, ptr};
 use crate::base::clock::{Moment, end_of};
 use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
+use crate::base::maps::RandomState;
 use crate::base::shrink;
 use crate::config::{Config, Mechanism};
 use crate::error::{Error, Result};
@@ -300,7 +301,7 @@ fn to_stats(counters: &Counters, pools: &Pools, wait_queues: &WaitQueues) -> Sta
 type Key = (u64, Arc<str>);
 
 thread_local! {
-    static HELD: RefCell<HashMap<Key, Arc<Hold>>> = RefCell::default();
+    static HELD: RefCell<HashMap<Key, Arc<Hold>, RandomState>> = RefCell::default();
 }
 
 /// Finds the calling thread's hold of a name, through one client. Knows nothing of leases: a lost
@@ -313,6 +314,10 @@ pub(crate) struct HeldLocks {
 impl Default for HeldLocks {
     fn default() -> Self {
         static CLIENTS: AtomicU64 = AtomicU64::new(0);
+        #[cfg(all(test, unix, not(leasehold_shuttle)))]
+        if let Some(random) = crate::base::sync::executor::random() {
+            return Self { client: random >> 32 };
+        }
         Self { client: CLIENTS.fetch_add(1, Ordering::Relaxed) }
     }
 }

@@ -9,6 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::mem;
+use std::rc::Rc;
 use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -60,7 +61,7 @@ impl Random {
 
     /// Returns a time up to `max`; short ones are as likely as long ones.
     pub(crate) fn time(&mut self, max: Duration) -> Duration {
-        let nanos = u64::try_from(max.as_nanos()).unwrap_or(u64::MAX);
+        let nanos = nanos(max);
         let bits = 64 - nanos.leading_zeros();
         let shift = self.below(u64::from(bits.min(12)));
         Duration::from_nanos(self.below((nanos >> shift).max(1)))
@@ -74,8 +75,11 @@ pub(crate) type Process = usize;
 struct Executor {
     now: Duration,
     random: Random,
-    events: BinaryHeap<Reverse<Event>>,
-    /// Orders events of the same time.
+    events: BinaryHeap<Event>,
+    /// What the events are, with their numbers, until they happen or are cancelled.
+    happenings: Vec<(u64, Option<What>)>,
+    free_happenings: Vec<usize>,
+    /// The number of the last event.
     last: u64,
     tasks: Vec<Task>,
     /// The numbers of the tasks that are over.
@@ -84,6 +88,10 @@ struct Executor {
     current: Option<usize>,
     /// Until when each process is stopped.
     paused: Vec<Duration>,
+    /// The threads of each process that look, with the number of that wait.
+    looking: Vec<Vec<(usize, u64)>>,
+    /// The addresses that threads wait for a signal at, in the order of the waits.
+    awaited: Vec<(usize, usize)>,
     /// What waits for the end of a stop, in order.
     deferred: Vec<(Process, What)>,
     /// How likely, per mille, a thread loses the processor at a place where it can.
@@ -102,24 +110,13 @@ struct Task {
     process: Process,
     /// Counts the waits: an event about an earlier one is out of date.
     wait: u64,
-    waits_for: WaitsFor,
+    /// Finds out whether the thread can go on. It runs without the thread: a turn costs more.
+    look: Option<Box<dyn FnMut() -> bool>>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum WaitsFor {
-    /// It runs, or is about to.
-    Nothing,
-    /// A signal at this address.
-    Signal(usize),
-    /// Something that only its own look finds out, after another thread of the process has run.
-    Look,
-}
-
-struct Event {
-    at: Duration,
-    order: u64,
-    what: What,
-}
+/// When something happens, the number that orders what happens at the same time, and where in
+/// `Executor::happenings` it is.
+type Event = Reverse<(u64, u64, usize)>;
 
 enum What {
     Act(Process, Box<dyn FnOnce()>),
@@ -128,31 +125,37 @@ enum What {
     Resume(usize, u64),
 }
 
-impl PartialEq for Event {
-    fn eq(&self, other: &Self) -> bool {
-        self.order == other.order
-    }
-}
-
-impl Eq for Event {}
-
-impl PartialOrd for Event {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Event {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.order).cmp(&(other.at, other.order))
-    }
+/// Something that happens later, and can be cancelled until then.
+#[derive(Clone, Copy)]
+pub(crate) struct Later {
+    place: usize,
+    number: u64,
 }
 
 impl Executor {
-    fn add(&mut self, at: Duration, what: What) {
+    fn add(&mut self, at: Duration, what: What) -> Later {
         self.last += 1;
-        let event = Event { at: at.max(self.now), order: self.last, what };
-        self.events.push(Reverse(event));
+        let number = self.last;
+        let place = self.free_happenings.pop().unwrap_or(self.happenings.len());
+        if place == self.happenings.len() {
+            self.happenings.push((number, Some(what)));
+        } else {
+            self.happenings[place] = (number, Some(what));
+        }
+        self.events.push(Reverse((nanos(at.max(self.now)), number, place)));
+        Later { place, number }
+    }
+
+    /// Removes the next event that was not cancelled, and lets its time come.
+    fn next(&mut self) -> Option<What> {
+        loop {
+            let Reverse((at, _, place)) = self.events.pop()?;
+            self.free_happenings.push(place);
+            if let Some(what) = self.happenings[place].1.take() {
+                self.now = Duration::from_nanos(at);
+                return Some(what);
+            }
+        }
     }
 
     fn go_on(&mut self, goes_on: impl Fn(Process) -> bool) {
@@ -171,6 +174,10 @@ impl Executor {
         let wait = self.tasks[task].wait;
         self.add(at, What::Resume(task, wait));
     }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn with<T>(act: impl FnOnce(&mut Executor) -> T) -> T {
@@ -235,8 +242,7 @@ pub(crate) fn spawn(process: Option<Process>, run: impl FnOnce() + Send + 'stati
         } else {
             Gn::new_opt(STACK, run)
         };
-        let waits_for = WaitsFor::Nothing;
-        let task = Task { coroutine: Some(coroutine), process, wait: 0, waits_for };
+        let task = Task { coroutine: Some(coroutine), process, wait: 0, look: None };
         let number = if let Some(number) = it.free.pop() {
             let wait = it.tasks[number].wait + 1;
             it.tasks[number] = Task { wait, ..task };
@@ -255,17 +261,18 @@ impl Executor {
         self.current.map_or(0, |task| self.tasks[task].process)
     }
 
-    fn set_wait(&mut self, waits_for: WaitsFor, until: Option<Instant>) {
+    /// Begins a wait of the thread that runs, and returns that.
+    fn begin_wait(&mut self, until: Option<Instant>) -> usize {
         let task = self.current.expect("only a thread of the simulation can wait");
         let wait = self.tasks[task].wait + 1;
-        let it = &mut self.tasks[task];
-        (it.wait, it.waits_for) = (wait, waits_for);
+        self.tasks[task].wait = wait;
         if let Some(until) = until {
             let at = until.saturating_duration_since(*EPOCH);
             if at < NEVER {
                 self.add(at, What::Resume(task, wait));
             }
         }
+        task
     }
 }
 
@@ -292,57 +299,73 @@ pub(crate) fn stop(why: String) -> ! {
 
 /// Blocks the thread until there is a signal at the address, or until the deadline.
 pub(crate) fn wait(address: usize, until: Option<Instant>) {
-    with(|it| it.set_wait(WaitsFor::Signal(address), until));
+    let task = with(|it| {
+        let task = it.begin_wait(until);
+        it.awaited.push((address, task));
+        task
+    });
     give_turn();
+    with(|it| it.awaited.retain(|(_, other)| *other != task));
 }
 
 /// Blocks the thread until `look` finds what it looks for, or until the deadline. It looks whenever
 /// another thread of the process has run.
-pub(crate) fn wait_for<T>(
+pub(crate) fn wait_for<T: 'static>(
     until: Option<Instant>,
-    mut look: impl FnMut() -> Option<T>,
+    mut look: impl FnMut() -> Option<T> + 'static,
 ) -> Option<T> {
     if let Some(found) = look() {
         return Some(found);
     }
-    with(|it| it.set_wait(WaitsFor::Look, until));
-    loop {
-        give_turn();
-        let found = look();
-        if found.is_some() || until.is_some_and(|until| instant() >= Some(until)) {
-            with(|it| {
-                let task = it.current.expect("it runs");
-                it.tasks[task].wait += 1;
-                it.tasks[task].waits_for = WaitsFor::Nothing;
-            });
-            if found.is_some() {
-                let latency = with(|it| {
-                    let latency = it.latency;
-                    it.random.time(latency)
-                });
-                sleep(latency);
-            }
-            return found;
+    let found = Rc::new(RefCell::new(None));
+    let finds = {
+        let found = found.clone();
+        move || {
+            let mut found = found.borrow_mut();
+            *found = look();
+            found.is_some()
         }
+    };
+    let task = with(|it| {
+        let task = it.begin_wait(until);
+        let Task { wait, process, .. } = it.tasks[task];
+        it.tasks[task].look = Some(Box::new(finds));
+        if it.looking.len() <= process {
+            it.looking.resize(process + 1, Vec::new());
+        }
+        it.looking[process].push((task, wait));
+        task
+    });
+    give_turn();
+    // What is there at the deadline counts.
+    if let Some(mut look) = with(|it| it.tasks[task].look.take()) {
+        look();
     }
+    found.take()
 }
 
 /// As the channel's own method, which would keep the processor busy for a while even if there is no
 /// time left. While no thread runs there is none.
-pub(crate) fn receive<T>(receiver: &Receiver<T>, deadline: Instant) -> Result<T, RecvTimeoutError> {
-    let look = || match receiver.try_recv() {
+pub(crate) fn receive<T: 'static>(
+    receiver: &Receiver<T>,
+    deadline: Instant,
+) -> Result<T, RecvTimeoutError> {
+    let look = |receiver: &Receiver<T>| match receiver.try_recv() {
         Ok(message) => Some(Ok(message)),
         Err(TryRecvError::Disconnected) => Some(Err(RecvTimeoutError::Disconnected)),
         Err(TryRecvError::Empty) => None,
     };
-    let may_wait = Some(deadline) > instant() && can_block();
-    let found = if may_wait { wait_for(Some(deadline), look) } else { look() };
+    let mut found = look(receiver);
+    if found.is_none() && Some(deadline) > instant() && can_block() {
+        let receiver = receiver.clone();
+        found = wait_for(Some(deadline), move || look(&receiver));
+    }
     found.unwrap_or(Err(RecvTimeoutError::Timeout))
 }
 
 pub(crate) fn sleep(time: Duration) {
     let until = instant().map(|now| now + time);
-    with(|it| it.set_wait(WaitsFor::Nothing, until));
+    with(|it| it.begin_wait(until));
     give_turn();
 }
 
@@ -375,24 +398,36 @@ pub(crate) fn signal(address: usize, all: bool) {
         return;
     }
     with(|it| {
-        for task in 0..it.tasks.len() {
-            if it.tasks[task].waits_for == WaitsFor::Signal(address) {
-                it.tasks[task].wait += 1;
-                it.tasks[task].waits_for = WaitsFor::Nothing;
-                it.resume_later(task);
-                if !all {
-                    return;
-                }
+        let mut at = 0;
+        while at < it.awaited.len() {
+            let (awaited, task) = it.awaited[at];
+            if awaited != address {
+                at += 1;
+                continue;
+            }
+            it.awaited.remove(at);
+            it.tasks[task].wait += 1;
+            it.resume_later(task);
+            if !all {
+                return;
             }
         }
     });
 }
 
 /// Does something later, on behalf of a process, while no thread runs.
-pub(crate) fn after(process: Process, delay: Duration, act: impl FnOnce() + 'static) {
+pub(crate) fn after(process: Process, delay: Duration, act: impl FnOnce() + 'static) -> Later {
     with(|it| {
         let at = it.now + delay;
-        it.add(at, What::Act(process, Box::new(act)));
+        it.add(at, What::Act(process, Box::new(act)))
+    })
+}
+
+/// Cancels what has not happened yet.
+pub(crate) fn cancel(later: Later) {
+    with(|it| {
+        let (number, what) = &mut it.happenings[later.place];
+        if *number == later.number { what.take() } else { None }
     });
 }
 
@@ -468,19 +503,15 @@ pub(crate) fn run(
     // Even if a check fails.
     let _active = Active;
     begin();
-    while let Some(event) = with(|it| {
-        let event = it.events.pop()?.0;
-        it.now = event.at;
-        Some(event)
-    }) {
-        match event.what {
+    while let Some(what) = with(Executor::next) {
+        match what {
             What::Act(process, act) => {
                 if paused_until(process).is_some() {
                     with(|it| it.deferred.push((process, What::Act(process, act))));
                     continue;
                 }
                 act();
-                look_around(process, None, &mut step);
+                look_around(process, &mut step);
             }
             What::GoOn(process) => {
                 if paused_until(process).is_none() {
@@ -491,13 +522,14 @@ pub(crate) fn run(
                 let process =
                     with(|it| (it.tasks[task].wait == wait).then(|| it.tasks[task].process));
                 let Some(process) = process else { continue };
-                assert!(event.at < START + end, "the simulation does not come to an end");
+                let is_over = with(|it| it.now >= START + end);
+                assert!(!is_over, "the simulation does not come to an end");
                 if paused_until(process).is_some() {
                     with(|it| it.deferred.push((process, What::Resume(task, wait))));
                     continue;
                 }
                 resume(task);
-                look_around(process, Some(task), &mut step);
+                look_around(process, &mut step);
             }
         }
         if let Some(why) = with(|it| it.stopped.take()) {
@@ -518,46 +550,42 @@ impl Drop for Active {
         // What is left is not unwound: it would run without the simulation that it belongs to.
         with(|it| {
             for task in &mut it.tasks {
-                mem::forget(task.coroutine.take());
+                mem::forget((task.coroutine.take(), task.look.take()));
             }
             it.current = None;
-            mem::forget((mem::take(&mut it.events), mem::take(&mut it.deferred)));
+            mem::forget((mem::take(&mut it.happenings), mem::take(&mut it.deferred)));
         });
         ACTIVE.set(false);
     }
 }
 
-/// Gives the threads of a process a look that wait for what only they can find out, until nothing
-/// changes.
-fn look_around(process: Process, ran: Option<usize>, step: &mut impl FnMut(Process)) {
+/// Looks for the threads of a process for what only they can find out. Those that have found it go
+/// on a little later.
+fn look_around(process: Process, step: &mut impl FnMut(Process)) {
     if with(|it| it.stopped.is_some()) {
         return;
     }
     step(process);
-    let mut last = ran;
-    let mut at = 0;
-    let mut left = with(|it| it.tasks.len());
-    while left > 0 {
-        let count = with(|it| it.tasks.len());
-        at = (at + 1) % count;
-        left -= 1;
-        let looks = with(|it| {
-            let task = &it.tasks[at];
-            let looks = task.waits_for == WaitsFor::Look && task.process == process;
-            (looks && last != Some(at)).then_some(task.wait)
+    let looking = |it: &mut Executor| it.looking.get_mut(process).map(mem::take);
+    let Some(mut looking) = with(looking).filter(|looking| !looking.is_empty()) else { return };
+    looking.retain(|&(task, wait)| {
+        let look = with(|it| {
+            let task = &mut it.tasks[task];
+            if task.wait == wait { task.look.take() } else { None }
         });
-        let Some(wait) = looks else { continue };
-        resume(at);
-        // It has found something.
-        if with(|it| it.tasks[at].wait != wait) {
-            last = Some(at);
-            left = with(|it| it.tasks.len());
-            if with(|it| it.stopped.is_some()) {
-                return;
+        let Some(mut look) = look else { return false };
+        let finds = look();
+        with(|it| {
+            if finds {
+                it.tasks[task].wait += 1;
+                it.resume_later(task);
+            } else {
+                it.tasks[task].look = Some(look);
             }
-            step(process);
-        }
-    }
+        });
+        !finds
+    });
+    with(|it| it.looking[process] = looking);
 }
 
 fn resume(task: usize) {
@@ -565,9 +593,6 @@ fn resume(task: usize) {
         it.current = Some(task);
         it.steps += 1;
         assert!(it.steps < STEPS_MAX, "threads keep each other busy, and time stands still");
-        if it.tasks[task].waits_for != WaitsFor::Look {
-            it.tasks[task].waits_for = WaitsFor::Nothing;
-        }
         it.tasks[task].coroutine.take().expect("it is not running")
     });
     coroutine.resume();
@@ -575,7 +600,6 @@ fn resume(task: usize) {
         it.current = None;
         if coroutine.is_done() {
             it.tasks[task].wait += 1;
-            it.tasks[task].waits_for = WaitsFor::Nothing;
             it.free.push(task);
             it.stacks.push(coroutine);
         } else {

@@ -1,7 +1,7 @@
 //! The network and the server of a simulation: a store whose requests travel for a while, get lost,
 //! come twice or late, to a server in memory as it ships.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
@@ -203,8 +203,14 @@ fn send<T: Clone + std::fmt::Debug + 'static>(
     done: impl FnOnce(Result<T, Failure>) + 'static,
 ) {
     let done = Rc::new(RefCell::new(Some(done)));
-    let finish = move |outcome: Result<T, Failure>| {
-        if let Some(done) = done.borrow_mut().take() {
+    let timeout = Rc::new(Cell::new(None));
+    let finish = {
+        let timeout = timeout.clone();
+        move |outcome: Result<T, Failure>| {
+            let Some(done) = done.take() else { return };
+            if let Some(timeout) = timeout.take() {
+                executor::cancel(timeout);
+            }
             say(client, || match &outcome {
                 Ok(reply) => format!("  reply: {reply:?}"),
                 Err(failure) => format!("  failure: {:?}", failure.kind),
@@ -244,18 +250,19 @@ fn send<T: Clone + std::fmt::Debug + 'static>(
     });
     say(client, || format!("{} ({fate:?})", what()));
     let Some(fate) = fate else {
-        return executor::after(client, there.min(left), move || {
+        executor::after(client, there.min(left), move || {
             finish(Err(failure(FailureKind::Unreachable)));
         });
+        return;
     };
     if !flawed(Flaw::TimeoutIsMissing) {
         let finish = finish.clone();
-        executor::after(client, left, move || finish(Err(failure(FailureKind::Timeout))));
+        let end = move || finish(Err(failure(FailureKind::Timeout)));
+        timeout.set(Some(executor::after(client, left, end)));
     }
     if fate == Fate::BreaksBefore {
-        return executor::after(client, there, move || {
-            finish(Err(failure(FailureKind::Disconnected)));
-        });
+        executor::after(client, there, move || finish(Err(failure(FailureKind::Disconnected))));
+        return;
     }
     let there = if fate == Fate::Late { left.saturating_add(late) } else { there };
     if fate == Fate::Late && late == Duration::MAX {
@@ -273,9 +280,8 @@ fn send<T: Clone + std::fmt::Debug + 'static>(
     executor::after(SERVER, there, move || {
         // It was sent before the server went down, and is lost with the connection.
         if network(|it| clock::now() < it.down_until) {
-            return executor::after(client, back, move || {
-                finish(Err(failure(FailureKind::Disconnected)));
-            });
+            executor::after(client, back, move || finish(Err(failure(FailureKind::Disconnected))));
+            return;
         }
         let reply = execute(client, &*request);
         say(SERVER, || format!("  executes a request of client {client}: {reply:?}"));
@@ -461,7 +467,8 @@ impl Store for SimulatedStore {
     }
 
     fn drain(&self, deadline: Instant) {
-        let are_answered = || network(|it| (it.links[self.client - 1].posts == 0).then_some(()));
+        let client = self.client;
+        let are_answered = move || network(|it| (it.links[client - 1].posts == 0).then_some(()));
         executor::wait_for(Some(deadline), are_answered);
     }
 
@@ -542,8 +549,8 @@ impl Wakeups for SimulatedWakeups {
         if !is_connected && let Err(failure) = self.connect() {
             return Some(Err(failure));
         }
-        let interrupter = &self.interrupter;
-        executor::wait_for(Some(deadline), || {
+        let interrupter = self.interrupter.clone();
+        executor::wait_for(Some(deadline), move || {
             if interrupter.is_interrupted() {
                 return Some(Err(failure(FailureKind::Unreachable)));
             }
@@ -593,7 +600,7 @@ impl JobRunner for SimulatedJobs {
 
     fn collect(&mut self, deadline: Instant, done: &mut dyn FnMut(u64, JobOutcome)) {
         let client = self.client;
-        let are_done = || network(|it| (it.links[client - 1].jobs == 0).then_some(()));
+        let are_done = move || network(|it| (it.links[client - 1].jobs == 0).then_some(()));
         executor::wait_for(Some(deadline), are_done);
         let outcomes = network(|it| std::mem::take(&mut it.links[client - 1].outcomes));
         for (id, outcome) in outcomes {

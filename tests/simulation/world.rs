@@ -97,6 +97,7 @@ struct ClientState {
 
 struct NameState {
     name: String,
+    key: String,
     usage: Usage,
     keeps: bool,
     /// The greatest token so far, and when the hold with it began.
@@ -198,6 +199,7 @@ impl NameState {
     fn new(number: usize, random: &mut Random) -> Self {
         Self {
             name: ["a", "b", "c"][number].into(),
+            key: ["lock:a", "lock:b", "lock:c"][number].into(),
             usage: match random.below(6) {
                 0..4 => Usage::Lock,
                 4 => Usage::ReadWrite,
@@ -227,16 +229,16 @@ impl World {
     fn look_at_server(&mut self) {
         let now = clock::now();
         for name in &mut self.names {
-            let key = format!("lock:{}", name.name);
-            let holds = self.network.server.holds(&key);
-            for (hold, ..) in &holds {
-                name.had_hold.insert(hold.client.to_string(), now);
-            }
-            for waiter in self.network.server.waiting(&key) {
-                let client = waiter.trim_start_matches("r:").trim_start_matches("w:");
-                name.had_waiter.insert(client.trim_start_matches("p:").to_owned(), now);
-            }
-            let is_free = holds.is_empty();
+            let NameState { key, had_hold, had_waiter, .. } = name;
+            let mut is_free = true;
+            self.network.server.look_at(key, |client, holds| {
+                is_free &= !holds;
+                let seen = if holds { &mut *had_hold } else { &mut *had_waiter };
+                match seen.get_mut(client) {
+                    Some(at) => *at = now,
+                    None => drop(seen.insert(client.to_owned(), now)),
+                }
+            });
             name.free_since = is_free.then(|| name.free_since.unwrap_or(now));
         }
     }
@@ -770,9 +772,8 @@ fn direct(mut random: Random, clients: Vec<Client>) {
     let broken_by = with(|world| {
         world.is_over = true;
         for name in &world.names {
-            let key = format!("lock:{}", name.name);
-            let holds = world.network.server.holds(&key);
-            let waiting = world.network.server.waiting(&key);
+            let holds = world.network.server.holds(&name.key);
+            let waiting = world.network.server.waiting(&name.key);
             // A late request may have left a place in the queue, which the next release passes on.
             if !holds.is_empty() || world.is_calm && !waiting.is_empty() {
                 let holds: Vec<_> =

@@ -345,6 +345,17 @@ mod tests {
             holds.iter().map(|held| (held.id.clone(), held.depth, held.ends)).collect()
         }
 
+        pub(in crate::store::memory) fn look_at(
+            &mut self,
+            key: &str,
+            mut see: impl FnMut(&str, bool),
+        ) {
+            if let Some(name) = self.name(key) {
+                name.holds.iter().for_each(|held| see(&held.id.client, true));
+                name.queue.iter().for_each(|waiting| see(&waiting.client, false));
+            }
+        }
+
         pub(in crate::store::memory) fn waiting(&mut self, key: &str) -> Vec<String> {
             let entry = |it: &Waiting| format!("{}{}", it.kind.row().prefix, it.client);
             self.name(key).map(|name| name.queue.iter().map(entry).collect()).unwrap_or_default()

@@ -266,6 +266,11 @@ mod tests {
             self.0.lock().locks.holds(key)
         }
 
+        /// Shows each client that has a hold or an offer of a name, or waits for one (`false`).
+        pub(crate) fn look_at(&self, key: &str, see: impl FnMut(&str, bool)) {
+            self.0.lock().locks.look_at(key, see);
+        }
+
         /// Returns the clients that wait for a lock, as they are in Redis.
         pub(crate) fn waiting(&self, key: &str) -> Vec<String> {
             self.0.lock().locks.waiting(key)
