@@ -248,13 +248,12 @@ impl LockCall<'_> {
                 Next::Park { until, contended } => {
                     self.park(&looks, until, contended, present.number, &mut redisson)?
                 }
-                Next::Turn => {
-                    if let Err(error) = self.check_wanted() {
-                        self.leave(present.number);
-                        return Err(error);
-                    }
-                    self.step(|name, turn| name.due(present.number, turn))
-                }
+                Next::Turn => match self.check_wanted() {
+                    Ok(()) => self.step(|name, turn| name.due(present.number, turn)),
+                    Err(error) if self.leave(present.number) => return Err(error),
+                    // It was told how the call ends, perhaps with a hold.
+                    Err(_) => Next::Park { until: None, contended: false },
+                },
                 asks => self.carry(asks, &mut redisson),
             };
         }

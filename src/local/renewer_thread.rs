@@ -347,7 +347,9 @@ impl RenewerThread {
                 if let Some(shutdown) = &mut self.shutdown {
                     shutdown.last_failure = Some(failure.clone());
                 }
-                drop(debt.release_outcome(Err(failure), now));
+                if !payment.unregisters {
+                    drop(debt.release_outcome(Err(failure), now));
+                }
             }
         }
         if let Some(due) = next {
