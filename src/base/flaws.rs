@@ -27,6 +27,8 @@ flaws! {
     WantedIsKept,
 
     // Of the network and the server.
+    /// The server's clock runs faster than leases allow for.
+    ClockRuns,
     /// A client is told that it has the lock although another one has it.
     HeldIsAcquired,
     /// A held lock is reported as an outage.
@@ -45,16 +47,24 @@ flaws! {
     PermitTooMany,
     /// A client that no longer waits stays registered.
     PlacesAreKept,
+    /// A refused request counts as one that has found the lock held.
+    RefusalIsHeld,
+    /// A refused request counts as one that has got the lock.
+    RefusalIsSuccess,
     /// The server says that it has released a hold, and has not.
     ReleaseDoesNothing,
     /// A release ends whatever hold there is.
     ReleaseEndsAny,
     /// The server says that it has renewed a hold, and has not.
     RenewalDoesNothing,
+    /// A request that the replica has not acknowledged in time counts as one that it has.
+    ShortfallIsSuccess,
     /// Tokens do not grow.
     StaleFence,
     /// A request without a reply never times out.
     TimeoutIsMissing,
+    /// Tokens are what the clock shows, even if it was set back.
+    TokenIsClock,
     /// Nobody tells a client that its release was confirmed.
     UnconfirmedRelease,
     /// A writer is admitted as a reader.

@@ -3,11 +3,14 @@
 
 mod flaws;
 mod network;
+mod server;
 mod world;
 
+use std::cell::Cell;
 use std::env;
 use std::ops::Range;
 use std::panic::{self, AssertUnwindSafe};
+use std::sync::Once;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Instant;
@@ -27,8 +30,27 @@ struct Broken {
     history: String,
 }
 
+thread_local! {
+    /// Whether code has panicked on this thread, even if the client has caught that.
+    static HAS_PANICKED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Notes every panic.
+fn note_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let report = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            HAS_PANICKED.set(true);
+            report(info);
+        }));
+    });
+    HAS_PANICKED.set(false);
+}
+
 /// Runs the world of a seed on this thread.
 fn run_here(seed: u64, flaw: Option<Flaw>, tells: bool) -> Result<Tally, Broken> {
+    note_panics();
     plant(flaw);
     let result = panic::catch_unwind(AssertUnwindSafe(|| world::run(seed, tells)));
     plant(None);

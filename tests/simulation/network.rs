@@ -15,8 +15,10 @@ use crate::base::failure::{Failure, FailureKind};
 use crate::base::flaws::{self, Flaw, flawed};
 use crate::base::sync::executor::{self, Process, Random};
 use crate::config::Config;
+use crate::config::durability::Durability;
 use crate::net::wait::Interrupter;
-use crate::simulation::flaws::{change_acquired, change_asked};
+use crate::simulation::flaws::{change_acquired, change_asked, change_granted};
+use crate::simulation::server::{Server, unless_refused};
 use crate::simulation::world::{self, SERVER, say};
 use crate::store::Store;
 use crate::store::background::{Job, JobOutcome, JobRunner, Wake, Wakeups};
@@ -54,16 +56,16 @@ pub(super) struct Network {
     pub(super) lateness: Duration,
     /// Whether the requests of a client arrive in order, unless they get lost.
     pub(super) ordered: bool,
-    pub(super) server: MemoryServer,
+    pub(super) server: Server,
     /// Connections are refused until then.
     pub(super) down_until: Instant,
-    /// How far the server's clock is from that of its clients, in nanoseconds.
-    pub(super) skew: i64,
+    /// Counts the restarts of the server.
+    restarts: u64,
+    /// When the replica last acknowledged a request too late.
+    pub(super) fell_short: Option<Instant>,
     pub(super) links: Vec<Link>,
     /// An earlier state of the server.
     pub(super) older: Option<MemoryServer>,
-    /// When data was lost.
-    pub(super) lost_data: Option<Instant>,
 }
 
 /// The connections of one client.
@@ -104,6 +106,12 @@ impl Link {
         }
     }
 
+    /// Returns how long a request waits for the replica, if it does.
+    fn acks_timeout(&self) -> Option<Duration> {
+        let durability = self.config.durability;
+        matches!(durability, Durability::Replicas { .. }).then(|| durability.timeout())
+    }
+
     pub(super) fn break_subscription(&mut self) {
         if self.subscription.take().is_some() {
             self.inbox.clear();
@@ -116,22 +124,68 @@ impl Link {
     }
 }
 
-fn network<T>(act: impl FnOnce(&mut Network) -> T) -> T {
+/// What happens by itself happens there.
+pub(super) const NOWHERE: Process = 98;
+
+pub(super) fn network<T>(act: impl FnOnce(&mut Network) -> T) -> T {
     world::with(|world| act(&mut world.network))
 }
 
 impl Network {
+    pub(super) fn new(
+        random: Random,
+        weather: Weather,
+        latency: Duration,
+        lease: Duration,
+        ordered: bool,
+        server: Server,
+        links: Vec<Link>,
+    ) -> Self {
+        Self {
+            random,
+            weather,
+            latency,
+            jitter: latency * 2,
+            lateness: lease * 9 / 10,
+            ordered,
+            server,
+            down_until: clock::now(),
+            restarts: 0,
+            fell_short: None,
+            links,
+            older: None,
+        }
+    }
+
     fn delay(&mut self) -> Duration {
         self.latency + self.random.time(self.jitter)
     }
 
+    /// Returns `true` if the server has not been restarted since, and its replica has followed it
+    /// until then.
+    fn has_waited(&self, restarts: u64, until: Instant) -> bool {
+        restarts == self.restarts && self.server.has_replica_followed(until)
+    }
+
+    /// Lets the replica take the place of the server, which is lost, after a while. It gets a
+    /// replica of its own a while later.
+    pub(super) fn fail_over(&mut self, down_for: Duration) {
+        let Some(replica) = &self.server.replica else { return };
+        let Some(state) = replica.state() else { return };
+        let now = clock::now();
+        self.server.replica =
+            Some(replica.next(&state, now + down_for + self.random.time(down_for)));
+        self.restart(state, down_for);
+    }
+
     /// Brings the server back with other data.
     pub(super) fn restart(&mut self, server: MemoryServer, down_for: Duration) {
-        self.server = server;
+        self.server.memory = server;
+        self.restarts += 1;
         self.down_until = clock::now() + down_for;
         for link in &mut self.links {
             link.break_subscription();
-            link.memory = Memory::new(&self.server, &link.config);
+            link.memory = Memory::new(&self.server.memory, &link.config);
         }
     }
 }
@@ -152,13 +206,28 @@ enum Fate {
     Twice,
 }
 
-/// Executes a request at the server, as of now.
-fn execute<T>(client: Process, request: &dyn Fn(&Memory) -> T) -> T {
-    let (memory, skew) = network(|it| (it.links[client - 1].memory.clone(), it.skew));
+/// Executes a request at the server, as of now. Returns the reply, and how long it waits for the
+/// replica, if it does.
+fn execute<T>(
+    client: Process,
+    acks: Option<Duration>,
+    request: &dyn Fn(&Memory) -> T,
+) -> (T, Option<Duration>) {
+    let (memory, skew) = network(|it| (it.links[client - 1].memory.clone(), it.server.skew()));
+    let server = network(|it| it.server.memory.clone());
+    let missing = acks.filter(|timeout| !network(|it| it.server.is_replicated_in(*timeout)));
+    if missing.is_some() && !flawed(Flaw::ShortfallIsSuccess) {
+        network(|it| it.fell_short = Some(clock::now()));
+        server.refuse_with(Some("NOTREPLICATED"));
+    }
     let result = executor::skewed(skew, || request(&memory));
+    server.refuse_with(None);
+    let replicated = network(|it| it.server.replicate());
     world::after_execution();
     deliver();
-    result
+    let acks = acks.filter(|_| !flawed(Flaw::ShortfallIsSuccess));
+    let waits = acks.map(|timeout| missing.or(replicated).unwrap_or(timeout));
+    (result, waits)
 }
 
 /// Sends the messages that the server has for its clients.
@@ -199,6 +268,7 @@ fn send<T: Clone + std::fmt::Debug + 'static>(
     client: Process,
     what: impl Fn() -> String,
     deadline: Instant,
+    durable: bool,
     request: impl Fn(&Memory) -> Result<T, Failure> + 'static,
     done: impl FnOnce(Result<T, Failure>) + 'static,
 ) {
@@ -268,12 +338,13 @@ fn send<T: Clone + std::fmt::Debug + 'static>(
     if fate == Fate::Late && late == Duration::MAX {
         return;
     }
+    let acks = if durable { network(|it| it.links[client - 1].acks_timeout()) } else { None };
     let request = Rc::new(request);
     if fate == Fate::Twice {
         // A connection does not repeat a request that was answered.
         let (request, again) = (request.clone(), there + back / 2);
         executor::after(SERVER, again, move || {
-            let reply = execute(client, &*request);
+            let (reply, _) = execute(client, acks, &*request);
             say(SERVER, || format!("  executes a request of client {client} again: {reply:?}"));
         });
     }
@@ -283,15 +354,21 @@ fn send<T: Clone + std::fmt::Debug + 'static>(
             executor::after(client, back, move || finish(Err(failure(FailureKind::Disconnected))));
             return;
         }
-        let reply = execute(client, &*request);
+        let (reply, waits) = execute(client, acks, &*request);
         say(SERVER, || format!("  executes a request of client {client}: {reply:?}"));
         if matches!(fate, Fate::Late | Fate::ReplyIsLost) {
             return;
         }
-        executor::after(client, back, move || {
+        let restarts = network(|it| it.restarts);
+        executor::after(client, waits.unwrap_or_default() + back, move || {
             let is_cut = network(|it| clock::now() < it.links[client - 1].cut_until);
+            let acked_by = clock::now().checked_sub(back).unwrap_or(now);
             match fate {
                 _ if is_cut => {}
+                // The server has ended, or lost its replica, before it could answer.
+                _ if waits.is_some() && network(|it| !it.has_waited(restarts, acked_by)) => {
+                    finish(Err(failure(FailureKind::Disconnected)));
+                }
                 Fate::BreaksAfter => finish(Err(failure(FailureKind::Disconnected))),
                 _ => finish(reply),
             }
@@ -304,9 +381,10 @@ fn call<T: Clone + std::fmt::Debug + 'static>(
     client: Process,
     what: impl Fn() -> String,
     deadline: Instant,
+    durable: bool,
     request: impl Fn(&Memory) -> Result<T, Failure> + 'static,
 ) -> Result<T, Failure> {
-    wait(&begin(client, what, deadline, request))
+    wait(&begin(client, what, deadline, durable, request))
 }
 
 /// Where the outcome of a request arrives.
@@ -317,11 +395,12 @@ fn begin<T: Clone + std::fmt::Debug + 'static>(
     client: Process,
     what: impl Fn() -> String,
     deadline: Instant,
+    durable: bool,
     request: impl Fn(&Memory) -> Result<T, Failure> + 'static,
 ) -> Slot<T> {
     let slot = Slot::default();
     let outcome = slot.clone();
-    send(client, what, deadline, request, move |reply| {
+    send(client, what, deadline, durable, request, move |reply| {
         *outcome.lock() = Some(reply);
         executor::signal(Arc::as_ptr(&outcome).addr(), false);
     });
@@ -372,7 +451,8 @@ fn change_of(memory: &Memory, hold: &HoldId, change: Change) -> Result<HoldReply
         }
         _ => {}
     }
-    let reply = ask_one(memory, HoldRequest { hold, change, deadline });
+    let reply =
+        unless_refused(Some(change), || ask_one(memory, HoldRequest { hold, change, deadline }));
     match (flaws::planted(), change, reply) {
         (Some(Flaw::UnconfirmedRelease), Change::Release { .. }, Ok(_)) => {
             Err(failure(FailureKind::Timeout))
@@ -397,9 +477,10 @@ impl SimulatedStore {
         if flawed(Flaw::NeverRegisters) && registration.joins() {
             registration = Registration::None;
         }
-        begin(self.client, what, deadline, move |memory| {
+        begin(self.client, what, deadline, true, move |memory| {
             let deadline = executor::epoch();
-            memory.acquire(Acquire { holds: &holds, lease, registration, deadline })
+            let request = Acquire { holds: &holds, lease, registration, deadline };
+            change_granted(unless_refused(None, || memory.acquire(request)))
         })
     }
 }
@@ -440,7 +521,8 @@ impl Store for SimulatedStore {
                 .collect();
             move || format!("asks {changes:?}")
         };
-        let replies = call(self.client, what, deadline, move |memory| {
+        let is_durable = changes.iter().any(|(_, change)| change.is_durable());
+        let replies = call(self.client, what, deadline, is_durable, move |memory| {
             Ok(changes.iter().map(|(hold, change)| change_of(memory, hold, *change)).collect())
         });
         let replies: Vec<Result<HoldReply, Failure>> =
@@ -459,7 +541,7 @@ impl Store for SimulatedStore {
             let request = move |memory: &Memory| change_of(memory, &hold, change);
             let client = self.client;
             network(|it| it.links[client - 1].posts += 1);
-            send(client, what, deadline, request, move |reply| {
+            send(client, what, deadline, change.is_durable(), request, move |reply| {
                 network(|it| it.links[client - 1].posts -= 1);
                 on_reply(reply);
             });
@@ -475,7 +557,7 @@ impl Store for SimulatedStore {
     fn report(&self, name: &str, look: Look, deadline: Instant) -> Result<ReportReply, Failure> {
         let name = name.to_owned();
         let what = || "asks who has the lock".to_owned();
-        call(self.client, what, deadline, move |memory| {
+        call(self.client, what, deadline, false, move |memory| {
             memory.report(&name, look, executor::epoch())
         })
         .map_err(Failure::of_question)
@@ -485,7 +567,7 @@ impl Store for SimulatedStore {
         let OwnerOf { kind, name, owner } = owner;
         let (name, owner) = (name.to_owned(), owner.to_owned());
         let what = || "ends a hold by force".to_owned();
-        call(self.client, what, deadline, move |memory| {
+        call(self.client, what, deadline, false, move |memory| {
             let owner = OwnerOf { kind, name: &name, owner: &owner };
             memory.force_release(owner, executor::epoch())
         })
@@ -494,13 +576,13 @@ impl Store for SimulatedStore {
     fn tell(&self, name: &str, telling: &Telling, deadline: Instant) -> Result<(), Failure> {
         let (name, telling) = (name.to_owned(), telling.clone());
         let what = || "sends a message".to_owned();
-        call(self.client, what, deadline, move |memory| {
+        call(self.client, what, deadline, false, move |memory| {
             memory.tell(&name, &telling, executor::epoch())
         })
     }
 
     fn ping(&self, _: &HoldId, deadline: Instant) -> Result<(), Failure> {
-        call(self.client, || "pings".to_owned(), deadline, |_| Ok(()))
+        call(self.client, || "pings".to_owned(), deadline, false, |_| Ok(()))
     }
 
     fn wakeups(&self, client: &str, _: Option<&RedissonChannels>) -> Box<dyn Wakeups> {
@@ -526,7 +608,7 @@ impl SimulatedWakeups {
             }
             let link = &mut it.links[client - 1];
             // What came before is missed.
-            link.memory = Memory::new(&it.server, &link.config);
+            link.memory = Memory::new(&it.server.memory, &link.config);
             link.subscription = Some(link.memory.wakeups(&id, None));
             link.inbox.clear();
             Ok(())
@@ -586,7 +668,7 @@ impl JobRunner for SimulatedJobs {
                 }
             };
             let request = move |memory: &Memory| change_of(memory, &hold, change);
-            send(client, what, deadline, request, move |outcome| {
+            send(client, what, deadline, change.is_durable(), request, move |outcome| {
                 network(|it| {
                     let link = &mut it.links[client - 1];
                     if link.generation == generation {

@@ -12,12 +12,16 @@ use crate::base::clock;
 use crate::base::event_thread::Events;
 use crate::base::sync::executor::{self, End, Process, Random, Settings};
 use crate::client::Client;
+use crate::config::durability::Durability;
 use crate::config::{Config, LockOptions};
 use crate::error::Error;
 use crate::guards::AnyGuard;
 use crate::local::shared::Shared;
 use crate::net::server::Pools;
+use crate::simulation;
 use crate::simulation::network::{Link, Network, SimulatedStore, Weather};
+use crate::simulation::server::{self, Refusal, Replica, Server, ServerClock};
+use crate::store::hold_id::HoldId;
 use crate::store::memory::memory_server::MemoryServer;
 use crate::store::request::OFFER;
 
@@ -74,12 +78,16 @@ pub(super) struct World {
     releasing: Vec<(Process, usize)>,
     /// The number of callers that are not done.
     running: usize,
+    excuses: Vec<Excuse>,
     lease: Duration,
     io_timeout: Duration,
     retry_window: Duration,
     backoff_max: Duration,
     /// Nothing goes wrong any more, or ever has.
     is_calm: bool,
+    /// Holds are acknowledged by the replica, which takes as long as this at most.
+    is_durable: bool,
+    acks: Duration,
     is_healed: bool,
     is_over: bool,
     tally: Tally,
@@ -102,6 +110,8 @@ struct NameState {
     keeps: bool,
     /// The greatest token so far, and when the hold with it began.
     fence: u64,
+    /// The greatest token of a write that the server remembers.
+    written: u64,
     /// When the server last had a hold or an offer of each client, and when it had a waiting one.
     had_hold: BTreeMap<String, Instant>,
     had_waiter: BTreeMap<String, Instant>,
@@ -109,6 +119,27 @@ struct NameState {
     had_guard: BTreeMap<Process, Instant>,
     /// Since when the name is free at the server, as far as was looked.
     free_since: Option<Instant>,
+}
+
+/// A hold that the server ends earlier than it has promised, so that another one may overlap it.
+struct Excuse {
+    name: usize,
+    client: Process,
+    /// The hold, and those that follow it in its tenure, have no later token than this one, or
+    /// their calls began before then.
+    fence: u64,
+    begun_by: Instant,
+    /// When the server ends it, and when it would have ended it.
+    from: Instant,
+    until: Instant,
+}
+
+impl Excuse {
+    /// Returns `true` if this may be the hold, or one of its tenure.
+    fn is_about(&self, client: Process, name: usize, fence: Option<u64>, begun: Instant) -> bool {
+        let is_it = fence.map_or(begun <= self.begun_by, |fence| fence <= self.fence);
+        self.client == client && self.name == name && is_it && clock::now() < self.until
+    }
 }
 
 struct Held {
@@ -207,6 +238,7 @@ impl NameState {
             },
             keeps: random.permille(300),
             fence: 0,
+            written: 0,
             had_hold: BTreeMap::new(),
             had_waiter: BTreeMap::new(),
             had_guard: BTreeMap::new(),
@@ -254,25 +286,71 @@ impl World {
         }
     }
 
+    /// Returns `true` if the server has forgotten the hold, so that it may be overlapped.
+    fn is_excused(&self, held: &Held) -> bool {
+        let Held { client, name, begun, .. } = *held;
+        let fence = held.guard.fence();
+        let mut about = self.excuses.iter().filter(|it| it.is_about(client, name, fence, begun));
+        about.any(|it| it.from <= clock::now())
+    }
+
+    /// Returns the holds of each name at the server, with their clients, and how long they last.
+    fn holds(&self) -> Vec<(usize, HoldId, Duration)> {
+        let each = self.names.iter().enumerate().flat_map(|(number, name)| {
+            let holds = self.network.server.holds(&name.key).into_iter();
+            holds.map(move |(hold, _, left)| (number, hold, left))
+        });
+        each.collect()
+    }
+
+    /// Changes what the server has, or its clock. Holds that end earlier by that may be overlapped
+    /// until they would have ended, unless they are `safe`.
+    fn change_server(&mut self, is_safe: bool, change: impl FnOnce(&mut Network)) {
+        self.look_at_server();
+        let (now, before, fence) =
+            (clock::now(), self.holds(), self.network.server.memory.last_token());
+        change(&mut self.network);
+        let after = self.holds();
+        for (name, hold, left) in before {
+            let remains = after.iter().find(|(_, it, _)| *it == hold).map(|(.., left)| *left);
+            let remains = remains.unwrap_or_default();
+            let client = self.clients.iter().position(|it| *it.id == *hold.client);
+            if let Some(client) = client.filter(|_| remains < left && !is_safe) {
+                self.excuses.push(Excuse {
+                    name,
+                    client: client + 1,
+                    fence,
+                    begun_by: now + self.io_timeout + Duration::from_millis(10),
+                    // Its clock may be as much too fast as leases allow for.
+                    from: now + remains * 99 / 100,
+                    until: now + left,
+                });
+            }
+        }
+        // A counter that is lost grows on only if the clock is not behind.
+        let next = self.network.server.next_token();
+        for name in &mut self.names {
+            name.fence = name.fence.min(next - 1);
+            if !is_safe {
+                name.written = 0;
+            }
+        }
+        self.look_at_server();
+    }
+
     /// Returns how many threads have a side of a name, or want it, and trust their lease.
     fn check_exclusion(&self, new: usize) -> Result<(), String> {
         let Some(Some(one)) = self.guards.get(new) else { return Ok(()) };
         if !one.guard.is_held() {
             return Ok(());
         }
-        let lost_data = self.network.lost_data;
+        if self.is_excused(one) {
+            return Ok(());
+        }
         let others = self.guards.iter().enumerate().filter(|(at, _)| *at != new);
         let others = others.filter_map(|(_, held)| held.as_ref());
         let others = others.filter(|it| it.name == one.name && it.guard.is_held());
-        // What the server has forgotten it may grant again.
-        let (now, forgotten) = (clock::now(), lost_data.map(|at| at + self.io_timeout));
-        // Readers may share an older hold, as its token says: it is the time when it began.
-        let is_older = |at: Instant, it: &Held| {
-            let micros = at.saturating_duration_since(executor::epoch()).as_micros();
-            it.begun <= at || it.guard.fence().is_some_and(|fence| u128::from(fence) <= micros)
-        };
-        let excuses = |at: Instant, it: &Held| is_older(at, it) && now < at + self.lease;
-        let others = others.filter(|it| forgotten.is_none_or(|at| !excuses(at, it)));
+        let others = others.filter(|it| !self.is_excused(it));
         let others: Vec<_> = others.collect();
         let conflicts = match self.names[one.name].usage {
             Usage::Lock => others.len(),
@@ -301,6 +379,9 @@ pub(super) fn after_execution() {
 
 /// What a step of the simulation must not break.
 fn check_step(client: Process) {
+    if simulation::HAS_PANICKED.get() {
+        broken("a thread has panicked");
+    }
     let broken_by = with(|world| {
         let World { guards, .. } = world;
         for held in guards.iter_mut().flatten().filter(|held| held.client == client) {
@@ -374,21 +455,20 @@ fn acquire(
                 place
             });
             let broken_by = with(|world| {
-                let forgotten = world.network.lost_data.map(|at| at + world.io_timeout);
+                let mut excuses = world.excuses.iter();
+                // A tenure that the server has forgotten goes on with its tokens until it ends.
+                let is_excused = excuses.any(|it| it.is_about(process, name, fence, begun));
                 let state = &mut world.names[name];
                 state.had_guard.insert(process, now);
-                let (last, fence) = (state.fence, fence.unwrap_or(0));
-                // A tenure that the server has forgotten goes on with its tokens until it ends.
-                let is_excused = forgotten.is_some_and(|at| now < at + lease);
+                let (last, written, fence) = (state.fence, state.written, fence.unwrap_or(0));
                 let grows = is_excused
                     || match side {
                         Side::Permit => true,
-                        // Older data has the token of an older write.
-                        Side::Reader => fence >= last || forgotten.is_some(),
+                        Side::Reader => fence >= written,
                         Side::Alone => fence > last,
                     };
-                if side == Side::Alone {
-                    state.fence = last.max(fence);
+                if side == Side::Alone && !is_excused {
+                    (state.fence, state.written) = (last.max(fence), written.max(fence));
                 }
                 if !grows {
                     return Some(format!("the fence of {text:?} is {fence} after {last}"));
@@ -411,14 +491,7 @@ fn acquire(
         Err(error) => {
             say(process, || format!("call {number}: {error}"));
             with(|world| world.tally.failed += 1);
-            let is_expected = with(|world| {
-                let is_closed = world.clients[process - 1].closed;
-                match error {
-                    Error::Closed => is_closed,
-                    Error::Unavailable { .. } => !world.is_calm,
-                    _ => false,
-                }
-            });
+            let is_expected = with(|world| world.may_fail(&error, process, begun));
             if !is_expected {
                 broken(&format!("call {number} fails: {error}"));
             }
@@ -428,6 +501,21 @@ fn acquire(
 }
 
 impl World {
+    /// Returns `true` if a call of a client that began then may fail so.
+    fn may_fail(&self, error: &Error, client: Process, begun: Instant) -> bool {
+        let Self { network, io_timeout, lease, .. } = self;
+        // Calls in line share the failure of a request that was sent before, and of one that has
+        // withdrawn it since.
+        let was = |at: Option<Instant>, within: Duration| at.is_some_and(|at| at + within >= begun);
+        match error {
+            Error::Closed => self.clients[client - 1].closed,
+            Error::Unavailable { .. } => !self.is_calm,
+            Error::Redis { .. } => was(network.server.refused_until, *io_timeout),
+            Error::NotReplicated { .. } => was(network.fell_short, *io_timeout * 2 + *lease * 2),
+            _ => false,
+        }
+    }
+
     /// Returns `true` if another owner had the name, or waited for it, since the call began.
     fn was_contended(
         &self,
@@ -443,7 +531,8 @@ impl World {
             Patience::None => self.backoff_max + self.io_timeout,
             // The reply may have been on its way when the call began, or waited for its process.
             Patience::For(_) | Patience::Endless => {
-                self.network.latency * 6 + self.clients[client - 1].stopped
+                let thread = Duration::from_millis(2);
+                self.network.latency * 6 + self.acks + thread + self.clients[client - 1].stopped
             }
         };
         let since = begun.checked_sub(before).unwrap_or(begun);
@@ -600,9 +689,17 @@ enum Fault {
     ServerIsOlder,
     /// An operator ends the hold of a name.
     HoldEnded,
+    /// The server refuses writes for a while.
+    WritesRefused,
+    /// The server's clock is set forwards, or back.
+    ClockIsSet,
+    /// The server is lost, and its replica takes its place.
+    FailsOver,
+    /// The replica no longer follows the server for a while.
+    ReplicaIsCutOff,
 }
 
-const FAULTS: [Fault; 10] = [
+const FAULTS: [Fault; 14] = [
     Fault::Stop,
     Fault::CutOff,
     Fault::ListenerLost,
@@ -613,6 +710,10 @@ const FAULTS: [Fault; 10] = [
     Fault::ServerIsEmpty,
     Fault::ServerIsOlder,
     Fault::HoldEnded,
+    Fault::WritesRefused,
+    Fault::ClockIsSet,
+    Fault::FailsOver,
+    Fault::ReplicaIsCutOff,
 ];
 
 /// The number of the process of those who run the world.
@@ -656,30 +757,60 @@ fn happen(fault: Fault, random: &mut Random, clients: &[Client]) {
         }
         Fault::ServerStops => executor::pause(SERVER, time),
         Fault::ServerRestarts => with(|world| {
-            let same = world.network.server.copy();
+            let same = world.network.server.memory.copy();
             world.network.restart(same, time);
         }),
         Fault::ServerIsEmpty => with(|world| {
-            world.network.lost_data = Some(now);
-            world.network.restart(MemoryServer::new(), time);
+            world.change_server(false, |network| network.restart(MemoryServer::new(), time));
         }),
         Fault::ServerIsOlder => with(|world| {
-            let older = world.network.older.take().unwrap_or_default().copy();
-            world.network.lost_data = Some(now);
-            world.network.restart(older, time);
+            world.change_server(false, |network| {
+                let older = network.older.take().unwrap_or_default().copy();
+                network.restart(older, time);
+            });
         }),
         Fault::HoldEnded => {
-            let server = with(|world| world.network.server.clone());
-            let names = with(|world| world.names.len());
-            let name = usize::try_from(random.below(names as u64)).unwrap_or(0);
-            let name = with(|world| world.names[name].name.clone());
-            // What it has forgotten the server grants again.
-            with(|world| world.network.lost_data = Some(now));
-            server.end_hold(&name);
-            after_execution();
+            with(|world| {
+                let names = world.names.len() as u64;
+                let name = usize::try_from(random.below(names)).unwrap_or(0);
+                let name = world.names[name].name.clone();
+                world.change_server(false, |network| {
+                    // A server that is down does not ask a client for a lock that it keeps.
+                    network.server.memory.set_down(true);
+                    network.server.at_its_time(|memory| memory.end_hold(&name));
+                    network.server.memory.set_down(false);
+                });
+            });
             crate::simulation::network::deliver();
         }
+        Fault::WritesRefused => server::refuse(random.pick(&Refusal::ALL), time),
+        Fault::ClockIsSet => {
+            let forwards = random.permille(500);
+            with(|world| {
+                world.change_server(false, |network| network.server.clock.jump(time, forwards));
+            });
+        }
+        Fault::FailsOver => {
+            if random.permille(500) {
+                cut_off_replica(lease * 2);
+                executor::sleep(random.time(lease / 2));
+            }
+            with(|world| {
+                let is_durable = world.is_durable;
+                world.change_server(is_durable, |network| network.fail_over(time / 4));
+                world.disturb_all();
+            });
+        }
+        Fault::ReplicaIsCutOff => cut_off_replica(time),
     }
+}
+
+fn cut_off_replica(time: Duration) {
+    with(|world| {
+        if let Some(replica) = &mut world.network.server.replica {
+            replica.cut_off(time);
+        }
+    });
 }
 
 /// Ends everything that is wrong.
@@ -690,6 +821,7 @@ fn heal() {
     with(|world| {
         world.network.weather = Weather::default();
         world.network.down_until = now;
+        world.network.server.heal();
         for link in &mut world.network.links {
             link.cut_until = now;
         }
@@ -747,10 +879,15 @@ fn direct(mut random: Random, clients: Vec<Client>) {
     let horizon = Duration::from_secs(3);
     for _ in 0..faults {
         executor::sleep(random.time(horizon / 2));
-        let fault = random.pick(&FAULTS);
+        let is_replicated = with(|world| world.network.server.replica.is_some());
+        let fault = match random.pick(&FAULTS) {
+            _ if is_replicated && random.permille(300) => Fault::FailsOver,
+            Fault::FailsOver | Fault::ReplicaIsCutOff if !is_replicated => Fault::ServerRestarts,
+            fault => fault,
+        };
         happen(fault, &mut random, &clients);
         if random.permille(300) {
-            with(|world| world.network.older = Some(world.network.server.copy()));
+            with(|world| world.network.older = Some(world.network.server.memory.copy()));
         }
     }
     let begin = clock::now();
@@ -767,7 +904,8 @@ fn direct(mut random: Random, clients: Vec<Client>) {
         }
     }
     // Clean-ups are repeated until their lease is over.
-    executor::sleep(lease + Duration::from_secs(3));
+    let set_back = with(|world| world.network.server.set_back());
+    executor::sleep(lease + set_back + Duration::from_secs(3));
     with(World::look_at_server);
     let broken_by = with(|world| {
         world.is_over = true;
@@ -852,25 +990,28 @@ fn begin(mut random: Random, tells: bool, latency: Duration) {
     if random.permille(300) {
         config.backoff = (Duration::from_millis(20), Duration::from_secs(2));
     }
+    let is_replicated = random.permille(300);
+    let is_durable = is_replicated && random.permille(600);
+    let timeout = (lease / 12).min(Duration::from_millis(200));
+    // In a calm world the replica is never late.
+    let lag = random.time(if is_calm { timeout / 8 } else { timeout * 2 });
+    if is_durable {
+        config.durability = Durability::Replicas { acks: 1, timeout };
+    }
     let (server, now) = (MemoryServer::new(), clock::now());
     let count = random.pick(&[1, 2, 2, 2, 3, 3, 4, 4, 6, 9]);
     let names = random.pick(&[1, 1, 2, 3]);
     let names = (0..names).map(|number| NameState::new(number, &mut random)).collect();
     let links = (0..count).map(|_| Link::new(&server, &config)).collect();
-    let network = Network {
-        random: Random(random.next()),
-        weather,
-        latency,
-        jitter: latency * 2,
-        lateness: lease * 9 / 10,
-        ordered: random.permille(500),
-        server,
-        down_until: now,
-        skew: 0,
-        links,
-        older: None,
-        lost_data: None,
-    };
+    let ahead = random.pick(&[0, 0, 1_000_000_000, -1_000_000_000_000]);
+    let rate = random.pick(&[0, 0, 10, -10, 9_000, -9_000]);
+    let mut server = Server::new(server, ServerClock::new(ahead, rate));
+    if is_replicated {
+        server.replica = Some(Replica::new(&server.memory, lag, now));
+    }
+    let chance = Random(random.next());
+    let ordered = random.permille(500);
+    let network = Network::new(chance, weather, latency, lease, ordered, server, links);
     let world = World {
         network,
         tells,
@@ -882,11 +1023,14 @@ fn begin(mut random: Random, tells: bool, latency: Duration) {
         last_call: 0,
         releasing: Vec::new(),
         running: 0,
+        excuses: Vec::new(),
         lease,
         io_timeout: config.io_timeout(lease),
         retry_window: config.retry_window,
         backoff_max: config.backoff.1,
         is_calm,
+        is_durable,
+        acks: config.durability.timeout(),
         is_healed: false,
         is_over: false,
         tally: Tally::default(),

@@ -340,6 +340,10 @@ mod tests {
             Self { by_key, fence: *fence, inboxes, shortfall, purge_at: *purge_at }
         }
 
+        pub(in crate::store::memory) fn last_token(&self) -> u64 {
+            self.fence
+        }
+
         pub(in crate::store::memory) fn holds(&mut self, key: &str) -> Vec<(HoldId, u32, Moment)> {
             let holds = self.name(key).map_or(&[][..], |name| &name.holds);
             holds.iter().map(|held| (held.id.clone(), held.depth, held.ends)).collect()

@@ -271,6 +271,11 @@ mod tests {
             self.0.lock().locks.look_at(key, see);
         }
 
+        /// Returns the last token that was given for any name.
+        pub(crate) fn last_token(&self) -> u64 {
+            self.0.lock().locks.last_token()
+        }
+
         /// Returns the clients that wait for a lock, as they are in Redis.
         pub(crate) fn waiting(&self, key: &str) -> Vec<String> {
             self.0.lock().locks.waiting(key)
