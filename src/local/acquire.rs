@@ -4,7 +4,6 @@
 //! it adds a level. Else it waits behind the other threads of this client, and then tries, waits
 //! and tries again: at the head of the queue, or outside it with a single attempt.
 
-use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -20,7 +19,6 @@ use crate::local::looks::Looks;
 use crate::local::parker::{Parker, Sent, Signal};
 use crate::local::release;
 use crate::local::shared::Shared;
-use crate::local::wait_queues::Pauses;
 use crate::protocol::call::{Caller, Counted, Wait, are_own, current_thread};
 use crate::protocol::hold::Hold;
 use crate::protocol::name::{Call, Effects, Name, Next, Outcome, Turn};
@@ -37,9 +35,13 @@ pub(super) struct LockCall<'a> {
     pub(super) name: &'a Arc<str>,
     pub(super) caller: &'a Caller,
     /// Whether the call has reported that the lock is held.
-    pub(super) contended: Cell<bool>,
+    pub(super) contended: bool,
+    /// Its number in the conversation about the name.
+    number: u64,
     /// The conversation of its own, if it takes part in no other.
-    pub(super) alone: Option<RefCell<Name<Arc<Parker>>>>,
+    alone: Option<Name<Arc<Parker>>>,
+    /// Lets a release by Redisson wake it.
+    redisson: Option<RedissonWait>,
 }
 
 /// Acquires a lock, or one more level of it. `None` if it is still held when the wait is over.
@@ -87,22 +89,23 @@ fn acquire_one(
     name: &Arc<str>,
     caller: &Caller,
 ) -> Result<Option<Arc<Hold>>> {
-    let call = LockCall { shared, kind, name, caller, contended: Cell::default(), alone: None };
-    reported(shared, caller, name, &call.contended, slice::from_ref, || call.acquire())
+    let span = CallSpan::open(|| &**name);
+    let mut call = LockCall::new(shared, kind, name, caller);
+    let outcome = call.acquire();
+    report(shared, caller, name, (span, call.contended), outcome, slice::from_ref)
 }
 
-/// Has `acquire` acquire the locks with these names, and reports how that went, also for how long
-/// the call has waited if it was `contended`.
-pub(super) fn reported<T>(
+/// Reports how a call for the locks with these names has ended, and how long it has waited if it
+/// was `contended`.
+pub(super) fn report<T>(
     shared: &Shared,
     caller: &Caller,
     names: &str,
-    contended: &Cell<bool>,
+    (span, contended): (CallSpan, bool),
+    outcome: Result<Option<T>>,
     holds: impl Fn(&T) -> &[Arc<Hold>],
-    acquire: impl FnOnce() -> Result<Option<T>>,
 ) -> Result<Option<T>> {
-    let span = CallSpan::open(|| names);
-    let outcome = acquire().and_then(|acquired| {
+    let outcome = outcome.and_then(|acquired| {
         check_wanted(shared, caller, acquired.as_ref().map_or(&[], &holds))?;
         Ok(acquired)
     });
@@ -117,7 +120,7 @@ pub(super) fn reported<T>(
             shared.reporter.report_acquired(hold, caller);
         }
     }
-    if contended.get() {
+    if contended {
         shared.reporter.events.report_wait(clock::elapsed(caller.begin));
     }
     span.close(caller.begin, || Some(holds(acquired)[0].fence()).filter(|_| !caller.in_set));
@@ -165,28 +168,33 @@ pub(super) fn check(shared: &Shared, name: &str, options: &LockOptions) -> Resul
     if shared.wait_queues.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(()) }
 }
 
-/// A call whose thread must not leave its name waiting if it panics.
-struct Present<'a> {
-    call: &'a LockCall<'a>,
-    number: u64,
-}
-
-impl Drop for Present<'_> {
+/// A thread that panics must not leave its name waiting for it.
+impl Drop for LockCall<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.call.leave(self.number);
+            self.leave();
         }
     }
 }
 
-impl LockCall<'_> {
+impl<'a> LockCall<'a> {
+    pub(super) fn new(
+        shared: &'a Shared,
+        kind: HoldKind,
+        name: &'a Arc<str>,
+        caller: &'a Caller,
+    ) -> Self {
+        let (contended, number, alone, redisson) = (false, 0, None, None);
+        Self { shared, kind, name, caller, contended, number, alone, redisson }
+    }
+
     /// Acquires the lock, and reports nothing but contention.
-    pub(super) fn acquire(&self) -> Result<Option<Arc<Hold>>> {
-        let Self { shared, kind, name, caller, .. } = self;
+    pub(super) fn acquire(&mut self) -> Result<Option<Arc<Hold>>> {
+        let Self { shared, kind, name, caller, .. } = *self;
         let Shared { store, reporter, listening, wait_queues, .. } = shared;
         // A hold that is found lost is in no call's way.
         if matches!(caller.wait, Wait::No)
-            && let Some(hold) = wait_queues.holder(*kind, name)
+            && let Some(hold) = wait_queues.holder(kind, name)
         {
             reporter.expire(&hold);
         }
@@ -216,9 +224,11 @@ impl LockCall<'_> {
                 }
                 Outcome::Shared(hold) if shared.is_valid(&hold) => return Ok(Some(hold)),
                 Outcome::Shared(_) => {}
-                Outcome::Alone => return self.acquire_alone(),
+                // A client has one place among the waiting clients: that of the call which may try
+                // again.
+                Outcome::Alone => self.alone = Some(Name::NEW),
                 Outcome::Busy => {
-                    reporter.report_contended(name, &self.contended);
+                    reporter.report_contended(name, &mut self.contended);
                     return Ok(None);
                 }
                 Outcome::Failed(failure) => {
@@ -229,87 +239,89 @@ impl LockCall<'_> {
         }
     }
 
-    /// Takes part in the conversation about the name until this call's part is over.
-    fn converse(&self, rejoins: bool) -> Result<Outcome> {
-        let Self { shared, kind, name, caller, .. } = self;
+    /// Takes part in the conversation about the name, or has one of its own, until this call's part
+    /// is over.
+    fn converse(&mut self, rejoins: bool) -> Result<Outcome> {
+        let Self { shared, kind, name, caller, .. } = *self;
         let parker = Parker::of_thread();
         let _watch = caller.canceller.as_ref().map(|canceller| parker.watch(canceller, name));
-        let hold = shared.next_hold(*kind, name, caller);
+        let _sleeper = self.alone.is_some().then(|| shared.wait_queues.add_sleeper(&parker));
+        let hold = shared.next_hold(kind, name, caller);
         let call = Call::new(hold, caller, parker.clone());
-        let present = Present { call: self, number: call.number };
+        self.number = call.number;
+        let debts = self.alone.as_ref().map(|_| shared.wait_queues.debts(kind, name));
         let mut next = self.step(|name, turn| {
             shared.wait_queues.check_open()?;
-            Ok(name.call(call, rejoins, turn))
+            Ok(match debts {
+                Some(debts) => name.begin_alone(call, debts, turn),
+                None => name.call(call, rejoins, turn),
+            })
         })?;
-        let (mut redisson, looks) = (None, Looks::new(shared, (*kind, name), caller, &parker));
+        let mut looks = Looks::new(shared, (kind, name), caller, &parker);
         loop {
             next = match next {
                 Next::Done(outcome) => return Ok(outcome),
-                Next::Park { until, contended } => {
-                    self.park(&looks, until, contended, present.number, &mut redisson)?
-                }
+                Next::Park { until, contended } => self.park(&mut looks, until, contended)?,
                 Next::Turn => match self.check_wanted() {
-                    Ok(()) => self.step(|name, turn| name.due(present.number, turn)),
-                    Err(error) if self.leave(present.number) => return Err(error),
+                    Ok(()) => self.go_on(),
+                    Err(error) if self.leave() => return Err(error),
                     // It was told how the call ends, perhaps with a hold.
                     Err(_) => Next::Park { until: None, contended: false },
                 },
-                asks => self.carry(asks, &mut redisson),
+                asks => self.carry(asks),
             };
         }
     }
 
     /// Parks until the call is told what to do next, or its time is over.
     fn park(
-        &self,
-        looks: &Looks<'_>,
+        &mut self,
+        looks: &mut Looks<'_>,
         until: Option<Instant>,
         contended: bool,
-        number: u64,
-        redisson: &mut Option<RedissonWait>,
     ) -> Result<Next> {
         let Shared { reporter, counters, .. } = self.shared;
         if contended {
-            reporter.report_contended(self.name, &self.contended);
+            reporter.report_contended(self.name, &mut self.contended);
         }
         let _waits =
             (self.caller.wait != Wait::No || !contended).then(|| Counted::begin(&counters.waiting));
         match looks.park(until) {
             Some(Signal::Next(next)) => Ok(next),
             Some(Signal::Sent(Sent { hold, at, ahead })) => {
-                Ok(self.take_reply(&hold, at, ahead.reply(), redisson))
+                Ok(self.take_reply(&hold, at, ahead.reply()))
             }
             // The reply to a request that is sent ahead comes first.
-            Some(Signal::Ended(error)) if self.with(|name| name.asks(number)) => {
-                let next = self.park(looks, None, false, number, redisson);
+            Some(Signal::Ended(error)) if self.asks() => {
+                let next = self.park(looks, None, false);
                 Parker::send(looks.parker, Signal::Ended(error));
                 next
             }
-            Some(Signal::Ended(error)) if self.leave(number) => Err(error),
+            Some(Signal::Ended(error)) if self.leave() => Err(error),
             // It was told how the call ends.
             Some(Signal::Ended(_)) => Ok(Next::Park { until: None, contended: false }),
             Some(Signal::Tell(telling)) => {
                 looks.tell(&telling);
                 Ok(Next::Park { until, contended })
             }
-            None => Ok(self.step(|name, turn| name.due(number, turn))),
+            None => Ok(self.go_on()),
         }
     }
 
     /// Makes the requests of the first call.
-    fn carry(&self, next: Next, redisson: &mut Option<RedissonWait>) -> Next {
-        let Self { shared, kind, name, caller, .. } = self;
+    fn carry(&mut self, next: Next) -> Next {
+        let Self { shared, kind, name, caller, .. } = *self;
         let Shared { store, reporter, .. } = self.shared;
         let deadline = || caller.request_deadline(clock::now());
         match next {
             Next::Ask(mut ask) => {
                 if ask.needs_new_id {
-                    ask.hold = shared.next_hold(*kind, name, caller);
-                    shared.wait_queues.with(&ask.hold, |name| name.set_hold(&ask.hold));
+                    ask.hold = shared.next_hold(kind, name, caller);
+                    self.with(|name| name.set_hold(&ask.hold));
                 }
                 let sent = Moment::now();
                 let reply = store.acquire(ask.request(&ask.holds()));
-                self.take_reply(&ask.hold, sent, reply, redisson)
+                self.take_reply(&ask.hold, sent, reply)
             }
             Next::Pay(debts) => {
                 let pay = |debt: &Arc<Hold>| {
@@ -337,11 +349,10 @@ impl LockCall<'_> {
 
     /// Takes the reply to the request of the first call, for this hold.
     fn take_reply(
-        &self,
+        &mut self,
         hold: &HoldId,
         sent: Moment,
         reply: Result<AcquireReply, Failure>,
-        redisson: &mut Option<RedissonWait>,
     ) -> Next {
         let Shared { reporter, listening, .. } = self.shared;
         if reply.is_ok() {
@@ -353,38 +364,47 @@ impl LockCall<'_> {
             listens = turn.effects.listens;
             next
         });
-        if listens && redisson.is_none() {
-            *redisson = listening.wait_for_redisson(hold);
+        if listens && self.redisson.is_none() {
+            self.redisson = listening.wait_for_redisson(hold);
         }
         next
     }
 
+    /// Goes on after the time to park is over.
+    fn go_on(&mut self) -> Next {
+        let number = self.number;
+        self.step(|name, turn| name.due(number, turn))
+    }
+
+    /// Returns `true` if a request of the call is on its way.
+    fn asks(&mut self) -> bool {
+        let number = self.number;
+        self.with(|name| name.asks(number))
+    }
+
+    /// Removes the call. Returns `false` if it was told how it ends.
+    fn leave(&mut self) -> bool {
+        let number = self.number;
+        self.step(|name, turn| name.leave(number, turn))
+    }
+
     /// Has the conversation take an input, and does what follows besides what is next. The time is
     /// read while the name is locked: no reply may seem older than a call that it decides on.
-    fn step<T>(&self, act: impl FnOnce(&mut Name<Arc<Parker>>, &mut Turn) -> T) -> T {
+    fn step<T>(&mut self, act: impl FnOnce(&mut Name<Arc<Parker>>, &mut Turn) -> T) -> T {
+        let Shared { wait_queues, config, store, .. } = self.shared;
         let (result, effects) = self.with(|name| {
-            let mut turn = self.turn();
+            let mut turn = wait_queues.turn(config, &**store);
             (act(name, &mut turn), turn.effects)
         });
         self.apply(effects);
         result
     }
 
-    /// Removes the call. Returns `false` if it was told how it ends.
-    fn leave(&self, number: u64) -> bool {
-        self.step(|name, turn| name.leave(number, turn))
-    }
-
-    fn with<T>(&self, act: impl FnOnce(&mut Name<Arc<Parker>>) -> T) -> T {
-        match &self.alone {
-            Some(name) => act(&mut name.borrow_mut()),
+    fn with<T>(&mut self, act: impl FnOnce(&mut Name<Arc<Parker>>) -> T) -> T {
+        match &mut self.alone {
+            Some(name) => act(name),
             None => self.shared.wait_queues.with_name(self.kind, self.name, act),
         }
-    }
-
-    fn turn(&self) -> Turn {
-        let Shared { wait_queues, config, store, .. } = self.shared;
-        wait_queues.turn(config, &**store)
     }
 
     fn apply(&self, effects: Effects) {
@@ -438,46 +458,5 @@ impl LockCall<'_> {
     fn check_wanted(&self) -> Result<()> {
         self.shared.wait_queues.check_open()?;
         self.caller.check_cancelled(self.name)
-    }
-
-    /// Makes one attempt beside the conversation, for another hold than that asks for. A client has
-    /// one place among the waiting clients: that of the call which may try again.
-    fn acquire_alone(&self) -> Result<Option<Arc<Hold>>> {
-        let Self { shared, kind, name, caller, contended, .. } = self;
-        let hold = shared.next_hold(*kind, name, caller);
-        let debts = shared.wait_queues.debts(*kind, name);
-        let alone = Some(RefCell::new(Name::NEW));
-        let call =
-            LockCall { shared, kind: *kind, name, caller, contended: contended.clone(), alone };
-        let parker = Arc::default();
-        let begun = Call::new(hold, caller, parker);
-        let number = begun.number;
-        let mut next = call.with(|name| name.begin_alone(begun, debts, &call.turn()));
-        let pauses = Pauses::of_wait(&shared.wait_queues, caller.canceller.as_ref());
-        loop {
-            next = match next {
-                Next::Done(Outcome::Acquired { hold, ended }) => {
-                    shared.reporter.begin(&hold, caller, ended);
-                    return Ok(Some(hold));
-                }
-                Next::Done(Outcome::Failed(failure)) => {
-                    return Err(failure.into_error_of(kind.noun(), "acquire", name));
-                }
-                Next::Done(_) => {
-                    shared.reporter.report_contended(name, contended);
-                    return Ok(None);
-                }
-                Next::Park { until, .. } => {
-                    let _waiting = Counted::begin(&shared.counters.waiting);
-                    let left = until.map(|until| until.saturating_duration_since(clock::now()));
-                    if let Err(error) = pauses.sleep(left.unwrap_or_default(), name) {
-                        call.leave(number);
-                        return Err(error);
-                    }
-                    call.step(|name, turn| name.due(number, turn))
-                }
-                asks => call.carry(asks, &mut None),
-            };
-        }
     }
 }

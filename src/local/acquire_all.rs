@@ -6,16 +6,16 @@
 //! asks that server first next time. So it never waits while it holds a lock, and no order of names
 //! can make two calls wait for each other.
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::{iter, mem, slice};
 
 use crate::base::clock::{self, Moment};
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::random;
+use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
-use crate::local::acquire::{LockCall, check, reported};
+use crate::local::acquire::{LockCall, check, report};
 use crate::local::release;
 use crate::local::shared::Shared;
 use crate::local::wait_queues::Pauses;
@@ -38,7 +38,7 @@ struct SetCall<'a> {
     retry: RetryPolicy,
     pauses: Pauses<'a>,
     /// Whether the call has reported that a lock is held.
-    contended: &'a Cell<bool>,
+    contended: bool,
 }
 
 /// A panic must not leave holds without a guard.
@@ -67,7 +67,8 @@ pub(crate) fn acquire_all(
     check_names(shared, names, options)?;
     let caller = Caller::new(&shared.config, shared.times, options, wait, None, clock::now());
     let caller = &Caller { in_set: true, ..caller };
-    let contended = Cell::default();
+    let all = names.join(", ");
+    let span = CallSpan::open(|| &*all);
     let mut call = SetCall {
         shared,
         names,
@@ -76,9 +77,10 @@ pub(crate) fn acquire_all(
         unanswered: None,
         retry: RetryPolicy::new(wait, shared.config.retry_window, caller.times, random()),
         pauses: Pauses::of_wait(&shared.wait_queues, caller.canceller.as_ref()),
-        contended: &contended,
+        contended: false,
     };
-    reported(shared, caller, &names.join(", "), &contended, Vec::as_slice, || call.acquire())
+    let outcome = call.acquire();
+    report(shared, caller, &all, (span, call.contended), outcome, Vec::as_slice)
 }
 
 /// Returns an error if no call can acquire these locks.
@@ -102,7 +104,7 @@ fn check_names(shared: &Shared, names: &[Arc<str>], options: &LockOptions) -> Re
 
 impl SetCall<'_> {
     fn acquire(&mut self) -> Result<Option<Vec<Arc<Hold>>>> {
-        let Self { shared, names, caller, contended, .. } = *self;
+        let Self { shared, names, caller, .. } = *self;
         let (mut backoff, mut drained) = (Backoff::new(shared.config.backoff, random()), false);
         let mut tried = vec![false; names.len()];
         loop {
@@ -122,7 +124,7 @@ impl SetCall<'_> {
                 shared.store.drain(caller.request_deadline(clock::now()));
                 continue;
             }
-            shared.reporter.report_contended(name, contended);
+            shared.reporter.report_contended(name, &mut self.contended);
             let again = mem::replace(&mut tried[held], true);
             if again
                 && let Some(pause) =
@@ -138,9 +140,10 @@ impl SetCall<'_> {
             if is_over {
                 return self.check_is_lock(name).map(|()| None);
             }
-            let (kind, contended) = (HoldKind::Lock, contended.clone());
-            self.holds[held] =
-                LockCall { shared, kind, name, caller, contended, alone: None }.acquire()?;
+            // It has reported that the lock is held.
+            let mut call = LockCall::new(shared, HoldKind::Lock, name, caller);
+            call.contended = true;
+            self.holds[held] = call.acquire()?;
             if self.holds[held].is_none() {
                 return Ok(None);
             }

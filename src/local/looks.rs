@@ -3,7 +3,6 @@
 //! Decides when the call looks, and sends the messages for which others have no thread. Its own
 //! thread does all that, between two sleeps; until the first look, nothing is registered or sent.
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,9 +25,9 @@ pub(super) struct Looks<'a> {
     name: &'a str,
     caller: &'a Caller,
     pub(super) parker: &'a Arc<Parker>,
-    next: Cell<NextLook>,
+    next: NextLook,
     /// The number of the call, from its first look on.
-    number: Cell<Option<u64>>,
+    number: Option<u64>,
 }
 
 #[derive(Clone, Copy)]
@@ -48,12 +47,12 @@ impl<'a> Looks<'a> {
         caller: &'a Caller,
         parker: &'a Arc<Parker>,
     ) -> Self {
-        let (next, number) = (Cell::new(NextLook::Unknown), Cell::default());
+        let (next, number) = (NextLook::Unknown, None);
         Self { shared, kind, name, caller, parker, next, number }
     }
 
-    /// As [`Parker::park`], and looks from time to time.
-    pub(super) fn park(&self, deadline: Option<Instant>) -> Option<Signal> {
+    /// Like [`Parker::park`], and looks from time to time.
+    pub(super) fn park(&mut self, deadline: Option<Instant>) -> Option<Signal> {
         loop {
             let look = self.next();
             match self.parker.park(deadline.into_iter().chain(look).min()) {
@@ -66,24 +65,25 @@ impl<'a> Looks<'a> {
     }
 
     /// Returns when to look next, if at all.
-    fn next(&self) -> Option<Instant> {
-        if let NextLook::Unknown = self.next.get() {
+    fn next(&mut self) -> Option<Instant> {
+        if let NextLook::Unknown = self.next {
             let caller = self.caller;
             let can_be_waited_for = || !self.shared.held_locks.all().is_empty();
             let waits = self.kind.is_lock() && caller.wait != Wait::No;
             let after = self.shared.config.deadlock_after.filter(|_| waits && can_be_waited_for());
             let first = after.and_then(|after| Some((caller.begin.checked_add(after)?, after)));
-            self.next.set(first.map_or(NextLook::Never, |(at, pause)| NextLook::At(at, pause)));
+            self.next = first.map_or(NextLook::Never, |(at, pause)| NextLook::At(at, pause));
         }
-        if let NextLook::At(at, _) = self.next.get() { Some(at) } else { None }
+        if let NextLook::At(at, _) = self.next { Some(at) } else { None }
     }
 
-    fn look(&self) {
-        let NextLook::At(_, pause) = self.next.get() else { return };
+    fn look(&mut self) {
+        let NextLook::At(_, pause) = self.next else { return };
         let pause = pause.saturating_mul(2).min(PAUSE_MAX).max(pause);
-        self.next.set(NextLook::At(end_of(pause), pause));
+        self.next = NextLook::At(end_of(pause), pause);
         let Shared { reporter, wait_queues, client, .. } = self.shared;
-        let number = self.number.get().unwrap_or_else(|| self.register());
+        let number = self.number.unwrap_or_else(|| self.register());
+        self.number = Some(number);
         if let Some(circle) = reporter.deadlocks.look(wait_queues, number) {
             reporter.report_deadlock(&circle, client);
         }
@@ -100,9 +100,7 @@ impl<'a> Looks<'a> {
             may_fail: config.deadlock == Deadlock::Fail,
             name: self.name.to_owned(),
         };
-        let number = reporter.deadlocks.add(call, self.parker, held_locks.all());
-        self.number.set(Some(number));
-        number
+        reporter.deadlocks.add(call, self.parker, held_locks.all())
     }
 
     /// Sends a message. One that does not arrive is made up for by a later look.
@@ -120,7 +118,7 @@ impl<'a> Looks<'a> {
 
 impl Drop for Looks<'_> {
     fn drop(&mut self) {
-        if let Some(number) = self.number.get() {
+        if let Some(number) = self.number {
             self.shared.reporter.deadlocks.remove(number);
         }
     }

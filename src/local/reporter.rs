@@ -5,7 +5,6 @@
 //! that the next waiter of this process may try. Any thread may learn how a hold has ended; the
 //! first reports it. Knows nothing of the store.
 
-use std::cell::Cell;
 use std::mem;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -150,8 +149,8 @@ impl Reporter {
     }
 
     /// Reports that a call has found a lock held, unless it was `reported` of this call already.
-    pub(super) fn report_contended(&self, name: &str, reported: &Cell<bool>) {
-        if !reported.replace(true) {
+    pub(super) fn report_contended(&self, name: &str, reported: &mut bool) {
+        if !mem::replace(reported, true) {
             self.counters.contended.fetch_add(1, Ordering::Relaxed);
             let line = || format!("lock {name:?} is held by another owner");
             self.events.report(|| Event::Contended { name: name.to_string() }, line);

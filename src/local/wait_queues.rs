@@ -51,14 +51,22 @@ pub(crate) struct WaitQueues {
     pub(super) closed: AtomicBool,
     /// Whether messages of other clients arrive, so that locks may be kept.
     listening: AtomicBool,
-    /// When messages ceased to arrive, or arrived again after that.
-    interrupted: parking_lot::Mutex<Option<Instant>>,
     /// The locks of this client that others have asked for, and that it had kept for nothing.
     recalled: parking_lot::Mutex<HashMap<Arc<str>, Recalled>>,
-    /// Where threads sleep that are in no queue, and whether it has been tried to listen.
-    sleepers: Mutex<bool>,
-    /// The client was closed, or listens now.
+    sleepers: Mutex<Sleepers>,
+    /// The client was closed, or has tried to listen.
     changed: Condvar,
+}
+
+/// The threads that sleep and are in no queue.
+#[derive(Default)]
+struct Sleepers {
+    /// Those that pause, or have a conversation of their own.
+    parkers: Vec<Arc<Parker>>,
+    /// Whether the client has tried to listen, for which others wait.
+    has_tried: bool,
+    /// When messages ceased to arrive, or arrived again after that.
+    interrupted: Option<Instant>,
 }
 
 /// How often other clients have asked for a lock that was kept for nothing.
@@ -72,17 +80,20 @@ impl WaitQueues {
         if self.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(()) }
     }
 
-    /// Lets the threads that sleep outside the queues check what they sleep for.
-    fn wake_sleepers(&self) {
-        // A thread that has checked that a moment ago sleeps now.
-        drop(self.sleepers.lock());
-        wake_all(&self.changed);
+    /// Lets `close` wake a thread that sleeps outside the queues, as long as the result lives. The
+    /// thread checks after this call whether the client is open.
+    pub(super) fn add_sleeper<'a>(&'a self, parker: &'a Arc<Parker>) -> Sleeper<'a> {
+        self.sleepers.lock().parkers.push(parker.clone());
+        Sleeper { queues: self, parker }
     }
 
     /// Turns away the threads that wait and those that come.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        self.wake_sleepers();
+        for parker in &self.sleepers.lock().parkers {
+            Parker::send(parker, Signal::Ended(Error::Closed));
+        }
+        wake_all(&self.changed);
         self.each(|_, queue| {
             for call in queue.calls() {
                 Parker::send(&call.port, Signal::Ended(Error::Closed));
@@ -141,27 +152,26 @@ impl WaitQueues {
 
     /// Sets whether messages of other clients arrive.
     pub(crate) fn set_listening(&self, listening: bool) {
+        let mut sleepers = self.sleepers.lock();
         let listened = self.listening.swap(listening, Ordering::SeqCst);
-        let mut interrupted = self.interrupted.lock();
-        if listened || listening && interrupted.is_some() {
-            *interrupted = Some(clock::now());
+        if listened || listening && sleepers.interrupted.is_some() {
+            sleepers.interrupted = Some(clock::now());
         }
-        drop(interrupted);
-        *self.sleepers.lock() = true;
+        sleepers.has_tried = true;
         wake_all(&self.changed);
     }
 
     /// Returns `true` if messages of other clients may have been missed a moment ago: for that long
     /// servers keep the places of clients that do not listen again yet.
     pub(crate) fn has_missed_messages(&self) -> bool {
-        self.interrupted.lock().is_some_and(|at| clock::elapsed(at) < PLACES_ARE_KEPT)
+        self.sleepers.lock().interrupted.is_some_and(|at| clock::elapsed(at) < PLACES_ARE_KEPT)
     }
 
     /// Blocks until the first attempt to receive messages has succeeded or failed, at most until
     /// the deadline or `close`: so that the first lock can be kept already.
     pub(crate) fn wait_to_listen(&self, deadline: Instant) {
-        wait_while(&self.changed, &mut self.sleepers.lock(), Some(deadline), |has_tried| {
-            !has_tried && self.check_open().is_ok()
+        wait_while(&self.changed, &mut self.sleepers.lock(), Some(deadline), |sleepers| {
+            !sleepers.has_tried && self.check_open().is_ok()
         });
     }
 
@@ -316,6 +326,18 @@ impl WaitQueues {
     }
 }
 
+/// A thread that sleeps outside the queues.
+pub(super) struct Sleeper<'a> {
+    queues: &'a WaitQueues,
+    parker: &'a Arc<Parker>,
+}
+
+impl Drop for Sleeper<'_> {
+    fn drop(&mut self) {
+        self.queues.sleepers.lock().parkers.retain(|other| !Arc::ptr_eq(other, self.parker));
+    }
+}
+
 /// A request of the first call of a name until its thread is told. Whatever happens, it is.
 struct Untold {
     parker: Arc<Parker>,
@@ -364,28 +386,20 @@ impl<'a> Pauses<'a> {
         Self { queues, canceller: None, was_closed: queues.check_open().is_err() }
     }
 
-    /// Sleeps for this time, unless the call is to end.
+    /// Sleeps for this time, unless the call ends before.
     ///
     /// # Errors
     ///
     /// The same as `check`.
     pub(super) fn sleep(&self, time: Duration, name: &str) -> Result<()> {
-        let is_cancelled = Arc::new(AtomicBool::new(false));
-        let _watch = self.canceller.map(|canceller| {
-            let (queues, is_cancelled) = (self.queues.clone(), is_cancelled.clone());
-            canceller.watch(move || {
-                is_cancelled.store(true, Ordering::SeqCst);
-                queues.wake_sleepers();
-            })
-        });
-        let WaitQueues { sleepers, changed, closed, .. } = &**self.queues;
-        // No lock of the canceller here: it takes that of the sleepers under its own.
-        let goes_on = |_: &bool| {
-            let is_closed = !self.was_closed && closed.load(Ordering::SeqCst);
-            !is_closed && !is_cancelled.load(Ordering::SeqCst)
-        };
-        wait_while(changed, &mut sleepers.lock(), Some(end_of(time)), goes_on);
-        self.check(name)
+        let (parker, end) = (Parker::of_thread(), end_of(time));
+        let _sleeper = (!self.was_closed).then(|| self.queues.add_sleeper(&parker));
+        let _watch = self.canceller.map(|canceller| parker.watch(canceller, name));
+        self.check(name)?;
+        match parker.park(Some(end)) {
+            Some(Signal::Ended(error)) => Err(error),
+            _ => self.check(name),
+        }
     }
 
     /// Returns `Closed` if the client was closed during the call, and `Cancelled` if the call was
@@ -655,7 +669,7 @@ pub(super) mod tests {
             assert_eq!(queues.has_missed_messages(), missed, "{listening}");
         }
         let past = Instant::now().checked_sub(PLACES_ARE_KEPT);
-        *queues.interrupted.lock() = Some(past.expect("the machine is up for longer"));
+        queues.sleepers.lock().interrupted = Some(past.expect("the machine is up for longer"));
         assert!(!queues.has_missed_messages());
     }
 
