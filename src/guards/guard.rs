@@ -56,7 +56,7 @@ impl Guard {
     /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.inner.name
+        self.inner.name()
     }
 
     /// Returns the fencing token of this hold. It is greater than that of every earlier hold of

@@ -28,10 +28,15 @@ use crate::store::hold_id::HoldKind;
 pub(crate) struct GuardInner<H: AsRef<[Arc<Hold>]> = [Arc<Hold>; 1]> {
     shared: Arc<Shared>,
     /// The names of a set are separated by commas.
-    name: Arc<str>,
     holds: H,
     /// Whether there is nothing left to release.
     released: bool,
+}
+
+impl GuardInner {
+    fn name(&self) -> &str {
+        &self.holds[0].id.name
+    }
 }
 
 impl<H: AsRef<[Arc<Hold>]>> GuardInner<H> {
@@ -101,7 +106,7 @@ impl LockHandle {
     }
 
     fn inner<H: AsRef<[Arc<Hold>]>>(&self, holds: H) -> GuardInner<H> {
-        GuardInner { shared: self.shared.clone(), name: self.name.clone(), holds, released: false }
+        GuardInner { shared: self.shared.clone(), holds, released: false }
     }
 
     fn fmt_as(&self, handle: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {

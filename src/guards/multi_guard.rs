@@ -125,7 +125,8 @@ impl MultiMutex {
             hold.share_over(&over);
         }
         let names = holds.iter().map(|hold| hold.id.name.to_string()).collect();
-        Ok(Some(MultiGuard { inner: self.handle.inner(holds), names }))
+        let name = self.handle.name.clone();
+        Ok(Some(MultiGuard { inner: self.handle.inner(holds), name, names }))
     }
 }
 
@@ -156,6 +157,7 @@ impl fmt::Debug for MultiMutex {
               bind it to `_guard`, not to `_`"]
 pub struct MultiGuard {
     inner: GuardInner<Vec<Arc<Hold>>>,
+    name: Arc<str>,
     names: Vec<String>,
 }
 
@@ -163,7 +165,7 @@ impl MultiGuard {
     /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.inner.name
+        &self.name
     }
 
     /// Returns the names, in the order in which they were given.

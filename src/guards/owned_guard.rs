@@ -45,14 +45,13 @@ pub struct OwnedGuard {
 impl OwnedGuard {
     pub(crate) fn adopt(shared: &Arc<Shared>, ticket: &Ticket) -> Result<Self> {
         let hold = adoption::adopt(shared, ticket.hold_for(shared)?)?;
-        let (shared, name) = (shared.clone(), hold.id.name.clone());
-        Ok(Self { inner: GuardInner { shared, name, holds: [hold], released: false } })
+        Ok(Self { inner: GuardInner { shared: shared.clone(), holds: [hold], released: false } })
     }
 
     /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.inner.name
+        self.inner.name()
     }
 
     /// Returns the fencing token of this hold. It is greater than that of every earlier hold of

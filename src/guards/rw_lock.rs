@@ -189,7 +189,7 @@ impl ReadGuard {
     /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.inner.name
+        self.inner.name()
     }
 
     /// Returns the fencing token of the last writer. All readers between two writers have the same
@@ -283,7 +283,7 @@ impl WriteGuard {
     /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.inner.name
+        self.inner.name()
     }
 
     /// Returns the fencing token of this hold. It is greater than that of every earlier hold of
@@ -382,12 +382,12 @@ impl WriteGuard {
     /// a reply it is unknown whether the writer or the reader exists, so both are released in the
     /// background.
     pub fn downgrade(mut self) -> Result<ReadGuard> {
-        let GuardInner { shared, name, holds: [writer], .. } = &self.inner;
-        let (shared, name) = (shared.clone(), name.clone());
+        let GuardInner { shared, holds: [writer], .. } = &self.inner;
+        let shared = shared.clone();
         let left = adoption::leave(&shared, writer, "downgrade")?;
         let reader = adoption::downgrade(&shared, writer, left);
         self.inner.released = true;
-        Ok(ReadGuard { inner: GuardInner { shared, name, holds: [reader?], released: false } })
+        Ok(ReadGuard { inner: GuardInner { shared, holds: [reader?], released: false } })
     }
 }
 

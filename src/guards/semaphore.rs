@@ -164,7 +164,7 @@ impl Permit {
     /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.inner.name
+        self.inner.name()
     }
 
     /// Returns `true` if the lease has not ended by this process's clock. Does not ask the server.
