@@ -13,7 +13,7 @@ pub(crate) mod phase;
 pub(crate) mod spans;
 pub(crate) mod sync;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hash};
 
 /// Maps with fewer entries are left alone by [`shrink`].
@@ -23,9 +23,21 @@ const SMALL: usize = 64;
 /// the current content, not the largest that it ever had. This costs each removal a constant time
 /// on average.
 pub(crate) fn shrink<K: Eq + Hash, V, S: BuildHasher>(map: &mut HashMap<K, V, S>) {
-    if map.capacity() > SMALL && map.len() < map.capacity() / 8 {
-        map.shrink_to(map.len() * 2);
+    if let Some(capacity) = smaller(map.len(), map.capacity()) {
+        map.shrink_to(capacity);
     }
+}
+
+/// Like `shrink`, for a set.
+pub(crate) fn shrink_set<K: Eq + Hash, S: BuildHasher>(set: &mut HashSet<K, S>) {
+    if let Some(capacity) = smaller(set.len(), set.capacity()) {
+        set.shrink_to(capacity);
+    }
+}
+
+/// Returns the capacity that is enough for this many entries, if that is much less.
+fn smaller(len: usize, capacity: usize) -> Option<usize> {
+    (capacity > SMALL && len < capacity / 8).then_some(len * 2)
 }
 
 /// Returns a number that is different each time and in each process. Without randomness it may not

@@ -59,7 +59,7 @@ pub(crate) fn lock(
     let thread = Some(current_thread());
     let caller = Caller::new(&shared.config, shared.times, options, wait, thread, clock::now());
     let Some(hold) = acquire_one(shared, HoldKind::Lock, name, &caller)? else { return Ok(None) };
-    shared.held_locks.insert(name, &hold);
+    shared.held_locks.insert(&hold);
     Ok(Some(Level { hold, depth: 1 }))
 }
 

@@ -4,8 +4,10 @@
 //! modules that borrow these parts decide what calls do with them: `acquire`, `release`,
 //! `hold_requests` and `status`.
 
+use std::borrow::Borrow;
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::HashSet;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -15,7 +17,7 @@ use crate::base::clock::{Moment, end_of};
 use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
 use crate::base::maps::RandomState;
-use crate::base::shrink;
+use crate::base::shrink_set;
 use crate::config::{Config, Mechanism};
 use crate::error::{Error, Result};
 use crate::local::listener::Listening;
@@ -297,11 +299,45 @@ fn to_stats(counters: &Counters, pools: &Pools, wait_queues: &WaitQueues) -> Sta
     }
 }
 
-/// The number of a client in this process, and the name of a lock.
-type Key = (u64, Arc<str>);
+/// A hold, found by the name of its lock. The table takes no copies of names, because a thread may
+/// have a million holds.
+struct ByName(Arc<Hold>);
+
+impl ByName {
+    fn name(&self) -> &str {
+        &self.0.id.name
+    }
+}
+
+impl Borrow<str> for ByName {
+    fn borrow(&self) -> &str {
+        self.name()
+    }
+}
+
+impl Hash for ByName {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name().hash(state);
+    }
+}
+
+impl PartialEq for ByName {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Eq for ByName {}
+
+/// The holds of the calling thread by one client.
+struct HeldByClient {
+    /// The number of the client in this process.
+    client: u64,
+    holds: HashSet<ByName, RandomState>,
+}
 
 thread_local! {
-    static HELD: RefCell<HashMap<Key, Arc<Hold>, RandomState>> = RefCell::default();
+    static HELD: RefCell<Vec<HeldByClient>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Finds the calling thread's hold of a name, through one client. Knows nothing of leases: a lost
@@ -331,43 +367,50 @@ impl HeldLocks {
         self.client
     }
 
-    fn key(&self, name: &Arc<str>) -> Key {
-        (self.client(), name.clone())
+    /// Has `act` use the holds of the calling thread; `None` if there are none.
+    fn with<T>(&self, act: impl FnOnce(&mut HashSet<ByName, RandomState>) -> T) -> Option<T> {
+        let client = self.client();
+        let act = |held: &RefCell<Vec<HeldByClient>>| {
+            let mut held = held.borrow_mut();
+            let own = held.iter_mut().find(|held| held.client == client)?;
+            Some(act(&mut own.holds))
+        };
+        HELD.try_with(act).ok().flatten()
     }
 
-    pub(crate) fn find(&self, name: &Arc<str>) -> Option<Arc<Hold>> {
-        let key = self.key(name);
-        HELD.try_with(|held| held.borrow().get(&key).cloned()).unwrap_or_default()
+    pub(crate) fn find(&self, name: &str) -> Option<Arc<Hold>> {
+        self.with(|holds| holds.get(name).map(|found| found.0.clone()))?
     }
 
     /// Returns all holds of the calling thread.
     pub(super) fn all(&self) -> Vec<Arc<Hold>> {
-        let all = HELD.try_with(|held| {
-            let held = held.borrow();
-            let own = held.iter().filter(|((client, _), _)| *client == self.client());
-            own.map(|(_, hold)| hold.clone()).collect()
-        });
-        all.unwrap_or_default()
+        self.with(|holds| holds.iter().map(|held| held.0.clone()).collect()).unwrap_or_default()
     }
 
     /// Adds a hold of the calling thread.
-    pub(crate) fn insert(&self, name: &Arc<str>, hold: &Arc<Hold>) {
-        let key = self.key(name);
-        drop(HELD.try_with(|held| held.borrow_mut().insert(key, hold.clone())));
+    pub(crate) fn insert(&self, hold: &Arc<Hold>) {
+        // It may take the place of one that was lost, which is dropped outside.
+        if self.with(|holds| holds.replace(ByName(hold.clone()))).is_none() {
+            let mut new = HeldByClient { client: self.client(), holds: HashSet::default() };
+            new.holds.insert(ByName(hold.clone()));
+            let add = |held: &RefCell<Vec<HeldByClient>>| {
+                let mut held = held.borrow_mut();
+                held.retain(|other| !other.holds.is_empty());
+                held.push(new);
+            };
+            HELD.try_with(add).unwrap_or_default();
+        }
     }
 
     /// Removes a hold, if it was added.
     pub(crate) fn remove(&self, hold: &Hold) {
-        let key = self.key(&hold.id.name);
-        let removed = HELD.try_with(|held| {
-            let mut held = held.borrow_mut();
-            if held.get(&key).is_some_and(|found| ptr::eq(&raw const **found, hold)) {
-                held.remove(&key);
-                shrink(&mut held);
+        self.with(|holds| {
+            let found = holds.get(&*hold.id.name);
+            if found.is_some_and(|found| ptr::eq(&raw const *found.0, hold)) {
+                holds.remove(&*hold.id.name);
+                shrink_set(holds);
             }
         });
-        // In a destructor of a thread-local there may be nothing to remove it from.
-        removed.unwrap_or_default();
     }
 }
 
@@ -393,13 +436,13 @@ mod tests {
     fn a_thread_finds_what_it_holds_by_a_client_and_leaves_nothing_behind() {
         let (held, other, name) = (HeldLocks::default(), HeldLocks::default(), Arc::from("a"));
         let mine = hold(&name);
-        held.insert(&name, &mine);
+        held.insert(&mine);
         assert!(held.find(&name).is_some_and(|found| Arc::ptr_eq(&found, &mine)));
         assert!(other.find(&name).is_none());
         let leak = || {
             assert!(held.find(&name).is_none());
             let theirs = hold(&name);
-            held.insert(&name, &theirs);
+            held.insert(&theirs);
             Arc::downgrade(&theirs)
         };
         let leaked = thread::scope(|scope| scope.spawn(leak).join().expect("no panic"));
