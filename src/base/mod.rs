@@ -63,6 +63,12 @@ impl SplitMix {
     }
 }
 
+/// Returns the hash FNV-1a of these bytes, which is the same in every process.
+pub(crate) fn fnv(bytes: impl IntoIterator<Item = u8>) -> u64 {
+    let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, fold)
+}
+
 /// Escapes characters of a server's text that a terminal would obey, or that a log would take for
 /// another line.
 pub(crate) fn printable(text: &str) -> String {

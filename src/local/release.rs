@@ -184,7 +184,8 @@ pub(super) fn give_back(shared: &Shared, holds: &[Arc<Hold>], caller: &Caller) {
 /// Releases holds with one level each, and does not wait for the replies; to write the requests no
 /// longer than until `write_by`.
 fn release_unawaited(shared: &Shared, holds: &[Arc<Hold>], write_by: Option<Instant>) {
-    let (mut released, mut spans) = (Vec::with_capacity(holds.len()), Vec::new());
+    // Most holds are handed off or kept, which allocates nothing.
+    let (mut released, mut spans) = (Vec::new(), Vec::new());
     let mut awaited = Awaited::new(shared);
     for hold in holds {
         match end_locally(shared, hold, true) {

@@ -2,7 +2,6 @@
 //! (`protocol/name.rs`), and whether the client is closed and listens.
 
 use std::collections::HashMap;
-use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -10,8 +9,8 @@ use std::time::{Duration, Instant};
 use crate::base::canceller::Canceller;
 use crate::base::clock::{self, Moment, end_of};
 use crate::base::maps::RandomState;
-use crate::base::shrink;
 use crate::base::sync::{AtomicBool, Condvar, Mutex, MutexGuard, interleave, wait_while, wake_all};
+use crate::base::{fnv, shrink};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::local::parker::{Parker, Sent, Signal};
@@ -43,7 +42,6 @@ type Shard = HashMap<Arc<str>, Name<Arc<Parker>>, RandomState>;
 
 #[derive(Default)]
 pub(crate) struct WaitQueues {
-    hasher: RandomState,
     /// Those for locks, and those for what can be shared: threads that want a name as different
     /// things do not wait for each other.
     shards: [[Mutex<Shard>; SHARDS]; 2],
@@ -320,7 +318,7 @@ impl WaitQueues {
     }
 
     fn shard(&self, kind: HoldKind, name: &str) -> MutexGuard<'_, Shard> {
-        let hash = self.hasher.hash_one(name);
+        let hash = fnv(name.bytes());
         let shards = &self.shards[usize::from(!matches!(kind, HoldKind::Lock))];
         shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)].lock()
     }

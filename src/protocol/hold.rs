@@ -173,19 +173,24 @@ impl Hold {
     /// left for one with its options. As long as messages of other clients arrive, they can ask for
     /// a lock that may be kept, so there is time until one does.
     pub(crate) fn may_be_followed_by(&self, caller: &Caller, may_keep: bool, now: Moment) -> bool {
-        let keeps = self.keep > 0 && may_keep && !self.is_wanted();
-        self.suits(&caller.terms, now)
-            && (!self.id.kind.is_lock() || self.current.lock().room > 0)
-            && (keeps || now < self.begun.after(caller.terms.tenure))
+        let current = self.current.lock();
+        let keeps = self.keep > 0 && may_keep && !current.wanted;
+        (keeps || now < self.begun.after(caller.terms.tenure))
+            && (!self.id.kind.is_lock() || current.room > 0)
+            && self.suits_with(&current, &caller.terms, now)
     }
 
     /// Returns `true` if these are the terms of this tenure, and no request of it is in doubt.
     pub(crate) fn suits(&self, terms: &Terms, now: Moment) -> bool {
+        self.suits_with(&self.current.lock(), terms, now)
+    }
+
+    fn suits_with(&self, current: &CurrentHold, terms: &Terms, now: Moment) -> bool {
         self.lease.suits(terms.lease, terms.max_hold)
             && self.renewed == terms.renew
             && (self.taken_until, terms.hold_at_least) == (Moment::FIRST, None)
             && (self.keep == 0 || self.keep == terms.keep)
-            && !self.may_begin()
+            && !current.may_begin
             && self.lease.is_valid(now)
     }
 

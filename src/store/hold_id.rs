@@ -5,6 +5,7 @@ use std::hash::{Hash, Hasher};
 use std::mem;
 use std::sync::Arc;
 
+use crate::base::fnv;
 use crate::config::check_label;
 use crate::error::{Error, Result};
 
@@ -158,10 +159,7 @@ impl HoldId {
     /// Returns a number for the pauses of the call that wants this hold: those of other calls, in
     /// this client and in others, are different ones.
     pub(crate) fn seed(&self) -> u64 {
-        // FNV-1a, of the client's random id.
-        let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        let client = self.client.bytes().fold(0xcbf2_9ce4_8422_2325, fold);
-        client.wrapping_add(self.nonce)
+        fnv(self.client.bytes()).wrapping_add(self.nonce)
     }
 
     /// Parses an owner as Redis has it; `None` if no client of this library wrote it.
