@@ -211,7 +211,7 @@ impl Reporter {
             return;
         }
         let (name, fence, current) = (&hold.id.name, hold.fence(), &*current);
-        // Read only if somebody wants to know.
+        // Read only if a listener or the log wants it.
         let held = || current.held(Moment::now());
         self.counters.released.fetch_add(1, Ordering::Relaxed);
         let event = || Event::Released { name: name.to_string(), fence, held: held() };
