@@ -85,7 +85,7 @@ macro_rules! counters {
         pub(crate) struct Counters {
             /// The calls that may still acquire a hold, and the holds that are not known to have
             /// ended.
-            pub(crate) unsettled: AtomicU64,
+            pub(crate) unfinished: AtomicU64,
             $(pub(crate) $name: AtomicU64,)*
         }
 

@@ -51,7 +51,7 @@ pub(crate) fn lock(
     options: &LockOptions,
     wait: Wait,
 ) -> Result<Option<Level>> {
-    let _call = Counted::begin(&shared.counters.unsettled);
+    let _call = Counted::begin(&shared.counters.unfinished);
     check(shared, name, options)?;
     if let Some(hold) = held_already(shared, name, options)? {
         return nest(shared, hold, options.cancelled_by.as_ref(), wait).map(Some);
@@ -71,7 +71,7 @@ pub(crate) fn owned(
     options: &LockOptions,
     wait: Wait,
 ) -> Result<Option<Arc<Hold>>> {
-    let _call = Counted::begin(&shared.counters.unsettled);
+    let _call = Counted::begin(&shared.counters.unfinished);
     check(shared, name, options)?;
     if kind.is_lock() {
         // It never nests, but waits for a hold of this thread like any other.

@@ -63,7 +63,7 @@ pub(crate) fn acquire_all(
     options: &LockOptions,
     wait: Wait,
 ) -> Result<Option<Vec<Arc<Hold>>>> {
-    let _call = Counted::begin(&shared.counters.unsettled);
+    let _call = Counted::begin(&shared.counters.unfinished);
     check_names(shared, names, options)?;
     let caller = Caller::new(&shared.config, shared.times, options, wait, None, clock::now());
     let caller = &Caller { in_set: true, ..caller };

@@ -169,7 +169,7 @@ fn have(
     action: &'static str,
     renewal: fn(Duration) -> Change,
 ) -> Result<Arc<Hold>> {
-    let _call = Counted::begin(&shared.counters.unsettled);
+    let _call = Counted::begin(&shared.counters.unfinished);
     let name = &left.id.name;
     let caller = Caller::new(&shared.config, shared.times, options, Wait::No, None, clock::now());
     let span = CallSpan::open(|| &**name);

@@ -440,7 +440,7 @@ pub(super) mod tests {
             scene.send(stop());
             let until = end_of(SOON);
             while queues.is_listening() {
-                assert!(Instant::now() < until, "it listens no more");
+                assert!(Instant::now() < until, "it still listens");
                 thread::sleep(Duration::from_millis(1));
             }
         }

@@ -145,7 +145,7 @@ impl OutageLog {
                 1 => format!("the lease of lock {first} is lost: {why}"),
                 _ => format!("the leases of {count} locks are lost, first of {first}: {why}"),
             });
-            self.counters.unsettled.fetch_sub(count, Ordering::SeqCst);
+            self.counters.unfinished.fetch_sub(count, Ordering::SeqCst);
         }
     }
 

@@ -35,7 +35,7 @@ pub(crate) fn unlock(shared: &Shared, holds: &[Arc<Hold>]) -> Result<()> {
     end(shared, holds, false)
 }
 
-/// As `unlock`, unless the lock is handed off to the next thread.
+/// Like `unlock`, unless the lock is handed off to the next thread.
 pub(crate) fn hand_off_or_unlock(shared: &Shared, hold: &Arc<Hold>) -> Result<()> {
     end(shared, slice::from_ref(hold), true)
 }
@@ -160,7 +160,7 @@ fn unless_ended(outcome: Result<(), HoldFailure>) -> Result<(), HoldFailure> {
     if matches!(outcome, Err(HoldFailure::Ended)) { Ok(()) } else { outcome }
 }
 
-/// As `unlock`, but sends the requests and returns: the thread that reads a reply deals with it.
+/// Like `unlock`, but sends the requests and returns: the thread that reads a reply deals with it.
 /// Errors are logged where they occur.
 pub(crate) fn unlock_on_drop(shared: &Shared, holds: &[Arc<Hold>]) {
     if !shared.posts_releases {

@@ -203,7 +203,7 @@ impl RenewerThread {
                 self.reporter.report_end(&payment.debt, &failed, false);
             }
         }
-        let is_complete = self.reporter.counters.unsettled.load(Ordering::SeqCst) == 0 && {
+        let is_complete = self.reporter.counters.unfinished.load(Ordering::SeqCst) == 0 && {
             // Settling the last hold may have left a debt.
             self.receive_new();
             self.payments().all(Payment::is_confirmed)

@@ -97,7 +97,7 @@ impl Reporter {
     /// Has a new hold renewed.
     pub(super) fn begin_renewal(&self, hold: &Arc<Hold>) {
         self.counters.held.fetch_add(1, Ordering::Relaxed);
-        self.counters.unsettled.fetch_add(1, Ordering::SeqCst);
+        self.counters.unfinished.fetch_add(1, Ordering::SeqCst);
         self.renewer.add_lease(hold);
     }
 
@@ -243,7 +243,7 @@ impl Reporter {
             let line = || format!("the lease of lock {name:?} (fence {fence}) is lost: {loss}");
             self.events.warn(line);
         }
-        self.counters.unsettled.fetch_sub(1, Ordering::SeqCst);
+        self.counters.unfinished.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Records whether messages of other clients arrive. If not, they cannot ask for what is kept:
@@ -316,7 +316,7 @@ impl Reporter {
             Ok(()) => self.report_release(hold, &mut hold.current.lock()),
             Err(HoldFailure::Ended) => {}
         }
-        self.counters.unsettled.fetch_sub(1, Ordering::SeqCst);
+        self.counters.unfinished.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Marks a hold as lost if its deadline has passed. Returns `true` for the one call that does.
@@ -328,8 +328,8 @@ impl Reporter {
         lost
     }
 
-    /// As `lose`, and looks until the deadline who has the lock now. The hold counts as lost at
-    /// once; those that watch it are told after the look, so that they can learn the cause.
+    /// Like `lose`, and looks until the deadline which client has the lock now. The hold counts as
+    /// lost at once; those that watch it are told after the look, so that they can learn the cause.
     pub(super) fn lose_and_look(&self, hold: &Hold, deadline: Instant) {
         if hold.lose() {
             self.look(hold, deadline);

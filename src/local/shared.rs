@@ -255,7 +255,7 @@ impl Drop for Shared {
             self.post_releases(&self.wait_queues.end_all_kept(), None);
             self.store.drain(end_of(self.times.io_timeout));
             // The renewer settles a lost hold once it has reported it, after the guards know.
-            self.reporter.events.flush(|| self.counters.unsettled.load(Ordering::SeqCst) == 0);
+            self.reporter.events.flush(|| self.counters.unfinished.load(Ordering::SeqCst) == 0);
         }
     }
 }

@@ -93,8 +93,8 @@ pub struct WaitingCircle {
 }
 
 impl WaitingCircle {
-    fn new(waits: Vec<Wait<'_>>) -> Self {
-        let texts = |wait: Wait<'_>| (wait.client.to_owned(), wait.name.to_owned());
+    fn new(waits: Vec<ClientWait<'_>>) -> Self {
+        let texts = |wait: ClientWait<'_>| (wait.client.to_owned(), wait.name.to_owned());
         let (clients, names) = waits.into_iter().map(texts).unzip();
         Self { clients, names }
     }
@@ -280,7 +280,7 @@ impl Survey {
         let names = circles.iter().flatten().map(|wait| wait.name.to_owned()).collect();
         let reports = self.reports(names)?;
         let still = waits(&reports);
-        let lasts = |circle: &Vec<Wait<'_>>| circle.iter().all(|wait| still.contains(wait));
+        let lasts = |circle: &Vec<ClientWait<'_>>| circle.iter().all(|wait| still.contains(wait));
         let lasting = circles.into_iter().filter(lasts);
         Ok(lasting.map(WaitingCircle::new).collect())
     }
@@ -353,7 +353,7 @@ impl Survey {
 
 /// A client that waits for a name, and a hold that is in its way.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Wait<'a> {
+struct ClientWait<'a> {
     client: &'a str,
     name: &'a str,
     holder: &'a str,
@@ -361,7 +361,7 @@ struct Wait<'a> {
 }
 
 /// Returns which client waits for which other one.
-fn waits(reports: &[NameReport]) -> BTreeSet<Wait<'_>> {
+fn waits(reports: &[NameReport]) -> BTreeSet<ClientWait<'_>> {
     let mut waits = BTreeSet::new();
     for NameReport { name, holds, waiting, .. } in reports {
         let blocks = |(held_as, holder): &&(HeldAs, Holder)| {
@@ -371,14 +371,14 @@ fn waits(reports: &[NameReport]) -> BTreeSet<Wait<'_>> {
         };
         for (_, Holder { client: holder, owner, .. }) in holds.iter().filter(blocks) {
             let others = waiting.iter().filter(|client| *client != holder);
-            waits.extend(others.map(|client| Wait { client, name, holder, owner }));
+            waits.extend(others.map(|client| ClientWait { client, name, holder, owner }));
         }
     }
     waits
 }
 
 /// Returns a shortest circle for each client that is in one, and each circle once.
-fn circles<'a>(waits: &BTreeSet<Wait<'a>>) -> BTreeSet<Vec<Wait<'a>>> {
+fn circles<'a>(waits: &BTreeSet<ClientWait<'a>>) -> BTreeSet<Vec<ClientWait<'a>>> {
     let mut by_client = BTreeMap::<_, Vec<_>>::new();
     for wait in waits {
         by_client.entry(wait.client).or_default().push(wait);
@@ -397,7 +397,7 @@ fn circles<'a>(waits: &BTreeSet<Wait<'a>>) -> BTreeSet<Vec<Wait<'a>>> {
                 });
             }
         }
-        let back = |wait: &&Wait<'a>| (wait.client != *start).then(|| reached[wait.client]);
+        let back = |wait: &&ClientWait<'a>| (wait.client != *start).then(|| reached[wait.client]);
         let mut circle: Vec<_> =
             iter::successors(reached.get(start).copied(), back).cloned().collect();
         circle.reverse();

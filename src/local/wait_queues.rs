@@ -179,7 +179,7 @@ impl WaitQueues {
     }
 
     /// Does what another client wants that asks for the lock of a tenure, and `waits` for it or
-    /// else has only a moment. Returns the tenure if it was kept: it is to be released.
+    /// else has only a moment. Returns the tenure if it was kept: its release is due.
     pub(crate) fn recall(&self, name: &str, nonce: u64, waits: bool) -> Option<Arc<Hold>> {
         let mut shard = self.shard(HoldKind::Lock, name);
         let queue = shard.get_mut(name)?;
@@ -278,7 +278,7 @@ impl WaitQueues {
         }
     }
 
-    /// As `wake`, whatever heads of that name want.
+    /// Like `wake`, for every kind of call for the name.
     pub(crate) fn wake_any(&self, name: &str) -> bool {
         self.wake(HoldKind::Read, name) | self.wake(HoldKind::Lock, name)
     }
@@ -299,7 +299,7 @@ impl WaitQueues {
         self.with_name(hold.kind, &hold.name, act)
     }
 
-    /// As `with`, of a name.
+    /// Like `with`, for a name.
     pub(super) fn with_name<T>(
         &self,
         kind: HoldKind,
@@ -374,12 +374,12 @@ pub(super) struct Pauses<'a> {
 }
 
 impl<'a> Pauses<'a> {
-    /// Those of a call for a lock, which has found the client open.
+    /// Returns the pauses of a call for a lock, which has found the client open.
     pub(super) fn of_wait(queues: &'a Arc<WaitQueues>, canceller: Option<&'a Canceller>) -> Self {
         Self { queues, canceller, was_closed: false }
     }
 
-    /// Those of another call, which begins now.
+    /// Returns the pauses of another call, which begins now.
     pub(super) fn of_request(queues: &'a Arc<WaitQueues>) -> Self {
         Self { queues, canceller: None, was_closed: queues.check_open().is_err() }
     }
@@ -681,7 +681,7 @@ pub(super) mod tests {
             assert!(!waits.is_finished(), "it was not tried yet");
             queues.set_listening(false);
             waits.join().expect("no panic");
-            assert!(!queues.may_keep("x"), "it was tried in vain");
+            assert!(!queues.may_keep("x"), "the attempt has failed");
             queues.set_listening(true);
             assert!(queues.is_listening() && queues.may_keep("x"));
         });

@@ -109,7 +109,7 @@ pub(crate) enum Next {
 #[derive(Debug)]
 pub(crate) struct Ask {
     pub(crate) hold: HoldId,
-    /// Those of the calls behind the first that can be had at the same time.
+    /// The holds of calls behind the first that can begin at the same time.
     pub(crate) others: Vec<HoldId>,
     pub(crate) lease: Duration,
     pub(crate) registration: Registration,

@@ -30,7 +30,7 @@ fn unlock_with_a_panic(scene: &Scene, hold: &Arc<Hold>) {
 }
 
 fn is_settled(scene: &Scene) -> bool {
-    scene.shared.counters.unsettled.load(Ordering::SeqCst) == 0
+    scene.shared.counters.unfinished.load(Ordering::SeqCst) == 0
 }
 
 #[test]
