@@ -34,6 +34,10 @@ const STEPS_MAX: u64 = 3_000_000;
 /// A thread that waits until then waits without a deadline.
 const NEVER: Duration = Duration::from_secs(2_000_000);
 
+/// A thread that loses the processor where a course says so gets it back in that time: enough for
+/// some round trips.
+const SOON: Duration = Duration::from_millis(5);
+
 type Coroutine = Generator<'static, (), ()>;
 
 thread_local! {
@@ -71,6 +75,34 @@ impl Random {
 /// A number of a process. Its threads are paused together, and their channels are its own.
 pub(crate) type Process = usize;
 
+/// What can go one way or another, the more harmful the later. The first three cannot fail a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Choice {
+    /// A thread goes on, or lets others run first.
+    Turn,
+    /// A connection is free, or is not.
+    Connection,
+    /// A request or a message arrives soon, or late.
+    Arrival,
+    /// A message arrives, or is lost.
+    Message,
+    Request,
+    Fault,
+}
+
+/// A choice with this number goes another way than usual.
+pub(crate) type Deviation = (usize, usize);
+
+/// What happens at each choice of a run: the usual, with these exceptions.
+#[derive(Clone, Default)]
+pub(crate) struct Course {
+    pub(crate) deviations: Vec<Deviation>,
+    /// The choices so far, each with the number of ways.
+    pub(crate) choices: Vec<(Choice, usize)>,
+    /// There are no more choices.
+    pub(crate) is_over: bool,
+}
+
 #[derive(Default)]
 struct Executor {
     now: Duration,
@@ -101,6 +133,8 @@ struct Executor {
     steps: u64,
     /// To which process new threads belong, if not to that of the thread that runs.
     starts_for: Option<Process>,
+    /// What happens where there is a choice, if that is not left to chance.
+    course: Option<Course>,
     /// Why the simulation has ended before its time.
     stopped: Option<String>,
 }
@@ -156,6 +190,19 @@ impl Executor {
                 return Some(what);
             }
         }
+    }
+
+    /// Returns in how long something else happens, if that is soon.
+    fn next_event(&self, soon: Duration) -> Option<Duration> {
+        let is_live = |place: usize| match self.happenings[place].1 {
+            Some(What::Resume(task, wait)) => self.tasks[task].wait == wait,
+            Some(What::Act(..) | What::GoOn(_)) => true,
+            None => false,
+        };
+        let live = self.events.iter().filter(|Reverse((.., place))| is_live(*place));
+        let next = live.map(|Reverse((at, ..))| *at).min()?;
+        let next = Duration::from_nanos(next).saturating_sub(self.now);
+        (next < soon).then_some(next)
     }
 
     fn go_on(&mut self, goes_on: impl Fn(Process) -> bool) {
@@ -369,9 +416,49 @@ pub(crate) fn sleep(time: Duration) {
     give_turn();
 }
 
+/// Returns what happens where there are so many ways, if that is not left to chance. 0 is the
+/// usual.
+pub(crate) fn choose(choice: Choice, ways: usize) -> Option<usize> {
+    with(|it| {
+        let course = it.course.as_mut()?;
+        if course.is_over {
+            return Some(0);
+        }
+        let number = course.choices.len();
+        course.choices.push((choice, ways));
+        let deviation = course.deviations.iter().find(|(at, _)| *at == number);
+        Some(deviation.map_or(0, |(_, way)| *way))
+    })
+}
+
+/// Returns `true` if nothing is left to chance.
+pub(crate) fn follows_course() -> bool {
+    with(|it| it.course.is_some())
+}
+
+/// Lets everything happen as usual from now on.
+pub(crate) fn end_choices() {
+    with(|it| it.course.iter_mut().for_each(|course| course.is_over = true));
+}
+
+/// Returns the choices of the last run, each with the number of ways.
+pub(crate) fn choices() -> Vec<(Choice, usize)> {
+    with(|it| it.course.take()).unwrap_or_default().choices
+}
+
 /// Lets other threads run first, now and then, if this thread can wait.
 pub(crate) fn preempt() {
     if UNINTERRUPTED.get() || !can_block() {
+        return;
+    }
+    if with(|it| it.course.is_some()) {
+        if let Some(next) = with(|it| it.next_event(SOON)) {
+            match choose(Choice::Turn, 3) {
+                Some(1) => sleep(next),
+                Some(2) => sleep(SOON),
+                _ => {}
+            }
+        }
         return;
     }
     let pause = with(|it| {
@@ -465,8 +552,10 @@ pub(crate) fn paused_until(process: Process) -> Option<Duration> {
 }
 
 /// The settings of a simulation's threads.
+#[derive(Default)]
 pub(crate) struct Settings {
     pub(crate) seed: u64,
+    pub(crate) course: Option<Course>,
     pub(crate) preemption: u64,
     pub(crate) latency: Duration,
 }
@@ -495,6 +584,7 @@ pub(crate) fn run(
             random: Random(settings.seed),
             preemption: settings.preemption,
             latency: settings.latency,
+            course: settings.course.clone(),
             stacks,
             ..Executor::default()
         };

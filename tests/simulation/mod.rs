@@ -1,6 +1,7 @@
 //! The shipped client under simulated time, network, processes and faults: a run follows from its
 //! seed alone. See `tests/README.md`.
 
+mod explorer;
 mod flaws;
 mod network;
 mod server;
@@ -50,9 +51,17 @@ fn note_panics() {
 
 /// Runs the world of a seed on this thread.
 fn run_here(seed: u64, flaw: Option<Flaw>, tells: bool) -> Result<Tally, Broken> {
+    guarded(flaw, || world::run(seed, tells))
+}
+
+/// Runs a world with a flaw, and stops it if it panics.
+fn guarded(
+    flaw: Option<Flaw>,
+    run: impl FnOnce() -> Result<Tally, String>,
+) -> Result<Tally, Broken> {
     note_panics();
     plant(flaw);
-    let result = panic::catch_unwind(AssertUnwindSafe(|| world::run(seed, tells)));
+    let result = panic::catch_unwind(AssertUnwindSafe(run));
     plant(None);
     let result = result.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();

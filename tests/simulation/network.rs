@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use crate::base::clock;
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::flaws::{self, Flaw, flawed};
-use crate::base::sync::executor::{self, Process, Random};
+use crate::base::sync::executor::{self, Choice, Process, Random};
 use crate::config::Config;
 use crate::config::durability::Durability;
 use crate::net::wait::Interrupter;
@@ -56,6 +56,8 @@ pub(super) struct Network {
     pub(super) lateness: Duration,
     /// Whether the requests of a client arrive in order, unless they get lost.
     pub(super) ordered: bool,
+    /// Whether each name is on a server of its own, as in a cluster.
+    pub(super) apart: bool,
     pub(super) server: Server,
     /// Connections are refused until then.
     pub(super) down_until: Instant,
@@ -148,6 +150,7 @@ impl Network {
             jitter: latency * 2,
             lateness: lease * 9 / 10,
             ordered,
+            apart: false,
             server,
             down_until: clock::now(),
             restarts: 0,
@@ -202,9 +205,25 @@ enum Fate {
     BreaksAfter,
     /// It is executed late, and not answered in time.
     Late,
+    /// It is never executed, nor answered.
+    Lost,
     ReplyIsLost,
     Twice,
+    /// It is executed again much later.
+    TwiceLate,
 }
+
+/// The fates of a request that is not left to chance, the usual one first.
+const FATES: [Fate; 8] = [
+    Fate::Arrives,
+    Fate::BreaksBefore,
+    Fate::BreaksAfter,
+    Fate::Late,
+    Fate::Lost,
+    Fate::ReplyIsLost,
+    Fate::Twice,
+    Fate::TwiceLate,
+];
 
 /// Executes a request at the server, as of now. Returns the reply, and how long it waits for the
 /// replica, if it does.
@@ -230,6 +249,13 @@ fn execute<T>(
     (result, waits)
 }
 
+/// Returns how much later than usual something arrives, if that is not left to chance: after
+/// whatever was sent a little later.
+fn late_arrival() -> Duration {
+    let is_late = executor::choose(Choice::Arrival, 2) == Some(1);
+    if is_late { network(|it| it.latency * 8) } else { Duration::ZERO }
+}
+
 /// Sends the messages that the server has for its clients.
 pub(super) fn deliver() {
     for client in 1..=network(|it| it.links.len()) {
@@ -240,7 +266,10 @@ pub(super) fn deliver() {
                 Some((next, it.delay(), it.random.permille(it.weather.message_lost)))
             });
             let Some((next, delay, is_lost)) = next else { break };
-            let is_lost = is_lost && !matches!(next, Ok(Wake::Complete(_) | Wake::Ready) | Err(_));
+            let can_be_lost = !matches!(next, Ok(Wake::Complete(_) | Wake::Ready) | Err(_));
+            let is_lost = can_be_lost
+                && executor::choose(Choice::Message, 2).map_or(is_lost, |chosen| chosen == 1);
+            let delay = if can_be_lost { delay + late_arrival() } else { delay };
             if is_lost || flawed(Flaw::NoWakeUps) && matches!(next, Ok(Wake::Lock(_))) {
                 say(SERVER, || format!("message to client {client} is lost: {next:?}"));
                 continue;
@@ -261,6 +290,53 @@ pub(super) fn deliver() {
             });
         }
     }
+}
+
+/// Returns what happens to a request, how long it and its reply travel, and how late it is executed
+/// if it is late.
+fn fate_of(
+    client: Process,
+    now: Instant,
+    left: Duration,
+) -> (Option<Fate>, Duration, Duration, Duration) {
+    let chosen = executor::choose(Choice::Request, FATES.len()).map(|way| FATES[way]);
+    let overtaken = late_arrival();
+    network(|it| {
+        let weather = it.weather.clone();
+        let link = &it.links[client - 1];
+        let (is_cut, is_down) = (now < link.cut_until, now < it.down_until);
+        let last = link.last_arrival;
+        let fate = match it.random.below(1000) {
+            _ if is_cut && executor::follows_course() => Some(Fate::Lost),
+            _ if is_cut => Some(Fate::Late),
+            _ if is_down => None,
+            _ if chosen.is_some() => chosen,
+            chance if chance < weather.broken => {
+                Some(if chance % 2 == 0 { Fate::BreaksBefore } else { Fate::BreaksAfter })
+            }
+            chance if chance < weather.broken + weather.late => {
+                Some(if chance % 2 == 0 { Fate::Late } else { Fate::ReplyIsLost })
+            }
+            chance if chance < weather.broken + weather.late + weather.twice => Some(Fate::Twice),
+            _ => Some(Fate::Arrives),
+        };
+        let (mut there, back) = (it.delay() + overtaken, it.delay());
+        if it.ordered && fate != Some(Fate::Late) {
+            let arrival = (now + there).max(last + Duration::from_nanos(1));
+            there = arrival.saturating_duration_since(now);
+            it.links[client - 1].last_arrival = arrival;
+        }
+        // What is late may also never arrive.
+        let most = it.lateness.saturating_sub(left);
+        let late = if chosen.is_some() {
+            most / 2
+        } else if it.random.permille(500) {
+            it.random.time(most)
+        } else {
+            Duration::MAX
+        };
+        (fate, there, back, late)
+    })
 }
 
 /// Sends a request. `done` is called once, at the deadline at the latest.
@@ -290,35 +366,11 @@ fn send<T: Clone + std::fmt::Debug + 'static>(
     };
     let now = clock::now();
     let left = deadline.saturating_duration_since(now);
-    let (fate, there, back, late) = network(|it| {
-        let weather = it.weather.clone();
-        let link = &it.links[client - 1];
-        let (is_cut, is_down) = (now < link.cut_until, now < it.down_until);
-        let last = link.last_arrival;
-        let fate = match it.random.below(1000) {
-            _ if is_cut => Some(Fate::Late),
-            _ if is_down => None,
-            chance if chance < weather.broken => {
-                Some(if chance % 2 == 0 { Fate::BreaksBefore } else { Fate::BreaksAfter })
-            }
-            chance if chance < weather.broken + weather.late => {
-                Some(if chance % 2 == 0 { Fate::Late } else { Fate::ReplyIsLost })
-            }
-            chance if chance < weather.broken + weather.late + weather.twice => Some(Fate::Twice),
-            _ => Some(Fate::Arrives),
-        };
-        let (mut there, back) = (it.delay(), it.delay());
-        if it.ordered && fate != Some(Fate::Late) {
-            let arrival = (now + there).max(last + Duration::from_nanos(1));
-            there = arrival.saturating_duration_since(now);
-            it.links[client - 1].last_arrival = arrival;
-        }
-        // What is late may also never arrive.
-        let most = it.lateness.saturating_sub(left);
-        let late = if it.random.permille(500) { it.random.time(most) } else { Duration::MAX };
-        (fate, there, back, late)
-    });
+    let (fate, there, back, late) = fate_of(client, now, left);
     say(client, || format!("{} ({fate:?})", what()));
+    if !matches!(fate, Some(Fate::Arrives | Fate::Twice | Fate::TwiceLate)) {
+        world::with(|world| world.disturb(client, deadline));
+    }
     let Some(fate) = fate else {
         executor::after(client, there.min(left), move || {
             finish(Err(failure(FailureKind::Unreachable)));
@@ -335,14 +387,15 @@ fn send<T: Clone + std::fmt::Debug + 'static>(
         return;
     }
     let there = if fate == Fate::Late { left.saturating_add(late) } else { there };
-    if fate == Fate::Late && late == Duration::MAX {
+    if fate == Fate::Lost || fate == Fate::Late && late == Duration::MAX {
         return;
     }
     let acks = if durable { network(|it| it.links[client - 1].acks_timeout()) } else { None };
     let request = Rc::new(request);
-    if fate == Fate::Twice {
+    if matches!(fate, Fate::Twice | Fate::TwiceLate) {
         // A connection does not repeat a request that was answered.
-        let (request, again) = (request.clone(), there + back / 2);
+        let again = if fate == Fate::Twice { there + back / 2 } else { left + late };
+        let request = request.clone();
         executor::after(SERVER, again, move || {
             let (reply, _) = execute(client, acks, &*request);
             say(SERVER, || format!("  executes a request of client {client} again: {reply:?}"));
@@ -492,7 +545,8 @@ impl Store for SimulatedStore {
 
     /// Unless no connection is free.
     fn acquire_ahead(&self, request: Acquire<'_>) -> Option<Ahead> {
-        if network(|it| it.random.permille(200)) {
+        let is_busy = network(|it| it.random.permille(200));
+        if executor::choose(Choice::Connection, 2).map_or(is_busy, |chosen| chosen == 1) {
             return None;
         }
         let slot = self.begin_acquire(request);
@@ -500,6 +554,9 @@ impl Store for SimulatedStore {
     }
 
     fn groups(&self, names: &[Arc<str>]) -> Vec<Vec<usize>> {
+        if network(|it| it.apart) {
+            return (0..names.len()).map(|at| vec![at]).collect();
+        }
         if names.is_empty() { Vec::new() } else { vec![(0..names.len()).collect()] }
     }
 

@@ -10,12 +10,15 @@ use std::time::{Duration, Instant};
 
 use crate::base::clock;
 use crate::base::event_thread::Events;
-use crate::base::sync::executor::{self, End, Process, Random, Settings};
+use crate::base::sync::executor::{
+    self, Choice, Course, Deviation, End, Process, Random, Settings,
+};
 use crate::client::Client;
 use crate::config::durability::Durability;
 use crate::config::{Config, LockOptions};
 use crate::error::Error;
 use crate::guards::AnyGuard;
+use crate::guards::owned_guard::{OwnedGuard, Ticket};
 use crate::local::shared::Shared;
 use crate::net::server::Pools;
 use crate::simulation;
@@ -43,7 +46,7 @@ thread_local! {
 
 /// What a name is used as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Usage {
+pub(super) enum Usage {
     Lock,
     ReadWrite,
     Semaphore(u32),
@@ -51,14 +54,16 @@ enum Usage {
 
 /// What a thread has, or wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Side {
+pub(super) enum Side {
+    /// All names of the world, which are locks.
+    All,
     Alone,
     Reader,
     Permit,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Patience {
+pub(super) enum Patience {
     None,
     For(Duration),
     Endless,
@@ -76,9 +81,11 @@ pub(super) struct World {
     last_call: u64,
     /// The guards that are being dropped or unlocked.
     releasing: Vec<(Process, usize)>,
-    /// The number of callers that are not done.
-    running: usize,
     excuses: Vec<Excuse>,
+    /// How a client has overtaken others, if one has.
+    overtaken: Option<String>,
+    /// What else may go wrong whenever a request was executed, if that is not left to chance.
+    accidents: Vec<Accident>,
     lease: Duration,
     io_timeout: Duration,
     retry_window: Duration,
@@ -88,6 +95,8 @@ pub(super) struct World {
     /// Holds are acknowledged by the replica, which takes as long as this at most.
     is_durable: bool,
     acks: Duration,
+    /// No request fails, and no client or server: only messages may be lost.
+    is_reliable: bool,
     is_healed: bool,
     is_over: bool,
     tally: Tally,
@@ -95,11 +104,18 @@ pub(super) struct World {
 
 struct ClientState {
     id: String,
+    /// Until its end.
+    client: Option<Client>,
+    /// The number of callers that are not done.
+    running: usize,
+    /// It has been cut off for ever.
+    is_dead: bool,
     /// What its guards were when they were last looked at.
     closed: bool,
     /// How long it was stopped, in all.
     stopped: Duration,
-    /// When it last was stopped, cut off or closed, or the server was away.
+    /// Until when it was last stopped, cut off or closed, or the server was away, or a request of
+    /// it has failed.
     disturbed: Instant,
 }
 
@@ -107,7 +123,8 @@ struct NameState {
     name: String,
     key: String,
     usage: Usage,
-    keeps: bool,
+    /// How long a client keeps it.
+    keep: Option<Duration>,
     /// The greatest token so far, and when the hold with it began.
     fence: u64,
     /// The greatest token of a write that the server remembers.
@@ -119,6 +136,12 @@ struct NameState {
     had_guard: BTreeMap<Process, Instant>,
     /// Since when the name is free at the server, as far as was looked.
     free_since: Option<Instant>,
+    /// Since when no guard of the name is valid.
+    unguarded_since: Instant,
+    /// The clients that were waiting when the last hold of each client ended, and when that was.
+    waited: BTreeMap<String, (Instant, Vec<String>)>,
+    /// The holds that the server had when it was last looked at.
+    last_holds: Vec<HoldId>,
 }
 
 /// A hold that the server ends earlier than it has promised, so that another one may overlap it.
@@ -143,7 +166,7 @@ impl Excuse {
 }
 
 struct Held {
-    guard: Box<dyn AnyGuard>,
+    guard: Guarded,
     client: Process,
     name: usize,
     side: Side,
@@ -151,6 +174,52 @@ struct Held {
     begun: Instant,
     /// Whether its lease was found over, so that it must stay so.
     is_over: bool,
+}
+
+/// A guard of a lock, which can be passed on, or another one.
+enum Guarded {
+    Lock(OwnedGuard),
+    Other(Box<dyn AnyGuard>),
+}
+
+impl Guarded {
+    fn guard(&self) -> &dyn AnyGuard {
+        match self {
+            Self::Lock(guard) => guard,
+            Self::Other(guard) => &**guard,
+        }
+    }
+
+    fn is_held(&self) -> bool {
+        self.guard().is_held()
+    }
+
+    fn fence(&self) -> Option<u64> {
+        self.guard().fence()
+    }
+
+    fn unlock(self) -> Result<(), Error> {
+        match self {
+            Self::Lock(guard) => guard.unlock(),
+            Self::Other(guard) => guard.unlock(),
+        }
+    }
+}
+
+impl Held {
+    fn is_of(&self, name: usize) -> bool {
+        self.side == Side::All || self.name == name
+    }
+
+    fn conflicts_with(&self, other: &Self) -> bool {
+        self.is_of(other.name) || other.is_of(self.name)
+    }
+}
+
+impl CallState {
+    fn is_about(&self, name: usize) -> bool {
+        self.side == Side::All || self.name == name
+    }
 }
 
 struct CallState {
@@ -227,23 +296,79 @@ pub(super) fn abandon() -> String {
 }
 
 impl NameState {
-    fn new(number: usize, random: &mut Random) -> Self {
+    fn any(number: usize, lease: Duration, random: &mut Random) -> Self {
+        let usage = match random.below(6) {
+            0..4 => Usage::Lock,
+            4 => Usage::ReadWrite,
+            _ => Usage::Semaphore(random.pick(&[1, 2, 3])),
+        };
+        let keep = random.permille(300).then_some(lease);
+        Self { usage, keep, ..Self::new(["a", "b", "c"][number]) }
+    }
+
+    fn new(name: &str) -> Self {
         Self {
-            name: ["a", "b", "c"][number].into(),
-            key: ["lock:a", "lock:b", "lock:c"][number].into(),
-            usage: match random.below(6) {
-                0..4 => Usage::Lock,
-                4 => Usage::ReadWrite,
-                _ => Usage::Semaphore(random.pick(&[1, 2, 3])),
-            },
-            keeps: random.permille(300),
+            name: name.into(),
+            key: format!("lock:{name}"),
+            usage: Usage::Lock,
+            keep: None,
             fence: 0,
             written: 0,
             had_hold: BTreeMap::new(),
             had_waiter: BTreeMap::new(),
             had_guard: BTreeMap::new(),
             free_since: None,
+            unguarded_since: clock::now(),
+            waited: BTreeMap::new(),
+            last_holds: Vec::new(),
         }
+    }
+}
+
+impl NameState {
+    /// Returns why clients do not take turns, if they do not: one whose hold has ended while others
+    /// were waiting must not have the next one while these have an offer.
+    fn check_turns(
+        &mut self,
+        holds: &[(HoldId, u32, Duration)],
+        waiting: &[String],
+        now: Instant,
+    ) -> Option<String> {
+        let client_of = |waiter: &String| match waiter.split_once(':') {
+            Some(("p" | "r" | "w", client)) => client.to_owned(),
+            _ => waiter.clone(),
+        };
+        let waiting: Vec<_> = waiting.iter().map(client_of).collect();
+        let is_offer = |hold: &HoldId| hold.nonce == 0;
+        let is_offered =
+            |client: &str| holds.iter().any(|(hold, ..)| is_offer(hold) && *hold.client == *client);
+        // What only one can have it does not get while another has the offer.
+        let waits = |client: &String| {
+            waiting.contains(client) || self.usage == Usage::Lock && is_offered(client)
+        };
+        let last = holds.iter().map(|(hold, ..)| hold.clone()).filter(|hold| !is_offer(hold));
+        let last = mem::replace(&mut self.last_holds, last.collect());
+        let mut overtaken = None;
+        for hold in self.last_holds.iter().filter(|hold| !last.contains(hold)) {
+            let me = &*hold.client;
+            if let Some((at, waited)) = self.waited.remove(me)
+                && now < at + OFFER
+                && let Some(other) = waited.iter().find(|it| waits(it))
+            {
+                overtaken = Some(format!("client {me} gets {:?} before {other}", self.name));
+            }
+            self.waited.values_mut().for_each(|(_, waited)| waited.retain(|it| it != me));
+        }
+        for hold in last.iter().filter(|hold| !self.last_holds.contains(hold)) {
+            let me = &*hold.client;
+            let offered = holds.iter().map(|(it, ..)| it).filter(|it| is_offer(it));
+            let queue = waiting.iter().map(String::as_str).take_while(|client| *client != me);
+            let before = offered.map(|it| &*it.client).chain(queue).map(str::to_owned).collect();
+            if !is_offered(me) {
+                self.waited.insert(me.to_owned(), (now, before));
+            }
+        }
+        overtaken
     }
 }
 
@@ -271,18 +396,27 @@ impl World {
                     None => drop(seen.insert(client.to_owned(), now)),
                 }
             });
+            if executor::follows_course() {
+                let (holds, waiting) =
+                    (self.network.server.holds(key), self.network.server.waiting(key));
+                let overtaken = name.check_turns(&holds, &waiting, now);
+                self.overtaken = self.overtaken.take().or(overtaken);
+            }
             name.free_since = is_free.then(|| name.free_since.unwrap_or(now));
         }
     }
 
-    fn disturb(&mut self, client: Process) {
-        let now = clock::now();
-        self.clients[client - 1].disturbed = now;
+    /// Notes that a client cannot do as usual until then.
+    pub(super) fn disturb(&mut self, client: Process, until: Instant) {
+        // Not before its client has been opened.
+        if let Some(state) = self.clients.get_mut(client - 1) {
+            state.disturbed = state.disturbed.max(until);
+        }
     }
 
-    fn disturb_all(&mut self) {
+    fn disturb_all(&mut self, until: Instant) {
         for client in 1..=self.clients.len() {
-            self.disturb(client);
+            self.disturb(client, until);
         }
     }
 
@@ -349,7 +483,7 @@ impl World {
         }
         let others = self.guards.iter().enumerate().filter(|(at, _)| *at != new);
         let others = others.filter_map(|(_, held)| held.as_ref());
-        let others = others.filter(|it| it.name == one.name && it.guard.is_held());
+        let others = others.filter(|it| it.conflicts_with(one) && it.guard.is_held());
         let others = others.filter(|it| !self.is_excused(it));
         let others: Vec<_> = others.collect();
         let conflicts = match self.names[one.name].usage {
@@ -374,7 +508,20 @@ impl World {
 
 /// Notes what the server has after it has executed a request.
 pub(super) fn after_execution() {
-    with(World::look_at_server);
+    let overtaken = with(|world| {
+        world.look_at_server();
+        world.overtaken.take().filter(|_| world.is_calm)
+    });
+    if let Some(why) = overtaken {
+        broken(&why);
+    }
+    let ways = with(|world| world.accidents.len() + 1);
+    if ways > 1
+        && let Some(way @ 1..) = executor::choose(Choice::Fault, ways)
+    {
+        let accident = with(|world| world.accidents[way - 1]);
+        executor::spawn(Some(DIRECTOR), move || happen(accident, &mut Random::default()));
+    }
 }
 
 /// What a step of the simulation must not break.
@@ -398,6 +545,86 @@ fn check_step(client: Process) {
     }
 }
 
+/// Notes a new guard, and checks that no other one is valid, and that tokens grow.
+fn begin_hold(held: Held, grows: impl Fn(u64, u64, Side) -> bool) -> usize {
+    let Held { client, name, side, begun, .. } = held;
+    let fence = held.guard.fence().unwrap_or(0);
+    let (place, last, is_excused) = with(|world| {
+        world.tally.acquired += 1;
+        let place = world.guards.iter().position(Option::is_none);
+        let place = place.unwrap_or_else(|| {
+            world.guards.push(None);
+            world.guards.len() - 1
+        });
+        let now = clock::now();
+        let names = world.names.iter_mut().enumerate();
+        for (_, state) in names.filter(|(at, _)| held.is_of(*at)) {
+            state.had_guard.insert(client, now);
+        }
+        // A tenure that the server has forgotten goes on with its tokens until it ends.
+        let mut excuses = world.excuses.iter();
+        let is_excused = excuses.any(|it| it.is_about(client, name, held.guard.fence(), begun));
+        world.guards[place] = Some(held);
+        let state = &mut world.names[name];
+        let last = if side == Side::Reader { state.written } else { state.fence };
+        if side == Side::Alone && !is_excused {
+            (state.fence, state.written) = (state.fence.max(fence), state.written.max(fence));
+        }
+        (place, last, is_excused)
+    });
+    // A hold whose lease is over when its call ends is no use, whatever its token.
+    let is_held = with(|world| world.guards[place].as_ref().is_some_and(|it| it.guard.is_held()));
+    if is_held && !is_excused && !grows(last, fence, side) {
+        let name = with(|world| world.names[name].name.clone());
+        broken(&format!("the fence of {name:?} is {fence} after {last}"));
+    }
+    if let Err(why) = with(|world| world.check_exclusion(place)) {
+        broken(&why);
+    }
+    place
+}
+
+/// Passes a lock to another client, which has it for some time.
+fn pass(from: Process, place: usize, to: Process, holds: Duration) {
+    let held = with(|world| world.guards[place].take());
+    let Some(Held { guard: Guarded::Lock(guard), name, begun, .. }) = held else { return };
+    let fence = guard.fence();
+    with(|world| world.releasing.push((from, name)));
+    let ticket = guard.detach();
+    end_release(from, name);
+    say(from, || format!("leaves the hold with fence {fence:?}: {ticket:?}"));
+    let Ok(ticket) = ticket else { return };
+    start(to, move |client, process| adopt(client, process, name, begun, fence, holds, &ticket));
+}
+
+/// Adopts a hold, and has it for some time.
+fn adopt(
+    client: &Client,
+    process: Process,
+    name: usize,
+    begun: Instant,
+    fence: u64,
+    holds: Duration,
+    ticket: &Ticket,
+) {
+    match client.adopt(ticket) {
+        Ok(guard) => {
+            say(process, || format!("adopts the hold with fence {fence:?}"));
+            let (guard, side) = (Guarded::Lock(guard), Side::Alone);
+            let held = Held { guard, client: process, name, side, begun, is_over: false };
+            let place = begin_hold(held, |last, found, _| found == fence && last == fence);
+            executor::sleep(holds);
+            release(process, place, false);
+        }
+        Err(error) => {
+            say(process, || format!("adopts nothing: {error}"));
+            if with(|world| world.is_calm) {
+                broken(&format!("a hold is not adopted, though nothing went wrong: {error}"));
+            }
+        }
+    }
+}
+
 /// Acquires something and checks how the call has ended.
 fn acquire(
     client: &Client,
@@ -406,18 +633,18 @@ fn acquire(
     side: Side,
     patience: Patience,
 ) -> Option<usize> {
-    let (begun, number, text, usage, keeps, lease) = with(|world| {
+    let (begun, number, text, usage, keep) = with(|world| {
         world.last_call += 1;
         world.tally.calls += 1;
         let begun = clock::now();
         let call = CallState { client: process, name, patience, begun, side };
         world.calls.insert(world.last_call, call);
-        let NameState { name, usage, keeps, .. } = &world.names[name];
-        (begun, world.last_call, name.clone(), *usage, *keeps, world.lease)
+        let NameState { name, usage, keep, .. } = &world.names[name];
+        (begun, world.last_call, name.clone(), *usage, *keep)
     });
     let stopped = with(|world| world.clients[process - 1].stopped);
     say(process, || format!("call {number}: wants {text:?} as {side:?}, waits {patience:?}"));
-    let result = request(client, &text, usage, side, patience, keeps.then_some(lease));
+    let result = request(client, process, &text, usage, side, patience, keep);
     let now = clock::now();
     with(|world| world.calls.remove(&number));
     let took = now - begun;
@@ -441,49 +668,24 @@ fn acquire(
     }
     match result {
         Ok(Some(guard)) => {
-            let fence = guard.fence();
-            say(process, || format!("call {number}: acquired, fence {fence:?}"));
-            let place = with(|world| {
-                world.tally.acquired += 1;
-                let held = Held { guard, client: process, name, side, begun, is_over: false };
-                let place = world.guards.iter().position(Option::is_none);
-                let place = place.unwrap_or_else(|| {
-                    world.guards.push(None);
-                    world.guards.len() - 1
-                });
-                world.guards[place] = Some(held);
-                place
-            });
-            let broken_by = with(|world| {
-                let mut excuses = world.excuses.iter();
-                // A tenure that the server has forgotten goes on with its tokens until it ends.
-                let is_excused = excuses.any(|it| it.is_about(process, name, fence, begun));
-                let state = &mut world.names[name];
-                state.had_guard.insert(process, now);
-                let (last, written, fence) = (state.fence, state.written, fence.unwrap_or(0));
-                let grows = is_excused
-                    || match side {
-                        Side::Permit => true,
-                        Side::Reader => fence >= written,
-                        Side::Alone => fence > last,
-                    };
-                if side == Side::Alone && !is_excused {
-                    (state.fence, state.written) = (last.max(fence), written.max(fence));
-                }
-                if !grows {
-                    return Some(format!("the fence of {text:?} is {fence} after {last}"));
-                }
-                world.check_exclusion(place).err()
-            });
-            if let Some(why) = broken_by {
-                broken(&why);
-            }
-            Some(place)
+            say(process, || format!("call {number}: acquired, fence {:?}", guard.fence()));
+            let grows = |last, fence, side| match side {
+                Side::All | Side::Permit => true,
+                Side::Reader => fence >= last,
+                Side::Alone => fence > last,
+            };
+            let held = Held { guard, client: process, name, side, begun, is_over: false };
+            Some(begin_hold(held, grows))
         }
         Ok(None) => {
             say(process, || format!("call {number}: busy"));
             with(|world| world.tally.busy += 1);
-            if !with(|world| world.was_contended(process, name, begun, patience)) {
+            let was_contended = with(|world| {
+                let names = 0..world.names.len();
+                let mut names = names.filter(|at| side == Side::All || *at == name);
+                names.any(|name| world.was_contended(process, name, begun, patience))
+            });
+            if !was_contended {
                 broken(&format!("call {number} is told that {text:?} is held, and it was not"));
             }
             None
@@ -539,8 +741,8 @@ impl World {
         let others = |seen: &BTreeMap<String, Instant>| {
             seen.iter().any(|(id, at)| id != own && *at >= since)
         };
-        let is_held = self.guards.iter().flatten().any(|it| it.name == name && it.client == client);
-        let is_awaited = self.calls.values().any(|it| it.name == name && it.client == client);
+        let is_held = self.guards.iter().flatten().any(|it| it.is_of(name) && it.client == client);
+        let is_awaited = self.calls.values().any(|it| it.is_about(name) && it.client == client);
         let was_held = state.had_guard.get(&client).is_some_and(|at| *at >= since)
             || self.releasing.contains(&(client, name));
         // A request that no call waits for any more may have begun a hold of this client, which it
@@ -555,45 +757,57 @@ impl World {
     }
 }
 
+/// Attempts to get a hold.
 fn request(
     client: &Client,
+    process: Process,
     name: &str,
     usage: Usage,
     side: Side,
     patience: Patience,
     keep: Option<Duration>,
-) -> Result<Option<Box<dyn AnyGuard>>, Error> {
+) -> Result<Option<Guarded>, Error> {
     macro_rules! acquired {
-        ($handle:expr, $lock:ident, $try_lock:ident, $try_lock_for:ident) => {
+        ($wrap:expr, $handle:expr, $lock:ident, $try_lock:ident, $try_lock_for:ident) => {
             match patience {
-                Patience::None => boxed($handle.$try_lock()?),
-                Patience::For(time) => boxed($handle.$try_lock_for(time)?),
-                Patience::Endless => boxed(Some($handle.$lock()?)),
+                Patience::None => $handle.$try_lock()?.map($wrap),
+                Patience::For(time) => $handle.$try_lock_for(time)?.map($wrap),
+                Patience::Endless => Some($wrap($handle.$lock()?)),
             }
         };
     }
     Ok(match (usage, side) {
+        (_, Side::All) => {
+            let mut names: Vec<_> =
+                with(|world| world.names.iter().map(|name| name.name.clone()).collect());
+            let count = names.len();
+            names.rotate_left(process % count);
+            let set = client.mutexes(names);
+            acquired!(other, set, lock, try_lock, try_lock_for)
+        }
         (Usage::Lock, _) => {
             let mut mutex = client.mutex(name);
             if let Some(keep) = keep {
                 mutex = mutex.keep(keep);
             }
-            acquired!(mutex, lock_owned, try_lock_owned, try_lock_owned_for)
+            acquired!(Guarded::Lock, mutex, lock_owned, try_lock_owned, try_lock_owned_for)
         }
         (Usage::ReadWrite, Side::Reader) => {
-            acquired!(client.rw_lock(name), read, try_read, try_read_for)
+            acquired!(other, client.rw_lock(name), read, try_read, try_read_for)
         }
-        (Usage::ReadWrite, _) => acquired!(client.rw_lock(name), write, try_write, try_write_for),
+        (Usage::ReadWrite, _) => {
+            acquired!(other, client.rw_lock(name), write, try_write, try_write_for)
+        }
         (Usage::Semaphore(permits), _) => {
-            acquired!(client.semaphore(name, permits), acquire, try_acquire, try_acquire_for)
+            let semaphore = client.semaphore(name, permits);
+            acquired!(other, semaphore, acquire, try_acquire, try_acquire_for)
         }
     })
 }
 
-fn boxed<G: AnyGuard + 'static>(guard: Option<G>) -> Option<Box<dyn AnyGuard>> {
-    guard.map(|guard| Box::new(guard) as Box<dyn AnyGuard>)
+fn other<G: AnyGuard + 'static>(guard: G) -> Guarded {
+    Guarded::Other(Box::new(guard))
 }
-
 /// Ends a hold.
 fn release(process: Process, place: usize, drops: bool) {
     let Some(Held { guard, name, side, .. }) = with(|world| {
@@ -622,6 +836,10 @@ fn release(process: Process, place: usize, drops: bool) {
             broken(&format!("a release fails, though nothing went wrong: {error}"));
         }
     }
+    end_release(process, name);
+}
+
+fn end_release(process: Process, name: usize) {
     with(|world| {
         let ended = world.releasing.iter().position(|it| *it == (process, name));
         ended.map(|at| world.releasing.swap_remove(at));
@@ -663,16 +881,30 @@ fn caller(client: &Client, process: Process, mut random: Random, calls: u64) {
         }
         release(process, place, random.permille(700));
     }
-    with(|world| world.running -= 1);
+}
+
+/// Starts a thread of a client.
+fn start(process: Process, act: impl FnOnce(&Client, Process) + Send + 'static) {
+    let client = with(|world| {
+        world.clients[process - 1].running += 1;
+        world.clients[process - 1].client.clone().expect("it is open")
+    });
+    executor::spawn(Some(process), move || {
+        act(&client, process);
+        drop(client);
+        with(|world| world.clients[process - 1].running -= 1);
+    });
 }
 
 /// Something that goes wrong.
 #[derive(Clone, Copy, Debug)]
-enum Fault {
+pub(super) enum Fault {
     /// A client is stopped for a while, all its threads at once.
     Stop,
-    /// A client cannot reach the server for a while, or ever again.
+    /// A client cannot reach the server for a while.
     CutOff,
+    /// A client can never reach the server again: for others it is dead.
+    Die,
     /// A client no longer receives messages, until it listens again.
     ListenerLost,
     /// A client is closed.
@@ -719,15 +951,37 @@ const FAULTS: [Fault; 14] = [
 /// The number of the process of those who run the world.
 const DIRECTOR: Process = 99;
 
-fn happen(fault: Fault, random: &mut Random, clients: &[Client]) {
+/// A fault of a client, which lasts that long, or of a name.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Accident {
+    pub(super) fault: Fault,
+    pub(super) client: Process,
+    pub(super) time: Duration,
+    pub(super) name: usize,
+}
+
+impl Accident {
+    fn any(fault: Fault, random: &mut Random) -> Self {
+        let (lease, clients, names) =
+            with(|world| (world.lease, world.clients.len(), world.names.len()));
+        let time = random.time(lease * 2);
+        let mut below = |end: usize| usize::try_from(random.below(end as u64)).unwrap_or(0);
+        let client = below(clients) + 1;
+        let name = if let Fault::HoldEnded = fault { below(names) } else { 0 };
+        Self { fault, client, time, name }
+    }
+}
+
+fn happen(accident: Accident, random: &mut Random) {
+    let Accident { fault, client, time, name } = accident;
     let lease = with(|world| world.lease);
-    let time = random.time(lease * 2);
-    let client = usize::try_from(random.below(clients.len() as u64)).unwrap_or(0) + 1;
     say(DIRECTOR, || format!("FAULT: {fault:?}, client {client}, {time:?}"));
     let now = clock::now();
     with(|world| match fault {
-        Fault::Stop | Fault::CutOff | Fault::ListenerLost => world.disturb(client),
-        _ => world.disturb_all(),
+        Fault::Stop | Fault::CutOff | Fault::Die | Fault::ListenerLost => {
+            world.disturb(client, now + time);
+        }
+        _ => world.disturb_all(now + time),
     });
     match fault {
         Fault::Stop => {
@@ -737,15 +991,20 @@ fn happen(fault: Fault, random: &mut Random, clients: &[Client]) {
             let end = executor::paused_until(client).unwrap_or_default();
             with(|world| world.clients[client - 1].stopped += end.saturating_sub(start));
         }
-        Fault::CutOff => with(|world| {
+        Fault::CutOff | Fault::Die => with(|world| {
+            let is_dead = matches!(fault, Fault::Die);
+            world.clients[client - 1].is_dead |= is_dead;
             let link = &mut world.network.links[client - 1];
-            link.cut_until = now + time;
+            link.cut_until = now + if is_dead { LONGEST } else { time };
             link.break_subscription();
         }),
         Fault::ListenerLost => with(|world| world.network.links[client - 1].break_subscription()),
         Fault::Close | Fault::ShutDown => {
-            let (client, process) = (clients[client - 1].clone(), client);
-            with(|world| world.clients[process - 1].closed = true);
+            let process = client;
+            let client = with(|world| {
+                world.clients[process - 1].closed = true;
+                world.clients[process - 1].client.clone().expect("it is open")
+            });
             executor::spawn(Some(process), move || {
                 if let Fault::Close = fault {
                     client.close();
@@ -771,8 +1030,6 @@ fn happen(fault: Fault, random: &mut Random, clients: &[Client]) {
         }),
         Fault::HoldEnded => {
             with(|world| {
-                let names = world.names.len() as u64;
-                let name = usize::try_from(random.below(names)).unwrap_or(0);
                 let name = world.names[name].name.clone();
                 world.change_server(false, |network| {
                     // A server that is down does not ask a client for a lock that it keeps.
@@ -798,7 +1055,7 @@ fn happen(fault: Fault, random: &mut Random, clients: &[Client]) {
             with(|world| {
                 let is_durable = world.is_durable;
                 world.change_server(is_durable, |network| network.fail_over(time / 4));
-                world.disturb_all();
+                world.disturb_all(clock::now());
             });
         }
         Fault::ReplicaIsCutOff => cut_off_replica(time),
@@ -816,17 +1073,23 @@ fn cut_off_replica(time: Duration) {
 /// Ends everything that is wrong.
 fn heal() {
     say(DIRECTOR, || "everything is healed".into());
+    executor::end_choices();
     let now = clock::now();
     executor::resume_all();
     with(|world| {
         world.network.weather = Weather::default();
         world.network.down_until = now;
         world.network.server.heal();
-        for link in &mut world.network.links {
-            link.cut_until = now;
+        for (link, client) in world.network.links.iter_mut().zip(&mut world.clients) {
+            client.closed |= client.is_dead;
+            if !client.is_dead {
+                link.cut_until = now;
+            }
         }
         world.is_healed = true;
-        world.disturb_all();
+        for client in &mut world.clients {
+            client.disturbed = now;
+        }
     });
 }
 
@@ -841,14 +1104,32 @@ fn tick() {
         let pause =
             if world.is_calm { Duration::from_millis(100) } else { backoff_max + OFFER * 2 };
         let most = pause + world.network.latency * 20;
-        if !world.is_healed && !world.is_calm {
+        let unguarded_most =
+            if world.is_reliable { most } else { most + world.lease * 2 + io_timeout };
+        let is_explored = executor::follows_course();
+        for (at, name) in world.names.iter_mut().enumerate() {
+            let mut guards = world.guards.iter().flatten();
+            if guards.any(|held| held.is_of(at) && held.guard.is_held()) {
+                name.unguarded_since = now;
+            }
+        }
+        if !world.is_healed && !world.is_calm && !is_explored {
             return None;
         }
         for (number, call) in &world.calls {
             let name = &world.names[call.name];
             let client = &world.clients[call.client - 1];
             let is_disturbed = now < client.disturbed + retry + io_timeout + most;
-            let is_held = world.guards.iter().flatten().any(|it| it.name == call.name)
+            // Whatever a client that no longer has a guard has left behind has ended by then.
+            let unguarded = name.unguarded_since.max(call.begun).max(client.disturbed);
+            if is_explored && !client.closed && now > unguarded + unguarded_most {
+                let name = &name.name;
+                return Some(format!("call {number} waits, though {name:?} has no guard"));
+            }
+            if !world.is_healed && !world.is_calm {
+                continue;
+            }
+            let is_held = world.guards.iter().flatten().any(|it| it.is_of(call.name))
                 || world.releasing.iter().any(|(_, name)| *name == call.name);
             // A lock that a client only keeps is free too.
             let last_held = name.had_guard.values().max().copied().filter(|_| world.is_calm);
@@ -873,7 +1154,7 @@ fn tick() {
 }
 
 /// Runs a world from its beginning to its end.
-fn direct(mut random: Random, clients: Vec<Client>) {
+fn direct(mut random: Random) {
     let calm = with(|world| world.is_calm);
     let faults = if calm { 0 } else { random.below(6) };
     let horizon = Duration::from_secs(3);
@@ -885,19 +1166,31 @@ fn direct(mut random: Random, clients: Vec<Client>) {
             Fault::FailsOver | Fault::ReplicaIsCutOff if !is_replicated => Fault::ServerRestarts,
             fault => fault,
         };
-        happen(fault, &mut random, &clients);
+        happen(Accident::any(fault, &mut random), &mut random);
         if random.permille(300) {
             with(|world| world.network.older = Some(world.network.server.memory.copy()));
         }
     }
+    finish(Duration::from_secs(3));
+}
+
+/// Waits for the callers, heals everything after some time, and checks that nothing is left.
+fn finish(horizon: Duration) {
     let begin = clock::now();
-    while with(|world| world.running > 0) && clock::elapsed(begin) < horizon {
+    let are_done = |world: &mut World| world.clients.iter().all(|it| it.running == 0 || it.is_dead);
+    while !with(are_done) && clock::elapsed(begin) < horizon {
         executor::sleep(Duration::from_millis(50));
     }
     heal();
+    let dead = with(|world| {
+        let dead = world.clients.iter().filter(|it| it.is_dead);
+        dead.filter_map(|it| it.client.clone()).collect::<Vec<_>>()
+    });
+    dead.iter().for_each(Client::close);
+    drop(dead);
     let (healed, lease) = (clock::now(), with(|world| world.lease));
     let patience = lease * 10 + Duration::from_secs(60);
-    while with(|world| world.running > 0) {
+    while with(|world| world.clients.iter().any(|it| it.running > 0)) {
         executor::sleep(Duration::from_millis(50));
         if clock::elapsed(healed) > patience {
             broken("a call does not come to an end");
@@ -905,7 +1198,8 @@ fn direct(mut random: Random, clients: Vec<Client>) {
     }
     // Clean-ups are repeated until their lease is over.
     let set_back = with(|world| world.network.server.set_back());
-    executor::sleep(lease + set_back + Duration::from_secs(3));
+    let keep = with(|world| world.names.iter().filter_map(|name| name.keep).max());
+    executor::sleep(lease + keep.unwrap_or_default() + set_back + Duration::from_secs(3));
     with(World::look_at_server);
     let broken_by = with(|world| {
         world.is_over = true;
@@ -929,6 +1223,9 @@ fn direct(mut random: Random, clients: Vec<Client>) {
     if let Some(why) = broken_by {
         broken(&why);
     }
+    let clients =
+        with(|world| world.clients.iter_mut().filter_map(|it| it.client.take()).collect());
+    let clients: Vec<Client> = clients;
     for (at, client) in clients.into_iter().enumerate() {
         let stats = client.stats();
         let ends = stats.released + stats.lost + stats.failed_releases;
@@ -956,9 +1253,13 @@ pub(super) fn run(seed: u64, tells: bool) -> Result<Tally, String> {
         seed: random.next(),
         preemption: random.pick(&[0, 50, 300]),
         latency: Duration::from_micros(random.pick(&[1, 50, 1000])),
+        course: None,
     };
-    let End { threads, steps, lasted } =
-        executor::run(&settings, LONGEST, || begin(random, tells, latency), check_step)?;
+    conduct(&settings, || begin(random, tells, latency))
+}
+
+fn conduct(settings: &Settings, begin: impl FnOnce()) -> Result<Tally, String> {
+    let End { threads, steps, lasted } = executor::run(settings, LONGEST, begin, check_step)?;
     if threads > 0 {
         return Err(format!("{threads} threads are left"));
     }
@@ -967,7 +1268,7 @@ pub(super) fn run(seed: u64, tells: bool) -> Result<Tally, String> {
     Ok(Tally { steps, simulated: lasted, ..tally })
 }
 
-/// Creates the world, and starts its threads.
+/// Creates the world of a seed, and starts its threads.
 fn begin(mut random: Random, tells: bool, latency: Duration) {
     // A server that is so far away that few round trips fit into a timeout is no calm world.
     let is_calm = random.permille(300) && latency < Duration::from_millis(10);
@@ -983,10 +1284,7 @@ fn begin(mut random: Random, tells: bool, latency: Duration) {
         message_lost: rate(&mut random) * 3,
     };
     let lease = Duration::from_millis(random.pick(&[300, 1000, 3000, 10_000]));
-    let options = LockOptions { lease, ..LockOptions::default() };
-    let label = Some("simulated".to_owned());
-    let mut config =
-        Config { label, options: Arc::new(options), deadlock_after: None, ..Config::default() };
+    let mut config = config_of(lease);
     if random.permille(300) {
         config.backoff = (Duration::from_millis(20), Duration::from_secs(2));
     }
@@ -1001,7 +1299,7 @@ fn begin(mut random: Random, tells: bool, latency: Duration) {
     let (server, now) = (MemoryServer::new(), clock::now());
     let count = random.pick(&[1, 2, 2, 2, 3, 3, 4, 4, 6, 9]);
     let names = random.pick(&[1, 1, 2, 3]);
-    let names = (0..names).map(|number| NameState::new(number, &mut random)).collect();
+    let names = (0..names).map(|number| NameState::any(number, lease, &mut random)).collect();
     let links = (0..count).map(|_| Link::new(&server, &config)).collect();
     let ahead = random.pick(&[0, 0, 1_000_000_000, -1_000_000_000_000]);
     let rate = random.pick(&[0, 0, 10, -10, 9_000, -9_000]);
@@ -1012,32 +1310,66 @@ fn begin(mut random: Random, tells: bool, latency: Duration) {
     let chance = Random(random.next());
     let ordered = random.permille(500);
     let network = Network::new(chance, weather, latency, lease, ordered, server, links);
-    let world = World {
-        network,
-        tells,
-        history: String::new(),
-        clients: Vec::new(),
-        names,
-        guards: Vec::new(),
-        calls: BTreeMap::new(),
-        last_call: 0,
-        releasing: Vec::new(),
-        running: 0,
-        excuses: Vec::new(),
-        lease,
-        io_timeout: config.io_timeout(lease),
-        retry_window: config.retry_window,
-        backoff_max: config.backoff.1,
-        is_calm,
-        is_durable,
-        acks: config.durability.timeout(),
-        is_healed: false,
-        is_over: false,
-        tally: Tally::default(),
-    };
+    let is_reliable = is_calm;
+    populate(
+        World { is_calm, is_durable, is_reliable, ..World::new(network, names, &config, tells) },
+        config,
+        move || {
+            for process in 1..=count {
+                for _ in 0..=random.below(4) {
+                    let random = Random(random.next());
+                    let calls = 1 + random.clone().below(12);
+                    start(process, move |client, process| caller(client, process, random, calls));
+                }
+            }
+            tick();
+            direct(random);
+        },
+    );
+}
+
+fn config_of(lease: Duration) -> Config {
+    let options = LockOptions { lease, ..LockOptions::default() };
+    let label = Some("simulated".to_owned());
+    Config { label, options: Arc::new(options), deadlock_after: None, ..Config::default() }
+}
+
+impl World {
+    fn new(network: Network, names: Vec<NameState>, config: &Config, tells: bool) -> Self {
+        let lease = config.options.lease;
+        Self {
+            network,
+            tells,
+            history: String::new(),
+            clients: Vec::new(),
+            names,
+            guards: Vec::new(),
+            calls: BTreeMap::new(),
+            last_call: 0,
+            releasing: Vec::new(),
+            overtaken: None,
+            accidents: Vec::new(),
+            excuses: Vec::new(),
+            is_durable: false,
+            acks: config.durability.timeout(),
+            lease,
+            io_timeout: config.io_timeout(lease),
+            retry_window: config.retry_window,
+            backoff_max: config.backoff.1,
+            is_calm: false,
+            is_reliable: false,
+            is_healed: false,
+            is_over: false,
+            tally: Tally::default(),
+        }
+    }
+}
+
+/// Opens the clients of a world, and lets a thread run it.
+fn populate(world: World, config: Config, direct: impl FnOnce() + Send + 'static) {
+    let count = world.network.links.len();
     WORLD.with(|it| *it.borrow_mut() = Some(world));
     executor::spawn(Some(DIRECTOR), move || {
-        let mut clients = Vec::new();
         for number in 1..=count {
             let store = Arc::new(SimulatedStore { client: number });
             let events = Events::default();
@@ -1046,23 +1378,111 @@ fn begin(mut random: Random, tells: bool, latency: Duration) {
                 Shared::start(config.clone(), &events, store, Pools::default())
             });
             let client = Client::new(opened.expect("a client"));
-            let id = client.id().to_owned();
-            with(|world| {
-                let disturbed = clock::now();
-                let state = ClientState { id, closed: false, stopped: Duration::ZERO, disturbed };
-                world.clients.push(state);
-            });
-            clients.push(client);
+            let state = ClientState {
+                id: client.id().to_owned(),
+                client: Some(client),
+                running: 0,
+                is_dead: false,
+                closed: false,
+                stopped: Duration::ZERO,
+                disturbed: clock::now(),
+            };
+            with(|world| world.clients.push(state));
         }
-        for (at, client) in clients.iter().enumerate() {
-            for _ in 0..=random.below(4) {
-                let (client, random, process) = (client.clone(), Random(random.next()), at + 1);
-                let calls = 1 + random.clone().below(12);
-                with(|world| world.running += 1);
-                executor::spawn(Some(process), move || caller(&client, process, random, calls));
-            }
-        }
-        tick();
-        direct(random, clients);
+        direct();
     });
+}
+
+/// What a thread of a small world does.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Errand {
+    /// It begins then.
+    pub(super) at: Duration,
+    pub(super) side: Side,
+    pub(super) patience: Patience,
+    /// How long it has the hold.
+    pub(super) holds: Duration,
+    /// Whether it drops the hold, or unlocks it.
+    pub(super) drops: bool,
+    /// Which client adopts the hold then, and has it as long.
+    pub(super) passes_to: Option<Process>,
+    pub(super) name: usize,
+}
+
+/// A small world in which nothing is left to chance.
+#[derive(Clone, Debug)]
+pub(super) struct Scene {
+    pub(super) usage: Usage,
+    pub(super) keep: Option<Duration>,
+    /// Whether the requests of a client arrive in order.
+    pub(super) ordered: bool,
+    /// How many names there are, and whether each is on a server of its own, as in a cluster.
+    pub(super) names: usize,
+    pub(super) apart: bool,
+    /// The number of clients.
+    pub(super) clients: usize,
+    /// Each thread with its client, and what it does.
+    pub(super) threads: Vec<(Process, Vec<Errand>)>,
+    pub(super) accidents: Vec<Accident>,
+    /// With how many deviations it is run.
+    pub(super) most: usize,
+}
+
+/// The lease in small worlds.
+pub(super) const LEASE: Duration = Duration::from_secs(3);
+
+/// Runs a small world in which things happen as usual, with these exceptions.
+pub(super) fn run_scene(
+    scene: &Scene,
+    deviations: &[Deviation],
+    worst: Option<Choice>,
+    tells: bool,
+) -> Result<Tally, String> {
+    let course = Course { deviations: deviations.to_vec(), ..Course::default() };
+    let settings = Settings { course: Some(course), ..Settings::default() };
+    let scene = scene.clone();
+    conduct(&settings, || {
+        let (latency, mut config) = (Duration::from_millis(1), config_of(LEASE));
+        // Who is not woken is late.
+        config.backoff = (Duration::from_millis(300), Duration::from_millis(500));
+        let memory = MemoryServer::new();
+        let links = (0..scene.clients).map(|_| Link::new(&memory, &config)).collect();
+        let server = Server::new(memory, ServerClock::new(0, 0));
+        let (chance, weather) = (Random::default(), Weather::default());
+        let ordered = scene.ordered;
+        let mut network = Network::new(chance, weather, latency, LEASE, ordered, server, links);
+        (network.jitter, network.apart) = (Duration::ZERO, scene.apart);
+        let name =
+            |name| NameState { usage: scene.usage, keep: scene.keep, ..NameState::new(name) };
+        let names = ["a", "b", "c"][..scene.names].iter().map(|it| name(it)).collect();
+        // Calls for several locks may keep one another waiting where no server has all of them.
+        let harmless = |least| !scene.apart && worst.is_none_or(|worst| worst <= least);
+        let (is_calm, is_reliable) = (harmless(Choice::Arrival), harmless(Choice::Message));
+        let accidents = scene.accidents.clone();
+        let world = World::new(network, names, &config, tells);
+        let world = World { accidents, is_calm, is_reliable, ..world };
+        populate(world, config, move || {
+            executor::sleep(Duration::from_millis(20));
+            let begin = clock::now();
+            for (process, errands) in scene.threads {
+                start(process, move |client, process| {
+                    for errand in errands {
+                        executor::sleep(
+                            (begin + errand.at).saturating_duration_since(clock::now()),
+                        );
+                        let Errand { name, side, patience, holds, drops, passes_to, .. } = errand;
+                        let place = acquire(client, process, name, side, patience);
+                        let Some(place) = place else { continue };
+                        executor::sleep(holds);
+                        match passes_to {
+                            Some(other) => pass(process, place, other, holds),
+                            None => release(process, place, drops),
+                        }
+                    }
+                });
+            }
+            tick();
+            finish(LEASE * 8);
+        });
+    })
 }

@@ -1,0 +1,234 @@
+//! All runs of small worlds in which at most a few things go another way than usual.
+//!
+//! A run is a list of choices (`executor::choose`): which thread runs on, whether a request or a
+//! message is late or lost or comes twice, what happens to a client. A world in which everything
+//! goes as usual shows where there were choices. Each other way of one of them is a run with one
+//! deviation, which has choices of its own, and so on. So a broken promise is found with as few
+//! deviations as it needs. Pauses between attempts are long here: who is not woken is late.
+
+use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
+use std::{env, mem, thread};
+
+use crate::base::flaws::{ALL, Flaw};
+use crate::base::sync::executor::{self, Choice, Deviation, Process};
+use crate::simulation::world::{
+    self, Accident, Errand, Fault, LEASE, Patience, Scene, Side, Usage,
+};
+use crate::simulation::{Broken, guarded};
+
+/// The runs that have kept their promises, and those deviations that have broken one.
+struct Explored {
+    runs: u64,
+    broken: Option<(Vec<Deviation>, Option<Choice>, Broken)>,
+}
+
+/// Runs a world with each list of at most `most` deviations, the shortest first.
+fn begin(scene: &Scene, most: usize, flaw: Option<Flaw>) -> Receiver<Explored> {
+    let (sender, explored) = mpsc::channel();
+    let scene = scene.clone();
+    // A thread that has panicked cannot run another world.
+    thread::spawn(move || {
+        let mut runs = 0;
+        let mut courses = vec![Vec::new()];
+        for length in 0..=most {
+            for deviations in mem::take(&mut courses) {
+                let worst = deviations.iter().map(|(_, choice, _)| *choice).max();
+                let course: Vec<_> = deviations.iter().map(|(at, _, way)| (*at, *way)).collect();
+                let run = || world::run_scene(&scene, &course, worst, false);
+                if let Err(broken) = guarded(flaw, run) {
+                    let broken = Some((course, worst, broken));
+                    sender.send(Explored { runs, broken }).expect("the test waits");
+                    thread::park();
+                }
+                runs += 1;
+                let choices = executor::choices();
+                let first = deviations.last().map_or(0, |(at, ..)| at + 1);
+                let later = choices.into_iter().enumerate().skip(first);
+                for (at, (choice, ways)) in later.filter(|_| length < most) {
+                    for way in 1..ways {
+                        let next = [&*deviations, &[(at, choice, way)]].concat();
+                        courses.push(next);
+                    }
+                }
+            }
+        }
+        sender.send(Explored { runs, broken: None }).expect("the test waits");
+    });
+    explored
+}
+
+/// Runs a world that has broken a promise again, and returns what has happened.
+fn history_of(scene: &Scene, deviations: &[Deviation], worst: Option<Choice>) -> String {
+    let (sender, history) = mpsc::channel();
+    let (scene, deviations) = (scene.clone(), deviations.to_vec());
+    thread::spawn(move || {
+        let run = || world::run_scene(&scene, &deviations, worst, true);
+        let broken = guarded(None, run).err();
+        sender.send(broken.map(|it| it.history).unwrap_or_default()).expect("the test waits");
+        thread::park();
+    });
+    history.recv().expect("a history")
+}
+
+const fn ms(time: u64) -> Duration {
+    Duration::from_millis(time)
+}
+
+/// A thread that wants a hold from a time on, and has it for some time.
+fn errand(at: u64, side: Side, holds: u64) -> Errand {
+    let (at, holds) = (ms(at), ms(holds));
+    let patience = Patience::Endless;
+    Errand { at, side, patience, holds, drops: true, passes_to: None, name: 0 }
+}
+
+/// Whatever may happen to these clients.
+fn accidents(clients: &[Process]) -> Vec<Accident> {
+    let of_client = |client: Process| {
+        [
+            (Fault::Stop, LEASE * 3 / 2),
+            (Fault::Stop, ms(300)),
+            (Fault::Die, ms(0)),
+            (Fault::ListenerLost, ms(0)),
+            (Fault::Close, ms(0)),
+            (Fault::ShutDown, LEASE),
+        ]
+        .map(|(fault, time)| Accident { fault, client, time, name: 0 })
+    };
+    let of_server = [(Fault::ServerRestarts, ms(5)), (Fault::HoldEnded, ms(0))]
+        .map(|(fault, time)| Accident { fault, client: 1, time, name: 0 });
+    clients.iter().copied().flat_map(of_client).chain(of_server).collect()
+}
+
+fn scenes() -> Vec<(&'static str, Scene)> {
+    use Side::{Alone, Permit, Reader};
+    let lock = Scene {
+        usage: Usage::Lock,
+        keep: None,
+        ordered: true,
+        names: 1,
+        apart: false,
+        clients: 2,
+        threads: vec![
+            (1, vec![errand(0, Alone, 6), errand(10, Alone, 0)]),
+            (1, vec![errand(1, Alone, 3)]),
+            (2, vec![errand(2, Alone, 3)]),
+        ],
+        accidents: accidents(&[1, 2]),
+        most: 1,
+    };
+    let brief = |at, patience| Errand { patience, ..errand(at, Alone, 0) };
+    let impatient = Scene {
+        threads: vec![
+            (1, vec![errand(0, Alone, 20)]),
+            (1, vec![brief(2, Patience::For(ms(5)))]),
+            (2, vec![brief(3, Patience::None), brief(12, Patience::For(ms(30)))]),
+        ],
+        ..lock.clone()
+    };
+    let sides = Scene {
+        usage: Usage::ReadWrite,
+        threads: vec![
+            (1, vec![errand(0, Reader, 6), errand(8, Reader, 0)]),
+            (1, vec![errand(3, Reader, 3)]),
+            (2, vec![errand(2, Alone, 3)]),
+        ],
+        ..lock.clone()
+    };
+    let permits = Scene {
+        usage: Usage::Semaphore(2),
+        clients: 3,
+        threads: vec![
+            (1, vec![errand(0, Permit, 6), errand(8, Permit, 0)]),
+            (1, vec![errand(1, Permit, 6)]),
+            (2, vec![errand(2, Permit, 3)]),
+            (3, vec![errand(3, Permit, 3)]),
+        ],
+        ..lock.clone()
+    };
+    let kept = Scene {
+        keep: Some(LEASE),
+        threads: vec![
+            (1, vec![errand(0, Alone, 3), errand(8, Alone, 0)]),
+            (2, vec![errand(10, Alone, 3)]),
+        ],
+        ..lock.clone()
+    };
+    let sets = Scene {
+        names: 2,
+        threads: vec![
+            (1, vec![errand(0, Side::All, 3)]),
+            (2, vec![errand(1, Side::All, 3)]),
+            (2, vec![errand(2, Alone, 3)]),
+        ],
+        ..lock.clone()
+    };
+    let apart = Scene { apart: true, ..sets.clone() };
+    // Nothing excuses yet what a fault does to a hold that was adopted.
+    let ticket = Scene {
+        most: 0,
+        threads: vec![
+            (1, vec![Errand { passes_to: Some(2), ..errand(0, Alone, 5) }]),
+            (1, vec![errand(2, Alone, 3)]),
+            (2, vec![errand(4, Alone, 3)]),
+        ],
+        ..lock.clone()
+    };
+    vec![
+        ("a lock", lock),
+        ("a kept lock", kept),
+        ("calls that do not wait long", impatient),
+        ("readers and a writer", sides),
+        ("permits", permits),
+        ("a set", sets),
+        ("a set on two servers", apart),
+        ("a ticket", ticket),
+    ]
+}
+
+#[test]
+fn promises_hold_whatever_happens_in_small_worlds() {
+    let most = env::var("LEASEHOLD_DEVIATIONS").ok().and_then(|most| most.parse().ok());
+    let only = env::var("LEASEHOLD_SCENE").ok();
+    let mut scenes = scenes();
+    scenes.retain(|(name, _)| only.as_ref().is_none_or(|only| only == name));
+    // On all cores.
+    let all = scenes.iter().map(|(_, scene)| begin(scene, most.unwrap_or(scene.most), None));
+    let all: Vec<_> = all.collect();
+    for ((name, scene), explored) in scenes.iter().zip(all) {
+        let Explored { runs, broken } = explored.recv().expect("an outcome");
+        if let Some((deviations, worst, Broken { why, .. })) = broken {
+            let history = history_of(scene, &deviations, worst);
+            panic!("{history}\n\n{name} breaks a promise: {why}, with {deviations:?}");
+        }
+        println!("{name}: {runs} runs");
+    }
+}
+
+/// Many flaws need at most one deviation. The seeds find the others, too.
+#[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes without optimization")]
+fn small_worlds_find_planted_flaws() {
+    let only = env::var("LEASEHOLD_FLAW").ok();
+    let is_meant = |flaw: &&Flaw| only.as_ref().is_none_or(|only| format!("{flaw:?}") == *only);
+    let mut missed = Vec::new();
+    for &flaw in ALL.iter().filter(is_meant) {
+        let mut runs = 0;
+        let found = (0..=1).find_map(|most| {
+            scenes().into_iter().find_map(|(name, scene)| {
+                let explored =
+                    begin(&scene, most.min(scene.most), Some(flaw)).recv().expect("an outcome");
+                runs += explored.runs;
+                explored.broken.map(|(course, _, broken)| (name, course.len(), broken.why))
+            })
+        });
+        match found {
+            Some((name, deviations, why)) => {
+                println!("{flaw:?}: {name}, {deviations} deviations, {runs} runs: {why}");
+            }
+            None => missed.push(flaw),
+        }
+    }
+    assert!(missed.len() * 2 <= ALL.len(), "not found: {missed:?}");
+    println!("not found: {missed:?}");
+}
