@@ -1217,7 +1217,9 @@ impl<P: Port> Name<P> {
     fn pass_permit(&mut self, mut talk: Box<Conversation<P>>, permit: &Arc<Hold>, now: Moment) {
         let kind = permit.id.kind;
         let next = self.behind.as_mut().and_then(|behind| behind.pop_front());
-        if let Some(next) = next.as_ref().filter(|next| next.hold.kind == kind) {
+        // One whose first call does not wait has not registered the client, and ends with it.
+        let goes_on = talk.registration != Registration::None;
+        if let Some(next) = next.as_ref().filter(|next| goes_on && next.hold.kind == kind) {
             if talk.hurry != Hurry::No {
                 next.port.send(Next::Turn);
             }

@@ -787,6 +787,20 @@ fn a_permit_goes_to_the_first_call_that_waits_and_the_next_goes_on_there() {
 }
 
 #[test]
+fn a_call_behind_one_that_does_not_wait_is_registered_as_waiting() {
+    let mut world = World::new();
+    world.call_as(PERMIT, &options(), Wait::Endless);
+    let permit = world.acquire();
+    let brief = world.call_as(PERMIT, &options(), Wait::No);
+    let second = world.call_as(PERMIT, &options(), Wait::Endless);
+    assert_eq!(world.end(&permit), Ending::HandedOff);
+    world.reply(held());
+    got(&brief, &permit);
+    assert!(second.told.is_turn());
+    assert_eq!(asks(&world.due(&second)).registration, Registration::Registered);
+}
+
+#[test]
 fn a_wake_up_is_not_lost_with_the_call_that_it_was_for() {
     let mut world = World::new();
     let (permit, first, [second]) = permits::<1>(&mut world);
