@@ -21,6 +21,14 @@ macro_rules! flaws {
 
 flaws! {
     // Of the client.
+    /// A call fails that has the number of the one that another client lets fail.
+    AnotherCallFails,
+    /// A probe for a deadlock is passed on by a thread that is not in its way.
+    AnyHoldPassesProbes,
+    /// A circle is told whenever it is found.
+    CircleIsRepeated,
+    /// No probe is sent to another client.
+    ProbesAreForgotten,
     /// The next hold of a tenure has the token of the one before.
     TokenIsRepeated,
     /// A lock that another client waits for is kept.

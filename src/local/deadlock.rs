@@ -26,6 +26,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
+use crate::base::flaws::{Flaw, flawed};
 use crate::error::Error;
 use crate::local::parker::{Parker, Signal};
 use crate::local::wait_queues::WaitQueues;
@@ -149,7 +150,8 @@ impl Deadlocks {
             return is_in_it.then(|| Circle::new(probe.path));
         }
         let mut table = self.0.lock();
-        let at = table.blocked(|hold| hold.id.nonce == nonce)?;
+        let is_it = |hold: &Arc<Hold>| hold.id.nonce == nonce || flawed(Flaw::AnyHoldPassesProbes);
+        let at = table.blocked(is_it)?;
         table.follow(queues, at, probe)
     }
 
@@ -157,7 +159,8 @@ impl Deadlocks {
     /// Returns `true` if the circle has not been reported yet, and notes that it is now.
     pub(super) fn resolve(&self, circle: &Circle, client: &str) -> bool {
         let mut table = self.0.lock();
-        if let Some(fails) = circle.fails().filter(|call| call.client == client)
+        if let Some(fails) =
+            circle.fails().filter(|it| it.client == client || flawed(Flaw::AnotherCallFails))
             && let Some(wait) = table.waits.get(&fails.number)
         {
             wait.parker.send(Signal::Ended(circle.error()));
@@ -165,7 +168,7 @@ impl Deadlocks {
         let mut hasher = DefaultHasher::new();
         circle.hash(&mut hasher);
         let hash = hasher.finish();
-        if table.reported.contains(&hash) {
+        if table.reported.contains(&hash) && !flawed(Flaw::CircleIsRepeated) {
             return false;
         }
         if table.reported.len() == CIRCLES_MAX {
@@ -238,7 +241,7 @@ impl LongWait {
 
     /// Has the thread send a message.
     fn send(&self, telling: Telling) {
-        if telling.message.len() <= MESSAGE_MAX {
+        if telling.message.len() <= MESSAGE_MAX && !flawed(Flaw::ProbesAreForgotten) {
             self.parker.send(Signal::Tell(Box::new(telling)));
         }
     }

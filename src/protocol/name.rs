@@ -17,7 +17,7 @@
 //!      └──────────────────┴─────────────────────┴───┘ released, lost
 //! ```
 //!
-//! From each phase, when the first call gives up, or the hold is released or lost, the next call
+//! From each state, when the first call gives up, or the hold is released or lost, the next call
 //! becomes the first, and asks. Without one the name is `Idle`.
 //!
 //! | kind | holds of a client | calls that use a hold | a call that times out behind the first |
@@ -33,7 +33,7 @@
 //! An outage is not contention, so a call that times out behind the first is told only what is
 //! known since it began:
 //!
-//! | phase | since the call began | outcome |
+//! | state | since the call began | outcome |
 //! |---|---|---|
 //! | `Held`, its lease valid | | busy |
 //! | `Asking`, `Waiting` | the last reply said that another owner holds the lock | busy |
@@ -225,7 +225,7 @@ pub(crate) enum Ending {
 /// What a client does about one name. It exists while a call of the client wants or has the lock,
 /// or the client keeps it, or a release is not confirmed.
 pub(crate) struct Name<P> {
-    phase: Phase<P>,
+    state: State<P>,
     /// The holds that must not exist in the store and may: those that were released, or that no
     /// call got, until it is known that they have ended there. A reply that the lock is held may
     /// mean one of these.
@@ -236,7 +236,7 @@ pub(crate) struct Name<P> {
     behind: Option<Box<VecDeque<Call<P>>>>,
 }
 
-enum Phase<P> {
+enum State<P> {
     Idle,
     /// A request is on its way.
     Asking(Box<Conversation<P>>),
@@ -457,30 +457,30 @@ impl<P> Conversation<P> {
 }
 
 impl<P: Port> Name<P> {
-    pub(crate) const NEW: Self = Self { phase: Phase::Idle, debts: Vec::new(), behind: None };
+    pub(crate) const NEW: Self = Self { state: State::Idle, debts: Vec::new(), behind: None };
 
     /// Returns `true` if there is nothing to remember about the name.
     pub(crate) fn is_over(&self) -> bool {
-        matches!(self.phase, Phase::Idle) && self.debts.is_empty()
+        matches!(self.state, State::Idle) && self.debts.is_empty()
     }
 
     /// Adds a call: as the first if there is none, else behind all others, or in front of them if
     /// it `rejoins`: it was given a hold, and has lost it on the way.
     pub(crate) fn call(&mut self, call: Call<P>, rejoins: bool, turn: &mut Turn) -> Next {
-        if let Phase::Kept(kept) = &self.phase {
+        if let State::Kept(kept) = &self.state {
             let kept = kept.clone();
             if kept.may_be_followed_by(&call.caller, true, turn.moment) {
-                self.phase = Phase::Held(kept.clone());
+                self.state = State::Held(kept.clone());
                 return Next::Done(Outcome::Kept { hold: kept, ended: Vec::new() });
             }
-            self.phase = Phase::Idle;
+            self.state = State::Idle;
             let refills = kept.suits(&call.caller.terms, turn.moment);
             if !refills {
                 self.give_up_kept(&kept, turn);
             }
             return self.begin(call, Registration::IfHeld, refills.then_some(kept), turn);
         }
-        if let Phase::Held(readers) = &self.phase
+        if let State::Held(readers) = &self.state
             && !readers.id.kind.is_lock()
         {
             if Self::may_share(readers, &call, turn.moment) {
@@ -488,12 +488,12 @@ impl<P: Port> Name<P> {
                 return Next::Done(Outcome::Shared(readers.clone()));
             }
             // From now on no reader overtakes this call.
-            self.phase = Phase::Idle;
+            self.state = State::Idle;
         }
-        let is_free = match &self.phase {
-            Phase::Idle => true,
+        let is_free = match &self.state {
+            State::Idle => true,
             // Its release is about to be sent. A loss is reported first.
-            Phase::Held(hold) => hold.lease.is_ended() && self.is_last(),
+            State::Held(hold) => hold.lease.is_ended() && self.is_last(),
             _ => false,
         };
         if is_free {
@@ -563,13 +563,13 @@ impl<P: Port> Name<P> {
             talk.known = Known::Nothing;
         }
         let ask = talk.next_request(self.behind.as_deref(), turn);
-        self.phase = Phase::Asking(talk);
+        self.state = State::Asking(talk);
         Next::Ask(ask)
     }
 
     /// Sets the hold that the first call asks for next, in place of one that was withdrawn.
     pub(crate) fn set_hold(&mut self, hold: &HoldId) {
-        if let Phase::Asking(talk) = &mut self.phase {
+        if let State::Asking(talk) = &mut self.state {
             talk.first.hold = hold.clone();
         }
     }
@@ -581,7 +581,7 @@ impl<P: Port> Name<P> {
         reply: Result<AcquireReply, Failure>,
         turn: &mut Turn,
     ) -> Next {
-        let Phase::Asking(mut talk) = mem::replace(&mut self.phase, Phase::Idle) else {
+        let State::Asking(mut talk) = mem::replace(&mut self.state, State::Idle) else {
             unreachable!("only the first call asks")
         };
         if let Some(kept) = talk.refills.take() {
@@ -626,7 +626,7 @@ impl<P: Port> Name<P> {
                     if let Some(spare) = talk.spare.take() {
                         self.pass_spare(spare, turn);
                     }
-                    self.phase = Phase::Waiting(talk);
+                    self.state = State::Waiting(talk);
                     if hold.id.kind == HoldKind::Read {
                         self.share(&hold, turn.moment);
                     } else {
@@ -634,7 +634,7 @@ impl<P: Port> Name<P> {
                     }
                     return Next::Done(Outcome::Acquired { hold, ended: Vec::new() });
                 }
-                self.phase = Phase::Held(hold.clone());
+                self.state = State::Held(hold.clone());
                 self.tell_leaving(turn.moment);
                 let ended = mem::take(&mut self.debts);
                 Next::Done(Outcome::Acquired { hold, ended })
@@ -645,7 +645,7 @@ impl<P: Port> Name<P> {
                 if !self.debts.is_empty() {
                     let debts = self.debts.clone();
                     talk.after_release = true;
-                    self.phase = Phase::Asking(talk);
+                    self.state = State::Asking(talk);
                     return Next::Pay(debts);
                 }
                 if mem::take(&mut talk.after_release) && !turn.keeps_order {
@@ -661,7 +661,7 @@ impl<P: Port> Name<P> {
                 // The hold exists.
                 let hold = talk.first.hold.clone();
                 talk.ends_with = Some(failure);
-                self.phase = Phase::Asking(talk);
+                self.state = State::Asking(talk);
                 Next::Withdraw(hold)
             }
             Err(failure)
@@ -689,7 +689,7 @@ impl<P: Port> Name<P> {
             }
         }
         if self.advance().is_none() {
-            self.phase = Phase::Held(hold.clone());
+            self.state = State::Held(hold.clone());
         }
     }
 
@@ -743,7 +743,7 @@ impl<P: Port> Name<P> {
                 if wanted || talk.wanted.contains(&kept.id.nonce) {
                     kept.set_wanted();
                 }
-                self.phase = Phase::Held(kept.clone());
+                self.state = State::Held(kept.clone());
                 self.tell_leaving(turn.moment);
                 let ended = mem::take(&mut self.debts);
                 Next::Done(Outcome::Kept { hold: kept.clone(), ended })
@@ -785,7 +785,7 @@ impl<P: Port> Name<P> {
         if told {
             // What this client was offered is a lock, too.
             let lock = HoldId { kind: HoldKind::Lock, ..talk.first.hold.clone() };
-            self.phase = Phase::Asking(talk);
+            self.state = State::Asking(talk);
             return Next::Unregister(lock);
         }
         self.after_recall(talk, is_gone, turn)
@@ -841,8 +841,8 @@ impl<P: Port> Name<P> {
     }
 
     fn take_talk(&mut self) -> Box<Conversation<P>> {
-        match mem::replace(&mut self.phase, Phase::Idle) {
-            Phase::Asking(talk) | Phase::Waiting(talk) => talk,
+        match mem::replace(&mut self.state, State::Idle) {
+            State::Asking(talk) | State::Waiting(talk) => talk,
             _ => unreachable!("only the first call asks"),
         }
     }
@@ -874,7 +874,7 @@ impl<P: Port> Name<P> {
             Err(talk) => talk,
         };
         let until = if talk.hurry == Hurry::No { turn.now + pause } else { turn.now };
-        self.phase = Phase::Waiting(talk);
+        self.state = State::Waiting(talk);
         self.tell_leaving(turn.moment);
         Next::Park { until: Some(until), contended }
     }
@@ -896,7 +896,7 @@ impl<P: Port> Name<P> {
             self.doubt(&talk.first, true, turn);
         }
         let may_be_queued = talk.may_be_queued();
-        self.phase = Phase::Waiting(talk);
+        self.state = State::Waiting(talk);
         self.tell_leaving(turn.moment);
         // The place among the waiting clients is the next call's too, if that wants the same.
         let next = self.advance();
@@ -922,24 +922,24 @@ impl<P: Port> Name<P> {
     /// Makes the first call behind the one that is the first of all, if there is one, and returns
     /// what it wants.
     fn advance(&mut self) -> Option<HoldKind> {
-        let last = mem::replace(&mut self.phase, Phase::Idle);
+        let last = mem::replace(&mut self.state, State::Idle);
         let next = self.behind.as_mut()?.pop_front()?;
         let kind = next.hold.kind;
         let mut talk = Conversation::new(next, Registration::Registered, !self.debts.is_empty());
-        if let Phase::Asking(last) | Phase::Waiting(last) = last
+        if let State::Asking(last) | State::Waiting(last) = last
             && let Known::Failed(failure, at) = last.known
         {
             talk.known = Known::Failed(failure, at);
         }
         talk.hurry = Hurry::Told;
         talk.first.port.send(Next::Turn);
-        self.phase = Phase::Waiting(talk);
+        self.state = State::Waiting(talk);
         Some(kind)
     }
 
     /// Goes on with a call that was told that it is its turn, or whose time to park is over.
     pub(crate) fn due(&mut self, number: u64, turn: &mut Turn) -> Next {
-        if let Phase::Waiting(talk) = &self.phase
+        if let State::Waiting(talk) = &self.state
             && talk.first.number == number
         {
             let mut talk = self.take_talk();
@@ -981,7 +981,7 @@ impl<P: Port> Name<P> {
             return Next::Done(Outcome::Alone);
         }
         call.leaves = true;
-        if let Phase::Waiting(talk) = &mut self.phase
+        if let State::Waiting(talk) = &mut self.state
             && talk.hurry == Hurry::No
         {
             talk.hurry = Hurry::Told;
@@ -999,9 +999,9 @@ impl<P: Port> Name<P> {
         let is_brief = wait == Wait::No;
         let is_new = |time: Instant| (call.leaves || !is_brief) && time >= begin;
         let refuses = |time| is_new(time) || is_brief && call.hold.kind.is_lock();
-        match &self.phase {
-            Phase::Held(hold) if hold.lease.is_valid(now) => Some(Outcome::Busy),
-            Phase::Asking(talk) | Phase::Waiting(talk) => match &talk.known {
+        match &self.state {
+            State::Held(hold) if hold.lease.is_valid(now) => Some(Outcome::Busy),
+            State::Asking(talk) | State::Waiting(talk) => match &talk.known {
                 Known::Held(time) if refuses(*time) => Some(Outcome::Busy),
                 Known::Failed(failure, time) if is_new(*time) => {
                     Some(Outcome::Failed(failure.clone()))
@@ -1031,7 +1031,7 @@ impl<P: Port> Name<P> {
     /// Removes a call whose wait is cancelled, or whose thread panics. Returns `false` if it was
     /// told how it ends.
     pub(crate) fn leave(&mut self, number: u64, turn: &mut Turn) -> bool {
-        if let Phase::Asking(talk) | Phase::Waiting(talk) = &self.phase
+        if let State::Asking(talk) | State::Waiting(talk) = &self.state
             && talk.first.number == number
         {
             let mut talk = self.take_talk();
@@ -1064,7 +1064,7 @@ impl<P: Port> Name<P> {
     /// Cleans up after a call behind the first that gets no hold.
     fn end_call(&mut self, call: &Call<P>, turn: &mut Turn) {
         // The request that is on its way may bring its hold.
-        let is_asked_for = matches!(&self.phase, Phase::Asking(talk)
+        let is_asked_for = matches!(&self.state, State::Asking(talk)
             if talk.alike.contains(&call.number));
         if call.in_doubt || is_asked_for {
             self.doubt(call, true, turn);
@@ -1091,9 +1091,9 @@ impl<P: Port> Name<P> {
 
     /// Lets the first call try, because the lock may be free. Returns `false` if no call asks.
     pub(crate) fn wake(&mut self) -> bool {
-        match &mut self.phase {
-            Phase::Asking(talk) => talk.hurry = Hurry::MayBeFree,
-            Phase::Waiting(talk) => {
+        match &mut self.state {
+            State::Asking(talk) => talk.hurry = Hurry::MayBeFree,
+            State::Waiting(talk) => {
                 if mem::replace(&mut talk.hurry, Hurry::MayBeFree) == Hurry::No {
                     talk.first.port.send(Next::Turn);
                 }
@@ -1109,7 +1109,7 @@ impl<P: Port> Name<P> {
     where
         P: Clone,
     {
-        let Phase::Waiting(talk) = &mut self.phase else { return None };
+        let State::Waiting(talk) = &mut self.state else { return None };
         if talk.hurry != Hurry::No {
             return None;
         }
@@ -1121,7 +1121,7 @@ impl<P: Port> Name<P> {
 
     /// Returns `true` if a request of this call is on its way.
     pub(crate) fn asks(&self, number: u64) -> bool {
-        matches!(&self.phase, Phase::Asking(talk) if talk.first.number == number)
+        matches!(&self.state, State::Asking(talk) if talk.first.number == number)
     }
 
     /// Takes the debts: they have ended, as a new hold shows.
@@ -1169,7 +1169,7 @@ impl<P: Port> Name<P> {
                 return Ending::HandedOff;
             }
             if is_last && may_keep && hold.can_be_kept(now) && report() && hold.keep(now) {
-                self.phase = Phase::Kept(hold.clone());
+                self.state = State::Kept(hold.clone());
                 return Ending::Kept;
             }
         }
@@ -1186,20 +1186,20 @@ impl<P: Port> Name<P> {
         now: Moment,
         mut report: impl FnMut() -> bool,
     ) -> Ending {
-        match mem::replace(&mut self.phase, Phase::Idle) {
-            Phase::Waiting(talk) if Self::fits(hold, &talk.first, now) && report() => {
+        match mem::replace(&mut self.state, State::Idle) {
+            State::Waiting(talk) if Self::fits(hold, &talk.first, now) && report() => {
                 self.pass_permit(talk, hold, now);
                 Ending::HandedOff
             }
-            Phase::Asking(mut talk)
+            State::Asking(mut talk)
                 if talk.spare.is_none() && Self::fits(hold, &talk.first, now) && report() =>
             {
                 talk.spare = Some(hold.clone());
-                self.phase = Phase::Asking(talk);
+                self.state = State::Asking(talk);
                 Ending::HandedOff
             }
-            phase => {
-                self.phase = phase;
+            state => {
+                self.state = state;
                 self.release(hold, now)
             }
         }
@@ -1235,7 +1235,7 @@ impl<P: Port> Name<P> {
             mem::replace(&mut talk.first, next).take(permit, false, now);
         }
         (talk.retry, talk.recall, talk.recall_ends) = (None, Recall::NotTried, None);
-        self.phase = Phase::Waiting(talk);
+        self.state = State::Waiting(talk);
     }
 
     /// Gives a permit that the first call no longer needs to the next one, if that can have it.
@@ -1277,7 +1277,7 @@ impl<P: Port> Name<P> {
         self.debts.push(hold.clone());
         let is_awaited = self.calls().next().is_some();
         if !is_awaited && self.is_held_by(hold) {
-            self.phase = Phase::Idle;
+            self.state = State::Idle;
         }
         Ending::Released { is_awaited }
     }
@@ -1301,17 +1301,17 @@ impl<P: Port> Name<P> {
 
     /// Notes that another client waits for the hold with this nonce.
     pub(crate) fn set_wanted(&mut self, nonce: u64) {
-        match &mut self.phase {
-            Phase::Held(hold) if hold.id.nonce == nonce => hold.set_wanted(),
-            Phase::Asking(talk) | Phase::Waiting(talk) => drop(talk.wanted.insert(nonce)),
+        match &mut self.state {
+            State::Held(hold) if hold.id.nonce == nonce => hold.set_wanted(),
+            State::Asking(talk) | State::Waiting(talk) => drop(talk.wanted.insert(nonce)),
             _ => {}
         }
     }
 
     /// Returns the calls that wait, the first one first.
     pub(crate) fn calls(&self) -> impl Iterator<Item = &Call<P>> {
-        let talk = match &self.phase {
-            Phase::Asking(talk) | Phase::Waiting(talk) => Some(talk),
+        let talk = match &self.state {
+            State::Asking(talk) | State::Waiting(talk) => Some(talk),
             _ => None,
         };
         talk.map(|talk| &talk.first).into_iter().chain(self.calls_behind())
@@ -1327,12 +1327,12 @@ impl<P: Port> Name<P> {
 
     /// Returns the hold of a call.
     pub(crate) fn holder(&self) -> Option<&Arc<Hold>> {
-        if let Phase::Held(hold) = &self.phase { Some(hold) } else { None }
+        if let State::Held(hold) = &self.state { Some(hold) } else { None }
     }
 
     /// Returns the hold after which the lock is kept.
     pub(crate) fn kept(&self) -> Option<&Arc<Hold>> {
-        if let Phase::Kept(hold) = &self.phase { Some(hold) } else { None }
+        if let State::Kept(hold) = &self.state { Some(hold) } else { None }
     }
 
     fn is_held_by(&self, hold: &Hold) -> bool {

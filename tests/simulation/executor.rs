@@ -18,6 +18,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 use generator::{Generator, Gn};
 
 pub(crate) use crate::base::SplitMix as Random;
+use crate::event;
 
 /// The size of each thread's stack, in words.
 const STACK: usize = 0x8000;
@@ -41,6 +42,8 @@ const SOON: Duration = Duration::from_millis(5);
 type Coroutine = Generator<'static, (), ()>;
 
 thread_local! {
+    /// Is told of all events of all clients.
+    static OBSERVER: Cell<Option<fn(Process, &event::Event)>> = const { Cell::new(None) };
     static ACTIVE: Cell<bool> = const { Cell::new(false) };
     static EXECUTOR: RefCell<Executor> = RefCell::default();
     /// What the clock of the process under way shows, and what a server's does.
@@ -538,6 +541,18 @@ pub(crate) fn resume_all() {
     });
 }
 
+/// Passes the events of all clients of this simulation to `observer`, at once.
+pub(crate) fn observe(observer: fn(Process, &event::Event)) {
+    OBSERVER.set(Some(observer));
+}
+
+/// Reports an event of the process that runs.
+pub(crate) fn report(event: impl FnOnce() -> event::Event) {
+    if let Some(observer) = OBSERVER.get() {
+        observer(with(|it| it.process()), &event());
+    }
+}
+
 /// Lets threads that are started in `act` belong to a process.
 pub(crate) fn of_process<T>(process: Process, act: impl FnOnce() -> T) -> T {
     let before = with(|it| it.starts_for.replace(process));
@@ -646,6 +661,7 @@ impl Drop for Active {
             mem::forget((mem::take(&mut it.happenings), mem::take(&mut it.deferred)));
         });
         ACTIVE.set(false);
+        OBSERVER.set(None);
     }
 }
 

@@ -1,6 +1,7 @@
 //! The shipped client under simulated time, network, processes and faults: a run follows from its
 //! seed alone. See `tests/README.md`.
 
+mod deadlocks;
 mod explorer;
 mod flaws;
 mod network;

@@ -22,6 +22,7 @@ use crate::guards::owned_guard::{OwnedGuard, Ticket};
 use crate::local::shared::Shared;
 use crate::net::server::Pools;
 use crate::simulation;
+use crate::simulation::deadlocks::{self, Deadlocks};
 use crate::simulation::network::{Link, Network, SimulatedStore, Weather};
 use crate::simulation::server::{self, Refusal, Replica, Server, ServerClock};
 use crate::store::hold_id::HoldId;
@@ -58,6 +59,8 @@ pub(super) enum Side {
     /// All names of the world, which are locks.
     All,
     Alone,
+    /// The same, by a guard that belongs to the thread.
+    Own,
     Reader,
     Permit,
 }
@@ -74,13 +77,15 @@ pub(super) struct World {
     pub(super) network: Network,
     tells: bool,
     history: String,
-    clients: Vec<ClientState>,
-    names: Vec<NameState>,
+    pub(super) clients: Vec<ClientState>,
+    pub(super) names: Vec<NameState>,
+    /// Only in a world in which threads take several locks, one after the other.
+    pub(super) deadlocks: Option<Deadlocks>,
     guards: Vec<Option<Held>>,
     calls: BTreeMap<u64, CallState>,
     last_call: u64,
     /// The guards that are being dropped or unlocked.
-    releasing: Vec<(Process, usize)>,
+    pub(super) releasing: Vec<(Process, usize)>,
     excuses: Vec<Excuse>,
     /// How a client has overtaken others, if one has.
     overtaken: Option<String>,
@@ -91,19 +96,19 @@ pub(super) struct World {
     retry_window: Duration,
     backoff_max: Duration,
     /// Nothing goes wrong any more, or ever has.
-    is_calm: bool,
+    pub(super) is_calm: bool,
     /// Holds are acknowledged by the replica, which takes as long as this at most.
     is_durable: bool,
     acks: Duration,
     /// No request fails, and no client or server: only messages may be lost.
     is_reliable: bool,
-    is_healed: bool,
+    pub(super) is_healed: bool,
     is_over: bool,
     tally: Tally,
 }
 
-struct ClientState {
-    id: String,
+pub(super) struct ClientState {
+    pub(super) id: String,
     /// Until its end.
     client: Option<Client>,
     /// The number of callers that are not done.
@@ -111,7 +116,7 @@ struct ClientState {
     /// It has been cut off for ever.
     is_dead: bool,
     /// What its guards were when they were last looked at.
-    closed: bool,
+    pub(super) closed: bool,
     /// How long it was stopped, in all.
     stopped: Duration,
     /// Until when it was last stopped, cut off or closed, or the server was away, or a request of
@@ -119,8 +124,8 @@ struct ClientState {
     disturbed: Instant,
 }
 
-struct NameState {
-    name: String,
+pub(super) struct NameState {
+    pub(super) name: String,
     key: String,
     usage: Usage,
     /// How long a client keeps it.
@@ -133,7 +138,7 @@ struct NameState {
     had_hold: BTreeMap<String, Instant>,
     had_waiter: BTreeMap<String, Instant>,
     /// When a guard of each client last existed.
-    had_guard: BTreeMap<Process, Instant>,
+    pub(super) had_guard: BTreeMap<Process, Instant>,
     /// Since when the name is free at the server, as far as was looked.
     free_since: Option<Instant>,
     /// Since when no guard of the name is valid.
@@ -241,6 +246,9 @@ pub(super) struct Tally {
     pub(super) handoffs: u64,
     pub(super) relocks: u64,
     pub(super) missed_wakeups: u64,
+    /// The circles of threads that waited for each other, and how often a client was told of one.
+    pub(super) circles: u64,
+    pub(super) told: u64,
     pub(super) steps: u64,
     pub(super) simulated: Duration,
 }
@@ -255,6 +263,8 @@ impl Tally {
         self.handoffs += other.handoffs;
         self.relocks += other.relocks;
         self.missed_wakeups += other.missed_wakeups;
+        self.circles += other.circles;
+        self.told += other.told;
         self.steps += other.steps;
         self.simulated += other.simulated;
     }
@@ -275,7 +285,7 @@ pub(super) fn say(process: Process, line: impl FnOnce() -> String) {
 }
 
 /// Ends the simulation because a promise is broken.
-fn broken(why: &str) -> ! {
+pub(super) fn broken(why: &str) -> ! {
     say(SERVER, || format!("BROKEN: {why}"));
     if executor::can_block() {
         executor::stop(why.to_owned());
@@ -404,6 +414,25 @@ impl World {
             }
             name.free_since = is_free.then(|| name.free_since.unwrap_or(now));
         }
+    }
+
+    /// Returns `true` if there is such a guard of a name, and it trusts its lease.
+    pub(super) fn trusts(&self, place: usize, name: usize) -> bool {
+        let held = self.guards.get(place).and_then(Option::as_ref);
+        held.is_some_and(|held| held.is_of(name) && held.guard.is_held())
+    }
+
+    /// Returns since when nothing goes wrong, if nothing does.
+    pub(super) fn settled_since(&self) -> Option<Instant> {
+        let disturbed = self.clients.iter().map(|client| client.disturbed).max();
+        disturbed.filter(|_| self.is_calm || self.is_healed)
+    }
+
+    /// Returns how long messages may be on their way, and how long a client needs to listen again.
+    pub(super) fn grace(&self) -> Duration {
+        let recovery = Duration::from_secs(2) + self.io_timeout * 2;
+        let recovery = if self.is_calm { Duration::ZERO } else { recovery };
+        recovery + SLACK + self.network.latency * 60
     }
 
     /// Notes that a client cannot do as usual until then.
@@ -567,7 +596,7 @@ fn begin_hold(held: Held, grows: impl Fn(u64, u64, Side) -> bool) -> usize {
         world.guards[place] = Some(held);
         let state = &mut world.names[name];
         let last = if side == Side::Reader { state.written } else { state.fence };
-        if side == Side::Alone && !is_excused {
+        if matches!(side, Side::Alone | Side::Own) && !is_excused {
             (state.fence, state.written) = (state.fence.max(fence), state.written.max(fence));
         }
         (place, last, is_excused)
@@ -626,7 +655,7 @@ fn adopt(
 }
 
 /// Acquires something and checks how the call has ended.
-fn acquire(
+pub(super) fn acquire(
     client: &Client,
     process: Process,
     name: usize,
@@ -672,7 +701,7 @@ fn acquire(
             let grows = |last, fence, side| match side {
                 Side::All | Side::Permit => true,
                 Side::Reader => fence >= last,
-                Side::Alone => fence > last,
+                Side::Alone | Side::Own => fence > last,
             };
             let held = Held { guard, client: process, name, side, begun, is_over: false };
             Some(begin_hold(held, grows))
@@ -693,6 +722,12 @@ fn acquire(
         Err(error) => {
             say(process, || format!("call {number}: {error}"));
             with(|world| world.tally.failed += 1);
+            if let Error::Deadlock { names, clients, .. } = &error
+                && with(|world| world.deadlocks.is_some())
+            {
+                deadlocks::check_error(names, clients);
+                return None;
+            }
             let is_expected = with(|world| world.may_fail(&error, process, begun));
             if !is_expected {
                 broken(&format!("call {number} fails: {error}"));
@@ -790,6 +825,9 @@ fn request(
             if let Some(keep) = keep {
                 mutex = mutex.keep(keep);
             }
+            if side == Side::Own {
+                return Ok(acquired!(other, mutex, lock, try_lock, try_lock_for));
+            }
             acquired!(Guarded::Lock, mutex, lock_owned, try_lock_owned, try_lock_owned_for)
         }
         (Usage::ReadWrite, Side::Reader) => {
@@ -808,8 +846,9 @@ fn request(
 fn other<G: AnyGuard + 'static>(guard: G) -> Guarded {
     Guarded::Other(Box::new(guard))
 }
+
 /// Ends a hold.
-fn release(process: Process, place: usize, drops: bool) {
+pub(super) fn release(process: Process, place: usize, drops: bool) {
     let Some(Held { guard, name, side, .. }) = with(|world| {
         let held = world.guards[place].take();
         world.releasing.extend(held.as_ref().map(|held| (process, held.name)));
@@ -1116,6 +1155,12 @@ fn tick() {
         if !world.is_healed && !world.is_calm && !is_explored {
             return None;
         }
+        let deadlocks = world.deadlocks.take();
+        let result = deadlocks.as_ref().map(|deadlocks| deadlocks::check(world, deadlocks));
+        world.deadlocks = deadlocks;
+        if let Some(Err(why)) = result {
+            return Some(why);
+        }
         for (number, call) in &world.calls {
             let name = &world.names[call.name];
             let client = &world.clients[call.client - 1];
@@ -1236,6 +1281,9 @@ fn finish(horizon: Duration) {
             broken(&format!("client {} loses a hold, though nothing went wrong", at + 1));
         }
         with(|world| {
+            if let Some(deadlocks) = world.deadlocks.take() {
+                (world.tally.circles, world.tally.told) = (deadlocks.found, deadlocks.told);
+            }
             world.tally.handoffs += stats.handoffs;
             world.tally.relocks += stats.relocks;
             world.tally.missed_wakeups += stats.missed_wakeups;
@@ -1299,7 +1347,13 @@ fn begin(mut random: Random, tells: bool, latency: Duration) {
     let (server, now) = (MemoryServer::new(), clock::now());
     let count = random.pick(&[1, 2, 2, 2, 3, 3, 4, 4, 6, 9]);
     let names = random.pick(&[1, 1, 2, 3]);
-    let names = (0..names).map(|number| NameState::any(number, lease, &mut random)).collect();
+    let mut names: Vec<_> =
+        (0..names).map(|number| NameState::any(number, lease, &mut random)).collect();
+    let deadlocks = random.permille(200).then(|| Deadlocks::new(&mut config, &mut random));
+    if deadlocks.is_some() {
+        names.iter_mut().for_each(|name| name.usage = Usage::Lock);
+        executor::observe(deadlocks::observe);
+    }
     let links = (0..count).map(|_| Link::new(&server, &config)).collect();
     let ahead = random.pick(&[0, 0, 1_000_000_000, -1_000_000_000_000]);
     let rate = random.pick(&[0, 0, 10, -10, 9_000, -9_000]);
@@ -1312,13 +1366,24 @@ fn begin(mut random: Random, tells: bool, latency: Duration) {
     let network = Network::new(chance, weather, latency, lease, ordered, server, links);
     let is_reliable = is_calm;
     populate(
-        World { is_calm, is_durable, is_reliable, ..World::new(network, names, &config, tells) },
+        World {
+            is_calm,
+            is_durable,
+            is_reliable,
+            deadlocks,
+            ..World::new(network, names, &config, tells)
+        },
         config,
         move || {
             for process in 1..=count {
                 for _ in 0..=random.below(4) {
                     let random = Random(random.next());
                     let calls = 1 + random.clone().below(12);
+                    let caller = if with(|world| world.deadlocks.is_some()) {
+                        deadlocks::caller
+                    } else {
+                        caller
+                    };
                     start(process, move |client, process| caller(client, process, random, calls));
                 }
             }
@@ -1343,6 +1408,7 @@ impl World {
             history: String::new(),
             clients: Vec::new(),
             names,
+            deadlocks: None,
             guards: Vec::new(),
             calls: BTreeMap::new(),
             last_call: 0,

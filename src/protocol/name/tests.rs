@@ -1,4 +1,4 @@
-//! The machine, one input at a time: what each phase makes of it.
+//! The machine, one input at a time: what each state makes of it.
 
 use std::cell::RefCell;
 use std::rc::Rc;
