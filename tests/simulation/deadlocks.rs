@@ -323,7 +323,7 @@ fn lock_again(
     nested: &mut Vec<Guard>,
 ) -> bool {
     let text = world::with(|world| world.names[name].name.clone());
-    if !client.mutex(&*text).is_held_by_current_thread() || !random.permille(NESTED) {
+    if !client.mutex(&text).is_held_by_current_thread() || !random.permille(NESTED) {
         return false;
     }
     say(process, || format!("locks {text:?} again"));

@@ -41,9 +41,12 @@ const SOON: Duration = Duration::from_millis(5);
 
 type Coroutine = Generator<'static, (), ()>;
 
+/// Receives the events of clients, with the number of the process that reports each.
+type Observer = fn(Process, &event::Event);
+
 thread_local! {
     /// Is told of all events of all clients.
-    static OBSERVER: Cell<Option<fn(Process, &event::Event)>> = const { Cell::new(None) };
+    static OBSERVER: Cell<Option<Observer>> = const { Cell::new(None) };
     static ACTIVE: Cell<bool> = const { Cell::new(false) };
     static EXECUTOR: RefCell<Executor> = RefCell::default();
     /// What the clock of the process under way shows, and what a server's does.
@@ -542,7 +545,7 @@ pub(crate) fn resume_all() {
 }
 
 /// Passes the events of all clients of this simulation to `observer`, at once.
-pub(crate) fn observe(observer: fn(Process, &event::Event)) {
+pub(crate) fn observe(observer: Observer) {
     OBSERVER.set(Some(observer));
 }
 

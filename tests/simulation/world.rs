@@ -1351,7 +1351,9 @@ fn begin(mut random: Random, tells: bool, latency: Duration) {
         (0..names).map(|number| NameState::any(number, lease, &mut random)).collect();
     let deadlocks = random.permille(200).then(|| Deadlocks::new(&mut config, &mut random));
     if deadlocks.is_some() {
-        names.iter_mut().for_each(|name| name.usage = Usage::Lock);
+        for name in &mut names {
+            name.usage = Usage::Lock;
+        }
         executor::observe(deadlocks::observe);
     }
     let links = (0..count).map(|_| Link::new(&server, &config)).collect();
@@ -1367,10 +1369,10 @@ fn begin(mut random: Random, tells: bool, latency: Duration) {
     let is_reliable = is_calm;
     populate(
         World {
+            deadlocks,
             is_calm,
             is_durable,
             is_reliable,
-            deadlocks,
             ..World::new(network, names, &config, tells)
         },
         config,
