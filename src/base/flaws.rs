@@ -73,7 +73,7 @@ flaws! {
     TimeoutIsMissing,
     /// Tokens are what the clock shows, even if it was set back.
     TokenIsClock,
-    /// Nobody tells a client that its release was confirmed.
+    /// A client is told that its release has failed, although it was executed.
     UnconfirmedRelease,
     /// A writer is admitted as a reader.
     WritersAreReaders,

@@ -179,7 +179,7 @@ impl Reporter {
             }
             None => {
                 counters.timed_out.fetch_add(1, Ordering::Relaxed);
-                let line = || format!("waited for lock {name:?} in vain, for {waited:?}");
+                let line = || format!("did not get lock {name:?} within {waited:?}");
                 events.report(|| Event::TimedOut { name: name.to_string(), waited }, line);
             }
             Some(error) if error.is_failure() => {

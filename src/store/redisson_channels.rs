@@ -27,11 +27,11 @@ pub(super) const MEMORY: Duration = Duration::from_millis(500);
 /// The channels of one client. Clones share them.
 #[derive(Clone, Default)]
 pub(crate) struct RedissonChannels {
-    state: Arc<Mutex<State>>,
+    awaited: Arc<Mutex<ChannelNames>>,
 }
 
 #[derive(Default)]
-struct State {
+struct ChannelNames {
     /// The names of the locks that threads wait for, by channel. Names that differ in braces may
     /// share a channel.
     names: HashMap<String, Vec<Arc<str>>>,
@@ -65,21 +65,21 @@ impl RedissonChannels {
     /// Makes the listener subscribe to the channel of a lock until the result is dropped.
     pub(crate) fn wait(&self, name: &Arc<str>, lock: &str) -> RedissonWait {
         let channel = Self::channel(lock);
-        let mut state = self.state.lock();
-        state.names.entry(channel.clone()).or_default().push(name.clone());
-        state.change();
+        let mut awaited = self.awaited.lock();
+        awaited.names.entry(channel.clone()).or_default().push(name.clone());
+        awaited.change();
         RedissonWait { channels: self.clone(), channel, name: name.clone() }
     }
 
     /// Returns the names of the locks with this channel that threads wait for.
     pub(crate) fn names(&self, channel: &str) -> Vec<Arc<str>> {
-        self.state.lock().names.get(channel).cloned().unwrap_or_default()
+        self.awaited.lock().names.get(channel).cloned().unwrap_or_default()
     }
 
     /// Returns the channels that threads wait on, each with the name of a lock.
     pub(crate) fn wanted(&self) -> Vec<(String, Arc<str>)> {
-        let state = self.state.lock();
-        let wanted = state.names.iter();
+        let awaited = self.awaited.lock();
+        let wanted = awaited.names.iter();
         wanted
             .filter_map(|(channel, names)| Some((channel.clone(), names.first()?.clone())))
             .collect()
@@ -87,24 +87,24 @@ impl RedissonChannels {
 
     /// Makes the listener check again which channels are wanted.
     pub(crate) fn change(&self) {
-        self.state.lock().change();
+        self.awaited.lock().change();
     }
 
     /// Returns a number that changes whenever `wanted` does.
     pub(crate) fn version(&self) -> u64 {
-        self.state.lock().version
+        self.awaited.lock().version
     }
 
     /// Creates the listener's alarm. `None` if no file descriptor is left: the listener then checks
     /// the channels whenever it has something else to do.
     pub(crate) fn alarm(&self) -> Option<Alarm> {
         let alarm = Alarm::new().ok()?;
-        self.state.lock().alarm = Some(alarm.clone());
+        self.awaited.lock().alarm = Some(alarm.clone());
         Some(alarm)
     }
 }
 
-impl State {
+impl ChannelNames {
     fn change(&mut self) {
         self.version += 1;
         if let Some(alarm) = &self.alarm {
@@ -115,16 +115,16 @@ impl State {
 
 impl Drop for RedissonWait {
     fn drop(&mut self) {
-        let mut state = self.channels.state.lock();
-        if let Some(names) = state.names.get_mut(&self.channel) {
+        let mut awaited = self.channels.awaited.lock();
+        if let Some(names) = awaited.names.get_mut(&self.channel) {
             if let Some(place) = names.iter().position(|name| *name == self.name) {
                 names.swap_remove(place);
             }
             if names.is_empty() {
-                state.names.remove(&self.channel);
+                awaited.names.remove(&self.channel);
             }
         }
-        state.change();
+        awaited.change();
     }
 }
 
@@ -148,7 +148,7 @@ mod tests {
         drop(first);
         assert_eq!(channels.wanted(), [(RedissonChannels::channel("x"), Arc::from("x"))]);
         drop(second);
-        assert!(channels.wanted().is_empty() && channels.state.lock().names.is_empty());
+        assert!(channels.wanted().is_empty() && channels.awaited.lock().names.is_empty());
     }
 
     #[test]

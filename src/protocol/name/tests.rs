@@ -762,7 +762,8 @@ fn permits<const N: usize>(world: &mut World) -> (Arc<Hold>, Begun, [Begun; N]) 
     (permit, waits, behind)
 }
 
-/// Checks that a call was told that it has the permit. Returns `true` if the client waits no more.
+/// Checks that a call was told that it has the permit. Returns `true` if the client has stopped
+/// waiting.
 fn got(call: &Begun, permit: &Arc<Hold>) -> bool {
     match call.told.outcome() {
         Some(Outcome::HandedOff { hold, unregisters }) if Arc::ptr_eq(&hold, permit) => unregisters,
