@@ -10,7 +10,8 @@ use crate::client::Client;
 use crate::config::{Config, Deadlock};
 use crate::event::Event;
 use crate::guards::guard::Guard;
-use crate::simulation::world::{self, Patience, Side, World, acquire, broken, release, say};
+use crate::simulation::calls::{Patience, Side, acquire, release};
+use crate::simulation::world::{self, World, broken, say};
 
 /// How often a thread locks once more what it has.
 const NESTED: u64 = 200;

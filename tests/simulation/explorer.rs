@@ -7,14 +7,11 @@
 //! deviations as it needs. Pauses between attempts are long here: who is not woken is late.
 
 use std::sync::mpsc::{self, Receiver};
-use std::time::Duration;
 use std::{env, mem, thread};
 
 use crate::base::flaws::{ALL, Flaw};
-use crate::base::sync::executor::{self, Choice, Deviation, Process};
-use crate::simulation::world::{
-    self, Accident, Errand, Fault, LEASE, Patience, Scene, Side, Usage,
-};
+use crate::base::sync::executor::{self, Choice, Deviation};
+use crate::simulation::scenes::{Scene, run_scene, scenes};
 use crate::simulation::{Broken, guarded};
 
 /// The runs that have kept their promises, and those deviations that have broken one.
@@ -35,7 +32,7 @@ fn begin(scene: &Scene, most: usize, flaw: Option<Flaw>) -> Receiver<Explored> {
             for deviations in mem::take(&mut courses) {
                 let worst = deviations.iter().map(|(_, choice, _)| *choice).max();
                 let course: Vec<_> = deviations.iter().map(|(at, _, way)| (*at, *way)).collect();
-                let run = || world::run_scene(&scene, &course, worst, false);
+                let run = || run_scene(&scene, &course, worst, false);
                 if let Err(broken) = guarded(flaw, run) {
                     let broken = Some((course, worst, broken));
                     sender.send(Explored { runs, broken }).expect("the test waits");
@@ -63,127 +60,12 @@ fn history_of(scene: &Scene, deviations: &[Deviation], worst: Option<Choice>) ->
     let (sender, history) = mpsc::channel();
     let (scene, deviations) = (scene.clone(), deviations.to_vec());
     thread::spawn(move || {
-        let run = || world::run_scene(&scene, &deviations, worst, true);
+        let run = || run_scene(&scene, &deviations, worst, true);
         let broken = guarded(None, run).err();
         sender.send(broken.map(|it| it.history).unwrap_or_default()).expect("the test waits");
         thread::park();
     });
     history.recv().expect("a history")
-}
-
-const fn ms(time: u64) -> Duration {
-    Duration::from_millis(time)
-}
-
-/// A thread that wants a hold from a time on, and has it for some time.
-fn errand(at: u64, side: Side, holds: u64) -> Errand {
-    let (at, holds) = (ms(at), ms(holds));
-    let patience = Patience::Endless;
-    Errand { at, side, patience, holds, drops: true, passes_to: None, name: 0 }
-}
-
-/// Whatever may happen to these clients.
-fn accidents(clients: &[Process]) -> Vec<Accident> {
-    let of_client = |client: Process| {
-        [
-            (Fault::Stop, LEASE * 3 / 2),
-            (Fault::Stop, ms(300)),
-            (Fault::Die, ms(0)),
-            (Fault::ListenerLost, ms(0)),
-            (Fault::Close, ms(0)),
-            (Fault::ShutDown, LEASE),
-        ]
-        .map(|(fault, time)| Accident { fault, client, time, name: 0 })
-    };
-    let of_server = [(Fault::ServerRestarts, ms(5)), (Fault::HoldEnded, ms(0))]
-        .map(|(fault, time)| Accident { fault, client: 1, time, name: 0 });
-    clients.iter().copied().flat_map(of_client).chain(of_server).collect()
-}
-
-fn scenes() -> Vec<(&'static str, Scene)> {
-    use Side::{Alone, Permit, Reader};
-    let lock = Scene {
-        usage: Usage::Lock,
-        keep: None,
-        ordered: true,
-        names: 1,
-        apart: false,
-        clients: 2,
-        threads: vec![
-            (1, vec![errand(0, Alone, 6), errand(10, Alone, 0)]),
-            (1, vec![errand(1, Alone, 3)]),
-            (2, vec![errand(2, Alone, 3)]),
-        ],
-        accidents: accidents(&[1, 2]),
-        most: 1,
-    };
-    let brief = |at, patience| Errand { patience, ..errand(at, Alone, 0) };
-    let impatient = Scene {
-        threads: vec![
-            (1, vec![errand(0, Alone, 20)]),
-            (1, vec![brief(2, Patience::For(ms(5)))]),
-            (2, vec![brief(3, Patience::None), brief(12, Patience::For(ms(30)))]),
-        ],
-        ..lock.clone()
-    };
-    let sides = Scene {
-        usage: Usage::ReadWrite,
-        threads: vec![
-            (1, vec![errand(0, Reader, 6), errand(8, Reader, 0)]),
-            (1, vec![errand(3, Reader, 3)]),
-            (2, vec![errand(2, Alone, 3)]),
-        ],
-        ..lock.clone()
-    };
-    let permits = Scene {
-        usage: Usage::Semaphore(2),
-        clients: 3,
-        threads: vec![
-            (1, vec![errand(0, Permit, 6), errand(8, Permit, 0)]),
-            (1, vec![errand(1, Permit, 6)]),
-            (2, vec![errand(2, Permit, 3)]),
-            (3, vec![errand(3, Permit, 3)]),
-        ],
-        ..lock.clone()
-    };
-    let kept = Scene {
-        keep: Some(LEASE),
-        threads: vec![
-            (1, vec![errand(0, Alone, 3), errand(8, Alone, 0)]),
-            (2, vec![errand(10, Alone, 3)]),
-        ],
-        ..lock.clone()
-    };
-    let sets = Scene {
-        names: 2,
-        threads: vec![
-            (1, vec![errand(0, Side::All, 3)]),
-            (2, vec![errand(1, Side::All, 3)]),
-            (2, vec![errand(2, Alone, 3)]),
-        ],
-        ..lock.clone()
-    };
-    let apart = Scene { apart: true, ..sets.clone() };
-    // Nothing excuses yet what a fault does to a hold that was adopted.
-    let ticket = Scene {
-        most: 0,
-        threads: vec![
-            (1, vec![Errand { passes_to: Some(2), ..errand(0, Alone, 5) }]),
-            (1, vec![errand(2, Alone, 3)]),
-            (2, vec![errand(4, Alone, 3)]),
-        ],
-        ..lock.clone()
-    };
-    vec![
-        ("a lock", lock),
-        ("a kept lock", kept),
-        ("calls that do not wait long", impatient),
-        ("readers and a writer", sides),
-        ("permits", permits),
-        ("a set", sets),
-        ("a set on two servers", apart),
-        ("a ticket", ticket),
-    ]
 }
 
 #[test]

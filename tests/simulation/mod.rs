@@ -1,10 +1,15 @@
 //! The shipped client under simulated time, network, processes and faults: a run follows from its
 //! seed alone. See `tests/README.md`.
 
+mod calls;
 mod deadlocks;
 mod explorer;
+mod faults;
 mod flaws;
+mod judge;
 mod network;
+mod scenes;
+mod seeds;
 mod server;
 mod world;
 
@@ -52,7 +57,7 @@ fn note_panics() {
 
 /// Runs the world of a seed on this thread.
 fn run_here(seed: u64, flaw: Option<Flaw>, tells: bool) -> Result<Tally, Broken> {
-    guarded(flaw, || world::run(seed, tells))
+    guarded(flaw, || seeds::run(seed, tells))
 }
 
 /// Runs a world with a flaw, and stops it if it panics.

@@ -17,6 +17,7 @@ use crate::base::sync::executor::{self, Choice, Process, Random};
 use crate::config::Config;
 use crate::config::durability::Durability;
 use crate::net::wait::Interrupter;
+use crate::simulation::faults;
 use crate::simulation::flaws::{change_acquired, change_asked, change_granted};
 use crate::simulation::server::{Server, unless_refused};
 use crate::simulation::world::{self, SERVER, say};
@@ -242,7 +243,7 @@ fn execute<T>(
     let result = executor::skewed(skew, || request(&memory));
     server.refuse_with(None);
     let replicated = network(|it| it.server.replicate());
-    world::after_execution();
+    faults::after_execution();
     deliver();
     let acks = acks.filter(|_| !flawed(Flaw::ShortfallIsSuccess));
     let waits = acks.map(|timeout| missing.or(replicated).unwrap_or(timeout));

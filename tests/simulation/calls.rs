@@ -1,0 +1,315 @@
+//! What threads do: they acquire, release, and pass on what they have.
+
+use std::time::{Duration, Instant};
+
+use crate::base::clock;
+use crate::base::sync::executor::{self, Process};
+use crate::client::Client;
+use crate::error::Error;
+use crate::guards::AnyGuard;
+use crate::guards::owned_guard::{OwnedGuard, Ticket};
+use crate::simulation::deadlocks;
+use crate::simulation::judge::{SLACK, begin_hold};
+use crate::simulation::world::{NameState, Usage, World, broken, say, start, with};
+
+/// What a thread has, or wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    /// All names of the world, which are locks.
+    All,
+    Alone,
+    /// The same, by a guard that belongs to the thread.
+    Own,
+    Reader,
+    Permit,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Patience {
+    None,
+    For(Duration),
+    Endless,
+}
+
+pub(super) struct Held {
+    pub(super) guard: Guarded,
+    pub(super) client: Process,
+    pub(super) name: usize,
+    pub(super) side: Side,
+    /// When its call began.
+    pub(super) begun: Instant,
+    /// Whether its lease was found over, so that it must stay so.
+    pub(super) is_over: bool,
+}
+
+/// A guard of a lock, which can be passed on, or another one.
+pub(super) enum Guarded {
+    Lock(OwnedGuard),
+    Other(Box<dyn AnyGuard>),
+}
+
+impl Guarded {
+    fn guard(&self) -> &dyn AnyGuard {
+        match self {
+            Self::Lock(guard) => guard,
+            Self::Other(guard) => &**guard,
+        }
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.guard().is_held()
+    }
+
+    pub(super) fn fence(&self) -> Option<u64> {
+        self.guard().fence()
+    }
+
+    fn unlock(self) -> Result<(), Error> {
+        match self {
+            Self::Lock(guard) => guard.unlock(),
+            Self::Other(guard) => guard.unlock(),
+        }
+    }
+}
+
+impl Held {
+    pub(super) fn is_of(&self, name: usize) -> bool {
+        self.side == Side::All || self.name == name
+    }
+
+    pub(super) fn conflicts_with(&self, other: &Self) -> bool {
+        self.is_of(other.name) || other.is_of(self.name)
+    }
+}
+
+impl CallState {
+    pub(super) fn is_about(&self, name: usize) -> bool {
+        self.side == Side::All || self.name == name
+    }
+}
+
+pub(super) struct CallState {
+    pub(super) client: Process,
+    pub(super) name: usize,
+    pub(super) patience: Patience,
+    pub(super) begun: Instant,
+    pub(super) side: Side,
+}
+
+/// Passes a lock to another client, which has it for some time.
+pub(super) fn pass(from: Process, place: usize, to: Process, holds: Duration) {
+    let held = with(|world| world.guards[place].take());
+    let Some(Held { guard: Guarded::Lock(guard), name, begun, .. }) = held else { return };
+    let fence = guard.fence();
+    with(|world| world.releasing.push((from, name)));
+    let ticket = guard.detach();
+    end_release(from, name);
+    say(from, || format!("leaves the hold with fence {fence:?}: {ticket:?}"));
+    let Ok(ticket) = ticket else { return };
+    start(to, move |client, process| adopt(client, process, name, begun, fence, holds, &ticket));
+}
+
+/// Adopts a hold, and has it for some time.
+fn adopt(
+    client: &Client,
+    process: Process,
+    name: usize,
+    begun: Instant,
+    fence: u64,
+    holds: Duration,
+    ticket: &Ticket,
+) {
+    match client.adopt(ticket) {
+        Ok(guard) => {
+            say(process, || format!("adopts the hold with fence {fence:?}"));
+            let (guard, side) = (Guarded::Lock(guard), Side::Alone);
+            let held = Held { guard, client: process, name, side, begun, is_over: false };
+            let place = begin_hold(held, |last, found, _| found == fence && last == fence);
+            executor::sleep(holds);
+            release(process, place, false);
+        }
+        Err(error) => {
+            say(process, || format!("adopts nothing: {error}"));
+            if with(|world| world.is_calm) {
+                broken(&format!("a hold is not adopted, though nothing went wrong: {error}"));
+            }
+        }
+    }
+}
+
+/// Acquires something and checks how the call has ended.
+pub(super) fn acquire(
+    client: &Client,
+    process: Process,
+    name: usize,
+    side: Side,
+    patience: Patience,
+) -> Option<usize> {
+    let (begun, number, text, usage, keep) = with(|world| {
+        world.last_call += 1;
+        world.tally.calls += 1;
+        let begun = clock::now();
+        let call = CallState { client: process, name, patience, begun, side };
+        world.calls.insert(world.last_call, call);
+        let NameState { name, usage, keep, .. } = &world.names[name];
+        (begun, world.last_call, name.clone(), *usage, *keep)
+    });
+    let stopped = with(|world| world.clients[process - 1].stopped);
+    say(process, || format!("call {number}: wants {text:?} as {side:?}, waits {patience:?}"));
+    let result = request(client, process, &text, usage, side, patience, keep);
+    let now = clock::now();
+    with(|world| world.calls.remove(&number));
+    let took = now - begun;
+    let broken_by = with(|world| {
+        // Everything that the process was stopped for meanwhile counts for nothing.
+        let stopped = world.clients[process - 1].stopped.saturating_sub(stopped);
+        let took = took.saturating_sub(stopped);
+        let World { io_timeout, retry_window, .. } = *world;
+        let most = match (patience, &result) {
+            (Patience::For(time), _) => Some(time + io_timeout),
+            (Patience::None, _) => Some(retry_window + io_timeout * 2),
+            (Patience::Endless, _) => None,
+        };
+        if most.is_some_and(|most| took > most + SLACK) {
+            return Some(format!("call {number} took {took:?}, and may take {most:?}"));
+        }
+        None
+    });
+    if let Some(why) = broken_by {
+        broken(&why);
+    }
+    match result {
+        Ok(Some(guard)) => {
+            say(process, || format!("call {number}: acquired, fence {:?}", guard.fence()));
+            let grows = |last, fence, side| match side {
+                Side::All | Side::Permit => true,
+                Side::Reader => fence >= last,
+                Side::Alone | Side::Own => fence > last,
+            };
+            let held = Held { guard, client: process, name, side, begun, is_over: false };
+            Some(begin_hold(held, grows))
+        }
+        Ok(None) => {
+            say(process, || format!("call {number}: busy"));
+            with(|world| world.tally.busy += 1);
+            let was_contended = with(|world| {
+                let names = 0..world.names.len();
+                let mut names = names.filter(|at| side == Side::All || *at == name);
+                names.any(|name| world.was_contended(process, name, begun, patience))
+            });
+            if !was_contended {
+                broken(&format!("call {number} is told that {text:?} is held, and it was not"));
+            }
+            None
+        }
+        Err(error) => {
+            say(process, || format!("call {number}: {error}"));
+            with(|world| world.tally.failed += 1);
+            if let Error::Deadlock { names, clients, .. } = &error
+                && with(|world| world.deadlocks.is_some())
+            {
+                deadlocks::check_error(names, clients);
+                return None;
+            }
+            let is_expected = with(|world| world.may_fail(&error, process, begun));
+            if !is_expected {
+                broken(&format!("call {number} fails: {error}"));
+            }
+            None
+        }
+    }
+}
+
+/// Attempts to get a hold.
+fn request(
+    client: &Client,
+    process: Process,
+    name: &str,
+    usage: Usage,
+    side: Side,
+    patience: Patience,
+    keep: Option<Duration>,
+) -> Result<Option<Guarded>, Error> {
+    macro_rules! acquired {
+        ($wrap:expr, $handle:expr, $lock:ident, $try_lock:ident, $try_lock_for:ident) => {
+            match patience {
+                Patience::None => $handle.$try_lock()?.map($wrap),
+                Patience::For(time) => $handle.$try_lock_for(time)?.map($wrap),
+                Patience::Endless => Some($wrap($handle.$lock()?)),
+            }
+        };
+    }
+    Ok(match (usage, side) {
+        (_, Side::All) => {
+            let mut names: Vec<_> =
+                with(|world| world.names.iter().map(|name| name.name.clone()).collect());
+            let count = names.len();
+            names.rotate_left(process % count);
+            let set = client.mutexes(names);
+            acquired!(other, set, lock, try_lock, try_lock_for)
+        }
+        (Usage::Lock, _) => {
+            let mut mutex = client.mutex(name);
+            if let Some(keep) = keep {
+                mutex = mutex.keep(keep);
+            }
+            if side == Side::Own {
+                return Ok(acquired!(other, mutex, lock, try_lock, try_lock_for));
+            }
+            acquired!(Guarded::Lock, mutex, lock_owned, try_lock_owned, try_lock_owned_for)
+        }
+        (Usage::ReadWrite, Side::Reader) => {
+            acquired!(other, client.rw_lock(name), read, try_read, try_read_for)
+        }
+        (Usage::ReadWrite, _) => {
+            acquired!(other, client.rw_lock(name), write, try_write, try_write_for)
+        }
+        (Usage::Semaphore(permits), _) => {
+            let semaphore = client.semaphore(name, permits);
+            acquired!(other, semaphore, acquire, try_acquire, try_acquire_for)
+        }
+    })
+}
+
+fn other<G: AnyGuard + 'static>(guard: G) -> Guarded {
+    Guarded::Other(Box::new(guard))
+}
+
+/// Ends a hold.
+pub(super) fn release(process: Process, place: usize, drops: bool) {
+    let Some(Held { guard, name, side, .. }) = with(|world| {
+        let held = world.guards[place].take();
+        world.releasing.extend(held.as_ref().map(|held| (process, held.name)));
+        held
+    }) else {
+        return;
+    };
+    let fence = guard.fence();
+    let verb = if drops { "drops" } else { "unlocks" };
+    say(process, || format!("{verb} its {side:?} of name {name}, fence {fence:?}"));
+    if drops {
+        drop(guard);
+    } else {
+        let result = guard.unlock();
+        say(process, || format!("unlocked: {result:?}"));
+        let is_lost = matches!(result, Err(Error::Lost { .. }));
+        let calm = with(|world| {
+            world.tally.lost += u64::from(is_lost);
+            world.is_calm
+        });
+        if let Err(error) = result
+            && calm
+        {
+            broken(&format!("a release fails, though nothing went wrong: {error}"));
+        }
+    }
+    end_release(process, name);
+}
+
+fn end_release(process: Process, name: usize) {
+    with(|world| {
+        let ended = world.releasing.iter().position(|it| *it == (process, name));
+        ended.map(|at| world.releasing.swap_remove(at));
+        world.names[name].had_guard.insert(process, clock::now());
+    });
+}

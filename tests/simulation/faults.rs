@@ -1,0 +1,188 @@
+//! What goes wrong in a world, and how it ends.
+
+use std::time::Duration;
+
+use crate::base::clock;
+use crate::base::sync::executor::{self, Choice, Process, Random};
+use crate::simulation::judge::check_server;
+use crate::simulation::network::{Weather, deliver};
+use crate::simulation::server::{self, Refusal};
+use crate::simulation::world::{DIRECTOR, LONGEST, SERVER, say, with};
+use crate::store::memory::memory_server::MemoryServer;
+
+/// Something that goes wrong.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Fault {
+    /// A client is stopped for a while, all its threads at once.
+    Stop,
+    /// A client cannot reach the server for a while.
+    CutOff,
+    /// A client can never reach the server again: for others it is dead.
+    Die,
+    /// A client no longer receives messages, until it listens again.
+    ListenerLost,
+    /// A client is closed.
+    Close,
+    /// A client is shut down.
+    ShutDown,
+    /// The server is stopped for a while.
+    ServerStops,
+    /// The server ends, and comes back with its data.
+    ServerRestarts,
+    /// The server comes back without its data.
+    ServerIsEmpty,
+    /// The server comes back with data from a while ago.
+    ServerIsOlder,
+    /// An operator ends the hold of a name.
+    HoldEnded,
+    /// The server refuses writes for a while.
+    WritesRefused,
+    /// The server's clock is set forwards, or back.
+    ClockIsSet,
+    /// The server is lost, and its replica takes its place.
+    FailsOver,
+    /// The replica no longer follows the server for a while.
+    ReplicaIsCutOff,
+}
+
+/// A fault of a client, which lasts that long, or of a name.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Accident {
+    pub(super) fault: Fault,
+    pub(super) client: Process,
+    pub(super) time: Duration,
+    pub(super) name: usize,
+}
+
+pub(super) fn happen(accident: Accident, random: &mut Random) {
+    let Accident { fault, client, time, name } = accident;
+    let lease = with(|world| world.lease);
+    say(DIRECTOR, || format!("FAULT: {fault:?}, client {client}, {time:?}"));
+    let now = clock::now();
+    with(|world| match fault {
+        Fault::Stop | Fault::CutOff | Fault::Die | Fault::ListenerLost => {
+            world.disturb(client, now + time);
+        }
+        _ => world.disturb_all(now + time),
+    });
+    match fault {
+        Fault::Stop => {
+            let before = executor::paused_until(client);
+            let start = before.or(executor::now()).unwrap_or_default();
+            executor::pause(client, time);
+            let end = executor::paused_until(client).unwrap_or_default();
+            with(|world| world.clients[client - 1].stopped += end.saturating_sub(start));
+        }
+        Fault::CutOff | Fault::Die => with(|world| {
+            let is_dead = matches!(fault, Fault::Die);
+            world.clients[client - 1].is_dead |= is_dead;
+            let link = &mut world.network.links[client - 1];
+            link.cut_until = now + if is_dead { LONGEST } else { time };
+            link.break_subscription();
+        }),
+        Fault::ListenerLost => with(|world| world.network.links[client - 1].break_subscription()),
+        Fault::Close | Fault::ShutDown => {
+            let process = client;
+            let client = with(|world| {
+                world.clients[process - 1].closed = true;
+                world.clients[process - 1].client.clone().expect("it is open")
+            });
+            executor::spawn(Some(process), move || {
+                if let Fault::Close = fault {
+                    client.close();
+                } else {
+                    let result = client.shutdown(time);
+                    say(process, || format!("shut down: {result:?}"));
+                }
+            });
+        }
+        Fault::ServerStops => executor::pause(SERVER, time),
+        Fault::ServerRestarts => with(|world| {
+            let same = world.network.server.memory.copy();
+            world.network.restart(same, time);
+        }),
+        Fault::ServerIsEmpty => with(|world| {
+            world.change_server(false, |network| network.restart(MemoryServer::new(), time));
+        }),
+        Fault::ServerIsOlder => with(|world| {
+            world.change_server(false, |network| {
+                let older = network.older.take().unwrap_or_default().copy();
+                network.restart(older, time);
+            });
+        }),
+        Fault::HoldEnded => {
+            with(|world| {
+                let name = world.names[name].name.clone();
+                world.change_server(false, |network| {
+                    // A server that is down does not ask a client for a lock that it keeps.
+                    network.server.memory.set_down(true);
+                    network.server.at_its_time(|memory| memory.end_hold(&name));
+                    network.server.memory.set_down(false);
+                });
+            });
+            deliver();
+        }
+        Fault::WritesRefused => server::refuse(random.pick(&Refusal::ALL), time),
+        Fault::ClockIsSet => {
+            let forwards = random.permille(500);
+            with(|world| {
+                world.change_server(false, |network| network.server.clock.jump(time, forwards));
+            });
+        }
+        Fault::FailsOver => {
+            if random.permille(500) {
+                cut_off_replica(lease * 2);
+                executor::sleep(random.time(lease / 2));
+            }
+            with(|world| {
+                let is_durable = world.is_durable;
+                world.change_server(is_durable, |network| network.fail_over(time / 4));
+                world.disturb_all(clock::now());
+            });
+        }
+        Fault::ReplicaIsCutOff => cut_off_replica(time),
+    }
+}
+
+fn cut_off_replica(time: Duration) {
+    with(|world| {
+        if let Some(replica) = &mut world.network.server.replica {
+            replica.cut_off(time);
+        }
+    });
+}
+
+/// Ends everything that is wrong.
+pub(super) fn heal() {
+    say(DIRECTOR, || "everything is healed".into());
+    executor::end_choices();
+    let now = clock::now();
+    executor::resume_all();
+    with(|world| {
+        world.network.weather = Weather::default();
+        world.network.down_until = now;
+        world.network.server.heal();
+        for (link, client) in world.network.links.iter_mut().zip(&mut world.clients) {
+            client.closed |= client.is_dead;
+            if !client.is_dead {
+                link.cut_until = now;
+            }
+        }
+        world.is_healed = true;
+        for client in &mut world.clients {
+            client.disturbed = now;
+        }
+    });
+}
+
+/// Lets one of the world's accidents happen, or none, after the server has executed a request.
+pub(super) fn after_execution() {
+    check_server();
+    let ways = with(|world| world.accidents.len() + 1);
+    if ways > 1
+        && let Some(way @ 1..) = executor::choose(Choice::Fault, ways)
+    {
+        let accident = with(|world| world.accidents[way - 1]);
+        executor::spawn(Some(DIRECTOR), move || happen(accident, &mut Random::default()));
+    }
+}

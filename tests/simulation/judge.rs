@@ -1,0 +1,449 @@
+//! What must hold in every world, whatever goes wrong, and what excuses it.
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::time::{Duration, Instant};
+
+use crate::base::clock;
+use crate::base::sync::executor::{self, Process};
+use crate::error::Error;
+use crate::simulation;
+use crate::simulation::calls::{CallState, Held, Patience, Side};
+use crate::simulation::deadlocks;
+use crate::simulation::network::{Link, Network};
+use crate::simulation::world::{DIRECTOR, NameState, Usage, World, broken, with};
+use crate::stats::Stats;
+use crate::store::hold_id::HoldId;
+use crate::store::request::OFFER;
+
+/// How often the state of the whole world is looked at.
+pub(super) const LOOK: Duration = Duration::from_millis(20);
+
+/// How much later than it may a call may end, for the time that threads need to wake up.
+pub(super) const SLACK: Duration = Duration::from_millis(110);
+
+/// A hold that the server ends earlier than it has promised, so that another one may overlap it.
+pub(super) struct Excuse {
+    pub(super) name: usize,
+    pub(super) client: Process,
+    /// The hold, and those that follow it in its tenure, have no later token than this one, or
+    /// their calls began before then.
+    pub(super) fence: u64,
+    pub(super) begun_by: Instant,
+    /// When the server ends it, and when it would have ended it.
+    pub(super) from: Instant,
+    pub(super) until: Instant,
+}
+
+impl Excuse {
+    /// Returns `true` if this may be the hold, or one of its tenure.
+    fn is_about(&self, client: Process, name: usize, fence: Option<u64>, begun: Instant) -> bool {
+        let is_it = fence.map_or(begun <= self.begun_by, |fence| fence <= self.fence);
+        self.client == client && self.name == name && is_it && clock::now() < self.until
+    }
+}
+
+impl NameState {
+    /// Returns why clients do not take turns, if they do not: one whose hold has ended while others
+    /// were waiting must not have the next one while these have an offer.
+    fn check_turns(
+        &mut self,
+        holds: &[(HoldId, u32, Duration)],
+        waiting: &[String],
+        now: Instant,
+    ) -> Option<String> {
+        let client_of = |waiter: &String| match waiter.split_once(':') {
+            Some(("p" | "r" | "w", client)) => client.to_owned(),
+            _ => waiter.clone(),
+        };
+        let waiting: Vec<_> = waiting.iter().map(client_of).collect();
+        let is_offer = |hold: &HoldId| hold.nonce == 0;
+        let is_offered =
+            |client: &str| holds.iter().any(|(hold, ..)| is_offer(hold) && *hold.client == *client);
+        // What only one can have it does not get while another has the offer.
+        let waits = |client: &String| {
+            waiting.contains(client) || self.usage == Usage::Lock && is_offered(client)
+        };
+        let last = holds.iter().map(|(hold, ..)| hold.clone()).filter(|hold| !is_offer(hold));
+        let last = mem::replace(&mut self.last_holds, last.collect());
+        let mut overtaken = None;
+        for hold in self.last_holds.iter().filter(|hold| !last.contains(hold)) {
+            let me = &*hold.client;
+            if let Some((at, waited)) = self.waited.remove(me)
+                && now < at + OFFER
+                && let Some(other) = waited.iter().find(|it| waits(it))
+            {
+                overtaken = Some(format!("client {me} gets {:?} before {other}", self.name));
+            }
+            self.waited.values_mut().for_each(|(_, waited)| waited.retain(|it| it != me));
+        }
+        for hold in last.iter().filter(|hold| !self.last_holds.contains(hold)) {
+            let me = &*hold.client;
+            let offered = holds.iter().map(|(it, ..)| it).filter(|it| is_offer(it));
+            let queue = waiting.iter().map(String::as_str).take_while(|client| *client != me);
+            let before = offered.map(|it| &*it.client).chain(queue).map(str::to_owned).collect();
+            if !is_offered(me) {
+                self.waited.insert(me.to_owned(), (now, before));
+            }
+        }
+        overtaken
+    }
+}
+
+impl World {
+    /// Notes who has, and who waits for, each name at the server.
+    pub(super) fn look_at_server(&mut self) {
+        let now = clock::now();
+        for name in &mut self.names {
+            let NameState { key, had_hold, had_waiter, .. } = name;
+            let mut is_free = true;
+            self.network.server.look_at(key, |client, holds| {
+                is_free &= !holds;
+                let seen = if holds { &mut *had_hold } else { &mut *had_waiter };
+                match seen.get_mut(client) {
+                    Some(at) => *at = now,
+                    None => drop(seen.insert(client.to_owned(), now)),
+                }
+            });
+            if executor::follows_course() {
+                let (holds, waiting) =
+                    (self.network.server.holds(key), self.network.server.waiting(key));
+                let overtaken = name.check_turns(&holds, &waiting, now);
+                self.overtaken = self.overtaken.take().or(overtaken);
+            }
+            name.free_since = is_free.then(|| name.free_since.unwrap_or(now));
+        }
+    }
+
+    /// Returns `true` if there is such a guard of a name, and it trusts its lease.
+    pub(super) fn trusts(&self, place: usize, name: usize) -> bool {
+        let held = self.guards.get(place).and_then(Option::as_ref);
+        held.is_some_and(|held| held.is_of(name) && held.guard.is_held())
+    }
+
+    /// Returns since when nothing goes wrong, if nothing does.
+    pub(super) fn settled_since(&self) -> Option<Instant> {
+        let disturbed = self.clients.iter().map(|client| client.disturbed).max();
+        disturbed.filter(|_| self.is_calm || self.is_healed)
+    }
+
+    /// Returns how long messages may be on their way, and how long a client needs to listen again.
+    pub(super) fn grace(&self) -> Duration {
+        let recovery = Duration::from_secs(2) + self.io_timeout * 2;
+        let recovery = if self.is_calm { Duration::ZERO } else { recovery };
+        recovery + SLACK + self.network.latency * 60
+    }
+
+    /// Returns `true` if the server has forgotten the hold, so that it may be overlapped.
+    fn is_excused(&self, held: &Held) -> bool {
+        let Held { client, name, begun, .. } = *held;
+        let fence = held.guard.fence();
+        let mut about = self.excuses.iter().filter(|it| it.is_about(client, name, fence, begun));
+        about.any(|it| it.from <= clock::now())
+    }
+
+    /// Returns the holds of each name at the server, with their clients, and how long they last.
+    fn holds(&self) -> Vec<(usize, HoldId, Duration)> {
+        let each = self.names.iter().enumerate().flat_map(|(number, name)| {
+            let holds = self.network.server.holds(&name.key).into_iter();
+            holds.map(move |(hold, _, left)| (number, hold, left))
+        });
+        each.collect()
+    }
+
+    /// Changes what the server has, or its clock. Holds that end earlier by that may be overlapped
+    /// until they would have ended, unless they are `safe`.
+    pub(super) fn change_server(&mut self, is_safe: bool, change: impl FnOnce(&mut Network)) {
+        self.look_at_server();
+        let (now, before, fence) =
+            (clock::now(), self.holds(), self.network.server.memory.last_token());
+        change(&mut self.network);
+        let after = self.holds();
+        for (name, hold, left) in before {
+            let remains = after.iter().find(|(_, it, _)| *it == hold).map(|(.., left)| *left);
+            let remains = remains.unwrap_or_default();
+            let client = self.clients.iter().position(|it| *it.id == *hold.client);
+            if let Some(client) = client.filter(|_| remains < left && !is_safe) {
+                self.excuses.push(Excuse {
+                    name,
+                    client: client + 1,
+                    fence,
+                    begun_by: now + self.io_timeout + Duration::from_millis(10),
+                    // Its clock may be as much too fast as leases allow for.
+                    from: now + remains * 99 / 100,
+                    until: now + left,
+                });
+            }
+        }
+        // A counter that is lost grows on only if the clock is not behind.
+        let next = self.network.server.next_token();
+        for name in &mut self.names {
+            name.fence = name.fence.min(next - 1);
+            if !is_safe {
+                name.written = 0;
+            }
+        }
+        self.look_at_server();
+    }
+
+    /// Returns how many threads have a side of a name, or want it, and trust their lease.
+    fn check_exclusion(&self, new: usize) -> Result<(), String> {
+        let Some(Some(one)) = self.guards.get(new) else { return Ok(()) };
+        if !one.guard.is_held() {
+            return Ok(());
+        }
+        if self.is_excused(one) {
+            return Ok(());
+        }
+        let others = self.guards.iter().enumerate().filter(|(at, _)| *at != new);
+        let others = others.filter_map(|(_, held)| held.as_ref());
+        let others = others.filter(|it| it.conflicts_with(one) && it.guard.is_held());
+        let others = others.filter(|it| !self.is_excused(it));
+        let others: Vec<_> = others.collect();
+        let conflicts = match self.names[one.name].usage {
+            Usage::Lock => others.len(),
+            Usage::Semaphore(permits) => (others.len() + 1).saturating_sub(permits as usize),
+            Usage::ReadWrite => {
+                let is_alone = one.side == Side::Alone;
+                others.iter().filter(|it| is_alone || it.side == Side::Alone).count()
+            }
+        };
+        if conflicts > 0 {
+            let name = &self.names[one.name].name;
+            let with: Vec<_> = others.iter().map(|it| (it.client, it.guard.fence())).collect();
+            let (client, fence) = (one.client, one.guard.fence());
+            return Err(format!(
+                "{name:?} is held by client {client} ({fence:?}) and by {with:?} at the same time"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Returns `true` if a call of a client that began then may fail so.
+    pub(super) fn may_fail(&self, error: &Error, client: Process, begun: Instant) -> bool {
+        let Self { network, io_timeout, lease, .. } = self;
+        // Calls in line share the failure of a request that was sent before, and of one that has
+        // withdrawn it since.
+        let was = |at: Option<Instant>, within: Duration| at.is_some_and(|at| at + within >= begun);
+        match error {
+            Error::Closed => self.clients[client - 1].closed,
+            Error::Unavailable { .. } => !self.is_calm,
+            Error::Redis { .. } => was(network.server.refused_until, *io_timeout),
+            Error::NotReplicated { .. } => was(network.fell_short, *io_timeout * 2 + *lease * 2),
+            _ => false,
+        }
+    }
+
+    /// Returns `true` if another owner had the name, or waited for it, since the call began.
+    pub(super) fn was_contended(
+        &self,
+        client: Process,
+        name: usize,
+        begun: Instant,
+        patience: Patience,
+    ) -> bool {
+        let state = &self.names[name];
+        let own = &self.clients[client - 1].id;
+        // A call that does not wait relies on the last reply to a call before it.
+        let before = match patience {
+            Patience::None => self.backoff_max + self.io_timeout,
+            // The reply may have been on its way when the call began, or waited for its process.
+            Patience::For(_) | Patience::Endless => {
+                let thread = Duration::from_millis(2);
+                self.network.latency * 6 + self.acks + thread + self.clients[client - 1].stopped
+            }
+        };
+        let since = begun.checked_sub(before).unwrap_or(begun);
+        let others = |seen: &BTreeMap<String, Instant>| {
+            seen.iter().any(|(id, at)| id != own && *at >= since)
+        };
+        let is_held = self.guards.iter().flatten().any(|it| it.is_of(name) && it.client == client);
+        let is_awaited = self.calls.values().any(|it| it.is_about(name) && it.client == client);
+        let was_held = state.had_guard.get(&client).is_some_and(|at| *at >= since)
+            || self.releasing.contains(&(client, name));
+        // A request that no call waits for any more may have begun a hold of this client, which it
+        // does not remember once one release was answered.
+        let is_own = !self.is_calm && state.had_hold.get(own).is_some_and(|at| *at >= since);
+        is_own
+            || others(&state.had_hold)
+            || others(&state.had_waiter)
+            || is_held
+            || was_held
+            || is_awaited
+    }
+}
+
+/// Looks at the server after it has executed a request.
+pub(super) fn check_server() {
+    let overtaken = with(|world| {
+        world.look_at_server();
+        world.overtaken.take().filter(|_| world.is_calm)
+    });
+    if let Some(why) = overtaken {
+        broken(&why);
+    }
+}
+
+/// What a step of the simulation must not break.
+pub(super) fn check_step(client: Process) {
+    if simulation::HAS_PANICKED.get() {
+        broken("a thread has panicked");
+    }
+    let broken_by = with(|world| {
+        let World { guards, .. } = world;
+        for held in guards.iter_mut().flatten().filter(|held| held.client == client) {
+            let is_held = held.guard.is_held();
+            if is_held && held.is_over {
+                return Some(format!("a lost hold of client {client} is held again"));
+            }
+            held.is_over |= !is_held;
+        }
+        None
+    });
+    if let Some(why) = broken_by {
+        broken(&why);
+    }
+}
+
+/// Notes a new guard, and checks that no other one is valid, and that tokens grow.
+pub(super) fn begin_hold(held: Held, grows: impl Fn(u64, u64, Side) -> bool) -> usize {
+    let Held { client, name, side, begun, .. } = held;
+    let fence = held.guard.fence().unwrap_or(0);
+    let (place, last, is_excused) = with(|world| {
+        world.tally.acquired += 1;
+        let place = world.guards.iter().position(Option::is_none);
+        let place = place.unwrap_or_else(|| {
+            world.guards.push(None);
+            world.guards.len() - 1
+        });
+        let now = clock::now();
+        let names = world.names.iter_mut().enumerate();
+        for (_, state) in names.filter(|(at, _)| held.is_of(*at)) {
+            state.had_guard.insert(client, now);
+        }
+        // A tenure that the server has forgotten goes on with its tokens until it ends.
+        let mut excuses = world.excuses.iter();
+        let is_excused = excuses.any(|it| it.is_about(client, name, held.guard.fence(), begun));
+        world.guards[place] = Some(held);
+        let state = &mut world.names[name];
+        let last = if side == Side::Reader { state.written } else { state.fence };
+        if matches!(side, Side::Alone | Side::Own) && !is_excused {
+            (state.fence, state.written) = (state.fence.max(fence), state.written.max(fence));
+        }
+        (place, last, is_excused)
+    });
+    // A hold whose lease is over when its call ends is no use, whatever its token.
+    let is_held = with(|world| world.guards[place].as_ref().is_some_and(|it| it.guard.is_held()));
+    if is_held && !is_excused && !grows(last, fence, side) {
+        let name = with(|world| world.names[name].name.clone());
+        broken(&format!("the fence of {name:?} is {fence} after {last}"));
+    }
+    if let Err(why) = with(|world| world.check_exclusion(place)) {
+        broken(&why);
+    }
+    place
+}
+
+/// Looks whether a call waits for what is free.
+pub(super) fn tick() {
+    let broken_by = with(|world| {
+        world.look_at_server();
+        let now = clock::now();
+        let retry = Duration::from_millis(500);
+        let World { backoff_max, io_timeout, .. } = *world;
+        // In a calm world every release wakes the next client.
+        let pause =
+            if world.is_calm { Duration::from_millis(100) } else { backoff_max + OFFER * 2 };
+        let most = pause + world.network.latency * 20;
+        let unguarded_most =
+            if world.is_reliable { most } else { most + world.lease * 2 + io_timeout };
+        let is_explored = executor::follows_course();
+        for (at, name) in world.names.iter_mut().enumerate() {
+            let mut guards = world.guards.iter().flatten();
+            if guards.any(|held| held.is_of(at) && held.guard.is_held()) {
+                name.unguarded_since = now;
+            }
+        }
+        if !world.is_healed && !world.is_calm && !is_explored {
+            return None;
+        }
+        let deadlocks = world.deadlocks.take();
+        let result = deadlocks.as_ref().map(|deadlocks| deadlocks::check(world, deadlocks));
+        world.deadlocks = deadlocks;
+        if let Some(Err(why)) = result {
+            return Some(why);
+        }
+        for (number, call) in &world.calls {
+            let name = &world.names[call.name];
+            let client = &world.clients[call.client - 1];
+            let is_disturbed = now < client.disturbed + retry + io_timeout + most;
+            // Whatever a client that no longer has a guard has left behind has ended by then.
+            let unguarded = name.unguarded_since.max(call.begun).max(client.disturbed);
+            if is_explored && !client.closed && now > unguarded + unguarded_most {
+                let name = &name.name;
+                return Some(format!("call {number} waits, though {name:?} has no guard"));
+            }
+            if !world.is_healed && !world.is_calm {
+                continue;
+            }
+            let is_held = world.guards.iter().flatten().any(|it| it.is_of(call.name))
+                || world.releasing.iter().any(|(_, name)| *name == call.name);
+            // A lock that a client only keeps is free too.
+            let last_held = name.had_guard.values().max().copied().filter(|_| world.is_calm);
+            let free_since = name.free_since.or(last_held);
+            let is_free = free_since.is_some_and(|since| now > since + most) && !is_held;
+            if is_free && now > call.begun + most && !is_disturbed && !client.closed {
+                let CallState { patience, side, .. } = call;
+                return Some(format!(
+                    "call {number} ({side:?}, {patience:?}) waits, though {:?} is free",
+                    name.name
+                ));
+            }
+        }
+        None
+    });
+    if let Some(why) = broken_by {
+        broken(&why);
+    }
+    if with(|world| !world.is_over) {
+        executor::after(DIRECTOR, LOOK, tick);
+    }
+}
+
+/// Checks that nothing is left at the server and on the way.
+pub(super) fn check_quiet() {
+    with(World::look_at_server);
+    let broken_by = with(|world| {
+        world.is_over = true;
+        for name in &world.names {
+            let holds = world.network.server.holds(&name.key);
+            let waiting = world.network.server.waiting(&name.key);
+            // A late request may have left a place in the queue, which the next release passes on.
+            if !holds.is_empty() || world.is_calm && !waiting.is_empty() {
+                let holds: Vec<_> =
+                    holds.iter().map(|(hold, depth, _)| (hold.owner(), *depth)).collect();
+                return Some(format!("{:?} is not quiet: {holds:?}, {waiting:?}", name.name));
+            }
+        }
+        world
+            .network
+            .links
+            .iter()
+            .position(Link::has_jobs)
+            .map(|at| format!("client {} still waits for replies", at + 1))
+    });
+    if let Some(why) = broken_by {
+        broken(&why);
+    }
+}
+
+/// Checks what a client has counted at its end.
+pub(super) fn check_ended(client: Process, stats: &Stats) {
+    let ends = stats.released + stats.lost + stats.failed_releases;
+    if stats.acquired != ends || stats.held + stats.waiting + stats.kept > 0 {
+        broken(&format!("client {client} is not quiet: {stats:?}"));
+    }
+    if stats.lost > 0 && with(|world| world.is_calm) {
+        broken(&format!("client {client} loses a hold, though nothing went wrong"));
+    }
+}

@@ -1,0 +1,208 @@
+//! A world that follows from a seed: what it consists of, what its threads do, what goes wrong.
+
+use std::time::Duration;
+
+use crate::base::clock;
+use crate::base::sync::executor::{self, Process, Random, Settings};
+use crate::client::Client;
+use crate::config::durability::Durability;
+use crate::simulation::calls::{Patience, Side, acquire, release};
+use crate::simulation::deadlocks::{self, Deadlocks};
+use crate::simulation::faults::{Accident, Fault, happen};
+use crate::simulation::judge::tick;
+use crate::simulation::network::{Link, Network, Weather};
+use crate::simulation::server::{Replica, Server, ServerClock};
+use crate::simulation::world::{
+    NameState, Tally, Usage, World, conduct, config_of, finish, populate, start, with,
+};
+use crate::store::memory::memory_server::MemoryServer;
+
+/// Runs the world of a seed. Fails, or panics, if it breaks a promise.
+pub(super) fn run(seed: u64, tells: bool) -> Result<Tally, String> {
+    let mut random = Random(seed);
+    let latency = Duration::from_micros(random.pick(&[10, 100, 100, 1000, 10_000]));
+    let settings = Settings {
+        seed: random.next(),
+        preemption: random.pick(&[0, 50, 300]),
+        latency: Duration::from_micros(random.pick(&[1, 50, 1000])),
+        course: None,
+    };
+    conduct(&settings, || begin(random, tells, latency))
+}
+
+/// Creates the world of a seed, and starts its threads.
+fn begin(mut random: Random, tells: bool, latency: Duration) {
+    // A server that is so far away that few round trips fit into a timeout is no calm world.
+    let is_calm = random.permille(300) && latency < Duration::from_millis(10);
+    let is_stormy = !is_calm && random.permille(600);
+    let rate = |random: &mut Random| {
+        let most = random.pick(&[1, 4, 16, 64, 128]);
+        if is_stormy { random.below(most) } else { 0 }
+    };
+    let weather = Weather {
+        broken: rate(&mut random),
+        late: rate(&mut random),
+        twice: rate(&mut random),
+        message_lost: rate(&mut random) * 3,
+    };
+    let lease = Duration::from_millis(random.pick(&[300, 1000, 3000, 10_000]));
+    let mut config = config_of(lease);
+    if random.permille(300) {
+        config.backoff = (Duration::from_millis(20), Duration::from_secs(2));
+    }
+    let is_replicated = random.permille(300);
+    let is_durable = is_replicated && random.permille(600);
+    let timeout = (lease / 12).min(Duration::from_millis(200));
+    // In a calm world the replica is never late.
+    let lag = random.time(if is_calm { timeout / 8 } else { timeout * 2 });
+    if is_durable {
+        config.durability = Durability::Replicas { acks: 1, timeout };
+    }
+    let (server, now) = (MemoryServer::new(), clock::now());
+    let count = random.pick(&[1, 2, 2, 2, 3, 3, 4, 4, 6, 9]);
+    let names = random.pick(&[1, 1, 2, 3]);
+    let mut names: Vec<_> =
+        (0..names).map(|number| NameState::any(number, lease, &mut random)).collect();
+    let deadlocks = random.permille(200).then(|| Deadlocks::new(&mut config, &mut random));
+    if deadlocks.is_some() {
+        for name in &mut names {
+            name.usage = Usage::Lock;
+        }
+        executor::observe(deadlocks::observe);
+    }
+    let links = (0..count).map(|_| Link::new(&server, &config)).collect();
+    let ahead = random.pick(&[0, 0, 1_000_000_000, -1_000_000_000_000]);
+    let rate = random.pick(&[0, 0, 10, -10, 9_000, -9_000]);
+    let mut server = Server::new(server, ServerClock::new(ahead, rate));
+    if is_replicated {
+        server.replica = Some(Replica::new(&server.memory, lag, now));
+    }
+    let chance = Random(random.next());
+    let ordered = random.permille(500);
+    let network = Network::new(chance, weather, latency, lease, ordered, server, links);
+    let is_reliable = is_calm;
+    populate(
+        World {
+            deadlocks,
+            is_calm,
+            is_durable,
+            is_reliable,
+            ..World::new(network, names, &config, tells)
+        },
+        config,
+        move || {
+            for process in 1..=count {
+                for _ in 0..=random.below(4) {
+                    let random = Random(random.next());
+                    let calls = 1 + random.clone().below(12);
+                    let caller = if with(|world| world.deadlocks.is_some()) {
+                        deadlocks::caller
+                    } else {
+                        caller
+                    };
+                    start(process, move |client, process| caller(client, process, random, calls));
+                }
+            }
+            tick();
+            direct(random);
+        },
+    );
+}
+
+impl NameState {
+    fn any(number: usize, lease: Duration, random: &mut Random) -> Self {
+        let usage = match random.below(6) {
+            0..4 => Usage::Lock,
+            4 => Usage::ReadWrite,
+            _ => Usage::Semaphore(random.pick(&[1, 2, 3])),
+        };
+        let keep = random.permille(300).then_some(lease);
+        Self { usage, keep, ..Self::new(["a", "b", "c"][number]) }
+    }
+}
+
+/// A thread of a client that locks and unlocks.
+fn caller(client: &Client, process: Process, mut random: Random, calls: u64) {
+    for _ in 0..calls {
+        if with(|world| world.is_healed) {
+            break;
+        }
+        let longest = random.pick(&[1, 20, 300]);
+        let pause = random.time(Duration::from_millis(longest));
+        if random.permille(700) {
+            executor::sleep(pause);
+        }
+        let (name, side, lease) = with(|world| {
+            let name = usize::try_from(random.below(world.names.len() as u64)).unwrap_or(0);
+            let side = match world.names[name].usage {
+                Usage::Semaphore(_) => Side::Permit,
+                Usage::ReadWrite if random.permille(600) => Side::Reader,
+                Usage::ReadWrite | Usage::Lock => Side::Alone,
+            };
+            (name, side, world.lease)
+        });
+        let patience = match random.below(10) {
+            0..3 => Patience::None,
+            3..6 => Patience::For(random.time(Duration::from_secs(1))),
+            _ => Patience::Endless,
+        };
+        let Some(place) = acquire(client, process, name, side, patience) else { continue };
+        match random.below(20) {
+            0..8 => {}
+            8..15 => executor::sleep(random.time(Duration::from_millis(20))),
+            15..19 => executor::sleep(random.time(lease / 2)),
+            _ => executor::sleep(random.time(lease * 2)),
+        }
+        release(process, place, random.permille(700));
+    }
+}
+
+const FAULTS: [Fault; 14] = [
+    Fault::Stop,
+    Fault::CutOff,
+    Fault::ListenerLost,
+    Fault::Close,
+    Fault::ShutDown,
+    Fault::ServerStops,
+    Fault::ServerRestarts,
+    Fault::ServerIsEmpty,
+    Fault::ServerIsOlder,
+    Fault::HoldEnded,
+    Fault::WritesRefused,
+    Fault::ClockIsSet,
+    Fault::FailsOver,
+    Fault::ReplicaIsCutOff,
+];
+
+impl Accident {
+    fn any(fault: Fault, random: &mut Random) -> Self {
+        let (lease, clients, names) =
+            with(|world| (world.lease, world.clients.len(), world.names.len()));
+        let time = random.time(lease * 2);
+        let mut below = |end: usize| usize::try_from(random.below(end as u64)).unwrap_or(0);
+        let client = below(clients) + 1;
+        let name = if let Fault::HoldEnded = fault { below(names) } else { 0 };
+        Self { fault, client, time, name }
+    }
+}
+
+/// Runs a world from its beginning to its end.
+fn direct(mut random: Random) {
+    let calm = with(|world| world.is_calm);
+    let faults = if calm { 0 } else { random.below(6) };
+    let horizon = Duration::from_secs(3);
+    for _ in 0..faults {
+        executor::sleep(random.time(horizon / 2));
+        let is_replicated = with(|world| world.network.server.replica.is_some());
+        let fault = match random.pick(&FAULTS) {
+            _ if is_replicated && random.permille(300) => Fault::FailsOver,
+            Fault::FailsOver | Fault::ReplicaIsCutOff if !is_replicated => Fault::ServerRestarts,
+            fault => fault,
+        };
+        happen(Accident::any(fault, &mut random), &mut random);
+        if random.permille(300) {
+            with(|world| world.network.older = Some(world.network.server.memory.copy()));
+        }
+    }
+    finish(Duration::from_secs(3));
+}
