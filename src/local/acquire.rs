@@ -320,7 +320,7 @@ impl<'a> LockCall<'a> {
                     self.with(|name| name.set_hold(&ask.hold));
                 }
                 let sent = Moment::now();
-                let reply = store.acquire(ask.request());
+                let reply = store.acquire(ask.request(&ask.holds()));
                 self.take_reply(&ask.hold, sent, reply)
             }
             Next::Pay(debts) => {

@@ -347,7 +347,7 @@ impl Untold {
     fn send(&mut self, store: &dyn Store) {
         let Some(ask) = self.ask.as_ref().filter(|ask| !ask.needs_new_id) else { return };
         let at = Moment::now();
-        if let Some(ahead) = store.acquire_ahead(ask.request()) {
+        if let Some(ahead) = store.acquire_ahead(ask.request(&ask.holds())) {
             let hold = ask.hold.clone();
             self.ask = None;
             Parker::send(&self.parker, Signal::Sent(Sent { hold, at, ahead }));
@@ -458,7 +458,7 @@ pub(super) mod tests {
 
         /// Has the first call, which asks, get the lock.
         fn acquire(&self, hold: &HoldId) -> Arc<Hold> {
-            let next = self.with(hold, |name| name.reply(Moment::now(), granted(), &mut turn()));
+            let next = self.with(hold, |name| name.reply(Moment::now(), granted(&[]), &mut turn()));
             match next {
                 Next::Done(Outcome::Acquired { hold, .. }) => hold,
                 other => panic!("{other:?}"),

@@ -45,10 +45,11 @@
 //! `try_lock` times out on arrival. For it the last reply that the lock is held counts, however
 //! old.
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{mem, slice};
+use std::{iter, mem, slice};
 
 use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
@@ -57,7 +58,7 @@ use crate::protocol::hold::Hold;
 use crate::protocol::lease::reliable;
 use crate::protocol::retry::{HeldPauses, RetryPolicy, is_outage};
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::request::{Acquire, AcquireReply, Registration, is_granted};
+use crate::store::request::{Acquire, AcquireReply, Registration, SHARERS_MAX, is_granted};
 
 /// How long a call that does not wait gives another client to release a lock that is only kept.
 const RECALL_TIME: Duration = Duration::from_millis(50);
@@ -75,6 +76,8 @@ pub(crate) struct Call<P> {
     pub(crate) hold: HoldId,
     pub(crate) caller: Caller,
     pub(crate) port: P,
+    /// Whether a request without a reply may have begun the hold, or may still begin it.
+    in_doubt: bool,
     /// Whether it has timed out, and only waits for the next reply.
     leaves: bool,
 }
@@ -102,10 +105,12 @@ pub(crate) enum Next {
     Done(Outcome),
 }
 
-/// A request for a hold.
+/// A request for holds.
 #[derive(Debug)]
 pub(crate) struct Ask {
     pub(crate) hold: HoldId,
+    /// The holds of calls behind the first that can begin at the same time.
+    pub(crate) others: Vec<HoldId>,
     pub(crate) lease: Duration,
     pub(crate) registration: Registration,
     pub(crate) deadline: Instant,
@@ -114,9 +119,18 @@ pub(crate) struct Ask {
 }
 
 impl Ask {
-    pub(crate) fn request(&self) -> Acquire<'_> {
-        let Self { ref hold, lease, registration, deadline, .. } = *self;
-        Acquire { holds: slice::from_ref(hold), lease, registration, deadline }
+    /// Returns all holds that the request asks for.
+    pub(crate) fn holds(&self) -> Cow<'_, [HoldId]> {
+        if self.others.is_empty() {
+            return slice::from_ref(&self.hold).into();
+        }
+        iter::once(&self.hold).chain(&self.others).cloned().collect()
+    }
+
+    /// Returns the request for these holds.
+    pub(crate) fn request<'a>(&self, holds: &'a [HoldId]) -> Acquire<'a> {
+        let Self { lease, registration, deadline, .. } = *self;
+        Acquire { holds, lease, registration, deadline }
     }
 }
 
@@ -237,8 +251,6 @@ enum State<P> {
 /// What is known of the requests of the first call.
 struct Conversation<P> {
     first: Call<P>,
-    /// Whether a request without a reply may have begun the hold, or may still begin it.
-    in_doubt: bool,
     registration: Registration,
     pauses: HeldPauses,
     /// Since the first failure.
@@ -262,6 +274,8 @@ struct Conversation<P> {
     /// The nonces of the holds that other clients wait for: the message may overtake the reply that
     /// brings the hold, and a late one about an earlier hold that.
     wanted: BTreeSet<u64>,
+    /// The numbers of the calls behind for which the request asks as well.
+    alike: Vec<u64>,
     /// The tenure that was kept, for which the request asks for more tokens.
     refills: Option<Arc<Hold>>,
     /// A permit that was dropped while the request was on its way: the first call's, unless that
@@ -307,7 +321,7 @@ enum Recall {
 impl<P> Call<P> {
     pub(crate) fn new(hold: HoldId, caller: &Caller, port: P) -> Self {
         let (number, caller) = (hold.nonce, caller.clone());
-        Self { number, hold, caller, port, leaves: false }
+        Self { number, hold, caller, port, in_doubt: false, leaves: false }
     }
 }
 
@@ -325,7 +339,6 @@ impl<P> Conversation<P> {
         Box::new(Self {
             pauses: HeldPauses { backoff: None, yields_until: first.caller.begin },
             first,
-            in_doubt: false,
             registration,
             retry: None,
             known: Known::Nothing,
@@ -336,6 +349,7 @@ impl<P> Conversation<P> {
             hurry: Hurry::No,
             needs_new_id: false,
             wanted: BTreeSet::new(),
+            alike: Vec::new(),
             refills: None,
             spare: None,
             ends_with: None,
@@ -348,22 +362,30 @@ impl<P> Conversation<P> {
         self.registration.may_be_queued() && !is_failing
     }
 
-    /// Returns what is asked for the first call next. `is_followed` says whether calls wait behind
-    /// it.
-    fn next_request(&mut self, is_followed: bool, turn: &Turn) -> Ask {
+    /// Returns what is asked for the first call next. `behind` are the calls that wait behind it.
+    fn next_request(&mut self, behind: Option<&VecDeque<Call<P>>>, turn: &Turn) -> Ask {
         let Call { hold, caller, .. } = &self.first;
         let lease = caller.times.lease;
         let deadline = caller.times.request_deadline(caller.wait, turn.now);
         if let Some(kept) = &self.refills {
             let lease = kept.lease.next(turn.moment);
             let (hold, registration) = (kept.id.clone(), Registration::Kept);
-            return Ask { hold, lease, registration, deadline, needs_new_id: false };
+            let others = Vec::new();
+            return Ask { hold, others, lease, registration, deadline, needs_new_id: false };
         }
         if let Recall::Tries { .. } = self.recall {
             let hold = HoldId { kind: HoldKind::Lock, ..hold.clone() };
-            let registration = Registration::Recall;
-            return Ask { hold, lease, registration, deadline, needs_new_id: false };
+            let (registration, others) = (Registration::Recall, Vec::new());
+            return Ask { hold, others, lease, registration, deadline, needs_new_id: false };
         }
+        // In its first attempt, a call does not look at those behind it.
+        let behind = behind.filter(|_| self.registration == Registration::Registered);
+        let others = behind.into_iter().flatten().take_while(|call| {
+            let several = matches!(hold.kind, HoldKind::Permit { .. });
+            several && (call.hold.kind, call.caller.times.lease) == (hold.kind, lease)
+        });
+        let others: Vec<_> = others.take(SHARERS_MAX).collect();
+        let is_followed = behind.is_some_and(|behind| !behind.is_empty());
         let is_followed = is_followed && !caller.terms.tenure.is_zero();
         let registration = match self.registration {
             Registration::Last => Registration::Last,
@@ -374,8 +396,10 @@ impl<P> Conversation<P> {
             Registration::Registered if is_followed => Registration::Followed,
             registration => registration,
         };
+        self.alike = others.iter().map(|call| call.number).collect();
+        let others = others.into_iter().map(|call| call.hold.clone()).collect();
         let needs_new_id = mem::take(&mut self.needs_new_id);
-        Ask { hold: hold.clone(), lease, registration, deadline, needs_new_id }
+        Ask { hold: hold.clone(), others, lease, registration, deadline, needs_new_id }
     }
 
     /// Records whether the client may be registered as waiting after a reply. Returns `true` if it
@@ -538,7 +562,7 @@ impl<P: Port> Name<P> {
         if matches!(talk.known, Known::Held(_)) {
             talk.known = Known::Nothing;
         }
-        let ask = talk.next_request(!self.is_last(), turn);
+        let ask = talk.next_request(self.behind.as_deref(), turn);
         self.state = State::Asking(talk);
         Next::Ask(ask)
     }
@@ -577,22 +601,23 @@ impl<P: Port> Name<P> {
         };
         turn.effects.listens |= talk.record_registration(&reply);
         let falls_short = reply.as_ref().is_err_and(Failure::is_shortfall);
+        self.record_alike(&mut talk, (sent, turn.moment), &reply, in_doubt || falls_short);
         if turn.withdraws && (in_doubt || !is_granted(&reply)) {
-            if mem::take(&mut talk.in_doubt) || in_doubt {
+            if mem::take(&mut talk.first.in_doubt) || in_doubt {
                 self.doubt(&talk.first, true, turn);
             }
             talk.needs_new_id = true;
         } else if in_doubt {
-            talk.in_doubt = true;
+            talk.first.in_doubt = true;
         }
         match reply {
             Ok(AcquireReply::Acquired { .. }) if in_doubt => self.fail(talk, Failure::late(), turn),
             Ok(AcquireReply::Acquired { fence, room, wanted, .. }) => {
                 turn.effects.missed_wakeup |= talk.held_until.is_some_and(|end| turn.moment < end);
-                let Call { hold, caller, .. } = &talk.first;
+                let Call { hold, caller, in_doubt, .. } = &talk.first;
                 let hold =
                     Arc::new(Hold::new(hold.clone(), fence, room, caller, sent, turn.moment));
-                hold.set_may_begin(talk.in_doubt);
+                hold.set_may_begin(*in_doubt);
                 if wanted || talk.wanted.contains(&hold.id.nonce) {
                     hold.set_wanted();
                 }
@@ -665,6 +690,35 @@ impl<P: Port> Name<P> {
         }
         if self.advance().is_none() {
             self.state = State::Held(hold.clone());
+        }
+    }
+
+    /// Gives the holds that a request has brought to the other calls for which it has asked, or
+    /// notes that they may exist. For a call that has left, its hold is cleaned up already.
+    fn record_alike(
+        &mut self,
+        talk: &mut Conversation<P>,
+        (sent, now): (Moment, Moment),
+        reply: &Result<AcquireReply, Failure>,
+        in_doubt: bool,
+    ) {
+        let fences = match reply {
+            Ok(AcquireReply::Acquired { others, .. }) if !in_doubt => &**others,
+            _ => &[],
+        };
+        for (place, number) in mem::take(&mut talk.alike).into_iter().enumerate() {
+            let Some(behind) = self.behind.as_mut() else { return };
+            let Some(at) = behind.iter().position(|call| call.number == number) else { continue };
+            match fences.get(place) {
+                None => behind[at].in_doubt |= in_doubt,
+                Some(fence) => {
+                    let Some(call) = behind.remove(at) else { continue };
+                    let hold = Hold::new(call.hold, *fence, 0, &call.caller, sent, now);
+                    hold.set_may_begin(call.in_doubt);
+                    let (hold, ended) = (Arc::new(hold), Vec::new());
+                    call.port.send(Next::Done(Outcome::Acquired { hold, ended }));
+                }
+            }
         }
     }
 
@@ -835,10 +889,10 @@ impl<P: Port> Name<P> {
             && talk.first.caller.wait == Wait::Endless
             && is_outage(failure)
         {
-            self.fail_endless(failure);
+            self.fail_endless(failure, turn);
         }
         let hold = talk.first.hold.clone();
-        if talk.in_doubt {
+        if talk.first.in_doubt {
             self.doubt(&talk.first, true, turn);
         }
         let may_be_queued = talk.may_be_queued();
@@ -854,12 +908,13 @@ impl<P: Port> Name<P> {
 
     /// Gives the calls without a limit the failure for which the first one gives up, instead of
     /// having them find out one by one.
-    fn fail_endless(&mut self, failure: &Failure) {
+    fn fail_endless(&mut self, failure: &Failure, turn: &mut Turn) {
         let Some(behind) = &mut self.behind else { return };
         let is_endless = |call: &Call<P>| call.caller.wait == Wait::Endless;
         let (ended, left): (VecDeque<_>, _) = behind.drain(..).partition(is_endless);
         **behind = left;
         for call in ended {
+            self.end_call(&call, turn);
             call.port.send(Next::Done(Outcome::Failed(failure.clone())));
         }
     }
@@ -898,6 +953,7 @@ impl<P: Port> Name<P> {
             Some((_, call)) if call.leaves => {
                 let why = "the call in front has had no reply in time";
                 let failure = Failure::too_late(&Arc::from("the server"), why);
+                self.end_call(&call, turn);
                 Next::Done(Outcome::Failed(failure))
             }
             Some((place, call)) if !call.caller.wait.is_over(turn.now) => {
@@ -905,7 +961,12 @@ impl<P: Port> Name<P> {
                 self.behind.get_or_insert_default().insert(place, call);
                 Next::Park { until, contended: true }
             }
-            Some((place, call)) => self.time_out(call, place == 0, turn),
+            Some((place, call)) => {
+                if !call.hold.kind.is_lock() {
+                    self.end_call(&call, turn);
+                }
+                self.time_out(call, place == 0, turn)
+            }
             // It was told something else.
             None => Next::Park { until: None, contended: false },
         }
@@ -986,7 +1047,11 @@ impl<P: Port> Name<P> {
             }
             return true;
         }
-        self.take_behind(number).is_some()
+        let call = self.take_behind(number);
+        if let Some((_, call)) = &call {
+            self.end_call(call, turn);
+        }
+        call.is_some()
     }
 
     /// Removes a call behind the first, and returns it with its place.
@@ -994,6 +1059,16 @@ impl<P: Port> Name<P> {
         let behind = self.behind.as_mut()?;
         let place = behind.iter().position(|call| call.number == number)?;
         behind.remove(place).map(|call| (place, call))
+    }
+
+    /// Cleans up after a call behind the first that gets no hold.
+    fn end_call(&mut self, call: &Call<P>, turn: &mut Turn) {
+        // The request that is on its way may bring its hold.
+        let is_asked_for = matches!(&self.state, State::Asking(talk)
+            if talk.alike.contains(&call.number));
+        if call.in_doubt || is_asked_for {
+            self.doubt(call, true, turn);
+        }
     }
 
     /// Remembers that the hold of a call may exist in the store and must not, or that a request
@@ -1112,17 +1187,12 @@ impl<P: Port> Name<P> {
         mut report: impl FnMut() -> bool,
     ) -> Ending {
         match mem::replace(&mut self.state, State::Idle) {
-            State::Waiting(talk)
-                if !talk.in_doubt && Self::fits(hold, &talk.first, now) && report() =>
-            {
+            State::Waiting(talk) if Self::fits(hold, &talk.first, now) && report() => {
                 self.pass_permit(talk, hold, now);
                 Ending::HandedOff
             }
             State::Asking(mut talk)
-                if talk.spare.is_none()
-                    && !talk.in_doubt
-                    && Self::fits(hold, &talk.first, now)
-                    && report() =>
+                if talk.spare.is_none() && Self::fits(hold, &talk.first, now) && report() =>
             {
                 talk.spare = Some(hold.clone());
                 self.state = State::Asking(talk);
@@ -1137,7 +1207,9 @@ impl<P: Port> Name<P> {
 
     /// Returns `true` if a call can have a permit that another one has had.
     fn fits(permit: &Hold, call: &Call<P>, now: Moment) -> bool {
-        call.hold.kind == permit.id.kind && permit.may_be_followed_by(&call.caller, false, now)
+        call.hold.kind == permit.id.kind
+            && !call.in_doubt
+            && permit.may_be_followed_by(&call.caller, false, now)
     }
 
     /// Ends the first call with a permit that another one has had. The next call goes on where this
@@ -1188,7 +1260,7 @@ impl<P: Port> Name<P> {
             turn.effects.spare = Some(spare);
             return Err(talk);
         }
-        if mem::take(&mut talk.in_doubt) {
+        if mem::take(&mut talk.first.in_doubt) {
             self.doubt(&talk.first, true, turn);
         }
         self.pass_permit(talk, &spare, turn.moment);

@@ -84,7 +84,7 @@ impl Commands {
         match request.holds {
             [hold @ HoldId { kind: HoldKind::Lock, .. }] => self.acquire_one(hold, request),
             [HoldId { kind: HoldKind::Lock, .. }, ..] => self.acquire_all(request),
-            _ => self.acquire_member(request),
+            _ => self.acquire_members(request),
         }
     }
 
@@ -153,14 +153,14 @@ impl Commands {
         Request::call(&ACQUIRE_ALL, &keys, &args)
     }
 
-    /// Begins a hold of a read-write lock or a semaphore.
-    fn acquire_member(&self, request: Acquire<'_>) -> Request {
+    /// Begins holds of a read-write lock or a semaphore.
+    fn acquire_members(&self, request: Acquire<'_>) -> Request {
         let Acquire { holds, lease, registration, .. } = request;
         let HoldId { kind, name, client, .. } = &holds[0];
-        let member = holds[0].member();
+        let members: Vec<_> = holds.iter().map(HoldId::member).collect();
         let (client, shard) = ([kind.row().prefix, client].concat(), self.shard_tag());
         let args = [
-            Arg::Text(&member),
+            Arg::Text(&members[0]),
             millis(lease),
             self.fence_life(lease),
             Arg::Text(&client),
@@ -170,6 +170,8 @@ impl Commands {
             Arg::Number(kind.permits().into()),
             Arg::Text(&shard),
         ];
+        let others = members[1..].iter().map(|member| Arg::Text(member));
+        let args: Vec<_> = args.into_iter().chain(others).collect();
         let (lock, [fence, queue]) = self.keys.with_companions(name, [FENCE, QUEUE]);
         Request::call(&ACQUIRE_MEMBER, &[&lock, &fence, &queue], &args)
     }

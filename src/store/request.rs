@@ -71,6 +71,9 @@ pub(crate) const TENURE_FENCES: u64 = 1000;
 /// again after random pauses.
 pub(crate) const OFFER: Duration = Duration::from_millis(200);
 
+/// Maximum number of holds of a shared name that a request may ask for besides the first.
+pub(crate) const SHARERS_MAX: usize = 64;
+
 /// The depth of a hold that its client has left for adoption, so that no client renews it. It is
 /// only shown, and is more than a thread can have.
 pub(crate) const DETACHED: u32 = u32::MAX;
@@ -78,11 +81,11 @@ pub(crate) const DETACHED: u32 = u32::MAX;
 /// The reply to a request for holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AcquireReply {
-    /// The holds exist now.
+    /// The holds exist now, or the first of them.
     Acquired {
         /// The token of the first one.
         fence: u64,
-        /// The tokens of the others, in order.
+        /// The tokens of the others that exist, in order.
         others: Vec<u64>,
         /// How many more holds the tenure has room for, one after another, each with the next
         /// token.

@@ -1,13 +1,16 @@
--- Acquires a side of a read-write lock or a permit, or registers the client as waiting for it.
--- First come, first served: while clients wait, a client gets only what it was offered. A repeat by
--- the same owner, whose first reply was lost, finds its hold.
+-- Acquires a side of a read-write lock or a permit, or registers the client as waiting for it. Also
+-- acquires what is free for further threads of the client, in order.
+-- First come, first served: while clients wait, a client gets only what it was offered. An offer is
+-- for one permit, or for all these readers. A repeat by the same owner, whose first reply was lost,
+-- finds its hold.
 -- KEYS  1 lock, 2 fence, 3 queue of waiting clients
 -- ARGV  1 kind and owner, 2 lease in ms, 3 life of the fence in ms, 4 kind and client id, 5 `1` if
 --       the client joins the queue when it must wait, else `0`, 6 life of the queue in ms, 7 for
---       how many ms a place is offered, 8 the permits, 0 for a read-write lock, 9 `shard`
+--       how many ms a place is offered, 8 the permits, 0 for a read-write lock, 9 `shard`, from 10
+--       on kind and owner for each further thread, none for a writer
 -- USES  `at_least`, `find_members`, `is_hold`, `join`, `serve`, `clock` and `next_token`
--- RETURNS the fence if a side is held now, {1, 0} if a permit is; {0, ms until to ask again or -1}
---         if another owner holds it or waits for it
+-- RETURNS the fence if one side is held now; {1, fence of each that is held, 0 for a permit}; {0,
+--         ms until to ask again or -1} if another owner holds it or waits for it
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local left, foreign, lowest, highest = find_members()
@@ -24,7 +27,8 @@ end
 local me = ARGV[5] ~= '0' and ARGV[4] or nil
 local queue, permits = KEYS[3], tonumber(ARGV[8])
 local queued = redis.pcall('exists', queue) == 1
-local repeated, offered, mine = false, false, now + tonumber(ARGV[2])
+local lease_ends = now + tonumber(ARGV[2])
+local repeated, offered, mine = false, false, lease_ends
 if left ~= -2 then
   local ends = redis.call('zscore', KEYS[1], ARGV[1])
   repeated = ends and tonumber(ends) > now
@@ -50,7 +54,8 @@ local joined = serves and me and not declined
 if joined then
   join(queue, me, time, ARGV[6])
 end
-local busy, rest = declined, nil
+-- The number of other permits that are held.
+local busy, live, rest = declined, 0, nil
 if serves then
   local blocked
   blocked, rest = serve(queue, now, tonumber(ARGV[7]), permits, ARGV[9], me)
@@ -60,8 +65,8 @@ if serves then
 end
 if not repeated and not busy and redis.call('exists', KEYS[1]) == 1 then
   if kind == 'p:' then
-    local taken = redis.call('zcount', KEYS[1], '(' .. now, '+inf')
-    busy = taken - (offered and 1 or 0) >= permits
+    live = redis.call('zcount', KEYS[1], '(' .. now, '+inf') - (offered and 1 or 0)
+    busy = live >= permits
   elseif not offered then
     local holder = redis.call('zrange', KEYS[1], '(' .. now, '+inf', 'byscore', 'limit', 0, 1)[1]
     busy = holder and (kind == 'w:' or string.sub(holder, 1, 2) == 'w:')
@@ -94,10 +99,31 @@ if serves then
   highest = redis.call('zrange', KEYS[1], -1, -1, 'withscores')
 end
 local last = highest and highest[2]
+-- Those of a repeat already exist. New ones join only together with the first one.
+local waited_for = queued and redis.call('exists', queue) == 1
+local room = kind == 'r:' and 1e9 or permits - live - 1
+if repeated or waited_for and kind ~= 'r:' then
+  room = 0
+end
 redis.call('zadd', KEYS[1], mine, ARGV[1])
+local granted = 1
+for i = 10, #ARGV do
+  local ends = tonumber(left ~= -2 and redis.call('zscore', KEYS[1], ARGV[i]) or 0)
+  if ends <= now then
+    room = room - 1
+  end
+  if room < 0 then
+    break
+  end
+  redis.call('zadd', KEYS[1], math.max(lease_ends, ends), ARGV[i])
+  granted = granted + 1
+end
 local limited = redis.pcall('pexpireat', KEYS[1], math.max(mine, tonumber(last or 0)))
 if limited ~= 1 then
   -- No key is left without a TTL, whatever right the user lacks.
+  for i = 10, 8 + granted do
+    redis.pcall('zrem', KEYS[1], ARGV[i])
+  end
   if redis.pcall('zrem', KEYS[1], ARGV[1]) ~= 1 and left == -2 then
     redis.call('set', KEYS[1], '', 'px', 1)
   end
@@ -117,4 +143,11 @@ end
 if shared then
   redis.pcall('pexpire', KEYS[2], at_least(ARGV[3], KEYS[2]))
 end
-return fence or {1, 0}
+if fence and granted == 1 then
+  return fence
+end
+local fences = {1}
+for i = 1, granted do
+  fences[i + 1] = fence or 0
+end
+return fences

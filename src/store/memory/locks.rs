@@ -51,16 +51,19 @@ impl Locks {
         request: Acquire<'_>,
     ) -> Result<AcquireReply, Failure> {
         let Acquire { holds, lease, registration, .. } = request;
-        let [hold] = holds else { return Ok(self.acquire_all(keys, request)) };
+        let (hold, others) = match holds {
+            [hold, others @ ..] if others.is_empty() || !hold.kind.is_lock() => (hold, others),
+            _ => return Ok(self.acquire_all(keys, request)),
+        };
         let key = &*keys.lock(&hold.name);
         let gets_block =
             hold.kind.is_lock() && (registration == Registration::Followed || hold.may_be_kept());
         let leaves = hold.kind.is_lock() && registration.may_be_queued();
-        let fence = if let Some(fence) = self.repeat(key, hold, lease) {
+        let (fence, room) = if let Some(fence) = self.repeat(key, hold, lease) {
             if leaves && let Some(name) = self.name(key) {
                 name.withdraw(hold);
             }
-            fence
+            (fence, 0)
         } else {
             self.purge();
             let Self { by_key, inboxes, .. } = self;
@@ -74,12 +77,31 @@ impl Locks {
                 let remaining = name.remaining(hold.kind);
                 return Ok(AcquireReply::Held { index: 0, remaining, in_doubt: false, recalled });
             }
-            self.begin(key, hold, lease)
+            (self.begin(key, hold, lease), self.name(key).map_or(0, |name| name.room(hold.kind)))
         };
         if gets_block {
             return Ok(self.block(key, hold));
         }
-        Ok(AcquireReply::Acquired { fence, others: Vec::new(), room: 0, wanted: false })
+        let others = self.acquire_others(key, others, lease, room);
+        Ok(AcquireReply::Acquired { fence, others, room: 0, wanted: false })
+    }
+
+    /// Begins the first of the further holds that a request asks for, as far as there is `room`,
+    /// and returns their tokens. Those of a repeat already exist.
+    fn acquire_others(
+        &mut self,
+        key: &str,
+        others: &[HoldId],
+        lease: Duration,
+        mut room: usize,
+    ) -> Vec<u64> {
+        let fences = others.iter().map_while(|hold| {
+            self.repeat(key, hold, lease).or_else(|| {
+                room = room.checked_sub(1)?;
+                Some(self.begin(key, hold, lease))
+            })
+        });
+        fences.collect()
     }
 
     fn acquire_all(&mut self, keys: &Keys, request: Acquire<'_>) -> AcquireReply {

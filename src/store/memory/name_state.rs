@@ -279,4 +279,15 @@ impl NameState {
         };
         end.map(|end| end.since(Moment::now()))
     }
+
+    /// Returns how many more holds the client gets along with one that has just begun.
+    pub(super) fn room(&self, kind: HoldKind) -> usize {
+        match kind {
+            HoldKind::Permit { of } if self.queue.is_empty() => {
+                (of as usize).saturating_sub(self.holds.len())
+            }
+            HoldKind::Read => usize::MAX,
+            HoldKind::Lock | HoldKind::Permit { .. } | HoldKind::Write => 0,
+        }
+    }
 }

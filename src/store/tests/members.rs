@@ -37,9 +37,12 @@ stores!(
     a_renewal_never_revives_a_hold,
     a_late_renewal_shortens_no_lease,
     a_repeat_finds_its_hold,
+    one_request_brings_as_many_as_there_are,
+    a_repeat_finds_all_its_holds_and_begins_no_others,
     a_name_is_of_one_kind_while_it_is_held,
     readers_have_the_fence_of_the_last_writer;
     a_newcomer_waits_behind_a_writer,
+    readers_of_a_client_take_their_turn_together,
     a_client_that_is_waited_behind_gets_one_permit_at_a_time,
     a_writer_that_leaves_lets_readers_in,
     neighbouring_readers_are_woken_together,
@@ -221,11 +224,11 @@ fn a_renewal_never_revives_a_hold(store: &dyn Store) {
 
 fn a_late_renewal_shortens_no_lease(store: &dyn Store) {
     for kind in [Read, Write, Permit { of: 2 }] {
-        let hold = of(kind, 1);
-        assert!(tries(store, &hold));
-        assert_eq!(renew(store, &hold, SHORT), HoldReply::Done);
-        let (holds, lease) = (slice::from_ref(&hold), SHORT);
-        let (registration, deadline) = (Registration::None, soon());
+        let holds = [of(kind, 1), of(kind, 2)];
+        let holds = if kind == Write { &holds[..1] } else { &holds };
+        acquire_each(store, holds, Registration::None);
+        assert_eq!(renew(store, &holds[0], SHORT), HoldReply::Done);
+        let (lease, registration, deadline) = (SHORT, Registration::None, soon());
         let again = store.acquire(Acquire { holds, lease, registration, deadline });
         assert!(matches!(again, Ok(AcquireReply::Acquired { .. })), "{again:?}");
         if kind == Write {
@@ -236,10 +239,14 @@ fn a_late_renewal_shortens_no_lease(store: &dyn Store) {
             }
         }
         let report = store.report("lock", Look::All, soon()).expect("a reply");
-        let [(_, holder)] = &report.holds[..] else { panic!("{report:?}") };
-        assert!(holder.remaining > LEASE / 2, "{kind:?}: {holder:?}");
-        let kind = if kind == Write { Read } else { kind };
-        release(store, &HoldId { kind, ..hold });
+        assert_eq!(report.holds.len(), holds.len());
+        for (_, holder) in report.holds {
+            assert!(holder.remaining > LEASE / 2, "{kind:?}: {holder:?}");
+        }
+        for hold in holds {
+            let kind = if kind == Write { Read } else { kind };
+            release(store, &HoldId { kind, ..hold.clone() });
+        }
     }
 }
 
@@ -252,9 +259,73 @@ fn a_repeat_finds_its_hold(store: &dyn Store) {
     }
 }
 
+/// Returns how many of these holds one request gets.
+fn granted(store: &dyn Store, holds: &[HoldId], registration: Registration) -> usize {
+    match store.acquire(Acquire { holds, lease: LEASE, registration, deadline: soon() }) {
+        Ok(AcquireReply::Acquired { others, .. }) => 1 + others.len(),
+        Ok(AcquireReply::Held { .. }) => 0,
+        Err(failure) => panic!("{failure:?}"),
+    }
+}
+
+fn some(client: &str, kind: HoldKind, nonces: &[u64]) -> Vec<HoldId> {
+    nonces.iter().map(|nonce| by(client, kind, *nonce)).collect()
+}
+
+fn one_request_brings_as_many_as_there_are(store: &dyn Store) {
+    let ask =
+        |kind, nonces: &[u64]| granted(store, &some("client", kind, nonces), Registration::IfHeld);
+    let kind = Permit { of: 3 };
+    assert!(tries(store, &of(kind, 9)));
+    assert_eq!(ask(kind, &[1, 2, 3, 4]), 2);
+    release(store, &of(kind, 1));
+    assert_eq!(ask(Permit { of: 5 }, &[3, 4, 5, 6]), 3, "by its own number of permits");
+    assert_eq!(permits(store), Some(5));
+    assert_eq!(ask(kind, &[7, 8, 10, 11]), 0);
+    for nonce in [9, 2, 3, 4, 5] {
+        release(store, &of(kind, nonce));
+    }
+    leaves(store, "client");
+    assert_eq!(ask(Read, &[1, 2, 3, 4]), 4);
+    let holds = some("client", Read, &[5, 6]);
+    let registration = Registration::None;
+    let reply = acquire_each(store, &holds, registration);
+    let AcquireReply::Acquired { fence, others, .. } = reply else { panic!("{reply:?}") };
+    assert_eq!(others, [fence]);
+    for nonce in 1..=5 {
+        assert!(!tries(store, &of(Write, 9)));
+        release(store, &of(Read, nonce));
+    }
+    assert!(!tries(store, &of(Write, 9)));
+    release(store, &of(Read, 6));
+    assert!(tries(store, &of(Write, 9)));
+}
+
+fn acquire_each(store: &dyn Store, holds: &[HoldId], registration: Registration) -> AcquireReply {
+    let request = Acquire { holds, lease: LEASE, registration, deadline: soon() };
+    store.acquire(request).expect("a reply")
+}
+
+fn a_repeat_finds_all_its_holds_and_begins_no_others(store: &dyn Store) {
+    for (kind, count) in [(Read, 2), (Permit { of: 3 }, 2)] {
+        let ask =
+            |nonces: &[u64]| granted(store, &some("client", kind, nonces), Registration::IfHeld);
+        assert_eq!(ask(&[1, 2]), count);
+        assert_eq!(ask(&[1, 2]), count);
+        assert_eq!(ask(&[1, 2, 3]), count, "there is room, but who comes later asks again");
+        assert_eq!(ask(&[1, 3, 2]), 1, "in their order");
+        assert_eq!(ask(&[4, 1, 2]), 3);
+        for nonce in [1, 2, 4] {
+            release(store, &of(kind, nonce));
+        }
+    }
+}
+
 fn a_client_that_is_waited_behind_gets_one_permit_at_a_time(process: &impl Host) {
     let (store, kind) = (single(process), Permit { of: 3 });
     let [mut many, mut other] = ["many", "other"].map(|client| listen(&store, client));
+    let ask =
+        |nonces: &[u64]| granted(&store, &some("many", kind, nonces), Registration::Registered);
     for nonce in 1..=3 {
         assert!(tries(&store, &of(kind, nonce)));
     }
@@ -262,16 +333,15 @@ fn a_client_that_is_waited_behind_gets_one_permit_at_a_time(process: &impl Host)
     waits(&store, &by("other", kind, 1));
     release(&store, &of(kind, 1));
     assert!(is_woken(&mut *many) && is_told(&mut *other));
-    assert!(takes_its_turn(&store, &by("many", kind, 1)));
-    assert!(!takes_its_turn(&store, &by("many", kind, 2)), "an offer is one permit");
+    assert_eq!(ask(&[1, 2]), 1, "an offer is one permit");
+    assert_eq!(ask(&[2, 3]), 0);
     assert_eq!(queue(process), ["p:other", "p:many"]);
     release(&store, &of(kind, 2));
     assert!(is_woken(&mut *other) && takes_its_turn(&store, &by("other", kind, 1)));
     release(&store, &of(kind, 3));
     assert!(is_woken(&mut *many));
     release(&store, &by("many", kind, 1));
-    assert!(takes_its_turn(&store, &by("many", kind, 2)));
-    assert!(takes_its_turn(&store, &by("many", kind, 3)), "no client waits behind it");
+    assert_eq!(ask(&[2, 3]), 2, "no thread waits behind it");
     assert_eq!(queue(process), [""; 0]);
 }
 
@@ -305,6 +375,32 @@ fn readers_have_the_fence_of_the_last_writer(store: &dyn Store) {
     assert_eq!(fence(Read, 4), written);
     release(store, &of(Read, 4));
     assert!(fence(Write, 5) > written);
+}
+
+fn readers_of_a_client_take_their_turn_together(process: &impl Host) {
+    let store = single(process);
+    let [mut readers, mut writer] = ["readers", "writer"].map(|client| listen(&store, client));
+    let reads =
+        |nonces: &[u64]| granted(&store, &some("readers", Read, nonces), Registration::Registered);
+    assert!(tries(&store, &of(Write, 1)));
+    waits(&store, &by("readers", Read, 1));
+    waits(&store, &by("writer", Write, 1));
+    release(&store, &of(Write, 1));
+    assert!(is_woken(&mut *readers));
+    assert_eq!(reads(&[1, 2, 3]), 3);
+    assert_eq!(reads(&[1, 2, 3]), 3, "a repeat");
+    assert_eq!(reads(&[1, 2, 4]), 2, "the turn is over");
+    assert_eq!(reads(&[4, 5, 6]), 0);
+    assert_eq!(queue(process), ["w:writer", "r:readers"]);
+    assert!(is_told(&mut *writer));
+    for nonce in 1..=3 {
+        assert!(nothing_comes(&mut *writer));
+        release(&store, &by("readers", Read, nonce));
+    }
+    assert!(is_woken(&mut *writer) && takes_its_turn(&store, &by("writer", Write, 1)));
+    release(&store, &by("writer", Write, 1));
+    assert!(is_woken(&mut *readers));
+    assert_eq!(reads(&[4, 5, 6]), 3);
 }
 
 fn a_newcomer_waits_behind_a_writer(process: &impl Host) {

@@ -5,7 +5,7 @@ use std::fmt;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use proptest::sample::select;
+use proptest::sample::{select, subsequence};
 
 use super::*;
 
@@ -154,6 +154,16 @@ fn set() -> impl Strategy<Value = Vec<Who>> {
     })
 }
 
+/// Readers of a name, or permits of one, that one request of a client asks for.
+fn sharers() -> impl Strategy<Value = Vec<Who>> {
+    let numbers = subsequence(vec![0, 1, 2], 2..=3).prop_shuffle();
+    (any::<bool>(), 0..CLIENTS.len(), numbers).prop_map(|(reads, client, numbers)| {
+        let (name, kind) = if reads { (2, 1) } else { (3, 3) };
+        let more = u32::from(!reads && client == 2);
+        numbers.into_iter().map(|number| Who { name, kind, client, number, more }).collect()
+    })
+}
+
 fn change_of(hold: Who, scene: Scene) -> impl Strategy<Value = (Who, Change)> {
     let (is_lock, waits) = (hold.kind() == HoldKind::Lock, u32::from(scene == Scene::Waiting));
     let reads = u32::from(hold.kind() == HoldKind::Read);
@@ -199,14 +209,16 @@ fn registration(scene: Scene) -> impl Strategy<Value = Registration> {
 
 fn step(scene: Scene) -> impl Strategy<Value = Step> {
     let change = who().prop_flat_map(move |hold| change_of(hold, scene));
+    let one_or_more = prop_oneof![2 => who().prop_map(|hold| vec![hold]), 1 => sharers()];
     prop_oneof![
-        8 => (who(), 1..4_u32, registration(scene)).prop_map(|(hold, hours, registration)| {
+        8 => (one_or_more, 1..4_u32, registration(scene))
+            .prop_map(|(holds, hours, registration)| {
                 // Only a tenure of a lock has tokens for more holds.
                 let is_of_locks =
                     matches!(registration, Registration::Kept | Registration::Recall);
-                let none = is_of_locks && hold.kind() != HoldKind::Lock;
+                let none = is_of_locks && holds[0].kind() != HoldKind::Lock;
                 let registration = if none { Registration::None } else { registration };
-                Step::Acquire { holds: vec![hold], hours, registration }
+                Step::Acquire { holds, hours, registration }
             }),
         2 => (set(), 1..4_u32).prop_map(|(holds, hours)| {
             Step::Acquire { holds, hours, registration: Registration::None }
