@@ -176,7 +176,7 @@ impl Hold {
         let current = self.current.lock();
         let keeps = self.keep > 0 && may_keep && !current.wanted;
         (keeps || now < self.begun.after(caller.terms.tenure))
-            && (!self.id.kind.is_lock() || current.room > 0)
+            && (!self.id.kind.is_exclusive() || current.room > 0)
             && self.suits_with(&current, &caller.terms, now)
     }
 

@@ -75,10 +75,15 @@ impl HoldKind {
         }
     }
 
-    /// Returns `true` for a lock: one owner has it, in a tenure, and may keep it afterwards. A hold
-    /// of another kind is one of the members of its name.
+    /// Returns `true` for a lock, which its client may keep. A hold of another kind is one of the
+    /// members of its name.
     pub(crate) fn is_lock(self) -> bool {
         matches!(self, Self::Lock)
+    }
+
+    /// Returns `true` if one hold excludes all others. Each has a token of its own.
+    pub(crate) fn is_exclusive(self) -> bool {
+        matches!(self, Self::Lock | Self::Write)
     }
 
     /// Returns the maximum number of concurrent holds; zero for a read-write lock, where the sides
