@@ -381,8 +381,8 @@ impl<P> Conversation<P> {
         // In its first attempt, a call does not look at those behind it.
         let behind = behind.filter(|_| self.registration == Registration::Registered);
         let others = behind.into_iter().flatten().take_while(|call| {
-            let several = matches!(hold.kind, HoldKind::Permit { .. });
-            several && (call.hold.kind, call.caller.times.lease) == (hold.kind, lease)
+            hold.kind.row().is_several
+                && (call.hold.kind, call.caller.times.lease) == (hold.kind, lease)
         });
         let others: Vec<_> = others.take(SHARERS_MAX).collect();
         let next = behind.and_then(VecDeque::front);
@@ -481,12 +481,12 @@ impl<P: Port> Name<P> {
             }
             return self.begin(call, Registration::IfHeld, refills.then_some(kept), turn);
         }
-        if let State::Held(readers) = &self.state
-            && readers.id.kind == HoldKind::Read
+        if let State::Held(shared) = &self.state
+            && shared.id.kind.row().is_shared
         {
-            if Self::may_share(readers, &call, turn.moment) {
-                readers.add_reader();
-                return Next::Done(Outcome::Shared(readers.clone()));
+            if Self::may_share(shared, &call, turn.moment) {
+                shared.add_reader();
+                return Next::Done(Outcome::Shared(shared.clone()));
             }
             // From now on no reader overtakes this call.
             self.state = State::Idle;
@@ -508,16 +508,15 @@ impl<P: Port> Name<P> {
         Next::Park { until, contended: true }
     }
 
-    /// Returns `true` if a call can share the hold of other readers.
-    fn may_share(readers: &Hold, call: &Call<P>, now: Moment) -> bool {
-        call.hold.kind == HoldKind::Read && readers.may_be_followed_by(&call.caller, false, now)
+    /// Returns `true` if a call can share the hold of others.
+    fn may_share(shared: &Hold, call: &Call<P>, now: Moment) -> bool {
+        call.hold.kind == shared.id.kind && shared.may_be_followed_by(&call.caller, false, now)
     }
 
     /// Returns until when a call is parked behind others. One that wants a permit may come first
     /// without being told, and then finds out when it would ask again.
     fn park_until(call: &Call<P>, turn: &Turn) -> Option<Instant> {
-        let nap =
-            matches!(call.hold.kind, HoldKind::Permit { .. }).then(|| turn.now + turn.backoff.1);
+        let nap = call.hold.kind.row().is_several.then(|| turn.now + turn.backoff.1);
         call.caller.wait.deadline().into_iter().chain(nap).min()
     }
 
@@ -628,7 +627,7 @@ impl<P: Port> Name<P> {
                         self.pass_spare(spare, turn);
                     }
                     self.state = State::Waiting(talk);
-                    if hold.id.kind == HoldKind::Read {
+                    if hold.id.kind.row().is_shared {
                         self.share(&hold, turn.moment);
                     } else {
                         self.advance();
@@ -1156,7 +1155,7 @@ impl<P: Port> Name<P> {
         now: Moment,
         mut report: impl FnMut() -> bool,
     ) -> Ending {
-        if hold.id.kind == HoldKind::Read && hold.remove_reader() {
+        if hold.id.kind.row().is_shared && hold.remove_reader() {
             return Ending::Shared;
         }
         if hands_off && hold.id.kind.is_exclusive() && self.is_held_by(hold) {
@@ -1177,7 +1176,7 @@ impl<P: Port> Name<P> {
                 return Ending::Kept;
             }
         }
-        if hands_off && matches!(hold.id.kind, HoldKind::Permit { .. }) {
+        if hands_off && hold.id.kind.row().is_several {
             return self.end_permit(hold, now, report);
         }
         self.release(hold, now)

@@ -46,17 +46,50 @@ pub(crate) struct KindRow {
     pub(crate) form: &'static str,
     /// Prefix of owners and waiting clients in Redis.
     pub(crate) prefix: &'static str,
+    /// Whether a client can have several holds of a name at the same time.
+    pub(crate) is_several: bool,
+    /// Whether several calls can use a hold at the same time.
+    pub(crate) is_shared: bool,
+    /// Whether a hold has a fencing token.
+    pub(crate) has_fence: bool,
 }
 
 impl HoldKind {
     pub(crate) fn row(self) -> KindRow {
-        let (held_as, form, prefix) = match self {
-            Self::Lock => (HeldAs::Lock, "a lock", ""),
-            Self::Permit { .. } => (HeldAs::Permit, "a semaphore", "p:"),
-            Self::Read => (HeldAs::Reader, "a read-write lock", "r:"),
-            Self::Write => (HeldAs::Writer, "a read-write lock", "w:"),
-        };
-        KindRow { held_as, form, prefix }
+        match self {
+            Self::Lock => KindRow {
+                held_as: HeldAs::Lock,
+                form: "a lock",
+                prefix: "",
+                is_several: false,
+                is_shared: false,
+                has_fence: true,
+            },
+            Self::Permit { .. } => KindRow {
+                held_as: HeldAs::Permit,
+                form: "a semaphore",
+                prefix: "p:",
+                is_several: true,
+                is_shared: false,
+                has_fence: false,
+            },
+            Self::Read => KindRow {
+                held_as: HeldAs::Reader,
+                form: "a read-write lock",
+                prefix: "r:",
+                is_several: false,
+                is_shared: true,
+                has_fence: true,
+            },
+            Self::Write => KindRow {
+                held_as: HeldAs::Writer,
+                form: "a read-write lock",
+                prefix: "w:",
+                is_several: false,
+                is_shared: false,
+                has_fence: true,
+            },
+        }
     }
 
     /// Returns the noun for a name of this kind.
@@ -83,7 +116,8 @@ impl HoldKind {
 
     /// Returns `true` if one hold excludes all others. Each has a token of its own.
     pub(crate) fn is_exclusive(self) -> bool {
-        matches!(self, Self::Lock | Self::Write)
+        let row = self.row();
+        !row.is_several && !row.is_shared
     }
 
     /// Returns the maximum number of concurrent holds; zero for a read-write lock, where the sides
@@ -99,10 +133,7 @@ impl HoldKind {
 
     /// Returns `true` if holds of the two kinds may exist at the same time.
     pub(crate) fn shares_with(self, other: Self) -> bool {
-        matches!(
-            (self, other),
-            (Self::Permit { .. }, Self::Permit { .. }) | (Self::Read, Self::Read)
-        )
+        self.waits_with(other) && !self.is_exclusive()
     }
 
     /// Returns `true` if threads of one client that want these two kinds share one place among the
