@@ -221,7 +221,7 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
 pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>, watch: &WantedWatch) {
     let head = shared.wait_queues.holder(hold.id.kind, &hold.id.name);
     let is_own = head.is_some_and(|head| Arc::ptr_eq(&head, hold));
-    if is_own && watch.is_told() || watch.is_wanted() || !shared.is_held(hold) {
+    if is_own && hold.is_told() || watch.is_wanted() || !shared.is_held(hold) {
         return;
     }
     if is_own {
@@ -230,9 +230,9 @@ pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>, watch: &WantedWatch) {
     let (open, mut retry) = (slice::from_ref(hold).into(), retry(shared, hold, Wait::No));
     let pauses = Pauses::of_request(&shared.wait_queues);
     let change = |_: &Hold| Change::Watch { lease: None };
-    ask(shared, open, &mut retry, &pauses, change, ask_store(shared), |_, outcome| {
+    ask(shared, open, &mut retry, &pauses, change, ask_store(shared), |hold, outcome| {
         if outcome.is_ok() {
-            watch.set_told();
+            hold.set_told();
         }
     });
 }

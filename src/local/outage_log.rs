@@ -35,8 +35,6 @@ pub(crate) struct OutageLog {
     /// Whether there is an outage.
     pub(super) lasts: AtomicBool,
     state: Mutex<OutageState>,
-    /// Used only by the renewer's thread.
-    renewals: Mutex<Renewals>,
 }
 
 /// The renewals and losses that the renewer reports at the end of a turn.
@@ -60,12 +58,14 @@ struct OutageState {
     before: [u64; 2],
     /// When the last outage ended.
     over: Moment,
+    renewals: Renewals,
 }
 
 impl Default for OutageState {
     fn default() -> Self {
         let (begin, over) = (Moment::FIRST, Moment::FIRST);
-        Self { failing: Vec::new(), refused: false, begin, before: [0; 2], over }
+        let renewals = Renewals::default();
+        Self { failing: Vec::new(), refused: false, begin, before: [0; 2], over, renewals }
     }
 }
 
@@ -120,20 +120,21 @@ impl OutageLog {
         if hold.set_failing(false) {
             hold.set_last_failure(None);
         }
-        let mut renewals = self.renewals.lock();
-        renewals.renewed += 1;
-        renewals.late += usize::from(is_late);
+        let Renewals { renewed, late, .. } = &mut self.state.lock().renewals;
+        *renewed += 1;
+        *late += usize::from(is_late);
     }
 
     /// Records a loss, which is logged at the end of the turn. Only then is the hold settled.
     pub(super) fn record_loss(&self, hold: &Hold, loss: &Loss) {
         let first = || (0, format!("{:?} (fence {})", &hold.id.name, hold.fence()));
-        self.renewals.lock().losses.entry(loss.to_string()).or_insert_with(first).0 += 1;
+        let losses = &mut self.state.lock().renewals.losses;
+        losses.entry(loss.to_string()).or_insert_with(first).0 += 1;
     }
 
     /// Reports the renewals and losses of a turn of the renewer.
     pub(super) fn report_turn(&self) {
-        let Renewals { renewed, late, losses } = mem::take(&mut *self.renewals.lock());
+        let Renewals { renewed, late, losses } = mem::take(&mut self.state.lock().renewals);
         if renewed > 0 {
             self.counters.renewals.fetch_add(renewed as u64, Ordering::Relaxed);
             self.counters.late_renewals.fetch_add(late as u64, Ordering::Relaxed);

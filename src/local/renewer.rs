@@ -30,15 +30,29 @@ const CHANNEL_FULL: usize = 1024;
 pub(crate) struct Renewer {
     queue: Sender<Message>,
     wake: Sender<()>,
-    /// When the thread will wake by itself; [`Moment::FIRST`] while it is awake.
-    wakes_at: Arc<AtomicU64>,
+    alarm: Arc<Alarm>,
 }
 
 /// The receiving end, for the thread.
 pub(super) struct Incoming {
     pub(super) queue: Receiver<Message>,
     woken: Receiver<()>,
-    wakes_at: Arc<AtomicU64>,
+    alarm: Arc<Alarm>,
+}
+
+/// When the thread will wake by itself; [`Moment::FIRST`] while it is awake.
+struct Alarm {
+    at: AtomicU64,
+}
+
+impl Alarm {
+    fn get(&self) -> Moment {
+        Moment(self.at.load(Ordering::SeqCst))
+    }
+
+    fn set(&self, at: Moment) {
+        self.at.store(at.0, Ordering::SeqCst);
+    }
 }
 
 /// The messages to the thread.
@@ -75,9 +89,9 @@ pub(super) struct Shutdown {
 pub(super) fn channel() -> (Renewer, Incoming) {
     let (sender, receiver) = unbounded();
     let (wake, woken) = bounded(1);
-    let wakes_at = Arc::new(AtomicU64::new(Moment::FIRST.0));
-    let incoming = Incoming { queue: receiver, woken, wakes_at: wakes_at.clone() };
-    (Renewer { queue: sender, wake, wakes_at }, incoming)
+    let alarm = Arc::new(Alarm { at: AtomicU64::new(Moment::FIRST.0) });
+    let incoming = Incoming { queue: receiver, woken, alarm: alarm.clone() };
+    (Renewer { queue: sender, wake, alarm }, incoming)
 }
 
 impl Renewer {
@@ -91,7 +105,7 @@ impl Renewer {
         // The thread outlives `self`.
         drop(self.queue.send(message));
         let is_full = self.queue.len() >= CHANNEL_FULL;
-        if due.0 < self.wakes_at.load(Ordering::SeqCst) || is_full {
+        if due < self.alarm.get() || is_full {
             // If `wake` is full, the thread wakes anyway.
             self.wake.try_send(()).unwrap_or_default();
         }
@@ -163,7 +177,7 @@ impl Incoming {
     /// Waits until something is due or the thread is woken. Returns `false` when the last sender is
     /// gone.
     pub(super) fn sleep(&self, due: Moment) -> bool {
-        self.wakes_at.store(due.0, Ordering::SeqCst);
+        self.alarm.set(due);
         // A message sent before the line above has not woken the thread; a later one does.
         let has_senders = if self.queue.is_empty() {
             let end = end_of(due.since(Moment::now()));
@@ -171,7 +185,7 @@ impl Incoming {
         } else {
             true
         };
-        self.wakes_at.store(Moment::FIRST.0, Ordering::SeqCst);
+        self.alarm.set(Moment::FIRST);
         has_senders
     }
 }
@@ -278,10 +292,8 @@ mod tests {
         }
 
         fn wait_until_asleep(&self) {
-            let awake = [Moment::FIRST.0, Moment::NEVER.0];
-            eventually(LEASE * 10, || {
-                !awake.contains(&self.renewer.wakes_at.load(Ordering::SeqCst))
-            });
+            let awake = [Moment::FIRST, Moment::NEVER];
+            eventually(LEASE * 10, || !awake.contains(&self.renewer.alarm.get()));
         }
     }
 
@@ -520,15 +532,15 @@ mod tests {
     #[test]
     fn the_thread_wakes_every_second_while_there_is_a_lease_and_not_without_one() {
         let scene = Scene::new(|_| Ok(HoldReply::Done));
-        let wakes_at = || scene.renewer.wakes_at.load(Ordering::SeqCst);
-        eventually(LEASE * 10, || wakes_at() == Moment::NEVER.0);
+        let wakes_at = || scene.renewer.alarm.get();
+        eventually(LEASE * 10, || wakes_at() == Moment::NEVER);
         let hold = scene.hold(1, Duration::from_secs(3600));
         scene.wait_until_asleep();
         let first = wakes_at();
-        assert!(Moment(first).since(Moment::now()) <= NAP);
-        eventually(LEASE * 20, || wakes_at() > first && wakes_at() < Moment::NEVER.0);
+        assert!(first.since(Moment::now()) <= NAP);
+        eventually(LEASE * 20, || wakes_at() > first && wakes_at() < Moment::NEVER);
         assert!(hold.end(Moment::now()));
-        eventually(Duration::from_secs(20), || wakes_at() == Moment::NEVER.0);
+        eventually(Duration::from_secs(20), || wakes_at() == Moment::NEVER);
     }
 
     #[test]

@@ -58,6 +58,8 @@ pub(crate) struct Rare {
     pub(crate) over: Option<OverChannel>,
     /// Removed once another client waits.
     pub(crate) wanted: Option<WantedWatch>,
+    /// Whether the store has confirmed that it notifies this client when another one waits.
+    pub(crate) is_told: bool,
     /// Set when the tenure is lost, or is about to be.
     pub(crate) cause: Option<LossCause>,
     /// The failure of the last renewal, unless that succeeded.
@@ -101,6 +103,7 @@ impl CurrentHold {
     /// Disconnects the receivers, even those that also watch other holds.
     pub(crate) fn disconnect(&mut self) {
         if let Some(rare) = &mut self.rare {
+            rare.is_told = false;
             let wanted = rare.wanted.take().map(|watch| watch.channel);
             for channel in [rare.over.take(), wanted].into_iter().flatten() {
                 channel.disconnect();
@@ -135,40 +138,25 @@ impl OverChannel {
 pub(crate) struct WantedWatch {
     /// Disconnected when another client waits or the hold is over.
     channel: OverChannel,
-    state: Arc<WantedState>,
-}
-
-#[derive(Debug, Default)]
-struct WantedState {
-    is_wanted: AtomicBool,
-    /// Whether the store has confirmed that it notifies this client when another one waits.
-    is_told: AtomicBool,
+    is_wanted: Arc<AtomicBool>,
 }
 
 impl WantedWatch {
     /// Creates a watch that does not change any more.
     pub(crate) fn over(is_wanted: bool) -> Self {
         let watch = Self::default();
-        watch.state.is_wanted.store(is_wanted, Ordering::Relaxed);
+        watch.is_wanted.store(is_wanted, Ordering::Relaxed);
         watch.channel.disconnect();
         watch
     }
 
     pub(crate) fn is_wanted(&self) -> bool {
-        self.state.is_wanted.load(Ordering::Acquire)
+        self.is_wanted.load(Ordering::Acquire)
     }
 
     pub(crate) fn set_wanted(&self) {
-        self.state.is_wanted.store(true, Ordering::Release);
+        self.is_wanted.store(true, Ordering::Release);
         self.channel.disconnect();
-    }
-
-    pub(crate) fn is_told(&self) -> bool {
-        self.state.is_told.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn set_told(&self) {
-        self.state.is_told.store(true, Ordering::Release);
     }
 
     pub(crate) fn receiver(&self) -> &Receiver<Infallible> {

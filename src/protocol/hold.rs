@@ -20,7 +20,7 @@ use crate::error::{Error, Loss, LossCause};
 use crate::protocol::call::{Caller, Terms};
 use crate::protocol::current_hold::{CurrentHold, OverChannel, WantedWatch};
 use crate::protocol::lease::{HoldFailure, Lease, NextStep};
-use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::hold_id::HoldId;
 use crate::store::request::{Change, HoldReply, HoldRequest};
 
 /// A hold, and after it the next ones of its tenure. A client may have a million, so it is small.
@@ -156,7 +156,7 @@ impl Hold {
 
     /// Returns the fencing token of the present hold, or 0 for a permit, which has none.
     pub(crate) fn fence(&self) -> u64 {
-        if matches!(self.id.kind, HoldKind::Permit { .. }) { 0 } else { self.number() }
+        if self.id.kind.row().has_fence { self.number() } else { 0 }
     }
 
     /// Returns the number of the present hold within its tenure. Later holds have greater numbers.
@@ -292,6 +292,15 @@ impl Hold {
             return WantedWatch::over(current.wanted);
         }
         current.rare.get_or_insert_default().wanted.get_or_insert_default().clone()
+    }
+
+    /// Returns `true` if the store notifies this client when another one waits.
+    pub(crate) fn is_told(&self) -> bool {
+        self.current.lock().rare.as_ref().is_some_and(|rare| rare.is_told)
+    }
+
+    pub(crate) fn set_told(&self) {
+        self.current.lock().rare.get_or_insert_default().is_told = true;
     }
 
     /// Returns a receiver that is disconnected when the hold is over, and never gets a message.

@@ -1,6 +1,7 @@
 use super::*;
 use crate::config::LockOptions;
 use crate::protocol::call::tests::caller;
+use crate::store::hold_id::HoldKind;
 use crossbeam_channel::TryRecvError;
 use std::sync::Arc;
 
