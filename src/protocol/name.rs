@@ -613,7 +613,6 @@ impl<P: Port> Name<P> {
         match reply {
             Ok(AcquireReply::Acquired { .. }) if in_doubt => self.fail(talk, Failure::late(), turn),
             Ok(AcquireReply::Acquired { fence, room, wanted, .. }) => {
-                turn.effects.missed_wakeup |= talk.held_until.is_some_and(|end| turn.moment < end);
                 let Call { hold, caller, in_doubt, .. } = &talk.first;
                 let hold =
                     Arc::new(Hold::new(hold.clone(), fence, room, caller, sent, turn.moment));
@@ -621,41 +620,10 @@ impl<P: Port> Name<P> {
                 if wanted || talk.wanted.contains(&hold.id.nonce) {
                     hold.set_wanted();
                 }
-                if !hold.id.kind.is_exclusive() {
-                    // Another call can have its hold at the same time.
-                    if let Some(spare) = talk.spare.take() {
-                        self.pass_spare(spare, turn);
-                    }
-                    self.state = State::Waiting(talk);
-                    if hold.id.kind.row().is_shared {
-                        self.share(&hold, turn.moment);
-                    } else {
-                        self.advance();
-                    }
-                    return Next::Done(Outcome::Acquired { hold, ended: Vec::new() });
-                }
-                self.state = State::Held(hold.clone());
-                self.tell_leaving(turn.moment);
-                let ended = mem::take(&mut self.debts);
-                Next::Done(Outcome::Acquired { hold, ended })
+                self.begin_hold(talk, hold, turn)
             }
             Ok(AcquireReply::Held { remaining, recalled, .. }) => {
-                // Earlier holds may be what is in the way. If their releases were confirmed in the
-                // meantime, they may have ended after this request.
-                if !self.debts.is_empty() {
-                    let debts = self.debts.clone();
-                    talk.after_release = true;
-                    self.state = State::Asking(talk);
-                    return Next::Pay(debts);
-                }
-                if mem::take(&mut talk.after_release) && !turn.keeps_order {
-                    return self.ask(talk, turn);
-                }
-                talk.held_until = remaining.map(|remaining| sent.after(remaining));
-                match talk.pause_while_held(remaining, recalled, turn) {
-                    Some(pause) => self.wait(talk, pause, true, turn),
-                    None => self.give_up(talk, Outcome::Busy, turn),
-                }
+                self.meet_holder(talk, sent, remaining, recalled, turn)
             }
             Err(failure) if falls_short => {
                 // The hold exists.
@@ -674,6 +642,61 @@ impl<P: Port> Name<P> {
                 self.ask(talk, turn)
             }
             Err(failure) => self.fail(talk, failure, turn),
+        }
+    }
+
+    /// Ends the first call with a new hold.
+    fn begin_hold(
+        &mut self,
+        mut talk: Box<Conversation<P>>,
+        hold: Arc<Hold>,
+        turn: &mut Turn,
+    ) -> Next {
+        turn.effects.missed_wakeup |= talk.held_until.is_some_and(|end| turn.moment < end);
+        if hold.id.kind.is_exclusive() {
+            self.state = State::Held(hold.clone());
+            self.tell_leaving(turn.moment);
+            let ended = mem::take(&mut self.debts);
+            return Next::Done(Outcome::Acquired { hold, ended });
+        }
+        // Another call can have its hold at the same time.
+        if let Some(spare) = talk.spare.take() {
+            self.pass_spare(spare, turn);
+        }
+        self.state = State::Waiting(talk);
+        if hold.id.kind.row().is_shared {
+            self.share(&hold, turn.moment);
+        } else {
+            self.advance();
+        }
+        Next::Done(Outcome::Acquired { hold, ended: Vec::new() })
+    }
+
+    /// Takes the reply that another owner has the lock, for as long as `remaining` unless it is
+    /// renewed, to a request that was sent at `sent`.
+    fn meet_holder(
+        &mut self,
+        mut talk: Box<Conversation<P>>,
+        sent: Moment,
+        remaining: Option<Duration>,
+        recalled: bool,
+        turn: &mut Turn,
+    ) -> Next {
+        // Earlier holds may be what is in the way. If their releases were confirmed in the
+        // meantime, they may have ended after this request.
+        if !self.debts.is_empty() {
+            let debts = self.debts.clone();
+            talk.after_release = true;
+            self.state = State::Asking(talk);
+            return Next::Pay(debts);
+        }
+        if mem::take(&mut talk.after_release) && !turn.keeps_order {
+            return self.ask(talk, turn);
+        }
+        talk.held_until = remaining.map(|remaining| sent.after(remaining));
+        match talk.pause_while_held(remaining, recalled, turn) {
+            Some(pause) => self.wait(talk, pause, true, turn),
+            None => self.give_up(talk, Outcome::Busy, turn),
         }
     }
 
