@@ -21,26 +21,72 @@ macro_rules! flaws {
 
 flaws! {
     // Of the client.
+    /// A request without a reply counts as one that was not executed.
+    AmbiguityIsIgnored,
     /// A call fails that has the number of the one that another client lets fail.
     AnotherCallFails,
     /// A probe for a deadlock is passed on by a thread that is not in its way.
     AnyHoldPassesProbes,
+    /// A tenure goes on without more tokens than it has got.
+    BlockIsOverdrawn,
     /// A circle is told whenever it is found.
     CircleIsRepeated,
+    /// A hold that a request may have begun, or may still begin, is not released.
+    DebtIsForgotten,
+    /// A call does not release what may be an earlier hold of its own client.
+    DebtIsInTheWay,
+    /// A hold is relied on after its lease is over, and so is a tenure, kept or handed off.
+    ExpiryIsIgnored,
+    /// A lock is kept for longer than its client wants.
+    KeptForever,
+    /// A reply that comes after the end of its lease begins a hold.
+    LateGrantCounts,
+    /// All holds of a client have one number.
+    NumberIsReused,
+    /// The first of several readers to leave ends the hold of all.
+    OneReaderEndsAll,
+    /// One answered release settles a hold that a late request may begin again.
+    OneReleaseSettles,
     /// No probe is sent to another client.
     ProbesAreForgotten,
+    /// A client that asks for a lock is ignored.
+    RecallIsIgnored,
+    /// After messages may have been missed no call tries again.
+    ReconnectIsIgnored,
+    /// A release without a reply is not repeated.
+    ReleaseIsNotRepeated,
+    /// A hold is renewed when its lease is over.
+    RenewedTooLate,
+    /// A repeated request asks for another hold.
+    RepeatIsAnother,
+    /// A repeated release that finds the hold gone reports a loss.
+    RepeatedReleaseIsLoss,
+    /// A permit that no call needs any longer is not released.
+    SpareIsForgotten,
+    /// Threads of a client hand the lock off for as long as they like.
+    TenureHasNoEnd,
+    /// A client stays registered as waiting when its call gives up.
+    TimeoutIsForgotten,
     /// The next hold of a tenure has the token of the one before.
     TokenIsRepeated,
+    /// A waiting call does not ask before it is woken.
+    WaitsToBeWoken,
+    /// A wake-up has no effect while a request is on its way.
+    WakeUpTooEarly,
     /// A lock that another client waits for is kept.
     WantedIsKept,
 
     // Of the network and the server.
+    /// The counter shows the first token of a block, and not the last one.
+    BlockIsNotReserved,
     /// The server's clock runs faster than leases allow for.
     ClockRuns,
     /// A client is told that it has the lock although another one has it.
     HeldIsAcquired,
     /// A held lock is reported as an outage.
     HeldIsOutage,
+    /// A hold has no end unless it is released.
+    LeaseHasNoEnd,
     /// A lease ends at the server after half of its time.
     LeaseIsHalved,
     /// Messages reach another client.
@@ -49,12 +95,18 @@ flaws! {
     NeverRegisters,
     /// No client is ever woken.
     NoWakeUps,
+    /// An offer has no end unless it is taken.
+    OfferHasNoEnd,
+    /// What is offered to one client is free for others.
+    OffersAreIgnored,
     /// A failed request counts as one that has found the lock held.
     OutageIsHeld,
     /// The server admits one holder more than there are permits.
     PermitTooMany,
     /// A client that no longer waits stays registered.
     PlacesAreKept,
+    /// The reply that grants tokens does not show whether another client waits.
+    RefillHidesWaiters,
     /// A refused request counts as one that has found the lock held.
     RefusalIsHeld,
     /// A refused request counts as one that has got the lock.
@@ -65,6 +117,12 @@ flaws! {
     ReleaseEndsAny,
     /// The server says that it has renewed a hold, and has not.
     RenewalDoesNothing,
+    /// A renewal begins a hold that is gone.
+    RenewalRevives,
+    /// A request that finds its own hold adds a level.
+    RepeatIsCounted,
+    /// Each waiting client is offered a place, however few there are.
+    ServesTooMany,
     /// A request that the replica has not acknowledged in time counts as one that it has.
     ShortfallIsSuccess,
     /// Tokens do not grow.
@@ -75,6 +133,8 @@ flaws! {
     TokenIsClock,
     /// A client is told that its release has failed, although it was executed.
     UnconfirmedRelease,
+    /// A writer gets the last token, as readers do.
+    WriterKeepsToken,
     /// A writer is admitted as a reader.
     WritersAreReaders,
 }

@@ -11,6 +11,7 @@ use std::{slice, thread};
 
 use crate::base::clock::{self, Moment};
 use crate::base::failure::Failure;
+use crate::base::flaws::{Flaw, flawed};
 use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
@@ -434,7 +435,7 @@ impl<'a> LockCall<'a> {
         if let Some(hold) = lost {
             reporter.lose(&hold);
         }
-        if let Some(spare) = spare {
+        if let Some(spare) = spare.filter(|_| !flawed(Flaw::SpareIsForgotten)) {
             release::give_back(shared, slice::from_ref(&spare), caller);
         }
         if let Some(hold) = unregister {

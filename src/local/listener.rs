@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 
 use crate::base::clock::{self, end_of};
 use crate::base::failure::{Failure, FailureKind};
+use crate::base::flaws::{Flaw, flawed};
 use crate::base::random;
 use crate::base::sync::{receive, spawn};
 use crate::config::Config;
@@ -229,6 +230,7 @@ impl ListenerThread {
         let Reporter { wait_queues, counters, renewer, .. } = &*reporter;
         match wake {
             Wake::Complete(is_complete) => reporter.set_listening(*is_complete),
+            Wake::Ready if flawed(Flaw::ReconnectIsIgnored) => {}
             Wake::Ready => {
                 wait_queues.each(|_, queue| {
                     queue.wake();
@@ -248,6 +250,7 @@ impl ListenerThread {
                     reporter.report_deadlock(&circle, &self.client);
                 }
             }
+            Wake::Recall { .. } if flawed(Flaw::RecallIsIgnored) => {}
             Wake::Recall { name, nonce, waits } => {
                 if let Some(kept) = wait_queues.recall(name, *nonce, *waits) {
                     counters.recalls.fetch_add(1, Ordering::Relaxed);

@@ -13,6 +13,7 @@ use std::time::Instant;
 use crate::base::clock::{self, Moment};
 use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
+use crate::base::flaws::{Flaw, flawed};
 use crate::error::Error;
 use crate::event::Event;
 use crate::local::deadlock::{Circle, Deadlocks};
@@ -294,7 +295,8 @@ impl Reporter {
         if !is_first {
             return;
         }
-        if pays && (hold.may_begin() || matches!(outcome, Err(HoldFailure::Failed(_)))) {
+        let may_exist = hold.may_begin() || matches!(outcome, Err(HoldFailure::Failed(_)));
+        if pays && may_exist && !flawed(Flaw::ReleaseIsNotRepeated) {
             self.renewer.pay(hold.clone());
         }
         match outcome {

@@ -16,6 +16,7 @@ use std::{fmt, process, ptr};
 use crate::base::clock::{Moment, end_of};
 use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
+use crate::base::flaws::{Flaw, flawed};
 use crate::base::maps::RandomState;
 use crate::base::shrink_set;
 use crate::config::{Config, Mechanism};
@@ -148,7 +149,9 @@ impl Shared {
             kind,
             name: name.clone(),
             client: self.client.clone(),
-            nonce: self.nonces.fetch_add(1, Ordering::Relaxed),
+            nonce: self
+                .nonces
+                .fetch_add(u64::from(!flawed(Flaw::NumberIsReused)), Ordering::Relaxed),
         }
     }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::{Moment, end_of};
+use crate::base::flaws::{Flaw, flawed};
 use crate::protocol::hold::Hold;
 use crate::protocol::lease::{NextStep, TOGETHER};
 use crate::store::background::Job;
@@ -131,7 +132,8 @@ impl Payment {
     /// Returns when to try again; `None` if the hold is certainly gone. `replied` says whether
     /// every server has replied to the last attempt.
     pub(crate) fn next_try(&mut self, replied: bool, now: Moment) -> Option<Moment> {
-        if now >= self.deadline || (replied && !self.debt.may_begin()) {
+        let may_begin = self.debt.may_begin() && !flawed(Flaw::OneReleaseSettles);
+        if now >= self.deadline || (replied && !may_begin) {
             return None;
         }
         let due = now.after(self.pause);

@@ -134,7 +134,8 @@ impl Hold {
     /// or the hold is over.
     pub(crate) fn remove_reader(&self) -> bool {
         let mut current = self.current.lock();
-        let removes = current.depth > 1 && self.lease.is_open();
+        let others_read = current.depth > 1 && !flawed(Flaw::OneReaderEndsAll);
+        let removes = others_read && self.lease.is_open();
         current.depth -= u32::from(removes);
         removes
     }
@@ -175,8 +176,9 @@ impl Hold {
     pub(crate) fn may_be_followed_by(&self, caller: &Caller, may_keep: bool, now: Moment) -> bool {
         let current = self.current.lock();
         let keeps = self.keep > 0 && may_keep && !current.wanted;
-        (keeps || now < self.begun.after(caller.terms.tenure))
-            && (!self.id.kind.is_exclusive() || current.room > 0)
+        let goes_on = now < self.begun.after(caller.terms.tenure) || flawed(Flaw::TenureHasNoEnd);
+        (keeps || goes_on)
+            && (!self.id.kind.is_exclusive() || current.room > 0 || flawed(Flaw::BlockIsOverdrawn))
             && self.suits_with(&current, &caller.terms, now)
     }
 
@@ -241,7 +243,8 @@ impl Hold {
 
     /// Returns when a kept lock has been unused for long enough.
     fn kept_end(&self, current: &CurrentHold) -> Moment {
-        current.acquired.after(Duration::from_millis(self.keep.into()))
+        let end = current.acquired.after(Duration::from_millis(self.keep.into()));
+        if flawed(Flaw::KeptForever) { Moment::NEVER } else { end }
     }
 
     /// Begins the next hold of a kept tenure. Returns `false` if the tenure is over.
@@ -466,7 +469,7 @@ impl Hold {
         reply: Result<HoldReply, Failure>,
         now: Moment,
     ) -> Result<(), HoldFailure> {
-        let is_only = self.current.lock().releases <= 1;
+        let is_only = self.current.lock().releases <= 1 || flawed(Flaw::RepeatedReleaseIsLoss);
         match reply {
             Ok(HoldReply::Gone) if is_only || self.lease.is_lost(now) => Err(HoldFailure::Lost),
             Ok(_) => Ok(()),

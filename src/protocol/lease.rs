@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use crate::base::clock::{Moment, nanos};
 use crate::base::failure::Failure;
+use crate::base::flaws::{Flaw, flawed};
 use crate::error::LossCause;
 
 /// A lease that is due within this fraction of its duration is renewed along with others.
@@ -98,7 +99,8 @@ impl Lease {
 
     /// Returns `true` if the hold may be relied on.
     pub(crate) fn is_valid(&self, now: Moment) -> bool {
-        now.0 < self.load()
+        let state = self.load();
+        now.0 < state || state > ENDED && flawed(Flaw::ExpiryIsIgnored)
     }
 
     /// Returns `true` if less than a third of the lease is left, but some.
@@ -129,7 +131,8 @@ impl Lease {
     /// it as lost.
     pub(crate) fn cause_at_deadline(&self, now: Moment) -> Option<LossCause> {
         let deadline = Moment(self.load());
-        let is_over = deadline.0 > ENDED && deadline <= now;
+        let has_passed = deadline <= now && !flawed(Flaw::ExpiryIsIgnored);
+        let is_over = deadline.0 > ENDED && has_passed;
         is_over
             .then(|| if self.is_last(deadline) { LossCause::MaxHold } else { LossCause::Expired })
     }
@@ -192,7 +195,8 @@ impl Lease {
         if !renews || self.is_last(deadline) {
             return Some(NextStep { due: deadline, renews: false });
         }
-        Some(NextStep { due: deadline.before(self.duration() * 2 / 3), renews: true })
+        let parts = if flawed(Flaw::RenewedTooLate) { 0 } else { 2 };
+        Some(NextStep { due: deadline.before(self.duration() * parts / 3), renews: true })
     }
 
     /// Sets the state to `next` if it is a moment that `may_change` accepts. Returns `true` if it

@@ -53,6 +53,7 @@ use std::{iter, mem, slice};
 
 use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
+use crate::base::flaws::{Flaw, flawed};
 use crate::protocol::call::{Caller, Wait};
 use crate::protocol::hold::Hold;
 use crate::protocol::lease::reliable;
@@ -399,7 +400,7 @@ impl<P> Conversation<P> {
         };
         self.alike = others.iter().map(|call| call.number).collect();
         let others = others.into_iter().map(|call| call.hold.clone()).collect();
-        let needs_new_id = mem::take(&mut self.needs_new_id);
+        let needs_new_id = mem::take(&mut self.needs_new_id) || flawed(Flaw::RepeatIsAnother);
         Ask { hold: hold.clone(), others, lease, registration, deadline, needs_new_id }
     }
 
@@ -595,9 +596,10 @@ impl<P: Port> Name<P> {
         let in_doubt = match &reply {
             Ok(AcquireReply::Acquired { .. }) => {
                 turn.moment.since(sent) >= reliable(talk.first.caller.times.lease)
+                    && !flawed(Flaw::LateGrantCounts)
             }
             Ok(AcquireReply::Held { in_doubt, .. }) => *in_doubt,
-            Err(failure) => failure.is_ambiguous(),
+            Err(failure) => failure.is_ambiguous() && !flawed(Flaw::AmbiguityIsIgnored),
         };
         turn.effects.listens |= talk.record_registration(&reply);
         let falls_short = reply.as_ref().is_err_and(Failure::is_shortfall);
@@ -684,7 +686,7 @@ impl<P: Port> Name<P> {
     ) -> Next {
         // Earlier holds may be what is in the way. If their releases were confirmed in the
         // meantime, they may have ended after this request.
-        if !self.debts.is_empty() {
+        if !self.debts.is_empty() && !flawed(Flaw::DebtIsInTheWay) {
             let debts = self.debts.clone();
             talk.after_release = true;
             self.state = State::Asking(talk);
@@ -896,10 +898,12 @@ impl<P: Port> Name<P> {
             Ok(next) => return next,
             Err(talk) => talk,
         };
-        let until = if talk.hurry == Hurry::No { turn.now + pause } else { turn.now };
+        let is_told = talk.hurry != Hurry::No;
+        let until = if is_told { turn.now } else { turn.now + pause };
         self.state = State::Waiting(talk);
         self.tell_leaving(turn.moment);
-        Next::Park { until: Some(until), contended }
+        let until = Some(until).filter(|_| is_told || !flawed(Flaw::WaitsToBeWoken));
+        Next::Park { until, contended }
     }
 
     /// Ends the first call without a hold. The next one becomes the first.
@@ -923,7 +927,8 @@ impl<P: Port> Name<P> {
         self.tell_leaving(turn.moment);
         // The place among the waiting clients is the next call's too, if that wants the same.
         let next = self.advance();
-        if may_be_queued && !next.is_some_and(|next| next.waits_with(hold.kind)) {
+        let keeps_place = next.is_some_and(|next| next.waits_with(hold.kind));
+        if may_be_queued && !keeps_place && !flawed(Flaw::TimeoutIsForgotten) {
             turn.effects.unregister = Some(hold);
         }
         Next::Done(outcome)
@@ -1099,6 +1104,9 @@ impl<P: Port> Name<P> {
     fn doubt(&mut self, call: &Call<P>, may_begin: bool, turn: &mut Turn) {
         let (hold, lease) = (call.hold.clone(), call.caller.times.lease);
         let debt = Arc::new(Hold::debt(hold, lease, may_begin, turn.moment));
+        if flawed(Flaw::DebtIsForgotten) {
+            return;
+        }
         if !turn.withdraws {
             self.debts.push(debt.clone());
         }
@@ -1115,6 +1123,7 @@ impl<P: Port> Name<P> {
     /// Lets the first call try, because the lock may be free. Returns `false` if no call asks.
     pub(crate) fn wake(&mut self) -> bool {
         match &mut self.state {
+            State::Asking(_) if flawed(Flaw::WakeUpTooEarly) => {}
             State::Asking(talk) => talk.hurry = Hurry::MayBeFree,
             State::Waiting(talk) => {
                 if mem::replace(&mut talk.hurry, Hurry::MayBeFree) == Hurry::No {

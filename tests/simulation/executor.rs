@@ -29,8 +29,12 @@ static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
 /// The virtual time at the start, so that times before it exist.
 pub(crate) const START: Duration = Duration::from_secs(1_000_000);
 
-/// No simulation needs as many turns of threads.
+/// No simulation needs as many turns of threads, and no small world.
 const STEPS_MAX: u64 = 3_000_000;
+const STEPS_ON_COURSE_MAX: u64 = 50_000;
+
+/// The thread keeps itself busy, or others.
+const BUSY: &str = "threads are busy, and time stands still";
 
 /// A thread that waits until then waits without a deadline.
 const NEVER: Duration = Duration::from_secs(2_000_000);
@@ -173,6 +177,14 @@ pub(crate) struct Later {
 }
 
 impl Executor {
+    /// Counts a turn of a thread, or a place at which one could have lost the processor. Returns
+    /// `false` after more than a simulation needs.
+    fn count_step(&mut self) -> bool {
+        self.steps += 1;
+        let most = if self.course.is_some() { STEPS_ON_COURSE_MAX } else { STEPS_MAX };
+        self.steps < most
+    }
+
     fn add(&mut self, at: Duration, what: What) -> Later {
         self.last += 1;
         let number = self.last;
@@ -457,6 +469,9 @@ pub(crate) fn preempt() {
     if UNINTERRUPTED.get() || !can_block() {
         return;
     }
+    if !with(Executor::count_step) {
+        stop(BUSY.to_owned());
+    }
     if with(|it| it.course.is_some()) {
         if let Some(next) = with(|it| it.next_event(SOON)) {
             match choose(Choice::Turn, 3) {
@@ -700,8 +715,7 @@ fn look_around(process: Process, step: &mut impl FnMut(Process)) {
 fn resume(task: usize) {
     let mut coroutine = with(|it| {
         it.current = Some(task);
-        it.steps += 1;
-        assert!(it.steps < STEPS_MAX, "threads keep each other busy, and time stands still");
+        assert!(it.count_step(), "{BUSY}");
         it.tasks[task].coroutine.take().expect("it is not running")
     });
     coroutine.resume();

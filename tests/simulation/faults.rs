@@ -60,6 +60,7 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
     say(DIRECTOR, || format!("FAULT: {fault:?}, client {client}, {time:?}"));
     let now = clock::now();
     with(|world| match fault {
+        Fault::HoldEnded => {}
         Fault::Stop | Fault::CutOff | Fault::Die | Fault::ListenerLost => {
             world.disturb(client, now + time);
         }
@@ -112,13 +113,17 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
         }),
         Fault::HoldEnded => {
             with(|world| {
-                let name = world.names[name].name.clone();
+                let (name, before) = (world.names[name].name.clone(), world.excuses.len());
                 world.change_server(false, |network| {
                     // A server that is down does not ask a client for a lock that it keeps.
                     network.server.memory.set_down(true);
                     network.server.at_its_time(|memory| memory.end_hold(&name));
                     network.server.memory.set_down(false);
                 });
+                for at in before..world.excuses.len() {
+                    let client = world.excuses[at].client;
+                    world.excuses[at].told = world.tells_in_time(client, now);
+                }
             });
             deliver();
         }

@@ -14,13 +14,16 @@ use crate::simulation::network::{Link, Network};
 use crate::simulation::world::{DIRECTOR, NameState, Usage, World, broken, with};
 use crate::stats::Stats;
 use crate::store::hold_id::HoldId;
-use crate::store::request::OFFER;
+use crate::store::request::{DETACHED, OFFER};
 
 /// How often the state of the whole world is looked at.
 pub(super) const LOOK: Duration = Duration::from_millis(20);
 
 /// How much later than it may a call may end, for the time that threads need to wake up.
 pub(super) const SLACK: Duration = Duration::from_millis(110);
+
+/// How long threads may hand a lock off: for 10 ms, and then a thread needs to wake up.
+const TENURE: Duration = Duration::from_millis(30);
 
 /// A hold that the server ends earlier than it has promised, so that another one may overlap it.
 pub(super) struct Excuse {
@@ -33,6 +36,8 @@ pub(super) struct Excuse {
     /// When the server ends it, and when it would have ended it.
     pub(super) from: Instant,
     pub(super) until: Instant,
+    /// When its client has learned that it has ended, unless that is disturbed.
+    pub(super) told: Option<Instant>,
 }
 
 impl Excuse {
@@ -137,9 +142,18 @@ impl World {
     /// Returns `true` if the server has forgotten the hold, so that it may be overlapped.
     fn is_excused(&self, held: &Held) -> bool {
         let Held { client, name, begun, .. } = *held;
-        let fence = held.guard.fence();
+        let (fence, now) = (held.guard.fence(), clock::now());
         let mut about = self.excuses.iter().filter(|it| it.is_about(client, name, fence, begun));
-        about.any(|it| it.from <= clock::now())
+        let disturbed = self.clients[client - 1].disturbed;
+        let is_known = |it: &Excuse| it.told.is_some_and(|told| told < now && disturbed < it.from);
+        about.any(|it| it.from <= now && !is_known(it))
+    }
+
+    /// Returns until when a client learns that a hold has ended now, if nothing is in the way of
+    /// that.
+    pub(super) fn tells_in_time(&self, client: Process, now: Instant) -> Option<Instant> {
+        let hears = !self.network.weather.is_bad() && self.network.links[client - 1].hears(now);
+        hears.then(|| now + self.grace())
     }
 
     /// Returns the holds of each name at the server, with their clients, and how long they last.
@@ -159,6 +173,9 @@ impl World {
             (clock::now(), self.holds(), self.network.server.memory.last_token());
         change(&mut self.network);
         let after = self.holds();
+        let was_there = |hold: &HoldId| before.iter().any(|(_, it, _)| it == hold);
+        let back = after.iter().map(|(_, hold, _)| hold).filter(|hold| !was_there(hold));
+        self.back.extend(back.cloned());
         for (name, hold, left) in before {
             let remains = after.iter().find(|(_, it, _)| *it == hold).map(|(.., left)| *left);
             let remains = remains.unwrap_or_default();
@@ -172,6 +189,7 @@ impl World {
                     // Its clock may be as much too fast as leases allow for.
                     from: now + remains * 99 / 100,
                     until: now + left,
+                    told: None,
                 });
             }
         }
@@ -184,6 +202,91 @@ impl World {
             }
         }
         self.look_at_server();
+    }
+
+    /// Checks that the server has nothing that its clients have no use for.
+    fn check_holds(&mut self) -> Result<(), String> {
+        let now = clock::now();
+        let is_settled = self.is_calm || self.is_healed;
+        let most = Duration::from_millis(100) + self.network.latency * 20;
+        // A release may be under way for a third of the lease; its repeat follows within a 20th.
+        let left_most = most + self.acks + self.lease / 3 + self.lease / 20;
+        for at in 0..self.names.len() {
+            let holds = self.network.server.holds(&self.names[at].key);
+            let mut unused = mem::take(&mut self.names[at].unused);
+            let NameState { name, keep, .. } = &self.names[at];
+            let calls = self.calls.values().filter(|call| call.is_about(at));
+            let first_call = calls.map(|call| call.begun).min();
+            for (hold, depth, left) in &holds {
+                if *depth > 1 && *depth != DETACHED && self.deadlocks.is_none() {
+                    return Err(format!(
+                        "{name:?} has a hold with {depth} levels: {}",
+                        hold.owner()
+                    ));
+                }
+                if self.is_calm
+                    && hold.nonce == 0
+                    && *left + most < OFFER
+                    && first_call.is_some_and(|begun| begun + most < now)
+                {
+                    let client = &hold.client;
+                    return Err(format!("{name:?} is offered to {client} while a call waits"));
+                }
+            }
+            let is_used = |hold: &HoldId| {
+                let client = self.clients.iter().position(|it| it.id == *hold.client);
+                let Some(client) = client.map(|client| client + 1) else { return true };
+                let state = &self.clients[client - 1];
+                state.closed
+                    || state.disturbed > now
+                    || self.back.contains(hold)
+                    || self.guards.iter().flatten().any(|it| it.is_of(at) && it.client == client)
+                    || self.calls.values().any(|it| it.is_about(at) && it.client == client)
+                    || self.releasing.contains(&(client, at))
+            };
+            let of_clients = holds.into_iter().map(|(hold, ..)| hold).filter(|it| it.nonce > 0);
+            let found = of_clients.filter(|hold| is_settled && keep.is_none() && !is_used(hold));
+            let found: Vec<_> = found.collect();
+            unused.retain(|(hold, _)| found.contains(hold));
+            for hold in found {
+                match unused.iter().find(|(it, _)| *it == hold) {
+                    None => unused.push((hold, now)),
+                    Some((_, since)) if *since + left_most < now => {
+                        return Err(format!(
+                            "{name:?} has a hold that its client left: {}",
+                            hold.owner()
+                        ));
+                    }
+                    Some(_) => {}
+                }
+            }
+            self.names[at].unused = unused;
+        }
+        (0..self.guards.len()).try_for_each(|place| self.check_exclusion(place))
+    }
+
+    /// Notes that a client has a guard of a lock, and checks that its threads do not hand it off
+    /// for too long.
+    fn note_tenure(&mut self, client: Process, name: usize) -> Result<(), String> {
+        let now = clock::now();
+        let state = &mut self.names[name];
+        if !self.is_calm || state.usage != Usage::Lock || state.keep.is_some() {
+            return Ok(());
+        }
+        let holds = self.network.server.holds(&state.key);
+        let id = &self.clients[client - 1].id;
+        let hold = holds.into_iter().find(|(hold, ..)| hold.nonce > 0 && *hold.client == **id);
+        let Some((hold, ..)) = hold else { return Ok(()) };
+        match &state.tenure {
+            Some((tenure, since)) if *tenure == hold => {
+                let took = now - *since;
+                if took > TENURE {
+                    return Err(format!("threads have handed {:?} off for {took:?}", state.name));
+                }
+            }
+            _ => state.tenure = Some((hold, now)),
+        }
+        Ok(())
     }
 
     /// Returns how many threads have a side of a name, or want it, and trust their lease.
@@ -250,7 +353,9 @@ impl World {
             // The reply may have been on its way when the call began, or waited for its process.
             Patience::For(_) | Patience::Endless => {
                 let thread = Duration::from_millis(2);
-                self.network.latency * 6 + self.acks + thread + self.clients[client - 1].stopped
+                let slow = if self.has_slow_replies { self.io_timeout } else { Duration::ZERO };
+                let reply = self.network.latency * 6 + self.acks + slow;
+                reply + thread + self.clients[client - 1].stopped
             }
         };
         let since = begun.checked_sub(before).unwrap_or(begun);
@@ -290,11 +395,14 @@ pub(super) fn check_step(client: Process) {
         broken("a thread has panicked");
     }
     let broken_by = with(|world| {
-        let World { guards, .. } = world;
+        let World { guards, is_calm, .. } = world;
         for held in guards.iter_mut().flatten().filter(|held| held.client == client) {
             let is_held = held.guard.is_held();
             if is_held && held.is_over {
                 return Some(format!("a lost hold of client {client} is held again"));
+            }
+            if !is_held && *is_calm {
+                return Some(format!("client {client} loses a hold, though nothing went wrong"));
             }
             held.is_over |= !is_held;
         }
@@ -332,13 +440,23 @@ pub(super) fn begin_hold(held: Held, grows: impl Fn(u64, u64, Side) -> bool) -> 
         }
         (place, last, is_excused)
     });
-    // A hold whose lease is over when its call ends is no use, whatever its token.
     let is_held = with(|world| world.guards[place].as_ref().is_some_and(|it| it.guard.is_held()));
+    if !is_held && !is_excused {
+        broken(&format!("client {client} gets a hold that is over"));
+    }
     if is_held && !is_excused && !grows(last, fence, side) {
         let name = with(|world| world.names[name].name.clone());
         broken(&format!("the fence of {name:?} is {fence} after {last}"));
     }
-    if let Err(why) = with(|world| world.check_exclusion(place)) {
+    let checks = with(|world| {
+        world.check_exclusion(place)?;
+        if matches!(side, Side::Alone | Side::Own) {
+            world.note_tenure(client, name)
+        } else {
+            Ok(())
+        }
+    });
+    if let Err(why) = checks {
         broken(&why);
     }
     place
@@ -348,6 +466,10 @@ pub(super) fn begin_hold(held: Held, grows: impl Fn(u64, u64, Side) -> bool) -> 
 pub(super) fn tick() {
     let broken_by = with(|world| {
         world.look_at_server();
+        let is_busy = !world.calls.is_empty() || world.guards.iter().any(Option::is_some);
+        if is_busy && let Err(why) = world.check_holds() {
+            return Some(why);
+        }
         let now = clock::now();
         let retry = Duration::from_millis(500);
         let World { backoff_max, io_timeout, .. } = *world;

@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
+use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -40,10 +41,18 @@ pub(super) struct Weather {
     pub(super) broken: u64,
     /// The request, or its reply, arrives after the caller has given up.
     pub(super) late: u64,
+    /// The reply takes long, but comes in time.
+    pub(super) slow: u64,
     /// The request arrives twice.
     pub(super) twice: u64,
     /// A message to a client that waits is lost.
     pub(super) message_lost: u64,
+}
+
+impl Weather {
+    pub(super) fn is_bad(&self) -> bool {
+        self.broken + self.late + self.slow + self.twice + self.message_lost > 0
+    }
 }
 
 /// The state of the network and of the server.
@@ -120,6 +129,11 @@ impl Link {
             self.inbox.clear();
             self.inbox.push_back(Err(failure(FailureKind::Disconnected)));
         }
+    }
+
+    /// Returns `true` if messages arrive.
+    pub(super) fn hears(&self, now: Instant) -> bool {
+        now >= self.cut_until && self.subscription.is_some()
     }
 
     pub(super) fn has_jobs(&self) -> bool {
@@ -301,7 +315,7 @@ fn fate_of(
     left: Duration,
 ) -> (Option<Fate>, Duration, Duration, Duration) {
     let chosen = executor::choose(Choice::Request, FATES.len()).map(|way| FATES[way]);
-    let overtaken = late_arrival();
+    let (overtaken, overtaken_back) = (late_arrival(), late_arrival());
     network(|it| {
         let weather = it.weather.clone();
         let link = &it.links[client - 1];
@@ -321,7 +335,10 @@ fn fate_of(
             chance if chance < weather.broken + weather.late + weather.twice => Some(Fate::Twice),
             _ => Some(Fate::Arrives),
         };
-        let (mut there, back) = (it.delay() + overtaken, it.delay());
+        let (mut there, mut back) = (it.delay() + overtaken, it.delay() + overtaken_back);
+        if it.random.permille(weather.slow) {
+            back += it.random.time(left.saturating_sub(there + back));
+        }
         if it.ordered && fate != Some(Fate::Late) {
             let arrival = (now + there).max(last + Duration::from_nanos(1));
             there = arrival.saturating_duration_since(now);
@@ -495,6 +512,11 @@ fn change_of(memory: &Memory, hold: &HoldId, change: Change) -> Result<HoldReply
         (Some(Flaw::ReleaseDoesNothing), Change::Release { .. })
         | (Some(Flaw::RenewalDoesNothing), Change::Renew { .. })
         | (Some(Flaw::PlacesAreKept), Change::Unregister) => return Ok(HoldReply::Done),
+        (Some(Flaw::RenewalRevives), Change::Renew { lease }) => {
+            let (holds, registration) = (slice::from_ref(hold), Registration::None);
+            memory.acquire(Acquire { holds, lease, registration, deadline })?;
+            return Ok(HoldReply::Done);
+        }
         (Some(Flaw::ReleaseEndsAny), Change::Release { .. }) => {
             for (held_as, holder) in memory.report(&hold.name, Look::All, deadline)?.holds {
                 let kind = HoldKind::reported_as(held_as, hold.kind.permits());

@@ -44,12 +44,16 @@ fn begin(mut random: Random, tells: bool, latency: Duration) {
         late: rate(&mut random),
         twice: rate(&mut random),
         message_lost: rate(&mut random) * 3,
+        slow: rate(&mut random) * 2,
     };
     let lease = Duration::from_millis(random.pick(&[300, 1000, 3000, 10_000]));
     let mut config = config_of(lease);
-    if random.permille(300) {
-        config.backoff = (Duration::from_millis(20), Duration::from_secs(2));
-    }
+    // The longer the pauses are, the more depends on messages.
+    config.backoff = match random.below(10) {
+        0..3 => (Duration::from_millis(20), Duration::from_secs(2)),
+        3..5 => (Duration::from_millis(400), Duration::from_secs(2)),
+        _ => config.backoff,
+    };
     let is_replicated = random.permille(300);
     let is_durable = is_replicated && random.permille(600);
     let timeout = (lease / 12).min(Duration::from_millis(200));
@@ -79,6 +83,7 @@ fn begin(mut random: Random, tells: bool, latency: Duration) {
     }
     let chance = Random(random.next());
     let ordered = random.permille(500);
+    let has_slow_replies = weather.slow > 0;
     let network = Network::new(chance, weather, latency, lease, ordered, server, links);
     let is_reliable = is_calm;
     populate(
@@ -86,6 +91,7 @@ fn begin(mut random: Random, tells: bool, latency: Duration) {
             deadlocks,
             is_calm,
             is_durable,
+            has_slow_replies,
             is_reliable,
             ..World::new(network, names, &config, tells)
         },

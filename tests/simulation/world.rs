@@ -55,6 +55,8 @@ pub(super) struct World {
     /// The guards that are being dropped or unlocked.
     pub(super) releasing: Vec<(Process, usize)>,
     pub(super) excuses: Vec<Excuse>,
+    /// Holds that have ended, and are there again because the server has older data.
+    pub(super) back: Vec<HoldId>,
     /// How a client has overtaken others, if one has.
     pub(super) overtaken: Option<String>,
     /// What else may go wrong whenever a request was executed, if that is not left to chance.
@@ -68,6 +70,7 @@ pub(super) struct World {
     /// Holds are acknowledged by the replica, which takes as long as this at most.
     pub(super) is_durable: bool,
     pub(super) acks: Duration,
+    pub(super) has_slow_replies: bool,
     /// No request fails, and no client or server: only messages may be lost.
     pub(super) is_reliable: bool,
     pub(super) is_healed: bool,
@@ -115,6 +118,10 @@ pub(super) struct NameState {
     pub(super) waited: BTreeMap<String, (Instant, Vec<String>)>,
     /// The holds that the server had when it was last looked at.
     pub(super) last_holds: Vec<HoldId>,
+    /// The holds at the server that their clients have no use for, each since when.
+    pub(super) unused: Vec<(HoldId, Instant)>,
+    /// The last tenure, and when a guard of it was first seen.
+    pub(super) tenure: Option<(HoldId, Instant)>,
 }
 
 /// What has happened in a world, or in many.
@@ -203,6 +210,8 @@ impl NameState {
             unguarded_since: clock::now(),
             waited: BTreeMap::new(),
             last_holds: Vec::new(),
+            unused: Vec::new(),
+            tenure: None,
         }
     }
 }
@@ -229,6 +238,7 @@ impl World {
             overtaken: None,
             accidents: Vec::new(),
             excuses: Vec::new(),
+            back: Vec::new(),
             is_durable: false,
             acks: config.durability.timeout(),
             lease,
@@ -236,6 +246,7 @@ impl World {
             retry_window: config.retry_window,
             backoff_max: config.backoff.1,
             is_calm: false,
+            has_slow_replies: false,
             is_reliable: false,
             is_healed: false,
             is_over: false,

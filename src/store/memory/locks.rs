@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
+use crate::base::flaws::{Flaw, flawed};
 use crate::store::background::Wake;
 use crate::store::commands::micros;
 use crate::store::hold_id::{HoldId, HoldKind};
@@ -127,6 +128,7 @@ impl Locks {
     fn repeat(&mut self, key: &str, hold: &HoldId, lease: Duration) -> Option<u64> {
         let held = self.name(key)?.find(hold).filter(|held| held.depth > 0)?;
         held.renew(lease);
+        held.depth += u32::from(flawed(Flaw::RepeatIsCounted));
         Some(held.fence)
     }
 
@@ -135,11 +137,13 @@ impl Locks {
         let fence = match hold.kind {
             HoldKind::Permit { .. } => 0,
             HoldKind::Read if name.fence > 0 => name.fence,
+            HoldKind::Write if name.fence > 0 && flawed(Flaw::WriterKeepsToken) => name.fence,
             HoldKind::Lock | HoldKind::Read | HoldKind::Write => micros().max(self.fence + 1),
         };
         name.fence = name.fence.max(fence);
         self.fence = self.fence.max(fence);
-        let ends = Moment::now().after(lease);
+        let now = Moment::now();
+        let ends = if flawed(Flaw::LeaseHasNoEnd) { Moment::NEVER } else { now.after(lease) };
         name.holds.push(LiveHold { id: hold.clone(), fence, depth: 1, watched: false, ends });
         fence
     }
@@ -148,13 +152,14 @@ impl Locks {
     fn block(&mut self, key: &str, hold: &HoldId) -> AcquireReply {
         let fence = micros().max(self.fence + 1);
         let last = (fence + TENURE_FENCES - 1).min(micros() + TENURE_FENCES).max(fence);
-        self.fence = self.fence.max(last);
+        let reserved = if flawed(Flaw::BlockIsNotReserved) { fence } else { last };
+        self.fence = self.fence.max(reserved);
         let wanted = self.name(key).is_some_and(|name| {
-            name.fence = name.fence.max(last);
+            name.fence = name.fence.max(reserved);
             if let Some(held) = name.find(hold) {
                 held.fence = fence;
             }
-            hold.kind.is_lock() && name.is_wanted(hold)
+            hold.kind.is_lock() && name.is_wanted(hold) && !flawed(Flaw::RefillHidesWaiters)
         });
         let room = u32::try_from(last.saturating_sub(fence)).unwrap_or_default();
         AcquireReply::Acquired { fence, others: Vec::new(), room, wanted }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
+use crate::base::flaws::{Flaw, flawed};
 use crate::store::background::Wake;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::memory::inbox::Inboxes;
@@ -97,10 +98,12 @@ impl NameState {
     /// Returns `true` if a hold may begin beside the others and the offers; for a permit, if there
     /// are `permits` in all.
     pub(super) fn admits(&self, kind: HoldKind, permits: usize) -> bool {
+        let is_taken = |held: &&LiveHold| !held.is_offer() || !flawed(Flaw::OffersAreIgnored);
+        let mut taken = self.holds.iter().filter(is_taken);
         match kind {
-            HoldKind::Lock | HoldKind::Write => self.holds.is_empty(),
-            HoldKind::Permit { .. } => self.holds.len() < permits,
-            HoldKind::Read => self.holds.iter().all(|held| held.id.kind == HoldKind::Read),
+            HoldKind::Lock | HoldKind::Write => taken.next().is_none(),
+            HoldKind::Permit { .. } => taken.count() < permits,
+            HoldKind::Read => taken.all(|held| held.id.kind == HoldKind::Read),
         }
     }
 
@@ -221,8 +224,9 @@ impl NameState {
         };
         self.remove_other_forms(key, served, inboxes);
         let mut has_told = false;
-        let is_next =
-            |name: &Self, kind: HoldKind| kind.has_form_of(served) && name.admits(kind, permits);
+        let is_next = |name: &Self, kind: HoldKind| {
+            kind.has_form_of(served) && (name.admits(kind, permits) || flawed(Flaw::ServesTooMany))
+        };
         while self.queue.first().is_some_and(|first| is_next(self, first.kind)) {
             let Waiting { kind, client, .. } = self.queue.remove(0);
             if !asks(kind, &client) {
@@ -230,7 +234,8 @@ impl NameState {
                 inboxes.send(&client, Wake::Lock(key.into()));
             }
             let id = HoldId { kind, name: key.into(), client, nonce: OFFERED };
-            let ends = Moment::now().after(OFFER);
+            let now = Moment::now();
+            let ends = if flawed(Flaw::OfferHasNoEnd) { Moment::NEVER } else { now.after(OFFER) };
             self.holds.push(LiveHold { id, fence: 0, depth: 0, watched: false, ends });
             if !served.is_lock() {
                 self.remove_other_forms(key, served, inboxes);
