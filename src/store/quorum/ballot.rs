@@ -10,12 +10,13 @@ use parking_lot::Mutex;
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::net::demand::{Demand, is_done};
+use crate::net::factory::ConnectionFactory;
 use crate::net::in_flight::{Exchange, SendWait};
 use crate::net::packed::{Reply, Request};
 use crate::net::wait::Spin;
 use crate::store::background::{BackgroundSettings, InDoubtHold};
 use crate::store::hold_id::HoldId;
-use crate::store::quorum::health::QuorumServer;
+use crate::store::quorum::health::{QuorumServer, RunIds};
 use crate::store::quorum::votes::Votes;
 use crate::store::scripts::ScriptReply;
 
@@ -23,12 +24,27 @@ use crate::store::scripts::ScriptReply;
 const LATE_MAX: usize = 64;
 
 /// State that all requests of a client share.
-pub(super) struct QuorumServers {
+pub(crate) struct QuorumServers {
     pub(super) each: Vec<Arc<QuorumServer>>,
     /// Includes the durability that each server must reach for a new hold or level.
     pub(super) settings: BackgroundSettings,
     pub(super) in_doubt: InDoubtHolds,
     pub(super) spin: Spin,
+}
+
+impl QuorumServers {
+    pub(crate) fn new(
+        factories: impl IntoIterator<Item = ConnectionFactory>,
+        settings: BackgroundSettings,
+        spin: Spin,
+    ) -> Arc<Self> {
+        let run_ids = Arc::<RunIds>::default();
+        let each = factories.into_iter().enumerate().map(|(number, factory)| {
+            Arc::new(QuorumServer::new(number, Arc::new(factory), settings.demand, &run_ids))
+        });
+        let (each, in_doubt) = (each.collect(), InDoubtHolds::default());
+        Arc::new(Self { each, settings, in_doubt, spin })
+    }
 }
 
 /// The effect of a request at a server, which is in doubt if the request fails there.
@@ -44,9 +60,9 @@ pub(super) enum Effect {
 
 /// A request in flight to several servers. The thread that reads a reply counts it here, whether or
 /// not a thread waits for the decision.
-pub(super) struct Ballot<T> {
+pub(crate) struct Ballot<T> {
     servers: Arc<QuorumServers>,
-    request: Request,
+    pub(crate) request: Request,
     effect: Effect,
     /// The durability that a server must reach for its reply to count, and the deadline for that.
     pub(super) demand: Option<(Demand, Instant)>,
@@ -106,12 +122,16 @@ impl<T: ScriptReply> Ballot<T> {
         if let Effect::Ends { hold, .. } = &self.effect { Some(hold) } else { None }
     }
 
-    /// Returns the request to one server, with its reply counted here.
-    pub(super) fn exchange_with(self: &Arc<Self>, server: &QuorumServer) -> Exchange {
+    /// Notes what the server will have been asked.
+    pub(super) fn note_sent_to(&self, server: &QuorumServer) {
         if let Effect::Begins(hold) = &self.effect {
             server.note_begun(hold);
         }
-        let (ballot, number) = (self.clone(), server.number);
+    }
+
+    /// Returns the request to one server, with its reply counted here.
+    pub(super) fn exchange_with(self: &Arc<Self>, number: usize) -> Exchange {
+        let ballot = self.clone();
         let on_reply = Box::new(move |reply: Reply| ballot.receive(number, reply));
         let deadline = self.demand.map_or_else(Instant::now, |(_, deadline)| deadline);
         let demand = self.demand.map(|(demand, _)| (demand, SendWait::Along));
@@ -120,7 +140,8 @@ impl<T: ScriptReply> Ballot<T> {
         exchange.in_order().durable(demand)
     }
 
-    fn receive(&self, number: usize, reply: Reply) {
+    /// Counts the reply of a server.
+    pub(crate) fn receive(&self, number: usize, reply: Reply) {
         self.servers.each[number].note(&reply, is_done);
         if let (Effect::Begins(hold), Err(failure)) = (&self.effect, &reply)
             && failure.is_ambiguous()
@@ -186,7 +207,7 @@ impl<T> Count<T> {
 
 /// The holds in doubt of a client, and the callback that they are reported to.
 #[derive(Default)]
-pub(super) struct InDoubtHolds {
+pub(crate) struct InDoubtHolds {
     /// The client whose holds begin here, and the callback.
     client: OnceLock<(Arc<str>, OnInDoubt)>,
     /// The holds that an abandoned request may still begin somewhere, and until when that matters.

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
 use crate::store::quorum::ballot::{Ballot, Effect, QuorumServers};
-use crate::store::quorum::links::LockedLinks;
+use crate::store::quorum::exclusive::ExclusiveLinks;
 use crate::store::quorum::votes::Votes;
 use crate::store::request::{Acquire, AcquireReply, HoldReply, is_granted};
 
@@ -39,10 +39,10 @@ use crate::store::request::{Acquire, AcquireReply, HoldReply, is_granted};
 /// without waiting for replies. A hold that only falls short of the demanded durability exists
 /// until it is released.
 pub(super) fn acquire(
-    links: &mut LockedLinks<'_>,
+    links: &mut impl ExclusiveLinks,
     request: Acquire<'_>,
 ) -> Result<AcquireReply, Failure> {
-    let (hold, servers) = (&request.holds[0], &links.shared.servers);
+    let (hold, servers) = (&request.holds[0], &links.servers().clone());
     let ballot = links.send(ballot_to_acquire(servers, request), |_| true);
     let mut outcome = links.wait(&ballot, request.deadline);
     if let Ok(AcquireReply::Acquired { fence, .. }) = outcome
@@ -69,8 +69,12 @@ fn ballot_to_acquire(servers: &Arc<QuorumServers>, request: Acquire<'_>) -> Ball
 
 /// Ensures that the counters of a majority have reached the token of a hold that a majority has
 /// begun.
-fn confirm(links: &mut LockedLinks<'_>, fence: u64, request: Acquire<'_>) -> Result<(), Failure> {
-    let (Acquire { holds, lease, deadline, .. }, servers) = (request, &links.shared.servers);
+fn confirm(
+    links: &mut impl ExclusiveLinks,
+    fence: u64,
+    request: Acquire<'_>,
+) -> Result<(), Failure> {
+    let (Acquire { holds, lease, deadline, .. }, servers) = (request, links.servers());
     let raise = servers.settings.commands.raise(&holds[0], fence, lease);
     let raise = Ballot::new(servers, raise, Votes::decide_hold).durable(deadline);
     let ballot = links.send(raise, |_| true);
@@ -108,6 +112,7 @@ mod tests {
     use crate::store::Store;
     use crate::store::hold_id::{HoldId, HoldKind};
     use crate::store::quorum::Quorum;
+    use crate::store::quorum::exclusive::SharedLinks;
     use crate::store::request::{Change, HoldRequest, PostedChange, Registration};
     use crate::store::tests::process::Server;
 

@@ -31,7 +31,7 @@ use crate::store::hold_id::HoldId;
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(4));
 
 /// One server.
-pub(super) struct QuorumServer {
+pub(crate) struct QuorumServer {
     /// Its index among the servers.
     pub(super) number: usize,
     pub(super) factory: Arc<ConnectionFactory>,

@@ -12,7 +12,6 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use redis::Value;
 
 use crate::base::failure::Failure;
 use crate::net::in_flight::Exchange;
@@ -20,16 +19,21 @@ use crate::net::pool_thread::{PoolThread, Sweep};
 use crate::net::resp::RespStream;
 use crate::net::socket::poll_ready;
 use crate::net::wait::ReplyWait;
+use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::peer::wait_for_any;
+use crate::store::background::wakeups::BackgroundWakeups;
+use crate::store::background::{JobRunner, Wakeups};
 use crate::store::quorum::ballot::{Ballot, QuorumServers};
+use crate::store::quorum::exclusive::{ExclusiveLinks, SharedLinks};
 use crate::store::quorum::link::Link;
+use crate::store::quorum::policies::{JobsOfMajorities, WakeupsOfMajorities};
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::request::HoldReply;
 use crate::store::scripts::ScriptReply;
 
 /// The connections, and the means to read replies that no call waits for.
-pub(super) struct Links {
-    pub(super) servers: Arc<QuorumServers>,
+pub(crate) struct Links {
+    servers: Arc<QuorumServers>,
     /// Locked by a call until it has its replies: no other thread reads them.
     reader: Mutex<()>,
     /// In the order of the servers. Locked to send and to read, but not while waiting for replies.
@@ -49,16 +53,27 @@ impl Links {
         })
     }
 
-    /// Blocks until no other thread uses the connections. Fails if that takes until `deadline`.
-    pub(super) fn lock(self: &Arc<Self>, deadline: Instant) -> Result<LockedLinks<'_>, Failure> {
+    /// Reads what has arrived, and closes connections over which nothing arrives.
+    fn sweep(self: &Arc<Self>) {
+        // Requests of other names may wait for this thread, so it never waits for the connections.
+        let (Some(reader), Some(each)) = (self.reader.try_lock(), self.each.try_lock()) else {
+            return self.sweep.schedule();
+        };
+        let mut links = LockedLinks { reader: Some(reader), each, shared: self };
+        links.read_or_close(self.servers.settings.io_timeout);
+    }
+}
+
+impl SharedLinks for Arc<Links> {
+    type Locked<'a> = LockedLinks<'a>;
+
+    fn lock(&self, deadline: Instant) -> Result<LockedLinks<'_>, Failure> {
         let reader = Some(self.reader.try_lock_until(deadline).ok_or_else(in_use)?);
         let each = self.each.try_lock_until(deadline).ok_or_else(in_use)?;
         Ok(LockedLinks { reader, each, shared: self })
     }
 
-    /// Like `lock`, prepared to send. Waits for missing connections: until `deadline` if there is
-    /// no majority without them, and for a moment if their servers have not failed before.
-    pub(super) fn prepare(self: &Arc<Self>, deadline: Instant) -> Result<LockedLinks<'_>, Failure> {
+    fn prepare(&self, deadline: Instant) -> Result<LockedLinks<'_>, Failure> {
         let mut links = self.lock(deadline)?;
         links.begin_openings();
         while let Some(end) = links.end_of_wait_for_openings(deadline) {
@@ -72,8 +87,7 @@ impl Links {
         Ok(links)
     }
 
-    /// Like `prepare`, with a majority connected.
-    pub(super) fn connect(self: &Arc<Self>, deadline: Instant) -> Result<LockedLinks<'_>, Failure> {
+    fn connect(&self, deadline: Instant) -> Result<LockedLinks<'_>, Failure> {
         let links = self.prepare(deadline)?;
         if !links.has_majority() {
             let vote = |link: &Link| Some(link.check(true).map(|()| HoldReply::Done));
@@ -85,12 +99,7 @@ impl Links {
         Ok(links)
     }
 
-    /// Like `lock`, to send what no thread waits for. Another thread may be waiting for its own
-    /// replies.
-    pub(super) fn lock_to_post(
-        self: &Arc<Self>,
-        deadline: Instant,
-    ) -> Result<LockedLinks<'_>, Failure> {
+    fn lock_to_post(&self, deadline: Instant) -> Result<LockedLinks<'_>, Failure> {
         let reader = self.reader.try_lock();
         let each = self.each.try_lock_until(deadline).ok_or_else(in_use)?;
         let mut links = LockedLinks { reader, each, shared: self };
@@ -102,31 +111,29 @@ impl Links {
         Ok(links)
     }
 
-    /// Sends requests that no thread waits for to one server, without waiting, if its connection is
-    /// open and as far as there is room. Returns those that were not sent.
-    pub(super) fn post_if_open(
-        self: &Arc<Self>,
-        number: usize,
+    fn post_if_open(
+        &self,
+        server: usize,
         posted: Vec<Exchange>,
         deadline: Instant,
     ) -> Vec<Exchange> {
         let reader = self.reader.try_lock();
         let Some(each) = self.each.try_lock() else { return posted };
         let mut links = LockedLinks { reader, each, shared: self };
-        match links.each[number].usable() {
+        match links.each[server].usable() {
             Some(open) => open.send_what_fits(posted, deadline),
             None => posted,
         }
     }
 
-    /// Reads what has arrived, and closes connections over which nothing arrives.
-    fn sweep(self: &Arc<Self>) {
-        // Requests of other names may wait for this thread, so it never waits for the connections.
-        let (Some(reader), Some(each)) = (self.reader.try_lock(), self.each.try_lock()) else {
-            return self.sweep.schedule();
-        };
-        let mut links = LockedLinks { reader: Some(reader), each, shared: self };
-        links.read_or_close(self.servers.settings.io_timeout);
+    fn jobs(servers: &Arc<QuorumServers>, links: &[Self]) -> Box<dyn JobRunner> {
+        let policy = JobsOfMajorities::new(servers.clone(), links.to_vec());
+        Box::new(BackgroundJobs::new(policy, servers.settings.clone()))
+    }
+
+    fn wakeups(servers: &Arc<QuorumServers>, client: &str) -> Box<dyn Wakeups> {
+        let policy = WakeupsOfMajorities::new(servers.clone());
+        Box::new(BackgroundWakeups::new(policy, &servers.settings, client, None))
     }
 }
 
@@ -135,12 +142,12 @@ fn in_use() -> Failure {
     Failure::none_free(&Arc::from("the servers"), why)
 }
 
-/// Exclusive use of the connections until this is dropped.
-pub(super) struct LockedLinks<'a> {
+/// Exclusive use of the connections.
+pub(crate) struct LockedLinks<'a> {
     /// `None` if another thread waits for its replies, and also reads those of this one.
     reader: Option<MutexGuard<'a, ()>>,
     each: MutexGuard<'a, Vec<Link>>,
-    pub(super) shared: &'a Arc<Links>,
+    shared: &'a Arc<Links>,
 }
 
 impl LockedLinks<'_> {
@@ -179,60 +186,29 @@ impl LockedLinks<'_> {
     fn make_room(&mut self, deadline: Instant) {
         let required = majority(self.each.len());
         let has_room = |links: &[Link]| links.iter().filter(|link| link.has_room()).count();
-        while has_room(&self.each) < required.min(self.connected())
-            && self.read_from(None, deadline)
-        {}
+        while has_room(&self.each) < required.min(self.connected()) && self.read(None, deadline) {}
+    }
+}
+
+impl ExclusiveLinks for LockedLinks<'_> {
+    fn servers(&self) -> &Arc<QuorumServers> {
+        &self.shared.servers
     }
 
-    /// Writes a request to those of the `wanted` servers that are connected. For the others it
-    /// fails.
-    pub(super) fn send<T: ScriptReply>(
-        &mut self,
-        ballot: Ballot<T>,
-        wanted: impl Fn(usize) -> bool,
-    ) -> Arc<Ballot<T>> {
-        let (ballot, in_doubt) = (Arc::new(ballot), &self.shared.servers.in_doubt);
-        for link in &mut *self.each {
-            let (number, ended) = (link.server().number, ballot.ended());
-            if !wanted(number) || ended.is_some_and(|hold| !in_doubt.may_be_at(link.server(), hold))
-            {
-                // The server cannot have the hold that ends.
-                ballot.count(number, Ok(Value::Int(0)));
-            } else if let Err(failure) = link.check(ended.is_some()) {
-                // The request that begins the hold may be among those in flight.
-                if let Some(hold) = ended.filter(|_| link.is_connected()) {
-                    in_doubt.may_begin_late(hold);
-                }
-                ballot.count(number, Err(failure));
-            } else {
-                link.send(ballot.exchange_with(link.server()));
-            }
-        }
-        ballot
+    fn is_connected(&self, server: usize) -> bool {
+        self.each[server].is_connected()
     }
 
-    /// Reads until there is a decision about a request. At the deadline it is decided without the
-    /// missing votes.
-    pub(super) fn wait<T: ScriptReply>(
-        &mut self,
-        ballot: &Ballot<T>,
-        deadline: Instant,
-    ) -> Result<T, Failure> {
-        let spin = &self.shared.servers.spin;
-        // Replicas and disks do not answer soon, and that says nothing about the servers.
-        let mut wait = ballot.demand.is_none().then(|| spin.begin());
-        let decision = loop {
-            let decision = ballot.take_decision();
-            if decision.is_some() || !self.read_from(wait.as_mut(), deadline) {
-                break decision;
-            }
-        };
-        decision.unwrap_or_else(|| ballot.close())
+    fn check(&self, server: usize, ends: bool) -> Result<(), Failure> {
+        self.each[server].check(ends)
     }
 
-    /// Waits for replies, and reads what has arrived. Returns `false` if none are outstanding, or
-    /// at the deadline. Meanwhile other threads can send requests that they do not wait for.
-    fn read_from(&mut self, mut wait: Option<&mut ReplyWait<'_>>, deadline: Instant) -> bool {
+    fn write<T: ScriptReply>(&mut self, server: usize, ballot: &Arc<Ballot<T>>) {
+        self.each[server].send(ballot.exchange_with(server));
+    }
+
+    /// Meanwhile other threads can send requests that they do not wait for.
+    fn read(&mut self, mut wait: Option<&mut ReplyWait<'_>>, deadline: Instant) -> bool {
         let awaited = self.each.iter().enumerate().filter(|(_, link)| link.connection.is_busy());
         let (numbers, sockets): (Vec<usize>, Vec<_>) = awaited
             .filter_map(|(number, link)| {
@@ -261,10 +237,9 @@ impl LockedLinks<'_> {
         !ready.is_empty()
     }
 
-    /// Reads all outstanding replies. Closes the connections over which none arrive by the
-    /// deadline.
-    pub(super) fn drain(&mut self, deadline: Instant) {
-        while self.read_from(None, deadline) {}
+    /// Closes the connections over which no reply arrives by the deadline.
+    fn drain(&mut self, deadline: Instant) {
+        while self.read(None, deadline) {}
         self.read_or_close(Duration::ZERO);
     }
 }

@@ -1,11 +1,11 @@
 //! Locks on N independent servers: a hold exists while more than half of them have it.
 //!
 //! This is the algorithm known as [Redlock]. Each server keeps the same data as a single server
-//! would. A request is written to all of them at once ([`links`]). Its outcome is decided as soon
-//! as the replies allow it ([`votes`]); [`grants`] says why fencing tokens grow. Background jobs
-//! remove what requests without a reply may have left behind ([`ballot`]). Servers that fail are
-//! left out of calls until they answer again, and so is a server that already counts under another
-//! address ([`health`]).
+//! would. A request is written to all of them at once ([`exclusive`], [`links`]). Its outcome is
+//! decided as soon as the replies allow it ([`votes`]); [`grants`] says why fencing tokens grow.
+//! Background jobs remove what requests without a reply may have left behind ([`ballot`]). Servers
+//! that fail are left out of calls until they answer again, and so is a server that already counts
+//! under another address ([`health`]).
 //!
 //! # Which client is next
 //!
@@ -36,12 +36,13 @@
 //!
 //! [Redlock]: https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
 
-mod ballot;
+pub(crate) mod ballot;
+pub(crate) mod exclusive;
 mod grants;
 mod health;
 mod link;
 mod links;
-mod policies;
+pub(crate) mod policies;
 mod votes;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -56,16 +57,13 @@ use crate::net::packed::Request;
 use crate::net::server::ServerFactory;
 use crate::net::wait::Spin;
 use crate::store::Store;
-use crate::store::background::jobs::BackgroundJobs;
-use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::background::{BackgroundSettings, InDoubtHold, JobRunner, Wakeups};
 use crate::store::commands::Commands;
 use crate::store::hold_id::HoldId;
-use crate::store::quorum::ballot::{Ballot, Effect, InDoubtHolds, QuorumServers};
+use crate::store::quorum::ballot::{Ballot, Effect, QuorumServers};
+use crate::store::quorum::exclusive::{ExclusiveLinks, SharedLinks};
 use crate::store::quorum::grants::ambiguous;
-use crate::store::quorum::health::{QuorumServer, RunIds};
-use crate::store::quorum::links::{Links, LockedLinks};
-use crate::store::quorum::policies::{JobsOfMajorities, WakeupsOfMajorities};
+use crate::store::quorum::links::Links;
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
@@ -75,10 +73,10 @@ use crate::store::request::{
 use crate::store::scripts::ScriptReply;
 
 /// N independent servers.
-pub(crate) struct Quorum {
-    servers: Arc<QuorumServers>,
+pub(crate) struct Quorum<L = Arc<Links>> {
+    pub(crate) servers: Arc<QuorumServers>,
     /// Each name always uses the same set, so that its requests do not overtake one another.
-    links: Vec<Arc<Links>>,
+    pub(crate) links: Vec<L>,
 }
 
 /// Maximum number of requests that are sent before waiting for the first reply.
@@ -89,14 +87,8 @@ impl Quorum {
     pub(crate) fn new(endpoints: Vec<Endpoint>, factory: &ServerFactory) -> Self {
         let config = &factory.config;
         let settings = BackgroundSettings::new(&Commands::proposing(config), factory);
-        let run_ids = Arc::<RunIds>::default();
-        let each = endpoints.into_iter().enumerate().map(|(number, endpoint)| {
-            let connections = Arc::new(factory.connections(endpoint));
-            Arc::new(QuorumServer::new(number, connections, settings.demand, &run_ids))
-        });
-        let each = each.collect();
-        let (in_doubt, spin) = (InDoubtHolds::default(), Spin::new(config.spin));
-        let servers = Arc::new(QuorumServers { each, settings, in_doubt, spin });
+        let factories = endpoints.into_iter().map(|endpoint| factory.connections(endpoint));
+        let servers = QuorumServers::new(factories, settings, Spin::new(config.spin));
         let links = |_| Links::new(&servers, &factory.thread);
         Self { links: (0..config.pool_size).map(links).collect(), servers }
     }
@@ -113,7 +105,9 @@ impl Quorum {
         let why = format!("must not name one server twice: {one} and {other} are one");
         Err(Error::invalid("urls", why))
     }
+}
 
+impl<L: SharedLinks> Quorum<L> {
     /// Sets the client, and the callback for its holds in doubt.
     pub(crate) fn report_in_doubt_to(
         &self,
@@ -123,7 +117,7 @@ impl Quorum {
         self.servers.in_doubt.report_to(client, Box::new(report));
     }
 
-    fn links(&self, name: &str) -> &Arc<Links> {
+    fn links(&self, name: &str) -> &L {
         let mut hasher = DefaultHasher::new();
         name.hash(&mut hasher);
         let count = u64::try_from(self.links.len()).unwrap_or(1);
@@ -161,7 +155,7 @@ impl Quorum {
     fn send(
         &self,
         request: &HoldRequest<'_>,
-    ) -> Result<(Arc<Ballot<HoldReply>>, LockedLinks<'_>), Failure> {
+    ) -> Result<(Arc<Ballot<HoldReply>>, L::Locked<'_>), Failure> {
         let HoldRequest { hold, change, deadline } = *request;
         if let Some(lease) = change.lease() {
             // A hold that another client began may have a longer lease than all others here.
@@ -177,7 +171,7 @@ impl Quorum {
     }
 }
 
-impl Store for Quorum {
+impl<L: SharedLinks> Store for Quorum<L> {
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure> {
         let Acquire { holds, lease, deadline, .. } = request;
         self.servers.in_doubt.note_lease(lease);
@@ -277,13 +271,10 @@ impl Store for Quorum {
     }
 
     fn wakeups(&self, client: &str, _: Option<&RedissonChannels>) -> Box<dyn Wakeups> {
-        let policy = WakeupsOfMajorities::new(self.servers.clone());
-        Box::new(BackgroundWakeups::new(policy, &self.servers.settings, client, None))
+        L::wakeups(&self.servers, client)
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {
-        let (servers, links) = (self.servers.clone(), self.links.clone());
-        let settings = servers.settings.clone();
-        Box::new(BackgroundJobs::new(JobsOfMajorities { servers, links }, settings))
+        L::jobs(&self.servers, &self.links)
     }
 }

@@ -9,12 +9,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::base::clock;
 use crate::base::failure::Failure;
 use crate::net::in_flight::Exchange;
 use crate::store::background::{Decision, Job, JobPolicy, JobReply, Wake, WakeupPolicy};
 use crate::store::quorum::ballot::QuorumServers;
+use crate::store::quorum::exclusive::SharedLinks;
 use crate::store::quorum::health::QuorumServer;
-use crate::store::quorum::links::Links;
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::request::{Change, HoldReply};
 
@@ -28,7 +29,7 @@ const MEMORY: Duration = Duration::from_millis(50);
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Messages of majorities.
-pub(super) struct WakeupsOfMajorities {
+pub(crate) struct WakeupsOfMajorities {
     servers: Arc<QuorumServers>,
     gathered: HashMap<String, Gathered>,
 }
@@ -42,7 +43,7 @@ struct Gathered {
 }
 
 impl WakeupsOfMajorities {
-    pub(super) fn new(servers: Arc<QuorumServers>) -> Self {
+    pub(crate) fn new(servers: Arc<QuorumServers>) -> Self {
         Self { servers, gathered: HashMap::new() }
     }
 }
@@ -84,7 +85,7 @@ impl WakeupPolicy for WakeupsOfMajorities {
     }
 
     fn take_due(&mut self) -> Option<Wake> {
-        let (required, now) = (majority(self.servers.each.len()), Instant::now());
+        let (required, now) = (majority(self.servers.each.len()), clock::now());
         self.gathered.retain(|_, gathered| !gathered.told || now < gathered.first + MEMORY);
         let is_due = |gathered: &Gathered| !gathered.told && gathered.due(required) <= now;
         let (name, gathered) = self.gathered.iter_mut().find(|(_, gathered)| is_due(gathered))?;
@@ -100,7 +101,7 @@ impl WakeupPolicy for WakeupsOfMajorities {
 
 impl Gathered {
     fn new(servers: usize) -> Self {
-        Self { from: vec![false; servers], first: Instant::now(), told: false }
+        Self { from: vec![false; servers], first: clock::now(), told: false }
     }
 
     fn add(&mut self, server: usize) {
@@ -119,12 +120,18 @@ impl Gathered {
 }
 
 /// Sends each job to all servers.
-pub(super) struct JobsOfMajorities {
-    pub(super) servers: Arc<QuorumServers>,
-    pub(super) links: Vec<Arc<Links>>,
+pub(crate) struct JobsOfMajorities<L> {
+    servers: Arc<QuorumServers>,
+    links: Vec<L>,
 }
 
-impl JobPolicy for JobsOfMajorities {
+impl<L> JobsOfMajorities<L> {
+    pub(crate) fn new(servers: Arc<QuorumServers>, links: Vec<L>) -> Self {
+        Self { servers, links }
+    }
+}
+
+impl<L: SharedLinks> JobPolicy for JobsOfMajorities<L> {
     type Peer = Arc<QuorumServer>;
     type Progress = Votes<HoldReply>;
 
@@ -139,7 +146,7 @@ impl JobPolicy for JobsOfMajorities {
         posted: Vec<Exchange>,
         deadline: Instant,
     ) -> Vec<Exchange> {
-        let post = |posted, links: &Arc<Links>| links.post_if_open(server.number, posted, deadline);
+        let post = |posted, links: &L| links.post_if_open(server.number, posted, deadline);
         self.links.iter().fold(posted, post)
     }
 

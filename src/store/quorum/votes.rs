@@ -16,7 +16,7 @@ pub(super) fn majority(servers: usize) -> usize {
 
 /// The replies of all servers to one request; `None` where the reply is outstanding.
 #[derive(Clone, Debug)]
-pub(super) struct Votes<T>(pub(super) Vec<Option<Result<T, Failure>>>);
+pub(crate) struct Votes<T>(pub(super) Vec<Option<Result<T, Failure>>>);
 
 impl<T> Votes<T> {
     pub(super) fn new(servers: usize) -> Self {

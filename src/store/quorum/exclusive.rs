@@ -1,0 +1,118 @@
+//! The links to all servers, as requests about one name use them: a thread locks the links, writes
+//! the request to every server, and counts the replies until there is a decision.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use redis::Value;
+
+use crate::base::failure::Failure;
+use crate::net::in_flight::Exchange;
+use crate::net::wait::ReplyWait;
+use crate::store::background::{JobRunner, Wakeups};
+use crate::store::quorum::ballot::{Ballot, QuorumServers};
+use crate::store::scripts::ScriptReply;
+
+/// One link to each server, for threads that use them in turn.
+pub(crate) trait SharedLinks: Clone + Send + Sync + 'static {
+    type Locked<'a>: ExclusiveLinks
+    where
+        Self: 'a;
+
+    /// Blocks until no other thread uses the links. Fails if that takes until `deadline`.
+    fn lock(&self, deadline: Instant) -> Result<Self::Locked<'_>, Failure>;
+
+    /// Like `lock`, prepared to send. Waits for missing connections: until `deadline` if there is
+    /// no majority without them, and for a moment if their servers have not failed before.
+    fn prepare(&self, deadline: Instant) -> Result<Self::Locked<'_>, Failure>;
+
+    /// Like `prepare`, with a majority connected.
+    fn connect(&self, deadline: Instant) -> Result<Self::Locked<'_>, Failure>;
+
+    /// Like `lock`, to send what no thread waits for. Another thread may be waiting for its own
+    /// replies.
+    fn lock_to_post(&self, deadline: Instant) -> Result<Self::Locked<'_>, Failure>;
+
+    /// Sends requests that no thread waits for to one server, without waiting, if its link is open
+    /// and as far as there is room. Returns those that were not sent.
+    fn post_if_open(
+        &self,
+        server: usize,
+        posted: Vec<Exchange>,
+        deadline: Instant,
+    ) -> Vec<Exchange>;
+
+    /// Returns the background jobs of a client, which use the links if they can.
+    fn jobs(servers: &Arc<QuorumServers>, links: &[Self]) -> Box<dyn JobRunner>;
+
+    /// Returns the wake-ups of a client.
+    fn wakeups(servers: &Arc<QuorumServers>, client: &str) -> Box<dyn Wakeups>;
+}
+
+/// Exclusive use of the links until this is dropped.
+pub(crate) trait ExclusiveLinks {
+    fn servers(&self) -> &Arc<QuorumServers>;
+
+    fn is_connected(&self, server: usize) -> bool;
+
+    /// Fails if a request cannot be sent to that server now. `ends` says whether it ends a hold.
+    fn check(&self, server: usize, ends: bool) -> Result<(), Failure>;
+
+    /// Writes a request to one server. The reply is counted when it is read.
+    fn write<T: ScriptReply>(&mut self, server: usize, ballot: &Arc<Ballot<T>>);
+
+    /// Waits for replies, and reads what has arrived. Returns `false` if none are outstanding, or
+    /// at the deadline.
+    fn read(&mut self, wait: Option<&mut ReplyWait<'_>>, deadline: Instant) -> bool;
+
+    /// Reads all outstanding replies. Those that do not arrive by the deadline have failed.
+    fn drain(&mut self, deadline: Instant);
+
+    /// Writes a request to those of the `wanted` servers that are connected. For the others it
+    /// fails.
+    fn send<T: ScriptReply>(
+        &mut self,
+        ballot: Ballot<T>,
+        wanted: impl Fn(usize) -> bool,
+    ) -> Arc<Ballot<T>> {
+        let (ballot, servers) = (Arc::new(ballot), self.servers().clone());
+        for (number, server) in servers.each.iter().enumerate() {
+            let ended = ballot.ended();
+            if !wanted(number)
+                || ended.is_some_and(|hold| !servers.in_doubt.may_be_at(server, hold))
+            {
+                // The server cannot have the hold that ends.
+                ballot.count(number, Ok(Value::Int(0)));
+            } else if let Err(failure) = self.check(number, ended.is_some()) {
+                // The request that begins the hold may be among those in flight.
+                if let Some(hold) = ended.filter(|_| self.is_connected(number)) {
+                    servers.in_doubt.may_begin_late(hold);
+                }
+                ballot.count(number, Err(failure));
+            } else {
+                ballot.note_sent_to(server);
+                self.write(number, &ballot);
+            }
+        }
+        ballot
+    }
+
+    /// Reads until there is a decision about a request. At the deadline it is decided without the
+    /// missing votes.
+    fn wait<T: ScriptReply>(
+        &mut self,
+        ballot: &Ballot<T>,
+        deadline: Instant,
+    ) -> Result<T, Failure> {
+        let servers = self.servers().clone();
+        // Replicas and disks do not answer soon, and that says nothing about the servers.
+        let mut wait = ballot.demand.is_none().then(|| servers.spin.begin());
+        let decision = loop {
+            let decision = ballot.take_decision();
+            if decision.is_some() || !self.read(wait.as_mut(), deadline) {
+                break decision;
+            }
+        };
+        decision.unwrap_or_else(|| ballot.close())
+    }
+}
