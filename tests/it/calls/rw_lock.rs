@@ -25,6 +25,7 @@ stores! {
         readers_share_a_fence_for_longer_than_its_counter_is_kept,
         a_name_that_is_a_lock_is_no_read_write_lock,
         a_writer_goes_on_as_a_reader,
+        threads_behind_a_writer_that_goes_on_as_a_reader_read_beside_it,
         a_reader_that_was_the_writer_is_no_younger,
         a_lost_writer_cannot_go_on_as_a_reader;
     several clients:
@@ -521,6 +522,20 @@ fn a_writer_goes_on_as_a_reader(store: &Store) {
     assert_eq!(client.stats().held, 1);
     reader.unlock().unwrap();
     assert!(lock.try_write().unwrap().unwrap().fence() > fence);
+}
+
+fn threads_behind_a_writer_that_goes_on_as_a_reader_read_beside_it(store: &Store) {
+    let client = store.open(sleepy());
+    let lock = client.rw_lock("a");
+    let held = lock.write().unwrap();
+    thread::scope(|scope| {
+        let readers = [(); 2].map(|()| scope.spawn(|| lock.read().unwrap()));
+        eventually(SOON, || client.stats().waiting == 2);
+        let reader = held.downgrade().unwrap();
+        let others = readers.map(|other| other.join().unwrap());
+        assert!(others.iter().all(|other| other.is_held() && other.fence() == reader.fence()));
+    });
+    assert!(lock.try_write().unwrap().is_some());
 }
 
 fn a_reader_that_was_the_writer_is_no_younger(store: &Store) {
