@@ -21,6 +21,8 @@ macro_rules! flaws {
 
 flaws! {
     // Of the client.
+    /// The lease of an adopted hold counts from the reply.
+    AdoptionCountsFromReply,
     /// A request without a reply counts as one that was not executed.
     AmbiguityIsIgnored,
     /// A call fails that has the number of the one that another client lets fail.
@@ -41,6 +43,8 @@ flaws! {
     KeptForever,
     /// A reply that comes after the end of its lease begins a hold.
     LateGrantCounts,
+    /// A hold that is left to be adopted is renewed until then.
+    LeftHoldIsRenewed,
     /// All holds of a client have one number.
     NumberIsReused,
     /// The first of several readers to leave ends the hold of all.
@@ -117,6 +121,8 @@ flaws! {
     ReleaseEndsAny,
     /// The server says that it has renewed a hold, and has not.
     RenewalDoesNothing,
+    /// A renewal renews whatever hold there is.
+    RenewalRenewsAny,
     /// A renewal begins a hold that is gone.
     RenewalRevives,
     /// A request that finds its own hold adds a level.

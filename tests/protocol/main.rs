@@ -10,5 +10,4 @@ mod network;
 mod quorum;
 mod sets;
 mod tenure;
-mod tickets;
 mod traces;

@@ -3,14 +3,14 @@
 use std::time::{Duration, Instant};
 
 use crate::base::clock;
-use crate::base::sync::executor::{self, Process};
+use crate::base::sync::executor::Process;
 use crate::client::Client;
 use crate::error::Error;
 use crate::guards::AnyGuard;
-use crate::guards::owned_guard::{OwnedGuard, Ticket};
+use crate::guards::owned_guard::OwnedGuard;
 use crate::simulation::deadlocks;
 use crate::simulation::judge::{SLACK, begin_hold};
-use crate::simulation::world::{NameState, Usage, World, broken, say, start, with};
+use crate::simulation::world::{NameState, Usage, World, broken, say, with};
 
 /// What a thread has, or wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,9 +34,13 @@ pub(super) enum Patience {
 pub(super) struct Held {
     pub(super) guard: Guarded,
     pub(super) client: Process,
+    /// The client that has acquired it: another one, if this one has adopted it.
+    pub(super) owner: Process,
     pub(super) name: usize,
     pub(super) side: Side,
-    /// When its call began.
+    /// If it was adopted, the place among the holds that were left.
+    pub(super) left: Option<usize>,
+    /// When the call that acquired it began.
     pub(super) begun: Instant,
     /// Whether its lease was found over, so that it must stay so.
     pub(super) is_over: bool,
@@ -78,7 +82,8 @@ impl Held {
     }
 
     pub(super) fn conflicts_with(&self, other: &Self) -> bool {
-        self.is_of(other.name) || other.is_of(self.name)
+        let is_same = self.left.is_some() && self.left == other.left;
+        !is_same && (self.is_of(other.name) || other.is_of(self.name))
     }
 }
 
@@ -96,47 +101,6 @@ pub(super) struct CallState {
     pub(super) side: Side,
 }
 
-/// Passes a lock to another client, which has it for some time.
-pub(super) fn pass(from: Process, place: usize, to: Process, holds: Duration) {
-    let held = with(|world| world.guards[place].take());
-    let Some(Held { guard: Guarded::Lock(guard), name, begun, .. }) = held else { return };
-    let fence = guard.fence();
-    with(|world| world.releasing.push((from, name)));
-    let ticket = guard.detach();
-    end_release(from, name);
-    say(from, || format!("leaves the hold with fence {fence:?}: {ticket:?}"));
-    let Ok(ticket) = ticket else { return };
-    start(to, move |client, process| adopt(client, process, name, begun, fence, holds, &ticket));
-}
-
-/// Adopts a hold, and has it for some time.
-fn adopt(
-    client: &Client,
-    process: Process,
-    name: usize,
-    begun: Instant,
-    fence: u64,
-    holds: Duration,
-    ticket: &Ticket,
-) {
-    match client.adopt(ticket) {
-        Ok(guard) => {
-            say(process, || format!("adopts the hold with fence {fence:?}"));
-            let (guard, side) = (Guarded::Lock(guard), Side::Alone);
-            let held = Held { guard, client: process, name, side, begun, is_over: false };
-            let place = begin_hold(held, |last, found, _| found == fence && last == fence);
-            executor::sleep(holds);
-            release(process, place, false);
-        }
-        Err(error) => {
-            say(process, || format!("adopts nothing: {error}"));
-            if with(|world| world.is_calm) {
-                broken(&format!("a hold is not adopted, though nothing went wrong: {error}"));
-            }
-        }
-    }
-}
-
 /// Acquires something and checks how the call has ended.
 pub(super) fn acquire(
     client: &Client,
@@ -145,18 +109,17 @@ pub(super) fn acquire(
     side: Side,
     patience: Patience,
 ) -> Option<usize> {
-    let (begun, number, text, usage, keep) = with(|world| {
+    let (begun, number, text) = with(|world| {
         world.last_call += 1;
         world.tally.calls += 1;
         let begun = clock::now();
         let call = CallState { client: process, name, patience, begun, side };
         world.calls.insert(world.last_call, call);
-        let NameState { name, usage, keep, .. } = &world.names[name];
-        (begun, world.last_call, name.clone(), *usage, *keep)
+        (begun, world.last_call, world.names[name].name.clone())
     });
     let stopped = with(|world| world.clients[process - 1].stopped);
     say(process, || format!("call {number}: wants {text:?} as {side:?}, waits {patience:?}"));
-    let result = request(client, process, &text, usage, side, patience, keep);
+    let result = request(client, process, name, side, patience);
     let now = clock::now();
     with(|world| world.calls.remove(&number));
     let took = now - begun;
@@ -186,7 +149,8 @@ pub(super) fn acquire(
                 Side::Reader => fence >= last,
                 Side::Alone | Side::Own => fence > last,
             };
-            let held = Held { guard, client: process, name, side, begun, is_over: false };
+            let (client, owner, left) = (process, process, None);
+            let held = Held { guard, client, owner, name, side, left, begun, is_over: false };
             Some(begin_hold(held, grows))
         }
         Ok(None) => {
@@ -224,12 +188,14 @@ pub(super) fn acquire(
 fn request(
     client: &Client,
     process: Process,
-    name: &str,
-    usage: Usage,
+    name: usize,
     side: Side,
     patience: Patience,
-    keep: Option<Duration>,
 ) -> Result<Option<Guarded>, Error> {
+    let (name, usage, keep, max_hold) = with(|world| {
+        let NameState { name, usage, keep, max_hold, .. } = &world.names[name];
+        (name.clone(), *usage, *keep, *max_hold)
+    });
     macro_rules! acquired {
         ($wrap:expr, $handle:expr, $lock:ident, $try_lock:ident, $try_lock_for:ident) => {
             match patience {
@@ -249,9 +215,12 @@ fn request(
             acquired!(other, set, lock, try_lock, try_lock_for)
         }
         (Usage::Lock, _) => {
-            let mut mutex = client.mutex(name);
+            let mut mutex = client.mutex(&name);
             if let Some(keep) = keep {
                 mutex = mutex.keep(keep);
+            }
+            if let Some(max_hold) = max_hold {
+                mutex = mutex.max_hold(max_hold);
             }
             if side == Side::Own {
                 return Ok(acquired!(other, mutex, lock, try_lock, try_lock_for));
@@ -259,13 +228,13 @@ fn request(
             acquired!(Guarded::Lock, mutex, lock_owned, try_lock_owned, try_lock_owned_for)
         }
         (Usage::ReadWrite, Side::Reader) => {
-            acquired!(other, client.rw_lock(name), read, try_read, try_read_for)
+            acquired!(other, client.rw_lock(&name), read, try_read, try_read_for)
         }
         (Usage::ReadWrite, _) => {
-            acquired!(other, client.rw_lock(name), write, try_write, try_write_for)
+            acquired!(other, client.rw_lock(&name), write, try_write, try_write_for)
         }
         (Usage::Semaphore(permits), _) => {
-            let semaphore = client.semaphore(name, permits);
+            let semaphore = client.semaphore(&name, permits);
             acquired!(other, semaphore, acquire, try_acquire, try_acquire_for)
         }
     })
@@ -277,13 +246,20 @@ fn other<G: AnyGuard + 'static>(guard: G) -> Guarded {
 
 /// Ends a hold.
 pub(super) fn release(process: Process, place: usize, drops: bool) {
-    let Some(Held { guard, name, side, .. }) = with(|world| {
+    let Some(Held { guard, name, side, left, .. }) = with(|world| {
         let held = world.guards[place].take();
         world.releasing.extend(held.as_ref().map(|held| (process, held.name)));
         held
     }) else {
         return;
     };
+    // Another user of its ticket may have ended it.
+    let may_fail = with(|world| {
+        if let Some(at) = left {
+            world.left[at].ends += 1;
+        }
+        !world.is_calm || left.is_some_and(|at| world.left[at].is_shared)
+    });
     let fence = guard.fence();
     let verb = if drops { "drops" } else { "unlocks" };
     say(process, || format!("{verb} its {side:?} of name {name}, fence {fence:?}"));
@@ -293,12 +269,9 @@ pub(super) fn release(process: Process, place: usize, drops: bool) {
         let result = guard.unlock();
         say(process, || format!("unlocked: {result:?}"));
         let is_lost = matches!(result, Err(Error::Lost { .. }));
-        let calm = with(|world| {
-            world.tally.lost += u64::from(is_lost);
-            world.is_calm
-        });
+        with(|world| world.tally.lost += u64::from(is_lost));
         if let Err(error) = result
-            && calm
+            && !may_fail
         {
             broken(&format!("a release fails, though nothing went wrong: {error}"));
         }
@@ -306,7 +279,7 @@ pub(super) fn release(process: Process, place: usize, drops: bool) {
     end_release(process, name);
 }
 
-fn end_release(process: Process, name: usize) {
+pub(super) fn end_release(process: Process, name: usize) {
     with(|world| {
         let ended = world.releasing.iter().position(|it| *it == (process, name));
         ended.map(|at| world.releasing.swap_remove(at));

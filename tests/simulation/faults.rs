@@ -149,6 +149,19 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
     }
 }
 
+/// Stops a client within some round trips.
+pub(super) fn stop_soon(client: Process, random: &mut Random) {
+    let (soon, time) =
+        with(|world| (random.time(world.network.latency * 6), random.time(world.lease * 2)));
+    let accident = Accident { fault: Fault::Stop, client, time, name: 0 };
+    executor::spawn(Some(DIRECTOR), move || {
+        executor::sleep(soon);
+        if !with(|world| world.is_healed) {
+            happen(accident, &mut Random::default());
+        }
+    });
+}
+
 fn cut_off_replica(time: Duration) {
     with(|world| {
         if let Some(replica) = &mut world.network.server.replica {

@@ -141,11 +141,28 @@ impl World {
 
     /// Returns `true` if the server has forgotten the hold, so that it may be overlapped.
     fn is_excused(&self, held: &Held) -> bool {
-        let Held { client, name, begun, .. } = *held;
-        let (fence, now) = (held.guard.fence(), clock::now());
-        let mut about = self.excuses.iter().filter(|it| it.is_about(client, name, fence, begun));
+        let Held { owner, name, begun, left, .. } = *held;
+        left.is_some_and(|at| self.left[at].ends > 0)
+            || self.has_forgotten(owner, held.client, name, held.guard.fence(), begun)
+    }
+
+    /// Returns `true` if the server may have forgotten a hold of `owner` by now, and `client`, that
+    /// has it, may not know.
+    pub(super) fn has_forgotten(
+        &self,
+        owner: Process,
+        client: Process,
+        name: usize,
+        fence: Option<u64>,
+        begun: Instant,
+    ) -> bool {
+        let now = clock::now();
+        let mut about = self.excuses.iter().filter(|it| it.is_about(owner, name, fence, begun));
         let disturbed = self.clients[client - 1].disturbed;
-        let is_known = |it: &Excuse| it.told.is_some_and(|told| told < now && disturbed < it.from);
+        // Only the client that has acquired it is told.
+        let is_known = |it: &Excuse| {
+            owner == client && it.told.is_some_and(|told| told < now && disturbed < it.from)
+        };
         about.any(|it| it.from <= now && !is_known(it))
     }
 
@@ -176,6 +193,7 @@ impl World {
         let was_there = |hold: &HoldId| before.iter().any(|(_, it, _)| it == hold);
         let back = after.iter().map(|(_, hold, _)| hold).filter(|hold| !was_there(hold));
         self.back.extend(back.cloned());
+        self.changes += 1;
         for (name, hold, left) in before {
             let remains = after.iter().find(|(_, it, _)| *it == hold).map(|(.., left)| *left);
             let remains = remains.unwrap_or_default();
@@ -240,6 +258,7 @@ impl World {
                 state.closed
                     || state.disturbed > now
                     || self.back.contains(hold)
+                    || self.was_left(hold)
                     || self.guards.iter().flatten().any(|it| it.is_of(at) && it.client == client)
                     || self.calls.values().any(|it| it.is_about(at) && it.client == client)
                     || self.releasing.contains(&(client, at))
@@ -368,7 +387,8 @@ impl World {
             || self.releasing.contains(&(client, name));
         // A request that no call waits for any more may have begun a hold of this client, which it
         // does not remember once one release was answered.
-        let is_own = !self.is_calm && state.had_hold.get(own).is_some_and(|at| *at >= since);
+        let may_be_own = !self.is_calm || self.has_left(client, name);
+        let is_own = may_be_own && state.had_hold.get(own).is_some_and(|at| *at >= since);
         is_own
             || others(&state.had_hold)
             || others(&state.had_waiter)
@@ -395,13 +415,14 @@ pub(super) fn check_step(client: Process) {
         broken("a thread has panicked");
     }
     let broken_by = with(|world| {
-        let World { guards, is_calm, .. } = world;
+        let World { guards, is_calm, left, .. } = world;
         for held in guards.iter_mut().flatten().filter(|held| held.client == client) {
             let is_held = held.guard.is_held();
             if is_held && held.is_over {
                 return Some(format!("a lost hold of client {client} is held again"));
             }
-            if !is_held && *is_calm {
+            let is_ended = held.left.is_some_and(|at| left[at].ends > 0);
+            if !is_held && *is_calm && !is_ended {
                 return Some(format!("client {client} loses a hold, though nothing went wrong"));
             }
             held.is_over |= !is_held;
@@ -415,7 +436,7 @@ pub(super) fn check_step(client: Process) {
 
 /// Notes a new guard, and checks that no other one is valid, and that tokens grow.
 pub(super) fn begin_hold(held: Held, grows: impl Fn(u64, u64, Side) -> bool) -> usize {
-    let Held { client, name, side, begun, .. } = held;
+    let Held { client, owner, name, side, begun, left, .. } = held;
     let fence = held.guard.fence().unwrap_or(0);
     let (place, last, is_excused) = with(|world| {
         world.tally.acquired += 1;
@@ -431,7 +452,8 @@ pub(super) fn begin_hold(held: Held, grows: impl Fn(u64, u64, Side) -> bool) -> 
         }
         // A tenure that the server has forgotten goes on with its tokens until it ends.
         let mut excuses = world.excuses.iter();
-        let is_excused = excuses.any(|it| it.is_about(client, name, held.guard.fence(), begun));
+        let is_excused = excuses.any(|it| it.is_about(owner, name, held.guard.fence(), begun))
+            || left.is_some_and(|at| world.left[at].ends > 0);
         world.guards[place] = Some(held);
         let state = &mut world.names[name];
         let last = if side == Side::Reader { state.written } else { state.fence };
@@ -450,7 +472,7 @@ pub(super) fn begin_hold(held: Held, grows: impl Fn(u64, u64, Side) -> bool) -> 
     }
     let checks = with(|world| {
         world.check_exclusion(place)?;
-        if matches!(side, Side::Alone | Side::Own) {
+        if matches!(side, Side::Alone | Side::Own) && left.is_none() {
             world.note_tenure(client, name)
         } else {
             Ok(())
@@ -511,7 +533,8 @@ pub(super) fn tick() {
             let is_held = world.guards.iter().flatten().any(|it| it.is_of(call.name))
                 || world.releasing.iter().any(|(_, name)| *name == call.name);
             // A lock that a client only keeps is free too.
-            let last_held = name.had_guard.values().max().copied().filter(|_| world.is_calm);
+            let is_kept = world.is_calm && !world.may_be_left(call.name);
+            let last_held = name.had_guard.values().max().copied().filter(|_| is_kept);
             let free_since = name.free_since.or(last_held);
             let is_free = free_since.is_some_and(|since| now > since + most) && !is_held;
             if is_free && now > call.begun + most && !is_disturbed && !client.closed {
@@ -565,7 +588,8 @@ pub(super) fn check_ended(client: Process, stats: &Stats) {
     if stats.acquired != ends || stats.held + stats.waiting + stats.kept > 0 {
         broken(&format!("client {client} is not quiet: {stats:?}"));
     }
-    if stats.lost > 0 && with(|world| world.is_calm) {
+    let may_lose = |world: &mut World| world.left.iter().any(|left| left.is_shared);
+    if stats.lost > 0 && with(|world| world.is_calm && !may_lose(world)) {
         broken(&format!("client {client} loses a hold, though nothing went wrong"));
     }
 }

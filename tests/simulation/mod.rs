@@ -11,6 +11,7 @@ mod network;
 mod scenes;
 mod seeds;
 mod server;
+mod tickets;
 mod world;
 
 use std::cell::Cell;

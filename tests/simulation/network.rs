@@ -533,6 +533,10 @@ fn change_of(memory: &Memory, hold: &HoldId, change: Change) -> Result<HoldReply
         (Some(Flaw::UnconfirmedRelease), Change::Release { .. }, Ok(_)) => {
             Err(failure(FailureKind::Timeout))
         }
+        (Some(Flaw::RenewalRenewsAny), Change::Renew { .. }, Ok(HoldReply::Gone)) => {
+            let holds = memory.report(&hold.name, Look::All, deadline)?.holds;
+            Ok(if holds.is_empty() { HoldReply::Gone } else { HoldReply::Done })
+        }
         (_, _, reply) => reply,
     }
 }

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use crate::base::clock;
 use crate::base::sync::executor::{self, Choice, Course, Deviation, Process, Random, Settings};
-use crate::simulation::calls::{Patience, Side, acquire, pass, release};
+use crate::simulation::calls::{Patience, Side, acquire, release};
 use crate::simulation::faults::{Accident, Fault};
 use crate::simulation::judge::tick;
 use crate::simulation::network::{Link, Network, Weather};
 use crate::simulation::server::{Server, ServerClock};
+use crate::simulation::tickets::pass;
 use crate::simulation::world::{
     NameState, Tally, Usage, World, conduct, config_of, finish, populate, start,
 };
@@ -201,9 +202,7 @@ pub(super) fn scenes() -> Vec<(&'static str, Scene)> {
         ..lock.clone()
     };
     let apart = Scene { apart: true, ..sets.clone() };
-    // Nothing excuses yet what a fault does to a hold that was adopted.
     let ticket = Scene {
-        most: 0,
         threads: vec![
             (1, vec![Errand { passes_to: Some(2), ..errand(0, Alone, 5) }]),
             (1, vec![errand(2, Alone, 3)]),

@@ -12,6 +12,7 @@ use crate::simulation::faults::{Accident, Fault, happen};
 use crate::simulation::judge::tick;
 use crate::simulation::network::{Link, Network, Weather};
 use crate::simulation::server::{Replica, Server, ServerClock};
+use crate::simulation::tickets::leave_to_any;
 use crate::simulation::world::{
     NameState, Tally, Usage, World, conduct, config_of, finish, populate, start, with,
 };
@@ -67,6 +68,12 @@ fn begin(mut random: Random, tells: bool, latency: Duration) {
     let names = random.pick(&[1, 1, 2, 3]);
     let mut names: Vec<_> =
         (0..names).map(|number| NameState::any(number, lease, &mut random)).collect();
+    if !is_calm {
+        for name in &mut names {
+            let most = lease * random.pick(&[2, 3, 4]) / 2;
+            name.max_hold = random.permille(300).then_some(most);
+        }
+    }
     let deadlocks = random.permille(200).then(|| Deadlocks::new(&mut config, &mut random));
     if deadlocks.is_some() {
         for name in &mut names {
@@ -86,9 +93,11 @@ fn begin(mut random: Random, tells: bool, latency: Duration) {
     let has_slow_replies = weather.slow > 0;
     let network = Network::new(chance, weather, latency, lease, ordered, server, links);
     let is_reliable = is_calm;
+    let leaves = random.pick(&[0, 0, 100, 400]);
     populate(
         World {
             deadlocks,
+            leaves,
             is_calm,
             is_durable,
             has_slow_replies,
@@ -159,7 +168,11 @@ fn caller(client: &Client, process: Process, mut random: Random, calls: u64) {
             15..19 => executor::sleep(random.time(lease / 2)),
             _ => executor::sleep(random.time(lease * 2)),
         }
-        release(process, place, random.permille(700));
+        if side == Side::Alone && random.permille(with(|world| world.leaves_of(name))) {
+            leave_to_any(process, place, &mut random);
+        } else {
+            release(process, place, random.permille(700));
+        }
     }
 }
 

@@ -20,6 +20,7 @@ use crate::simulation::deadlocks::Deadlocks;
 use crate::simulation::faults::{Accident, heal};
 use crate::simulation::judge::{Excuse, check_ended, check_quiet, check_step};
 use crate::simulation::network::{Network, SimulatedStore};
+use crate::simulation::tickets::Left;
 use crate::store::hold_id::HoldId;
 
 /// The server's number among the processes. Clients have 1, 2 and so on.
@@ -54,9 +55,14 @@ pub(super) struct World {
     pub(super) last_call: u64,
     /// The guards that are being dropped or unlocked.
     pub(super) releasing: Vec<(Process, usize)>,
+    /// The holds that guards have left to be adopted, and how often, per mille, one does.
+    pub(super) left: Vec<Left>,
+    pub(super) leaves: u64,
     pub(super) excuses: Vec<Excuse>,
     /// Holds that have ended, and are there again because the server has older data.
     pub(super) back: Vec<HoldId>,
+    /// How often the server's data, or its clock, were changed.
+    pub(super) changes: u64,
     /// How a client has overtaken others, if one has.
     pub(super) overtaken: Option<String>,
     /// What else may go wrong whenever a request was executed, if that is not left to chance.
@@ -101,6 +107,8 @@ pub(super) struct NameState {
     pub(super) usage: Usage,
     /// How long a client keeps it.
     pub(super) keep: Option<Duration>,
+    /// How long a guard has it at most.
+    pub(super) max_hold: Option<Duration>,
     /// The greatest token so far, and when the hold with it began.
     pub(super) fence: u64,
     /// The greatest token of a write that the server remembers.
@@ -132,6 +140,10 @@ pub(super) struct Tally {
     pub(super) busy: u64,
     pub(super) failed: u64,
     pub(super) lost: u64,
+    /// The holds that were left, those that were adopted, and the tickets that were refused.
+    pub(super) left: u64,
+    pub(super) adopted: u64,
+    pub(super) refused: u64,
     pub(super) handoffs: u64,
     pub(super) relocks: u64,
     pub(super) missed_wakeups: u64,
@@ -149,6 +161,9 @@ impl Tally {
         self.busy += other.busy;
         self.failed += other.failed;
         self.lost += other.lost;
+        self.left += other.left;
+        self.adopted += other.adopted;
+        self.refused += other.refused;
         self.handoffs += other.handoffs;
         self.relocks += other.relocks;
         self.missed_wakeups += other.missed_wakeups;
@@ -201,6 +216,7 @@ impl NameState {
             key: format!("lock:{name}"),
             usage: Usage::Lock,
             keep: None,
+            max_hold: None,
             fence: 0,
             written: 0,
             had_hold: BTreeMap::new(),
@@ -237,8 +253,11 @@ impl World {
             releasing: Vec::new(),
             overtaken: None,
             accidents: Vec::new(),
+            left: Vec::new(),
+            leaves: 0,
             excuses: Vec::new(),
             back: Vec::new(),
+            changes: 0,
             is_durable: false,
             acks: config.durability.timeout(),
             lease,

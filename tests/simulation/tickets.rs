@@ -1,0 +1,258 @@
+//! Holds that threads leave to be adopted, and what becomes of each.
+
+use std::time::{Duration, Instant};
+
+use crate::base::clock;
+use crate::base::sync::executor::{self, Process, Random};
+use crate::client::Client;
+use crate::error::Error;
+use crate::guards::owned_guard::{OwnedGuard, Ticket};
+use crate::guards::watches::HoldEnd;
+use crate::simulation::calls::{Guarded, Held, Side, end_release, release};
+use crate::simulation::faults::stop_soon;
+use crate::simulation::judge::begin_hold;
+use crate::simulation::world::{Usage, World, broken, say, start, with};
+use crate::store::hold_id::HoldId;
+
+/// A hold that a guard has left.
+pub(super) struct Left {
+    id: HoldId,
+    fence: u64,
+    name: usize,
+    /// The client that has acquired it: the server knows no other owner.
+    owner: Process,
+    /// When the call for it began.
+    begun: Instant,
+    /// For how long it lasts at least, and at most, unless it is renewed again.
+    least: Instant,
+    most: Instant,
+    /// Whether its ticket is used more than once, so that its users end each other's hold.
+    pub(super) is_shared: bool,
+    /// How many users have begun to end it. A guard that another user has is not told at once.
+    pub(super) ends: u32,
+}
+
+impl World {
+    pub(super) fn was_left(&self, hold: &HoldId) -> bool {
+        self.left.iter().any(|left| left.id == *hold)
+    }
+
+    /// Notes that a hold was renewed by a request that was sent since `sent`.
+    fn note_left(&mut self, at: usize, sent: Instant, lease: Duration) {
+        // The server's clock may run too fast, or too slowly.
+        let (left, now) = (&mut self.left[at], clock::now());
+        left.least = left.least.max(sent + lease * 98 / 100);
+        left.most = left.most.max(now + lease * 102 / 100);
+    }
+
+    /// Returns `true` if nobody may have the guard of a name because a ticket may have its hold.
+    pub(super) fn may_be_left(&self, name: usize) -> bool {
+        let now = clock::now();
+        self.left.iter().any(|left| left.name == name && left.ends == 0 && now < left.most)
+    }
+
+    /// Returns `true` if a hold of a name was left that the server knows as this client's.
+    pub(super) fn has_left(&self, client: Process, name: usize) -> bool {
+        self.left.iter().any(|left| left.name == name && left.owner == client)
+    }
+
+    /// Returns how often, per mille, a thread leaves its hold of a name.
+    pub(super) fn leaves_of(&self, name: usize) -> u64 {
+        if self.names[name].usage == Usage::Lock { self.leaves } else { 0 }
+    }
+
+    fn has_at_server(&self, at: usize) -> bool {
+        let left = &self.left[at];
+        let holds = self.network.server.holds(&self.names[left.name].key);
+        holds.iter().any(|(id, depth, _)| *id == left.id && *depth > 0)
+    }
+}
+
+/// A use of a ticket.
+#[derive(Clone, Copy, Debug)]
+enum Use {
+    /// Adopts the hold, and has it for some time.
+    Adopt(Duration),
+    Release,
+    Renew,
+}
+
+/// Leaves a lock, and returns its ticket.
+fn leave(from: Process, place: usize) -> Option<(usize, Ticket)> {
+    let Held { guard, name, owner, begun, left, .. } = with(|world| {
+        let held = world.guards[place].take();
+        world.releasing.extend(held.as_ref().map(|held| (from, held.name)));
+        held
+    })?;
+    let Guarded::Lock(guard) = guard else { unreachable!("only locks are left") };
+    let (fence, sent, lost) = (guard.fence(), clock::now(), guard.lost());
+    let result = guard.detach();
+    say(from, || format!("leaves the hold with fence {fence}: {result:?}"));
+    let ticket = match result {
+        Ok(ticket) => ticket,
+        Err(error) => {
+            let is_expected = with(|world| {
+                if let Some(at) = left {
+                    world.left[at].ends += 1;
+                }
+                let is_shared = left.is_some_and(|at| world.left[at].is_shared);
+                let may_fail =
+                    matches!(error, Error::Lost { .. }) || world.may_fail(&error, from, sent);
+                is_shared || !world.is_calm && may_fail
+            });
+            if !is_expected {
+                broken(&format!("a hold is not left: {error}"));
+            }
+            end_release(from, name);
+            return None;
+        }
+    };
+    let end = lost.wait_timeout(Duration::ZERO);
+    if !matches!(end, Some(HoldEnd::Released)) || ticket.fence() != fence {
+        broken(&format!(
+            "{ticket:?} is left of a hold with fence {fence}, which has ended: {end:?}"
+        ));
+    }
+    let at = with(|world| {
+        world.tally.left += 1;
+        let id = ticket.hold.id.clone();
+        let at = world.left.iter().position(|left| left.id == id).unwrap_or_else(|| {
+            world.left.push(Left {
+                id,
+                fence,
+                name,
+                owner,
+                begun,
+                least: sent,
+                most: sent,
+                is_shared: false,
+                ends: 0,
+            });
+            world.left.len() - 1
+        });
+        // The guard's own lease may not outlast that.
+        let max_hold = world.names[name].max_hold.map(|most| most.saturating_sub(sent - begun));
+        let lease = ticket.hold.lease;
+        world.note_left(at, sent, max_hold.map_or(lease, |most| lease.min(most)));
+        at
+    });
+    end_release(from, name);
+    Some((at, ticket))
+}
+
+/// Passes a lock to another client, which has it for some time.
+pub(super) fn pass(from: Process, place: usize, to: Process, holds: Duration) {
+    let Some((at, ticket)) = leave(from, place) else { return };
+    start(to, move |client, process| make_use(client, process, at, &ticket, Use::Adopt(holds)));
+}
+
+/// Leaves a lock to threads of any clients, which come soon, late, or never.
+pub(super) fn leave_to_any(from: Process, place: usize, random: &mut Random) {
+    let Some((at, ticket)) = leave(from, place) else { return };
+    let uses = random.pick(&[0, 1, 1, 1, 1, 2]);
+    let (lease, clients, is_calm) = with(|world| {
+        world.left[at].is_shared |= uses > 1;
+        (world.lease, world.clients.len() as u64, world.is_calm)
+    });
+    for _ in 0..uses {
+        let to = usize::try_from(random.below(clients)).unwrap_or(0) + 1;
+        let late = random.pick(&[lease / 50, lease / 50, lease, lease * 3]);
+        let (late, holds) = (random.time(late), random.time(lease));
+        let what = match random.below(8) {
+            0 => Use::Release,
+            1 => Use::Renew,
+            _ => Use::Adopt(holds),
+        };
+        let (text, mut random) = (ticket.to_string(), Random(random.next()));
+        start(to, move |client, process| {
+            executor::sleep(late);
+            if !is_calm && random.permille(100) {
+                stop_soon(process, &mut random);
+            }
+            // As in another process.
+            let ticket: Ticket = text.parse().expect("a ticket");
+            make_use(client, process, at, &ticket, what);
+        });
+    }
+}
+
+/// Uses a ticket, and checks how that ends.
+fn make_use(client: &Client, process: Process, at: usize, ticket: &Ticket, what: Use) {
+    let sent = clock::now();
+    let (was_there, changes) = with(|world| (world.has_at_server(at), world.changes));
+    let fence = ticket.fence();
+    say(process, || format!("uses the ticket of the hold with fence {fence}: {what:?}"));
+    let name = with(|world| {
+        let left = &mut world.left[at];
+        if let Use::Release = what {
+            left.ends += 1;
+            world.releasing.push((process, left.name));
+        }
+        left.name
+    });
+    let result = match what {
+        Use::Adopt(_) => client.adopt(ticket).map(Some),
+        Use::Release => {
+            let result = client.release_ticket(ticket);
+            end_release(process, name);
+            result.map(|()| None)
+        }
+        Use::Renew => client.renew_ticket(ticket).map(|()| None),
+    };
+    let error = match result {
+        Ok(guard) => {
+            with(|world| {
+                if !matches!(what, Use::Release) {
+                    world.note_left(at, sent, ticket.hold.lease);
+                }
+            });
+            // The answer to a release may have been lost.
+            let is_certain = !matches!(what, Use::Release);
+            if is_certain && !was_there && with(|world| world.changes == changes) {
+                broken(&format!("{what:?} of the hold with fence {fence}, which was over"));
+            }
+            if let (Some(guard), Use::Adopt(holds)) = (guard, what) {
+                have(guard, process, at, holds);
+            }
+            return;
+        }
+        Err(error) => error,
+    };
+    say(process, || format!("its use fails: {error}"));
+    let broken_by = with(|world| {
+        world.tally.refused += u64::from(matches!(error, Error::Lost { .. }));
+        let left = &world.left[at];
+        if !matches!(error, Error::Lost { .. }) {
+            let is_expected = world.may_fail(&error, process, sent);
+            return (!is_expected).then(|| format!("a use of a ticket fails: {error}"));
+        }
+        if world.has_at_server(at) && world.changes == changes {
+            return Some(format!("a ticket is refused, though its hold exists: {error}"));
+        }
+        let own = u32::from(matches!(what, Use::Release));
+        let is_over = left.ends > own || clock::now() >= left.least;
+        let is_excused =
+            world.has_forgotten(left.owner, process, left.name, Some(left.fence), left.begun);
+        (!is_over && !is_excused).then(|| format!("a hold that was left ends early: {error}"))
+    });
+    if let Some(why) = broken_by {
+        broken(&why);
+    }
+}
+
+/// Has an adopted hold for some time.
+fn have(guard: OwnedGuard, client: Process, at: usize, holds: Duration) {
+    let begun = clock::now();
+    let (held, fence, is_back) = with(|world| {
+        world.tally.adopted += 1;
+        let Left { name, owner, fence, .. } = world.left[at];
+        let is_back = world.back.contains(&world.left[at].id);
+        let (guard, side, left) = (Guarded::Lock(guard), Side::Alone, Some(at));
+        let held = Held { guard, client, owner, name, side, begun, left, is_over: false };
+        (held, fence, is_back)
+    });
+    say(client, || format!("adopts the hold with fence {fence}"));
+    let place = begin_hold(held, |last, found, _| found == fence && (found >= last || is_back));
+    executor::sleep(holds);
+    release(client, place, false);
+}
