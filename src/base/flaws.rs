@@ -31,6 +31,8 @@ flaws! {
     AnyHoldPassesProbes,
     /// A tenure goes on without more tokens than it has got.
     BlockIsOverdrawn,
+    /// A call has several locks when the first server has granted its part.
+    CallHasPart,
     /// A circle is told whenever it is found.
     CircleIsRepeated,
     /// A hold that a request may have begun, or may still begin, is not released.
@@ -45,6 +47,8 @@ flaws! {
     LateGrantCounts,
     /// A hold that is left to be adopted is renewed until then.
     LeftHoldIsRenewed,
+    /// A call for several locks keeps what it has while it waits for the others.
+    KeepsWhileWaiting,
     /// All holds of a client have one number.
     NumberIsReused,
     /// The first of several readers to leave ends the hold of all.
@@ -53,6 +57,8 @@ flaws! {
     OneReleaseSettles,
     /// No probe is sent to another client.
     ProbesAreForgotten,
+    /// A call that gives several locks back omits one.
+    PartIsLeft,
     /// A client that asks for a lock is ignored.
     RecallIsIgnored,
     /// After messages may have been missed no call tries again.
@@ -131,6 +137,8 @@ flaws! {
     ServesTooMany,
     /// A request that the replica has not acknowledged in time counts as one that it has.
     ShortfallIsSuccess,
+    /// Of several locks the server grants those that are free.
+    ServerGrantsPart,
     /// Tokens do not grow.
     StaleFence,
     /// A request without a reply never times out.

@@ -11,6 +11,7 @@ use std::{iter, mem, slice};
 
 use crate::base::clock::{self, Moment};
 use crate::base::failure::{Failure, FailureKind};
+use crate::base::flaws::{Flaw, flawed};
 use crate::base::random;
 use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
@@ -192,9 +193,14 @@ impl SetCall<'_> {
                 self.retry.record_reply();
             }
             if matches!(outcome, Ok(None)) {
+                if flawed(Flaw::CallHasPart) {
+                    break;
+                }
                 continue;
             }
-            self.give_back();
+            if !flawed(Flaw::KeepsWhileWaiting) {
+                self.give_back();
+            }
             self.unanswered = outcome.is_err().then_some(group);
             return outcome;
         }
@@ -202,6 +208,10 @@ impl SetCall<'_> {
     }
 
     fn give_back(&mut self) {
+        if flawed(Flaw::PartIsLeft) {
+            self.holds.pop();
+            self.holds.push(None);
+        }
         for hold in self.holds.iter_mut().filter_map(Option::take) {
             release::give_back(self.shared, slice::from_ref(&hold), self.caller);
         }

@@ -6,8 +6,6 @@ use std::hash::Hash;
 
 use stateright::{Checker, HasDiscoveries, Model};
 
-use crate::network::Course;
-
 /// Visits all states of a model.
 pub(crate) fn keeps_its_promises<M>(model: M)
 where
@@ -59,28 +57,4 @@ where
         }
     }
     assert!(steps_to.values().all(|left| *left == 0), "a path may be endless");
-}
-
-/// Panics if a state of a model cannot reach any state that is at rest.
-pub(crate) fn comes_to_rest<M>(model: &M)
-where
-    M: Course<State: Clone + Eq + Hash>,
-{
-    let mut before: HashMap<M::State, Vec<M::State>> = HashMap::new();
-    let mut found = model.init_states();
-    before.extend(found.iter().cloned().map(|state| (state, Vec::new())));
-    while let Some(state) = found.pop() {
-        for (_, next) in model.next_steps(&state) {
-            if !before.contains_key(&next) {
-                found.push(next.clone());
-            }
-            before.entry(next).or_default().push(state.clone());
-        }
-    }
-    let mut reached: Vec<_> =
-        before.keys().filter(|state| model.is_at_rest(state)).cloned().collect();
-    while let Some(state) = reached.pop() {
-        reached.extend(before.remove(&state).into_iter().flatten());
-    }
-    assert!(before.is_empty(), "{} states do not come to rest", before.len());
 }

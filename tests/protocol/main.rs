@@ -8,6 +8,5 @@ mod hold;
 mod members;
 mod network;
 mod quorum;
-mod sets;
 mod tenure;
 mod traces;

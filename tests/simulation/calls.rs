@@ -7,21 +7,32 @@ use crate::base::sync::executor::Process;
 use crate::client::Client;
 use crate::error::Error;
 use crate::guards::AnyGuard;
+use crate::guards::multi_guard::MultiGuard;
 use crate::guards::owned_guard::OwnedGuard;
 use crate::simulation::deadlocks;
 use crate::simulation::judge::{SLACK, begin_hold};
-use crate::simulation::world::{NameState, Usage, World, broken, say, with};
+use crate::simulation::world::{NAMES, NameState, Usage, World, broken, say, with};
 
 /// What a thread has, or wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
-    /// All names of the world, which are locks.
-    All,
     Alone,
     /// The same, by a guard that belongs to the thread.
     Own,
     Reader,
     Permit,
+    /// Several locks at once: the bits of their numbers.
+    Set(u8),
+}
+
+impl Side {
+    /// Returns `true` if this side of a name, or set of names, is about another name, too.
+    fn includes(self, own: usize, name: usize) -> bool {
+        match self {
+            Self::Set(names) => names >> name & 1 == 1,
+            _ => own == name,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,9 +57,10 @@ pub(super) struct Held {
     pub(super) is_over: bool,
 }
 
-/// A guard of a lock, which can be passed on, or another one.
+/// A guard of a lock, which can be passed on, of several, or another one.
 pub(super) enum Guarded {
     Lock(OwnedGuard),
+    Set(MultiGuard),
     Other(Box<dyn AnyGuard>),
 }
 
@@ -56,6 +68,7 @@ impl Guarded {
     fn guard(&self) -> &dyn AnyGuard {
         match self {
             Self::Lock(guard) => guard,
+            Self::Set(guard) => guard,
             Self::Other(guard) => &**guard,
         }
     }
@@ -64,13 +77,17 @@ impl Guarded {
         self.guard().is_held()
     }
 
-    pub(super) fn fence(&self) -> Option<u64> {
-        self.guard().fence()
+    pub(super) fn fence(&self, name: usize) -> Option<u64> {
+        match self {
+            Self::Set(guard) => guard.fence(NAMES[name]),
+            _ => self.guard().fence(),
+        }
     }
 
     fn unlock(self) -> Result<(), Error> {
         match self {
             Self::Lock(guard) => guard.unlock(),
+            Self::Set(guard) => guard.unlock(),
             Self::Other(guard) => guard.unlock(),
         }
     }
@@ -78,18 +95,18 @@ impl Guarded {
 
 impl Held {
     pub(super) fn is_of(&self, name: usize) -> bool {
-        self.side == Side::All || self.name == name
+        self.side.includes(self.name, name)
     }
 
-    pub(super) fn conflicts_with(&self, other: &Self) -> bool {
-        let is_same = self.left.is_some() && self.left == other.left;
-        !is_same && (self.is_of(other.name) || other.is_of(self.name))
+    /// Returns `true` if both are guards of a hold that was adopted twice.
+    pub(super) fn is_same_as(&self, other: &Self) -> bool {
+        self.left.is_some() && self.left == other.left
     }
 }
 
 impl CallState {
     pub(super) fn is_about(&self, name: usize) -> bool {
-        self.side == Side::All || self.name == name
+        self.side.includes(self.name, name)
     }
 }
 
@@ -143,11 +160,11 @@ pub(super) fn acquire(
     }
     match result {
         Ok(Some(guard)) => {
-            say(process, || format!("call {number}: acquired, fence {:?}", guard.fence()));
+            say(process, || format!("call {number}: acquired, fence {:?}", guard.fence(name)));
             let grows = |last, fence, side| match side {
-                Side::All | Side::Permit => true,
+                Side::Permit => true,
                 Side::Reader => fence >= last,
-                Side::Alone | Side::Own => fence > last,
+                Side::Alone | Side::Own | Side::Set(_) => fence > last,
             };
             let (client, owner, left) = (process, process, None);
             let held = Held { guard, client, owner, name, side, left, begun, is_over: false };
@@ -158,7 +175,7 @@ pub(super) fn acquire(
             with(|world| world.tally.busy += 1);
             let was_contended = with(|world| {
                 let names = 0..world.names.len();
-                let mut names = names.filter(|at| side == Side::All || *at == name);
+                let mut names = names.filter(|at| side.includes(name, *at));
                 names.any(|name| world.was_contended(process, name, begun, patience))
             });
             if !was_contended {
@@ -206,13 +223,13 @@ fn request(
         };
     }
     Ok(match (usage, side) {
-        (_, Side::All) => {
-            let mut names: Vec<_> =
-                with(|world| world.names.iter().map(|name| name.name.clone()).collect());
+        (_, Side::Set(_)) => {
+            let names = (0..NAMES.len()).filter(|at| side.includes(0, *at));
+            let mut names: Vec<_> = names.map(|at| NAMES[at]).collect();
             let count = names.len();
             names.rotate_left(process % count);
             let set = client.mutexes(names);
-            acquired!(other, set, lock, try_lock, try_lock_for)
+            acquired!(Guarded::Set, set, lock, try_lock, try_lock_for)
         }
         (Usage::Lock, _) => {
             let mut mutex = client.mutex(&name);
@@ -247,9 +264,10 @@ fn other<G: AnyGuard + 'static>(guard: G) -> Guarded {
 /// Ends a hold.
 pub(super) fn release(process: Process, place: usize, drops: bool) {
     let Some(Held { guard, name, side, left, .. }) = with(|world| {
-        let held = world.guards[place].take();
-        world.releasing.extend(held.as_ref().map(|held| (process, held.name)));
-        held
+        let held = world.guards[place].take()?;
+        let names = (0..world.names.len()).filter(|at| held.is_of(*at));
+        world.releasing.extend(names.map(|name| (process, name)));
+        Some(held)
     }) else {
         return;
     };
@@ -260,7 +278,7 @@ pub(super) fn release(process: Process, place: usize, drops: bool) {
         }
         !world.is_calm || left.is_some_and(|at| world.left[at].is_shared)
     });
-    let fence = guard.fence();
+    let fence = guard.fence(name);
     let verb = if drops { "drops" } else { "unlocks" };
     say(process, || format!("{verb} its {side:?} of name {name}, fence {fence:?}"));
     if drops {
@@ -276,7 +294,9 @@ pub(super) fn release(process: Process, place: usize, drops: bool) {
             broken(&format!("a release fails, though nothing went wrong: {error}"));
         }
     }
-    end_release(process, name);
+    for name in (0..NAMES.len()).filter(|at| side.includes(name, *at)) {
+        end_release(process, name);
+    }
 }
 
 pub(super) fn end_release(process: Process, name: usize) {

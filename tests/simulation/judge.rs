@@ -140,10 +140,10 @@ impl World {
     }
 
     /// Returns `true` if the server has forgotten the hold, so that it may be overlapped.
-    fn is_excused(&self, held: &Held) -> bool {
-        let Held { owner, name, begun, left, .. } = *held;
+    fn is_excused(&self, held: &Held, name: usize) -> bool {
+        let Held { owner, client, begun, left, .. } = *held;
         left.is_some_and(|at| self.left[at].ends > 0)
-            || self.has_forgotten(owner, held.client, name, held.guard.fence(), begun)
+            || self.has_forgotten(owner, client, name, held.guard.fence(name), begun)
     }
 
     /// Returns `true` if the server may have forgotten a hold of `owner` by now, and `client`, that
@@ -233,7 +233,9 @@ impl World {
             let holds = self.network.server.holds(&self.names[at].key);
             let mut unused = mem::take(&mut self.names[at].unused);
             let NameState { name, keep, .. } = &self.names[at];
-            let calls = self.calls.values().filter(|call| call.is_about(at));
+            // A call for several locks waits for one of them.
+            let calls = self.calls.values().filter(|call| call.name == at);
+            let calls = calls.filter(|call| !matches!(call.side, Side::Set(_)));
             let first_call = calls.map(|call| call.begun).min();
             for (hold, depth, left) in &holds {
                 if *depth > 1 && *depth != DETACHED && self.deadlocks.is_none() {
@@ -284,6 +286,48 @@ impl World {
         (0..self.guards.len()).try_for_each(|place| self.check_exclusion(place))
     }
 
+    /// Returns `true` if a name has been free for longer than this.
+    fn is_free_for(&self, at: usize, most: Duration) -> bool {
+        let name = &self.names[at];
+        let is_held = self.guards.iter().flatten().any(|it| it.is_of(at))
+            || self.releasing.iter().any(|(_, name)| *name == at);
+        // A lock that a client only keeps is free too.
+        let is_kept = self.is_calm && !self.may_be_left(at);
+        let last_held = name.had_guard.values().max().copied().filter(|_| is_kept);
+        let free_since = name.free_since.or(last_held);
+        !is_held && free_since.is_some_and(|since| clock::now() > since + most)
+    }
+
+    /// Notes that a new guard has a name, and checks that it may.
+    fn note_hold(
+        &mut self,
+        held: &Held,
+        name: usize,
+        grows: impl Fn(u64, u64, Side) -> bool,
+    ) -> Result<(), String> {
+        let Held { client, owner, side, begun, left, .. } = *held;
+        let (fence, is_held) = (held.guard.fence(name), held.guard.is_held());
+        // A tenure that the server has forgotten goes on with its tokens until it ends.
+        let mut excuses = self.excuses.iter();
+        let is_excused = excuses.any(|it| it.is_about(owner, name, fence, begun))
+            || left.is_some_and(|at| self.left[at].ends > 0);
+        let fence = fence.unwrap_or(0);
+        let state = &mut self.names[name];
+        state.had_guard.insert(client, clock::now());
+        let last = if side == Side::Reader { state.written } else { state.fence };
+        let is_alone = matches!(side, Side::Alone | Side::Own | Side::Set(_));
+        if is_alone && !is_excused {
+            (state.fence, state.written) = (state.fence.max(fence), state.written.max(fence));
+        }
+        if !is_held && !is_excused {
+            return Err(format!("client {client} gets a hold that is over"));
+        }
+        if is_held && !is_excused && !grows(last, fence, side) {
+            return Err(format!("the fence of {:?} is {fence} after {last}", state.name));
+        }
+        if is_alone && left.is_none() { self.note_tenure(client, name) } else { Ok(()) }
+    }
+
     /// Notes that a client has a guard of a lock, and checks that its threads do not hand it off
     /// for too long.
     fn note_tenure(&mut self, client: Process, name: usize) -> Result<(), String> {
@@ -308,35 +352,37 @@ impl World {
         Ok(())
     }
 
-    /// Returns how many threads have a side of a name, or want it, and trust their lease.
+    /// Returns an error if other guards than this one may not be valid beside it, and are.
     fn check_exclusion(&self, new: usize) -> Result<(), String> {
         let Some(Some(one)) = self.guards.get(new) else { return Ok(()) };
         if !one.guard.is_held() {
             return Ok(());
         }
-        if self.is_excused(one) {
-            return Ok(());
-        }
-        let others = self.guards.iter().enumerate().filter(|(at, _)| *at != new);
-        let others = others.filter_map(|(_, held)| held.as_ref());
-        let others = others.filter(|it| it.conflicts_with(one) && it.guard.is_held());
-        let others = others.filter(|it| !self.is_excused(it));
-        let others: Vec<_> = others.collect();
-        let conflicts = match self.names[one.name].usage {
-            Usage::Lock => others.len(),
-            Usage::Semaphore(permits) => (others.len() + 1).saturating_sub(permits as usize),
-            Usage::ReadWrite => {
-                let is_alone = one.side == Side::Alone;
-                others.iter().filter(|it| is_alone || it.side == Side::Alone).count()
+        let names = (0..self.names.len()).filter(|at| one.is_of(*at) && !self.is_excused(one, *at));
+        for name in names {
+            let others = self.guards.iter().enumerate().filter(|(at, _)| *at != new);
+            let others = others.filter_map(|(_, held)| held.as_ref());
+            let others = others.filter(|it| it.is_of(name) && !it.is_same_as(one));
+            let others = others.filter(|it| it.guard.is_held() && !self.is_excused(it, name));
+            let others: Vec<_> = others.collect();
+            let NameState { name: text, usage, .. } = &self.names[name];
+            let conflicts = match *usage {
+                Usage::Lock => others.len(),
+                Usage::Semaphore(permits) => (others.len() + 1).saturating_sub(permits as usize),
+                Usage::ReadWrite => {
+                    let is_alone = one.side == Side::Alone;
+                    others.iter().filter(|it| is_alone || it.side == Side::Alone).count()
+                }
+            };
+            if conflicts > 0 {
+                let with = others.iter().map(|it| (it.client, it.guard.fence(name)));
+                let with: Vec<_> = with.collect();
+                let (client, fence) = (one.client, one.guard.fence(name));
+                return Err(format!(
+                    "{text:?} is held by client {client} ({fence:?}) and by {with:?} at the same \
+                     time"
+                ));
             }
-        };
-        if conflicts > 0 {
-            let name = &self.names[one.name].name;
-            let with: Vec<_> = others.iter().map(|it| (it.client, it.guard.fence())).collect();
-            let (client, fence) = (one.client, one.guard.fence());
-            return Err(format!(
-                "{name:?} is held by client {client} ({fence:?}) and by {with:?} at the same time"
-            ));
         }
         Ok(())
     }
@@ -436,52 +482,23 @@ pub(super) fn check_step(client: Process) {
 
 /// Notes a new guard, and checks that no other one is valid, and that tokens grow.
 pub(super) fn begin_hold(held: Held, grows: impl Fn(u64, u64, Side) -> bool) -> usize {
-    let Held { client, owner, name, side, begun, left, .. } = held;
-    let fence = held.guard.fence().unwrap_or(0);
-    let (place, last, is_excused) = with(|world| {
+    let result = with(|world| {
         world.tally.acquired += 1;
+        world.tally.sets += u64::from(matches!(held.side, Side::Set(_)));
         let place = world.guards.iter().position(Option::is_none);
         let place = place.unwrap_or_else(|| {
             world.guards.push(None);
             world.guards.len() - 1
         });
-        let now = clock::now();
-        let names = world.names.iter_mut().enumerate();
-        for (_, state) in names.filter(|(at, _)| held.is_of(*at)) {
-            state.had_guard.insert(client, now);
-        }
-        // A tenure that the server has forgotten goes on with its tokens until it ends.
-        let mut excuses = world.excuses.iter();
-        let is_excused = excuses.any(|it| it.is_about(owner, name, held.guard.fence(), begun))
-            || left.is_some_and(|at| world.left[at].ends > 0);
+        let names = (0..world.names.len()).filter(|at| held.is_of(*at)).collect::<Vec<_>>();
+        let checks = names.into_iter().map(|name| world.note_hold(&held, name, &grows));
+        let checks = checks.collect::<Result<Vec<()>, String>>();
         world.guards[place] = Some(held);
-        let state = &mut world.names[name];
-        let last = if side == Side::Reader { state.written } else { state.fence };
-        if matches!(side, Side::Alone | Side::Own) && !is_excused {
-            (state.fence, state.written) = (state.fence.max(fence), state.written.max(fence));
-        }
-        (place, last, is_excused)
-    });
-    let is_held = with(|world| world.guards[place].as_ref().is_some_and(|it| it.guard.is_held()));
-    if !is_held && !is_excused {
-        broken(&format!("client {client} gets a hold that is over"));
-    }
-    if is_held && !is_excused && !grows(last, fence, side) {
-        let name = with(|world| world.names[name].name.clone());
-        broken(&format!("the fence of {name:?} is {fence} after {last}"));
-    }
-    let checks = with(|world| {
+        checks?;
         world.check_exclusion(place)?;
-        if matches!(side, Side::Alone | Side::Own) && left.is_none() {
-            world.note_tenure(client, name)
-        } else {
-            Ok(())
-        }
+        Ok(place)
     });
-    if let Err(why) = checks {
-        broken(&why);
-    }
-    place
+    result.unwrap_or_else(|why: String| broken(&why))
 }
 
 /// Looks whether a call waits for what is free.
@@ -518,30 +535,27 @@ pub(super) fn tick() {
             return Some(why);
         }
         for (number, call) in &world.calls {
-            let name = &world.names[call.name];
             let client = &world.clients[call.client - 1];
+            // A call for several locks may have met another one, and pauses after that.
+            let most = most + if let Side::Set(_) = call.side { backoff_max * 2 } else { LOOK };
             let is_disturbed = now < client.disturbed + retry + io_timeout + most;
+            let names = (0..world.names.len()).filter(|at| call.is_about(*at));
+            let text = &world.names[call.name].name;
             // Whatever a client that no longer has a guard has left behind has ended by then.
-            let unguarded = name.unguarded_since.max(call.begun).max(client.disturbed);
-            if is_explored && !client.closed && now > unguarded + unguarded_most {
-                let name = &name.name;
-                return Some(format!("call {number} waits, though {name:?} has no guard"));
+            let unguarded = names.clone().map(|at| world.names[at].unguarded_since).max();
+            let unguarded = unguarded.max(Some(call.begun)).max(Some(client.disturbed));
+            let has_waited = unguarded.is_some_and(|since| now > since + unguarded_most);
+            if is_explored && !client.closed && has_waited {
+                return Some(format!("call {number} waits, though {text:?} has no guard"));
             }
             if !world.is_healed && !world.is_calm {
                 continue;
             }
-            let is_held = world.guards.iter().flatten().any(|it| it.is_of(call.name))
-                || world.releasing.iter().any(|(_, name)| *name == call.name);
-            // A lock that a client only keeps is free too.
-            let is_kept = world.is_calm && !world.may_be_left(call.name);
-            let last_held = name.had_guard.values().max().copied().filter(|_| is_kept);
-            let free_since = name.free_since.or(last_held);
-            let is_free = free_since.is_some_and(|since| now > since + most) && !is_held;
+            let is_free = names.clone().all(|at| world.is_free_for(at, most));
             if is_free && now > call.begun + most && !is_disturbed && !client.closed {
                 let CallState { patience, side, .. } = call;
                 return Some(format!(
-                    "call {number} ({side:?}, {patience:?}) waits, though {:?} is free",
-                    name.name
+                    "call {number} ({side:?}, {patience:?}) waits, though {text:?} is free"
                 ));
             }
         }

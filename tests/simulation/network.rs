@@ -560,7 +560,14 @@ impl SimulatedStore {
         begin(self.client, what, deadline, true, move |memory| {
             let deadline = executor::epoch();
             let request = Acquire { holds: &holds, lease, registration, deadline };
-            change_granted(unless_refused(None, || memory.acquire(request)))
+            let reply = change_granted(unless_refused(None, || memory.acquire(request)));
+            if let (Ok(AcquireReply::Held { .. }), [first, _, ..]) = (&reply, &*holds)
+                && flawed(Flaw::ServerGrantsPart)
+            {
+                let (holds, registration) = (slice::from_ref(first), Registration::None);
+                memory.acquire(Acquire { holds, lease, registration, deadline })?;
+            }
+            reply
         })
     }
 }

@@ -11,7 +11,7 @@ use crate::simulation::network::{Link, Network, Weather};
 use crate::simulation::server::{Server, ServerClock};
 use crate::simulation::tickets::pass;
 use crate::simulation::world::{
-    NameState, Tally, Usage, World, conduct, config_of, finish, populate, start,
+    NAMES, NameState, Tally, Usage, World, conduct, config_of, finish, populate, start,
 };
 use crate::store::memory::memory_server::MemoryServer;
 
@@ -76,7 +76,7 @@ pub(super) fn run_scene(
         (network.jitter, network.apart) = (Duration::ZERO, scene.apart);
         let name =
             |name| NameState { usage: scene.usage, keep: scene.keep, ..NameState::new(name) };
-        let names = ["a", "b", "c"][..scene.names].iter().map(|it| name(it)).collect();
+        let names = NAMES[..scene.names].iter().map(|it| name(it)).collect();
         // Calls for several locks may keep one another waiting where no server has all of them.
         let harmless = |least| !scene.apart && worst.is_none_or(|worst| worst <= least);
         let (is_calm, is_reliable) = (harmless(Choice::Arrival), harmless(Choice::Message));
@@ -195,8 +195,8 @@ pub(super) fn scenes() -> Vec<(&'static str, Scene)> {
     let sets = Scene {
         names: 2,
         threads: vec![
-            (1, vec![errand(0, Side::All, 3)]),
-            (2, vec![errand(1, Side::All, 3)]),
+            (1, vec![errand(0, Side::Set(0b11), 3)]),
+            (2, vec![errand(1, Side::Set(0b11), 3)]),
             (2, vec![errand(2, Alone, 3)]),
         ],
         ..lock.clone()

@@ -14,7 +14,7 @@ use crate::simulation::network::{Link, Network, Weather};
 use crate::simulation::server::{Replica, Server, ServerClock};
 use crate::simulation::tickets::leave_to_any;
 use crate::simulation::world::{
-    NameState, Tally, Usage, World, conduct, config_of, finish, populate, start, with,
+    NAMES, NameState, Tally, Usage, World, conduct, config_of, finish, populate, start, with,
 };
 use crate::store::memory::memory_server::MemoryServer;
 
@@ -91,13 +91,16 @@ fn begin(mut random: Random, tells: bool, latency: Duration) {
     let chance = Random(random.next());
     let ordered = random.permille(500);
     let has_slow_replies = weather.slow > 0;
-    let network = Network::new(chance, weather, latency, lease, ordered, server, links);
+    let mut network = Network::new(chance, weather, latency, lease, ordered, server, links);
+    network.apart = random.permille(300);
     let is_reliable = is_calm;
     let leaves = random.pick(&[0, 0, 100, 400]);
+    let sets = random.pick(&[0, 0, 100, 300]);
     populate(
         World {
             deadlocks,
             leaves,
+            sets,
             is_calm,
             is_durable,
             has_slow_replies,
@@ -132,8 +135,25 @@ impl NameState {
             _ => Usage::Semaphore(random.pick(&[1, 2, 3])),
         };
         let keep = random.permille(300).then_some(lease);
-        Self { usage, keep, ..Self::new(["a", "b", "c"][number]) }
+        Self { usage, keep, ..Self::new(NAMES[number]) }
     }
+}
+
+/// Returns several of the locks, with the first of them, where threads take some at once.
+fn any_set(random: &mut Random) -> Option<(usize, Side)> {
+    let sets = with(|world| world.sets);
+    if !random.permille(sets) {
+        return None;
+    }
+    let mut locks = with(|world| {
+        let names = world.names.iter().enumerate();
+        names.filter(|(_, name)| name.usage == Usage::Lock).map(|(at, _)| at).collect::<Vec<_>>()
+    });
+    if locks.len() > 2 && random.permille(500) {
+        locks.swap_remove(usize::try_from(random.below(3)).unwrap_or(0));
+    }
+    let first = locks.iter().min().copied().filter(|_| locks.len() > 1)?;
+    Some((first, Side::Set(locks.iter().map(|at| 1 << at).sum())))
 }
 
 /// A thread of a client that locks and unlocks.
@@ -156,6 +176,7 @@ fn caller(client: &Client, process: Process, mut random: Random, calls: u64) {
             };
             (name, side, world.lease)
         });
+        let (name, side) = any_set(&mut random).unwrap_or((name, side));
         let patience = match random.below(10) {
             0..3 => Patience::None,
             3..6 => Patience::For(random.time(Duration::from_secs(1))),

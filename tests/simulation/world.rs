@@ -33,6 +33,9 @@ thread_local! {
     static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
 }
 
+/// What names are called, as many as a world has.
+pub(super) const NAMES: [&str; 3] = ["a", "b", "c"];
+
 /// What a name is used as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Usage {
@@ -58,6 +61,8 @@ pub(super) struct World {
     /// The holds that guards have left to be adopted, and how often, per mille, one does.
     pub(super) left: Vec<Left>,
     pub(super) leaves: u64,
+    /// How often, per mille, a thread takes several locks at once.
+    pub(super) sets: u64,
     pub(super) excuses: Vec<Excuse>,
     /// Holds that have ended, and are there again because the server has older data.
     pub(super) back: Vec<HoldId>,
@@ -137,6 +142,8 @@ pub(super) struct NameState {
 pub(super) struct Tally {
     pub(super) calls: u64,
     pub(super) acquired: u64,
+    /// The sets of locks among these.
+    pub(super) sets: u64,
     pub(super) busy: u64,
     pub(super) failed: u64,
     pub(super) lost: u64,
@@ -158,6 +165,7 @@ impl Tally {
     pub(super) fn add(&mut self, other: &Self) {
         self.calls += other.calls;
         self.acquired += other.acquired;
+        self.sets += other.sets;
         self.busy += other.busy;
         self.failed += other.failed;
         self.lost += other.lost;
@@ -255,6 +263,7 @@ impl World {
             accidents: Vec::new(),
             left: Vec::new(),
             leaves: 0,
+            sets: 0,
             excuses: Vec::new(),
             back: Vec::new(),
             changes: 0,

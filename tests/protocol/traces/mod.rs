@@ -1,4 +1,4 @@
-//! Follows calls of scripts and their answers in the models of tenures, of sets, of names with
+//! Follows calls of scripts and their answers in the models of tenures, of names with
 //! several owners, and of quorums. This shows that the models describe this code. The torture
 //! writes such traces, and `tests/traces` has them checked.
 //!

@@ -1,10 +1,10 @@
-//! Follows requests for several locks at once in the model of sets.
+//! Follows requests for several locks at once: they get all of them, or none if another client has
+//! one.
 
 use std::collections::BTreeMap;
 use std::slice;
 
 use crate::hold::HoldId;
-use crate::sets::server::acquire;
 use crate::traces::call::Call;
 use crate::traces::replay::{hold_of, refused};
 use crate::traces::tenures::State;
@@ -46,24 +46,22 @@ pub(super) fn follow(
 /// Executes a call in the model, with the locks in these states. Returns the states after it;
 /// `None` if the model answers or behaves differently.
 fn answer(states: &[State], holds: &[HoldId], call: &Call) -> Option<Vec<State>> {
-    // The model has one hold for all locks of a request. An offered lock is not free.
-    let [own, other] = [0, 1].map(|client| HoldId { client, nonce: 0 });
+    // Of each lock whether the client has it, if it is taken: one that is offered is not free.
     let found = states.iter().zip(holds).map(|(state, hold)| {
-        let is_own = state.server.is_held_by(*hold);
         let is_taken = state.server.lock.is_some() || state.server.offer.is_some();
-        is_taken.then_some((if is_own { own } else { other }, 0))
+        is_taken.then(|| state.server.is_held_by(*hold))
     });
-    let mut locks: Vec<_> = found.collect();
-    let asked: Vec<_> = (0..locks.len()).collect();
+    let found: Vec<_> = found.collect();
     let asks = call.keys.iter().step_by(2).zip(&call.args[2..]).map(<[_; 2]>::from);
-    let free = asks.zip(&locks).filter(|(_, lock)| lock.is_none());
+    let free = asks.zip(&found).filter(|(_, lock)| lock.is_none());
     let free: Vec<_> = free.map(|(asks, _)| asks).collect();
-    match (acquire(&mut locks, &asked, own, 1, None), call.answer.as_deref()) {
-        (Err(first), answer) => {
+    let held = found.iter().position(|is_own| *is_own == Some(false));
+    match (held, call.answer.as_deref()) {
+        (Some(first), answer) => {
             let says = |answer: &[i64]| answer == [0, -1, 0, i64::try_from(first).unwrap_or(-1)];
             (answer.is_none_or(says) && call.begun().is_empty()).then(|| states.to_vec())
         }
-        (Ok(()), None | Some([1, ..])) if call.begun() == free => {
+        (None, None | Some([1, ..])) if call.begun() == free => {
             let fences = call.answer.as_ref().map(|answer| &answer[1..]);
             let begin = |(at, state): (usize, &State)| {
                 let fence = fences.map(|fences| fences.get(at).copied().unwrap_or(-1));
