@@ -35,10 +35,12 @@ flaws! {
     CallHasPart,
     /// A circle is told whenever it is found.
     CircleIsRepeated,
+    /// The lease of a hold counts from the reply, and not from the request.
+    CountsFromReply,
     /// A hold that a request may have begun, or may still begin, is not released.
     DebtIsForgotten,
-    /// A call does not release what may be an earlier hold of its own client.
-    DebtIsInTheWay,
+    /// A hold that an operator has ended goes on after its client was told.
+    EndIsIgnored,
     /// A hold is relied on after its lease is over, and so is a tenure, kept or handed off.
     ExpiryIsIgnored,
     /// A lock is kept for longer than its client wants.
@@ -85,6 +87,8 @@ flaws! {
     WakeUpTooEarly,
     /// A lock that another client waits for is kept.
     WantedIsKept,
+    /// That another client waits has no effect if the message overtakes the reply.
+    WantedTooEarly,
 
     // Of the network and the server.
     /// The counter shows the first token of a block, and not the last one.
@@ -115,6 +119,8 @@ flaws! {
     PermitTooMany,
     /// A client that no longer waits stays registered.
     PlacesAreKept,
+    /// A client gets what is free although others wait for it.
+    QueueIsIgnored,
     /// The reply that grants tokens does not show whether another client waits.
     RefillHidesWaiters,
     /// A refused request counts as one that has found the lock held.

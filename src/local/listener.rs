@@ -242,6 +242,7 @@ impl ListenerThread {
                     wait_queues.wake(HoldKind::Lock, name);
                 }
             }
+            Wake::Ended { .. } if flawed(Flaw::EndIsIgnored) => {}
             Wake::Ended { name, nonce } => renewer.check(self.hold(name, *nonce)),
             Wake::Probe { nonce, message } => {
                 let deadlocks = &reporter.deadlocks;

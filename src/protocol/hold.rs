@@ -56,6 +56,7 @@ impl Hold {
         replied: Moment,
     ) -> Self {
         let Caller { thread, terms, times, .. } = caller;
+        let sent = if flawed(Flaw::CountsFromReply) { replied } else { sent };
         let thread = thread.clone();
         let room = u16::try_from(room).unwrap_or(u16::MAX);
         let current = CurrentHold { room, acquired: replied, thread, ..CurrentHold::NEW };

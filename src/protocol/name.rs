@@ -686,7 +686,7 @@ impl<P: Port> Name<P> {
     ) -> Next {
         // Earlier holds may be what is in the way. If their releases were confirmed in the
         // meantime, they may have ended after this request.
-        if !self.debts.is_empty() && !flawed(Flaw::DebtIsInTheWay) {
+        if !self.debts.is_empty() {
             let debts = self.debts.clone();
             talk.after_release = true;
             self.state = State::Asking(talk);
@@ -1338,6 +1338,7 @@ impl<P: Port> Name<P> {
     pub(crate) fn set_wanted(&mut self, nonce: u64) {
         match &mut self.state {
             State::Held(hold) if hold.id.nonce == nonce => hold.set_wanted(),
+            State::Asking(_) | State::Waiting(_) if flawed(Flaw::WantedTooEarly) => {}
             State::Asking(talk) | State::Waiting(talk) => drop(talk.wanted.insert(nonce)),
             _ => {}
         }

@@ -12,7 +12,7 @@ use std::{env, mem, thread};
 use crate::base::flaws::{ALL, Flaw};
 use crate::base::sync::executor::{self, Choice, Deviation};
 use crate::simulation::scenes::{Scene, run_scene, scenes};
-use crate::simulation::{Broken, guarded};
+use crate::simulation::{Broken, FOUND_BY_A_COURSE, guarded};
 
 /// The runs that have kept their promises, and those deviations that have broken one.
 struct Explored {
@@ -112,5 +112,6 @@ fn small_worlds_find_planted_flaws() {
         }
     }
     assert!(missed.len() * 2 <= ALL.len(), "not found: {missed:?}");
+    assert!(!missed.contains(&FOUND_BY_A_COURSE), "{FOUND_BY_A_COURSE:?} is not found");
     println!("not found: {missed:?}");
 }

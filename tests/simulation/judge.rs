@@ -55,6 +55,7 @@ impl NameState {
         &mut self,
         holds: &[(HoldId, u32, Duration)],
         waiting: &[String],
+        calls: &[&str],
         now: Instant,
     ) -> Option<String> {
         let client_of = |waiter: &String| match waiter.split_once(':') {
@@ -65,9 +66,10 @@ impl NameState {
         let is_offer = |hold: &HoldId| hold.nonce == 0;
         let is_offered =
             |client: &str| holds.iter().any(|(hold, ..)| is_offer(hold) && *hold.client == *client);
-        // What only one can have it does not get while another has the offer.
+        // What only one can have it does not get while another was told of its turn.
         let waits = |client: &String| {
-            waiting.contains(client) || self.usage == Usage::Lock && is_offered(client)
+            let is_told = is_offered(client) || calls.contains(&&**client);
+            waiting.contains(client) || self.usage == Usage::Lock && is_told
         };
         let last = holds.iter().map(|(hold, ..)| hold.clone()).filter(|hold| !is_offer(hold));
         let last = mem::replace(&mut self.last_holds, last.collect());
@@ -99,7 +101,8 @@ impl World {
     /// Notes who has, and who waits for, each name at the server.
     pub(super) fn look_at_server(&mut self) {
         let now = clock::now();
-        for name in &mut self.names {
+        let Self { names, calls, clients, .. } = self;
+        for (at, name) in names.iter_mut().enumerate() {
             let NameState { key, had_hold, had_waiter, .. } = name;
             let mut is_free = true;
             self.network.server.look_at(key, |client, holds| {
@@ -113,7 +116,9 @@ impl World {
             if executor::follows_course() {
                 let (holds, waiting) =
                     (self.network.server.holds(key), self.network.server.waiting(key));
-                let overtaken = name.check_turns(&holds, &waiting, now);
+                let calls = calls.values().filter(|call| call.is_about(at));
+                let calls: Vec<_> = calls.map(|call| &*clients[call.client - 1].id).collect();
+                let overtaken = name.check_turns(&holds, &waiting, &calls, now);
                 self.overtaken = self.overtaken.take().or(overtaken);
             }
             name.free_since = is_free.then(|| name.free_since.unwrap_or(now));
@@ -170,16 +175,24 @@ impl World {
     /// that.
     pub(super) fn tells_in_time(&self, client: Process, now: Instant) -> Option<Instant> {
         let hears = !self.network.weather.is_bad() && self.network.links[client - 1].hears(now);
-        hears.then(|| now + self.grace())
+        hears.then(|| now + SLACK + self.network.latency * 60)
     }
 
     /// Returns the holds of each name at the server, with their clients, and how long they last.
-    fn holds(&self) -> Vec<(usize, HoldId, Duration)> {
+    pub(super) fn holds(&self) -> Vec<(usize, HoldId, Duration)> {
         let each = self.names.iter().enumerate().flat_map(|(number, name)| {
             let holds = self.network.server.holds(&name.key).into_iter();
             holds.map(move |(hold, _, left)| (number, hold, left))
         });
         each.collect()
+    }
+
+    /// Notes the holds that have begun since, which no call has asked for.
+    pub(super) fn note_unasked(&mut self, before: &[(usize, HoldId, Duration)]) {
+        let was_there = |hold: &HoldId| before.iter().any(|(_, it, _)| it == hold);
+        let holds = self.holds().into_iter().map(|(_, hold, _)| hold);
+        let unasked: Vec<_> = holds.filter(|hold| !was_there(hold)).collect();
+        self.unasked.extend(unasked);
     }
 
     /// Changes what the server has, or its clock. Holds that end earlier by that may be overlapped
@@ -190,9 +203,7 @@ impl World {
             (clock::now(), self.holds(), self.network.server.memory.last_token());
         change(&mut self.network);
         let after = self.holds();
-        let was_there = |hold: &HoldId| before.iter().any(|(_, it, _)| it == hold);
-        let back = after.iter().map(|(_, hold, _)| hold).filter(|hold| !was_there(hold));
-        self.back.extend(back.cloned());
+        self.note_unasked(&before);
         self.changes += 1;
         for (name, hold, left) in before {
             let remains = after.iter().find(|(_, it, _)| *it == hold).map(|(.., left)| *left);
@@ -259,7 +270,7 @@ impl World {
                 let state = &self.clients[client - 1];
                 state.closed
                     || state.disturbed > now
-                    || self.back.contains(hold)
+                    || self.unasked.contains(hold)
                     || self.was_left(hold)
                     || self.guards.iter().flatten().any(|it| it.is_of(at) && it.client == client)
                     || self.calls.values().any(|it| it.is_about(at) && it.client == client)
@@ -441,6 +452,33 @@ impl World {
             || is_held
             || was_held
             || is_awaited
+    }
+}
+
+impl World {
+    /// Returns the client that goes before the one that asks for a side or a permit. The clock is
+    /// the server's, as it executes the request.
+    pub(super) fn first_waiter(&self, hold: &HoldId) -> Option<String> {
+        let now = executor::skewed(0, clock::now);
+        let name = self.names.iter().find(|name| *name.name == *hold.name)?;
+        let holds = self.network.server.memory.holds(&name.key);
+        let is_own = |it: &HoldId| it.client == hold.client && [0, hold.nonce].contains(&it.nonce);
+        if hold.kind.is_lock() || holds.iter().any(|(it, ..)| is_own(it)) {
+            return None;
+        }
+        let first = self.network.server.memory.waiting(&name.key).into_iter().next()?;
+        let client = self.clients.iter().position(|it| first.ends_with(&it.id))?;
+        let is_there = !self.clients[client].closed
+            && self.clients[client].disturbed < now
+            && self.network.links[client].hears(now);
+        (is_there && !first.ends_with(&*hold.client)).then_some(first)
+    }
+
+    /// Returns `true` if a client is still at the head of the queue of a name.
+    pub(super) fn is_first(&self, hold: &HoldId, waiter: &str) -> bool {
+        let name = self.names.iter().find(|name| *name.name == *hold.name);
+        let first = name.map(|name| self.network.server.memory.waiting(&name.key));
+        first.is_some_and(|queue| queue.first().is_some_and(|first| first == waiter))
     }
 }
 

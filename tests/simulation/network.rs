@@ -415,7 +415,9 @@ fn send<T: Clone + std::fmt::Debug + 'static>(
         let again = if fate == Fate::Twice { there + back / 2 } else { left + late };
         let request = request.clone();
         executor::after(SERVER, again, move || {
+            let before = world::with(|world| world.holds());
             let (reply, _) = execute(client, acks, &*request);
+            world::with(|world| world.note_unasked(&before));
             say(SERVER, || format!("  executes a request of client {client} again: {reply:?}"));
         });
     }
@@ -560,12 +562,19 @@ impl SimulatedStore {
         begin(self.client, what, deadline, true, move |memory| {
             let deadline = executor::epoch();
             let request = Acquire { holds: &holds, lease, registration, deadline };
+            let first = world::with(|world| world.first_waiter(&holds[0]));
             let reply = change_granted(unless_refused(None, || memory.acquire(request)));
             if let (Ok(AcquireReply::Held { .. }), [first, _, ..]) = (&reply, &*holds)
                 && flawed(Flaw::ServerGrantsPart)
             {
                 let (holds, registration) = (slice::from_ref(first), Registration::None);
                 memory.acquire(Acquire { holds, lease, registration, deadline })?;
+            }
+            let is_begun = matches!(reply, Ok(AcquireReply::Acquired { .. }));
+            if let Some(first) = first.filter(|_| is_begun)
+                && world::with(|world| world.is_first(&holds[0], &first))
+            {
+                world::broken(&format!("client {} is admitted before {first}", holds[0].client));
             }
             reply
         })

@@ -192,6 +192,11 @@ pub(super) fn scenes() -> Vec<(&'static str, Scene)> {
         ],
         ..lock.clone()
     };
+    // The message that it is wanted may overtake the reply.
+    let wanted = Scene {
+        threads: vec![(1, vec![errand(0, Alone, 0)]), (2, vec![errand(5, Alone, 3)])],
+        ..kept.clone()
+    };
     let sets = Scene {
         names: 2,
         threads: vec![
@@ -213,6 +218,7 @@ pub(super) fn scenes() -> Vec<(&'static str, Scene)> {
     vec![
         ("a lock", lock),
         ("a kept lock", kept),
+        ("a kept lock that is wanted at once", wanted),
         ("calls that do not wait long", impatient),
         ("readers and a writer", sides),
         ("permits", permits),

@@ -1,5 +1,6 @@
 //! A world that follows from a seed: what it consists of, what its threads do, what goes wrong.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock;
@@ -49,6 +50,13 @@ fn begin(mut random: Random, tells: bool, latency: Duration) {
     };
     let lease = Duration::from_millis(random.pick(&[300, 1000, 3000, 10_000]));
     let mut config = config_of(lease);
+    // Leases that are not renewed run out beside calls that wait.
+    if !is_calm
+        && random.permille(150)
+        && let Some(options) = Arc::get_mut(&mut config.options)
+    {
+        options.renew = false;
+    }
     // The longer the pauses are, the more depends on messages.
     config.backoff = match random.below(10) {
         0..3 => (Duration::from_millis(20), Duration::from_secs(2)),

@@ -246,7 +246,7 @@ fn have(guard: OwnedGuard, client: Process, at: usize, holds: Duration) {
     let (held, fence, is_back) = with(|world| {
         world.tally.adopted += 1;
         let Left { name, owner, fence, .. } = world.left[at];
-        let is_back = world.back.contains(&world.left[at].id);
+        let is_back = world.unasked.contains(&world.left[at].id);
         let (guard, side, left) = (Guarded::Lock(guard), Side::Alone, Some(at));
         let held = Held { guard, client, owner, name, side, begun, left, is_over: false };
         (held, fence, is_back)

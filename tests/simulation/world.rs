@@ -64,8 +64,9 @@ pub(super) struct World {
     /// How often, per mille, a thread takes several locks at once.
     pub(super) sets: u64,
     pub(super) excuses: Vec<Excuse>,
-    /// Holds that have ended, and are there again because the server has older data.
-    pub(super) back: Vec<HoldId>,
+    /// Holds that have begun without a request that their clients know of: the server has older
+    /// data, or has executed a request twice.
+    pub(super) unasked: Vec<HoldId>,
     /// How often the server's data, or its clock, were changed.
     pub(super) changes: u64,
     /// How a client has overtaken others, if one has.
@@ -265,7 +266,7 @@ impl World {
             leaves: 0,
             sets: 0,
             excuses: Vec::new(),
-            back: Vec::new(),
+            unasked: Vec::new(),
             changes: 0,
             is_durable: false,
             acks: config.durability.timeout(),

@@ -169,7 +169,8 @@ impl NameState {
         let mut is_offered = (is_lock || waits) && self.has_offer_to(hold);
         let yields = matches!(registration, Registration::Returning | Registration::Yielding);
         let goes_last = !is_lock || yields;
-        let is_waited_for = goes_last && !self.queue.is_empty();
+        let goes_ahead = flawed(Flaw::QueueIsIgnored);
+        let is_waited_for = goes_last && !self.queue.is_empty() && !goes_ahead;
         let mut permits = hold.kind.permits() as usize;
         let declines = is_offered && permits > 0 && self.holds.len() > permits;
         let joins = waits && !(declines && is_waited_for);
@@ -185,8 +186,8 @@ impl NameState {
             self.serve(key, waits.then_some(hold), hold.kind, permits, inboxes);
             is_offered = waits && self.has_offer_to(hold);
         }
-        let is_free =
-            !declines && self.admits(hold.kind, permits) && (is_lock || self.queue.is_empty());
+        let is_first = is_lock || self.queue.is_empty() || goes_ahead;
+        let is_free = !declines && self.admits(hold.kind, permits) && is_first;
         let begins = !matches!(registration, Registration::Kept | Registration::Recall);
         if !(begins && (is_offered || is_free)) {
             if joins {
