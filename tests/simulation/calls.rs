@@ -209,9 +209,9 @@ fn request(
     side: Side,
     patience: Patience,
 ) -> Result<Option<Guarded>, Error> {
-    let (name, usage, keep, max_hold) = with(|world| {
-        let NameState { name, usage, keep, max_hold, .. } = &world.names[name];
-        (name.clone(), *usage, *keep, *max_hold)
+    let (name, usage, keep) = with(|world| {
+        let NameState { name, usage, keep, .. } = &world.names[name];
+        (name.clone(), *usage, *keep)
     });
     macro_rules! acquired {
         ($wrap:expr, $handle:expr, $lock:ident, $try_lock:ident, $try_lock_for:ident) => {
@@ -235,9 +235,6 @@ fn request(
             let mut mutex = client.mutex(&name);
             if let Some(keep) = keep {
                 mutex = mutex.keep(keep);
-            }
-            if let Some(max_hold) = max_hold {
-                mutex = mutex.max_hold(max_hold);
             }
             if side == Side::Own {
                 return Ok(acquired!(other, mutex, lock, try_lock, try_lock_for));

@@ -76,12 +76,6 @@ fn begin(mut random: Random, tells: bool, latency: Duration) {
     let names = random.pick(&[1, 1, 2, 3]);
     let mut names: Vec<_> =
         (0..names).map(|number| NameState::any(number, lease, &mut random)).collect();
-    if !is_calm {
-        for name in &mut names {
-            let most = lease * random.pick(&[2, 3, 4]) / 2;
-            name.max_hold = random.permille(300).then_some(most);
-        }
-    }
     let deadlocks = random.permille(200).then(|| Deadlocks::new(&mut config, &mut random));
     if deadlocks.is_some() {
         for name in &mut names {

@@ -130,10 +130,7 @@ fn leave(from: Process, place: usize) -> Option<(usize, Ticket)> {
             });
             world.left.len() - 1
         });
-        // The guard's own lease may not outlast that.
-        let max_hold = world.names[name].max_hold.map(|most| most.saturating_sub(sent - begun));
-        let lease = ticket.hold.lease;
-        world.note_left(at, sent, max_hold.map_or(lease, |most| lease.min(most)));
+        world.note_left(at, sent, ticket.hold.lease);
         at
     });
     end_release(from, name);

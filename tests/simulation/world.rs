@@ -113,8 +113,6 @@ pub(super) struct NameState {
     pub(super) usage: Usage,
     /// How long a client keeps it.
     pub(super) keep: Option<Duration>,
-    /// How long a guard has it at most.
-    pub(super) max_hold: Option<Duration>,
     /// The greatest token so far, and when the hold with it began.
     pub(super) fence: u64,
     /// The greatest token of a write that the server remembers.
@@ -225,7 +223,6 @@ impl NameState {
             key: format!("lock:{name}"),
             usage: Usage::Lock,
             keep: None,
-            max_hold: None,
             fence: 0,
             written: 0,
             had_hold: BTreeMap::new(),
