@@ -86,6 +86,7 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
             let process = client;
             let client = with(|world| {
                 world.clients[process - 1].closed = true;
+                world.end_adopted(process);
                 world.clients[process - 1].client.clone().expect("it is open")
             });
             executor::spawn(Some(process), move || {

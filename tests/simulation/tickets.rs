@@ -56,6 +56,15 @@ impl World {
         self.left.iter().any(|left| left.name == name && left.owner == client)
     }
 
+    /// Notes that a client ends the holds that it has adopted, because it is shut down.
+    pub(super) fn end_adopted(&mut self, client: Process) {
+        for held in self.guards.iter().flatten().filter(|held| held.client == client) {
+            if let Some(at) = held.left {
+                self.left[at].ends += 1;
+            }
+        }
+    }
+
     /// Returns how often, per mille, a thread leaves its hold of a name.
     pub(super) fn leaves_of(&self, name: usize) -> u64 {
         if self.names[name].usage == Usage::Lock { self.leaves } else { 0 }
@@ -242,6 +251,7 @@ fn have(guard: OwnedGuard, client: Process, at: usize, holds: Duration) {
     let begun = clock::now();
     let (held, fence, is_back) = with(|world| {
         world.tally.adopted += 1;
+        world.left[at].ends += u32::from(world.clients[client - 1].closed);
         let Left { name, owner, fence, .. } = world.left[at];
         let is_back = world.unasked.contains(&world.left[at].id);
         let (guard, side, left) = (Guarded::Lock(guard), Side::Alone, Some(at));
