@@ -193,7 +193,8 @@ impl Lease {
     pub(crate) fn next_step(&self, renews: bool) -> Option<NextStep> {
         let deadline = Some(Moment(self.load())).filter(|deadline| deadline.0 > ENDED)?;
         if !renews || self.is_last(deadline) {
-            return Some(NextStep { due: deadline, renews: false });
+            let is_found = !flawed(Flaw::ExpiryIsIgnored);
+            return is_found.then_some(NextStep { due: deadline, renews: false });
         }
         let parts = if flawed(Flaw::RenewedTooLate) { 0 } else { 2 };
         Some(NextStep { due: deadline.before(self.duration() * parts / 3), renews: true })
