@@ -121,10 +121,7 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
                     network.server.at_its_time(|memory| memory.end_hold(&name));
                     network.server.memory.set_down(false);
                 });
-                for at in before..world.excuses.len() {
-                    let client = world.excuses[at].client;
-                    world.excuses[at].told = world.tells_in_time(client, now);
-                }
+                world.expect_told(before..world.excuses.len(), now);
             });
             deliver();
         }

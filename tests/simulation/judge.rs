@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::mem;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::base::clock;
@@ -171,11 +172,19 @@ impl World {
         about.any(|it| it.from <= now && !is_known(it))
     }
 
-    /// Returns until when a client learns that a hold has ended now, if nothing is in the way of
-    /// that.
-    pub(super) fn tells_in_time(&self, client: Process, now: Instant) -> Option<Instant> {
-        let hears = !self.network.weather.is_bad() && self.network.links[client - 1].hears(now);
-        hears.then(|| now + SLACK + self.network.latency * 60)
+    /// Sets until when clients learn that these holds have ended now, if nothing is in the way of
+    /// that. The message about a hold whose call has not returned yet may overtake its reply.
+    pub(super) fn expect_told(&mut self, ended: Range<usize>, now: Instant) {
+        let told = now + SLACK + self.network.latency * 60;
+        for at in ended.clone() {
+            let Excuse { client, name, .. } = self.excuses[at];
+            let is_same = |it: &&Excuse| it.client == client && it.name == name;
+            let holds = self.excuses[ended.clone()].iter().filter(is_same).count();
+            let guards = self.guards.iter().flatten();
+            let guards = guards.filter(|it| it.client == client && it.is_of(name)).count();
+            let hears = !self.network.weather.is_bad() && self.network.links[client - 1].hears(now);
+            self.excuses[at].told = (hears && guards >= holds).then_some(told);
+        }
     }
 
     /// Returns the holds of each name at the server, with their clients, and how long they last.
