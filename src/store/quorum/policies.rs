@@ -39,7 +39,8 @@ struct Gathered {
     /// By the number of the server.
     from: Vec<bool>,
     first: Instant,
-    told: bool,
+    /// Of how many servers the client was told.
+    told: usize,
 }
 
 impl WakeupsOfMajorities {
@@ -72,8 +73,10 @@ impl WakeupPolicy for WakeupsOfMajorities {
     fn receive(&mut self, from: &Arc<QuorumServer>, wake: Wake) -> Option<Wake> {
         match wake {
             Wake::Lock(name) => {
+                let (now, gathered) = (clock::now(), &mut self.gathered);
+                gathered.retain(|_, it| it.told == 0 || now < it.first + MEMORY);
                 let new = || Gathered::new(self.servers.each.len());
-                self.gathered.entry(name).or_insert_with(new).add(from.number);
+                gathered.entry(name).or_insert_with(new).add(from.number);
                 None
             }
             // One server is enough, and the next one repeats it. A majority may still have a hold
@@ -86,36 +89,43 @@ impl WakeupPolicy for WakeupsOfMajorities {
 
     fn take_due(&mut self) -> Option<Wake> {
         let (required, now) = (majority(self.servers.each.len()), clock::now());
-        self.gathered.retain(|_, gathered| !gathered.told || now < gathered.first + MEMORY);
-        let is_due = |gathered: &Gathered| !gathered.told && gathered.due(required) <= now;
+        let is_due = |gathered: &Gathered| gathered.due(required).is_some_and(|due| due <= now);
         let (name, gathered) = self.gathered.iter_mut().find(|(_, gathered)| is_due(gathered))?;
-        gathered.told = true;
+        gathered.told = gathered.count();
         Some(Wake::Lock(name.clone()))
     }
 
     fn next_look(&self) -> Option<Instant> {
-        let untold = self.gathered.values().filter(|gathered| !gathered.told);
-        untold.map(|gathered| gathered.due(majority(self.servers.each.len()))).min()
+        let required = majority(self.servers.each.len());
+        self.gathered.values().filter_map(|gathered| gathered.due(required)).min()
     }
 }
 
 impl Gathered {
     fn new(servers: usize) -> Self {
-        Self { from: vec![false; servers], first: clock::now(), told: false }
+        Self { from: vec![false; servers], first: clock::now(), told: 0 }
     }
 
     fn add(&mut self, server: usize) {
-        if self.told && self.from[server] {
+        if self.told > 0 && self.from[server] {
             // The lock was released again.
             *self = Self::new(self.from.len());
         }
         self.from[server] = true;
     }
 
-    /// Returns when to tell the client.
-    fn due(&self, required: usize) -> Instant {
-        let from = self.from.iter().filter(|from| **from).count();
-        if from >= required { self.first } else { self.first + GATHER }
+    fn count(&self) -> usize {
+        self.from.iter().filter(|from| **from).count()
+    }
+
+    /// Returns when to tell the client: again, if it was told before a majority had sent one. Then
+    /// it may have asked too soon.
+    fn due(&self, required: usize) -> Option<Instant> {
+        if self.count() >= required {
+            (self.told < required).then_some(self.first)
+        } else {
+            (self.told == 0).then(|| self.first + GATHER)
+        }
     }
 }
 
@@ -176,5 +186,41 @@ impl<L: SharedLinks> JobPolicy for JobsOfMajorities<L> {
 
     fn required(&self) -> usize {
         majority(self.servers.each.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::event_thread::Events;
+    use crate::config::Config;
+    use crate::net::server::ServerFactory;
+    use crate::store::quorum::Quorum;
+
+    fn wakeups() -> WakeupsOfMajorities {
+        let servers = ServerFactory::new(&Config::default(), &Events::default());
+        let servers = servers.expect("a thread");
+        let urls = ["redis://a/", "redis://b/", "redis://c/"];
+        let endpoints = servers.endpoints("urls", urls).expect("good URLs");
+        WakeupsOfMajorities::new(Quorum::new(endpoints, &servers).servers)
+    }
+
+    #[test]
+    fn a_client_that_was_told_too_soon_is_told_again_by_a_majority() {
+        let mut wakeups = wakeups();
+        let peers = wakeups.peers();
+        let name = || Wake::Lock("a".into());
+        assert_eq!(wakeups.receive(&peers[0], name()), None);
+        let due = wakeups.next_look().expect("it is told alone");
+        while clock::now() < due {
+            std::thread::yield_now();
+        }
+        assert_eq!(wakeups.take_due(), Some(name()));
+        assert_eq!((wakeups.take_due(), wakeups.next_look()), (None, None));
+        let told = wakeups.receive(&peers[1], name()).or_else(|| wakeups.take_due());
+        assert_eq!(told, Some(name()));
+        // The last one belongs to the same release.
+        assert_eq!(wakeups.receive(&peers[2], name()), None);
+        assert_eq!(wakeups.take_due(), None);
     }
 }
