@@ -30,22 +30,22 @@ const CHANNEL_FULL: usize = 1024;
 pub(crate) struct Renewer {
     queue: Sender<Message>,
     wake: Sender<()>,
-    alarm: Arc<Alarm>,
+    wake_time: Arc<WakeTime>,
 }
 
 /// The receiving end, for the thread.
 pub(super) struct Incoming {
     pub(super) queue: Receiver<Message>,
     woken: Receiver<()>,
-    alarm: Arc<Alarm>,
+    wake_time: Arc<WakeTime>,
 }
 
 /// When the thread will wake by itself; [`Moment::FIRST`] while it is awake.
-struct Alarm {
+struct WakeTime {
     at: AtomicU64,
 }
 
-impl Alarm {
+impl WakeTime {
     fn get(&self) -> Moment {
         Moment(self.at.load(Ordering::SeqCst))
     }
@@ -89,9 +89,9 @@ pub(super) struct Shutdown {
 pub(super) fn channel() -> (Renewer, Incoming) {
     let (sender, receiver) = unbounded();
     let (wake, woken) = bounded(1);
-    let alarm = Arc::new(Alarm { at: AtomicU64::new(Moment::FIRST.0) });
-    let incoming = Incoming { queue: receiver, woken, alarm: alarm.clone() };
-    (Renewer { queue: sender, wake, alarm }, incoming)
+    let wake_time = Arc::new(WakeTime { at: AtomicU64::new(Moment::FIRST.0) });
+    let incoming = Incoming { queue: receiver, woken, wake_time: wake_time.clone() };
+    (Renewer { queue: sender, wake, wake_time }, incoming)
 }
 
 impl Renewer {
@@ -105,7 +105,7 @@ impl Renewer {
         // The thread outlives `self`.
         drop(self.queue.send(message));
         let is_full = self.queue.len() >= CHANNEL_FULL;
-        if due < self.alarm.get() || is_full {
+        if due < self.wake_time.get() || is_full {
             // If `wake` is full, the thread wakes anyway.
             self.wake.try_send(()).unwrap_or_default();
         }
@@ -177,7 +177,7 @@ impl Incoming {
     /// Waits until something is due or the thread is woken. Returns `false` when the last sender is
     /// gone.
     pub(super) fn sleep(&self, due: Moment) -> bool {
-        self.alarm.set(due);
+        self.wake_time.set(due);
         // A message sent before the line above has not woken the thread; a later one does.
         let has_senders = if self.queue.is_empty() {
             let end = end_of(due.since(Moment::now()));
@@ -185,7 +185,7 @@ impl Incoming {
         } else {
             true
         };
-        self.alarm.set(Moment::FIRST);
+        self.wake_time.set(Moment::FIRST);
         has_senders
     }
 }
@@ -293,7 +293,7 @@ mod tests {
 
         fn wait_until_asleep(&self) {
             let awake = [Moment::FIRST, Moment::NEVER];
-            eventually(LEASE * 10, || !awake.contains(&self.renewer.alarm.get()));
+            eventually(LEASE * 10, || !awake.contains(&self.renewer.wake_time.get()));
         }
     }
 
@@ -532,7 +532,7 @@ mod tests {
     #[test]
     fn the_thread_wakes_every_second_while_there_is_a_lease_and_not_without_one() {
         let scene = Scene::new(|_| Ok(HoldReply::Done));
-        let wakes_at = || scene.renewer.alarm.get();
+        let wakes_at = || scene.renewer.wake_time.get();
         eventually(LEASE * 10, || wakes_at() == Moment::NEVER);
         let hold = scene.hold(1, Duration::from_secs(3600));
         scene.wait_until_asleep();
