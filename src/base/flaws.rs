@@ -43,6 +43,8 @@ flaws! {
     EndIsIgnored,
     /// A hold is relied on after its lease is over, and so is a tenure, kept or handed off.
     ExpiryIsIgnored,
+    /// Half of the servers of a quorum are enough.
+    HalfIsEnough,
     /// A lock is kept for longer than its client wants.
     KeptForever,
     /// A reply that comes after the end of its lease begins a hold.
@@ -61,6 +63,8 @@ flaws! {
     ProbesAreForgotten,
     /// A call that gives several locks back omits one.
     PartIsLeft,
+    /// No counter is raised when a majority has given different tokens.
+    RaiseIsLeftOut,
     /// A client that asks for a lock is ignored.
     RecallIsIgnored,
     /// After messages may have been missed no call tries again.
@@ -81,6 +85,8 @@ flaws! {
     TimeoutIsForgotten,
     /// The next hold of a tenure has the token of the one before.
     TokenIsRepeated,
+    /// The token of a hold is the smallest that a majority has given.
+    TokenIsTheSmallest,
     /// A waiting call does not ask before it is woken.
     WaitsToBeWoken,
     /// A wake-up has no effect while a request is on its way.
@@ -89,12 +95,18 @@ flaws! {
     WantedIsKept,
     /// That another client waits has no effect if the message overtakes the reply.
     WantedTooEarly,
+    /// A hold that a quorum has withdrawn is requested again.
+    WithdrawnIsRepeated,
 
     // Of the network and the server.
     /// The counter shows the first token of a block, and not the last one.
     BlockIsNotReserved,
     /// The server's clock runs faster than leases allow for.
     ClockRuns,
+    /// The counter of tokens ends with the hold.
+    CounterEndsWithHold,
+    /// A server gives the token that its counter shows, unless a greater one is proposed.
+    CounterIsGivenAgain,
     /// A client is told that it has the lock although another one has it.
     HeldIsAcquired,
     /// A held lock is reported as an outage.
@@ -119,8 +131,14 @@ flaws! {
     PermitTooMany,
     /// A client that no longer waits stays registered.
     PlacesAreKept,
+    /// A server gives the proposed token, whatever its counter shows.
+    ProposalIsGiven,
     /// A client gets what is free although others wait for it.
     QueueIsIgnored,
+    /// A counter is set to the hold's token even if it shows a greater one.
+    RaiseLowers,
+    /// One server of a quorum raises its counter, and all say so.
+    RaiseOfAMinority,
     /// The reply that grants tokens does not show whether another client waits.
     RefillHidesWaiters,
     /// A refused request counts as one that has found the lock held.
@@ -133,12 +151,16 @@ flaws! {
     ReleaseEndsAny,
     /// The server says that it has renewed a hold, and has not.
     RenewalDoesNothing,
+    /// One server of a quorum renews a hold, and all say so.
+    RenewalOfAMinority,
     /// A renewal renews whatever hold there is.
     RenewalRenewsAny,
     /// A renewal begins a hold that is gone.
     RenewalRevives,
     /// A request that finds its own hold adds a level.
     RepeatIsCounted,
+    /// A server of a quorum that has lost its data does not stay away for a lease.
+    ReturnsTooSoon,
     /// Each waiting client is offered a place, however few there are.
     ServesTooMany,
     /// A request that the replica has not acknowledged in time counts as one that it has.

@@ -14,7 +14,7 @@ pub(crate) mod resp;
 pub(crate) mod route;
 pub(crate) mod sentinels;
 pub(crate) mod server;
-mod shared_call;
+pub(crate) mod shared_call;
 mod shared_queue;
 #[cfg_attr(not(unix), path = "no_socket.rs")]
 pub(crate) mod socket;

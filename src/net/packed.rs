@@ -48,7 +48,7 @@ pub(crate) struct Request {
     /// still about to get. The reply to that does not count: if it had no effect, the request is
     /// redirected.
     pub(super) asking: bool,
-    pub(super) script: Option<&'static Script>,
+    pub(crate) script: Option<&'static Script>,
     /// Whether it may change something, as scripts do.
     has_effect: bool,
 }

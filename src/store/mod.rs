@@ -8,7 +8,7 @@ pub(crate) mod memory;
 pub(crate) mod quorum;
 pub(crate) mod redisson_channels;
 pub(crate) mod request;
-mod scripts;
+pub(crate) mod scripts;
 pub(crate) mod servers;
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use crate::store::request::{AcquireReply, HoldReply, HolderReply, ReportReply};
 macro_rules! script {
     ($(#[$doc:meta])* $name:ident, $($file:literal),+) => {
         $(#[$doc])*
-        pub(super) static $name: LazyLock<Script> =
+        pub(crate) static $name: LazyLock<Script> =
             LazyLock::new(|| Script::new(code(concat!($(include_str!(concat!("lua/", $file))),+))));
     };
 }

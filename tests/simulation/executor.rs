@@ -56,6 +56,8 @@ thread_local! {
     /// What the clock of the process under way shows, and what a server's does.
     static UNINTERRUPTED: Cell<bool> = const { Cell::new(false) };
     static SKEW: Cell<i64> = const { Cell::new(0) };
+    /// What the system's clock shows, if not what that of the process shows.
+    static UNIX_TIME: Cell<Option<Duration>> = const { Cell::new(None) };
 }
 
 impl Random {
@@ -130,6 +132,8 @@ struct Executor {
     current: Option<usize>,
     /// Until when each process is stopped.
     paused: Vec<Duration>,
+    /// How far the system's clock of each process is ahead, in nanoseconds.
+    ahead: Vec<i64>,
     /// The threads of each process that look, with the number of that wait.
     looking: Vec<Vec<(usize, u64)>>,
     /// The addresses that threads wait for a signal at, in the order of the waits.
@@ -261,12 +265,36 @@ pub(crate) fn can_block() -> bool {
 
 /// Returns the time of the simulation, if there is one.
 pub(crate) fn now() -> Option<Duration> {
-    is_active().then(|| {
-        let now = with(|it| it.now);
-        let skew = SKEW.get();
-        let by = Duration::from_nanos(skew.unsigned_abs());
-        if skew < 0 { now.saturating_sub(by) } else { now + by }
-    })
+    is_active().then(|| moved(with(|it| it.now), SKEW.get()))
+}
+
+fn moved(time: Duration, by: i64) -> Duration {
+    let nanos = Duration::from_nanos(by.unsigned_abs());
+    if by < 0 { time.saturating_sub(nanos) } else { time + nanos }
+}
+
+/// Returns what the system's clock of the process shows, if there is a simulation.
+pub(crate) fn unix_time() -> Option<Duration> {
+    let ahead = || with(|it| it.ahead.get(it.process()).copied().unwrap_or(0));
+    now().map(|now| UNIX_TIME.get().unwrap_or_else(|| moved(now, ahead())))
+}
+
+/// Lets the system's clock show another time while `act` runs.
+pub(crate) fn at_unix_time<T>(time: Duration, act: impl FnOnce() -> T) -> T {
+    let before = UNIX_TIME.replace(Some(time));
+    let result = act();
+    UNIX_TIME.set(before);
+    result
+}
+
+/// Sets the system's clock of a process.
+pub(crate) fn set_ahead(process: Process, nanos: i64) {
+    with(|it| {
+        if it.ahead.len() <= process {
+            it.ahead.resize(process + 1, 0);
+        }
+        it.ahead[process] = nanos;
+    });
 }
 
 /// Returns the time of the simulation as an `Instant`, if there is one.

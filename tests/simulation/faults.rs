@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use crate::base::clock;
+use crate::base::flaws::{Flaw, flawed};
 use crate::base::sync::executor::{self, Choice, Process, Random};
 use crate::simulation::judge::check_server;
 use crate::simulation::network::{Weather, deliver};
-use crate::simulation::server::{self, Refusal};
-use crate::simulation::world::{DIRECTOR, LONGEST, SERVER, say, with};
+use crate::simulation::server::{self, Refusal, Server};
+use crate::simulation::world::{DIRECTOR, LONGEST, SERVER, process_of, say, with};
 use crate::store::memory::memory_server::MemoryServer;
 
 /// Something that goes wrong.
@@ -52,12 +53,13 @@ pub(super) struct Accident {
     pub(super) client: Process,
     pub(super) time: Duration,
     pub(super) name: usize,
+    pub(super) server: usize,
 }
 
 pub(super) fn happen(accident: Accident, random: &mut Random) {
-    let Accident { fault, client, time, name } = accident;
+    let Accident { fault, client, time, name, server } = accident;
     let lease = with(|world| world.lease);
-    say(DIRECTOR, || format!("FAULT: {fault:?}, client {client}, {time:?}"));
+    say(DIRECTOR, || format!("FAULT: {fault:?}, client {client}, server {server}, {time:?}"));
     let now = clock::now();
     with(|world| match fault {
         Fault::HoldEnded => {}
@@ -79,9 +81,11 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
             world.clients[client - 1].is_dead |= is_dead;
             let link = &mut world.network.links[client - 1];
             link.cut_until = now + if is_dead { LONGEST } else { time };
-            link.break_subscription();
+            link.break_subscriptions();
         }),
-        Fault::ListenerLost => with(|world| world.network.links[client - 1].break_subscription()),
+        Fault::ListenerLost => with(|world| {
+            world.network.links[client - 1].break_subscription(server);
+        }),
         Fault::Close | Fault::ShutDown => {
             let process = client;
             let client = with(|world| {
@@ -98,38 +102,39 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
                 }
             });
         }
-        Fault::ServerStops => executor::pause(SERVER, time),
+        Fault::ServerStops => executor::pause(process_of(server), time),
         Fault::ServerRestarts => with(|world| {
-            let same = world.network.server.memory.copy();
-            world.network.restart(same, time);
+            let same = world.network.servers[server].memory.copy();
+            world.network.restart(server, same, time);
         }),
-        Fault::ServerIsEmpty => with(|world| {
-            world.change_server(false, |network| network.restart(MemoryServer::new(), time));
-        }),
+        Fault::ServerIsEmpty => empty(server, time, random),
         Fault::ServerIsOlder => with(|world| {
-            world.change_server(false, |network| {
-                let older = network.older.take().unwrap_or_default().copy();
-                network.restart(older, time);
+            world.change_server(server, false, |network| {
+                let older = network.servers[server].older.take().unwrap_or_default().copy();
+                network.restart(server, older, time);
             });
         }),
         Fault::HoldEnded => {
             with(|world| {
                 let (name, before) = (world.names[name].name.clone(), world.excuses.len());
-                world.change_server(false, |network| {
+                world.change_server(server, false, |network| {
+                    let server = &network.servers[server];
                     // A server that is down does not ask a client for a lock that it keeps.
-                    network.server.memory.set_down(true);
-                    network.server.at_its_time(|memory| memory.end_hold(&name));
-                    network.server.memory.set_down(false);
+                    server.memory.set_down(true);
+                    server.at_its_time(|memory| memory.end_hold(&name));
+                    server.memory.set_down(false);
                 });
                 world.expect_told(before..world.excuses.len(), now);
             });
             deliver();
         }
-        Fault::WritesRefused => server::refuse(random.pick(&Refusal::ALL), time),
+        Fault::WritesRefused => server::refuse(server, random.pick(&Refusal::ALL), time),
         Fault::ClockIsSet => {
             let forwards = random.permille(500);
             with(|world| {
-                world.change_server(false, |network| network.server.clock.jump(time, forwards));
+                world.change_server(server, false, |network| {
+                    network.servers[server].clock.jump(time, forwards);
+                });
             });
         }
         Fault::FailsOver => {
@@ -139,7 +144,9 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
             }
             with(|world| {
                 let is_durable = world.is_durable;
-                world.change_server(is_durable, |network| network.fail_over(time / 4));
+                world.change_server(server, is_durable, |network| {
+                    network.fail_over(server, time / 4);
+                });
                 world.disturb_all(clock::now());
             });
         }
@@ -151,7 +158,7 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
 pub(super) fn stop_soon(client: Process, random: &mut Random) {
     let (soon, time) =
         with(|world| (random.time(world.network.latency * 6), random.time(world.lease * 2)));
-    let accident = Accident { fault: Fault::Stop, client, time, name: 0 };
+    let accident = Accident { fault: Fault::Stop, client, time, name: 0, server: 0 };
     executor::spawn(Some(DIRECTOR), move || {
         executor::sleep(soon);
         if !with(|world| world.is_healed) {
@@ -160,9 +167,22 @@ pub(super) fn stop_soon(client: Process, random: &mut Random) {
     });
 }
 
+/// Brings a server back without its data.
+fn empty(server: usize, time: Duration, random: &mut Random) {
+    with(|world| {
+        // One of a quorum does no harm if it stays away until every lease has ended.
+        let stays_away = world.network.is_quorum() && random.permille(700);
+        let is_late = stays_away && !flawed(Flaw::ReturnsTooSoon);
+        let time = if is_late { world.lease * 102 / 100 } else { time };
+        world.change_server(server, stays_away, |network| {
+            network.restart(server, MemoryServer::new(), time);
+        });
+    });
+}
+
 fn cut_off_replica(time: Duration) {
     with(|world| {
-        if let Some(replica) = &mut world.network.server.replica {
+        if let Some(replica) = &mut world.network.servers[SERVER].replica {
             replica.cut_off(time);
         }
     });
@@ -176,8 +196,7 @@ pub(super) fn heal() {
     executor::resume_all();
     with(|world| {
         world.network.weather = Weather::default();
-        world.network.down_until = now;
-        world.network.server.heal();
+        world.network.servers.iter_mut().for_each(Server::heal);
         for (link, client) in world.network.links.iter_mut().zip(&mut world.clients) {
             client.closed |= client.is_dead;
             if !client.is_dead {

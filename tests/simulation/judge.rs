@@ -12,7 +12,7 @@ use crate::simulation;
 use crate::simulation::calls::{CallState, Held, Patience, Side};
 use crate::simulation::deadlocks;
 use crate::simulation::network::{Link, Network};
-use crate::simulation::world::{DIRECTOR, NameState, Usage, World, broken, with};
+use crate::simulation::world::{DIRECTOR, NameState, SERVER, Usage, World, broken, with};
 use crate::stats::Stats;
 use crate::store::hold_id::HoldId;
 use crate::store::request::{DETACHED, OFFER};
@@ -106,17 +106,19 @@ impl World {
         for (at, name) in names.iter_mut().enumerate() {
             let NameState { key, had_hold, had_waiter, .. } = name;
             let mut is_free = true;
-            self.network.server.look_at(key, |client, holds| {
-                is_free &= !holds;
-                let seen = if holds { &mut *had_hold } else { &mut *had_waiter };
-                match seen.get_mut(client) {
-                    Some(at) => *at = now,
-                    None => drop(seen.insert(client.to_owned(), now)),
-                }
-            });
+            for server in &self.network.servers {
+                server.look_at(key, |client, holds| {
+                    is_free &= !holds;
+                    let seen = if holds { &mut *had_hold } else { &mut *had_waiter };
+                    match seen.get_mut(client) {
+                        Some(at) => *at = now,
+                        None => drop(seen.insert(client.to_owned(), now)),
+                    }
+                });
+            }
             if executor::follows_course() {
-                let (holds, waiting) =
-                    (self.network.server.holds(key), self.network.server.waiting(key));
+                let server = &self.network.servers[SERVER];
+                let (holds, waiting) = (server.holds(key), server.waiting(key));
                 let calls = calls.values().filter(|call| call.is_about(at));
                 let calls: Vec<_> = calls.map(|call| &*clients[call.client - 1].id).collect();
                 let overtaken = name.check_turns(&holds, &waiting, &calls, now);
@@ -187,42 +189,62 @@ impl World {
         }
     }
 
-    /// Returns the holds of each name at the server, with their clients, and how long they last.
-    pub(super) fn holds(&self) -> Vec<(usize, HoldId, Duration)> {
-        let each = self.names.iter().enumerate().flat_map(|(number, name)| {
-            let holds = self.network.server.holds(&name.key).into_iter();
-            holds.map(move |(hold, _, left)| (number, hold, left))
-        });
-        each.collect()
+    /// Returns the holds of each name, each with how long it lasts at each server, the longest
+    /// first.
+    pub(super) fn holds(&self) -> Vec<(usize, HoldId, Vec<Duration>)> {
+        let mut holds: Vec<(usize, HoldId, Vec<Duration>)> = Vec::new();
+        for (number, name) in self.names.iter().enumerate() {
+            for server in &self.network.servers {
+                for (hold, _, left) in server.holds(&name.key) {
+                    let known = holds.iter_mut().find(|it| (it.0, &it.1) == (number, &hold));
+                    match known {
+                        Some((.., lasts)) => lasts.push(left),
+                        None => holds.push((number, hold, vec![left])),
+                    }
+                }
+            }
+        }
+        for (.., lasts) in &mut holds {
+            lasts.sort_unstable_by(|one, it| it.cmp(one));
+        }
+        holds
     }
 
     /// Notes the holds that have begun since, which no call has asked for.
-    pub(super) fn note_unasked(&mut self, before: &[(usize, HoldId, Duration)]) {
+    pub(super) fn note_unasked(&mut self, before: &[(usize, HoldId, Vec<Duration>)]) {
         let was_there = |hold: &HoldId| before.iter().any(|(_, it, _)| it == hold);
         let holds = self.holds().into_iter().map(|(_, hold, _)| hold);
         let unasked: Vec<_> = holds.filter(|hold| !was_there(hold)).collect();
         self.unasked.extend(unasked);
     }
 
-    /// Changes what the server has, or its clock. Holds that end earlier by that may be overlapped
-    /// until they would have ended, unless they are `safe`.
-    pub(super) fn change_server(&mut self, is_safe: bool, change: impl FnOnce(&mut Network)) {
+    /// Changes what a server has, or its clock. Holds that end earlier by that may be overlapped
+    /// until they would have ended, unless they are `safe`. A hold of a quorum ends when it no
+    /// longer has a majority.
+    pub(super) fn change_server(
+        &mut self,
+        server: usize,
+        is_safe: bool,
+        change: impl FnOnce(&mut Network),
+    ) {
         self.look_at_server();
-        let (now, before, fence) =
-            (clock::now(), self.holds(), self.network.server.memory.last_token());
+        let (now, before) = (clock::now(), self.holds());
+        let fence = self.network.servers.iter().map(|it| it.memory.last_token()).max();
         change(&mut self.network);
         let after = self.holds();
         self.note_unasked(&before);
         self.changes += 1;
-        for (name, hold, left) in before {
-            let remains = after.iter().find(|(_, it, _)| *it == hold).map(|(.., left)| *left);
-            let remains = remains.unwrap_or_default();
+        let required = self.network.servers.len() / 2 + 1;
+        for (name, hold, lasts) in before {
+            let remains = after.iter().find(|(at, it, _)| *at == name && *it == hold);
+            let remains = remains.and_then(|(.., lasts)| lasts.get(required - 1).copied());
+            let (left, remains) = (lasts[0], remains.unwrap_or_default());
             let client = self.clients.iter().position(|it| *it.id == *hold.client);
             if let Some(client) = client.filter(|_| remains < left && !is_safe) {
                 self.excuses.push(Excuse {
                     name,
                     client: client + 1,
-                    fence,
+                    fence: fence.unwrap_or_default(),
                     begun_by: now + self.io_timeout + Duration::from_millis(10),
                     // Its clock may be as much too fast as leases allow for.
                     from: now + remains * 99 / 100,
@@ -232,7 +254,16 @@ impl World {
             }
         }
         // A counter that is lost grows on only if the clock is not behind.
-        let next = self.network.server.next_token();
+        let next = self.next_token(server);
+        if self.network.is_quorum() {
+            self.counters_lost += 1;
+            // Of an even number of servers, two majorities share more than one.
+            let few = self.counters_lost < 2 * required - self.network.servers.len();
+            self.tokens_may_repeat |= !few && !self.clocks_behind.is_zero();
+            if few {
+                return self.look_at_server();
+            }
+        }
         for name in &mut self.names {
             name.fence = name.fence.min(next - 1);
             if !is_safe {
@@ -245,12 +276,13 @@ impl World {
     /// Checks that the server has nothing that its clients have no use for.
     fn check_holds(&mut self) -> Result<(), String> {
         let now = clock::now();
-        let is_settled = self.is_calm || self.is_healed;
+        // What a server has executed late, a quorum removes when it next asks that server.
+        let is_settled = self.is_calm || self.is_healed && !self.network.is_quorum();
         let most = Duration::from_millis(100) + self.network.latency * 20;
         // A release may be under way for a third of the lease; its repeat follows within a 20th.
         let left_most = most + self.acks + self.lease / 3 + self.lease / 20;
         for at in 0..self.names.len() {
-            let holds = self.network.server.holds(&self.names[at].key);
+            let holds = self.network.holds(&self.names[at].key);
             let mut unused = mem::take(&mut self.names[at].unused);
             let NameState { name, keep, .. } = &self.names[at];
             // A call for several locks waits for one of them.
@@ -265,6 +297,7 @@ impl World {
                     ));
                 }
                 if self.is_calm
+                    && !self.network.is_quorum()
                     && hold.nonce == 0
                     && *left + most < OFFER
                     && first_call.is_some_and(|begun| begun + most < now)
@@ -330,7 +363,8 @@ impl World {
         // A tenure that the server has forgotten goes on with its tokens until it ends.
         let mut excuses = self.excuses.iter();
         let is_excused = excuses.any(|it| it.is_about(owner, name, fence, begun))
-            || left.is_some_and(|at| self.left[at].ends > 0);
+            || left.is_some_and(|at| self.left[at].ends > 0)
+            || self.tokens_may_repeat;
         let fence = fence.unwrap_or(0);
         let state = &mut self.names[name];
         state.had_guard.insert(client, clock::now());
@@ -353,10 +387,11 @@ impl World {
     fn note_tenure(&mut self, client: Process, name: usize) -> Result<(), String> {
         let now = clock::now();
         let state = &mut self.names[name];
-        if !self.is_calm || state.usage != Usage::Lock || state.keep.is_some() {
+        let is_one = !self.network.is_quorum();
+        if !self.is_calm || !is_one || state.usage != Usage::Lock || state.keep.is_some() {
             return Ok(());
         }
-        let holds = self.network.server.holds(&state.key);
+        let holds = self.network.holds(&state.key);
         let id = &self.clients[client - 1].id;
         let hold = holds.into_iter().find(|(hold, ..)| hold.nonce > 0 && *hold.client == **id);
         let Some((hold, ..)) = hold else { return Ok(()) };
@@ -370,6 +405,14 @@ impl World {
             _ => state.tenure = Some((hold, now)),
         }
         Ok(())
+    }
+
+    /// Returns the least token that may be given next, now that a server's counter may be lost.
+    fn next_token(&self, server: usize) -> u64 {
+        if self.network.is_quorum() {
+            return u64::try_from(clock::unix_time().as_micros()).unwrap_or(u64::MAX);
+        }
+        self.network.servers[server].next_token()
     }
 
     /// Returns an error if other guards than this one may not be valid beside it, and are.
@@ -416,7 +459,10 @@ impl World {
         match error {
             Error::Closed => self.clients[client - 1].closed,
             Error::Unavailable { .. } => !self.is_calm,
-            Error::Redis { .. } => was(network.server.refused_until, *io_timeout),
+            Error::NoQuorum { .. } => !self.is_calm && network.is_quorum(),
+            Error::Redis { .. } => {
+                network.servers.iter().any(|it| was(it.refused_until, *io_timeout))
+            }
             Error::NotReplicated { .. } => was(network.fell_short, *io_timeout * 2 + *lease * 2),
             _ => false,
         }
@@ -470,12 +516,12 @@ impl World {
     pub(super) fn first_waiter(&self, hold: &HoldId) -> Option<String> {
         let now = executor::skewed(0, clock::now);
         let name = self.names.iter().find(|name| *name.name == *hold.name)?;
-        let holds = self.network.server.memory.holds(&name.key);
+        let holds = self.network.servers[SERVER].memory.holds(&name.key);
         let is_own = |it: &HoldId| it.client == hold.client && [0, hold.nonce].contains(&it.nonce);
         if hold.kind.is_lock() || holds.iter().any(|(it, ..)| is_own(it)) {
             return None;
         }
-        let first = self.network.server.memory.waiting(&name.key).into_iter().next()?;
+        let first = self.network.servers[SERVER].memory.waiting(&name.key).into_iter().next()?;
         let client = self.clients.iter().position(|it| first.ends_with(&it.id))?;
         let is_there = !self.clients[client].closed
             && self.clients[client].disturbed < now
@@ -486,7 +532,7 @@ impl World {
     /// Returns `true` if a client is still at the head of the queue of a name.
     pub(super) fn is_first(&self, hold: &HoldId, waiter: &str) -> bool {
         let name = self.names.iter().find(|name| *name.name == *hold.name);
-        let first = name.map(|name| self.network.server.memory.waiting(&name.key));
+        let first = name.map(|name| self.network.servers[SERVER].memory.waiting(&name.key));
         first.is_some_and(|queue| queue.first().is_some_and(|first| first == waiter))
     }
 }
@@ -559,9 +605,10 @@ pub(super) fn tick() {
         let now = clock::now();
         let retry = Duration::from_millis(500);
         let World { backoff_max, io_timeout, .. } = *world;
-        // In a calm world every release wakes the next client.
-        let pause =
-            if world.is_calm { Duration::from_millis(100) } else { backoff_max + OFFER * 2 };
+        // In a calm world every release wakes the next client, unless the servers of a quorum offer
+        // it to different ones.
+        let wakes = world.is_calm && !world.network.is_quorum();
+        let pause = if wakes { Duration::from_millis(100) } else { backoff_max + OFFER * 2 };
         let most = pause + world.network.latency * 20;
         let unguarded_most =
             if world.is_reliable { most } else { most + world.lease * 2 + io_timeout };
@@ -622,13 +669,16 @@ pub(super) fn check_quiet() {
     let broken_by = with(|world| {
         world.is_over = true;
         for name in &world.names {
-            let holds = world.network.server.holds(&name.key);
-            let waiting = world.network.server.waiting(&name.key);
-            // A late request may have left a place in the queue, which the next release passes on.
-            if !holds.is_empty() || world.is_calm && !waiting.is_empty() {
-                let holds: Vec<_> =
-                    holds.iter().map(|(hold, depth, _)| (hold.owner(), *depth)).collect();
-                return Some(format!("{:?} is not quiet: {holds:?}, {waiting:?}", name.name));
+            for server in &world.network.servers {
+                let (holds, waiting) = (server.holds(&name.key), server.waiting(&name.key));
+                // A late request may have left a place in the queue, which the next release passes
+                // on, and so may one to a quorum, at a server where another client had the lock.
+                let is_tidy = world.is_calm && !world.network.is_quorum();
+                if !holds.is_empty() || is_tidy && !waiting.is_empty() {
+                    let holds: Vec<_> =
+                        holds.iter().map(|(hold, depth, _)| (hold.owner(), *depth)).collect();
+                    return Some(format!("{:?} is not quiet: {holds:?}, {waiting:?}", name.name));
+                }
             }
         }
         world

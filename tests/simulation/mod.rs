@@ -8,6 +8,7 @@ mod faults;
 mod flaws;
 mod judge;
 mod network;
+mod quorum;
 mod scenes;
 mod seeds;
 mod server;

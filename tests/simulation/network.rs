@@ -21,7 +21,7 @@ use crate::net::wait::Interrupter;
 use crate::simulation::faults;
 use crate::simulation::flaws::{change_acquired, change_asked, change_granted};
 use crate::simulation::server::{Server, unless_refused};
-use crate::simulation::world::{self, SERVER, say};
+use crate::simulation::world::{self, SERVER, process_of, say};
 use crate::store::Store;
 use crate::store::background::{Job, JobOutcome, JobRunner, Wake, Wakeups};
 use crate::store::hold_id::{HoldId, HoldKind};
@@ -68,48 +68,65 @@ pub(super) struct Network {
     pub(super) ordered: bool,
     /// Whether each name is on a server of its own, as in a cluster.
     pub(super) apart: bool,
-    pub(super) server: Server,
-    /// Connections are refused until then.
-    pub(super) down_until: Instant,
-    /// Counts the restarts of the server.
-    restarts: u64,
+    /// One, or those of a quorum.
+    pub(super) servers: Vec<Server>,
     /// When the replica last acknowledged a request too late.
     pub(super) fell_short: Option<Instant>,
     pub(super) links: Vec<Link>,
-    /// An earlier state of the server.
-    pub(super) older: Option<MemoryServer>,
+}
+
+/// A client and a server.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pair {
+    pub(super) client: Process,
+    pub(super) server: usize,
+}
+
+impl Pair {
+    /// Returns the connections of the client to the server.
+    pub(super) fn wire(self, network: &mut Network) -> &mut Wire {
+        &mut network.links[self.client - 1].wires[self.server]
+    }
+}
+
+/// The connections of one client to one server.
+pub(super) struct Wire {
+    pub(super) memory: Memory,
+    /// When the last request that was sent in order arrives.
+    last_arrival: Instant,
+    /// The server's side of the subscription, while there is one.
+    pub(super) subscription: Option<Box<dyn Wakeups>>,
 }
 
 /// The connections of one client.
 pub(super) struct Link {
-    pub(super) memory: Memory,
+    /// To each server.
+    pub(super) wires: Vec<Wire>,
     pub(super) config: Config,
     /// Nothing passes until then.
     pub(super) cut_until: Instant,
-    /// When the last request that was sent in order arrives.
-    last_arrival: Instant,
-    /// The server's side of the subscription, while there is one.
-    subscription: Option<Box<dyn Wakeups>>,
-    /// The messages that have arrived.
-    inbox: VecDeque<Result<Wake, Failure>>,
+    /// The messages that have arrived, each with the server that has sent it.
+    pub(super) inbox: VecDeque<(usize, Result<Wake, Failure>)>,
     /// The outcomes of background jobs, and the number of those without one.
     outcomes: Vec<(u64, JobOutcome)>,
     jobs: usize,
-    /// The number of posted requests without a reply.
-    posts: usize,
+    /// The number of requests without a reply that were posted, or sent to a quorum.
+    pub(super) posts: usize,
     /// Counts the times that the jobs were abandoned.
     generation: u64,
 }
 
 impl Link {
-    pub(super) fn new(server: &MemoryServer, config: &Config) -> Self {
+    pub(super) fn new(servers: &[Server], config: &Config) -> Self {
         let now = clock::now();
+        let wire = |server: &Server| {
+            let memory = Memory::new(&server.memory, config);
+            Wire { memory, last_arrival: now, subscription: None }
+        };
         Self {
-            memory: Memory::new(server, config),
+            wires: servers.iter().map(wire).collect(),
             config: config.clone(),
             cut_until: now,
-            last_arrival: now,
-            subscription: None,
             inbox: VecDeque::new(),
             outcomes: Vec::new(),
             jobs: 0,
@@ -124,16 +141,20 @@ impl Link {
         matches!(durability, Durability::Replicas { .. }).then(|| durability.timeout())
     }
 
-    pub(super) fn break_subscription(&mut self) {
-        if self.subscription.take().is_some() {
-            self.inbox.clear();
-            self.inbox.push_back(Err(failure(FailureKind::Disconnected)));
+    pub(super) fn break_subscription(&mut self, server: usize) {
+        if self.wires[server].subscription.take().is_some() {
+            self.inbox.retain(|(from, _)| *from != server);
+            self.inbox.push_back((server, Err(failure(FailureKind::Disconnected))));
         }
     }
 
-    /// Returns `true` if messages arrive.
+    /// Returns `true` if messages arrive from some server.
     pub(super) fn hears(&self, now: Instant) -> bool {
-        now >= self.cut_until && self.subscription.is_some()
+        now >= self.cut_until && self.wires.iter().any(|wire| wire.subscription.is_some())
+    }
+
+    pub(super) fn break_subscriptions(&mut self) {
+        (0..self.wires.len()).for_each(|server| self.break_subscription(server));
     }
 
     pub(super) fn has_jobs(&self) -> bool {
@@ -155,7 +176,7 @@ impl Network {
         latency: Duration,
         lease: Duration,
         ordered: bool,
-        server: Server,
+        servers: Vec<Server>,
         links: Vec<Link>,
     ) -> Self {
         Self {
@@ -166,44 +187,45 @@ impl Network {
             lateness: lease * 9 / 10,
             ordered,
             apart: false,
-            server,
-            down_until: clock::now(),
-            restarts: 0,
+            servers,
             fell_short: None,
             links,
-            older: None,
         }
     }
 
-    fn delay(&mut self) -> Duration {
-        self.latency + self.random.time(self.jitter)
+    /// Returns the holds and offers of a name at all servers, and how long each still lasts.
+    pub(super) fn holds(&self, key: &str) -> Vec<(HoldId, u32, Duration)> {
+        self.servers.iter().flat_map(|server| server.holds(key)).collect()
     }
 
-    /// Returns `true` if the server has not been restarted since, and its replica has followed it
-    /// until then.
-    fn has_waited(&self, restarts: u64, until: Instant) -> bool {
-        restarts == self.restarts && self.server.has_replica_followed(until)
+    pub(super) fn is_quorum(&self) -> bool {
+        self.servers.len() > 1
+    }
+
+    pub(super) fn delay(&mut self) -> Duration {
+        self.latency + self.random.time(self.jitter)
     }
 
     /// Lets the replica take the place of the server, which is lost, after a while. It gets a
     /// replica of its own a while later.
-    pub(super) fn fail_over(&mut self, down_for: Duration) {
-        let Some(replica) = &self.server.replica else { return };
+    pub(super) fn fail_over(&mut self, server: usize, down_for: Duration) {
+        let Some(replica) = &self.servers[server].replica else { return };
         let Some(state) = replica.state() else { return };
         let now = clock::now();
-        self.server.replica =
+        self.servers[server].replica =
             Some(replica.next(&state, now + down_for + self.random.time(down_for)));
-        self.restart(state, down_for);
+        self.restart(server, state, down_for);
     }
 
-    /// Brings the server back with other data.
-    pub(super) fn restart(&mut self, server: MemoryServer, down_for: Duration) {
-        self.server.memory = server;
-        self.restarts += 1;
-        self.down_until = clock::now() + down_for;
+    /// Brings a server back with other data.
+    pub(super) fn restart(&mut self, number: usize, memory: MemoryServer, down_for: Duration) {
+        let server = &mut self.servers[number];
+        server.memory = memory;
+        server.restarts += 1;
+        server.down_until = clock::now() + down_for;
         for link in &mut self.links {
-            link.break_subscription();
-            link.memory = Memory::new(&self.server.memory, &link.config);
+            link.break_subscription(number);
+            link.wires[number].memory = Memory::new(&server.memory, &link.config);
         }
     }
 }
@@ -243,20 +265,23 @@ const FATES: [Fate; 8] = [
 /// Executes a request at the server, as of now. Returns the reply, and how long it waits for the
 /// replica, if it does.
 fn execute<T>(
-    client: Process,
+    pair: Pair,
     acks: Option<Duration>,
     request: &dyn Fn(&Memory) -> T,
 ) -> (T, Option<Duration>) {
-    let (memory, skew) = network(|it| (it.links[client - 1].memory.clone(), it.server.skew()));
-    let server = network(|it| it.server.memory.clone());
-    let missing = acks.filter(|timeout| !network(|it| it.server.is_replicated_in(*timeout)));
+    let (memory, server, skew, missing) = network(|it| {
+        let server = &it.servers[pair.server];
+        let missing = acks.filter(|timeout| !server.is_replicated_in(*timeout));
+        let (server, skew) = (server.memory.clone(), server.skew());
+        (pair.wire(it).memory.clone(), server, skew, missing)
+    });
     if missing.is_some() && !flawed(Flaw::ShortfallIsSuccess) {
         network(|it| it.fell_short = Some(clock::now()));
         server.refuse_with(Some("NOTREPLICATED"));
     }
     let result = executor::skewed(skew, || request(&memory));
     server.refuse_with(None);
-    let replicated = network(|it| it.server.replicate());
+    let replicated = network(|it| it.servers[pair.server].replicate());
     faults::after_execution();
     deliver();
     let acks = acks.filter(|_| !flawed(Flaw::ShortfallIsSuccess));
@@ -271,13 +296,15 @@ fn late_arrival() -> Duration {
     if is_late { network(|it| it.latency * 8) } else { Duration::ZERO }
 }
 
-/// Sends the messages that the server has for its clients.
+/// Sends the messages that the servers have for their clients.
 pub(super) fn deliver() {
-    for client in 1..=network(|it| it.links.len()) {
+    let (clients, servers) = network(|it| (it.links.len(), it.servers.len()));
+    let pairs = (1..=clients).flat_map(|client| (0..servers).map(move |it| (client, it)));
+    for (client, server) in pairs {
+        let pair = Pair { client, server };
         loop {
             let next = network(|it| {
-                let link = &mut it.links[client - 1];
-                let next = link.subscription.as_mut()?.next(executor::epoch())?;
+                let next = pair.wire(it).subscription.as_mut()?.next(executor::epoch())?;
                 Some((next, it.delay(), it.random.permille(it.weather.message_lost)))
             });
             let Some((next, delay, is_lost)) = next else { break };
@@ -294,9 +321,10 @@ pub(super) fn deliver() {
                 let arrives = network(|it| {
                     let now = clock::now();
                     let link = &mut it.links[client - 1];
-                    let arrives = now >= link.cut_until && link.subscription.is_some();
+                    let is_subscribed = link.wires[server].subscription.is_some();
+                    let arrives = now >= link.cut_until && is_subscribed;
                     if arrives {
-                        link.inbox.push_back(next.clone());
+                        link.inbox.push_back((server, next.clone()));
                     }
                     arrives
                 });
@@ -310,7 +338,7 @@ pub(super) fn deliver() {
 /// Returns what happens to a request, how long it and its reply travel, and how late it is executed
 /// if it is late.
 fn fate_of(
-    client: Process,
+    pair: Pair,
     now: Instant,
     left: Duration,
 ) -> (Option<Fate>, Duration, Duration, Duration) {
@@ -318,9 +346,9 @@ fn fate_of(
     let (overtaken, overtaken_back) = (late_arrival(), late_arrival());
     network(|it| {
         let weather = it.weather.clone();
-        let link = &it.links[client - 1];
-        let (is_cut, is_down) = (now < link.cut_until, now < it.down_until);
-        let last = link.last_arrival;
+        let is_cut = now < it.links[pair.client - 1].cut_until;
+        let is_down = now < it.servers[pair.server].down_until;
+        let last = pair.wire(it).last_arrival;
         let fate = match it.random.below(1000) {
             _ if is_cut && executor::follows_course() => Some(Fate::Lost),
             _ if is_cut => Some(Fate::Late),
@@ -339,10 +367,11 @@ fn fate_of(
         if it.random.permille(weather.slow) {
             back += it.random.time(left.saturating_sub(there + back));
         }
+        let is_stuck = it.is_quorum() && fate == Some(Fate::Late);
         if it.ordered && fate != Some(Fate::Late) {
             let arrival = (now + there).max(last + Duration::from_nanos(1));
             there = arrival.saturating_duration_since(now);
-            it.links[client - 1].last_arrival = arrival;
+            pair.wire(it).last_arrival = arrival;
         }
         // What is late may also never arrive.
         let most = it.lateness.saturating_sub(left);
@@ -353,19 +382,24 @@ fn fate_of(
         } else {
             Duration::MAX
         };
+        if is_stuck && late < Duration::MAX {
+            // The links of a quorum are one connection each, and what follows is behind it.
+            pair.wire(it).last_arrival = now + left + late;
+        }
         (fate, there, back, late)
     })
 }
 
 /// Sends a request. `done` is called once, at the deadline at the latest.
-fn send<T: Clone + std::fmt::Debug + 'static>(
-    client: Process,
+pub(super) fn send<T: Clone + std::fmt::Debug + 'static>(
+    pair: Pair,
     what: impl Fn() -> String,
     deadline: Instant,
     durable: bool,
     request: impl Fn(&Memory) -> Result<T, Failure> + 'static,
     done: impl FnOnce(Result<T, Failure>) + 'static,
 ) {
+    let Pair { client, server } = pair;
     let done = Rc::new(RefCell::new(Some(done)));
     let timeout = Rc::new(Cell::new(None));
     let finish = {
@@ -384,7 +418,7 @@ fn send<T: Clone + std::fmt::Debug + 'static>(
     };
     let now = clock::now();
     let left = deadline.saturating_duration_since(now);
-    let (fate, there, back, late) = fate_of(client, now, left);
+    let (fate, there, back, late) = fate_of(pair, now, left);
     say(client, || format!("{} ({fate:?})", what()));
     if !matches!(fate, Some(Fate::Arrives | Fate::Twice | Fate::TwiceLate)) {
         world::with(|world| world.disturb(client, deadline));
@@ -414,32 +448,34 @@ fn send<T: Clone + std::fmt::Debug + 'static>(
         // A connection does not repeat a request that was answered.
         let again = if fate == Fate::Twice { there + back / 2 } else { left + late };
         let request = request.clone();
-        executor::after(SERVER, again, move || {
+        executor::after(process_of(server), again, move || {
             let before = world::with(|world| world.holds());
-            let (reply, _) = execute(client, acks, &*request);
+            let (reply, _) = execute(pair, acks, &*request);
             world::with(|world| world.note_unasked(&before));
             say(SERVER, || format!("  executes a request of client {client} again: {reply:?}"));
         });
     }
-    executor::after(SERVER, there, move || {
+    executor::after(process_of(server), there, move || {
         // It was sent before the server went down, and is lost with the connection.
-        if network(|it| clock::now() < it.down_until) {
+        if network(|it| clock::now() < it.servers[server].down_until) {
             executor::after(client, back, move || finish(Err(failure(FailureKind::Disconnected))));
             return;
         }
-        let (reply, waits) = execute(client, acks, &*request);
+        let (reply, waits) = execute(pair, acks, &*request);
         say(SERVER, || format!("  executes a request of client {client}: {reply:?}"));
         if matches!(fate, Fate::Late | Fate::ReplyIsLost) {
             return;
         }
-        let restarts = network(|it| it.restarts);
+        let restarts = network(|it| it.servers[server].restarts);
         executor::after(client, waits.unwrap_or_default() + back, move || {
             let is_cut = network(|it| clock::now() < it.links[client - 1].cut_until);
             let acked_by = clock::now().checked_sub(back).unwrap_or(now);
             match fate {
                 _ if is_cut => {}
                 // The server has ended, or lost its replica, before it could answer.
-                _ if waits.is_some() && network(|it| !it.has_waited(restarts, acked_by)) => {
+                _ if waits.is_some()
+                    && network(|it| !it.servers[server].has_waited(restarts, acked_by)) =>
+                {
                     finish(Err(failure(FailureKind::Disconnected)));
                 }
                 Fate::BreaksAfter => finish(Err(failure(FailureKind::Disconnected))),
@@ -451,13 +487,13 @@ fn send<T: Clone + std::fmt::Debug + 'static>(
 
 /// Sends a request, and blocks until it has an outcome.
 fn call<T: Clone + std::fmt::Debug + 'static>(
-    client: Process,
+    pair: Pair,
     what: impl Fn() -> String,
     deadline: Instant,
     durable: bool,
     request: impl Fn(&Memory) -> Result<T, Failure> + 'static,
 ) -> Result<T, Failure> {
-    wait(&begin(client, what, deadline, durable, request))
+    wait(&begin(pair, what, deadline, durable, request))
 }
 
 /// Where the outcome of a request arrives.
@@ -465,7 +501,7 @@ type Slot<T> = Arc<Mutex<Option<Result<T, Failure>>>>;
 
 /// Sends a request, and returns where its outcome arrives.
 fn begin<T: Clone + std::fmt::Debug + 'static>(
-    client: Process,
+    pair: Pair,
     what: impl Fn() -> String,
     deadline: Instant,
     durable: bool,
@@ -473,7 +509,7 @@ fn begin<T: Clone + std::fmt::Debug + 'static>(
 ) -> Slot<T> {
     let slot = Slot::default();
     let outcome = slot.clone();
-    send(client, what, deadline, durable, request, move |reply| {
+    send(pair, what, deadline, durable, request, move |reply| {
         *outcome.lock() = Some(reply);
         executor::signal(Arc::as_ptr(&outcome).addr(), false);
     });
@@ -530,7 +566,7 @@ fn change_of(memory: &Memory, hold: &HoldId, change: Change) -> Result<HoldReply
         _ => {}
     }
     let reply =
-        unless_refused(Some(change), || ask_one(memory, HoldRequest { hold, change, deadline }));
+        unless_refused(0, Some(change), || ask_one(memory, HoldRequest { hold, change, deadline }));
     match (flaws::planted(), change, reply) {
         (Some(Flaw::UnconfirmedRelease), Change::Release { .. }, Ok(_)) => {
             Err(failure(FailureKind::Timeout))
@@ -544,6 +580,10 @@ fn change_of(memory: &Memory, hold: &HoldId, change: Change) -> Result<HoldReply
 }
 
 impl SimulatedStore {
+    fn pair(&self) -> Pair {
+        Pair { client: self.client, server: 0 }
+    }
+
     fn begin_acquire(&self, request: Acquire<'_>) -> Slot<AcquireReply> {
         let Acquire { holds, mut lease, mut registration, deadline } = request;
         let mut holds = holds.to_vec();
@@ -559,11 +599,11 @@ impl SimulatedStore {
         if flawed(Flaw::NeverRegisters) && registration.joins() {
             registration = Registration::None;
         }
-        begin(self.client, what, deadline, true, move |memory| {
+        begin(self.pair(), what, deadline, true, move |memory| {
             let deadline = executor::epoch();
             let request = Acquire { holds: &holds, lease, registration, deadline };
             let first = world::with(|world| world.first_waiter(&holds[0]));
-            let reply = change_granted(unless_refused(None, || memory.acquire(request)));
+            let reply = change_granted(unless_refused(0, None, || memory.acquire(request)));
             if let (Ok(AcquireReply::Held { .. }), [first, _, ..]) = (&reply, &*holds)
                 && flawed(Flaw::ServerGrantsPart)
             {
@@ -622,7 +662,7 @@ impl Store for SimulatedStore {
             move || format!("asks {changes:?}")
         };
         let is_durable = changes.iter().any(|(_, change)| change.is_durable());
-        let replies = call(self.client, what, deadline, is_durable, move |memory| {
+        let replies = call(self.pair(), what, deadline, is_durable, move |memory| {
             Ok(changes.iter().map(|(hold, change)| change_of(memory, hold, *change)).collect())
         });
         let replies: Vec<Result<HoldReply, Failure>> =
@@ -641,7 +681,7 @@ impl Store for SimulatedStore {
             let request = move |memory: &Memory| change_of(memory, &hold, change);
             let client = self.client;
             network(|it| it.links[client - 1].posts += 1);
-            send(client, what, deadline, change.is_durable(), request, move |reply| {
+            send(self.pair(), what, deadline, change.is_durable(), request, move |reply| {
                 network(|it| it.links[client - 1].posts -= 1);
                 on_reply(reply);
             });
@@ -657,7 +697,7 @@ impl Store for SimulatedStore {
     fn report(&self, name: &str, look: Look, deadline: Instant) -> Result<ReportReply, Failure> {
         let name = name.to_owned();
         let what = || "asks who has the lock".to_owned();
-        call(self.client, what, deadline, false, move |memory| {
+        call(self.pair(), what, deadline, false, move |memory| {
             memory.report(&name, look, executor::epoch())
         })
         .map_err(Failure::of_question)
@@ -667,7 +707,7 @@ impl Store for SimulatedStore {
         let OwnerOf { kind, name, owner } = owner;
         let (name, owner) = (name.to_owned(), owner.to_owned());
         let what = || "ends a hold by force".to_owned();
-        call(self.client, what, deadline, false, move |memory| {
+        call(self.pair(), what, deadline, false, move |memory| {
             let owner = OwnerOf { kind, name: &name, owner: &owner };
             memory.force_release(owner, executor::epoch())
         })
@@ -676,13 +716,13 @@ impl Store for SimulatedStore {
     fn tell(&self, name: &str, telling: &Telling, deadline: Instant) -> Result<(), Failure> {
         let (name, telling) = (name.to_owned(), telling.clone());
         let what = || "sends a message".to_owned();
-        call(self.client, what, deadline, false, move |memory| {
+        call(self.pair(), what, deadline, false, move |memory| {
             memory.tell(&name, &telling, executor::epoch())
         })
     }
 
     fn ping(&self, _: &HoldId, deadline: Instant) -> Result<(), Failure> {
-        call(self.client, || "pings".to_owned(), deadline, false, |_| Ok(()))
+        call(self.pair(), || "pings".to_owned(), deadline, false, |_| Ok(()))
     }
 
     fn wakeups(&self, client: &str, _: Option<&RedissonChannels>) -> Box<dyn Wakeups> {
@@ -695,26 +735,33 @@ impl Store for SimulatedStore {
     }
 }
 
+/// Lets a client receive the messages of a server from now on.
+pub(super) fn subscribe(pair: Pair, id: &str) -> Result<(), Failure> {
+    let Pair { client, server } = pair;
+    network(|it| {
+        let now = clock::now();
+        let (link, server_state) = (&mut it.links[client - 1], &it.servers[server]);
+        if now < server_state.down_until || now < link.cut_until {
+            return Err(failure(FailureKind::Unreachable));
+        }
+        // What came before is missed.
+        let memory = Memory::new(&server_state.memory, &link.config);
+        let wire = &mut link.wires[server];
+        wire.subscription = Some(memory.wakeups(id, None));
+        wire.memory = memory;
+        link.inbox.retain(|(from, _)| *from != server);
+        Ok(())
+    })?;
+    deliver();
+    Ok(())
+}
+
 impl SimulatedWakeups {
     /// Subscribes, after a round trip.
     fn connect(&self) -> Result<(), Failure> {
-        let (client, id) = (self.client, self.id.clone());
         let delay = network(Network::delay);
         executor::sleep(delay * 2);
-        network(|it| {
-            let now = clock::now();
-            if now < it.down_until || now < it.links[client - 1].cut_until {
-                return Err(failure(FailureKind::Unreachable));
-            }
-            let link = &mut it.links[client - 1];
-            // What came before is missed.
-            link.memory = Memory::new(&it.server.memory, &link.config);
-            link.subscription = Some(link.memory.wakeups(&id, None));
-            link.inbox.clear();
-            Ok(())
-        })?;
-        deliver();
-        Ok(())
+        subscribe(Pair { client: self.client, server: 0 }, &self.id)
     }
 }
 
@@ -726,7 +773,7 @@ impl Wakeups for SimulatedWakeups {
         }
         let is_connected = network(|it| {
             let link = &it.links[client - 1];
-            link.subscription.is_some() || !link.inbox.is_empty()
+            link.wires[0].subscription.is_some() || !link.inbox.is_empty()
         });
         if !is_connected && let Err(failure) = self.connect() {
             return Some(Err(failure));
@@ -736,7 +783,7 @@ impl Wakeups for SimulatedWakeups {
             if interrupter.is_interrupted() {
                 return Some(Err(failure(FailureKind::Unreachable)));
             }
-            network(|it| it.links[client - 1].inbox.pop_front())
+            network(|it| it.links[client - 1].inbox.pop_front()).map(|(_, message)| message)
         })
     }
 
@@ -748,7 +795,7 @@ impl Wakeups for SimulatedWakeups {
 impl Drop for SimulatedWakeups {
     fn drop(&mut self) {
         if executor::is_active() {
-            network(|it| it.links[self.client - 1].subscription = None);
+            network(|it| it.links[self.client - 1].wires[0].subscription = None);
         }
     }
 }
@@ -768,7 +815,8 @@ impl JobRunner for SimulatedJobs {
                 }
             };
             let request = move |memory: &Memory| change_of(memory, &hold, change);
-            send(client, what, deadline, change.is_durable(), request, move |outcome| {
+            let pair = Pair { client, server: 0 };
+            send(pair, what, deadline, change.is_durable(), request, move |outcome| {
                 network(|it| {
                     let link = &mut it.links[client - 1];
                     if link.generation == generation {

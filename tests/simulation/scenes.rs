@@ -67,12 +67,11 @@ pub(super) fn run_scene(
         let (latency, mut config) = (Duration::from_millis(1), config_of(LEASE));
         // Who is not woken is late.
         config.backoff = (Duration::from_millis(300), Duration::from_millis(500));
-        let memory = MemoryServer::new();
-        let links = (0..scene.clients).map(|_| Link::new(&memory, &config)).collect();
-        let server = Server::new(memory, ServerClock::new(0, 0));
+        let servers = vec![Server::new(MemoryServer::new(), ServerClock::new(0, 0))];
+        let links = (0..scene.clients).map(|_| Link::new(&servers, &config)).collect();
         let (chance, weather) = (Random::default(), Weather::default());
         let ordered = scene.ordered;
-        let mut network = Network::new(chance, weather, latency, LEASE, ordered, server, links);
+        let mut network = Network::new(chance, weather, latency, LEASE, ordered, servers, links);
         (network.jitter, network.apart) = (Duration::ZERO, scene.apart);
         let name =
             |name| NameState { usage: scene.usage, keep: scene.keep, ..NameState::new(name) };
@@ -131,10 +130,10 @@ fn accidents(clients: &[Process]) -> Vec<Accident> {
             (Fault::Close, ms(0)),
             (Fault::ShutDown, LEASE),
         ]
-        .map(|(fault, time)| Accident { fault, client, time, name: 0 })
+        .map(|(fault, time)| Accident { fault, client, time, name: 0, server: 0 })
     };
     let of_server = [(Fault::ServerRestarts, ms(5)), (Fault::HoldEnded, ms(0))]
-        .map(|(fault, time)| Accident { fault, client: 1, time, name: 0 });
+        .map(|(fault, time)| Accident { fault, client: 1, time, name: 0, server: 0 });
     clients.iter().copied().flat_map(of_client).chain(of_server).collect()
 }
 

@@ -29,25 +29,31 @@ pub(super) fn run(seed: u64, tells: bool) -> Result<Tally, String> {
         latency: Duration::from_micros(random.pick(&[1, 50, 1000])),
         course: None,
     };
-    conduct(&settings, || begin(random, tells, latency))
+    let has_quorum = seed % 8 == 7 && (seed / 64).is_multiple_of(2);
+    let servers = if has_quorum { [3, 3, 4, 5][(seed / 8 % 4) as usize] } else { 1 };
+    conduct(&settings, || begin(random, tells, latency, servers))
 }
 
-/// Creates the world of a seed, and starts its threads.
-fn begin(mut random: Random, tells: bool, latency: Duration) {
-    // A server that is so far away that few round trips fit into a timeout is no calm world.
-    let is_calm = random.permille(300) && latency < Duration::from_millis(10);
-    let is_stormy = !is_calm && random.permille(600);
+fn weather(random: &mut Random, is_stormy: bool) -> Weather {
     let rate = |random: &mut Random| {
         let most = random.pick(&[1, 4, 16, 64, 128]);
         if is_stormy { random.below(most) } else { 0 }
     };
-    let weather = Weather {
-        broken: rate(&mut random),
-        late: rate(&mut random),
-        twice: rate(&mut random),
-        message_lost: rate(&mut random) * 3,
-        slow: rate(&mut random) * 2,
-    };
+    Weather {
+        broken: rate(random),
+        late: rate(random),
+        twice: rate(random),
+        message_lost: rate(random) * 3,
+        slow: rate(random) * 2,
+    }
+}
+
+/// Creates the world of a seed, and starts its threads.
+fn begin(mut random: Random, tells: bool, latency: Duration, servers: usize) {
+    // A server that is so far away that few round trips fit into a timeout is no calm world.
+    let is_calm = random.permille(300) && latency < Duration::from_millis(10);
+    let is_stormy = !is_calm && random.permille(600);
+    let weather = weather(&mut random, is_stormy);
     let lease = Duration::from_millis(random.pick(&[300, 1000, 3000, 10_000]));
     let mut config = config_of(lease);
     // Leases that are not renewed run out beside calls that wait.
@@ -63,7 +69,8 @@ fn begin(mut random: Random, tells: bool, latency: Duration) {
         3..5 => (Duration::from_millis(400), Duration::from_secs(2)),
         _ => config.backoff,
     };
-    let is_replicated = random.permille(300);
+    let is_quorum = servers > 1;
+    let is_replicated = random.permille(300) && !is_quorum;
     let is_durable = is_replicated && random.permille(600);
     let timeout = (lease / 12).min(Duration::from_millis(200));
     // In a calm world the replica is never late.
@@ -71,32 +78,46 @@ fn begin(mut random: Random, tells: bool, latency: Duration) {
     if is_durable {
         config.durability = Durability::Replicas { acks: 1, timeout };
     }
-    let (server, now) = (MemoryServer::new(), clock::now());
+    let now = clock::now();
     let count = random.pick(&[1, 2, 2, 2, 3, 3, 4, 4, 6, 9]);
     let names = random.pick(&[1, 1, 2, 3]);
     let mut names: Vec<_> =
         (0..names).map(|number| NameState::any(number, lease, &mut random)).collect();
-    let deadlocks = random.permille(200).then(|| Deadlocks::new(&mut config, &mut random));
-    if deadlocks.is_some() {
+    let deadlocks = random.permille(200) && !is_quorum;
+    let deadlocks = deadlocks.then(|| Deadlocks::new(&mut config, &mut random));
+    if deadlocks.is_some() || is_quorum {
         for name in &mut names {
             name.usage = Usage::Lock;
         }
+    }
+    if deadlocks.is_some() {
         executor::observe(deadlocks::observe);
     }
-    let links = (0..count).map(|_| Link::new(&server, &config)).collect();
-    let ahead = random.pick(&[0, 0, 1_000_000_000, -1_000_000_000_000]);
-    let rate = random.pick(&[0, 0, 10, -10, 9_000, -9_000]);
-    let mut server = Server::new(server, ServerClock::new(ahead, rate));
+    let server = |_| {
+        let ahead = random.pick(&[0, 0, 1_000_000_000, -1_000_000_000_000]);
+        let rate = random.pick(&[0, 0, 10, -10, 9_000, -9_000]);
+        Server::new(MemoryServer::new(), ServerClock::new(ahead, rate))
+    };
+    let mut servers: Vec<_> = (0..servers).map(server).collect();
     if is_replicated {
-        server.replica = Some(Replica::new(&server.memory, lag, now));
+        servers[0].replica = Some(Replica::new(&servers[0].memory, lag, now));
+    }
+    let links = (0..count).map(|_| Link::new(&servers, &config)).collect();
+    // The clients of a quorum propose tokens by clocks of their own.
+    let wrong_clocks = is_quorum && random.permille(500);
+    let mut clocks_behind = Duration::ZERO;
+    for process in (1..=count).filter(|_| wrong_clocks) {
+        let ahead: i64 = random.pick(&[0, 1_000_000_000, -1_000_000, -1_000_000_000_000]);
+        executor::set_ahead(process, ahead);
+        clocks_behind = clocks_behind.max(Duration::from_nanos(ahead.unsigned_abs()));
     }
     let chance = Random(random.next());
-    let ordered = random.permille(500);
+    let ordered = random.permille(500) || is_quorum;
     let has_slow_replies = weather.slow > 0;
-    let mut network = Network::new(chance, weather, latency, lease, ordered, server, links);
+    let mut network = Network::new(chance, weather, latency, lease, ordered, servers, links);
     network.apart = random.permille(300);
     let is_reliable = is_calm;
-    let leaves = random.pick(&[0, 0, 100, 400]);
+    let leaves = if is_quorum { 0 } else { random.pick(&[0, 0, 100, 400]) };
     let sets = random.pick(&[0, 0, 100, 300]);
     populate(
         World {
@@ -107,6 +128,7 @@ fn begin(mut random: Random, tells: bool, latency: Duration) {
             is_durable,
             has_slow_replies,
             is_reliable,
+            clocks_behind,
             ..World::new(network, names, &config, tells)
         },
         config,
@@ -220,11 +242,13 @@ impl Accident {
     fn any(fault: Fault, random: &mut Random) -> Self {
         let (lease, clients, names) =
             with(|world| (world.lease, world.clients.len(), world.names.len()));
+        let servers = with(|world| world.network.servers.len());
         let time = random.time(lease * 2);
         let mut below = |end: usize| usize::try_from(random.below(end as u64)).unwrap_or(0);
         let client = below(clients) + 1;
         let name = if let Fault::HoldEnded = fault { below(names) } else { 0 };
-        Self { fault, client, time, name }
+        let server = if servers > 1 { below(servers) } else { 0 };
+        Self { fault, client, time, name, server }
     }
 }
 
@@ -235,7 +259,7 @@ fn direct(mut random: Random) {
     let horizon = Duration::from_secs(3);
     for _ in 0..faults {
         executor::sleep(random.time(horizon / 2));
-        let is_replicated = with(|world| world.network.server.replica.is_some());
+        let is_replicated = with(|world| world.network.servers[0].replica.is_some());
         let fault = match random.pick(&FAULTS) {
             _ if is_replicated && random.permille(300) => Fault::FailsOver,
             Fault::FailsOver | Fault::ReplicaIsCutOff if !is_replicated => Fault::ServerRestarts,
@@ -243,7 +267,11 @@ fn direct(mut random: Random) {
         };
         happen(Accident::any(fault, &mut random), &mut random);
         if random.permille(300) {
-            with(|world| world.network.older = Some(world.network.server.memory.copy()));
+            with(|world| {
+                for server in &mut world.network.servers {
+                    server.older = Some(server.memory.copy());
+                }
+            });
         }
     }
     finish(Duration::from_secs(3));

@@ -21,6 +21,12 @@ pub(super) struct Server {
     /// Until when it has refused writes, if it ever has.
     pub(super) refused_until: Option<Instant>,
     pub(super) replica: Option<Replica>,
+    /// Connections are refused until then.
+    pub(super) down_until: Instant,
+    /// Counts the restarts.
+    pub(super) restarts: u64,
+    /// An earlier state.
+    pub(super) older: Option<MemoryServer>,
 }
 
 /// A clock that is wrong, runs too fast or too slowly, and jumps.
@@ -91,11 +97,14 @@ impl Refusal {
 
 /// Executes a change, or a request for a new hold, unless the server refuses it.
 pub(super) fn unless_refused<T>(
+    server: usize,
     change: Option<Change>,
     act: impl FnOnce() -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    let refusal =
-        network(|it| it.server.refusal.map(|refusal| (it.server.memory.clone(), refusal)));
+    let refusal = network(|it| {
+        let server = &it.servers[server];
+        server.refusal.map(|refusal| (server.memory.clone(), refusal))
+    });
     match refusal {
         Some((server, refusal)) if refusal.concerns(change) => {
             server.refuse_with(Some(refusal.reply()));
@@ -109,7 +118,16 @@ pub(super) fn unless_refused<T>(
 
 impl Server {
     pub(super) fn new(memory: MemoryServer, clock: ServerClock) -> Self {
-        Self { memory, clock, refusal: None, refused_until: None, replica: None }
+        Self {
+            memory,
+            clock,
+            refusal: None,
+            refused_until: None,
+            replica: None,
+            down_until: clock::now(),
+            restarts: 0,
+            older: None,
+        }
     }
 
     /// Does something by the server's clock.
@@ -158,11 +176,15 @@ impl Server {
         self.replica.as_ref().is_some_and(|it| it.arrival() <= clock::now() + time)
     }
 
-    pub(super) fn has_replica_followed(&self, until: Instant) -> bool {
-        self.replica.as_ref().is_some_and(|it| it.cut_until <= until)
+    /// Returns `true` if the server has not been restarted since, and its replica has followed it
+    /// until then.
+    pub(super) fn has_waited(&self, restarts: u64, until: Instant) -> bool {
+        let has_followed = self.replica.as_ref().is_some_and(|it| it.cut_until <= until);
+        restarts == self.restarts && has_followed
     }
 
     pub(super) fn heal(&mut self) {
+        self.down_until = clock::now();
         self.refusal = None;
         self.refused_until = self.refused_until.map(|until| until.min(clock::now()));
         if let Some(replica) = &mut self.replica {
@@ -175,17 +197,19 @@ impl Server {
     }
 }
 
-/// Lets the server refuse writes for a while.
-pub(super) fn refuse(refusal: Refusal, time: Duration) {
+/// Lets a server refuse writes for a while.
+pub(super) fn refuse(number: usize, refusal: Refusal, time: Duration) {
     let until = clock::now() + time;
     network(|it| {
-        it.server.refusal = Some(refusal);
-        it.server.refused_until = Some(until);
+        let server = &mut it.servers[number];
+        server.refusal = Some(refusal);
+        server.refused_until = Some(until);
     });
     executor::after(network::NOWHERE, time, move || {
         network(|it| {
-            if it.server.refused_until == Some(until) {
-                it.server.refusal = None;
+            let server = &mut it.servers[number];
+            if server.refused_until == Some(until) {
+                server.refusal = None;
             }
         });
     });

@@ -72,7 +72,7 @@ impl World {
 
     fn has_at_server(&self, at: usize) -> bool {
         let left = &self.left[at];
-        let holds = self.network.server.holds(&self.names[left.name].key);
+        let holds = self.network.holds(&self.names[left.name].key);
         holds.iter().any(|(id, depth, _)| *id == left.id && *depth > 0)
     }
 }

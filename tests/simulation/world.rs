@@ -19,12 +19,19 @@ use crate::simulation::calls::{CallState, Held};
 use crate::simulation::deadlocks::Deadlocks;
 use crate::simulation::faults::{Accident, heal};
 use crate::simulation::judge::{Excuse, check_ended, check_quiet, check_step};
-use crate::simulation::network::{Network, SimulatedStore};
+use crate::simulation::network::{NOWHERE, Network, SimulatedStore};
+use crate::simulation::quorum::quorum;
+use crate::simulation::server::Server;
 use crate::simulation::tickets::Left;
 use crate::store::hold_id::HoldId;
 
-/// The server's number among the processes. Clients have 1, 2 and so on.
+/// The first server's number among the processes. Clients have 1, 2 and so on.
 pub(super) const SERVER: Process = 0;
+
+/// Returns a server's number among the processes.
+pub(super) fn process_of(server: usize) -> Process {
+    if server == 0 { SERVER } else { NOWHERE - server }
+}
 
 /// No simulation lasts longer.
 pub(super) const LONGEST: Duration = Duration::from_secs(600);
@@ -87,6 +94,13 @@ pub(super) struct World {
     pub(super) is_reliable: bool,
     pub(super) is_healed: bool,
     pub(super) is_over: bool,
+    /// How far the clock of a client is behind at most.
+    pub(super) clocks_behind: Duration,
+    /// How often a server of a quorum has lost its counter of tokens.
+    pub(super) counters_lost: usize,
+    /// So many of them have lost it that not every two majorities share one that has it, and not
+    /// all clocks are right.
+    pub(super) tokens_may_repeat: bool,
     pub(super) tally: Tally,
 }
 
@@ -276,6 +290,9 @@ impl World {
             is_reliable: false,
             is_healed: false,
             is_over: false,
+            clocks_behind: Duration::ZERO,
+            counters_lost: 0,
+            tokens_may_repeat: false,
             tally: Tally::default(),
         }
     }
@@ -316,11 +333,18 @@ pub(super) fn populate(world: World, config: Config, direct: impl FnOnce() + Sen
     WORLD.with(|it| *it.borrow_mut() = Some(world));
     executor::spawn(Some(DIRECTOR), move || {
         for number in 1..=count {
-            let store = Arc::new(SimulatedStore { client: number });
             let events = Events::default();
             // Its threads belong to its process.
             let opened = executor::of_process(number, || {
-                Shared::start(config.clone(), &events, store, Pools::default())
+                if !with(|world| world.network.is_quorum()) {
+                    let store = Arc::new(SimulatedStore { client: number });
+                    return Shared::start(config.clone(), &events, store, Pools::default());
+                }
+                let store = Arc::new(quorum(number, &config));
+                let pools = Pools::default();
+                let shared = Shared::start(config.clone(), &events, store.clone(), pools)?;
+                store.report_in_doubt_to(&shared.client, shared.in_doubt_reports());
+                Ok(shared)
             });
             let client = Client::new(opened.expect("a client"));
             let state = ClientState {
@@ -377,7 +401,8 @@ pub(super) fn finish(horizon: Duration) {
         }
     }
     // Clean-ups are repeated until their lease is over.
-    let set_back = with(|world| world.network.server.set_back());
+    let set_back = with(|world| world.network.servers.iter().map(Server::set_back).max());
+    let set_back = set_back.unwrap_or_default();
     let keep = with(|world| world.names.iter().filter_map(|name| name.keep).max());
     executor::sleep(lease + keep.unwrap_or_default() + set_back + Duration::from_secs(3));
     check_quiet();

@@ -345,6 +345,18 @@ mod tests {
             Self { by_key, fence: *fence, inboxes, shortfall, purge_at: *purge_at }
         }
 
+        pub(in crate::store::memory) fn set_last_token(&mut self, token: u64) {
+            self.fence = token;
+        }
+
+        /// Ends a hold without waking a client.
+        pub(in crate::store::memory) fn withdraw(&mut self, key: &str, hold: &HoldId) -> HoldReply {
+            let Some(name) = self.name(key) else { return HoldReply::Gone };
+            let count = name.holds.len();
+            name.holds.retain(|held| !held.is(hold) || held.depth == 0);
+            if name.holds.len() < count { HoldReply::Done } else { HoldReply::Gone }
+        }
+
         pub(in crate::store::memory) fn last_token(&self) -> u64 {
             self.fence
         }

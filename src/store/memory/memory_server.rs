@@ -271,6 +271,16 @@ mod tests {
             self.0.lock().locks.look_at(key, see);
         }
 
+        /// Sets the last token, as far as the server knows.
+        pub(crate) fn set_last_token(&self, token: u64) {
+            self.0.lock().locks.set_last_token(token);
+        }
+
+        /// Ends a hold without waking a client.
+        pub(crate) fn withdraw(&self, key: &str, hold: &HoldId) -> HoldReply {
+            self.0.lock().locks.withdraw(key, hold)
+        }
+
         /// Returns the last token that was given for any name.
         pub(crate) fn last_token(&self) -> u64 {
             self.0.lock().locks.last_token()

@@ -25,9 +25,9 @@ const LATE_MAX: usize = 64;
 
 /// State that all requests of a client share.
 pub(crate) struct QuorumServers {
-    pub(super) each: Vec<Arc<QuorumServer>>,
+    pub(crate) each: Vec<Arc<QuorumServer>>,
     /// Includes the durability that each server must reach for a new hold or level.
-    pub(super) settings: BackgroundSettings,
+    pub(crate) settings: BackgroundSettings,
     pub(super) in_doubt: InDoubtHolds,
     pub(super) spin: Spin,
 }

@@ -11,6 +11,8 @@ use crate::net::in_flight::Exchange;
 use crate::net::wait::ReplyWait;
 use crate::store::background::{JobRunner, Wakeups};
 use crate::store::quorum::ballot::{Ballot, QuorumServers};
+use crate::store::quorum::votes::{Votes, majority};
+use crate::store::request::HoldReply;
 use crate::store::scripts::ScriptReply;
 
 /// One link to each server, for threads that use them in turn.
@@ -27,7 +29,19 @@ pub(crate) trait SharedLinks: Clone + Send + Sync + 'static {
     fn prepare(&self, deadline: Instant) -> Result<Self::Locked<'_>, Failure>;
 
     /// Like `prepare`, with a majority connected.
-    fn connect(&self, deadline: Instant) -> Result<Self::Locked<'_>, Failure>;
+    fn connect(&self, deadline: Instant) -> Result<Self::Locked<'_>, Failure> {
+        let links = self.prepare(deadline)?;
+        let servers = 0..links.servers().each.len();
+        if servers.clone().filter(|server| links.is_connected(*server)).count()
+            < majority(servers.len())
+        {
+            let vote = |server| Some(links.check(server, true).map(|()| HoldReply::Done));
+            if let Some(Err(failure)) = Votes(servers.map(vote).collect()).decide_hold() {
+                return Err(failure);
+            }
+        }
+        Ok(links)
+    }
 
     /// Like `lock`, to send what no thread waits for. Another thread may be waiting for its own
     /// replies.
@@ -46,7 +60,7 @@ pub(crate) trait SharedLinks: Clone + Send + Sync + 'static {
     fn jobs(servers: &Arc<QuorumServers>, links: &[Self]) -> Box<dyn JobRunner>;
 
     /// Returns the wake-ups of a client.
-    fn wakeups(servers: &Arc<QuorumServers>, client: &str) -> Box<dyn Wakeups>;
+    fn wakeups(servers: &Arc<QuorumServers>, links: &[Self], client: &str) -> Box<dyn Wakeups>;
 }
 
 /// Exclusive use of the links until this is dropped.

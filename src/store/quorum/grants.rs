@@ -30,6 +30,7 @@ use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
+use crate::base::flaws::{Flaw, flawed};
 use crate::store::quorum::ballot::{Ballot, Effect, QuorumServers};
 use crate::store::quorum::exclusive::ExclusiveLinks;
 use crate::store::quorum::votes::Votes;
@@ -47,6 +48,7 @@ pub(super) fn acquire(
     let mut outcome = links.wait(&ballot, request.deadline);
     if let Ok(AcquireReply::Acquired { fence, .. }) = outcome
         && !ballot.look(|votes| votes.agree_on(fence))
+        && !flawed(Flaw::RaiseIsLeftOut)
         && let Err(failure) = confirm(links, fence, request)
     {
         outcome = Err(failure);

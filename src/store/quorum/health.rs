@@ -33,7 +33,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// One server.
 pub(crate) struct QuorumServer {
     /// Its index among the servers.
-    pub(super) number: usize,
+    pub(crate) number: usize,
     pub(super) factory: Arc<ConnectionFactory>,
     /// The durability that the server must be able to reach.
     demand: Option<Demand>,

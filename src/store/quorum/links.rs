@@ -27,8 +27,7 @@ use crate::store::quorum::ballot::{Ballot, QuorumServers};
 use crate::store::quorum::exclusive::{ExclusiveLinks, SharedLinks};
 use crate::store::quorum::link::Link;
 use crate::store::quorum::policies::{JobsOfMajorities, WakeupsOfMajorities};
-use crate::store::quorum::votes::{Votes, majority};
-use crate::store::request::HoldReply;
+use crate::store::quorum::votes::majority;
 use crate::store::scripts::ScriptReply;
 
 /// The connections, and the means to read replies that no call waits for.
@@ -87,18 +86,6 @@ impl SharedLinks for Arc<Links> {
         Ok(links)
     }
 
-    fn connect(&self, deadline: Instant) -> Result<LockedLinks<'_>, Failure> {
-        let links = self.prepare(deadline)?;
-        if !links.has_majority() {
-            let vote = |link: &Link| Some(link.check(true).map(|()| HoldReply::Done));
-            let votes = Votes(links.each.iter().map(vote).collect());
-            if let Some(Err(failure)) = votes.decide_hold() {
-                return Err(failure);
-            }
-        }
-        Ok(links)
-    }
-
     fn lock_to_post(&self, deadline: Instant) -> Result<LockedLinks<'_>, Failure> {
         let reader = self.reader.try_lock();
         let each = self.each.try_lock_until(deadline).ok_or_else(in_use)?;
@@ -131,7 +118,7 @@ impl SharedLinks for Arc<Links> {
         Box::new(BackgroundJobs::new(policy, servers.settings.clone()))
     }
 
-    fn wakeups(servers: &Arc<QuorumServers>, client: &str) -> Box<dyn Wakeups> {
+    fn wakeups(servers: &Arc<QuorumServers>, _: &[Self], client: &str) -> Box<dyn Wakeups> {
         let policy = WakeupsOfMajorities::new(servers.clone());
         Box::new(BackgroundWakeups::new(policy, &servers.settings, client, None))
     }

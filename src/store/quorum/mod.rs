@@ -50,6 +50,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::base::failure::Failure;
+use crate::base::flaws::{Flaw, flawed};
 use crate::error::{Error, Result as ApiResult};
 use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
@@ -230,7 +231,7 @@ impl<L: SharedLinks> Store for Quorum<L> {
     }
 
     fn withdraws(&self) -> bool {
-        true
+        !flawed(Flaw::WithdrawnIsRepeated)
     }
 
     fn keeps_order(&self) -> bool {
@@ -271,7 +272,7 @@ impl<L: SharedLinks> Store for Quorum<L> {
     }
 
     fn wakeups(&self, client: &str, _: Option<&RedissonChannels>) -> Box<dyn Wakeups> {
-        L::wakeups(&self.servers, client)
+        L::wakeups(&self.servers, &self.links, client)
     }
 
     fn jobs(&self) -> Box<dyn JobRunner> {

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::failure::{Failure, FailureKind};
+use crate::base::flaws::{Flaw, flawed};
 use crate::error::{ServerFailure, Shortfall};
 use crate::store::background::JobReply;
 use crate::store::hold_id::HeldAs;
 use crate::store::request::{AcquireReply, Change, HoldReply, HolderReply, ReportReply};
 
 pub(super) fn majority(servers: usize) -> usize {
-    servers / 2 + 1
+    if flawed(Flaw::HalfIsEnough) { servers.div_ceil(2) } else { servers / 2 + 1 }
 }
 
 /// The replies of all servers to one request; `None` where the reply is outstanding.
@@ -179,6 +180,7 @@ impl Votes<AcquireReply> {
         if granted >= self.required() {
             let ((fence, _), (least, room)) = (grants[0], grants[self.required() - 1]);
             let (room, others) = (if least == fence { room } else { 0 }, Vec::new());
+            let fence = if flawed(Flaw::TokenIsTheSmallest) { least } else { fence };
             let is_wanted = |it: &_| matches!(it, AcquireReply::Acquired { wanted: true, .. });
             let wanted = self.answers().any(is_wanted);
             return Some(Ok(AcquireReply::Acquired { fence, others, room, wanted }));
