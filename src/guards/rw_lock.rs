@@ -19,8 +19,7 @@ use crate::store::hold_id::HoldKind;
 /// others for longer than that if it dies. Readers of a client share a hold in the server. While
 /// its [tenure](crate::Builder::tenure) lasts and no writer of this process waits, they come and go
 /// without a request, and the last one releases it. So `lost`, `verify` and `renew` of a read guard
-/// are about that hold. Writers of a client that follow one another hand the lock on in the same
-/// time. All clients are served first come, first served, and readers next to each
+/// are about that hold. All clients are served first come, first served, and readers next to each
 /// other in the queue share the lock. So a waiting writer goes before readers that arrive later,
 /// including [`try_read`](RwLock::try_read), and readers do not wait forever either.
 ///
@@ -193,9 +192,8 @@ impl ReadGuard {
         self.inner.name()
     }
 
-    /// Returns the fencing token of the last writer, or a greater one if its client had more for
-    /// further writers. All readers between two writers have the same token, which is smaller than
-    /// the next writer's.
+    /// Returns the fencing token of the last writer. All readers between two writers have the same
+    /// token, which is smaller than the next writer's.
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.inner.holds[0].fence()

@@ -179,7 +179,7 @@ impl Hold {
         let keeps = self.keep > 0 && may_keep && !current.wanted;
         let goes_on = now < self.begun.after(caller.terms.tenure) || flawed(Flaw::TenureHasNoEnd);
         (keeps || goes_on)
-            && (!self.id.kind.is_exclusive() || current.room > 0 || flawed(Flaw::BlockIsOverdrawn))
+            && (!self.id.kind.is_lock() || current.room > 0 || flawed(Flaw::BlockIsOverdrawn))
             && self.suits_with(&current, &caller.terms, now)
     }
 

@@ -153,13 +153,12 @@ impl Commands {
         Request::call(&ACQUIRE_ALL, &keys, &args)
     }
 
-    /// Begins a hold of a read-write lock, or permits of a semaphore.
+    /// Begins holds of a read-write lock or a semaphore.
     fn acquire_members(&self, request: Acquire<'_>) -> Request {
         let Acquire { holds, lease, registration, .. } = request;
         let HoldId { kind, name, client, .. } = &holds[0];
         let members: Vec<_> = holds.iter().map(HoldId::member).collect();
         let (client, shard) = ([kind.row().prefix, client].concat(), self.shard_tag());
-        let gets_block = kind.is_exclusive() && registration == Registration::Followed;
         let args = [
             Arg::Text(&members[0]),
             millis(lease),
@@ -170,7 +169,6 @@ impl Commands {
             millis(OFFER),
             Arg::Number(kind.permits().into()),
             Arg::Text(&shard),
-            Arg::Number(if gets_block { TENURE_FENCES } else { 1 }),
         ];
         let others = members[1..].iter().map(|member| Arg::Text(member));
         let args: Vec<_> = args.into_iter().chain(others).collect();

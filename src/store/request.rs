@@ -71,7 +71,7 @@ pub(crate) const TENURE_FENCES: u64 = 1000;
 /// again after random pauses.
 pub(crate) const OFFER: Duration = Duration::from_millis(200);
 
-/// Maximum number of permits that a request may ask for besides the first.
+/// Maximum number of holds of a shared name that a request may ask for besides the first.
 pub(crate) const SHARERS_MAX: usize = 64;
 
 /// The depth of a hold that its client has left for adoption, so that no client renews it. It is

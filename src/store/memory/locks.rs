@@ -57,8 +57,8 @@ impl Locks {
             _ => return Ok(self.acquire_all(keys, request)),
         };
         let key = &*keys.lock(&hold.name);
-        let gets_block = hold.may_be_kept()
-            || hold.kind.is_exclusive() && registration == Registration::Followed;
+        let gets_block =
+            hold.kind.is_lock() && (registration == Registration::Followed || hold.may_be_kept());
         let leaves = hold.kind.is_lock() && registration.may_be_queued();
         let (fence, room) = if let Some(fence) = self.repeat(key, hold, lease) {
             if leaves && let Some(name) = self.name(key) {
@@ -148,7 +148,7 @@ impl Locks {
         fence
     }
 
-    /// Gives a hold, which has at least one token, a block of new ones.
+    /// Gives a hold of a lock, which has at least one token, a block of new ones.
     fn block(&mut self, key: &str, hold: &HoldId) -> AcquireReply {
         let fence = micros().max(self.fence + 1);
         let last = (fence + TENURE_FENCES - 1).min(micros() + TENURE_FENCES).max(fence);
@@ -159,7 +159,7 @@ impl Locks {
             if let Some(held) = name.find(hold) {
                 held.fence = fence;
             }
-            hold.kind.is_lock() && name.is_wanted(hold) && !flawed(Flaw::RefillHidesWaiters)
+            name.is_wanted(hold) && !flawed(Flaw::RefillHidesWaiters)
         });
         let room = u32::try_from(last.saturating_sub(fence)).unwrap_or_default();
         AcquireReply::Acquired { fence, others: Vec::new(), room, wanted }

@@ -292,7 +292,8 @@ impl NameState {
             HoldKind::Permit { of } if self.queue.is_empty() => {
                 (of as usize).saturating_sub(self.holds.len())
             }
-            _ => 0,
+            HoldKind::Read => usize::MAX,
+            HoldKind::Lock | HoldKind::Permit { .. } | HoldKind::Write => 0,
         }
     }
 }

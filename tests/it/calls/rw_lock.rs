@@ -15,7 +15,6 @@ use crate::support::{
 
 stores! {
     every store but a quorum:
-        writers_of_a_client_follow_one_another_within_a_tenure,
         readers_share_and_a_writer_excludes,
         a_waiting_writer_goes_before_later_readers,
         readers_that_wait_for_a_writer_come_in_together,
@@ -87,37 +86,6 @@ fn readers_of_a_client_share_a_hold_and_send_no_request(server: &Server) {
         reader.unlock().unwrap();
         writer.join().unwrap();
     });
-}
-
-fn writers_of_a_client_follow_one_another_within_a_tenure(store: &Store) {
-    let client = store.open(sleepy().tenure(ms(8000)));
-    let (lock, order) = (client.rw_lock("a"), parking_lot::Mutex::new(Vec::new()));
-    let first = lock.write().unwrap();
-    thread::scope(|scope| {
-        for number in 0..5 {
-            let (lock, order) = (&lock, &order);
-            scope.spawn(move || {
-                let writer = lock.write().unwrap();
-                writer.verify().unwrap();
-                order.lock().push((number, writer.fence()));
-            });
-            eventually(SOON, || client.stats().waiting == number + 1);
-        }
-        // A reader ends the tenure.
-        let reader = scope.spawn(|| lock.read().unwrap().fence());
-        eventually(SOON, || client.stats().waiting == 6);
-        let last = scope.spawn(|| lock.write().unwrap().fence());
-        eventually(SOON, || client.stats().waiting == 7);
-        drop(first);
-        let (reader, last) = (reader.join().unwrap(), last.join().unwrap());
-        let fences = order.lock().clone();
-        let next = fences[0].1;
-        assert_eq!(fences, [0, 1, 2, 3, 4].map(|number| (number, next + number)));
-        assert!(next + 4 <= reader && reader < last, "{reader}, {last}");
-    });
-    let stats = client.stats();
-    assert_eq!((stats.handoffs, stats.held, stats.waiting), (4, 0, 0));
-    assert!(lock.try_write().unwrap().is_some());
 }
 
 fn readers_share_and_a_writer_excludes(store: &Store) {

@@ -146,9 +146,9 @@ impl<'a> Subject<'a> {
             self.store.acquire(Acquire { holds: &ids, lease, registration, deadline: soon() });
         match reply {
             Ok(AcquireReply::Acquired { fence, others, room, wanted }) => {
-                let is_followed = registration == Registration::Followed;
-                let is_tenure = ids.len() == 1
-                    && (ids[0].may_be_kept() || ids[0].kind.is_exclusive() && is_followed);
+                let is_tenure = holds[0].kind() == HoldKind::Lock
+                    && holds.len() == 1
+                    && (registration == Registration::Followed || ids[0].may_be_kept());
                 let block = if is_tenure { room } else { 0 };
                 assert!(u64::from(block) < TENURE_FENCES, "{block}");
                 let tokens = [fence].into_iter().chain(others).zip(holds);

@@ -154,11 +154,12 @@ fn set() -> impl Strategy<Value = Vec<Who>> {
     })
 }
 
-/// Permits of a name that one request of a client asks for.
+/// Readers of a name, or permits of one, that one request of a client asks for.
 fn sharers() -> impl Strategy<Value = Vec<Who>> {
     let numbers = subsequence(vec![0, 1, 2], 2..=3).prop_shuffle();
-    (0..CLIENTS.len(), numbers).prop_map(|(client, numbers)| {
-        let (name, kind, more) = (3, 3, u32::from(client == 2));
+    (any::<bool>(), 0..CLIENTS.len(), numbers).prop_map(|(reads, client, numbers)| {
+        let (name, kind) = if reads { (2, 1) } else { (3, 3) };
+        let more = u32::from(!reads && client == 2);
         numbers.into_iter().map(|number| Who { name, kind, client, number, more }).collect()
     })
 }
