@@ -209,8 +209,7 @@ impl SetCall<'_> {
 
     fn give_back(&mut self) {
         if flawed(Flaw::PartIsLeft) {
-            self.holds.pop();
-            self.holds.push(None);
+            self.holds.last_mut().map(Option::take);
         }
         for hold in self.holds.iter_mut().filter_map(Option::take) {
             release::give_back(self.shared, slice::from_ref(&hold), self.caller);

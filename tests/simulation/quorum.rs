@@ -128,18 +128,12 @@ impl ExclusiveLinks for SimulatedLinks {
     }
 
     fn write<T: ScriptReply>(&mut self, server: usize, ballot: &Arc<Ballot<T>>) {
-        let (pair, request) = (Pair { client: self.client, server }, ballot.request.clone());
+        let pair = Pair { client: self.client, server };
         let deadline = clock::end_of(self.servers.settings.io_timeout);
         self.traffic.sent.fetch_add(1, Ordering::Relaxed);
-        network(|it| it.links[pair.client - 1].posts += 1);
-        let what = {
-            let request = request.clone();
-            move || format!("asks server {server}: {}", describe(&request))
-        };
-        let (ballot, traffic) = (ballot.clone(), self.traffic.clone());
-        let request = move |memory: &Memory| perform(memory, server, &request);
-        send(pair, what, deadline, false, request, move |reply| {
-            network(|it| it.links[pair.client - 1].posts -= 1);
+        let (request, ballot, traffic) =
+            (ballot.request.clone(), ballot.clone(), self.traffic.clone());
+        send_script(pair, "asks", request, deadline, move |reply| {
             ballot.receive(server, reply);
             traffic.answered.fetch_add(1, Ordering::Relaxed);
         });
@@ -159,6 +153,25 @@ impl ExclusiveLinks for SimulatedLinks {
     fn drain(&mut self, deadline: Instant) {
         while self.read(None, deadline) {}
     }
+}
+
+/// Sends a script's call to one server. `done` gets its reply, or why there is none.
+fn send_script(
+    pair: Pair,
+    what: &'static str,
+    request: Request,
+    deadline: Instant,
+    done: impl FnOnce(Result<Value, Failure>) + 'static,
+) {
+    let Pair { client, server } = pair;
+    network(|it| it.links[client - 1].posts += 1);
+    let described = request.clone();
+    let what = move || format!("{what} server {server}: {}", describe(&described));
+    let request = move |memory: &Memory| perform(memory, server, &request);
+    send(pair, what, deadline, false, request, move |reply| {
+        network(|it| it.links[client - 1].posts -= 1);
+        done(reply);
+    });
 }
 
 /// The background jobs of one client, each of which is sent to all servers.
@@ -203,15 +216,8 @@ impl JobRunner for QuorumJobs {
             for peer in peers {
                 let (server, client) = (peer.number, self.links.client);
                 let (pair, replies) = (Pair { client, server }, self.replies.clone());
-                network(|it| it.links[client - 1].posts += 1);
-                let what = {
-                    let request = request.clone();
-                    move || format!("in the background, to server {server}: {}", describe(&request))
-                };
-                let request = request.clone();
-                let request = move |memory: &Memory| perform(memory, server, &request);
-                send(pair, what, deadline, false, request, move |reply| {
-                    network(|it| it.links[client - 1].posts -= 1);
+                let (what, request) = ("in the background, to", request.clone());
+                send_script(pair, what, request, deadline, move |reply| {
                     let reply = reply.map(|it| HoldReply::read(&it).expect("a good reply"));
                     replies.lock().push_back(JobVote { id, server, reply });
                 });
@@ -485,7 +491,7 @@ fn perform(memory: &Memory, server: usize, request: &Request) -> Result<Value, F
     Ok(Value::Int(1))
 }
 
-pub(super) fn lock_key(name: &str) -> String {
+fn lock_key(name: &str) -> String {
     format!("lock:{name}")
 }
 

@@ -31,12 +31,10 @@ pub(crate) trait SharedLinks: Clone + Send + Sync + 'static {
     /// Like `prepare`, with a majority connected.
     fn connect(&self, deadline: Instant) -> Result<Self::Locked<'_>, Failure> {
         let links = self.prepare(deadline)?;
-        let servers = 0..links.servers().each.len();
-        if servers.clone().filter(|server| links.is_connected(*server)).count()
-            < majority(servers.len())
-        {
+        if !links.has_majority() {
             let vote = |server| Some(links.check(server, true).map(|()| HoldReply::Done));
-            if let Some(Err(failure)) = Votes(servers.map(vote).collect()).decide_hold() {
+            let votes = Votes((0..links.servers().each.len()).map(vote).collect());
+            if let Some(Err(failure)) = votes.decide_hold() {
                 return Err(failure);
             }
         }
@@ -68,6 +66,15 @@ pub(crate) trait ExclusiveLinks {
     fn servers(&self) -> &Arc<QuorumServers>;
 
     fn is_connected(&self, server: usize) -> bool;
+
+    /// Returns how many servers are connected.
+    fn connected(&self) -> usize {
+        (0..self.servers().each.len()).filter(|server| self.is_connected(*server)).count()
+    }
+
+    fn has_majority(&self) -> bool {
+        self.connected() >= majority(self.servers().each.len())
+    }
 
     /// Fails if a request cannot be sent to that server now. `ends` says whether it ends a hold.
     fn check(&self, server: usize, ends: bool) -> Result<(), Failure>;

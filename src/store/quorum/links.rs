@@ -151,14 +151,6 @@ impl LockedLinks<'_> {
         self.each.iter_mut().for_each(|link| link.read_or_close(io_timeout));
     }
 
-    fn connected(&self) -> usize {
-        self.each.iter().filter(|link| link.is_connected()).count()
-    }
-
-    fn has_majority(&self) -> bool {
-        self.connected() >= majority(self.each.len())
-    }
-
     /// Returns until when to wait for connections; `None` if there are none to wait for.
     fn end_of_wait_for_openings(&self, deadline: Instant) -> Option<Instant> {
         let moment = self.each.iter().filter_map(Link::opening).map(|(_, moment)| moment).max()?;
