@@ -43,7 +43,7 @@ const GOOD: &str = "\
 
 #[test]
 fn a_good_history_keeps_all_models() {
-    let mut checker = Checker::new(1000, 2, &[], 0);
+    let mut checker = Checker::new(1000, 2, &[], Vec::new(), 0);
     show(GOOD, |call| checker.note(call));
     for verdict in checker.verdicts(&[2]) {
         assert!(verdict.violations.is_empty(), "{}: {:?}", verdict.model, verdict.violations);

@@ -28,7 +28,7 @@ fn violations(kept: &str, span: (u64, u64)) -> (usize, usize) {
 fn violations_since(zero: u64, kept: &str, (start, end): (u64, u64)) -> (usize, usize) {
     let losses = vec![Loss { span: Span { start, end }, everything: true }];
     let mut exclusion = Exclusion::new(1000, 1, losses.clone(), zero);
-    let mut fences = Fences::new(1000, losses, zero);
+    let mut fences = Fences::new(1000, losses, Vec::new(), zero);
     for (worker, lines) in [(1, kept), (2, OTHER)] {
         show_worker(worker, lines, |call| {
             exclusion.note(call);

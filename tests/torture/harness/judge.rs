@@ -34,7 +34,8 @@ pub(crate) fn judge(options: &Options, run: &Run<'_>) -> Result<()> {
     let Run { dir, incidents, finals, .. } = run;
     let losses = incidents.iter().filter_map(|incident| incident.loss);
     let (lease, losses) = (nanos(options.lease), losses.collect::<Vec<_>>());
-    let mut checker = Checker::new(lease, PERMITS, &losses, history::zero());
+    let faults = incidents.iter().map(|incident| incident.span).collect();
+    let mut checker = Checker::new(lease, PERMITS, &losses, faults, history::zero());
     let mut tally = Tally::default();
     read(run, |call| {
         checker.note(call);

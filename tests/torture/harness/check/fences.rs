@@ -3,14 +3,15 @@
 //! If one hold's lock call had returned before another's began, its fence is smaller; and no two
 //! holds of a name have the same. A reader has the fence of the last writer before it: one that is
 //! not smaller than that of a hold whose call had returned before, that is smaller than that of
-//! every later writer, and that a writer was given or may have been. Permits have none.
+//! every later writer, and, unless a fault has come between, that a writer was given. A request
+//! that a fault delays may begin a hold after its call has ended. Permits have none.
 //!
 //! For writers that ask for the lock, nothing voids this, as the server's clock is never set back
 //! here. A process that had the lock before it was lost may begin further holds of that tenure, for
 //! at most a lease, with smaller fences than another process has by then. A reader's fence is that
 //! of an earlier writer if a failover has lost the last one; if the data was lost, it is a new one.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use super::tenures::Tenures;
 use super::{Loss, Verdict, Violation};
@@ -19,6 +20,7 @@ use crate::harness::history::{Action, Call, Outcome, Place, Span};
 pub(crate) struct Fences {
     lease: u64,
     losses: Vec<Loss>,
+    faults: Vec<Span>,
     tenures: Tenures,
     holds: Vec<Hold>,
     /// The name and the start of each call for a writer that may have been one without knowing,
@@ -38,9 +40,9 @@ struct Hold {
 }
 
 impl Fences {
-    pub(crate) fn new(lease: u64, losses: Vec<Loss>, zero: u64) -> Self {
+    pub(crate) fn new(lease: u64, losses: Vec<Loss>, faults: Vec<Span>, zero: u64) -> Self {
         let (tenures, holds, secret) = (Tenures::new(zero), Vec::new(), Vec::new());
-        Self { lease, losses, tenures, holds, secret }
+        Self { lease, losses, faults, tenures, holds, secret }
     }
 
     pub(crate) fn note(&mut self, call: &Call) {
@@ -138,18 +140,22 @@ impl Fences {
 
     /// Finds readers with a fence that no writer can have been given.
     fn find_unwritten(&self, violations: &mut Vec<Violation>) {
-        let writers = || self.holds.iter().filter(|hold| !hold.reads);
-        let given: BTreeSet<_> = writers().map(|hold| (hold.name, hold.fence)).collect();
+        let writers = self.holds.iter().filter(|hold| !hold.reads);
+        let given: BTreeMap<_, _> =
+            writers.map(|hold| ((hold.name, hold.fence), hold.lock.start)).collect();
         for reader in self.holds.iter().filter(|hold| hold.reads) {
             let Hold { name, fence, lock, .. } = *reader;
-            let is_first = given.range((name, 0)..(name, fence)).next().is_none();
-            if is_first || given.contains(&(name, fence)) {
+            let last = given.range((name, 0)..=(name, fence)).next_back();
+            let Some((&(_, last), &since)) = last.filter(|((_, last), _)| *last != fence) else {
                 continue;
-            }
-            let lost = self.losses.iter().any(|loss| loss.span.start <= lock.end);
+            };
+            let is_disturbed = self
+                .faults
+                .iter()
+                .any(|fault| fault.start <= lock.end && since <= fault.end + self.lease);
             let secret = self.secret.iter().any(|(of, start)| *of == name && *start <= lock.end);
-            if !lost && !secret {
-                let what = format!("no writer was given the reader's fence {fence}");
+            if !is_disturbed && !secret {
+                let what = format!("no writer was given the reader's fence {fence}, but {last}");
                 violations.push(Violation::new(what, &[reader.place]));
             }
         }

@@ -57,13 +57,19 @@ impl Violation {
 }
 
 impl Checker {
-    /// Creates a checker for leases of this many nanoseconds and semaphores of this many permits,
-    /// and a clock that began at [`zero`](crate::harness::history::zero).
-    pub(crate) fn new(lease: u64, permits: u32, losses: &[Loss], zero: u64) -> Self {
+    /// Creates a checker for leases of this many nanoseconds and semaphores of this many permits, for
+    /// the `faults` of a run, and a clock that began at [`zero`](crate::harness::history::zero).
+    pub(crate) fn new(
+        lease: u64,
+        permits: u32,
+        losses: &[Loss],
+        faults: Vec<Span>,
+        zero: u64,
+    ) -> Self {
         Self {
             exclusion: Exclusion::new(lease, permits, losses.to_vec(), zero),
             nesting: Nesting::default(),
-            fences: Fences::new(lease, losses.to_vec(), zero),
+            fences: Fences::new(lease, losses.to_vec(), faults, zero),
             register: Register::default(),
         }
     }

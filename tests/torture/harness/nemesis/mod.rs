@@ -22,7 +22,7 @@ use crate::harness::workers::Workers;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Incident {
     pub(crate) fault: Fault,
-    span: Span,
+    pub(crate) span: Span,
     pub(crate) loss: Option<Loss>,
 }
 
