@@ -5,7 +5,6 @@
 
 mod check;
 mod hold;
-mod members;
 mod network;
 mod quorum;
 mod tenure;

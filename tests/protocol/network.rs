@@ -22,11 +22,6 @@ impl<C> Request<C> {
     pub(crate) fn new(hold: HoldId, round: u64, command: C) -> Self {
         Self { hold, round, command, is_copy: false }
     }
-
-    /// Returns the holds of a batch of this size.
-    pub(crate) fn batch(&self, size: u64) -> Vec<HoldId> {
-        (0..size).map(|at| HoldId { nonce: self.hold.nonce + at, ..self.hold }).collect()
-    }
 }
 
 /// The execution of a request, which may arrive again later.

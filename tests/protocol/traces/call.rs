@@ -133,24 +133,6 @@ impl Call {
         self.effects_of("hset").map(|words| [&words[1], &words[2]]).collect()
     }
 
-    /// Returns the clients, with their kinds, to which the script has offered a place of a name
-    /// with several owners.
-    pub(crate) fn offers(&self) -> Vec<&str> {
-        let withdrawn = self.withdrawn();
-        self.places("zadd").filter(|client| !withdrawn.contains(client)).collect()
-    }
-
-    /// Returns the clients with an offer that ended in the same call.
-    pub(crate) fn withdrawn(&self) -> Vec<&str> {
-        let made: Vec<_> = self.places("zadd").collect();
-        self.places("zrem").filter(|client| made.contains(client)).collect()
-    }
-
-    fn places(&self, command: &str) -> impl Iterator<Item = &str> {
-        let places = self.effects_of(command).filter(|words| words[1] == self.keys[0]);
-        places.filter_map(|words| words.last()?.strip_suffix(":0"))
-    }
-
     /// Returns the clients that were told that the lock is free.
     pub(crate) fn told(&self) -> Vec<&str> {
         let told = self.effects_of("publish").filter(|words| words[2] == self.keys[0]);

@@ -1,4 +1,4 @@
-//! Follows a trace, with each name in the model of its kind.
+//! Follows a trace in the model of tenures.
 //!
 //! A trace does not give the end of a lease or an offer to the microsecond. So the model may be in
 //! one of several states, and an answer is refused if none of them has it.
@@ -8,14 +8,13 @@ use std::fmt::Debug;
 
 use crate::hold::HoldId;
 use crate::traces::call::{Call, Time};
-use crate::traces::{members, sets, tenures};
+use crate::traces::{sets, tenures};
 
-/// The locks of a trace, and the names with several owners.
+/// The locks of a trace.
 #[derive(Debug, Default)]
 pub(crate) struct Replay {
     clients: Vec<String>,
     locks: BTreeMap<String, Vec<tenures::State>>,
-    members: BTreeMap<String, Vec<members::State>>,
     /// The number of calls of each script.
     pub(crate) calls: BTreeMap<String, u32>,
 }
@@ -35,10 +34,6 @@ impl Replay {
         let (key, clients) = (&call.keys[0], &mut self.clients);
         if call.script == "acquire_all" {
             return sets::follow(&mut self.locks, clients, call);
-        }
-        if call.script == "acquire_member" || self.members.contains_key(key) {
-            let states = self.members.entry(key.clone()).or_default();
-            return follow(states, call, members::State::at, |it| it.answer(clients, call));
         }
         let states = self.locks.entry(key.clone()).or_default();
         follow(states, call, tenures::State::at, |it| it.answer(clients, call))
