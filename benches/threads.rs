@@ -12,9 +12,10 @@
 //! - *32 readers of one name* share a hold, and come and go without a request while its tenure
 //!   lasts. *32 of 32 permits*: no thread waits for another. *32 threads on 4 permits*: 28 of them
 //!   wait.
-//! - *8 threads on one name*: they hand the lock off among themselves. Without *tenures*, each hold
-//!   is acquired by a request. *Longest wait* is the longest of any thread in any turn, *least ÷
-//!   most served* compares the threads with the fewest and the most cycles.
+//! - *8 threads on one name*: they hand the lock off among themselves. So do the *writers* of a
+//!   read-write lock. Without *tenures*, each hold is acquired by a request. *Longest wait* is the
+//!   longest of any thread in any turn, *least ÷ most served* compares the threads with the fewest
+//!   and the most cycles.
 
 use std::mem;
 use std::time::Duration;
@@ -202,6 +203,7 @@ impl Place<'_> {
         let rivals = [
             self.raw(1),
             self.sharing_one_name("all mechanisms", Client::builder(), Some(goal)),
+            self.writers(),
             self.sharing_one_name("no tenures", Client::builder().tenure(Duration::ZERO), None),
             self.sharing_one_name("no shared writes", without(Mechanism::SharedWrites), None),
             self.sharing_one_name("no spinning", Client::builder().spin(Duration::ZERO), None),
@@ -213,13 +215,24 @@ impl Place<'_> {
     fn one_name_far_away(&self, goal: f64, distance: &str) {
         let tenures = self.sharing_one_name("tenures", Client::builder(), Some(goal));
         let title = format!("8 threads on one name{distance}");
-        self.compare(&title, true, &[self.raw(1), tenures]);
+        self.compare(&title, true, &[self.raw(1), tenures, self.writers()]);
     }
 
     fn sharing_one_name(&self, name: &str, builder: Builder, goal: Option<f64>) -> Rival<'_> {
         let client = builder.open(&self.url).expect("it answers");
         let cycle = move |_| in_cycles(vec![client.mutex("one")]);
         Rival { name: name.into(), goal, turn: Box::new(move || self.work(8, &cycle)) }
+    }
+
+    /// The same with the write side of a read-write lock.
+    fn writers(&self) -> Rival<'_> {
+        let client = Client::builder().open(&self.url).expect("it answers");
+        let cycle = move |_| {
+            let lock = client.rw_lock("written");
+            move || drop(lock.write().expect("the server answers"))
+        };
+        let turn = Box::new(move || self.work(8, &cycle));
+        Rival { name: "writers".into(), goal: None, turn }
     }
 
     /// Returns a rival with one connection for each thread.

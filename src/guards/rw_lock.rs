@@ -19,8 +19,9 @@ use crate::store::hold_id::HoldKind;
 /// others for longer than that if it dies. Readers of a client share a hold in the server. While
 /// its [tenure](crate::Builder::tenure) lasts and no writer of this process waits, they come and go
 /// without a request, and the last one releases it. So `lost`, `verify` and `renew` of a read guard
-/// are about that hold. All clients are served first come, first served, and readers next to each
-/// other in the queue share the lock. So a waiting writer goes before readers that arrive later,
+/// are about that hold. Writers of a client that follow one another hand the lock on in that time.
+/// All clients are served first come, first served, and readers next to each other in the queue
+/// share the lock. So a waiting writer goes before readers that arrive later,
 /// including [`try_read`](RwLock::try_read), and readers do not wait forever either.
 ///
 /// The lock is not reentrant, and a reader cannot become a writer: a thread that holds either guard
@@ -193,7 +194,8 @@ impl ReadGuard {
     }
 
     /// Returns the fencing token of the last writer. All readers between two writers have the same
-    /// token, which is smaller than the next writer's.
+    /// token, which is smaller than the next writer's. After a writer that was lost, or whose
+    /// client died, it may be a token that no writer had, which is greater than the lost one's.
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.inner.holds[0].fence()

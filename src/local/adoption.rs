@@ -121,7 +121,7 @@ pub(crate) fn release(shared: &Shared, left: &DetachedHold) -> Result<()> {
     let taken_until = if keeps { Moment::now().after(left.taken_for) } else { Moment::FIRST };
     let mut in_doubt = false;
     let released = request(shared, &caller, "release", &left.id.name, |deadline| {
-        let change = Change::Release { taken_until };
+        let change = Change::Release { taken_until, unused: None };
         let reply = ask_one(&*shared.store, HoldRequest { hold: &left.id, change, deadline });
         in_doubt |= reply.as_ref().is_err_and(Failure::is_ambiguous);
         reply
@@ -150,7 +150,9 @@ pub(crate) fn downgrade(shared: &Shared, writer: &Hold, left: DetachedHold) -> R
     let (left, lease) = (DetachedHold { id, ..left }, left.lease);
     let (renew, max_hold) = (writer.renewed, Some(writer.lease.age_left(Moment::now())));
     let options = LockOptions { lease, renew, max_hold, ..LockOptions::default() };
-    let reader = have(shared, &left, &options, "downgrade", |lease| Change::Downgrade { lease });
+    let unused = writer.unused();
+    let change = |lease| Change::Downgrade { lease, unused };
+    let reader = have(shared, &left, &options, "downgrade", change);
     // Without a reply, either hold may exist, and the request may be executed late.
     let is_clear = matches!(reader, Ok(_) | Err(Error::Lost { .. }));
     if !is_clear || left.in_doubt {
@@ -168,7 +170,7 @@ fn have(
     left: &DetachedHold,
     options: &LockOptions,
     action: &'static str,
-    renewal: fn(Duration) -> Change,
+    renewal: impl FnOnce(Duration) -> Change,
 ) -> Result<Arc<Hold>> {
     let _call = Counted::begin(&shared.counters.unfinished);
     let name = &left.id.name;
@@ -193,7 +195,7 @@ fn renew_detached(
     caller: &Caller,
     id: &HoldId,
     action: &'static str,
-    renewal: fn(Duration) -> Change,
+    renewal: impl FnOnce(Duration) -> Change,
 ) -> Result<Moment> {
     let change = renewal(caller.times.lease);
     let mut sent = Moment::FIRST;

@@ -20,8 +20,8 @@ use crate::error::{Error, Loss, LossCause};
 use crate::protocol::call::{Caller, Terms};
 use crate::protocol::current_hold::{CurrentHold, OverChannel, WantedWatch};
 use crate::protocol::lease::{HoldFailure, Lease, NextStep};
-use crate::store::hold_id::HoldId;
-use crate::store::request::{Change, HoldReply, HoldRequest};
+use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::request::{Change, HoldReply, HoldRequest, Unused};
 
 /// A hold, and after it the next ones of its tenure. A client may have a million, so it is small.
 #[derive(Debug)]
@@ -179,7 +179,7 @@ impl Hold {
         let keeps = self.keep > 0 && may_keep && !current.wanted;
         let goes_on = now < self.begun.after(caller.terms.tenure) || flawed(Flaw::TenureHasNoEnd);
         (keeps || goes_on)
-            && (!self.id.kind.is_lock() || current.room > 0 || flawed(Flaw::BlockIsOverdrawn))
+            && (!self.id.kind.is_exclusive() || current.room > 0 || flawed(Flaw::BlockIsOverdrawn))
             && self.suits_with(&current, &caller.terms, now)
     }
 
@@ -460,7 +460,15 @@ impl Hold {
         self.current.lock().releases += 1;
         // A lost lock does not stay taken.
         let is_lost = self.lease.is_marked_as_lost();
-        Change::Release { taken_until: if is_lost { Moment::FIRST } else { self.taken_until } }
+        let taken_until = if is_lost { Moment::FIRST } else { self.taken_until };
+        Change::Release { taken_until, unused: self.unused() }
+    }
+
+    /// Returns the tokens that a tenure of writers has left.
+    pub(crate) fn unused(&self) -> Option<Unused> {
+        let (before, room) = (self.fence(), self.current.lock().room);
+        let leaves = self.id.kind == HoldKind::Write && room > 0;
+        leaves.then(|| Unused { before, last: before + u64::from(room) })
     }
 
     /// Returns what the reply to a release means. If another release may have ended the hold, a

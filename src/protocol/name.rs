@@ -24,7 +24,7 @@
 //! |---|---|---|---|
 //! | lock | one | one after the other, each with the next token | is told what is known |
 //! | readers | one | together | makes an attempt of its own |
-//! | writer | one | one | makes an attempt of its own |
+//! | writer | one | one after the other, each with the next token | makes an attempt of its own |
 //! | permit | any number | one after the other | makes an attempt of its own |
 //!
 //! A call uses the hold of another only within the tenure: until its time is over, another client
@@ -386,8 +386,9 @@ impl<P> Conversation<P> {
                 && (call.hold.kind, call.caller.times.lease) == (hold.kind, lease)
         });
         let others: Vec<_> = others.take(SHARERS_MAX).collect();
-        let is_followed = behind.is_some_and(|behind| !behind.is_empty());
-        let is_followed = is_followed && !caller.terms.tenure.is_zero();
+        let next = behind.and_then(VecDeque::front);
+        let is_followed =
+            next.is_some_and(|next| next.hold.kind == hold.kind) && !caller.terms.tenure.is_zero();
         let registration = match self.registration {
             Registration::Last => Registration::Last,
             Registration::IfHeld | Registration::Registered if turn.missed_messages => {
@@ -654,7 +655,7 @@ impl<P: Port> Name<P> {
         turn: &mut Turn,
     ) -> Next {
         turn.effects.missed_wakeup |= talk.held_until.is_some_and(|end| turn.moment < end);
-        if hold.id.kind.is_lock() {
+        if hold.id.kind.is_exclusive() {
             self.state = State::Held(hold.clone());
             self.tell_leaving(turn.moment);
             let ended = mem::take(&mut self.debts);
@@ -1189,9 +1190,12 @@ impl<P: Port> Name<P> {
         if hold.id.kind.row().is_shared && hold.remove_reader() {
             return Ending::Shared;
         }
-        if hands_off && hold.id.kind.is_lock() && self.is_held_by(hold) {
+        if hands_off && hold.id.kind.is_exclusive() && self.is_held_by(hold) {
             let next = self.calls_behind().next();
-            let follows = |next: &Call<P>| hold.may_be_followed_by(&next.caller, may_keep, now);
+            let follows = |next: &Call<P>| {
+                next.hold.kind == hold.id.kind
+                    && hold.may_be_followed_by(&next.caller, may_keep, now)
+            };
             let (is_last, follows) = (next.is_none(), next.is_some_and(follows));
             if follows && report() {
                 if let Some(next) = self.behind.as_mut().and_then(|behind| behind.pop_front()) {

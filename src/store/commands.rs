@@ -15,7 +15,7 @@ use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::{FENCE, Keys, QUEUE, TURN};
 use crate::store::redisson_channels::{MEMORY, RedissonChannels, TURN_TIME};
 use crate::store::request::{
-    Acquire, Change, Look, OFFER, OwnerOf, Registration, TENURE_FENCES, Telling,
+    Acquire, Change, Look, OFFER, OwnerOf, Registration, TENURE_FENCES, Telling, Unused,
 };
 use crate::store::scripts::{
     ACQUIRE, ACQUIRE_ALL, ACQUIRE_MEMBER, CHANGE, PING, RELEASE, RELEASE_MEMBER, REPORT, TELL,
@@ -153,12 +153,13 @@ impl Commands {
         Request::call(&ACQUIRE_ALL, &keys, &args)
     }
 
-    /// Begins holds of a read-write lock or a semaphore.
+    /// Begins a hold of a read-write lock, or permits of a semaphore.
     fn acquire_members(&self, request: Acquire<'_>) -> Request {
         let Acquire { holds, lease, registration, .. } = request;
         let HoldId { kind, name, client, .. } = &holds[0];
         let members: Vec<_> = holds.iter().map(HoldId::member).collect();
         let (client, shard) = ([kind.row().prefix, client].concat(), self.shard_tag());
+        let gets_block = kind.is_exclusive() && registration == Registration::Followed;
         let args = [
             Arg::Text(&members[0]),
             millis(lease),
@@ -169,6 +170,7 @@ impl Commands {
             millis(OFFER),
             Arg::Number(kind.permits().into()),
             Arg::Text(&shard),
+            Arg::Number(if gets_block { TENURE_FENCES } else { 1 }),
         ];
         let others = members[1..].iter().map(|member| Arg::Text(member));
         let args: Vec<_> = args.into_iter().chain(others).collect();
@@ -184,9 +186,13 @@ impl Commands {
                 let args = [Arg::Text(client), millis(OFFER), Arg::Number(0)];
                 return self.free(&UNREGISTER, name, args);
             }
-            Change::Downgrade { lease } => return self.free_place(hold, "", Some(lease)),
-            Change::Release { .. } if !kind.is_lock() => return self.free_place(hold, "", None),
-            Change::Release { taken_until } => {
+            Change::Downgrade { lease, unused } => {
+                return self.free_place(hold, "", Some(lease), unused);
+            }
+            Change::Release { unused, .. } if !kind.is_lock() => {
+                return self.free_place(hold, "", None, unused);
+            }
+            Change::Release { taken_until, .. } => {
                 // Most locks become free at once. No clock is read for these.
                 let taken = match taken_until {
                     Moment::FIRST => Arg::Number(0),
@@ -240,7 +246,7 @@ impl Commands {
     pub(crate) fn force_release(&self, owner: OwnerOf<'_>) -> Request {
         let OwnerOf { kind, name, owner } = owner;
         match HoldId::of_owner(owner, kind, name) {
-            Some(hold) if !kind.is_lock() => self.free_place(&hold, "force", None),
+            Some(hold) if !kind.is_lock() => self.free_place(&hold, "force", None, None),
             _ => self.free(&RELEASE, name, [Arg::Bytes(owner), millis(OFFER), Arg::Text("force")]),
         }
     }
@@ -269,13 +275,23 @@ impl Commands {
 
     /// Calls the script that ends a hold of a read-write lock or a semaphore, or begins that of a
     /// reader which was the writer, and then offers places to waiting clients.
-    fn free_place(&self, hold: &HoldId, how: &str, downgraded: Option<Duration>) -> Request {
-        let (lock, [queue]) = self.keys.with_companions(&hold.name, [QUEUE]);
+    fn free_place(
+        &self,
+        hold: &HoldId,
+        how: &str,
+        downgraded: Option<Duration>,
+        unused: Option<Unused>,
+    ) -> Request {
+        let (lock, [queue, fence]) = self.keys.with_companions(&hold.name, [QUEUE, FENCE]);
         let (shard, permits) = (self.shard_tag(), Arg::Number(hold.kind.permits().into()));
         let (member, how, shard) = (hold.member(), Arg::Text(how), Arg::Text(&shard));
-        let mut args = vec![Arg::Text(&member), millis(OFFER), permits, how, shard];
-        args.extend(downgraded.map(millis));
-        Request::call(&RELEASE_MEMBER, &[&lock, &queue], &args)
+        let lease = downgraded.map_or(Arg::Text(""), millis);
+        let mut args = vec![Arg::Text(&member), millis(OFFER), permits, how, shard, lease];
+        let Some(Unused { before, last }) = unused else {
+            return Request::call(&RELEASE_MEMBER, &[&lock, &queue], &args);
+        };
+        args.extend([before, last].map(Arg::Number));
+        Request::call(&RELEASE_MEMBER, &[&lock, &queue, &fence], &args)
     }
 
     /// Does everything a lock needs, and leaves nothing behind.

@@ -108,10 +108,16 @@ impl HoldKind {
         }
     }
 
-    /// Returns `true` for a lock: one owner has it, in a tenure, and may keep it afterwards. A hold
-    /// of another kind is one of the members of its name.
+    /// Returns `true` for a lock, which its client may keep. A hold of another kind is one of the
+    /// members of its name.
     pub(crate) fn is_lock(self) -> bool {
         matches!(self, Self::Lock)
+    }
+
+    /// Returns `true` if one hold excludes all others. Each has a token of its own.
+    pub(crate) fn is_exclusive(self) -> bool {
+        let row = self.row();
+        !row.is_several && !row.is_shared
     }
 
     /// Returns the maximum number of concurrent holds; zero for a read-write lock, where the sides
@@ -127,8 +133,7 @@ impl HoldKind {
 
     /// Returns `true` if holds of the two kinds may exist at the same time.
     pub(crate) fn shares_with(self, other: Self) -> bool {
-        let row = self.row();
-        self.waits_with(other) && (row.is_several || row.is_shared)
+        self.waits_with(other) && !self.is_exclusive()
     }
 
     /// Returns `true` if threads of one client that want these two kinds share one place among the

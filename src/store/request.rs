@@ -71,7 +71,7 @@ pub(crate) const TENURE_FENCES: u64 = 1000;
 /// again after random pauses.
 pub(crate) const OFFER: Duration = Duration::from_millis(200);
 
-/// Maximum number of holds of a shared name that a request may ask for besides the first.
+/// Maximum number of permits that a request may ask for besides the first.
 pub(crate) const SHARERS_MAX: usize = 64;
 
 /// The depth of a hold that its client has left for adoption, so that no client renews it. It is
@@ -132,9 +132,9 @@ pub(crate) enum Change {
     /// No change: the reply says whether the hold exists.
     Check,
     /// The writer of the same owner becomes this reader, with this lease. A repeat renews that.
-    Downgrade { lease: Duration },
-    /// It ends. The lock stays taken until `taken_until`; [`Moment::FIRST`] frees it at once.
-    Release { taken_until: Moment },
+    Downgrade { lease: Duration, unused: Option<Unused> },
+    /// It ends. A lock stays taken until `taken_until`; [`Moment::FIRST`] frees it at once.
+    Release { taken_until: Moment, unused: Option<Unused> },
     /// It is renewed.
     Renew { lease: Duration },
     /// It gets this depth, and is renewed if there is a lease. If `durable`, the change must become
@@ -148,14 +148,22 @@ pub(crate) enum Change {
     Unregister,
 }
 
+/// The tokens that a tenure of writers leaves unused. The readers that follow get the one before
+/// them, which the last writer had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Unused {
+    pub(crate) before: u64,
+    pub(crate) last: u64,
+}
+
 impl Change {
     /// Frees the lock at once.
-    pub(crate) const RELEASE: Self = Self::Release { taken_until: Moment::FIRST };
+    pub(crate) const RELEASE: Self = Self::Release { taken_until: Moment::FIRST, unused: None };
 
     /// Returns the lease that the change gives the hold, if it renews it.
     pub(crate) fn lease(self) -> Option<Duration> {
         match self {
-            Self::Downgrade { lease } | Self::Renew { lease } => Some(lease),
+            Self::Downgrade { lease, .. } | Self::Renew { lease } => Some(lease),
             Self::SetDepth { lease, .. } | Self::Watch { lease } => lease,
             Self::Check | Self::Release { .. } | Self::Unregister => None,
         }

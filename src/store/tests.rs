@@ -20,7 +20,7 @@ use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::memory::Memory;
 use crate::store::memory::memory_server::MemoryServer;
 use crate::store::quorum::Quorum;
-use crate::store::request::{Change, Registration, TENURE_FENCES};
+use crate::store::request::{Change, Registration, TENURE_FENCES, Unused};
 use crate::store::scripts::ACQUIRE;
 use crate::store::servers::Servers;
 
@@ -370,7 +370,7 @@ fn a_forced_release_ends_any_hold(store: &dyn Store) {
 
 /// Ends a hold, and keeps its lock taken for that long.
 fn keep(store: &dyn Store, hold: &HoldId, time: Duration) -> Result<HoldReply, Failure> {
-    change(store, hold, Change::Release { taken_until: Moment::now().after(time) })
+    change(store, hold, Change::Release { taken_until: Moment::now().after(time), unused: None })
 }
 
 fn a_kept_lock_is_free_when_its_time_is_over(store: &dyn Store) {
@@ -414,7 +414,7 @@ fn no_request_of_a_hold_changes_what_keeps_the_lock(store: &dyn Store) {
     let again = acquire(store, &kept, Registration::IfHeld);
     assert!(is_held(&again), "{again:?}");
     assert_eq!(set_depth(store, &kept, 2).ok(), Some(HoldReply::Gone));
-    let kept_for = |time| Change::Release { taken_until: Moment::now().after(time) };
+    let kept_for = |time| Change::Release { taken_until: Moment::now().after(time), unused: None };
     let renewal = Change::Renew { lease: LEASE };
     let outcomes = run_jobs(&mut *store.jobs(), &[(kept.clone(), renewal)]);
     assert!(matches!(outcomes[..], [Ok(HoldReply::Gone)]), "{outcomes:?}");
@@ -632,7 +632,7 @@ fn a_server_of_a_quorum_that_is_to_keep_a_lock_is_told_again_in_the_background()
     must_acquire(&store, &hold(1));
     servers[0].kill();
     let taken_until = Moment::now().after(LEASE);
-    let released = change(&store, &hold(1), Change::Release { taken_until });
+    let released = change(&store, &hold(1), Change::Release { taken_until, unused: None });
     assert_eq!(released.ok(), Some(HoldReply::Done));
     let in_doubt = reported.recv_deadline(soon()).expect("the dead server has not replied");
     assert_eq!((in_doubt.hold.nonce, in_doubt.taken_until), (1, taken_until));

@@ -477,7 +477,8 @@ fn perform(memory: &Memory, server: usize, request: &Request) -> Result<Value, F
         }
         let taken = call.time(3);
         let taken_until = if taken.is_zero() { Moment::FIRST } else { Moment::now().after(taken) };
-        return change(memory, server, &hold, Change::Release { taken_until });
+        let release = Change::Release { taken_until, unused: None };
+        return change(memory, server, &hold, release);
     } else if call.is(&scripts::UNREGISTER) {
         let (kind, name, client) = (HoldKind::Lock, (*call.name).into(), (*call.args[0]).into());
         let hold = HoldId { kind, name, client, nonce: 1 };

@@ -724,6 +724,44 @@ fn a_call_that_ends_takes_its_client_off_those_that_wait() {
     assert!(is_busy(&world.reply(held())) && world.turn.effects.unregister.is_none());
 }
 
+#[test]
+fn a_writer_hands_the_lock_to_the_next_writer_but_not_past_a_reader() {
+    let mut world = World::new();
+    let [first, second, reader, last] =
+        [HoldKind::Write, HoldKind::Write, HoldKind::Read, HoldKind::Write]
+            .map(|kind| world.call_as(kind, &options(), Wait::Endless));
+    let hold = world.acquire();
+    assert!(is_busy(&world.call_as(HoldKind::Read, &options(), Wait::No).next));
+    assert_eq!((hold.id.nonce, hold.fence()), (first.number, 1));
+    assert_eq!(world.end(&hold), Ending::HandedOff);
+    let got = second.told.outcome();
+    assert!(
+        matches!(got, Some(Outcome::HandedOff { hold: next, .. }) if Arc::ptr_eq(&next, &hold))
+    );
+    assert_eq!(hold.fence(), 2);
+    assert!(reader.told.is_empty(), "it asks once the release was sent");
+    assert_eq!(world.end(&hold), Ending::Released { is_awaited: true });
+    world.name.end_hold(&hold);
+    assert!(reader.told.is_turn() && last.told.is_empty());
+    asks(&world.due(&reader));
+}
+
+#[test]
+fn a_request_asks_for_more_tokens_if_the_next_call_can_have_the_tenure() {
+    use HoldKind::{Lock, Read, Write};
+    for (kind, next, expected) in [
+        (Lock, Lock, Registration::Followed),
+        (Write, Write, Registration::Followed),
+        (Write, Read, Registration::Registered),
+    ] {
+        let mut world = World::new();
+        let [before, first, _] =
+            [kind, kind, next].map(|kind| world.call_as(kind, &options(), Wait::Endless));
+        assert!(world.leave(&before));
+        assert_eq!(asks(&world.due(&first)).registration, expected, "{kind:?}, then {next:?}");
+    }
+}
+
 /// Schedules made up by shuttle found the first two of these.
 #[test]
 fn a_call_behind_whose_hold_may_exist_is_cleaned_up_however_it_ends() {

@@ -1,9 +1,7 @@
 -- Acquires a free lock, or registers the client as waiting for one that is held. A repeat by the
 -- same owner, whose first reply was lost, finds its hold and renews it. A lock that is offered to
 -- the client is free for it. The client leaves the queue with the lock, or joins it without.
--- Failures in the queue are ignored: the client tries again after a while. If a block of tokens
--- cannot be stored, the client gets one token. The last of a block is at most a millisecond ahead
--- of the clock, so that the counter stays one.
+-- Failures in the queue are ignored: the client tries again after a while.
 -- If its client may keep the lock unused, the number of an owner has 16 digits, the first of them 8
 -- to f. Each request of a client that joins the queue is reported to the holder's client if that
 -- may keep the lock, or if it watches its hold: the depth then starts with a zero.
@@ -17,7 +15,8 @@
 --       `kept` if it has the lock and wants more tokens, or only wants a kept lock released; or '',
 --       7 with 6: how many tokens to give, for holds that follow one another, 8 with 6: for how
 --       many ms the lock is offered, 9 with 6: `shard`
--- USES  `find_holder`, `join`, `is_wanted`, `tell`, `wake`, `at_least`, `clock` and `next_token`
+-- USES  `find_holder`, `join`, `is_wanted`, `tell`, `wake`, `at_least`, `clock`, `next_token` and
+--       `last_token`
 -- RETURNS the fence if held now; if several are wanted, {first fence, last fence, 1 if another
 --         client waits}; {0, ms until the holder's lease ends or -1, 1 if the client has joined the
 --         queue and the holder's was told} if held by another owner; {0, ms until to ask again or
@@ -106,11 +105,5 @@ end
 if tokens == 1 then
   return fence
 end
-local last = math.min(fence + tokens - 1, least + 1000)
-if last > fence then
-  local stored = redis.pcall('set', KEYS[2], string.format('%.0f', last), 'keepttl')
-  last = stored.ok and last or fence
-else
-  last = fence
-end
+local last = last_token(fence, tokens, least)
 return {fence, last, is_wanted(KEYS[3], ARGV[1]) and 1 or nil}

@@ -1,16 +1,18 @@
 -- Acquires a side of a read-write lock or a permit, or registers the client as waiting for it. Also
--- acquires what is free for further threads of the client, in order.
--- First come, first served: while clients wait, a client gets only what it was offered. An offer is
--- for one permit, or for all these readers. A repeat by the same owner, whose first reply was lost,
--- finds its hold.
+-- acquires the permits that are free for further threads of the client, in order.
+-- First come, first served: while clients wait, a client gets only what it was offered. A repeat by
+-- the same owner, whose first reply was lost, finds its hold.
 -- KEYS  1 lock, 2 fence, 3 queue of waiting clients
 -- ARGV  1 kind and owner, 2 lease in ms, 3 life of the fence in ms, 4 kind and client id, 5 `1` if
 --       the client joins the queue when it must wait, else `0`, 6 life of the queue in ms, 7 for
---       how many ms a place is offered, 8 the permits, 0 for a read-write lock, 9 `shard`, from 10
---       on kind and owner for each further thread, none for a writer
--- USES  `at_least`, `find_members`, `is_hold`, `join`, `serve`, `clock` and `next_token`
--- RETURNS the fence if one side is held now; {1, fence of each that is held, 0 for a permit}; {0,
---         ms until to ask again or -1} if another owner holds it or waits for it
+--       how many ms a place is offered, 8 the permits, 0 for a read-write lock, 9 `shard`, 10 how
+--       many tokens to give a writer, for holds that follow one another, from 11 on kind and owner
+--       for each further permit
+-- USES  `at_least`, `find_members`, `is_hold`, `join`, `serve`, `clock`, `next_token` and
+--       `last_token`
+-- RETURNS the fence if a side is held now; if several tokens are wanted, {first, last}; {1, 0 for
+--         each permit that is held}; {0, ms until to ask again or -1} if another owner holds it or
+--         waits for it
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local left, foreign, lowest, highest = find_members()
@@ -87,10 +89,11 @@ if busy then
   ends = ends and tonumber(ends) > now and tonumber(ends) - now or -1
   return {0, rest and (ends < 0 or rest < ends) and rest or ends}
 end
-local fence, shared
+local fence, shared, least
 if kind ~= 'p:' then
+  least = clock(time)
   -- All readers between two writers have the first one's token.
-  fence, shared = next_token(clock(time), repeated or kind == 'r:')
+  fence, shared = next_token(least, kind == 'r:' or repeated and ARGV[10] == '1')
   if not fence then
     return shared
   end
@@ -101,13 +104,10 @@ end
 local last = highest and highest[2]
 -- Those of a repeat already exist. New ones join only together with the first one.
 local waited_for = queued and redis.call('exists', queue) == 1
-local room = kind == 'r:' and 1e9 or permits - live - 1
-if repeated or waited_for and kind ~= 'r:' then
-  room = 0
-end
+local room = (repeated or waited_for) and 0 or permits - live - 1
 redis.call('zadd', KEYS[1], mine, ARGV[1])
 local granted = 1
-for i = 10, #ARGV do
+for i = 11, #ARGV do
   local ends = tonumber(left ~= -2 and redis.call('zscore', KEYS[1], ARGV[i]) or 0)
   if ends <= now then
     room = room - 1
@@ -121,7 +121,7 @@ end
 local limited = redis.pcall('pexpireat', KEYS[1], math.max(mine, tonumber(last or 0)))
 if limited ~= 1 then
   -- No key is left without a TTL, whatever right the user lacks.
-  for i = 10, 8 + granted do
+  for i = 11, 9 + granted do
     redis.pcall('zrem', KEYS[1], ARGV[i])
   end
   if redis.pcall('zrem', KEYS[1], ARGV[1]) ~= 1 and left == -2 then
@@ -143,11 +143,12 @@ end
 if shared then
   redis.pcall('pexpire', KEYS[2], at_least(ARGV[3], KEYS[2]))
 end
-if fence and granted == 1 then
-  return fence
+if kind == 'p:' then
+  local reply = {1}
+  for i = 1, granted do
+    reply[i + 1] = 0
+  end
+  return reply
 end
-local fences = {1}
-for i = 1, granted do
-  fences[i + 1] = fence or 0
-end
-return fences
+local tokens = tonumber(ARGV[10])
+return tokens == 1 and fence or {fence, last_token(fence, tokens, least)}

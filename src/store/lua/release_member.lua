@@ -1,14 +1,15 @@
 -- Ends a hold of a read-write lock or a semaphore, or turns a writer into a reader. Waiting clients
 -- may then get their turn. A hold whose lease is over is left for the next acquire to remove.
--- KEYS  1 lock, 2 queue of waiting clients
+-- KEYS  1 lock, 2 queue of waiting clients, 3 if a writer's tenure had more tokens: fence
 -- ARGV  1 kind and owner, 2 for how many ms a place is then offered, 3 the permits, 0 for a
 --       read-write lock, 4 `force` to tell the client of the hold that it was ended, else '', 5
---       `shard`, 6 if a writer becomes this reader: its lease in ms
+--       `shard`, 6 if a writer becomes this reader: its lease in ms, else '', 7 and 8 with KEYS 3:
+--       the last token that was used, and the last one of the tenure
 -- USES  `tell` and `serve`
 -- RETURNS 1, or 0 if the hold is gone
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local member, permits, lease = ARGV[1], tonumber(ARGV[3]), ARGV[6]
+local member, permits, lease = ARGV[1], tonumber(ARGV[3]), ARGV[6] ~= '' and ARGV[6]
 local ended = lease and 'w' .. string.sub(member, 2) or member
 local ends = redis.call('zscore', KEYS[1], ended)
 if lease and not ends then
@@ -26,7 +27,11 @@ if lease then
   redis.call('pexpireat', KEYS[1], math.max(now + lease, tonumber(last)))
   redis.call('zadd', KEYS[1], math.max(now + lease, ends), member)
 end
-redis.call('zrem', KEYS[1], ended)
+local is_writer = redis.call('zrem', KEYS[1], ended) == 1 and KEYS[3]
+-- Readers have the token of the last writer, not one that no writer was given.
+if is_writer and redis.pcall('get', KEYS[3]) == ARGV[8] then
+  redis.pcall('set', KEYS[3], ARGV[7], 'keepttl')
+end
 if ARGV[4] == 'force' then
   local id, number = string.match(member, '^.:(.*):(%x+)$')
   tell(id, ARGV[5], 'leasehold:ended:' .. number .. ':' .. KEYS[1])

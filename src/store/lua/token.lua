@@ -2,7 +2,7 @@
 -- KEYS  2 fence
 -- ARGV  3 life of the fence in ms
 -- USES  `at_least`
--- SETS  `clock` and `next_token`
+-- SETS  `clock`, `next_token` and `last_token`
 
 -- Returns the server's clock in microseconds, as a string of digits. Fencing tokens are not below
 -- it, so that none is repeated if a counter is lost, expires or falls back in a failover.
@@ -57,3 +57,14 @@ local function next_token(least, keeps)
   return fence, false
 end
 
+-- Stores the last of up to `count` tokens that begin with `fence`. It is at most a millisecond
+-- ahead of `least`, so that the counter remains a clock.
+-- Returns it, or `fence` if it cannot be stored.
+local function last_token(fence, count, least)
+  local last = math.min(fence + count - 1, least + 1000)
+  if last <= fence then
+    return fence
+  end
+  local stored = redis.pcall('set', KEYS[2], string.format('%.0f', last), 'keepttl')
+  return stored.ok and last or fence
+end

@@ -17,7 +17,7 @@ use crate::store::memory::inbox::Inboxes;
 use crate::store::memory::name_state::{LiveHold, NameState};
 use crate::store::request::{
     Acquire, AcquireReply, Change, HoldReply, Look, Registration, ReportReply, TENURE_FENCES,
-    Telling,
+    Telling, Unused,
 };
 
 /// The locks of all clients.
@@ -57,8 +57,8 @@ impl Locks {
             _ => return Ok(self.acquire_all(keys, request)),
         };
         let key = &*keys.lock(&hold.name);
-        let gets_block =
-            hold.kind.is_lock() && (registration == Registration::Followed || hold.may_be_kept());
+        let gets_block = hold.may_be_kept()
+            || hold.kind.is_exclusive() && registration == Registration::Followed;
         let leaves = hold.kind.is_lock() && registration.may_be_queued();
         let (fence, room) = if let Some(fence) = self.repeat(key, hold, lease) {
             if leaves && let Some(name) = self.name(key) {
@@ -148,7 +148,7 @@ impl Locks {
         fence
     }
 
-    /// Gives a hold of a lock, which has at least one token, a block of new ones.
+    /// Gives a hold, which has at least one token, a block of new ones.
     fn block(&mut self, key: &str, hold: &HoldId) -> AcquireReply {
         let fence = micros().max(self.fence + 1);
         let last = (fence + TENURE_FENCES - 1).min(micros() + TENURE_FENCES).max(fence);
@@ -159,7 +159,7 @@ impl Locks {
             if let Some(held) = name.find(hold) {
                 held.fence = fence;
             }
-            name.is_wanted(hold) && !flawed(Flaw::RefillHidesWaiters)
+            hold.kind.is_lock() && name.is_wanted(hold) && !flawed(Flaw::RefillHidesWaiters)
         });
         let room = u32::try_from(last.saturating_sub(fence)).unwrap_or_default();
         AcquireReply::Acquired { fence, others: Vec::new(), room, wanted }
@@ -181,8 +181,14 @@ impl Locks {
     pub(super) fn change(&mut self, keys: &Keys, hold: &HoldId, change: Change) -> HoldReply {
         let key = &*keys.lock(&hold.name);
         match change {
-            Change::Release { taken_until } => return self.release(key, hold, taken_until),
-            Change::Downgrade { lease } => return self.downgrade(key, hold, lease),
+            Change::Release { taken_until, unused } => {
+                self.take_back(key, hold, unused);
+                return self.release(key, hold, taken_until);
+            }
+            Change::Downgrade { lease, unused } => {
+                self.take_back(key, &HoldId { kind: HoldKind::Write, ..hold.clone() }, unused);
+                return self.downgrade(key, hold, lease);
+            }
             Change::Unregister => return self.unregister(key, hold),
             Change::Check
             | Change::Renew { .. }
@@ -202,6 +208,17 @@ impl Locks {
             held.renew(lease);
         }
         if is_wanted { HoldReply::Wanted } else { HoldReply::Done }
+    }
+
+    /// Gives readers the last token that a writer was given, whose hold ends.
+    fn take_back(&mut self, key: &str, writer: &HoldId, unused: Option<Unused>) {
+        if let Some(Unused { before, last }) = unused
+            && let Some(name) = self.name(key)
+            && name.fence == last
+            && name.find(writer).is_some()
+        {
+            name.fence = before;
+        }
     }
 
     fn release(&mut self, key: &str, hold: &HoldId, taken_until: Moment) -> HoldReply {

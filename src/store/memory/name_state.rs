@@ -292,8 +292,7 @@ impl NameState {
             HoldKind::Permit { of } if self.queue.is_empty() => {
                 (of as usize).saturating_sub(self.holds.len())
             }
-            HoldKind::Read => usize::MAX,
-            HoldKind::Lock | HoldKind::Permit { .. } | HoldKind::Write => 0,
+            _ => 0,
         }
     }
 }

@@ -144,7 +144,7 @@ impl<L: SharedLinks> Quorum<L> {
         let decide = move |votes: &Votes<_>| votes.decide_change(change);
         let ballot = Ballot::new(&self.servers, request, decide);
         match change {
-            Change::Release { taken_until } => {
+            Change::Release { taken_until, .. } => {
                 ballot.with(Effect::Ends { hold: hold.clone(), taken_until })
             }
             _ if change.is_durable() => ballot.durable(deadline),

@@ -176,7 +176,7 @@ impl<L: SharedLinks> JobPolicy for JobsOfMajorities<L> {
         let vote = if never_began { Ok(HoldReply::Gone) } else { reply };
         votes.0[from.number] = Some(vote);
         let outcome = match job.change {
-            Change::Release { taken_until } => {
+            Change::Release { taken_until, .. } => {
                 votes.decide_release().inspect(|_| in_doubt.end(&job.hold, taken_until, true))
             }
             change => votes.decide_change(change).map(|reply| reply.map(JobReply::from)),

@@ -15,6 +15,8 @@ use crate::support::{
 
 stores! {
     every store but a quorum:
+        writers_of_a_client_follow_one_another_within_a_tenure,
+        readers_beside_a_writer_that_goes_on_as_one_have_its_fence,
         readers_share_and_a_writer_excludes,
         a_waiting_writer_goes_before_later_readers,
         readers_that_wait_for_a_writer_come_in_together,
@@ -86,6 +88,58 @@ fn readers_of_a_client_share_a_hold_and_send_no_request(server: &Server) {
         reader.unlock().unwrap();
         writer.join().unwrap();
     });
+}
+
+fn writers_of_a_client_follow_one_another_within_a_tenure(store: &Store) {
+    let client = store.open(sleepy().tenure(ms(8000)));
+    let (lock, order) = (client.rw_lock("a"), parking_lot::Mutex::new(Vec::new()));
+    let first = lock.write().unwrap();
+    thread::scope(|scope| {
+        for number in 0..5 {
+            let (lock, order) = (&lock, &order);
+            scope.spawn(move || {
+                let writer = lock.write().unwrap();
+                writer.verify().unwrap();
+                order.lock().push((number, writer.fence()));
+            });
+            eventually(SOON, || client.stats().waiting == number + 1);
+        }
+        // A reader ends the tenure.
+        let reader = scope.spawn(|| lock.read().unwrap().fence());
+        eventually(SOON, || client.stats().waiting == 6);
+        let last = scope.spawn(|| lock.write().unwrap().fence());
+        eventually(SOON, || client.stats().waiting == 7);
+        drop(first);
+        let (reader, last) = (reader.join().unwrap(), last.join().unwrap());
+        let fences = order.lock().clone();
+        let next = fences[0].1;
+        assert_eq!(fences, [0, 1, 2, 3, 4].map(|number| (number, next + number)));
+        assert!(next + 4 == reader && reader < last, "{next}, {reader}, {last}");
+    });
+    let stats = client.stats();
+    assert_eq!((stats.handoffs, stats.held, stats.waiting), (4, 0, 0));
+    assert!(lock.try_write().unwrap().is_some());
+}
+
+fn readers_beside_a_writer_that_goes_on_as_one_have_its_fence(store: &Store) {
+    let (client, other) = (store.open(sleepy().tenure(ms(8000))), store.open(patient()));
+    let lock = client.rw_lock("a");
+    let first = lock.write().unwrap();
+    thread::scope(|scope| {
+        let second = scope.spawn(|| lock.write().unwrap().fence());
+        eventually(SOON, || client.stats().waiting == 1);
+        let third = scope.spawn(|| {
+            let writer = lock.write().unwrap();
+            let fence = writer.fence();
+            let _reader = writer.downgrade().unwrap();
+            (fence, other.rw_lock("a").read().unwrap().fence())
+        });
+        eventually(SOON, || client.stats().waiting == 2);
+        drop(first);
+        let (second, (third, beside)) = (second.join().unwrap(), third.join().unwrap());
+        assert_eq!((third, beside), (second + 1, third));
+    });
+    assert_eq!(client.stats().handoffs, 1);
 }
 
 fn readers_share_and_a_writer_excludes(store: &Store) {

@@ -90,8 +90,10 @@ impl<'a> Subject<'a> {
                 self.acquire(holds, *hours, *registration)
             }
             Step::Change { changes, by_jobs } => {
-                let ids: Vec<_> =
-                    changes.iter().map(|(hold, change)| (hold.id(self.case), *change)).collect();
+                let ids: Vec<_> = changes
+                    .iter()
+                    .map(|(hold, change)| (hold.id(self.case), self.with_tokens(*hold, *change)))
+                    .collect();
                 let outcomes = if *by_jobs {
                     run_jobs(&mut *self.store.jobs(), &ids)
                 } else {
@@ -105,6 +107,11 @@ impl<'a> Subject<'a> {
                         .collect();
                     ask_all(self.store, &requests)
                 };
+                for (((hold, _), (_, change)), reply) in changes.iter().zip(&ids).zip(&outcomes) {
+                    if matches!(reply, Ok(HoldReply::Done)) {
+                        self.note_unused(*hold, *change);
+                    }
+                }
                 Reply::Changed(
                     outcomes
                         .into_iter()
@@ -126,6 +133,9 @@ impl<'a> Subject<'a> {
                 counted.map_or_else(|failure| Reply::Failed(failure.kind), Reply::Counted)
             }
             Step::Expire { hold } => {
+                if hold.kind() == HoldKind::Write {
+                    self.of_hold.remove(hold);
+                }
                 self.time.expire(&hold.id(self.case));
                 if hold.kind() != HoldKind::Lock {
                     self.over.insert(hold.name);
@@ -146,9 +156,9 @@ impl<'a> Subject<'a> {
             self.store.acquire(Acquire { holds: &ids, lease, registration, deadline: soon() });
         match reply {
             Ok(AcquireReply::Acquired { fence, others, room, wanted }) => {
-                let is_tenure = holds[0].kind() == HoldKind::Lock
-                    && holds.len() == 1
-                    && (registration == Registration::Followed || ids[0].may_be_kept());
+                let is_followed = registration == Registration::Followed;
+                let is_tenure = ids.len() == 1
+                    && (ids[0].may_be_kept() || ids[0].kind.is_exclusive() && is_followed);
                 let block = if is_tenure { room } else { 0 };
                 assert!(u64::from(block) < TENURE_FENCES, "{block}");
                 let tokens = [fence].into_iter().chain(others).zip(holds);
@@ -159,6 +169,31 @@ impl<'a> Subject<'a> {
                 Reply::Held { index, half_hours: remaining.map(half_hours), in_doubt, recalled }
             }
             Err(failure) => Reply::Failed(failure.kind),
+        }
+    }
+
+    /// Replaces the numbers of a change that says which tokens of a writer are unused by tokens.
+    fn with_tokens(&self, hold: Who, mut change: Change) -> Change {
+        let writer = hold.writer_ended_by(change);
+        if let Change::Release { unused, .. } | Change::Downgrade { unused, .. } = &mut change {
+            let tokens = writer.and_then(|writer| self.of_hold.get(&writer));
+            *unused = unused.zip(tokens).map(|(Unused { before, last }, (first, end))| Unused {
+                before: (first + before).min(*end) - 1,
+                last: end + last,
+            });
+        }
+        change
+    }
+
+    /// The hold of a writer has ended, perhaps with unused tokens.
+    fn note_unused(&mut self, hold: Who, change: Change) {
+        if let Change::Release { unused, .. } | Change::Downgrade { unused, .. } = change
+            && let Some(writer) = hold.writer_ended_by(change)
+            && self.of_hold.remove(&writer).is_some()
+            && let Some(Unused { before, last }) = unused
+            && self.last.get(&hold.name) == Some(&last)
+        {
+            self.last.insert(hold.name, before);
         }
     }
 
@@ -368,7 +403,8 @@ fn the_first_two_are_told_of_a_lock_that_stays_taken_for_a_while(store: &dyn Sto
         wakeups
     });
     let taken_until = Moment::now().after(LEASE);
-    change(store, &of(HoldKind::Lock, 1), Change::Release { taken_until }).expect("a reply");
+    change(store, &of(HoldKind::Lock, 1), Change::Release { taken_until, unused: None })
+        .expect("a reply");
     for first in &mut wakeups[..2] {
         assert!(matches!(first.next(soon()), Some(Ok(Wake::Lock(_)))));
     }

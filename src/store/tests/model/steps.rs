@@ -13,6 +13,7 @@ pub(super) const HOUR: Duration = Duration::from_secs(60 * 60);
 const KINDS: [HoldKind; 4] =
     [HoldKind::Lock, HoldKind::Read, HoldKind::Write, HoldKind::Permit { of: 2 }];
 const READ: usize = 1;
+const WRITE: usize = 2;
 pub(super) const CLIENTS: [&str; 3] = ["anna", "ben", "cleo"];
 /// The end of every client's id.
 pub(super) const NUMBER: &str = "0123456789abcdef0123456789abcdef";
@@ -35,6 +36,15 @@ impl Who {
         match KINDS[self.kind] {
             HoldKind::Permit { of } => HoldKind::Permit { of: of + self.more },
             kind => kind,
+        }
+    }
+
+    /// Returns the writer that such a change of this hold ends.
+    pub(super) fn writer_ended_by(self, change: Change) -> Option<Self> {
+        match (change, self.kind()) {
+            (Change::Downgrade { .. }, HoldKind::Read)
+            | (Change::Release { .. }, HoldKind::Write) => Some(Self { kind: WRITE, ..self }),
+            _ => None,
         }
     }
 
@@ -154,12 +164,11 @@ fn set() -> impl Strategy<Value = Vec<Who>> {
     })
 }
 
-/// Readers of a name, or permits of one, that one request of a client asks for.
+/// Permits of a name that one request of a client asks for.
 fn sharers() -> impl Strategy<Value = Vec<Who>> {
     let numbers = subsequence(vec![0, 1, 2], 2..=3).prop_shuffle();
-    (any::<bool>(), 0..CLIENTS.len(), numbers).prop_map(|(reads, client, numbers)| {
-        let (name, kind) = if reads { (2, 1) } else { (3, 3) };
-        let more = u32::from(!reads && client == 2);
+    (0..CLIENTS.len(), numbers).prop_map(|(client, numbers)| {
+        let (name, kind, more) = (3, 3, u32::from(client == 2));
         numbers.into_iter().map(|number| Who { name, kind, client, number, more }).collect()
     })
 }
@@ -167,12 +176,18 @@ fn sharers() -> impl Strategy<Value = Vec<Who>> {
 fn change_of(hold: Who, scene: Scene) -> impl Strategy<Value = (Who, Change)> {
     let (is_lock, waits) = (hold.kind() == HoldKind::Lock, u32::from(scene == Scene::Waiting));
     let reads = u32::from(hold.kind() == HoldKind::Read);
+    // For a writer, how many tokens it has used, and how many have become too many since.
+    let unused = (1..=3_u64, prop_oneof![3 => Just(0_u64), 1 => Just(1_u64)])
+        .prop_map(|(before, last)| Unused { before, last });
+    let unused = prop::option::of(unused).boxed();
+    let of_writer = unused.clone();
     let lease = |hours| HOUR * hours;
     let taken_until = Moment::now().after(HOUR / 2);
+    let later = Change::Release { taken_until, unused: None };
     let ended = prop_oneof![
-        2 => Just(Change::RELEASE),
+        2 => unused.prop_map(|unused| Change::Release { taken_until: Moment::FIRST, unused }),
         // A hold that its client may keep is never left to expire.
-        u32::from(is_lock && hold.number == 0) => Just(Change::Release { taken_until }),
+        u32::from(is_lock && hold.number == 0) => Just(later),
     ];
     let depth = (1..4_u32, prop::option::of(1..4_u32)).prop_map(move |(depth, hours)| {
         let depth = if is_lock { depth } else { 1 };
@@ -183,7 +198,8 @@ fn change_of(hold: Who, scene: Scene) -> impl Strategy<Value = (Who, Change)> {
         1 => Just(Change::Check),
         2 => (1..4_u32).prop_map(move |hours| Change::Renew { lease: lease(hours) }),
         2 => depth,
-        2 * reads => (1..4_u32).prop_map(move |hours| Change::Downgrade { lease: lease(hours) }),
+        2 * reads => (1..4_u32, of_writer)
+            .prop_map(move |(hours, unused)| Change::Downgrade { lease: lease(hours), unused }),
         3 * u32::from(is_lock) => prop::option::of(1..4_u32)
             .prop_map(move |hours| Change::Watch { lease: hours.map(lease) }),
         2 * waits => Just(Change::Unregister),
