@@ -57,8 +57,9 @@ impl Violation {
 }
 
 impl Checker {
-    /// Creates a checker for leases of this many nanoseconds and semaphores of this many permits, for
-    /// the `faults` of a run, and a clock that began at [`zero`](crate::harness::history::zero).
+    /// Creates a checker for leases of this many nanoseconds and semaphores of this many permits,
+    /// for the `faults` of a run, and a clock that began at
+    /// [`zero`](crate::harness::history::zero).
     pub(crate) fn new(
         lease: u64,
         permits: u32,
