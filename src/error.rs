@@ -275,7 +275,7 @@ impl fmt::Display for Error {
             }
             Self::NotReplicated { name, server, acked, required } => write!(
                 f,
-                "too few replicas or disks of {server} acknowledged lock {name:?}: \
+                "too few replicas or disks of {server} acknowledged a hold of {name:?}: \
                  {acked} of {required}"
             ),
             Self::Redis { attempt, server, code, source } => {
