@@ -41,6 +41,8 @@ flaws! {
     DebtIsForgotten,
     /// A hold that an operator has ended goes on after its client was told.
     EndIsIgnored,
+    /// The end of a hold is reported when the next call may have the lock already.
+    EndIsReportedLate,
     /// A hold is relied on after its lease is over, and so is a tenure, kept or handed off.
     ExpiryIsIgnored,
     /// Half of the servers of a quorum are enough.
@@ -53,6 +55,14 @@ flaws! {
     LeftHoldIsRenewed,
     /// A call for several locks keeps what it has while it waits for the others.
     KeepsWhileWaiting,
+    /// The hold of a call that leaves while a request asks for it too is not released.
+    LeaversHoldIsForgotten,
+    /// A lost hold stays in the way of the calls behind it.
+    LossHoldsUpCalls,
+    /// A reply that came before a call counts for it.
+    OldReplyCounts,
+    /// A tenure that is handed off is released, too.
+    HandedOffIsReleased,
     /// All holds of a client have one number.
     NumberIsReused,
     /// The first of several readers to leave ends the hold of all.
@@ -67,6 +77,8 @@ flaws! {
     RaiseIsLeftOut,
     /// A client that asks for a lock is ignored.
     RecallIsIgnored,
+    /// A tenure that is recalled is released, and goes on.
+    RecalledGoesOn,
     /// After messages may have been missed no call tries again.
     ReconnectIsIgnored,
     /// A release without a reply is not repeated.
@@ -83,10 +95,14 @@ flaws! {
     TenureHasNoEnd,
     /// A client stays registered as waiting when its call gives up.
     TimeoutIsForgotten,
+    /// What happens to a name has the time at which a thread began to wait for its lock.
+    TimeIsReadEarly,
     /// The next hold of a tenure has the token of the one before.
     TokenIsRepeated,
     /// The token of a hold is the smallest that a majority has given.
     TokenIsTheSmallest,
+    /// A call that comes when the client is closed waits.
+    WaitsAfterClose,
     /// A waiting call does not ask before it is woken.
     WaitsToBeWoken,
     /// A wake-up has no effect while a request is on its way.
@@ -99,6 +115,10 @@ flaws! {
     WithdrawnIsRepeated,
 
     // Of the network and the server.
+    /// A request for several permits gets more than there are.
+    BatchIsUncounted,
+    /// A request for several permits gets what other clients wait for.
+    BatchOvertakes,
     /// The counter shows the first token of a block, and not the last one.
     BlockIsNotReserved,
     /// The server's clock runs faster than leases allow for.
@@ -121,6 +141,8 @@ flaws! {
     NeverRegisters,
     /// No client is ever woken.
     NoWakeUps,
+    /// A client that is woken is offered nothing.
+    NothingIsOffered,
     /// An offer has no end unless it is taken.
     OfferHasNoEnd,
     /// What is offered to one client is free for others.
@@ -139,6 +161,8 @@ flaws! {
     RaiseLowers,
     /// One server of a quorum raises its counter, and all say so.
     RaiseOfAMinority,
+    /// A client that waits for a kept lock asks for it once.
+    RecallIsNotRepeated,
     /// The reply that grants tokens does not show whether another client waits.
     RefillHidesWaiters,
     /// A refused request counts as one that has found the lock held.
@@ -159,6 +183,8 @@ flaws! {
     RenewalRevives,
     /// A request that finds its own hold adds a level.
     RepeatIsCounted,
+    /// A request that finds its own hold begins the others that it asks for.
+    RepeatTakesMore,
     /// A server of a quorum that has lost its data does not stay away for a lease.
     ReturnsTooSoon,
     /// Each waiting client is offered a place, however few there are.

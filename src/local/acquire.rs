@@ -252,7 +252,9 @@ impl<'a> LockCall<'a> {
         self.number = call.number;
         let debts = self.alone.as_ref().map(|_| shared.wait_queues.debts(kind, name));
         let mut next = self.step(|name, turn| {
-            shared.wait_queues.check_open()?;
+            if !flawed(Flaw::WaitsAfterClose) {
+                shared.wait_queues.check_open()?;
+            }
             Ok(match debts {
                 Some(debts) => name.begin_alone(call, debts, turn),
                 None => name.call(call, rejoins, turn),
@@ -393,8 +395,10 @@ impl<'a> LockCall<'a> {
     /// read while the name is locked: no reply may seem older than a call that it decides on.
     fn step<T>(&mut self, act: impl FnOnce(&mut Name<Arc<Parker>>, &mut Turn) -> T) -> T {
         let Shared { wait_queues, config, store, .. } = self.shared;
+        let read = || wait_queues.turn(config, &**store);
+        let early = flawed(Flaw::TimeIsReadEarly).then(read);
         let (result, effects) = self.with(|name| {
-            let mut turn = wait_queues.turn(config, &**store);
+            let mut turn = early.unwrap_or_else(read);
             (act(name, &mut turn), turn.effects)
         });
         self.apply(effects);

@@ -373,7 +373,9 @@ impl Reporter {
         }
         // First the report: the next holder has its own.
         self.report_loss(hold);
-        self.wait_queues.end_hold(hold);
+        if !flawed(Flaw::LossHoldsUpCalls) {
+            self.wait_queues.end_hold(hold);
+        }
     }
 
     /// Has a debt paid, and remembers it until then.
@@ -393,6 +395,9 @@ impl Reporter {
     /// Reports how a hold has ended whose release was not confirmed, before the next holder reports
     /// its own.
     pub(super) fn settle(&self, hold: &Arc<Hold>, outcome: &Result<(), HoldFailure>) {
+        if flawed(Flaw::EndIsReportedLate) {
+            self.wait_queues.settle(&hold.id, || true);
+        }
         self.wait_queues.settle(&hold.id, || {
             self.report_end(hold, outcome, true);
             !matches!(outcome, Err(HoldFailure::Failed(_)))

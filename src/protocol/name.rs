@@ -605,7 +605,7 @@ impl<P: Port> Name<P> {
         let falls_short = reply.as_ref().is_err_and(Failure::is_shortfall);
         self.record_alike(&mut talk, (sent, turn.moment), &reply, in_doubt || falls_short);
         if turn.withdraws && (in_doubt || !is_granted(&reply)) {
-            if mem::take(&mut talk.first.in_doubt) || in_doubt {
+            if in_doubt {
                 self.doubt(&talk.first, true, turn);
             }
             talk.needs_new_id = true;
@@ -1025,7 +1025,8 @@ impl<P: Port> Name<P> {
     fn known_to(&self, call: &Call<P>, now: Moment) -> Option<Outcome> {
         let Caller { begin, wait, .. } = call.caller;
         let is_brief = wait == Wait::No;
-        let is_new = |time: Instant| (call.leaves || !is_brief) && time >= begin;
+        let came_since = |time| time >= begin || flawed(Flaw::OldReplyCounts);
+        let is_new = |time| (call.leaves || !is_brief) && came_since(time);
         let refuses = |time| is_new(time) || is_brief && call.hold.kind.is_lock();
         match &self.state {
             State::Held(hold) if hold.lease.is_valid(now) => Some(Outcome::Busy),
@@ -1093,7 +1094,7 @@ impl<P: Port> Name<P> {
     fn end_call(&mut self, call: &Call<P>, turn: &mut Turn) {
         // The request that is on its way may bring its hold.
         let is_asked_for = matches!(&self.state, State::Asking(talk)
-            if talk.alike.contains(&call.number));
+            if talk.alike.contains(&call.number) && !flawed(Flaw::LeaversHoldIsForgotten));
         if call.in_doubt || is_asked_for {
             self.doubt(call, true, turn);
         }
@@ -1200,6 +1201,9 @@ impl<P: Port> Name<P> {
             if follows && report() {
                 if let Some(next) = self.behind.as_mut().and_then(|behind| behind.pop_front()) {
                     next.take(hold, false, now);
+                }
+                if flawed(Flaw::HandedOffIsReleased) {
+                    return Ending::Released { is_awaited: false };
                 }
                 return Ending::HandedOff;
             }
@@ -1331,6 +1335,9 @@ impl<P: Port> Name<P> {
         is_meant: impl FnOnce(&Hold) -> bool,
     ) -> Option<Arc<Hold>> {
         let hold = self.kept().filter(|hold| is_meant(hold))?.clone();
+        if flawed(Flaw::RecalledGoesOn) {
+            return Some(hold);
+        }
         (self.release(&hold, now) != Ending::Lost).then_some(hold)
     }
 

@@ -148,7 +148,10 @@ pub(super) fn acquire(
         let most = match (patience, &result) {
             (Patience::For(time), _) => Some(time + io_timeout),
             (Patience::None, _) => Some(retry_window + io_timeout * 2),
-            (Patience::Endless, _) => None,
+            (Patience::Endless, _) => {
+                let closed = world.clients[process - 1].closed;
+                closed.map(|at| at.saturating_duration_since(begun) + io_timeout * 2)
+            }
         };
         if most.is_some_and(|most| took > most + SLACK) {
             return Some(format!("call {number} took {took:?}, and may take {most:?}"));

@@ -8,7 +8,6 @@ use crate::base::clock;
 use crate::base::sync::executor::{self, Process, Random};
 use crate::client::Client;
 use crate::config::{Config, Deadlock};
-use crate::event::Event;
 use crate::guards::guard::Guard;
 use crate::simulation::calls::{Patience, Side, acquire, release};
 use crate::simulation::world::{self, World, broken, say};
@@ -166,13 +165,12 @@ impl World {
     }
 }
 
-/// Receives the events of all clients.
-pub(super) fn observe(process: Process, event: &Event) {
-    let Event::Deadlock { names, clients } = event else { return };
+/// Receives the report of a circle.
+pub(super) fn hear(process: Process, names: &[String], clients: &[String]) {
     say(process, || format!("is told of a deadlock: {clients:?} wait for {names:?}"));
     let result = with(|world, deadlocks| match world.key_of(names, clients) {
         Some(key) => deadlocks.hear(process, &key),
-        None => Err(format!("a deadlock of clients or names that do not exist: {event:?}")),
+        None => Err(format!("{names:?} of a deadlock, or {clients:?}, do not exist")),
     });
     if let Err(why) = result {
         broken(&why);
@@ -208,7 +206,8 @@ pub(super) fn check(world: &World, deadlocks: &Deadlocks) -> Result<(), String> 
     let Some(settled) = world.settled_since() else { return Ok(()) };
     let now = clock::now();
     for circle in &deadlocks.circles {
-        let is_over = circle.waits.iter().any(|wait| world.clients[wait.client - 1].closed);
+        let is_over =
+            circle.waits.iter().any(|wait| world.clients[wait.client - 1].closed.is_some());
         let since = circle.since.max(settled);
         let waited = since - circle.since;
         // The third look from then on, and the way of the messages.

@@ -89,7 +89,7 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
         Fault::Close | Fault::ShutDown => {
             let process = client;
             let client = with(|world| {
-                world.clients[process - 1].closed = true;
+                world.clients[process - 1].closed = Some(now);
                 world.end_adopted(process);
                 world.clients[process - 1].client.clone().expect("it is open")
             });
@@ -198,7 +198,7 @@ pub(super) fn heal() {
         world.network.weather = Weather::default();
         world.network.servers.iter_mut().for_each(Server::heal);
         for (link, client) in world.network.links.iter_mut().zip(&mut world.clients) {
-            client.closed |= client.is_dead;
+            client.closed = client.closed.or(client.is_dead.then_some(now));
             if !client.is_dead {
                 link.cut_until = now;
             }

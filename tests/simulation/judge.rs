@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::base::clock;
 use crate::base::sync::executor::{self, Process};
 use crate::error::Error;
+use crate::event::Event;
 use crate::simulation;
 use crate::simulation::calls::{CallState, Held, Patience, Side};
 use crate::simulation::deadlocks;
@@ -310,15 +311,24 @@ impl World {
                 let client = self.clients.iter().position(|it| it.id == *hold.client);
                 let Some(client) = client.map(|client| client + 1) else { return true };
                 let state = &self.clients[client - 1];
-                state.closed
+                let guards = self.guards.iter().flatten();
+                let guards = guards.filter(|it| it.is_of(at) && it.client == client).count();
+                let calls = self.calls.values();
+                let calls = calls.filter(|it| it.is_about(at) && it.client == client).count();
+                let releasing = self.releasing.iter().filter(|it| **it == (client, at)).count();
+                let users = guards + calls + releasing;
+                // Each permit has a user of its own.
+                let is_one = |(it, ..): &&(HoldId, u32, Duration)| {
+                    it.nonce > 0 && it.client == hold.client && hold.kind.row().is_several
+                };
+                state.closed.is_some()
                     || state.disturbed > now
                     || self.unasked.contains(hold)
                     || self.was_left(hold)
-                    || self.guards.iter().flatten().any(|it| it.is_of(at) && it.client == client)
-                    || self.calls.values().any(|it| it.is_about(at) && it.client == client)
-                    || self.releasing.contains(&(client, at))
+                    || users > 0 && users >= holds.iter().filter(is_one).count()
             };
-            let of_clients = holds.into_iter().map(|(hold, ..)| hold).filter(|it| it.nonce > 0);
+            let of_clients = holds.iter().map(|(hold, ..)| hold.clone());
+            let of_clients = of_clients.filter(|it| it.nonce > 0);
             let found = of_clients.filter(|hold| is_settled && keep.is_none() && !is_used(hold));
             let found: Vec<_> = found.collect();
             unused.retain(|(hold, _)| found.contains(hold));
@@ -457,7 +467,7 @@ impl World {
         // withdrawn it since.
         let was = |at: Option<Instant>, within: Duration| at.is_some_and(|at| at + within >= begun);
         match error {
-            Error::Closed => self.clients[client - 1].closed,
+            Error::Closed => self.clients[client - 1].closed.is_some(),
             Error::Unavailable { .. } => !self.is_calm,
             Error::NoQuorum { .. } => !self.is_calm && network.is_quorum(),
             Error::Redis { .. } => {
@@ -499,31 +509,35 @@ impl World {
             || self.releasing.contains(&(client, name));
         // A request that no call waits for any more may have begun a hold of this client, which it
         // does not remember once one release was answered.
-        let may_be_own = !self.is_calm || self.has_left(client, name);
+        let may_be_own = !self.is_calm || self.has_left(client, name) || is_awaited;
+        // It counts for a call that does not wait, however old.
+        let is_behind = is_awaited && matches!(patience, Patience::None);
         let is_own = may_be_own && state.had_hold.get(own).is_some_and(|at| *at >= since);
         is_own
             || others(&state.had_hold)
             || others(&state.had_waiter)
             || is_held
             || was_held
-            || is_awaited
+            || is_behind
     }
 }
 
 impl World {
-    /// Returns the client that goes before the one that asks for a side or a permit. The clock is
-    /// the server's, as it executes the request.
-    pub(super) fn first_waiter(&self, hold: &HoldId) -> Option<String> {
+    /// Returns the client that goes before the one that asks for a side or a permit, perhaps one
+    /// that it was `offered`. The clock is the server's, as it executes the request.
+    pub(super) fn first_waiter(&self, hold: &HoldId, offered: bool) -> Option<String> {
         let now = executor::skewed(0, clock::now);
         let name = self.names.iter().find(|name| *name.name == *hold.name)?;
         let holds = self.network.servers[SERVER].memory.holds(&name.key);
-        let is_own = |it: &HoldId| it.client == hold.client && [0, hold.nonce].contains(&it.nonce);
+        let is_own = |it: &HoldId| {
+            it.client == hold.client && (it.nonce == hold.nonce || it.nonce == 0 && offered)
+        };
         if hold.kind.is_lock() || holds.iter().any(|(it, ..)| is_own(it)) {
             return None;
         }
         let first = self.network.servers[SERVER].memory.waiting(&name.key).into_iter().next()?;
         let client = self.clients.iter().position(|it| first.ends_with(&it.id))?;
-        let is_there = !self.clients[client].closed
+        let is_there = self.clients[client].closed.is_none()
             && self.clients[client].disturbed < now
             && self.network.links[client].hears(now);
         (is_there && !first.ends_with(&*hold.client)).then_some(first)
@@ -534,6 +548,33 @@ impl World {
         let name = self.names.iter().find(|name| *name.name == *hold.name);
         let first = name.map(|name| self.network.servers[SERVER].memory.waiting(&name.key));
         first.is_some_and(|queue| queue.first().is_some_and(|first| first == waiter))
+    }
+}
+
+/// Receives the events of all clients. The end of a hold is reported before the next one begins.
+pub(super) fn observe(process: Process, event: &Event) {
+    let (name, fence, begins) = match event {
+        Event::Deadlock { names, clients } => return deadlocks::hear(process, names, clients),
+        Event::Acquired { name, fence, .. } => (name, fence, true),
+        Event::Released { name, fence, .. } => (name, fence, false),
+        _ => return,
+    };
+    let is_in_order = with(|world| {
+        // A client may adopt a hold that it has already, or get what a server has forgotten.
+        let is_one = world.is_calm && world.left.is_empty();
+        let is_meant = |it: &&mut NameState| it.name == *name && it.usage == Usage::Lock;
+        let state = world.names.iter_mut().find(is_meant).filter(|_| is_one);
+        let Some(NameState { reported, .. }) = state else { return true };
+        if begins {
+            return reported.insert(process, *fence).is_none();
+        }
+        // Replies to posted releases are read by no process.
+        let before = reported.len();
+        reported.retain(|_, begun| begun != fence);
+        reported.len() < before
+    });
+    if !is_in_order {
+        broken(&format!("client {process} reports {event:?} out of order"));
     }
 }
 
@@ -599,7 +640,9 @@ pub(super) fn tick() {
     let broken_by = with(|world| {
         world.look_at_server();
         let is_busy = !world.calls.is_empty() || world.guards.iter().any(Option::is_some);
-        if is_busy && let Err(why) = world.check_holds() {
+        if (is_busy || world.is_calm)
+            && let Err(why) = world.check_holds()
+        {
             return Some(why);
         }
         let now = clock::now();
@@ -639,14 +682,15 @@ pub(super) fn tick() {
             let unguarded = names.clone().map(|at| world.names[at].unguarded_since).max();
             let unguarded = unguarded.max(Some(call.begun)).max(Some(client.disturbed));
             let has_waited = unguarded.is_some_and(|since| now > since + unguarded_most);
-            if is_explored && !client.closed && has_waited {
+            if is_explored && client.closed.is_none() && has_waited {
                 return Some(format!("call {number} waits, though {text:?} has no guard"));
             }
             if !world.is_healed && !world.is_calm {
                 continue;
             }
             let is_free = names.clone().all(|at| world.is_free_for(at, most));
-            if is_free && now > call.begun + most && !is_disturbed && !client.closed {
+            let is_closed = client.closed.is_some();
+            if is_free && now > call.begun + most && !is_disturbed && !is_closed {
                 let CallState { patience, side, .. } = call;
                 return Some(format!(
                     "call {number} ({side:?}, {patience:?}) waits, though {text:?} is free"

@@ -602,7 +602,12 @@ impl SimulatedStore {
         begin(self.pair(), what, deadline, true, move |memory| {
             let deadline = executor::epoch();
             let request = Acquire { holds: &holds, lease, registration, deadline };
-            let first = world::with(|world| world.first_waiter(&holds[0]));
+            // An offer is one permit, or the side of all readers.
+            let is_several = holds[0].kind.row().is_several;
+            let firsts: Vec<_> = world::with(|world| {
+                let holds = holds.iter().enumerate();
+                holds.map(|(at, hold)| world.first_waiter(hold, at == 0 || !is_several)).collect()
+            });
             let reply = change_granted(unless_refused(0, None, || memory.acquire(request)));
             if let (Ok(AcquireReply::Held { .. }), [first, _, ..]) = (&reply, &*holds)
                 && flawed(Flaw::ServerGrantsPart)
@@ -610,11 +615,15 @@ impl SimulatedStore {
                 let (holds, registration) = (slice::from_ref(first), Registration::None);
                 memory.acquire(Acquire { holds, lease, registration, deadline })?;
             }
-            let is_begun = matches!(reply, Ok(AcquireReply::Acquired { .. }));
-            if let Some(first) = first.filter(|_| is_begun)
-                && world::with(|world| world.is_first(&holds[0], &first))
-            {
-                world::broken(&format!("client {} is admitted before {first}", holds[0].client));
+            let granted = match &reply {
+                Ok(AcquireReply::Acquired { others, .. }) => 1 + others.len(),
+                _ => 0,
+            };
+            for first in firsts.into_iter().take(granted).flatten() {
+                if world::with(|world| world.is_first(&holds[0], &first)) {
+                    let client = &holds[0].client;
+                    world::broken(&format!("client {client} is admitted before {first}"));
+                }
             }
             reply
         })
@@ -682,8 +691,11 @@ impl Store for SimulatedStore {
             let client = self.client;
             network(|it| it.links[client - 1].posts += 1);
             send(self.pair(), what, deadline, change.is_durable(), request, move |reply| {
-                network(|it| it.links[client - 1].posts -= 1);
-                on_reply(reply);
+                // A thread reads it.
+                executor::spawn(Some(client), move || {
+                    network(|it| it.links[client - 1].posts -= 1);
+                    on_reply(reply);
+                });
             });
         }
     }

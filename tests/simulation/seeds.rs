@@ -10,7 +10,7 @@ use crate::config::durability::Durability;
 use crate::simulation::calls::{Patience, Side, acquire, release};
 use crate::simulation::deadlocks::{self, Deadlocks};
 use crate::simulation::faults::{Accident, Fault, happen};
-use crate::simulation::judge::tick;
+use crate::simulation::judge::{observe, tick};
 use crate::simulation::network::{Link, Network, Weather};
 use crate::simulation::server::{Replica, Server, ServerClock};
 use crate::simulation::tickets::leave_to_any;
@@ -90,9 +90,7 @@ fn begin(mut random: Random, tells: bool, latency: Duration, servers: usize) {
             name.usage = Usage::Lock;
         }
     }
-    if deadlocks.is_some() {
-        executor::observe(deadlocks::observe);
-    }
+    executor::observe(observe);
     let server = |_| {
         let ahead = random.pick(&[0, 0, 1_000_000_000, -1_000_000_000_000]);
         let rate = random.pick(&[0, 0, 10, -10, 9_000, -9_000]);

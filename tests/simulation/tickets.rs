@@ -251,7 +251,7 @@ fn have(guard: OwnedGuard, client: Process, at: usize, holds: Duration) {
     let begun = clock::now();
     let (held, fence, is_back) = with(|world| {
         world.tally.adopted += 1;
-        world.left[at].ends += u32::from(world.clients[client - 1].closed);
+        world.left[at].ends += u32::from(world.clients[client - 1].closed.is_some());
         let Left { name, owner, fence, .. } = world.left[at];
         let is_back = world.unasked.contains(&world.left[at].id);
         let (guard, side, left) = (Guarded::Lock(guard), Side::Alone, Some(at));

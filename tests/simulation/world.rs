@@ -112,8 +112,8 @@ pub(super) struct ClientState {
     pub(super) running: usize,
     /// It has been cut off for ever.
     pub(super) is_dead: bool,
-    /// What its guards were when they were last looked at.
-    pub(super) closed: bool,
+    /// When it was closed.
+    pub(super) closed: Option<Instant>,
     /// How long it was stopped, in all.
     pub(super) stopped: Duration,
     /// Until when it was last stopped, cut off or closed, or the server was away, or a request of
@@ -148,6 +148,8 @@ pub(super) struct NameState {
     pub(super) unused: Vec<(HoldId, Instant)>,
     /// The last tenure, and when a guard of it was first seen.
     pub(super) tenure: Option<(HoldId, Instant)>,
+    /// The token of each client's hold whose beginning was reported, and whose end was not yet.
+    pub(super) reported: BTreeMap<Process, u64>,
 }
 
 /// What has happened in a world, or in many.
@@ -248,6 +250,7 @@ impl NameState {
             last_holds: Vec::new(),
             unused: Vec::new(),
             tenure: None,
+            reported: BTreeMap::new(),
         }
     }
 }
@@ -352,7 +355,7 @@ pub(super) fn populate(world: World, config: Config, direct: impl FnOnce() + Sen
                 client: Some(client),
                 running: 0,
                 is_dead: false,
-                closed: false,
+                closed: None,
                 stopped: Duration::ZERO,
                 disturbed: clock::now(),
             };

@@ -64,14 +64,15 @@ impl Locks {
             if leaves && let Some(name) = self.name(key) {
                 name.withdraw(hold);
             }
-            (fence, 0)
+            (fence, if flawed(Flaw::RepeatTakesMore) { usize::MAX } else { 0 })
         } else {
             self.purge();
             let Self { by_key, inboxes, .. } = self;
             let name = by_key.entry(key.into()).or_default();
             name.check_type(hold.kind)?;
+            let has_asked = name.place(hold).is_some() && flawed(Flaw::RecallIsNotRepeated);
             if !name.take_turn(key, hold, registration, inboxes) {
-                let recalled = name.recall(key, registration, inboxes);
+                let recalled = !has_asked && name.recall(key, registration, inboxes);
                 if recalled {
                     name.join(hold, !registration.joins());
                 }

@@ -234,6 +234,9 @@ impl NameState {
                 has_told = true;
                 inboxes.send(&client, Wake::Lock(key.into()));
             }
+            if flawed(Flaw::NothingIsOffered) {
+                break;
+            }
             let id = HoldId { kind, name: key.into(), client, nonce: OFFERED };
             let now = Moment::now();
             let ends = if flawed(Flaw::OfferHasNoEnd) { Moment::NEVER } else { now.after(OFFER) };
@@ -289,7 +292,8 @@ impl NameState {
     /// Returns how many more holds the client gets along with one that has just begun.
     pub(super) fn room(&self, kind: HoldKind) -> usize {
         match kind {
-            HoldKind::Permit { of } if self.queue.is_empty() => {
+            HoldKind::Permit { .. } if flawed(Flaw::BatchIsUncounted) => usize::MAX,
+            HoldKind::Permit { of } if self.queue.is_empty() || flawed(Flaw::BatchOvertakes) => {
                 (of as usize).saturating_sub(self.holds.len())
             }
             _ => 0,
