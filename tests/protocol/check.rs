@@ -1,6 +1,5 @@
 //! Ways to check a model.
 
-use std::collections::HashMap;
 use std::fmt::Debug;
 use std::hash::Hash;
 
@@ -27,34 +26,4 @@ where
     let checker = model.checker().finish_when(found).spawn_bfs().join();
     println!("{reason:?}: found among {} states", checker.unique_state_count());
     checker.assert_any_discovery(promise);
-}
-
-/// Panics if a path of a model returns to a state, so that it may be endless.
-pub(crate) fn comes_to_an_end<M>(model: &M)
-where
-    M: Model<State: Clone + Eq + Hash>,
-{
-    // The number of steps to each state that were not yet walked back. A state without a circle
-    // before it has none left in the end.
-    let mut steps_to: HashMap<M::State, usize> = HashMap::new();
-    let mut found = model.init_states();
-    while let Some(state) = found.pop() {
-        for next in model.next_steps(&state).into_iter().map(|(_, next)| next) {
-            if !steps_to.contains_key(&next) {
-                found.push(next.clone());
-            }
-            *steps_to.entry(next).or_default() += 1;
-        }
-    }
-    let mut entered = model.init_states();
-    while let Some(state) = entered.pop() {
-        for (_, next) in model.next_steps(&state) {
-            let left = steps_to.get_mut(&next).expect("a state that was found");
-            *left -= 1;
-            if *left == 0 {
-                entered.push(next);
-            }
-        }
-    }
-    assert!(steps_to.values().all(|left| *left == 0), "a path may be endless");
 }

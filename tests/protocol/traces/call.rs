@@ -1,4 +1,4 @@
-//! A call of a script: a line of a trace, and the lines about what the script did.
+//! A call of a script: a line of a trace. Those about what the script did are left out.
 
 use crate::hold::Block;
 
@@ -7,31 +7,6 @@ use crate::hold::Block;
 pub(crate) struct Time {
     pub(crate) first: u64,
     pub(crate) last: u64,
-}
-
-impl Time {
-    pub(crate) fn after(self, micros: u64) -> Self {
-        Self { first: self.first + micros, last: self.last + micros }
-    }
-
-    /// Returns `true` if this time is not earlier than that, or may be the same.
-    pub(crate) fn may_follow(self, other: Self) -> bool {
-        self.last >= other.first
-    }
-
-    /// Returns the later time.
-    pub(crate) fn or_later(self, other: Self) -> Self {
-        Self { first: self.first.max(other.first), last: self.last.max(other.last) }
-    }
-
-    pub(crate) fn may_be(self, other: Self) -> bool {
-        self.may_follow(other) && other.may_follow(self)
-    }
-
-    /// Returns `true` if the server's clock may have shown this then.
-    pub(crate) fn may_show(self, micros: u64) -> bool {
-        self.first <= micros
-    }
 }
 
 /// How much earlier than MONITOR says a script may have read the clock, in microseconds.
@@ -45,8 +20,6 @@ const NEVER: u64 = u64::MAX / 2;
 /// A call, with its answer in the trace.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
-    /// Its number in the trace, from 1.
-    pub(crate) line: usize,
     /// The time of its execution: before its answer was seen, and before the next one.
     pub(crate) time: Time,
     pub(crate) script: String,
@@ -54,8 +27,6 @@ pub(crate) struct Call {
     pub(crate) args: Vec<String>,
     /// The numbers of the answer; `None` if it was not seen.
     pub(crate) answer: Option<Vec<i64>>,
-    /// The commands that the script executed.
-    effects: Vec<Vec<String>>,
 }
 
 impl Call {
@@ -65,10 +36,8 @@ impl Call {
         for (line, text) in (1..).zip(trace.lines()) {
             let wrong = || format!("line {line} makes no sense: {text}");
             let (head, rest) = text.split_once("] ").ok_or_else(wrong)?;
-            if head.ends_with(" lua") {
-                calls.last_mut().ok_or_else(wrong)?.effects.push(words(rest));
-            } else {
-                let call = Self::parse(line, head, rest).ok_or_else(wrong)?;
+            if !head.ends_with(" lua") {
+                let call = Self::parse(head, rest).ok_or_else(wrong)?;
                 if let Some(before) = calls.last_mut() {
                     before.time.last = before.time.last.min(call.time.first + EARLY + ROUNDED);
                 }
@@ -78,7 +47,7 @@ impl Call {
         Ok(calls)
     }
 
-    fn parse(line: usize, head: &str, rest: &str) -> Option<Self> {
+    fn parse(head: &str, rest: &str) -> Option<Self> {
         let (command, answer) = rest.split_once(" -> ")?;
         let (answer, seen) = answer.split_once(" @").unwrap_or((answer, ""));
         let last = micros(seen).map_or(NEVER, |seen| seen + ROUNDED);
@@ -88,20 +57,13 @@ impl Call {
         let keys = words.by_ref().take(keys).collect();
         let numbers = answer.split(' ').filter_map(|word| word.parse().ok());
         let answer = (answer != "?").then(|| numbers.collect());
-        let (args, effects) = (words.collect(), Vec::new());
-        Some(Self { line, time, script, keys, args, answer, effects })
+        let args = words.collect();
+        Some(Self { time, script, keys, args, answer })
     }
 
     /// Returns the argument with this number, from 1 as in Lua; `""` if there is none.
     pub(crate) fn arg(&self, number: usize) -> &str {
         self.args.get(number - 1).map_or("", String::as_str)
-    }
-
-    /// Returns the client that asks, which is an argument itself or the owner without its number.
-    pub(crate) fn client(&self) -> &str {
-        let first = self.arg(1);
-        let of_owner = first.rsplit_once(':').map_or(first, |(client, _)| client);
-        if self.script == "unregister" { first } else { of_owner }
     }
 
     /// Returns the argument with this number, in microseconds.
@@ -115,60 +77,6 @@ impl Call {
         let first = u64::try_from(*first).ok().filter(|first| *first > 0)?;
         let last = rest.first().map_or(Some(first), |last| u64::try_from(*last).ok())?;
         Some(Block { first, last })
-    }
-
-    /// Returns the token to which the script has set the counter.
-    pub(crate) fn counted(&self) -> Option<u64> {
-        self.effects_of("set").last()?.get(2)?.parse().ok()
-    }
-
-    /// Returns the client to which the script has offered the lock.
-    pub(crate) fn offered(&self) -> Option<&str> {
-        let mut set = self.effects_of("hset").filter(|words| words[1] == self.keys[0]);
-        set.find_map(|words| words[2].strip_suffix(":0"))
-    }
-
-    /// Returns the locks on which the script has begun holds, with their owners.
-    pub(crate) fn begun(&self) -> Vec<[&String; 2]> {
-        self.effects_of("hset").map(|words| [&words[1], &words[2]]).collect()
-    }
-
-    /// Returns the clients that were told that the lock is free.
-    pub(crate) fn told(&self) -> Vec<&str> {
-        let told = self.effects_of("publish").filter(|words| words[2] == self.keys[0]);
-        told.filter_map(|words| words[1].strip_prefix("leasehold:wake:")).collect()
-    }
-
-    /// Returns the owner whose client was told that another one asks for the lock, and whether that
-    /// one waits.
-    pub(crate) fn recalled(&self) -> Option<(String, bool)> {
-        let mut messages = self.effects_of("publish").map(|words| (&words[1], &words[2]));
-        messages.find_map(|(channel, message)| {
-            let client = channel.strip_prefix("leasehold:wake:")?;
-            let [_, word, number, key] = message.splitn(4, ':').collect::<Vec<_>>()[..] else {
-                return None;
-            };
-            let waits = [("want", true), ("try", false)].into_iter().find(|it| it.0 == word)?.1;
-            (key == self.keys[0]).then(|| (format!("{client}:{number}"), waits))
-        })
-    }
-
-    /// Returns the clients that were put in front of the others: those that were found without a
-    /// listener, and the one that asks, if it was found before.
-    pub(crate) fn parked(&self) -> Vec<&str> {
-        let moved = self.effects_of("zadd").filter(|words| words[2] == "xx");
-        let moved = moved.filter(|words| words[1] != self.keys[0]);
-        moved.filter_map(|words| words.last().map(String::as_str)).collect()
-    }
-
-    /// Returns the clients that were removed from the queue.
-    pub(crate) fn removed(&self) -> Vec<&str> {
-        let removed = self.effects_of("zrem").filter(|words| words[1] != self.keys[0]);
-        removed.filter_map(|words| words.last().map(String::as_str)).collect()
-    }
-
-    fn effects_of(&self, command: &str) -> impl Iterator<Item = &Vec<String>> {
-        self.effects.iter().filter(move |words| words[0] == command)
     }
 }
 

@@ -4,10 +4,9 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use crate::traces::call::Call;
-use crate::traces::replay::Replay;
 use crate::traces::votes::Votes;
 
-/// Checks the traces of a torture run, those of the servers of a quorum also together.
+/// Checks the traces of the servers of a quorum in a run of the torture.
 #[test]
 #[ignore = "`tests/traces` records them"]
 fn recorded_traces_are_those_of_the_models() {
@@ -15,44 +14,8 @@ fn recorded_traces_are_those_of_the_models() {
     let read = |file: PathBuf| Call::read(&fs::read_to_string(file).expect("the trace"));
     let traces = files(Path::new(&dir), "trace-").into_iter().map(read);
     let servers: Vec<Vec<Call>> = traces.collect::<Result<_, _>>().expect("their lines");
-    assert!(!servers.is_empty(), "no traces in {dir}");
-    for (number, calls) in (1..).zip(&servers) {
-        check(calls).unwrap_or_else(|wrong| panic!("server {number}: {wrong}"));
-    }
-    if servers.len() > 1 {
-        check_votes(&servers, &fences(Path::new(&dir)));
-    }
-}
-
-/// Checks the trace of a server. It must refuse each wrong answer planted there.
-fn check(calls: &[Call]) -> Result<(), String> {
-    let replay = Replay::run(calls)?;
-    println!("the model has all {} steps: {:?}", calls.len(), replay.calls);
-    let changing = |call: &Call| !["report", "unregister"].contains(&&*call.script);
-    let known = |call: &&Call| call.answer.is_some() && changing(call);
-    let planted: Vec<_> = calls.iter().filter(known).step_by(calls.len() / 40 + 1).collect();
-    let mut possible = Vec::new();
-    for call in &planted {
-        let mut wrong = calls.to_vec();
-        let at = wrong.iter().position(|other| other.line == call.line).expect("it is there");
-        let answer = wrong[at].answer.as_mut().expect("it is known");
-        answer[0] = match answer[0] {
-            0 => 1,
-            1 => 0,
-            _ => answer[0] - 60_000_000,
-        };
-        // A lease may have ended at about that time, or while the server stood still: either answer
-        // is possible then, and only later ones may contradict it.
-        let refused = Replay::run(&wrong).err();
-        let line = format!("line {}:", call.line);
-        if !refused.is_some_and(|refused| refused.starts_with(&line)) {
-            possible.push(call.line);
-        }
-    }
-    let refused = planted.len() - possible.len();
-    assert!(possible.len() <= planted.len() / 10, "wrong answers were not refused: {possible:?}");
-    println!("{refused} of {} wrong answers were refused", planted.len());
-    Ok(())
+    assert!(servers.len() > 1, "no traces of a quorum in {dir}");
+    check_votes(&servers, &fences(Path::new(&dir)));
 }
 
 /// Checks the answers of the servers of a quorum together. Each guard has a token that a majority
