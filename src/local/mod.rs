@@ -24,8 +24,5 @@ pub(crate) mod survey;
 pub(crate) mod timers;
 pub(crate) mod wait_queues;
 
-#[cfg(all(test, leasehold_shuttle))]
-#[path = "../../tests/schedules/local.rs"]
-mod schedules;
 #[cfg(test)]
 mod tests;
