@@ -31,6 +31,10 @@ flaws! {
     AnyHoldPassesProbes,
     /// A tenure goes on without more tokens than it has got.
     BlockIsOverdrawn,
+    /// A hold has a block of tokens although a majority has not given the same first one.
+    BlockOfAMinority,
+    /// A hold has the longest of the blocks that a majority has given.
+    BlockOfOneServer,
     /// A call has several locks when the first server has granted its part.
     CallHasPart,
     /// A circle is told whenever it is found.
@@ -157,6 +161,8 @@ flaws! {
     ProposalIsGiven,
     /// A client gets what is free although others wait for it.
     QueueIsIgnored,
+    /// A server raises its counter whether or not it has the hold, and says so.
+    RaiseIsUnchecked,
     /// A counter is set to the hold's token even if it shows a greater one.
     RaiseLowers,
     /// One server of a quorum raises its counter, and all say so.

@@ -16,6 +16,7 @@ use crate::net::packed::{Arg, Request};
 use crate::net::server::ServerFactory;
 use crate::net::wait::Interrupter;
 use crate::store::background::{InDoubtHold, Job, JobOutcome, Wake, Wakeups};
+use crate::store::commands::Commands;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::memory::Memory;
 use crate::store::memory::memory_server::MemoryServer;
@@ -621,6 +622,27 @@ fn a_proposal_that_is_the_last_token_is_not_given_again() {
     assert_eq!(["a:1", "b:1"].map(|owner| propose(owner, 1000)), [1000, 1001]);
     assert_eq!(["c:1", "d:1"].map(|owner| propose(owner, 1001)), [1002, 1003]);
     assert_eq!(propose("e:1", 2000), 2000);
+}
+
+/// A later hold may already have a greater token, or get one from a counter that a late request
+/// has raised.
+#[test]
+fn a_counter_is_raised_only_by_a_hold_that_exists_and_never_lowered() {
+    let process = process::Server::redis();
+    let commands = Commands::proposing(&Config::default());
+    let raise = |nonce, fence| {
+        let request = commands.raise(&hold(nonce), fence, LEASE).in_full();
+        let reply = process.connect().req_packed_command(&request.bytes).expect("a reply");
+        let raised: u64 = redis::from_redis_value(reply).expect("a number");
+        (raised, process.ask::<Option<u64>>(&["GET", "leasehold:fence:{lock:lock}"]))
+    };
+    assert_eq!(raise(1, 500), (0, None));
+    process.command(&["HSET", "lock:lock", &hold(1).owner(), "1"]);
+    assert_eq!(raise(1, 500), (1, Some(500)));
+    assert_eq!(raise(1, 400), (1, Some(500)));
+    assert_eq!(raise(2, 600), (0, Some(500)));
+    process.command(&["DEL", "lock:lock"]);
+    assert_eq!(raise(1, 700), (0, Some(500)));
 }
 
 #[test]

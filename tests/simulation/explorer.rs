@@ -55,6 +55,14 @@ fn begin(scene: &Scene, most: usize, flaw: Option<Flaw>) -> Receiver<Explored> {
     explored
 }
 
+/// Returns the small worlds, or the one that the environment names.
+fn chosen() -> Vec<(&'static str, Scene)> {
+    let only = env::var("LEASEHOLD_SCENE").ok();
+    let mut scenes = scenes();
+    scenes.retain(|(name, _)| only.as_ref().is_none_or(|only| only == name));
+    scenes
+}
+
 /// Runs a world that has broken a promise again, and returns what has happened.
 fn history_of(scene: &Scene, deviations: &[Deviation], worst: Option<Choice>) -> String {
     let (sender, history) = mpsc::channel();
@@ -71,9 +79,7 @@ fn history_of(scene: &Scene, deviations: &[Deviation], worst: Option<Choice>) ->
 #[test]
 fn promises_hold_whatever_happens_in_small_worlds() {
     let most = env::var("LEASEHOLD_DEVIATIONS").ok().and_then(|most| most.parse().ok());
-    let only = env::var("LEASEHOLD_SCENE").ok();
-    let mut scenes = scenes();
-    scenes.retain(|(name, _)| only.as_ref().is_none_or(|only| only == name));
+    let scenes = chosen();
     // On all cores.
     let all = scenes.iter().map(|(_, scene)| begin(scene, most.unwrap_or(scene.most), None));
     let all: Vec<_> = all.collect();
@@ -97,7 +103,7 @@ fn small_worlds_find_planted_flaws() {
     for &flaw in ALL.iter().filter(is_meant) {
         let mut runs = 0;
         let found = (0..=1).find_map(|most| {
-            scenes().into_iter().find_map(|(name, scene)| {
+            chosen().into_iter().find_map(|(name, scene)| {
                 let explored =
                     begin(&scene, most.min(scene.most), Some(flaw)).recv().expect("an outcome");
                 runs += explored.runs;
@@ -112,6 +118,7 @@ fn small_worlds_find_planted_flaws() {
         }
     }
     assert!(missed.len() * 2 <= ALL.len(), "not found: {missed:?}");
-    assert!(!missed.contains(&FOUND_BY_A_COURSE), "{FOUND_BY_A_COURSE:?} is not found");
+    let hidden: Vec<_> = FOUND_BY_A_COURSE.iter().filter(|it| missed.contains(it)).collect();
+    assert!(hidden.is_empty(), "not found: {hidden:?}");
     println!("not found: {missed:?}");
 }

@@ -6,6 +6,7 @@ use crate::base::clock;
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::flaws::{self, Flaw};
 use crate::simulation::network::failure;
+use crate::simulation::world::micros;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::AcquireReply;
 
@@ -27,18 +28,13 @@ pub(super) fn change_asked(holds: &mut [HoldId], lease: &mut Duration) {
     }
 }
 
-/// The clock of the server, or of a client.
-fn micros() -> u64 {
-    u64::try_from(clock::unix_time().as_micros()).unwrap_or(u64::MAX)
-}
-
 /// Changes what the server does with a request for holds.
 pub(super) fn change_granted(
     reply: Result<AcquireReply, Failure>,
 ) -> Result<AcquireReply, Failure> {
     match (flaws::planted(), reply) {
         (Some(Flaw::TokenIsClock), Ok(AcquireReply::Acquired { others, wanted, .. })) => {
-            let fence = micros();
+            let fence = micros(clock::unix_time());
             Ok(AcquireReply::Acquired { fence, others, room: 0, wanted })
         }
         (Some(Flaw::RefusalIsHeld), Err(failure)) if failure.kind == FailureKind::Rejected => {
@@ -46,7 +42,7 @@ pub(super) fn change_granted(
             Ok(AcquireReply::Held { index, remaining, in_doubt, recalled })
         }
         (Some(Flaw::RefusalIsSuccess), Err(failure)) if failure.kind == FailureKind::Rejected => {
-            let (fence, others, room, wanted) = (micros(), Vec::new(), 0, false);
+            let (fence, others, room, wanted) = (micros(clock::unix_time()), Vec::new(), 0, false);
             Ok(AcquireReply::Acquired { fence, others, room, wanted })
         }
         (_, reply) => reply,

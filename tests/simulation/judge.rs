@@ -13,7 +13,7 @@ use crate::simulation;
 use crate::simulation::calls::{CallState, Held, Patience, Side};
 use crate::simulation::deadlocks;
 use crate::simulation::network::{Link, Network};
-use crate::simulation::world::{DIRECTOR, NameState, SERVER, Usage, World, broken, with};
+use crate::simulation::world::{DIRECTOR, NameState, SERVER, Usage, World, broken, micros, with};
 use crate::stats::Stats;
 use crate::store::hold_id::HoldId;
 use crate::store::request::{DETACHED, OFFER};
@@ -117,7 +117,7 @@ impl World {
                     }
                 });
             }
-            if executor::follows_course() {
+            if executor::follows_course() && !self.network.is_quorum() {
                 let server = &self.network.servers[SERVER];
                 let (holds, waiting) = (server.holds(key), server.waiting(key));
                 let calls = calls.values().filter(|call| call.is_about(at));
@@ -231,7 +231,9 @@ impl World {
         self.look_at_server();
         let (now, before) = (clock::now(), self.holds());
         let fence = self.network.servers.iter().map(|it| it.memory.last_token()).max();
+        let counter = self.network.servers[server].memory.last_token();
         change(&mut self.network);
+        let is_counter_lost = self.network.servers[server].memory.last_token() < counter;
         let after = self.holds();
         self.note_unasked(&before);
         self.changes += 1;
@@ -257,7 +259,7 @@ impl World {
         // A counter that is lost grows on only if the clock is not behind.
         let next = self.next_token(server);
         if self.network.is_quorum() {
-            self.counters_lost += 1;
+            self.counters_lost += usize::from(is_counter_lost);
             // Of an even number of servers, two majorities share more than one.
             let few = self.counters_lost < 2 * required - self.network.servers.len();
             self.tokens_may_repeat |= !few && !self.clocks_behind.is_zero();
@@ -420,7 +422,7 @@ impl World {
     /// Returns the least token that may be given next, now that a server's counter may be lost.
     fn next_token(&self, server: usize) -> u64 {
         if self.network.is_quorum() {
-            return u64::try_from(clock::unix_time().as_micros()).unwrap_or(u64::MAX);
+            return micros(clock::unix_time());
         }
         self.network.servers[server].next_token()
     }

@@ -30,8 +30,10 @@ use crate::simulation::world::Tally;
 /// How many seeds are tried if the environment does not say.
 const SEEDS: u64 = if cfg!(debug_assertions) { 100 } else { 2000 };
 
-/// Chance hides it: attempts follow one another too soon for a lost message to matter.
-const FOUND_BY_A_COURSE: Flaw = Flaw::WantedTooEarly;
+/// Chance hides them: attempts follow one another too soon for a lost message to matter, and
+/// counters rarely differ as they must.
+const FOUND_BY_A_COURSE: [Flaw; 4] =
+    [Flaw::BlockOfAMinority, Flaw::BlockOfOneServer, Flaw::RaiseIsUnchecked, Flaw::WantedTooEarly];
 
 /// After so many seeds that fail no more are tried.
 const FAILURES_MAX: usize = 10;
@@ -181,7 +183,7 @@ fn each_planted_flaw_is_found() {
     let only = env::var("LEASEHOLD_FLAW").ok();
     let is_meant = |flaw: &&Flaw| only.as_ref().is_none_or(|only| format!("{flaw:?}") == *only);
     let mut missed = Vec::new();
-    let are_left = |flaw: &&Flaw| **flaw != FOUND_BY_A_COURSE;
+    let are_left = |flaw: &&Flaw| !FOUND_BY_A_COURSE.contains(*flaw);
     for &flaw in ALL.iter().filter(is_meant).filter(are_left) {
         match first_broken(0..10_000, Some(flaw), &mut Tally::default()) {
             Some((seed, Broken { why, .. })) => println!("{flaw:?}: seed {seed}: {why}"),

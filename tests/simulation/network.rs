@@ -92,6 +92,8 @@ impl Pair {
 /// The connections of one client to one server.
 pub(super) struct Wire {
     pub(super) memory: Memory,
+    /// How much longer than usual requests travel.
+    pub(super) detour: Duration,
     /// When the last request that was sent in order arrives.
     last_arrival: Instant,
     /// The server's side of the subscription, while there is one.
@@ -121,7 +123,7 @@ impl Link {
         let now = clock::now();
         let wire = |server: &Server| {
             let memory = Memory::new(&server.memory, config);
-            Wire { memory, last_arrival: now, subscription: None }
+            Wire { memory, detour: Duration::ZERO, last_arrival: now, subscription: None }
         };
         Self {
             wires: servers.iter().map(wire).collect(),
@@ -363,7 +365,8 @@ fn fate_of(
             chance if chance < weather.broken + weather.late + weather.twice => Some(Fate::Twice),
             _ => Some(Fate::Arrives),
         };
-        let (mut there, mut back) = (it.delay() + overtaken, it.delay() + overtaken_back);
+        let detour = pair.wire(it).detour;
+        let (mut there, mut back) = (it.delay() + detour + overtaken, it.delay() + overtaken_back);
         if it.random.permille(weather.slow) {
             back += it.random.time(left.saturating_sub(there + back));
         }

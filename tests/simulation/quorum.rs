@@ -514,7 +514,7 @@ fn change(memory: &Memory, server: usize, hold: &HoldId, change: Change) -> Resu
 fn raise(server: usize, hold: &HoldId, fence: u64) -> HoldReply {
     let memory = network(|it| it.servers[server].memory.clone());
     let has_it = memory.holds(&lock_key(&hold.name)).iter().any(|(it, ..)| it == hold);
-    if !has_it {
+    if !has_it && !flawed(Flaw::RaiseIsUnchecked) {
         return HoldReply::Gone;
     }
     if flawed(Flaw::RaiseLowers) {
@@ -537,7 +537,14 @@ fn acquire(memory: &Memory, server: usize, call: &Call) -> Result<Value, Failure
         state.set_last_token(state.last_token().saturating_sub(1));
     }
     let act = || executor::at_unix_time(proposal, || memory.acquire(request));
-    let reply = unless_refused(server, None, act)?;
+    let mut reply = unless_refused(server, None, act)?;
+    if let AcquireReply::Acquired { fence, room, .. } = &mut reply {
+        let most = network(|it| it.servers[server].block) - 1;
+        if *room > most && state.last_token() == *fence + u64::from(*room) {
+            state.set_last_token(*fence + u64::from(most));
+        }
+        *room = most.min(*room);
+    }
     Ok(match reply {
         AcquireReply::Acquired { fence, room: 0, wanted: false, .. } => int(fence),
         AcquireReply::Acquired { fence, room, wanted, .. } => {

@@ -11,7 +11,8 @@ use crate::simulation::network::{Link, Network, Weather};
 use crate::simulation::server::{Server, ServerClock};
 use crate::simulation::tickets::pass;
 use crate::simulation::world::{
-    NAMES, NameState, Tally, Usage, World, conduct, config_of, finish, populate, start,
+    NAMES, NameState, Tally, Usage, World, conduct, config_of, finish, micros, populate, start,
+    with,
 };
 use crate::store::memory::memory_server::MemoryServer;
 
@@ -46,8 +47,46 @@ pub(super) struct Scene {
     /// Each thread with its client, and what it does.
     pub(super) threads: Vec<(Process, Vec<Errand>)>,
     pub(super) accidents: Vec<Accident>,
+    pub(super) quorum: Option<SmallQuorum>,
     /// With how many deviations it is run.
     pub(super) most: usize,
+}
+
+/// The servers of a quorum in a small world.
+#[derive(Clone, Debug)]
+pub(super) struct SmallQuorum {
+    /// How far the counter of each is ahead of the clocks, and how many tokens it gives at once.
+    counters: Vec<(Duration, u32)>,
+    /// The clients whose clocks are behind.
+    behind: Vec<Process>,
+    /// How much longer than usual requests of a client to a server travel.
+    detours: Vec<(Process, usize, Duration)>,
+}
+
+/// How far the clock of a client in a small world may be behind.
+const BEHIND: Duration = Duration::from_secs(1);
+
+impl SmallQuorum {
+    /// Prepares the world of a quorum.
+    fn set_up(&self) {
+        let now = clock::unix_time();
+        for process in &self.behind {
+            executor::set_ahead(*process, -i64::try_from(BEHIND.as_nanos()).unwrap_or(0));
+        }
+        with(|world| {
+            world.clocks_behind = if self.behind.is_empty() { Duration::ZERO } else { BEHIND };
+            let Network { servers, links, .. } = &mut world.network;
+            for (server, (ahead, block)) in servers.iter_mut().zip(&self.counters) {
+                server.block = *block;
+                if !ahead.is_zero() {
+                    server.memory.set_last_token(micros(now + *ahead));
+                }
+            }
+            for (client, server, detour) in &self.detours {
+                links[client - 1].wires[*server].detour = *detour;
+            }
+        });
+    }
 }
 
 /// The lease in small worlds.
@@ -67,7 +106,9 @@ pub(super) fn run_scene(
         let (latency, mut config) = (Duration::from_millis(1), config_of(LEASE));
         // Who is not woken is late.
         config.backoff = (Duration::from_millis(300), Duration::from_millis(500));
-        let servers = vec![Server::new(MemoryServer::new(), ServerClock::new(0, 0))];
+        let count = scene.quorum.as_ref().map_or(1, |quorum| quorum.counters.len());
+        let server = |_| Server::new(MemoryServer::new(), ServerClock::new(0, 0));
+        let servers: Vec<_> = (0..count).map(server).collect();
         let links = (0..scene.clients).map(|_| Link::new(&servers, &config)).collect();
         let (chance, weather) = (Random::default(), Weather::default());
         let ordered = scene.ordered;
@@ -85,6 +126,7 @@ pub(super) fn run_scene(
         populate(world, config, move || {
             executor::sleep(Duration::from_millis(20));
             let begin = clock::now();
+            scene.quorum.iter().for_each(SmallQuorum::set_up);
             for (process, errands) in scene.threads {
                 start(process, move |client, process| {
                     for errand in errands {
@@ -152,6 +194,7 @@ pub(super) fn scenes() -> Vec<(&'static str, Scene)> {
             (2, vec![errand(2, Alone, 3)]),
         ],
         accidents: accidents(&[1, 2]),
+        quorum: None,
         most: 1,
     };
     let brief = |at, patience| Errand { patience, ..errand(at, Alone, 0) };
@@ -214,6 +257,32 @@ pub(super) fn scenes() -> Vec<(&'static str, Scene)> {
         ],
         ..lock.clone()
     };
+    // The clients of a quorum may get the lock one after the other from different majorities.
+    let of_quorum = |ahead: Duration, blocks: [u32; 3]| {
+        let counters = [ahead, ms(0), ms(0)].into_iter().zip(blocks).collect();
+        Some(SmallQuorum { counters, behind: vec![2], detours: vec![(2, 0, ms(4))] })
+    };
+    let quorum = Scene {
+        keep: Some(LEASE),
+        threads: vec![
+            (1, vec![errand(0, Alone, 1), errand(3, Alone, 1), errand(6, Alone, 1)]),
+            (2, vec![errand(20, Alone, 3)]),
+        ],
+        quorum: of_quorum(ms(0), [3, 1, 1]),
+        ..lock.clone()
+    };
+    // Its first client asks once it listens at each server, which takes 6 ms.
+    let ahead = Scene { quorum: of_quorum(Duration::from_micros(6_500), [3; 3]), ..quorum.clone() };
+    // One of them meets the other at one server, and reaches another one only after that.
+    let split = Scene {
+        threads: vec![(1, vec![errand(0, Alone, 0)]), (2, vec![errand(0, Alone, 3)])],
+        quorum: Some(SmallQuorum {
+            counters: vec![(ms(0), 1), (ms(2000), 1), (ms(1000), 1)],
+            behind: vec![],
+            detours: vec![(1, 2, ms(2)), (2, 1, ms(2)), (2, 0, ms(20))],
+        }),
+        ..lock.clone()
+    };
     vec![
         ("a lock", lock),
         ("a kept lock", kept),
@@ -224,5 +293,8 @@ pub(super) fn scenes() -> Vec<(&'static str, Scene)> {
         ("a set", sets),
         ("a set on two servers", apart),
         ("a ticket", ticket),
+        ("a quorum", quorum),
+        ("a quorum whose counters differ", ahead),
+        ("a quorum that is split", split),
     ]
 }

@@ -9,6 +9,7 @@ use crate::base::failure::Failure;
 use crate::base::flaws::{Flaw, flawed};
 use crate::base::sync::executor;
 use crate::simulation::network::{self, network};
+use crate::simulation::world::micros;
 use crate::store::hold_id::HoldId;
 use crate::store::memory::memory_server::MemoryServer;
 use crate::store::request::Change;
@@ -17,6 +18,8 @@ use crate::store::request::Change;
 pub(super) struct Server {
     pub(super) memory: MemoryServer,
     pub(super) clock: ServerClock,
+    /// The number of tokens that it gives at most at once: it cannot store more.
+    pub(super) block: u32,
     pub(super) refusal: Option<Refusal>,
     /// Until when it has refused writes, if it ever has.
     pub(super) refused_until: Option<Instant>,
@@ -121,6 +124,7 @@ impl Server {
         Self {
             memory,
             clock,
+            block: u32::MAX,
             refusal: None,
             refused_until: None,
             replica: None,
@@ -159,10 +163,7 @@ impl Server {
     /// Returns the least token that the server may give next: it follows the last one, and the
     /// clock.
     pub(super) fn next_token(&self) -> u64 {
-        self.at_its_time(|memory| {
-            let micros = u64::try_from(clock::unix_time().as_micros()).unwrap_or(u64::MAX);
-            micros.max(memory.last_token() + 1)
-        })
+        self.at_its_time(|memory| micros(clock::unix_time()).max(memory.last_token() + 1))
     }
 
     /// Passes the present state on to the replica. Returns how long that takes.

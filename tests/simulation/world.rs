@@ -36,6 +36,11 @@ pub(super) fn process_of(server: usize) -> Process {
 /// No simulation lasts longer.
 pub(super) const LONGEST: Duration = Duration::from_secs(600);
 
+/// Returns what a clock shows in microseconds: the least token then.
+pub(super) fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
 thread_local! {
     static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
 }

@@ -178,8 +178,10 @@ impl Votes<AcquireReply> {
         grants.sort_unstable_by(|one, other| other.cmp(one));
         let granted = grants.len();
         if granted >= self.required() {
-            let ((fence, _), (least, room)) = (grants[0], grants[self.required() - 1]);
-            let (room, others) = (if least == fence { room } else { 0 }, Vec::new());
+            let ((fence, longest), (least, room)) = (grants[0], grants[self.required() - 1]);
+            let room = if flawed(Flaw::BlockOfOneServer) { longest } else { room };
+            let is_agreed = least == fence || flawed(Flaw::BlockOfAMinority);
+            let (room, others) = (if is_agreed { room } else { 0 }, Vec::new());
             let fence = if flawed(Flaw::TokenIsTheSmallest) { least } else { fence };
             let is_wanted = |it: &_| matches!(it, AcquireReply::Acquired { wanted: true, .. });
             let wanted = self.answers().any(is_wanted);
