@@ -245,15 +245,17 @@ impl RenewerThread {
         self.finish_jobs(outcomes);
     }
 
-    /// Releases a kept lock that no thread has used for long enough, or checks it again later. A
-    /// lock in use is checked again once it is kept again.
+    /// Releases a kept lock that no thread has used for long enough, or checks it again later: not
+    /// at once, because a thread may be asking for more of its tokens. A lock in use is checked
+    /// again once it is kept again.
     fn look_at_kept(&mut self, hold: &Arc<Hold>) {
         let Reporter { wait_queues, renewer, .. } = &self.reporter;
         let is_it = |kept: &Hold| kept.id == hold.id && kept.is_unused(Moment::now());
         if wait_queues.end_kept(&hold.id.name, is_it).is_some() {
             renewer.pay(hold.clone());
-        } else {
-            self.timers.add(Scheduled::Kept(hold.clone()));
+        } else if let Some(due) = hold.next_look() {
+            let due = due.max(Moment::now().after(COLLECT_TIME));
+            self.timers.add_at(due, Scheduled::Kept(hold.clone()));
         }
     }
 

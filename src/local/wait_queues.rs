@@ -222,6 +222,7 @@ impl WaitQueues {
         name: &str,
         is_meant: impl FnOnce(&Hold) -> bool,
     ) -> Option<Arc<Hold>> {
+        interleave();
         self.shard(HoldKind::Lock, name).get_mut(name)?.end_kept(Moment::now(), is_meant)
     }
 

@@ -273,6 +273,13 @@ pub(super) fn scenes() -> Vec<(&'static str, Scene)> {
     };
     // Its first client asks once it listens at each server, which takes 6 ms.
     let ahead = Scene { quorum: of_quorum(Duration::from_micros(6_500), [3; 3]), ..quorum.clone() };
+    // A thread asks for a token just when its client has kept the lock for long enough.
+    let brief_tokens = Scene {
+        keep: Some(ms(5)),
+        threads: vec![(1, vec![errand(0, Alone, 1), errand(13, Alone, 1), errand(30, Alone, 1)])],
+        quorum: of_quorum(ms(0), [1; 3]),
+        ..lock.clone()
+    };
     // One of them meets the other at one server, and reaches another one only after that.
     let split = Scene {
         threads: vec![(1, vec![errand(0, Alone, 0)]), (2, vec![errand(0, Alone, 3)])],
@@ -296,5 +303,6 @@ pub(super) fn scenes() -> Vec<(&'static str, Scene)> {
         ("a quorum", quorum),
         ("a quorum whose counters differ", ahead),
         ("a quorum that is split", split),
+        ("a quorum that gives one token at a time", brief_tokens),
     ]
 }

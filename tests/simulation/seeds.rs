@@ -94,7 +94,9 @@ fn begin(mut random: Random, tells: bool, latency: Duration, servers: usize) {
     let server = |_| {
         let ahead = random.pick(&[0, 0, 1_000_000_000, -1_000_000_000_000]);
         let rate = random.pick(&[0, 0, 10, -10, 9_000, -9_000]);
-        Server::new(MemoryServer::new(), ServerClock::new(ahead, rate))
+        let block = if is_quorum { random.pick(&[u32::MAX, u32::MAX, 1, 3]) } else { u32::MAX };
+        let server = Server::new(MemoryServer::new(), ServerClock::new(ahead, rate));
+        Server { block, ..server }
     };
     let mut servers: Vec<_> = (0..servers).map(server).collect();
     if is_replicated {
