@@ -117,7 +117,7 @@ fn begin(mut random: Random, tells: bool, latency: Duration, servers: usize) {
     let mut network = Network::new(chance, weather, latency, lease, ordered, servers, links);
     network.apart = random.permille(300);
     let is_reliable = is_calm;
-    let leaves = if is_quorum { 0 } else { random.pick(&[0, 0, 100, 400]) };
+    let leaves = random.pick(&[0, 0, 100, 400]);
     let sets = random.pick(&[0, 0, 100, 300]);
     populate(
         World {

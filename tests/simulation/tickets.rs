@@ -70,10 +70,12 @@ impl World {
         if self.names[name].usage == Usage::Lock { self.leaves } else { 0 }
     }
 
+    /// Returns `true` if the server has a hold that was left, or most of those of a quorum.
     fn has_at_server(&self, at: usize) -> bool {
         let left = &self.left[at];
         let holds = self.network.holds(&self.names[left.name].key);
-        holds.iter().any(|(id, depth, _)| *id == left.id && *depth > 0)
+        let holds = holds.iter().filter(|(id, depth, _)| *id == left.id && *depth > 0);
+        holds.count() > self.network.servers.len() / 2
     }
 }
 
