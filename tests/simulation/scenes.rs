@@ -257,6 +257,23 @@ pub(super) fn scenes() -> Vec<(&'static str, Scene)> {
         ],
         ..lock.clone()
     };
+    let of_quorums = scenes_of_quorums(&lock);
+    let of_servers = vec![
+        ("a lock", lock),
+        ("a kept lock", kept),
+        ("a kept lock that is wanted at once", wanted),
+        ("calls that do not wait long", impatient),
+        ("readers and a writer", sides),
+        ("permits", permits),
+        ("a set", sets),
+        ("a set on two servers", apart),
+        ("a ticket", ticket),
+    ];
+    [of_servers, of_quorums].concat()
+}
+
+fn scenes_of_quorums(lock: &Scene) -> Vec<(&'static str, Scene)> {
+    use Side::Alone;
     // The clients of a quorum may get the lock one after the other from different majorities.
     let of_quorum = |ahead: Duration, blocks: [u32; 3]| {
         let counters = [ahead, ms(0), ms(0)].into_iter().zip(blocks).collect();
@@ -291,15 +308,6 @@ pub(super) fn scenes() -> Vec<(&'static str, Scene)> {
         ..lock.clone()
     };
     vec![
-        ("a lock", lock),
-        ("a kept lock", kept),
-        ("a kept lock that is wanted at once", wanted),
-        ("calls that do not wait long", impatient),
-        ("readers and a writer", sides),
-        ("permits", permits),
-        ("a set", sets),
-        ("a set on two servers", apart),
-        ("a ticket", ticket),
         ("a quorum", quorum),
         ("a quorum whose counters differ", ahead),
         ("a quorum that is split", split),
