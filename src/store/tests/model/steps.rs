@@ -137,9 +137,10 @@ pub(super) enum Scene {
     Waiting,
 }
 
-/// Mostly of the kind for which the name is used.
-fn who() -> impl Strategy<Value = Who> {
-    let usual = (0..NAMES, any::<bool>()).prop_map(|(name, writes)| {
+/// Mostly of this name, where clients then meet, and of the kind for which the name is used.
+fn who(meets: usize) -> impl Strategy<Value = Who> {
+    let names = prop_oneof![2 => Just(meets), 1 => 0..NAMES];
+    let usual = (names, any::<bool>()).prop_map(|(name, writes)| {
         let kind = match name {
             0 | 1 => 0,
             2 => 1 + usize::from(writes),
@@ -202,7 +203,7 @@ fn change_of(hold: Who, scene: Scene) -> impl Strategy<Value = (Who, Change)> {
             .prop_map(move |(hours, unused)| Change::Downgrade { lease: lease(hours), unused }),
         3 * u32::from(is_lock) => prop::option::of(1..4_u32)
             .prop_map(move |hours| Change::Watch { lease: hours.map(lease) }),
-        2 * waits => Just(Change::Unregister),
+        4 * waits => Just(Change::Unregister),
     ]
     .prop_map(move |change| (hold, change))
 }
@@ -210,7 +211,7 @@ fn change_of(hold: Who, scene: Scene) -> impl Strategy<Value = (Who, Change)> {
 fn registration(scene: Scene) -> impl Strategy<Value = Registration> {
     let waits = u32::from(scene == Scene::Waiting);
     prop_oneof![
-        3 => Just(Registration::None),
+        3 - 2 * waits => Just(Registration::None),
         2 * waits => Just(Registration::IfHeld),
         2 * waits => Just(Registration::Registered),
         waits => Just(Registration::Followed),
@@ -223,9 +224,9 @@ fn registration(scene: Scene) -> impl Strategy<Value = Registration> {
     ]
 }
 
-fn step(scene: Scene) -> impl Strategy<Value = Step> {
-    let change = who().prop_flat_map(move |hold| change_of(hold, scene));
-    let one_or_more = prop_oneof![2 => who().prop_map(|hold| vec![hold]), 1 => sharers()];
+fn step(scene: Scene, meets: usize) -> impl Strategy<Value = Step> {
+    let change = who(meets).prop_flat_map(move |hold| change_of(hold, scene));
+    let one_or_more = prop_oneof![2 => who(meets).prop_map(|hold| vec![hold]), 1 => sharers()];
     prop_oneof![
         8 => (one_or_more, 1..4_u32, registration(scene))
             .prop_map(|(holds, hours, registration)| {
@@ -241,14 +242,14 @@ fn step(scene: Scene) -> impl Strategy<Value = Step> {
         }),
         6 => (vec(change, 1..4), any::<bool>())
             .prop_map(|(changes, by_jobs)| Step::Change { changes, by_jobs }),
-        1 => who().prop_map(|hold| Step::ForceRelease { hold }),
+        1 => who(meets).prop_map(|hold| Step::ForceRelease { hold }),
         1 => (0..NAMES).prop_map(|name| Step::Count { name }),
         2 * u32::from(scene == Scene::Waiting) => (0..NAMES)
             .prop_map(|name| Step::EndOffers { name }),
-        3 => who().prop_map(|hold| Step::Expire { hold }),
+        3 => who(meets).prop_map(|hold| Step::Expire { hold }),
     ]
 }
 
 pub(super) fn steps(scene: Scene) -> impl Strategy<Value = Vec<Step>> {
-    vec(step(scene), 1..30)
+    (0..NAMES).prop_flat_map(move |meets| vec(step(scene, meets), 1..30))
 }
