@@ -354,6 +354,7 @@ stores!(
     a_thread_is_told_of_an_offer_that_another_thread_of_its_client_brings_about,
     a_client_is_told_when_a_name_that_it_waits_for_is_of_another_kind,
     a_kind_that_the_name_is_not_is_refused_and_disturbs_no_queue,
+    a_request_for_several_permits_gets_none_that_another_client_waits_for,
 );
 
 fn of(kind: HoldKind, nonce: u64) -> HoldId {
@@ -466,6 +467,32 @@ fn a_client_is_told_when_a_name_that_it_waits_for_is_of_another_kind(store: &dyn
         let waiting = store.report("lock", Look::All, soon()).expect("a reply").waiting;
         assert!(waiting.is_empty(), "{before:?}, {after:?}");
     }
+}
+
+fn a_request_for_several_permits_gets_none_that_another_client_waits_for(store: &dyn Store) {
+    let [anna, ben, cleo] = ["anna", "ben", "cleo"].map(steps::client);
+    let _wakeups = [messages(store, &anna), messages(store, &cleo)];
+    let permit = |client: &Arc<str>, nonce| HoldId {
+        client: client.clone(),
+        ..of(HoldKind::Permit { of: 2 }, nonce)
+    };
+    must_acquire(store, &permit(&ben, 1));
+    // Shorter than an offer lasts.
+    let (holds, lease) = ([permit(&ben, 2)], Duration::from_millis(150));
+    let (registration, deadline) = (Registration::None, soon());
+    let reply = store.acquire(Acquire { holds: &holds, lease, registration, deadline });
+    assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
+    for client in [&anna, &cleo] {
+        acquire(store, &permit(client, 3), Registration::IfHeld).expect("a reply");
+    }
+    // One is offered to the first client, and the other is free when its lease is over.
+    assert_eq!(release(store, &permit(&ben, 1)).ok(), Some(HoldReply::Done));
+    thread::sleep(lease);
+    let (holds, lease) = ([permit(&anna, 3), permit(&anna, 4)], LEASE);
+    let (registration, deadline) = (Registration::Registered, soon());
+    let reply = store.acquire(Acquire { holds: &holds, lease, registration, deadline });
+    let Ok(AcquireReply::Acquired { others, .. }) = &reply else { panic!("{reply:?}") };
+    assert!(others.is_empty(), "{reply:?}");
 }
 
 fn a_kind_that_the_name_is_not_is_refused_and_disturbs_no_queue(store: &dyn Store) {
