@@ -80,9 +80,7 @@ fn the_first_example_builds_no_crate_that_only_tests_need() {
     let name = packages[0]["name"].as_str().unwrap();
     let tree = ask(&["tree", "--package", name, "--edges", "normal,build,dev", "--prefix", "none"]);
     assert!(tree.lines().any(|line| line.starts_with("leasehold v")), "{tree}");
-    for only_in_tests in
-        ["libsqlite3-sys", "proptest", "rayon", "rcgen", "serde_derive", "stateright"]
-    {
+    for only_in_tests in ["libsqlite3-sys", "proptest", "rayon", "rcgen", "serde_derive"] {
         let is_built = tree.lines().any(|line| line.split(' ').next() == Some(only_in_tests));
         assert!(!is_built, "{only_in_tests}: {tree}");
     }

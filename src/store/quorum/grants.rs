@@ -14,8 +14,8 @@
 //! its leases last, so the later hold existed on S when it was granted. S therefore let it begin
 //! after the earlier hold had ended there. S had confirmed F while the earlier hold existed, so its
 //! counter had reached F before, and counters only grow. So S gave a token greater than F, and the
-//! later hold's token is the greatest of those given. `tests/protocol/quorum` checks this on a
-//! model, in all states within bounds.
+//! later hold's token is the greatest of those given. `tests/simulation` leaves out each step of
+//! this, and must then find tokens that do not grow.
 //!
 //! If several threads of a client wait, it asks for a block of tokens, for holds that follow one
 //! another. A server that gives the proposal raises its counter to the end of the block. The hold

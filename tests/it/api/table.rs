@@ -40,7 +40,7 @@ fn folders() -> Vec<PathBuf> {
 }
 
 /// Returns the file with a test in that module: `renewals`, `quorum::fences`,
-/// `protocol::hold::tests`, `net::schedules`, `cli::loss` or `protocol::quorum`.
+/// `protocol::hold::tests`, `net::schedules`, `cli::loss` or `simulation::explorer`.
 fn file_of(modules: &[&str]) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let file = |dir: &Path, modules: &[&str]| dir.join(modules.join("/") + ".rs");

@@ -54,7 +54,7 @@ usage: torture [options]
                    update lost without fences was promised to two workers at once
   --histories DIR  where the workers write down their calls, which is kept (a temporary directory
                    that is kept if there is something to find in it)
-  --trace          writes there too what scripts were asked and answered, for tests/traces; takes
+  --trace          writes there too what scripts were asked and answered; takes
                    --locks server or quorum, and faults that leave them running and connected
   --server FILE    the server to run (redis-server)
   --seed N         repeats the random choices of a run, as far as timing allows

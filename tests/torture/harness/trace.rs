@@ -9,7 +9,7 @@
 //! 1763914000.124011 [0 127.0.0.1:41412] acquire 3 lock:torture:0 ... -> 0 987 @1763914000.124062
 //! ```
 //!
-//! The models replay it: `tests/protocol/traces`.
+//! For people to read.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::{self, File};
