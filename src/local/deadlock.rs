@@ -27,6 +27,7 @@ use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
 use crate::base::flaws::{Flaw, flawed};
+use crate::base::maps::RandomState;
 use crate::error::Error;
 use crate::local::parker::{Parker, Signal};
 use crate::local::wait_queues::WaitQueues;
@@ -80,7 +81,7 @@ pub(crate) struct Deadlocks(Mutex<Table>);
 #[derive(Default)]
 struct Table {
     last: u64,
-    waits: HashMap<u64, LongWait>,
+    waits: HashMap<u64, LongWait, RandomState>,
     /// Hashes of the circles that were reported.
     reported: VecDeque<u64>,
 }
@@ -96,7 +97,7 @@ struct LongWait {
     found: Option<Vec<WaitingCall>>,
     /// The last probe of other calls that was passed on, by client and number of the call. Several
     /// servers send each message of theirs.
-    passed: HashMap<(String, u64), u64>,
+    passed: HashMap<(String, u64), u64, RandomState>,
 }
 
 impl Deadlocks {
@@ -116,7 +117,7 @@ impl Deadlocks {
         table.last += 1;
         let (number, parker) = (table.last, parker.clone());
         let call = WaitingCall { number, ..call };
-        let (found, passed) = (None, HashMap::new());
+        let (found, passed) = (None, HashMap::default());
         table.waits.insert(number, LongWait { call, parker, holds, probe: 0, found, passed });
         number
     }

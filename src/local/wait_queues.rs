@@ -50,7 +50,7 @@ pub(crate) struct WaitQueues {
     /// Whether messages of other clients arrive, so that locks may be kept.
     listening: AtomicBool,
     /// The locks of this client that others have asked for, and that it had kept for nothing.
-    recalled: parking_lot::Mutex<HashMap<Arc<str>, Recalled>>,
+    recalled: parking_lot::Mutex<HashMap<Arc<str>, Recalled, RandomState>>,
     sleepers: Mutex<Sleepers>,
     /// The client was closed, or has tried to listen.
     changed: Condvar,

@@ -8,6 +8,7 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use crate::base::failure::{Failure, FailureKind};
+use crate::base::maps::RandomState;
 use crate::base::sync::receive;
 use crate::net::wait::{Close, Interrupter};
 use crate::store::background::{Wake, Wakeups};
@@ -15,7 +16,7 @@ use crate::store::keys::Keys;
 
 /// The inboxes of the clients that listen.
 #[derive(Default)]
-pub(super) struct Inboxes(HashMap<Arc<str>, Weak<Inbox>>);
+pub(super) struct Inboxes(HashMap<Arc<str>, Weak<Inbox>, RandomState>);
 
 /// The messages to one client, including those that arrived before it first checked. Each has a key
 /// in place of the name. `None` if the client no longer waits.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::base::clock;
 use crate::base::failure::Failure;
+use crate::base::maps::RandomState;
 use crate::net::in_flight::Exchange;
 use crate::store::background::{Decision, Job, JobPolicy, JobReply, Wake, WakeupPolicy};
 use crate::store::quorum::ballot::QuorumServers;
@@ -31,7 +32,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Messages of majorities.
 pub(crate) struct WakeupsOfMajorities {
     servers: Arc<QuorumServers>,
-    gathered: HashMap<String, Gathered>,
+    gathered: HashMap<String, Gathered, RandomState>,
 }
 
 /// The messages about one lock.
@@ -45,7 +46,7 @@ struct Gathered {
 
 impl WakeupsOfMajorities {
     pub(crate) fn new(servers: Arc<QuorumServers>) -> Self {
-        Self { servers, gathered: HashMap::new() }
+        Self { servers, gathered: HashMap::default() }
     }
 }
 
