@@ -17,10 +17,10 @@ mod world;
 
 use std::cell::Cell;
 use std::env;
-use std::ops::Range;
+use std::num::NonZero;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::Once;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Once, mpsc};
 use std::thread;
 use std::time::Instant;
 
@@ -97,30 +97,43 @@ fn run(seed: u64, flaw: Option<Flaw>, tells: bool) -> Result<Tally, Broken> {
     result.recv().expect("an outcome")
 }
 
-/// Runs the worlds of seeds until one fails, and returns that.
-fn first_broken(seeds: Range<u64>, flaw: Option<Flaw>, tally: &mut Tally) -> Option<(u64, Broken)> {
-    let (sender, results) = mpsc::channel();
+/// What the worlds of some seeds have done, and the first that has failed.
+struct Worlds {
+    tally: Tally,
+    broken: Option<(u64, Broken)>,
+}
+
+/// Runs the worlds of seeds until one fails.
+fn run_worlds(seeds: impl Iterator<Item = u64> + Send + 'static, flaw: Option<Flaw>) -> Worlds {
+    let (sender, result) = mpsc::channel();
     thread::spawn(move || {
+        let mut worlds = Worlds { tally: Tally::default(), broken: None };
         for seed in seeds {
-            let result = run_here(seed, flaw, false);
-            let is_broken = result.is_err();
-            sender.send((seed, result)).expect("the test waits");
-            if is_broken {
-                break;
+            match run_here(seed, flaw, false) {
+                Ok(one) => worlds.tally.add(&one),
+                Err(broken) => {
+                    worlds.broken = Some((seed, broken));
+                    break;
+                }
             }
         }
+        sender.send(worlds).expect("the test waits");
         // Its coroutines, and perhaps a panic, are left behind.
-        drop(sender);
         loop {
             thread::park();
         }
     });
-    results.into_iter().find_map(|(seed, result)| match result {
-        Ok(one) => {
-            tally.add(&one);
-            None
-        }
-        Err(broken) => Some((seed, broken)),
+    result.recv().expect("an outcome")
+}
+
+/// Lets each core do its part, which it gets the number of, and that of all.
+fn on_all_cores<T: Send>(part: impl Fn(usize, usize) -> T + Sync) -> Vec<T> {
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    thread::scope(|scope| {
+        let part = &part;
+        let cores = (0..cores).map(|core| scope.spawn(move || part(core, cores)));
+        let cores: Vec<_> = cores.collect();
+        cores.into_iter().map(|core| core.join().expect("it does not panic")).collect()
     })
 }
 
@@ -151,24 +164,36 @@ fn promises_hold_in_simulated_worlds() {
         return;
     }
     let (first, seeds) = (number("LEASEHOLD_FIRST_SEED").unwrap_or(0), number("LEASEHOLD_SEEDS"));
-    let (begin, mut tally) = (Instant::now(), Tally::default());
-    let mut failed = Vec::new();
-    let (mut next, end) = (first, first + seeds.unwrap_or(SEEDS));
-    while failed.len() < FAILURES_MAX
-        && let Some((seed, Broken { why, .. })) = first_broken(next..end, None, &mut tally)
-    {
-        failed.push((seed, why));
-        next = seed + 1;
+    let begin = Instant::now();
+    let end = first + seeds.unwrap_or(SEEDS);
+    let each = on_all_cores(|core, cores| {
+        let (mut tally, mut failed) = (Tally::default(), Vec::new());
+        let mut next = first + core as u64;
+        while failed.len() < FAILURES_MAX {
+            let worlds = run_worlds((next..end).step_by(cores), None);
+            tally.add(&worlds.tally);
+            let Some((seed, Broken { why, .. })) = worlds.broken else { break };
+            failed.push((seed, why));
+            next = seed + cores as u64;
+        }
+        (tally, failed)
+    });
+    let took = begin.elapsed();
+    let (mut tally, mut failed) = (Tally::default(), Vec::new());
+    let cores = each.len();
+    for (one, of_core) in each {
+        tally.add(&one);
+        failed.extend(of_core);
     }
+    failed.sort_unstable();
     for (seed, why) in &failed {
         println!("seed {seed}: {why}");
     }
     if let Some((seed, _)) = failed.first() {
         fail(*seed, None);
     }
-    let took = begin.elapsed();
     println!(
-        "{tally:?} in {took:?}, {} calls a second",
+        "{tally:?} in {took:?} on {cores} cores, {} calls a second",
         u128::from(tally.calls) * 1000 / took.as_millis().max(1)
     );
 }
@@ -182,13 +207,19 @@ fn each_planted_flaw_is_found() {
     }
     let only = env::var("LEASEHOLD_FLAW").ok();
     let is_meant = |flaw: &&Flaw| only.as_ref().is_none_or(|only| format!("{flaw:?}") == *only);
-    let mut missed = Vec::new();
     let are_left = |flaw: &&Flaw| !FOUND_BY_A_COURSE.contains(*flaw);
-    for &flaw in ALL.iter().filter(is_meant).filter(are_left) {
-        match first_broken(0..10_000, Some(flaw), &mut Tally::default()) {
-            Some((seed, Broken { why, .. })) => println!("{flaw:?}: seed {seed}: {why}"),
-            None => missed.push(flaw),
+    let flaws: Vec<_> = ALL.iter().copied().filter(|it| is_meant(&it) && are_left(&it)).collect();
+    let next = AtomicUsize::new(0);
+    let missed = on_all_cores(|_, _| {
+        let mut missed = Vec::new();
+        while let Some(&flaw) = flaws.get(next.fetch_add(1, Ordering::Relaxed)) {
+            match run_worlds(0..10_000, Some(flaw)).broken {
+                Some((seed, Broken { why, .. })) => println!("{flaw:?}: seed {seed}: {why}"),
+                None => missed.push(flaw),
+            }
         }
-    }
+        missed
+    });
+    let missed = missed.concat();
     assert!(missed.is_empty(), "not found: {missed:?}");
 }
