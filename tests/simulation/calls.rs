@@ -132,6 +132,7 @@ pub(super) fn acquire(
         let begun = clock::now();
         let call = CallState { client: process, name, patience, begun, side };
         world.calls.insert(world.last_call, call);
+        world.watch();
         (begun, world.last_call, world.names[name].name.clone())
     });
     let stopped = with(|world| world.clients[process - 1].stopped);

@@ -134,8 +134,8 @@ struct Executor {
     paused: Vec<Duration>,
     /// How far the system's clock of each process is ahead, in nanoseconds.
     ahead: Vec<i64>,
-    /// The threads of each process that look, with the number of that wait.
-    looking: Vec<Vec<(usize, u64)>>,
+    /// The threads of each process that look.
+    looking: Vec<Vec<Looking>>,
     /// The addresses that threads wait for a signal at, in the order of the waits.
     awaited: Vec<(usize, usize)>,
     /// What waits for the end of a stop, in order.
@@ -158,8 +158,13 @@ struct Task {
     process: Process,
     /// Counts the waits: an event about an earlier one is out of date.
     wait: u64,
+}
+
+/// A thread that waits for what only it can find out.
+struct Looking {
+    task: usize,
     /// Finds out whether the thread can go on. It runs without the thread: a turn costs more.
-    look: Option<Box<dyn FnMut() -> bool>>,
+    look: Box<dyn FnMut() -> bool>,
 }
 
 /// When something happens, the number that orders what happens at the same time, and where in
@@ -335,7 +340,7 @@ pub(crate) fn spawn(process: Option<Process>, run: impl FnOnce() + Send + 'stati
         } else {
             Gn::new_opt(STACK, run)
         };
-        let task = Task { coroutine: Some(coroutine), process, wait: 0, look: None };
+        let task = Task { coroutine: Some(coroutine), process, wait: 0 };
         let number = if let Some(number) = it.free.pop() {
             let wait = it.tasks[number].wait + 1;
             it.tasks[number] = Task { wait, ..task };
@@ -349,6 +354,13 @@ pub(crate) fn spawn(process: Option<Process>, run: impl FnOnce() + Send + 'stati
 }
 
 impl Executor {
+    /// Ends a look that has found nothing, and returns it.
+    fn end_look(&mut self, task: usize) -> Option<Looking> {
+        let looking = &mut self.looking[self.tasks[task].process];
+        let place = looking.iter().position(|looking| looking.task == task)?;
+        Some(looking.remove(place))
+    }
+
     /// Returns the process that runs.
     fn process(&self) -> Process {
         self.current.map_or(0, |task| self.tasks[task].process)
@@ -421,18 +433,17 @@ pub(crate) fn wait_for<T: 'static>(
     };
     let task = with(|it| {
         let task = it.begin_wait(until);
-        let Task { wait, process, .. } = it.tasks[task];
-        it.tasks[task].look = Some(Box::new(finds));
+        let process = it.tasks[task].process;
         if it.looking.len() <= process {
-            it.looking.resize(process + 1, Vec::new());
+            it.looking.resize_with(process + 1, Vec::new);
         }
-        it.looking[process].push((task, wait));
+        it.looking[process].push(Looking { task, look: Box::new(finds) });
         task
     });
     give_turn();
     // What is there at the deadline counts.
-    if let Some(mut look) = with(|it| it.tasks[task].look.take()) {
-        look();
+    if let Some(mut looking) = with(|it| it.end_look(task)) {
+        (looking.look)();
     }
     found.take()
 }
@@ -701,8 +712,9 @@ impl Drop for Active {
         // What is left is not unwound: it would run without the simulation that it belongs to.
         with(|it| {
             for task in &mut it.tasks {
-                mem::forget((task.coroutine.take(), task.look.take()));
+                mem::forget(task.coroutine.take());
             }
+            mem::forget(mem::take(&mut it.looking));
             it.current = None;
             mem::forget((mem::take(&mut it.happenings), mem::take(&mut it.deferred)));
         });
@@ -720,21 +732,14 @@ fn look_around(process: Process, step: &mut impl FnMut(Process)) {
     step(process);
     let looking = |it: &mut Executor| it.looking.get_mut(process).map(mem::take);
     let Some(mut looking) = with(looking).filter(|looking| !looking.is_empty()) else { return };
-    looking.retain(|&(task, wait)| {
-        let look = with(|it| {
-            let task = &mut it.tasks[task];
-            if task.wait == wait { task.look.take() } else { None }
-        });
-        let Some(mut look) = look else { return false };
+    looking.retain_mut(|Looking { task, look }| {
         let finds = look();
-        with(|it| {
-            if finds {
-                it.tasks[task].wait += 1;
-                it.resume_later(task);
-            } else {
-                it.tasks[task].look = Some(look);
-            }
-        });
+        if finds {
+            with(|it| {
+                it.tasks[*task].wait += 1;
+                it.resume_later(*task);
+            });
+        }
         !finds
     });
     with(|it| it.looking[process] = looking);

@@ -126,7 +126,7 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
                 });
                 world.expect_told(before..world.excuses.len(), now);
             });
-            deliver();
+            deliver(server);
         }
         Fault::WritesRefused => server::refuse(server, random.pick(&Refusal::ALL), time),
         Fault::ClockIsSet => {

@@ -13,7 +13,9 @@ use crate::simulation;
 use crate::simulation::calls::{CallState, Held, Patience, Side};
 use crate::simulation::deadlocks;
 use crate::simulation::network::{Link, Network};
-use crate::simulation::world::{DIRECTOR, NameState, SERVER, Usage, World, broken, micros, with};
+use crate::simulation::world::{
+    DIRECTOR, NAMES, NameState, SERVER, Usage, World, broken, micros, with,
+};
 use crate::stats::Stats;
 use crate::store::hold_id::HoldId;
 use crate::store::request::{DETACHED, OFFER};
@@ -103,29 +105,42 @@ impl World {
     /// Notes who has, and who waits for, each name at the server.
     pub(super) fn look_at_server(&mut self) {
         let now = clock::now();
-        let Self { names, calls, clients, .. } = self;
+        let (mut is_free, mut is_idle) = ([true; NAMES.len()], true);
+        let Self { names, calls, clients, network, overtaken, .. } = self;
+        for server in &network.servers {
+            server.look(|key, client, holds| {
+                is_idle = false;
+                let Some(at) = names.iter().position(|name| name.key == key) else { return };
+                let NameState { had_hold, had_waiter, .. } = &mut names[at];
+                is_free[at] &= !holds;
+                let seen = if holds { had_hold } else { had_waiter };
+                match seen.get_mut(client) {
+                    Some(at) => *at = now,
+                    None => drop(seen.insert(client.to_owned(), now)),
+                }
+            });
+        }
         for (at, name) in names.iter_mut().enumerate() {
-            let NameState { key, had_hold, had_waiter, .. } = name;
-            let mut is_free = true;
-            for server in &self.network.servers {
-                server.look_at(key, |client, holds| {
-                    is_free &= !holds;
-                    let seen = if holds { &mut *had_hold } else { &mut *had_waiter };
-                    match seen.get_mut(client) {
-                        Some(at) => *at = now,
-                        None => drop(seen.insert(client.to_owned(), now)),
-                    }
-                });
-            }
-            if executor::follows_course() && !self.network.is_quorum() {
-                let server = &self.network.servers[SERVER];
-                let (holds, waiting) = (server.holds(key), server.waiting(key));
+            if executor::follows_course() && !network.is_quorum() {
+                let server = &network.servers[SERVER];
+                let (holds, waiting) = (server.holds(&name.key), server.waiting(&name.key));
                 let calls = calls.values().filter(|call| call.is_about(at));
                 let calls: Vec<_> = calls.map(|call| &*clients[call.client - 1].id).collect();
-                let overtaken = name.check_turns(&holds, &waiting, &calls, now);
-                self.overtaken = self.overtaken.take().or(overtaken);
+                let overtakes = name.check_turns(&holds, &waiting, &calls, now);
+                *overtaken = overtaken.take().or(overtakes);
             }
-            name.free_since = is_free.then(|| name.free_since.unwrap_or(now));
+            name.free_since = is_free[at].then(|| name.free_since.unwrap_or(now));
+        }
+        if !is_idle {
+            self.watch();
+        }
+    }
+
+    /// Lets the judge look now and then, from now on, as something may happen by itself: a lease
+    /// may end, or a call may be overdue.
+    pub(super) fn watch(&mut self) {
+        if !self.is_over && !mem::replace(&mut self.is_watched, true) {
+            executor::after(DIRECTOR, LOOK, tick);
         }
     }
 
@@ -528,13 +543,16 @@ impl World {
     /// Returns the client that goes before the one that asks for a side or a permit, perhaps one
     /// that it was `offered`. The clock is the server's, as it executes the request.
     pub(super) fn first_waiter(&self, hold: &HoldId, offered: bool) -> Option<String> {
+        if hold.kind.is_lock() {
+            return None;
+        }
         let now = executor::skewed(0, clock::now);
         let name = self.names.iter().find(|name| *name.name == *hold.name)?;
         let holds = self.network.servers[SERVER].memory.holds(&name.key);
         let is_own = |it: &HoldId| {
             it.client == hold.client && (it.nonce == hold.nonce || it.nonce == 0 && offered)
         };
-        if hold.kind.is_lock() || holds.iter().any(|(it, ..)| is_own(it)) {
+        if holds.iter().any(|(it, ..)| is_own(it)) {
             return None;
         }
         let first = self.network.servers[SERVER].memory.waiting(&name.key).into_iter().next()?;
@@ -630,6 +648,7 @@ pub(super) fn begin_hold(held: Held, grows: impl Fn(u64, u64, Side) -> bool) -> 
         let checks = names.into_iter().map(|name| world.note_hold(&held, name, &grows));
         let checks = checks.collect::<Result<Vec<()>, String>>();
         world.guards[place] = Some(held);
+        world.watch();
         checks?;
         world.check_exclusion(place)?;
         Ok(place)
@@ -638,10 +657,14 @@ pub(super) fn begin_hold(held: Held, grows: impl Fn(u64, u64, Side) -> bool) -> 
 }
 
 /// Looks whether a call waits for what is free.
-pub(super) fn tick() {
+fn tick() {
     let broken_by = with(|world| {
+        world.is_watched = false;
         world.look_at_server();
         let is_busy = !world.calls.is_empty() || world.guards.iter().any(Option::is_some);
+        if is_busy || !world.releasing.is_empty() {
+            world.watch();
+        }
         if (is_busy || world.is_calm)
             && let Err(why) = world.check_holds()
         {
@@ -703,9 +726,6 @@ pub(super) fn tick() {
     });
     if let Some(why) = broken_by {
         broken(&why);
-    }
-    if with(|world| !world.is_over) {
-        executor::after(DIRECTOR, LOOK, tick);
     }
 }
 

@@ -21,7 +21,7 @@ use crate::net::wait::Interrupter;
 use crate::simulation::faults;
 use crate::simulation::flaws::{change_acquired, change_asked, change_granted};
 use crate::simulation::server::{Server, unless_refused};
-use crate::simulation::world::{self, SERVER, process_of, say};
+use crate::simulation::world::{self, SERVER, process_of, say, words};
 use crate::store::Store;
 use crate::store::background::{Job, JobOutcome, JobRunner, Wake, Wakeups};
 use crate::store::hold_id::{HoldId, HoldKind};
@@ -285,7 +285,7 @@ fn execute<T>(
     server.refuse_with(None);
     let replicated = network(|it| it.servers[pair.server].replicate());
     faults::after_execution();
-    deliver();
+    deliver(pair.server);
     let acks = acks.filter(|_| !flawed(Flaw::ShortfallIsSuccess));
     let waits = acks.map(|timeout| missing.or(replicated).unwrap_or(timeout));
     (result, waits)
@@ -298,42 +298,44 @@ fn late_arrival() -> Duration {
     if is_late { network(|it| it.latency * 8) } else { Duration::ZERO }
 }
 
-/// Sends the messages that the servers have for their clients.
-pub(super) fn deliver() {
-    let (clients, servers) = network(|it| (it.links.len(), it.servers.len()));
-    let pairs = (1..=clients).flat_map(|client| (0..servers).map(move |it| (client, it)));
-    for (client, server) in pairs {
-        let pair = Pair { client, server };
-        loop {
-            let next = network(|it| {
-                let next = pair.wire(it).subscription.as_mut()?.next(executor::epoch())?;
-                Some((next, it.delay(), it.random.permille(it.weather.message_lost)))
-            });
-            let Some((next, delay, is_lost)) = next else { break };
-            let can_be_lost = !matches!(next, Ok(Wake::Complete(_) | Wake::Ready) | Err(_));
-            let is_lost = can_be_lost
-                && executor::choose(Choice::Message, 2).map_or(is_lost, |chosen| chosen == 1);
-            let delay = if can_be_lost { delay + late_arrival() } else { delay };
-            if is_lost || flawed(Flaw::NoWakeUps) && matches!(next, Ok(Wake::Lock(_))) {
-                say(SERVER, || format!("message to client {client} is lost: {next:?}"));
-                continue;
+/// Sends the messages that a server has for its clients.
+pub(super) fn deliver(server: usize) {
+    let mut client = 1;
+    loop {
+        let next = network(|it| {
+            while let Some(link) = it.links.get_mut(client - 1) {
+                let subscription = link.wires[server].subscription.as_mut();
+                if let Some(next) = subscription.and_then(|it| it.next(executor::epoch())) {
+                    return Some((next, it.delay(), it.random.permille(it.weather.message_lost)));
+                }
+                client += 1;
             }
-            let client = if flawed(Flaw::MessagesGoAstray) { 1 } else { client };
-            executor::after(client, delay, move || {
-                let arrives = network(|it| {
-                    let now = clock::now();
-                    let link = &mut it.links[client - 1];
-                    let is_subscribed = link.wires[server].subscription.is_some();
-                    let arrives = now >= link.cut_until && is_subscribed;
-                    if arrives {
-                        link.inbox.push_back((server, next.clone()));
-                    }
-                    arrives
-                });
-                let outcome = if arrives { "receives" } else { "does not receive" };
-                say(client, || format!("{outcome} the message {next:?}"));
-            });
+            None
+        });
+        let Some((next, delay, is_lost)) = next else { return };
+        let can_be_lost = !matches!(next, Ok(Wake::Complete(_) | Wake::Ready) | Err(_));
+        let is_lost = can_be_lost
+            && executor::choose(Choice::Message, 2).map_or(is_lost, |chosen| chosen == 1);
+        let delay = if can_be_lost { delay + late_arrival() } else { delay };
+        if is_lost || flawed(Flaw::NoWakeUps) && matches!(next, Ok(Wake::Lock(_))) {
+            say(SERVER, || format!("message to client {client} is lost: {next:?}"));
+            continue;
         }
+        let client = if flawed(Flaw::MessagesGoAstray) { 1 } else { client };
+        executor::after(client, delay, move || {
+            let arrives = network(|it| {
+                let now = clock::now();
+                let link = &mut it.links[client - 1];
+                let is_subscribed = link.wires[server].subscription.is_some();
+                let arrives = now >= link.cut_until && is_subscribed;
+                if arrives {
+                    link.inbox.push_back((server, next.clone()));
+                }
+                arrives
+            });
+            let outcome = if arrives { "receives" } else { "does not receive" };
+            say(client, || format!("{outcome} the message {next:?}"));
+        });
     }
 }
 
@@ -396,7 +398,7 @@ fn fate_of(
 /// Sends a request. `done` is called once, at the deadline at the latest.
 pub(super) fn send<T: Clone + std::fmt::Debug + 'static>(
     pair: Pair,
-    what: impl Fn() -> String,
+    what: &str,
     deadline: Instant,
     durable: bool,
     request: impl Fn(&Memory) -> Result<T, Failure> + 'static,
@@ -422,7 +424,7 @@ pub(super) fn send<T: Clone + std::fmt::Debug + 'static>(
     let now = clock::now();
     let left = deadline.saturating_duration_since(now);
     let (fate, there, back, late) = fate_of(pair, now, left);
-    say(client, || format!("{} ({fate:?})", what()));
+    say(client, || format!("{what} ({fate:?})"));
     if !matches!(fate, Some(Fate::Arrives | Fate::Twice | Fate::TwiceLate)) {
         world::with(|world| world.disturb(client, deadline));
     }
@@ -491,7 +493,7 @@ pub(super) fn send<T: Clone + std::fmt::Debug + 'static>(
 /// Sends a request, and blocks until it has an outcome.
 fn call<T: Clone + std::fmt::Debug + 'static>(
     pair: Pair,
-    what: impl Fn() -> String,
+    what: &str,
     deadline: Instant,
     durable: bool,
     request: impl Fn(&Memory) -> Result<T, Failure> + 'static,
@@ -505,7 +507,7 @@ type Slot<T> = Arc<Mutex<Option<Result<T, Failure>>>>;
 /// Sends a request, and returns where its outcome arrives.
 fn begin<T: Clone + std::fmt::Debug + 'static>(
     pair: Pair,
-    what: impl Fn() -> String,
+    what: &str,
     deadline: Instant,
     durable: bool,
     request: impl Fn(&Memory) -> Result<T, Failure> + 'static,
@@ -591,18 +593,15 @@ impl SimulatedStore {
         let Acquire { holds, mut lease, mut registration, deadline } = request;
         let mut holds = holds.to_vec();
         change_asked(&mut holds, &mut lease);
-        let what = {
-            let holds = holds.clone();
-            move || {
-                let nonces: Vec<_> = holds.iter().map(HoldId::number).collect();
-                let (kind, name) = (holds[0].kind, &holds[0].name);
-                format!("asks for {kind:?} {name:?} {nonces:?} ({registration:?}, {lease:?})")
-            }
-        };
+        let what = words(|| {
+            let nonces: Vec<_> = holds.iter().map(HoldId::number).collect();
+            let (kind, name) = (holds[0].kind, &holds[0].name);
+            format!("asks for {kind:?} {name:?} {nonces:?} ({registration:?}, {lease:?})")
+        });
         if flawed(Flaw::NeverRegisters) && registration.joins() {
             registration = Registration::None;
         }
-        begin(self.pair(), what, deadline, true, move |memory| {
+        begin(self.pair(), &what, deadline, true, move |memory| {
             let deadline = executor::epoch();
             let request = Acquire { holds: &holds, lease, registration, deadline };
             // An offer is one permit, or the side of all readers.
@@ -666,15 +665,13 @@ impl Store for SimulatedStore {
     ) {
         let Some(deadline) = requests.iter().map(|request| request.deadline).max() else { return };
         let changes: Vec<_> = requests.iter().map(|it| (it.hold.clone(), it.change)).collect();
-        let what = {
-            let changes: Vec<_> = changes
-                .iter()
-                .map(|(hold, change)| (hold.name.clone(), hold.number(), *change))
-                .collect();
-            move || format!("asks {changes:?}")
-        };
+        let what = words(|| {
+            let changes = changes.iter();
+            let changes = changes.map(|(hold, change)| (&hold.name, hold.number(), change));
+            format!("asks {:?}", changes.collect::<Vec<_>>())
+        });
         let is_durable = changes.iter().any(|(_, change)| change.is_durable());
-        let replies = call(self.pair(), what, deadline, is_durable, move |memory| {
+        let replies = call(self.pair(), &what, deadline, is_durable, move |memory| {
             Ok(changes.iter().map(|(hold, change)| change_of(memory, hold, *change)).collect())
         });
         let replies: Vec<Result<HoldReply, Failure>> =
@@ -686,14 +683,11 @@ impl Store for SimulatedStore {
         for PostedChange { request, on_reply, .. } in posts {
             let HoldRequest { hold, change, deadline } = request;
             let hold = hold.clone();
-            let what = {
-                let hold = hold.clone();
-                move || format!("posts {change:?} of {:?} {}", hold.name, hold.number())
-            };
+            let what = words(|| format!("posts {change:?} of {:?} {}", hold.name, hold.number()));
             let request = move |memory: &Memory| change_of(memory, &hold, change);
             let client = self.client;
             network(|it| it.links[client - 1].posts += 1);
-            send(self.pair(), what, deadline, change.is_durable(), request, move |reply| {
+            send(self.pair(), &what, deadline, change.is_durable(), request, move |reply| {
                 // A thread reads it.
                 executor::spawn(Some(client), move || {
                     network(|it| it.links[client - 1].posts -= 1);
@@ -711,8 +705,7 @@ impl Store for SimulatedStore {
 
     fn report(&self, name: &str, look: Look, deadline: Instant) -> Result<ReportReply, Failure> {
         let name = name.to_owned();
-        let what = || "asks who has the lock".to_owned();
-        call(self.pair(), what, deadline, false, move |memory| {
+        call(self.pair(), "asks who has the lock", deadline, false, move |memory| {
             memory.report(&name, look, executor::epoch())
         })
         .map_err(Failure::of_question)
@@ -721,8 +714,7 @@ impl Store for SimulatedStore {
     fn force_release(&self, owner: OwnerOf<'_>, deadline: Instant) -> Result<bool, Failure> {
         let OwnerOf { kind, name, owner } = owner;
         let (name, owner) = (name.to_owned(), owner.to_owned());
-        let what = || "ends a hold by force".to_owned();
-        call(self.pair(), what, deadline, false, move |memory| {
+        call(self.pair(), "ends a hold by force", deadline, false, move |memory| {
             let owner = OwnerOf { kind, name: &name, owner: &owner };
             memory.force_release(owner, executor::epoch())
         })
@@ -730,14 +722,13 @@ impl Store for SimulatedStore {
 
     fn tell(&self, name: &str, telling: &Telling, deadline: Instant) -> Result<(), Failure> {
         let (name, telling) = (name.to_owned(), telling.clone());
-        let what = || "sends a message".to_owned();
-        call(self.pair(), what, deadline, false, move |memory| {
+        call(self.pair(), "sends a message", deadline, false, move |memory| {
             memory.tell(&name, &telling, executor::epoch())
         })
     }
 
     fn ping(&self, _: &HoldId, deadline: Instant) -> Result<(), Failure> {
-        call(self.pair(), || "pings".to_owned(), deadline, false, |_| Ok(()))
+        call(self.pair(), "pings", deadline, false, |_| Ok(()))
     }
 
     fn wakeups(&self, client: &str, _: Option<&RedissonChannels>) -> Box<dyn Wakeups> {
@@ -767,7 +758,7 @@ pub(super) fn subscribe(pair: Pair, id: &str) -> Result<(), Failure> {
         link.inbox.retain(|(from, _)| *from != server);
         Ok(())
     })?;
-    deliver();
+    deliver(server);
     Ok(())
 }
 
@@ -823,15 +814,12 @@ impl JobRunner for SimulatedJobs {
                 it.links[client - 1].jobs += 1;
                 it.links[client - 1].generation
             });
-            let what = {
-                let hold = hold.clone();
-                move || {
-                    format!("in the background, {change:?} of {:?} {}", hold.name, hold.number())
-                }
-            };
+            let what = words(|| {
+                format!("in the background, {change:?} of {:?} {}", hold.name, hold.number())
+            });
             let request = move |memory: &Memory| change_of(memory, &hold, change);
             let pair = Pair { client, server: 0 };
-            send(pair, what, deadline, change.is_durable(), request, move |outcome| {
+            send(pair, &what, deadline, change.is_durable(), request, move |outcome| {
                 network(|it| {
                     let link = &mut it.links[client - 1];
                     if link.generation == generation {

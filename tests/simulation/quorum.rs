@@ -24,6 +24,7 @@ use crate::net::shared_call::Resolver;
 use crate::net::wait::{Interrupter, ReplyWait, Spin};
 use crate::simulation::network::{Network, Pair, failure, network, send, subscribe};
 use crate::simulation::server::unless_refused;
+use crate::simulation::world::words;
 use crate::store::background::{
     BackgroundSettings, Decision, Job, JobOutcome, JobPolicy, JobRunner, Wake, WakeupPolicy,
     Wakeups,
@@ -165,10 +166,9 @@ fn send_script(
 ) {
     let Pair { client, server } = pair;
     network(|it| it.links[client - 1].posts += 1);
-    let described = request.clone();
-    let what = move || format!("{what} server {server}: {}", describe(&described));
+    let what = words(|| format!("{what} server {server}: {}", describe(&request)));
     let request = move |memory: &Memory| perform(memory, server, &request);
-    send(pair, what, deadline, false, request, move |reply| {
+    send(pair, &what, deadline, false, request, move |reply| {
         network(|it| it.links[client - 1].posts -= 1);
         done(reply);
     });
@@ -362,21 +362,34 @@ impl Drop for QuorumWakeups {
 }
 
 /// The name, and the arguments, of a script's call.
-struct Call {
+struct Call<'a> {
     script: &'static Script,
-    name: String,
+    name: &'a str,
     keys: usize,
-    args: Vec<String>,
+    args: Vec<&'a str>,
 }
 
-impl Call {
-    fn parse(request: &Request) -> Self {
-        let parts = redis::parse_redis_value(&request.bytes).expect("a packed request");
-        let parts: Vec<String> = redis::from_redis_value(parts).expect("text");
+/// Returns the parts of a packed request: those of `redis::parse_redis_value`, which takes most of
+/// the time of a simulated quorum.
+fn parts(packed: &str) -> Vec<&str> {
+    let (_, mut rest) = packed.split_once("\r\n").expect("the number of parts");
+    let mut parts = Vec::with_capacity(16);
+    while let Some((length, after)) = rest.split_once("\r\n") {
+        let length = length.strip_prefix('$').and_then(|it| it.parse().ok());
+        let (part, after) = after.split_at(length.expect("a length"));
+        parts.push(part);
+        rest = after.strip_prefix("\r\n").expect("the end of a part");
+    }
+    parts
+}
+
+impl<'a> Call<'a> {
+    fn parse(request: &'a Request) -> Self {
+        let parts = parts(str::from_utf8(&request.bytes).expect("text"));
         let keys: usize = parts[2].parse().expect("a number of keys");
         let name = parts[3].strip_prefix("lock:").expect("the prefix of all locks");
         let script = request.script.expect("a script");
-        Self { script, name: name.into(), keys, args: parts[3 + keys..].to_vec() }
+        Self { script, name, keys, args: parts[3 + keys..].to_vec() }
     }
 
     fn number(&self, at: usize) -> i64 {
@@ -389,7 +402,7 @@ impl Call {
 
     fn hold(&self) -> HoldId {
         let owner = self.args[0].as_bytes();
-        HoldId::of_owner(owner, HoldKind::Lock, &self.name).expect("an owner")
+        HoldId::of_owner(owner, HoldKind::Lock, self.name).expect("an owner")
     }
 
     fn is(&self, script: &Script) -> bool {
@@ -398,7 +411,7 @@ impl Call {
 
     fn registration(&self) -> Registration {
         let life = self.number(3);
-        let place = self.args.get(5).map_or("", String::as_str);
+        let place = self.args.get(5).copied().unwrap_or_default();
         match (place, life) {
             ("", 0) => Registration::None,
             ("", ..0) => Registration::IfMayBeKept,
@@ -416,7 +429,7 @@ impl Call {
 
     fn change(&self) -> Change {
         let lease = Some(self.time(1)).filter(|lease| !lease.is_zero());
-        match (&*self.args[2], lease) {
+        match (self.args[2], lease) {
             ("watch", lease) => Change::Watch { lease },
             ("", Some(lease)) => Change::Renew { lease },
             ("", None) => Change::Check,
@@ -463,7 +476,7 @@ fn perform(memory: &Memory, server: usize, request: &Request) -> Result<Value, F
     } else if call.is(&scripts::RELEASE) {
         if call.args[3] == "force" {
             let owner = call.args[0].as_bytes();
-            let owner = OwnerOf { kind: HoldKind::Lock, name: &call.name, owner };
+            let owner = OwnerOf { kind: HoldKind::Lock, name: call.name, owner };
             let found = memory.force_release(owner, deadline)?;
             return Ok(Value::Int(found.into()));
         }
@@ -472,7 +485,7 @@ fn perform(memory: &Memory, server: usize, request: &Request) -> Result<Value, F
             let server_memory = network(|it| it.servers[server].memory.clone());
             let release = Some(Change::RELEASE);
             return unless_refused(server, release, || {
-                Ok(answer(server_memory.withdraw(&lock_key(&call.name), &hold)))
+                Ok(answer(server_memory.withdraw(&lock_key(call.name), &hold)))
             });
         }
         let taken = call.time(3);
@@ -480,14 +493,16 @@ fn perform(memory: &Memory, server: usize, request: &Request) -> Result<Value, F
         let release = Change::Release { taken_until, unused: None };
         return change(memory, server, &hold, release);
     } else if call.is(&scripts::UNREGISTER) {
-        let (kind, name, client) = (HoldKind::Lock, (*call.name).into(), (*call.args[0]).into());
+        let (kind, name, client) = (HoldKind::Lock, call.name.into(), call.args[0].into());
         let hold = HoldId { kind, name, client, nonce: 1 };
         return change(memory, server, &hold, Change::Unregister);
     } else if call.is(&scripts::REPORT) {
         return report(memory, &call);
     } else if call.is(&scripts::TELL) {
-        let (message, clients) = (call.args[0].clone(), call.args[2..].to_vec());
-        memory.tell(&call.name, &Telling { clients, message }, deadline)?;
+        let (message, clients) =
+            (call.args[0].to_owned(), call.args[2..].iter().map(ToString::to_string));
+        let telling = Telling { clients: clients.collect(), message };
+        memory.tell(call.name, &telling, deadline)?;
     }
     Ok(Value::Int(1))
 }
@@ -525,7 +540,7 @@ fn raise(server: usize, hold: &HoldId, fence: u64) -> HoldReply {
     HoldReply::Done
 }
 
-fn acquire(memory: &Memory, server: usize, call: &Call) -> Result<Value, Failure> {
+fn acquire(memory: &Memory, server: usize, call: &Call<'_>) -> Result<Value, Failure> {
     let (holds, lease) = (&[call.hold()], call.time(1));
     let deadline = executor::epoch();
     let request = Acquire { holds, lease, registration: call.registration(), deadline };
@@ -560,9 +575,9 @@ fn acquire(memory: &Memory, server: usize, call: &Call) -> Result<Value, Failure
     })
 }
 
-fn report(memory: &Memory, call: &Call) -> Result<Value, Failure> {
+fn report(memory: &Memory, call: &Call<'_>) -> Result<Value, Failure> {
     let look = if call.keys == 1 { Look::Holder } else { Look::Token };
-    let report = memory.report(&call.name, look, executor::epoch())?;
+    let report = memory.report(call.name, look, executor::epoch())?;
     let text = |text: String| Value::BulkString(text.into_bytes());
     let holds = report.holds.into_iter().map(|(_, holder)| {
         let left = int(holder.remaining.as_millis());

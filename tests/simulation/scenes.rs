@@ -6,7 +6,6 @@ use crate::base::clock;
 use crate::base::sync::executor::{self, Choice, Course, Deviation, Process, Random, Settings};
 use crate::simulation::calls::{Patience, Side, acquire, release};
 use crate::simulation::faults::{Accident, Fault};
-use crate::simulation::judge::tick;
 use crate::simulation::network::{Link, Network, Weather};
 use crate::simulation::server::{Server, ServerClock};
 use crate::simulation::tickets::pass;
@@ -144,7 +143,6 @@ pub(super) fn run_scene(
                     }
                 });
             }
-            tick();
             finish(LEASE * 8);
         });
     })

@@ -10,7 +10,7 @@ use crate::config::durability::Durability;
 use crate::simulation::calls::{Patience, Side, acquire, release};
 use crate::simulation::deadlocks::{self, Deadlocks};
 use crate::simulation::faults::{Accident, Fault, happen};
-use crate::simulation::judge::{observe, tick};
+use crate::simulation::judge::observe;
 use crate::simulation::network::{Link, Network, Weather};
 use crate::simulation::server::{Replica, Server, ServerClock};
 use crate::simulation::tickets::leave_to_any;
@@ -145,7 +145,6 @@ fn begin(mut random: Random, tells: bool, latency: Duration, servers: usize) {
                     start(process, move |client, process| caller(client, process, random, calls));
                 }
             }
-            tick();
             direct(random);
         },
     );

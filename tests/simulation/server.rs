@@ -151,9 +151,9 @@ impl Server {
         })
     }
 
-    /// Shows each client that has a hold or an offer of a name, or waits for one (`false`).
-    pub(super) fn look_at(&self, key: &str, see: impl FnMut(&str, bool)) {
-        self.at_its_time(|memory| memory.look_at(key, see));
+    /// Shows each client that has a hold or an offer of a key, or waits for one (`false`).
+    pub(super) fn look(&self, see: impl FnMut(&str, &str, bool)) {
+        self.at_its_time(|memory| memory.look(see));
     }
 
     pub(super) fn waiting(&self, key: &str) -> Vec<String> {

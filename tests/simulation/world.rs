@@ -99,6 +99,8 @@ pub(super) struct World {
     pub(super) is_reliable: bool,
     pub(super) is_healed: bool,
     pub(super) is_over: bool,
+    /// The judge looks at the world now and then, because something may happen by itself.
+    pub(super) is_watched: bool,
     /// How far the clock of a client is behind at most.
     pub(super) clocks_behind: Duration,
     /// How often a server of a quorum has lost its counter of tokens.
@@ -208,6 +210,11 @@ pub(super) fn with<T>(act: impl FnOnce(&mut World) -> T) -> T {
     })
 }
 
+/// Returns words for the history, if it is wanted.
+pub(super) fn words(words: impl FnOnce() -> String) -> String {
+    if with(|world| world.tells) { words() } else { String::new() }
+}
+
 /// Adds a line to the history, if it is wanted.
 pub(super) fn say(process: Process, line: impl FnOnce() -> String) {
     if with(|world| world.tells) {
@@ -298,6 +305,7 @@ impl World {
             is_reliable: false,
             is_healed: false,
             is_over: false,
+            is_watched: false,
             clocks_behind: Duration::ZERO,
             counters_lost: 0,
             tokens_may_repeat: false,

@@ -384,14 +384,12 @@ mod tests {
             holds.iter().map(|held| (held.id.clone(), held.depth, held.ends)).collect()
         }
 
-        pub(in crate::store::memory) fn look_at(
-            &mut self,
-            key: &str,
-            mut see: impl FnMut(&str, bool),
-        ) {
-            if let Some(name) = self.name(key) {
-                name.holds.iter().for_each(|held| see(&held.id.client, true));
-                name.queue.iter().for_each(|waiting| see(&waiting.client, false));
+        pub(in crate::store::memory) fn look(&self, mut see: impl FnMut(&str, &str, bool)) {
+            let now = Moment::now();
+            for (key, name) in &self.by_key {
+                let holds = name.holds.iter().filter(|held| held.ends > now);
+                holds.for_each(|held| see(key, &held.id.client, true));
+                name.queue.iter().for_each(|waiting| see(key, &waiting.client, false));
             }
         }
 

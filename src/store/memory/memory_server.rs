@@ -266,9 +266,9 @@ mod tests {
             self.0.lock().locks.holds(key)
         }
 
-        /// Shows each client that has a hold or an offer of a name, or waits for one (`false`).
-        pub(crate) fn look_at(&self, key: &str, see: impl FnMut(&str, bool)) {
-            self.0.lock().locks.look_at(key, see);
+        /// Shows each client that has a hold or an offer of a key, or waits for one (`false`).
+        pub(crate) fn look(&self, see: impl FnMut(&str, &str, bool)) {
+            self.0.lock().locks.look(see);
         }
 
         /// Sets the last token, as far as the server knows.
