@@ -373,7 +373,8 @@ impl World {
             || self.releasing.iter().any(|(_, name)| *name == at);
         // A lock that a client only keeps is free too.
         let is_kept = self.is_calm && !self.may_be_left(at);
-        let last_held = name.had_guard.values().max().copied().filter(|_| is_kept);
+        let last_held = name.had_guard.values().max().filter(|_| is_kept);
+        let last_held = last_held.map(|at| name.had_part.max(*at));
         let free_since = name.free_since.or(last_held);
         !is_held && free_since.is_some_and(|since| clock::now() > since + most)
     }
@@ -685,6 +686,10 @@ fn tick() {
             let mut guards = world.guards.iter().flatten();
             if guards.any(|held| held.is_of(at) && held.guard.is_held()) {
                 name.unguarded_since = now;
+            }
+            let is_set = |call: &CallState| matches!(call.side, Side::Set(_));
+            if world.calls.values().any(|call| is_set(call) && call.is_about(at)) {
+                name.had_part = now;
             }
         }
         if !world.is_healed && !world.is_calm && !is_explored {

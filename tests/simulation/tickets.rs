@@ -70,12 +70,11 @@ impl World {
         if self.names[name].usage == Usage::Lock { self.leaves } else { 0 }
     }
 
-    /// Returns `true` if the server has a hold that was left, or most of those of a quorum.
-    fn has_at_server(&self, at: usize) -> bool {
+    /// Returns how many servers have a hold that was left.
+    fn servers_with(&self, at: usize) -> usize {
         let left = &self.left[at];
         let holds = self.network.holds(&self.names[left.name].key);
-        let holds = holds.iter().filter(|(id, depth, _)| *id == left.id && *depth > 0);
-        holds.count() > self.network.servers.len() / 2
+        holds.iter().filter(|(id, depth, _)| *id == left.id && *depth > 0).count()
     }
 }
 
@@ -187,7 +186,8 @@ pub(super) fn leave_to_any(from: Process, place: usize, random: &mut Random) {
 /// Uses a ticket, and checks how that ends.
 fn make_use(client: &Client, process: Process, at: usize, ticket: &Ticket, what: Use) {
     let sent = clock::now();
-    let (was_there, changes) = with(|world| (world.has_at_server(at), world.changes));
+    // A late request may bring the hold of a minority to others.
+    let (was_there, changes) = with(|world| (world.servers_with(at) > 0, world.changes));
     let fence = ticket.fence();
     say(process, || format!("uses the ticket of the hold with fence {fence}: {what:?}"));
     let name = with(|world| {
@@ -234,7 +234,8 @@ fn make_use(client: &Client, process: Process, at: usize, ticket: &Ticket, what:
             let is_expected = world.may_fail(&error, process, sent);
             return (!is_expected).then(|| format!("a use of a ticket fails: {error}"));
         }
-        if world.has_at_server(at) && world.changes == changes {
+        let is_there = world.servers_with(at) > world.network.servers.len() / 2;
+        if is_there && world.changes == changes {
             return Some(format!("a ticket is refused, though its hold exists: {error}"));
         }
         let own = u32::from(matches!(what, Use::Release));
