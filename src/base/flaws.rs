@@ -99,8 +99,6 @@ flaws! {
     TenureHasNoEnd,
     /// A client stays registered as waiting when its call gives up.
     TimeoutIsForgotten,
-    /// What happens to a name has the time at which a thread began to wait for its lock.
-    TimeIsReadEarly,
     /// The next hold of a tenure has the token of the one before.
     TokenIsRepeated,
     /// The token of a hold is the smallest that a majority has given.

@@ -395,10 +395,8 @@ impl<'a> LockCall<'a> {
     /// read while the name is locked: no reply may seem older than a call that it decides on.
     fn step<T>(&mut self, act: impl FnOnce(&mut Name<Arc<Parker>>, &mut Turn) -> T) -> T {
         let Shared { wait_queues, config, store, .. } = self.shared;
-        let read = || wait_queues.turn(config, &**store);
-        let early = flawed(Flaw::TimeIsReadEarly).then(read);
         let (result, effects) = self.with(|name| {
-            let mut turn = early.unwrap_or_else(read);
+            let mut turn = wait_queues.turn(config, &**store);
             (act(name, &mut turn), turn.effects)
         });
         self.apply(effects);

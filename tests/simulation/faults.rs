@@ -56,6 +56,9 @@ pub(super) struct Accident {
     pub(super) server: usize,
 }
 
+/// How long after the last fault everything is healed.
+pub(super) const HEALED_AFTER: Duration = Duration::from_secs(3);
+
 pub(super) fn happen(accident: Accident, random: &mut Random) {
     let Accident { fault, client, time, name, server } = accident;
     let lease = with(|world| world.lease);
@@ -170,8 +173,10 @@ pub(super) fn stop_soon(client: Process, random: &mut Random) {
 /// Brings a server back without its data.
 fn empty(server: usize, time: Duration, random: &mut Random) {
     with(|world| {
-        // One of a quorum does no harm if it stays away until every lease has ended.
-        let stays_away = world.network.is_quorum() && random.permille(700);
+        // One of a quorum does no harm if it stays away until every lease has ended, unless
+        // everything is healed before.
+        let is_brief = world.lease < HEALED_AFTER;
+        let stays_away = world.network.is_quorum() && random.permille(700) && is_brief;
         let is_late = stays_away && !flawed(Flaw::ReturnsTooSoon);
         let time = if is_late { world.lease * 102 / 100 } else { time };
         world.change_server(server, stays_away, |network| {

@@ -178,7 +178,7 @@ fn accidents(clients: &[Process]) -> Vec<Accident> {
 }
 
 pub(super) fn scenes() -> Vec<(&'static str, Scene)> {
-    use Side::{Alone, Permit, Reader};
+    use Side::{Alone, Reader};
     let lock = Scene {
         usage: Usage::Lock,
         keep: None,
@@ -213,17 +213,6 @@ pub(super) fn scenes() -> Vec<(&'static str, Scene)> {
         ],
         ..lock.clone()
     };
-    let permits = Scene {
-        usage: Usage::Semaphore(2),
-        clients: 3,
-        threads: vec![
-            (1, vec![errand(0, Permit, 6), errand(8, Permit, 0)]),
-            (1, vec![errand(1, Permit, 6)]),
-            (2, vec![errand(2, Permit, 3)]),
-            (3, vec![errand(3, Permit, 3)]),
-        ],
-        ..lock.clone()
-    };
     let kept = Scene {
         keep: Some(LEASE),
         threads: vec![
@@ -255,19 +244,53 @@ pub(super) fn scenes() -> Vec<(&'static str, Scene)> {
         ],
         ..lock.clone()
     };
-    let of_quorums = scenes_of_quorums(&lock);
+    let (of_permits, of_quorums) = (scenes_of_permits(&lock), scenes_of_quorums(&lock));
     let of_servers = vec![
         ("a lock", lock),
         ("a kept lock", kept),
         ("a kept lock that is wanted at once", wanted),
         ("calls that do not wait long", impatient),
         ("readers and a writer", sides),
-        ("permits", permits),
         ("a set", sets),
         ("a set on two servers", apart),
         ("a ticket", ticket),
     ];
-    [of_servers, of_quorums].concat()
+    [of_servers, of_permits, of_quorums].concat()
+}
+
+fn scenes_of_permits(lock: &Scene) -> Vec<(&'static str, Scene)> {
+    use Side::Permit;
+    let permits = Scene {
+        usage: Usage::Semaphore(2),
+        clients: 3,
+        threads: vec![
+            (1, vec![errand(0, Permit, 6), errand(8, Permit, 0)]),
+            (1, vec![errand(1, Permit, 6)]),
+            (2, vec![errand(2, Permit, 3)]),
+            (3, vec![errand(3, Permit, 3)]),
+        ],
+        ..lock.clone()
+    };
+    // Some of them leave while a request asks for their permits, too.
+    let leaver = |wait| {
+        let leaves = Errand { patience: Patience::For(ms(wait)), ..errand(4, Permit, 0) };
+        (1, vec![leaves])
+    };
+    let left_permits = Scene {
+        usage: Usage::Semaphore(4),
+        threads: vec![
+            (2, vec![errand(0, Permit, 20)]),
+            (2, vec![errand(0, Permit, 15)]),
+            (2, vec![errand(0, Permit, 15)]),
+            (2, vec![errand(0, Permit, 15)]),
+            (1, vec![errand(3, Permit, 3)]),
+            leaver(18),
+            leaver(19),
+            leaver(20),
+        ],
+        ..lock.clone()
+    };
+    vec![("permits", permits), ("permits that calls no longer want", left_permits)]
 }
 
 fn scenes_of_quorums(lock: &Scene) -> Vec<(&'static str, Scene)> {

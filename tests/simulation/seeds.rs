@@ -9,7 +9,7 @@ use crate::client::Client;
 use crate::config::durability::Durability;
 use crate::simulation::calls::{Patience, Side, acquire, release};
 use crate::simulation::deadlocks::{self, Deadlocks};
-use crate::simulation::faults::{Accident, Fault, happen};
+use crate::simulation::faults::{Accident, Fault, HEALED_AFTER, happen};
 use crate::simulation::judge::observe;
 use crate::simulation::network::{Link, Network, Weather};
 use crate::simulation::server::{Replica, Server, ServerClock};
@@ -258,9 +258,13 @@ fn direct(mut random: Random) {
     let horizon = Duration::from_secs(3);
     for _ in 0..faults {
         executor::sleep(random.time(horizon / 2));
-        let is_replicated = with(|world| world.network.servers[0].replica.is_some());
+        let (is_replicated, is_quorum) = with(|world| {
+            let network = &world.network;
+            (network.servers[0].replica.is_some(), network.is_quorum())
+        });
         let fault = match random.pick(&FAULTS) {
             _ if is_replicated && random.permille(300) => Fault::FailsOver,
+            Fault::FailsOver | Fault::ReplicaIsCutOff if is_quorum => Fault::ServerIsEmpty,
             Fault::FailsOver | Fault::ReplicaIsCutOff if !is_replicated => Fault::ServerRestarts,
             fault => fault,
         };
@@ -273,5 +277,5 @@ fn direct(mut random: Random) {
             });
         }
     }
-    finish(Duration::from_secs(3));
+    finish(HEALED_AFTER);
 }
