@@ -1,6 +1,6 @@
 //! Messages of channels among other replies.
 
-use crate::harness::messages::{Stream, words};
+use crate::harness::messages::Stream;
 
 const SENT: &[u8] = b"*3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n*3\r\n$7\r\nmessage\r\n$1\r\na\r\n\
     $4\r\n\r\n*1\r\n*2\r\n$4\r\npong\r\n$0\r\n\r\n\
@@ -17,11 +17,4 @@ fn only_messages_are_lost_in_whatever_pieces_they_come() {
         let replies = SENT.chunks(size).flat_map(|piece| replies.add_replies(piece));
         assert_eq!(replies.collect::<Vec<_>>(), REPLIES);
     }
-}
-
-#[test]
-fn requests_and_replies_have_words() {
-    assert_eq!(words(b"*2\r\n$4\r\nEVAL\r\n$5\r\na\r\n b\r\n"), ["EVAL", "a\r\n b"]);
-    assert_eq!(words(b"*3\r\n:1\r\n*1\r\n$0\r\n\r\n:-2\r\n"), ["1", "", "-2"]);
-    assert_eq!(words(b"-NOSCRIPT none\r\n"), ["-NOSCRIPT none"]);
 }

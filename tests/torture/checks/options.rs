@@ -71,14 +71,6 @@ fn only_locks_are_kept_and_for_a_lease_at_most() {
 }
 
 #[test]
-fn a_trace_needs_a_server_that_stays() {
-    assert!(parse("--trace --nemesis pause-worker,drop-replies").expect("these fit").trace);
-    parse("--trace --nemesis drop-messages --locks quorum").expect("these fit too");
-    assert_refused("--trace --nemesis none --locks sentinel", "takes --locks server or quorum");
-    assert_refused("--trace --nemesis close-clients", "no fault that ends connections");
-}
-
-#[test]
 fn unknown_words_are_refused() {
     assert_refused("--locks moon", "--locks is server, sentinel, cluster or quorum");
     assert_refused("--kind spin", "--kind is lock, rw, semaphore or all");

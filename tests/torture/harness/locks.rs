@@ -15,8 +15,8 @@ use crate::harness::server::Server;
 
 pub(crate) enum Locks {
     Cluster(Cluster),
-    /// One server, or those of a quorum. Each is behind a proxy if the network should fail, or if
-    /// answers should be recorded. Otherwise there are no proxies.
+    /// One server, or those of a quorum. Each is behind a proxy if the network should fail.
+    /// Otherwise there are no proxies.
     Independent {
         servers: Vec<Server>,
         proxies: Vec<Proxy>,
@@ -44,7 +44,7 @@ impl Locks {
         };
         let servers: Vec<_> = (0..count).map(|_| Server::start(server, &args)).collect();
         let faulty = options.faults.iter().copied().any(Fault::is_of_network);
-        let proxied = servers.iter().filter(|_| faulty || options.trace);
+        let proxied = servers.iter().filter(|_| faulty);
         let proxies = proxied.map(|server| Proxy::before(server.port(), *lease / 2, *seed));
         Ok(Self::Independent { proxies: proxies.collect::<io::Result<_>>()?, servers })
     }

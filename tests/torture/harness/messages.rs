@@ -30,27 +30,6 @@ impl Stream {
     }
 }
 
-/// Returns the words of a request or a reply, in order.
-pub(crate) fn words(bytes: &[u8]) -> Vec<String> {
-    let Some(line) = line(bytes) else { return Vec::new() };
-    let first = String::from_utf8_lossy(&bytes[1..line - 2]).into_owned();
-    match bytes[0] {
-        b'*' | b'>' => {
-            let (mut words, mut rest) = (Vec::new(), &bytes[line..]);
-            while let Some(length) = length(rest) {
-                words.extend(self::words(&rest[..length]));
-                rest = &rest[length..];
-            }
-            words
-        }
-        b'$' if bytes.len() > line => {
-            vec![String::from_utf8_lossy(&bytes[line..bytes.len() - 2]).into_owned()]
-        }
-        b'-' => vec![format!("-{first}")],
-        _ => vec![first],
-    }
-}
-
 /// Returns the length of the first line.
 fn line(bytes: &[u8]) -> Option<usize> {
     bytes.windows(2).position(|pair| pair == b"\r\n").map(|end| end + 2)

@@ -2,7 +2,6 @@
 
 use std::env;
 use std::fs;
-use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -12,7 +11,6 @@ use self::locks::Locks;
 use self::options::{HELP, Options, Role};
 use self::register::Register;
 use self::server::Server;
-use self::trace::Monitor;
 use self::workers::Workers;
 
 pub(crate) mod check;
@@ -35,7 +33,6 @@ mod sentinel;
 #[path = "../../it/support/server.rs"]
 mod server;
 mod summary;
-mod trace;
 mod worker;
 mod workers;
 
@@ -82,8 +79,6 @@ fn torture(options: &Options, dir: &Path) -> Result<()> {
     println!("for {time:?}, with seed {seed}");
     let protected = Server::start(server, &[]);
     let locks = Locks::start(options)?;
-    let monitors = locks.servers().iter().filter(|_| options.trace).map(Monitor::start);
-    let monitors = monitors.collect::<io::Result<Vec<_>>>()?;
 
     let urls = (locks.urls(), protected.url());
     let first = Role { dir: dir.into(), number: 1, locks: urls.0, register: urls.1 };
@@ -95,12 +90,6 @@ fn torture(options: &Options, dir: &Path) -> Result<()> {
         register.wait_for_use(name, holders)
     })?;
     workers.finish(*lease * 10)?;
-    if let Locks::Independent { servers, proxies } = &locks {
-        for (number, monitor) in monitors.into_iter().enumerate() {
-            let trace = dir.join(format!("trace-{}", number + 1));
-            monitor.write(&servers[number], &proxies[number].answers, &trace)?;
-        }
-    }
 
     let finals: std::result::Result<Vec<u64>, _> =
         (0..*names).map(|name| register.value(name)).collect();

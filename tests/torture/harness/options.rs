@@ -54,8 +54,6 @@ usage: torture [options]
                    update lost without fences was promised to two workers at once
   --histories DIR  where the workers write down their calls, which is kept (a temporary directory
                    that is kept if there is something to find in it)
-  --trace          writes there too what scripts were asked and answered; takes
-                   --locks server or quorum, and faults that leave them running and connected
   --server FILE    the server to run (redis-server)
   --seed N         repeats the random choices of a run, as far as timing allows
   --help           this text
@@ -71,7 +69,6 @@ pub(crate) enum Topology {
 }
 
 /// The options of a run.
-#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) time: Duration,
@@ -90,8 +87,6 @@ pub(crate) struct Options {
     pub(crate) careful: bool,
     /// A directory to create; `None` for one that is removed.
     pub(crate) histories: Option<PathBuf>,
-    /// Whether the calls of scripts and their answers are recorded.
-    pub(crate) trace: bool,
     pub(crate) server: String,
     pub(crate) seed: u64,
     pub(crate) help: bool,
@@ -135,7 +130,6 @@ impl Options {
                 "--careful" => options.careful = true,
                 "--unfenced" => options.fenced = false,
                 "--histories" => options.histories = Some(value()?.into()),
-                "--trace" => options.trace = true,
                 "--server" => options.server = value()?,
                 "--seed" => options.seed = value()?.parse().map_err(|_| "--seed takes a number")?,
                 "--help" => options.help = true,
@@ -163,23 +157,8 @@ impl Options {
             return Err("--unfenced takes locks with fences: permits have none".into());
         }
         options.faults = Fault::parse_list(&nemesis, options.topology)?;
-        options.check_trace()?;
         options.durability = options.parse_durability(&durability)?;
         Ok(options)
-    }
-
-    fn check_trace(&self) -> Result<()> {
-        let breaks = |fault: &Fault| {
-            matches!(fault, Fault::CloseClients | Fault::RestartServer | Fault::WipeServer)
-        };
-        let is_traced = matches!(self.topology, Topology::Quorum | Topology::Server);
-        if self.trace && !is_traced {
-            return Err("--trace takes --locks server or quorum".into());
-        }
-        if self.trace && self.faults.iter().any(breaks) {
-            return Err("--trace takes no fault that ends connections".into());
-        }
-        Ok(())
     }
 
     /// Returns the kind of a name.
@@ -253,7 +232,6 @@ impl Default for Options {
             fenced: true,
             careful: false,
             histories: None,
-            trace: false,
             server: "redis-server".into(),
             seed: u64::from(std::process::id()),
             help: false,
