@@ -334,7 +334,7 @@ impl World {
                 let calls = calls.filter(|it| it.is_about(at) && it.client == client).count();
                 let releasing = self.releasing.iter().filter(|it| **it == (client, at)).count();
                 let users = guards + calls + releasing;
-                // Each permit has a user of its own.
+                // Each permit has a user of its own, unless a late request has brought one more.
                 let is_one = |(it, ..): &&(HoldId, u32, Duration)| {
                     it.nonce > 0 && it.client == hold.client && hold.kind.row().is_several
                 };
@@ -342,7 +342,7 @@ impl World {
                     || state.disturbed > now
                     || self.unasked.contains(hold)
                     || self.was_left(hold)
-                    || users > 0 && users >= holds.iter().filter(is_one).count()
+                    || users > 0 && (!self.is_calm || users >= holds.iter().filter(is_one).count())
             };
             let of_clients = holds.iter().map(|(hold, ..)| hold.clone());
             let of_clients = of_clients.filter(|it| it.nonce > 0);
@@ -625,6 +625,10 @@ pub(super) fn check_step(client: Process) {
             let is_ended = held.left.is_some_and(|at| left[at].ends > 0);
             if !is_held && *is_calm && !is_ended {
                 return Some(format!("client {client} loses a hold, though nothing went wrong"));
+            }
+            if let Some(at) = held.left.filter(|_| !is_held && !held.is_over) {
+                // Its client releases what it takes for lost.
+                left[at].ends += 1;
             }
             held.is_over |= !is_held;
         }
