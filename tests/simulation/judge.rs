@@ -374,7 +374,7 @@ impl World {
         // A lock that a client only keeps is free too.
         let is_kept = self.is_calm && !self.may_be_left(at);
         let last_held = name.had_guard.values().max().filter(|_| is_kept);
-        let last_held = last_held.map(|at| name.had_part.max(*at));
+        let last_held = last_held.map(|at| name.taken_at.max(*at));
         let free_since = name.free_since.or(last_held);
         !is_held && free_since.is_some_and(|since| clock::now() > since + most)
     }
@@ -528,8 +528,10 @@ impl World {
         // A request that no call waits for any more may have begun a hold of this client, which it
         // does not remember once one release was answered.
         let may_be_own = !self.is_calm || self.has_left(client, name) || is_awaited;
-        // It counts for a call that does not wait, however old.
-        let is_behind = is_awaited && matches!(patience, Patience::None);
+        // It counts for a call that does not wait, however old. A call for several may have this one.
+        let is_set = |call: &CallState| matches!(call.side, Side::Set(_)) && call.client == client;
+        let is_behind = is_awaited && matches!(patience, Patience::None)
+            || self.calls.values().any(|it| it.is_about(name) && is_set(it));
         let is_own = may_be_own && state.had_hold.get(own).is_some_and(|at| *at >= since);
         is_own
             || others(&state.had_hold)
@@ -686,14 +688,17 @@ fn tick() {
         let unguarded_most =
             if world.is_reliable { most } else { most + world.lease * 2 + io_timeout };
         let is_explored = executor::follows_course();
+        let is_set = |call: &CallState| matches!(call.side, Side::Set(_));
+        let has_set = |at| world.calls.values().any(|call| is_set(call) && call.is_about(at));
+        let are_taken = (0..world.names.len()).map(|at| has_set(at) || world.may_be_left(at));
+        let are_taken: Vec<_> = are_taken.collect();
         for (at, name) in world.names.iter_mut().enumerate() {
             let mut guards = world.guards.iter().flatten();
             if guards.any(|held| held.is_of(at) && held.guard.is_held()) {
                 name.unguarded_since = now;
             }
-            let is_set = |call: &CallState| matches!(call.side, Side::Set(_));
-            if world.calls.values().any(|call| is_set(call) && call.is_about(at)) {
-                name.had_part = now;
+            if are_taken[at] {
+                name.taken_at = now;
             }
         }
         if !world.is_healed && !world.is_calm && !is_explored {

@@ -254,7 +254,10 @@ fn have(guard: OwnedGuard, client: Process, at: usize, holds: Duration) {
     let begun = clock::now();
     let (held, fence, is_back) = with(|world| {
         world.tally.adopted += 1;
-        world.left[at].ends += u32::from(world.clients[client - 1].closed.is_some());
+        let state = &world.clients[client - 1];
+        // It may be over if its client was stopped after the reply.
+        let is_late = !state.stopped.is_zero() && !guard.is_held();
+        world.left[at].ends += u32::from(state.closed.is_some() || is_late);
         let Left { name, owner, fence, .. } = world.left[at];
         let is_back = world.unasked.contains(&world.left[at].id);
         let (guard, side, left) = (Guarded::Lock(guard), Side::Alone, Some(at));

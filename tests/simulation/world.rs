@@ -143,8 +143,9 @@ pub(super) struct NameState {
     pub(super) had_waiter: BTreeMap<String, Instant>,
     /// When a guard of each client last existed.
     pub(super) had_guard: BTreeMap<Process, Instant>,
-    /// When a call for several locks last wanted it, which may have had it for moments.
-    pub(super) had_part: Instant,
+    /// When it may last have been taken without a guard: by a call for several locks, or for
+    /// whoever has a ticket.
+    pub(super) taken_at: Instant,
     /// Since when the name is free at the server, as far as was looked.
     pub(super) free_since: Option<Instant>,
     /// Since when no guard of the name is valid.
@@ -259,7 +260,7 @@ impl NameState {
             had_waiter: BTreeMap::new(),
             had_guard: BTreeMap::new(),
             free_since: None,
-            had_part: clock::now(),
+            taken_at: clock::now(),
             unguarded_since: clock::now(),
             waited: BTreeMap::new(),
             last_holds: Vec::new(),
