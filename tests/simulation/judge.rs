@@ -528,7 +528,8 @@ impl World {
         // A request that no call waits for any more may have begun a hold of this client, which it
         // does not remember once one release was answered.
         let may_be_own = !self.is_calm || self.has_left(client, name) || is_awaited;
-        // It counts for a call that does not wait, however old. A call for several may have this one.
+        // It counts for a call that does not wait, however old. A call for several may have this
+        // one.
         let is_set = |call: &CallState| matches!(call.side, Side::Set(_)) && call.client == client;
         let is_behind = is_awaited && matches!(patience, Patience::None)
             || self.calls.values().any(|it| it.is_about(name) && is_set(it));

@@ -177,6 +177,8 @@ impl<'a> Subject<'a> {
         let writer = hold.writer_ended_by(change);
         if let Change::Release { unused, .. } | Change::Downgrade { unused, .. } = &mut change {
             let tokens = writer.and_then(|writer| self.of_hold.get(&writer));
+            // One that has a single token has used it.
+            let tokens = tokens.filter(|(first, end)| first < end);
             *unused = unused.zip(tokens).map(|(Unused { before, last }, (first, end))| Unused {
                 before: (first + before).min(*end) - 1,
                 last: end + last,
