@@ -14,9 +14,7 @@ use crate::net::packed::{Arg, Request, Script};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::{FENCE, Keys, QUEUE, TURN};
 use crate::store::redisson_channels::{MEMORY, RedissonChannels, TURN_TIME};
-use crate::store::request::{
-    Acquire, Change, Look, OFFER, OwnerOf, Registration, TENURE_FENCES, Telling, Unused,
-};
+use crate::store::request::{Acquire, Change, Look, OFFER, OwnerOf, Registration, Telling, Unused};
 use crate::store::scripts::{
     ACQUIRE, ACQUIRE_ALL, ACQUIRE_MEMBER, CHANGE, PING, RELEASE, RELEASE_MEMBER, REPORT, TELL,
     UNREGISTER,
@@ -106,7 +104,7 @@ impl Commands {
             Registration::Yielding => ("yields", life),
             Registration::Returning => ("returns", life),
         };
-        let gets_block = hold.may_be_kept() || matches!(registration, Registration::Followed);
+        let tokens = request.tokens();
         let (owner, shard) = (hold.owner(), self.shard_tag());
         let args = [
             Arg::Text(&owner),
@@ -115,13 +113,13 @@ impl Commands {
             life,
             if self.proposes { Arg::Number(micros()) } else { Arg::Text("") },
             Arg::Text(place),
-            Arg::Number(if gets_block { TENURE_FENCES } else { 1 }),
+            Arg::Number(tokens),
             millis(OFFER),
             Arg::Text(&shard),
         ];
         // A request for a held lock may notify the holder's client, over a sharded channel if any.
         let tells = registration != Registration::None && !shard.is_empty();
-        let args = if gets_block || tells || !place.is_empty() { &args[..] } else { &args[..5] };
+        let args = if tokens > 1 || tells || !place.is_empty() { &args[..] } else { &args[..5] };
         if self.redisson.is_some() {
             let kinds = [FENCE, QUEUE, TURN];
             let (lock, [fence, queue, turn]) = self.keys.with_companions(&hold.name, kinds);
@@ -159,7 +157,6 @@ impl Commands {
         let HoldId { kind, name, client, .. } = &holds[0];
         let members: Vec<_> = holds.iter().map(HoldId::member).collect();
         let (client, shard) = ([kind.row().prefix, client].concat(), self.shard_tag());
-        let gets_block = kind.is_exclusive() && registration == Registration::Followed;
         let args = [
             Arg::Text(&members[0]),
             millis(lease),
@@ -170,7 +167,7 @@ impl Commands {
             millis(OFFER),
             Arg::Number(kind.permits().into()),
             Arg::Text(&shard),
-            Arg::Number(if gets_block { TENURE_FENCES } else { 1 }),
+            Arg::Number(request.tokens()),
         ];
         let others = members[1..].iter().map(|member| Arg::Text(member));
         let args: Vec<_> = args.into_iter().chain(others).collect();
@@ -186,12 +183,8 @@ impl Commands {
                 let args = [Arg::Text(client), millis(OFFER), Arg::Number(0)];
                 return self.free(&UNREGISTER, name, args);
             }
-            Change::Downgrade { lease, unused } => {
-                return self.free_place(hold, "", Some(lease), unused);
-            }
-            Change::Release { unused, .. } if !kind.is_lock() => {
-                return self.free_place(hold, "", None, unused);
-            }
+            Change::Downgrade { .. } => return self.free_place(hold, "", change),
+            Change::Release { .. } if !kind.is_lock() => return self.free_place(hold, "", change),
             Change::Release { taken_until, .. } => {
                 // Most locks become free at once. No clock is read for these.
                 let taken = match taken_until {
@@ -246,7 +239,7 @@ impl Commands {
     pub(crate) fn force_release(&self, owner: OwnerOf<'_>) -> Request {
         let OwnerOf { kind, name, owner } = owner;
         match HoldId::of_owner(owner, kind, name) {
-            Some(hold) if !kind.is_lock() => self.free_place(&hold, "force", None, None),
+            Some(hold) if !kind.is_lock() => self.free_place(&hold, "force", Change::RELEASE),
             _ => self.free(&RELEASE, name, [Arg::Bytes(owner), millis(OFFER), Arg::Text("force")]),
         }
     }
@@ -275,21 +268,16 @@ impl Commands {
 
     /// Calls the script that ends a hold of a read-write lock or a semaphore, or begins that of a
     /// reader which was the writer, and then offers places to waiting clients.
-    fn free_place(
-        &self,
-        hold: &HoldId,
-        how: &str,
-        downgraded: Option<Duration>,
-        unused: Option<Unused>,
-    ) -> Request {
-        let (lock, [queue, fence]) = self.keys.with_companions(&hold.name, [QUEUE, FENCE]);
+    fn free_place(&self, hold: &HoldId, how: &str, change: Change) -> Request {
+        let (lock, [queue]) = self.keys.with_companions(&hold.name, [QUEUE]);
         let (shard, permits) = (self.shard_tag(), Arg::Number(hold.kind.permits().into()));
         let (member, how, shard) = (hold.member(), Arg::Text(how), Arg::Text(&shard));
-        let lease = downgraded.map_or(Arg::Text(""), millis);
+        let lease = change.lease().map_or(Arg::Text(""), millis);
         let mut args = vec![Arg::Text(&member), millis(OFFER), permits, how, shard, lease];
-        let Some(Unused { before, last }) = unused else {
+        let Some(Unused { before, last }) = change.unused() else {
             return Request::call(&RELEASE_MEMBER, &[&lock, &queue], &args);
         };
+        let (_, [fence]) = self.keys.with_companions(&hold.name, [FENCE]);
         args.extend([before, last].map(Arg::Number));
         Request::call(&RELEASE_MEMBER, &[&lock, &queue, &fence], &args)
     }

@@ -20,6 +20,16 @@ pub(crate) struct Acquire<'a> {
     pub(crate) deadline: Instant,
 }
 
+impl Acquire<'_> {
+    /// Returns how many fencing tokens the first hold gets at most: one, or a block for those that
+    /// follow it in its tenure.
+    pub(crate) fn tokens(&self) -> u64 {
+        let hold = &self.holds[0];
+        let is_followed = hold.kind.is_exclusive() && self.registration == Registration::Followed;
+        if hold.may_be_kept() || is_followed { TENURE_FENCES } else { 1 }
+    }
+}
+
 /// How the client appears among the waiting clients of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Registration {
@@ -166,6 +176,14 @@ impl Change {
             Self::Downgrade { lease, .. } | Self::Renew { lease } => Some(lease),
             Self::SetDepth { lease, .. } | Self::Watch { lease } => lease,
             Self::Check | Self::Release { .. } | Self::Unregister => None,
+        }
+    }
+
+    /// Returns the tokens that a writer leaves unused which the change ends.
+    pub(crate) fn unused(self) -> Option<Unused> {
+        match self {
+            Self::Downgrade { unused, .. } | Self::Release { unused, .. } => unused,
+            _ => None,
         }
     }
 

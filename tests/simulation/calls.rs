@@ -33,6 +33,10 @@ impl Side {
             _ => own == name,
         }
     }
+
+    pub(super) fn is_set(self) -> bool {
+        matches!(self, Self::Set(_))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -305,7 +305,7 @@ impl World {
             let NameState { name, keep, .. } = &self.names[at];
             // A call for several locks waits for one of them.
             let calls = self.calls.values().filter(|call| call.name == at);
-            let calls = calls.filter(|call| !matches!(call.side, Side::Set(_)));
+            let calls = calls.filter(|call| !call.side.is_set());
             let first_call = calls.map(|call| call.begun).min();
             for (hold, depth, left) in &holds {
                 if *depth > 1 && *depth != DETACHED && self.deadlocks.is_none() {
@@ -372,8 +372,7 @@ impl World {
         let is_held = self.guards.iter().flatten().any(|it| it.is_of(at))
             || self.releasing.iter().any(|(_, name)| *name == at);
         // A lock that a client only keeps is free too.
-        let is_kept = self.is_calm && !self.may_be_left(at);
-        let last_held = name.had_guard.values().max().filter(|_| is_kept);
+        let last_held = name.had_guard.values().max().filter(|_| self.is_calm);
         let last_held = last_held.map(|at| name.taken_at.max(*at));
         let free_since = name.free_since.or(last_held);
         !is_held && free_since.is_some_and(|since| clock::now() > since + most)
@@ -530,9 +529,9 @@ impl World {
         let may_be_own = !self.is_calm || self.has_left(client, name) || is_awaited;
         // It counts for a call that does not wait, however old. A call for several may have this
         // one.
-        let is_set = |call: &CallState| matches!(call.side, Side::Set(_)) && call.client == client;
-        let is_behind = is_awaited && matches!(patience, Patience::None)
-            || self.calls.values().any(|it| it.is_about(name) && is_set(it));
+        let mut calls = self.calls.values().filter(|it| it.is_about(name) && it.client == client);
+        let is_behind =
+            is_awaited && matches!(patience, Patience::None) || calls.any(|it| it.side.is_set());
         let is_own = may_be_own && state.had_hold.get(own).is_some_and(|at| *at >= since);
         is_own
             || others(&state.had_hold)
@@ -646,7 +645,7 @@ pub(super) fn check_step(client: Process) {
 pub(super) fn begin_hold(held: Held, grows: impl Fn(u64, u64, Side) -> bool) -> usize {
     let result = with(|world| {
         world.tally.acquired += 1;
-        world.tally.sets += u64::from(matches!(held.side, Side::Set(_)));
+        world.tally.sets += u64::from(held.side.is_set());
         let place = world.guards.iter().position(Option::is_none);
         let place = place.unwrap_or_else(|| {
             world.guards.push(None);
@@ -689,17 +688,14 @@ fn tick() {
         let unguarded_most =
             if world.is_reliable { most } else { most + world.lease * 2 + io_timeout };
         let is_explored = executor::follows_course();
-        let is_set = |call: &CallState| matches!(call.side, Side::Set(_));
-        let has_set = |at| world.calls.values().any(|call| is_set(call) && call.is_about(at));
-        let are_taken = (0..world.names.len()).map(|at| has_set(at) || world.may_be_left(at));
-        let are_taken: Vec<_> = are_taken.collect();
-        for (at, name) in world.names.iter_mut().enumerate() {
+        for at in 0..world.names.len() {
             let mut guards = world.guards.iter().flatten();
             if guards.any(|held| held.is_of(at) && held.guard.is_held()) {
-                name.unguarded_since = now;
+                world.names[at].unguarded_since = now;
             }
-            if are_taken[at] {
-                name.taken_at = now;
+            let mut calls = world.calls.values().filter(|call| call.is_about(at));
+            if world.may_be_left(at) || calls.any(|call| call.side.is_set()) {
+                world.names[at].taken_at = now;
             }
         }
         if !world.is_healed && !world.is_calm && !is_explored {
@@ -714,7 +710,7 @@ fn tick() {
         for (number, call) in &world.calls {
             let client = &world.clients[call.client - 1];
             // A call for several locks may have met another one, and pauses after that.
-            let most = most + if let Side::Set(_) = call.side { backoff_max * 2 } else { LOOK };
+            let most = most + if call.side.is_set() { backoff_max * 2 } else { LOOK };
             let is_disturbed = now < client.disturbed + retry + io_timeout + most;
             let names = (0..world.names.len()).filter(|at| call.is_about(*at));
             let text = &world.names[call.name].name;

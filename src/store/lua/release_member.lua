@@ -27,9 +27,9 @@ if lease then
   redis.call('pexpireat', KEYS[1], math.max(now + lease, tonumber(last)))
   redis.call('zadd', KEYS[1], math.max(now + lease, ends), member)
 end
-local is_writer = redis.call('zrem', KEYS[1], ended) == 1 and KEYS[3]
+local has_ended = redis.call('zrem', KEYS[1], ended) == 1
 -- Readers have the token of the last writer, not one that no writer was given.
-if is_writer and redis.pcall('get', KEYS[3]) == ARGV[8] then
+if has_ended and KEYS[3] and redis.pcall('get', KEYS[3]) == ARGV[8] then
   redis.pcall('set', KEYS[3], ARGV[7], 'keepttl')
 end
 if ARGV[4] == 'force' then

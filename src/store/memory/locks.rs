@@ -57,8 +57,6 @@ impl Locks {
             _ => return Ok(self.acquire_all(keys, request)),
         };
         let key = &*keys.lock(&hold.name);
-        let gets_block = hold.may_be_kept()
-            || hold.kind.is_exclusive() && registration == Registration::Followed;
         let leaves = hold.kind.is_lock() && registration.may_be_queued();
         let (fence, room) = if let Some(fence) = self.repeat(key, hold, lease) {
             if leaves && let Some(name) = self.name(key) {
@@ -81,7 +79,7 @@ impl Locks {
             }
             (self.begin(key, hold, lease), self.name(key).map_or(0, |name| name.room(hold.kind)))
         };
-        if gets_block {
+        if request.tokens() > 1 {
             return Ok(self.block(key, hold));
         }
         let others = self.acquire_others(key, others, lease, room);
@@ -181,15 +179,12 @@ impl Locks {
 
     pub(super) fn change(&mut self, keys: &Keys, hold: &HoldId, change: Change) -> HoldReply {
         let key = &*keys.lock(&hold.name);
+        if let Some(unused) = change.unused() {
+            self.take_back(key, hold, unused);
+        }
         match change {
-            Change::Release { taken_until, unused } => {
-                self.take_back(key, hold, unused);
-                return self.release(key, hold, taken_until);
-            }
-            Change::Downgrade { lease, unused } => {
-                self.take_back(key, &HoldId { kind: HoldKind::Write, ..hold.clone() }, unused);
-                return self.downgrade(key, hold, lease);
-            }
+            Change::Release { taken_until, .. } => return self.release(key, hold, taken_until),
+            Change::Downgrade { lease, .. } => return self.downgrade(key, hold, lease),
             Change::Unregister => return self.unregister(key, hold),
             Change::Check
             | Change::Renew { .. }
@@ -211,12 +206,12 @@ impl Locks {
         if is_wanted { HoldReply::Wanted } else { HoldReply::Done }
     }
 
-    /// Gives readers the last token that a writer was given, whose hold ends.
-    fn take_back(&mut self, key: &str, writer: &HoldId, unused: Option<Unused>) {
-        if let Some(Unused { before, last }) = unused
-            && let Some(name) = self.name(key)
+    /// Gives readers the last token that a writer was given, which ends or becomes this reader.
+    fn take_back(&mut self, key: &str, hold: &HoldId, Unused { before, last }: Unused) {
+        let writer = HoldId { kind: HoldKind::Write, ..hold.clone() };
+        if let Some(name) = self.name(key)
             && name.fence == last
-            && name.find(writer).is_some()
+            && name.find(&writer).is_some()
         {
             name.fence = before;
         }

@@ -189,10 +189,9 @@ impl<'a> Subject<'a> {
 
     /// The hold of a writer has ended, perhaps with unused tokens.
     fn note_unused(&mut self, hold: Who, change: Change) {
-        if let Change::Release { unused, .. } | Change::Downgrade { unused, .. } = change
-            && let Some(writer) = hold.writer_ended_by(change)
+        if let Some(writer) = hold.writer_ended_by(change)
             && self.of_hold.remove(&writer).is_some()
-            && let Some(Unused { before, last }) = unused
+            && let Some(Unused { before, last }) = change.unused()
             && self.last.get(&hold.name) == Some(&last)
         {
             self.last.insert(hold.name, before);
