@@ -143,7 +143,7 @@ pub(super) fn acquire(
     say(process, || format!("call {number}: wants {text:?} as {side:?}, waits {patience:?}"));
     let result = request(client, process, name, side, patience);
     let now = clock::now();
-    with(|world| world.calls.remove(&number));
+    let call = with(|world| world.calls.remove(&number)).expect("it was added");
     let took = now - begun;
     let broken_by = with(|world| {
         // Everything that the process was stopped for meanwhile counts for nothing.
@@ -183,8 +183,8 @@ pub(super) fn acquire(
             with(|world| world.tally.busy += 1);
             let was_contended = with(|world| {
                 let names = 0..world.names.len();
-                let mut names = names.filter(|at| side.includes(name, *at));
-                names.any(|name| world.was_contended(process, name, begun, patience))
+                let mut names = names.filter(|at| call.is_about(*at));
+                names.any(|name| world.was_contended(&call, name))
             });
             if !was_contended {
                 broken(&format!("call {number} is told that {text:?} is held, and it was not"));

@@ -388,8 +388,12 @@ impl World {
         let Held { client, owner, side, begun, left, .. } = *held;
         let (fence, is_held) = (held.guard.fence(name), held.guard.is_held());
         // A tenure that the server has forgotten goes on with its tokens until it ends.
-        let mut excuses = self.excuses.iter();
-        let is_excused = excuses.any(|it| it.is_about(owner, name, fence, begun))
+        let is_forgotten = |name: usize| {
+            let fence = held.guard.fence(name);
+            self.excuses.iter().any(|it| it.is_about(owner, name, fence, begun))
+        };
+        let is_part_forgotten = (0..self.names.len()).any(|at| held.is_of(at) && is_forgotten(at));
+        let is_excused = is_forgotten(name)
             || left.is_some_and(|at| self.left[at].ends > 0)
             || self.tokens_may_repeat;
         let fence = fence.unwrap_or(0);
@@ -400,7 +404,7 @@ impl World {
         if is_alone && !is_excused {
             (state.fence, state.written) = (state.fence.max(fence), state.written.max(fence));
         }
-        if !is_held && !is_excused {
+        if !is_held && !is_excused && !is_part_forgotten {
             return Err(format!("client {client} gets a hold that is over"));
         }
         if is_held && !is_excused && !grows(last, fence, side) {
@@ -480,11 +484,14 @@ impl World {
     /// Returns `true` if a call of a client that began then may fail so.
     pub(super) fn may_fail(&self, error: &Error, client: Process, begun: Instant) -> bool {
         let Self { network, io_timeout, lease, .. } = self;
-        // Calls in line share the failure of a request that was sent before, and of one that has
-        // withdrawn it since.
-        let was = |at: Option<Instant>, within: Duration| at.is_some_and(|at| at + within >= begun);
+        let client = &self.clients[client - 1];
+        // Calls in line share the failure of a request that was sent before, perhaps by a client
+        // that was stopped since, and of one that has withdrawn it since.
+        let was = |at: Option<Instant>, within: Duration| {
+            at.is_some_and(|at| at + within + client.stopped >= begun)
+        };
         match error {
-            Error::Closed => self.clients[client - 1].closed.is_some(),
+            Error::Closed => client.closed.is_some(),
             Error::Unavailable { .. } => !self.is_calm,
             Error::NoQuorum { .. } => !self.is_calm && network.is_quorum(),
             Error::Redis { .. } => {
@@ -496,13 +503,8 @@ impl World {
     }
 
     /// Returns `true` if another owner had the name, or waited for it, since the call began.
-    pub(super) fn was_contended(
-        &self,
-        client: Process,
-        name: usize,
-        begun: Instant,
-        patience: Patience,
-    ) -> bool {
+    pub(super) fn was_contended(&self, call: &CallState, name: usize) -> bool {
+        let CallState { client, begun, patience, .. } = *call;
         let state = &self.names[name];
         let own = &self.clients[client - 1].id;
         // A call that does not wait relies on the last reply to a call before it.
@@ -526,7 +528,12 @@ impl World {
             || self.releasing.contains(&(client, name));
         // A request that no call waits for any more may have begun a hold of this client, which it
         // does not remember once one release was answered.
-        let may_be_own = !self.is_calm || self.has_left(client, name) || is_awaited;
+        // A call for several locks first ends what its client keeps, and may have no time for more.
+        let is_short = |time| time < self.network.latency * 20;
+        let is_first = state.keep.is_some()
+            && call.side.is_set()
+            && matches!(patience, Patience::For(time) if is_short(time));
+        let may_be_own = !self.is_calm || self.has_left(client, name) || is_awaited || is_first;
         // It counts for a call that does not wait, however old. A call for several may have this
         // one.
         let mut calls = self.calls.values().filter(|it| it.is_about(name) && it.client == client);
