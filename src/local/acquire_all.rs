@@ -174,7 +174,10 @@ impl SetCall<'_> {
         let (shared, first) = (self.shared, self.unanswered.take());
         let mut is_missing: Vec<_> = self.holds.iter().map(Option::is_none).collect();
         first.iter().flat_map(|group| &group.indexes).for_each(|index| is_missing[*index] = false);
-        let missing: Vec<_> = (0..self.names.len()).filter(|index| is_missing[*index]).collect();
+        let mut missing: Vec<_> =
+            (0..self.names.len()).filter(|index| is_missing[*index]).collect();
+        // Calls for the same locks wait for the same one, each in its turn.
+        missing.sort_unstable_by_key(|index| &self.names[*index]);
         let names: Vec<_> = missing.iter().map(|index| self.names[*index].clone()).collect();
         let end_kept = |name: &Arc<str>| shared.wait_queues.end_kept(name, |_| true);
         let ended: Vec<_> = names.iter().filter_map(end_kept).collect();

@@ -182,6 +182,7 @@ pub(super) fn acquire(
             say(process, || format!("call {number}: busy"));
             with(|world| world.tally.busy += 1);
             let was_contended = with(|world| {
+                world.look_at_server();
                 let names = 0..world.names.len();
                 let mut names = names.filter(|at| call.is_about(*at));
                 names.any(|name| world.was_contended(&call, name))

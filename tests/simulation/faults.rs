@@ -127,7 +127,7 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
                     server.at_its_time(|memory| memory.end_hold(&name));
                     server.memory.set_down(false);
                 });
-                world.expect_told(before..world.excuses.len(), now);
+                world.expect_told(before..world.excuses.len(), server, now);
             });
             deliver(server);
         }

@@ -163,36 +163,37 @@ impl World {
         recovery + SLACK + self.network.latency * 60
     }
 
-    /// Returns `true` if the server has forgotten the hold, so that it may be overlapped.
-    fn is_excused(&self, held: &Held, name: usize) -> bool {
-        let Held { owner, client, begun, left, .. } = *held;
-        left.is_some_and(|at| self.left[at].ends > 0)
-            || self.has_forgotten(owner, client, name, held.guard.fence(name), begun)
-    }
-
-    /// Returns `true` if the server may have forgotten a hold of `owner` by now, and `client`, that
-    /// has it, may not know.
-    pub(super) fn has_forgotten(
+    /// Returns `true` if the server may have forgotten a hold of `owner` by now.
+    pub(super) fn may_be_gone(
         &self,
         owner: Process,
-        client: Process,
         name: usize,
         fence: Option<u64>,
         begun: Instant,
     ) -> bool {
-        let now = clock::now();
         let mut about = self.excuses.iter().filter(|it| it.is_about(owner, name, fence, begun));
+        about.any(|it| it.from <= clock::now())
+    }
+
+    /// Returns `true` if the server has forgotten the hold, so that it may be overlapped, and its
+    /// client may not know.
+    fn is_excused(&self, held: &Held, name: usize) -> bool {
+        let Held { owner, client, begun, left, .. } = *held;
+        let (now, fence) = (clock::now(), held.guard.fence(name));
         let disturbed = self.clients[client - 1].disturbed;
         // Only the client that has acquired it is told.
         let is_known = |it: &Excuse| {
             owner == client && it.told.is_some_and(|told| told < now && disturbed < it.from)
         };
-        about.any(|it| it.from <= now && !is_known(it))
+        let mut about = self.excuses.iter().filter(|it| it.is_about(owner, name, fence, begun));
+        left.is_some_and(|at| self.left[at].ends > 0)
+            || about.any(|it| it.from <= now && !is_known(it))
     }
 
-    /// Sets until when clients learn that these holds have ended now, if nothing is in the way of
-    /// that. The message about a hold whose call has not returned yet may overtake its reply.
-    pub(super) fn expect_told(&mut self, ended: Range<usize>, now: Instant) {
+    /// Sets until when clients learn that these holds have ended now, by messages of that server,
+    /// if nothing is in the way of that. The message about a hold whose call has not returned yet
+    /// may overtake its reply.
+    pub(super) fn expect_told(&mut self, ended: Range<usize>, server: usize, now: Instant) {
         let told = now + SLACK + self.network.latency * 60;
         for at in ended.clone() {
             let Excuse { client, name, .. } = self.excuses[at];
@@ -200,7 +201,8 @@ impl World {
             let holds = self.excuses[ended.clone()].iter().filter(is_same).count();
             let guards = self.guards.iter().flatten();
             let guards = guards.filter(|it| it.client == client && it.is_of(name)).count();
-            let hears = !self.network.weather.is_bad() && self.network.links[client - 1].hears(now);
+            let link = &self.network.links[client - 1];
+            let hears = !self.network.weather.is_bad() && link.hears(server, now);
             self.excuses[at].told = (hears && guards >= holds).then_some(told);
         }
     }
@@ -259,11 +261,15 @@ impl World {
             let (left, remains) = (lasts[0], remains.unwrap_or_default());
             let client = self.clients.iter().position(|it| *it.id == *hold.client);
             if let Some(client) = client.filter(|_| remains < left && !is_safe) {
+                // It may be stopped before it learns of that.
+                let clock = executor::now().unwrap_or_default();
+                let stopped = executor::paused_until(client + 1).unwrap_or_default();
+                let learns = self.io_timeout + Duration::from_millis(10);
                 self.excuses.push(Excuse {
                     name,
                     client: client + 1,
                     fence: fence.unwrap_or_default(),
-                    begun_by: now + self.io_timeout + Duration::from_millis(10),
+                    begun_by: now + stopped.saturating_sub(clock) + learns,
                     // Its clock may be as much too fast as leases allow for.
                     from: now + remains * 99 / 100,
                     until: now + left,
@@ -371,10 +377,12 @@ impl World {
         let name = &self.names[at];
         let is_held = self.guards.iter().flatten().any(|it| it.is_of(at))
             || self.releasing.iter().any(|(_, name)| *name == at);
+        let last_guard = name.had_guard.values().max().copied();
         // A lock that a client only keeps is free too.
-        let last_held = name.had_guard.values().max().filter(|_| self.is_calm);
-        let last_held = last_held.map(|at| name.taken_at.max(*at));
-        let free_since = name.free_since.or(last_held);
+        let kept_since = last_guard.map(|at| name.taken_at.max(at)).filter(|_| self.is_calm);
+        // A guard may have outlasted its hold.
+        let free_since = name.free_since.max(last_guard.filter(|_| name.free_since.is_some()));
+        let free_since = free_since.or(kept_since);
         !is_held && free_since.is_some_and(|since| clock::now() > since + most)
     }
 
@@ -514,11 +522,10 @@ impl World {
             Patience::For(_) | Patience::Endless => {
                 let thread = Duration::from_millis(2);
                 let slow = if self.has_slow_replies { self.io_timeout } else { Duration::ZERO };
-                let reply = self.network.latency * 6 + self.acks + slow;
-                reply + thread + self.clients[client - 1].stopped
+                self.network.latency * 6 + self.acks + slow + thread
             }
         };
-        let since = begun.checked_sub(before).unwrap_or(begun);
+        let since = begun.checked_sub(before + self.clients[client - 1].stopped).unwrap_or(begun);
         let others = |seen: &BTreeMap<String, Instant>| {
             seen.iter().any(|(id, at)| id != own && *at >= since)
         };
@@ -529,16 +536,19 @@ impl World {
         // A request that no call waits for any more may have begun a hold of this client, which it
         // does not remember once one release was answered.
         // A call for several locks first ends what its client keeps, and may have no time for more.
-        let is_short = |time| time < self.network.latency * 20;
         let is_first = state.keep.is_some()
             && call.side.is_set()
-            && matches!(patience, Patience::For(time) if is_short(time));
+            && matches!(patience, Patience::For(time) if time < self.network.latency * 20);
         let may_be_own = !self.is_calm || self.has_left(client, name) || is_awaited || is_first;
-        // It counts for a call that does not wait, however old. A call for several may have this
-        // one.
+        // It counts for a call that does not wait, however old, or that waits for less time than
+        // the one in front of it may wait for a reply. A call for several may have this one.
         let mut calls = self.calls.values().filter(|it| it.is_about(name) && it.client == client);
-        let is_behind =
-            is_awaited && matches!(patience, Patience::None) || calls.any(|it| it.side.is_set());
+        let is_short = match patience {
+            Patience::None => true,
+            Patience::For(time) => !self.is_calm && time < self.io_timeout,
+            Patience::Endless => false,
+        };
+        let is_behind = is_awaited && is_short || calls.any(|it| it.side.is_set());
         let is_own = may_be_own && state.had_hold.get(own).is_some_and(|at| *at >= since);
         is_own
             || others(&state.had_hold)
@@ -569,7 +579,7 @@ impl World {
         let client = self.clients.iter().position(|it| first.ends_with(&it.id))?;
         let is_there = self.clients[client].closed.is_none()
             && self.clients[client].disturbed < now
-            && self.network.links[client].hears(now);
+            && self.network.links[client].hears(SERVER, now);
         (is_there && !first.ends_with(&*hold.client)).then_some(first)
     }
 

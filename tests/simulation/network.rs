@@ -150,9 +150,9 @@ impl Link {
         }
     }
 
-    /// Returns `true` if messages arrive from some server.
-    pub(super) fn hears(&self, now: Instant) -> bool {
-        now >= self.cut_until && self.wires.iter().any(|wire| wire.subscription.is_some())
+    /// Returns `true` if messages of a server arrive.
+    pub(super) fn hears(&self, server: usize, now: Instant) -> bool {
+        now >= self.cut_until && self.wires[server].subscription.is_some()
     }
 
     pub(super) fn break_subscriptions(&mut self) {
@@ -224,7 +224,7 @@ impl Network {
         let server = &mut self.servers[number];
         server.memory = memory;
         server.restarts += 1;
-        server.down_until = clock::now() + down_for;
+        server.down_until = server.down_until.max(clock::now() + down_for);
         for link in &mut self.links {
             link.break_subscription(number);
             link.wires[number].memory = Memory::new(&server.memory, &link.config);
@@ -468,6 +468,9 @@ pub(super) fn send<T: Clone + std::fmt::Debug + 'static>(
         }
         let (reply, waits) = execute(pair, acks, &*request);
         say(SERVER, || format!("  executes a request of client {client}: {reply:?}"));
+        if fate == Fate::Late {
+            world::with(|world| world.changes += 1);
+        }
         if matches!(fate, Fate::Late | Fate::ReplyIsLost) {
             return;
         }

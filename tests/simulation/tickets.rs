@@ -240,8 +240,7 @@ fn make_use(client: &Client, process: Process, at: usize, ticket: &Ticket, what:
         }
         let own = u32::from(matches!(what, Use::Release));
         let is_over = left.ends > own || clock::now() >= left.least;
-        let is_excused =
-            world.has_forgotten(left.owner, process, left.name, Some(left.fence), left.begun);
+        let is_excused = world.may_be_gone(left.owner, left.name, Some(left.fence), left.begun);
         (!is_over && !is_excused).then(|| format!("a hold that was left ends early: {error}"))
     });
     if let Some(why) = broken_by {

@@ -79,7 +79,7 @@ pub(super) struct World {
     /// Holds that have begun without a request that their clients know of: the server has older
     /// data, or has executed a request twice.
     pub(super) unasked: Vec<HoldId>,
-    /// How often the server's data, or its clock, were changed.
+    /// How often the server's data or its clock were changed, or a late request was executed.
     pub(super) changes: u64,
     /// How a client has overtaken others, if one has.
     pub(super) overtaken: Option<String>,
@@ -413,7 +413,9 @@ pub(super) fn finish(horizon: Duration) {
     dead.iter().for_each(Client::close);
     drop(dead);
     let (healed, lease) = (clock::now(), with(|world| world.lease));
-    let patience = lease * 10 + Duration::from_secs(60);
+    // Calls for several locks that are in each other's way need many attempts.
+    let takes_long = with(|world| world.has_slow_replies && world.sets > 0);
+    let patience = Duration::from_secs(if takes_long { 300 } else { 60 }) + lease * 10;
     while with(|world| world.clients.iter().any(|it| it.running > 0)) {
         executor::sleep(Duration::from_millis(50));
         if clock::elapsed(healed) > patience {
@@ -424,10 +426,9 @@ pub(super) fn finish(horizon: Duration) {
     let set_back = with(|world| world.network.servers.iter().map(Server::set_back).max());
     let set_back = set_back.unwrap_or_default();
     let keep = with(|world| world.names.iter().filter_map(|name| name.keep).max());
-    // A late request for a hold that was left by a ticket, nobody follows by a release.
-    let is_followed = |world: &mut World| world.left.is_empty() || !world.network.is_quorum();
-    let late = if with(is_followed) { Duration::ZERO } else { with(|it| it.network.lateness) };
-    executor::sleep(lease + keep.unwrap_or_default() + set_back + late + Duration::from_secs(3));
+    // A late request may have begun or renewed a hold that nobody uses.
+    let late = with(|world| world.network.lateness);
+    executor::sleep(lease + late + keep.unwrap_or_default() + set_back + Duration::from_secs(3));
     check_quiet();
     let clients =
         with(|world| world.clients.iter_mut().filter_map(|it| it.client.take()).collect());
