@@ -6,7 +6,7 @@ use crate::base::clock;
 use crate::base::flaws::{Flaw, flawed};
 use crate::base::sync::executor::{self, Choice, Process, Random};
 use crate::simulation::judge::check_server;
-use crate::simulation::network::{Weather, deliver};
+use crate::simulation::network::{Weather, Wire, deliver};
 use crate::simulation::server::{self, Refusal, Server};
 use crate::simulation::world::{DIRECTOR, LONGEST, SERVER, process_of, say, with};
 use crate::store::memory::memory_server::MemoryServer;
@@ -207,6 +207,8 @@ pub(super) fn heal() {
             if !client.is_dead {
                 link.cut_until = now;
             }
+            // What was stuck is not in the way of a new connection.
+            link.wires.iter_mut().for_each(Wire::reset);
         }
         world.is_healed = true;
         for client in &mut world.clients {

@@ -304,7 +304,9 @@ impl World {
         let is_settled = self.is_calm || self.is_healed && !self.network.is_quorum();
         let most = Duration::from_millis(100) + self.network.latency * 20;
         // A release may be under way for a third of the lease; its repeat follows within a 20th.
-        let left_most = most + self.acks + self.lease / 3 + self.lease / 20;
+        // Where a clock was set back, a hold outlasts the repeats.
+        let set_back = self.set_back();
+        let left_most = most + self.acks + self.lease / 3 + self.lease / 20 + set_back;
         for at in 0..self.names.len() {
             let holds = self.network.holds(&self.names[at].key);
             let mut unused = mem::take(&mut self.names[at].unused);
@@ -418,7 +420,9 @@ impl World {
         if is_held && !is_excused && !grows(last, fence, side) {
             return Err(format!("the fence of {:?} is {fence} after {last}", state.name));
         }
-        if is_alone && left.is_none() { self.note_tenure(client, name) } else { Ok(()) }
+        // A set may have waited for its other locks since it had this one.
+        let is_tenure = is_alone && left.is_none() && !side.is_set();
+        if is_tenure { self.note_tenure(client, name) } else { Ok(()) }
     }
 
     /// Notes that a client has a guard of a lock, and checks that its threads do not hand it off

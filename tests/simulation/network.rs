@@ -100,6 +100,13 @@ pub(super) struct Wire {
     pub(super) subscription: Option<Box<dyn Wakeups>>,
 }
 
+impl Wire {
+    /// Replaces its connections.
+    pub(super) fn reset(&mut self) {
+        self.last_arrival = clock::now();
+    }
+}
+
 /// The connections of one client.
 pub(super) struct Link {
     /// To each server.

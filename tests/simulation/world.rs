@@ -334,6 +334,11 @@ impl World {
         }
     }
 
+    /// Returns how far the clock of a server was set back at most.
+    pub(super) fn set_back(&self) -> Duration {
+        self.network.servers.iter().map(Server::set_back).max().unwrap_or_default()
+    }
+
     pub(super) fn disturb_all(&mut self, until: Instant) {
         for client in 1..=self.clients.len() {
             self.disturb(client, until);
@@ -423,8 +428,7 @@ pub(super) fn finish(horizon: Duration) {
         }
     }
     // Clean-ups are repeated until their lease is over.
-    let set_back = with(|world| world.network.servers.iter().map(Server::set_back).max());
-    let set_back = set_back.unwrap_or_default();
+    let set_back = with(|world| world.set_back());
     let keep = with(|world| world.names.iter().filter_map(|name| name.keep).max());
     // A late request may have begun or renewed a hold that nobody uses.
     let late = with(|world| world.network.lateness);
