@@ -233,7 +233,13 @@ impl World {
         let was_there = |hold: &HoldId| before.iter().any(|(_, it, _)| it == hold);
         let holds = self.holds().into_iter().map(|(_, hold, _)| hold);
         let unasked: Vec<_> = holds.filter(|hold| !was_there(hold)).collect();
-        self.unasked.extend(unasked);
+        let token = self.network.servers.iter().map(|it| it.memory.last_token()).max();
+        self.unasked.extend(unasked.into_iter().map(|hold| (hold, token.unwrap_or_default())));
+    }
+
+    /// Returns `true` if a hold has begun without a request that its client knows of.
+    pub(super) fn is_unasked(&self, hold: &HoldId) -> bool {
+        self.unasked.iter().any(|(it, _)| it == hold)
     }
 
     /// Changes what a server has, or its clock. Holds that end earlier by that may be overlapped
@@ -348,7 +354,7 @@ impl World {
                 };
                 state.closed.is_some()
                     || state.disturbed > now
-                    || self.unasked.contains(hold)
+                    || self.is_unasked(hold)
                     || self.was_left(hold)
                     || users > 0 && (!self.is_calm || users >= holds.iter().filter(is_one).count())
             };
@@ -407,6 +413,10 @@ impl World {
             || left.is_some_and(|at| self.left[at].ends > 0)
             || self.tokens_may_repeat;
         let fence = fence.unwrap_or(0);
+        // It may have the token of a hold that has come back with older data.
+        let id = &self.clients[client - 1].id;
+        let is_of = |hold: &HoldId| *hold.client == **id && *hold.name == *self.names[name].name;
+        let is_back = self.unasked.iter().any(|(hold, token)| is_of(hold) && fence <= *token);
         let state = &mut self.names[name];
         state.had_guard.insert(client, clock::now());
         let last = if side == Side::Reader { state.written } else { state.fence };
@@ -417,7 +427,7 @@ impl World {
         if !is_held && !is_excused && !is_part_forgotten {
             return Err(format!("client {client} gets a hold that is over"));
         }
-        if is_held && !is_excused && !grows(last, fence, side) {
+        if is_held && !is_excused && !is_back && !grows(last, fence, side) {
             return Err(format!("the fence of {:?} is {fence} after {last}", state.name));
         }
         // A set may have waited for its other locks since it had this one.

@@ -258,7 +258,7 @@ fn have(guard: OwnedGuard, client: Process, at: usize, holds: Duration) {
         let is_late = !state.stopped.is_zero() && !guard.is_held();
         world.left[at].ends += u32::from(state.closed.is_some() || is_late);
         let Left { name, owner, fence, .. } = world.left[at];
-        let is_back = world.unasked.contains(&world.left[at].id);
+        let is_back = world.is_unasked(&world.left[at].id);
         let (guard, side, left) = (Guarded::Lock(guard), Side::Alone, Some(at));
         let held = Held { guard, client, owner, name, side, begun, left, is_over: false };
         (held, fence, is_back)

@@ -77,8 +77,8 @@ pub(super) struct World {
     pub(super) sets: u64,
     pub(super) excuses: Vec<Excuse>,
     /// Holds that have begun without a request that their clients know of: the server has older
-    /// data, or has executed a request twice.
-    pub(super) unasked: Vec<HoldId>,
+    /// data, or has executed a request twice. Each with the greatest token then.
+    pub(super) unasked: Vec<(HoldId, u64)>,
     /// How often the server's data or its clock were changed, or a late request was executed.
     pub(super) changes: u64,
     /// How a client has overtaken others, if one has.

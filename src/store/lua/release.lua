@@ -6,16 +6,17 @@
 -- KEYS  1 lock, 2 queue of waiting clients, 3 if Redisson is told: its turn
 -- ARGV  1 owner, 2 for how many ms the lock is then offered, or '' to wake no client: clients whose
 --       attempts at a quorum have collided would collide again at once, 3 `shard`, 4 for how many
---       ms from now the lock stays taken, or 0; or `force` to end the hold of any owner: of this
---       library, whose client is told, of Redisson, or of another library that sets a string, 5 and
---       later with KEYS 3: as in `redisson.lua`
+--       ms from now the lock stays taken, or 0; or `leave`, which is 0, and if the hold is not there,
+--       because a majority of other servers has granted it, its client waits here no more; or
+--       `force` to end the hold of any owner: of this library, whose client is told, of Redisson, or
+--       of another library that sets a string, 5 and later with KEYS 3: as in `redisson.lua`
 -- USES  `tell`, `wake` and `tell_redisson`
 -- RETURNS 1, also if the lock already stays taken, or 0 if the hold is gone
 local owner, window, taken, answer = ARGV[1], ARGV[2], ARGV[4], nil
-local forced = taken == 'force'
+local forced, leaves = taken == 'force', taken == 'leave'
 if forced and redis.call('type', KEYS[1]).ok == 'string' then
   answer = redis.call('getrange', KEYS[1], 0, 255) == owner and redis.call('del', KEYS[1]) or 0
-elseif forced or taken == '0' and window ~= '' then
+elseif forced or leaves or taken == '0' and window ~= '' then
   answer = redis.call('hdel', KEYS[1], owner)
 else
   local depth = redis.call('hget', KEYS[1], owner) or ''
@@ -39,7 +40,12 @@ if forced and answer == 1 then
     tell(id, ARGV[3], 'leasehold:ended:' .. number .. ':' .. KEYS[1])
   end
 end
-if answer == 0 or KEYS[3] and tell_redisson(KEYS[2], KEYS[3]) then
+local found = answer
+if found == 0 and leaves then
+  local client = string.match(owner, '^(.*):')
+  found = redis.pcall('zrem', KEYS[2], client) + redis.pcall('hdel', KEYS[1], client .. ':0')
+end
+if found == 0 or KEYS[3] and tell_redisson(KEYS[2], KEYS[3]) then
   return answer
 end
 -- Usually no client waits, and this is the cheapest check.
