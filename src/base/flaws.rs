@@ -205,6 +205,8 @@ flaws! {
     TokenIsClock,
     /// A client is told that its release has failed, although it was executed.
     UnconfirmedRelease,
+    /// A client that has got a lock from other servers of a quorum still waits at this one.
+    WaitsElsewhere,
     /// A writer gets the last token, as readers do.
     WriterKeepsToken,
     /// A writer is admitted as a reader.

@@ -4,7 +4,8 @@
 //! call gives back the locks that it has, waits for the held one like any call for that lock, and
 //! then tries for the others again. It also gives back its locks when a server does not answer, and
 //! asks that server first next time. So it never waits while it holds a lock, and no order of names
-//! can make two calls wait for each other.
+//! can make two calls wait for each other. Of several held locks it waits for the one whose name
+//! comes first: calls for the same locks then wait in one queue, instead of taking one lock each.
 
 use std::sync::Arc;
 use std::{iter, mem, slice};
@@ -176,7 +177,6 @@ impl SetCall<'_> {
         first.iter().flat_map(|group| &group.indexes).for_each(|index| is_missing[*index] = false);
         let mut missing: Vec<_> =
             (0..self.names.len()).filter(|index| is_missing[*index]).collect();
-        // Calls for the same locks wait for the same one, each in its turn.
         missing.sort_unstable_by_key(|index| &self.names[*index]);
         let names: Vec<_> = missing.iter().map(|index| self.names[*index].clone()).collect();
         let end_kept = |name: &Arc<str>| shared.wait_queues.end_kept(name, |_| true);

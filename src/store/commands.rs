@@ -229,6 +229,12 @@ impl Commands {
         Request::call(&CHANGE, &[&lock, &fence], &args)
     }
 
+    /// Ends a hold that a majority has granted. Where it has not begun, its client no longer waits.
+    pub(crate) fn release_and_leave(&self, hold: &HoldId) -> Request {
+        let owner = hold.owner();
+        self.free(&RELEASE, &hold.name, [Arg::Text(&owner), millis(OFFER), Arg::Text("leave")])
+    }
+
     /// Ends a hold that too few servers have granted, without waking a client.
     pub(crate) fn withdraw(&self, hold: &HoldId) -> Request {
         let (owner, no_client) = (hold.owner(), Arg::Text(""));

@@ -535,7 +535,9 @@ impl World {
             // The reply may have been on its way when the call began, or waited for its process.
             Patience::For(_) | Patience::Endless => {
                 let thread = Duration::from_millis(2);
-                let slow = if self.has_slow_replies { self.io_timeout } else { Duration::ZERO };
+                // A quorum may decide by old votes, when it has waited for others in vain.
+                let waits = self.has_slow_replies || !self.is_calm && self.network.is_quorum();
+                let slow = if waits { self.io_timeout } else { Duration::ZERO };
                 self.network.latency * 6 + self.acks + slow + thread
             }
         };
@@ -554,15 +556,11 @@ impl World {
             && call.side.is_set()
             && matches!(patience, Patience::For(time) if time < self.network.latency * 20);
         let may_be_own = !self.is_calm || self.has_left(client, name) || is_awaited || is_first;
-        // It counts for a call that does not wait, however old, or that waits for less time than
-        // the one in front of it may wait for a reply. A call for several may have this one.
+        // It counts for a call that does not wait, however old. A call for several may have this
+        // one.
         let mut calls = self.calls.values().filter(|it| it.is_about(name) && it.client == client);
-        let is_short = match patience {
-            Patience::None => true,
-            Patience::For(time) => !self.is_calm && time < self.io_timeout,
-            Patience::Endless => false,
-        };
-        let is_behind = is_awaited && is_short || calls.any(|it| it.side.is_set());
+        let is_behind =
+            is_awaited && matches!(patience, Patience::None) || calls.any(|it| it.side.is_set());
         let is_own = may_be_own && state.had_hold.get(own).is_some_and(|at| *at >= since);
         is_own
             || others(&state.had_hold)
@@ -780,8 +778,9 @@ pub(super) fn check_quiet() {
             for server in &world.network.servers {
                 let (holds, waiting) = (server.holds(&name.key), server.waiting(&name.key));
                 // A late request may have left a place in the queue, which the next release passes
-                // on, and so may one to a quorum, at a server where another client had the lock.
-                let is_tidy = world.is_calm && !world.network.is_quorum();
+                // on. A client leaves its places in a quorum when a guard is dropped.
+                let is_dropped = name.keep.is_none() || !world.network.is_quorum();
+                let is_tidy = world.is_calm && is_dropped;
                 if !holds.is_empty() || is_tidy && !waiting.is_empty() {
                     let holds: Vec<_> =
                         holds.iter().map(|(hold, depth, _)| (hold.owner(), *depth)).collect();

@@ -488,6 +488,13 @@ fn perform(memory: &Memory, server: usize, request: &Request) -> Result<Value, F
                 Ok(answer(server_memory.withdraw(&lock_key(call.name), &hold)))
             });
         }
+        if call.args[3] == "leave" {
+            let released = change(memory, server, &hold, Change::RELEASE)?;
+            if released == answer(HoldReply::Gone) && !flawed(Flaw::WaitsElsewhere) {
+                change(memory, server, &hold, Change::Unregister)?;
+            }
+            return Ok(released);
+        }
         let taken = call.time(3);
         let taken_until = if taken.is_zero() { Moment::FIRST } else { Moment::now().after(taken) };
         let release = Change::Release { taken_until, unused: None };

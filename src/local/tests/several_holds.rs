@@ -13,7 +13,9 @@ use crate::local::{acquire, acquire_all, hold_requests, release};
 use crate::protocol::call::Wait;
 use crate::protocol::hold::Hold;
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::request::{Acquire, AcquireReply, Change, HoldReply, HoldRequest, Registration};
+use crate::store::request::{
+    Acquire, AcquireReply, Change, HoldReply, HoldRequest, Look, Registration,
+};
 use crate::store::{Store, ask_one};
 
 /// A client that only a release wakes.
@@ -170,4 +172,36 @@ fn each_release_of_a_set_gets_a_second_chance() {
     // They are sent together, and once more together.
     scene.store.set_outcomes(&[lost, fine].concat());
     release::unlock(&scene.shared, &set).expect("released");
+}
+
+#[test]
+fn calls_for_the_same_locks_wait_for_the_same_one() {
+    let scene = scene();
+    let names = ["a", "b", "c"].map(Arc::from);
+    let hold = |name| HoldId { name, ..scene.id(1) };
+    let others = names.clone().map(hold);
+    let (lease, registration, deadline) = (LEASE * 10, Registration::None, Instant::now());
+    let request = Acquire { holds: &others, lease, registration, deadline };
+    scene.store.inner.acquire(request).expect("a reply");
+    let queue = |name| {
+        let report = scene.store.inner.report(name, Look::All, Instant::now());
+        report.expect("a reply").waiting.len()
+    };
+    for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+        let names = order.map(|at: usize| names[at].clone());
+        let canceller = Canceller::new();
+        let options =
+            LockOptions { cancelled_by: Some(canceller.clone()), ..scene.options.clone() };
+        thread::scope(|scope| {
+            let acquire =
+                || acquire_all::acquire_all(&scene.shared, &names, &options, Wait::Endless);
+            let waits = scope.spawn(acquire);
+            eventually(|| queue("a") == 1);
+            assert_eq!((queue("b"), queue("c")), (0, 0));
+            canceller.cancel();
+            let outcome = waits.join().expect("no panic");
+            assert!(matches!(outcome, Err(Error::Cancelled { .. })), "it is held");
+        });
+        eventually(|| queue("a") == 0);
+    }
 }

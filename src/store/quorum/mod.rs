@@ -49,6 +49,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::base::flaws::{Flaw, flawed};
 use crate::error::{Error, Result as ApiResult};
@@ -140,7 +141,12 @@ impl<L: SharedLinks> Quorum<L> {
 
     fn ballot_to_change(&self, request: &HoldRequest<'_>) -> Ballot<HoldReply> {
         let HoldRequest { hold, change, deadline } = *request;
-        let request = self.servers.settings.commands.change(hold, change);
+        let commands = &self.servers.settings.commands;
+        let request = match change {
+            // A repeat in the background does not leave: the client may wait for its next hold.
+            Change::Release { taken_until: Moment::FIRST, .. } => commands.release_and_leave(hold),
+            change => commands.change(hold, change),
+        };
         let decide = move |votes: &Votes<_>| votes.decide_change(change);
         let ballot = Ballot::new(&self.servers, request, decide);
         match change {

@@ -7,11 +7,11 @@ use leasehold::Client;
 
 use crate::support::child::{self, Child};
 use crate::support::contest::assert_turns_are_taken;
-use crate::support::quorum::open_redlock;
+use crate::support::quorum::{open_redlock, settle};
 use crate::support::recorder::Recorder;
 use crate::support::server::Server;
 use crate::support::store::Handle;
-use crate::support::{Quorum, SOON, eventually, ms, patient, take};
+use crate::support::{Quorum, SOON, eventually, lock_key, ms, patient, take};
 
 #[test]
 fn contenders_that_split_the_votes_make_progress() {
@@ -133,4 +133,19 @@ fn a_release_wakes_although_a_server_is_down() {
         guard.unlock().unwrap();
         waiter.join().unwrap().unwrap();
     });
+}
+
+#[test]
+fn a_client_does_not_wait_where_others_have_granted_its_lock() {
+    let quorum = Quorum::of(3);
+    let client = quorum.open(patient());
+    settle(&quorum, &client);
+    let last = &quorum.servers[2];
+    last.command(&["HSET", &lock_key("a"), "other:1", "1"]);
+    last.command(&["PEXPIRE", &lock_key("a"), "60000"]);
+    let guard = client.lock("a").unwrap();
+    eventually(SOON, || last.queue("a").len() == 1);
+    guard.unlock().unwrap();
+    eventually(SOON, || last.queue("a").is_empty());
+    assert!(last.raw_pttl("a") > 30_000, "the hold of the other one stays");
 }
