@@ -294,6 +294,7 @@ impl World {
                 return self.look_at_server();
             }
         }
+        self.lowered = Some((now, next - 1));
         for name in &mut self.names {
             name.fence = name.fence.min(next - 1);
             if !is_safe {
@@ -422,6 +423,9 @@ impl World {
         let last = if side == Side::Reader { state.written } else { state.fence };
         let is_alone = matches!(side, Side::Alone | Side::Own | Side::Set(_));
         if is_alone && !is_excused {
+            // The server may have forgotten a token before its reply arrived.
+            let lowered = self.lowered.filter(|(at, _)| begun <= *at).map(|(_, token)| token);
+            let fence = lowered.map_or(fence, |token| token.min(fence));
             (state.fence, state.written) = (state.fence.max(fence), state.written.max(fence));
         }
         if !is_held && !is_excused && !is_part_forgotten {

@@ -103,6 +103,9 @@ pub(super) struct World {
     pub(super) is_watched: bool,
     /// How far the clock of a client is behind at most.
     pub(super) clocks_behind: Duration,
+    /// When the server's counter may last have been lost, and the greatest token that it has given
+    /// as far as it knows.
+    pub(super) lowered: Option<(Instant, u64)>,
     /// How often a server of a quorum has lost its counter of tokens.
     pub(super) counters_lost: usize,
     /// So many of them have lost it that not every two majorities share one that has it, and not
@@ -311,6 +314,7 @@ impl World {
             is_over: false,
             is_watched: false,
             clocks_behind: Duration::ZERO,
+            lowered: None,
             counters_lost: 0,
             tokens_may_repeat: false,
             tally: Tally::default(),
