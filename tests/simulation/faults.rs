@@ -16,7 +16,7 @@ use crate::store::memory::memory_server::MemoryServer;
 pub(super) enum Fault {
     /// A client is stopped for a while, all its threads at once.
     Stop,
-    /// A client cannot reach the server for a while.
+    /// A client cannot reach the server for a while: one of several, or all of them.
     CutOff,
     /// A client can never reach the server again: for others it is dead.
     Die,
@@ -79,12 +79,18 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
             let end = executor::paused_until(client).unwrap_or_default();
             with(|world| world.clients[client - 1].stopped += end.saturating_sub(start));
         }
-        Fault::CutOff | Fault::Die => with(|world| {
-            let is_dead = matches!(fault, Fault::Die);
-            world.clients[client - 1].is_dead |= is_dead;
-            let link = &mut world.network.links[client - 1];
-            link.cut_until = now + if is_dead { LONGEST } else { time };
-            link.break_subscriptions();
+        Fault::CutOff => with(|world| {
+            let is_partial = world.network.is_quorum() && random.permille(500);
+            let servers = 0..world.network.servers.len();
+            for server in servers.filter(|it| !is_partial || *it == server) {
+                world.network.links[client - 1].cut_off(server, now + time);
+            }
+        }),
+        Fault::Die => with(|world| {
+            world.clients[client - 1].is_dead = true;
+            for server in 0..world.network.servers.len() {
+                world.network.links[client - 1].cut_off(server, now + LONGEST);
+            }
         }),
         Fault::ListenerLost => with(|world| {
             world.network.links[client - 1].break_subscription(server);
@@ -205,10 +211,8 @@ pub(super) fn heal() {
         for (link, client) in world.network.links.iter_mut().zip(&mut world.clients) {
             client.closed = client.closed.or(client.is_dead.then_some(now));
             if !client.is_dead {
-                link.cut_until = now;
+                link.wires.iter_mut().for_each(Wire::heal);
             }
-            // What was stuck is not in the way of a new connection.
-            link.wires.iter_mut().for_each(Wire::reset);
         }
         world.is_healed = true;
         for client in &mut world.clients {

@@ -94,6 +94,8 @@ pub(super) struct Wire {
     pub(super) memory: Memory,
     /// How much longer than usual requests travel.
     pub(super) detour: Duration,
+    /// Nothing passes until then.
+    pub(super) cut_until: Instant,
     /// When the last request that was sent in order arrives.
     last_arrival: Instant,
     /// The server's side of the subscription, while there is one.
@@ -101,9 +103,9 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    /// Replaces its connections.
-    pub(super) fn reset(&mut self) {
-        self.last_arrival = clock::now();
+    /// Ends what is wrong. What is stuck is not in the way of a new connection.
+    pub(super) fn heal(&mut self) {
+        (self.cut_until, self.last_arrival) = (clock::now(), clock::now());
     }
 }
 
@@ -112,8 +114,6 @@ pub(super) struct Link {
     /// To each server.
     pub(super) wires: Vec<Wire>,
     pub(super) config: Config,
-    /// Nothing passes until then.
-    pub(super) cut_until: Instant,
     /// The messages that have arrived, each with the server that has sent it.
     pub(super) inbox: VecDeque<(usize, Result<Wake, Failure>)>,
     /// The outcomes of background jobs, and the number of those without one.
@@ -130,12 +130,12 @@ impl Link {
         let now = clock::now();
         let wire = |server: &Server| {
             let memory = Memory::new(&server.memory, config);
-            Wire { memory, detour: Duration::ZERO, last_arrival: now, subscription: None }
+            let (detour, subscription) = (Duration::ZERO, None);
+            Wire { memory, detour, cut_until: now, last_arrival: now, subscription }
         };
         Self {
             wires: servers.iter().map(wire).collect(),
             config: config.clone(),
-            cut_until: now,
             inbox: VecDeque::new(),
             outcomes: Vec::new(),
             jobs: 0,
@@ -159,11 +159,14 @@ impl Link {
 
     /// Returns `true` if messages of a server arrive.
     pub(super) fn hears(&self, server: usize, now: Instant) -> bool {
-        now >= self.cut_until && self.wires[server].subscription.is_some()
+        let wire = &self.wires[server];
+        now >= wire.cut_until && wire.subscription.is_some()
     }
 
-    pub(super) fn break_subscriptions(&mut self) {
-        (0..self.wires.len()).for_each(|server| self.break_subscription(server));
+    /// Lets nothing pass between the client and a server until then.
+    pub(super) fn cut_off(&mut self, server: usize, until: Instant) {
+        self.wires[server].cut_until = until;
+        self.break_subscription(server);
     }
 
     pub(super) fn has_jobs(&self) -> bool {
@@ -331,10 +334,8 @@ pub(super) fn deliver(server: usize) {
         let client = if flawed(Flaw::MessagesGoAstray) { 1 } else { client };
         executor::after(client, delay, move || {
             let arrives = network(|it| {
-                let now = clock::now();
                 let link = &mut it.links[client - 1];
-                let is_subscribed = link.wires[server].subscription.is_some();
-                let arrives = now >= link.cut_until && is_subscribed;
+                let arrives = link.hears(server, clock::now());
                 if arrives {
                     link.inbox.push_back((server, next.clone()));
                 }
@@ -357,7 +358,7 @@ fn fate_of(
     let (overtaken, overtaken_back) = (late_arrival(), late_arrival());
     network(|it| {
         let weather = it.weather.clone();
-        let is_cut = now < it.links[pair.client - 1].cut_until;
+        let is_cut = now < pair.wire(it).cut_until;
         let is_down = now < it.servers[pair.server].down_until;
         let last = pair.wire(it).last_arrival;
         let fate = match it.random.below(1000) {
@@ -483,7 +484,7 @@ pub(super) fn send<T: Clone + std::fmt::Debug + 'static>(
         }
         let restarts = network(|it| it.servers[server].restarts);
         executor::after(client, waits.unwrap_or_default() + back, move || {
-            let is_cut = network(|it| clock::now() < it.links[client - 1].cut_until);
+            let is_cut = network(|it| clock::now() < pair.wire(it).cut_until);
             let acked_by = clock::now().checked_sub(back).unwrap_or(now);
             match fate {
                 _ if is_cut => {}
@@ -757,7 +758,7 @@ pub(super) fn subscribe(pair: Pair, id: &str) -> Result<(), Failure> {
     network(|it| {
         let now = clock::now();
         let (link, server_state) = (&mut it.links[client - 1], &it.servers[server]);
-        if now < server_state.down_until || now < link.cut_until {
+        if now < server_state.down_until || now < link.wires[server].cut_until {
             return Err(failure(FailureKind::Unreachable));
         }
         // What came before is missed.
