@@ -14,7 +14,9 @@
 //! at each server. If no majority then makes its offer to the same one, each of them takes its
 //! offers, gets too few votes and gives them back. Then the lock is offered to no client, and the
 //! first to try again gets it; their pauses are random and, after a wake-up, short. An offer only
-//! keeps other clients from a vote, so it cannot make two of them holders.
+//! keeps other clients from a vote, so it cannot make two of them holders. A client that has the
+//! lock from a majority may still wait at the other servers; with its release it leaves their
+//! queues, or they would offer the lock to a client that does not want it.
 //!
 //! # Durability
 //!
