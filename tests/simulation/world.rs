@@ -422,9 +422,7 @@ pub(super) fn finish(horizon: Duration) {
     dead.iter().for_each(Client::close);
     drop(dead);
     let (healed, lease) = (clock::now(), with(|world| world.lease));
-    // Calls for several locks that are in each other's way need many attempts.
-    let takes_long = with(|world| world.has_slow_replies && world.sets > 0);
-    let patience = Duration::from_secs(if takes_long { 300 } else { 60 }) + lease * 10;
+    let patience = lease * 10 + Duration::from_secs(60);
     while with(|world| world.clients.iter().any(|it| it.running > 0)) {
         executor::sleep(Duration::from_millis(50));
         if clock::elapsed(healed) > patience {
