@@ -263,9 +263,10 @@ impl Client {
     /// Acquires several locks, all or none, blocking the current thread until it is able to do so.
     ///
     /// Waits without limit, or for as long as [`Builder::wait`](crate::Builder::wait) allows. The
-    /// call holds none of the locks while it waits, so it cannot cause a deadlock, whatever the
-    /// order of the names. The cost is that a call for many names may wait a long time while others
-    /// keep locking single ones.
+    /// call holds none of the locks while it waits, or only for some round trips, in which others
+    /// that try for the same locks give up what they have. So it cannot cause a deadlock, whatever
+    /// the order of the names. The cost is that a call for many names may wait a long time while
+    /// others keep locking single ones.
     ///
     /// If all locks are free, this takes one round trip per server, or per slot of a cluster; with
     /// [independent servers](crate::Builder::open_redlock) it takes one per name.

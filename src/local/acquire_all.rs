@@ -3,11 +3,15 @@
 //! Decides what to wait for. If all locks are free, one request per group takes them. Otherwise the
 //! call gives back the locks that it has, waits for the held one like any call for that lock, and
 //! then tries for the others again. It also gives back its locks when a server does not answer, and
-//! asks that server first next time. So it never waits while it holds a lock, and no order of names
-//! can make two calls wait for each other. Of several held locks it waits for the one whose name
-//! comes first: calls for the same locks then wait in one queue, instead of taking one lock each.
+//! asks that server first next time. So no order of names can make two calls wait for each other.
+//!
+//! If many calls want the same locks, each would find that another one has just taken one of them.
+//! So they ask in the same order, and wait for the same lock. And a call that has waited for one
+//! waits a moment for an earlier one without giving it back ([`SetCall::wait_beside`]).
 
+use std::cmp::Reverse;
 use std::sync::Arc;
+use std::time::Duration;
 use std::{iter, mem, slice};
 
 use crate::base::clock::{self, Moment};
@@ -27,6 +31,9 @@ use crate::protocol::lease::reliable;
 use crate::protocol::retry::{Backoff, RetryPolicy};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Acquire, AcquireReply, Registration};
+
+/// How many times as long as an attempt takes a call waits for a lock while it has others.
+const PATIENCE: u32 = 6;
 
 /// A call for several locks.
 struct SetCall<'a> {
@@ -110,7 +117,13 @@ impl SetCall<'_> {
         let (mut backoff, mut drained) = (Backoff::new(shared.config.backoff, random()), false);
         let mut tried = vec![false; names.len()];
         loop {
+            let (begun, has_waited) = (clock::now(), self.holds.iter().any(Option::is_some));
             let held = match self.attempt() {
+                Ok(None) if self.give_back_lost() => {
+                    // A client that was shut down has none, however often it asks.
+                    self.pauses.check(&names[0])?;
+                    continue;
+                }
                 Ok(None) => return Ok(Some(self.holds.drain(..).flatten().collect())),
                 Ok(Some(held)) => held,
                 Err(failure) => {
@@ -119,6 +132,12 @@ impl SetCall<'_> {
                     continue;
                 }
             };
+            if has_waited && self.wait_beside(held, clock::now() - begun)? {
+                continue;
+            }
+            if !flawed(Flaw::KeepsWhileWaiting) {
+                self.give_back();
+            }
             let name = &names[held];
             // It may be a hold of this client whose release is on its way.
             if !drained && !shared.wait_queues.debts(HoldKind::Lock, name).is_empty() {
@@ -152,6 +171,32 @@ impl SetCall<'_> {
         }
     }
 
+    /// Waits for a held lock without giving back what the call has, if all of that comes later in
+    /// the order of names: so no two such calls wait for each other. Others that have the lock only
+    /// to try for more give it back within the time of an attempt. Returns `true` if the call has
+    /// the lock.
+    ///
+    /// # Errors
+    ///
+    /// If the call has been cancelled, or the client closed. Any other failure will show again.
+    fn wait_beside(&mut self, held: usize, attempt: Duration) -> Result<bool> {
+        let Self { shared, names, caller, .. } = *self;
+        let earliest = self.holds.iter().flatten().map(|hold| &hold.id.name).min();
+        if earliest.is_none_or(|name| name < &names[held]) {
+            return Ok(false);
+        }
+        let now = clock::now();
+        let Some(patience) = caller.wait.cut(attempt * PATIENCE, now) else { return Ok(false) };
+        let caller = &Caller { wait: Wait::Until(now + patience), ..caller.clone() };
+        let mut call = LockCall::new(shared, HoldKind::Lock, &names[held], caller);
+        call.contended = true;
+        match call.acquire() {
+            Ok(hold) => self.holds[held] = hold,
+            Err(_) => self.pauses.check(&names[held])?,
+        }
+        Ok(self.holds[held].is_some())
+    }
+
     /// Checks what a name in the way has: an attempt for several locks does not look closely.
     /// Without an answer, it counts as a held lock.
     ///
@@ -169,15 +214,15 @@ impl SetCall<'_> {
     }
 
     /// Tries once for the locks that the call does not have, first for those in `unanswered`. If it
-    /// cannot get all of them, it gives back those that it has, and returns the index of a lock
-    /// that another owner holds, or sets `unanswered`.
+    /// cannot get all of them, it returns the index of a lock that another owner holds, or gives
+    /// back those that it has and sets `unanswered`.
     fn attempt(&mut self) -> Result<Option<usize>, Failure> {
         let (shared, first) = (self.shared, self.unanswered.take());
         let mut is_missing: Vec<_> = self.holds.iter().map(Option::is_none).collect();
         first.iter().flat_map(|group| &group.indexes).for_each(|index| is_missing[*index] = false);
         let mut missing: Vec<_> =
             (0..self.names.len()).filter(|index| is_missing[*index]).collect();
-        missing.sort_unstable_by_key(|index| &self.names[*index]);
+        missing.sort_unstable_by_key(|index| Reverse(&self.names[*index]));
         let names: Vec<_> = missing.iter().map(|index| self.names[*index].clone()).collect();
         let end_kept = |name: &Arc<str>| shared.wait_queues.end_kept(name, |_| true);
         let ended: Vec<_> = names.iter().filter_map(end_kept).collect();
@@ -201,10 +246,10 @@ impl SetCall<'_> {
                 }
                 continue;
             }
-            if !flawed(Flaw::KeepsWhileWaiting) {
+            if outcome.is_err() {
                 self.give_back();
+                self.unanswered = Some(group);
             }
-            self.unanswered = outcome.is_err().then_some(group);
             return outcome;
         }
         Ok(None)
@@ -217,6 +262,19 @@ impl SetCall<'_> {
         for hold in self.holds.iter_mut().filter_map(Option::take) {
             release::give_back(self.shared, slice::from_ref(&hold), self.caller);
         }
+    }
+
+    /// Gives back the locks that were lost while the call asked and waited for others. Returns
+    /// `true` if there are any.
+    fn give_back_lost(&mut self) -> bool {
+        let (shared, caller) = (self.shared, self.caller);
+        let is_lost = |hold: &mut Arc<Hold>| !shared.is_held(hold);
+        let mut has_lost = false;
+        for hold in self.holds.iter_mut().filter_map(|hold| hold.take_if(is_lost)) {
+            release::give_back(shared, slice::from_ref(&hold), caller);
+            has_lost = true;
+        }
+        has_lost
     }
 
     /// Pauses after a failed request for a group, unless trying again is pointless.

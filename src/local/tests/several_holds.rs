@@ -174,19 +174,75 @@ fn each_release_of_a_set_gets_a_second_chance() {
     release::unlock(&scene.shared, &set).expect("released");
 }
 
+/// Begins a hold of another client, if the lock is free.
+fn try_as_other(scene: &Scene, name: &Arc<str>) -> Option<HoldId> {
+    let hold = HoldId { name: name.clone(), ..scene.id(1) };
+    let (holds, registration, deadline) =
+        (slice::from_ref(&hold), Registration::None, Instant::now());
+    let request = Acquire { holds, lease: LEASE * 10, registration, deadline };
+    let reply = scene.store.inner.acquire(request).expect("a reply");
+    matches!(reply, AcquireReply::Acquired { .. }).then_some(hold)
+}
+
+/// Returns how many clients wait for a lock.
+fn waiting_for(scene: &Scene, name: &str) -> usize {
+    let report = scene.store.inner.report(name, Look::All, Instant::now());
+    report.expect("a reply").waiting.len()
+}
+
+#[test]
+fn a_set_keeps_a_lock_for_a_moment_while_it_waits_for_an_earlier_one() {
+    let scene = scene();
+    let names = ["a", "b"].map(Arc::from);
+    let [first, second] = names.each_ref().map(|name| try_as_other(&scene, name).expect("free"));
+    thread::scope(|scope| {
+        let acquire =
+            || acquire_all::acquire_all(&scene.shared, &names, &scene.options, Wait::Endless);
+        let waits = scope.spawn(acquire);
+        // It asks for the set, for the later lock, and once more when its client listens.
+        eventually(|| scene.store.registrations.lock().len() == 3);
+        // It gets that lock. Others that have the earlier one should try for as long as this.
+        scene.store.set_outcomes(&[Outcome::Fine, Outcome::Slow(LEASE / 4)]);
+        end_other(&scene, &second);
+        eventually(|| waiting_for(&scene, "a") == 1);
+        assert!(try_as_other(&scene, &names[1]).is_none(), "it has given nothing back");
+        end_other(&scene, &first);
+        let set = waits.join().expect("no panic").expect("a reply").expect("no limit");
+        release::unlock(&scene.shared, &set).expect("released");
+    });
+}
+
+#[test]
+fn a_set_keeps_no_lock_for_long_while_it_waits() {
+    let scene = scene();
+    let names = ["a", "b"].map(Arc::from);
+    let [first, second] = names.each_ref().map(|name| try_as_other(&scene, name).expect("free"));
+    thread::scope(|scope| {
+        let acquire =
+            || acquire_all::acquire_all(&scene.shared, &names, &scene.options, Wait::Endless);
+        let waits = scope.spawn(acquire);
+        eventually(|| waiting_for(&scene, "b") == 1);
+        end_other(&scene, &second);
+        let mut again = None;
+        eventually(|| {
+            again = try_as_other(&scene, &names[1]);
+            again.is_some() && waiting_for(&scene, "a") == 1
+        });
+        end_other(&scene, &again.expect("it was free"));
+        end_other(&scene, &first);
+        let set = waits.join().expect("no panic").expect("a reply").expect("no limit");
+        release::unlock(&scene.shared, &set).expect("released");
+    });
+}
+
 #[test]
 fn calls_for_the_same_locks_wait_for_the_same_one() {
     let scene = scene();
     let names = ["a", "b", "c"].map(Arc::from);
-    let hold = |name| HoldId { name, ..scene.id(1) };
-    let others = names.clone().map(hold);
-    let (lease, registration, deadline) = (LEASE * 10, Registration::None, Instant::now());
-    let request = Acquire { holds: &others, lease, registration, deadline };
-    scene.store.inner.acquire(request).expect("a reply");
-    let queue = |name| {
-        let report = scene.store.inner.report(name, Look::All, Instant::now());
-        report.expect("a reply").waiting.len()
-    };
+    for name in &names {
+        try_as_other(&scene, name).expect("free");
+    }
+    let queue = |name| waiting_for(&scene, name);
     for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
         let names = order.map(|at: usize| names[at].clone());
         let canceller = Canceller::new();
@@ -196,12 +252,12 @@ fn calls_for_the_same_locks_wait_for_the_same_one() {
             let acquire =
                 || acquire_all::acquire_all(&scene.shared, &names, &options, Wait::Endless);
             let waits = scope.spawn(acquire);
-            eventually(|| queue("a") == 1);
-            assert_eq!((queue("b"), queue("c")), (0, 0));
+            eventually(|| queue("c") == 1);
+            assert_eq!((queue("a"), queue("b")), (0, 0));
             canceller.cancel();
             let outcome = waits.join().expect("no panic");
             assert!(matches!(outcome, Err(Error::Cancelled { .. })), "it is held");
         });
-        eventually(|| queue("a") == 0);
+        eventually(|| queue("c") == 0);
     }
 }
