@@ -143,7 +143,13 @@ pub(super) fn acquire(
     say(process, || format!("call {number}: wants {text:?} as {side:?}, waits {patience:?}"));
     let result = request(client, process, name, side, patience);
     let now = clock::now();
-    let call = with(|world| world.calls.remove(&number)).expect("it was added");
+    let call = with(|world| {
+        let call = world.calls.remove(&number).expect("it was added");
+        let is_part = |at: usize| call.side.is_set() && call.is_about(at);
+        let names = world.names.iter_mut().enumerate().filter(|(at, _)| is_part(*at));
+        names.for_each(|(_, name)| name.taken_at = now);
+        call
+    });
     let took = now - begun;
     let broken_by = with(|world| {
         // Everything that the process was stopped for meanwhile counts for nothing.

@@ -559,7 +559,9 @@ impl World {
         let is_first = state.keep.is_some()
             && call.side.is_set()
             && matches!(patience, Patience::For(time) if time < self.network.latency * 20);
-        let may_be_own = !self.is_calm || self.has_left(client, name) || is_awaited || is_first;
+        let was_tried = state.taken_at >= since;
+        let may_be_own =
+            !self.is_calm || self.has_left(client, name) || is_awaited || is_first || was_tried;
         // It counts for a call that does not wait, however old. A call for several may have this
         // one.
         let mut calls = self.calls.values().filter(|it| it.is_about(name) && it.client == client);
