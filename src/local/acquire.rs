@@ -173,7 +173,8 @@ pub(super) fn check(shared: &Shared, name: &str, options: &LockOptions) -> Resul
 impl Drop for LockCall<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.leave();
+            let number = self.number;
+            self.step(|name, turn| name.leave(number, turn));
         }
     }
 }
@@ -268,6 +269,11 @@ impl<'a> LockCall<'a> {
                 Next::Turn => match self.check_wanted() {
                     Ok(()) => self.go_on(),
                     Err(error) if self.leave() => return Err(error),
+                    // The reply to a request that was sent ahead comes first.
+                    Err(error) if self.asks() => {
+                        Parker::send(&parker, Signal::Ended(error));
+                        Next::Park { until: None, contended: false }
+                    }
                     // It was told how the call ends, perhaps with a hold.
                     Err(_) => Next::Park { until: None, contended: false },
                 },
@@ -294,13 +300,13 @@ impl<'a> LockCall<'a> {
             Some(Signal::Sent(Sent { hold, at, ahead })) => {
                 Ok(self.take_reply(&hold, at, ahead.reply()))
             }
-            // The reply to a request that is sent ahead comes first.
+            Some(Signal::Ended(error)) if self.leave() => Err(error),
+            // The reply to a request that was sent ahead comes first.
             Some(Signal::Ended(error)) if self.asks() => {
                 let next = self.park(looks, None, false);
                 Parker::send(looks.parker, Signal::Ended(error));
                 next
             }
-            Some(Signal::Ended(error)) if self.leave() => Err(error),
             // It was told how the call ends.
             Some(Signal::Ended(_)) => Ok(Next::Park { until: None, contended: false }),
             Some(Signal::Tell(telling)) => {
@@ -385,10 +391,11 @@ impl<'a> LockCall<'a> {
         self.with(|name| name.asks(number))
     }
 
-    /// Removes the call. Returns `false` if it was told how it ends.
+    /// Removes the call, unless its request was sent ahead. Returns `false` in that case, or if it
+    /// was told how it ends.
     fn leave(&mut self) -> bool {
         let number = self.number;
-        self.step(|name, turn| name.leave(number, turn))
+        self.step(|name, turn| name.leave_unless_asking(number, turn))
     }
 
     /// Has the conversation take an input, and does what follows besides what is next. The time is

@@ -1083,6 +1083,12 @@ impl<P: Port> Name<P> {
         call.is_some()
     }
 
+    /// Removes a call, unless its request is on its way: then the reply decides how it ends. Returns
+    /// `false` in that case, or if it was told.
+    pub(crate) fn leave_unless_asking(&mut self, number: u64, turn: &mut Turn) -> bool {
+        !self.asks(number) && self.leave(number, turn)
+    }
+
     /// Removes a call behind the first, and returns it with its place.
     fn take_behind(&mut self, number: u64) -> Option<(usize, Call<P>)> {
         let behind = self.behind.as_mut()?;

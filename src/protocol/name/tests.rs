@@ -211,6 +211,17 @@ fn calls_come_first_in_the_order_in_which_they_began() {
     assert!(world.leave(&third) && world.name.is_over());
 }
 
+/// A request may have been sent ahead of its thread. Its reply must find the call.
+#[test]
+fn a_call_that_is_told_to_end_waits_for_the_reply_to_its_request() {
+    let mut world = World::new();
+    let [first, second] = world.calls();
+    assert!(!world.name.leave_unless_asking(first.number, &mut world.turn));
+    assert!(world.name.leave_unless_asking(second.number, &mut world.turn));
+    world.acquire();
+    assert!(!world.name.leave_unless_asking(first.number, &mut world.turn), "it has its hold");
+}
+
 #[test]
 fn a_call_that_has_lost_its_hold_on_the_way_goes_before_later_ones() {
     let mut world = World::new();

@@ -6,10 +6,10 @@
 -- KEYS  1 lock, 2 queue of waiting clients, 3 if Redisson is told: its turn
 -- ARGV  1 owner, 2 for how many ms the lock is then offered, or '' to wake no client: clients whose
 --       attempts at a quorum have collided would collide again at once, 3 `shard`, 4 for how many
---       ms from now the lock stays taken, or 0; or `leave`, which is 0, and if the hold is not here,
---       its client no longer waits here either: it had the lock from other servers; or `force` to
---       end the hold of any owner: of this library, whose client is told, of Redisson, or of another
---       library that sets a string, 5 and later with KEYS 3: as in `redisson.lua`
+--       ms from now the lock stays taken, or 0; or `leave`, which is 0, and if the hold is not
+--       here, its client no longer waits here either: it had the lock from other servers; or
+--       `force` to end the hold of any owner: of this library, whose client is told, of Redisson,
+--       or of another library that sets a string, 5 and later with KEYS 3: as in `redisson.lua`
 -- USES  `tell`, `wake` and `tell_redisson`
 -- RETURNS 1, also if the lock already stays taken, or 0 if the hold is gone
 local owner, window, taken, answer = ARGV[1], ARGV[2], ARGV[4], nil
