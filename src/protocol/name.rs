@@ -1083,8 +1083,8 @@ impl<P: Port> Name<P> {
         call.is_some()
     }
 
-    /// Removes a call, unless its request is on its way: then the reply decides how it ends. Returns
-    /// `false` in that case, or if it was told.
+    /// Removes a call, unless its request is on its way: then the reply decides how it ends.
+    /// Returns `false` in that case, or if it was told.
     pub(crate) fn leave_unless_asking(&mut self, number: u64, turn: &mut Turn) -> bool {
         !self.asks(number) && self.leave(number, turn)
     }
