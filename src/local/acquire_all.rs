@@ -119,7 +119,8 @@ impl SetCall<'_> {
         loop {
             let (begun, has_waited) = (clock::now(), self.holds.iter().any(Option::is_some));
             let held = match self.attempt() {
-                Ok(None) if self.give_back_lost() => {
+                // One may have been lost while the call asked and waited for others.
+                Ok(None) if self.give_back_if(|hold| !shared.is_held(hold)) => {
                     // A client that was shut down has none, however often it asks.
                     self.pauses.check(&names[0])?;
                     continue;
@@ -161,14 +162,18 @@ impl SetCall<'_> {
             if is_over {
                 return self.check_is_lock(name).map(|()| None);
             }
-            // It has reported that the lock is held.
-            let mut call = LockCall::new(shared, HoldKind::Lock, name, caller);
-            call.contended = true;
-            self.holds[held] = call.acquire()?;
+            self.holds[held] = self.wait_for(held, caller)?;
             if self.holds[held].is_none() {
                 return Ok(None);
             }
         }
+    }
+
+    /// Waits for a lock of which the call has reported that it is held.
+    fn wait_for(&self, held: usize, caller: &Caller) -> Result<Option<Arc<Hold>>> {
+        let mut call = LockCall::new(self.shared, HoldKind::Lock, &self.names[held], caller);
+        call.contended = true;
+        call.acquire()
     }
 
     /// Waits for a held lock without giving back what the call has, if all of that comes later in
@@ -180,7 +185,7 @@ impl SetCall<'_> {
     ///
     /// If the call has been cancelled, or the client closed. Any other failure will show again.
     fn wait_beside(&mut self, held: usize, attempt: Duration) -> Result<bool> {
-        let Self { shared, names, caller, .. } = *self;
+        let (names, caller) = (self.names, self.caller);
         let earliest = self.holds.iter().flatten().map(|hold| &hold.id.name).min();
         if earliest.is_none_or(|name| name < &names[held]) {
             return Ok(false);
@@ -188,9 +193,7 @@ impl SetCall<'_> {
         let now = clock::now();
         let Some(patience) = caller.wait.cut(attempt * PATIENCE, now) else { return Ok(false) };
         let caller = &Caller { wait: Wait::Until(now + patience), ..caller.clone() };
-        let mut call = LockCall::new(shared, HoldKind::Lock, &names[held], caller);
-        call.contended = true;
-        match call.acquire() {
+        match self.wait_for(held, caller) {
             Ok(hold) => self.holds[held] = hold,
             Err(_) => self.pauses.check(&names[held])?,
         }
@@ -259,22 +262,18 @@ impl SetCall<'_> {
         if flawed(Flaw::PartIsLeft) {
             self.holds.last_mut().map(Option::take);
         }
-        for hold in self.holds.iter_mut().filter_map(Option::take) {
-            release::give_back(self.shared, slice::from_ref(&hold), self.caller);
-        }
+        self.give_back_if(|_| true);
     }
 
-    /// Gives back the locks that were lost while the call asked and waited for others. Returns
-    /// `true` if there are any.
-    fn give_back_lost(&mut self) -> bool {
-        let (shared, caller) = (self.shared, self.caller);
-        let is_lost = |hold: &mut Arc<Hold>| !shared.is_held(hold);
-        let mut has_lost = false;
-        for hold in self.holds.iter_mut().filter_map(|hold| hold.take_if(is_lost)) {
+    /// Gives back such locks. Returns `true` if there are any.
+    fn give_back_if(&mut self, is_such: impl Fn(&Hold) -> bool) -> bool {
+        let (shared, caller, mut has_some) = (self.shared, self.caller, false);
+        let such = |hold: &mut Option<Arc<Hold>>| hold.take_if(|hold| is_such(hold));
+        for hold in self.holds.iter_mut().filter_map(such) {
             release::give_back(shared, slice::from_ref(&hold), caller);
-            has_lost = true;
+            has_some = true;
         }
-        has_lost
+        has_some
     }
 
     /// Pauses after a failed request for a group, unless trying again is pointless.

@@ -147,12 +147,16 @@ fn a_reader_gets_the_hold_that_a_request_without_a_reply_has_brought() {
     eventually(|| scene.store.releases() >= 2);
 }
 
+fn acquire_set(scene: &Scene, names: &[Arc<str>]) -> Vec<Arc<Hold>> {
+    let set = acquire_all::acquire_all(&scene.shared, names, &scene.options, Wait::Endless);
+    set.expect("a reply").expect("no limit")
+}
+
 #[test]
 fn an_outage_that_only_a_set_suffers_from_is_told() {
     let scene = Scene::new(LEASE * 10);
     let names = ["a", "b"].map(Arc::from);
-    let set = acquire_all::acquire_all(&scene.shared, &names, &scene.options, Wait::Endless);
-    let set = set.expect("a reply").expect("free locks");
+    let set = acquire_set(&scene, &names);
     let outages = &scene.shared.reporter.outages;
     scene.store.set_outcomes(&[Outcome::LostRequest; 4]);
     hold_requests::verify(&scene.shared, &set, false).expect_err("no reply");
@@ -166,8 +170,7 @@ fn an_outage_that_only_a_set_suffers_from_is_told() {
 fn each_release_of_a_set_gets_a_second_chance() {
     let scene = Scene::new(LEASE * 10);
     let names = ["a", "b", "c"].map(Arc::from);
-    let set = acquire_all::acquire_all(&scene.shared, &names, &scene.options, Wait::Endless);
-    let set = set.expect("a reply").expect("free locks");
+    let set = acquire_set(&scene, &names);
     let (lost, fine) = ([Outcome::LostRequest].repeat(3), [Outcome::Fine].repeat(3));
     // They are sent together, and once more together.
     scene.store.set_outcomes(&[lost, fine].concat());
@@ -196,9 +199,7 @@ fn a_set_keeps_a_lock_for_a_moment_while_it_waits_for_an_earlier_one() {
     let names = ["a", "b"].map(Arc::from);
     let [first, second] = names.each_ref().map(|name| try_as_other(&scene, name).expect("free"));
     thread::scope(|scope| {
-        let acquire =
-            || acquire_all::acquire_all(&scene.shared, &names, &scene.options, Wait::Endless);
-        let waits = scope.spawn(acquire);
+        let waits = scope.spawn(|| acquire_set(&scene, &names));
         // It asks for the set, for the later lock, and once more when its client listens.
         eventually(|| scene.store.registrations.lock().len() == 3);
         // It gets that lock. Others that have the earlier one should try for as long as this.
@@ -207,7 +208,7 @@ fn a_set_keeps_a_lock_for_a_moment_while_it_waits_for_an_earlier_one() {
         eventually(|| waiting_for(&scene, "a") == 1);
         assert!(try_as_other(&scene, &names[1]).is_none(), "it has given nothing back");
         end_other(&scene, &first);
-        let set = waits.join().expect("no panic").expect("a reply").expect("no limit");
+        let set = waits.join().expect("no panic");
         release::unlock(&scene.shared, &set).expect("released");
     });
 }
@@ -218,9 +219,7 @@ fn a_set_keeps_no_lock_for_long_while_it_waits() {
     let names = ["a", "b"].map(Arc::from);
     let [first, second] = names.each_ref().map(|name| try_as_other(&scene, name).expect("free"));
     thread::scope(|scope| {
-        let acquire =
-            || acquire_all::acquire_all(&scene.shared, &names, &scene.options, Wait::Endless);
-        let waits = scope.spawn(acquire);
+        let waits = scope.spawn(|| acquire_set(&scene, &names));
         eventually(|| waiting_for(&scene, "b") == 1);
         end_other(&scene, &second);
         let mut again = None;
@@ -230,7 +229,7 @@ fn a_set_keeps_no_lock_for_long_while_it_waits() {
         });
         end_other(&scene, &again.expect("it was free"));
         end_other(&scene, &first);
-        let set = waits.join().expect("no panic").expect("a reply").expect("no limit");
+        let set = waits.join().expect("no panic");
         release::unlock(&scene.shared, &set).expect("released");
     });
 }
