@@ -7,9 +7,8 @@
 //!
 //! If many calls want the same locks, each would find that another one has just taken one of them.
 //! So they ask in the same order, and wait for the same lock. And a call that has waited for one
-//! waits a moment for an earlier one without giving it back ([`SetCall::wait_beside`]).
+//! waits a moment for a later one without giving it back ([`SetCall::wait_beside`]).
 
-use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 use std::{iter, mem, slice};
@@ -176,7 +175,7 @@ impl SetCall<'_> {
         call.acquire()
     }
 
-    /// Waits for a held lock without giving back what the call has, if all of that comes later in
+    /// Waits for a held lock without giving back what the call has, if all of that comes earlier in
     /// the order of names: so no two such calls wait for each other. Others that have the lock only
     /// to try for more give it back within the time of an attempt. Returns `true` if the call has
     /// the lock.
@@ -186,8 +185,8 @@ impl SetCall<'_> {
     /// If the call has been cancelled, or the client closed. Any other failure will show again.
     fn wait_beside(&mut self, held: usize, attempt: Duration) -> Result<bool> {
         let (names, caller) = (self.names, self.caller);
-        let earliest = self.holds.iter().flatten().map(|hold| &hold.id.name).min();
-        if earliest.is_none_or(|name| name < &names[held]) {
+        let latest = self.holds.iter().flatten().map(|hold| &hold.id.name).max();
+        if latest.is_none_or(|name| name > &names[held]) {
             return Ok(false);
         }
         let now = clock::now();
@@ -225,7 +224,7 @@ impl SetCall<'_> {
         first.iter().flat_map(|group| &group.indexes).for_each(|index| is_missing[*index] = false);
         let mut missing: Vec<_> =
             (0..self.names.len()).filter(|index| is_missing[*index]).collect();
-        missing.sort_unstable_by_key(|index| Reverse(&self.names[*index]));
+        missing.sort_unstable_by_key(|index| &self.names[*index]);
         let names: Vec<_> = missing.iter().map(|index| self.names[*index].clone()).collect();
         let end_kept = |name: &Arc<str>| shared.wait_queues.end_kept(name, |_| true);
         let ended: Vec<_> = names.iter().filter_map(end_kept).collect();

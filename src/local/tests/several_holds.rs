@@ -194,20 +194,20 @@ fn waiting_for(scene: &Scene, name: &str) -> usize {
 }
 
 #[test]
-fn a_set_keeps_a_lock_for_a_moment_while_it_waits_for_an_earlier_one() {
+fn a_set_keeps_a_lock_for_a_moment_while_it_waits_for_a_later_one() {
     let scene = scene();
     let names = ["a", "b"].map(Arc::from);
     let [first, second] = names.each_ref().map(|name| try_as_other(&scene, name).expect("free"));
     thread::scope(|scope| {
         let waits = scope.spawn(|| acquire_set(&scene, &names));
-        // It asks for the set, for the later lock, and once more when its client listens.
+        // It asks for the set, for the earlier lock, and once more when its client listens.
         eventually(|| scene.store.registrations.lock().len() == 3);
-        // It gets that lock. Others that have the earlier one should try for as long as this.
+        // It gets that lock. Others that have the later one should try for as long as this.
         scene.store.set_outcomes(&[Outcome::Fine, Outcome::Slow(LEASE / 4)]);
-        end_other(&scene, &second);
-        eventually(|| waiting_for(&scene, "a") == 1);
-        assert!(try_as_other(&scene, &names[1]).is_none(), "it has given nothing back");
         end_other(&scene, &first);
+        eventually(|| waiting_for(&scene, "b") == 1);
+        assert!(try_as_other(&scene, &names[0]).is_none(), "it has given nothing back");
+        end_other(&scene, &second);
         let set = waits.join().expect("no panic");
         release::unlock(&scene.shared, &set).expect("released");
     });
@@ -220,15 +220,15 @@ fn a_set_keeps_no_lock_for_long_while_it_waits() {
     let [first, second] = names.each_ref().map(|name| try_as_other(&scene, name).expect("free"));
     thread::scope(|scope| {
         let waits = scope.spawn(|| acquire_set(&scene, &names));
-        eventually(|| waiting_for(&scene, "b") == 1);
-        end_other(&scene, &second);
+        eventually(|| waiting_for(&scene, "a") == 1);
+        end_other(&scene, &first);
         let mut again = None;
         eventually(|| {
-            again = try_as_other(&scene, &names[1]);
-            again.is_some() && waiting_for(&scene, "a") == 1
+            again = try_as_other(&scene, &names[0]);
+            again.is_some() && waiting_for(&scene, "b") == 1
         });
         end_other(&scene, &again.expect("it was free"));
-        end_other(&scene, &first);
+        end_other(&scene, &second);
         let set = waits.join().expect("no panic");
         release::unlock(&scene.shared, &set).expect("released");
     });
@@ -251,12 +251,12 @@ fn calls_for_the_same_locks_wait_for_the_same_one() {
             let acquire =
                 || acquire_all::acquire_all(&scene.shared, &names, &options, Wait::Endless);
             let waits = scope.spawn(acquire);
-            eventually(|| queue("c") == 1);
-            assert_eq!((queue("a"), queue("b")), (0, 0));
+            eventually(|| queue("a") == 1);
+            assert_eq!((queue("b"), queue("c")), (0, 0));
             canceller.cancel();
             let outcome = waits.join().expect("no panic");
             assert!(matches!(outcome, Err(Error::Cancelled { .. })), "it is held");
         });
-        eventually(|| queue("c") == 0);
+        eventually(|| queue("a") == 0);
     }
 }
