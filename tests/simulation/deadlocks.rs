@@ -114,12 +114,16 @@ impl Deadlocks {
         }
     }
 
-    /// Returns `true` if all calls of a circle still wait, for threads that trust their holds.
+    /// Returns `true` if all calls of a circle still wait, for threads that trust their holds, and
+    /// the server has those: it tells the holder of a name that a call waits for it.
     fn exists(&self, world: &World, circle: &Circle) -> bool {
         let next = circle.waits.iter().cycle().skip(1);
         circle.waits.iter().zip(next).all(|(wait, next)| {
-            let thread = self.waits.iter().find(|(_, it)| *it == next).map(|(thread, _)| thread);
-            thread.is_some_and(|thread| self.holders(world, wait.name).contains(thread))
+            let is_next = |thread: &u64| self.waits.get(thread) == Some(next);
+            let mut bound = self.bound.iter().filter(|(_, thread)| is_next(thread));
+            bound.any(|(place, _)| {
+                world.trusts(*place, wait.name) && !world.is_forgotten(*place, wait.name)
+            })
         })
     }
 

@@ -150,6 +150,14 @@ impl World {
         held.is_some_and(|held| held.is_of(name) && held.guard.is_held())
     }
 
+    /// Returns `true` if the server may have forgotten the hold of a guard.
+    pub(super) fn is_forgotten(&self, place: usize, name: usize) -> bool {
+        let held = self.guards.get(place).and_then(Option::as_ref);
+        held.is_some_and(|held| {
+            self.may_be_gone(held.owner, name, held.guard.fence(name), held.begun)
+        })
+    }
+
     /// Returns since when nothing goes wrong, if nothing does.
     pub(super) fn settled_since(&self) -> Option<Instant> {
         let disturbed = self.clients.iter().map(|client| client.disturbed).max();
@@ -271,10 +279,16 @@ impl World {
                 let clock = executor::now().unwrap_or_default();
                 let stopped = executor::paused_until(client + 1).unwrap_or_default();
                 let learns = self.io_timeout + Duration::from_millis(10);
+                // The server may have had an older hold instead of this one since it changed before.
+                let older = self
+                    .excuses
+                    .iter()
+                    .filter(|it| (it.client, it.name) == (client + 1, name) && it.from > now);
+                let before = older.map(|it| it.fence).max();
                 self.excuses.push(Excuse {
                     name,
                     client: client + 1,
-                    fence: fence.unwrap_or_default(),
+                    fence: fence.max(before).unwrap_or_default(),
                     begun_by: now + stopped.saturating_sub(clock) + learns,
                     // Its clock may be as much too fast as leases allow for.
                     from: now + remains * 99 / 100,
