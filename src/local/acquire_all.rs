@@ -116,14 +116,11 @@ impl SetCall<'_> {
         let (mut backoff, mut drained) = (Backoff::new(shared.config.backoff, random()), false);
         let mut tried = vec![false; names.len()];
         loop {
+            self.pauses.check(&names[0])?;
             let (begun, has_waited) = (clock::now(), self.holds.iter().any(Option::is_some));
             let held = match self.attempt() {
                 // One may have been lost while the call asked and waited for others.
-                Ok(None) if self.give_back_if(|hold| !shared.is_held(hold)) => {
-                    // A client that was shut down has none, however often it asks.
-                    self.pauses.check(&names[0])?;
-                    continue;
-                }
+                Ok(None) if self.give_back_if(|hold| !shared.is_held(hold)) => continue,
                 Ok(None) => return Ok(Some(self.holds.drain(..).flatten().collect())),
                 Ok(Some(held)) => held,
                 Err(failure) => {
@@ -132,7 +129,7 @@ impl SetCall<'_> {
                     continue;
                 }
             };
-            if has_waited && self.wait_beside(held, clock::now() - begun)? {
+            if has_waited && self.wait_beside(held, clock::now() - begun) {
                 continue;
             }
             if !flawed(Flaw::KeepsWhileWaiting) {
@@ -178,25 +175,18 @@ impl SetCall<'_> {
     /// Waits for a held lock without giving back what the call has, if all of that comes earlier in
     /// the order of names: so no two such calls wait for each other. Others that have the lock only
     /// to try for more give it back within the time of an attempt. Returns `true` if the call has
-    /// the lock.
-    ///
-    /// # Errors
-    ///
-    /// If the call has been cancelled, or the client closed. Any other failure will show again.
-    fn wait_beside(&mut self, held: usize, attempt: Duration) -> Result<bool> {
+    /// the lock. Whatever is in the way of that will show again.
+    fn wait_beside(&mut self, held: usize, attempt: Duration) -> bool {
         let (names, caller) = (self.names, self.caller);
         let latest = self.holds.iter().flatten().map(|hold| &hold.id.name).max();
         if latest.is_none_or(|name| name > &names[held]) {
-            return Ok(false);
+            return false;
         }
         let now = clock::now();
-        let Some(patience) = caller.wait.cut(attempt * PATIENCE, now) else { return Ok(false) };
+        let Some(patience) = caller.wait.cut(attempt * PATIENCE, now) else { return false };
         let caller = &Caller { wait: Wait::Until(now + patience), ..caller.clone() };
-        match self.wait_for(held, caller) {
-            Ok(hold) => self.holds[held] = hold,
-            Err(_) => self.pauses.check(&names[held])?,
-        }
-        Ok(self.holds[held].is_some())
+        self.holds[held] = self.wait_for(held, caller).unwrap_or_default();
+        self.holds[held].is_some()
     }
 
     /// Checks what a name in the way has: an attempt for several locks does not look closely.

@@ -794,13 +794,15 @@ pub(super) fn check_quiet() {
     with(World::look_at_server);
     let broken_by = with(|world| {
         world.is_over = true;
-        for name in &world.names {
+        for (at, name) in world.names.iter().enumerate() {
             for server in &world.network.servers {
                 let (holds, waiting) = (server.holds(&name.key), server.waiting(&name.key));
                 // A late request may have left a place in the queue, which the next release passes
-                // on. A client leaves its places in a quorum when a guard is dropped.
-                let is_dropped = name.keep.is_none() || !world.network.is_quorum();
-                let is_tidy = world.is_calm && is_dropped;
+                // on. A client leaves its places in a quorum when a guard is dropped, but not when
+                // a hold ends that it has kept or left to be adopted.
+                let is_left = world.left.iter().any(|left| left.name == at);
+                let is_dropped = name.keep.is_none() && !is_left;
+                let is_tidy = world.is_calm && (is_dropped || !world.network.is_quorum());
                 if !holds.is_empty() || is_tidy && !waiting.is_empty() {
                     let holds: Vec<_> =
                         holds.iter().map(|(hold, depth, _)| (hold.owner(), *depth)).collect();

@@ -18,7 +18,7 @@ use crate::store::hold_id::HoldId;
 pub(super) struct Left {
     id: HoldId,
     fence: u64,
-    name: usize,
+    pub(super) name: usize,
     /// The client that has acquired it: the server knows no other owner.
     owner: Process,
     /// When the call for it began.

@@ -260,3 +260,25 @@ fn calls_for_the_same_locks_wait_for_the_same_one() {
         eventually(|| queue("a") == 0);
     }
 }
+
+#[test]
+fn a_call_for_several_whose_client_is_closed_asks_no_more() {
+    let scene = scene();
+    let names = ["a", "b"].map(Arc::from);
+    let held = try_as_other(&scene, &names[0]).expect("free");
+    // It may be a hold of this client: so the call would ask once more at once.
+    scene.store.is_silent_to_jobs.store(true, Ordering::SeqCst);
+    let debt = HoldId { client: scene.shared.client.clone(), nonce: 99, ..held };
+    scene.shared.owe(&debt, LEASE);
+    scene.store.set_outcomes(&[Outcome::Slow(LEASE)]);
+    thread::scope(|scope| {
+        let calls = scope.spawn(|| {
+            acquire_all::acquire_all(&scene.shared, &names, &scene.options, Wait::Endless)
+        });
+        eventually(|| !scene.store.registrations.lock().is_empty());
+        scene.shared.close();
+        let outcome = calls.join().expect("no panic");
+        assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
+    });
+    assert_eq!(scene.store.registrations.lock().len(), 1);
+}
