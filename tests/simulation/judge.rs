@@ -153,8 +153,8 @@ impl World {
     /// Returns `true` if the server may have forgotten the hold of a guard.
     pub(super) fn is_forgotten(&self, place: usize, name: usize) -> bool {
         let held = self.guards.get(place).and_then(Option::as_ref);
-        held.is_some_and(|held| {
-            self.may_be_gone(held.owner, name, held.guard.fence(name), held.begun)
+        held.is_some_and(|Held { owner, guard, begun, .. }| {
+            self.excuses_of(*owner, name, guard.fence(name), *begun).next().is_some()
         })
     }
 
@@ -171,16 +171,16 @@ impl World {
         recovery + SLACK + self.network.latency * 60
     }
 
-    /// Returns `true` if the server may have forgotten a hold of `owner` by now.
-    pub(super) fn may_be_gone(
+    /// Returns why the server may have forgotten a hold of `owner` by now.
+    pub(super) fn excuses_of(
         &self,
         owner: Process,
         name: usize,
         fence: Option<u64>,
         begun: Instant,
-    ) -> bool {
-        let mut about = self.excuses.iter().filter(|it| it.is_about(owner, name, fence, begun));
-        about.any(|it| it.from <= clock::now())
+    ) -> impl Iterator<Item = &Excuse> {
+        let about = self.excuses.iter().filter(move |it| it.is_about(owner, name, fence, begun));
+        about.filter(|it| it.from <= clock::now())
     }
 
     /// Returns `true` if the server has forgotten the hold, so that it may be overlapped, and its
@@ -193,9 +193,8 @@ impl World {
         let is_known = |it: &Excuse| {
             owner == client && it.told.is_some_and(|told| told < now && disturbed < it.from)
         };
-        let mut about = self.excuses.iter().filter(|it| it.is_about(owner, name, fence, begun));
         left.is_some_and(|at| self.left[at].ends > 0)
-            || about.any(|it| it.from <= now && !is_known(it))
+            || self.excuses_of(owner, name, fence, begun).any(|it| !is_known(it))
     }
 
     /// Sets until when clients learn that these holds have ended now, by messages of that server,
@@ -279,7 +278,7 @@ impl World {
                 let clock = executor::now().unwrap_or_default();
                 let stopped = executor::paused_until(client + 1).unwrap_or_default();
                 let learns = self.io_timeout + Duration::from_millis(10);
-                // The server may have had an older hold instead of this one since it changed before.
+                // Since an earlier change, the server may have an older hold instead of this one.
                 let older = self
                     .excuses
                     .iter()

@@ -240,8 +240,9 @@ fn make_use(client: &Client, process: Process, at: usize, ticket: &Ticket, what:
         }
         let own = u32::from(matches!(what, Use::Release));
         let is_over = left.ends > own || clock::now() >= left.least;
-        let is_excused = world.may_be_gone(left.owner, left.name, Some(left.fence), left.begun);
-        (!is_over && !is_excused).then(|| format!("a hold that was left ends early: {error}"))
+        let mut excuses = world.excuses_of(left.owner, left.name, Some(left.fence), left.begun);
+        (!is_over && excuses.next().is_none())
+            .then(|| format!("a hold that was left ends early: {error}"))
     });
     if let Some(why) = broken_by {
         broken(&why);
