@@ -268,14 +268,10 @@ impl<'a> LockCall<'a> {
                 Next::Park { until, contended } => self.park(&mut looks, until, contended)?,
                 Next::Turn => match self.check_wanted() {
                     Ok(()) => self.go_on(),
-                    Err(error) if self.leave() => return Err(error),
-                    // The reply to a request that was sent ahead comes first.
-                    Err(error) if self.asks() => {
+                    Err(error) => {
                         Parker::send(&parker, Signal::Ended(error));
                         Next::Park { until: None, contended: false }
                     }
-                    // It was told how the call ends, perhaps with a hold.
-                    Err(_) => Next::Park { until: None, contended: false },
                 },
                 asks => self.carry(asks),
             };
@@ -307,7 +303,7 @@ impl<'a> LockCall<'a> {
                 Parker::send(looks.parker, Signal::Ended(error));
                 next
             }
-            // It was told how the call ends.
+            // It was told how the call ends, perhaps with a hold.
             Some(Signal::Ended(_)) => Ok(Next::Park { until: None, contended: false }),
             Some(Signal::Tell(telling)) => {
                 looks.tell(&telling);
