@@ -32,7 +32,7 @@ use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Acquire, AcquireReply, Registration};
 
 /// How many times as long as an attempt takes a call waits for a lock while it has others.
-const PATIENCE: u32 = 6;
+const TIMES_BESIDE: u32 = 6;
 
 /// A call for several locks.
 struct SetCall<'a> {
@@ -183,8 +183,8 @@ impl SetCall<'_> {
             return false;
         }
         let now = clock::now();
-        let Some(patience) = caller.wait.cut(attempt * PATIENCE, now) else { return false };
-        let caller = &Caller { wait: Wait::Until(now + patience), ..caller.clone() };
+        let Some(time) = caller.wait.cut(attempt * TIMES_BESIDE, now) else { return false };
+        let caller = &Caller { wait: Wait::Until(now + time), ..caller.clone() };
         self.holds[held] = self.wait_for(held, caller).unwrap_or_default();
         self.holds[held].is_some()
     }
