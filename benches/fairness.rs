@@ -6,14 +6,17 @@
 //! wait. *Time between holds* is that from the drop of a guard in one client until another one
 //! holds the lock. One crowd has a client that is farther away than the others, one has a client
 //! that never waits and may therefore get nothing, and one locks on a quorum of three servers.
+//! Others take two locks: *at once*, with `lock_all`, or *one by one*, always in the same order, as
+//! programs without it must.
 //!
 //! In the last table, readers and a writer want one read-write lock. Neither may starve the other.
 
+use std::any::Any;
 use std::fmt;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Guard};
+use leasehold::Client;
 
 use self::support::partner::{self, Partner};
 use self::support::scale::Scale;
@@ -25,9 +28,11 @@ use self::support::table;
 mod support;
 
 const NAME: &str = "the lock";
+const OTHER: &str = "the other lock";
 
-/// The additional round-trip time to the far client.
+/// The additional round-trip time to the far client, and that to each client if all are far away.
 const FARTHER: Duration = Duration::from_millis(2);
+const FAR: Duration = Duration::from_millis(10);
 
 /// What the clients share, or how one of them differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +44,11 @@ enum Crowd {
     OneTries,
     /// The locks are on three independent servers.
     Quorum,
+    /// Each takes two locks, perhaps over slow links.
+    Two {
+        at_once: bool,
+        far: bool,
+    },
 }
 
 /// The extent of the measurement.
@@ -74,7 +84,9 @@ fn main() {
     );
     let servers = [(); 3].map(|()| Server::redis());
     println!("{}", Setting::of(&servers[0]));
-    for crowd in [Crowd::Alike, Crowd::OneFar, Crowd::OneTries, Crowd::Quorum] {
+    let two = |far| [true, false].map(|at_once| Crowd::Two { at_once, far });
+    let one = [Crowd::Alike, Crowd::OneFar, Crowd::OneTries, Crowd::Quorum];
+    for crowd in one.into_iter().chain(two(false)).chain(two(true)) {
         clients(crowd, &plan, &servers);
     }
     readers(&plan, &servers[0]);
@@ -132,6 +144,10 @@ impl fmt::Display for Crowd {
             Self::OneFar => "one of them 2 ms farther away",
             Self::OneTries => "and one more that calls `try_lock` all the time",
             Self::Quorum => "three independent servers",
+            Self::Two { at_once: true, far: false } => "two locks at once",
+            Self::Two { at_once: false, far: false } => "two locks one by one",
+            Self::Two { at_once: true, far: true } => "two locks at once, 10 ms away",
+            Self::Two { at_once: false, far: true } => "two locks one by one, 10 ms away",
         })
     }
 }
@@ -224,14 +240,22 @@ fn measure(crowd: Crowd, hold: Duration, plan: &Plan, servers: &[Server; 3]) -> 
     for server in servers {
         server.command(&["FLUSHALL"]);
     }
-    let link = SlowLink::to(servers[0].port(), FARTHER / 2);
+    let are_far = matches!(crowd, Crowd::Two { far: true, .. });
+    let round_trip = if are_far { FAR } else { FARTHER };
+    let link = SlowLink::to(servers[0].port(), round_trip / 2);
     let start = |number: usize| {
         let url = match crowd {
             Crowd::OneFar if number == 0 => link.url(),
-            Crowd::Alike | Crowd::OneFar | Crowd::OneTries => servers[0].url(),
+            Crowd::Two { far: true, .. } => link.url(),
+            Crowd::Alike | Crowd::OneFar | Crowd::OneTries | Crowd::Two { .. } => servers[0].url(),
             Crowd::Quorum => servers.each_ref().map(Server::url).join(" "),
         };
-        let how = if number == clients { "try" } else { "wait" };
+        let how = match crowd {
+            Crowd::Two { at_once: true, .. } => "two at once",
+            Crowd::Two { at_once: false, .. } => "two one by one",
+            _ if number == clients => "try",
+            _ => "wait",
+        };
         let [hold, time] = [hold, time].map(|time| time.as_micros().to_string());
         Partner::start("take turns", &[&url, how, &hold, &time])
     };
@@ -409,14 +433,24 @@ fn drop_after<G>(hold: Duration, guard: G) -> (u64, u64) {
     (held, released)
 }
 
-fn take(client: &Client, how: &str, end: Instant) -> Option<Guard> {
-    if how == "wait" {
-        return Some(client.lock(NAME).expect("it answers"));
+/// Waits for the lock, or for two, or tries until then.
+fn take(client: &Client, how: &str, end: Instant) -> Option<Box<dyn Any>> {
+    let lock = |name| client.lock(name).expect("it answers");
+    match how {
+        "wait" => return Some(Box::new(lock(NAME))),
+        "two at once" => {
+            let both = client.lock_all([NAME, OTHER]);
+            return Some(Box::new(both.expect("they answer")));
+        }
+        "two one by one" => {
+            let first = lock(NAME);
+            return Some(Box::new((lock(OTHER), first)));
+        }
+        _ => {}
     }
     while Instant::now() < end {
-        let guard = client.try_lock(NAME).expect("it answers");
-        if guard.is_some() {
-            return guard;
+        if let Some(guard) = client.try_lock(NAME).expect("it answers") {
+            return Some(Box::new(guard));
         }
     }
     None
