@@ -240,11 +240,13 @@ impl Locks {
 
     fn downgrade(&mut self, key: &str, hold: &HoldId, lease: Duration) -> HoldReply {
         let writer = HoldId { kind: HoldKind::Write, ..hold.clone() };
-        let name = self.name(key);
-        let held = name
-            .and_then(|name| name.holds.iter_mut().find(|held| held.is(&writer) || held.is(hold)));
-        let Some(held) = held else { return HoldReply::Gone };
-        held.id.kind = HoldKind::Read;
+        let Some(name) = self.name(key) else { return HoldReply::Gone };
+        let mut holds = name.holds.iter_mut();
+        let Some(held) = holds.find(|held| held.is(&writer) || held.is(hold)) else {
+            return HoldReply::Gone;
+        };
+        // Readers have the last token of the writer before them.
+        (held.id.kind, held.fence) = (HoldKind::Read, name.fence);
         held.renew(lease);
         self.serve(key, hold.kind, 0);
         HoldReply::Done

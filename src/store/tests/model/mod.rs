@@ -349,6 +349,7 @@ stores!(
     requests_of_clients_that_wait_get_the_same_replies;
     a_forced_release_ends_no_permit_and_no_side,
     a_reader_shares_the_last_token_of_the_name,
+    a_reader_that_was_a_writer_shares_the_last_token_of_that,
     a_late_repeat_of_a_set_finds_no_hold_that_has_ended,
     a_repeat_leaves_the_queue_of_a_lock_if_its_client_may_be_there,
     the_first_two_are_told_of_a_lock_that_stays_taken_for_a_while,
@@ -376,6 +377,16 @@ fn a_reader_shares_the_last_token_of_the_name(store: &dyn Store) {
     let fence = must_acquire(store, &of(HoldKind::Lock, 1));
     release(store, &of(HoldKind::Lock, 1)).expect("a reply");
     assert_eq!(must_acquire(store, &of(HoldKind::Read, 2)), fence);
+}
+
+fn a_reader_that_was_a_writer_shares_the_last_token_of_that(store: &dyn Store) {
+    let (writer, reader) = (of(HoldKind::Write, 1), of(HoldKind::Read, 1));
+    let reply = acquire(store, &writer, Registration::Followed);
+    let Ok(AcquireReply::Acquired { fence, room, .. }) = reply else { panic!("{reply:?}") };
+    assert!(room > 0);
+    let downgrade = Change::Downgrade { lease: LEASE, unused: None };
+    assert_eq!(change(store, &reader, downgrade).ok(), Some(HoldReply::Done));
+    assert_eq!(must_acquire(store, &reader), fence + u64::from(room));
 }
 
 fn a_repeat_leaves_the_queue_of_a_lock_if_its_client_may_be_there(store: &dyn Store) {
