@@ -28,7 +28,9 @@ fn main() -> Result<(), Error> {
     };
     let urls: Vec<_> = servers.iter().map(Server::url).collect();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let client = Client::builder().lease(Duration::from_secs(5)).open_redlock(&urls)?;
+    // A server that does not answer must not keep a call for longer than the first lock lasts there.
+    let (lease, io_timeout) = (Duration::from_secs(10), Duration::from_millis(500));
+    let client = Client::builder().lease(lease).io_timeout(io_timeout).open_redlock(&urls)?;
 
     let guard = client.lock("example:long job")?;
     stage("five of five servers are up", &client)?;
