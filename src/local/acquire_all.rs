@@ -38,6 +38,8 @@ const TIMES_BESIDE: u32 = 6;
 struct SetCall<'a> {
     shared: &'a Shared,
     names: &'a [Arc<str>],
+    /// The indexes of the names, sorted by name.
+    order: Vec<usize>,
     caller: &'a Caller,
     /// The holds that the call has, by the index of the name.
     holds: Vec<Option<Arc<Hold>>>,
@@ -72,7 +74,7 @@ pub(crate) fn acquire_all(
     wait: Wait,
 ) -> Result<Option<Vec<Arc<Hold>>>> {
     let _call = Counted::begin(&shared.counters.unfinished);
-    check_names(shared, names, options)?;
+    let order = checked_order(shared, names, options)?;
     let caller = Caller::new(&shared.config, shared.times, options, wait, None, clock::now());
     let caller = &Caller { in_set: true, ..caller };
     let all = names.join(", ");
@@ -80,6 +82,7 @@ pub(crate) fn acquire_all(
     let mut call = SetCall {
         shared,
         names,
+        order,
         caller,
         holds: vec![None; names.len()],
         unanswered: None,
@@ -91,14 +94,17 @@ pub(crate) fn acquire_all(
     report(shared, caller, &all, (span, call.contended), outcome, Vec::as_slice)
 }
 
-/// Returns an error if no call can acquire these locks.
-fn check_names(shared: &Shared, names: &[Arc<str>], options: &LockOptions) -> Result<()> {
+/// Returns the indexes of the names, sorted by name, or an error if no call can acquire these
+/// locks.
+fn checked_order(shared: &Shared, names: &[Arc<str>], options: &LockOptions) -> Result<Vec<usize>> {
     if names.is_empty() {
         return Err(Error::invalid("names", "must not be empty"));
     }
-    let mut sorted: Vec<&Arc<str>> = names.iter().collect();
-    sorted.sort_unstable();
-    if let Some([twice, ..]) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+    let mut order: Vec<usize> = (0..names.len()).collect();
+    order.sort_unstable_by_key(|index| &names[*index]);
+    let is_twice = |pair: &&[usize]| names[pair[0]] == names[pair[1]];
+    if let Some([index, ..]) = order.windows(2).find(is_twice) {
+        let twice = &names[*index];
         return Err(Error::invalid("names", format_args!("have {twice:?} twice")));
     }
     for name in names {
@@ -106,7 +112,7 @@ fn check_names(shared: &Shared, names: &[Arc<str>], options: &LockOptions) -> Re
     }
     match names.iter().find(|name| shared.held_locks.find(name).is_some()) {
         Some(held) => Err(Error::AlreadyHeld { name: held.to_string() }),
-        None => Ok(()),
+        None => Ok(order),
     }
 }
 
@@ -212,9 +218,8 @@ impl SetCall<'_> {
         let (shared, first) = (self.shared, self.unanswered.take());
         let mut is_missing: Vec<_> = self.holds.iter().map(Option::is_none).collect();
         first.iter().flat_map(|group| &group.indexes).for_each(|index| is_missing[*index] = false);
-        let mut missing: Vec<_> =
-            (0..self.names.len()).filter(|index| is_missing[*index]).collect();
-        missing.sort_unstable_by_key(|index| &self.names[*index]);
+        let in_order = self.order.iter().copied();
+        let missing: Vec<_> = in_order.filter(|index| is_missing[*index]).collect();
         let names: Vec<_> = missing.iter().map(|index| self.names[*index].clone()).collect();
         let end_kept = |name: &Arc<str>| shared.wait_queues.end_kept(name, |_| true);
         let ended: Vec<_> = names.iter().filter_map(end_kept).collect();

@@ -193,44 +193,45 @@ fn waiting_for(scene: &Scene, name: &str) -> usize {
     report.expect("a reply").waiting.len()
 }
 
-#[test]
-fn a_set_keeps_a_lock_for_a_moment_while_it_waits_for_a_later_one() {
+/// Lets a call wait for two locks that another client has, until `act` has ended those holds.
+fn while_a_set_waits(act: impl FnOnce(&Scene, &[Arc<str>; 2], [HoldId; 2])) {
     let scene = scene();
     let names = ["a", "b"].map(Arc::from);
-    let [first, second] = names.each_ref().map(|name| try_as_other(&scene, name).expect("free"));
+    let others = names.each_ref().map(|name| try_as_other(&scene, name).expect("free"));
     thread::scope(|scope| {
         let waits = scope.spawn(|| acquire_set(&scene, &names));
-        // It asks for the set, for the earlier lock, and once more when its client listens.
-        eventually(|| scene.store.registrations.lock().len() == 3);
-        // It gets that lock. Others that have the later one should try for as long as this.
-        scene.store.set_outcomes(&[Outcome::Fine, Outcome::Slow(LEASE / 4)]);
-        end_other(&scene, &first);
-        eventually(|| waiting_for(&scene, "b") == 1);
-        assert!(try_as_other(&scene, &names[0]).is_none(), "it has given nothing back");
-        end_other(&scene, &second);
+        act(&scene, &names, others);
         let set = waits.join().expect("no panic");
         release::unlock(&scene.shared, &set).expect("released");
     });
 }
 
 #[test]
+fn a_set_keeps_a_lock_for_a_moment_while_it_waits_for_a_later_one() {
+    while_a_set_waits(|scene, names, [first, second]| {
+        // It asks for the set, for the earlier lock, and once more when its client listens.
+        eventually(|| scene.store.registrations.lock().len() == 3);
+        // It gets that lock. Others that have the later one should try for as long as this.
+        scene.store.set_outcomes(&[Outcome::Fine, Outcome::Slow(LEASE / 4)]);
+        end_other(scene, &first);
+        eventually(|| waiting_for(scene, "b") == 1);
+        assert!(try_as_other(scene, &names[0]).is_none(), "it has given nothing back");
+        end_other(scene, &second);
+    });
+}
+
+#[test]
 fn a_set_keeps_no_lock_for_long_while_it_waits() {
-    let scene = scene();
-    let names = ["a", "b"].map(Arc::from);
-    let [first, second] = names.each_ref().map(|name| try_as_other(&scene, name).expect("free"));
-    thread::scope(|scope| {
-        let waits = scope.spawn(|| acquire_set(&scene, &names));
-        eventually(|| waiting_for(&scene, "a") == 1);
-        end_other(&scene, &first);
+    while_a_set_waits(|scene, names, [first, second]| {
+        eventually(|| waiting_for(scene, "a") == 1);
+        end_other(scene, &first);
         let mut again = None;
         eventually(|| {
-            again = try_as_other(&scene, &names[0]);
-            again.is_some() && waiting_for(&scene, "b") == 1
+            again = try_as_other(scene, &names[0]);
+            again.is_some() && waiting_for(scene, "b") == 1
         });
-        end_other(&scene, &again.expect("it was free"));
-        end_other(&scene, &second);
-        let set = waits.join().expect("no panic");
-        release::unlock(&scene.shared, &set).expect("released");
+        end_other(scene, &again.expect("it was free"));
+        end_other(scene, &second);
     });
 }
 
