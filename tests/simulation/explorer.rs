@@ -12,7 +12,7 @@ use std::{env, mem, thread};
 use crate::base::flaws::{ALL, Flaw};
 use crate::base::sync::executor::{self, Choice, Deviation};
 use crate::simulation::scenes::{Scene, run_scene, scenes};
-use crate::simulation::{Broken, FOUND_BY_A_COURSE, guarded};
+use crate::simulation::{Broken, FOUND_BY_A_COURSE, flaw_to_plant, guarded, show};
 
 /// The runs that have kept their promises, and those deviations that have broken one.
 struct Explored {
@@ -63,31 +63,38 @@ fn chosen() -> Vec<(&'static str, Scene)> {
     scenes
 }
 
-/// Runs a world that has broken a promise again, and returns what has happened.
-fn history_of(scene: &Scene, deviations: &[Deviation], worst: Option<Choice>) -> String {
-    let (sender, history) = mpsc::channel();
+/// Runs a world that has broken a promise again, with its history.
+fn repeat(
+    scene: &Scene,
+    deviations: &[Deviation],
+    worst: Option<Choice>,
+    flaw: Option<Flaw>,
+) -> Broken {
+    let (sender, outcome) = mpsc::channel();
     let (scene, deviations) = (scene.clone(), deviations.to_vec());
     thread::spawn(move || {
-        let run = || run_scene(&scene, &deviations, worst, true);
-        let broken = guarded(None, run).err();
-        sender.send(broken.map(|it| it.history).unwrap_or_default()).expect("the test waits");
+        let broken = guarded(flaw, || run_scene(&scene, &deviations, worst, true)).err();
+        sender.send(broken.expect("it has failed before")).expect("the test waits");
         thread::park();
     });
-    history.recv().expect("a history")
+    outcome.recv().expect("an outcome")
 }
 
 #[test]
 fn promises_hold_whatever_happens_in_small_worlds() {
     let most = env::var("LEASEHOLD_DEVIATIONS").ok().and_then(|most| most.parse().ok());
-    let scenes = chosen();
+    let (scenes, flaw) = (chosen(), flaw_to_plant());
     // On all cores.
-    let all = scenes.iter().map(|(_, scene)| begin(scene, most.unwrap_or(scene.most), None));
+    let all = scenes.iter().map(|(_, scene)| begin(scene, most.unwrap_or(scene.most), flaw));
     let all: Vec<_> = all.collect();
     for ((name, scene), explored) in scenes.iter().zip(all) {
         let Explored { runs, broken } = explored.recv().expect("an outcome");
-        if let Some((deviations, worst, Broken { why, .. })) = broken {
-            let history = history_of(scene, &deviations, worst);
-            panic!("{history}\n\n{name} breaks a promise: {why}, with {deviations:?}");
+        if let Some((deviations, worst, _)) = broken {
+            let broken = repeat(scene, &deviations, worst, flaw);
+            let what = format!("{name}, with {deviations:?}");
+            let variables =
+                format!("LEASEHOLD_SCENE='{name}' LEASEHOLD_DEVIATIONS={}", deviations.len());
+            show(&what, &broken, &variables, flaw, "promises_hold_whatever_happens_in_small");
         }
         println!("{name}: {runs} runs");
     }
@@ -97,8 +104,8 @@ fn promises_hold_whatever_happens_in_small_worlds() {
 #[test]
 #[cfg_attr(debug_assertions, ignore = "takes minutes without optimization")]
 fn small_worlds_find_planted_flaws() {
-    let only = env::var("LEASEHOLD_FLAW").ok();
-    let is_meant = |flaw: &&Flaw| only.as_ref().is_none_or(|only| format!("{flaw:?}") == *only);
+    let only = flaw_to_plant();
+    let is_meant = |flaw: &&Flaw| only.is_none_or(|only| only == **flaw);
     let mut missed = Vec::new();
     for &flaw in ALL.iter().filter(is_meant) {
         let mut runs = 0;

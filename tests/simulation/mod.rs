@@ -12,10 +12,11 @@ mod quorum;
 mod scenes;
 mod seeds;
 mod server;
+mod shape;
 mod tickets;
 mod world;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::env;
 use std::num::NonZero;
 use std::panic::{self, AssertUnwindSafe};
@@ -25,6 +26,7 @@ use std::thread;
 use std::time::Instant;
 
 use crate::base::flaws::{ALL, Flaw, plant};
+use crate::simulation::shape::Shape;
 use crate::simulation::world::Tally;
 
 /// How many seeds are tried if the environment does not say.
@@ -52,24 +54,33 @@ struct Broken {
 thread_local! {
     /// Whether code has panicked on this thread, even if the client has caught that.
     static HAS_PANICKED: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread runs a world, and where that has first panicked.
+    static IS_WORLD: Cell<bool> = const { Cell::new(false) };
+    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Notes every panic.
+/// Notes every panic. One in a world is told along with what it has broken, without a backtrace.
 fn note_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let report = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             HAS_PANICKED.set(true);
-            report(info);
+            if IS_WORLD.get() {
+                PANIC.with_borrow_mut(|panic| {
+                    panic.get_or_insert_with(|| info.to_string());
+                });
+            } else {
+                report(info);
+            }
         }));
     });
     HAS_PANICKED.set(false);
 }
 
 /// Runs the world of a seed on this thread.
-fn run_here(seed: u64, flaw: Option<Flaw>, tells: bool) -> Result<Tally, Broken> {
-    guarded(flaw, || seeds::run(seed, tells))
+fn run_here(seed: u64, flaw: Option<Flaw>) -> Result<Tally, Broken> {
+    guarded(flaw, || seeds::run(seed, Shape::WHOLE, false))
 }
 
 /// Runs a world with a flaw, and stops it if it panics.
@@ -79,22 +90,26 @@ fn guarded(
 ) -> Result<Tally, Broken> {
     note_panics();
     plant(flaw);
+    IS_WORLD.set(true);
     let result = panic::catch_unwind(AssertUnwindSafe(run));
+    IS_WORLD.set(false);
     plant(None);
-    let result = result.unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        Err(text.unwrap_or_default())
-    });
-    result.map_err(|why| Broken { why, history: world::abandon() })
+    let panic = PANIC.take().unwrap_or_default();
+    match result {
+        Ok(Ok(tally)) => Ok(tally),
+        Ok(Err(why)) if panic.is_empty() => Err(Broken { why, history: world::abandon() }),
+        Ok(Err(why)) => Err(Broken { why: format!("{why}: {panic}"), history: world::abandon() }),
+        Err(_) => Err(Broken { why: panic, history: world::abandon() }),
+    }
 }
 
-/// Runs the world of a seed. A thread that has panicked cannot run another one, so one that fails
-/// runs again on a thread of its own.
-fn run(seed: u64, flaw: Option<Flaw>, tells: bool) -> Result<Tally, Broken> {
+/// Runs the world of a seed, of this shape. A thread that has panicked cannot run another one, so
+/// one that fails runs again on a thread of its own.
+fn run(seed: u64, shape: Shape, flaw: Option<Flaw>, tells: bool) -> Result<Tally, Broken> {
     let (sender, result) = mpsc::channel();
     thread::spawn(move || {
-        sender.send(run_here(seed, flaw, tells)).expect("the test waits");
+        let outcome = guarded(flaw, || seeds::run(seed, shape, tells));
+        sender.send(outcome).expect("the test waits");
         if thread::panicking() {
             thread::park();
         }
@@ -114,7 +129,7 @@ fn run_worlds(seeds: impl Iterator<Item = u64> + Send + 'static, flaw: Option<Fl
     thread::spawn(move || {
         let mut worlds = Worlds { tally: Tally::default(), broken: None };
         for seed in seeds {
-            match run_here(seed, flaw, false) {
+            match run_here(seed, flaw) {
                 Ok(one) => worlds.tally.add(&one),
                 Err(broken) => {
                     worlds.broken = Some((seed, broken));
@@ -146,25 +161,54 @@ fn number(variable: &str) -> Option<u64> {
     env::var(variable).ok()?.parse().ok()
 }
 
-/// Runs a world that has broken a promise again, and fails with its history.
+/// Shows the history of a world that has broken a promise, shrunk as far as it still fails, and
+/// fails.
 fn fail(seed: u64, flaw: Option<Flaw>) -> ! {
-    let Err(Broken { why, history }) = run(seed, flaw, true) else {
+    let fails = |shape: &Shape| run(seed, *shape, flaw, false).is_err();
+    let shape = match env::var("LEASEHOLD_WORLD") {
+        Ok(shape) => Shape::parse(&shape).expect("what a failure has printed"),
+        Err(_) => Shape::shrink(fails),
+    };
+    let Err(broken) = run(seed, shape, flaw, true) else {
         panic!("seed {seed} has failed, and does not when it is run again")
     };
+    let what = format!("seed {seed}");
+    let variables = format!("LEASEHOLD_SEED={seed} LEASEHOLD_WORLD={shape}");
+    show(&what, &broken, &variables, flaw, "promises_hold_in_simulated_worlds");
+}
+
+/// Shows how a world has broken a promise, and fails.
+fn show(
+    what: &str,
+    Broken { why, history }: &Broken,
+    variables: &str,
+    flaw: Option<Flaw>,
+    test: &str,
+) -> ! {
     let lines: Vec<_> = history.lines().collect();
     let first = lines.len().saturating_sub(20_000);
-    let lines = lines[first..].join("\n");
-    panic!(
-        "{lines}\n\nseed {seed}: {why}\nReplay: \
-         LEASEHOLD_SEED={seed} cargo test --release --lib simulation::promises"
+    let flaw = flaw.map(|flaw| format!("LEASEHOLD_FLAW={flaw:?} ")).unwrap_or_default();
+    println!(
+        "{}\n\n{what}: {why}\nTimes: since the world began, and since the last fault. Replay:\n\
+         {variables} {flaw}cargo test --release --all-features --lib {test}",
+        lines[first..].join("\n")
     );
+    // A panic would print where it comes from, which is here and says nothing.
+    panic::resume_unwind(Box::new("a promise is broken"));
+}
+
+/// Returns the flaw that the environment names.
+fn flaw_to_plant() -> Option<Flaw> {
+    let name = env::var("LEASEHOLD_FLAW").ok()?;
+    ALL.iter().copied().find(|flaw| format!("{flaw:?}") == name)
 }
 
 #[test]
 fn promises_hold_in_simulated_worlds() {
+    let flaw = flaw_to_plant();
     if let Some(seed) = number("LEASEHOLD_SEED") {
-        if run(seed, None, false).is_err() {
-            fail(seed, None);
+        if run(seed, Shape::WHOLE, flaw, false).is_err() {
+            fail(seed, flaw);
         }
         return;
     }
@@ -175,7 +219,7 @@ fn promises_hold_in_simulated_worlds() {
         let (mut tally, mut failed) = (Tally::default(), Vec::new());
         let mut next = first + core as u64;
         while failed.len() < FAILURES_MAX {
-            let worlds = run_worlds((next..end).step_by(cores), None);
+            let worlds = run_worlds((next..end).step_by(cores), flaw);
             tally.add(&worlds.tally);
             let Some((seed, Broken { why, .. })) = worlds.broken else { break };
             failed.push((seed, why));
@@ -196,7 +240,7 @@ fn promises_hold_in_simulated_worlds() {
         println!("seed {seed}: {why}");
     }
     if let Some((seed, _)) = failed.first() {
-        fail(*seed, None);
+        fail(*seed, flaw);
     }
     println!(
         "{tally:?} in {took:?} on {cores} cores, {} calls a second",
@@ -207,12 +251,8 @@ fn promises_hold_in_simulated_worlds() {
 #[test]
 #[cfg_attr(debug_assertions, ignore = "takes minutes without optimization")]
 fn each_planted_flaw_is_found() {
-    if let (Some(seed), Ok(name)) = (number("LEASEHOLD_SEED"), env::var("LEASEHOLD_FLAW")) {
-        let flaw = ALL.iter().copied().find(|flaw| format!("{flaw:?}") == name);
-        fail(seed, flaw);
-    }
-    let only = env::var("LEASEHOLD_FLAW").ok();
-    let is_meant = |flaw: &&Flaw| only.as_ref().is_none_or(|only| format!("{flaw:?}") == *only);
+    let only = flaw_to_plant();
+    let is_meant = |flaw: &&Flaw| only.is_none_or(|only| only == **flaw);
     let are_left = |flaw: &&Flaw| !FOUND_BY_A_COURSE.contains(*flaw);
     let flaws: Vec<_> = ALL.iter().copied().filter(|it| is_meant(&it) && are_left(&it)).collect();
     let next = AtomicUsize::new(0);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::base::clock;
 use crate::base::sync::executor::{self, Process, Random, Settings};
 use crate::client::Client;
+use crate::config::Config;
 use crate::config::durability::Durability;
 use crate::simulation::calls::{Patience, Side, acquire, release};
 use crate::simulation::deadlocks::{self, Deadlocks};
@@ -13,14 +14,17 @@ use crate::simulation::faults::{Accident, Fault, HEALED_AFTER, happen};
 use crate::simulation::judge::observe;
 use crate::simulation::network::{Link, Network, Weather};
 use crate::simulation::server::{Replica, Server, ServerClock};
+use crate::simulation::shape::Shape;
 use crate::simulation::tickets::leave_to_any;
 use crate::simulation::world::{
-    NAMES, NameState, Tally, Usage, World, conduct, config_of, finish, populate, start, with,
+    DIRECTOR, NAMES, NameState, Tally, Usage, World, conduct, config_of, finish, populate, say,
+    start, with,
 };
 use crate::store::memory::memory_server::MemoryServer;
 
-/// Runs the world of a seed. Fails, or panics, if it breaks a promise.
-pub(super) fn run(seed: u64, tells: bool) -> Result<Tally, String> {
+/// Runs the world of a seed, or as much of it as there is of this shape. Fails, or panics, if it
+/// breaks a promise.
+pub(super) fn run(seed: u64, shape: Shape, tells: bool) -> Result<Tally, String> {
     let mut random = Random(seed);
     let latency = Duration::from_micros(random.pick(&[10, 100, 100, 1000, 10_000]));
     let settings = Settings {
@@ -31,7 +35,7 @@ pub(super) fn run(seed: u64, tells: bool) -> Result<Tally, String> {
     };
     let has_quorum = seed % 8 == 7 && (seed / 64).is_multiple_of(2);
     let servers = if has_quorum { [3, 3, 4, 5][(seed / 8 % 4) as usize] } else { 1 };
-    conduct(&settings, || begin(random, tells, latency, servers))
+    conduct(&settings, || begin(random, shape, tells, latency, servers))
 }
 
 fn weather(random: &mut Random, is_stormy: bool) -> Weather {
@@ -49,11 +53,14 @@ fn weather(random: &mut Random, is_stormy: bool) -> Weather {
 }
 
 /// Creates the world of a seed, and starts its threads.
-fn begin(mut random: Random, tells: bool, latency: Duration, servers: usize) {
+fn begin(mut random: Random, shape: Shape, tells: bool, latency: Duration, servers: usize) {
     // A server that is so far away that few round trips fit into a timeout is no calm world.
     let is_calm = random.permille(300) && latency < Duration::from_millis(10);
     let is_stormy = !is_calm && random.permille(600);
-    let weather = weather(&mut random, is_stormy);
+    let mut weather = weather(&mut random, is_stormy);
+    if !shape.weather {
+        weather = Weather::default();
+    }
     let lease = Duration::from_millis(random.pick(&[300, 1000, 3000, 10_000]));
     let mut config = config_of(lease);
     // Leases that are not renewed run out beside calls that wait.
@@ -79,8 +86,8 @@ fn begin(mut random: Random, tells: bool, latency: Duration, servers: usize) {
         config.durability = Durability::Replicas { acks: 1, timeout };
     }
     let now = clock::now();
-    let count = random.pick(&[1, 2, 2, 2, 3, 3, 4, 4, 6, 9]);
-    let names = random.pick(&[1, 1, 2, 3]);
+    let count = random.pick(&[1, 2, 2, 2, 3, 3, 4, 4, 6, 9]).min(shape.clients);
+    let names = random.pick(&[1, 1, 2, 3]).min(shape.names);
     let mut names: Vec<_> =
         (0..names).map(|number| NameState::any(number, lease, &mut random)).collect();
     let deadlocks = random.permille(200) && !is_quorum;
@@ -119,35 +126,67 @@ fn begin(mut random: Random, tells: bool, latency: Duration, servers: usize) {
     let is_reliable = is_calm;
     let leaves = random.pick(&[0, 0, 100, 400]);
     let sets = random.pick(&[0, 0, 100, 300]);
-    populate(
-        World {
-            deadlocks,
-            leaves,
-            sets,
-            is_calm,
-            is_durable,
-            has_slow_replies,
-            is_reliable,
-            clocks_behind,
-            ..World::new(network, names, &config, tells)
-        },
-        config,
-        move || {
-            for process in 1..=count {
-                for _ in 0..=random.below(4) {
-                    let random = Random(random.next());
-                    let calls = 1 + random.clone().below(12);
-                    let caller = if with(|world| world.deadlocks.is_some()) {
-                        deadlocks::caller
-                    } else {
-                        caller
-                    };
-                    start(process, move |client, process| caller(client, process, random, calls));
-                }
+    let world = World {
+        deadlocks,
+        leaves,
+        sets,
+        is_calm,
+        is_durable,
+        has_slow_replies,
+        is_reliable,
+        clocks_behind,
+        ..World::new(network, names, &config, tells)
+    };
+    let settings = settings_of(&world, &config);
+    populate(world, config, move || {
+        say(DIRECTOR, || settings.clone());
+        for process in 1..=count {
+            for _ in 0..(1 + random.below(4)).min(shape.threads) {
+                let random = Random(random.next());
+                let calls = (1 + random.clone().below(12)).min(shape.calls);
+                let caller = if with(|world| world.deadlocks.is_some()) {
+                    deadlocks::caller
+                } else {
+                    caller
+                };
+                start(process, move |client, process| caller(client, process, random, calls));
             }
-            direct(random);
-        },
+        }
+        direct(random, shape.faults);
+    });
+}
+
+/// Returns the settings of a world, for the head of its history.
+fn settings_of(world: &World, config: &Config) -> String {
+    let Network { servers, weather, latency, ordered, apart, .. } = &world.network;
+    let mut text = format!(
+        "WORLD: {} clients, {} servers {latency:?} away, lease {:?}, renew {}, backoff {:?}, \
+         {:?}, {weather:?}",
+        world.network.links.len(),
+        servers.len(),
+        world.lease,
+        config.options.renew,
+        config.backoff,
+        config.durability,
     );
+    let mut flag = |is_set: bool, what: &str| {
+        if is_set {
+            text.push_str(", ");
+            text.push_str(what);
+        }
+    };
+    flag(world.is_calm, "calm");
+    flag(*ordered, "requests of a client arrive in order");
+    flag(*apart, "names on servers of their own");
+    flag(servers[0].replica.is_some(), "a replica");
+    flag(world.deadlocks.is_some(), "threads that wait while they hold");
+    flag(world.leaves > 0, "tickets");
+    flag(world.sets > 0, "sets");
+    for name in &world.names {
+        let kept = name.keep.map(|keep| format!(", kept for {keep:?}")).unwrap_or_default();
+        text.push_str(&format!("; {:?} is a {:?}{kept}", name.name, name.usage));
+    }
+    text
 }
 
 impl NameState {
@@ -252,9 +291,9 @@ impl Accident {
 }
 
 /// Runs a world from its beginning to its end.
-fn direct(mut random: Random) {
+fn direct(mut random: Random, most: u64) {
     let calm = with(|world| world.is_calm);
-    let faults = if calm { 0 } else { random.below(6) };
+    let faults = if calm { 0 } else { random.below(6).min(most) };
     let horizon = Duration::from_secs(3);
     for _ in 0..faults {
         executor::sleep(random.time(horizon / 2));

@@ -61,6 +61,8 @@ pub(super) struct World {
     pub(super) network: Network,
     pub(super) tells: bool,
     pub(super) history: String,
+    /// When the last fault happened, in the history.
+    pub(super) last_fault: Option<Duration>,
     pub(super) clients: Vec<ClientState>,
     pub(super) names: Vec<NameState>,
     /// Only in a world in which threads take several locks, one after the other.
@@ -242,12 +244,14 @@ pub(super) fn broken(why: &str) -> ! {
 /// not dropped: nothing is left that they could be released by.
 pub(super) fn abandon() -> String {
     let world = WORLD.with(|world| world.borrow_mut().take());
-    let history = world.map(|mut world| {
-        let history = mem::take(&mut world.history);
-        mem::forget(world);
-        history
-    });
-    history.unwrap_or_default()
+    let Some(mut world) = world else { return String::new() };
+    // Readers tell clients apart by their numbers.
+    let mut history = mem::take(&mut world.history);
+    for (at, client) in world.clients.iter().enumerate() {
+        history = history.replace(&client.id, &format!("client-{}", at + 1));
+    }
+    mem::forget(world);
+    history
 }
 
 impl NameState {
@@ -286,6 +290,7 @@ impl World {
             network,
             tells,
             history: String::new(),
+            last_fault: None,
             clients: Vec::new(),
             names,
             deadlocks: None,
@@ -323,10 +328,22 @@ impl World {
 
     fn add_line(&mut self, process: Process, line: &str) {
         let at = executor::now().unwrap_or_default().saturating_sub(executor::START);
-        let by = if process == SERVER { "server  ".into() } else { format!("client {process}") };
+        if line.starts_with("FAULT") {
+            self.last_fault = Some(at);
+        }
+        let since = match self.last_fault {
+            Some(fault) => format!("+{:.3}", (at - fault).as_secs_f64() * 1e3),
+            None => String::new(),
+        };
+        let by = match process {
+            SERVER => "server  ".into(),
+            DIRECTOR => "world   ".into(),
+            _ => format!("client {process}"),
+        };
         let thread = executor::thread_number();
         let thread = if thread == 0 { "   ".into() } else { format!("t{thread:<2}") };
-        writeln!(self.history, "{:>12.6} ms  {by} {thread} {line}", at.as_secs_f64() * 1e3)
+        let at = at.as_secs_f64() * 1e3;
+        writeln!(self.history, "{at:>12.6} ms {since:>10}  {by} {thread} {line}")
             .unwrap_or_default();
     }
 
