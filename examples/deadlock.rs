@@ -37,7 +37,7 @@ fn lock_both(url: &str, process: &'static str, [first, second]: [&str; 2]) -> Re
         .deadlock(Deadlock::Fail)
         .on_event(move |event| {
             // As the log has it in words, once for each process.
-            if let Event::Deadlock { names, clients } = event {
+            if let Event::Deadlock { names, clients, .. } = event {
                 for (name, client) in names.iter().zip(clients) {
                     println!("{process} is told: {client} waits for {name}");
                 }

@@ -102,7 +102,7 @@ impl Metrics {
     /// Runs on a thread of the client, but should still be quick.
     fn record(&self, event: &Event) {
         match event {
-            Event::Contended { name } => {
+            Event::Contended { name, .. } => {
                 let mut contended = self.contended.lock().expect("no panic");
                 // A contended attempt that does not wait reports nothing else, so some entries
                 // stay.

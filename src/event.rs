@@ -12,10 +12,11 @@ use crate::error::LossCause;
 /// not get its set is reported once, with all names separated by commas. Inner levels of nested
 /// locks are not reported, nor are readers that share the hold of another reader of this client.
 /// Permits of a semaphore have no fencing token: `fence` is 0.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Event {
     /// A thread acquired a lock.
+    #[non_exhaustive]
     Acquired {
         /// The name of the lock.
         name: String,
@@ -25,6 +26,7 @@ pub enum Event {
         waited: Duration,
     },
     /// A thread found a lock held by another owner. Reported once per call.
+    #[non_exhaustive]
     Contended {
         /// The name of the lock; of several locks, the first that was held.
         name: String,
@@ -33,6 +35,7 @@ pub enum Event {
     /// one of the first: a deadlock. Reported once by each client that has one of these threads.
     /// The first call is the one that began to wait last. See
     /// [`Builder::deadlock_after`](crate::Builder::deadlock_after).
+    #[non_exhaustive]
     Deadlock {
         /// The names of the locks that the threads wait for.
         names: Vec<String>,
@@ -51,6 +54,7 @@ pub enum Event {
         reason: String,
     },
     /// A lease ended before its guard did.
+    #[non_exhaustive]
     Lost {
         /// The name of the lock.
         name: String,
@@ -71,6 +75,7 @@ pub enum Event {
         reason: String,
     },
     /// A lock was released.
+    #[non_exhaustive]
     Released {
         /// The name of the lock.
         name: String,
@@ -93,11 +98,13 @@ pub enum Event {
         reason: String,
     },
     /// A batch of leases was renewed.
+    #[non_exhaustive]
     Renewed {
         /// The number of leases.
         count: usize,
     },
     /// A wait for a lock ended before the lock was free.
+    #[non_exhaustive]
     TimedOut {
         /// The name of the lock.
         name: String,

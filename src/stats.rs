@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// raised together, even without a callback or if a slow callback causes the event to be dropped.
 ///
 /// The numbers are read one by one, so they are not an atomic snapshot.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Stats {
     /// The holds, of every kind, that are neither released nor lost. A nested lock is one hold.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 /// The holder of a lock. Returned by [`Mutex::holder`](crate::Mutex::holder).
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Holder {
     /// The owner as written in Redis: the client's id, a colon, and a number that differs for each
@@ -35,7 +35,7 @@ pub struct Holder {
 }
 
 /// The current leader of an election. Returned by [`Election::leader`](crate::Election::leader).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Leader {
     /// The [id](crate::Client::id) of the leading client, including its label.

@@ -278,7 +278,7 @@ impl Client {
     /// - [`InvalidInput`](crate::Error::InvalidInput): there is no name, or one is given twice.
     /// - [`AlreadyHeld`](crate::Error::AlreadyHeld): this thread holds one of the locks.
     pub fn lock_all(&self, names: impl IntoIterator<Item: AsRef<str>>) -> Result<MultiGuard> {
-        self.mutexes(names).lock()
+        self.multi_mutex(names).lock()
     }
 
     /// Attempts to acquire several locks, all or none, without waiting for other holders. See
@@ -291,7 +291,7 @@ impl Client {
         &self,
         names: impl IntoIterator<Item: AsRef<str>>,
     ) -> Result<Option<MultiGuard>> {
-        self.mutexes(names).try_lock()
+        self.multi_mutex(names).try_lock()
     }
 
     /// Acquires several locks, all or none, blocking the current thread until it is able to do so
@@ -305,7 +305,7 @@ impl Client {
         names: impl IntoIterator<Item: AsRef<str>>,
         wait: Duration,
     ) -> Result<Option<MultiGuard>> {
-        self.mutexes(names).try_lock_for(wait)
+        self.multi_mutex(names).try_lock_for(wait)
     }
 
     /// Returns a handle to a read-write lock. Sends nothing.
@@ -336,7 +336,7 @@ impl Client {
     /// Returns a handle to several locks that are acquired together as by
     /// [`lock_all`](Client::lock_all), and that can have its own options. Sends nothing.
     #[must_use]
-    pub fn mutexes(&self, names: impl IntoIterator<Item: AsRef<str>>) -> MultiMutex {
+    pub fn multi_mutex(&self, names: impl IntoIterator<Item: AsRef<str>>) -> MultiMutex {
         let names: Arc<[Arc<str>]> = names.into_iter().map(|name| name.as_ref().into()).collect();
         MultiMutex { handle: self.handle(&names.join(", ")), names }
     }

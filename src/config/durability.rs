@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 ///
 /// A failover can still lose a lock: unless all replicas have acknowledged it, one that does not
 /// have it may be elected. Fencing tokens keep resources safe even then.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Durability {
     /// The lock is on disk (`WAITAOF`). Requires Redis 7.2 or newer, or Valkey, with `appendonly

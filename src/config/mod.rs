@@ -46,7 +46,7 @@ pub enum Mechanism {
 
 /// What becomes of threads that wait for each other. Set by
 /// [`Builder::deadlock`](crate::Builder::deadlock).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Deadlock {
     /// One call of the circle ends with [`Error::Deadlock`]: the one that began to wait last, of

@@ -15,7 +15,7 @@ use crate::protocol::current_hold::OverChannel;
 use crate::protocol::hold::Hold;
 
 /// A handle to several locks that are acquired together, all or none, with options that may differ
-/// from the client's. Created by [`Client::mutexes`](crate::Client::mutexes).
+/// from the client's. Created by [`Client::multi_mutex`](crate::Client::multi_mutex).
 ///
 /// Its `name` is all names, separated by commas. [`Client::lock_all`](crate::Client::lock_all)
 /// describes how a call waits. The locking call reports invalid names and options:
@@ -25,12 +25,12 @@ use crate::protocol::hold::Hold;
 /// use std::time::Duration;
 ///
 /// let client = Client::in_memory();
-/// let both = client.mutexes(["account:1", "account:2"]).lease(Duration::from_secs(5));
+/// let both = client.multi_mutex(["account:1", "account:2"]).lease(Duration::from_secs(5));
 /// let guard = both.lock()?;
 /// assert!(guard.remaining() < Duration::from_secs(5));
-/// assert!(client.mutexes(["account:2", "account:3"]).try_lock()?.is_none());
+/// assert!(client.multi_mutex(["account:2", "account:3"]).try_lock()?.is_none());
 ///
-/// assert!(matches!(client.mutexes([""; 0]).lock(), Err(Error::InvalidInput(_))));
+/// assert!(matches!(client.multi_mutex([""; 0]).lock(), Err(Error::InvalidInput(_))));
 /// # Ok::<(), Error>(())
 /// ```
 #[derive(Clone)]

@@ -220,7 +220,7 @@ any_guard!(OwnedGuard);
 /// where clients do not trust each other. `Debug` does not show it.
 ///
 /// With the feature `serde` it is serialized as its text.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 #[must_use = "the lock stays held until its lease ends, unless the ticket is adopted"]
 pub struct Ticket {
     /// The prefix of the client.

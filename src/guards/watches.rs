@@ -238,8 +238,18 @@ impl Wanted {
         self.watch.as_ref().is_some_and(is_wanted)
     }
 
-    /// Blocks the current thread until another client waits for the lock, the hold is over, or
-    /// `time` has passed. Returns `true` in the first case.
+    /// Blocks the current thread until another client waits for the lock or the hold is over.
+    /// Returns `true` in the first case.
+    #[must_use]
+    pub fn wait(&self) -> bool {
+        match self.receiver.get().recv() {
+            Ok(never) => match never {},
+            Err(_) => self.is_wanted(),
+        }
+    }
+
+    /// Like [`wait`](Wanted::wait), for at most `time`. Also returns `false` if no other client
+    /// waits by then.
     #[must_use]
     pub fn wait_timeout(&self, time: Duration) -> bool {
         match self.receiver.get().recv_deadline(end_of(time)) {

@@ -31,7 +31,7 @@ use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Change, DETACHED, HoldReply, HoldRequest, PostedChange};
 
 /// A hold of a lock without a guard.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct DetachedHold {
     pub(crate) id: HoldId,
     pub(crate) fence: u64,

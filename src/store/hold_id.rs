@@ -10,7 +10,7 @@ use crate::config::check_label;
 use crate::error::{Error, Result};
 
 /// The kind of a hold, as a [`NameReport`](crate::NameReport) has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HeldAs {
     /// A lock of another library: a string with a TTL, as `SET NX PX` makes it.

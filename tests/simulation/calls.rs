@@ -243,7 +243,7 @@ fn request(
             let mut names: Vec<_> = names.map(|at| NAMES[at]).collect();
             let count = names.len();
             names.rotate_left(process % count);
-            let set = client.mutexes(names);
+            let set = client.multi_mutex(names);
             acquired!(Guarded::Set, set, lock, try_lock, try_lock_for)
         }
         (Usage::Lock, _) => {

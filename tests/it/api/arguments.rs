@@ -267,7 +267,7 @@ fn what_a_handle_has_from_its_client_is_cut_to_its_lease(store: &Store) {
     drop(client.mutex("a").lease(lease).lock().unwrap());
     drop(client.mutex("a").lease(lease).lock_owned().unwrap());
     drop(client.election("b").lease(lease).campaign().unwrap());
-    drop(client.mutexes(["c", "d"]).lease(lease).lock().unwrap());
+    drop(client.multi_mutex(["c", "d"]).lease(lease).lock().unwrap());
     drop(client.rw_lock("e").lease(lease).write().unwrap());
     drop(client.semaphore("f", 1).lease(lease).acquire().unwrap());
     let (before, after) = (client.mutex("a").keep(ms(30_000)), client.mutex("a").lease(lease));

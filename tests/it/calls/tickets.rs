@@ -109,7 +109,7 @@ fn a_hold_is_seen_to_be_left_and_adopted(store: &Store) {
     eventually(SOON, || seen() == (true, false, 1));
     guard.unlock().unwrap();
     // Sets too.
-    let options = || (client.mutex("a").renew(false), client.mutexes(["a"]).renew(false));
+    let options = || (client.mutex("a").renew(false), client.multi_mutex(["a"]).renew(false));
     let guard = options().0.lock_owned().unwrap();
     assert_eq!(seen(), (false, false, 1));
     guard.unlock().unwrap();

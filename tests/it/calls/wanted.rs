@@ -62,7 +62,7 @@ fn a_watch_ends_with_its_hold(store: &Store) {
     let guard = take(&client, "a");
     let wanted = guard.wanted();
     let watch = wanted.clone();
-    let waiter = thread::spawn(move || soon(|| watch.wait_timeout(SOON)));
+    let waiter = thread::spawn(move || soon(|| watch.wait()));
     drop(guard);
     assert!(!waiter.join().unwrap() && !wanted.is_wanted());
 }

@@ -85,7 +85,7 @@ impl Kind {
             Self::Read => ask!(call, client.rw_lock(name), read, try_read, try_read_for),
             Self::Set => {
                 let names = [name.to_owned(), format!("{name}'")];
-                ask!(call, client.mutexes(&names), lock, try_lock, try_lock_for)
+                ask!(call, client.multi_mutex(&names), lock, try_lock, try_lock_for)
             }
             Self::Term => {
                 ask!(call, client.election(name), campaign, try_campaign, try_campaign_for)

@@ -117,7 +117,7 @@ fn cancelling_ends_waits_in_an_outage() {
     let canceller = Canceller::new();
     thread::scope(|scope| {
         let lock = client.mutex("a").cancelled_by(&canceller);
-        let set = client.mutexes(["b", "c"]).cancelled_by(&canceller);
+        let set = client.multi_mutex(["b", "c"]).cancelled_by(&canceller);
         let waits =
             [scope.spawn(move || lock.lock().map(drop)), scope.spawn(move || set.lock().map(drop))];
         thread::sleep(ms(100));

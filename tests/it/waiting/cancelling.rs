@@ -39,7 +39,7 @@ fn cancelling_ends_every_wait_at_once(store: &Store) {
     let _held = client.lock_owned("a").unwrap();
     thread::scope(|scope| {
         let mutex = || client.mutex("a").cancelled_by(&canceller.clone());
-        let set = client.mutexes(["b", "a"]).cancelled_by(&canceller);
+        let set = client.multi_mutex(["b", "a"]).cancelled_by(&canceller);
         let waits = [
             scope.spawn(move || mutex().lock().map(drop)),
             scope.spawn(move || mutex().try_lock_for(SOON).map(drop)),
@@ -68,7 +68,7 @@ fn cancelling_ends_the_pause_between_attempts_at_several_locks(store: &Store) {
     let take = |name| client.lock_owned(name).unwrap();
     let (a, b) = (take("a"), take("b"));
     thread::scope(|scope| {
-        let set = client.mutexes(["a", "b"]).cancelled_by(&canceller);
+        let set = client.multi_mutex(["a", "b"]).cancelled_by(&canceller);
         let call = scope.spawn(move || set.lock().map(drop));
         eventually(SOON, || client.stats().waiting == 1);
         a.unlock().unwrap();
@@ -198,7 +198,7 @@ fn nothing_delays_the_end_of_a_call_that_pauses_after_a_failure(server: &Server)
     let calls: [Call; 8] = [
         (true, |client, canceller, _| client.mutex("b").cancelled_by(canceller).lock().map(drop)),
         (true, |client, canceller, _| {
-            client.mutexes(["b", "c"]).cancelled_by(canceller).lock().map(drop)
+            client.multi_mutex(["b", "c"]).cancelled_by(canceller).lock().map(drop)
         }),
         (true, |client, canceller, _| {
             client.rw_lock("d").cancelled_by(canceller).try_read().map(drop)

@@ -62,7 +62,7 @@ impl Told {
     fn listener(&self) -> impl Fn(&Event) + Send + Sync + 'static {
         let told = self.0.clone();
         move |event| {
-            if let Event::Deadlock { names, clients } = event {
+            if let Event::Deadlock { names, clients, .. } = event {
                 told.lock().push(Circle(names.clone(), clients.clone()));
             }
         }

@@ -134,7 +134,7 @@ impl Worker<'_> {
     fn hold_both(&mut self, names: [u32; 2]) -> Result<()> {
         let at = [(self.number, names[0]), (self.number + self.options.threads, names[1])];
         let (keys, wait) = (names.map(lock_name), self.wait());
-        let set = self.client.mutexes(&keys);
+        let set = self.client.multi_mutex(&keys);
         let left = |set: &MultiGuard| promise(|| set.is_held().then(|| set.remaining()));
         let taken = self.record_both(at, Action::Lock { level: 1 }, || {
             let taken = match wait {
