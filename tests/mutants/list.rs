@@ -1,0 +1,106 @@
+//! The lists of mutants. An entry begins with a comment that says what the mistake is, and ends
+//! with an empty line:
+//!
+//! ```text
+//! # An unlock reports success whatever the server has answered.
+//! unlock-is-always-ok
+//! in src/local/release.rs unlock
+//! - result
+//! + result.or(Ok(()))
+//! lib local::tests::an_unlock
+//! it calls::release
+//! ```
+//!
+//! `in` names the file, and the function in which the old text stands exactly once. Old text that
+//! ends with `;` or `}` is statements, any other is an expression; its indentation does not matter.
+//! `lib`, `it` and `cli` name tests of that program by the beginning or a part of their names,
+//! `seeds` says how many worlds of the simulation are tried, `scene` names a small world. A mutant
+//! that survives for a reason has it after `survives`.
+
+use std::fs;
+use std::path::Path;
+
+#[derive(Debug)]
+pub(crate) struct Mutant {
+    pub(crate) name: String,
+    pub(crate) about: String,
+    pub(crate) file: String,
+    pub(crate) function: String,
+    pub(crate) old: Vec<String>,
+    pub(crate) new: Vec<String>,
+    pub(crate) tests: Vec<Tests>,
+    pub(crate) survives: Option<String>,
+}
+
+/// Tests that should notice a mutant.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Tests {
+    Lib(String),
+    It(String),
+    Cli(String),
+    Seeds(String),
+    Scene(String),
+}
+
+pub(crate) fn read_all(folder: &Path) -> Result<Vec<Mutant>, String> {
+    let entries = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let mut lists: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    lists.retain(|path| path.extension().is_some_and(|extension| extension == "txt"));
+    lists.sort();
+    let mut all: Vec<Mutant> = Vec::new();
+    for path in lists {
+        let place = |why: String| format!("{}: {why}", path.display());
+        let text = fs::read_to_string(&path).map_err(|error| place(error.to_string()))?;
+        for entry in text.split("\n\n").filter(|entry| !entry.trim().is_empty()) {
+            let mutant = parse(entry).map_err(|why| place(format!("{why} in\n{entry}")))?;
+            if all.iter().any(|other| other.name == mutant.name) {
+                return Err(place(format!("{} is there twice", mutant.name)));
+            }
+            all.push(mutant);
+        }
+    }
+    Ok(all)
+}
+
+fn parse(entry: &str) -> Result<Mutant, String> {
+    let mut mutant = Mutant {
+        name: String::new(),
+        about: String::new(),
+        file: String::new(),
+        function: String::new(),
+        old: Vec::new(),
+        new: Vec::new(),
+        tests: Vec::new(),
+        survives: None,
+    };
+    for line in entry.lines().filter(|line| !line.is_empty()) {
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let text = rest.to_owned();
+        match word {
+            "#" if mutant.about.is_empty() => mutant.about = text,
+            "#" => mutant.about = format!("{} {text}", mutant.about),
+            "in" => {
+                let (file, function) = rest.split_once(' ').ok_or("`in` without a function")?;
+                file.clone_into(&mut mutant.file);
+                function.clone_into(&mut mutant.function);
+            }
+            "-" => mutant.old.push(text.trim().to_owned()),
+            "+" => mutant.new.push(text.trim().to_owned()),
+            "lib" => mutant.tests.push(Tests::Lib(text)),
+            "it" => mutant.tests.push(Tests::It(text)),
+            "cli" => mutant.tests.push(Tests::Cli(text)),
+            "seeds" => mutant.tests.push(Tests::Seeds(text)),
+            "scene" => mutant.tests.push(Tests::Scene(text)),
+            "survives" => mutant.survives = Some(text),
+            _ if mutant.name.is_empty() && rest.is_empty() => word.clone_into(&mut mutant.name),
+            _ => return Err(format!("{line:?} is not understood")),
+        }
+    }
+    if mutant.name.is_empty() || mutant.about.is_empty() || mutant.old.is_empty() {
+        return Err("a name, a comment or the old text is missing".into());
+    }
+    if mutant.tests.is_empty() && mutant.survives.is_none() {
+        return Err("no tests are named".into());
+    }
+    Ok(mutant)
+}

@@ -1,0 +1,92 @@
+//! Mutants: mistakes that are planted one at a time, to see whether the tests of their area notice.
+//!
+//! `cargo test --release --test mutants` builds a copy of the source once, in which every mutant of
+//! the lists beside this file is a branch that a variable of the environment switches on, runs the
+//! tests of each, and names those that survive. The source itself has no such switch. Arguments are
+//! the beginnings of names; `--changed COMMIT` takes the mutants of the files that have changed
+//! since, `--check` only looks whether the lists fit the source, and `--list` prints them.
+
+mod copy;
+mod list;
+mod runner;
+
+use std::env;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use crate::list::Mutant;
+
+fn main() -> ExitCode {
+    match run(&env::args().skip(1).collect::<Vec<_>>()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("mutants: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &[String]) -> Result<(), String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let all = list::read_all(&root.join("tests/mutants"))?;
+    let source = copy::Source::read(root)?;
+    // Also finds mutants that no longer fit, whichever are chosen.
+    let planted = source.plant(&all)?;
+    let chosen = choose(root, &all, arguments)?;
+    if arguments.iter().any(|argument| argument == "--list") {
+        for mutant in &chosen {
+            println!("{:40} {}: {}", mutant.name, mutant.file, mutant.about);
+        }
+        return Ok(());
+    }
+    if arguments.iter().any(|argument| argument == "--check") {
+        println!("{} mutants fit the source", all.len());
+        return Ok(());
+    }
+    planted.write(&root.join("target/mutants/source"))?;
+    runner::run(root, &chosen)
+}
+
+/// Returns the mutants that the arguments name, or all of them.
+fn choose<'a>(
+    root: &Path,
+    all: &'a [Mutant],
+    arguments: &[String],
+) -> Result<Vec<&'a Mutant>, String> {
+    let mut names = Vec::new();
+    let mut changed = None;
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        match argument.as_str() {
+            "--changed" => {
+                let commit = rest.next().ok_or("--changed needs a commit")?;
+                changed = Some(changed_since(root, commit)?);
+            }
+            "--check" | "--list" => {}
+            option if option.starts_with('-') => return Err(format!("unknown option {option}")),
+            name => names.push(name),
+        }
+    }
+    let mut chosen = Vec::new();
+    for mutant in all {
+        let is_named = names.is_empty() || names.iter().any(|name| mutant.name.starts_with(name));
+        let is_touched = changed.as_ref().is_none_or(|files| files.contains(&mutant.file));
+        if is_named && is_touched {
+            chosen.push(mutant);
+        }
+    }
+    if chosen.is_empty() && changed.is_none() {
+        return Err(format!("no mutant is called {names:?}"));
+    }
+    Ok(chosen)
+}
+
+fn changed_since(root: &Path, commit: &str) -> Result<Vec<String>, String> {
+    let mut git = Command::new("git");
+    git.current_dir(root).args(["diff", "--name-only", commit]);
+    let output = git.output().map_err(|error| format!("git: {error}"))?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
+}
