@@ -88,7 +88,7 @@ impl CallTimes {
 
     /// Returns the deadline of a request that begins at `now`, for a call with this wait.
     pub(crate) fn request_deadline(&self, wait: Wait, now: Instant) -> Instant {
-        let (end, last) = (now + self.io_timeout, wait.deadline());
+        let (end, last) = (end_after(now, self.io_timeout), wait.deadline());
         last.and_then(|last| last.checked_add(self.slack)).map_or(end, |last| last.min(end))
     }
 }

@@ -51,7 +51,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{iter, mem, slice};
 
-use crate::base::clock::Moment;
+use crate::base::clock::{Moment, end_after};
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::flaws::{Flaw, flawed};
 use crate::protocol::call::{Caller, Wait};
@@ -517,7 +517,7 @@ impl<P: Port> Name<P> {
     /// Returns until when a call is parked behind others. One that wants a permit may come first
     /// without being told, and then finds out when it would ask again.
     fn park_until(call: &Call<P>, turn: &Turn) -> Option<Instant> {
-        let nap = call.hold.kind.row().is_several.then(|| turn.now + turn.backoff.1);
+        let nap = call.hold.kind.row().is_several.then(|| end_after(turn.now, turn.backoff.1));
         call.caller.wait.deadline().into_iter().chain(nap).min()
     }
 
@@ -899,7 +899,7 @@ impl<P: Port> Name<P> {
             Err(talk) => talk,
         };
         let is_told = talk.hurry != Hurry::No;
-        let until = if is_told { turn.now } else { turn.now + pause };
+        let until = if is_told { turn.now } else { end_after(turn.now, pause) };
         self.state = State::Waiting(talk);
         self.tell_leaving(turn.moment);
         let until = Some(until).filter(|_| is_told || !flawed(Flaw::WaitsToBeWoken));

@@ -6,6 +6,7 @@
 use std::time::{Duration, Instant};
 
 use crate::base::SplitMix;
+use crate::base::clock::{end_after, nanos};
 use crate::base::failure::{Failure, FailureKind};
 use crate::protocol::call::{CallTimes, Wait};
 
@@ -135,9 +136,9 @@ impl Iterator for Backoff {
 
     fn next(&mut self) -> Option<Duration> {
         let widest = self.last.saturating_mul(3).min(self.max);
-        let width =
-            u64::try_from(widest.saturating_sub(self.min).as_nanos()).unwrap_or(u64::MAX - 1);
-        self.last = self.min.saturating_add(Duration::from_nanos(self.random.next() % (width + 1)));
+        let width = nanos(widest.saturating_sub(self.min));
+        let more = self.random.next() % width.saturating_add(1);
+        self.last = self.min.saturating_add(Duration::from_nanos(more));
         Some(self.last)
     }
 }
@@ -163,12 +164,12 @@ impl HeldPauses {
     ) -> Duration {
         let backoff = self.backoff.get_or_insert_with(|| Backoff::new(backoff, seed));
         let pause = backoff.next().unwrap_or_default();
-        match remaining.map(|remaining| remaining + Duration::from_millis(1)) {
+        match remaining.map(|remaining| remaining.saturating_add(Duration::from_millis(1))) {
             Some(free) if free <= pause => {
                 // Not twice in a row: two distant clients would keep causing offers to each other
                 // that both miss.
                 if now >= self.yields_until {
-                    self.yields_until = now + free + YIELD_TIME;
+                    self.yields_until = end_after(now, free.saturating_add(YIELD_TIME));
                 }
                 free
             }

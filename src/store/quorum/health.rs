@@ -175,14 +175,14 @@ impl Peer for Arc<QuorumServer> {
     }
 
     fn claim(&self, urgent: bool) -> Result<(), Failure> {
-        let (mut health, now) = (self.health.lock(), Instant::now());
-        if !urgent && now < health.next_try() {
+        let mut health = self.health.lock();
+        if !urgent && Instant::now() < health.next_try() {
             drop(health);
             return Err(self.unreachable());
         }
         if !self.is_trusted() {
             // No other attempt is made until the outcome of this one is known.
-            health.claimed_until = now + self.factory.connect_timeout;
+            health.claimed_until = end_of(self.factory.connect_timeout);
         }
         Ok(())
     }

@@ -2,15 +2,18 @@
 //! sent.
 
 use std::net::TcpListener;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::{Builder, Client, Credentials, Durability, Error, Mutex};
+use leasehold::{Builder, Client, Credentials, Durability, Error, HoldEnd, Mutex};
 
-use crate::support::{Server, Store, ms, stores, take};
+use crate::support::kinds::{Call, How, Kind};
+use crate::support::{SOON, Server, Store, eventually, ms, patient, stores, take};
 
 stores! {
+    every store:
+        the_longest_times_are_accepted;
     several clients:
-        the_longest_waits_are_accepted,
         what_a_handle_has_from_its_client_is_cut_to_its_lease;
     every server:
         bad_names_are_refused_without_a_request,
@@ -282,20 +285,49 @@ fn a_default_io_timeout_adapts_to_a_short_lease(server: &Server) {
     server.open(Client::builder().lease(ms(300))).lock("b").unwrap().unlock().unwrap();
 }
 
-fn the_longest_waits_are_accepted(store: &Store) {
-    let client = store.open(
-        Client::builder()
-            .wait(Duration::MAX)
-            .max_hold(Duration::MAX)
-            .retry_window(Duration::MAX)
-            .connect_timeout(Duration::MAX)
-            .backoff(ms(1), Duration::MAX)
-            .spin(Duration::MAX),
-    );
-    let guard = client.lock("a").unwrap();
-    assert!(guard.is_held());
-    guard.verify().unwrap();
-    guard.unlock().unwrap();
-    let mutex = client.mutex("a").wait(Duration::MAX).max_hold(Duration::MAX);
-    mutex.try_lock_for(Duration::MAX).unwrap().unwrap().unlock().unwrap();
+/// Every time that has no limit of its own is `Duration::MAX`, and no sum overflows.
+fn the_longest_times_are_accepted(store: &Store) {
+    let longest = Client::builder()
+        .wait(Duration::MAX)
+        .max_hold(Duration::MAX)
+        .lease(365 * DAY)
+        .retry_window(Duration::MAX)
+        .connect_timeout(Duration::MAX)
+        .idle_timeout(Some(Duration::MAX))
+        .max_lifetime(Some(Duration::MAX))
+        .deadlock_after(Some(Duration::MAX))
+        .fence_life(Duration::MAX)
+        .backoff(Duration::MAX, Duration::MAX)
+        .spin(Duration::MAX);
+    let (client, other) = (store.open(longest), store.open(patient()));
+    let long = Call { lease: Some(365 * DAY), wait: Some(Duration::MAX), ..Call::default() };
+    for kind in store.kinds() {
+        let name = &format!("{kind:?}");
+        let held = kind.block(&other, name);
+        // A call for several locks pauses after it was in another's way, and nothing ends that.
+        let waits = if *kind == Kind::Set { 1 } else { 2 };
+        thread::scope(|scope| {
+            for how in [How::TriesFor(Duration::MAX), How::Waits].into_iter().take(waits) {
+                let (client, call) = (&client, Call { how, ..long });
+                scope.spawn(move || drop(kind.call(client, name, call).unwrap().unwrap()));
+            }
+            eventually(SOON, || client.stats().waiting == waits as u64);
+            drop(held);
+        });
+    }
+    let mutex = client.mutex("a").max_hold(Duration::MAX).hold_at_least(365 * DAY);
+    let far = Instant::now() + 365_000 * DAY;
+    let guard = mutex.try_lock_until(far).unwrap().unwrap();
+    thread::scope(|scope| {
+        let (lost, wanted) = (guard.lost(), guard.wanted());
+        let told = scope.spawn(move || lost.wait_timeout(Duration::MAX));
+        let is_wanted = scope.spawn(move || wanted.wait_timeout(Duration::MAX));
+        guard.verify().unwrap();
+        guard.renew().unwrap();
+        guard.unlock().unwrap();
+        assert_eq!(told.join().unwrap(), Some(HoldEnd::Released));
+        assert!(!is_wanted.join().unwrap());
+    });
+    assert!(mutex.force_unlock().unwrap());
+    client.shutdown(Duration::MAX).unwrap();
 }
