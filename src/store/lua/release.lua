@@ -11,7 +11,7 @@
 --       `force` to end the hold of any owner: of this library, whose client is told, of Redisson,
 --       or of another library that sets a string, 5 and later with KEYS 3: as in `redisson.lua`
 -- USES  `tell`, `wake` and `tell_redisson`
--- RETURNS 1, also if the lock already stays taken, or 0 if the hold is gone
+-- RETURNS 1, or 0 if the hold is gone, also if its lock stays taken
 local owner, window, taken, answer = ARGV[1], ARGV[2], ARGV[4], nil
 local forced, leaves = taken == 'force', taken == 'leave'
 if forced and redis.call('type', KEYS[1]).ok == 'string' then
@@ -19,9 +19,9 @@ if forced and redis.call('type', KEYS[1]).ok == 'string' then
 elseif forced or leaves or taken == '0' and window ~= '' then
   answer = redis.call('hdel', KEYS[1], owner)
 else
-  local depth = redis.call('hget', KEYS[1], owner) or ''
-  if depth == '' or depth == '0' then
-    return depth == '0' and taken ~= '0' and 1 or 0
+  local depth = redis.call('hget', KEYS[1], owner) or '0'
+  if depth == '0' then
+    return 0
   elseif window == '' then
     return redis.call('hdel', KEYS[1], owner)
   end

@@ -221,18 +221,14 @@ impl Locks {
         if taken_until <= Moment::now() {
             return self.end(key, hold.kind, |held| held.is(hold));
         }
-        let Some(held) = self.name(key).and_then(|name| name.find(hold)) else {
-            return HoldReply::Gone;
-        };
-        if held.depth > 0 {
-            (held.depth, held.ends) = (0, taken_until);
-            if let Some(name) = self.by_key.get_mut(key) {
-                name.remove_other_forms(key, hold.kind, &self.inboxes);
-                // The first two learn when the lock becomes free, because the first may have
-                // stopped.
-                for first in name.queue.iter().filter(|it| it.kind.is_lock()).take(2) {
-                    self.inboxes.send(&first.client, Wake::Lock(key.into()));
-                }
+        let held = self.name(key).and_then(|name| name.find(hold));
+        let Some(held) = held.filter(|held| held.depth > 0) else { return HoldReply::Gone };
+        (held.depth, held.ends) = (0, taken_until);
+        if let Some(name) = self.by_key.get_mut(key) {
+            name.remove_other_forms(key, hold.kind, &self.inboxes);
+            // The first two learn when the lock becomes free, because the first may have stopped.
+            for first in name.queue.iter().filter(|it| it.kind.is_lock()).take(2) {
+                self.inboxes.send(&first.client, Wake::Lock(key.into()));
             }
         }
         HoldReply::Done

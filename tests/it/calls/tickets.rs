@@ -293,9 +293,16 @@ fn a_hold_is_renewed_and_released_by_its_ticket(store: &Store) {
     assert_lost(other.release_ticket(&ticket), "a");
     next.verify().unwrap();
     let guard = client.mutex("b").hold_at_least(SOON).lock_owned().unwrap();
-    other.release_ticket(&guard.detach().unwrap()).unwrap();
+    let ticket_of_b = guard.detach().unwrap();
+    other.release_ticket(&ticket_of_b).unwrap();
     let holder = other.mutex("b").holder().unwrap().expect("it stays taken");
     assert!(holder.depth == 0 && holder.remaining <= SOON, "{holder:?}");
+    assert_lost(other.release_ticket(&ticket_of_b), "b");
+    let guard = client.mutex("c").hold_at_least(SOON).lock_owned().unwrap();
+    let ticket_of_c = guard.detach().unwrap();
+    let [first, second] = [&client, &other].map(|client| client.adopt(&ticket_of_c).unwrap());
+    first.unlock().unwrap();
+    assert_lost(second.unlock(), "c");
     client.close();
     let refused = client.renew_ticket(&ticket);
     assert!(matches!(refused, Err(Error::Closed)), "{refused:?}");
