@@ -63,6 +63,8 @@ pub(super) enum Message {
     EndAll(ShutdownCall),
     /// Mark a hold that no longer exists as lost, and then drop the sender.
     Lose(HoldId, Sender<()>),
+    /// Note that a hold is being ended by force, and then drop the sender.
+    Force(HoldId, Sender<()>),
     /// Ask whether other clients wait for locks: their messages may have been missed.
     Watch,
     Work(Scheduled),
@@ -149,12 +151,20 @@ impl Renewer {
         self.send(Message::Watch, Moment::FIRST);
     }
 
+    /// Notes that a hold is being ended by force, so that whichever request finds it gone knows
+    /// why. Blocks until the thread has done so, or until the deadline.
+    pub(crate) fn force(&self, hold: HoldId, deadline: Instant) {
+        let (noted, done) = bounded(0);
+        self.send(Message::Force(hold, noted), Moment::FIRST);
+        // The thread drops its end.
+        receive(&done, deadline).unwrap_or_default();
+    }
+
     /// Marks a hold that no longer exists as lost. Blocks until the thread has done so, or until
     /// the deadline.
     pub(crate) fn lose(&self, hold: HoldId, deadline: Instant) {
         let (lost, done) = bounded(0);
         self.send(Message::Lose(hold, lost), Moment::FIRST);
-        // The thread drops its end.
         receive(&done, deadline).unwrap_or_default();
     }
 

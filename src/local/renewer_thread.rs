@@ -131,6 +131,9 @@ impl RenewerThread {
                     }
                 }
                 Message::EndAll(call) => self.end_all(call),
+                Message::Force(id, _noted) => {
+                    self.holds_of(&id).iter().for_each(|hold| hold.set_forced());
+                }
                 Message::Lose(id, _lost) => {
                     for hold in self.holds_of(&id) {
                         hold.set_forced();

@@ -191,6 +191,12 @@ pub(crate) fn force_unlock(shared: &Shared, name: &Arc<str>) -> Result<bool> {
 /// Ends the hold of an owner, of any client. Returns `false` if it did not exist. If it belongs to
 /// this client, which began or adopted it, it is lost here at once.
 pub(super) fn end_hold(shared: &Shared, kind: HoldKind, name: &str, owner: &[u8]) -> Result<bool> {
+    shared.check_process()?;
+    let hold = HoldId::of_owner(owner, kind, name);
+    if let Some(hold) = &hold {
+        // Before the request: a renewal, or a call of another thread, may find it gone first.
+        shared.reporter.renewer.force(hold.clone(), end_of(shared.times.io_timeout));
+    }
     let mut in_doubt = false;
     let ended = repeat(shared, "force-unlock", name, |deadline| {
         let reply = shared.store.force_release(OwnerOf { kind, name, owner }, deadline);
@@ -199,9 +205,7 @@ pub(super) fn end_hold(shared: &Shared, kind: HoldKind, name: &str, owner: &[u8]
     })?;
     // If a repeat finds the owner gone, the attempt without a reply ended its hold.
     let ended = ended || in_doubt;
-    if let Some(hold) = HoldId::of_owner(owner, kind, name)
-        && ended
-    {
+    if let Some(hold) = hold.filter(|_| ended) {
         shared.reporter.renewer.lose(hold, end_of(shared.times.io_timeout));
     }
     shared.wake_head(kind, name);

@@ -29,6 +29,7 @@ stores! {
         every_hold_is_reported,
         every_loss_is_reported,
         a_forced_end_is_told_at_once,
+        an_end_that_its_own_client_forces_is_told_as_one,
         every_wait_is_reported;
     several clients:
         a_waiting_client_is_woken_at_once;
@@ -255,6 +256,20 @@ fn a_forced_end_is_told_at_once(store: &Store) {
         assert_eq!(lost.wait_timeout(SOON / 2), Some(HoldEnd::Lost), "{kind:?}");
         assert_eq!(lost.cause(), Some(LossCause::Forced), "{kind:?}");
         assert!(!hold.is_held());
+    }
+}
+
+fn an_end_that_its_own_client_forces_is_told_as_one(store: &Store) {
+    let client = store.open(patient());
+    for (kind, name, hold) in one_of_each(store, &client) {
+        let lost = hold.lost();
+        thread::scope(|scope| {
+            // Its request is mostly the first to find the hold gone.
+            let other = scope.spawn(|| while hold.verify().is_ok() {});
+            assert_eq!(client.survey().end_holds(name).unwrap(), 1, "{kind:?}");
+            other.join().unwrap();
+        });
+        assert_eq!(lost.cause(), Some(LossCause::Forced), "{kind:?}");
     }
 }
 
