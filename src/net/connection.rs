@@ -30,7 +30,7 @@ const COLLECT: Duration = Duration::from_millis(10);
 pub(crate) struct Connection {
     pub(crate) factory: Arc<ConnectionFactory>,
     pub(super) socket: Option<OpenSocket>,
-    /// Whether the last socket was neither found broken nor replaced.
+    /// Whether the last socket was not given up.
     opened: bool,
     pub(crate) in_flight: InFlight,
     /// The slot of the last thread that used the connection, to reuse the memory.
@@ -118,8 +118,6 @@ impl Connection {
             drop(self.read_all(deadline));
         }
         self.collect();
-        // A socket that is replaced in time has not broken.
-        self.opened &= !is_retiring;
         self.poison();
         let moves = self.factory.route.as_ref().map_or(0, Route::moves);
         let deadline = deadline.min(end_of(self.factory.connect_timeout));
@@ -138,7 +136,9 @@ impl Connection {
             return Err(self.give_up(failure).of_question());
         }
         self.opened = true;
-        self.factory.record_opening();
+        if !is_retiring {
+            self.factory.record_opening();
+        }
         Ok(())
     }
 
@@ -307,7 +307,9 @@ impl Connection {
 
     /// Closes the socket, which will be replaced. Everything in flight fails for this reason.
     pub(crate) fn give_up(&mut self, failure: Failure) -> Failure {
-        if mem::take(&mut self.opened) {
+        // A socket whose time has come is replaced, however it ends.
+        let is_retiring = self.retiring().is_some();
+        if mem::take(&mut self.opened) && !is_retiring {
             self.factory.broken.fetch_add(1, Ordering::Relaxed);
         }
         self.socket = None;

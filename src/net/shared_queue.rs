@@ -321,6 +321,7 @@ mod tests {
     use std::net::TcpListener;
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Weak;
+    use std::sync::atomic::AtomicU64;
     use std::time::Duration;
 
     use crate::base::clock::end_of;
@@ -362,15 +363,48 @@ mod tests {
         assert!(alone.withdraw(&other).is_empty() && !alone.queue.is_empty());
     }
 
+    /// Makes connections to a listener.
+    fn factory(listener: &TcpListener, config: &Config) -> Arc<ConnectionFactory> {
+        let url = format!("redis://{}", listener.local_addr().expect("an address"));
+        let endpoint = Endpoint::parse(&url, config, &Events::default()).expect("a good URL");
+        Arc::new(ConnectionFactory::new(endpoint, config, Resolver::default()))
+    }
+
+    #[test]
+    fn a_connection_that_is_replaced_for_its_age_has_not_broken() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let age = Duration::from_millis(1);
+        let config = Config { max_lifetime: Some(age), ..Config::default() };
+        let factory = factory(&listener, &config);
+        // Another one has broken, and was not replaced.
+        factory.broken.store(1, Ordering::Relaxed);
+        let mut connection = Connection::new(factory.clone());
+        let connect = |connection: &mut Connection| {
+            connection.connect(end_of(Duration::from_secs(5))).expect("the listener accepts it");
+            while connection.retiring().is_none() {
+                yield_now();
+            }
+        };
+        let count = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        let counted = || (count(&factory.broken), count(&factory.counters.reconnects));
+        connect(&mut connection);
+        assert_eq!(counted(), (0, 1));
+        factory.broken.store(1, Ordering::Relaxed);
+        connect(&mut connection);
+        assert_eq!(counted(), (1, 1));
+        // It ends before its successor opens, which takes the place of the other one.
+        connection.time_out();
+        connect(&mut connection);
+        assert_eq!(counted(), (0, 2));
+    }
+
     #[test]
     fn a_panic_gives_up_the_connection_that_the_thread_uses() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let config = Config { pool_size: 1, max_lifetime: None, ..Config::default() };
         let thread = PoolThread::start().expect("a thread");
         let sweep = Sweep::new(&thread, &Weak::<()>::new(), |_| {});
-        let url = format!("redis://{}", listener.local_addr().expect("an address"));
-        let endpoint = Endpoint::parse(&url, &config, &Events::default()).expect("a good URL");
-        let factory = Arc::new(ConnectionFactory::new(endpoint, &config, Resolver::default()));
+        let factory = factory(&listener, &config);
         let queue = SharedQueue::new(factory.clone(), &config, &thread, sweep);
         let take = || queue.take(true, end_of(Duration::from_secs(5))).expect("it is free");
 
