@@ -266,3 +266,25 @@ impl Wanted {
         self.receiver.get()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{LEASE_MIN, LockOptions};
+    use crate::protocol::call::tests::caller;
+    use crate::store::hold_id::{HoldId, HoldKind};
+
+    #[test]
+    fn a_loss_that_no_thread_has_marked_yet_ends_a_wait_in_time() {
+        let options = LockOptions { lease: LEASE_MIN, ..LockOptions::default() };
+        let (name, client) = ("a".into(), "c".into());
+        let id = HoldId { kind: HoldKind::Lock, name, client, nonce: 1 };
+        let sent = Moment::now().before(LEASE_MIN);
+        let hold = Arc::new(Hold::new(id, 1, 0, &caller(&options), sent, sent));
+        let over = WatchReceiver::new(hold.over());
+        let lost = Lost { holds: vec![(hold.clone(), hold.number())], over };
+        assert!(lost.is_lost());
+        assert_eq!(lost.wait_timeout(Duration::ZERO), Some(HoldEnd::Lost));
+        assert_eq!(lost.cause(), Some(LossCause::Expired));
+    }
+}

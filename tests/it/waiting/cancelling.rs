@@ -4,6 +4,7 @@ use std::thread;
 
 use leasehold::{Canceller, Client, Error, OwnedGuard};
 
+use crate::support::kinds::Kind;
 use crate::support::{
     SOON, Server, Store, behind_proxy, elsewhere, eventually, hasty, is_busy, ms, patient, sleepy,
     stores, take, timed,
@@ -20,6 +21,7 @@ stores! {
         cancelling_ends_a_wait_for_a_hung_server,
         nothing_delays_the_end_of_a_sleeping_wait;
     every direct server:
+        a_lock_that_arrives_after_its_call_was_cancelled_is_released,
         nothing_delays_the_end_of_a_call_that_pauses_after_a_failure;
 }
 
@@ -246,5 +248,23 @@ fn nothing_delays_the_end_of_a_call_that_pauses_after_a_failure(server: &Server)
             client.shutdown(SOON).unwrap();
             assert!(!server.exists("a") && !server.exists("b"));
         }
+    }
+}
+
+fn a_lock_that_arrives_after_its_call_was_cancelled_is_released(server: &Server) {
+    let (proxy, client) = behind_proxy(server, patient());
+    for kind in Kind::ALL {
+        let (name, canceller) = (format!("{kind:?}"), Canceller::new());
+        proxy.delay_replies(ms(200));
+        thread::scope(|scope| {
+            let call = scope.spawn(|| kind.acquire_until(&client, &name, &canceller));
+            eventually(SOON, || server.exists(&name));
+            canceller.cancel();
+            let outcome = call.join().unwrap();
+            assert!(matches!(outcome, Err(Error::Cancelled { .. })), "{outcome:?}");
+        });
+        proxy.heal();
+        assert_eq!(client.stats().held, 0, "{kind:?}");
+        eventually(SOON, || !server.exists(&name));
     }
 }
