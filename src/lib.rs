@@ -184,7 +184,8 @@
 //!   if other threads are using all connections of the pool does it leave the release to them.
 //! - Dropping the last clone or guard of a client waits for the replies to all releases, for at
 //!   most one `io_timeout`. Guards in statics are never dropped, and `std::process::exit` drops
-//!   nothing.
+//!   nothing. A request for a lock that is still on its way then, because the network delays it,
+//!   may take the lock later, for one lease.
 //!
 //! Dropping a client does not end the holds of its guards. [`shutdown`](Client::shutdown) ends
 //! them, and waits for the confirmation.

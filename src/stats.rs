@@ -10,7 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// and only grow. If the documentation of a counter names an [`Event`](crate::Event), both are
 /// raised together, even without a callback or if a slow callback causes the event to be dropped.
 ///
-/// The numbers are read one by one, so they are not an atomic snapshot.
+/// The numbers are read one by one, so they are not an atomic snapshot. A dropped guard does not
+/// wait for the reply to its release: the hold counts as `released` once that was read, usually
+/// within 10 ms. After [`unlock`](crate::Guard::unlock) or
+/// [`shutdown`](crate::Client::shutdown), nothing lags.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Stats {
@@ -50,6 +53,8 @@ pub struct Stats {
     /// The holds that were released: [`Released`](crate::Event::Released).
     pub released: u64,
     /// The holds whose release was not confirmed: [`ReleaseFailed`](crate::Event::ReleaseFailed).
+    /// Those that a [`shutdown`](crate::Client::shutdown) left behind when its time was over are
+    /// among them, even if a later one finds them released.
     pub failed_releases: u64,
     /// The holds whose lease ended before their guard did: [`Lost`](crate::Event::Lost).
     pub lost: u64,

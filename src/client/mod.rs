@@ -415,6 +415,10 @@ impl Client {
     /// first. A lock with [`hold_at_least`](crate::Mutex::hold_at_least) stays taken for the rest
     /// of that time.
     ///
+    /// A request for a lock that was sent before and is still on its way counts as ended with the
+    /// call that sent it. If the network delivers it only after the shutdown, the lock is taken for
+    /// one lease, by a hold that nobody has.
+    ///
     /// May be called repeatedly, by several threads at once, and from a closure under a lock.
     ///
     /// # Errors

@@ -29,6 +29,7 @@ stores! {
         other_clients_get_the_locks;
     every direct server:
         a_lock_on_its_way_does_not_survive,
+        a_lock_that_arrives_after_the_shutdown_ends_with_its_lease,
         a_lost_reply_to_a_release_is_no_loss,
         a_release_that_is_refused_is_repeated;
     one server:
@@ -276,6 +277,20 @@ fn a_lock_on_its_way_does_not_survive(server: &Server) {
         }
     });
     assert_eq!(client.stats().held, 0);
+}
+
+fn a_lock_that_arrives_after_the_shutdown_ends_with_its_lease(server: &Server) {
+    let lease = 3 * IO;
+    let (proxy, client) = behind_proxy(server, hasty().lease(lease));
+    proxy.delay_request(5 * IO);
+    // A second request may have got it.
+    drop(client.try_lock("a"));
+    client.shutdown(SOON).unwrap();
+    drop(client);
+    assert!(!server.exists("a"));
+    eventually(SOON, || server.exists("a"));
+    assert!(server.pttl("a") <= lease);
+    eventually(SOON, || !server.exists("a"));
 }
 
 fn a_lost_reply_to_a_release_is_no_loss(server: &Server) {
