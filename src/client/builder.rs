@@ -102,7 +102,8 @@ impl Builder {
 
     /// Like [`from_url`](Builder::from_url), with the URL in the environment variable `REDIS_URL`.
     /// `LEASEHOLD_CA`, `LEASEHOLD_CERT` and `LEASEHOLD_KEY` may have the values of `ca`, `cert` and
-    /// `key`, unless the URL has them.
+    /// `key`, unless the URL has them. Other libraries that read `REDIS_URL` may refuse settings in
+    /// its query: [call methods](crate::guide::deployment#one-url) on the result instead.
     ///
     /// # Errors
     ///
@@ -470,8 +471,8 @@ impl Builder {
     /// At most 256 bytes, without braces and control characters; empty for none. Defaults to the
     /// host and the number of the process, such as `web-3:4711`. If that number is 1, as in
     /// containers, four random digits follow it, such as `web-3:1-0815`.
-    pub fn label(mut self, label: &str) -> Self {
-        self.config.label = Some(label.into());
+    pub fn label(mut self, label: impl AsRef<str>) -> Self {
+        self.config.label = Some(label.as_ref().into());
         self
     }
 
