@@ -132,11 +132,11 @@ impl Hold {
     }
 
     /// Removes the guard of a reader. Returns `false`, and removes nothing, if it is the last one
-    /// or the hold is over.
-    pub(crate) fn remove_reader(&self) -> bool {
+    /// or the hold is over, even if no call has marked it as lost yet.
+    pub(crate) fn remove_reader(&self, now: Moment) -> bool {
         let mut current = self.current.lock();
         let others_read = current.depth > 1 && !flawed(Flaw::OneReaderEndsAll);
-        let removes = others_read && self.lease.is_open();
+        let removes = others_read && self.lease.is_valid(now);
         current.depth -= u32::from(removes);
         removes
     }

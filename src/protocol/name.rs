@@ -1194,7 +1194,7 @@ impl<P: Port> Name<P> {
         now: Moment,
         mut report: impl FnMut() -> bool,
     ) -> Ending {
-        if hold.id.kind.row().is_shared && hold.remove_reader() {
+        if hold.id.kind.row().is_shared && hold.remove_reader(now) {
             return Ending::Shared;
         }
         if hands_off && hold.id.kind.is_exclusive() && self.is_held_by(hold) {

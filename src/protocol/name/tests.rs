@@ -279,6 +279,16 @@ fn readers_share_a_hold_which_ends_with_the_last() {
 }
 
 #[test]
+fn a_reader_that_leaves_when_the_lease_is_over_finds_it_lost_though_no_call_has_marked_it() {
+    let mut world = World::new();
+    let (hold, _) = readers::<1>(&mut world);
+    let now = Moment::now();
+    let over = now.after(hold.lease.remaining(now));
+    assert!(hold.lease.is_open());
+    assert_eq!(world.name.end(&hold, false, false, over, || true), Ending::Lost);
+}
+
+#[test]
 fn no_reader_joins_after_a_writer_or_the_tenure_or_with_other_terms() {
     let mut world = World::new();
     let (hold, _) = readers::<0>(&mut world);
