@@ -4,6 +4,7 @@
 //! it adds a level. Else it waits behind the other threads of this client, and then tries, waits
 //! and tries again: at the head of the queue, or outside it with a single attempt.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -39,6 +40,8 @@ pub(super) struct LockCall<'a> {
     pub(super) contended: bool,
     /// Its number in the conversation about the name.
     number: u64,
+    /// Its number among the calls that look for deadlocks, once it does.
+    looker: &'a Cell<Option<u64>>,
     /// The conversation of its own, if it takes part in no other.
     alone: Option<Name<Arc<Parker>>>,
     /// Lets a release by Redisson wake it.
@@ -91,7 +94,8 @@ fn acquire_one(
     caller: &Caller,
 ) -> Result<Option<Arc<Hold>>> {
     let span = CallSpan::open(|| &**name);
-    let mut call = LockCall::new(shared, kind, name, caller);
+    let looker = Cell::new(None);
+    let mut call = LockCall::new(shared, kind, name, caller, &looker);
     let outcome = call.acquire();
     report(shared, caller, name, (span, call.contended), outcome, slice::from_ref)
 }
@@ -185,9 +189,10 @@ impl<'a> LockCall<'a> {
         kind: HoldKind,
         name: &'a Arc<str>,
         caller: &'a Caller,
+        looker: &'a Cell<Option<u64>>,
     ) -> Self {
         let (contended, number, alone, redisson) = (false, 0, None, None);
-        Self { shared, kind, name, caller, contended, number, alone, redisson }
+        Self { shared, kind, name, caller, contended, number, looker, alone, redisson }
     }
 
     /// Acquires the lock, and reports nothing but contention.
@@ -261,7 +266,7 @@ impl<'a> LockCall<'a> {
                 None => name.call(call, rejoins, turn),
             })
         })?;
-        let mut looks = Looks::new(shared, (kind, name), caller, &parker);
+        let mut looks = Looks::new(shared, (kind, name), caller, &parker, self.looker);
         loop {
             next = match next {
                 Next::Done(outcome) => return Ok(outcome),

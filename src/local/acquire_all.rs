@@ -9,6 +9,7 @@
 //! So they ask in the same order, and wait for the same lock. And a call that has waited for one
 //! waits a moment for a later one without giving it back ([`SetCall::wait_beside`]).
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 use std::{iter, mem, slice};
@@ -47,6 +48,7 @@ struct SetCall<'a> {
     unanswered: Option<Group>,
     retry: RetryPolicy,
     pauses: Pauses<'a>,
+    looker: Cell<Option<u64>>,
     /// Whether the call has reported that a lock is held.
     contended: bool,
 }
@@ -87,6 +89,7 @@ pub(crate) fn acquire_all(
         holds: vec![None; names.len()],
         unanswered: None,
         retry: RetryPolicy::new(wait, shared.config.retry_window, caller.times, random()),
+        looker: Cell::new(None),
         pauses: Pauses::of_wait(&shared.wait_queues, caller.canceller.as_ref()),
         contended: false,
     };
@@ -135,7 +138,7 @@ impl SetCall<'_> {
                     continue;
                 }
             };
-            if has_waited && self.wait_beside(held, clock::now() - begun) {
+            if has_waited && self.wait_beside(held, clock::now() - begun)? {
                 continue;
             }
             if !flawed(Flaw::KeepsWhileWaiting) {
@@ -173,7 +176,8 @@ impl SetCall<'_> {
 
     /// Waits for a lock of which the call has reported that it is held.
     fn wait_for(&self, held: usize, caller: &Caller) -> Result<Option<Arc<Hold>>> {
-        let mut call = LockCall::new(self.shared, HoldKind::Lock, &self.names[held], caller);
+        let (shared, name) = (self.shared, &self.names[held]);
+        let mut call = LockCall::new(shared, HoldKind::Lock, name, caller, &self.looker);
         call.contended = true;
         call.acquire()
     }
@@ -181,18 +185,25 @@ impl SetCall<'_> {
     /// Waits for a held lock without giving back what the call has, if all of that comes earlier in
     /// the order of names: so no two such calls wait for each other. Others that have the lock only
     /// to try for more give it back within the time of an attempt. Returns `true` if the call has
-    /// the lock. Whatever is in the way of that will show again.
-    fn wait_beside(&mut self, held: usize, attempt: Duration) -> bool {
+    /// the lock. What is in the way of that will show again.
+    ///
+    /// # Errors
+    ///
+    /// `Deadlock` if the call is to end one: that may not show again.
+    fn wait_beside(&mut self, held: usize, attempt: Duration) -> Result<bool> {
         let (names, caller) = (self.names, self.caller);
         let latest = self.holds.iter().flatten().map(|hold| &hold.id.name).max();
         if latest.is_none_or(|name| name > &names[held]) {
-            return false;
+            return Ok(false);
         }
         let now = clock::now();
-        let Some(time) = caller.wait.cut(attempt * TIMES_BESIDE, now) else { return false };
+        let Some(time) = caller.wait.cut(attempt * TIMES_BESIDE, now) else { return Ok(false) };
         let caller = &Caller { wait: Wait::Until(now + time), ..caller.clone() };
-        self.holds[held] = self.wait_for(held, caller).unwrap_or_default();
-        self.holds[held].is_some()
+        self.holds[held] = match self.wait_for(held, caller) {
+            Err(error @ Error::Deadlock { .. }) => return Err(error),
+            acquired => acquired.unwrap_or_default(),
+        };
+        Ok(self.holds[held].is_some())
     }
 
     /// Checks what a name in the way has: an attempt for several locks does not look closely.

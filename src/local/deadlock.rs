@@ -49,7 +49,7 @@ const CIRCLES_MAX: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct WaitingCall {
     pub(super) client: String,
-    /// Its number among those of the client.
+    /// Its number among those of the client, the same however often it begins to wait.
     pub(super) number: u64,
     /// When it began, by its own system's clock: microseconds since 1970.
     pub(super) began: u64,
@@ -62,7 +62,7 @@ pub(super) struct WaitingCall {
 /// A message that is passed along a chain of calls.
 #[derive(Debug, PartialEq, Eq)]
 struct Probe {
-    /// Its number among the probes of the first call.
+    /// Its number, greater than those of the earlier probes of the client.
     number: u64,
     /// The calls up to here, each of which waits for the thread of the next one.
     path: Vec<WaitingCall>,
@@ -80,6 +80,7 @@ pub(crate) struct Deadlocks(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
+    /// The last number of a call or a probe.
     last: u64,
     waits: HashMap<u64, LongWait, RandomState>,
     /// Hashes of the circles that were reported.
@@ -101,25 +102,27 @@ struct LongWait {
 }
 
 impl Deadlocks {
-    /// Adds a call that has waited for long, and whose thread has these holds. Returns its number.
+    /// Returns the number of a new call.
+    pub(super) fn next_number(&self) -> u64 {
+        self.0.lock().next_number()
+    }
+
+    /// Adds a call that has waited for long, and whose thread has these holds.
     pub(super) fn add(
         &self,
         call: WaitingCall,
         parker: &Arc<Parker>,
         holds: impl IntoIterator<Item = Arc<Hold>>,
-    ) -> u64 {
+    ) {
         let with_fence = |hold: Arc<Hold>| {
             let fence = hold.fence();
             (hold, fence)
         };
         let holds = holds.into_iter().map(with_fence).collect();
-        let table = &mut *self.0.lock();
-        table.last += 1;
-        let (number, parker) = (table.last, parker.clone());
-        let call = WaitingCall { number, ..call };
+        let (number, parker) = (call.number, parker.clone());
         let (found, passed) = (None, HashMap::default());
-        table.waits.insert(number, LongWait { call, parker, holds, probe: 0, found, passed });
-        number
+        let wait = LongWait { call, parker, holds, probe: 0, found, passed };
+        self.0.lock().waits.insert(number, wait);
     }
 
     pub(super) fn remove(&self, number: u64) {
@@ -129,11 +132,11 @@ impl Deadlocks {
     /// Begins a look. Returns the circle if the whole of it is in this process.
     pub(super) fn look(&self, queues: &WaitQueues, number: u64) -> Option<Circle> {
         let mut table = self.0.lock();
+        let probe = table.next_number();
         let wait = table.waits.get_mut(&number)?;
-        wait.probe += 1;
+        wait.probe = probe;
         wait.found = None;
-        let probe = Probe { number: wait.probe, path: Vec::new() };
-        table.follow(queues, number, probe)
+        table.follow(queues, number, Probe { number: probe, path: Vec::new() })
     }
 
     /// Receives a message of another client about the hold with this nonce, or with 0 about a
@@ -166,9 +169,7 @@ impl Deadlocks {
         {
             wait.parker.send(Signal::Ended(circle.error()));
         }
-        let mut hasher = DefaultHasher::new();
-        circle.hash(&mut hasher);
-        let hash = hasher.finish();
+        let hash = circle.hash_of_calls();
         if table.reported.contains(&hash) && !flawed(Flaw::CircleIsRepeated) {
             return false;
         }
@@ -181,17 +182,23 @@ impl Deadlocks {
 }
 
 impl Table {
+    fn next_number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
     /// Has a probe go on from a call whose thread is in its way, as far as it gets in this process.
     /// Returns the circle if this is the second one in succession to come back.
     fn follow(&mut self, queues: &WaitQueues, mut at: u64, mut probe: Probe) -> Option<Circle> {
         loop {
+            let next = self.next_number();
             let wait = self.waits.get_mut(&at)?;
             if probe.path.first() == Some(&wait.call) {
                 if probe.number != wait.probe {
                     return None;
                 }
-                wait.probe += 1;
-                probe.number = wait.probe;
+                wait.probe = next;
+                probe.number = next;
                 match wait.found.take() {
                     None => wait.found = Some(mem::take(&mut probe.path)),
                     Some(found) if found == probe.path => {
@@ -300,6 +307,16 @@ impl Circle {
     pub(super) fn fails(&self) -> Option<&WaitingCall> {
         let order = |call: &&WaitingCall| (call.began, call.client.clone(), call.number);
         self.0.iter().filter(|call| call.may_fail).max_by_key(order)
+    }
+
+    /// Returns a hash of the calls. One for several locks may wait for another of them when the
+    /// circle is found again.
+    fn hash_of_calls(&self) -> u64 {
+        let mut calls: Vec<_> = self.0.iter().map(|call| (&call.client, call.number)).collect();
+        calls.sort_unstable();
+        let mut hasher = DefaultHasher::new();
+        calls.hash(&mut hasher);
+        hasher.finish()
     }
 
     /// The names of the locks for which the calls wait, in their order.

@@ -3,6 +3,8 @@
 //! Decides when the call looks, and sends the messages for which others have no thread. Its own
 //! thread does all that, between two sleeps; until the first look, nothing is registered or sent.
 
+use std::cell::Cell;
+use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,8 +28,10 @@ pub(super) struct Looks<'a> {
     caller: &'a Caller,
     pub(super) parker: &'a Arc<Parker>,
     next: NextLook,
-    /// The number of the call, from its first look on.
-    number: Option<u64>,
+    /// The number of the call, from its first look on. It keeps that while it waits again: so the
+    /// same calls are the same circle.
+    number: &'a Cell<Option<u64>>,
+    is_registered: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -46,9 +50,10 @@ impl<'a> Looks<'a> {
         (kind, name): (HoldKind, &'a str),
         caller: &'a Caller,
         parker: &'a Arc<Parker>,
+        number: &'a Cell<Option<u64>>,
     ) -> Self {
-        let (next, number) = (NextLook::Unknown, None);
-        Self { shared, kind, name, caller, parker, next, number }
+        let (next, is_registered) = (NextLook::Unknown, false);
+        Self { shared, kind, name, caller, parker, next, number, is_registered }
     }
 
     /// Like [`Parker::park`], and looks from time to time.
@@ -82,25 +87,28 @@ impl<'a> Looks<'a> {
         let pause = pause.saturating_mul(2).min(PAUSE_MAX).max(pause);
         self.next = NextLook::At(end_of(pause), pause);
         let Shared { reporter, wait_queues, client, .. } = self.shared;
-        let number = self.number.unwrap_or_else(|| self.register());
-        self.number = Some(number);
+        let number = self.number.get().unwrap_or_else(|| reporter.deadlocks.next_number());
+        if !mem::replace(&mut self.is_registered, true) {
+            self.number.set(Some(number));
+            self.register(number);
+        }
         if let Some(circle) = reporter.deadlocks.look(wait_queues, number) {
             reporter.report_deadlock(&circle, client);
         }
     }
 
-    fn register(&self) -> u64 {
+    fn register(&self, number: u64) {
         let Shared { config, client, held_locks, reporter, .. } = self.shared;
         let now = clock::unix_time();
         let began = now.saturating_sub(clock::elapsed(self.caller.begin)).as_micros();
         let call = WaitingCall {
             client: client.to_string(),
-            number: 0,
+            number,
             began: u64::try_from(began).unwrap_or(u64::MAX),
             may_fail: config.deadlock == Deadlock::Fail,
             name: self.name.to_owned(),
         };
-        reporter.deadlocks.add(call, self.parker, held_locks.all())
+        reporter.deadlocks.add(call, self.parker, held_locks.all());
     }
 
     /// Sends a message. One that does not arrive is made up for by a later look.
@@ -118,7 +126,7 @@ impl<'a> Looks<'a> {
 
 impl Drop for Looks<'_> {
     fn drop(&mut self) {
-        if let Some(number) = self.number {
+        if let Some(number) = self.number.get().filter(|_| self.is_registered) {
             self.shared.reporter.deadlocks.remove(number);
         }
     }

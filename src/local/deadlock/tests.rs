@@ -69,15 +69,16 @@ impl World {
 
     fn wait(&mut self, thread: usize, name: usize) {
         let (client, it) = (thread % CLIENTS, &mut self.threads[thread]);
+        let number = self.clients[client].next_number();
         let call = WaitingCall {
             client: id(client),
-            number: 0,
+            number,
             began: self.now as u64,
             may_fail: false,
             name: name.to_string(),
         };
         let holds = it.holds.iter().map(|(_, hold)| hold.clone());
-        let number = self.clients[client].add(call, &it.parker, holds);
+        self.clients[client].add(call, &it.parker, holds);
         it.wait = Some((number, name));
         let held = it.holds.iter().map(|(name, _)| *name).collect();
         self.calls.insert((client, number), Known(name, held, self.now, None));

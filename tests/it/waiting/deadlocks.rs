@@ -19,6 +19,7 @@ stores! {
         an_operator_sees_circles_of_clients_that_never_look,
         one_call_of_a_circle_fails_and_the_others_go_on,
         a_circle_goes_through_nested_locks_and_sets_that_are_waited_for,
+        a_circle_with_a_set_is_told_once_though_that_waits_for_one_lock_after_the_other,
         no_circle_is_told_that_opens_by_itself,
         no_circle_is_told_through_a_hold_that_any_thread_can_release,
         threads_that_lock_in_one_order_are_never_in_a_circle,
@@ -208,6 +209,42 @@ fn a_circle_goes_through_nested_locks_and_sets_that_are_waited_for(store: &Store
         }
     });
     drop(take(&clients[0], "free"));
+}
+
+fn a_circle_with_a_set_is_told_once_though_that_waits_for_one_lock_after_the_other(store: &Store) {
+    for fails in [false, true] {
+        let told = Told::default();
+        let builder = if fails { failing() } else { looking() };
+        let client = store.open(builder.on_event(told.listener()));
+        let waits = |threads| eventually(SOON, || client.stats().waiting >= threads);
+        let free = client.lock_owned("b").unwrap();
+        let (client, both_hold) = (&client, &Barrier::new(2));
+        let [single, set] = thread::scope(|scope| {
+            let single = scope.spawn(move || {
+                let _held = take(client, "c");
+                both_hold.wait();
+                client.try_lock_for("a", SOON).map(|guard| guard.is_some())
+            });
+            let set = scope.spawn(move || {
+                let _held = take(client, "a");
+                both_hold.wait();
+                eventually(SOON, || client.stats().waiting >= 1);
+                let set = client.try_lock_all_for(["b", "c"], LONG * 2);
+                set.map(|guard| guard.is_some())
+            });
+            waits(2);
+            // It has looked while it waited for the free one.
+            thread::sleep(AFTER * 2);
+            drop(free);
+            [single, set].map(|thread| thread.join().unwrap())
+        });
+        assert!(matches!(single, Ok(true)), "{single:?}");
+        match set {
+            Err(Error::Deadlock { .. }) => assert!(fails),
+            set => assert!(!fails && matches!(set, Ok(false)), "{set:?}"),
+        }
+        assert_eq!((told.circles().len(), client.stats().deadlocks), (1, 1));
+    }
 }
 
 fn no_circle_is_told_that_opens_by_itself(store: &Store) {
