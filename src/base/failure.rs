@@ -100,6 +100,13 @@ impl Failure {
         Self::io(FailureKind::Timeout, &Arc::from("the server"), source)
     }
 
+    /// Returns the failure of a call for several locks that have ended before it had the last one.
+    pub(crate) fn too_short() -> Self {
+        let why = "its lease was over before the last lock of the set was acquired";
+        let source = io::Error::new(io::ErrorKind::TimedOut, why);
+        Self::io(FailureKind::Timeout, &Arc::from("the server"), source)
+    }
+
     /// Returns the failure of a request for a name that has something else, as a server would
     /// report it.
     pub(crate) fn wrong_type(found: &str) -> Self {

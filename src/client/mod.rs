@@ -275,6 +275,8 @@ impl Client {
     ///
     /// The same as [`lock`](Client::lock), except for `Lost`, and
     ///
+    /// - [`Unavailable`](crate::Error::Unavailable): the servers take longer for all locks than a
+    ///   lease lasts that is not renewed, or than [`max_hold`](crate::Builder::max_hold).
     /// - [`InvalidInput`](crate::Error::InvalidInput): there is no name, or one is given twice.
     /// - [`AlreadyHeld`](crate::Error::AlreadyHeld): this thread holds one of the locks.
     pub fn lock_all(&self, names: impl IntoIterator<Item: AsRef<str>>) -> Result<MultiGuard> {

@@ -12,7 +12,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
-use std::{iter, mem, slice};
+use std::{iter, mem};
 
 use crate::base::clock::{self, Moment};
 use crate::base::failure::{Failure, FailureKind};
@@ -47,6 +47,9 @@ struct SetCall<'a> {
     /// The locks for which the last request failed.
     unanswered: Option<Group>,
     retry: RetryPolicy,
+    /// After attempts in which locks have ended while the call asked for others: they may take
+    /// longer to get than their leases last, however often it asks.
+    too_short: RetryPolicy,
     pauses: Pauses<'a>,
     looker: Cell<Option<u64>>,
     /// Whether the call has reported that a lock is held.
@@ -89,6 +92,7 @@ pub(crate) fn acquire_all(
         holds: vec![None; names.len()],
         unanswered: None,
         retry: RetryPolicy::new(wait, shared.config.retry_window, caller.times, random()),
+        too_short: RetryPolicy::new(wait, shared.config.retry_window, caller.times, random()),
         looker: Cell::new(None),
         pauses: Pauses::of_wait(&shared.wait_queues, caller.canceller.as_ref()),
         contended: false,
@@ -129,8 +133,13 @@ impl SetCall<'_> {
             let (begun, has_waited) = (clock::now(), self.holds.iter().any(Option::is_some));
             let held = match self.attempt() {
                 // One may have been lost while the call asked and waited for others.
-                Ok(None) if self.give_back_if(|hold| !shared.is_held(hold)) => continue,
-                Ok(None) => return Ok(Some(self.holds.drain(..).flatten().collect())),
+                Ok(None) => match self.give_back_lost() {
+                    None => return Ok(Some(self.holds.drain(..).flatten().collect())),
+                    Some(lost) => {
+                        self.pause_after_loss(lost)?;
+                        continue;
+                    }
+                },
                 Ok(Some(held)) => held,
                 Err(failure) => {
                     self.pause_after(failure)?;
@@ -146,10 +155,14 @@ impl SetCall<'_> {
             }
             let name = &names[held];
             // It may be a hold of this client whose release is on its way.
-            if !drained && !shared.wait_queues.debts(HoldKind::Lock, name).is_empty() {
+            let may_be_own = !shared.wait_queues.debts(HoldKind::Lock, name).is_empty();
+            if !drained && may_be_own {
                 drained = true;
                 shared.store.drain(caller.request_deadline(clock::now()));
                 continue;
+            }
+            if !may_be_own {
+                self.too_short.record_reply();
             }
             shared.reporter.report_contended(name, &mut self.contended);
             let again = mem::replace(&mut tried[held], true);
@@ -270,15 +283,33 @@ impl SetCall<'_> {
         self.give_back_if(|_| true);
     }
 
-    /// Gives back such locks. Returns `true` if there are any.
-    fn give_back_if(&mut self, is_such: impl Fn(&Hold) -> bool) -> bool {
-        let (shared, caller, mut has_some) = (self.shared, self.caller, false);
-        let such = |hold: &mut Option<Arc<Hold>>| hold.take_if(|hold| is_such(hold));
-        for hold in self.holds.iter_mut().filter_map(such) {
-            release::give_back(shared, slice::from_ref(&hold), caller);
-            has_some = true;
+    /// Gives back locks that are lost. Returns the index of one, if there are any.
+    fn give_back_lost(&mut self) -> Option<usize> {
+        let shared = self.shared;
+        self.give_back_if(|hold| !shared.is_held(hold))
+    }
+
+    /// Gives back such locks. Returns the index of the first, if there are any.
+    fn give_back_if(&mut self, is_such: impl Fn(&Hold) -> bool) -> Option<usize> {
+        let (mut such, mut first) = (Vec::new(), None);
+        for (index, hold) in self.holds.iter_mut().enumerate() {
+            if let Some(hold) = hold.take_if(|hold| is_such(hold)) {
+                such.push(hold);
+                first.get_or_insert(index);
+            }
         }
-        has_some
+        release::give_back(self.shared, &such, self.caller);
+        first
+    }
+
+    /// Pauses after a lock of the set has ended before the last one was acquired, unless trying
+    /// again is pointless.
+    fn pause_after_loss(&mut self, lost: usize) -> Result<()> {
+        let (name, mut failure) = (&self.names[lost], Failure::too_short());
+        match self.too_short.pause_after(&mut failure, clock::now()) {
+            Some(pause) => self.pauses.sleep(pause, name),
+            None => Err(failure.into_error("acquire", name)),
+        }
     }
 
     /// Pauses after a failed request for a group, unless trying again is pointless.

@@ -6,9 +6,10 @@ use leasehold::{Client, Error, Event, HoldEnd, MultiGuard};
 use parking_lot::Mutex;
 
 use crate::support::lag::Lag;
+use crate::support::quorum::open_redlock;
 use crate::support::{
-    LEASE, SHORT, SOON, Server, Store, assert_lost, elsewhere, eventually, hasty, is_busy, ms,
-    patient, sleepy, stores, take, timed,
+    LEASE, Quorum, SHORT, SOON, Server, Store, assert_lost, elsewhere, eventually, hasty, is_busy,
+    ms, patient, sleepy, soon, stores, take, timed,
 };
 
 stores! {
@@ -320,6 +321,31 @@ fn a_set_is_verified_renewed_and_released_in_one_round_trip(server: &Server) {
     assert!(took < ms(100) * 90, "{took:?}");
     assert_eq!(client.stats().reconnects, 0);
     assert_eq!(server.hashes(), [""; 0]);
+}
+
+/// A quorum is asked for one lock after the other.
+#[test]
+fn a_set_whose_leases_are_over_before_it_is_complete_is_an_error_in_time() {
+    let quorum = Quorum::of(3);
+    let lags: Vec<_> = quorum.servers.iter().map(|server| Lag::before(server, ms(50))).collect();
+    let url = |lag: &Lag| format!("redis://127.0.0.1:{}/", lag.port());
+    let urls: Vec<_> = lags.iter().map(url).collect();
+    let client = open_redlock(Client::builder().retry_window(ms(1000)), &urls).unwrap();
+    let names: Vec<_> = (0..30).map(|n| format!("lock {n}")).collect();
+    let brief = || client.mutexes(&names).lease(SHORT).renew(false);
+    let outcomes = [
+        soon(|| brief().try_lock()),
+        soon(|| brief().lock().map(Some)),
+        soon(|| client.mutexes(&names).max_hold(SHORT).try_lock()),
+    ];
+    for outcome in outcomes {
+        let error = outcome.map(|guard| guard.is_some()).unwrap_err().to_string();
+        assert!(error.contains("its lease was over before the last lock"), "{error}");
+    }
+    let (outcome, took) = timed(|| soon(|| brief().try_lock_for(ms(200))));
+    assert!(outcome.is_err() && took < SOON / 2, "{took:?}");
+    let set = client.mutexes(&names).lease(SHORT).try_lock().unwrap();
+    assert!(set.is_some(), "it is renewed");
 }
 
 fn the_releases_of_a_set_that_is_dropped_are_sent_together(server: &Server) {
