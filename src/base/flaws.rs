@@ -63,6 +63,8 @@ flaws! {
     LeaversHoldIsForgotten,
     /// A lost hold stays in the way of the calls behind it.
     LossHoldsUpCalls,
+    /// The next call may have the lock before the loss of the hold before it is reported.
+    LossIsReportedLate,
     /// A reply that came before a call counts for it.
     OldReplyCounts,
     /// A tenure that is handed off is released, too.

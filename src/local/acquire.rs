@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
-use std::{slice, thread};
+use std::{mem, slice, thread};
 
 use crate::base::clock::{self, Moment};
 use crate::base::failure::Failure;
@@ -208,8 +208,12 @@ impl<'a> LockCall<'a> {
         let mut rejoins = false;
         loop {
             match self.converse(rejoins)? {
-                Outcome::Acquired { hold, ended } => {
-                    reporter.begin(&hold, caller, ended);
+                Outcome::Acquired { hold, .. } if self.alone.is_some() => {
+                    reporter.begin_beside(&hold, caller);
+                    return Ok(Some(hold));
+                }
+                Outcome::Acquired { hold, .. } => {
+                    reporter.begin(&hold, caller);
                     return Ok(Some(hold));
                 }
                 Outcome::HandedOff { hold, unregisters } => {
@@ -220,10 +224,8 @@ impl<'a> LockCall<'a> {
                         return Ok(Some(hold));
                     }
                 }
-                Outcome::Kept { hold, ended } => {
-                    let begins = reporter.begin_kept(&hold, caller);
-                    reporter.report_ended(ended);
-                    if begins {
+                Outcome::Kept { hold, .. } => {
+                    if reporter.begin_kept(&hold, caller) {
                         return Ok(Some(hold));
                     }
                     // It may have been ended or lost before it was missed there.
@@ -368,12 +370,18 @@ impl<'a> LockCall<'a> {
         if reply.is_ok() {
             reporter.record_reply(self.name);
         }
-        let mut listens = false;
+        let (mut listens, mut lost) = (false, Vec::new());
         let next = self.step(|name, turn| {
-            let next = name.reply(sent, reply, turn);
+            let mut next = name.reply(sent, reply, turn);
             listens = turn.effects.listens;
+            if let Next::Done(Outcome::Acquired { ended, .. } | Outcome::Kept { ended, .. }) =
+                &mut next
+            {
+                lost = reporter.report_ended(mem::take(ended));
+            }
             next
         });
+        reporter.clean_up(&lost);
         if listens && self.redisson.is_none() {
             self.redisson = listening.wait_for_redisson(hold);
         }

@@ -77,14 +77,12 @@ pub(crate) fn leave(
     action: &'static str,
 ) -> Result<DetachedHold> {
     shared.check_process()?;
-    if !flawed(Flaw::LeftHoldIsRenewed) && !shared.reporter.end(hold) {
+    if !flawed(Flaw::LeftHoldIsRenewed) && !shared.reporter.leave(hold) {
         return Err(hold.to_error(HoldFailure::of(&hold.lease), action, Moment::now()));
     }
     if let Some(span) = hold.span.take() {
         span.close(false);
     }
-    // An in-doubt hold is cleaned up where it is released.
-    shared.reporter.report_end(hold, &Ok(()), false);
     Ok(DetachedHold {
         id: hold.id.clone(),
         fence: hold.fence(),

@@ -125,8 +125,9 @@ impl OutageLog {
         *late += usize::from(is_late);
     }
 
-    /// Records a loss, which is logged at the end of the turn. Only then is the hold settled.
+    /// Records a loss, which is logged at the end of the turn. Until then it counts as unfinished.
     pub(super) fn record_loss(&self, hold: &Hold, loss: &Loss) {
+        self.counters.unfinished.fetch_add(1, Ordering::SeqCst);
         let first = || (0, format!("{:?} (fence {})", &hold.id.name, hold.fence()));
         let losses = &mut self.state.lock().renewals.losses;
         losses.entry(loss.to_string()).or_insert_with(first).0 += 1;

@@ -13,6 +13,7 @@ use std::{mem, slice};
 use crossbeam_channel::unbounded;
 
 use crate::base::clock::{self, Moment, end_of};
+use crate::base::flaws::{Flaw, flawed};
 use crate::base::sync::receive;
 use crate::error::Result;
 use crate::local::hold_requests::{OnHoldReply, add_outcome, ask, retry, set_depth};
@@ -228,8 +229,11 @@ fn end_locally(shared: &Shared, hold: &Arc<Hold>, hands_off: bool) -> Ending {
             }
         }
         Ending::Lost => {
+            if flawed(Flaw::LossIsReportedLate) {
+                shared.wait_queues.end_hold(hold);
+            }
+            // The thread that reports a loss lets the next waiter try.
             shared.reporter.expire(hold);
-            shared.wait_queues.end_hold(hold);
         }
     }
     ending

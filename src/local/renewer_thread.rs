@@ -318,7 +318,9 @@ impl RenewerThread {
             let (looked_at, deadline) = (gone.clone(), end_of(LOOK_TIME));
             let look = move || {
                 for hold in looked_at {
-                    reporter.look(&hold, deadline);
+                    // Whatever happens, calls behind the hold must go on.
+                    let look = AssertUnwindSafe(|| reporter.look(&hold, deadline));
+                    catch_unwind(look).unwrap_or_default();
                     reporter.end_gone(&hold);
                 }
             };
@@ -336,17 +338,19 @@ impl RenewerThread {
         let everywhere = outcome.as_ref().is_ok_and(|reply| reply.everywhere);
         let now = Moment::now();
         let next = payment.next_try(everywhere, now);
-        if outcome.is_ok() || next.is_none() {
-            // It is paid, or its lease is over.
-            reporter.wait_queues.settle(&debt.id, || true);
-        }
+        // Once it is paid, or its lease is over.
+        let settle = |outcome: Result<(), HoldFailure>| {
+            reporter.wait_queues.settle(&debt.id, || {
+                reporter.report_end(&debt, &outcome, false);
+                true
+            });
+        };
         match outcome {
             Ok(_) if payment.unregisters => drop(reporter.wait_queues.wake_any(&debt.id.name)),
             Ok(reply) => {
                 reporter.record_reply(&debt.id.name);
                 payment.unconfirmed = payment.unconfirmed.saturating_sub(1);
-                let outcome = debt.release_outcome(Ok(reply.hold), now);
-                reporter.report_end(&debt, &outcome, false);
+                settle(debt.release_outcome(Ok(reply.hold), now));
             }
             Err(failure) => {
                 if let Some(shutdown) = &mut self.shutdown {
@@ -363,7 +367,7 @@ impl RenewerThread {
             if let Some(shutdown) = &mut self.shutdown {
                 shutdown.outlived = true;
             }
-            reporter.report_end(&debt, &Err(HoldFailure::Failed(unconfirmed())), false);
+            settle(Err(HoldFailure::Failed(unconfirmed())));
         }
     }
 

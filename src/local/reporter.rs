@@ -71,8 +71,10 @@ impl Reporter {
 
     /// Begins a new hold of a thread of this process. The report comes before the renewer may find
     /// the hold lost, and after the ends of the holds before it: a lock has one hold at a time.
-    pub(super) fn begin(&self, hold: &Arc<Hold>, caller: &Caller, ended: Vec<Arc<Hold>>) {
-        self.report_ended(ended);
+    pub(super) fn begin(&self, hold: &Arc<Hold>, caller: &Caller) {
+        // What the name was used as before has ended, too.
+        let report = |name: &mut Name<_>| self.report_ended(name.take_debts());
+        drop(self.wait_queues.with_other_kind(&hold.id, report));
         if !caller.in_set {
             self.report_acquired(hold, caller);
         }
@@ -81,17 +83,32 @@ impl Reporter {
 
     /// Begins a hold that came by no conversation about its name.
     pub(super) fn begin_beside(&self, hold: &Arc<Hold>, caller: &Caller) {
-        let ended = match hold.id.kind {
-            HoldKind::Lock => self.wait_queues.with(&hold.id, Name::take_debts),
-            _ => Vec::new(),
-        };
-        self.begin(hold, caller, ended);
+        let report = |name: &mut Name<_>| self.report_ended(name.begin_beside(hold));
+        let lost = self.wait_queues.with(&hold.id, report);
+        self.clean_up(&lost);
+        self.begin(hold, caller);
     }
 
-    /// Reports the ends of holds whose releases were not confirmed.
-    pub(super) fn report_ended(&self, ended: Vec<Arc<Hold>>) {
-        for released in ended {
-            self.report_end(&released, &Ok(()), true);
+    /// Reports the ends of holds whose name has a new one, while it is locked: so no later hold is
+    /// reported before. Those that were not released are lost: returns those that are to be cleaned
+    /// up once the name is unlocked.
+    pub(super) fn report_ended(&self, mut ended: Vec<Arc<Hold>>) -> Vec<Arc<Hold>> {
+        ended.retain(|hold| {
+            if hold.lease.is_ended() {
+                self.report_end(hold, &Ok(()), true);
+                return false;
+            }
+            // A thread that has marked it may still look up why.
+            hold.lose();
+            self.report_loss_first(hold)
+        });
+        ended
+    }
+
+    /// Cleans up after holds whose losses were reported.
+    pub(super) fn clean_up(&self, lost: &[Arc<Hold>]) {
+        for hold in lost {
+            self.clean_up_lost(hold, hold.may_begin());
         }
     }
 
@@ -225,26 +242,36 @@ impl Reporter {
         self.events.warn(|| format!("releasing lock {name:?} failed: {source}"));
     }
 
-    /// Reports a loss, and settles the hold.
-    fn report_loss(&self, hold: &Hold) {
-        let (name, loss) = (&hold.id.name, hold.loss(Moment::now()));
+    /// Reports that a hold could not be released, unless its beginning was not reported.
+    fn report_failed_release(&self, hold: &Hold, current: &mut CurrentHold, failure: &Failure) {
+        if mem::take(&mut current.reported) {
+            self.counters.failed_releases.fetch_add(1, Ordering::Relaxed);
+            self.events.emit(|| Event::ReleaseFailed {
+                name: hold.id.name.to_string(),
+                fence: hold.fence(),
+                reason: failure.source.to_string(),
+            });
+            self.log_failed_release(hold, failure);
+        }
+    }
+
+    /// Reports a loss. That of a tenure that was kept is silent: it has no hold that was reported.
+    fn report_loss(&self, hold: &Hold, current: &mut CurrentHold) {
         self.events.end_span(&hold.span);
-        let (fence, is_reported) = {
-            let mut current = hold.current.lock();
-            (hold.fence(), mem::take(&mut current.reported))
-        };
-        // A tenure that was kept has no hold that was reported: its loss is silent.
-        if is_reported {
-            self.counters.lost.fetch_add(1, Ordering::Relaxed);
-            let cause = || loss.cause.clone();
-            self.events.emit(|| Event::Lost { name: name.to_string(), fence, cause: cause() });
-            if self.in_turns {
-                return self.outages.record_loss(hold, &loss);
-            }
+        if !mem::take(&mut current.reported) {
+            return;
+        }
+        let (name, fence) = (&hold.id.name, hold.fence());
+        let loss = hold.loss_of(current, Moment::now());
+        self.counters.lost.fetch_add(1, Ordering::Relaxed);
+        let cause = || loss.cause.clone();
+        self.events.emit(|| Event::Lost { name: name.to_string(), fence, cause: cause() });
+        if self.in_turns {
+            self.outages.record_loss(hold, &loss);
+        } else {
             let line = || format!("the lease of lock {name:?} (fence {fence}) is lost: {loss}");
             self.events.warn(line);
         }
-        self.counters.unfinished.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Records whether messages of other clients arrive. If not, they cannot ask for what is kept:
@@ -269,54 +296,61 @@ impl Reporter {
     pub(super) fn end(&self, hold: &Hold) -> bool {
         let ended = hold.end(Moment::now());
         if ended {
-            self.count_end(hold);
+            self.count_end(&hold.current.lock());
+            self.wait_queues.end_hold(hold);
+        }
+        ended
+    }
+
+    /// Ends a hold that goes on without its guard. Returns `false` if it has ended or is lost
+    /// already.
+    pub(super) fn leave(&self, hold: &Arc<Hold>) -> bool {
+        let ended = hold.end(Moment::now());
+        if ended {
+            self.count_end(&hold.current.lock());
+            // An in-doubt hold is cleaned up where it is released. First the report: the next
+            // holder has its own.
+            self.report_end(hold, &Ok(()), false);
             self.wait_queues.end_hold(hold);
         }
         ended
     }
 
     /// Counts the end of a hold. One after which the lock was kept was counted before.
-    fn count_end(&self, hold: &Hold) {
-        if !hold.current.lock().kept {
+    fn count_end(&self, current: &CurrentHold) {
+        if !current.kept {
             self.counters.held.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Reports how a hold has ended that was released, unless that is known already. Before it
-    /// counts as settled, the renewer gets it if it may exist in the store and this `pays`.
+    /// Reports how a hold has ended that was released, unless that is known already: then this
+    /// returns after the report. Before it counts as settled, the renewer gets it if it may exist
+    /// in the store and this `pays`.
     pub(super) fn report_end(
         &self,
         hold: &Arc<Hold>,
         outcome: &Result<(), HoldFailure>,
         pays: bool,
     ) {
-        let is_first = hold.settle(matches!(outcome, Err(HoldFailure::Lost)));
-        hold.current.lock().disconnect();
-        if !is_first {
-            return;
-        }
-        let may_exist = hold.may_begin() || matches!(outcome, Err(HoldFailure::Failed(_)));
+        let may_exist = {
+            let current = &mut *hold.current.lock();
+            let is_first = hold.settle(current, matches!(outcome, Err(HoldFailure::Lost)));
+            current.disconnect();
+            if !is_first {
+                return;
+            }
+            match outcome {
+                Err(HoldFailure::Lost) => self.report_loss(hold, current),
+                Err(HoldFailure::Failed(failure)) => {
+                    self.report_failed_release(hold, current, failure);
+                }
+                Ok(()) => self.report_release(hold, current),
+                Err(HoldFailure::Ended) => {}
+            }
+            current.may_begin || matches!(outcome, Err(HoldFailure::Failed(_)))
+        };
         if pays && may_exist && !flawed(Flaw::ReleaseIsNotRepeated) {
             self.renewer.pay(hold.clone());
-        }
-        match outcome {
-            Err(HoldFailure::Lost) => {
-                return self.report_loss(hold);
-            }
-            Err(HoldFailure::Failed(failure)) => {
-                let mut current = hold.current.lock();
-                if mem::take(&mut current.reported) {
-                    self.counters.failed_releases.fetch_add(1, Ordering::Relaxed);
-                    self.events.emit(|| Event::ReleaseFailed {
-                        name: hold.id.name.to_string(),
-                        fence: hold.fence(),
-                        reason: failure.source.to_string(),
-                    });
-                    self.log_failed_release(hold, failure);
-                }
-            }
-            Ok(()) => self.report_release(hold, &mut hold.current.lock()),
-            Err(HoldFailure::Ended) => {}
         }
         self.counters.unfinished.fetch_sub(1, Ordering::SeqCst);
     }
@@ -360,19 +394,35 @@ impl Reporter {
         }
     }
 
-    /// Ends a hold that was marked as lost because it is gone.
+    /// Ends a hold that was marked as lost because it is gone, unless a new one has shown that.
     pub(super) fn end_gone(&self, hold: &Hold) {
         self.end_lost(hold, hold.may_begin());
     }
 
     fn end_lost(&self, hold: &Hold, may_exist: bool) {
-        hold.current.lock().disconnect();
-        self.count_end(hold);
+        if self.report_loss_first(hold) {
+            self.clean_up_lost(hold, may_exist);
+        }
+    }
+
+    /// Reports the loss of a hold that is marked as lost. Returns `false` if another thread has.
+    fn report_loss_first(&self, hold: &Hold) -> bool {
+        let current = &mut *hold.current.lock();
+        let is_first = hold.lease.tell_loss();
+        if is_first {
+            current.disconnect();
+            self.count_end(current);
+            self.report_loss(hold, current);
+        }
+        is_first
+    }
+
+    /// Cleans up after a lost hold. Only now the next call may try: it has its own reports.
+    fn clean_up_lost(&self, hold: &Hold, may_exist: bool) {
         if may_exist {
             self.owe(Arc::new(hold.to_debt(Moment::now())));
         }
-        // First the report: the next holder has its own.
-        self.report_loss(hold);
+        self.counters.unfinished.fetch_sub(1, Ordering::SeqCst);
         if !flawed(Flaw::LossHoldsUpCalls) {
             self.wait_queues.end_hold(hold);
         }
@@ -412,7 +462,10 @@ mod tests {
     use crate::protocol::call::tests::caller;
     use crate::store::hold_id::HoldId;
     use crossbeam_channel::TryRecvError;
+    use std::sync::Barrier;
+    use std::sync::atomic::AtomicUsize;
     use std::time::Duration;
+    use std::{hint, thread};
 
     const LEASE: Duration = Duration::from_secs(20);
 
@@ -435,7 +488,8 @@ mod tests {
         Reporter::default().lose(&hold);
         assert_eq!(over.try_recv(), Err(TryRecvError::Empty), "its release is under way");
         Reporter::default().report_end(&hold, &Ok(()), false);
-        assert!(!hold.settle(true), "only the first says how it has ended");
+        let settles = hold.settle(&mut hold.current.lock(), true);
+        assert!(!settles, "only the first says how it has ended");
         assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
         assert!(!hold.lease.is_lost(Moment::now()));
         assert!(!hold.end(Moment::now()), "only once");
@@ -501,6 +555,54 @@ mod tests {
             let [acquired, released, lost] = reported(&reporter);
             assert_eq!((acquired, lost), (1, u64::from(lost_first)));
             assert_eq!(released, 1 - lost);
+        }
+    }
+
+    #[test]
+    fn whoever_reports_an_end_comes_after_the_report() {
+        let (caller, now) = (caller(&options()), Moment::now());
+        for nonce in 0..5000 {
+            let (kind, client) = (HoldKind::Lock, Arc::from("c"));
+            let id = HoldId { kind, name: Arc::from("x"), client, nonce };
+            let (reporter, hold) =
+                (Reporter::default(), Arc::new(Hold::new(id, 7, 0, &caller, now, now)));
+            reporter.report_acquired(&hold, &caller);
+            assert!(hold.end(Moment::now()));
+            let (barrier, ready) = (Barrier::new(2), AtomicUsize::new(0));
+            let end = || {
+                barrier.wait();
+                // A barrier wakes one thread after the other.
+                ready.fetch_add(1, Ordering::SeqCst);
+                while ready.load(Ordering::SeqCst) < 2 {
+                    hint::spin_loop();
+                }
+                reporter.report_end(&hold, &Ok(()), false);
+                assert_eq!(reported(&reporter), [1, 1, 0]);
+            };
+            thread::scope(|scope| {
+                scope.spawn(end);
+                end();
+            });
+        }
+    }
+
+    #[test]
+    fn a_hold_that_a_new_one_shows_to_be_over_is_lost_once_even_while_another_thread_looks() {
+        for looks in [false, true] {
+            let (reporter, caller) = (Reporter::default(), caller(&options()));
+            let (ended, lost) = (acquired(&options()), acquired(&options()));
+            for hold in [&ended, &lost] {
+                reporter.report_acquired(hold, &caller);
+                reporter.begin_renewal(hold);
+            }
+            assert!(ended.end(Moment::now()) && (!looks || lost.lose()));
+            let over = reporter.report_ended(vec![ended, lost.clone()]);
+            assert_eq!(reported(&reporter), [2, 1, 1]);
+            assert!(over.len() == 1 && lost.lease.is_lost(Moment::now()));
+            reporter.clean_up(&over);
+            reporter.end_gone(&lost);
+            assert_eq!(reporter.counters.to_stats().held, 1, "that of the released one is counted");
+            assert_eq!(reporter.counters.unfinished.load(Ordering::SeqCst), 0);
         }
     }
 

@@ -472,7 +472,7 @@ fn a_hold_that_is_lost_while_it_is_handed_off_is_no_loss() {
     let scene = Scene::new(LEASE * 10);
     let caller = caller(&scene.options);
     let hold = Arc::new(Hold::new(scene.id(7), 1, 1, &caller, Moment::now(), Moment::now()));
-    scene.shared.reporter.begin(&hold, &caller, Vec::new());
+    scene.shared.reporter.begin(&hold, &caller);
     scene.shared.held_locks.remove(&hold);
     hold.begin_next(&caller, Moment::now());
     scene.shared.reporter.lose(&hold);
@@ -697,5 +697,5 @@ fn the_outcome_of_a_posted_release_is_reported() {
 fn a_held_lock_takes_little_memory() {
     // The span exists only with the feature `tracing`.
     let hold = size_of::<Hold>() - size_of::<HoldSpan>().next_multiple_of(8);
-    assert_eq!((hold, size_of::<Name<Arc<Parker>>>()), (152, 48));
+    assert_eq!((hold, size_of::<Name<Arc<Parker>>>()), (152, 56));
 }

@@ -318,6 +318,23 @@ impl WaitQueues {
         result
     }
 
+    /// Like `with`, for the calls that want the name of a hold as something else, if that is known.
+    pub(super) fn with_other_kind<T>(
+        &self,
+        hold: &HoldId,
+        act: impl FnOnce(&mut Name<Arc<Parker>>) -> T,
+    ) -> Option<T> {
+        let other = if hold.kind.is_lock() { HoldKind::Read } else { HoldKind::Lock };
+        let mut shard = self.shard(other, &hold.name);
+        let known = shard.get_mut(&hold.name)?;
+        let result = act(known);
+        if known.is_over() {
+            shard.remove(&hold.name);
+            shrink(&mut shard);
+        }
+        Some(result)
+    }
+
     fn shard(&self, kind: HoldKind, name: &str) -> MutexGuard<'_, Shard> {
         let hash = fnv(name.bytes());
         let shards = &self.shards[usize::from(!matches!(kind, HoldKind::Lock))];

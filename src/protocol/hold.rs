@@ -116,6 +116,12 @@ impl Hold {
         self.current.lock().may_begin = may_begin;
     }
 
+    /// Returns `true` if this hold, which excludes all others, shows that an earlier one of the
+    /// client is over. Two guards may have adopted one hold, and replies come in any order.
+    pub(crate) fn replaces(&self, earlier: &Self) -> bool {
+        self.id != earlier.id && earlier.fence() < self.fence()
+    }
+
     /// Returns the number of guards.
     pub(crate) fn depth(&self) -> u32 {
         self.current.lock().depth
@@ -358,19 +364,28 @@ impl Hold {
         self.lose_if(LossCause::Gone, Lease::lose)
     }
 
-    /// Marks an ended hold as lost or as released. Returns `true` for the first call that does.
-    pub(crate) fn settle(&self, lost: bool) -> bool {
+    /// Marks an ended hold as lost or as released. Returns `true` for the first call that does. It
+    /// reports that while `current` is locked: so a call that comes second comes after the report.
+    pub(crate) fn settle(&self, current: &mut CurrentHold, lost: bool) -> bool {
         if lost {
-            self.lose_if(LossCause::Gone, |lease| lease.settle(true))
+            self.lose_current(current, LossCause::Gone, |lease| lease.settle(true))
         } else {
             self.lease.settle(false)
         }
     }
 
+    fn lose_if(&self, cause: LossCause, lose: impl FnOnce(&Lease) -> bool) -> bool {
+        self.lose_current(&mut self.current.lock(), cause, lose)
+    }
+
     /// Records the cause if `lose` marks the lease as lost, so that no thread sees a loss without
     /// its cause.
-    fn lose_if(&self, cause: LossCause, lose: impl FnOnce(&Lease) -> bool) -> bool {
-        let mut current = self.current.lock();
+    fn lose_current(
+        &self,
+        current: &mut CurrentHold,
+        cause: LossCause,
+        lose: impl FnOnce(&Lease) -> bool,
+    ) -> bool {
         let lost = lose(&self.lease);
         if lost {
             let rare = current.rare.get_or_insert_default();
@@ -409,7 +424,11 @@ impl Hold {
 
     /// Returns why the hold was lost, if it is.
     pub(crate) fn loss(&self, now: Moment) -> Loss {
-        let current = self.current.lock();
+        self.loss_of(&self.current.lock(), now)
+    }
+
+    /// The same, while the current hold is locked.
+    pub(crate) fn loss_of(&self, current: &CurrentHold, now: Moment) -> Loss {
         let rare = current.rare.as_deref();
         let cause = rare.and_then(|rare| rare.cause.clone());
         // Perhaps no call has marked it as lost yet.

@@ -8,8 +8,9 @@
 //! | state | set by | followed by |
 //! |---|---|---|
 //! | a moment | `new`, `extend` | a later moment, `LOST` or `ENDED` |
-//! | `ENDED` | `end` before that moment, by its holder or a shutdown | `LOST` or `RELEASED` |
-//! | `LOST` | `expire` at that moment, `lose` at any time, `settle` after the end | nothing |
+//! | `ENDED` | `end` before that moment, by its holder or a shutdown | `TOLD` or `RELEASED` |
+//! | `LOST` | `expire` at that moment, `lose` at any time | `TOLD` |
+//! | `TOLD` | `tell_loss`: its loss was reported; `settle` after the end | nothing |
 //! | `RELEASED` | `settle` | nothing |
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,9 +26,11 @@ pub(crate) const TOGETHER: u32 = 64;
 
 /// States that are not moments.
 const LOST: u64 = 0;
-const RELEASED: u64 = 1;
+/// It is lost, and the thread that reports that is known.
+const TOLD: u64 = 1;
+const RELEASED: u64 = 2;
 /// It was ended, but the outcome of its release is not known yet.
-const ENDED: u64 = 2;
+const ENDED: u64 = 3;
 
 #[derive(Debug)]
 pub(crate) struct Lease {
@@ -168,24 +171,32 @@ impl Lease {
     /// Returns `true` if the hold is lost, even if no call has marked it as lost yet.
     pub(crate) fn is_lost(&self, now: Moment) -> bool {
         let state = self.load();
-        state == LOST || (state > ENDED && state <= now.0)
+        state <= TOLD || (state > ENDED && state <= now.0)
     }
 
     /// Returns `true` if a call has marked the hold as lost.
     pub(crate) fn is_marked_as_lost(&self) -> bool {
-        self.load() == LOST
+        self.load() <= TOLD
     }
 
     /// Returns `true` if it is known how the hold has ended.
     pub(crate) fn is_settled(&self) -> bool {
-        matches!(self.load(), LOST | RELEASED)
+        self.load() <= RELEASED
     }
 
     /// Marks an ended hold as released, or as lost if its release found it lost. Returns `true` for
-    /// the first call that does.
+    /// the first call that does: it reports the end.
     pub(crate) fn settle(&self, lost: bool) -> bool {
-        let outcome = if lost { LOST } else { RELEASED };
-        self.state.compare_exchange(ENDED, outcome, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        self.replace(ENDED, if lost { TOLD } else { RELEASED })
+    }
+
+    /// Returns `true` for the one call that reports the loss of a hold that is marked as lost.
+    pub(crate) fn tell_loss(&self) -> bool {
+        self.replace(LOST, TOLD)
+    }
+
+    fn replace(&self, state: u64, next: u64) -> bool {
+        self.state.compare_exchange(state, next, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// Returns the next step of the renewer; `None` if the hold is over. Without `renews`, the

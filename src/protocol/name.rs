@@ -49,7 +49,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{iter, mem, slice};
+use std::{iter, mem, ptr, slice};
 
 use crate::base::clock::{Moment, end_after};
 use crate::base::failure::{Failure, FailureKind};
@@ -231,6 +231,11 @@ pub(crate) struct Name<P> {
     /// call got, until it is known that they have ended there. A reply that the lock is held may
     /// mean one of these.
     debts: Vec<Arc<Hold>>,
+    /// The holds that other calls have besides, without a conversation, or because readers could
+    /// not share them. Their ends are reported before the next hold that excludes them begins. Not
+    /// permits: they exclude nothing. `None` until there was one.
+    #[expect(clippy::box_collection, reason = "a name that is only held has none, and is small")]
+    beside: Option<Box<Vec<Arc<Hold>>>>,
     /// The calls behind the first, in the order in which they came. `None` until there was one: a
     /// client may have a million names that are only held.
     #[expect(clippy::box_collection, reason = "a name that is only held has none, and is small")]
@@ -459,11 +464,13 @@ impl<P> Conversation<P> {
 }
 
 impl<P: Port> Name<P> {
-    pub(crate) const NEW: Self = Self { state: State::Idle, debts: Vec::new(), behind: None };
+    pub(crate) const NEW: Self =
+        Self { state: State::Idle, debts: Vec::new(), beside: None, behind: None };
 
     /// Returns `true` if there is nothing to remember about the name.
     pub(crate) fn is_over(&self) -> bool {
-        matches!(self.state, State::Idle) && self.debts.is_empty()
+        let has_beside = self.beside.as_ref().is_some_and(|beside| !beside.is_empty());
+        matches!(self.state, State::Idle) && self.debts.is_empty() && !has_beside
     }
 
     /// Adds a call: as the first if there is none, else behind all others, or in front of them if
@@ -490,7 +497,9 @@ impl<P: Port> Name<P> {
                 return Next::Done(Outcome::Shared(shared.clone()));
             }
             // From now on no reader overtakes this call.
+            let shared = shared.clone();
             self.state = State::Idle;
+            self.put_beside(shared);
         }
         let is_free = match &self.state {
             State::Idle => true,
@@ -658,7 +667,7 @@ impl<P: Port> Name<P> {
         if hold.id.kind.is_exclusive() {
             self.state = State::Held(hold.clone());
             self.tell_leaving(turn.moment);
-            let ended = mem::take(&mut self.debts);
+            let ended = self.take_ended(&hold);
             return Next::Done(Outcome::Acquired { hold, ended });
         }
         // Another call can have its hold at the same time.
@@ -715,6 +724,8 @@ impl<P: Port> Name<P> {
         }
         if self.advance().is_none() {
             self.state = State::Held(hold.clone());
+        } else {
+            self.put_beside(hold.clone());
         }
     }
 
@@ -770,7 +781,7 @@ impl<P: Port> Name<P> {
                 }
                 self.state = State::Held(kept.clone());
                 self.tell_leaving(turn.moment);
-                let ended = mem::take(&mut self.debts);
+                let ended = self.take_ended(kept);
                 Next::Done(Outcome::Kept { hold: kept.clone(), ended })
             }
             Ok(AcquireReply::Held { .. }) => {
@@ -1168,6 +1179,39 @@ impl<P: Port> Name<P> {
         mem::take(&mut self.debts)
     }
 
+    /// Takes the holds of which a new one that excludes them shows that they have ended, or are
+    /// lost: an operator may have ended one, or a server have forgotten it.
+    fn take_ended(&mut self, new: &Hold) -> Vec<Arc<Hold>> {
+        let mut ended = self.take_debts();
+        if let Some(beside) = &mut self.beside {
+            ended.extend(beside.extract_if(.., |hold| new.replaces(hold)));
+        }
+        ended
+    }
+
+    /// Begins a hold that came by no conversation. Returns those that have ended before it.
+    pub(crate) fn begin_beside(&mut self, hold: &Arc<Hold>) -> Vec<Arc<Hold>> {
+        let mut ended = Vec::new();
+        if hold.id.kind.is_exclusive() {
+            ended = self.take_ended(hold);
+            ended.extend(self.holder().filter(|held| hold.replaces(held)).cloned());
+        }
+        if !hold.id.kind.row().is_several {
+            self.put_beside(hold.clone());
+        }
+        ended
+    }
+
+    fn put_beside(&mut self, hold: Arc<Hold>) {
+        self.beside.get_or_insert_default().push(hold);
+    }
+
+    fn remove_beside(&mut self, hold: &Hold) {
+        if let Some(beside) = &mut self.beside {
+            beside.retain(|other| !ptr::eq(&raw const **other, hold));
+        }
+    }
+
     /// Returns the holds that must not exist in the store and may.
     pub(crate) fn debts(&self) -> &[Arc<Hold>] {
         &self.debts
@@ -1319,6 +1363,7 @@ impl<P: Port> Name<P> {
         if !hold.end(now) {
             return Ending::Lost;
         }
+        self.remove_beside(hold);
         self.debts.push(hold.clone());
         let is_awaited = self.calls().next().is_some();
         if !is_awaited && self.is_held_by(hold) {
@@ -1329,6 +1374,7 @@ impl<P: Port> Name<P> {
 
     /// Lets the next call try if this hold was in its way, and has ended.
     pub(crate) fn end_hold(&mut self, hold: &Hold) {
+        self.remove_beside(hold);
         if self.is_held_by(hold) {
             self.advance();
         }
@@ -1386,7 +1432,7 @@ impl<P: Port> Name<P> {
 
     fn is_held_by(&self, hold: &Hold) -> bool {
         let held = self.holder().or(self.kept());
-        held.is_some_and(|held| std::ptr::eq(&raw const **held, hold))
+        held.is_some_and(|held| ptr::eq(&raw const **held, hold))
     }
 }
 

@@ -363,7 +363,8 @@ impl Executor {
 
     /// Returns the process that runs.
     fn process(&self) -> Process {
-        self.current.map_or(0, |task| self.tasks[task].process)
+        let current = self.current.map(|task| self.tasks[task].process);
+        current.or(self.starts_for).unwrap_or_default()
     }
 
     /// Begins a wait of the thread that runs, and returns that.
@@ -610,7 +611,7 @@ pub(crate) fn report(event: impl FnOnce() -> event::Event) {
     }
 }
 
-/// Lets threads that are started in `act` belong to a process.
+/// Lets threads that are started in `act` belong to a process, and what no thread does.
 pub(crate) fn of_process<T>(process: Process, act: impl FnOnce() -> T) -> T {
     let before = with(|it| it.starts_for.replace(process));
     let result = act();

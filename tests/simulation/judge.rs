@@ -1,6 +1,7 @@
 //! What must hold in every world, whatever goes wrong, and what excuses it.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
 use std::mem;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use crate::simulation::calls::{CallState, Held, Patience, Side};
 use crate::simulation::deadlocks;
 use crate::simulation::network::{Link, Network};
 use crate::simulation::world::{
-    DIRECTOR, NAMES, NameState, SERVER, Usage, World, broken, micros, with,
+    DIRECTOR, NAMES, NameState, SERVER, Usage, World, broken, is_locked, micros, with,
 };
 use crate::stats::Stats;
 use crate::store::hold_id::HoldId;
@@ -622,27 +623,67 @@ impl World {
     }
 }
 
-/// Receives the events of all clients. The end of a hold is reported before the next one begins.
+thread_local! {
+    /// The events that are not judged yet: a look at a guard may find its lease over, while the
+    /// world is locked.
+    static HEARD: RefCell<VecDeque<(Process, Event)>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// Forgets the events of another world.
+pub(super) fn forget_events() {
+    HEARD.take();
+}
+
+/// Receives the events of all clients.
 pub(super) fn observe(process: Process, event: &Event) {
+    if let Event::Deadlock { names, clients } = event {
+        return deadlocks::hear(process, names, clients);
+    }
+    HEARD.with_borrow_mut(|heard| heard.push_back((process, event.clone())));
+    judge_events();
+}
+
+fn judge_events() {
+    while !is_locked()
+        && let Some((process, event)) = HEARD.with_borrow_mut(VecDeque::pop_front)
+    {
+        judge_event(process, &event);
+    }
+}
+
+/// Checks that the end of a hold is reported once, and before the next one of the client begins,
+/// whatever happens.
+fn judge_event(process: Process, event: &Event) {
     let (name, fence, begins) = match event {
-        Event::Deadlock { names, clients } => return deadlocks::hear(process, names, clients),
         Event::Acquired { name, fence, .. } => (name, fence, true),
-        Event::Released { name, fence, .. } => (name, fence, false),
+        Event::Released { name, fence, .. }
+        | Event::ReleaseFailed { name, fence, .. }
+        | Event::Lost { name, fence, .. } => (name, fence, false),
         _ => return,
     };
     let is_in_order = with(|world| {
-        // A client may adopt a hold that it has already, or get what a server has forgotten.
-        let is_one = world.is_calm && world.left.is_empty();
+        let World { left, names, tokens_may_repeat, .. } = world;
         let is_meant = |it: &&mut NameState| it.name == *name && it.usage == Usage::Lock;
-        let state = world.names.iter_mut().find(is_meant).filter(|_| is_one);
-        let Some(NameState { reported, .. }) = state else { return true };
+        let Some(NameState { reported, .. }) = names.iter_mut().find(is_meant) else { return true };
         if begins {
-            return reported.insert(process, *fence).is_none();
+            let open = reported.entry(process).or_default();
+            // A client may adopt a hold that it has already.
+            let is_next = open.iter().all(|other| other == fence && !left.is_empty());
+            open.push(*fence);
+            return is_next;
         }
-        // Replies to posted releases are read by no process.
-        let before = reported.len();
-        reported.retain(|_, begun| begun != fence);
-        reported.len() < before
+        // A look at a guard may be of no process. Then several clients may have adopted the hold.
+        let own = reported.get_mut(&process).filter(|open| open.contains(fence));
+        let mut is_open = own.is_some();
+        if let Some(own) = own {
+            own.iter().position(|other| other == fence).map(|at| own.swap_remove(at));
+        } else {
+            for open in reported.values_mut() {
+                is_open |= open.contains(fence);
+                open.retain(|other| other != fence);
+            }
+        }
+        is_open || *tokens_may_repeat || !left.is_empty()
     });
     if !is_in_order {
         broken(&format!("client {process} reports {event:?} out of order"));
@@ -662,6 +703,7 @@ pub(super) fn check_server() {
 
 /// What a step of the simulation must not break.
 pub(super) fn check_step(client: Process) {
+    judge_events();
     if simulation::HAS_PANICKED.get() {
         broken("a thread has panicked");
     }

@@ -170,7 +170,7 @@ fn send_script(
     let request = move |memory: &Memory| perform(memory, server, &request);
     send(pair, &what, deadline, false, request, move |reply| {
         network(|it| it.links[client - 1].posts -= 1);
-        done(reply);
+        executor::of_process(client, || done(reply));
     });
 }
 

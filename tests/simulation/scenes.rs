@@ -6,6 +6,7 @@ use crate::base::clock;
 use crate::base::sync::executor::{self, Choice, Course, Deviation, Process, Random, Settings};
 use crate::simulation::calls::{Patience, Side, acquire, release};
 use crate::simulation::faults::{Accident, Fault};
+use crate::simulation::judge::observe;
 use crate::simulation::network::{Link, Network, Weather};
 use crate::simulation::server::{Server, ServerClock};
 use crate::simulation::tickets::pass;
@@ -119,6 +120,7 @@ pub(super) fn run_scene(
         // Calls for several locks may keep one another waiting where no server has all of them.
         let harmless = |least| !scene.apart && worst.is_none_or(|worst| worst <= least);
         let (is_calm, is_reliable) = (harmless(Choice::Arrival), harmless(Choice::Message));
+        executor::observe(observe);
         let accidents = scene.accidents.clone();
         let world = World::new(network, names, &config, tells);
         let world = World { accidents, is_calm, is_reliable, ..world };

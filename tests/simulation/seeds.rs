@@ -245,17 +245,34 @@ fn caller(client: &Client, process: Process, mut random: Random, calls: u64) {
             _ => Patience::Endless,
         };
         let Some(place) = acquire(client, process, name, side, patience) else { continue };
-        match random.below(20) {
-            0..8 => {}
-            8..15 => executor::sleep(random.time(Duration::from_millis(20))),
-            15..19 => executor::sleep(random.time(lease / 2)),
-            _ => executor::sleep(random.time(lease * 2)),
+        let time = match random.below(20) {
+            0..8 => Duration::ZERO,
+            8..15 => random.time(Duration::from_millis(20)),
+            15..19 => random.time(lease / 2),
+            _ => random.time(lease * 2),
+        };
+        if random.permille(700) {
+            executor::sleep(time);
+        } else {
+            watch(place, name, time);
         }
         if side == Side::Alone && random.permille(with(|world| world.leaves_of(name))) {
             leave_to_any(process, place, &mut random);
         } else {
             release(process, place, random.permille(700));
         }
+    }
+}
+
+/// Has a hold for some time, or until its loss shows.
+fn watch(place: usize, name: usize, time: Duration) {
+    let end = clock::now() + time;
+    loop {
+        let left = end.saturating_duration_since(clock::now());
+        if left.is_zero() || !with(|world| world.trusts(place, name)) {
+            return;
+        }
+        executor::sleep(left.min(Duration::from_millis(1)));
     }
 }
 

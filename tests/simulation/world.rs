@@ -18,7 +18,7 @@ use crate::net::server::Pools;
 use crate::simulation::calls::{CallState, Held};
 use crate::simulation::deadlocks::Deadlocks;
 use crate::simulation::faults::{Accident, heal};
-use crate::simulation::judge::{Excuse, check_ended, check_quiet, check_step};
+use crate::simulation::judge::{Excuse, check_ended, check_quiet, check_step, forget_events};
 use crate::simulation::network::{NOWHERE, Network, SimulatedStore};
 use crate::simulation::quorum::quorum;
 use crate::simulation::server::Server;
@@ -163,8 +163,8 @@ pub(super) struct NameState {
     pub(super) unused: Vec<(HoldId, Instant)>,
     /// The last tenure, and when a guard of it was first seen.
     pub(super) tenure: Option<(HoldId, Instant)>,
-    /// The token of each client's hold whose beginning was reported, and whose end was not yet.
-    pub(super) reported: BTreeMap<Process, u64>,
+    /// The tokens of each client's holds whose beginning was reported, and whose end was not yet.
+    pub(super) reported: BTreeMap<Process, Vec<u64>>,
 }
 
 /// What has happened in a world, or in many.
@@ -216,6 +216,11 @@ pub(super) fn with<T>(act: impl FnOnce(&mut World) -> T) -> T {
     executor::uninterrupted(|| {
         WORLD.with(|world| act(world.borrow_mut().as_mut().expect("a world")))
     })
+}
+
+/// Returns `true` within [`with`].
+pub(super) fn is_locked() -> bool {
+    WORLD.with(|world| world.try_borrow_mut().is_err())
 }
 
 /// Returns words for the history, if it is wanted.
@@ -377,6 +382,7 @@ pub(super) fn config_of(lease: Duration) -> Config {
 pub(super) fn populate(world: World, config: Config, direct: impl FnOnce() + Send + 'static) {
     let count = world.network.links.len();
     WORLD.with(|it| *it.borrow_mut() = Some(world));
+    forget_events();
     executor::spawn(Some(DIRECTOR), move || {
         for number in 1..=count {
             let events = Events::default();

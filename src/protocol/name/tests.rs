@@ -446,6 +446,45 @@ fn a_new_hold_shows_that_the_earlier_ones_have_ended() {
 }
 
 #[test]
+fn a_new_hold_shows_that_those_beside_it_and_before_it_are_over() {
+    let mut world = World::new();
+    let [earlier, ended, later] = [0, 0, 2].map(|fence| {
+        let (id, now) = (world.id(HoldKind::Lock), Moment::now());
+        Arc::new(Hold::new(id, fence, 0, &caller(&options()), now, now))
+    });
+    assert!(world.name.begin_beside(&earlier).is_empty() && !world.name.is_over());
+    assert!(world.name.begin_beside(&ended).is_empty());
+    assert_eq!(world.end(&ended), Ending::Released { is_awaited: false });
+    asks(&world.call(Wait::Endless).next);
+    let Next::Done(Outcome::Acquired { hold, ended: over }) = world.reply(granted(&[])) else {
+        panic!("a hold")
+    };
+    assert!(Arc::ptr_eq(&over[0], &ended) && Arc::ptr_eq(&over[1], &earlier) && over.len() == 2);
+    let over = world.name.begin_beside(&later);
+    assert!(Arc::ptr_eq(&over[0], &hold) && over.len() == 1);
+    world.name.end_hold(&hold);
+    world.name.end_hold(&later);
+    assert!(world.name.is_over());
+}
+
+#[test]
+fn a_writer_shows_that_readers_of_its_client_are_over() {
+    let mut world = World::new();
+    world.call_as(HoldKind::Read, &options(), Wait::Endless);
+    let waits = world.call_as(HoldKind::Write, &options(), Wait::Endless);
+    let Next::Done(Outcome::Acquired { hold: before, .. }) = world
+        .reply(Ok(AcquireReply::Acquired { fence: 0, others: vec![], room: 0, wanted: false }))
+    else {
+        panic!("a hold")
+    };
+    asks(&world.due(&waits));
+    let Next::Done(Outcome::Acquired { ended, .. }) = world.reply(granted(&[])) else {
+        panic!("a hold")
+    };
+    assert!(Arc::ptr_eq(&ended[0], &before) && ended.len() == 1);
+}
+
+#[test]
 fn a_store_without_order_is_asked_again_though_the_release_was_confirmed() {
     let mut world = World::new();
     world.turn.keeps_order = false;

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{bounded, unbounded};
-use leasehold::{AnyGuard, Client, Event};
+use leasehold::{AnyGuard, Client, Event, MemoryServer};
 use parking_lot::Mutex;
 
 use crate::support::recorder::Recorder;
@@ -101,6 +101,39 @@ fn a_release_is_reported_before_the_next_hold(store: &Store) {
         let &[Told::Acquired(fence), Told::Released(released)] = pair else { panic!("{pair:?}") };
         assert!(fence > last && fence == released, "{pair:?} after {last}");
         last = fence;
+    }
+}
+
+/// Who has the lock now is looked up first, while the thread of the lost guard goes on.
+#[test]
+fn a_loss_is_reported_before_the_next_hold() {
+    let (server, recorder) = (MemoryServer::new(), Recorder::default());
+    let builder = patient().lease(SHORT).tenure(Duration::ZERO).on_event(recorder.listener());
+    let client = builder.open_memory(&server).unwrap();
+    let names: Vec<_> = (0..8).map(|number| format!("lock {number}")).collect();
+    thread::scope(|scope| {
+        for name in &names {
+            scope.spawn(|| {
+                let guard = client.lock(name).unwrap();
+                while guard.is_held() {
+                    thread::sleep(ms(1));
+                }
+            });
+        }
+        eventually(SOON, || client.stats().held == 8);
+        for name in &names {
+            scope.spawn(|| drop(client.lock(name).unwrap()));
+        }
+        eventually(SOON, || client.stats().waiting == 8);
+        server.set_delay(ms(10));
+        assert!(names.iter().all(|name| server.end_hold(name)));
+    });
+    drop(client);
+    for name in &names {
+        let mut events = recorder.events();
+        events.retain(|event| event.ends_with(name) && !event.starts_with("contended"));
+        let in_order = ["acquired", "lost", "acquired", "released"];
+        assert_eq!(events, in_order.map(|verb| format!("{verb} {name}")));
     }
 }
 
