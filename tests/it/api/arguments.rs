@@ -114,7 +114,7 @@ fn options_at_their_limits_are_accepted() {
         options().lease(ms(3000)).io_timeout(ms(1000)),
         options().lease(ms(3000)).tenure(ms(1000)),
         options().lease(ms(15)).tenure(Duration::ZERO),
-        options().label(&"x".repeat(256)),
+        options().label("x".repeat(256)),
         options().max_hold(ms(10)),
         options().pool_size(1),
         options().pool_size(10_000),
