@@ -20,7 +20,7 @@ use crate::base::flaws::{Flaw, flawed};
 use crate::base::random;
 use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
-use crate::error::{Error, Result};
+use crate::error::{Error, LossCause, Result};
 use crate::local::acquire::{LockCall, check, report};
 use crate::local::release;
 use crate::local::shared::Shared;
@@ -135,10 +135,8 @@ impl SetCall<'_> {
                 // One may have been lost while the call asked and waited for others.
                 Ok(None) => match self.give_back_lost() {
                     None => return Ok(Some(self.holds.drain(..).flatten().collect())),
-                    Some(lost) => {
-                        self.pause_after_loss(lost)?;
-                        continue;
-                    }
+                    Some(lost) if self.pause_after_loss(&lost)? => continue,
+                    Some(_) => return Ok(None),
                 },
                 Ok(Some(held)) => held,
                 Err(failure) => {
@@ -283,31 +281,33 @@ impl SetCall<'_> {
         self.give_back_if(|_| true);
     }
 
-    /// Gives back locks that are lost. Returns the index of one, if there are any.
-    fn give_back_lost(&mut self) -> Option<usize> {
+    /// Gives back locks that are lost. Returns the first, if there are any.
+    fn give_back_lost(&mut self) -> Option<Arc<Hold>> {
         let shared = self.shared;
         self.give_back_if(|hold| !shared.is_held(hold))
     }
 
-    /// Gives back such locks. Returns the index of the first, if there are any.
-    fn give_back_if(&mut self, is_such: impl Fn(&Hold) -> bool) -> Option<usize> {
-        let (mut such, mut first) = (Vec::new(), None);
-        for (index, hold) in self.holds.iter_mut().enumerate() {
-            if let Some(hold) = hold.take_if(|hold| is_such(hold)) {
-                such.push(hold);
-                first.get_or_insert(index);
-            }
-        }
+    /// Gives back such locks. Returns the first, if there are any.
+    fn give_back_if(&mut self, is_such: impl Fn(&Hold) -> bool) -> Option<Arc<Hold>> {
+        let such = |hold: &mut Option<Arc<Hold>>| hold.take_if(|hold| is_such(hold));
+        let such: Vec<_> = self.holds.iter_mut().filter_map(such).collect();
         release::give_back(self.shared, &such, self.caller);
-        first
+        such.into_iter().next()
     }
 
-    /// Pauses after a lock of the set has ended before the last one was acquired, unless trying
-    /// again is pointless.
-    fn pause_after_loss(&mut self, lost: usize) -> Result<()> {
-        let (name, mut failure) = (&self.names[lost], Failure::too_short());
+    /// Pauses after a lock of the set was lost before the last one was acquired. Returns `false` if
+    /// the wait is over: whoever has ended it counts as its holder.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` if its lease was over, and trying again is pointless.
+    fn pause_after_loss(&mut self, lost: &Hold) -> Result<bool> {
+        let (name, mut failure) = (&lost.id.name, Failure::too_short());
+        let cause = lost.loss(Moment::now()).cause;
+        let was_over = matches!(cause, LossCause::Expired | LossCause::MaxHold);
         match self.too_short.pause_after(&mut failure, clock::now()) {
-            Some(pause) => self.pauses.sleep(pause, name),
+            Some(pause) => self.pauses.sleep(pause, name).map(|()| true),
+            None if !was_over && self.caller.wait != Wait::Endless => Ok(false),
             None => Err(failure.into_error("acquire", name)),
         }
     }
