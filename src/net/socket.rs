@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 pub(crate) use rustix::event::{PollFd, PollFlags};
@@ -30,6 +31,9 @@ const NAP: Duration = Duration::from_millis(50);
 
 /// Pause between two attempts to connect to a host, each at another of its addresses.
 const STAGGER: Duration = Duration::from_millis(250);
+
+/// How often sockets are tried while `poll` does not work.
+const UNPOLLED: Duration = Duration::from_millis(5);
 
 /// After this time without traffic, the kernel checks whether the peer is still there.
 const KEEPALIVE: Duration = Duration::from_secs(15);
@@ -82,10 +86,14 @@ impl Stream {
             let ready = poll_ready(&mut fds, Some(next.min(deadline)));
             let mut connected = None;
             for place in ready.into_iter().rev() {
-                let attempt = attempts.remove(place);
-                match attempt.take_error()? {
-                    None => connected = Some(attempt),
-                    Some(error) => (failure, next) = (error, Instant::now()),
+                match is_connected(&attempts[place]) {
+                    Ok(true) => connected = Some(attempts.remove(place)),
+                    Ok(false) => {}
+                    Err(error) => {
+                        attempts.remove(place);
+                        failure = error;
+                        next = Instant::now();
+                    }
                 }
             }
             if let Some(stream) = connected {
@@ -122,7 +130,7 @@ impl Stream {
                 }
                 // The server's queue of new connections is full, and `poll` does not wait for room
                 // in it.
-                Err(Errno::AGAIN) => std::thread::sleep(pause.min(remaining(deadline)?)),
+                Err(Errno::AGAIN) => thread::sleep(pause.min(remaining(deadline)?)),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -246,8 +254,28 @@ fn begin_tcp(address: &SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// Blocks until some of the sockets are ready, and returns their indices; none after the deadline.
-/// Without a deadline it does not block.
+/// Returns `true` if a connect has succeeded, and `false` if it has not ended yet.
+fn is_connected(attempt: &TcpStream) -> io::Result<bool> {
+    if let Some(error) = attempt.take_error()? {
+        return Err(error);
+    }
+    let peer = match attempt.peer_addr() {
+        Err(error) if error.kind() == ErrorKind::NotConnected => return Ok(false),
+        peer => peer?,
+    };
+    // No program listens at the port, and the system has chosen the same one for this end. TCP then
+    // connects the socket to itself, and it would answer every request with the request.
+    if peer == attempt.local_addr()? {
+        // Otherwise the port would stay in use for a while, and its server could not start.
+        sockopt::set_socket_linger(attempt, Some(Duration::ZERO))?;
+        let why = "no program listens there: the connection has led back to this one";
+        return Err(io::Error::new(ErrorKind::ConnectionRefused, why));
+    }
+    Ok(true)
+}
+
+/// Blocks until some of the sockets may be ready, and returns their indices; none after the
+/// deadline. Without a deadline it does not block.
 pub(crate) fn poll_ready(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Vec<usize> {
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -256,7 +284,14 @@ pub(crate) fn poll_ready(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> V
             Ok(0) if left.is_some_and(|left| !left.is_zero()) => {}
             Err(Errno::INTR) => {}
             // If something is wrong with a socket, reading from it returns the error.
-            _ => break,
+            Ok(_) => break,
+            Err(_) if left.is_some_and(|left| left.is_zero()) => return Vec::new(),
+            // The system refuses the call itself: it has no memory, the limit of open files is now
+            // lower than the number of sockets, or a filter forbids the call.
+            Err(_) => {
+                thread::sleep(UNPOLLED.min(left.unwrap_or_default()));
+                return (0..fds.len()).collect();
+            }
         }
     }
     let ready = fds.iter().enumerate().filter(|(_, fd)| !fd.revents().is_empty());
@@ -308,8 +343,7 @@ impl Alarm {
 #[cfg(all(test, not(leasehold_shuttle)))]
 mod tests {
     use super::*;
-    use std::net::TcpListener;
-    use std::thread;
+    use std::net::{Ipv4Addr, TcpListener};
 
     /// A listener that accepts no connection for now, not even into its queue, and the connections
     /// that fill the queue.
@@ -359,6 +393,45 @@ mod tests {
             let peer = rustix::net::getpeername(&stream).expect("it is connected");
             assert_eq!(SocketAddr::try_from(peer.expect("an address")), Ok(late.address()));
         });
+    }
+
+    /// Connects a socket to its own port, as the system does now and then.
+    fn loop_back() -> TcpStream {
+        let socket = net::socket_with(AddressFamily::INET, SocketType::STREAM, SOCKET, None);
+        let stream = TcpStream::from(socket.expect("a socket"));
+        net::bind(&stream, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).expect("a port");
+        let own = stream.local_addr().expect("it is bound");
+        net::connect(&stream, &own).expect("no program listens");
+        stream
+    }
+
+    #[test]
+    fn a_connection_to_itself_is_refused_and_frees_the_port() {
+        let stream = loop_back();
+        let error = is_connected(&stream).expect_err("there is no server");
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+        let own = stream.local_addr().expect("it is bound");
+        drop(stream);
+        TcpListener::bind(own).expect("the server starts");
+    }
+
+    /// As if the limit of open files had been lowered.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_wait_that_the_system_refuses_ends_in_time_and_is_not_busy() {
+        use rustix::process::{Resource, getrlimit};
+
+        // Where the limit is far higher, this many sockets would need too much memory.
+        let limit = getrlimit(Resource::Nofile).current.filter(|most| *most < 4_000_000);
+        let Some(most) = limit else { return };
+        let (one, _other) = UnixStream::pair().expect("two sockets");
+        let mut fds: Vec<_> = (0..=most).map(|_| PollFd::new(&one, PollFlags::IN)).collect();
+        let deadline = Instant::now() + Duration::from_millis(300);
+        let mut looks = 0;
+        while !poll_ready(&mut fds, Some(deadline)).is_empty() {
+            looks += 1;
+        }
+        assert!(Instant::now() >= deadline && (1..=61).contains(&looks), "{looks}");
     }
 
     #[test]
