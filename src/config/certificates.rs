@@ -84,11 +84,14 @@ impl Tls {
         }
     }
 
+    /// Returns `true` if some of the settings were read from files.
+    pub(crate) fn has_files(&self) -> bool {
+        !self.files.is_empty()
+    }
+
     /// Rereads the settings from their files. Returns `None` if they are unchanged or unusable.
+    /// Blocks for as long as the file system does.
     pub(crate) fn reread(&self) -> Option<Self> {
-        if self.files.is_empty() {
-            return None;
-        }
         let mut new = self.clone();
         for (name, path) in &self.files {
             new.set_pem(name, fs::read(path).ok()?).ok()?;

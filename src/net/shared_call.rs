@@ -1,5 +1,6 @@
 //! Calls that cannot be cut short, and that may take far longer than a caller has time: the
-//! system's look-up of a host, and the program's callback for credentials.
+//! system's look-up of a host, the program's callback for credentials, and reading certificates
+//! from a file system that may hang.
 //!
 //! Each runs on a short-lived thread of its own, and callers wait for it by their own deadlines. A
 //! caller with the same argument as a call in progress waits for that one. A call that has not
@@ -30,7 +31,7 @@ const SLOW_AFTER: Duration = Duration::from_secs(30);
 const CALLS_MAX: usize = 2;
 
 /// A function whose calls are shared by callers with the same argument.
-struct SharedCalls<K, T> {
+pub(super) struct SharedCalls<K, T> {
     /// The name of its threads.
     thread: &'static str,
     /// The name of the function in errors.
@@ -56,7 +57,7 @@ where
     K: Clone + Eq + Send + 'static,
     T: Clone + Send + Sync + 'static,
 {
-    fn new(
+    pub(super) fn new(
         thread: &'static str,
         what: &'static str,
         function: impl Fn(&K) -> T + Send + Sync + 'static,
@@ -67,7 +68,7 @@ where
 
     /// Returns the answer of a call, which is started unless one is in progress. Fails if no answer
     /// arrives in time, if the call has panicked, or if there is no thread for it.
-    fn call(&self, argument: &K, deadline: Instant) -> io::Result<T> {
+    pub(super) fn call(&self, argument: &K, deadline: Instant) -> io::Result<T> {
         let call = self.join(argument)?;
         // Nothing is ever sent.
         let Err(end) = call.ended.recv_deadline(deadline);

@@ -8,7 +8,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::io::{self, BufRead, ErrorKind, Read, Write};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
@@ -17,12 +17,17 @@ use rustls::{AlertDescription, ClientConfig, ClientConnection};
 use crate::base::event_thread::Events;
 use crate::config::certificates::Tls;
 use crate::error::{Error, Phase, Result};
+use crate::net::shared_call::SharedCalls;
 use crate::net::socket::{PollFlags, Stream};
 use crate::net::trust::{Trust, client_config, flaw};
 use crate::net::wait::{Arrived, ReplyWait, WaitFor};
 
 /// The bytes sent as one record, fewer than `rustls` has room for.
 const RECORD: usize = 16 * 1024;
+
+/// How long a connection waits until the files of certificates have been reread. One that hangs
+/// does not keep a client from connecting with what it knows.
+const REREAD_TIME: Duration = Duration::from_millis(200);
 
 const NO_ANSWER: &str = "the server has not answered, as at a port without TLS";
 
@@ -31,8 +36,8 @@ const NO_ANSWER: &str = "the server has not answered, as at a port without TLS";
 pub(crate) struct Connector {
     /// For the next connection. Locked only to read and replace it.
     current: Arc<Mutex<Current>>,
-    trust: Trust,
-    events: Events,
+    /// Rereads the files, and replaces `current` if they have changed. `None` without files.
+    rereads: Option<Arc<SharedCalls<(), ()>>>,
     /// The name that the server must prove.
     server: ServerName<'static>,
     /// Whether every server must prove this name, wherever it is.
@@ -42,7 +47,6 @@ pub(crate) struct Connector {
 }
 
 /// Settings, and the configuration built from them.
-#[derive(Clone)]
 struct Current {
     settings: Arc<Tls>,
     config: Arc<ClientConfig>,
@@ -60,8 +64,19 @@ impl Connector {
         let config = Arc::new(client_config(trust, settings, events)?);
         let (is_set, is_certified) = (settings.server_name.is_some(), settings.cert.is_some());
         let current = Current { settings: Arc::new(settings.clone()), config };
-        let (current, events) = (Arc::new(Mutex::new(current)), events.clone());
-        Ok(Self { current, trust, events, server, is_set, is_certified })
+        let current = Arc::new(Mutex::new(current));
+        let rereads = if settings.has_files() {
+            let known = current.clone();
+            let events = events.clone();
+            let calls =
+                SharedCalls::new("leasehold-certs", "reading the certificates", move |()| {
+                    reread(&known, trust, &events);
+                });
+            Some(Arc::new(calls))
+        } else {
+            None
+        };
+        Ok(Self { current, rereads, server, is_set, is_certified })
     }
 
     /// Returns the same for another server. A host that no certificate can name must be this
@@ -77,7 +92,7 @@ impl Connector {
         stream: &Stream,
         deadline: Instant,
     ) -> Result<Session, (Phase, io::Error)> {
-        let begun = ClientConnection::new(self.config(), self.server.clone());
+        let begun = ClientConnection::new(self.config(deadline), self.server.clone());
         let begun = begun.map_err(|error| TlsError::new(error, self.is_certified));
         let protocol = begun.map_err(|error| (Phase::Tls, error))?;
         let mut session = Session { protocol, is_certified: self.is_certified };
@@ -86,15 +101,25 @@ impl Connector {
     }
 
     /// Returns the configuration for the current content of the files. While they are unusable, for
-    /// example because a certificate was replaced and its key was not, it is the previous one.
-    fn config(&self) -> Arc<ClientConfig> {
-        let Current { settings, config } = self.current.lock().clone();
-        let Some(settings) = settings.reread() else { return config };
-        let Ok(new) = client_config(self.trust, &settings, &self.events) else { return config };
-        let (settings, config) = (Arc::new(settings), Arc::new(new));
-        *self.current.lock() = Current { settings, config: config.clone() };
-        config
+    /// example because a certificate was replaced and its key was not, or cannot be read in time,
+    /// it is the previous one.
+    fn config(&self, deadline: Instant) -> Arc<ClientConfig> {
+        if let Some(rereads) = &self.rereads {
+            let now = Instant::now();
+            let most = deadline.saturating_duration_since(now) / 2;
+            // What comes later is for the next connection.
+            rereads.call(&(), now + REREAD_TIME.min(most)).unwrap_or_default();
+        }
+        self.current.lock().config.clone()
     }
+}
+
+/// Replaces the current settings by the content of their files, if it has changed and is usable.
+fn reread(current: &Mutex<Current>, trust: Trust, events: &Events) {
+    let known = current.lock().settings.clone();
+    let Some(settings) = known.reread() else { return };
+    let Ok(config) = client_config(trust, &settings, events) else { return };
+    *current.lock() = Current { settings: Arc::new(settings), config: Arc::new(config) };
 }
 
 /// A session with one server, after the handshake.

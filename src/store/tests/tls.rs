@@ -327,3 +327,36 @@ fn a_file_of_authorities_is_read_again_for_a_new_connection() {
     fs::remove_file(&path).expect("a file");
     assert!(connects(&second));
 }
+
+/// A FIFO does what a file of a network file system does when its server is away.
+#[test]
+fn a_file_of_authorities_that_hangs_does_not_keep_a_client_from_connecting() {
+    let ((first, pem), (second, other)) = (credentials(), credentials());
+    let path = env::temp_dir().join(format!("leasehold-hangs-{}.pem", process::id()));
+    fs::write(&path, pem).expect("a file");
+    let mut tls = Tls::new();
+    tls.set("ca", path.to_str().expect("text")).expect("a good certificate");
+    let events = Events::default();
+    let connector =
+        Connector::new("localhost", Trust::Certified, &tls, &events).expect("a good certificate");
+    fs::remove_file(&path).expect("a file");
+    let made = process::Command::new("mkfifo").arg(&path).status().expect("mkfifo");
+    assert!(made.success());
+    let (listener, address) = listen();
+    let connects = |config: &Arc<ServerConfig>| {
+        thread::scope(|scope| {
+            let peer = scope.spawn(|| accept(&listener, config.clone()).is_ok());
+            let connected = connect(address, &connector).is_ok();
+            connected & peer.join().expect("no panic")
+        })
+    };
+    for _ in 0..3 {
+        let begun = Instant::now();
+        assert!(connects(&first), "what is known is used");
+        assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    }
+    // The thread that reads the file goes on.
+    fs::write(&path, other).expect("it is being read");
+    eventually(|| connects(&second));
+    fs::remove_file(&path).expect("a file");
+}
