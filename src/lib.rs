@@ -163,9 +163,12 @@
 //! A client has one thread that renews leases and one that serves the pool. A third listens for
 //! wake-ups, as above. A fourth calls user code: the [`on_event`](Builder::on_event) callback, the
 //! metrics recorder and the logger of the `log` crate, if there are any; no other thread ever calls
-//! these. Short-lived threads look up host names, open the connections for renewals, wake-ups and
-//! quorums, and ask clusters for their hash slots. All threads end when the last clone of the
-//! client and the last guard have been dropped.
+//! these. Short-lived threads look up host names, reread the files of certificates, open the
+//! connections for renewals, wake-ups and quorums, and ask clusters for their hash slots. All
+//! threads end when the last clone of the client and the last guard have been dropped.
+//!
+//! Over TLS, a thread that locks needs 64 KB of stack. The default of Rust's threads, 2 MB, is
+//! plenty.
 //!
 //! # What drop does
 //!

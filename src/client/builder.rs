@@ -566,8 +566,8 @@ impl Builder {
 
     /// Sets how long calls without a deadline of their own keep retrying while a server replies
     /// that it cannot serve for now: it loads its data, fails over, or runs a long script. A server
-    /// that refuses the connection fails such calls at once, except a
-    /// [`lock`](crate::Client::lock) without a [`wait`](Builder::wait).
+    /// that refuses the connection fails such calls at once, or 300 ms later if it has refused
+    /// others before, except a [`lock`](crate::Client::lock) without a [`wait`](Builder::wait).
     ///
     /// Defaults to 10 s.
     pub fn retry_window(mut self, time: Duration) -> Self {

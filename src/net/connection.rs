@@ -23,6 +23,10 @@ use crate::net::resp::RespStream;
 use crate::net::route::Route;
 use crate::net::wait::{Arrived, WaitFor};
 
+/// A connection that was used this recently counts as open and silent. This saves a system call for
+/// each request of a thread that locks again and again.
+pub(super) const IDLE: Duration = Duration::from_millis(10);
+
 /// How long a thread reads other threads' replies without waiting for them.
 const COLLECT: Duration = Duration::from_millis(10);
 
@@ -35,8 +39,8 @@ pub(crate) struct Connection {
     pub(crate) in_flight: InFlight,
     /// The slot of the last thread that used the connection, to reuse the memory.
     pub(super) slot: Arc<ReplySlot>,
-    /// When something was last posted.
-    pub(super) used: Instant,
+    /// When it was last checked before a request.
+    used: Instant,
     process: u32,
 }
 
@@ -79,16 +83,22 @@ impl Connection {
         true
     }
 
-    /// Returns `true` if nothing has arrived, and the server has not closed the connection. With
-    /// nothing in flight, arrived bytes are no reply, but may say why the connection is about to
-    /// end.
-    pub(crate) fn is_quiet(&self) -> bool {
-        self.stream().is_some_and(|stream| matches!(stream.look(), Arrived::Nothing))
+    /// Returns `true` if the next request needs no new socket, and what arrives next is its reply,
+    /// or that of one in flight. With nothing in flight, bytes that have arrived are no reply, but
+    /// may say why the connection is about to end.
+    pub(super) fn is_ready(&mut self) -> bool {
+        let is_idle = self.in_flight.is_empty() && self.used.elapsed() >= IDLE;
+        self.used = Instant::now();
+        if is_idle && self.stream().is_some_and(|stream| stream.look() != Arrived::Nothing) {
+            self.poison();
+            self.factory.suspect_connections();
+        }
+        self.is_open()
     }
 
-    /// Returns `true` if the socket is open and leads to the server's current address.
-    pub(crate) fn is_usable(&self) -> bool {
-        self.is_open() && self.factory.route.as_ref().is_none_or(Route::is_current)
+    /// Returns `true` if the connection is ready and leads to the server's current address.
+    pub(crate) fn is_usable(&mut self) -> bool {
+        self.is_ready() && self.factory.route.as_ref().is_none_or(Route::is_current)
     }
 
     /// Returns the validity of the socket, if it is time to replace it.
@@ -109,7 +119,7 @@ impl Connection {
         if let Some(route) = &self.factory.route {
             self.factory.refresh(route, deadline);
         }
-        let (is_open, is_retiring) = (self.is_open(), self.retiring().is_some());
+        let (is_open, is_retiring) = (self.is_ready(), self.retiring().is_some());
         if is_open && !is_retiring {
             return Ok(());
         }
@@ -129,6 +139,7 @@ impl Connection {
             if is_outdated { self.open(deadline) } else { Err(failure) }
         });
         if let Err(failure) = opened {
+            self.factory.record_useless(&failure);
             if let Some(route) = &self.factory.route {
                 route.reject_address(moves);
             }
@@ -142,6 +153,15 @@ impl Connection {
         Ok(())
     }
 
+    /// Like `connect`, for one of many callers: fails during the pause that all of them make after
+    /// a connection that was of no use.
+    pub(super) fn try_connect(&mut self, deadline: Instant) -> Result<(), Failure> {
+        if !self.is_open() {
+            self.factory.check_pause()?;
+        }
+        self.connect(deadline)
+    }
+
     /// Asks for a sign of life over the open connection, unless there was one. Without a login,
     /// only the first reply shows that the server has accepted the connection.
     pub(crate) fn await_greeting(&mut self, deadline: Instant) -> Result<(), Failure> {
@@ -149,10 +169,13 @@ impl Connection {
             return Ok(());
         }
         let ping = Request::command(&redis::cmd("PING"));
-        match self.ask(vec![ping], deadline).reply() {
+        let reply = self.ask(vec![ping], deadline).reply();
+        match self.factory.check_assent(reply) {
             // The login may lack the right to ask.
             Err(failure) if failure.kind != FailureKind::Rejected => Err(failure.of_question()),
-            _ => Ok(()),
+            _ if self.is_connected() => Ok(()),
+            // More has come than the reply.
+            _ => Err(self.invalid_reply().of_question()),
         }
     }
 
@@ -162,7 +185,11 @@ impl Connection {
         self.socket = Some(socket);
         let (steps, requests): (Vec<_>, Vec<_>) = greeting.into_iter().unzip();
         let replies = self.ask(requests, deadline).replies();
-        steps.into_iter().zip(replies).try_for_each(|(step, reply)| self.factory.check(step, reply))
+        for (step, reply) in steps.into_iter().zip(replies) {
+            self.factory.check(step, reply)?;
+        }
+        // More has come than the replies.
+        if self.is_connected() { Ok(()) } else { Err(self.invalid_reply()) }
     }
 
     /// Sends one request, connecting first if needed, and reads the reply. If none arrives in time,
@@ -241,6 +268,7 @@ impl Connection {
                 return Some(answer);
             }
             let next = self.in_flight.queue.front()?;
+            let is_last = self.in_flight.queue.len() == 1;
             let wait = match wait {
                 // Replicas and disks do not answer soon, so spinning for them does not pay.
                 WaitFor::SoonReply { deadline } if next.blocks() => WaitFor::Reply { deadline },
@@ -252,7 +280,9 @@ impl Connection {
             let out = &mut socket.as_mut()?.stream.out;
             let fits = in_flight.take(reply, || factory.label(), out);
             let has_more = !out.is_empty();
-            if !fits {
+            // What comes along with the last reply would be taken for that to the next request.
+            let is_surplus = is_last && socket.as_ref()?.stream.has_unread();
+            if !fits || is_surplus {
                 self.invalid_reply();
             } else if has_more {
                 drop(self.write(&[]));
@@ -264,9 +294,12 @@ impl Connection {
     pub(crate) fn receive_next(&mut self, wait: WaitFor) -> Option<Reply> {
         let Some(socket) = &mut self.socket else { return Some(Err(self.time_out())) };
         let received = socket.stream.receive(wait, &self.factory.spin);
+        let is_first = !socket.greeted;
         socket.greeted |= received.is_ok();
         match received {
-            Ok(Value::ServerError(error)) => Some(Err(self.factory.failure_of_reply(&error))),
+            Ok(Value::ServerError(error)) => {
+                Some(Err(self.factory.failure_of_reply(&error, is_first)))
+            }
             Ok(reply) => Some(Ok(reply)),
             Err(error) if error.is_timeout() => None,
             Err(error) => Some(Err(self.break_off(error))),

@@ -26,6 +26,17 @@ use crate::net::wait::Spin;
 /// its addresses each time costs few connections.
 const MOVE_INTERVAL: Duration = Duration::from_secs(10);
 
+/// The first pause after a new connection that was of no use, and the longest one. A call has to
+/// wait for that long at most before it can try for itself.
+const PAUSES: (Duration, Duration) = if cfg!(leasehold_shuttle) {
+    (Duration::ZERO, Duration::ZERO)
+} else {
+    (Duration::from_millis(5), Duration::from_millis(100))
+};
+
+/// After this time without another failure, the pauses begin with the first one.
+const PAUSES_END: Duration = Duration::from_secs(1);
+
 /// A client's counters about its connections, to all servers.
 #[derive(Default)]
 pub(crate) struct ConnectionCounters {
@@ -59,6 +70,18 @@ pub(crate) struct ConnectionFactory {
     demoted: AtomicBool,
     /// The number of connections that have broken and were not replaced.
     pub(super) broken: AtomicU64,
+    /// The last new connection that was of no use.
+    useless: Mutex<Option<UselessConnection>>,
+}
+
+/// A connection that could not be opened, or that was closed before the first reply. All callers
+/// then pause together: hundreds of threads that tried for themselves would keep the server, or
+/// the proxy before it, from coming back.
+struct UselessConnection {
+    failure: Failure,
+    pause: Duration,
+    /// The end of the pause.
+    until: Instant,
 }
 
 /// The addresses of the server's host by the last look-up that counted.
@@ -121,6 +144,7 @@ impl ConnectionFactory {
             suspicions: AtomicU64::new(0),
             demoted: AtomicBool::new(false),
             broken: AtomicU64::new(0),
+            useless: Mutex::default(),
         }
     }
 
@@ -182,6 +206,57 @@ impl ConnectionFactory {
         if self.broken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, replace).is_ok() {
             self.counters.reconnects.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Notes that a new connection was of no use, unless no later one can be either.
+    pub(super) fn record_useless(&self, failure: &Failure) {
+        let may_pass = match failure.kind {
+            FailureKind::Disconnected
+            | FailureKind::Timeout
+            | FailureKind::Transient
+            | FailureKind::Unreachable => true,
+            FailureKind::Foreign
+            | FailureKind::NoneFree
+            | FailureKind::NotReplicated { .. }
+            | FailureKind::Rejected
+            | FailureKind::Unclear
+            | FailureKind::WrongType => false,
+        };
+        if !may_pass {
+            return;
+        }
+        let now = Instant::now();
+        let mut useless = self.useless.lock();
+        let (shortest, longest) = PAUSES;
+        let (pause, until) = match &*useless {
+            // Several connections may have failed at once.
+            Some(last) if now < last.until => (last.pause, last.until),
+            Some(last) if now < last.until + PAUSES_END => {
+                let pause = (last.pause * 2).min(longest);
+                (pause, now + pause)
+            }
+            _ => (shortest, now + shortest),
+        };
+        // No request was sent by whoever gets it.
+        let failure = failure.clone().of_question();
+        *useless = Some(UselessConnection { failure, pause, until });
+    }
+
+    /// Fails during the pause after a connection that was of no use.
+    pub(super) fn check_pause(&self) -> Result<(), Failure> {
+        match self.pause() {
+            Some((failure, _)) => Err(failure),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the failure for which callers pause, if they do, and until when.
+    pub(super) fn pause(&self) -> Option<(Failure, Instant)> {
+        let useless = self.useless.lock();
+        let last = useless.as_ref().filter(|last| Instant::now() < last.until)?;
+        // A route may lead to another server by now.
+        let is_here = last.failure.server == self.label();
+        is_here.then(|| (last.failure.clone(), last.until))
     }
 
     /// Makes every open connection stale, and new ones ask for the server's role.
@@ -263,7 +338,8 @@ impl ConnectionFactory {
             (Step::Login | Step::Name, Err(failure)) if failure.phase != Phase::Greeting => {
                 Err(failure.at(Phase::Login))
             }
-            (Step::Login | Step::Name, reply) => reply.map(drop),
+            (Step::Login, reply) => self.check_assent(reply),
+            (Step::Name, reply) => reply.map(drop),
             (Step::Role, Ok(reply)) if !is_master(&reply) => {
                 let error = io::Error::other("the server is not a master, or not yet");
                 Err(Failure::io(FailureKind::Transient, &self.label(), error))
@@ -279,10 +355,29 @@ impl ConnectionFactory {
         }
     }
 
-    pub(super) fn failure_of_reply(&self, error: &ServerError) -> Failure {
+    /// Checks the reply to a login or to PING. What is not a Redis server may reply as well, for
+    /// example with the request.
+    pub(crate) fn check_assent(&self, reply: Reply) -> Result<(), Failure> {
+        match reply? {
+            Value::Okay => Ok(()),
+            Value::SimpleString(text) if text == "PONG" => Ok(()),
+            _ => {
+                let why = "a login or a PING has got another reply than a Redis server gives";
+                Err(self.foreign(io::Error::new(io::ErrorKind::InvalidData, why)))
+            }
+        }
+    }
+
+    /// Returns the failure for an error reply, which may be the first reply over its connection.
+    pub(super) fn failure_of_reply(&self, error: &ServerError, is_first: bool) -> Failure {
         let failure = error_reply::failure(error, &self.label());
-        if error_reply::suggests_demotion(&failure.code) {
+        let is_demoted = error_reply::suggests_demotion(&failure.code);
+        if is_demoted {
             self.suspect_demotion();
+        }
+        // A server with too many clients closes the connection.
+        if is_demoted || is_first && failure.kind == FailureKind::Transient {
+            self.record_useless(&failure);
         }
         failure
     }
@@ -306,7 +401,9 @@ impl ConnectionFactory {
         // Nothing shows that there is a server which has ever replied.
         let why = format!("a new connection ended without a reply, as at a port for TLS: {error}");
         let error = io::Error::new(io::ErrorKind::ConnectionAborted, why);
-        Failure::io(FailureKind::Timeout, &self.label(), error)
+        let failure = Failure::io(FailureKind::Timeout, &self.label(), error);
+        self.record_useless(&failure);
+        failure
     }
 }
 

@@ -22,10 +22,12 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::base::clock::end_of;
-use crate::base::failure::Failure;
+use crate::base::failure::{Failure, FailureKind};
+use crate::base::random;
 use crate::base::sync::yield_now;
 use crate::config::Config;
 use crate::net::demand::Demand;
@@ -40,6 +42,9 @@ use crate::net::wait::WaitFor;
 /// How long a call waits for the reply to a needless request to wait for replicas or disks, before
 /// it continues without its connection.
 const NEEDLESS_WAIT: Duration = Duration::from_millis(10);
+
+/// After a pause, threads connect again within so many milliseconds, one after the other.
+const TURNS: u64 = 30;
 
 /// One server, and the connections to it, shared by threads.
 pub(crate) struct Multiplexer {
@@ -62,7 +67,13 @@ impl Multiplexer {
     }
 
     pub(crate) fn ping(&self, deadline: Instant) -> Result<(), Failure> {
-        self.exchange(Request::command(&redis::cmd("PING")), None, deadline).map(drop)
+        let reply = self.exchange(Request::command(&redis::cmd("PING")), None, deadline);
+        let checked = self.factory.check_assent(reply);
+        checked.inspect_err(|failure| {
+            if failure.kind == FailureKind::Foreign {
+                self.factory.invalidate_connections();
+            }
+        })
     }
 
     /// Sends a request and waits for the reply. Sends it at once if a connection is free and other
@@ -98,6 +109,9 @@ impl Multiplexer {
         exchanges: impl FnOnce(&Arc<ReplySlot>) -> E,
     ) -> Arc<ReplySlot> {
         if let Some(mut free) = self.queue.take(true, deadline) {
+            if !free.connection.is_open() {
+                self.await_next_try(deadline);
+            }
             let own = ReplySlot::renew(&mut free.connection.slot, deadline);
             self.send(free, exchanges(&own), &own);
             return own;
@@ -106,6 +120,18 @@ impl Multiplexer {
         self.push(exchanges(&own), deadline);
         self.wait(&own);
         own
+    }
+
+    /// Sleeps until callers may connect again. So a call fails only because of an attempt that was
+    /// made after it began. At least half of its time is left for that.
+    fn await_next_try(&self, deadline: Instant) {
+        if let Some((_, end)) = self.factory.pause() {
+            let now = Instant::now();
+            let most = deadline.saturating_duration_since(now) / 2;
+            // The first of them tries. If it fails, the others pause again.
+            let turn = Duration::from_millis(random() % TURNS);
+            thread::sleep((end.saturating_duration_since(now) + turn).min(most));
+        }
     }
 
     /// Sends a request ahead of the thread that then waits for the reply with [`Self::reply`]. Does
@@ -224,7 +250,7 @@ impl Multiplexer {
         unsent: impl IntoIterator<Item = Exchange, IntoIter: ExactSizeIterator>,
         own: &Arc<ReplySlot>,
     ) {
-        if let Err(failure) = idle.connection.connect(own.deadline) {
+        if let Err(failure) = idle.connection.try_connect(own.deadline) {
             own.close(|| failure.clone());
             return self.send_queued(idle, own.deadline);
         }
@@ -297,7 +323,8 @@ impl Multiplexer {
                 continue;
             }
             // Connecting takes time, which a thread that waits for a reply has.
-            let is_ready = || idle.connection.is_usable() && idle.connection.retiring().is_none();
+            let mut is_ready =
+                || idle.connection.is_usable() && idle.connection.retiring().is_none();
             free = match state.queue.iter().find_map(Exchange::slot).cloned() {
                 Some(slot) if !is_ready() => {
                     let unsent = state.withdraw(&slot);
@@ -345,16 +372,111 @@ impl Multiplexer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
-    use std::net::TcpListener;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
     use std::sync::mpsc;
-    use std::thread;
     use std::time::Duration;
+
+    use redis::Value;
 
     use crate::base::clock::end_of;
     use crate::base::event_thread::Events;
+    use crate::net::connection::{Connection, IDLE};
     use crate::net::in_flight::POSTED_MAX;
     use crate::net::server::ServerFactory;
+
+    const SOON: Duration = Duration::from_secs(5);
+
+    fn ping() -> Request {
+        Request::command(&redis::cmd("PING"))
+    }
+
+    /// Creates a server with one connection, to the address of a listener.
+    fn server_at(login: &str, listener: &TcpListener) -> Arc<Multiplexer> {
+        let config = Config { pool_size: 1, ..Config::default() };
+        let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
+        let url = format!("redis://{login}{}", listener.local_addr().expect("an address"));
+        servers.server(servers.endpoint(&url).expect("a good URL"))
+    }
+
+    /// Accepts a connection and replies to its first request.
+    fn reply(listener: &TcpListener, reply: &[u8]) -> TcpStream {
+        let (mut peer, _) = listener.accept().expect("a connection");
+        let read = peer.read(&mut [0; 1000]).expect("a request");
+        assert!(read > 0);
+        peer.write_all(reply).expect("it is open");
+        peer
+    }
+
+    /// A proxy may do so that repeats requests, or says why it is about to close a connection.
+    #[test]
+    fn what_follows_the_last_reply_is_not_the_reply_to_the_next_request() {
+        for (with_reply, later) in [(":1\r\n:2\r\n", ""), (":1\r\n", ":2\r\n")] {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+            let server = server_at("", &listener);
+            let (replied, go_on) = mpsc::channel();
+            let peer = thread::spawn(move || {
+                let mut first = reply(&listener, with_reply.as_bytes());
+                go_on.recv().expect("the reply has been read");
+                first.write_all(later.as_bytes()).expect("it is open");
+                (first, reply(&listener, b":3\r\n"))
+            });
+            let exchange = || server.exchange(ping(), None, end_of(SOON)).expect("a reply");
+            assert_eq!(exchange(), Value::Int(1));
+            replied.send(()).expect("the peer waits");
+            thread::sleep(IDLE * 3);
+            assert_eq!(exchange(), Value::Int(3), "after {with_reply:?} and {later:?}");
+            peer.join().expect("no panic");
+        }
+    }
+
+    #[test]
+    fn what_follows_the_reply_to_the_login_ends_the_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let server = server_at(":sesame@", &listener);
+        let peer = thread::spawn(move || reply(&listener, b"+OK\r\n:1\r\n"));
+        let failure = server.ping(end_of(SOON)).expect_err("it is no reply to PING");
+        assert_eq!(failure.kind, FailureKind::Unreachable);
+        peer.join().expect("no panic");
+    }
+
+    #[test]
+    fn what_repeats_requests_is_no_redis_server() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let servers = [server_at("", &listener), server_at(":sesame@", &listener)];
+        thread::spawn(move || {
+            for peer in listener.incoming() {
+                let peer = peer.expect("a connection");
+                thread::spawn(move || std::io::copy(&mut &peer, &mut &peer));
+            }
+        });
+        for server in servers {
+            let failure = server.ping(end_of(SOON)).expect_err("an echo");
+            assert_eq!(failure.kind, FailureKind::Foreign);
+            let mut connection = Connection::new(server.factory.clone());
+            let opened = connection.connect(end_of(SOON));
+            let greeted = opened.and_then(|()| connection.await_greeting(end_of(SOON)));
+            assert_eq!(greeted.expect_err("an echo").kind, FailureKind::Foreign);
+        }
+    }
+
+    /// The pauses that calls make together would otherwise last beyond the outage.
+    #[test]
+    fn a_call_that_begins_after_an_outage_succeeds_at_its_first_attempt() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let server = server_at("", &listener);
+        let address = listener.local_addr().expect("an address");
+        drop(listener);
+        let begun = Instant::now();
+        for _ in 0..10 {
+            server.ping(end_of(SOON)).expect_err("no program listens");
+        }
+        assert!(begun.elapsed() < SOON, "the pauses are short");
+        let listener = TcpListener::bind(address).expect("the same port");
+        let peer = thread::spawn(move || reply(&listener, b"+PONG\r\n"));
+        server.ping(end_of(SOON)).expect("the server is back");
+        peer.join().expect("no panic");
+    }
 
     /// The peer accepts connections, but never replies to the login.
     #[test]
@@ -365,7 +487,6 @@ mod tests {
         let url = format!("redis://:sesame@{}", listener.local_addr().expect("an address"));
         let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
         let server = servers.server(servers.endpoint(&url).expect("a good URL"));
-        let ping = || Request::command(&redis::cmd("PING"));
         let (sender, replies) = mpsc::channel();
         let begin = Instant::now();
         thread::scope(|scope| {
@@ -387,12 +508,8 @@ mod tests {
     #[test]
     fn no_more_is_posted_over_an_open_connection_than_a_server_reads_at_once() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let config = Config { pool_size: 1, ..Config::default() };
-        let url = format!("redis://{}", listener.local_addr().expect("an address"));
-        let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
-        let server = servers.server(servers.endpoint(&url).expect("a good URL"));
-        let soon = || end_of(Duration::from_secs(5));
-        let ping = || Request::command(&redis::cmd("PING"));
+        let server = server_at("", &listener);
+        let soon = || end_of(SOON);
         let posted = || Exchange::posted(ping(), soon(), Box::new(drop));
         let many = || (0..POSTED_MAX).map(|_| posted()).collect();
         assert_eq!(server.post_if_open(many(), soon()).len(), POSTED_MAX, "none is open");

@@ -4,16 +4,13 @@
 //! after. Replies that have arrived are read first, because a program that ends with unread ones
 //! resets the connection, and the server might not read any further.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::base::failure::Failure;
 use crate::base::sync::Mutex;
 use crate::net::connection::Connection;
 use crate::net::in_flight::{Exchange, POSTED_MAX};
 use crate::net::wait::WaitFor;
-
-/// A connection that was used for a post this recently counts as alive.
-const IDLE: Duration = Duration::from_millis(500);
 
 /// Writes requests, and remembers a server at which writing posted requests has just timed out:
 /// threads that drop many guards while a server is away wait only once.
@@ -37,8 +34,8 @@ impl PostWriter {
         connection.collect();
         let write_by = posted.iter().map(|posted| posted.write_by).max().unwrap_or(deadline);
         let write_by = write_by.min(deadline);
-        let is_ready = is_ready(connection);
-        let opened = if is_ready { Ok(()) } else { self.wait(|| connection.connect(write_by)) };
+        let is_ready = connection.is_ready() && connection.retiring().is_none();
+        let opened = if is_ready { Ok(()) } else { self.wait(|| connection.try_connect(write_by)) };
         if let Err(failure) = opened {
             return posted.into_iter().for_each(|posted| posted.answer(Err(failure.clone())));
         }
@@ -99,26 +96,12 @@ impl PostWriter {
     }
 }
 
-/// Returns `true` if a request can be posted over a connection, as far as is known.
-fn is_ready(connection: &mut Connection) -> bool {
-    // For a short time, it is taken for granted that the server has not closed the connection.
-    if connection.used.elapsed() >= IDLE
-        && connection.in_flight.queue.is_empty()
-        && connection.is_connected()
-        && !connection.is_quiet()
-    {
-        connection.poison();
-        connection.factory.suspect_connections();
-    }
-    connection.used = Instant::now();
-    connection.is_open() && connection.retiring().is_none()
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
     use std::thread;
+    use std::time::Duration;
 
     use rustix::io::ioctl_fionread;
 
@@ -126,6 +109,7 @@ mod tests {
     use crate::base::clock::end_of;
     use crate::base::event_thread::Events;
     use crate::config::Config;
+    use crate::net::connection::IDLE;
     use crate::net::packed::Request;
     use crate::net::server::ServerFactory;
 

@@ -81,6 +81,11 @@ impl RespStream {
         }
     }
 
+    /// Returns `true` if bytes were read that are part of no reply so far.
+    pub(crate) fn has_unread(&self) -> bool {
+        self.replies.start < self.replies.end
+    }
+
     /// Returns `true` if bytes are left to write for which there was no room.
     pub(crate) fn is_writing(&self) -> bool {
         let is_session_writing = match &self.layer {

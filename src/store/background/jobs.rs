@@ -308,9 +308,6 @@ impl<N: Peer> NodeJobs<N> {
         let open = self.connection.open.as_mut().filter(|_| !self.waiting.is_empty())?;
         // A request sent behind others goes where they went.
         let is_idle = open.in_flight.is_empty();
-        if is_idle && open.is_connected() && !open.is_quiet() {
-            open.poison();
-        }
         let is_ready = if is_idle { open.is_usable() } else { open.is_open() };
         if is_ready {
             return None;

@@ -7,6 +7,7 @@
 //! error reply is about the first one without a reply.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,10 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Like `PAUSE`, where the server has no sharded channels, or the login no right to one.
 const REJECTED_PAUSE: Duration = Duration::from_secs(60);
+
+/// What a server sends to a client that has subscribed: the replies, and the messages.
+const PUSHES: [&str; 7] =
+    ["message", "pong", "smessage", "ssubscribe", "subscribe", "sunsubscribe", "unsubscribe"];
 
 /// What the subscriptions of one client share.
 pub(super) struct Channel {
@@ -66,7 +71,10 @@ impl Subscription {
         let subscribe = redis::cmd("SUBSCRIBE").arg(&channel.name).take();
         connection.write(&subscribe.get_packed_command())?;
         let reply = connection.receive_next(WaitFor::Reply { deadline });
-        reply.unwrap_or_else(|| Err(connection.factory.no_reply()))?;
+        let reply = reply.unwrap_or_else(|| Err(connection.factory.no_reply()))?;
+        if !begins(&reply, &channel.name) {
+            return Err(foreign(&connection));
+        }
         Ok(Self {
             connection,
             expected_by: end_of(SILENCE_MAX),
@@ -103,6 +111,9 @@ impl Subscription {
                 }
                 reply => reply?,
             };
+            if !is_push(&reply) {
+                return Err(foreign(&self.connection));
+            }
             if let Some(received) = self.decode(&reply) {
                 return Ok(Some(received));
             }
@@ -264,6 +275,30 @@ impl FurtherChannels {
     }
 }
 
+/// Returns `true` for the reply that a subscription to this channel has begun.
+fn begins(reply: &Value, channel: &str) -> bool {
+    let Value::Array(parts) = reply else { return false };
+    matches!(&parts[..], [kind, name, _]
+        if text(kind) == Some("subscribe") && text(name) == Some(channel))
+}
+
+/// Returns `true` for what a server sends to a client that has subscribed. Other things, such as
+/// the client's own requests, are no sign of life of a server.
+fn is_push(reply: &Value) -> bool {
+    match reply {
+        Value::Array(parts) => {
+            parts.first().and_then(text).is_some_and(|kind| PUSHES.contains(&kind))
+        }
+        // Some servers reply to a PING as if there were no subscription.
+        reply => *reply == Value::SimpleString("PONG".into()),
+    }
+}
+
+fn foreign(connection: &Connection) -> Failure {
+    let why = "a subscription has got something else than a Redis server sends";
+    connection.factory.foreign(io::Error::new(io::ErrorKind::InvalidData, why))
+}
+
 /// Returns `true` for a sharded channel of the client, and `false` for one of Redisson's.
 fn is_sharded(channel: &str) -> bool {
     channel.starts_with(RESERVED)
@@ -277,6 +312,99 @@ fn text(value: &Value) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::thread;
+
+    use crate::base::event_thread::Events;
+    use crate::config::Config;
+    use crate::net::server::ServerFactory;
+
+    const SOON: Duration = Duration::from_secs(5);
+
+    /// Subscribes at a peer that replies so to SUBSCRIBE. Returns both ends.
+    fn begin(answer: &'static [u8]) -> (Result<Subscription, Failure>, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("redis://{}", listener.local_addr().expect("an address"));
+        let servers = ServerFactory::new(&Config::default(), &Events::default());
+        let servers = servers.expect("a thread");
+        let factory = servers.connections(servers.endpoint(&url).expect("a good URL"));
+        let mut connection = Connection::new(Arc::new(factory));
+        connection.connect(end_of(SOON)).expect("it listens");
+        let (mut peer, _) = listener.accept().expect("a connection");
+        let answers = thread::spawn(move || {
+            request(&mut peer);
+            peer.write_all(answer).expect("it is open");
+            peer
+        });
+        let (keys, name) = (Keys::new("lock:"), "mine".into());
+        let channel = Channel { keys, name, io_timeout: SOON, redisson: None };
+        let begun = Subscription::begin(connection, Arc::new(channel));
+        (begun, answers.join().expect("no panic"))
+    }
+
+    fn request(peer: &mut TcpStream) -> String {
+        let mut bytes = [0; 1000];
+        let read = peer.read(&mut bytes).expect("a request");
+        String::from_utf8_lossy(&bytes[..read]).into_owned()
+    }
+
+    const BEGUN: &[u8] = b"*3\r\n$9\r\nsubscribe\r\n$4\r\nmine\r\n:1\r\n";
+
+    /// Receives until something has been read.
+    fn receive_something(subscription: &mut Subscription) -> Result<(), Failure> {
+        let end = end_of(SOON);
+        while subscription.asked {
+            subscription.receive()?;
+            assert!(Instant::now() < end, "nothing has come");
+            thread::yield_now();
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_subscription_that_falls_silent_is_asked_for_a_sign_of_life_and_then_ended() {
+        let (begun, mut peer) = begin(BEGUN);
+        let mut subscription = begun.expect("it is confirmed");
+        for _ in 0..2 {
+            let next = subscription.next_look().saturating_duration_since(Instant::now());
+            assert!(next <= SILENCE_MAX && next <= Duration::from_secs(15), "{next:?}");
+            // As if it had been silent until now.
+            subscription.expected_by = Instant::now();
+            assert!(subscription.receive().expect("no failure").is_none());
+            assert!(request(&mut peer).contains("PING"));
+            assert!(subscription.next_look() <= end_of(SOON), "the reply is to come soon");
+            peer.write_all(b"*2\r\n$4\r\npong\r\n$0\r\n\r\n").expect("it is open");
+            receive_something(&mut subscription).expect("it is alive");
+        }
+        subscription.expected_by = Instant::now();
+        assert!(subscription.receive().expect("no failure").is_none());
+        subscription.expected_by = Instant::now();
+        let failure = subscription.receive().expect_err("there was no reply");
+        assert_eq!(failure.kind, FailureKind::Timeout);
+    }
+
+    #[test]
+    fn only_what_redis_sends_to_a_subscriber_counts_as_a_reply_or_a_sign_of_life() {
+        const ECHO: &[u8] = b"*2\r\n$9\r\nSUBSCRIBE\r\n$4\r\nmine\r\n";
+        const OTHER: &[u8] = b"*3\r\n$9\r\nsubscribe\r\n$5\r\nother\r\n:1\r\n";
+        for answer in [ECHO, OTHER, b"+OK\r\n", b":1\r\n"] {
+            assert!(begin(answer).0.is_err(), "{:?}", String::from_utf8_lossy(answer));
+        }
+        for (answer, counts) in [
+            ("*1\r\n$4\r\nPING\r\n", false),
+            (":1\r\n", false),
+            ("+PONG\r\n", true),
+            ("*2\r\n$4\r\npong\r\n$0\r\n\r\n", true),
+        ] {
+            let (begun, mut peer) = begin(BEGUN);
+            let mut subscription = begun.expect("it is confirmed");
+            subscription.expected_by = Instant::now();
+            subscription.receive().expect("no failure");
+            peer.write_all(answer.as_bytes()).expect("it is open");
+            assert_eq!(receive_something(&mut subscription).is_ok(), counts, "{answer:?}");
+        }
+    }
 
     const OWN: &str = "leasehold:wake:mine";
 

@@ -152,7 +152,10 @@ impl QuorumServer {
         // No request with an effect was sent.
         let mut ask =
             |request| connection.exchange(&request, deadline).map_err(Failure::of_question);
-        ask(probe)?;
+        let sign = ask(probe)?;
+        if self.demand.is_none() {
+            self.factory.check_assent(Ok(sign))?;
+        }
         match ask(Request::command(redis::cmd("INFO").arg("server"))) {
             Ok(info) => self.run_ids.note(self.number, &self.factory.label(), &info)?,
             // The login may lack the right to ask.
@@ -246,6 +249,8 @@ impl RunIds {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::TcpListener;
+
     use crate::base::event_thread::Events;
     use crate::config::Config;
     use crate::net::server::ServerFactory;
@@ -257,6 +262,30 @@ mod tests {
         note(0, "here").expect("it is the first one");
         let error = note(1, "there").expect_err("it is one").into_error("open", "").to_string();
         assert!(error.contains("there refused it: DUPLICATE"), "{error}");
+    }
+
+    #[test]
+    fn a_server_that_was_away_for_long_is_tried_again_within_seconds() {
+        let unused = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("redis://{}", unused.local_addr().expect("an address"));
+        drop(unused);
+        let servers = ServerFactory::new(&Config::default(), &Events::default());
+        let servers = servers.expect("a thread");
+        let factory = Arc::new(servers.connections(servers.endpoint(&url).expect("a good URL")));
+        let server = Arc::new(QuorumServer::new(0, factory, None, &Arc::default()));
+        for _ in 0..40 {
+            server.claim(true).expect("it is urgent");
+            server.connect(None, Instant::now()).err().expect("no program listens");
+        }
+        server.claim(false).expect_err("it is left alone for a while");
+        let pause = server.next_try().saturating_duration_since(Instant::now());
+        assert!(pause <= Duration::from_secs(5), "{pause:?}");
+        // As if this pause were over.
+        server.health.lock().paused_until = Instant::now();
+        server.claim(false).expect("it is time");
+        server.connect(None, Instant::now()).err().expect("no program listens");
+        let pause = server.next_try().saturating_duration_since(Instant::now());
+        assert!(pause <= Duration::from_secs(5), "{pause:?}");
     }
 
     #[test]

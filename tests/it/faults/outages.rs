@@ -1,6 +1,10 @@
 //! A server that is down, silent or slow: every call ends in time, and nothing is left behind.
 
+use std::net::TcpListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, HoldEnd};
@@ -36,6 +40,34 @@ stores! {
     over tls:
         broken_connections_are_not_noticed,
         a_server_that_closes_idle_connections_is_not_noticed;
+}
+
+/// A proxy may do so whose server is away.
+#[test]
+fn threads_that_wait_for_many_names_connect_no_more_often_than_a_few() {
+    const THREADS: usize = 64;
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("redis://{}", listener.local_addr().expect("an address"));
+    let accepted = Arc::<AtomicUsize>::default();
+    let count = accepted.clone();
+    thread::spawn(move || {
+        for connection in listener.incoming() {
+            count.fetch_add(1, Ordering::SeqCst);
+            drop(connection);
+        }
+    });
+    let client = Client::builder().lazy(true).open(&url).expect("it is lazy");
+    thread::scope(|scope| {
+        for number in 0..THREADS {
+            let client = &client;
+            scope.spawn(move || {
+                assert_unavailable(|| client.try_lock_for(&number.to_string(), ms(2000)));
+            });
+        }
+    });
+    let accepted = accepted.load(Ordering::SeqCst);
+    // It was a thousand when each thread paused for itself.
+    assert!(accepted <= 200, "{accepted} connects in two seconds");
 }
 
 /// Much more than an attempt, its repetition and the promised 100 ms, for a busy machine, and much
