@@ -82,7 +82,7 @@ if least == '' then
   time = time or redis.call('time')
   least = clock(time)
 end
-local fence, kept = next_token(least, keeps and tokens == 1)
+local fence, kept, passed = next_token(least, keeps and tokens == 1)
 if not fence then
   return kept
 end
@@ -105,5 +105,5 @@ end
 if tokens == 1 then
   return fence
 end
-local last = last_token(fence, tokens, least)
+local last = last_token(fence, tokens, least, passed)
 return {fence, last, is_wanted(KEYS[3], ARGV[1]) and 1 or nil}

@@ -89,11 +89,11 @@ if busy then
   ends = ends and tonumber(ends) > now and tonumber(ends) - now or -1
   return {0, rest and (ends < 0 or rest < ends) and rest or ends}
 end
-local fence, shared, least
+local fence, shared, passed, least
 if kind ~= 'p:' then
   least = clock(time)
   -- All readers between two writers have the first one's token.
-  fence, shared = next_token(least, kind == 'r:' or repeated and ARGV[10] == '1')
+  fence, shared, passed = next_token(least, kind == 'r:' or repeated and ARGV[10] == '1')
   if not fence then
     return shared
   end
@@ -151,4 +151,4 @@ if kind == 'p:' then
   return reply
 end
 local tokens = tonumber(ARGV[10])
-return tokens == 1 and fence or {fence, last_token(fence, tokens, least)}
+return tokens == 1 and fence or {fence, last_token(fence, tokens, least, passed)}

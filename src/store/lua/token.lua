@@ -1,7 +1,6 @@
 -- Part of the scripts that begin a hold.
 -- KEYS  2 fence
 -- ARGV  3 life of the fence in ms
--- USES  `at_least`
 -- SETS  `clock`, `next_token` and `last_token`
 
 -- Returns the server's clock in microseconds, as a string of digits. Fencing tokens are not below
@@ -18,7 +17,8 @@ end
 -- Stores the token of a hold, which is above the last one of the name and not below `least`. If
 -- `keeps` is set and there is a last one, that is kept instead. This is the first write: a server
 -- that is out of memory refuses it, and would not refuse later ones.
--- Returns the token, and whether it is the last one; or nil and an error reply.
+-- Returns the token, whether it is the last one, and for how many ms the counter may advance beyond
+-- `least`; or nil and an error reply.
 local function next_token(least, keeps)
   local call, counter = redis.call, KEYS[2]
   -- 2^53 - 1: beyond it Lua's numbers skip integers.
@@ -33,8 +33,10 @@ local function next_token(least, keeps)
   if fence > greatest then
     return nil, redis.error_reply('FENCE ' .. counter .. ' has run out of tokens')
   end
+  -- None shortens the life that another client has given the counter.
+  local left, passed = call('pttl', counter), 0
+  local life = math.max(tonumber(ARGV[3]), left)
   -- Also reads the counter, because a command costs more than all that Lua does here.
-  local life = at_least(ARGV[3], counter)
   local stored = redis.pcall('set', counter, least, 'px', life, 'get')
   local last = stored and tonumber(stored)
   local is_token = last and last >= 0 and last % 1 == 0
@@ -51,17 +53,24 @@ local function next_token(least, keeps)
       end
       return nil, redis.error_reply('FENCE ' .. counter .. trouble)
     end
+    if last > fence + 1000 then
+      -- The clock was set back, or that of another client of a quorum is ahead. The counter is then
+      -- a clock itself, and goes on by the time since it was last written. Its TTL shows this time
+      -- whatever life another client has given it: it begins as a multiple of 1,024 ms.
+      passed, life = -left % 1024, life + -life % 1024
+    end
     fence = last + 1
-    call('set', counter, string.format('%.0f', fence), 'keepttl')
+    call('set', counter, string.format('%.0f', fence), 'px', life)
   end
-  return fence, false
+  return fence, false, passed
 end
 
 -- Stores the last of up to `count` tokens that begin with `fence`. It is at most a millisecond
--- ahead of `least`, so that the counter remains a clock.
+-- ahead of `least`, so that the counter remains a clock, or the counter has advanced no faster than
+-- a clock: by a token for each microsecond of the `passed` ms.
 -- Returns it, or `fence` if it cannot be stored.
-local function last_token(fence, count, least)
-  local last = math.min(fence + count - 1, least + 1000)
+local function last_token(fence, count, least, passed)
+  local last = math.min(fence + count - 1, math.max(least + 1000, fence + passed * 1000))
   if last <= fence then
     return fence
   end

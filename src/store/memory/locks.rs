@@ -26,6 +26,8 @@ pub(super) struct Locks {
     by_key: HashMap<String, NameState>,
     /// The last fencing token of any name: none is repeated, even though names are forgotten.
     fence: u64,
+    /// When a block of tokens was last given.
+    block_at: Option<Moment>,
     pub(super) inboxes: Inboxes,
     /// Why nothing becomes durable, if nothing does.
     pub(super) shortfall: Option<Failure>,
@@ -149,8 +151,16 @@ impl Locks {
 
     /// Gives a hold, which has at least one token, a block of new ones.
     fn block(&mut self, key: &str, hold: &HoldId) -> AcquireReply {
-        let fence = micros().max(self.fence + 1);
-        let last = (fence + TENURE_FENCES - 1).min(micros() + TENURE_FENCES).max(fence);
+        let (clock, now) = (micros(), Moment::now());
+        let before = self.block_at.replace(now);
+        let mut most = clock + TENURE_FENCES;
+        if self.fence > most {
+            // The clock was set back. The counter is a clock itself, and goes on like one.
+            let passed = before.map_or(Duration::ZERO, |before| now.since(before));
+            most = self.fence + u64::try_from(passed.as_micros()).unwrap_or(TENURE_FENCES);
+        }
+        let fence = clock.max(self.fence + 1);
+        let last = (fence + TENURE_FENCES - 1).min(most).max(fence);
         let reserved = if flawed(Flaw::BlockIsNotReserved) { fence } else { last };
         self.fence = self.fence.max(reserved);
         let wanted = self.name(key).is_some_and(|name| {
@@ -353,7 +363,8 @@ mod tests {
             let Self { by_key, fence, shortfall, purge_at, .. } = self;
             let (by_key, shortfall) = (by_key.clone(), shortfall.clone());
             let inboxes = Inboxes::default();
-            Self { by_key, fence: *fence, inboxes, shortfall, purge_at: *purge_at }
+            let (fence, block_at, purge_at) = (*fence, self.block_at, *purge_at);
+            Self { by_key, fence, block_at, inboxes, shortfall, purge_at }
         }
 
         pub(in crate::store::memory) fn set_last_token(&mut self, token: u64) {

@@ -18,9 +18,10 @@
 //! this, and must then find tokens that do not grow.
 //!
 //! If several threads of a client wait, it asks for a block of tokens, for holds that follow one
-//! another. A server that gives the proposal raises its counter to the end of the block. The hold
-//! has as many of these tokens as the counters of a majority have reached, which takes the place of
-//! C. If no majority has given the same first token, it has only that one.
+//! another. A server raises its counter to the end of the block, even if the counter is ahead of
+//! the proposal because another client's clock is (`token.lua` says how far). The hold has as many
+//! of these tokens as the counters of a majority have reached, which takes the place of C. If no
+//! majority has given the same first token, it has only that one.
 //!
 //! The argument needs, for any two majorities, a common server that has kept its counter. Of an
 //! even number of servers one may lose it; of an odd number none may. Otherwise the token is still
@@ -49,7 +50,8 @@ pub(super) fn acquire(
     if let Ok(AcquireReply::Acquired { fence, .. }) = outcome
         && !ballot.look(|votes| votes.agree_on(fence))
         && !flawed(Flaw::RaiseIsLeftOut)
-        && let Err(failure) = confirm(links, fence, request)
+        // The counters then agree, and the next tenure has a block.
+        && let Err(failure) = confirm(links, ballot.look(Votes::reached), request)
     {
         outcome = Err(failure);
     }
@@ -69,8 +71,8 @@ fn ballot_to_acquire(servers: &Arc<QuorumServers>, request: Acquire<'_>) -> Ball
     Ballot::new(servers, acquire, Votes::decide_acquire).with(begins).durable(request.deadline)
 }
 
-/// Ensures that the counters of a majority have reached the token of a hold that a majority has
-/// begun.
+/// Ensures that the counters of a majority have reached a token, which is not below that of a hold
+/// that a majority has begun.
 fn confirm(
     links: &mut impl ExclusiveLinks,
     fence: u64,

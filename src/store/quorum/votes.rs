@@ -211,6 +211,15 @@ impl Votes<AcquireReply> {
         self.count(gave) >= self.required()
     }
 
+    /// Returns the greatest token that a counter has reached.
+    pub(super) fn reached(&self) -> u64 {
+        let ends = self.answers().map(|reply| match reply {
+            AcquireReply::Acquired { fence, room, .. } => fence + u64::from(*room),
+            AcquireReply::Held { .. } => 0,
+        });
+        ends.max().unwrap_or_default()
+    }
+
     /// Returns the time until a majority is free: the `granted` servers, where the hold is
     /// withdrawn, and enough others whose leases have ended.
     fn until_majority_is_free(&self, granted: usize) -> Option<Duration> {
