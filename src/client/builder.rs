@@ -49,6 +49,7 @@ use crate::store::memory::memory_server::MemoryServer;
 /// | [`deadlock_after`](Self::deadlock_after) | 1 s | when a waiting call looks for a deadlock |
 /// | [`deadlock`](Self::deadlock) | `Report` | whether a call of a deadlock fails |
 /// | [`redisson`](Self::redisson) | `false` | whether wake-ups are exchanged with Redisson |
+/// | [`pollers`](Self::pollers) | `false` | whether other programs that poll get their turn |
 /// | [`on_event`](Self::on_event), `metrics` | none | where reports go |
 /// | **of connections** | | |
 /// | [`connect_timeout`](Self::connect_timeout) | 1 s | how long opening a connection may take |
@@ -368,8 +369,9 @@ impl Builder {
     /// last clone of the client.
     ///
     /// Lustre, GFS2 and Ceph RBD cache their locks in this way. Defaults to zero: nothing is kept.
-    /// At most the lease, and not together with [`redisson`](Builder::redisson). A handle with a
-    /// shorter lease keeps its lock no longer than that.
+    /// At most the lease, and not together with [`redisson`](Builder::redisson) or
+    /// [`pollers`](Builder::pollers). A handle with a shorter lease keeps its lock no longer than
+    /// that.
     ///
     /// [cached]: crate::guide::cookbook#a-cached-lock
     pub fn keep(mut self, time: Duration) -> Self {
@@ -401,6 +403,27 @@ impl Builder {
     /// [`InvalidInput`](crate::Error::InvalidInput).
     pub fn redisson(mut self, exchange: bool) -> Self {
         self.config.redisson = exchange;
+        self
+    }
+
+    /// Sets whether other programs poll for the same keys, as while they are replaced: `SET NX` by
+    /// hand, redis-py, rslock. They are in no queue, and without this they rarely get a lock that
+    /// several clients want. Set it in every client that uses such a name, until the last of these
+    /// programs is gone.
+    ///
+    /// The two sides then have turns of the same length. In the clients' turn, a released lock goes
+    /// from one to the next as always. The first release after it leaves the lock free, and for
+    /// 20 ms only a program that polls can get it. If one gets it, their turn lasts until a client
+    /// has the lock again, and the clients' next turn lasts for as long. If none does, the clients'
+    /// turn is 20 ms, or 100 ms where none was seen for two seconds. A
+    /// [`try_lock`](crate::Client::try_lock) during the others' turn finds the lock held. While
+    /// such a program has the lock, each waiting client asks for it about every two milliseconds,
+    /// because nothing tells when it is free. [Moving](crate::guide::moving) has more.
+    ///
+    /// Defaults to `false`. Not together with [`keep`](Builder::keep). Has no effect in memory, on
+    /// read-write locks and on semaphores. With it, `lock_all` sends one request per name.
+    pub fn pollers(mut self, leave_turns: bool) -> Self {
+        self.config.pollers = leave_turns;
         self
     }
 

@@ -60,6 +60,7 @@ pub enum Deadlock {
 /// The settings of a client, described where [`Builder`](crate::Builder) sets them. Holds only
 /// values, since several clients may be opened with the same settings.
 #[derive(Clone, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub(crate) struct Config {
     /// Shared with the handles to locks, which copy them to change one.
     pub(crate) options: Arc<LockOptions>,
@@ -85,6 +86,7 @@ pub(crate) struct Config {
     pub(crate) spin: Duration,
     pub(crate) lazy: bool,
     pub(crate) redisson: bool,
+    pub(crate) pollers: bool,
     pub(crate) deadlock_after: Option<Duration>,
     pub(crate) deadlock: Deadlock,
     /// The mechanisms that a benchmark has switched off.
@@ -116,6 +118,7 @@ impl Default for Config {
             spin: Duration::from_micros(50),
             lazy: false,
             redisson: false,
+            pollers: false,
             deadlock_after: Some(Duration::from_secs(1)),
             deadlock: Deadlock::Report,
             without: Vec::new(),
@@ -252,8 +255,8 @@ impl LockOptions {
         Error::require(fits, "tenure", "must be at most a third of the lease")?;
         let fits = !(is_client || self.has_own_keep) || keep <= lease;
         Error::require(fits, "keep", "must be at most the lease")?;
-        let is_alone = keep.is_zero() || !config.redisson;
-        Error::require(is_alone, "keep", "must not be set along with `redisson`")?;
+        let is_alone = keep.is_zero() || !config.redisson && !config.pollers;
+        Error::require(is_alone, "keep", "must not be set along with `redisson` or `pollers`")?;
         let least = self.hold_at_least.unwrap_or_default();
         let why = "must be at most 365 days, and not longer than max_hold";
         Error::require(least <= max_hold.min(LEASE_MAX), "hold_at_least", why)?;

@@ -12,7 +12,7 @@ use crate::base::clock::{self, Moment};
 use crate::config::Config;
 use crate::net::packed::{Arg, Request, Script};
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::keys::{FENCE, Keys, QUEUE, TURN};
+use crate::store::keys::{FENCE, Keys, POLLERS, QUEUE, TURN};
 use crate::store::redisson_channels::{MEMORY, RedissonChannels, TURN_TIME};
 use crate::store::request::{Acquire, Change, Look, OFFER, OwnerOf, Registration, Telling, Unused};
 use crate::store::scripts::{
@@ -49,6 +49,8 @@ pub(crate) struct Commands {
     /// Prefix of the names of Redisson's commands for channels, if the client exchanges wake-ups
     /// with Redisson.
     pub(crate) redisson: Option<&'static str>,
+    /// Whether the client leaves turns to other programs, which poll for the same keys.
+    pollers: bool,
     /// The hash tag of sharded channels, all of which are at one node of a cluster. Empty if there
     /// is none or it is not known. It changes when slots move. Clones share it.
     pub(crate) shard_tag: Arc<RwLock<Arc<str>>>,
@@ -64,6 +66,7 @@ impl Commands {
             waiting_life: longest_pause.saturating_mul(2).clamp(WAITING_LIFE_MIN, DAY),
             proposes: false,
             redisson: config.redisson.then_some(""),
+            pollers: config.pollers,
             shard_tag: Arc::default(),
         }
     }
@@ -120,10 +123,12 @@ impl Commands {
         // A request for a held lock may notify the holder's client, over a sharded channel if any.
         let tells = registration != Registration::None && !shard.is_empty();
         let args = if tokens > 1 || tells || !place.is_empty() { &args[..] } else { &args[..5] };
-        if self.redisson.is_some() {
-            let kinds = [FENCE, QUEUE, TURN];
-            let (lock, [fence, queue, turn]) = self.keys.with_companions(&hold.name, kinds);
-            Request::call(&ACQUIRE, &[&lock, &fence, &queue, &turn], args)
+        if self.leaves_turns() {
+            let kinds = [FENCE, QUEUE, TURN, POLLERS];
+            let (lock, [fence, queue, turn, pollers]) =
+                self.keys.with_companions(&hold.name, kinds);
+            let keys = [&*lock, &fence, &queue, &turn, &pollers];
+            Request::call(&ACQUIRE, if self.pollers { &keys } else { &keys[..4] }, args)
         } else {
             let (lock, [fence, queue]) = self.keys.with_companions(&hold.name, [FENCE, QUEUE]);
             Request::call(&ACQUIRE, &[&lock, &fence, &queue], args)
@@ -131,9 +136,14 @@ impl Commands {
     }
 
     /// Maximum number of names in one request: services limit the arguments of a command, and only
-    /// requests for a single name check Redisson's turn.
+    /// requests for a single name check the turns of other programs.
     pub(crate) fn group_max(&self) -> usize {
-        if self.redisson.is_some() { 1 } else { GROUP_MAX }
+        if self.leaves_turns() { 1 } else { GROUP_MAX }
+    }
+
+    /// Returns `true` if the client leaves turns to programs that are in no queue.
+    fn leaves_turns(&self) -> bool {
+        self.redisson.is_some() || self.pollers
     }
 
     fn acquire_all(&self, request: Acquire<'_>) -> Request {
@@ -186,11 +196,7 @@ impl Commands {
             Change::Downgrade { .. } => return self.free_place(hold, "", change),
             Change::Release { .. } if !kind.is_lock() => return self.free_place(hold, "", change),
             Change::Release { taken_until, .. } => {
-                // Most locks become free at once. No clock is read for these.
-                let taken = match taken_until {
-                    Moment::FIRST => Arg::Number(0),
-                    _ => millis(taken_until.left()),
-                };
+                let taken = Arg::Number(taken_millis(taken_until));
                 return self.free(&RELEASE, name, [Arg::Text(&hold.owner()), millis(OFFER), taken]);
             }
             // Such a hold has one level.
@@ -230,9 +236,10 @@ impl Commands {
     }
 
     /// Ends a hold that a majority has granted. Where it has not begun, its client no longer waits.
-    pub(crate) fn release_and_leave(&self, hold: &HoldId) -> Request {
+    pub(crate) fn release_and_leave(&self, hold: &HoldId, taken_until: Moment) -> Request {
         let owner = hold.owner();
-        self.free(&RELEASE, &hold.name, [Arg::Text(&owner), millis(OFFER), Arg::Text("leave")])
+        let taken = format!("leave{}", taken_millis(taken_until));
+        self.free(&RELEASE, &hold.name, [Arg::Text(&owner), millis(OFFER), Arg::Text(&taken)])
     }
 
     /// Ends a hold that too few servers have granted, without waking a client.
@@ -259,17 +266,20 @@ impl Commands {
         [whose, window, taken]: [Arg<'_>; 3],
     ) -> Request {
         let shard = self.shard_tag();
-        if let Some(form) = self.redisson {
-            let (lock, [queue, turn]) = self.keys.with_companions(name, [QUEUE, TURN]);
-            let channel = RedissonChannels::channel(&lock);
-            let (channel, form) = (Arg::Text(&channel), Arg::Text(form));
-            let (memory, turn_time) = (millis(MEMORY), millis(TURN_TIME));
-            let args = [whose, window, Arg::Text(&shard), taken, channel, form, memory, turn_time];
-            Request::call(script, &[&lock, &queue, &turn], &args)
-        } else {
+        if !self.leaves_turns() {
             let (lock, [queue]) = self.keys.with_companions(name, [QUEUE]);
-            Request::call(script, &[&lock, &queue], &[whose, window, Arg::Text(&shard), taken])
+            let args = [whose, window, Arg::Text(&shard), taken];
+            return Request::call(script, &[&lock, &queue], &args);
         }
+        let kinds = [QUEUE, TURN, POLLERS];
+        let (lock, [queue, turn, pollers]) = self.keys.with_companions(name, kinds);
+        let channel = RedissonChannels::channel(&lock);
+        let (channel, form) = (Arg::Text(&channel), Arg::Text(self.redisson.unwrap_or_default()));
+        let (memory, turn_time) = (millis(MEMORY), millis(TURN_TIME));
+        let args = [whose, window, Arg::Text(&shard), taken, channel, form, memory, turn_time];
+        let args = if self.redisson.is_some() { &args[..] } else { &args[..4] };
+        let keys = [&*lock, &queue, &turn, &pollers];
+        Request::call(script, if self.pollers { &keys } else { &keys[..3] }, args)
     }
 
     /// Calls the script that ends a hold of a read-write lock or a semaphore, or begins that of a
@@ -330,10 +340,22 @@ pub(super) fn micros() -> u64 {
     u64::try_from(clock::unix_time().as_micros()).unwrap_or(u64::MAX)
 }
 
+/// Returns for how many milliseconds a lock stays taken.
+fn taken_millis(taken_until: Moment) -> u64 {
+    match taken_until {
+        // Most locks become free at once. No clock is read for these.
+        Moment::FIRST => 0,
+        _ => whole_millis(taken_until.left()),
+    }
+}
+
 /// A time in milliseconds, rounded up: zero would delete the key.
 fn millis(time: Duration) -> Arg<'static> {
-    let millis = time.as_nanos().div_ceil(1_000_000);
-    Arg::Number(u64::try_from(millis).unwrap_or(u64::MAX))
+    Arg::Number(whole_millis(time))
+}
+
+fn whole_millis(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -75,6 +75,8 @@ pub(crate) const FENCE: &str = "fence";
 pub(crate) const QUEUE: &str = "queue";
 /// The end of Redisson's turn at a lock.
 pub(crate) const TURN: &str = "turn";
+/// Whose turn it is at a lock for which other programs poll.
+pub(crate) const POLLERS: &str = "pollers";
 
 /// Returns the companions of a key in its slot. `check_name` has accepted the name of `lock`.
 pub(crate) fn companions<const N: usize>(lock: &str, kinds: [&str; N]) -> [String; N] {

@@ -21,7 +21,7 @@ macro_rules! script {
     };
 }
 
-script!(ACQUIRE, "lives.lua", "holds.lua", "wake.lua", "token.lua", "acquire.lua");
+script!(ACQUIRE, "lives.lua", "holds.lua", "wake.lua", "pollers.lua", "token.lua", "acquire.lua");
 script!(ACQUIRE_ALL, "lives.lua", "token.lua", "acquire_all.lua");
 script!(
     ACQUIRE_MEMBER,
@@ -34,11 +34,19 @@ script!(
 );
 script!(CHANGE, "lives.lua", "change.lua");
 script!(PING, "lives.lua", "holds.lua", "token.lua", "ping.lua");
-script!(RELEASE, "wake.lua", "redisson.lua", "release.lua");
+script!(RELEASE, "wake.lua", "redisson.lua", "pollers.lua", "release.lua");
 script!(RELEASE_MEMBER, "wake.lua", "serve.lua", "release_member.lua");
 script!(REPORT, "holds.lua", "report.lua");
 script!(TELL, "holds.lua", "wake.lua", "tell.lua");
-script!(UNREGISTER, "holds.lua", "wake.lua", "serve.lua", "redisson.lua", "unregister.lua");
+script!(
+    UNREGISTER,
+    "holds.lua",
+    "wake.lua",
+    "serve.lua",
+    "redisson.lua",
+    "pollers.lua",
+    "unregister.lua"
+);
 
 /// The reply of a script.
 pub(crate) trait ScriptReply: Clone + Send + Sync + 'static {

@@ -16,7 +16,7 @@ use crate::net::packed::{Arg, Request};
 use crate::net::server::ServerFactory;
 use crate::net::wait::Interrupter;
 use crate::store::background::{InDoubtHold, Job, JobOutcome, Wake, Wakeups};
-use crate::store::commands::Commands;
+use crate::store::commands::{Commands, micros};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::memory::Memory;
 use crate::store::memory::memory_server::MemoryServer;
@@ -348,6 +348,62 @@ fn a_block_of_fences_is_one_clients(store: &dyn Store) {
     release(store, &hold(2)).expect("a reply");
     let next = must_acquire(store, &hold(3));
     assert!(next > fence + room, "{next} follows {fence} and {room} more");
+}
+
+#[test]
+fn a_hold_that_keeps_its_lock_taken_leaves_the_queue_of_a_server_that_refused_it() {
+    let servers = [(); 3].map(|()| process::Server::redis());
+    let store = quorum(&servers, &Config::default());
+    let other = &servers[2];
+    other.command(&["HSET", "lock:lock", "other:1", "1"]);
+    other.command(&["PEXPIRE", "lock:lock", "30000"]);
+    let reply = acquire(&store, &hold(1), Registration::IfHeld);
+    assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
+    eventually(|| other.waiting() == ["client"]);
+    assert_eq!(keep(&store, &hold(1), LEASE).ok(), Some(HoldReply::Done));
+    eventually(|| other.waiting().is_empty());
+    // It ends nothing there.
+    assert!(is_held(&acquire(&single(other), &hold(2), Registration::None)));
+    assert!(servers[..2].iter().all(|server| depth(&single(server)) == Some(0)));
+}
+
+/// The clock of the server may have been set back, or that of another client of a quorum is ahead.
+#[test]
+fn blocks_of_a_counter_that_is_ahead_are_whole_and_no_faster_than_a_clock() {
+    const FENCE: &str = "leasehold:fence:{lock:lock}";
+    let servers = [(); 3].map(|()| process::Server::redis());
+    let hour = Duration::from_secs(60 * 60);
+    // The lives of counters differ.
+    let config = |hours| Config { fence_life: hour * hours, ..Config::default() };
+    let one = [24, 25].map(|hours| single_at(&servers[0].url(), &config(hours)));
+    let three = [24, 25].map(|hours| quorum(&servers, &config(hours)));
+    let two = |stores: [&dyn Store; 2]| {
+        let ahead = micros() + 60_000_000;
+        for (server, life) in servers.iter().zip(["86400000", "90000000", "5000000"]) {
+            server.command(&["SET", FENCE, &ahead.to_string(), "PX", life]);
+        }
+        let begin = Instant::now();
+        let mut last = ahead;
+        let mut block = |nonce: u64| {
+            let store = if nonce % 2 == 0 { stores[0] } else { stores[1] };
+            let reply = acquire(store, &hold(nonce), Registration::Followed).expect("a reply");
+            let AcquireReply::Acquired { fence, room, .. } = reply else { panic!("{reply:?}") };
+            assert!(fence > last, "{fence} {last}");
+            last = fence + u64::from(room);
+            release(store, &hold(nonce)).expect("a reply");
+            room
+        };
+        for nonce in 1..10 {
+            let blocks = std::iter::repeat_with(|| block(nonce)).take(100);
+            assert!(blocks.into_iter().any(|room| u64::from(room) == TENURE_FENCES - 1));
+        }
+        // The counter has been found with some other TTL by each server.
+        let most = 2_000 + 3 * TENURE_FENCES;
+        let passed = u64::try_from(begin.elapsed().as_micros()).expect("a short test");
+        assert!(last - ahead <= passed + most, "{} {passed}", last - ahead);
+    };
+    two([&one[0], &one[1]]);
+    two([&three[0], &three[1]]);
 }
 
 fn late_duplicates_of_the_old_hold_do_not_touch_the_new(store: &dyn Store) {

@@ -129,6 +129,7 @@ mod waiting {
     mod cancelling;
     mod deadlocks;
     mod notifications;
+    mod pollers;
     mod redisson;
     mod tenures;
     mod turns;

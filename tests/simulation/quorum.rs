@@ -488,17 +488,14 @@ fn perform(memory: &Memory, server: usize, request: &Request) -> Result<Value, F
                 Ok(answer(server_memory.withdraw(&lock_key(call.name), &hold)))
             });
         }
-        if call.args[3] == "leave" {
-            let released = change(memory, server, &hold, Change::RELEASE)?;
+        if let Some(taken) = call.args[3].strip_prefix("leave") {
+            let released = change(memory, server, &hold, release_in(taken))?;
             if released == answer(HoldReply::Gone) && !flawed(Flaw::WaitsElsewhere) {
                 change(memory, server, &hold, Change::Unregister)?;
             }
             return Ok(released);
         }
-        let taken = call.time(3);
-        let taken_until = if taken.is_zero() { Moment::FIRST } else { Moment::now().after(taken) };
-        let release = Change::Release { taken_until, unused: None };
-        return change(memory, server, &hold, release);
+        return change(memory, server, &hold, release_in(call.args[3]));
     } else if call.is(&scripts::UNREGISTER) {
         let (kind, name, client) = (HoldKind::Lock, call.name.into(), call.args[0].into());
         let hold = HoldId { kind, name, client, nonce: 1 };
@@ -512,6 +509,15 @@ fn perform(memory: &Memory, server: usize, request: &Request) -> Result<Value, F
         memory.tell(call.name, &telling, deadline)?;
     }
     Ok(Value::Int(1))
+}
+
+/// Returns the release of a hold whose lock stays taken for so many milliseconds.
+fn release_in(taken: &str) -> Change {
+    let taken_until = match taken.parse().expect("a number") {
+        0 => Moment::FIRST,
+        taken => Moment::now().after(Duration::from_millis(taken)),
+    };
+    Change::Release { taken_until, unused: None }
 }
 
 fn lock_key(name: &str) -> String {

@@ -114,6 +114,7 @@ fn every_setting_has_a_text() {
         ("master_login", "me:a:b"),
         ("max_hold", "5m"),
         ("max_lifetime", "1d"),
+        ("pollers", "true"),
         ("pool", "4"),
         ("prefix", "app:"),
         ("redisson", "true"),
@@ -145,7 +146,7 @@ fn every_setting_has_a_text() {
     assert_eq!(config.max_lifetime, Some(seconds(86_400)));
     assert_eq!(config.pool_size, 4);
     assert_eq!(config.prefix, "app:");
-    assert!(config.redisson);
+    assert!(config.redisson && config.pollers);
     assert_eq!(config.retry_window, seconds(7));
     assert_eq!(config.spin, Duration::from_micros(20));
     assert_eq!(config.options.tenure, Some(ms(5)));

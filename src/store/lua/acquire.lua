@@ -5,8 +5,8 @@
 -- If its client may keep the lock unused, the number of an owner has 16 digits, the first of them 8
 -- to f. Each request of a client that joins the queue is reported to the holder's client if that
 -- may keep the lock, or if it watches its hold: the depth then starts with a zero.
--- KEYS  1 lock, 2 fence, 3 queue of waiting clients, 4 if the client leaves turns to Redisson:
---       Redisson's turn
+-- KEYS  1 lock, 2 fence, 3 queue of waiting clients, 4 if the client leaves turns to Redisson or to
+--       pollers: Redisson's turn, 5 if to pollers: whose turn it is
 -- ARGV  1 owner, 2 lease in ms, 3 life of the fence in ms, 4 life of the queue in ms, 0 if the
 --       client does not join it, less than 0 if it joins only for a lock that may be kept, 5 the
 --       least token, sent to the servers of a quorum because their own clocks would never agree on
@@ -15,8 +15,8 @@
 --       `kept` if it has the lock and wants more tokens, or only wants a kept lock released; or '',
 --       7 with 6: how many tokens to give, for holds that follow one another, 8 with 6: for how
 --       many ms the lock is offered, 9 with 6: `shard`
--- USES  `find_holder`, `join`, `is_wanted`, `tell`, `wake`, `at_least`, `clock`, `next_token` and
---       `last_token`
+-- USES  `find_holder`, `join`, `is_wanted`, `tell`, `wake`, `whose_turn`, `set_turn`,
+--       `at_least`, `clock`, `next_token` and `last_token`
 -- RETURNS the fence if held now; if several are wanted, {first fence, last fence, 1 if another
 --         client waits}; {0, ms until the holder's lease ends or -1, 1 if the client has joined the
 --         queue and the holder's was told} if held by another owner; {0, ms until to ask again or
@@ -34,6 +34,24 @@ local function wait()
     redis.pcall('zadd', KEYS[3], 'xx', place - 1e13, client)
   end
 end
+-- Whose turn it is between these clients and pollers, and how many ms are left of the pollers'.
+local whose, at, seen, now, rest = nil, nil, nil, nil, 0
+if KEYS[5] then
+  whose, at, seen, now = whose_turn(KEYS[5])
+  if left == -2 and whose == 'theirs' then
+    rest = math.max(0, at + 20 - now)
+  elseif left > 0 and not foreign and redis.call('type', KEYS[1]).ok == 'string' then
+    -- A poller has it, and tells nobody when it ends. Its next one is there soon.
+    left = 0
+    if whose ~= 'theirs' or at + 20 <= now and seen < at then
+      -- It was not this turn in which it got the lock.
+      at, seen = now - 20, 0
+    end
+    if now - seen >= 100 then
+      set_turn(KEYS[5], 'theirs', at, now)
+    end
+  end
+end
 if left ~= -2 or queued then
   if foreign then
     return foreign
@@ -45,7 +63,7 @@ if left ~= -2 or queued then
     local mine = redis.pcall('hget', KEYS[1], ARGV[1])
     keeps = type(mine) == 'string' and mine ~= '0'
     begins = keeps
-  elseif queued == 'yields' or queued == 'returns' then
+  elseif rest == 0 and (queued == 'yields' or queued == 'returns') then
     local first = redis.pcall('zrange', KEYS[3], 0, 0)[1]
     if first and first ~= client then
       wait()
@@ -57,10 +75,10 @@ local turn = KEYS[4] and begins and not holder and redis.pcall('get', KEYS[4])
 if type(turn) == 'string' and turn ~= '0' then
   -- A free lock is not acquired during Redisson's turn.
   time = time or redis.call('time')
-  local rest = tonumber(turn) - time[1] * 1000 - math.floor(time[2] / 1000)
-  if rest > 0 then
-    begins, left, client = false, rest, string.match(ARGV[1], '^(.*):')
-  end
+  rest = math.max(rest, tonumber(turn) - time[1] * 1000 - math.floor(time[2] / 1000))
+end
+if rest > 0 then
+  begins, left, client = false, rest, string.match(ARGV[1], '^(.*):')
 end
 if not begins or queued == 'kept' and not keeps then
   local life, id, number, keepable = tonumber(ARGV[4]), nil, nil, nil
@@ -98,6 +116,13 @@ if redis.pcall('pexpire', KEYS[1], keeps and at_least(ARGV[2], KEYS[1]) or ARGV[
     redis.call('set', KEYS[1], '', 'px', 1)
   end
   return redis.call('pexpire', KEYS[1], ARGV[2])
+end
+if not keeps and whose == 'theirs' then
+  local length = now - seen > 2000 and 100 or 20
+  if seen >= at then
+    length = math.min(10000, math.max(length, now - at))
+  end
+  set_turn(KEYS[5], 'ours', now + length, seen)
 end
 if queued then
   redis.pcall('zrem', KEYS[3], client)

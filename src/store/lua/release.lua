@@ -3,32 +3,38 @@
 -- server is out of memory.
 -- If the lock stays taken for a while, its owner stays too, with depth 0, and requests of that hold
 -- no longer change anything.
--- KEYS  1 lock, 2 queue of waiting clients, 3 if Redisson is told: its turn
+-- KEYS  1 lock, 2 queue of waiting clients, 3 if the client leaves turns to Redisson or to pollers:
+--       Redisson's turn, 4 if to pollers: whose turn it is
 -- ARGV  1 owner, 2 for how many ms the lock is then offered, or '' to wake no client: clients whose
 --       attempts at a quorum have collided would collide again at once, 3 `shard`, 4 for how many
---       ms from now the lock stays taken, or 0; or `leave`, which is 0, and if the hold is not
---       here, its client no longer waits here either: it had the lock from other servers; or
+--       ms from now the lock stays taken, or 0; or that after `leave`: if the hold is not here,
+--       its client no longer waits here either, because it had the lock from other servers; or
 --       `force` to end the hold of any owner: of this library, whose client is told, of Redisson,
---       or of another library that sets a string, 5 and later with KEYS 3: as in `redisson.lua`
--- USES  `tell`, `wake` and `tell_redisson`
+--       or of another library that sets a string, 5 and later if Redisson is told: as in
+--       `redisson.lua`
+-- USES  `tell`, `wake`, `tell_redisson` and `leave_to_pollers`
 -- RETURNS 1, or 0 if the hold is gone, also if its lock stays taken
 local owner, window, taken, answer = ARGV[1], ARGV[2], ARGV[4], nil
-local forced, leaves = taken == 'force', taken == 'leave'
+local forced, leaves = taken == 'force', string.match(taken, '^leave(%d+)$')
+taken = leaves or taken
 if forced and redis.call('type', KEYS[1]).ok == 'string' then
   answer = redis.call('getrange', KEYS[1], 0, 255) == owner and redis.call('del', KEYS[1]) or 0
-elseif forced or leaves or taken == '0' and window ~= '' then
+elseif forced or taken == '0' and window ~= '' then
   answer = redis.call('hdel', KEYS[1], owner)
 else
-  local depth = redis.call('hget', KEYS[1], owner) or '0'
-  if depth == '0' then
+  local depth = redis.call('hget', KEYS[1], owner) or ''
+  if depth == '0' or depth == '' and not leaves then
     return 0
   elseif window == '' then
     return redis.call('hdel', KEYS[1], owner)
+  elseif depth == '' then
+    answer = 0
+  else
+    -- The first write: a server that is out of memory does not refuse this one, nor later ones.
+    redis.call('pexpire', KEYS[1], taken)
+    answer, window = 1, nil
+    redis.call('hset', KEYS[1], owner, 0)
   end
-  -- The first write: a server that is out of memory does not refuse this one, nor others after it.
-  redis.call('pexpire', KEYS[1], taken)
-  answer, window = 1, nil
-  redis.call('hset', KEYS[1], owner, 0)
 end
 if forced and answer == 1 then
   if redis.pcall('hlen', KEYS[1]) == 1 then
@@ -46,8 +52,12 @@ if leaves and not changed then
   changed = redis.pcall('zrem', KEYS[2], client) == 1
   changed = redis.pcall('hdel', KEYS[1], client .. ':0') == 1 or changed
 end
-if not changed or KEYS[3] and tell_redisson(KEYS[2], KEYS[3]) then
+if not changed or ARGV[5] and tell_redisson(KEYS[2], KEYS[3]) then
   return answer
+end
+if KEYS[4] and leave_to_pollers(KEYS[4]) then
+  -- The waiting clients are only told how long that lasts.
+  window = nil
 end
 -- Usually no client waits, and this is the cheapest check.
 if redis.pcall('exists', KEYS[2]) == 1 then

@@ -1,15 +1,17 @@
 -- Removes a client from the queue of a name, whatever it waits for there, and takes back an offer
 -- to it, because none of its threads waits any more. The next clients may then get their turn.
--- KEYS  1 lock, 2 queue of waiting clients, 3 if Redisson is told: its turn
--- ARGV  1 client id, 2 for how many ms the lock is then offered, 3 `shard`, 5 and later with KEYS
---       3: as in `redisson.lua`
--- USES  `find_members`, `serve`, `wake` and `tell_redisson`
+-- KEYS  1 lock, 2 queue of waiting clients, 3 if the client leaves turns to Redisson or to pollers:
+--       Redisson's turn, 4 if to pollers: whose turn it is
+-- ARGV  1 client id, 2 for how many ms the lock is then offered, 3 `shard`, 5 and later if
+--       Redisson is told: as in `redisson.lua`
+-- USES  `find_members`, `serve`, `wake`, `tell_redisson` and `leave_to_pollers`
 -- RETURNS 1, or 0 if the client did not wait
 local queue, client, window, shard = KEYS[2], ARGV[1], ARGV[2], ARGV[3]
 local waited = redis.pcall('zrem', queue, client) == 1
 if redis.pcall('hdel', KEYS[1], client .. ':0') == 1 or waited then
-  if not (KEYS[3] and tell_redisson(queue, KEYS[3])) then
-    wake(queue, window, shard)
+  if not (ARGV[5] and tell_redisson(queue, KEYS[3])) then
+    local is_theirs = KEYS[4] and leave_to_pollers(KEYS[4])
+    wake(queue, not is_theirs and window or nil, shard)
   end
   return 1
 end

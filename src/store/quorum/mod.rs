@@ -51,7 +51,6 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::base::flaws::{Flaw, flawed};
 use crate::error::{Error, Result as ApiResult};
@@ -146,7 +145,7 @@ impl<L: SharedLinks> Quorum<L> {
         let commands = &self.servers.settings.commands;
         let request = match change {
             // A repeat in the background does not leave: the client may wait for its next hold.
-            Change::Release { taken_until: Moment::FIRST, .. } => commands.release_and_leave(hold),
+            Change::Release { taken_until, .. } => commands.release_and_leave(hold, taken_until),
             change => commands.change(hold, change),
         };
         let decide = move |votes: &Votes<_>| votes.decide_change(change);

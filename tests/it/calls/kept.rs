@@ -288,6 +288,7 @@ fn what_cannot_be_kept_is_refused(store: &Store) {
     let open = |builder: Builder| builder.in_memory().map(drop);
     assert!(bad(open(Client::builder().keep(ms(30_001)))));
     assert!(bad(open(Client::builder().redisson(true).keep(ms(1)))));
+    assert!(bad(open(Client::builder().pollers(true).keep(ms(1)))));
     open(Client::builder().keep(ms(30_000))).unwrap();
     let client = store.open(patient());
     assert!(bad(client.mutex("a").keep(ms(30_001)).lock().map(drop)));
