@@ -60,7 +60,7 @@ pub enum Deadlock {
 /// The settings of a client, described where [`Builder`](crate::Builder) sets them. Holds only
 /// values, since several clients may be opened with the same settings.
 #[derive(Clone, Debug)]
-#[allow(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub(crate) struct Config {
     /// Shared with the handles to locks, which copy them to change one.
     pub(crate) options: Arc<LockOptions>,

@@ -385,7 +385,7 @@ fn blocks_of_a_counter_that_is_ahead_are_whole_and_no_faster_than_a_clock() {
         let begin = Instant::now();
         let mut last = ahead;
         let mut block = |nonce: u64| {
-            let store = if nonce % 2 == 0 { stores[0] } else { stores[1] };
+            let store = if nonce.is_multiple_of(2) { stores[0] } else { stores[1] };
             let reply = acquire(store, &hold(nonce), Registration::Followed).expect("a reply");
             let AcquireReply::Acquired { fence, room, .. } = reply else { panic!("{reply:?}") };
             assert!(fence > last, "{fence} {last}");
@@ -572,7 +572,7 @@ fn many_holds_are_renewed_and_released_at_once(store: &dyn Store) {
         let changes: Vec<_> = holds.iter().map(|hold| (hold.clone(), change)).collect();
         let outcomes = run_jobs(&mut *jobs, &changes);
         for (nonce, outcome) in outcomes.into_iter().enumerate() {
-            let wanted = if nonce % 2 == 0 { HoldReply::Done } else { HoldReply::Gone };
+            let wanted = if nonce.is_multiple_of(2) { HoldReply::Done } else { HoldReply::Gone };
             assert!(matches!(outcome, Ok(reply) if reply == wanted), "{nonce}: {outcome:?}");
         }
         let last = || store.inspect("598", soon()).expect("a reply");
