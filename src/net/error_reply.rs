@@ -42,19 +42,34 @@ const REFUSALS: [&str; 15] = [
     "WRONGPASS",
 ];
 
-/// The starts of such error texts that have no code of their own. Elsewhere in a text, the same
-/// words mean nothing: a proxy may use them in its reply for a lost server.
-const REFUSING_TEXTS: [&str; 9] = [
+/// The starts of such error texts that have no code of their own, in the words of Redis and of
+/// managed services and proxies. Elsewhere in a text, the same words mean nothing: a proxy may use
+/// them in its reply for a lost server.
+const REFUSING_TEXTS: [&str; 20] = [
+    "bad lua script for redis cluster",
+    "command is not available",
+    "could not find scripting engine",
+    "eval/evalsha command keys must be in same slot",
+    "for redis cluster, eval/evalsha",
+    "handle request, command",
     "invalid expire time",
+    "max daily request limit",
+    "max request size",
+    "max requests limit",
     "protocol error",
     "syntax error",
     "this instance has cluster support disabled",
+    "this redis command is not allowed",
     "unknown command",
     "unknown redis command",
     "unknown subcommand",
+    "unsupported command",
     "value is not",
     "wrong number of arguments",
 ];
+
+/// What follows the name of a command in such a text: `command eval not support for normal user`.
+const REFUSED_COMMAND: [&str; 4] = ["is disabled", "is not allowed", "not allowed", "not support"];
 
 /// The name of a script in the text of the error that has ended it. The scripts of this library
 /// fail before they write.
@@ -99,13 +114,16 @@ pub(crate) fn failure(error: &ServerError, server: &Arc<str>) -> Failure {
     let code = inner_code(details).unwrap_or(error.code());
     let code = printable(if lacks_right { "NOPERM" } else { code });
     let begins = |known: &&str| text.starts_with(known);
+    let named = text.strip_prefix("command ").and_then(|text| text.split_once(' '));
+    let refuses_command =
+        || named.is_some_and(|(_, rest)| REFUSED_COMMAND.iter().any(|it| rest.starts_with(it)));
     let kind = match code.as_str() {
         code if TRANSIENT.contains(&code) => FailureKind::Transient,
         code if REFUSALS.contains(&code) => FailureKind::Rejected,
         "WRONGTYPE" => FailureKind::WrongType,
         "ERR" if text.starts_with("max number of clients") => FailureKind::Transient,
         "ERR" if text.contains(SCRIPT) => FailureKind::Rejected,
-        "ERR" if REFUSING_TEXTS.iter().any(begins) => FailureKind::Rejected,
+        "ERR" if REFUSING_TEXTS.iter().any(begins) || refuses_command() => FailureKind::Rejected,
         _ => FailureKind::Unclear,
     };
     let shown = details.split_once(ARGUMENTS).map_or(details, |(reply, _)| reply);
@@ -187,6 +205,13 @@ mod tests {
             "ERR user_script:1: attempt to index local 'x' script: on @user_script:1.",
             "ERR Protocol error: invalid bulk length",
             "ERR This instance has cluster support disabled",
+            "ERR Could not find scripting engine 'lua'",
+            "ERR bad lua script for redis cluster, all the keys that the script uses should be \
+             passed using the KEYS array",
+            "ERR max requests limit exceeded. Limit: 500000, Usage: 500000.",
+            "ERR Command is not available: 'EVALSHA'.",
+            "ERR command eval not support for normal user",
+            "ERR handle request, command 'EVALSHA' is not allowed",
             "ERR unknown command `EVALSHA`, with args beginning with: ",
             "ERR wrong number of arguments for 'evalsha' command",
             "FENCE leasehold:fence:{a} does not hold a token",
@@ -208,6 +233,9 @@ mod tests {
             "no upstream host",
             "ERR Connection timed out",
             "ERR handle response, backend conn reset",
+            "ERR handle request, slot-0007 is not ready",
+            "ERR command timed out, backend not available",
+            "ERR command timed out",
             "ERR script call was interrupted by the proxy",
             "ERR unknown upstream error",
             "NOTYET invented",
