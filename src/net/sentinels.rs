@@ -1,8 +1,8 @@
 //! Asks the sentinels of one master where it is, and decides which of their answers counts.
 //!
 //! One sentinel is enough, as long as the server that it names is a master and accepts connections.
-//! A sentinel that is cut off from the others may name a dead server forever. So if no connection
-//! could be opened to the address, all sentinels are asked.
+//! A sentinel that is cut off from the others may name a dead server forever. So the first time
+//! most of them must agree, and if no connection could be opened to the address, all are asked.
 
 use std::collections::VecDeque;
 use std::io;
@@ -34,6 +34,8 @@ struct Sentinels {
     address_map: AddressMap,
     /// The first one is that whose answer last counted.
     connections: VecDeque<Connection>,
+    /// Whether an answer has counted before.
+    has_counted: bool,
     rejections: u32,
 }
 
@@ -71,6 +73,7 @@ pub(crate) fn route(sentinels: &[Endpoint], master: &str, servers: &ServerFactor
         master: master.into(),
         address_map: servers.config.address_map.clone(),
         connections: connections.collect(),
+        has_counted: false,
         rejections: 0,
     };
     let ask = move |rejected: Option<&Address>, deadline| sentinels.ask(rejected, deadline);
@@ -78,8 +81,9 @@ pub(crate) fn route(sentinels: &[Endpoint], master: &str, servers: &ServerFactor
 }
 
 impl Sentinels {
-    /// Asks one sentinel after another, each for its share of the time: until one answers, or all
-    /// of them if an address was rejected. The one whose answer counts is asked first from then on.
+    /// Asks one sentinel after another, each for its share of the time: until one answers, the
+    /// first time until most of them agree, or all of them if an address was rejected. The one
+    /// whose answer counts is asked first from then on.
     fn ask(
         &mut self,
         rejected: Option<&Address>,
@@ -93,15 +97,14 @@ impl Sentinels {
             let share = deadline.saturating_duration_since(now) / left;
             match self.ask_one(place, now + share) {
                 Ok(address) => answers.push((address, (asked, place))),
-                // A rejection says more than the failure to reach another sentinel.
-                Err(next)
-                    if failure.as_ref().is_none_or(|one| one.kind != FailureKind::Rejected) =>
-                {
-                    failure = Some(next);
+                Err(next) => {
+                    if failure.as_ref().is_none_or(|one| !outweighs(one, &next)) {
+                        failure = Some(next);
+                    }
                 }
-                Err(_) => {}
             }
-            if rejected.is_none() && !answers.is_empty() {
+            let is_enough = rejected.is_none() && self.is_enough(&answers);
+            if is_enough {
                 break;
             }
         }
@@ -109,8 +112,14 @@ impl Sentinels {
             return Err(unanswered(&self.master, failure));
         };
         let (address, (asked, place)) = answers.swap_remove(best);
+        self.has_counted = true;
         self.connections.rotate_left(place);
         Ok((address, asked))
+    }
+
+    fn is_enough<T>(&self, answers: &[(Address, T)]) -> bool {
+        let votes = answers.iter().map(|(address, _)| votes(address, answers)).max();
+        votes.is_some_and(|votes| self.has_counted || votes > self.connections.len() / 2)
     }
 
     fn ask_one(&mut self, place: usize, deadline: Instant) -> Result<Address, Failure> {
@@ -140,6 +149,13 @@ fn with_hint(failure: Failure) -> Failure {
     Failure { source: Arc::new(source), ..failure }
 }
 
+/// Returns `true` if the failure of one sentinel says more than that of the next: it knows no such
+/// master, or may be reached later.
+fn outweighs(one: &Failure, next: &Failure) -> bool {
+    let is_final = |failure: &Failure| failure.kind == FailureKind::Foreign;
+    one.kind == FailureKind::Rejected || is_final(next) && !is_final(one)
+}
+
 fn choose<T>(
     answers: &[(Address, T)],
     rejected: Option<&Address>,
@@ -147,10 +163,14 @@ fn choose<T>(
 ) -> Option<usize> {
     let rank = |address: &Address| {
         let is_other = rejected != Some(address);
-        let votes = answers.iter().filter(|(one, _)| one == address).count();
-        (is_other && rejections >= REJECTIONS_MAX, votes, is_other)
+        (is_other && rejections >= REJECTIONS_MAX, votes(address, answers), is_other)
     };
     (0..answers.len()).max_by_key(|number| rank(&answers[*number].0))
+}
+
+/// Returns how many sentinels have named an address.
+fn votes<T>(address: &Address, answers: &[(Address, T)]) -> usize {
+    answers.iter().filter(|(one, _)| one == address).count()
 }
 
 /// Parses a host and a port; `None` if the reply is something else.

@@ -77,6 +77,7 @@ impl RetryPolicy {
     /// Returns how long to pause before the next attempt; `None` if there should be none. Records
     /// in the failure whether an earlier attempt may have been executed.
     pub(crate) fn pause_after(&mut self, failure: &mut Failure, now: Instant) -> Option<Duration> {
+        let is_first = self.failing_since.is_none();
         let since = *self.failing_since.get_or_insert(now);
         failure.after_doubt |= self.in_doubt;
         self.in_doubt |= failure.is_ambiguous();
@@ -106,7 +107,14 @@ impl RetryPolicy {
                 return (self.silences == 1).then_some(Duration::ZERO);
             }
             Wait::Endless | Wait::No => self.window.saturating_sub(now - since),
-            Wait::Until(end) => end.saturating_duration_since(now),
+            // The last request has time beyond that. If it fails early, the next one may find the
+            // master elsewhere, as after a sentinel's wrong answer.
+            Wait::Until(end) if now >= end => {
+                let left = self.request_deadline(now).saturating_duration_since(now);
+                let has_time = is_first && left >= self.times.slack / 2;
+                return has_time.then_some(Duration::ZERO);
+            }
+            Wait::Until(end) => end - now,
         };
         let pause = self.backoff.next().unwrap_or_default();
         (!rest.is_zero()).then_some(pause.min(rest))
@@ -277,6 +285,19 @@ mod tests {
             retry.pause_after(&mut failure(FailureKind::Disconnected), Instant::now()),
             None
         );
+    }
+
+    #[test]
+    fn a_call_that_no_longer_waits_has_a_second_attempt_if_the_first_fails_early() {
+        use FailureKind::{Transient, Unreachable};
+        let now = Instant::now();
+        for kind in [Transient, Unreachable] {
+            let mut after = retry(Wait::Until(now));
+            assert_eq!(after.pause_after(&mut failure(kind), now), Some(Duration::ZERO));
+            assert_eq!(after.pause_after(&mut failure(kind), now), None, "and no third");
+            let (mut late, over) = (retry(Wait::Until(now)), now + Duration::from_secs(1));
+            assert_eq!(late.pause_after(&mut failure(kind), over), None);
+        }
     }
 
     #[test]

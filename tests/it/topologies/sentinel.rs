@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
+use std::slice;
 use std::thread;
 use std::time::Duration;
 
@@ -45,6 +46,7 @@ on_both! {
         without_sentinels_the_open_connections_go_on,
         a_sentinel_that_names_a_replica_is_not_believed,
         a_sentinel_that_names_a_dead_master_is_not_believed,
+        a_first_attempt_asks_others_than_a_first_sentinel_that_is_wrong_or_away,
         an_unknown_master_is_a_permanent_error,
         no_extra_thread_is_needed,
         a_login_that_is_only_for_the_master_is_pointed_to_its_setting,
@@ -292,6 +294,32 @@ fn a_sentinel_that_names_a_dead_master_is_not_believed(watched: &Watched) {
     for liars in [&liars[..1], &liars[1..], &liars] {
         let client = try_open(&[liars, &watched.urls()].concat(), hasty()).unwrap();
         take(&client, "a").unlock().unwrap();
+    }
+}
+
+/// Every host may have the same list.
+fn a_first_attempt_asks_others_than_a_first_sentinel_that_is_wrong_or_away(watched: &Watched) {
+    let [dead, hung] = [Server::start(watched.binary(), &[]), Server::start(watched.binary(), &[])];
+    dead.kill();
+    hung.stop();
+    let naming = |master: &Server| {
+        let liar = Server::sentinel(watched.binary(), &[]);
+        let port = master.port().to_string();
+        liar.command(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", &port, "1"]);
+        liar
+    };
+    let liars = [naming(&watched.servers[1]), naming(&dead), naming(&hung)];
+    let ignorant = Server::sentinel(watched.binary(), &[]);
+    let firsts = liars.iter().chain([&ignorant, &dead, &hung]).map(Server::url);
+    for first in firsts {
+        let others = watched.urls();
+        // Of two, neither is a majority.
+        for others in [&others[..], &others[..1]] {
+            let urls = [slice::from_ref(&first), others].concat();
+            let client = try_open(&urls, Client::builder().lazy(true)).unwrap();
+            let guard = client.try_lock_for("a", ms(0)).unwrap().expect("it is free");
+            guard.unlock().unwrap();
+        }
     }
 }
 
