@@ -52,8 +52,8 @@ pub(crate) fn parse_seeds(
         if seed.host().is_none() {
             return Err(Error::invalid("seeds", "must be reached over TCP"));
         }
-        if seed.database() != 0 {
-            return Err(Error::invalid("seeds", "must not have a database number other than 0"));
+        if seed.database() != seeds[0].database() {
+            return Err(Error::invalid("seeds", "must have the same database number"));
         }
     }
     Ok(seeds)

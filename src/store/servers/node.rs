@@ -42,6 +42,8 @@ pub(super) struct Node {
     /// Whether the last request failed in a way that may mean that another node of the cluster now
     /// serves its slots.
     doubted: AtomicBool,
+    /// Whether a thread is asking which node serves which slots.
+    pub(super) is_asked: AtomicBool,
     /// When the map of the cluster or a redirection last named it.
     pub(super) last_named: Mutex<Instant>,
 }
@@ -55,6 +57,7 @@ impl Node {
             demand: Demand::new(config.durability),
             contended: AtomicU32::new(0),
             doubted: AtomicBool::new(false),
+            is_asked: AtomicBool::new(false),
             last_named: Mutex::new(Instant::now()),
         }
     }

@@ -4,15 +4,17 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use parking_lot::{Mutex, RwLock};
 
 use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::Mechanism;
+use crate::error::Phase;
 use crate::net::endpoint::Endpoint;
 use crate::net::server::ServerFactory;
 use crate::store::commands::Commands;
@@ -21,6 +23,9 @@ use crate::store::servers::node::{Node, Share, Target, covered, is_doubtful, unc
 
 /// Minimum time between two rounds of asking the nodes: a failover takes longer.
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// How long a node has to answer before the next one is asked as well.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// How long a node that is not in the map is kept after it was last named. While a slot moves, only
 /// redirections name its new node.
@@ -172,7 +177,7 @@ impl Topology {
         look
     }
 
-    /// Asks one node after another until one knows the owners of all slots.
+    /// Asks the nodes until one knows the owners of all slots.
     pub(super) fn explore(&self) -> Result<(), Failure> {
         let outcome = self.ask_all().and_then(|shares| {
             self.apply(&shares);
@@ -187,11 +192,31 @@ impl Topology {
     }
 
     /// Returns the reply of the first node that knows all slots, or else of the one that knows
-    /// most.
+    /// most. Does not wait for one that hangs before it asks the next.
     fn ask_all(&self) -> Result<Vec<Share>, Failure> {
         let mut best: Result<Vec<Share>, Failure> = Err(uncovered());
-        for node in self.nodes_to_ask() {
-            match (node.shares(end_of(self.servers.config.connect_timeout)), &best) {
+        let (sender, replies) = unbounded();
+        let mut untried = self.nodes_to_ask().into_iter();
+        let mut unanswered = 0;
+        loop {
+            let next = untried.next();
+            let is_last = next.is_none();
+            if let Some(node) = next {
+                self.ask(&node, &sender);
+                unanswered += 1;
+            } else if unanswered == 0 {
+                return best;
+            }
+            // After that, the nodes have failed by their own deadline.
+            let last = self.servers.config.connect_timeout.saturating_add(PATIENCE);
+            let patience = if is_last { last } else { PATIENCE };
+            let reply = match replies.recv_deadline(end_of(patience)) {
+                Ok(reply) => reply,
+                Err(_) if is_last => return best,
+                Err(_) => continue,
+            };
+            unanswered -= 1;
+            match (reply, &best) {
                 (Ok(shares), _) if covered(&shares) == SLOTS => return Ok(shares),
                 (Ok(shares), Ok(other)) if covered(&shares) <= covered(other) => {}
                 (Err(_), Ok(_)) => {}
@@ -199,7 +224,29 @@ impl Topology {
                 (reply, _) => best = reply,
             }
         }
-        best
+    }
+
+    /// Asks a node on a short-lived thread, unless it has not answered the last question yet.
+    fn ask(&self, node: &Arc<Node>, replies: &Sender<Result<Vec<Share>, Failure>>) {
+        let deadline = end_of(self.servers.config.connect_timeout);
+        let (asked, sender) = (node.clone(), replies.clone());
+        let ask = move || {
+            let reply = asked.shares(deadline);
+            asked.is_asked.store(false, Ordering::Relaxed);
+            // No thread waits for it if another node has answered.
+            sender.send(reply).unwrap_or_default();
+        };
+        if node.is_asked.swap(true, Ordering::Relaxed) {
+            let failure = Failure::too_late(node.label(), "it has not answered the last question");
+            replies.send(Err(failure)).unwrap_or_default();
+            return;
+        }
+        let thread = thread::Builder::new().name("leasehold-node".into()).spawn(ask);
+        if let Err(error) = thread {
+            node.is_asked.store(false, Ordering::Relaxed);
+            let failure = Failure::io(FailureKind::Unreachable, node.label(), error);
+            replies.send(Err(failure.at(Phase::System))).unwrap_or_default();
+        }
     }
 
     /// Returns the nodes to ask, the doubted ones last.

@@ -5,13 +5,14 @@ mod outages;
 mod sharded_wakeups;
 mod slot_moves;
 
+use std::net::TcpListener;
 use std::thread;
 
 use leasehold::{Builder, Client, Error, Guard, Phase};
 
 use crate::support::child::{self, Child};
-use crate::support::cluster::add_slots;
-use crate::support::server::Server;
+use crate::support::cluster::{add_slots, unique_prefix};
+use crate::support::server::{Server, valkey_binary};
 use crate::support::{
     Cluster, LEASE, SOON, eventually, everything, hasty, is_busy, ms, patient, sleepy, soon, take,
     throughout, timed, unlock,
@@ -24,12 +25,11 @@ fn names() -> Vec<String> {
 #[test]
 fn invalid_seeds_are_refused_before_anything_is_sent() {
     // No server listens at port 1.
-    let bad: [&[&str]; 7] = [
+    let bad: [&[&str]; 6] = [
         &[],
         &["redis://127.0.0.1:1/", "nonsense"],
         &["redis://127.0.0.1:1/", "redis://127.0.0.1:1"],
         &["redis://127.0.0.1/", "redis://127.0.0.1:6379"],
-        &["redis://127.0.0.1:1/1"],
         &["redis+unix:///nonexistent/socket"],
         &["redis://127.0.0.1:1/", "redis://:secret@127.0.0.1:2/1"],
     ];
@@ -49,6 +49,42 @@ fn one_seed_that_answers_is_enough() {
     let client = Client::builder().prefix("by one seed: ").open_cluster(&seeds).unwrap();
     for name in names() {
         take(&client, &name).unlock().unwrap();
+    }
+}
+
+/// Every host may have the same list.
+#[test]
+fn a_first_attempt_does_not_wait_for_a_seed_that_hangs() {
+    let hung = TcpListener::bind("127.0.0.1:0").unwrap();
+    let hung = format!("redis://{}/", hung.local_addr().unwrap());
+    let prefix = unique_prefix();
+    for seeds in [vec![hung.clone()], vec![hung, Server::redis().url()]] {
+        let seeds = [seeds, Cluster::shared().urls()].concat();
+        let client = Client::builder().prefix(&prefix).lazy(true).open_cluster(&seeds).unwrap();
+        let guard = client.try_lock_for("a", ms(0)).unwrap().expect("it is free");
+        guard.unlock().unwrap();
+    }
+}
+
+#[test]
+fn a_numbered_database_of_a_cluster_has_locks_of_its_own() {
+    let cluster = Cluster::three_with(valkey_binary(), &["--cluster-databases", "16"]);
+    let urls: Vec<_> = cluster.urls().iter().map(|url| format!("{url}3")).collect();
+    let (one, other) = (patient().open_cluster(&urls).unwrap(), sleepy().open_cluster(&urls));
+    let (other, elsewhere) = (other.unwrap(), patient().open_cluster(cluster.urls()).unwrap());
+    for node in 0..3 {
+        let name = &cluster.name_at(node);
+        let guard = take(&one, name);
+        assert!(is_busy(&other, name) && !is_busy(&elsewhere, name));
+        assert!(!cluster.nodes()[node].exists(name), "it is in the other database");
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| other.lock(name).unwrap().fence());
+            eventually(SOON, || one.survey().report(name).unwrap().waiting == [other.id()]);
+            eventually(SOON, || cluster.nodes()[node].listeners(&other) == 1);
+            let fence = guard.fence();
+            guard.unlock().unwrap();
+            assert!(waiter.join().unwrap() > fence);
+        });
     }
 }
 
