@@ -135,10 +135,12 @@ fn split_options(url: &str) -> Result<(String, Options)> {
     Ok((parsed.into(), options))
 }
 
-/// Returns `true` for an option that the URL of one server may have in its query, about the login.
+/// Returns `true` for an option that the URL of one server may have in its query, about the
+/// connection.
 pub(crate) fn is_connection_option(scheme: &str, name: &str) -> bool {
     match name {
-        "client_name" => true,
+        // Every version of the protocol is the same to a user of this library.
+        "client_name" | "protocol" => true,
         "db" | "pass" | "user" => scheme.ends_with("unix"),
         _ => false,
     }

@@ -27,8 +27,8 @@ fn settings_are_taken_out_of_the_query() {
     let url = "redis://u:p%40@h:1/2?lease=20s&prefix=app:&pool=4";
     assert_parsed(url, &["redis://u:p%40@h:1/2"], "server", &settings);
     let url = "rediss://h/?client_name=a%26b&wait=1&protocol=resp3#insecure";
-    let rest = "rediss://h/?client_name=a%26b#insecure";
-    assert_parsed(url, &[rest], "server", &[("wait", "1"), ("protocol", "resp3")]);
+    let rest = "rediss://h/?client_name=a%26b&protocol=resp3#insecure";
+    assert_parsed(url, &[rest], "server", &[("wait", "1")]);
     let url = "unix:///tmp/x?db=1&user=u&pass=p&wait=1";
     assert_parsed(url, &["unix:///tmp/x?db=1&user=u&pass=p"], "server", &[("wait", "1")]);
     let url = "redis://h?db=1";

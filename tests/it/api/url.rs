@@ -135,7 +135,7 @@ fn bad_settings_are_refused_before_a_connection_is_made() {
         ("pool=0", "pool_size"),
         ("colour=secret", "colour"),
         ("db=1", "db"),
-        ("protocol=resp3", "protocol"),
+        ("protocol=secret", "protocol"),
         ("backoff=2s..1s", "backoff"),
         ("durability=replicas:0:1s", "durability"),
         ("wait=", "wait"),
