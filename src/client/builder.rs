@@ -571,17 +571,23 @@ impl Builder {
     /// Sets how long opening a connection may take, from looking up the host name to the end of the
     /// login.
     ///
+    /// A call that finds no open connection opens one within its
+    /// [`io_timeout`](Builder::io_timeout), which is therefore no shorter than this unless you set
+    /// it, or the lease is too short. With a shorter one, only [`open`](Builder::open), renewals,
+    /// wake-ups and connections to independent servers have all of this time.
+    ///
     /// Defaults to 1 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.config.connect_timeout = timeout;
         self
     }
 
-    /// Sets how long one request may take, from waiting for a connection to the last byte of the
-    /// reply.
+    /// Sets how long one request may take, from waiting for a connection, or opening one, to the
+    /// last byte of the reply.
     ///
-    /// At most a third of the lease. Defaults to 1 s plus the timeout of the
-    /// [`durability`](Builder::durability), or to a third of the lease if that is less.
+    /// At most a third of the lease. Defaults to 1 s, or the
+    /// [`connect_timeout`](Builder::connect_timeout) if that is longer, plus the timeout of the
+    /// [`durability`](Builder::durability); or to a third of the lease if that is less.
     pub fn io_timeout(mut self, timeout: Duration) -> Self {
         self.config.io_timeout = Some(timeout);
         self

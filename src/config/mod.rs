@@ -173,12 +173,13 @@ impl Config {
         !self.without.contains(&mechanism)
     }
 
-    /// Returns how long one request for a lock with this lease may take, connecting included. By
-    /// default that is one second and the timeout of the durability. It is never more than a third
-    /// of the lease: an explicit value has been checked against the client's lease, but not against
-    /// one that `max_hold` cuts short.
+    /// Returns how long one request for a lock with this lease may take, connecting included. So by
+    /// default that is one second, or the `connect_timeout` if it is longer, and the timeout of the
+    /// durability. It is never more than a third of the lease: an explicit value has been checked
+    /// against the client's lease, but not against one that `max_hold` cuts short.
     pub(crate) fn io_timeout(&self, lease: Duration) -> Duration {
-        let default = IO_TIMEOUT_DEFAULT.saturating_add(self.durability.timeout());
+        let default = IO_TIMEOUT_DEFAULT.max(self.connect_timeout);
+        let default = default.saturating_add(self.durability.timeout());
         self.io_timeout.unwrap_or(default).min(lease / 3)
     }
 }

@@ -1,13 +1,13 @@
 //! Opening a client: the meaning of the URL, and servers that cannot be reached.
 
 use std::fmt::Debug;
-use std::io::{ErrorKind, Read as _, Write as _};
+use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Client, Error, Phase};
+use leasehold::{Builder, Client, Error, Phase};
 use rustix::net::{AddressFamily, SocketType};
 
 use crate::support::child::{self, Child};
@@ -30,6 +30,7 @@ stores! {
         debug_output_has_no_secrets,
         a_client_name_that_is_refused_is_no_failure,
         a_service_that_takes_the_place_of_the_server_is_told_at_once,
+        a_server_that_is_slow_to_serve_a_connection_has_the_time_for_connecting,
         a_host_with_several_addresses_is_tried_at_each;
 }
 
@@ -335,6 +336,40 @@ fn a_host_with_several_addresses_is_tried_at_each(server: &Server) {
     let guard = take(&client, "a");
     throughout(ms(100), || server.exists("a"));
     guard.unlock().unwrap();
+}
+
+/// Listens before a server, and serves each connection only after this time. Ends with the process.
+fn slow_to_serve(server: &Server, time: Duration) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, port) = (listener.local_addr().unwrap(), server.port());
+    thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            thread::spawn(move || {
+                thread::sleep(time);
+                let server = TcpStream::connect(("127.0.0.1", port)).unwrap();
+                let ends = [&client, &server].map(|stream| stream.try_clone().unwrap());
+                let [mut requests, mut onward] = ends;
+                let (mut replies, mut back) = (server, client);
+                thread::spawn(move || io::copy(&mut requests, &mut onward).ok());
+                io::copy(&mut replies, &mut back).ok();
+            });
+        }
+    });
+    format!("redis://{address}/")
+}
+
+fn a_server_that_is_slow_to_serve_a_connection_has_the_time_for_connecting(server: &Server) {
+    let url = slow_to_serve(server, ms(1500));
+    let lazy = |builder: Builder| builder.lazy(true).open(&url).unwrap();
+    let client = lazy(Client::builder());
+    let error = client.try_lock_for("a", ms(0)).unwrap_err();
+    assert!(error.to_string().contains("`connect_timeout`"), "{error}");
+    let builder = Client::builder().connect_timeout(ms(4000));
+    for wait in [ms(0), SOON] {
+        let client = lazy(builder.clone());
+        client.try_lock_for("a", wait).unwrap().expect("it is free").unlock().unwrap();
+    }
+    lazy(builder.wait(SOON)).lock("a").unwrap().unlock().unwrap();
 }
 
 #[test]
