@@ -76,12 +76,10 @@ pub(crate) fn list(
     json: bool,
 ) -> Result<u8, ExitError> {
     let survey = client.survey();
-    let servers = survey.servers().into_iter().flat_map(|replies| replies.each);
-    let is_of_node = |report: ServerReport| Info::new(report.info.as_deref()).is_of_node();
-    if !server.is_cluster() && servers.filter_map(|(_, report)| report.ok()).any(is_of_node) {
+    let (names, too_few) = found(survey.names(start)?);
+    if !server.is_cluster() && has_node(&survey) {
         say(&format!("warning: {NODE}"));
     }
-    let (names, too_few) = found(survey.names(start)?);
     let reports = reports(&survey, names);
     let names = || reports.iter().map(|(name, _)| name);
     let code = if names_only {
@@ -97,6 +95,13 @@ pub(crate) fn list(
     }
     let mut errors = reports.into_iter().filter_map(|(_, report)| report.err());
     code_unless(too_few.or_else(|| errors.next()), code)
+}
+
+/// Returns `true` if one of the servers says that it is a node of a cluster.
+fn has_node(survey: &Survey) -> bool {
+    let is_of_node = |report: ServerReport| Info::new(report.info.as_deref()).is_of_node();
+    let servers = survey.servers().into_iter().flat_map(|replies| replies.each);
+    servers.filter_map(|(_, report)| report.ok()).any(is_of_node)
 }
 
 /// Explains how to list names by their beginning if `--prefix`, the prefix of keys, was probably

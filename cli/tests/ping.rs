@@ -1,5 +1,7 @@
 //! `ping`.
 
+use std::time::{Duration, Instant};
+
 use serde_json::Value;
 
 use crate::support::{
@@ -122,6 +124,33 @@ fn a_login_without_the_right_to_ask_is_enough() {
     server.command(&["ACL", "SETUSER", "default", "-info"]);
     assert_eq!(ping(&server)["version"], Value::Null);
     assert!(warns(&server, "INFO"));
+}
+
+/// As at a proxy that passes on little but scripts.
+#[test]
+fn a_server_that_answers_few_questions_but_has_locks_is_a_place_for_locks() {
+    let server = Server::redis();
+    server.command(&["ACL", "SETUSER", "default", "-info", "-ping"]);
+    let report = ping(&server);
+    assert_eq!(report["version"], Value::Null);
+    assert!(report["round_trip_ms"].is_number(), "{report}");
+}
+
+/// A sentinel that names a replica, which may become the master soon.
+#[test]
+fn an_outage_makes_ls_wait_once() {
+    let (master, replica) = (Server::redis(), Server::redis());
+    replica.command(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
+    let sentinel = Server::sentinel(redis_binary(), &[]);
+    let port = replica.port().to_string();
+    sentinel.command(&["SENTINEL", "MONITOR", "shop", "127.0.0.1", &port, "1"]);
+    let address = format!("127.0.0.1:{}", sentinel.port());
+    let url = format!("redis+sentinel://{address}/shop?retry_window=2s");
+    let begun = Instant::now();
+    let finished = finish(&mut without_server(&["ls", "--url", &url]));
+    let took = begun.elapsed();
+    assert!(finished.code == 69 && finished.stderr.contains("not a master"), "{finished:?}");
+    assert!(took < Duration::from_millis(3500), "{took:?}");
 }
 
 #[test]

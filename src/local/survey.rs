@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use redis::{Cmd, FromRedisValue, cmd};
 
+use crate::base::failure::{Failure, FailureKind};
 use crate::base::holder::Holder;
 use crate::error::{Error, Result};
 use crate::local::shared::Shared;
@@ -320,21 +321,19 @@ impl Survey {
     pub fn servers(&self) -> Result<ServerReplies<ServerReport>> {
         let shared = &*self.shared;
         ask_servers(shared, |connection| {
-            // Opens the connection.
-            ask::<String>(shared, connection, &cmd("PING"))?;
-            let info: Option<String> = unless_refused(ask(shared, connection, &cmd("INFO")))?;
+            // Opens the connection. A proxy may pass on what locks need, and little else.
+            ask_if_known::<String>(shared, connection, &cmd("PING"))?;
+            let info: Option<String> = ask_if_known(shared, connection, &cmd("INFO"))?;
             let says = |field| info.as_deref().is_some_and(|info| info.contains(field));
             let (sent, here) = (Instant::now(), SystemTime::now());
-            let time = ask::<(u64, u32)>(shared, connection, &cmd("TIME"));
+            let time = ask_if_known::<(u64, u32)>(shared, connection, &cmd("TIME"))?;
             let round_trip = sent.elapsed();
             let mut slowest = round_trip;
             for _ in 1..REPLIES {
                 let sent = Instant::now();
-                ask::<String>(shared, connection, &cmd("PING"))?;
+                ask_if_known::<String>(shared, connection, &cmd("PING"))?;
                 slowest = slowest.max(sent.elapsed());
             }
-            let time =
-                if says("redis_mode:sentinel") { unless_refused(time)? } else { Some(time?) };
             let here = here.duration_since(UNIX_EPOCH).unwrap_or_default() + round_trip / 2;
             let clock_ahead = time.map(|(seconds, micros)| {
                 // A server may reply anything.
@@ -342,7 +341,7 @@ impl Survey {
                 there - here.as_secs_f64()
             });
             let cluster_info = if says("cluster_enabled:1") {
-                unless_refused(ask(shared, connection, cmd("CLUSTER").arg("INFO")))?
+                ask_if_known(shared, connection, cmd("CLUSTER").arg("INFO"))?
             } else {
                 None
             };
@@ -449,8 +448,19 @@ fn scan(shared: &Shared, connection: &mut Connection, pattern: &str) -> Result<V
     }
 }
 
-/// Returns the reply; `None` if the server refuses the command.
-fn unless_refused<T>(reply: Result<T>) -> Result<Option<T>> {
+/// Like `ask`, but returns `None` if the server refuses the command, in whatever words, or closes
+/// the connection instead.
+fn ask_if_known<T: FromRedisValue>(
+    shared: &Shared,
+    connection: &mut Connection,
+    question: &Cmd,
+) -> Result<Option<T>> {
+    let reply = ask_with(shared, connection, question, |failure| match failure.kind {
+        FailureKind::Disconnected | FailureKind::Unclear => {
+            Failure { kind: FailureKind::Rejected, ..failure }
+        }
+        _ => failure,
+    });
     match reply {
         Ok(reply) => Ok(Some(reply)),
         Err(Error::Redis { .. }) => Ok(None),
@@ -480,9 +490,19 @@ fn ask<T: FromRedisValue>(
     connection: &mut Connection,
     question: &Cmd,
 ) -> Result<T> {
+    ask_with(shared, connection, question, |failure| failure)
+}
+
+/// Like `ask`, with another meaning of failures.
+fn ask_with<T: FromRedisValue>(
+    shared: &Shared,
+    connection: &mut Connection,
+    question: &Cmd,
+    meaning: impl Fn(Failure) -> Failure,
+) -> Result<T> {
     let request = Request::command(question);
     let reply = repeat_briefly(shared, "ask the server", "", |deadline| {
-        connection.exchange(&request, deadline)
+        connection.exchange(&request, deadline).map_err(&meaning)
     })?;
     T::from_redis_value(reply)
         .map_err(|_| connection.invalid_reply().into_error("ask the server", ""))

@@ -1,13 +1,15 @@
 //! What an operator learns about names and servers, and ends.
 
 use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::thread;
 
 use crossbeam_channel::unbounded;
-use leasehold::{Error, HeldAs, Survey};
+use leasehold::{Client, Error, HeldAs, Survey};
 
 use crate::support::{
-    SOON, Server, Store, assert_lost, eventually, ms, patient, stores, throughout,
+    SOON, Server, Store, assert_lost, eventually, ms, patient, stores, throughout, timed,
 };
 
 stores! {
@@ -22,6 +24,38 @@ stores! {
         one_permit_that_is_ended_lets_one_client_in;
     every server:
         what_is_over_or_offered_is_no_hold;
+}
+
+/// Answers as a proxy that passes on little but scripts, in words of its own or by closing the
+/// connection. Ends with the process.
+fn start_proxy_that_knows_no_question() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for mut client in listener.incoming().flatten() {
+            thread::spawn(move || {
+                let mut request = [0; 1000];
+                while let Ok(1..) = client.read(&mut request) {
+                    if String::from_utf8_lossy(&request).contains("INFO") {
+                        return;
+                    }
+                    client.write_all(b"-ERR not here\r\n").ok();
+                    request.fill(0);
+                }
+            });
+        }
+    });
+    format!("redis://{address}/")
+}
+
+#[test]
+fn a_proxy_that_answers_no_question_is_reported_without_the_answers() {
+    let url = start_proxy_that_knows_no_question();
+    let client = Client::builder().lazy(true).open(&url).unwrap();
+    let (servers, took) = timed(|| client.survey().servers().unwrap());
+    let report = servers.each[0].1.as_ref().unwrap();
+    assert_eq!((&report.info, report.clock_ahead, &report.cluster_info), (&None, None, &None));
+    assert!(took < SOON / 2, "{took:?}");
 }
 
 fn kinds(survey: &Survey, name: &str) -> Vec<HeldAs> {
