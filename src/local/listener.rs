@@ -43,7 +43,8 @@ const RECONNECT: (Duration, Duration) = (Duration::from_millis(10), Duration::fr
 /// other clients find a free lock when they next try.
 const UNCLAIMED_MAX: usize = 1024;
 
-/// The shortest pause after a server has rejected the subscription.
+/// The shortest pause after a server has rejected the subscription, and the longest if it closes
+/// the connection each time.
 const REJECTED_PAUSE: Duration = Duration::from_secs(30);
 
 /// The pause after a panic, so that a recurring one does not take a whole core.
@@ -117,6 +118,7 @@ impl Listening {
             interrupter: interrupter.clone(),
             ended,
             pauses: None,
+            closed: 0,
             ready: None,
         };
         spawn("leasehold-wake", move || thread.run())?;
@@ -174,6 +176,8 @@ struct ListenerThread {
     ended: Receiver<()>,
     /// The pauses of the current outage, once it was reported. The first attempt is immediate.
     pauses: Option<Backoff>,
+    /// How often the connection was closed since then. A proxy may do that to every subscription.
+    closed: u32,
     /// When messages began to arrive, if they do.
     ready: Option<Instant>,
 }
@@ -294,6 +298,7 @@ impl ListenerThread {
         }
         if self.ready.take().is_some_and(|since| clock::elapsed(since) >= STABLE) {
             self.pauses = None;
+            self.closed = 0;
         }
         if self.pauses.is_none()
             && let Some(reporter) = &reporter
@@ -306,9 +311,20 @@ impl ListenerThread {
         let pause = self.pauses.as_mut().and_then(Backoff::next).unwrap_or_default();
         self.pauses.get_or_insert_with(|| Backoff::new(RECONNECT, random()));
         // A rejected login may soon succeed: passwords and credentials change.
-        let stays = failure.kind == FailureKind::Rejected && failure.phase != Phase::Login;
-        if stays { pause.max(REJECTED_PAUSE) } else { pause }
+        if failure.kind == FailureKind::Rejected && failure.phase != Phase::Login {
+            return pause.max(REJECTED_PAUSE);
+        }
+        if failure.kind == FailureKind::Disconnected && !pause.is_zero() {
+            self.closed = self.closed.saturating_add(1);
+            return pause.max(closed_pause(self.closed));
+        }
+        pause
     }
+}
+
+/// Returns the shortest pause after the connection was closed this often.
+fn closed_pause(times: u32) -> Duration {
+    RECONNECT.0.saturating_mul(1 << times.min(16)).min(REJECTED_PAUSE)
 }
 
 #[cfg(test)]
@@ -429,6 +445,13 @@ pub(super) mod tests {
         assert!(
             Backoff::new(RECONNECT, 1).take(1_000).all(|pause| pause <= Duration::from_secs(1))
         );
+    }
+
+    #[test]
+    fn pauses_grow_while_every_subscription_is_closed() {
+        let pauses: Vec<_> = (1..20).map(closed_pause).collect();
+        assert!(pauses.is_sorted() && pauses[0] < Duration::from_millis(50), "{pauses:?}");
+        assert_eq!(pauses.last(), Some(&REJECTED_PAUSE));
     }
 
     #[test]

@@ -164,6 +164,11 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         Some(outcome.map(|open| self.open = Some(open)))
     }
 
+    /// Leaves the node alone for this time at least, or for the pause after a failure.
+    pub(crate) fn rest(&mut self, time: Duration) {
+        self.pause_end = self.pause_end.max(end_of(time));
+    }
+
     /// Closes the connection. It can be reopened at once if it has lasted as long as a pause.
     pub(crate) fn fail(&mut self, failure: Failure) {
         (self.open, self.failed) = (None, Some(failure));

@@ -71,7 +71,12 @@ impl Subscription {
         let subscribe = redis::cmd("SUBSCRIBE").arg(&channel.name).take();
         connection.write(&subscribe.get_packed_command())?;
         let reply = connection.receive_next(WaitFor::Reply { deadline });
-        let reply = reply.unwrap_or_else(|| Err(connection.factory.no_reply()))?;
+        let reply = reply.unwrap_or_else(|| Err(connection.factory.no_reply()));
+        // A subscription has no effect, so an error reply in any words is a refusal.
+        let reply = reply.map_err(|failure| match failure.kind {
+            FailureKind::Unclear => Failure { kind: FailureKind::Rejected, ..failure },
+            _ => failure,
+        })?;
         if !begins(&reply, &channel.name) {
             return Err(foreign(&connection));
         }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crate::base::clock::end_of;
 use crate::base::event_thread::Events;
 use crate::base::failure::{Failure, FailureKind};
+use crate::error::Phase;
 use crate::net::resp::RespStream;
 use crate::net::socket::{Alarm, PollFd};
 use crate::net::wait::Interrupter;
@@ -21,6 +22,9 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// How often to check for nodes that have moved or were replaced. No message says so.
 const NODES_LOOK: Duration = Duration::from_secs(1);
+
+/// The shortest pause after a node has rejected the subscription.
+pub(crate) const REJECTED_PAUSE: Duration = Duration::from_secs(30);
 
 /// The wake-ups of one client.
 pub(crate) struct BackgroundWakeups<P: WakeupPolicy> {
@@ -126,6 +130,10 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         let ready = match node.finish_opening() {
             None => false,
             Some(Err(failure)) => {
+                // A rejected login may soon succeed: passwords and credentials change.
+                if failure.kind == FailureKind::Rejected && failure.phase != Phase::Login {
+                    node.rest(REJECTED_PAUSE);
+                }
                 self.report(place, &failure);
                 false
             }
