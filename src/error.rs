@@ -9,6 +9,10 @@ use std::sync::Arc;
 use crate::base::holder::Holder;
 pub(crate) use crate::base::phase::{Phase, ServerFailure, Shortfall};
 
+/// The kind of an I/O error in a TLS session that lasts until another certificate or setting is
+/// used.
+pub(crate) const LASTING: io::ErrorKind = io::ErrorKind::PermissionDenied;
+
 /// The result of a call to leasehold.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -176,12 +180,16 @@ pub enum Error {
 
 impl Error {
     /// Returns `true` if the same call may succeed later without a change to the program or to the
-    /// server's configuration.
+    /// server's configuration, certificates included.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::NoQuorum { .. } | Self::NotReplicated { .. } | Self::Timeout { .. } => true,
-            Self::Unavailable { phase, .. } => *phase != Phase::Greeting,
+            Self::Unavailable { phase: Phase::Greeting, .. } => false,
+            Self::Unavailable { phase: Phase::Tls, source, .. } => !lasts(&**source),
+            Self::NoQuorum { .. }
+            | Self::NotReplicated { .. }
+            | Self::Timeout { .. }
+            | Self::Unavailable { .. } => true,
             _ => false,
         }
     }
@@ -301,6 +309,23 @@ impl fmt::Display for Error {
             }
         }
     }
+}
+
+/// Returns `true` for the cause of a failure of TLS that lasts until another certificate or setting
+/// is used.
+pub(crate) fn lasts(source: &(dyn StdError + 'static)) -> bool {
+    let mut next = Some(source);
+    while let Some(cause) = next {
+        // The system's own errors of this kind are about something else.
+        if let Some(error) = cause.downcast_ref::<io::Error>()
+            && error.kind() == LASTING
+            && error.get_ref().is_some()
+        {
+            return true;
+        }
+        next = cause.source();
+    }
+    false
 }
 
 /// Why a lock was lost, as far as its client knows. See [`Lost::cause`](crate::Lost::cause) and

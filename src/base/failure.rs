@@ -31,7 +31,8 @@ pub(crate) enum FailureKind {
     Unreachable,
     /// The request was not sent, because other threads of this client used all connections.
     NoneFree,
-    /// Something other than a Redis server is there, and will not become one.
+    /// Something other than the server that is meant is there, and will not become it: no Redis
+    /// server, or one that the settings for TLS do not fit.
     Foreign,
     /// The key holds something that is not a lock: nothing was done.
     WrongType,

@@ -6,6 +6,7 @@
 //! reader must be able to spin, and another thread must be able to end a blocked read. `redis`
 //! provides URLs, the packing of commands, values and error kinds.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use redis::{RedisError, Value};
 use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::Phase;
-use crate::net::factory::{ConnectionFactory, OpenSocket, Validity};
+use crate::net::factory::{ConnectionFactory, ELSEWHERE, OpenSocket, Validity};
 use crate::net::in_flight::{Exchange, InFlight};
 use crate::net::packed::{Reply, ReplySlot, Request};
 use crate::net::resp::RespStream;
@@ -53,6 +54,10 @@ impl Connection {
 
     pub(crate) fn stream(&self) -> Option<&RespStream> {
         self.socket.as_ref().map(|socket| &socket.stream)
+    }
+
+    fn peer(&self) -> Option<SocketAddr> {
+        self.stream().and_then(RespStream::peer)
     }
 
     /// Returns `true` if bytes are left to write for which there was no room.
@@ -130,20 +135,34 @@ impl Connection {
         self.collect();
         self.poison();
         let moves = self.factory.route.as_ref().map_or(0, Route::moves);
-        let deadline = deadline.min(end_of(self.factory.connect_timeout));
-        let opened = self.open(deadline).or_else(|failure| {
+        let limit = end_of(self.factory.connect_timeout);
+        let settings = if limit <= deadline {
+            "`connect_timeout`"
+        } else {
+            "`connect_timeout` and `io_timeout`"
+        };
+        let deadline = deadline.min(limit);
+        let mut opened = self.open(deadline).or_else(|failure| {
             // There may be other credentials by now.
             let is_outdated = self.factory.credentials.is_some()
                 && failure.phase == Phase::Login
                 && failure.code == "WRONGPASS";
             if is_outdated { self.open(deadline) } else { Err(failure) }
         });
+        // The first address of a host may be that of a replica.
+        while let Err(failure) = &opened
+            && failure.code == ELSEWHERE
+            && Instant::now() < deadline
+        {
+            opened = self.open(deadline);
+        }
         if let Err(failure) = opened {
             self.factory.record_useless(&failure);
             if let Some(route) = &self.factory.route {
                 route.reject_address(moves);
             }
             // The first requests on a connection have no effect.
+            let failure = ConnectionFactory::with_limit(failure, settings);
             return Err(self.give_up(failure).of_question());
         }
         self.opened = true;
@@ -185,8 +204,9 @@ impl Connection {
         self.socket = Some(socket);
         let (steps, requests): (Vec<_>, Vec<_>) = greeting.into_iter().unzip();
         let replies = self.ask(requests, deadline).replies();
+        let peer = self.peer();
         for (step, reply) in steps.into_iter().zip(replies) {
-            self.factory.check(step, reply)?;
+            self.factory.check(step, reply, peer)?;
         }
         // More has come than the replies.
         if self.is_connected() { Ok(()) } else { Err(self.invalid_reply()) }
@@ -298,7 +318,7 @@ impl Connection {
         socket.greeted |= received.is_ok();
         match received {
             Ok(Value::ServerError(error)) => {
-                Some(Err(self.factory.failure_of_reply(&error, is_first)))
+                Some(Err(self.factory.failure_of_reply(&error, self.peer(), is_first)))
             }
             Ok(reply) => Some(Ok(reply)),
             Err(error) if error.is_timeout() => None,
@@ -324,7 +344,15 @@ impl Connection {
     }
 
     pub(crate) fn time_out(&mut self) -> Failure {
-        self.give_up(self.factory.no_reply())
+        self.give_up(self.no_reply())
+    }
+
+    /// Returns the failure of a request over this connection that has no reply in time.
+    pub(super) fn no_reply(&self) -> Failure {
+        match &self.socket {
+            Some(socket) if !socket.greeted => self.factory.no_first_reply(),
+            _ => self.factory.no_reply(),
+        }
     }
 
     pub(super) fn break_off(&mut self, error: RedisError) -> Failure {

@@ -12,7 +12,7 @@ use crate::base::{printable, with_port};
 use crate::config::Config;
 use crate::config::callbacks::Credentials;
 use crate::config::url::{URL_HINT, is_connection_option, trimmed};
-use crate::error::{Error, Phase, Result as ApiResult};
+use crate::error::{Error, LASTING, Phase, Result as ApiResult};
 use crate::net::packed::Request;
 use crate::net::resp::{Layer, RespStream};
 use crate::net::shared_call::Resolver;
@@ -21,9 +21,25 @@ use crate::net::socket::Stream;
 use crate::net::tls::Connector;
 #[cfg(feature = "tls")]
 use crate::net::trust::Trust;
+use crate::net::wait::WaitFor;
 
 /// The required form of a URL that cannot be parsed, perhaps because of its password.
 const FORM: &str = "must be redis[s]://host[:port][/db] or unix:///path";
+
+/// The first bytes of a server's messages in TLS.
+const ALERT: u8 = 0x15;
+const HANDSHAKE: u8 = 0x16;
+
+/// A shortest first message of a client in TLS 1.2, which every server with TLS answers, if only to
+/// refuse it: in a record, a `ClientHello` of 41 bytes, with the version, 32 random bytes, no
+/// session, one cipher suite and no compression.
+const CLIENT_HELLO: &[u8] = b"\x16\x03\x01\x00\x2d\x01\x00\x00\x29\x03\x03\
+    leasehold asks: do you use TLS? \
+    \x00\x00\x02\xc0\x2f\x01\x00";
+
+/// What is wrong with a host that is the address of all.
+const EVERYWHERE: &str = "must not have the host 0.0.0.0 or [::], at which servers listen for \
+                          connections to any of their addresses: use one of these, or 127.0.0.1";
 
 #[derive(Clone)]
 pub(crate) struct Endpoint {
@@ -45,7 +61,8 @@ impl fmt::Debug for Endpoint {
 
 impl Endpoint {
     /// Parses `redis[s]://[user][:password@]host[:port][/db]` and
-    /// `unix:///path[?db=&user=&pass=]`, each with an optional `client_name` in the query.
+    /// `unix:///path[?db=&user=&pass=]`, each with an optional `client_name` in the query, and a
+    /// `protocol`, which changes nothing.
     #[cfg_attr(not(feature = "tls"), expect(unused_variables, reason = "all about TLS"))]
     pub(crate) fn parse(url: &str, config: &Config, events: &Events) -> ApiResult<Self> {
         let refuse = |why: &str| Err(Error::invalid("url", why));
@@ -67,6 +84,22 @@ impl Endpoint {
         let is_setting = |name: &str| !is_connection_option(parsed.scheme(), name);
         if parsed.query_pairs().any(|(name, _)| is_setting(&name)) {
             return refuse("must not have settings of the client if it is one of several");
+        }
+        if matches!(parsed.host_str(), Some("0.0.0.0" | "[::]")) {
+            return refuse(EVERYWHERE);
+        }
+        if parsed.host_str().is_some_and(|host| host.contains('%')) {
+            // An international name. Only in the URLs of the web is it converted to its form in the
+            // DNS.
+            let converted = parsed.join(&format!("http://{}/", parsed.host_str().unwrap_or("")));
+            let host = converted.as_ref().ok().and_then(|converted| converted.host_str());
+            if host.is_none() || parsed.set_host(host).is_err() {
+                return refuse("must have a host that can be in the DNS, or an address");
+            }
+        }
+        let is_known = |version: &str| matches!(version, "2" | "3" | "resp2" | "resp3");
+        if parsed.query_pairs().any(|(name, value)| name == "protocol" && !is_known(&value)) {
+            return refuse("must have the `protocol` resp2 or resp3 if any, which is all the same");
         }
         let client_name = parsed
             .query_pairs()
@@ -171,6 +204,34 @@ impl Endpoint {
             return Ok(RespStream::new(stream, Layer::Tls(session)));
         }
         Ok(RespStream::new(stream, Layer::Plain))
+    }
+
+    /// Asks a server in plain text if the client uses TLS, and in TLS if it does not. Returns what
+    /// is wrong with the URL if that is answered.
+    pub(super) fn mismatch(
+        &self,
+        addresses: &[SocketAddr],
+        deadline: Instant,
+    ) -> Option<(Phase, io::Error)> {
+        #[cfg(feature = "tls")]
+        let encrypts = self.tls.is_some();
+        #[cfg(not(feature = "tls"))]
+        let encrypts = false;
+        let stream = Stream::tcp(addresses, deadline).ok()?;
+        stream.send(if encrypts { b"PING\r\n" } else { CLIENT_HELLO }).ok()?;
+        let mut first = [0];
+        let len = stream.read(&mut first, WaitFor::Reply { deadline }, None).ok()?;
+        match first[..len] {
+            [b'+' | b'-'] if encrypts => {
+                let why = "the server there does not use TLS: begin the URL with redis";
+                Some((Phase::Tls, io::Error::new(LASTING, why)))
+            }
+            [ALERT | HANDSHAKE] if !encrypts => {
+                let why = "the server there uses TLS: begin the URL with rediss";
+                Some((Phase::Greeting, io::Error::new(io::ErrorKind::InvalidData, why)))
+            }
+            _ => None,
+        }
     }
 
     pub(super) fn greeting(&self) -> Vec<(Step, Request)> {
@@ -316,6 +377,35 @@ mod tests {
             assert!(matches!(error, Error::InvalidInput(_)), "{error:?}");
             assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
         }
+    }
+
+    fn refusal(url: &str) -> String {
+        let parsed = Endpoint::parse(url, &Config::default(), &Events::default());
+        parsed.expect_err(url).to_string()
+    }
+
+    #[test]
+    fn an_address_of_a_listener_is_refused_for_what_it_is() {
+        for url in ["redis://0.0.0.0", "redis://:p@0.0.0.0:7/3", "redis://[::]:7/"] {
+            assert!(refusal(url).contains("127.0.0.1"), "{}", refusal(url));
+        }
+    }
+
+    #[test]
+    fn an_international_host_has_its_form_in_the_dns() {
+        for url in ["redis://b\u{fc}cher.example:7/", "valkey://B%C3%BCcher.example:7/"] {
+            let endpoint = Endpoint::parse(url, &Config::default(), &Events::default());
+            assert_eq!(&*endpoint.expect("a good URL").label, "xn--bcher-kva.example:7");
+        }
+        assert!(refusal("redis://a%20b/").contains("DNS"));
+    }
+
+    #[test]
+    fn a_version_of_the_protocol_changes_nothing() {
+        for url in ["redis://localhost/?protocol=resp3", "unix:///tmp/x?protocol=2"] {
+            assert_eq!(login(url), "");
+        }
+        assert!(refusal("redis://localhost/?protocol=secret").contains("resp3"));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use redis::{ErrorKind, RedisError, ServerError, Value};
 use crate::base::clock::end_of;
 use crate::base::failure::{Failure, FailureKind};
 use crate::config::Config;
-use crate::error::Phase;
+use crate::error::{Phase, lasts};
 use crate::net::endpoint::{Endpoint, Step};
 use crate::net::error_reply::{self, ErrorReply};
 use crate::net::packed::{Reply, Request};
@@ -36,6 +36,14 @@ const PAUSES: (Duration, Duration) = if cfg!(leasehold_shuttle) {
 
 /// After this time without another failure, the pauses begin with the first one.
 const PAUSES_END: Duration = Duration::from_secs(1);
+
+/// Minimum time between two questions whether a server that does not answer uses TLS, or does not:
+/// one that is away does not answer, either.
+const MISMATCH_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The code of the failure of a connection to a server that is not the master, if that may be at
+/// another address of the host.
+pub(super) const ELSEWHERE: &str = "ELSEWHERE";
 
 /// A client's counters about its connections, to all servers.
 #[derive(Default)]
@@ -68,6 +76,9 @@ pub(crate) struct ConnectionFactory {
     /// role, until it is a master again: a replica would answer questions about locks from its last
     /// copy of its master's data.
     demoted: AtomicBool,
+    /// Whether a new connection has ended or hung as if the server expected TLS and the client used
+    /// none, or the reverse.
+    suspects_mismatch: AtomicBool,
     /// The number of connections that have broken and were not replaced.
     pub(super) broken: AtomicU64,
     /// The last new connection that was of no use.
@@ -91,6 +102,11 @@ struct KnownAddresses {
     server: Arc<str>,
     addresses: Vec<SocketAddr>,
     moved: Option<Instant>,
+    /// Where the last reply came from a server that is not the master, until that goes for all
+    /// addresses: others are tried first.
+    replicas: Vec<SocketAddr>,
+    /// When the server was last asked whether it uses TLS, and did not answer.
+    found_no_mismatch: Option<Instant>,
 }
 
 /// An open socket, and what is known about it.
@@ -143,6 +159,7 @@ impl ConnectionFactory {
             epoch: Arc::default(),
             suspicions: AtomicU64::new(0),
             demoted: AtomicBool::new(false),
+            suspects_mismatch: AtomicBool::new(false),
             broken: AtomicU64::new(0),
             useless: Mutex::default(),
         }
@@ -154,7 +171,14 @@ impl ConnectionFactory {
     }
 
     pub(crate) fn no_reply(&self) -> Failure {
-        self.timeout(io::Error::new(io::ErrorKind::TimedOut, "no reply in time"))
+        let why = "no reply in time, see `io_timeout`";
+        self.timeout(io::Error::new(io::ErrorKind::TimedOut, why))
+    }
+
+    /// Like `no_reply`, for requests over a connection over which no reply has ever arrived.
+    pub(super) fn no_first_reply(&self) -> Failure {
+        let why = "no reply in time over a new connection, see `connect_timeout` and `io_timeout`";
+        self.timeout(io::Error::new(io::ErrorKind::TimedOut, why))
     }
 
     fn timeout(&self, source: impl StdError + Send + Sync + 'static) -> Failure {
@@ -165,9 +189,14 @@ impl ConnectionFactory {
     /// Returns the failure of a request to something that is no Redis server. A route may lead
     /// elsewhere soon.
     pub(crate) fn foreign(&self, source: io::Error) -> Failure {
+        self.misfit(Phase::Greeting, source)
+    }
+
+    /// Like `foreign`, also for a server that the settings for TLS do not fit.
+    fn misfit(&self, phase: Phase, source: impl StdError + Send + Sync + 'static) -> Failure {
         let may_pass = self.route.is_some();
         let kind = if may_pass { FailureKind::Unreachable } else { FailureKind::Foreign };
-        Failure::io(kind, &self.label(), source).at(Phase::Greeting)
+        Failure::io(kind, &self.label(), source).at(phase)
     }
 
     /// Returns the failure after a reply that does not fit. Nothing on the open connections can be
@@ -283,18 +312,24 @@ impl ConnectionFactory {
         let elsewhere = elsewhere.map(|Address { host, port }| self.endpoint.at(&host, port));
         let endpoint = elsewhere.as_ref().unwrap_or(&self.endpoint);
         let addresses = endpoint.look_up(&self.resolver, deadline);
-        let connected = addresses.map_err(|error| (Phase::LookUp, error)).and_then(|addresses| {
+        let addresses = addresses.map_err(|error| (Phase::LookUp, error));
+        let connected = addresses.and_then(|mut addresses| {
             if let Some(raised) = self.note_addresses(&endpoint.label, &addresses) {
                 epoch = raised;
             }
+            self.check_mismatch(endpoint, &addresses, deadline)?;
+            self.put_replicas_last(&mut addresses);
             endpoint.connect(&addresses, deadline)
         });
         let stream = connected.map_err(|(phase, source)| {
             self.suspect_move();
-            match phase {
-                Phase::Greeting => self.foreign(source),
-                _ => Failure::io(FailureKind::Unreachable, &self.label(), source).at(phase),
+            if phase == Phase::Tls && source.kind() == io::ErrorKind::TimedOut {
+                self.suspects_mismatch.store(true, Ordering::Relaxed);
             }
+            if phase == Phase::Greeting || phase == Phase::Tls && lasts(&source) {
+                return self.misfit(phase, source);
+            }
+            Failure::io(FailureKind::Unreachable, &self.label(), source).at(phase)
         })?;
         // Only now, because a server that is away is tried often.
         let credentials = self.credentials.as_ref().map(|source| source.ask(deadline));
@@ -313,6 +348,66 @@ impl ConnectionFactory {
         Ok((OpenSocket { stream, epoch, validity, checked, greeted: false }, greeting))
     }
 
+    /// Fails if a server that did not answer expects TLS and the client uses none, or the reverse.
+    /// Takes at most a quarter of the time.
+    fn check_mismatch(
+        &self,
+        endpoint: &Endpoint,
+        addresses: &[SocketAddr],
+        deadline: Instant,
+    ) -> Result<(), (Phase, io::Error)> {
+        if addresses.is_empty() || !self.suspects_mismatch.swap(false, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let now = Instant::now();
+        let last = self.known.lock().found_no_mismatch;
+        if last.is_some_and(|last| now - last < MISMATCH_INTERVAL) {
+            return Ok(());
+        }
+        let end = now + deadline.saturating_duration_since(now) / 4;
+        let mismatch = endpoint.mismatch(addresses, end);
+        match mismatch {
+            None => self.known.lock().found_no_mismatch = Some(now),
+            // The next attempt need not fail first.
+            Some(_) => self.suspects_mismatch.store(true, Ordering::Relaxed),
+        }
+        mismatch.map_or(Ok(()), Err)
+    }
+
+    /// Puts the addresses of servers that are no masters, as far as is known, behind the others.
+    fn put_replicas_last(&self, addresses: &mut [SocketAddr]) {
+        let mut known = self.known.lock();
+        if addresses.iter().all(|address| known.replicas.contains(address)) {
+            // One of them may be the master by now.
+            known.replicas.clear();
+        }
+        addresses.sort_by_key(|address| known.replicas.contains(address));
+    }
+
+    /// Notes that a server is no master. Returns `true` if that is news, and the host has another
+    /// address.
+    fn note_replica(&self, address: Option<SocketAddr>) -> bool {
+        let Some(address) = address else { return false };
+        let mut known = self.known.lock();
+        if known.replicas.contains(&address) {
+            return false;
+        }
+        known.replicas.push(address);
+        known.addresses.iter().any(|address| !known.replicas.contains(address))
+    }
+
+    /// Returns the failure to connect, with the settings that have limited its time if that was
+    /// over. A login without a reply names them already.
+    pub(super) fn with_limit(failure: Failure, settings: &str) -> Failure {
+        let is_timeout = |error: &io::Error| error.kind() == io::ErrorKind::TimedOut;
+        let has_begun = matches!(failure.phase, Phase::LookUp | Phase::Connect | Phase::Tls);
+        if !has_begun || !failure.source.downcast_ref().is_some_and(is_timeout) {
+            return failure;
+        }
+        let why = format!("{}, see {settings}", failure.source);
+        Failure { source: Arc::new(io::Error::new(io::ErrorKind::TimedOut, why)), ..failure }
+    }
+
     /// Notes the result of a look-up. If it lacks an earlier address, the server has moved, and
     /// every open connection is stale: returns the new epoch.
     fn note_addresses(&self, server: &Arc<str>, addresses: &[SocketAddr]) -> Option<u64> {
@@ -323,12 +418,20 @@ impl ConnectionFactory {
             return None;
         }
         let moved = if has_moved { Some(Instant::now()) } else { known.moved };
-        *known = KnownAddresses { server: server.clone(), addresses: addresses.to_vec(), moved };
+        known.server = server.clone();
+        known.addresses = addresses.to_vec();
+        known.moved = moved;
+        known.replicas.retain(|address| addresses.contains(address));
         has_moved.then(|| self.epoch.fetch_add(1, Ordering::SeqCst) + 1)
     }
 
-    /// Checks the reply to one of the first requests on a connection.
-    pub(super) fn check(&self, step: Step, reply: Reply) -> Result<(), Failure> {
+    /// Checks the reply to one of the first requests on a connection to this address.
+    pub(super) fn check(
+        &self,
+        step: Step,
+        reply: Reply,
+        peer: Option<SocketAddr>,
+    ) -> Result<(), Failure> {
         let is_refused = |failure: &Failure| failure.source.downcast_ref::<ErrorReply>().is_some();
         match (step, reply) {
             // The name is for operators. Not every user may set one, and not every proxy knows the
@@ -341,8 +444,12 @@ impl ConnectionFactory {
             (Step::Login, reply) => self.check_assent(reply),
             (Step::Name, reply) => reply.map(drop),
             (Step::Role, Ok(reply)) if !is_master(&reply) => {
-                let error = io::Error::other("the server is not a master, or not yet");
-                Err(Failure::io(FailureKind::Transient, &self.label(), error))
+                let code = if self.note_replica(peer) { ELSEWHERE } else { "" };
+                let at = peer.map(|peer| format!(" at {peer}")).unwrap_or_default();
+                let why = format!("the server{at} is not a master, or not yet");
+                let error = io::Error::other(why);
+                let failure = Failure::io(FailureKind::Transient, &self.label(), error);
+                Err(Failure { code: code.into(), ..failure })
             }
             // Without a route, a server that does not tell its role counts as a master.
             (Step::Role, Err(failure)) if self.route.is_some() || !is_refused(&failure) => {
@@ -368,11 +475,18 @@ impl ConnectionFactory {
         }
     }
 
-    /// Returns the failure for an error reply, which may be the first reply over its connection.
-    pub(super) fn failure_of_reply(&self, error: &ServerError, is_first: bool) -> Failure {
+    /// Returns the failure for an error reply of the server at this address, which may be the first
+    /// reply over its connection.
+    pub(super) fn failure_of_reply(
+        &self,
+        error: &ServerError,
+        peer: Option<SocketAddr>,
+        is_first: bool,
+    ) -> Failure {
         let failure = error_reply::failure(error, &self.label());
         let is_demoted = error_reply::suggests_demotion(&failure.code);
         if is_demoted {
+            self.note_replica(peer);
             self.suspect_demotion();
         }
         // A server with too many clients closes the connection.
@@ -398,6 +512,10 @@ impl ConnectionFactory {
             let why = "the first reply over a new connection is not of Redis's protocol";
             return self.foreign(io::Error::new(io::ErrorKind::InvalidData, why));
         }
+        if lasts(&error) {
+            return self.misfit(Phase::Tls, error);
+        }
+        self.suspects_mismatch.store(true, Ordering::Relaxed);
         // Nothing shows that there is a server which has ever replied.
         let why = format!("a new connection ended without a reply, as at a port for TLS: {error}");
         let error = io::Error::new(io::ErrorKind::ConnectionAborted, why);

@@ -280,7 +280,7 @@ impl Multiplexer {
     /// passes.
     fn read(&self, mut used: PooledConnection, own: &Arc<ReplySlot>) {
         used.connection.read_until(own);
-        own.close(|| self.factory.no_reply());
+        own.close(|| used.connection.no_reply());
         if used.connection.in_flight.is_empty() {
             return self.send_queued(used, own.deadline);
         }

@@ -46,6 +46,7 @@ macro_rules! never {
 
 never! {
     look() -> Arrived;
+    peer() -> Option<SocketAddr>;
     poll_fd(PollFlags) -> PollFd<'_>;
     read(&mut [u8], WaitFor, Option<&mut ReplyWait<'_>>) -> io::Result<usize>;
     reset() -> ();

@@ -5,6 +5,7 @@
 //! `redis` would allow a reply of any length, and clears 8 KB for each read, which would take a
 //! quarter of the instructions of a lock and its release.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 use std::{io, mem, str};
@@ -70,6 +71,11 @@ impl RespStream {
     pub(crate) fn awaited(&self) -> Weak<dyn Close> {
         let stream: Weak<Stream> = Arc::downgrade(&self.stream);
         stream
+    }
+
+    /// Returns the address of the server; a Unix socket has none.
+    pub(crate) fn peer(&self) -> Option<SocketAddr> {
+        self.stream.peer()
     }
 
     /// Checks what has arrived and was not read, without waiting.

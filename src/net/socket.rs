@@ -136,6 +136,16 @@ impl Stream {
         }
     }
 
+    /// Returns the address of the other side; a Unix socket has none.
+    pub(crate) fn peer(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Tcp(stream) => stream.peer_addr().ok(),
+            Self::Unix(_) => None,
+            #[cfg(all(test, leasehold_shuttle))]
+            Self::Fake(_) => None,
+        }
+    }
+
     /// Writes as many of `bytes` as there is room for, without waiting.
     pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         #[cfg(all(test, leasehold_shuttle))]

@@ -16,7 +16,7 @@ use rustls::{AlertDescription, ClientConfig, ClientConnection};
 
 use crate::base::event_thread::Events;
 use crate::config::certificates::Tls;
-use crate::error::{Error, Phase, Result};
+use crate::error::{Error, LASTING, Phase, Result};
 use crate::net::shared_call::SharedCalls;
 use crate::net::socket::{PollFlags, Stream};
 use crate::net::trust::{Trust, client_config, flaw};
@@ -280,7 +280,29 @@ struct TlsError {
 impl TlsError {
     #[expect(clippy::new_ret_no_self, reason = "it is only ever the cause of another error")]
     fn new(error: rustls::Error, is_certified: bool) -> io::Error {
-        io::Error::new(ErrorKind::InvalidData, Self { error, is_certified })
+        let error = Self { error, is_certified };
+        let kind = if error.lasts() { LASTING } else { ErrorKind::InvalidData };
+        io::Error::new(kind, error)
+    }
+
+    /// Returns `true` if nothing changes until another certificate or setting is used.
+    fn lasts(&self) -> bool {
+        use AlertDescription as Alert;
+        use rustls::CertificateError::{NotValidYet, NotValidYetContext};
+        match &self.error {
+            rustls::Error::InvalidCertificate(NotValidYet | NotValidYetContext { .. }) => false,
+            rustls::Error::InvalidCertificate(_)
+            | rustls::Error::PeerIncompatible(_)
+            | rustls::Error::AlertReceived(
+                Alert::HandshakeFailure
+                | Alert::InsufficientSecurity
+                | Alert::NoApplicationProtocol
+                | Alert::ProtocolVersion
+                | Alert::UnrecognisedName,
+            ) => true,
+            rustls::Error::AlertReceived(alert) => self.rejects_client(*alert),
+            _ => false,
+        }
     }
 
     /// Returns `true` if an alert of the server is about the client's certificate.

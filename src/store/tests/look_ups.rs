@@ -183,3 +183,38 @@ fn connections_follow_a_name_as_soon_as_a_look_up_gives_another_address() {
         });
     });
 }
+
+/// As of a headless service, whose name has the addresses of all its servers.
+#[test]
+#[cfg(target_os = "linux")]
+fn the_other_addresses_of_a_host_are_tried_if_the_first_is_that_of_a_replica() {
+    let (master, replica) = (Server::redis(), Server::redis());
+    let follow = |server: &Server, of: &Server| {
+        let order = redis::cmd("REPLICAOF").arg("127.0.0.1").arg(of.port()).take();
+        order.exec(&mut server.connect()).expect("it obeys");
+    };
+    follow(&replica, &master);
+    let first = Address::of(&replica);
+    let second = Ipv4Addr::new(127, 0, 0, 2);
+    let port = Address::at((second, first.port), &master).port;
+    let servers = ServerFactory::new(&Config::default(), &Events::default()).expect("a thread");
+    let addresses = [Ipv4Addr::LOCALHOST, second].map(|address| (IpAddr::from(address), 0).into());
+    let servers = servers.looking_up(move |_| Ok(addresses.to_vec()));
+    let endpoint = servers.endpoint(&format!("redis://redis.example:{port}/"));
+    let server = servers.server(endpoint.expect("a good URL"));
+    let write = || {
+        let set = redis::cmd("SET").arg("a").arg(1).take();
+        server.exchange(Request::command(&set), None, soon())
+    };
+    let failure = write().expect_err("the first one is a replica");
+    assert_eq!(failure.code, "READONLY");
+    write().expect("the second one is the master");
+    server.factory.invalidate_connections();
+    write().expect("which is known");
+
+    follow(&master, &replica);
+    write().expect_err("it is a replica now");
+    let failure = write().expect_err("as is the other");
+    let error = failure.into_error("lock", "a").to_string();
+    assert!(error.contains(&format!("the server at 127.0.0.2:{port} is not a master")), "{error}");
+}
