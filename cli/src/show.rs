@@ -77,7 +77,8 @@ pub(crate) fn list(
 ) -> Result<u8, ExitError> {
     let survey = client.survey();
     let (names, too_few) = found(survey.names(start)?);
-    if !server.is_cluster() && has_node(&survey) {
+    // Servers that are away would be waited for again.
+    if too_few.is_none() && !server.is_cluster() && has_node(&survey) {
         say(&format!("warning: {NODE}"));
     }
     let reports = reports(&survey, names);
