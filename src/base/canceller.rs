@@ -127,7 +127,7 @@ mod tests {
         let permit = client.semaphore("p", 1).acquire().expect("it is free");
         let writer = client.rw_lock("w").write().expect("it is free");
         let mutex = client.mutex("a").cancelled_by(&canceller);
-        let set = client.mutexes(["b", "c"]).cancelled_by(&canceller);
+        let set = client.multi_mutex(["b", "c"]).cancelled_by(&canceller);
         let semaphore = client.semaphore("p", 1).cancelled_by(&canceller);
         let rw_lock = client.rw_lock("w").cancelled_by(&canceller);
         for _ in 0..3 {

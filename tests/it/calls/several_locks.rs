@@ -332,11 +332,11 @@ fn a_set_whose_leases_are_over_before_it_is_complete_is_an_error_in_time() {
     let urls: Vec<_> = lags.iter().map(url).collect();
     let client = open_redlock(Client::builder().retry_window(ms(1000)), &urls).unwrap();
     let names: Vec<_> = (0..30).map(|n| format!("lock {n}")).collect();
-    let brief = || client.mutexes(&names).lease(SHORT).renew(false);
+    let brief = || client.multi_mutex(&names).lease(SHORT).renew(false);
     let outcomes = [
         soon(|| brief().try_lock()),
         soon(|| brief().lock().map(Some)),
-        soon(|| client.mutexes(&names).max_hold(SHORT).try_lock()),
+        soon(|| client.multi_mutex(&names).max_hold(SHORT).try_lock()),
     ];
     for outcome in outcomes {
         let error = outcome.map(|guard| guard.is_some()).unwrap_err().to_string();
@@ -344,7 +344,7 @@ fn a_set_whose_leases_are_over_before_it_is_complete_is_an_error_in_time() {
     }
     let (outcome, took) = timed(|| soon(|| brief().try_lock_for(ms(200))));
     assert!(outcome.is_err() && took < SOON / 2, "{took:?}");
-    let set = client.mutexes(&names).lease(SHORT).try_lock().unwrap();
+    let set = client.multi_mutex(&names).lease(SHORT).try_lock().unwrap();
     assert!(set.is_some(), "it is renewed");
 }
 
