@@ -24,6 +24,7 @@ const NO_DURABILITY: &str =
     "must be `memory`, `replicas:ACKS:TIMEOUT` or `fsync:LOCAL:REPLICAS:TIMEOUT`";
 const NO_LOGIN: &str = "must be a user and a password such as `user:password`";
 const NO_RANGE: &str = "must be two durations such as `5ms..500ms`";
+const UNKNOWN: &str = "is not a setting";
 
 /// The servers of a client, each with its URL, and how they work together.
 #[derive(Clone)]
@@ -126,6 +127,13 @@ fn split_options(url: &str) -> Result<(String, Options)> {
     let why = "must have two hexadecimal digits after each `%` in the query, for a byte of UTF-8, \
                and %25 for a `%`";
     Error::require(is_encoded, "url", why)?;
+    // What comes after a password may be the rest of it.
+    let mut rest = parsed.query_pairs().skip_while(|(name, _)| !is_secret(name)).skip(1);
+    let is_known =
+        rest.all(|(name, _)| is_connection_option(parsed.scheme(), &name) || is_setting(&name));
+    let why = "must have only known settings after a password in the query, and %26 for an `&` in \
+               the password";
+    Error::require(is_known, "url", why)?;
     let is_own = |(name, _): &(String, String)| is_connection_option(parsed.scheme(), name);
     let (own, options): (Options, Options) = parsed.query_pairs().into_owned().partition(is_own);
     parsed.set_query(None);
@@ -144,6 +152,15 @@ pub(crate) fn is_connection_option(scheme: &str, name: &str) -> bool {
         "db" | "pass" | "user" => scheme.ends_with("unix"),
         _ => false,
     }
+}
+
+/// Returns `true` for an option of a query that has a password.
+fn is_secret(name: &str) -> bool {
+    matches!(name, "master_login" | "pass")
+}
+
+fn is_setting(name: &str) -> bool {
+    name == "pool" || set(&mut Config::default(), name, "") != Err(UNKNOWN.into())
 }
 
 /// Returns `true` if every `%` in a query encodes a byte.
@@ -174,9 +191,15 @@ pub(crate) fn apply(
         // If an `=` is missing, a secret may be part of the name.
         let is_name = name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
         Error::require(is_name, "a setting", "must have a name of letters and `_`")?;
-        let result = set(config, name, &text);
-        // The text may be a secret, so it is not repeated.
-        result.map_err(|why| Error::invalid(name, why))?;
+        // The text may be a secret, so it is not repeated. Nor is a name without a text: a password
+        // may have been put there.
+        set(config, name, &text).map_err(|why| {
+            if why == UNKNOWN && text.is_empty() {
+                Error::invalid("a setting", "must have a known name, and a value")
+            } else {
+                Error::invalid(name, why)
+            }
+        })?;
         Error::require(known.insert(name.to_owned()), name, "must not be set twice")?;
     }
     Ok(())
@@ -228,7 +251,7 @@ fn set(config: &mut Config, name: &str, text: &str) -> Parsed<()> {
         "spin" => config.spin = duration(text)?,
         "tenure" => config.options_mut().tenure = Some(duration(text)?),
         "wait" => config.options_mut().wait = limit(text)?,
-        _ => return Err("is not a setting".into()),
+        _ => return Err(UNKNOWN.into()),
     }
     Ok(())
 }

@@ -31,6 +31,9 @@ fn settings_are_taken_out_of_the_query() {
     assert_parsed(url, &[rest], "server", &[("wait", "1")]);
     let url = "unix:///tmp/x?db=1&user=u&pass=p&wait=1";
     assert_parsed(url, &["unix:///tmp/x?db=1&user=u&pass=p"], "server", &[("wait", "1")]);
+    let url = "redis+sentinel://a/m?master_login=u:p&pool=4&client_name=x";
+    let settings = [("master_login", "u:p"), ("pool", "4")];
+    assert_parsed(url, &["redis://a/?client_name=x"], "m", &settings);
     let url = "redis://h?db=1";
     assert_parsed(url, &["redis://h"], "server", &[("db", "1")]);
 }
@@ -83,6 +86,9 @@ fn a_bad_url_is_not_repeated() {
         "redis://host?prefix=secret%",
         "redis://host?prefix=secret%ff",
         "redis://host?prefix=secret%c3%29",
+        "unix:///tmp/x?user=u&pass=a&secret",
+        "unix:///tmp/x?pass=a&secret=1&user=u",
+        "redis+sentinel://a,b/m?wait=1&master_login=u:a&secret=1",
     ] {
         let error = parse(url).expect_err(url).to_string();
         assert!(error.contains("url") && !error.contains("secret"), "{error}");
@@ -198,8 +204,8 @@ fn a_bad_setting_is_named_without_its_text() {
 
 #[test]
 fn a_name_that_may_have_a_secret_in_it_is_not_repeated() {
-    for name in ["master_login:ada:secret", "pass:secret", "secret@host"] {
-        let error = applied(&[(name, "")]).expect_err(name).to_string();
+    for name in ["master_login:ada:secret", "pass:secret", "secret@host", "secret"] {
+        let error = applied(&[("lease", "1s"), (name, "")]).expect_err(name).to_string();
         assert!(error.contains("a setting") && !error.contains("secret"), "{error}");
     }
 }
