@@ -13,7 +13,7 @@ use clap_complete::Shell;
 use leasehold::{Builder, Client, Credentials, parse_duration};
 
 use crate::child::{OTHER_PROCESS, parse_signal};
-use crate::output::{ExitError, NOT_ACQUIRED, USAGE};
+use crate::output::{ExitError, NOT_ACQUIRED, USAGE, is_out_of_files};
 
 /// Runs a command while it holds a lock on Redis, shows locks, and ends them.
 #[derive(Debug, Parser)]
@@ -126,7 +126,13 @@ impl PasswordSource {
         let text = match self {
             Self::Command(command) => output_of(command)?,
             Self::File(path) => fs::read(path).map_err(|error| {
-                io::Error::new(error.kind(), format!("cannot read the password file: {error}"))
+                // A relative path may be a password that was put in its place.
+                let place = if path.is_absolute() {
+                    path.display().to_string()
+                } else {
+                    format!("in {}", env::current_dir().unwrap_or_default().display())
+                };
+                explained(error, &format!("cannot read the password file {place}"))
             })?,
         };
         let text =
@@ -142,9 +148,21 @@ fn output_of(command: &str) -> io::Result<Vec<u8>> {
     let mut shell = Command::new("sh");
     shell.args(["-c", command]).stdin(Stdio::null()).stderr(Stdio::inherit());
     let attempt = shell.output();
-    let failed = |why: String| io::Error::other(format!("the password command failed: {why}"));
-    let output = attempt.map_err(|error| failed(error.to_string()))?;
-    if output.status.success() { Ok(output.stdout) } else { Err(failed(output.status.to_string())) }
+    let failed = "the password command failed";
+    let output = attempt.map_err(|error| explained(error, failed))?;
+    if output.status.success() {
+        Ok(output.stdout)
+    } else {
+        Err(io::Error::other(format!("{failed}: {}", output.status)))
+    }
+}
+
+/// Adds what has failed to an error, unless the error itself decides the exit status.
+fn explained(error: io::Error, what: &str) -> io::Error {
+    if is_out_of_files(&error) {
+        return error;
+    }
+    io::Error::new(error.kind(), format!("{what}: {error}"))
 }
 
 /// Returns the user in a URL; empty for the default user.

@@ -10,7 +10,9 @@ use serde_json::json;
 use crate::args::{HowToAcquire, ServerArgs, with};
 use crate::child::{ReceivedSignals, for_a_moment};
 use crate::held::{Access, refuse_to_wait_for_itself};
-use crate::output::{ExitError, SUCCESS, in_seconds, of_signal, say, write_out};
+use crate::output::{
+    ExitError, SUCCESS, in_seconds, json_text, of_signal, require_stdout, say, write_out,
+};
 use crate::progress::Progress;
 
 /// Longer than any ticket: a name, a prefix and a label have at most 64 KB, and take three
@@ -24,6 +26,7 @@ pub(crate) fn lock(
     name: &str,
     json: bool,
 ) -> Result<u8, ExitError> {
+    require_stdout()?;
     let Acquired { hold, client, signals } =
         acquire(server, how, name, Access::Alone, |client, canceller| {
             client.mutex(name).cancelled_by(canceller).lock_owned()
@@ -31,11 +34,13 @@ pub(crate) fn lock(
     let shown_name = name.to_owned();
     let printed = signals.unless_received(move || {
         let ticket = hold.detach()?;
-        let (fence, mut text) = (ticket.fence(), ticket.to_string());
-        if json {
-            text = format!("{:#}", json!({ "name": shown_name, "fence": fence, "ticket": text }));
-        }
-        write_out(&(text + "\n")).map_err(ExitError::system("write to stdout"))
+        let text = ticket.to_string();
+        let text = if json {
+            json_text(&json!({ "name": shown_name, "fence": ticket.fence(), "ticket": text }))
+        } else {
+            text + "\n"
+        };
+        write_out(&text).map_err(ExitError::system("write to stdout"))
     });
     printed.and_then(|printed| printed).inspect_err(|_| {
         // No process has the ticket.

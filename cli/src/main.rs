@@ -12,6 +12,7 @@ mod output;
 mod ping;
 mod progress;
 mod run;
+mod secrets;
 mod show;
 
 use std::env;
@@ -23,6 +24,7 @@ use clap::error::{ContextKind, ContextValue};
 
 use crate::args::{Args, Task};
 use crate::output::{ExitError, USAGE, flush_err, print, say, say_plainly};
+use crate::secrets::hide_words;
 
 /// How long the program waits at its end for its last messages to be written.
 const LAST_OUTPUT: Duration = Duration::from_secs(1);
@@ -34,7 +36,7 @@ fn main() -> ExitCode {
     } else {
         match manual::command().try_get_matches().and_then(|words| Args::from_arg_matches(&words)) {
             Ok(args) => perform(args),
-            Err(error) => answer(&error),
+            Err(error) => answer(error),
         }
     };
     let code = outcome.unwrap_or_else(|error| {
@@ -48,11 +50,12 @@ fn main() -> ExitCode {
 }
 
 /// Reports a usage error, or prints help.
-fn answer(error: &clap::Error) -> Result<u8, ExitError> {
-    let text = error.to_string();
+fn answer(mut error: clap::Error) -> Result<u8, ExitError> {
     if !error.use_stderr() {
-        return print(&text);
+        return print(&error.to_string());
     }
+    hide_words(&mut error);
+    let text = error.to_string();
     say_plainly(&text);
     if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg)
         && text.contains("leasehold run")

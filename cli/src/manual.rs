@@ -68,7 +68,7 @@ pub(crate) fn manual(task: Option<&str>) -> Result<u8, ExitError> {
         Some(task) => command
             .find_subcommand(task)
             .cloned()
-            .ok_or_else(|| ExitError::new(USAGE, format!("man: there is no task {task:?}")))?,
+            .ok_or_else(|| ExitError::new(USAGE, "man: there is no such subcommand"))?,
     };
     let page = page(command, task).map_err(ExitError::system("write the page"))?;
     print(&page)

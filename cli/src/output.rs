@@ -1,19 +1,23 @@
 //! The output of this program: on stdout, on stderr, and by its exit status.
 
 use std::convert::Infallible;
-use std::error::Error as _;
+use std::error::Error as StdError;
 use std::fmt::Write as _;
-use std::fs::File;
-use std::io::{self, Write as _};
+use std::fs::{self, File};
+use std::io::{self, Read as _, Write as _};
 use std::iter;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded, unbounded};
 use leasehold::{Error, Phase};
+use rustix::io::Errno;
 use serde_json::Value;
+
+use crate::secrets::without_secrets;
 
 pub(crate) const SUCCESS: u8 = 0;
 /// From sysexits(3), like the next ones.
@@ -66,6 +70,12 @@ impl From<Error> for ExitError {
             }
             Error::Timeout { .. } => NOT_ACQUIRED,
             Error::Unavailable { phase: Phase::System, .. } => SYSTEM,
+            Error::Unavailable { source, .. } if is_out_of_files(&**source) => SYSTEM,
+            Error::NoQuorum { failures, .. }
+                if failures.iter().any(|failure| is_out_of_files(&*failure.source)) =>
+            {
+                SYSTEM
+            }
             Error::WrongType { .. } => WRONG_DATA,
             _ => UNAVAILABLE,
         };
@@ -73,6 +83,15 @@ impl From<Error> for ExitError {
         let message = causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"));
         Self::new(code, message)
     }
+}
+
+/// Returns `true` if this process or the system has too many open files.
+pub(crate) fn is_out_of_files(error: &(dyn StdError + 'static)) -> bool {
+    let mut causes = iter::successors(Some(error), |&cause| cause.source());
+    causes.any(|cause| {
+        let code = cause.downcast_ref().and_then(io::Error::raw_os_error);
+        [Errno::MFILE, Errno::NFILE].iter().any(|it| Some(it.raw_os_error()) == code)
+    })
 }
 
 /// Returns the exit status after a signal has ended the command or the wait.
@@ -88,6 +107,24 @@ pub(crate) fn print(output: &str) -> Result<u8, ExitError> {
     }
 }
 
+/// # Errors
+///
+/// If nothing can read what is written to stdout because it was closed when this process started.
+pub(crate) fn require_stdout() -> Result<(), ExitError> {
+    let is_closed = || {
+        let mut stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+        let is_null = stdout.metadata()?.rdev() == fs::metadata("/dev/null")?.rdev();
+        // A shell opens `/dev/null` only for writing. In place of a closed descriptor, Rust has
+        // opened it for reading too.
+        io::Result::Ok(is_null && stdout.read(&mut [0]).is_ok())
+    };
+    match is_closed() {
+        Ok(true) => Err(ExitError::new(SYSTEM, "cannot write to stdout: it is closed")),
+        // Writing will fail where this does.
+        Ok(false) | Err(_) => Ok(()),
+    }
+}
+
 pub(crate) fn write_out(output: &str) -> io::Result<()> {
     // `Stdout` reports success if the descriptor cannot be written to.
     let mut stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
@@ -100,7 +137,20 @@ pub(crate) fn print_either(
     value: impl FnOnce() -> Value,
     text: impl FnOnce() -> String,
 ) -> Result<u8, ExitError> {
-    print(&if json { format!("{:#}\n", value()) } else { text() })
+    print(&if json { json_text(&value()) } else { text() })
+}
+
+/// Formats a value as lines of JSON. Also escapes the control characters that JSON permits.
+pub(crate) fn json_text(value: &Value) -> String {
+    let mut text = String::new();
+    for char in format!("{value:#}\n").chars() {
+        if matches!(char, '\u{7f}'..='\u{9f}') {
+            write!(text, "\\u{:04x}", u32::from(char)).expect("a string takes everything");
+        } else {
+            text.push(char);
+        }
+    }
+    text
 }
 
 /// Formats a time in seconds, with one decimal.
@@ -112,9 +162,12 @@ pub(crate) fn say(message: &str) {
     say_plainly(&format!("leasehold: {message}"));
 }
 
-/// Writes to stderr, without the name of this program.
+/// Writes lines to stderr, without the name of this program.
 pub(crate) fn say_plainly(text: &str) {
-    write_err(format!("{}\n", without_logins(text.trim_end())));
+    // An argument or a server's reply may have characters that a terminal obeys.
+    let text = without_secrets(text.trim_end());
+    let lines = text.lines().map(|line| printable(line) + "\n");
+    write_err(lines.collect());
 }
 
 /// Queues text for stderr, and does not wait until it is written.
@@ -171,23 +224,6 @@ fn write_now(text: &str) {
     io::stderr().write_all(text.as_bytes()).ok();
 }
 
-/// Hides the user and the password of URLs, which may have slipped in anywhere.
-fn without_logins(text: &str) -> String {
-    let mut parts = text.split("://");
-    let mut shown = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        shown += "://";
-        // A password may contain any other character, even a quote or a slash.
-        let end = part.find(char::is_whitespace).unwrap_or(part.len());
-        let host = part[..end].rfind('@');
-        if host.is_some() {
-            shown += "***";
-        }
-        shown += &part[host.unwrap_or(0)..];
-    }
-    shown
-}
-
 /// Escapes the characters of a name or a label that a terminal would obey.
 pub(crate) fn printable(text: &str) -> String {
     let escape = |char: char| char.is_control().then(|| char.escape_default().to_string());
@@ -213,21 +249,18 @@ pub(crate) fn table<const COLUMNS: usize>(rows: Vec<[String; COLUMNS]>) -> Strin
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
-    fn no_login_of_a_url_is_shown() {
-        for (text, shown) in [
-            ("redis://h:1/0", "redis://h:1/0"),
-            ("a \"redis://:secret@h/\" b@c", "a \"redis://***@h/\" b@c"),
-            (
-                "redis+sentinel://u:se/cr@et@a,b/m rediss://x@y",
-                "redis+sentinel://***@a,b/m rediss://***@y",
-            ),
-            ("no URL: u:p@h", "no URL: u:p@h"),
-        ] {
-            assert_eq!(without_logins(text), shown);
-        }
+    fn no_output_has_a_character_that_a_terminal_obeys() {
+        let text = "a\u{1b}[31m\u{7f}\u{9b}2J";
+        assert_eq!(printable(text), "a\\u{1b}[31m\\u{7f}\\u{9b}2J");
+        let printed = json_text(&json!({ text: [text, "ä\n\""] }));
+        assert!(!printed.replace('\n', "").contains(char::is_control), "{printed:?}");
+        let read: Value = serde_json::from_str(&printed).expect("it is JSON");
+        assert_eq!(read, json!({ text: [text, "ä\n\""] }));
     }
 
     #[test]

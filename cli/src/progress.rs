@@ -14,6 +14,7 @@ use rustix::termios::tcgetwinsize;
 
 use crate::args::HowToAcquire;
 use crate::output::{flush_err, in_seconds, is_err_written, printable, say, write_err};
+use crate::secrets::without_secrets;
 use crate::show::{begun, in_utc};
 
 /// Delay before the line is written.
@@ -86,6 +87,7 @@ fn write_line(survey: &Survey, name: &str, line: &Mutex<bool>, over: &Receiver<I
         let rest = survey.report(name).map(|report| describe(&report)).unwrap_or_default();
         let waited = start.elapsed().as_secs();
         let text = format!("leasehold: waiting for {name:?} ({waited} s){rest}");
+        let text = without_secrets(&text);
         let mut is_written = line.lock();
         // Lines do not pile up behind a terminal that is stopped.
         if over.try_recv() == Err(TryRecvError::Empty) && is_err_written() {

@@ -1,7 +1,9 @@
 //! Every exit status, with its message.
 
 use std::net::TcpListener;
+use std::process::{self, Command, Stdio};
 use std::time::{Duration, Instant};
+use std::{env, fs};
 
 use crate::support::{
     Finished, Server, client, finish, leasehold, output, refuse_for_now, without_server,
@@ -40,6 +42,54 @@ fn without_threads_the_status_is_that_of_the_system() {
         let mut command = leasehold(&server, args);
         let finished = finish(command.env("RUST_MIN_STACK", "400000000000000"));
         assert_eq!(finished.code, 71, "{finished:?}");
+    }
+}
+
+#[test]
+fn too_many_open_files_are_an_error_of_the_system() {
+    let server = Server::redis();
+    server.command(&["CONFIG", "SET", "requirepass", "sesame"]);
+    let file = env::temp_dir().join(format!("leasehold-files-{}", process::id()));
+    fs::write(&file, "sesame").unwrap();
+    let with_password = server.url().replace("//", "//:sesame@");
+    let without = server.url();
+    let option = format!("--password-file {}", file.display());
+    for (url, option) in [(&with_password, ""), (&without, &option)] {
+        let code = |files: u32| {
+            let script = format!("ulimit -n {files}; exec \"$0\" {option} run -n a -- true");
+            let mut shell = Command::new("sh");
+            shell.args(["-c", &script]).arg(env!("CARGO_BIN_EXE_leasehold"));
+            finish(shell.env("REDIS_URL", url).stdin(Stdio::null())).code
+        };
+        // One file more is used each time.
+        let codes: Vec<_> = (4..50).map(code).take_while(|code| *code != 0).collect();
+        assert!(codes.len() > 2 && codes.iter().all(|code| *code == 71), "{option} {codes:?}");
+    }
+    fs::remove_file(&file).unwrap();
+}
+
+#[test]
+fn what_a_terminal_would_obey_is_escaped() {
+    let server = Server::redis();
+    let word = "\u{1b}]0;a\u{7}\u{7f}\u{9b}2J";
+    for args in [
+        &[word][..],
+        &["show", "a", word],
+        &["run", word],
+        &["run", "--wait", word, "a", "--", "true"],
+        &["run", "--yield", word, "a", "--", "true"],
+        &["man", word],
+        &["--json", "show", word],
+        &["--json", "lock", word],
+        &["ls"],
+        &["ls", "--json"],
+        &["ls", "--names"],
+        &["unlock", word],
+        &["unlock", "--client", word, "--json"],
+    ] {
+        let Finished { stdout, stderr, .. } = finish(&mut leasehold(&server, args));
+        let all = (stdout + &stderr).replace('\n', "");
+        assert!(!all.is_empty() && !all.contains(char::is_control), "{args:?}: {all:?}");
     }
 }
 

@@ -80,7 +80,8 @@ fn a_password_that_cannot_be_had_is_an_error_that_says_why() {
     let server = Server::redis();
     set_password(&server, "sesame");
     for (option, value, why) in [
-        ("--password-file", "/no/such/file", "cannot read the password file"),
+        ("--password-file", "/no/such/file", "cannot read the password file /no/such/file: "),
+        ("--password-file", "sesame", "cannot read the password file in /"),
         ("--password-command", "echo sesame; exit 3", "exit status: 3"),
     ] {
         let args = [option, value, "run", "-n", "a", "--", "true"];
@@ -125,6 +126,23 @@ fn no_error_shows_a_url_that_was_put_in_a_wrong_place() {
         &["man", url],
         &["held", "a", url],
         &["--url", "http://app:sesame@host.example", "ping"],
+        // Of a query, with another sign in it, without slashes, or split at a blank.
+        &["unix:///tmp/x?user=app&pass=sesame"],
+        &["ping", "redis+sentinel://a,b/m?master_login=app:sesame"],
+        &["release", "unix:///tmp/x?pass=sesame"],
+        &["--prefix=unix:///tmp/x?pass=sesame", "--bad"],
+        &["show", "--prefix", "pass=sesame", "app:sesame@h", "b"],
+        &["app:sesame@h"],
+        &["redis:/app:sesame@h"],
+        &["man", "app:sesame@h"],
+        &["redis://app:se sesame@h/0"],
+        &["redis://app:sesame://x@h/0"],
+        &["ping", "redis://app:sesame", "rest@h/0"],
+        // Of a setting that is none.
+        &["ping", "--url", "redis://h/0?sesame"],
+        &["ping", "--url", "unix:///tmp/x?user=app&pass=a&sesame"],
+        &["ping", "--url", "unix:///tmp/x?user=app&pass=a&sesame=1"],
+        &["ping", "--url", "redis+sentinel://a,b/m?master_login=app:a&sesame=1"],
         &["--password-file", url, "run", "-n", "a", "--", "true"],
     ] {
         let finished = finish(&mut leasehold(&server, args));
@@ -132,7 +150,13 @@ fn no_error_shows_a_url_that_was_put_in_a_wrong_place() {
         assert!(!finished.stderr.contains("sesame"), "{args:?}: {finished:?}");
         assert!(!finished.stderr.is_empty(), "{args:?}");
     }
-    // A name is a name, and may be in use.
+    // A name may be a URL, and the server cannot be reached.
+    for name in [url, "redis://app:se sesame@h", "unix:///x?pass=sesame", "redis:/a:sesame@h"] {
+        let args = ["--url", "redis://127.0.0.1:1", "run", "-n", name, "--", "true"];
+        let finished = finish(&mut without_server(&args));
+        assert!(finished.code == 69 && !finished.stderr.contains("sesame"), "{finished:?}");
+    }
+    // It may be in use.
     let held = [&["run", url, "--"][..], &[env!("CARGO_BIN_EXE_leasehold"), "lock", "-n", url]];
     let finished = finish(&mut leasehold(&server, &held.concat()));
     assert!(finished.code == 64 && !finished.stderr.contains("sesame"), "{finished:?}");

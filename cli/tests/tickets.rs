@@ -3,7 +3,7 @@
 use std::env;
 use std::fs::{self, File};
 use std::io::{Seek, Write};
-use std::process::{self, Stdio};
+use std::process::{self, Command, Stdio};
 
 use leasehold::Ticket;
 use rustix::process::Signal;
@@ -189,6 +189,25 @@ fn a_ticket_for_an_unwritable_stdout_leaves_no_lock() {
             assert!(!server.ask::<bool>(&["EXISTS", "lock:a"]), "{output:?}");
         }
     }
+}
+
+#[test]
+fn a_closed_stdout_is_an_error_before_the_lock_is_acquired() {
+    let server = Server::redis();
+    let run = |script: &str| {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script]).arg(env!("CARGO_BIN_EXE_leasehold"));
+        finish(shell.env("REDIS_URL", server.url()).stdin(Stdio::null()))
+    };
+    for option in ["", "--json"] {
+        let finished = run(&format!("exec \"$0\" lock {option} a >&-"));
+        assert_eq!(finished.code, 71, "{finished:?}");
+        assert!(finished.stderr.contains("cannot write to stdout: it is closed"), "{finished:?}");
+        assert!(!server.ask::<bool>(&["EXISTS", "lock:a"]), "{finished:?}");
+    }
+    // This throws the ticket away on purpose.
+    assert_eq!(run("exec \"$0\" lock a >/dev/null").code, 0);
+    assert!(server.ask::<bool>(&["EXISTS", "lock:a"]));
 }
 
 #[test]
