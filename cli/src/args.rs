@@ -93,6 +93,11 @@ impl ServerArgs {
         url.filter(|url| !url.is_empty())
     }
 
+    /// Returns the age limit of holds, which only a URL can set.
+    pub(crate) fn max_hold(&self) -> Option<Duration> {
+        parse_duration(in_query(&self.url()?, "max_hold")?).ok()
+    }
+
     /// Returns `true` if the URL is that of a cluster.
     pub(crate) fn is_cluster(&self) -> bool {
         let url = self.url().unwrap_or_default();
@@ -170,9 +175,14 @@ fn user_of(url: &str) -> String {
     let rest = url.split_once("://").map_or("", |(_, rest)| rest);
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
     let login = authority.rsplit_once('@').map(|(login, _)| login);
-    let in_query = || rest.split(['?', '&', '#']).find_map(|field| field.strip_prefix("user="));
-    let user = login.and_then(|login| login.split(':').next()).or_else(in_query);
+    let user = login.and_then(|login| login.split(':').next()).or_else(|| in_query(url, "user"));
     decoded(user.unwrap_or_default())
+}
+
+/// Returns the encoded text of a setting in the query of a URL.
+fn in_query<'a>(url: &'a str, name: &str) -> Option<&'a str> {
+    let mut fields = url.split(['?', '&', '#']).skip(1);
+    fields.find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
 }
 
 /// Decodes the `%` codes of a URL.

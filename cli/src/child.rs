@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitOptions, getpgrp, getppid, getsid, kill_process, kill_process_group,
-    test_kill_process_group, wait,
+    test_kill_process, test_kill_process_group, wait,
 };
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp};
 use signal_hook::consts::{
@@ -134,39 +134,58 @@ impl Child {
 
     /// Forwards a signal that this process has received, unless the command has received it too: a
     /// terminal sends the signals of its keys to all processes in the foreground.
-    pub(crate) fn forward(&self, signal: i32) {
+    ///
+    /// # Errors
+    ///
+    /// Like `send`.
+    pub(crate) fn forward(&self, signal: i32) -> io::Result<()> {
         let of_key = matches!(signal, SIGINT | SIGQUIT);
         if self.group.is_none() && of_key && is_in_foreground() {
-            return;
+            return Ok(());
         }
-        self.send(signal);
+        self.send(signal)
     }
 
     /// Sends the command a signal. One that asks it to end takes effect even if the command is
     /// stopped.
-    pub(crate) fn send(&self, signal: i32) {
-        let Some(signal) = Signal::from_named_raw(signal) else { return };
-        self.signal(signal);
+    ///
+    /// # Errors
+    ///
+    /// If the command has more rights than this process, so that no signal reaches it.
+    pub(crate) fn send(&self, signal: i32) -> io::Result<()> {
+        let Some(signal) = Signal::from_named_raw(signal) else { return Ok(()) };
+        self.signal(signal)?;
         if matches!(signal, Signal::HUP | Signal::INT | Signal::QUIT | Signal::TERM) {
-            self.signal(Signal::CONT);
+            self.signal(Signal::CONT)?;
         }
+        Ok(())
     }
 
     /// Stops the command until it gets SIGCONT.
-    pub(crate) fn suspend(&self) {
-        if self.group.is_none() {
-            // A key may have sent it this signal too. If it arrives after the command has stopped,
-            // continuing the command undoes it.
-            self.signal(Signal::TSTP);
-            thread::sleep(STOP_TIME);
+    ///
+    /// # Errors
+    ///
+    /// Like `send`. At a terminal there are none, because a key may have stopped the command.
+    pub(crate) fn suspend(&self) -> io::Result<()> {
+        if self.group.is_some() {
+            return self.signal(Signal::STOP);
         }
-        self.signal(Signal::STOP);
+        // A key may have sent it this signal too. If it arrives after the command has stopped,
+        // continuing the command undoes it.
+        self.signal(Signal::TSTP).ok();
+        thread::sleep(STOP_TIME);
+        self.signal(Signal::STOP).ok();
+        Ok(())
     }
 
     /// Sends a signal to the command and everything it has started: the processes of its own group,
     /// or at a terminal those of this session.
-    pub(crate) fn end(&self, signal: i32) {
-        self.send(signal);
+    ///
+    /// # Errors
+    ///
+    /// Like `send`.
+    pub(crate) fn end(&self, signal: i32) -> io::Result<()> {
+        let sent = self.send(signal);
         if let Some(signal) = Signal::from_named_raw(signal)
             && self.group.is_none()
         {
@@ -175,22 +194,51 @@ impl Child {
                 kill_process(pid, Signal::CONT).ok();
             }
         }
+        sent
     }
 
     /// Returns `true` if [`end`](Child::end) reaches any process besides the command.
-    pub(crate) fn has_others(&self) -> bool {
-        match self.group {
-            Some(group) => test_kill_process_group(group).is_ok(),
-            None => !descendants().is_empty(),
+    ///
+    /// # Errors
+    ///
+    /// If there are some, and all have more rights than this process.
+    pub(crate) fn has_others(&self) -> io::Result<bool> {
+        if let Some(group) = self.group {
+            return reaches(test_kill_process_group(group));
         }
+        let mut refusal = Ok(false);
+        for pid in descendants() {
+            match reaches(test_kill_process(pid)) {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
+                Err(error) => refusal = Err(error),
+            }
+        }
+        refusal
     }
 
-    fn signal(&self, signal: Signal) {
+    fn signal(&self, signal: Signal) -> io::Result<()> {
         // The command may just have ended. Its process id stays its own until it is waited for.
-        match self.group {
-            Some(group) => kill_process_group(group, signal).ok(),
-            None => kill_process(Pid::from_child(&self.process), signal).ok(),
-        };
+        reaches(match self.group {
+            Some(group) => kill_process_group(group, signal),
+            None => kill_process(Pid::from_child(&self.process), signal),
+        })?;
+        Ok(())
+    }
+}
+
+/// Returns `true` if a signal has reached a process, or `false` if there was none.
+///
+/// # Errors
+///
+/// If all have more rights than this process.
+fn reaches(sent: rustix::io::Result<()>) -> io::Result<bool> {
+    match sent {
+        // Other systems also say this of groups whose processes have all ended.
+        Err(error @ Errno::PERM) if cfg!(any(target_os = "linux", target_os = "android")) => {
+            Err(error.into())
+        }
+        sent => Ok(sent.is_ok()),
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, after, never, select};
 use leasehold::{AnyGuard, Canceller, Client, Error, LossCause, Wanted};
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGKILL, SIGSTOP, SIGTERM, SIGTSTP};
-use signal_hook::low_level::raise;
+use signal_hook::low_level::{raise, signal_name};
 
 use crate::args::{Run, ServerArgs};
 use crate::child::{Child, ReceivedSignals, TerminalState, can_be_stopped, code_of};
@@ -45,8 +45,8 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
     client.listen();
     let (guard, wanted) = hold;
     let make_way = wanted.zip(run.yield_signal);
-    // The hold has just begun, so all of its lease is left.
-    let limits = Limits { lease: guard.remaining(), kill_after: run.kill_after };
+    let age_limit = server.max_hold().and_then(|age| Instant::now().checked_add(age));
+    let mut limits = Limits { lease: guard.remaining(), kill_after: run.kill_after };
     if can_be_stopped() {
         signals.add_stop().map_err(ExitError::system("receive SIGTSTP"))?;
     }
@@ -60,11 +60,16 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
     ];
     let terminal = TerminalState::save();
     let begin = Instant::now();
+    // This process may have been paused since the server's reply.
+    if let Some(cause) = guard.lost().cause() {
+        let why = format!("lock {:?} {}: the command was not started", run.name, describe(&cause));
+        return Err(ExitError::new(LOST, why));
+    }
     let mut child = match Child::start(&run.command, &environment) {
         Ok(child) => child,
         Err(error) => return release_unused(guard, client, run, &signals).and(Err(error)),
     };
-    let ended = supervise(&mut child, &*guard, &signals.receiver, limits, make_way.as_ref());
+    let ended = supervise(&mut child, &*guard, &signals.receiver, &mut limits, make_way.as_ref());
     if let Ok(Ended::Command(status)) = ended {
         if status.signal().is_some()
             && let Some(terminal) = terminal
@@ -84,31 +89,45 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
     let stopped = match ended {
         Ok(Ended::Lease { left }) => {
             let grace = limits.grace(left);
-            child.end(SIGTERM);
+            let told = child.end(SIGTERM);
+            let is_last = |end| Instant::now() + left + limits.lease / 3 >= end;
             let why = match guard.lost().cause() {
-                Some(LossCause::Forced) => "was ended by an operator".into(),
-                Some(cause) => format!("is lost, because {cause}"),
+                Some(cause) => describe(&cause),
+                None if age_limit.is_some_and(is_last) => "reaches its age limit".into(),
                 None => "could not be renewed".into(),
             };
-            let kill = if grace < DAY {
-                format!(", SIGKILL in {} s", (grace.as_secs_f64() * 10.0).round() / 10.0)
-            } else {
-                String::new()
+            let what = match told {
+                Ok(()) if grace < DAY => {
+                    let seconds = (grace.as_secs_f64() * 10.0).round() / 10.0;
+                    format!(": SIGTERM now, SIGKILL in {seconds} s")
+                }
+                Ok(()) => ": SIGTERM now".into(),
+                Err(_) => String::new(),
             };
-            say(&format!("lock {:?} {why}: SIGTERM now{kill}", run.name));
-            stop(&mut child, &signals.receiver, grace).map(|()| LOST)
+            say(&format!("lock {:?} {why}{what}", run.name));
+            told.and_then(|()| stop(&mut child, &signals.receiver, grace))
+                .map(|()| LOST)
+                .map_err(ExitError::system("end the command, which may go on without the lock"))
         }
-        Err(error) => Err(error),
+        Err(error) => Err(ExitError::system("wait for the command")(error)),
         Ok(Ended::Command(status)) => Ok(code_of(status)),
     };
     if stopped.is_err() {
-        // The command would continue without the lock.
-        child.end(SIGKILL);
+        // The command would continue without the lock. Whatever refuses this is reported already.
+        child.end(SIGKILL).ok();
     }
     if let Some(terminal) = terminal {
         terminal.restore();
     }
-    stopped.map_err(ExitError::system("wait for the command"))
+    stopped
+}
+
+/// Describes a loss, after the name of the lock.
+fn describe(cause: &LossCause) -> String {
+    match cause {
+        LossCause::Forced => "was ended by an operator".into(),
+        cause => format!("is lost, because {cause}"),
+    }
 }
 
 /// Releases the lock.
@@ -193,6 +212,7 @@ enum Ended {
 /// The limits that decide when a command must end.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
+    /// The whole lease: the longest time that was left of it so far.
     lease: Duration,
     /// How long the command has between SIGTERM and SIGKILL.
     kill_after: Duration,
@@ -203,6 +223,24 @@ impl Limits {
     /// when two thirds are left, so at least one third remains for repeating them.
     fn margin(self) -> Duration {
         self.kill_after.saturating_add(KILL_TIME).min(self.lease / 3)
+    }
+
+    /// Returns how much of the lease is left when it must have been renewed. If less is left at
+    /// first sight, this process was paused.
+    fn overdue(self) -> Duration {
+        self.margin() + self.turn()
+    }
+
+    /// Returns how long a renewal may take after a pause.
+    fn turn(self) -> Duration {
+        self.lease / 6
+    }
+
+    /// Returns how much of the lease is left when the command must be told to end, if `first` was
+    /// left when it was first seen to be overdue. After a pause, this thread may see that before
+    /// the lease could be renewed. A server that hangs takes no more than half of what is left.
+    fn end(self, first: Duration) -> Duration {
+        self.margin().min(first.saturating_sub(self.turn()).max(first / 2))
     }
 
     /// Returns how long the command has to end when this much of the lease is left. A lost lease
@@ -219,14 +257,19 @@ fn supervise(
     child: &mut Child,
     guard: &dyn AnyGuard,
     signals: &Receiver<i32>,
-    limits: Limits,
+    limits: &mut Limits,
     make_way: Option<&(Wanted, i32)>,
 ) -> io::Result<Ended> {
     let (lost, started) = (guard.lost(), after(START_TIME));
     let mut wanted_by_now = never();
+    // What was left when the lease was first seen to be overdue.
+    let mut first = None;
     loop {
         let left = guard.remaining();
-        let safe = left.saturating_sub(limits.margin());
+        limits.lease = limits.lease.max(left);
+        first = if left > limits.overdue() { None } else { first.or(Some(left)) };
+        let end = first.map_or(limits.overdue(), |first| limits.end(first));
+        let safe = left.saturating_sub(end);
         if safe.is_zero() {
             return Ok(Ended::Lease { left });
         }
@@ -248,7 +291,7 @@ fn supervise(
                 if let Some((wanted, signal)) = make_way
                     && wanted.is_wanted()
                 {
-                    child.send(*signal);
+                    say_if_refused(*signal, child.send(*signal));
                 }
             }
             // The system may not have reported the end of the command.
@@ -261,16 +304,20 @@ fn supervise(
     }
 }
 
-/// Sends SIGTERM, and waits until the command and everything it has started have ended. Sends
+/// Waits until the command, which got SIGTERM, and everything it has started have ended. Sends
 /// SIGKILL when `grace` is over.
+///
+/// # Errors
+///
+/// If what is left has more rights than this process.
 fn stop(child: &mut Child, signals: &Receiver<i32>, grace: Duration) -> io::Result<()> {
     // `None` is a grace period that never ends.
     let kill_at = Instant::now().checked_add(grace);
     let mut has_ended = false;
-    while !has_ended || child.has_others() {
+    while !has_ended || child.has_others()? {
         let is_over = kill_at.is_some_and(|time| Instant::now() >= time);
         if is_over {
-            child.end(SIGKILL);
+            child.end(SIGKILL)?;
         }
         if is_over && has_ended {
             // Killed processes may still count until their parent has noticed.
@@ -288,14 +335,24 @@ fn receive(child: &mut Child, signal: Option<i32>) -> io::Result<Option<ExitStat
         None | Some(SIGCHLD) => {}
         Some(SIGTSTP) => {
             // While this process is stopped, the lease is not renewed.
-            child.suspend();
-            // Stops this process as SIGTSTP would have. Returns when it is continued.
-            raise(SIGSTOP)?;
-            child.send(SIGCONT);
+            let stopped = child.suspend();
+            if stopped.is_ok() {
+                // Stops this process as SIGTSTP would have. Returns when it is continued.
+                raise(SIGSTOP)?;
+                child.send(SIGCONT).ok();
+            }
+            say_if_refused(SIGSTOP, stopped);
         }
-        Some(signal) => child.forward(signal),
+        Some(signal) => say_if_refused(signal, child.forward(signal)),
     }
     child.try_wait()
+}
+
+fn say_if_refused(signal: i32, sent: io::Result<()>) {
+    if let Err(error) = sent {
+        let signal = signal_name(signal).unwrap_or("a signal");
+        say(&format!("cannot send {signal} to the command: {error}"));
+    }
 }
 
 #[cfg(test)]
@@ -315,5 +372,18 @@ mod tests {
         let short = Limits { lease: ms(3000), ..limits };
         assert_eq!(short.margin(), ms(1000), "time for renewals is left");
         assert_eq!(short.grace(short.margin()), ms(950));
+        for limits in [limits, short, Limits { kill_after: ms(0), ..limits }] {
+            assert_eq!(limits.end(limits.overdue()), limits.margin(), "without a pause");
+        }
+    }
+
+    #[test]
+    fn after_a_pause_there_is_time_to_renew_the_lease_and_to_end_the_command() {
+        let limits = Limits { lease: ms(30_000), kill_after: ms(5000) };
+        for first in [10, 200, 5000, 10_000] {
+            let end = limits.end(ms(first));
+            assert!(end <= ms(first) / 2 && end >= ms(first) / 3, "{first} ms: {end:?}");
+        }
+        assert_eq!(limits.end(Duration::ZERO), Duration::ZERO, "it is lost");
     }
 }

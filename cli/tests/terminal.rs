@@ -178,6 +178,42 @@ fn a_terminal_whose_output_is_stopped_delays_nothing() {
     assert!(holder().is_none(), "it was released");
 }
 
+/// A stopped terminal keeps the program from starting the command for a moment.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_command_is_not_started_after_a_pause_in_which_the_lease_has_ended() {
+    let server = Server::redis();
+    let client = client(&server);
+    let is_paused_in_time = || {
+        let guard = client.lock("a").unwrap();
+        let args = ["run", "--lease", "1s", "a", "--", "echo", "ran"];
+        let mut terminal = Terminal::start(&server, &args);
+        terminal.wait_for("waiting for \"a\"");
+        terminal.press("\u{13}");
+        guard.unlock().unwrap();
+        let holder = || client.mutex("a").holder().unwrap();
+        eventually(|| holder().is_some_and(|holder| holder.label != "tester"));
+        // It has got the reply.
+        thread::sleep(Duration::from_millis(20));
+        terminal.signal(Signal::STOP);
+        let id = terminal.process.id();
+        let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
+        if children.unwrap() != "" {
+            return false;
+        }
+        let other = client.lock("a").unwrap();
+        terminal.signal(Signal::CONT);
+        terminal.press("\u{11}");
+        assert_eq!(terminal.code(), 70);
+        let expected = "lock \"a\" is lost, because it was not renewed in time: \
+                        the command was not started";
+        assert!(terminal.screen.lock().contains(expected), "{:?}", terminal.screen.lock());
+        other.unlock().unwrap();
+        true
+    };
+    eventually(is_paused_in_time);
+}
+
 /// The start of a script that starts no process later: a shell that is stopped at that moment may
 /// count as waiting for the new process, which is stopped.
 #[cfg(target_os = "linux")]
