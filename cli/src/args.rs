@@ -338,7 +338,8 @@ pub(crate) struct HowToAcquire {
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) how: HowToAcquire,
-    /// Keep the lock taken for at least this long, even if the command ends earlier.
+    /// Keep the lock taken for at least this long, even if the command ends earlier. It should be
+    /// longer than the clocks of the hosts may differ, plus the time for which they wait.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     #[arg(conflicts_with_all = ["shared", "exclusive", "permits"])]
     pub(crate) hold_at_least: Option<Duration>,

@@ -113,7 +113,7 @@ impl Mutex {
     /// This is for a job that is scheduled on several machines, only one of which should run it:
     /// see the [recipe](crate::guide::cookbook#a-scheduled-job). Choose a time longer than the
     /// difference between their clocks, and shorter than the pause between two runs, with room for
-    /// machines that start late.
+    /// machines that start late. If machines wait for the lock, add the time for which they wait.
     ///
     /// The time starts with the reply to the acquire. It does not depend on the lease, and outlives
     /// the guard, the client and the process. While the hold lasts, it is renewed as usual. If the
