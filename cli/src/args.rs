@@ -437,4 +437,23 @@ mod tests {
         }
         assert!(count >= 10, "{count} calls");
     }
+
+    #[test]
+    fn the_pages_show_whole_objects_of_kubernetes() {
+        let page = include_str!("../../docs/program.md");
+        let blocks = page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next());
+        let objects: Vec<_> = blocks.filter(|block| block.contains("containers:")).collect();
+        assert_eq!(objects.len(), 2);
+        for object in objects {
+            for start in ["apiVersion: ", "kind: ", "metadata:", "spec:"] {
+                assert!(object.lines().any(|line| line.starts_with(start)), "{start} {object}");
+            }
+            let value = |name: &str| {
+                let mut lines = object.lines().map(str::trim);
+                lines.find_map(|line| line.strip_prefix(name)).map(str::trim)
+            };
+            assert_eq!(value("matchLabels:"), value("labels:"), "{object}");
+            assert_eq!(value("labels:").is_some(), object.contains("kind: Deployment"));
+        }
+    }
 }
