@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
+use serde::de::{
+    Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, Unexpected, Visitor,
+};
 
 use crate::client::builder::Builder;
 use crate::config::Config;
@@ -36,7 +38,8 @@ use crate::config::url::apply;
 /// ```
 impl<'de> Deserialize<'de> for Builder {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(BuilderVisitor)
+        // Asked for a map, a format would repeat a URL that stands in its place in an error.
+        deserializer.deserialize_any(BuilderVisitor)
     }
 }
 
@@ -47,6 +50,10 @@ impl<'de> Visitor<'de> for BuilderVisitor {
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a map of settings")
+    }
+
+    fn visit_str<E: Error>(self, _: &str) -> Result<Builder, E> {
+        Err(E::invalid_type(Unexpected::Other("a text"), &self))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Builder, A::Error> {

@@ -56,6 +56,7 @@ fn a_bad_file_is_refused() {
         (json!({"url": "redis://:secret@host?lease=soon"}), "lease"),
         (json!({"backoff": [1, 2]}), "a text"),
         (json!(["secret"]), "a map"),
+        (json!("redis://:secret@host"), "a map"),
     ] {
         let error = refusal(file);
         assert!(error.contains(named), "{error:?} does not name {named}");
