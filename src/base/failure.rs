@@ -127,6 +127,13 @@ impl Failure {
         matches!(self.kind, Disconnected | Timeout | Unclear)
     }
 
+    /// Returns `true` if the request has only been sent to a node of a cluster that does not have
+    /// the name, or not all of it: the next attempt goes where it is.
+    pub(crate) fn is_redirection(&self) -> bool {
+        let is_of_cluster = matches!(&*self.code, "ASK" | "MOVED" | "TRYAGAIN");
+        self.kind == FailureKind::Transient && is_of_cluster
+    }
+
     /// Returns the failure of a request that can have no effect, so that its outcome is known: any
     /// error reply is a refusal.
     pub(crate) fn of_question(self) -> Self {

@@ -28,7 +28,7 @@ use crate::protocol::lease::{HoldFailure, reliable};
 use crate::protocol::retry::RetryPolicy;
 use crate::store::ask_one;
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::request::{Change, DETACHED, HoldReply, HoldRequest, PostedChange};
+use crate::store::request::{Change, DETACHED, HoldReply, HoldRequest, NextLease, PostedChange};
 
 /// A hold of a lock without a guard.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -168,7 +168,7 @@ fn have(
     left: &DetachedHold,
     options: &LockOptions,
     action: &'static str,
-    renewal: impl FnOnce(Duration) -> Change,
+    renewal: impl FnOnce(NextLease) -> Change,
 ) -> Result<Arc<Hold>> {
     let _call = Counted::begin(&shared.counters.unfinished);
     let name = &left.id.name;
@@ -193,9 +193,10 @@ fn renew_detached(
     caller: &Caller,
     id: &HoldId,
     action: &'static str,
-    renewal: impl FnOnce(Duration) -> Change,
+    renewal: impl FnOnce(NextLease) -> Change,
 ) -> Result<Moment> {
-    let change = renewal(caller.times.lease);
+    let lease = NextLease { duration: caller.times.lease, whole: caller.terms.lease };
+    let change = renewal(lease);
     let mut sent = Moment::FIRST;
     let reply = request(shared, caller, action, &id.name, |deadline| {
         sent = Moment::now();

@@ -170,7 +170,7 @@ fn conclude(
                 shared.reporter.set_wanted(hold);
             }
             if let Some(next) = change.lease() {
-                hold.lease.extend(sent, next, Moment::now());
+                hold.lease.extend(sent, next.duration, Moment::now());
             }
         }
         (_, Ok(HoldReply::Gone)) => shared.reporter.lose_and_look(hold, deadline),

@@ -290,7 +290,7 @@ impl RenewerThread {
                 }
                 let now = Moment::now();
                 let is_late = hold.lease.is_nearly_over(now);
-                hold.lease.extend(sent, hold.lease.next(sent), now);
+                hold.lease.extend(sent, hold.lease.next(sent).duration, now);
                 self.reporter.record_reply(&hold.id.name);
                 self.reporter.outages.record_renewal(&hold, is_late);
                 self.schedule(Scheduled::Hold(hold));

@@ -439,7 +439,13 @@ impl Reporter {
         if reply.is_ok() {
             self.record_reply(&hold.id.name);
         }
-        self.settle(hold, &hold.release_outcome(reply, Moment::now()));
+        let is_redirected = reply.as_ref().is_err_and(Failure::is_redirection);
+        let outcome = hold.release_outcome(reply, Moment::now());
+        if is_redirected && !flawed(Flaw::ReleaseIsNotRepeated) {
+            // The renewer repeats it where the lock is, and reports the end then.
+            return self.renewer.pay(hold.clone());
+        }
+        self.settle(hold, &outcome);
     }
 
     /// Reports how a hold has ended whose release was not confirmed, before the next holder reports

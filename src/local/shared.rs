@@ -155,10 +155,15 @@ impl Shared {
         }
     }
 
-    /// Returns the id of a new hold. It shows whether the hold is renewed.
+    /// Returns the id of a new hold. It shows whether the hold is renewed, and how long the lock
+    /// stays taken after it.
     pub(super) fn new_hold_of(&self, caller: &Caller, kind: HoldKind, name: &Arc<str>) -> HoldId {
         let hold = self.new_hold(kind, name);
-        if caller.terms.renew { hold } else { hold.that_is_not_renewed() }
+        let hold = if caller.terms.renew { hold } else { hold.that_is_not_renewed() };
+        match caller.terms.hold_at_least {
+            Some(time) => hold.that_stays_taken(time),
+            None => hold,
+        }
     }
 
     /// Returns the id of a hold to acquire. It also shows whether the lock may be kept when the

@@ -20,6 +20,7 @@ use crate::base::clock::{Moment, nanos};
 use crate::base::failure::Failure;
 use crate::base::flaws::{Flaw, flawed};
 use crate::error::LossCause;
+use crate::store::request::NextLease;
 
 /// A lease that is due within this fraction of its duration is renewed along with others.
 pub(crate) const TOGETHER: u32 = 64;
@@ -119,8 +120,9 @@ impl Lease {
 
     /// Returns the lease to ask for in a request that is sent now: less than a whole one if the age
     /// limit comes first.
-    pub(crate) fn next(&self, now: Moment) -> Duration {
-        self.duration().min(self.limit().since(now))
+    pub(crate) fn next(&self, now: Moment) -> NextLease {
+        let whole = self.duration();
+        NextLease { duration: whole.min(self.limit().since(now)), whole }
     }
 
     /// Moves the deadline after a request sent at `sent` has renewed the hold for `lease`. Does

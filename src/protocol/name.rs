@@ -374,7 +374,7 @@ impl<P> Conversation<P> {
         let lease = caller.times.lease;
         let deadline = caller.times.request_deadline(caller.wait, turn.now);
         if let Some(kept) = &self.refills {
-            let lease = kept.lease.next(turn.moment);
+            let lease = kept.lease.next(turn.moment).duration;
             let (hold, registration) = (kept.id.clone(), Registration::Kept);
             let others = Vec::new();
             return Ask { hold, others, lease, registration, deadline, needs_new_id: false };
@@ -769,7 +769,7 @@ impl<P: Port> Name<P> {
     ) -> Next {
         match reply {
             Ok(AcquireReply::Acquired { fence, room, wanted, .. }) => {
-                kept.lease.extend(sent, kept.lease.next(sent), turn.moment);
+                kept.lease.extend(sent, kept.lease.next(sent).duration, turn.moment);
                 // A pause of this process must not bring forth a guard of nothing.
                 if !kept.lease.is_valid(turn.moment) {
                     turn.effects.expired = Some(kept.clone());

@@ -14,7 +14,9 @@ use crate::net::packed::{Arg, Request, Script};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::{FENCE, Keys, POLLERS, QUEUE, TURN};
 use crate::store::redisson_channels::{MEMORY, RedissonChannels, TURN_TIME};
-use crate::store::request::{Acquire, Change, Look, OFFER, OwnerOf, Registration, Telling, Unused};
+use crate::store::request::{
+    Acquire, Change, Look, NextLease, OFFER, OwnerOf, Registration, Telling, Unused,
+};
 use crate::store::scripts::{
     ACQUIRE, ACQUIRE_ALL, ACQUIRE_MEMBER, CHANGE, PING, RELEASE, RELEASE_MEMBER, REPORT, TELL,
     UNREGISTER,
@@ -34,6 +36,30 @@ const PING_LIFE: Duration = Duration::from_secs(1);
 
 /// Maximum number of locks that one request acquires.
 const GROUP_MAX: usize = 900;
+
+/// The keys of a name that a request about a hold changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// All that it concerns.
+    All,
+    /// Only that of the lock. While a slot of a cluster moves, no node executes a request if some
+    /// of its keys have moved, and others have not or do not exist. With one key, the node that has
+    /// that key does. Then no client is woken or found waiting, and no counter lives longer.
+    Lock,
+}
+
+impl Scope {
+    /// Returns the narrowest scope in which a change can be executed.
+    pub(crate) fn narrowest(change: Change) -> Self {
+        // This is about the waiting clients.
+        if change == Change::Unregister { Self::All } else { Self::Lock }
+    }
+
+    /// Returns those of the keys, of which the first is the lock, that are in this scope.
+    fn of<'k, 'a>(self, keys: &'a [&'k str]) -> &'a [&'k str] {
+        if self == Self::All { keys } else { &keys[..1] }
+    }
+}
 
 /// Builds the requests about the locks of one client.
 #[derive(Clone)]
@@ -187,17 +213,25 @@ impl Commands {
 
     /// Changes a hold, or checks whether it exists.
     pub(crate) fn change(&self, hold: &HoldId, change: Change) -> Request {
+        self.change_within(Scope::All, hold, change)
+    }
+
+    /// Like `change`, within a scope that the change can have.
+    pub(crate) fn change_within(&self, scope: Scope, hold: &HoldId, change: Change) -> Request {
         let HoldId { kind, name, client, .. } = hold;
         let what = match change {
             Change::Unregister => {
                 let args = [Arg::Text(client), millis(OFFER), Arg::Number(0)];
-                return self.free(&UNREGISTER, name, args);
+                return self.free(scope, &UNREGISTER, name, args);
             }
-            Change::Downgrade { .. } => return self.free_place(hold, "", change),
-            Change::Release { .. } if !kind.is_lock() => return self.free_place(hold, "", change),
+            Change::Downgrade { .. } => return self.free_place(scope, hold, "", change),
+            Change::Release { .. } if !kind.is_lock() => {
+                return self.free_place(scope, hold, "", change);
+            }
             Change::Release { taken_until, .. } => {
                 let taken = Arg::Number(taken_millis(taken_until));
-                return self.free(&RELEASE, name, [Arg::Text(&hold.owner()), millis(OFFER), taken]);
+                let args = [Arg::Text(&hold.owner()), millis(OFFER), taken];
+                return self.free(scope, &RELEASE, name, args);
             }
             // Such a hold has one level.
             _ if !kind.is_lock() => Arg::Text("member"),
@@ -207,22 +241,24 @@ impl Commands {
         };
         let member = hold.member();
         let owner = Arg::Text(&member);
+        let lease = change.lease().unwrap_or_default();
+        let (next, whole) = (millis(lease.duration), millis(lease.whole));
         match (kind, change) {
             // As long as there is a hold, readers take their token from the counter.
             (
                 HoldKind::Read | HoldKind::Write,
-                Change::Renew { lease } | Change::SetDepth { lease: Some(lease), .. },
+                Change::Renew { .. } | Change::SetDepth { lease: Some(_), .. },
             ) => {
                 let (lock, [fence]) = self.keys.with_companions(name, [FENCE]);
-                let args = [owner, millis(lease), what, self.fence_life(lease)];
-                Request::call(&CHANGE, &[&lock, &fence], &args)
+                let args = [owner, next, whole, what, self.fence_life(lease.whole)];
+                Request::call(&CHANGE, scope.of(&[&lock, &fence]), &args)
             }
             (_, change) => {
-                let args = [owner, change.lease().map_or(Arg::Number(0), millis), what];
                 let (lock, [queue]) = self.keys.with_companions(name, [QUEUE]);
-                let keys = [&*lock, &queue];
                 let watches = matches!(change, Change::Watch { .. });
-                Request::call(&CHANGE, if watches { &keys } else { &keys[..1] }, &args)
+                let scope = if watches { scope } else { Scope::Lock };
+                let args = [owner, next, whole, what];
+                Request::call(&CHANGE, scope.of(&[&lock, &queue]), &args)
             }
         }
     }
@@ -230,7 +266,8 @@ impl Commands {
     /// Raises the counter of fencing tokens to the token of a hold.
     pub(crate) fn raise(&self, hold: &HoldId, fence: u64, lease: Duration) -> Request {
         let (owner, life) = (hold.owner(), self.fence_life(lease));
-        let args = [Arg::Text(&owner), Arg::Number(0), Arg::Text(""), life, Arg::Number(fence)];
+        let (lease, depth) = (Arg::Number(0), Arg::Text(""));
+        let args = [Arg::Text(&owner), lease, lease, depth, life, Arg::Number(fence)];
         let (lock, [fence]) = self.keys.with_companions(&hold.name, [FENCE]);
         Request::call(&CHANGE, &[&lock, &fence], &args)
     }
@@ -239,21 +276,28 @@ impl Commands {
     pub(crate) fn release_and_leave(&self, hold: &HoldId, taken_until: Moment) -> Request {
         let owner = hold.owner();
         let taken = format!("leave{}", taken_millis(taken_until));
-        self.free(&RELEASE, &hold.name, [Arg::Text(&owner), millis(OFFER), Arg::Text(&taken)])
+        let args = [Arg::Text(&owner), millis(OFFER), Arg::Text(&taken)];
+        self.free(Scope::All, &RELEASE, &hold.name, args)
     }
 
     /// Ends a hold that too few servers have granted, without waking a client.
     pub(crate) fn withdraw(&self, hold: &HoldId) -> Request {
         let (owner, no_client) = (hold.owner(), Arg::Text(""));
-        self.free(&RELEASE, &hold.name, [Arg::Text(&owner), no_client, Arg::Number(0)])
+        let args = [Arg::Text(&owner), no_client, Arg::Number(0)];
+        self.free(Scope::All, &RELEASE, &hold.name, args)
     }
 
     /// Ends the hold of an owner, and notifies the owner's client.
-    pub(crate) fn force_release(&self, owner: OwnerOf<'_>) -> Request {
+    pub(crate) fn force_release(&self, scope: Scope, owner: OwnerOf<'_>) -> Request {
         let OwnerOf { kind, name, owner } = owner;
         match HoldId::of_owner(owner, kind, name) {
-            Some(hold) if !kind.is_lock() => self.free_place(&hold, "force", Change::RELEASE),
-            _ => self.free(&RELEASE, name, [Arg::Bytes(owner), millis(OFFER), Arg::Text("force")]),
+            Some(hold) if !kind.is_lock() => {
+                self.free_place(scope, &hold, "force", Change::RELEASE)
+            }
+            _ => {
+                let args = [Arg::Bytes(owner), millis(OFFER), Arg::Text("force")];
+                self.free(scope, &RELEASE, name, args)
+            }
         }
     }
 
@@ -261,6 +305,7 @@ impl Commands {
     /// are the owner or client, the duration of the offer, and how long the lock stays taken.
     fn free(
         &self,
+        scope: Scope,
         script: &'static Script,
         name: &str,
         [whose, window, taken]: [Arg<'_>; 3],
@@ -269,7 +314,7 @@ impl Commands {
         if !self.leaves_turns() {
             let (lock, [queue]) = self.keys.with_companions(name, [QUEUE]);
             let args = [whose, window, Arg::Text(&shard), taken];
-            return Request::call(script, &[&lock, &queue], &args);
+            return Request::call(script, scope.of(&[&lock, &queue]), &args);
         }
         let kinds = [QUEUE, TURN, POLLERS];
         let (lock, [queue, turn, pollers]) = self.keys.with_companions(name, kinds);
@@ -279,23 +324,27 @@ impl Commands {
         let args = [whose, window, Arg::Text(&shard), taken, channel, form, memory, turn_time];
         let args = if self.redisson.is_some() { &args[..] } else { &args[..4] };
         let keys = [&*lock, &queue, &turn, &pollers];
-        Request::call(script, if self.pollers { &keys } else { &keys[..3] }, args)
+        let keys = if self.pollers { &keys[..] } else { &keys[..3] };
+        Request::call(script, scope.of(keys), args)
     }
 
     /// Calls the script that ends a hold of a read-write lock or a semaphore, or begins that of a
     /// reader which was the writer, and then offers places to waiting clients.
-    fn free_place(&self, hold: &HoldId, how: &str, change: Change) -> Request {
+    fn free_place(&self, scope: Scope, hold: &HoldId, how: &str, change: Change) -> Request {
         let (lock, [queue]) = self.keys.with_companions(&hold.name, [QUEUE]);
         let (shard, permits) = (self.shard_tag(), Arg::Number(hold.kind.permits().into()));
         let (member, how, shard) = (hold.member(), Arg::Text(how), Arg::Text(&shard));
-        let lease = change.lease().map_or(Arg::Text(""), millis);
-        let mut args = vec![Arg::Text(&member), millis(OFFER), permits, how, shard, lease];
+        let mut args = vec![Arg::Text(&member), millis(OFFER), permits, how, shard];
+        args.extend(match change.lease() {
+            Some(NextLease { duration, whole }) => [duration, whole].map(millis),
+            None => [Arg::Text(""); 2],
+        });
         let Some(Unused { before, last }) = change.unused() else {
-            return Request::call(&RELEASE_MEMBER, &[&lock, &queue], &args);
+            return Request::call(&RELEASE_MEMBER, scope.of(&[&lock, &queue]), &args);
         };
         let (_, [fence]) = self.keys.with_companions(&hold.name, [FENCE]);
         args.extend([before, last].map(Arg::Number));
-        Request::call(&RELEASE_MEMBER, &[&lock, &queue, &fence], &args)
+        Request::call(&RELEASE_MEMBER, scope.of(&[&lock, &queue, &fence]), &args)
     }
 
     /// Does everything a lock needs, and leaves nothing behind.

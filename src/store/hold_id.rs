@@ -4,6 +4,7 @@ use std::fmt::{self, Write};
 use std::hash::{Hash, Hasher};
 use std::mem;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::base::fnv;
 use crate::config::check_label;
@@ -149,8 +150,8 @@ pub(crate) struct HoldId {
     pub(crate) kind: HoldKind,
     pub(crate) name: Arc<str>,
     pub(crate) client: Arc<str>,
-    /// Unique in the client, except for [`MAY_BE_KEPT`] and [`NOT_RENEWED`], which tell others how
-    /// the client treats the hold.
+    /// Unique in the client, except for [`MAY_BE_KEPT`], [`NOT_RENEWED`] and [`STAYS_TAKEN`], which
+    /// tell others how the client treats the hold.
     pub(crate) nonce: u64,
 }
 
@@ -191,6 +192,12 @@ const MAY_BE_KEPT: u64 = 1 << 63;
 /// The bit of a nonce that tells operators that the client does not renew the hold by itself.
 const NOT_RENEWED: u64 = 1 << 62;
 
+/// The bits of a nonce that tell other clients for how long at most the lock stays taken after an
+/// early release: the exponent of a power of two, in milliseconds. The time to live of its key says
+/// more if the clock of the server is set back meanwhile.
+const STAYS_TAKEN: u64 = 0x3f << TAKEN_SHIFT;
+const TAKEN_SHIFT: u32 = 56;
+
 impl HoldId {
     /// Returns a number for the pauses of the call that wants this hold: those of other calls, in
     /// this client and in others, are different ones.
@@ -225,9 +232,23 @@ impl HoldId {
         self.nonce & NOT_RENEWED == 0
     }
 
+    /// The same hold, of a lock that stays taken for that long, however early it is released.
+    pub(crate) fn that_stays_taken(self, time: Duration) -> Self {
+        let millis = u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX / 2);
+        let exponent = u64::from(millis.max(2).next_power_of_two().ilog2());
+        Self { nonce: self.nonce & !STAYS_TAKEN | exponent << TAKEN_SHIFT, ..self }
+    }
+
+    /// Returns for how long at most the lock stays taken after an early release, if its client has
+    /// said so.
+    pub(crate) fn longest_taken(&self) -> Option<Duration> {
+        let exponent = (self.nonce & STAYS_TAKEN) >> TAKEN_SHIFT;
+        (exponent > 0).then(|| Duration::from_millis(1 << exponent))
+    }
+
     /// Returns its place among the holds of its client, in the order in which they began.
     pub(crate) fn number(&self) -> u64 {
-        self.nonce & !(MAY_BE_KEPT | NOT_RENEWED)
+        self.nonce & !(MAY_BE_KEPT | NOT_RENEWED | STAYS_TAKEN)
     }
 
     /// Returns the owner as written to Redis.

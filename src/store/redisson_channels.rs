@@ -16,7 +16,8 @@ use crate::net::socket::Alarm;
 
 /// How long a released lock is left to Redisson on its turn. Redisson takes two or three
 /// milliseconds from the message to its attempt. If it releases the lock before this time is over,
-/// it alone can take the lock again in the remainder, so the time is short.
+/// it alone can take the lock again in the remainder, so the time is short. `acquire.lua` respects
+/// no turn of more than 10 ms.
 pub(super) const TURN_TIME: Duration = Duration::from_millis(5);
 
 /// How long Redisson counts as waiting after it was last seen waiting. A Redisson thread that locks

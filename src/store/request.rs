@@ -136,23 +136,43 @@ pub(crate) struct HoldRequest<'a> {
     pub(crate) deadline: Instant,
 }
 
+/// The lease that a request gives a hold that exists already.
+///
+/// A request may be executed late, after another one that has given more, and does not shorten
+/// that: before the age limit of one client, it gives less than a client that has adopted the hold.
+/// But no request gives more than a whole lease. If more is left, the clock of the server was set
+/// back, and the request ends that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NextLease {
+    pub(crate) duration: Duration,
+    /// The duration of a whole lease, which is the same for all requests about the hold.
+    pub(crate) whole: Duration,
+}
+
+/// A whole lease.
+impl From<Duration> for NextLease {
+    fn from(whole: Duration) -> Self {
+        Self { duration: whole, whole }
+    }
+}
+
 /// A change to a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     /// No change: the reply says whether the hold exists.
     Check,
     /// The writer of the same owner becomes this reader, with this lease. A repeat renews that.
-    Downgrade { lease: Duration, unused: Option<Unused> },
+    Downgrade { lease: NextLease, unused: Option<Unused> },
     /// It ends. A lock stays taken until `taken_until`; [`Moment::FIRST`] frees it at once.
     Release { taken_until: Moment, unused: Option<Unused> },
     /// It is renewed.
-    Renew { lease: Duration },
+    Renew { lease: NextLease },
     /// It gets this depth, and is renewed if there is a lease. If `durable`, the change must become
     /// as durable as a new hold, as a renewal must.
-    SetDepth { depth: u32, lease: Option<Duration>, durable: bool },
+    SetDepth { depth: u32, lease: Option<NextLease>, durable: bool },
     /// It is renewed if there is a lease, and its client is notified when another one waits for the
     /// lock. The reply says whether one already does.
-    Watch { lease: Option<Duration> },
+    Watch { lease: Option<NextLease> },
     /// Its client stops waiting for the name, whatever the kind of the hold: after a wake-up it is
     /// not known for which kind. An offer to the client goes to the next one.
     Unregister,
@@ -171,7 +191,7 @@ impl Change {
     pub(crate) const RELEASE: Self = Self::Release { taken_until: Moment::FIRST, unused: None };
 
     /// Returns the lease that the change gives the hold, if it renews it.
-    pub(crate) fn lease(self) -> Option<Duration> {
+    pub(crate) fn lease(self) -> Option<NextLease> {
         match self {
             Self::Downgrade { lease, .. } | Self::Renew { lease } => Some(lease),
             Self::SetDepth { lease, .. } | Self::Watch { lease } => lease,

@@ -21,13 +21,23 @@ macro_rules! script {
     };
 }
 
-script!(ACQUIRE, "lives.lua", "holds.lua", "wake.lua", "pollers.lua", "token.lua", "acquire.lua");
+script!(
+    ACQUIRE,
+    "lives.lua",
+    "holds.lua",
+    "wake.lua",
+    "join.lua",
+    "pollers.lua",
+    "token.lua",
+    "acquire.lua"
+);
 script!(ACQUIRE_ALL, "lives.lua", "token.lua", "acquire_all.lua");
 script!(
     ACQUIRE_MEMBER,
     "lives.lua",
     "holds.lua",
     "wake.lua",
+    "join.lua",
     "serve.lua",
     "token.lua",
     "acquire_member.lua"
@@ -35,7 +45,7 @@ script!(
 script!(CHANGE, "lives.lua", "change.lua");
 script!(PING, "lives.lua", "holds.lua", "token.lua", "ping.lua");
 script!(RELEASE, "wake.lua", "redisson.lua", "pollers.lua", "release.lua");
-script!(RELEASE_MEMBER, "wake.lua", "serve.lua", "release_member.lua");
+script!(RELEASE_MEMBER, "lives.lua", "wake.lua", "serve.lua", "release_member.lua");
 script!(REPORT, "holds.lua", "report.lua");
 script!(TELL, "holds.lua", "wake.lua", "tell.lua");
 script!(

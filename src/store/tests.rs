@@ -21,13 +21,14 @@ use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::memory::Memory;
 use crate::store::memory::memory_server::MemoryServer;
 use crate::store::quorum::Quorum;
-use crate::store::request::{Change, Registration, TENURE_FENCES, Unused};
+use crate::store::request::{Change, NextLease, Registration, TENURE_FENCES, Unused};
 use crate::store::scripts::ACQUIRE;
 use crate::store::servers::Servers;
 
 #[path = "../../tests/it/support/server.rs"]
 pub(crate) mod process;
 
+mod clocks;
 mod hostile;
 mod jobs;
 mod look_ups;
@@ -102,7 +103,20 @@ trait Host {
 
     /// Frees the lock without notifying a client.
     fn clear(&self);
+
+    /// Makes the lock last longer by this time, as if the clock had been set back by it.
+    fn set_back(&self, time: Duration);
 }
+
+const SET_BACK: &str = "
+local key, time, left = KEYS[1], tonumber(ARGV[1]), redis.call('pttl', KEYS[1])
+if redis.call('type', key).ok == 'zset' then
+  local members = redis.call('zrange', key, 0, -1, 'withscores')
+  for i = 1, #members, 2 do
+    redis.call('zincrby', key, time, members[i])
+  end
+end
+return redis.call('pexpire', key, left + time)";
 
 impl Host for process::Server {
     type Store = Servers;
@@ -117,6 +131,10 @@ impl Host for process::Server {
 
     fn clear(&self) {
         self.command(&["DEL", "lock:lock"]);
+    }
+
+    fn set_back(&self, time: Duration) {
+        self.command(&["EVAL", SET_BACK, "1", "lock:lock", &time.as_millis().to_string()]);
     }
 }
 
@@ -133,6 +151,12 @@ impl Host for MemoryServer {
 
     fn clear(&self) {
         self.end_at("lock:lock", Moment::FIRST, |_| true);
+    }
+
+    fn set_back(&self, time: Duration) {
+        for (hold, _, ends) in self.holds("lock:lock") {
+            self.end_at("lock:lock", ends.after(time), |held| *held == hold);
+        }
     }
 }
 
@@ -200,7 +224,7 @@ fn ask_all(store: &dyn Store, requests: &[HoldRequest<'_>]) -> Vec<Result<HoldRe
 }
 
 fn set_depth(store: &dyn Store, hold: &HoldId, depth: u32) -> Result<HoldReply, Failure> {
-    change(store, hold, Change::SetDepth { depth, lease: Some(LEASE), durable: false })
+    change(store, hold, Change::SetDepth { depth, lease: Some(LEASE.into()), durable: false })
 }
 
 fn release(store: &dyn Store, hold: &HoldId) -> Result<HoldReply, Failure> {
@@ -321,7 +345,8 @@ fn a_request_for_a_hold_that_is_gone_changes_nothing(store: &dyn Store) {
     let mut jobs = store.jobs();
     let mut all_gone = |before: Option<u32>| {
         let stale = hold(1);
-        let renewed = run_jobs(&mut *jobs, &[(stale.clone(), Change::Renew { lease: LEASE })]);
+        let renewed =
+            run_jobs(&mut *jobs, &[(stale.clone(), Change::Renew { lease: LEASE.into() })]);
         assert!(matches!(renewed[..], [Ok(HoldReply::Gone)]));
         assert_eq!(set_depth(store, &stale, 2).ok(), Some(HoldReply::Gone));
         assert_eq!(release(store, &stale).ok(), Some(HoldReply::Gone));
@@ -472,7 +497,7 @@ fn no_request_of_a_hold_changes_what_keeps_the_lock(store: &dyn Store) {
     assert!(is_held(&again), "{again:?}");
     assert_eq!(set_depth(store, &kept, 2).ok(), Some(HoldReply::Gone));
     let kept_for = |time| Change::Release { taken_until: Moment::now().after(time), unused: None };
-    let renewal = Change::Renew { lease: LEASE };
+    let renewal = Change::Renew { lease: LEASE.into() };
     let outcomes = run_jobs(&mut *store.jobs(), &[(kept.clone(), renewal)]);
     assert!(matches!(outcomes[..], [Ok(HoldReply::Gone)]), "{outcomes:?}");
     for time in [LEASE, LEASE / 10] {
@@ -520,17 +545,18 @@ fn a_late_renewal_shortens_no_lease(store: &dyn Store) {
     };
     must_acquire(store, &set[0]);
     must_acquire(store, &set[1]);
+    let rest = NextLease { duration: lease, whole: LEASE };
     let changes = [
-        Change::Renew { lease },
-        Change::SetDepth { depth: 2, lease: Some(lease), durable: false },
-        Change::SetDepth { depth: 1, lease: Some(lease), durable: true },
+        Change::Renew { lease: rest },
+        Change::SetDepth { depth: 2, lease: Some(rest), durable: false },
+        Change::SetDepth { depth: 1, lease: Some(rest), durable: true },
     ];
     for renewal in changes {
         assert_eq!(change(store, &set[0], renewal).ok(), Some(HoldReply::Done));
         let outcomes = run_jobs(&mut *store.jobs(), &[(set[0].clone(), renewal)]);
         assert!(matches!(outcomes[..], [Ok(HoldReply::Done)]), "{outcomes:?}");
     }
-    for registration in [Registration::None, Registration::Followed, Registration::Kept] {
+    for registration in [Registration::None, Registration::Followed] {
         again(&set[..1], registration);
     }
     for group in store.groups(&set.each_ref().map(|hold| hold.name.clone())) {
@@ -568,7 +594,7 @@ fn many_holds_are_renewed_and_released_at_once(store: &dyn Store) {
         acquire(store, hold, Registration::None).expect("a reply");
     }
     let mut jobs = store.jobs();
-    for change in [Change::Renew { lease: LEASE * 2 }, Change::RELEASE] {
+    for change in [Change::Renew { lease: (LEASE * 2).into() }, Change::RELEASE] {
         let changes: Vec<_> = holds.iter().map(|hold| (hold.clone(), change)).collect();
         let outcomes = run_jobs(&mut *jobs, &changes);
         for (nonce, outcome) in outcomes.into_iter().enumerate() {
@@ -646,11 +672,11 @@ fn no_client_shortens_the_life_of_a_counter() {
     for kind in [HoldKind::Write, HoldKind::Read] {
         must_acquire(&short, &of(kind, 5));
         lives_on("a side");
-        change(&short, &of(kind, 5), Change::Renew { lease: LEASE }).expect("a reply");
+        change(&short, &of(kind, 5), Change::Renew { lease: LEASE.into() }).expect("a reply");
         lives_on("a renewal");
         // However long it is held, and also by later readers.
         process.command(&["PEXPIRE", key, "10000"]);
-        change(&long, &of(kind, 5), Change::Renew { lease: LEASE }).expect("a reply");
+        change(&long, &of(kind, 5), Change::Renew { lease: LEASE.into() }).expect("a reply");
         lives_on("a longer renewal");
         if kind == HoldKind::Read {
             process.command(&["PEXPIRE", key, "10000"]);

@@ -568,6 +568,7 @@ fn change_of(memory: &Memory, hold: &HoldId, change: Change) -> Result<HoldReply
         | (Some(Flaw::PlacesAreKept), Change::Unregister) => return Ok(HoldReply::Done),
         (Some(Flaw::RenewalRevives), Change::Renew { lease }) => {
             let (holds, registration) = (slice::from_ref(hold), Registration::None);
+            let lease = lease.duration;
             memory.acquire(Acquire { holds, lease, registration, deadline })?;
             return Ok(HoldReply::Done);
         }

@@ -37,7 +37,8 @@ use crate::store::quorum::ballot::{Ballot, QuorumServers};
 use crate::store::quorum::exclusive::{ExclusiveLinks, SharedLinks};
 use crate::store::quorum::policies::{JobsOfMajorities, WakeupsOfMajorities};
 use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldReply, HoldRequest, Look, OwnerOf, Registration, Telling,
+    Acquire, AcquireReply, Change, HoldReply, HoldRequest, Look, NextLease, OwnerOf, Registration,
+    Telling,
 };
 use crate::store::scripts::{self, ScriptReply};
 use crate::store::{Store, ask_one};
@@ -428,8 +429,9 @@ impl<'a> Call<'a> {
     }
 
     fn change(&self) -> Change {
-        let lease = Some(self.time(1)).filter(|lease| !lease.is_zero());
-        match (self.args[2], lease) {
+        let lease = NextLease { duration: self.time(1), whole: self.time(2) };
+        let lease = Some(lease).filter(|lease| !lease.duration.is_zero());
+        match (self.args[3], lease) {
             ("watch", lease) => Change::Watch { lease },
             ("", Some(lease)) => Change::Renew { lease },
             ("", None) => Change::Check,
@@ -466,8 +468,8 @@ fn perform(memory: &Memory, server: usize, request: &Request) -> Result<Value, F
         return acquire(memory, server, &call);
     } else if call.is(&scripts::CHANGE) {
         let hold = call.hold();
-        if call.args.len() == 5 {
-            let fence = call.number(4).unsigned_abs();
+        if call.args.len() == 6 {
+            let fence = call.number(5).unsigned_abs();
             return unless_refused(server, Some(Change::Check), || {
                 Ok(answer(raise(server, &hold, fence)))
             });

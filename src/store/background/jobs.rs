@@ -23,6 +23,7 @@ use crate::store::background::peer::{BackgroundConnection, Peer, sleep};
 use crate::store::background::{
     BackgroundSettings, Decision, Job, JobOutcome, JobPolicy, JobRunner,
 };
+use crate::store::commands::Scope;
 use crate::store::request::HoldReply;
 use crate::store::scripts::ScriptReply;
 
@@ -70,12 +71,12 @@ impl<P: JobPolicy> BackgroundJobs<P> {
     }
 
     /// Adds a job to those that are sent to a node next.
-    fn push(&mut self, node: P::Peer, job: &Job) {
+    fn push(&mut self, node: P::Peer, scope: Scope, job: &Job) {
         let demand = self.settings.demand.filter(|_| job.change.is_durable());
         let place = self.place(node, demand);
         let NodeJobs { connection, waiting, arrived, .. } = &mut self.nodes[place];
         let commands = self.policy.commands(&connection.peer).unwrap_or(&self.settings.commands);
-        let request = commands.change(&job.hold, job.change);
+        let request = commands.change_within(scope, &job.hold, job.change);
         let (request, arrived) = (connection.peer.addressed(request), arrived.clone());
         let (factory, id) = (connection.peer.factory().clone(), job.id);
         let on_reply = move |reply| arrived.lock().push((id, HoldReply::decode(reply, &factory)));
@@ -110,8 +111,8 @@ impl<P: JobPolicy> BackgroundJobs<P> {
                         done(id, outcome);
                         continue;
                     }
-                    Decision::SendTo(node) => {
-                        self.push(node, &job);
+                    Decision::SendTo(node, scope) => {
+                        self.push(node, scope, &job);
                         next = Some(Instant::now());
                     }
                     Decision::Undecided => {}
@@ -143,7 +144,7 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
             match self.policy.route(&job.hold.name) {
                 Ok((nodes, progress)) => {
                     for node in nodes {
-                        self.push(node, &job);
+                        self.push(node, Scope::All, &job);
                     }
                     self.undecided.insert(job.id, (job, progress));
                 }

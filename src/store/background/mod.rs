@@ -22,7 +22,7 @@ use crate::net::in_flight::Exchange;
 use crate::net::server::ServerFactory;
 use crate::net::wait::Interrupter;
 use crate::store::background::peer::Peer;
-use crate::store::commands::Commands;
+use crate::store::commands::{Commands, Scope};
 use crate::store::hold_id::HoldId;
 use crate::store::request::{Change, HoldReply};
 
@@ -129,8 +129,8 @@ pub(crate) trait JobPolicy: Send {
 /// The next step of a job after a reply.
 pub(crate) enum Decision<N> {
     Done(JobOutcome),
-    /// Another node must be asked.
-    SendTo(N),
+    /// A node must be asked next, in this scope.
+    SendTo(N, Scope),
     /// More replies are needed.
     Undecided,
 }

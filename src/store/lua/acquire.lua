@@ -15,7 +15,7 @@
 --       `kept` if it has the lock and wants more tokens, or only wants a kept lock released; or '',
 --       7 with 6: how many tokens to give, for holds that follow one another, 8 with 6: for how
 --       many ms the lock is offered, 9 with 6: `shard`
--- USES  `find_holder`, `join`, `is_wanted`, `tell`, `wake`, `whose_turn`, `set_turn`,
+-- USES  `find_holder`, `longest`, `join`, `is_wanted`, `tell`, `wake`, `whose_turn`, `set_turn`,
 --       `at_least`, `clock`, `next_token` and `last_token`
 -- RETURNS the fence if held now; if several are wanted, {first fence, last fence, 1 if another
 --         client waits}; {0, ms until the holder's lease ends or -1, 1 if the client has joined the
@@ -72,10 +72,15 @@ if left ~= -2 or queued then
   end
 end
 local turn = KEYS[4] and begins and not holder and redis.pcall('get', KEYS[4])
-if type(turn) == 'string' and turn ~= '0' then
-  -- A free lock is not acquired during Redisson's turn.
+turn = type(turn) == 'string' and turn ~= '0' and tonumber(turn)
+if turn then
+  -- A free lock is not acquired during Redisson's turn. None ends later than in 10 ms: what does is
+  -- of a clock that was set back since, or of another program.
   time = time or redis.call('time')
-  rest = math.max(rest, tonumber(turn) - time[1] * 1000 - math.floor(time[2] / 1000))
+  local ends_in = turn - time[1] * 1000 - math.floor(time[2] / 1000)
+  if ends_in <= 10 then
+    rest = math.max(rest, ends_in)
+  end
 end
 if rest > 0 then
   begins, left, client = false, rest, string.match(ARGV[1], '^(.*):')
@@ -88,6 +93,13 @@ if not begins or queued == 'kept' and not keeps then
   end
   if life > 0 or keepable then
     wait()
+  end
+  local most = holder and longest(holder, depth)
+  if most and left > most then
+    -- The server's clock was set back since. This is not the first write of a client that joins:
+    -- a server that is out of memory refuses only that.
+    left = most
+    redis.pcall('pexpire', KEYS[1], string.format('%.0f', most))
   end
   if keepable or id and life > 0 and depth ~= '0' and string.sub(depth, 1, 1) == '0' then
     local told = life > 0 and 'want:' or 'try:'
@@ -110,7 +122,10 @@ if not keeps then
     redis.call('hdel', KEYS[1], replaced)
   end
 end
-if redis.pcall('pexpire', KEYS[1], keeps and at_least(ARGV[2], KEYS[1]) or ARGV[2]) ~= 1 then
+-- A repeat may be late, but a request for more tokens, which a hold with an age limit does not make,
+-- always gives a whole lease.
+local repeats = keeps and queued ~= 'kept'
+if redis.pcall('pexpire', KEYS[1], repeats and at_least(ARGV[2], KEYS[1]) or ARGV[2]) ~= 1 then
   -- The user lacks the right to set a TTL, and without one the lock would be held forever.
   if redis.pcall('hdel', KEYS[1], ARGV[1]) ~= 1 then
     redis.call('set', KEYS[1], '', 'px', 1)

@@ -1,6 +1,6 @@
 -- Part of the scripts that examine the key of a lock. Writes nothing.
 -- KEYS  1 lock
--- SETS  `is_hold`, `find_holder` and `find_members`
+-- SETS  `is_hold`, `longest`, `find_holder` and `find_members`
 
 -- Returns whether a member of a sorted set has the shape of a hold.
 local function is_hold(member)
@@ -35,6 +35,20 @@ local function wrong_type(left, form)
     end
   end
   return redis.error_reply('WRONGTYPE found ' .. (found or 'a ' .. kind))
+end
+
+-- Returns for how many ms a lock with this holder and depth 0 stays taken at most: for a second if
+-- it is an offer, else as the number of the owner says, whose bits 56 to 61 are the exponent of a
+-- power of two. If more is left, the server's clock was set back. Returns nil for any other lock.
+local function longest(holder, depth)
+  local number = string.match(holder, string.rep('%x', 32) .. ':(%x+)$')
+  if not number or depth ~= '0' then
+    return nil
+  elseif number == '0' then
+    return 1000
+  end
+  local bits = tonumber(string.sub(number, 1, -15), 16)
+  return bits and bits % 64 > 0 and 2 ^ (bits % 64) or nil
 end
 
 -- Finds the holder of a lock. A lock is a hash with a TTL. Each of its fields is an owner

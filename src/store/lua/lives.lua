@@ -1,11 +1,23 @@
 -- Part of the scripts that begin or renew a hold.
--- SETS  `at_least`, `is_wanted` and `join`
+-- SETS  `at_least`, `prolong` and `is_wanted`
 
 -- Returns the time to live for a key in ms: the wanted one, or the remaining one if that is longer.
 -- Clients have different leases and settings, and a request may be executed late: none of them
--- shortens what another one relies on.
-local function at_least(wanted, key)
-  return math.max(tonumber(wanted), redis.call('pttl', key))
+-- shortens what another one relies on. But no request gives more than `most`, if that is known:
+-- what is left beyond it was added when the server's clock was set back.
+local function at_least(wanted, key, most)
+  local left = redis.call('pttl', key)
+  return math.max(tonumber(wanted), math.min(left, tonumber(most or left)))
+end
+
+-- Makes a member of a sorted set, which would end at `ends`, last for a `lease` from `now`, by the
+-- rule of `at_least`. `most` is the whole lease. The key lives as long as its last member.
+local function prolong(member, ends, now, lease, most)
+  local last = redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2]
+  local mine = math.max(now + lease, math.min(ends, now + most))
+  -- The first write: a server that is out of memory does not refuse this one, nor later ones.
+  redis.call('pexpireat', KEYS[1], math.max(mine, tonumber(last)))
+  redis.call('zadd', KEYS[1], mine, member)
 end
 
 -- Returns whether a client other than the owner's waits, and not only for a moment.
@@ -17,16 +29,4 @@ local function is_wanted(queue, owner)
     end
   end
   return false
-end
-
--- Adds a client to the queue unless it is there. `life` is the minimum for the queue in ms: other
--- clients may try for the lock less often. No key is left without a TTL, even if the user lacks the
--- right to set one. A client that `tries` waits only for a moment, behind all others, until it
--- joins for longer.
-local function join(queue, client, time, life, tries)
-  local place = time[1] * 1000 + time[2] / 1000 + (tries and 1e13 or 0)
-  local joined = redis.pcall('zadd', queue, 'lt', place, client)
-  if type(joined) == 'number' and redis.pcall('pexpire', queue, at_least(life, queue)) ~= 1 then
-    redis.pcall('zrem', queue, client)
-  end
 end

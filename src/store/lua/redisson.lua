@@ -26,7 +26,8 @@ local function tell_redisson(queue, turn)
     form, listen = '', redis.pcall('pubsub', 'numsub', channel, companion)
   end
   local listens = listen[2] and listen[2] > listen[4]
-  local waits = listens or redis.pcall('exists', turn) == 1
+  local left = redis.pcall('pttl', turn)
+  local waits = listens or type(left) == 'number' and left ~= -2
   redis.pcall(form .. 'publish', channel, waits and '0' or '00')
   if not waits then
     return false
@@ -34,12 +35,10 @@ local function tell_redisson(queue, turn)
   local time, clients = redis.call('time'), redis.pcall('zrange', queue, 0, 99)
   local is_its = time[2] % (#clients + 1) == 0 and redis.pcall('exists', KEYS[1]) == 0
   local ends = is_its and time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[8] or 0
-  ends = string.format('%.0f', ends)
-  local set
-  if listens then
-    set = redis.pcall('set', turn, ends, 'px', ARGV[7])
-  else
-    set = redis.pcall('set', turn, ends, 'xx', 'keepttl')
+  if listens or left < 0 or left > tonumber(ARGV[7]) then
+    -- It is more if the server's clock was set back since.
+    left = ARGV[7]
   end
+  local set = redis.pcall('set', turn, string.format('%.0f', ends), 'px', left)
   return is_its and type(set) == 'table' and set.ok ~= nil
 end

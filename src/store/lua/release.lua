@@ -4,7 +4,8 @@
 -- If the lock stays taken for a while, its owner stays too, with depth 0, and requests of that hold
 -- no longer change anything.
 -- KEYS  1 lock, 2 queue of waiting clients, 3 if the client leaves turns to Redisson or to pollers:
---       Redisson's turn, 4 if to pollers: whose turn it is
+--       Redisson's turn, 4 if to pollers: whose turn it is. While the slot of a cluster moves, the
+--       lock alone, and then no client is woken
 -- ARGV  1 owner, 2 for how many ms the lock is then offered, or '' to wake no client: clients whose
 --       attempts at a quorum have collided would collide again at once, 3 `shard`, 4 for how many
 --       ms from now the lock stays taken, or 0; or that after `leave`: if the hold is not here,
@@ -33,6 +34,7 @@ else
     -- The first write: a server that is out of memory does not refuse this one, nor later ones.
     redis.call('pexpire', KEYS[1], taken)
     answer, window = 1, nil
+    -- For how long at most, the number of the owner says, whatever the server's clock does.
     redis.call('hset', KEYS[1], owner, 0)
   end
 end
@@ -52,7 +54,7 @@ if leaves and not changed then
   changed = redis.pcall('zrem', KEYS[2], client) == 1
   changed = redis.pcall('hdel', KEYS[1], client .. ':0') == 1 or changed
 end
-if not changed or ARGV[5] and tell_redisson(KEYS[2], KEYS[3]) then
+if not changed or not KEYS[2] or ARGV[5] and tell_redisson(KEYS[2], KEYS[3]) then
   return answer
 end
 if KEYS[4] and leave_to_pollers(KEYS[4]) then

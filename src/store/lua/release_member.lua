@@ -1,11 +1,12 @@
 -- Ends a hold of a read-write lock or a semaphore, or turns a writer into a reader. Waiting clients
 -- may then get their turn. A hold whose lease is over is left for the next acquire to remove.
--- KEYS  1 lock, 2 queue of waiting clients, 3 if a writer's tenure had more tokens: fence
+-- KEYS  1 lock, 2 queue of waiting clients, 3 if a writer's tenure had more tokens: fence. While
+--       the slot of a cluster moves, the lock alone, and then no client gets its turn
 -- ARGV  1 kind and owner, 2 for how many ms a place is then offered, 3 the permits, 0 for a
 --       read-write lock, 4 `force` to tell the client of the hold that it was ended, else '', 5
---       `shard`, 6 if a writer becomes this reader: its lease in ms, else '', 7 and 8 with KEYS 3:
---       the last token that was used, and the last one of the tenure
--- USES  `tell` and `serve`
+--       `shard`, 6 and 7 if a writer becomes this reader: its lease and a whole one in ms, else '',
+--       8 and 9 with KEYS 3: the last token that was used, and the last one of the tenure
+-- USES  `prolong`, `tell` and `serve`
 -- RETURNS 1, or 0 if the hold is gone
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -16,27 +17,23 @@ if lease and not ends then
   -- A repeat.
   ends = redis.call('zscore', KEYS[1], member)
 end
--- The reader's lease is not shorter than what is left of the writer's.
 ends = tonumber(ends)
 if not ends or ends <= now then
   return 0
 end
 if lease then
-  local last = redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2]
-  -- The first write: a server that is out of memory does not refuse this one, nor later ones.
-  redis.call('pexpireat', KEYS[1], math.max(now + lease, tonumber(last)))
-  redis.call('zadd', KEYS[1], math.max(now + lease, ends), member)
+  prolong(member, ends, now, lease, ARGV[7])
 end
 local has_ended = redis.call('zrem', KEYS[1], ended) == 1
 -- Readers have the token of the last writer, not one that no writer was given.
-if has_ended and KEYS[3] and redis.pcall('get', KEYS[3]) == ARGV[8] then
-  redis.pcall('set', KEYS[3], ARGV[7], 'keepttl')
+if has_ended and KEYS[3] and redis.pcall('get', KEYS[3]) == ARGV[9] then
+  redis.pcall('set', KEYS[3], ARGV[8], 'keepttl')
 end
 if ARGV[4] == 'force' then
   local id, number = string.match(member, '^.:(.*):(%x+)$')
   tell(id, ARGV[5], 'leasehold:ended:' .. number .. ':' .. KEYS[1])
 end
-if redis.pcall('exists', KEYS[2]) == 1 then
+if KEYS[2] and redis.pcall('exists', KEYS[2]) == 1 then
   if permits > 0 then
     -- Waiting clients may assume more permits. All that are taken, with this one, are a safe
     -- number.

@@ -4,7 +4,7 @@
 --       one key is executed, and one with more has to wait for missing ones, 3 queue of waiting
 --       clients, if the name may be of any kind; else it is one of a lock
 -- ARGV  1 `count` to count the permits of a semaphore instead, offers included
--- USES  `find_holder`, `find_members` and `is_hold`
+-- USES  `find_holder`, `longest`, `find_members` and `is_hold`
 -- RETURNS {holds, last token or 0, waiting clients}. A hold is {kind, owner, ms until its lease
 --         ends, depth}, and its kind `l` a lock, `s` one of another library, `r`, `w` or `p`. Or
 --         the number of permits
@@ -41,6 +41,8 @@ if counts or foreign then
   end
 elseif holder and not (depth == '0' and string.sub(holder, -2) == ':0') then
   local kind = redis.call('type', KEYS[1]).ok == 'string' and 's' or 'l'
+  -- A client that asks for the lock waits no longer than this.
+  left = math.min(left, longest(holder, depth) or left)
   holds[1] = {kind, holder, left, depth}
 end
 local fence = KEYS[2] and redis.pcall('get', KEYS[2])

@@ -38,16 +38,23 @@ local function serve(queue, now, window, permits, shard, me)
       told = next == me and 1 or tell(client, shard)
     end
     if type(told) ~= 'number' or told == 0 then
-      -- No key is left without a TTL.
-      redis.pcall('zrem', KEYS[1], offer)
+      local has_none = redis.pcall('zrem', KEYS[1], offer) ~= 1
+      if has_none and redis.pcall('pttl', KEYS[1]) == -1 then
+        -- No key is left without a TTL, whatever right the user lacks.
+        redis.call('set', KEYS[1], '', 'px', 1)
+        redis.call('pexpireat', KEYS[1], ends)
+      end
     end
     return told
   end
-  for _ = 1, 1000 do
+  for looked_at = 0, 1000 do
     local first = redis.pcall('zrange', queue, #silent + kept, #silent + kept, 'withscores')
     local next = first[1]
-    if not next or served == 100 then
-      -- A script does not run forever.
+    if not next then
+      break
+    elseif served == 100 or looked_at == 1000 then
+      -- A script does not run forever. The others go before a client that comes now.
+      blocked = true
       break
     end
     local wanted, admitted = string.sub(next, 1, 2), nil

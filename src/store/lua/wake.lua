@@ -110,9 +110,9 @@ local function wake(queue, window, shard, me, returns)
     if redis.pcall('pexpire', KEYS[1], window) == 1 then
       redis.pcall('zrem', queue, turn)
       rest = tonumber(window)
-    else
-      -- No key is left without a TTL.
-      redis.pcall('hdel', KEYS[1], turn .. ':0')
+    elseif redis.pcall('hdel', KEYS[1], turn .. ':0') ~= 1 then
+      -- No key is left without a TTL, whatever right the user lacks.
+      redis.pcall('set', KEYS[1], '', 'px', 1)
     end
   end
   local others = (reached or rest > 0) and redis.pcall('zrange', queue, 0, 9) or {}

@@ -16,8 +16,8 @@ use crate::store::keys::Keys;
 use crate::store::memory::inbox::Inboxes;
 use crate::store::memory::name_state::{LiveHold, NameState};
 use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldReply, Look, Registration, ReportReply, TENURE_FENCES,
-    Telling, Unused,
+    Acquire, AcquireReply, Change, HoldReply, Look, NextLease, Registration, ReportReply,
+    TENURE_FENCES, Telling, Unused,
 };
 
 /// The locks of all clients.
@@ -60,7 +60,11 @@ impl Locks {
         };
         let key = &*keys.lock(&hold.name);
         let leaves = hold.kind.is_lock() && registration.may_be_queued();
-        let (fence, room) = if let Some(fence) = self.repeat(key, hold, lease) {
+        // A repeat may be late, but a request for more tokens always gives a whole lease.
+        let is_whole = matches!(registration, Registration::Kept | Registration::Recall);
+        let whole = if is_whole { lease } else { Duration::MAX };
+        let again = NextLease { duration: lease, whole };
+        let (fence, room) = if let Some(fence) = self.repeat(key, hold, again) {
             if leaves && let Some(name) = self.name(key) {
                 name.withdraw(hold);
             }
@@ -76,6 +80,7 @@ impl Locks {
                 if recalled {
                     name.join(hold, !registration.joins());
                 }
+                name.limit_taken();
                 let remaining = name.remaining(hold.kind);
                 return Ok(AcquireReply::Held { index: 0, remaining, in_doubt: false, recalled });
             }
@@ -84,7 +89,7 @@ impl Locks {
         if request.tokens() > 1 {
             return Ok(self.block(key, hold));
         }
-        let others = self.acquire_others(key, others, lease, room);
+        let others = self.acquire_others(key, others, again, room);
         Ok(AcquireReply::Acquired { fence, others, room: 0, wanted: false })
     }
 
@@ -94,13 +99,13 @@ impl Locks {
         &mut self,
         key: &str,
         others: &[HoldId],
-        lease: Duration,
+        lease: NextLease,
         mut room: usize,
     ) -> Vec<u64> {
         let fences = others.iter().map_while(|hold| {
             self.repeat(key, hold, lease).or_else(|| {
                 room = room.checked_sub(1)?;
-                Some(self.begin(key, hold, lease))
+                Some(self.begin(key, hold, lease.duration))
             })
         });
         fences.collect()
@@ -117,16 +122,17 @@ impl Locks {
             return AcquireReply::Held { index, remaining, in_doubt, recalled };
         }
         self.purge();
+        let again = NextLease { duration: lease, whole: Duration::MAX };
         let mut fences = holds.iter().map(|hold| {
             let key = &*keys.lock(&hold.name);
-            self.repeat(key, hold, lease).unwrap_or_else(|| self.begin(key, hold, lease))
+            self.repeat(key, hold, again).unwrap_or_else(|| self.begin(key, hold, lease))
         });
         let fence = fences.next().unwrap_or_default();
         AcquireReply::Acquired { fence, others: fences.collect(), room: 0, wanted: false }
     }
 
     /// Renews a hold that exists already, and returns its token.
-    fn repeat(&mut self, key: &str, hold: &HoldId, lease: Duration) -> Option<u64> {
+    fn repeat(&mut self, key: &str, hold: &HoldId, lease: NextLease) -> Option<u64> {
         let held = self.name(key)?.find(hold).filter(|held| held.depth > 0)?;
         held.renew(lease);
         held.depth += u32::from(flawed(Flaw::RepeatIsCounted));
@@ -244,7 +250,7 @@ impl Locks {
         HoldReply::Done
     }
 
-    fn downgrade(&mut self, key: &str, hold: &HoldId, lease: Duration) -> HoldReply {
+    fn downgrade(&mut self, key: &str, hold: &HoldId, lease: NextLease) -> HoldReply {
         let writer = HoldId { kind: HoldKind::Write, ..hold.clone() };
         let Some(name) = self.name(key) else { return HoldReply::Gone };
         let mut holds = name.holds.iter_mut();

@@ -266,7 +266,7 @@ mod tests {
         memory.server.set_delay(delay);
         let (mut jobs, sent) = (memory.jobs(), Instant::now());
         let job = |id, deadline| {
-            let change = Change::Renew { lease: LONG };
+            let change = Change::Renew { lease: LONG.into() };
             Job { id, hold: hold.clone(), change, deadline }
         };
         let mut outcomes = Vec::new();

@@ -12,7 +12,7 @@ use crate::store::background::Wake;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::memory::inbox::Inboxes;
 use crate::store::request::OFFER;
-use crate::store::request::{HolderReply, Registration};
+use crate::store::request::{HolderReply, NextLease, Registration};
 
 /// The state of one name.
 #[derive(Clone, Default)]
@@ -49,15 +49,20 @@ pub(super) struct LiveHold {
 /// The number that no hold has.
 const OFFERED: u64 = 0;
 
+/// No offer lasts longer.
+const OFFER_MAX: Duration = Duration::from_secs(1);
+
 impl LiveHold {
     /// Returns `true` if this is that hold. A writer that has become a reader is another one.
     pub(super) fn is(&self, hold: &HoldId) -> bool {
         self.id == *hold && self.id.kind.waits_with(hold.kind)
     }
 
-    /// Renews the hold. Never shortens it: a request may arrive late, after a longer renewal.
-    pub(super) fn renew(&mut self, lease: Duration) {
-        self.ends = self.ends.max(Moment::now().after(lease));
+    /// Renews the hold. Does not shorten what another request has given it, but leaves no more than
+    /// a whole lease.
+    pub(super) fn renew(&mut self, lease: NextLease) {
+        let now = Moment::now();
+        self.ends = now.after(lease.duration).max(self.ends.min(now.after(lease.whole)));
     }
 
     pub(super) fn is_offer(&self) -> bool {
@@ -68,8 +73,17 @@ impl LiveHold {
         self.is_offer() && self.id.client == hold.client && self.id.kind.waits_with(hold.kind)
     }
 
+    /// Returns for how long a lock stays taken at most after its hold has ended, or is offered. If
+    /// more is left, the clock of the server was set back.
+    fn longest(&self) -> Option<Duration> {
+        let has_ended = self.id.kind.is_lock() && self.depth == 0;
+        let longest = if self.is_offer() { Some(OFFER_MAX) } else { self.id.longest_taken() };
+        longest.filter(|_| has_ended)
+    }
+
     pub(super) fn reply(&self, fence: u64) -> HolderReply {
-        let remaining = self.ends.since(Moment::now());
+        let left = self.ends.since(Moment::now());
+        let remaining = left.min(self.longest().unwrap_or(left));
         HolderReply { owner: self.id.owner().into_bytes(), depth: self.depth, remaining, fence }
     }
 }
@@ -85,6 +99,15 @@ impl NameState {
     /// Returns the hold, even if it only keeps the lock taken.
     pub(super) fn find(&mut self, hold: &HoldId) -> Option<&mut LiveHold> {
         self.holds.iter_mut().find(|held| held.is(hold))
+    }
+
+    /// Ends a lock that is only taken, or offered, as if the clock had not been set back since.
+    pub(super) fn limit_taken(&mut self) {
+        let now = Moment::now();
+        for held in &mut self.holds {
+            let longest = held.longest();
+            held.ends = held.ends.min(longest.map_or(Moment::NEVER, |time| now.after(time)));
+        }
     }
 
     pub(super) fn has_offer_to(&self, hold: &HoldId) -> bool {

@@ -61,7 +61,7 @@ use crate::net::server::ServerFactory;
 use crate::net::wait::Spin;
 use crate::store::Store;
 use crate::store::background::{BackgroundSettings, InDoubtHold, JobRunner, Wakeups};
-use crate::store::commands::Commands;
+use crate::store::commands::{Commands, Scope};
 use crate::store::hold_id::HoldId;
 use crate::store::quorum::ballot::{Ballot, Effect, QuorumServers};
 use crate::store::quorum::exclusive::{ExclusiveLinks, SharedLinks};
@@ -167,7 +167,7 @@ impl<L: SharedLinks> Quorum<L> {
         let HoldRequest { hold, change, deadline } = *request;
         if let Some(lease) = change.lease() {
             // A hold that another client began may have a longer lease than all others here.
-            self.servers.in_doubt.note_lease(lease);
+            self.servers.in_doubt.note_lease(lease.whole);
         }
         let links = self.links(&hold.name);
         let mut links = match change {
@@ -263,7 +263,7 @@ impl<L: SharedLinks> Store for Quorum<L> {
     }
 
     fn force_release(&self, owner: OwnerOf<'_>, deadline: Instant) -> Result<bool, Failure> {
-        let force = self.servers.settings.commands.force_release(owner);
+        let force = self.servers.settings.commands.force_release(Scope::All, owner);
         Ok(self.decide(owner.name, force, deadline, Votes::decide_any)? == HoldReply::Done)
     }
 

@@ -24,7 +24,7 @@ use crate::store::Store;
 use crate::store::background::jobs::BackgroundJobs;
 use crate::store::background::wakeups::BackgroundWakeups;
 use crate::store::background::{BackgroundSettings, JobRunner, Wakeups};
-use crate::store::commands::Commands;
+use crate::store::commands::{Commands, Scope};
 use crate::store::hold_id::HoldId;
 use crate::store::redisson_channels::RedissonChannels;
 use crate::store::request::{
@@ -32,7 +32,7 @@ use crate::store::request::{
     Telling,
 };
 use crate::store::servers::node::{Node, Target, uncovered};
-use crate::store::servers::placement::Placement;
+use crate::store::servers::placement::{Placement, Progress};
 use crate::store::servers::topology::Topology;
 
 /// One server, or the nodes of a cluster.
@@ -99,12 +99,23 @@ impl Servers {
         deadline: Instant,
         mut ask: impl FnMut(&Target) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
+        self.send_within(Scope::All, name, deadline, |target, _| ask(target))
+    }
+
+    /// Like `send`, for a request that can be executed in a narrower scope.
+    fn send_within<T>(
+        &self,
+        narrowest: Scope,
+        name: &str,
+        deadline: Instant,
+        mut ask: impl FnMut(&Target, Scope) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
         let topology = match &self.placement {
-            Placement::One(target) => return ask(target),
+            Placement::One(target) => return ask(target, Scope::All),
             Placement::Slots(topology) => topology,
         };
         let target = topology.target(topology.slot(name), deadline)?;
-        self.placement.follow(name, target, ask)
+        self.placement.follow(name, target, narrowest, ask)
     }
 }
 
@@ -155,9 +166,11 @@ impl Store for Servers {
             let batch: Vec<_> = indexes.iter().map(|index| requests[*index]).collect();
             target.ask(&batch, &mut |place, reply| {
                 let (request, mut first) = (batch[place], Some(reply));
-                let reply = self.placement.follow(&request.hold.name, target.clone(), |target| {
-                    first.take().unwrap_or_else(|| target.change(request))
-                });
+                let (name, narrowest) = (&request.hold.name, Scope::narrowest(request.change));
+                let ask = |target: &Target, scope| {
+                    first.take().unwrap_or_else(|| target.change(scope, request))
+                };
+                let reply = self.placement.follow(name, target.clone(), narrowest, ask);
                 on_reply(indexes[place], reply);
             });
         }
@@ -178,7 +191,7 @@ impl Store for Servers {
             let (placement, asked) = (self.placement.clone(), target.clone());
             let on_reply = Box::new(move |reply: Result<HoldReply, Failure>| {
                 // The clean-up follows the redirection.
-                placement.next(&name, &mut 0, &reply, &asked);
+                placement.next(&name, Scope::All, &mut Progress::default(), &reply, &asked);
                 on_reply(reply.map_err(|failure| placement.classify(failure)));
             });
             add(&mut targets, target, PostedChange { request, write_by, on_reply });
@@ -214,9 +227,10 @@ impl Store for Servers {
     }
 
     fn force_release(&self, owner: OwnerOf<'_>, deadline: Instant) -> Result<bool, Failure> {
-        let reply: HoldReply = self.send(owner.name, deadline, |target| {
-            target.execute(target.node.commands.force_release(owner), None, deadline)
-        })?;
+        let release = |target: &Target, scope| {
+            target.execute(target.node.commands.force_release(scope, owner), None, deadline)
+        };
+        let reply: HoldReply = self.send_within(Scope::Lock, owner.name, deadline, release)?;
         Ok(reply == HoldReply::Done)
     }
 

@@ -20,7 +20,7 @@ use crate::net::in_flight::{Exchange, SendWait};
 use crate::net::multiplexer::Multiplexer;
 use crate::net::packed::Request;
 use crate::store::background::peer::Peer;
-use crate::store::commands::Commands;
+use crate::store::commands::{Commands, Scope};
 use crate::store::keys::{SLOTS, slot_of, tag_of};
 use crate::store::request::{Acquire, AcquireReply, Ahead, HoldReply, HoldRequest, PostedChange};
 use crate::store::scripts::ScriptReply;
@@ -170,10 +170,14 @@ impl Target {
         Some(Ahead::new(move || AcquireReply::decode(server.reply(&slot), &server.factory)))
     }
 
-    pub(super) fn change(&self, request: HoldRequest<'_>) -> Result<HoldReply, Failure> {
+    pub(super) fn change(
+        &self,
+        scope: Scope,
+        request: HoldRequest<'_>,
+    ) -> Result<HoldReply, Failure> {
         let HoldRequest { hold, change, deadline } = request;
         let demand = self.demand_of(&[request]);
-        self.execute(self.node.commands.change(hold, change), demand, deadline)
+        self.execute(self.node.commands.change_within(scope, hold, change), demand, deadline)
     }
 
     /// Executes requests about holds in one round trip.
@@ -183,7 +187,7 @@ impl Target {
         on_reply: &mut dyn FnMut(usize, Result<HoldReply, Failure>),
     ) {
         if let [request] = requests {
-            return on_reply(0, self.change(*request));
+            return on_reply(0, self.change(Scope::All, *request));
         }
         let Some(deadline) = requests.iter().map(|request| request.deadline).max() else { return };
         let Node { server, commands, .. } = &*self.node;

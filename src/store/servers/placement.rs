@@ -13,7 +13,7 @@ use crate::base::failure::{Failure, FailureKind};
 use crate::net::error_reply::ErrorReply;
 use crate::net::in_flight::Exchange;
 use crate::store::background::{Decision, Job, JobPolicy, JobReply, Wake, WakeupPolicy};
-use crate::store::commands::Commands;
+use crate::store::commands::{Commands, Scope};
 use crate::store::request::HoldReply;
 use crate::store::servers::node::{Node, Target, is_known, uncovered};
 use crate::store::servers::topology::Topology;
@@ -32,6 +32,19 @@ pub(super) enum Placement {
     One(Target),
     /// Each on the node of a cluster that serves its hash slot.
     Slots(Arc<Topology>),
+}
+
+/// How far a request has come.
+#[derive(Clone, Copy)]
+pub(super) struct Progress {
+    redirections: u32,
+    scope: Scope,
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Self { redirections: 0, scope: Scope::All }
+    }
 }
 
 /// The target of a redirection: the node to send the request to instead.
@@ -87,17 +100,19 @@ impl Placement {
         }
     }
 
-    /// Sends a request to a node that may have a name, and follows redirections.
+    /// Sends a request to a node that may have a name, and follows redirections. `narrowest` is the
+    /// narrowest scope that the request can have.
     pub(super) fn follow<T>(
         &self,
         name: &str,
         mut target: Target,
-        mut ask: impl FnMut(&Target) -> Result<T, Failure>,
+        narrowest: Scope,
+        mut ask: impl FnMut(&Target, Scope) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let mut redirections = 0;
+        let mut progress = Progress::default();
         loop {
-            let reply = ask(&target);
-            match self.next(name, &mut redirections, &reply, &target) {
+            let reply = ask(&target, progress.scope);
+            match self.next(name, narrowest, &mut progress, &reply, &target) {
                 Some(next) => target = next,
                 None => return reply.map_err(|failure| self.classify(failure)),
             }
@@ -105,11 +120,12 @@ impl Placement {
     }
 
     /// Notes the reply of a node to a request about a name. Returns the node to which it redirects
-    /// the request, and counts the redirection.
+    /// the request, or where to repeat it in a narrower scope, and notes that.
     pub(super) fn next<T>(
         &self,
         name: &str,
-        redirections: &mut u32,
+        narrowest: Scope,
+        progress: &mut Progress,
         reply: &Result<T, Failure>,
         from: &Target,
     ) -> Option<Target> {
@@ -118,12 +134,17 @@ impl Placement {
             from.node.trust();
             return None;
         };
-        *redirections += 1;
+        progress.redirections += 1;
+        if failure.code == "TRYAGAIN" && progress.scope != narrowest {
+            progress.scope = narrowest;
+            // A node that has the slot only for now may have none of the keys yet.
+            return topology.owner(topology.slot(name));
+        }
         let next = Redirect::of(failure).and_then(|Redirect { asking, host, port }| {
             let host = host.or(from.node.server.factory.endpoint.host())?;
             Some(topology.redirected(asking, host, port, topology.slot(name)))
         });
-        let next = next.filter(|_| *redirections <= REDIRECTIONS_MAX);
+        let next = next.filter(|_| progress.redirections <= REDIRECTIONS_MAX);
         if next.is_none() {
             topology.note_failure(failure, &from.node);
         }
@@ -147,12 +168,11 @@ impl Placement {
 /// Sends each job to the node that has its name.
 impl JobPolicy for Placement {
     type Peer = Target;
-    /// The number of redirections of the job.
-    type Progress = u32;
+    type Progress = Progress;
 
-    fn route(&mut self, name: &str) -> Result<(Vec<Target>, u32), Failure> {
+    fn route(&mut self, name: &str) -> Result<(Vec<Target>, Progress), Failure> {
         if let Some(target) = self.known(name) {
-            return Ok((vec![target], 0));
+            return Ok((vec![target], Progress::default()));
         }
         if let Self::Slots(topology) = self {
             topology.learn();
@@ -176,12 +196,13 @@ impl JobPolicy for Placement {
     fn decide(
         &mut self,
         job: &Job,
-        redirections: &mut u32,
+        progress: &mut Progress,
         from: &Target,
         reply: Result<HoldReply, Failure>,
     ) -> Decision<Target> {
-        match self.next(&job.hold.name, redirections, &reply, from) {
-            Some(next) => Decision::SendTo(next),
+        let narrowest = Scope::narrowest(job.change);
+        match self.next(&job.hold.name, narrowest, progress, &reply, from) {
+            Some(next) => Decision::SendTo(next, progress.scope),
             None => Decision::Done(reply.map(JobReply::from)),
         }
     }

@@ -82,7 +82,7 @@ fn every_request_ends_in_time_whatever_the_server_replies() {
             if let Ok(AcquireReply::Acquired { fence, .. }) = acquired {
                 prop_assert!(fence > 1);
             }
-            let changes = [Change::Check, Change::Renew { lease: LEASE }, Change::RELEASE];
+            let changes = [Change::Check, Change::Renew { lease: LEASE.into() }, Change::RELEASE];
             let requests =
                 changes.map(|change| HoldRequest { hold: &holds[0], change, deadline: deadline() });
             prop_assert_eq!(ask_all(&store, &requests).len(), changes.len());

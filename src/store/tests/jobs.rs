@@ -26,13 +26,14 @@ impl Scene {
         let (held, gone) = (hold(1), HoldId { name: Arc::from("other"), ..hold(2) });
         must_acquire(&store, &held);
         let mut jobs = store.jobs();
-        let renewed = run_jobs(&mut *jobs, &[(held.clone(), Change::Renew { lease: LEASE })]);
+        let renewed =
+            run_jobs(&mut *jobs, &[(held.clone(), Change::Renew { lease: LEASE.into() })]);
         assert!(matches!(renewed[..], [Ok(HoldReply::Done)]));
         Self { process, store, jobs, held, gone, outcomes: Vec::new() }
     }
 
     fn renew(&mut self, id: u64, hold: HoldId, deadline: Instant) {
-        let job = Job { id, hold, change: Change::Renew { lease: LEASE }, deadline };
+        let job = Job { id, hold, change: Change::Renew { lease: LEASE.into() }, deadline };
         self.jobs.send(vec![job], &mut |id, outcome| self.outcomes.push((id, outcome_of(outcome))));
     }
 
@@ -46,7 +47,7 @@ impl Scene {
 #[test]
 fn jobs_go_on_when_the_server_forgets_its_scripts() {
     let mut scene = Scene::new();
-    let renewals = vec![(scene.held.clone(), Change::Renew { lease: LEASE }); 100];
+    let renewals = vec![(scene.held.clone(), Change::Renew { lease: LEASE.into() }); 100];
     for _ in 0..3 {
         scene.process.command(&["SCRIPT", "FLUSH"]);
         let outcomes = run_jobs(&mut *scene.jobs, &renewals);
@@ -154,7 +155,7 @@ fn valkey_confirms_more_renewals_than_one_write_takes() {
     let store = single_at(&process.url(), &Config { durability, ..Config::default() });
     must_acquire(&store, &hold(1));
     let mut jobs = store.jobs();
-    let renewals = vec![(hold(1), Change::Renew { lease: LEASE }); 5000];
+    let renewals = vec![(hold(1), Change::Renew { lease: LEASE.into() }); 5000];
     let waits = process.calls("waitaof");
     for round in 1..=2 {
         let outcomes = run_jobs(&mut *jobs, &renewals);
@@ -196,7 +197,7 @@ fn a_server_that_hangs_in_the_login_delays_nothing() {
     for id in 0..3 {
         let mut outcomes = Vec::new();
         let started = Instant::now();
-        let change = Change::Renew { lease: LEASE };
+        let change = Change::Renew { lease: LEASE.into() };
         let job = Job { id, hold: hold(id), change, deadline: started + JOB };
         jobs.send(vec![job], &mut |id, outcome| outcomes.push((id, outcome_of(outcome))));
         assert!(started.elapsed() < SLACK, "to send took {:?}", started.elapsed());
@@ -222,7 +223,7 @@ fn jobs_go_over_the_connections_of_calls_while_no_other_can_be_opened() {
     process.command(&["CONFIG", "SET", "maxclients", "1"]);
     let mut jobs = store.jobs();
     jobs.prepare("lock");
-    let renewals = vec![(hold(1), Change::Renew { lease: LEASE }); 1000];
+    let renewals = vec![(hold(1), Change::Renew { lease: LEASE.into() }); 1000];
     for _ in 0..3 {
         let outcomes = run_jobs(&mut *jobs, &renewals);
         let failed = outcomes.iter().find(|outcome| !matches!(outcome, Ok(HoldReply::Done)));
@@ -240,7 +241,8 @@ fn jobs_of_a_quorum_go_over_its_lanes_while_no_connection_can_be_opened() {
     for server in &servers {
         server.command(&["CONFIG", "SET", "maxclients", "1"]);
     }
-    let outcomes = run_jobs(&mut *store.jobs(), &[(hold(1), Change::Renew { lease: LEASE })]);
+    let outcomes =
+        run_jobs(&mut *store.jobs(), &[(hold(1), Change::Renew { lease: LEASE.into() })]);
     assert!(matches!(outcomes[..], [Ok(HoldReply::Done)]), "{outcomes:?}");
 }
 
@@ -260,7 +262,7 @@ fn jobs_find_a_connection_that_was_prepared() {
     eventually(|| connected() == 2);
     for _ in 0..3 {
         jobs.prepare("lock");
-        let outcomes = run_jobs(&mut *jobs, &[(hold(1), Change::Renew { lease: LEASE })]);
+        let outcomes = run_jobs(&mut *jobs, &[(hold(1), Change::Renew { lease: LEASE.into() })]);
         assert!(matches!(outcomes[..], [Ok(HoldReply::Done)]), "{outcomes:?}");
     }
     assert_eq!(connected(), 2);

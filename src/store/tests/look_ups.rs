@@ -71,7 +71,7 @@ fn a_job_ends_at_its_deadline_while_the_name_is_looked_up() {
     let store = Servers::one(named.server.clone(), &named.servers);
     let mut jobs = store.jobs();
     let (started, mut outcomes) = (Instant::now(), Vec::new());
-    let change = Change::Renew { lease: LEASE };
+    let change = Change::Renew { lease: LEASE.into() };
     while started.elapsed() < TIME {
         let job = Job { id: 1, hold: hold(1), change, deadline: started + TIME };
         jobs.send(vec![job], &mut |_, outcome| outcomes.push(outcome));
@@ -121,7 +121,8 @@ impl Address {
 /// Checks that all connections of a store soon lead to the new server.
 fn assert_moves(store: &dyn Store, new: &Server, moves: impl FnOnce()) {
     let (mut jobs, mut wakeups) = (store.jobs(), messages(store, "client"));
-    let mut renew = || run_jobs(&mut *jobs, &[(hold(1), Change::Renew { lease: LEASE })]).remove(0);
+    let mut renew =
+        || run_jobs(&mut *jobs, &[(hold(1), Change::Renew { lease: LEASE.into() })]).remove(0);
     must_acquire(store, &hold(1));
     assert!(matches!(renew(), Ok(HoldReply::Done)));
     assert!(matches!(wakeups.next(soon()), Some(Ok(Wake::Ready))));

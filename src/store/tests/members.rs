@@ -61,6 +61,7 @@ stores!(
     a_place_of_a_clock_that_was_set_back_is_lost_at_once,
     a_client_behind_one_that_may_be_dead_is_told_when_to_look_again,
     a_client_behind_a_hundred_that_are_dead_has_its_turn,
+    a_newcomer_goes_behind_a_writer_that_hundreds_of_readers_are_before,
     a_full_server_refuses_holds_and_renews_and_releases_them,
     a_refused_limit_leaves_no_key_without_a_time_to_live,
     the_data_of_others_stays_as_it_is,
@@ -119,7 +120,8 @@ fn briefly(store: &dyn Store, hold: &HoldId) {
 }
 
 fn renew(store: &dyn Store, hold: &HoldId, lease: Duration) -> HoldReply {
-    let outcomes = run_jobs(&mut *store.jobs(), &[(hold.clone(), Change::Renew { lease })]);
+    let outcomes =
+        run_jobs(&mut *store.jobs(), &[(hold.clone(), Change::Renew { lease: lease.into() })]);
     *outcomes[0].as_ref().expect("an outcome")
 }
 
@@ -227,15 +229,16 @@ fn a_late_renewal_shortens_no_lease(store: &dyn Store) {
         let several = matches!(kind, Permit { .. });
         let holds = if several { &holds[..] } else { &holds[..1] };
         acquire_each(store, holds, Registration::None);
-        assert_eq!(renew(store, &holds[0], SHORT), HoldReply::Done);
+        let rest = NextLease { duration: SHORT, whole: LEASE };
+        let late = change(store, &holds[0], Change::Renew { lease: rest });
+        assert_eq!(late.ok(), Some(HoldReply::Done));
         let (lease, registration, deadline) = (SHORT, Registration::None, soon());
         let again = store.acquire(Acquire { holds, lease, registration, deadline });
         assert!(matches!(again, Ok(AcquireReply::Acquired { .. })), "{again:?}");
         if kind == Write {
             for _ in 0..2 {
                 let reader = of(Read, 1);
-                let reply =
-                    change(store, &reader, Change::Downgrade { lease: SHORT, unused: None });
+                let reply = change(store, &reader, Change::Downgrade { lease: rest, unused: None });
                 assert_eq!(reply.ok(), Some(HoldReply::Done));
             }
         }
@@ -589,6 +592,30 @@ fn a_client_behind_a_hundred_that_are_dead_has_its_turn(process: &Server) {
     }
 }
 
+/// A script serves a hundred of them at most.
+fn a_newcomer_goes_behind_a_writer_that_hundreds_of_readers_are_before(process: &Server) {
+    let store = single(process);
+    let mut connection = process.connect();
+    let mut listening = connection.as_pubsub();
+    let readers: Vec<_> = (0..350).map(|number| id(&format!("{number}"))).collect();
+    let channels: Vec<_> = readers.iter().map(|client| Keys::channel(client)).collect();
+    listening.subscribe(&channels).expect("it is accepted");
+    let _writer = listen(&store, "writer");
+    assert!(tries(&store, &by("holder", Write, 1)));
+    let mut join = redis::cmd("ZADD");
+    join.arg(&keys()[2]);
+    for (number, client) in readers.iter().enumerate() {
+        join.arg(number + 1).arg(format!("r:{client}"));
+    }
+    join.exec(&mut process.connect()).expect("a reply");
+    waits(&store, &by("writer", Write, 1));
+    release(&store, &by("holder", Write, 1));
+    for _ in 0..4 {
+        assert!(!tries(&store, &by("newcomer", Read, 1)));
+    }
+    assert_eq!(queue(process), ["w:writer"]);
+}
+
 fn a_place_that_no_client_has_given_itself_is_lost_after_two_seconds(process: &Server) {
     let (store, permit) = (single(process), Permit { of: 1 });
     for (odd, wanted) in [("w:odd", Read), ("r:odd", Write), ("p:odd", permit)] {
@@ -864,6 +891,9 @@ fn no_key_lives_longer_than_its_last_hold(process: &Server) {
         release(&store, &of(kind, 1));
         renew(&store, &of(kind, 2), SHORT);
         assert!(life() > 0);
+        process.set_back(LEASE);
+        renew(&store, &of(kind, 2), SHORT);
+        assert!((1..=600).contains(&life()), "{}", life());
         release(&store, &of(kind, 2));
         assert_eq!(life(), -2);
     }

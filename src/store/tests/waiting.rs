@@ -54,6 +54,7 @@ servers!(
     a_full_server_wakes_clients_and_registers_none,
     a_spoilt_list_of_waiting_clients_does_no_harm,
     a_user_without_rights_to_the_waiting_clients_can_lock,
+    two_rights_that_are_missing_leave_no_key_without_a_time_to_live,
     the_message_names_the_lock_without_the_prefix,
     a_client_learns_when_it_does_not_hear_everything,
     a_lost_subscription_is_made_again,
@@ -683,6 +684,46 @@ fn an_offer_is_taken_by_any_thread_of_its_client(process: &impl Host) {
         let reply = ask(&store, &of("a", nonce), Registration::None);
         assert!(matches!(reply, AcquireReply::Acquired { .. }), "{reply:?}");
         register(&store, "a");
+    }
+}
+
+/// That to set a time to live, and that to take back what has none.
+fn two_rights_that_are_missing_leave_no_key_without_a_time_to_live(process: &Server) {
+    let (all, number) = (single(process), ":0123456789abcdef0123456789abcdef");
+    let [waiting, other] = ["waiting", "other"].map(|client| [client, number].concat());
+    let _listener = listen(&all, &waiting);
+    let permit = HoldId { kind: HoldKind::Permit { of: 1 }, ..of(&other, 1) };
+    let url = format!("redis://ali:sesame@127.0.0.1:{}/", process.port());
+    let queue = |clients: &[&str]| {
+        let joined: Vec<_> = clients.iter().flat_map(|client| ["1", client]).collect();
+        process.command(&[&["ZADD", WAITING][..], &joined].concat());
+        process.command(&["PEXPIRE", WAITING, "60000"]);
+    };
+    for [expire, remove] in [["pexpire", "zrem"], ["pexpire", "hdel"], ["pexpireat", "zrem"]] {
+        process.command(&["FLUSHALL"]);
+        let rights = [format!("-{expire}"), format!("-{remove}")];
+        let rule = ["ACL", "SETUSER", "ali", "reset", "on", ">sesame", "~*", "&*", "+@all"];
+        process.command(&[&rule[..], &[&rights[0], &rights[1]]].concat());
+        let store = single_at(&url, &Config::default());
+        match remove {
+            "hdel" => {
+                // The lock is offered to the client that waits.
+                queue(&[&waiting, &other]);
+                unregister(&store, &other);
+            }
+            _ if expire == "pexpire" => {
+                must_acquire(&all, &hold(1));
+                register(&store, &other);
+            }
+            _ => {
+                queue(&[&format!("p:{waiting}")]);
+                acquire(&store, &permit, Registration::None).expect_err("no right");
+            }
+        }
+        eventually(|| {
+            let keys: Vec<String> = process.ask(&["KEYS", "*"]);
+            keys.iter().all(|key| process.ask::<i64>(&["PTTL", key]) != -1)
+        });
     }
 }
 

@@ -25,6 +25,7 @@ stores! {
         inner_levels_and_handoffs_tell_redisson_nothing,
         without_the_setting_redisson_is_told_nothing,
         a_waiting_client_and_redisson_have_their_turns_by_lot,
+        a_turn_that_makes_no_sense_is_over,
         redisson_gets_a_share_of_the_turns,
         clients_that_wait_are_not_taken_for_redisson,
         an_unlock_of_redisson_wakes_a_waiter,
@@ -117,6 +118,25 @@ fn a_waiting_client_and_redisson_have_their_turns_by_lot(server: &Server) {
         }
     }
     panic!("{turns:?}");
+}
+
+/// The clock of the server may be set back during a turn, and any program can write the key.
+fn a_turn_that_makes_no_sense_is_over(server: &Server) {
+    const TURN: &str = "leasehold:turn:{lock:a}";
+    let client = server.open(patient().redisson(true));
+    let [seconds, _]: [u64; 2] = server.ask(&["TIME"]);
+    let later = ((seconds + 3600) * 1000).to_string();
+    for turn in [&later, "turn", "", "inf", "nan", "-1"] {
+        for life in [&["KEEPTTL"][..], &["EX", "3600"]] {
+            server.command(&[&["SET", TURN, turn], life].concat());
+            unlock(take(&client, "a"));
+            let left: i64 = server.ask(&["PTTL", TURN]);
+            assert!(left != -1 && left <= 500, "{turn:?}: {left}");
+        }
+    }
+    server.command(&["DEL", TURN]);
+    server.command(&["LPUSH", TURN, "1"]);
+    unlock(take(&client, "a"));
 }
 
 fn redisson_gets_a_share_of_the_turns(server: &Server) {

@@ -384,7 +384,7 @@ fn a_reader_that_was_a_writer_shares_the_last_token_of_that(store: &dyn Store) {
     let reply = acquire(store, &writer, Registration::Followed);
     let Ok(AcquireReply::Acquired { fence, room, .. }) = reply else { panic!("{reply:?}") };
     assert!(room > 0);
-    let downgrade = Change::Downgrade { lease: LEASE, unused: None };
+    let downgrade = Change::Downgrade { lease: LEASE.into(), unused: None };
     assert_eq!(change(store, &reader, downgrade).ok(), Some(HoldReply::Done));
     assert_eq!(must_acquire(store, &reader), fence + u64::from(room));
 }

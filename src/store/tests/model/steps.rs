@@ -182,7 +182,8 @@ fn change_of(hold: Who, scene: Scene) -> impl Strategy<Value = (Who, Change)> {
         .prop_map(|(before, last)| Unused { before, last });
     let unused = prop::option::of(unused).boxed();
     let of_writer = unused.clone();
-    let lease = |hours| HOUR * hours;
+    // Some are the rest of a longer one.
+    let lease = |hours: u32| NextLease { duration: HOUR * hours, whole: HOUR * hours.max(2) };
     let taken_until = Moment::now().after(HOUR / 2);
     let later = Change::Release { taken_until, unused: None };
     let ended = prop_oneof![

@@ -5,6 +5,7 @@ use std::thread::{self, ScopedJoinHandle};
 
 use leasehold::{Client, Error, Guard};
 
+use crate::support::recorder::Recorder;
 use crate::support::server::Server;
 use crate::support::{
     Cluster, LEASE, RIGHTS, SOON, eventually, is_busy, ms, patient, take, throughout,
@@ -140,6 +141,94 @@ fn a_slot_without_a_node_is_waited_for() {
         home.command(&["CLUSTER", "ADDSLOTS", &slot]);
         assert!(locks.join().unwrap().unwrap());
     });
+}
+
+/// The keys beside that of the lock may not exist, or may have moved sooner or later.
+#[test]
+fn every_kind_of_hold_lasts_while_its_slot_moves_and_ends_there() {
+    let cluster = Cluster::of_three();
+    let recorder = Recorder::default();
+    let client = cluster.open(patient().lease(LEASE).on_event(recorder.listener()));
+    let away = cluster.move_away("{tag}");
+    let watched = client.lock_owned("{tag}watched").unwrap();
+    let wanted = watched.wanted();
+    let kept = client.mutex("{tag}kept").keep(LEASE).lock_owned().unwrap();
+    let reader = client.rw_lock("{tag}read").read().unwrap();
+    let writer = client.rw_lock("{tag}write").write().unwrap();
+    let permit = client.semaphore("{tag}permit", 1).acquire().unwrap();
+    let (downgraded, forced) = ("{tag}downgraded", "{tag}forced");
+    let other = client.rw_lock(downgraded).write().unwrap();
+    let ended = client.lock_owned(forced).unwrap();
+    let are_held = || {
+        let locks = watched.is_held() && kept.is_held();
+        locks && reader.is_held() && writer.is_held() && permit.is_held()
+    };
+    away.begin();
+    throughout(LEASE * 3 / 2, are_held);
+    let names = ["watched", "kept", "read", "write", "permit", "downgraded", "forced"];
+    let keys = names.map(|name| format!("lock:{{tag}}{name}"));
+    for key in &keys {
+        let port = away.to.port().to_string();
+        away.from.command(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
+    }
+    throughout(LEASE * 3 / 2, are_held);
+    assert!(!wanted.is_wanted());
+    watched.verify().unwrap();
+    watched.unlock().unwrap();
+    kept.unlock().unwrap();
+    reader.unlock().unwrap();
+    writer.unlock().unwrap();
+    permit.unlock().unwrap();
+    drop(other.downgrade().unwrap());
+    assert!(client.mutex(forced).force_unlock().unwrap());
+    assert!(!ended.is_held() || ended.verify().is_err());
+    // The last one is released by a drop, which nobody waits for.
+    recorder.wait_for(&format!("released {downgraded}"));
+    for node in cluster.nodes() {
+        let left = node.keys();
+        assert!(!left.iter().any(|key| keys.contains(key)), "{left:?}");
+    }
+    assert_eq!(client.stats().failed_releases, 0);
+    away.keys();
+    away.end();
+}
+
+#[test]
+fn a_lock_stays_taken_though_its_slot_moves_at_the_release() {
+    let cluster = Cluster::of_three();
+    let (client, other) = (cluster.open(patient().lease(LEASE)), cluster.open(patient()));
+    let away = cluster.move_away("{tag}");
+    let names = ["{tag}drop", "{tag}unlock"];
+    let guards = names.map(|name| client.mutex(name).hold_at_least(6 * SOON).lock().unwrap());
+    away.begin();
+    let [dropped, unlocked] = guards;
+    drop(dropped);
+    unlocked.unlock().unwrap();
+    eventually(LEASE / 2, || names.iter().all(|name| away.from.hold(name).1 == "0"));
+    away.keys();
+    away.end();
+    for name in names {
+        assert!(away.to.pttl(name) > LEASE, "{name}");
+        assert!(other.try_lock(name).unwrap().is_none());
+    }
+    assert_eq!(client.stats().failed_releases, 0);
+}
+
+#[test]
+fn a_release_at_a_node_that_no_longer_has_the_slot_is_followed_and_not_told() {
+    let cluster = Cluster::of_three();
+    let recorder = Recorder::default();
+    let client = cluster.open(patient().on_event(recorder.listener()));
+    let away = cluster.move_away("a");
+    for (round, step) in [&away, &away.back(), &away].into_iter().enumerate() {
+        let guard = take(&client, "a");
+        step.complete();
+        drop(guard);
+        recorder.wait_for_count("released a", round + 1);
+        assert!(step.to.hashes().is_empty());
+    }
+    assert_eq!(recorder.events_of_locks(), ["acquired a", "released a"].repeat(3));
+    assert_eq!(client.stats().failed_releases, 0);
 }
 
 /// A client follows MOVED once and remembers the new node.
