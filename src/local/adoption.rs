@@ -179,10 +179,12 @@ fn have(
         shared.reporter.report_failure(name, &caller, Some(error));
     }
     span.close(caller.begin, || renewed.is_ok().then_some(left.fence));
-    let hold =
-        Arc::new(Hold::new(left.id.clone(), left.fence, 0, &caller, renewed?, Moment::now()));
+    let sent = renewed?;
+    let hold = Arc::new(Hold::new(left.id.clone(), left.fence, 0, &caller, sent, Moment::now()));
     hold.set_may_begin(left.in_doubt);
-    shared.reporter.begin_beside(&hold, &caller);
+    if !shared.reporter.begin_adopted(&hold, sent, &caller) {
+        return Err(Error::lost(name, LossCause::Gone.into()));
+    }
     hold.span.open(name, || left.fence);
     Ok(hold)
 }

@@ -340,7 +340,7 @@ impl RenewerThread {
         let next = payment.next_try(everywhere, now);
         // Once it is paid, or its lease is over.
         let settle = |outcome: Result<(), HoldFailure>| {
-            reporter.wait_queues.settle(&debt.id, || {
+            reporter.wait_queues.settle(&debt, || {
                 reporter.report_end(&debt, &outcome, false);
                 true
             });

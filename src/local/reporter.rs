@@ -89,6 +89,22 @@ impl Reporter {
         self.begin(hold, caller);
     }
 
+    /// Like `begin_beside`, for a hold whose adoption was requested at `sent`. Returns `false` if it
+    /// is known to be over.
+    pub(super) fn begin_adopted(&self, hold: &Arc<Hold>, sent: Moment, caller: &Caller) -> bool {
+        let mut is_over = false;
+        let lost = self.wait_queues.with(&hold.id, |name| {
+            is_over = name.is_followed(hold, sent);
+            if is_over { Vec::new() } else { self.report_ended(name.begin_beside(hold)) }
+        });
+        if is_over {
+            return false;
+        }
+        self.clean_up(&lost);
+        self.begin(hold, caller);
+        true
+    }
+
     /// Reports the ends of holds whose name has a new one, while it is locked: so no later hold is
     /// reported before. Those that were not released are lost: returns those that are to be cleaned
     /// up once the name is unlocked.
@@ -452,9 +468,9 @@ impl Reporter {
     /// its own.
     pub(super) fn settle(&self, hold: &Arc<Hold>, outcome: &Result<(), HoldFailure>) {
         if flawed(Flaw::EndIsReportedLate) {
-            self.wait_queues.settle(&hold.id, || true);
+            self.wait_queues.settle(hold, || true);
         }
-        self.wait_queues.settle(&hold.id, || {
+        self.wait_queues.settle(hold, || {
             self.report_end(hold, outcome, true);
             !matches!(outcome, Err(HoldFailure::Failed(_)))
         });

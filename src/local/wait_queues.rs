@@ -119,8 +119,8 @@ impl WaitQueues {
     /// Lets `report` tell how a release has gone, and forgets the hold if that returns `true`: it
     /// does not exist any more. So a thread that acquires the lock next finds the hold here, or
     /// comes after the report.
-    pub(crate) fn settle(&self, debt: &HoldId, report: impl FnOnce() -> bool) {
-        self.with(debt, |queue| {
+    pub(crate) fn settle(&self, debt: &Hold, report: impl FnOnce() -> bool) {
+        self.with(&debt.id, |queue| {
             if report() {
                 queue.settle(debt);
             }

@@ -122,6 +122,11 @@ impl Hold {
         self.id != earlier.id && earlier.fence() < self.fence()
     }
 
+    /// Returns `true` if the reply that began the tenure came after this moment.
+    pub(crate) fn has_begun_since(&self, moment: Moment) -> bool {
+        self.begun > moment
+    }
+
     /// Returns the number of guards.
     pub(crate) fn depth(&self) -> u32 {
         self.current.lock().depth

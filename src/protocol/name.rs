@@ -857,7 +857,7 @@ impl<P: Port> Name<P> {
         match outcome {
             Ok(()) => {
                 for debt in debts {
-                    self.settle(&debt.id);
+                    self.settle(debt);
                 }
                 talk.after_release = false;
                 self.ask(talk, turn)
@@ -1189,6 +1189,16 @@ impl<P: Port> Name<P> {
         ended
     }
 
+    /// Returns `true` if a later hold of this client shows that one is over whose adoption was
+    /// requested at `sent`: another guard had adopted it too, and has released it. A hold that the
+    /// client had before that may be one that its server has forgotten.
+    pub(crate) fn is_followed(&self, adopted: &Hold, sent: Moment) -> bool {
+        let beside = self.beside.iter().flat_map(|beside| beside.iter());
+        let mut holds = self.holder().or(self.kept()).into_iter().chain(beside);
+        let follows = |later: &Arc<Hold>| later.replaces(adopted) && later.has_begun_since(sent);
+        adopted.id.kind.is_exclusive() && holds.any(follows)
+    }
+
     /// Begins a hold that came by no conversation. Returns those that have ended before it.
     pub(crate) fn begin_beside(&mut self, hold: &Arc<Hold>) -> Vec<Arc<Hold>> {
         let mut ended = Vec::new();
@@ -1222,9 +1232,16 @@ impl<P: Port> Name<P> {
         self.debts.push(debt);
     }
 
-    /// Forgets a hold that no longer exists in the store.
-    pub(crate) fn settle(&mut self, debt: &HoldId) {
-        self.debts.retain(|other| other.id != *debt);
+    /// Forgets a hold that no longer exists in the store. Another guard may have adopted it, too,
+    /// and not have learned of its end yet: that is still reported before the next hold begins.
+    pub(crate) fn settle(&mut self, debt: &Hold) {
+        self.remove_beside(debt);
+        let same: Vec<_> = self.debts.extract_if(.., |other| other.id == debt.id).collect();
+        for other in same {
+            if !ptr::eq(&raw const *other, debt) && !other.lease.is_settled() {
+                self.put_beside(other);
+            }
+        }
     }
 
     /// Ends a hold. If it `hands_off`, the next call gets the next hold of the tenure, if it can

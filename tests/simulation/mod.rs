@@ -45,6 +45,9 @@ const FOUND_BY_A_COURSE: [Flaw; 5] = [
 /// After so many seeds that fail no more are tried.
 const FAILURES_MAX: usize = 10;
 
+/// Where a broken promise ends a world.
+const JUDGE: &str = "simulation/world.rs";
+
 /// A promise is broken.
 struct Broken {
     why: String,
@@ -67,8 +70,11 @@ fn note_panics() {
         panic::set_hook(Box::new(move |info| {
             HAS_PANICKED.set(true);
             if IS_WORLD.get() {
+                // Where the judge says that a promise is broken is of no interest.
+                let is_verdict = info.location().is_some_and(|at| at.file().ends_with(JUDGE));
+                let why = info.payload_as_str().filter(|_| is_verdict);
                 PANIC.with_borrow_mut(|panic| {
-                    panic.get_or_insert_with(|| info.to_string());
+                    panic.get_or_insert_with(|| why.map_or(info.to_string(), str::to_owned));
                 });
             } else {
                 report(info);

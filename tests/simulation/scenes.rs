@@ -313,6 +313,9 @@ fn scenes_of_quorums(lock: &Scene) -> Vec<(&'static str, Scene)> {
     };
     // Its first client asks once it listens at each server, which takes 6 ms.
     let ahead = Scene { quorum: of_quorum(Duration::from_micros(6_500), [3; 3]), ..quorum.clone() };
+    // The server whose counter is ahead gives no block, and the others have not given its token.
+    let uneven =
+        Scene { quorum: of_quorum(Duration::from_micros(6_500), [1, 3, 3]), ..quorum.clone() };
     // A thread asks for a token just when its client has kept the lock for long enough.
     let brief_tokens = Scene {
         keep: Some(ms(5)),
@@ -333,6 +336,7 @@ fn scenes_of_quorums(lock: &Scene) -> Vec<(&'static str, Scene)> {
     vec![
         ("a quorum", quorum),
         ("a quorum whose counters differ", ahead),
+        ("a quorum whose counters and blocks differ", uneven),
         ("a quorum that is split", split),
         ("a quorum that gives one token at a time", brief_tokens),
     ]

@@ -174,7 +174,7 @@ impl World {
     }
 
     fn settle(&mut self, hold: &Hold) {
-        self.name.settle(&hold.id);
+        self.name.settle(hold);
     }
 }
 

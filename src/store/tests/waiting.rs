@@ -858,7 +858,8 @@ fn a_rejected_subscription_is_reported(process: &Server) {
         assert_eq!((failure.kind, failure.code.as_str()), (FailureKind::Rejected, "NOPERM"));
     }
     process.command(&["ACL", "SETUSER", "ali", "&leasehold:wake:*"]);
-    assert_eq!(next(&mut *wakeups), Wake::Ready);
+    wakeups.next(soon()).expect("in time").expect_err("the server is left alone for a while");
+    assert_eq!(next(&mut *messages(&store, "b")), Wake::Ready);
 }
 
 fn messages_that_make_no_sense_are_ignored(process: &Server) {
