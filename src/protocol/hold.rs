@@ -116,12 +116,6 @@ impl Hold {
         self.current.lock().may_begin = may_begin;
     }
 
-    /// Returns `true` if this hold, which excludes all others, shows that an earlier one of the
-    /// client is over. Two guards may have adopted one hold, and replies come in any order.
-    pub(crate) fn replaces(&self, earlier: &Self) -> bool {
-        self.id != earlier.id && earlier.fence() < self.fence()
-    }
-
     /// Returns `true` if the reply that began the tenure came after this moment.
     pub(crate) fn has_begun_since(&self, moment: Moment) -> bool {
         self.begun > moment

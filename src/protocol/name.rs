@@ -1184,7 +1184,7 @@ impl<P: Port> Name<P> {
     fn take_ended(&mut self, new: &Hold) -> Vec<Arc<Hold>> {
         let mut ended = self.take_debts();
         if let Some(beside) = &mut self.beside {
-            ended.extend(beside.extract_if(.., |hold| new.replaces(hold)));
+            ended.extend(beside.extract_if(.., |hold| hold.id != new.id));
         }
         ended
     }
@@ -1195,8 +1195,8 @@ impl<P: Port> Name<P> {
     pub(crate) fn is_followed(&self, adopted: &Hold, sent: Moment) -> bool {
         let beside = self.beside.iter().flat_map(|beside| beside.iter());
         let mut holds = self.holder().or(self.kept()).into_iter().chain(beside);
-        let follows = |later: &Arc<Hold>| later.replaces(adopted) && later.has_begun_since(sent);
-        adopted.id.kind.is_exclusive() && holds.any(follows)
+        let is_later = |other: &Arc<Hold>| other.id != adopted.id && other.has_begun_since(sent);
+        adopted.id.kind.is_exclusive() && holds.any(is_later)
     }
 
     /// Begins a hold that came by no conversation. Returns those that have ended before it.
@@ -1204,7 +1204,7 @@ impl<P: Port> Name<P> {
         let mut ended = Vec::new();
         if hold.id.kind.is_exclusive() {
             ended = self.take_ended(hold);
-            ended.extend(self.holder().filter(|held| hold.replaces(held)).cloned());
+            ended.extend(self.holder().filter(|held| held.id != hold.id).cloned());
         }
         if !hold.id.kind.row().is_several {
             self.put_beside(hold.clone());

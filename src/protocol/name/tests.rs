@@ -453,18 +453,39 @@ fn a_new_hold_shows_that_those_beside_it_and_before_it_are_over() {
         Arc::new(Hold::new(id, fence, 0, &caller(&options()), now, now))
     });
     assert!(world.name.begin_beside(&earlier).is_empty() && !world.name.is_over());
-    assert!(world.name.begin_beside(&ended).is_empty());
+    let over = world.name.begin_beside(&ended);
+    assert!(Arc::ptr_eq(&over[0], &earlier) && over.len() == 1);
     assert_eq!(world.end(&ended), Ending::Released { is_awaited: false });
     asks(&world.call(Wait::Endless).next);
     let Next::Done(Outcome::Acquired { hold, ended: over }) = world.reply(granted(&[])) else {
         panic!("a hold")
     };
-    assert!(Arc::ptr_eq(&over[0], &ended) && Arc::ptr_eq(&over[1], &earlier) && over.len() == 2);
+    assert!(Arc::ptr_eq(&over[0], &ended) && over.len() == 1);
     let over = world.name.begin_beside(&later);
     assert!(Arc::ptr_eq(&over[0], &hold) && over.len() == 1);
+    let (before, after) = (Moment::FIRST, Moment::now().after(Duration::from_secs(1)));
+    assert!(world.name.is_followed(&earlier, before) && !world.name.is_followed(&earlier, after));
     world.name.end_hold(&hold);
     world.name.end_hold(&later);
     assert!(world.name.is_over());
+}
+
+#[test]
+fn a_release_by_one_guard_leaves_the_end_of_another_to_be_reported() {
+    let mut world = World::new();
+    let (id, now) = (world.id(HoldKind::Lock), Moment::now());
+    let adopt = || Arc::new(Hold::new(id.clone(), 0, 0, &caller(&options()), now, now));
+    let guards = [adopt(), adopt()];
+    for guard in &guards {
+        assert!(world.name.begin_beside(guard).is_empty(), "it is the same hold");
+    }
+    for guard in &guards {
+        world.end(guard);
+    }
+    world.name.settle(&guards[0]);
+    let next = Arc::new(Hold::new(world.id(HoldKind::Lock), 1, 0, &caller(&options()), now, now));
+    let over = world.name.begin_beside(&next);
+    assert!(Arc::ptr_eq(&over[0], &guards[1]) && over.len() == 1);
 }
 
 #[test]
