@@ -3,7 +3,6 @@
 use std::env;
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 use std::{fs, io};
 
@@ -12,7 +11,7 @@ use clap::{Parser, Subcommand, value_parser};
 use clap_complete::Shell;
 use leasehold::{Builder, Client, Credentials, parse_duration};
 
-use crate::child::{OTHER_PROCESS, parse_signal};
+use crate::child::{self, parse_signal};
 use crate::output::{ExitError, NOT_ACQUIRED, USAGE, is_out_of_files};
 
 /// Runs a command while it holds a lock on Redis, shows locks, and ends them.
@@ -149,10 +148,7 @@ impl PasswordSource {
 
 /// Runs a password command, and returns its output.
 fn output_of(command: &str) -> io::Result<Vec<u8>> {
-    let _is_ours = OTHER_PROCESS.lock();
-    let mut shell = Command::new("sh");
-    shell.args(["-c", command]).stdin(Stdio::null()).stderr(Stdio::inherit());
-    let attempt = shell.output();
+    let attempt = child::output_of(command);
     let failed = "the password command failed";
     let output = attempt.map_err(|error| explained(error, failed))?;
     if output.status.success() {

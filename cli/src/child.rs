@@ -5,36 +5,58 @@ use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, PipeReader, PipeWriter, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Command, ExitStatus, id};
+use std::process::{self, Command, ExitStatus, Output, Stdio, id};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded, select, unbounded};
 use leasehold::Canceller;
-use nix::sys::signal::{SigSet, Signal as Blockable};
-use parking_lot::Mutex;
+use nix::sys::signal::{SigSet, SigmaskHow, Signal as Blockable};
+use nix::unistd;
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitOptions, getpgrp, getppid, getsid, kill_process, kill_process_group,
-    test_kill_process, test_kill_process_group, wait,
+    Pid, Resource, Rlimit, Signal, WaitOptions, WaitStatus, getpgid, getppid, getrlimit,
+    kill_current_process_group, kill_process, kill_process_group, setrlimit, test_kill_process,
+    test_kill_process_group, wait, waitpid,
 };
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp};
 use signal_hook::consts::{
-    SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH,
+    SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1,
+    SIGUSR2, SIGWINCH,
 };
+use signal_hook::flag::register;
 use signal_hook::iterator::{Handle, Signals};
-use signal_hook::low_level::signal_name;
+use signal_hook::low_level::{emulate_default_handler, signal_name};
 
-use crate::output::{ExitError, of_signal};
+#[cfg(any(target_os = "linux", target_os = "android"))]
+use {
+    nix::sys::wait::WaitPidFlag,
+    rustix::process::{
+        DumpableBehavior, WaitId, WaitIdOptions, set_child_subreaper, set_dumpable_behavior, waitid,
+    },
+};
+
+use crate::output::{ExitError, not_stopped_by_output, of_signal};
 
 /// The argument with which this program starts itself in order to become the command.
-pub(crate) const HELPER: &str = "__run-with-parent";
+pub(crate) const AS_COMMAND: &str = "__run-with-parent";
+
+/// The argument with which this program starts itself in order to become another program.
+pub(crate) const AS_OTHER: &str = "__run";
 
 /// The path of this program, even if its file has been replaced (on Linux).
 const THIS_PROGRAM: &str = "/proc/self/exe";
+
+/// The terminal that controls the session of a process.
+const TERMINAL: &str = "/dev/tty";
+
+/// The signals with which a terminal stops the processes of a job.
+const STOPS: [i32; 3] = [SIGTSTP, SIGTTIN, SIGTTOU];
 
 /// How long a command at a terminal has to stop by itself: an editor first restores the terminal.
 const STOP_TIME: Duration = Duration::from_millis(100);
@@ -48,23 +70,47 @@ const NAMED: [i32; 8] = [SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIG
 /// How long a call that a signal ends may take to finish what it has begun.
 const LAST_MOMENT: Duration = Duration::from_millis(500);
 
-/// Locked while a process other than the command's must be waited for by the code that started it.
-pub(crate) static OTHER_PROCESS: Mutex<()> = Mutex::new(());
+/// Limits a wait for any process to those that the calling thread has started, and those whose own
+/// parent has ended if this is the main thread.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const OF_THIS_THREAD: WaitOptions =
+    WaitOptions::from_bits_retain(WaitPidFlag::__WNOTHREAD.bits().cast_unsigned());
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+const OF_THIS_THREAD: WaitOptions = WaitOptions::empty();
 
 /// The command. Dropping this does not end it.
 #[derive(Debug)]
 pub(crate) struct Child {
-    process: std::process::Child,
-    /// Whether processes whose own parent has ended become children of this one.
-    adopts: bool,
-    /// Set once the command has ended, if this process also waits for others.
-    status: Option<ExitStatus>,
+    state: State,
+    orphans: Orphans,
     /// The process group of the command, if it has its own: then everything that the command has
-    /// started gets the signals too. At a terminal it must share ours, or it could not read there.
+    /// started gets the signals too. With the terminal as its stdin it must share ours, or it could
+    /// not read there.
     group: Option<Pid>,
+    terminal: Option<Terminal>,
     /// The pipe on which this program, started as the helper, reports that it cannot become the
     /// command.
     report: Option<(PipeReader, PipeWriter)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// The process id is the command's until this process has waited for it.
+    Running(Pid),
+    /// The process id may be that of any other process by now.
+    Ended(ExitStatus),
+}
+
+/// Where the system puts processes whose parent has ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Orphans {
+    /// Those of the command become children of this process, and no others do.
+    Ours,
+    /// Those of the command become children of this process, and so do those of processes that were
+    /// its children before.
+    Mixed,
+    /// They become children of another process.
+    Elsewhere,
 }
 
 impl Child {
@@ -75,14 +121,17 @@ impl Child {
         env: &[(&str, Option<String>)],
     ) -> Result<Self, ExitError> {
         let (program, args) = command.split_first().expect("clap requires a command");
-        let (mut command, report) = if Path::new(THIS_PROGRAM).exists() {
-            let pipe = io::pipe().map_err(ExitError::system("make a pipe"))?;
-            let mut helper = Command::new(THIS_PROGRAM);
-            helper.arg(HELPER).arg(id().to_string()).arg(pipe.1.as_raw_fd().to_string());
-            helper.arg(program);
-            (helper, Some(pipe))
-        } else {
-            (Command::new(program), None)
+        let helper = helper(AS_COMMAND).map_err(ExitError::system("read /proc"))?;
+        let (mut command, report) = match helper {
+            Some(mut helper) => {
+                let pipe = io::pipe().map_err(ExitError::system("make a pipe"))?;
+                let own = fs::read_link("/proc/self").map_err(ExitError::system("read /proc"))?;
+                let writer = pipe.1.as_raw_fd().to_string();
+                let writer = Path::new("/proc").join(own).join("fd").join(writer);
+                helper.arg(id().to_string()).arg(writer).arg(program);
+                (helper, Some(pipe))
+            }
+            None => (Command::new(program), None),
         };
         command.args(args);
         for (name, value) in env {
@@ -95,12 +144,14 @@ impl Child {
         if is_alone {
             command.process_group(0);
         }
-        let adopts = id() == 1 || !is_alone && adopt_orphans();
-        let process = command
-            .spawn()
+        let terminal = Terminal::open();
+        // The children that this process has now are not the command's.
+        let orphans = Orphans::settle(is_alone);
+        let process = spawn(&mut command)
             .map_err(|error| ExitError::of_command(&program.to_string_lossy(), &error))?;
-        let group = is_alone.then(|| Pid::from_child(&process));
-        Ok(Self { process, adopts, status: None, group, report })
+        let id = Pid::from_child(&process);
+        let group = if is_alone { Some(id) } else { None };
+        Ok(Self { state: State::Running(id), orphans, group, terminal, report })
     }
 
     /// Returns `true` if the ended process never became the command.
@@ -113,22 +164,56 @@ impl Child {
 
     /// Returns the exit status if the command has ended.
     ///
-    /// Also waits for processes whose own parent has ended, if this one adopts them.
+    /// Also waits for processes whose own parent has ended, if they are children of this one. Must
+    /// be called on the main thread.
     pub(crate) fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
-        if !self.adopts {
-            return self.process.try_wait();
-        }
-        let Some(_only_ours) = OTHER_PROCESS.try_lock() else { return Ok(self.status) };
-        loop {
-            match wait(WaitOptions::NOHANG) {
-                Ok(Some((pid, status))) if pid == Pid::from_child(&self.process) => {
-                    self.status = Some(ExitStatus::from_raw(status.as_raw()));
-                }
-                Ok(Some(_)) => {}
-                // The others are running, or there are none.
-                Ok(None) | Err(Errno::CHILD) => return Ok(self.status),
-                Err(error) => return Err(error.into()),
+        while let Some((pid, status)) = self.next_change()? {
+            match self.state {
+                State::Running(id) if id == pid => match status.stopping_signal() {
+                    Some(signal) => self.follow_stop(signal),
+                    None => self.state = State::Ended(ExitStatus::from_raw(status.as_raw())),
+                },
+                // A process that has lost its parent.
+                State::Running(_) | State::Ended(_) => {}
             }
+        }
+        match self.state {
+            State::Running(_) => Ok(None),
+            State::Ended(status) => Ok(Some(status)),
+        }
+    }
+
+    /// Waits for the next process of this thread that has ended or stopped. Other threads wait for
+    /// those that they have started, such as password commands.
+    fn next_change(&self) -> io::Result<Option<(Pid, WaitStatus)>> {
+        let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
+        let waited = match (self.orphans, self.state) {
+            (Orphans::Elsewhere, State::Running(id)) => waitpid(Some(id), options),
+            (Orphans::Elsewhere, State::Ended(_)) => return Ok(None),
+            (Orphans::Mixed | Orphans::Ours, _) => wait(options | OF_THIS_THREAD),
+        };
+        match (waited, self.state) {
+            (Err(Errno::CHILD), State::Ended(_)) => Ok(None),
+            (waited, _) => Ok(waited?),
+        }
+    }
+
+    /// Does for a command with a process group of its own what a shell does when a job has stopped:
+    /// the shell of this session knows nothing of that group.
+    fn follow_stop(&self, signal: i32) {
+        let (Some(group), Some(terminal)) = (self.group, &self.terminal) else { return };
+        let needs_terminal = matches!(signal, SIGTTIN | SIGTTOU);
+        if needs_terminal && terminal.is_ours() {
+            terminal.give_to(group);
+            // The command may have been given more rights.
+            self.signal(Signal::CONT).ok();
+        } else if has_shell()
+            && (needs_terminal || terminal.foreground() == Some(group))
+            && let Some(signal) = Signal::from_named_raw(signal)
+        {
+            // The job of the shell stops too, as if the command belonged to it. This process
+            // receives the signal, and continues the command when the shell continues the job.
+            kill_current_process_group(signal).ok();
         }
     }
 
@@ -140,7 +225,11 @@ impl Child {
     /// Like `send`.
     pub(crate) fn forward(&self, signal: i32) -> io::Result<()> {
         let of_key = matches!(signal, SIGINT | SIGQUIT);
-        if self.group.is_none() && of_key && is_in_foreground() {
+        if self.group.is_none()
+            && of_key
+            && let Some(terminal) = &self.terminal
+            && terminal.is_ours()
+        {
             return Ok(());
         }
         self.send(signal)
@@ -189,7 +278,7 @@ impl Child {
         if let Some(signal) = Signal::from_named_raw(signal)
             && self.group.is_none()
         {
-            for pid in descendants() {
+            for pid in self.descendants() {
                 kill_process(pid, signal).ok();
                 kill_process(pid, Signal::CONT).ok();
             }
@@ -197,7 +286,8 @@ impl Child {
         sent
     }
 
-    /// Returns `true` if [`end`](Child::end) reaches any process besides the command.
+    /// Returns `true` if [`end`](Child::end) reaches any process besides the command, which must
+    /// have ended.
     ///
     /// # Errors
     ///
@@ -207,7 +297,7 @@ impl Child {
             return reaches(test_kill_process_group(group));
         }
         let mut refusal = Ok(false);
-        for pid in descendants() {
+        for pid in self.descendants() {
             match reaches(test_kill_process(pid)) {
                 Ok(true) => return Ok(true),
                 Ok(false) => {}
@@ -217,13 +307,59 @@ impl Child {
         refusal
     }
 
+    /// The only place that uses the process id and the group of the command. It may just have
+    /// ended: both are its own until it is waited for, and the group as long as any process is in
+    /// it.
     fn signal(&self, signal: Signal) -> io::Result<()> {
-        // The command may just have ended. Its process id stays its own until it is waited for.
-        reaches(match self.group {
-            Some(group) => kill_process_group(group, signal),
-            None => kill_process(Pid::from_child(&self.process), signal),
+        reaches(match (self.group, self.state) {
+            (Some(group), _) => kill_process_group(group, signal),
+            (None, State::Running(id)) => kill_process(id, signal),
+            (None, State::Ended(_)) => return Ok(()),
         })?;
         Ok(())
+    }
+
+    /// Returns the processes that the command has started, if they are in this session.
+    fn descendants(&self) -> Vec<Pid> {
+        match (self.orphans, self.state) {
+            (Orphans::Ours, State::Running(command)) => {
+                descendants(own_id()).into_iter().filter(|id| *id != command).collect()
+            }
+            (Orphans::Ours, State::Ended(_)) => descendants(own_id()),
+            (Orphans::Mixed | Orphans::Elsewhere, State::Running(command)) => descendants(command),
+            (Orphans::Mixed | Orphans::Elsewhere, State::Ended(_)) => Vec::new(),
+        }
+    }
+
+    /// Takes the terminal back from the command, which may have had it to itself.
+    pub(crate) fn take_terminal_back(&self) {
+        if let Some(terminal) = &self.terminal
+            && let Some(group) = terminal.foreground()
+            && let Some(own) = own_group()
+            && group != own
+            && self.is_left_by_command(group)
+        {
+            terminal.give_to(own);
+        }
+    }
+
+    /// Takes the terminal back from a command that was killed, and gives it the settings that it
+    /// had before. Does not wait for output.
+    pub(crate) fn restore_terminal(&self) {
+        self.take_terminal_back();
+        if let Some(terminal) = &self.terminal
+            && terminal.is_ours()
+        {
+            terminal.restore();
+        }
+    }
+
+    /// Returns `true` if this process group is the command's, or nobody's any more. Otherwise it is
+    /// another program's: a shell takes the terminal from a job that is in the background.
+    fn is_left_by_command(&self, group: Pid) -> bool {
+        Some(group) == self.group
+            || test_kill_process_group(group) == Err(Errno::SRCH)
+            || self.descendants().into_iter().any(|pid| getpgid(Some(pid)) == Ok(group))
     }
 }
 
@@ -242,24 +378,108 @@ fn reaches(sent: rustix::io::Result<()>) -> io::Result<bool> {
     }
 }
 
-/// Makes this process the parent of what the command has started and not waited for, so that it can
-/// be ended with the command. Returns `false` where the system does not support this.
-fn adopt_orphans() -> bool {
+impl Orphans {
+    /// Makes this process the parent of what a command at a terminal has started and not waited
+    /// for, so that it can be ended with the command, where the system supports this.
     #[cfg(any(target_os = "linux", target_os = "android"))]
-    return rustix::process::set_child_subreaper(Some(rustix::process::getpid())).is_ok();
+    fn settle(is_alone: bool) -> Self {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let of_this_thread = WaitIdOptions::from_bits_retain(OF_THIS_THREAD.bits());
+        // A shell may have started processes before it has replaced itself with this program.
+        let has_children = waitid(WaitId::All, options | of_this_thread).is_ok();
+        if id() == 1 {
+            // The system gives the first process of a container all orphans.
+            return if has_children { Self::Mixed } else { Self::Ours };
+        }
+        if is_alone || has_children || set_child_subreaper(Some(own_id())).is_err() {
+            return Self::Elsewhere;
+        }
+        Self::Ours
+    }
+
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    false
+    fn settle(_is_alone: bool) -> Self {
+        Self::Elsewhere
+    }
 }
 
-/// Returns the descendants of this process that are in its session; none where the system does not
+/// Returns this program with the argument that makes it another one; `None` where the system does
+/// not name its file.
+fn helper(role: &str) -> io::Result<Option<Command>> {
+    if !Path::new(THIS_PROGRAM).exists() {
+        return Ok(None);
+    }
+    let mut helper = Command::new(THIS_PROGRAM);
+    helper.args(words_of_loader(&fs::read("/proc/self/cmdline")?, env::args_os().count()));
+    helper.arg(role);
+    Ok(Some(helper))
+}
+
+/// Returns the arguments of the system's loader if that was started with this program, as ld.so(8)
+/// can be: they are followed by the words that this program has as its own.
+fn words_of_loader(command_line: &[u8], own: usize) -> Vec<OsString> {
+    // Each word ends with a zero.
+    let words = command_line.split(|byte| *byte == 0).map(|word| OsString::from_vec(word.into()));
+    let words: Vec<_> = words.collect();
+    let others = words.len().saturating_sub(1 + own);
+    words.into_iter().skip(1).take(others).collect()
+}
+
+/// Starts a program, or the helper.
+fn spawn(program: &mut Command) -> io::Result<process::Child> {
+    if program.get_program() != THIS_PROGRAM {
+        return program.spawn();
+    }
+    // This thread waits until the new process has become the helper, whatever happens meanwhile. A
+    // key that stopped the process before that would hang both. The helper inherits this, and
+    // unblocks the signals when this thread goes on.
+    let before = set_of(&STOPS)?.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+    let spawned = program.spawn();
+    before.thread_set_mask()?;
+    spawned
+}
+
+/// Runs a script that is not the command, and returns its output.
+pub(crate) fn output_of(script: &str) -> io::Result<Output> {
+    let mut shell = match helper(AS_OTHER)? {
+        Some(mut helper) => {
+            helper.arg("sh");
+            helper
+        }
+        None => Command::new("sh"),
+    };
+    shell.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+    spawn(&mut shell)?.wait_with_output()
+}
+
+fn own_id() -> Pid {
+    rustix::process::getpid()
+}
+
+/// Returns the process group of this process; `None` if that was made outside of its container.
+fn own_group() -> Option<Pid> {
+    Pid::from_raw(unistd::getpgrp().as_raw())
+}
+
+/// Returns the session of this process; 0 if that was made outside of its container.
+fn own_session() -> i32 {
+    unistd::getsid(None).map_or(0, unistd::Pid::as_raw)
+}
+
+/// Returns the descendants of a process that are in this session; none where the system does not
 /// list them.
-fn descendants() -> Vec<Pid> {
+fn descendants(root: Pid) -> Vec<Pid> {
+    let own = id().to_string();
+    // Otherwise they are listed by the ids that they have outside of a container.
+    if fs::read_link("/proc/self").is_ok_and(|link| link != Path::new(&own)) {
+        return Vec::new();
+    }
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let stats =
         entries.filter_map(|entry| fs::read_to_string(entry.ok()?.path().join("stat")).ok());
     let processes: Vec<_> = stats.filter_map(|stat| ProcessStat::parse(&stat)).collect();
-    let session = getsid(None).map_or(0, Pid::as_raw_pid);
-    let mut found = vec![id().cast_signed()];
+    let session = own_session();
+    let mut found = vec![root.as_raw_pid()];
     let mut index = 0;
     while let Some(parent) = found.get(index) {
         let children = processes.iter().filter(|process| process.parent == *parent);
@@ -294,31 +514,53 @@ impl ProcessStat {
     }
 }
 
-/// The state of the terminal before the command, which may not restore it if it is killed.
+/// The terminal that controls this session.
 #[derive(Debug)]
-pub(crate) struct TerminalState(Termios);
-
-impl TerminalState {
-    /// Returns `None` if stdin is no terminal, or one that this process does not control now.
-    pub(crate) fn save() -> Option<Self> {
-        if is_in_foreground() { tcgetattr(io::stdin()).ok().map(Self) } else { None }
-    }
-
-    /// Restores the settings, and takes the terminal back. Does not wait for output.
-    pub(crate) fn restore(&self) {
-        // Otherwise the system stops this process, if the command had the terminal to itself.
-        let mut stop = SigSet::empty();
-        stop.add(Blockable::SIGTTOU);
-        let is_blocked = stop.thread_block().is_ok();
-        if is_blocked {
-            tcsetpgrp(io::stdin(), getpgrp()).ok();
-            tcsetattr(io::stdin(), OptionalActions::Now, &self.0).ok();
-        }
-    }
+struct Terminal {
+    device: OwnedFd,
+    /// The settings before the command, which may not restore them if it is killed. `None` if the
+    /// terminal was not ours.
+    settings: Option<Termios>,
 }
 
-fn is_in_foreground() -> bool {
-    tcgetpgrp(io::stdin()).is_ok_and(|group| group == getpgrp())
+impl Terminal {
+    fn open() -> Option<Self> {
+        let stdin = io::stdin();
+        // Only the controlling terminal has a foreground.
+        let device = if tcgetpgrp(&stdin).is_ok() {
+            stdin.as_fd().try_clone_to_owned().ok()?
+        } else {
+            File::open(TERMINAL).ok()?.into()
+        };
+        let mut terminal = Self { device, settings: None };
+        if terminal.is_ours() {
+            terminal.settings = tcgetattr(&terminal.device).ok();
+        }
+        Some(terminal)
+    }
+
+    /// Returns the process group that the keys reach.
+    fn foreground(&self) -> Option<Pid> {
+        tcgetpgrp(&self.device).ok()
+    }
+
+    fn is_ours(&self) -> bool {
+        own_group().is_some_and(|own| self.foreground() == Some(own))
+    }
+
+    fn give_to(&self, group: Pid) {
+        if not_stopped_by_output().is_ok() {
+            tcsetpgrp(&self.device, group).ok();
+        }
+    }
+
+    fn restore(&self) {
+        if let Some(settings) = &self.settings
+            && not_stopped_by_output().is_ok()
+        {
+            tcsetattr(&self.device, OptionalActions::Now, settings).ok();
+        }
+    }
 }
 
 /// Returns `true` if the command gets its own process group, which no keys reach.
@@ -330,36 +572,40 @@ fn has_own_group() -> bool {
 /// begins with this process group, as in a container, no shell could continue them, and the system
 /// ignores keys that would stop them.
 pub(crate) fn can_be_stopped() -> bool {
-    has_own_group() || getsid(None).is_ok_and(|session| session != getpgrp())
+    has_own_group() || has_shell()
 }
 
-/// Returns the exit status for a command that has ended.
-pub(crate) fn code_of(status: ExitStatus) -> u8 {
+/// Returns `true` if this process may be part of a job of a shell.
+fn has_shell() -> bool {
+    own_group().map_or(0, Pid::as_raw_pid) != own_session()
+}
+
+/// Returns the exit status of a command that has ended, or the error that ends this process by the
+/// same signal.
+pub(crate) fn result_of(status: ExitStatus) -> Result<u8, ExitError> {
     match (status.code(), status.signal()) {
-        (Some(code), _) => u8::try_from(code & 0xff).unwrap_or(u8::MAX),
-        (None, signal) => of_signal(signal.unwrap_or(0)),
+        (Some(code), _) => Ok(u8::try_from(code & 0xff).unwrap_or(u8::MAX)),
+        (None, signal) => Err(ExitError::of_signal(signal.unwrap_or(0))),
     }
 }
 
 /// Replaces this process with a command that Linux kills when the parent dies. Returns only if that
-/// is not possible. The words are the parent's process id, its file descriptor for reporting that,
-/// the command, and its arguments.
+/// is not possible. The words are the parent's process id, its file for reporting that, the
+/// command, and its arguments.
 ///
 /// The command cannot do this by itself, and without `unsafe` the parent cannot do it between
 /// `fork` and `exec`.
 pub(crate) fn become_command(mut words: impl Iterator<Item = OsString>) -> ExitError {
-    let mut word = || words.next().unwrap_or_default();
-    let (parent, report, program) = (word(), word(), word());
-    // The command does not inherit the descriptor.
-    let report =
-        File::options().write(true).open(Path::new("/proc").join(&parent).join("fd").join(report));
+    let parent = words.next().unwrap_or_default();
+    // The command does not inherit this descriptor.
+    let report = File::options().write(true).open(words.next().unwrap_or_default());
     let has_parent = || getppid().is_some_and(|pid| *parent == *pid.as_raw_nonzero().to_string());
     let error = match die_with_parent() {
         Err(error) => ExitError::system("be ended along with the parent")(error),
         // The parent died before this took effect.
         Ok(()) if !has_parent() => ExitError::new(of_signal(Signal::KILL.as_raw()), ""),
         Ok(()) => {
-            let mut command = Command::new(&program);
+            let mut command = Command::new(words.next().unwrap_or_default());
             command.args(words);
             // These variables of systemd name the process that it started, but are meant for the
             // command.
@@ -370,8 +616,7 @@ pub(crate) fn become_command(mut words: impl Iterator<Item = OsString>) -> ExitE
             }
             // The variable names another id, that of our parent.
             command.env_remove("LISTEN_PIDFDID");
-            let error = command.exec();
-            ExitError::of_command(&program.to_string_lossy(), &error)
+            replace_with(&mut command)
         }
     };
     if let Ok(mut report) = report {
@@ -379,6 +624,22 @@ pub(crate) fn become_command(mut words: impl Iterator<Item = OsString>) -> ExitE
         report.write_all(b"\n").ok();
     }
     error
+}
+
+/// Replaces this process with a program. Returns only if that is not possible. The words are the
+/// program and its arguments.
+pub(crate) fn become_other(mut words: impl Iterator<Item = OsString>) -> ExitError {
+    let mut program = Command::new(words.next().unwrap_or_default());
+    replace_with(program.args(words))
+}
+
+fn replace_with(program: &mut Command) -> ExitError {
+    // They were blocked only until this process runs.
+    if let Err(error) = unblock(&STOPS) {
+        return ExitError::system("unblock signals")(error);
+    }
+    let error = program.exec();
+    ExitError::of_command(&program.get_program().to_string_lossy(), &error)
 }
 
 /// Makes Linux kill this process when its parent dies.
@@ -418,7 +679,7 @@ impl ReceivedSignals {
         let ignored = ignored();
         let wanted = FORWARDED.iter().filter(|signal| !is_in(ignored, **signal));
         let mut signals = Signals::new(wanted.chain(&[SIGCHLD]))?;
-        unblock(FORWARDED.iter().chain(&[SIGCHLD, SIGTSTP]))?;
+        unblock(FORWARDED.iter().chain(&[SIGCHLD]).chain(&STOPS))?;
         let handle = signals.handle();
         let (sender, receiver) = unbounded();
         let canceller = canceller.clone();
@@ -437,9 +698,14 @@ impl ReceivedSignals {
         Ok(Self { receiver, handle })
     }
 
-    /// Starts to receive SIGTSTP, instead of being stopped by it.
-    pub(crate) fn add_stop(&self) -> io::Result<()> {
-        if is_in(ignored(), SIGTSTP) { Ok(()) } else { self.handle.add_signal(SIGTSTP) }
+    /// Starts to receive the signals that stop a job, instead of being stopped by them: the command
+    /// must be stopped too, even if it ignores them.
+    pub(crate) fn add_stops(&self) -> io::Result<()> {
+        let ignored = ignored();
+        for signal in STOPS.into_iter().filter(|signal| !is_in(ignored, *signal)) {
+            self.handle.add_signal(signal)?;
+        }
+        Ok(())
     }
 
     /// Runs work that may block on a thread of its own, and returns its result.
@@ -459,10 +725,10 @@ impl ReceivedSignals {
                     return result.map_err(failed).map_err(ExitError::system("go on"));
                 }
                 recv(self.receiver) -> signal => match signal {
-                    Ok(SIGCHLD | SIGTSTP) => {}
+                    Ok(SIGCHLD | SIGTSTP | SIGTTIN | SIGTTOU) => {}
                     signal => {
                         done.recv_timeout(LAST_MOMENT).ok();
-                        return Err(ExitError::new(of_signal(signal.unwrap_or(SIGTERM)), ""));
+                        return Err(ExitError::of_signal(signal.unwrap_or(SIGTERM)));
                     }
                 }
             }
@@ -494,12 +760,37 @@ fn in_background<T: Send + 'static>(
     Ok(done)
 }
 
-fn unblock<'a>(signals: impl Iterator<Item = &'a i32>) -> io::Result<()> {
+fn unblock<'a>(signals: impl IntoIterator<Item = &'a i32>) -> io::Result<()> {
+    Ok(set_of(signals)?.thread_unblock()?)
+}
+
+fn set_of<'a>(signals: impl IntoIterator<Item = &'a i32>) -> io::Result<SigSet> {
     let mut set = SigSet::empty();
     for signal in signals {
         set.add(Blockable::try_from(*signal)?);
     }
-    Ok(set.thread_unblock()?)
+    Ok(set)
+}
+
+/// Makes the system keep the exit status of a process that this one has started, even if this one
+/// was started to ignore SIGCHLD.
+pub(crate) fn expect_children() -> io::Result<()> {
+    register(SIGCHLD, Arc::default()).map(drop)
+}
+
+/// Ends this process by a signal, as a shell expects it of a program that a signal has ended: it
+/// then ends its own loop. Returns if that is not possible, as in the first process of a container.
+pub(crate) fn end_by(signal: i32) {
+    if id() == 1 {
+        return;
+    }
+    // The command may have left a core dump, but this process has no fault.
+    let maximum = getrlimit(Resource::Core).maximum;
+    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum }).ok();
+    // Such a limit does not count for a core dump that another program gets.
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).ok();
+    emulate_default_handler(signal).ok();
 }
 
 /// Returns the signals that this process ignores, as a bit set; none where the system does not say.
@@ -516,6 +807,14 @@ fn is_in(set: u64, signal: i32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_words_of_the_loader_come_before_those_of_the_program() {
+        let words = |line: &str, own| words_of_loader(line.replace(' ', "\0").as_bytes(), own);
+        assert_eq!(words("leasehold run a ", 3), [""; 0]);
+        assert_eq!(words("ld.so ./leasehold run a ", 3), ["./leasehold"]);
+        assert_eq!(words("ld.so --argv0 x ./leasehold run  ", 3), ["--argv0", "x", "./leasehold"]);
+    }
 
     #[test]
     fn a_process_may_have_any_name() {

@@ -10,9 +10,7 @@ use serde_json::json;
 use crate::args::{HowToAcquire, ServerArgs, with};
 use crate::child::{ReceivedSignals, for_a_moment};
 use crate::held::{Access, refuse_to_wait_for_itself};
-use crate::output::{
-    ExitError, SUCCESS, in_seconds, json_text, of_signal, require_stdout, say, write_out,
-};
+use crate::output::{ExitError, SUCCESS, in_seconds, json_text, require_stdout, say, write_out};
 use crate::progress::Progress;
 
 /// Longer than any ticket: a name, a prefix and a label have at most 64 KB, and take three
@@ -120,9 +118,7 @@ pub(crate) fn acquire<H>(
     }
     match (locked, signals.next_forwarded()) {
         // If the lock was acquired after all, dropping the hold releases it.
-        (Ok(_) | Err(Error::Cancelled { .. }), Some(signal)) => {
-            Err(ExitError::new(of_signal(signal), ""))
-        }
+        (Ok(_) | Err(Error::Cancelled { .. }), Some(signal)) => Err(ExitError::of_signal(signal)),
         (Ok(hold), None) => Ok(Acquired { hold, client, signals }),
         (Err(error @ Error::Timeout { .. }), _) => {
             let message = if how.quiet { String::new() } else { error.to_string() };

@@ -31,22 +31,29 @@ const LAST_OUTPUT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let mut words = env::args_os().skip(1);
-    let outcome = if words.next().is_some_and(|word| word == child::HELPER) {
-        Err(child::become_command(words))
-    } else {
-        match manual::command().try_get_matches().and_then(|words| Args::from_arg_matches(&words)) {
-            Ok(args) => perform(args),
-            Err(error) => answer(error),
+    let outcome = match words.next() {
+        Some(word) if word == child::AS_COMMAND => Err(child::become_command(words)),
+        Some(word) if word == child::AS_OTHER => Err(child::become_other(words)),
+        _ => {
+            let words = manual::command().try_get_matches();
+            match words.and_then(|words| Args::from_arg_matches(&words)) {
+                Ok(args) => perform(args),
+                Err(error) => answer(error),
+            }
         }
     };
-    let code = outcome.unwrap_or_else(|error| {
-        if !error.message.is_empty() {
-            say(&error.message);
-        }
-        error.code
-    });
+    let error = match outcome {
+        Ok(code) => ExitError::new(code, ""),
+        Err(error) => error,
+    };
+    if !error.message.is_empty() {
+        say(&error.message);
+    }
     flush_err(LAST_OUTPUT);
-    ExitCode::from(code)
+    if let Some(signal) = error.signal {
+        child::end_by(signal);
+    }
+    ExitCode::from(error.code)
 }
 
 /// Reports a usage error, or prints help.
@@ -68,6 +75,7 @@ fn answer(mut error: clap::Error) -> Result<u8, ExitError> {
 
 fn perform(args: Args) -> Result<u8, ExitError> {
     let Args { server, json, task } = args;
+    child::expect_children().map_err(ExitError::system("receive SIGCHLD"))?;
     match task {
         Task::Completions { .. }
         | Task::Held { .. }

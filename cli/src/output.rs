@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded, unbounded};
 use leasehold::{Error, Phase};
+use nix::sys::signal::{SigSet, Signal};
 use rustix::io::Errno;
 use serde_json::Value;
 
@@ -38,13 +39,20 @@ const SIGNALLED: u8 = 128;
 #[derive(Debug)]
 pub(crate) struct ExitError {
     pub(crate) code: u8,
+    /// The signal by which this process ends, if that is possible.
+    pub(crate) signal: Option<i32>,
     /// Empty if there is nothing to say.
     pub(crate) message: String,
 }
 
 impl ExitError {
     pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+        Self { code, signal: None, message: message.into() }
+    }
+
+    /// Creates the error of a command or a wait that a signal has ended.
+    pub(crate) fn of_signal(signal: i32) -> Self {
+        Self { signal: Some(signal), ..Self::new(of_signal(signal), "") }
     }
 
     /// Creates the errors of an attempt that the system refused.
@@ -210,6 +218,8 @@ fn start_writer() -> Option<Sender<Output>> {
     let (sender, outputs) = unbounded();
     let thread = thread::Builder::new().name("leasehold-stderr".into());
     let write_all = move || {
+        // A line from the background must not stop this process while it holds a lock.
+        not_stopped_by_output().ok();
         for output in outputs {
             if let Output::Text(text) = output {
                 write_now(&text);
@@ -217,6 +227,14 @@ fn start_writer() -> Option<Sender<Output>> {
         }
     };
     thread.spawn(write_all).ok().map(|_| sender)
+}
+
+/// Lets this thread write to the terminal, and set it, even if this process is in the background.
+/// Otherwise the system may stop the process.
+pub(crate) fn not_stopped_by_output() -> io::Result<()> {
+    let mut stop = SigSet::empty();
+    stop.add(Signal::SIGTTOU);
+    Ok(stop.thread_block()?)
 }
 
 fn write_now(text: &str) {

@@ -150,7 +150,7 @@ impl Facts {
         Self { shown, is_usable, failure: None, advice: Some(advice), warnings }
     }
 
-    fn of_error(address: &str, ExitError { code, message }: ExitError) -> Self {
+    fn of_error(address: &str, ExitError { code, message, .. }: ExitError) -> Self {
         let shown = json!({ "server": address, "error": message });
         let (failure, warnings) = (Some(code), vec![message]);
         Self { shown, is_usable: false, failure, advice: None, warnings }

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, after, never, select};
 use leasehold::{AnyGuard, Canceller, Client, Error, LossCause, Wanted};
-use signal_hook::consts::{SIGCHLD, SIGCONT, SIGKILL, SIGSTOP, SIGTERM, SIGTSTP};
+use signal_hook::consts::{SIGCHLD, SIGCONT, SIGKILL, SIGSTOP, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU};
 use signal_hook::low_level::{raise, signal_name};
 
 use crate::args::{Run, ServerArgs};
-use crate::child::{Child, ReceivedSignals, TerminalState, can_be_stopped, code_of};
+use crate::child::{Child, ReceivedSignals, can_be_stopped, result_of};
 use crate::held::{self, Access};
 use crate::lock::{Acquired, acquire, end_own_holds};
 use crate::output::{ExitError, LOST, in_seconds, say};
@@ -48,7 +48,7 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
     let age_limit = server.max_hold().and_then(|age| Instant::now().checked_add(age));
     let mut limits = Limits { lease: guard.remaining(), kill_after: run.kill_after };
     if can_be_stopped() {
-        signals.add_stop().map_err(ExitError::system("receive SIGTSTP"))?;
+        signals.add_stops().map_err(ExitError::system("receive SIGTSTP"))?;
     }
     // A variable without a value is removed, so that the command does not see that of an outer
     // `run`.
@@ -58,7 +58,6 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
         (held::CLIENT, Some(client.id().to_owned())),
         ("LEASEHOLD_FENCE", fence),
     ];
-    let terminal = TerminalState::save();
     let begin = Instant::now();
     // This process may have been paused since the server's reply.
     if let Some(cause) = guard.lost().cause() {
@@ -70,23 +69,24 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
         Err(error) => return release_unused(guard, client, run, &signals).and(Err(error)),
     };
     let ended = supervise(&mut child, &*guard, &signals.receiver, &mut limits, make_way.as_ref());
-    if let Ok(Ended::Command(status)) = ended {
-        if status.signal().is_some()
-            && let Some(terminal) = terminal
-        {
-            terminal.restore();
-        }
-        if child.was_not_run() {
-            release_unused(guard, client, run, &signals)?;
-        } else {
-            release(guard, &signals)?;
-        }
-        if run.how.verbose {
-            say(&format!("released lock {:?} after {}", run.name, in_seconds(begin.elapsed())));
-        }
-        return Ok(code_of(status));
-    }
     let stopped = match ended {
+        Ok(Ended::Command(status)) => {
+            if status.signal().is_some() {
+                child.restore_terminal();
+            } else {
+                child.take_terminal_back();
+            }
+            if child.was_not_run() {
+                release_unused(guard, client, run, &signals)?;
+            } else {
+                release(guard, &signals)?;
+            }
+            if run.how.verbose {
+                let after = in_seconds(begin.elapsed());
+                say(&format!("released lock {:?} after {after}", run.name));
+            }
+            return result_of(status);
+        }
         Ok(Ended::Lease { left }) => {
             let grace = limits.grace(left);
             let told = child.end(SIGTERM);
@@ -110,15 +110,12 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
                 .map_err(ExitError::system("end the command, which may go on without the lock"))
         }
         Err(error) => Err(ExitError::system("wait for the command")(error)),
-        Ok(Ended::Command(status)) => Ok(code_of(status)),
     };
     if stopped.is_err() {
         // The command would continue without the lock. Whatever refuses this is reported already.
         child.end(SIGKILL).ok();
     }
-    if let Some(terminal) = terminal {
-        terminal.restore();
-    }
+    child.restore_terminal();
     stopped
 }
 
@@ -333,11 +330,11 @@ fn stop(child: &mut Child, signals: &Receiver<i32>, grace: Duration) -> io::Resu
 fn receive(child: &mut Child, signal: Option<i32>) -> io::Result<Option<ExitStatus>> {
     match signal {
         None | Some(SIGCHLD) => {}
-        Some(SIGTSTP) => {
+        Some(SIGTSTP | SIGTTIN | SIGTTOU) => {
             // While this process is stopped, the lease is not renewed.
             let stopped = child.suspend();
             if stopped.is_ok() {
-                // Stops this process as SIGTSTP would have. Returns when it is continued.
+                // Stops this process as the signal would have. Returns when it is continued.
                 raise(SIGSTOP)?;
                 child.send(SIGCONT).ok();
             }

@@ -1,10 +1,12 @@
 //! The lock, environment and options with which a command runs.
 
+use std::fs;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
 
+use crate::secrets::{set_password, url};
 use crate::support::{Running, Server, client, eventually, finish, json, leasehold, output};
 
 /// A command that ends with its input.
@@ -243,6 +245,30 @@ fn a_job_of_a_host_that_dies_is_run_by_one_that_waits() {
     // The job is done, and the lock stays taken for hosts that still wait.
     let mut third = host("100ms", "echo runs again");
     assert_eq!((third.code(), third.rest().as_str()), (0, ""));
+}
+
+/// Bundles and wrappers start programs like this.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_program_that_was_started_by_the_loader_runs_the_command() {
+    let loaders = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"];
+    let Some(loader) = loaders.into_iter().find(|path| fs::exists(path).unwrap_or(false)) else {
+        eprintln!("skipped: this system has no such loader");
+        return;
+    };
+    let server = Server::redis();
+    let program = leasehold(&server, &[]).get_program().to_owned();
+    set_password(&server, "sesame");
+    let run = |options: &[&str], command: &str| {
+        let mut loaded = Command::new(loader);
+        loaded.args(["--library-path", "/no/such/directory"]).arg(&program);
+        loaded.args(["--password-command", "echo sesame", "run", "-n"]).args(options);
+        loaded.args(["a", "--", command]).env("REDIS_URL", url(&server));
+        finish(loaded.stdin(Stdio::null())).code
+    };
+    assert_eq!(run(&["--hold-at-least", "1h"], "/no/such/command"), 127);
+    assert_eq!(run(&[], "true"), 0);
+    assert_eq!(run(&[], "false"), 1);
 }
 
 #[cfg(target_os = "linux")]

@@ -3,14 +3,14 @@
 use std::env;
 use std::fs;
 use std::path::PathBuf;
-use std::process::{self, Stdio};
+use std::process::{self, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use crate::support::{Running, Server, finish, leasehold, output, without_server};
 
 /// Gives the user `app` another password, and closes its connections.
-fn set_password(server: &Server, password: &str) {
+pub(crate) fn set_password(server: &Server, password: &str) {
     let password = format!(">{password}");
     let rights = ["ACL", "SETUSER", "app", "on", "resetpass", &password, "~*", "&*", "+@all"];
     server.command(&rights);
@@ -18,7 +18,7 @@ fn set_password(server: &Server, password: &str) {
 }
 
 /// Returns the URL of the user `app`, without a password.
-fn url(server: &Server) -> String {
+pub(crate) fn url(server: &Server) -> String {
     server.url().replace("//", "//app@")
 }
 
@@ -94,6 +94,20 @@ fn a_password_that_cannot_be_had_is_an_error_that_says_why() {
     assert_eq!(finish(&mut leasehold(&server, &both)).code, 64);
     let args = ["--password-command", "printf sesame", "run", "a", "--", "true"];
     assert_eq!(output(leasehold(&server, &args).env("REDIS_URL", url(&server))), "");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_password_command_works_though_its_end_is_ignored_from_the_start() {
+    let server = Server::redis();
+    set_password(&server, "sesame");
+    let program = leasehold(&server, &[]).get_program().to_owned();
+    for task in [&["ls"][..], &["run", "a", "--", "true"]] {
+        let mut command = Command::new("env");
+        command.arg("--ignore-signal=CHLD").arg(&program);
+        command.args(["--password-command", "echo sesame"]).args(task).stdin(Stdio::null());
+        assert_eq!(output(command.env("REDIS_URL", url(&server))), "", "{task:?}");
+    }
 }
 
 #[test]

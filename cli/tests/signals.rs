@@ -1,15 +1,17 @@
 //! Signals to the program: while it waits, while the command runs, and SIGKILL.
 
 use std::fs;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold::Client;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::support::{
-    Running, Server, client, eventually, finish, full_pipe, json, leasehold, refuse_for_now,
+    Running, Server, client, eventually, finish, full_pipe, has_containers, in_container, json,
+    leasehold, refuse_for_now,
 };
 
 /// The forwarded signals, with the names that a shell knows them by.
@@ -57,8 +59,51 @@ fn a_signal_that_ends_the_command_is_its_status() {
     let mut running = run(&server, &[], "echo ready; exec sleep 60");
     assert_eq!(running.next(), "ready");
     running.signal(Signal::TERM);
-    assert_eq!(running.code(), 128 + 15);
+    assert_eq!(running.ending_signal(), 15);
     assert!(client(&server).try_lock("a").unwrap().is_some(), "it is released");
+}
+
+/// A shell ends its own loop then, as after the command alone.
+#[test]
+fn the_signal_that_ends_the_command_ends_the_program_without_a_core_dump() {
+    let server = Server::redis();
+    for (signal, name) in [(Signal::INT, "INT"), (Signal::KILL, "KILL"), (Signal::SEGV, "SEGV")] {
+        let mut running = run(&server, &[], &format!("ulimit -c 0; kill -{name} $$"));
+        let status = running.wait();
+        assert_eq!((status.signal(), status.core_dumped()), (Some(signal.as_raw()), false));
+        assert!(client(&server).try_lock("a").unwrap().is_some(), "it is released");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_key_that_stops_the_program_as_it_starts_the_command_stops_it_for_as_long() {
+    let server = Server::redis();
+    let trial = |number: u64| {
+        let name = format!("a{number}");
+        let args = ["run", &name, "--", "sleep", "60"];
+        let mut command = leasehold(&server, &args);
+        let mut running = Running::start(command.stdin(Stdio::null()).process_group(0));
+        let group = Pid::from_raw(running.id().cast_signed()).unwrap();
+        let mut connection = server.connect();
+        let key = format!("lock:{name}");
+        // The command is started next.
+        eventually(|| redis::cmd("EXISTS").arg(&key).query(&mut connection).unwrap());
+        thread::sleep(Duration::from_micros(250 * (number % 16)));
+        kill_process_group(group, Signal::TSTP).unwrap();
+        thread::sleep(Duration::from_millis(50));
+        // The shell continues the job, perhaps before it has stopped.
+        kill_process_group(group, Signal::TERM).unwrap();
+        eventually(|| {
+            kill_process_group(group, Signal::CONT).ok();
+            running.try_wait().is_some()
+        });
+    };
+    thread::scope(|scope| {
+        for thread in 0..4 {
+            scope.spawn(move || (0..16).for_each(|round| trial(16 * thread + round)));
+        }
+    });
 }
 
 #[test]
@@ -70,7 +115,7 @@ fn a_command_that_is_stopped_ends_by_a_signal() {
         let command = running.next().parse().ok().and_then(Pid::from_raw);
         kill_process(command.expect("its process id"), Signal::STOP).unwrap();
         running.signal(signal);
-        assert_eq!(running.code(), 128 + signal.as_raw(), "{name}");
+        assert_eq!(running.ending_signal(), signal.as_raw(), "{name}");
     }
 }
 
@@ -81,7 +126,7 @@ fn what_the_command_has_started_gets_the_signal_too() {
     assert_eq!(running.next(), "ready");
     running.signal(Signal::TERM);
     running.wait_for_end_of_output();
-    assert_eq!(running.code(), 128 + 15);
+    assert_eq!(running.ending_signal(), 15);
 }
 
 #[test]
@@ -179,7 +224,7 @@ fn a_signal_ends_the_wait() {
         let waits = || waiting(&server) > 0;
         eventually(waits);
         running.signal(signal);
-        assert_eq!(running.code(), 128 + signal.as_raw(), "{name}");
+        assert_eq!(running.ending_signal(), signal.as_raw(), "{name}");
         assert!(!waits(), "{name}: it leaves the queue");
         assert_eq!(running.errors(), "", "{name}");
     }
@@ -192,7 +237,7 @@ fn a_signal_ends_the_wait_for_a_server() {
     let mut running = run(&server, &["--wait", "10m"], "echo ran");
     eventually(|| server.ask::<String>(&["INFO", "errorstats"]).contains("MASTERDOWN"));
     running.signal(Signal::TERM);
-    assert_eq!(running.code(), 128 + 15);
+    assert_eq!(running.ending_signal(), 15);
     assert_eq!(running.errors(), "");
 }
 
@@ -211,7 +256,7 @@ fn a_signal_ends_the_wait_for_a_server_at_the_start() {
         wait_for_refusal(&server);
         let begin = Instant::now();
         running.signal(Signal::TERM);
-        assert_eq!(running.code(), 128 + 15, "{task:?}");
+        assert_eq!(running.ending_signal(), 15, "{task:?}");
         // The program would wait 10 s for the server.
         assert!(begin.elapsed() < Duration::from_secs(6), "{:?}", begin.elapsed());
         assert_eq!((running.rest(), running.errors()), (String::new(), String::new()));
@@ -230,7 +275,7 @@ fn a_signal_ends_the_release() {
     wait_for_refusal(&server);
     let begin = Instant::now();
     running.signal(Signal::TERM);
-    assert_eq!(running.code(), 128 + 15);
+    assert_eq!(running.ending_signal(), 15);
     assert!(begin.elapsed() < Duration::from_secs(6), "{:?}", begin.elapsed());
 }
 
@@ -242,7 +287,7 @@ fn a_signal_ends_the_printing_of_a_ticket_and_the_lock() {
     let mut running = Running::spawn(command.stdout(writer).stderr(Stdio::piped()));
     eventually(|| server.ask::<bool>(&["EXISTS", "lock:a"]));
     running.signal(Signal::TERM);
-    assert_eq!(running.code(), 128 + 15);
+    assert_eq!(running.ending_signal(), 15);
     assert!(client(&server).try_lock("a").unwrap().is_some(), "no process has the ticket");
     drop(reader);
 }
@@ -263,7 +308,7 @@ fn signals_that_were_blocked_are_received_all_the_same() {
         let mut running = run("echo ready; exec sleep 60");
         assert_eq!(running.next(), "ready");
         running.signal(signal);
-        assert_eq!(running.code(), 128 + signal.as_raw(), "{name}");
+        assert_eq!(running.ending_signal(), signal.as_raw(), "{name}");
     }
 }
 
@@ -286,14 +331,7 @@ fn a_signal_that_is_ignored_stays_ignored() {
 #[cfg(target_os = "linux")]
 #[test]
 fn the_first_process_of_a_container_waits_for_all() {
-    let container = ["--user", "--map-root-user", "--pid", "--mount-proc", "--kill-child"];
-    let in_container = || {
-        let mut command = Command::new("unshare");
-        command.args(container);
-        command
-    };
-    if !in_container().arg("true").status().is_ok_and(|status| status.success()) {
-        eprintln!("skipped: this system allows no containers");
+    if !has_containers() {
         return;
     }
     let server = Server::redis();
@@ -307,6 +345,11 @@ fn the_first_process_of_a_container_waits_for_all() {
     let mut running = Running::start(command.env("REDIS_URL", server.url()).stdin(Stdio::null()));
     assert_eq!(running.next(), "none is left of 1");
     assert_eq!(running.code(), 5);
+    let mut command = in_container();
+    command.arg(leasehold(&server, &[]).get_program());
+    command.args(["run", "a", "--", "sh", "-c", "kill $$"]).env("REDIS_URL", server.url());
+    let finished = finish(command.stdin(Stdio::null()));
+    assert_eq!(finished.code, 128 + 15, "it cannot end itself by a signal");
 }
 
 #[cfg(target_os = "linux")]

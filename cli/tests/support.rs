@@ -1,6 +1,7 @@
 //! Helpers to run the program in a test.
 
 use std::io::{self, BufRead, BufReader, PipeReader, PipeWriter, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -142,12 +143,17 @@ impl Running {
         kill_process(Pid::from_child(&self.process), signal).expect("it runs");
     }
 
+    /// Returns its status if it has ended.
+    pub(crate) fn try_wait(&mut self) -> Option<ExitStatus> {
+        self.process.try_wait().expect("it is a child")
+    }
+
     /// Waits for its end.
     #[track_caller]
     pub(crate) fn wait(&mut self) -> ExitStatus {
         let deadline = Instant::now() + SOON;
         loop {
-            if let Some(status) = self.process.try_wait().expect("it is a child") {
+            if let Some(status) = self.try_wait() {
                 return status;
             }
             assert!(Instant::now() < deadline, "it does not end");
@@ -159,6 +165,12 @@ impl Running {
     #[track_caller]
     pub(crate) fn code(&mut self) -> i32 {
         self.wait().code().expect("it exits by itself")
+    }
+
+    /// Waits for its end by a signal, and returns that.
+    #[track_caller]
+    pub(crate) fn ending_signal(&mut self) -> i32 {
+        self.wait().signal().expect("a signal ends it")
     }
 
     /// Returns everything it has written to stderr, once no process has it open.
@@ -190,6 +202,22 @@ fn lines_of(output: impl std::io::Read + Send + 'static) -> Receiver<String> {
         }
     });
     lines
+}
+
+/// Returns the start of a command whose first process is that of a new container.
+pub(crate) fn in_container() -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--pid", "--mount-proc", "--kill-child"]);
+    command
+}
+
+/// Returns `true` if this system allows containers.
+pub(crate) fn has_containers() -> bool {
+    let has_them = in_container().arg("true").status().is_ok_and(|status| status.success());
+    if !has_them {
+        eprintln!("skipped: this system allows no containers");
+    }
+    has_them
 }
 
 /// Opens a client with a label, to hold locks beside the program.

@@ -1,8 +1,10 @@
 //! The program at a terminal: keys, input, and the line about the wait.
 
-use std::fs::{File, OpenOptions};
+use std::env;
+use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
-use std::process::{Child, Command};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{self, Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -12,7 +14,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, tcgetattr};
 
-use crate::support::{Server, client, eventually, leasehold};
+use crate::secrets::{set_password, url};
+use crate::support::{Server, client, eventually, has_containers, in_container, leasehold, output};
 
 /// The program in its own session, with this terminal.
 struct Terminal {
@@ -83,13 +86,18 @@ impl Terminal {
     }
 
     #[track_caller]
-    fn code(&mut self) -> i32 {
+    fn wait(&mut self) -> ExitStatus {
         let mut status = None;
         eventually(|| {
             status = self.process.try_wait().unwrap();
             status.is_some()
         });
-        status.unwrap().code().unwrap_or(-1)
+        status.unwrap()
+    }
+
+    #[track_caller]
+    fn code(&mut self) -> i32 {
+        self.wait().code().expect("it exits by itself")
     }
 }
 
@@ -118,7 +126,7 @@ fn a_lost_lock_ends_all_that_the_command_has_started_at_the_terminal() {
     terminal.wait_for("end.\r\n");
     let [neighbour, orphan, child, job] = terminal.numbers();
     let runs = |id: i32| {
-        let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
+        let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
         !status.is_empty() && !status.contains("State:\tZ")
     };
     assert!([neighbour, orphan, child, job].into_iter().all(runs));
@@ -147,7 +155,9 @@ fn the_terminal_is_as_before_when_the_command_was_killed() {
         } else {
             kill_process(Pid::from_raw(command).unwrap(), Signal::KILL).unwrap();
         }
-        assert_eq!(terminal.code(), if is_lost { 70 } else { 137 });
+        let status = terminal.wait();
+        let (code, signal) = if is_lost { (Some(70), None) } else { (None, Some(9)) };
+        assert_eq!((status.code(), status.signal()), (code, signal));
         assert_eq!(settings(&terminal.keys), before, "{is_lost}");
     }
 }
@@ -174,7 +184,7 @@ fn a_terminal_whose_output_is_stopped_delays_nothing() {
     // The command runs, and ends with a forwarded signal.
     thread::sleep(Duration::from_millis(500));
     terminal.signal(Signal::TERM);
-    assert_eq!(terminal.code(), 128 + 15);
+    assert_eq!(terminal.wait().signal(), Some(15));
     assert!(holder().is_none(), "it was released");
 }
 
@@ -222,7 +232,7 @@ const WAITING: &str = "sleep 60 & trap 'kill $!; exit 4' USR1";
 /// Returns `true` if the process with this id is stopped.
 #[cfg(target_os = "linux")]
 fn is_stopped(id: i32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+    let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap();
     status.contains("State:\tT")
 }
 
@@ -309,6 +319,176 @@ fn what_stops_the_program_at_a_terminal_stops_the_command() {
     }
 }
 
+/// Returns a shell with this script, in which `$0` is the program, at a terminal that stops what
+/// writes to it from the background.
+#[cfg(target_os = "linux")]
+fn at_a_strict_terminal(server: &Server, script: &str) -> Terminal {
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(format!("stty tostop; {script}"));
+    shell.arg(leasehold(server, &[]).get_program()).env("REDIS_URL", server.url());
+    Terminal::run(&shell)
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_command_with_other_input_gets_the_terminal_when_it_needs_it() {
+    let server = Server::redis();
+    let script = "\"$0\" run a -- sh -c 'echo wri\"\"tten; read line </dev/tty; echo got $line' \
+        </dev/null; read line; echo \"the shell got $line\"";
+    let mut terminal = at_a_strict_terminal(&server, script);
+    terminal.wait_for("written");
+    terminal.press("one\n");
+    terminal.wait_for("got one");
+    terminal.press("two\n");
+    terminal.wait_for("the shell got two");
+    assert_eq!(terminal.code(), 0);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_command_that_needs_the_terminal_in_the_background_stops_with_the_program() {
+    let server = Server::redis();
+    let script = "set -m; \"$0\" run -v a -- sh -c 'echo wri\"\"tten' </dev/null & echo job $!.
+        read line; fg >/dev/null; echo \"ended with $?\"";
+    let mut terminal = at_a_strict_terminal(&server, script);
+    terminal.wait_for(".\r\n");
+    let [program] = terminal.numbers();
+    // This line is the program's own, and stops nothing.
+    terminal.wait_for("acquired lock \"a\"");
+    eventually(|| is_stopped(program));
+    terminal.press("\n");
+    terminal.wait_for("written");
+    terminal.wait_for("ended with 0");
+    assert_eq!(terminal.code(), 0);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_key_stops_a_command_that_was_given_the_terminal() {
+    let server = Server::redis();
+    let script = "set -m; \"$0\" run a -- sh -c \
+        'echo job $PPID $$; read line </dev/tty; echo got $line' </dev/null
+        echo \"the shell goes on\"; read line; fg >/dev/null; echo \"ended with $?\"";
+    let mut terminal = at_a_strict_terminal(&server, script);
+    terminal.wait_for("\r\n");
+    let [program, command] = terminal.numbers();
+    terminal.press("\u{1a}");
+    terminal.wait_for("the shell goes on");
+    assert!(is_stopped(program) && is_stopped(command));
+    terminal.press("\n");
+    eventually(|| !is_stopped(program) && !is_stopped(command));
+    terminal.press("a word\n");
+    terminal.wait_for("got a word");
+    terminal.wait_for("ended with 0");
+    assert_eq!(terminal.code(), 0);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_job_in_the_background_leaves_the_terminal_to_the_shell() {
+    let server = Server::redis();
+    let script = "set -m; \"$0\" run -k 200ms a -- sh -c 'echo job $PPID $$.; exec sleep 60'
+        echo \"the shell goes on\"; read line; echo \"the shell got $line\"";
+    for is_lost in [true, false] {
+        let mut terminal = at_a_strict_terminal(&server, script);
+        terminal.wait_for(".\r\n");
+        let pids: [i32; 2] = terminal.numbers();
+        let [program, command] = pids.map(|id| Pid::from_raw(id).unwrap());
+        terminal.press("\u{1a}");
+        terminal.wait_for("the shell goes on");
+        if is_lost {
+            server.command(&["DEL", "lock:a"]);
+        } else {
+            kill_process(command, Signal::KILL).unwrap();
+        }
+        kill_process(program, Signal::CONT).unwrap();
+        eventually(|| !fs::exists(format!("/proc/{}", command.as_raw_pid())).unwrap());
+        let has_ended = || {
+            let stat = fs::read_to_string(format!("/proc/{}/stat", program.as_raw_pid()));
+            stat.is_ok_and(|stat| stat.contains(") Z"))
+        };
+        eventually(has_ended);
+        terminal.press("a word\n");
+        terminal.wait_for("the shell got a word");
+        assert_eq!(terminal.code(), 0, "{is_lost}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_ran_before_the_program_is_not_ended_with_the_command() {
+    let server = Server::redis();
+    let script = "sh -c 'sleep 60 & echo job $!.; exec \"$0\" run -k 200ms a -- \
+        sh -c \"echo ready; exec sleep 60\"' \"$0\"; echo code $?.; read line";
+    let mut terminal = at_a_strict_terminal(&server, script);
+    terminal.wait_for("ready");
+    let [earlier] = terminal.numbers();
+    server.command(&["DEL", "lock:a"]);
+    terminal.wait_for("code 70.");
+    kill_process(Pid::from_raw(earlier).unwrap(), Signal::KILL).expect("it runs");
+    terminal.press("\n");
+    assert_eq!(terminal.code(), 0);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_process_with_the_former_id_of_the_command_gets_no_signals() {
+    if !has_containers() {
+        return;
+    }
+    let server = Server::redis();
+    // A process of the command outlives it until it is killed, and another gets the command's id.
+    let script = "\"$0\" run -k 2s a -- sh -c '
+            (trap \"\" TERM HUP; echo job $$.; while :; do sleep 0.2; done) & wait' </dev/tty &
+        program=$!; read command
+        while test -e /proc/$command; do sleep 0.01; done
+        while test \"$!\" != $command; do
+            test $! = $program || kill -9 $!
+            echo $((command - 1)) >/proc/sys/kernel/ns_last_pid; sleep 60 &
+        done
+        echo \"it is taken\"; wait $program; echo \"code $?.\"
+        kill -9 $command && echo \"it lived\"";
+    let mut shell = in_container();
+    shell.args(["sh", "-c", script]).arg(leasehold(&server, &[]).get_program());
+    let mut terminal = Terminal::run(shell.env("REDIS_URL", server.url()));
+    terminal.wait_for(".\r\n");
+    let [command] = terminal.numbers();
+    terminal.press(&format!("{command}\n"));
+    server.command(&["DEL", "lock:a"]);
+    output(&mut leasehold(&server, &["unlock", "a"]));
+    terminal.wait_for("it is taken");
+    terminal.wait_for("code 70.");
+    terminal.wait_for("it lived");
+    assert_eq!(terminal.code(), 0);
+}
+
+#[test]
+fn a_password_command_that_hangs_does_not_hide_the_end_of_the_command() {
+    let server = Server::redis();
+    set_password(&server, "sesame");
+    let hangs = env::temp_dir().join(format!("leasehold-hangs-{}", process::id()));
+    let began = hangs.with_extension("began");
+    let password = format!(
+        "if test -e {0}; then touch {1}; while test -e {0}; do sleep 0.05; done; fi; echo sesame",
+        hangs.display(),
+        began.display(),
+    );
+    let args = ["--password-command", &password, "run", "a", "--", "sh", "-c"];
+    let mut program = leasehold(&server, &args);
+    program.arg("echo ready; read line").env("REDIS_URL", url(&server));
+    let mut terminal = Terminal::run(&program);
+    terminal.wait_for("ready");
+    fs::write(&hangs, "").unwrap();
+    // A new connection is made in its place.
+    eventually(|| server.ask::<u32>(&["CLIENT", "KILL", "TYPE", "pubsub"]) > 0);
+    eventually(|| fs::exists(&began).unwrap());
+    terminal.press("\n");
+    assert_eq!(terminal.code(), 0);
+    assert!(!server.ask::<bool>(&["EXISTS", "lock:a"]));
+    fs::remove_file(hangs).unwrap();
+    fs::remove_file(began).unwrap();
+}
+
 #[test]
 fn a_key_ends_the_wait() {
     let server = Server::redis();
@@ -317,7 +497,7 @@ fn a_key_ends_the_wait() {
     let mut terminal = Terminal::start(&server, &["run", "a", "--", "echo", "ran"]);
     terminal.wait_for("waiting for \"a\"");
     terminal.press("\u{3}");
-    assert_eq!(terminal.code(), 130);
+    assert_eq!(terminal.wait().signal(), Some(2), "a shell ends its own loop, too");
 }
 
 #[test]

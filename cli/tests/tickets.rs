@@ -171,7 +171,7 @@ fn a_signal_ends_the_wait_for_a_ticket() {
     let mut process = Running::start(&mut leasehold(&server, &["lock", "a"]));
     eventually(|| !client.survey().report("a").unwrap().waiting.is_empty());
     process.signal(Signal::TERM);
-    assert_eq!(process.code(), 128 + 15);
+    assert_eq!(process.ending_signal(), 15);
     guard.unlock().unwrap();
     assert!(client.try_lock("a").unwrap().is_some());
 }
