@@ -11,6 +11,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{self, Command, ExitStatus, Output, Stdio, id};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -580,12 +581,11 @@ fn has_shell() -> bool {
     own_group().map_or(0, Pid::as_raw_pid) != own_session()
 }
 
-/// Returns the exit status of a command that has ended, or the error that ends this process by the
-/// same signal.
-pub(crate) fn result_of(status: ExitStatus) -> Result<u8, ExitError> {
+/// Returns the exit status for a command that has ended.
+pub(crate) fn code_of(status: ExitStatus) -> u8 {
     match (status.code(), status.signal()) {
-        (Some(code), _) => Ok(u8::try_from(code & 0xff).unwrap_or(u8::MAX)),
-        (None, signal) => Err(ExitError::of_signal(signal.unwrap_or(0))),
+        (Some(code), _) => u8::try_from(code & 0xff).unwrap_or(u8::MAX),
+        (None, signal) => of_signal(signal.unwrap_or(0)),
     }
 }
 
@@ -665,6 +665,8 @@ pub(crate) fn parse_signal(word: &str) -> Result<i32, String> {
 pub(crate) struct ReceivedSignals {
     pub(crate) receiver: Receiver<i32>,
     handle: Handle,
+    /// Each signal to forward, and whether it was received.
+    flags: Vec<(i32, Arc<AtomicBool>)>,
 }
 
 impl ReceivedSignals {
@@ -677,7 +679,13 @@ impl ReceivedSignals {
     /// Must be called before threads are started, because they block what this thread blocks.
     pub(crate) fn start(canceller: &Canceller) -> io::Result<Self> {
         let ignored = ignored();
-        let wanted = FORWARDED.iter().filter(|signal| !is_in(ignored, **signal));
+        let mut flags = Vec::new();
+        for signal in FORWARDED.into_iter().filter(|signal| !is_in(ignored, *signal)) {
+            let flag = Arc::default();
+            register(signal, Arc::clone(&flag))?;
+            flags.push((signal, flag));
+        }
+        let wanted = flags.iter().map(|(signal, _)| signal);
         let mut signals = Signals::new(wanted.chain(&[SIGCHLD]))?;
         unblock(FORWARDED.iter().chain(&[SIGCHLD]).chain(&STOPS))?;
         let handle = signals.handle();
@@ -695,7 +703,7 @@ impl ReceivedSignals {
                 }
             }
         })?;
-        Ok(Self { receiver, handle })
+        Ok(Self { receiver, handle, flags })
     }
 
     /// Starts to receive the signals that stop a job, instead of being stopped by them: the command
@@ -733,6 +741,13 @@ impl ReceivedSignals {
                 }
             }
         }
+    }
+
+    /// Returns `true` if this process, too, has received the signal that has ended the command.
+    ///
+    /// The receiver may get a key's signal only after the command's end.
+    pub(crate) fn has_received(&self, signal: i32) -> bool {
+        self.flags.iter().any(|(it, flag)| *it == signal && flag.load(Ordering::SeqCst))
     }
 
     /// Returns the first received signal that is not SIGCHLD.

@@ -27,10 +27,15 @@ const ASKING: &[&str] =
     &["held", "lock", "ls", "ping", "release", "renew", "run", "show", "unlock"];
 
 /// The exit statuses except 0, their meanings, and the tasks that have them; none means every task.
-const STATUSES: [(&str, &str, &[&str]); 12] = [
+const STATUSES: [(&str, &str, &[&str]); 13] = [
     ("the command's", "it ended by itself", &["run"]),
     ("1", "no `run` that has started this process holds the lock", &["held"]),
-    ("128 + n", "signal n ended the command, the wait or the release", &["lock", "run"]),
+    ("128 + n", "signal n ended the command, and was not received", &["run"]),
+    (
+        "by signal n",
+        "it was received, and ended the command, the wait or the release",
+        &["lock", "run"],
+    ),
     ("64", "wrong usage", &[]),
     ("65", "the key holds something else", &["held", "lock", "run", "show", "unlock"]),
     ("69", "the server was not reached, or cannot serve", ASKING),

@@ -50,7 +50,8 @@ impl ExitError {
         Self { code, signal: None, message: message.into() }
     }
 
-    /// Creates the error of a command or a wait that a signal has ended.
+    /// Creates the error of a command, a wait or a release that has ended because this process has
+    /// received a signal.
     pub(crate) fn of_signal(signal: i32) -> Self {
         Self { signal: Some(signal), ..Self::new(of_signal(signal), "") }
     }

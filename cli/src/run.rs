@@ -11,7 +11,7 @@ use signal_hook::consts::{SIGCHLD, SIGCONT, SIGKILL, SIGSTOP, SIGTERM, SIGTSTP, 
 use signal_hook::low_level::{raise, signal_name};
 
 use crate::args::{Run, ServerArgs};
-use crate::child::{Child, ReceivedSignals, can_be_stopped, result_of};
+use crate::child::{Child, ReceivedSignals, can_be_stopped, code_of};
 use crate::held::{self, Access};
 use crate::lock::{Acquired, acquire, end_own_holds};
 use crate::output::{ExitError, LOST, in_seconds, say};
@@ -85,7 +85,10 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
                 let after = in_seconds(begin.elapsed());
                 say(&format!("released lock {:?} after {after}", run.name));
             }
-            return result_of(status);
+            return match status.signal() {
+                Some(signal) if signals.has_received(signal) => Err(ExitError::of_signal(signal)),
+                _ => Ok(code_of(status)),
+            };
         }
         Ok(Ended::Lease { left }) => {
             let grace = limits.grace(left);

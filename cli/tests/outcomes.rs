@@ -25,14 +25,11 @@ fn the_command_has_stdout_to_itself_and_its_status_is_passed_on() {
 }
 
 #[test]
-fn a_command_that_a_signal_ends_is_128_and_its_number_for_a_shell() {
+fn a_command_that_a_signal_ends_is_128_and_its_number() {
     let server = Server::redis();
-    let program = leasehold(&server, &[]).get_program().to_owned();
-    for (signal, expected) in [("KILL", 137), ("TERM", 143), ("SEGV", 139)] {
-        let script = format!("\"$0\" run a -- sh -c 'ulimit -c 0; kill -s {signal} $$'; exit $?");
-        let mut shell = Command::new("sh");
-        shell.args(["-c", &script]).arg(&program).env("REDIS_URL", server.url());
-        assert_eq!(finish(shell.stdin(Stdio::null())).code, expected, "{signal}");
+    for (signal, expected) in [("INT", 130), ("KILL", 137), ("TERM", 143), ("SEGV", 139)] {
+        let script = format!("ulimit -c 0; kill -s {signal} $$");
+        assert_eq!(code(&server, &["run", "a", "--", "sh", "-c", &script]), expected, "{signal}");
     }
 }
 

@@ -65,14 +65,26 @@ fn a_signal_that_ends_the_command_is_its_status() {
 
 /// A shell ends its own loop then, as after the command alone.
 #[test]
-fn the_signal_that_ends_the_command_ends_the_program_without_a_core_dump() {
+fn a_received_signal_that_ends_the_command_ends_the_program_without_a_core_dump() {
     let server = Server::redis();
-    for (signal, name) in [(Signal::INT, "INT"), (Signal::KILL, "KILL"), (Signal::SEGV, "SEGV")] {
-        let mut running = run(&server, &[], &format!("ulimit -c 0; kill -{name} $$"));
+    for (signal, name) in forwarded() {
+        let mut running = run(&server, &[], "ulimit -c 0; echo ready; exec sleep 60");
+        assert_eq!(running.next(), "ready");
+        running.signal(signal);
         let status = running.wait();
-        assert_eq!((status.signal(), status.core_dumped()), (Some(signal.as_raw()), false));
-        assert!(client(&server).try_lock("a").unwrap().is_some(), "it is released");
+        let expected = (Some(signal.as_raw()), false);
+        assert_eq!((status.signal(), status.core_dumped()), expected, "{name}");
+        assert!(client(&server).try_lock("a").unwrap().is_some(), "{name}: it is released");
     }
+}
+
+#[test]
+fn another_signal_than_the_received_one_that_ends_the_command_is_its_status() {
+    let server = Server::redis();
+    let mut running = run(&server, &[], "trap 'kill -9 $$' TERM; echo ready; sleep 60 & wait");
+    assert_eq!(running.next(), "ready");
+    running.signal(Signal::TERM);
+    assert_eq!(running.code(), 128 + 9);
 }
 
 #[cfg(target_os = "linux")]
