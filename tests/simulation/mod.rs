@@ -72,9 +72,9 @@ fn note_panics() {
             if IS_WORLD.get() {
                 // Where the judge says that a promise is broken is of no interest.
                 let is_verdict = info.location().is_some_and(|at| at.file().ends_with(JUDGE));
-                let why = info.payload_as_str().filter(|_| is_verdict);
+                let verdict = info.payload().downcast_ref::<String>().filter(|_| is_verdict);
                 PANIC.with_borrow_mut(|panic| {
-                    panic.get_or_insert_with(|| why.map_or(info.to_string(), str::to_owned));
+                    panic.get_or_insert_with(|| verdict.cloned().unwrap_or(info.to_string()));
                 });
             } else {
                 report(info);

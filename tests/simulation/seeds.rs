@@ -1,5 +1,6 @@
 //! A world that follows from a seed: what it consists of, what its threads do, what goes wrong.
 
+use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -184,7 +185,7 @@ fn settings_of(world: &World, config: &Config) -> String {
     flag(world.sets > 0, "sets");
     for name in &world.names {
         let kept = name.keep.map(|keep| format!(", kept for {keep:?}")).unwrap_or_default();
-        text.push_str(&format!("; {:?} is a {:?}{kept}", name.name, name.usage));
+        write!(text, "; {:?} is a {:?}{kept}", name.name, name.usage).unwrap_or_default();
     }
     text
 }

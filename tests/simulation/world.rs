@@ -337,7 +337,7 @@ impl World {
             self.last_fault = Some(at);
         }
         let since = match self.last_fault {
-            Some(fault) => format!("+{:.3}", (at - fault).as_secs_f64() * 1e3),
+            Some(fault) => format!("+{:.3}", at.saturating_sub(fault).as_secs_f64() * 1e3),
             None => String::new(),
         };
         let by = match process {
