@@ -32,7 +32,7 @@
 //! | lock in a thread pool | [`Builder::reentrant`] |
 //! | write code for guards of every kind | [`AnyGuard`] |
 //! | run a scheduled job on only one of several machines | [`Mutex::hold_at_least`] |
-//! | lock several names at once | [`lock_all`](Client::lock_all), [`multi_mutex`](Client::multi_mutex) |
+//! | lock several names at once | [`lock_all`](Client::lock_all), [`Client::multi_mutex`] |
 //! | allow many readers or one writer | [`rw_lock`](Client::rw_lock) |
 //! | limit how many calls run at a time | [`semaphore`](Client::semaphore) |
 //! | elect a leader | [`election`](Client::election) |

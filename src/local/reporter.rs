@@ -89,8 +89,8 @@ impl Reporter {
         self.begin(hold, caller);
     }
 
-    /// Like `begin_beside`, for a hold whose adoption was requested at `sent`. Returns `false` if it
-    /// is known to be over.
+    /// Like `begin_beside`, for a hold whose adoption was requested at `sent`. Returns `false` if
+    /// that is known to be over.
     pub(super) fn begin_adopted(&self, hold: &Arc<Hold>, sent: Moment, caller: &Caller) -> bool {
         let mut is_over = false;
         let lost = self.wait_queues.with(&hold.id, |name| {

@@ -208,6 +208,7 @@ impl Endpoint {
 
     /// Asks a server in plain text if the client uses TLS, and in TLS if it does not. Returns what
     /// is wrong with the URL if that is answered.
+    #[cfg_attr(not(feature = "tls"), expect(clippy::unused_self, reason = "it has no TLS"))]
     pub(super) fn mismatch(
         &self,
         addresses: &[SocketAddr],

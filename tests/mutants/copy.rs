@@ -71,7 +71,8 @@ impl Source {
                 "{text}\n/// Returns `true` if this run has the mutant.\n\
                  pub(crate) fn {name}(name: &str) -> bool {{\n\
                  static NAME: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();\n\
-                 NAME.get_or_init(|| std::env::var({VARIABLE:?}).ok()).as_deref() == Some(name)\n}}\n"
+                 let planted = NAME.get_or_init(|| std::env::var({VARIABLE:?}).ok());\n\
+                 planted.as_deref() == Some(name)\n}}\n"
             );
             self.0.insert(file.into(), switch.into_bytes());
         }

@@ -122,8 +122,8 @@ if not keeps then
     redis.call('hdel', KEYS[1], replaced)
   end
 end
--- A repeat may be late, but a request for more tokens, which a hold with an age limit does not make,
--- always gives a whole lease.
+-- A repeat may be late, but a request for more tokens always gives a whole lease: no hold with an
+-- age limit makes one.
 local repeats = keeps and queued ~= 'kept'
 if redis.pcall('pexpire', KEYS[1], repeats and at_least(ARGV[2], KEYS[1]) or ARGV[2]) ~= 1 then
   -- The user lacks the right to set a TTL, and without one the lock would be held forever.
