@@ -1236,11 +1236,14 @@ impl<P: Port> Name<P> {
     /// and not have learned of its end yet: that is still reported before the next hold begins.
     pub(crate) fn settle(&mut self, debt: &Hold) {
         self.remove_beside(debt);
-        let same: Vec<_> = self.debts.extract_if(.., |other| other.id == debt.id).collect();
-        for other in same {
-            if !ptr::eq(&raw const *other, debt) && !other.lease.is_settled() {
-                self.put_beside(other);
+        let mut others = Vec::new();
+        for same in self.debts.extract_if(.., |other| other.id == debt.id) {
+            if !ptr::eq(&raw const *same, debt) && !same.lease.is_settled() {
+                others.push(same);
             }
+        }
+        for other in others {
+            self.put_beside(other);
         }
     }
 
