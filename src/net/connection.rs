@@ -121,10 +121,13 @@ impl Connection {
     /// Opens the connection unless it is open, and ensures that it leads to the right server, as
     /// far as can be determined in time.
     pub(crate) fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
+        // One that has ended since its last use suggests that the server has moved.
+        let was_ready = self.is_ready();
         if let Some(route) = &self.factory.route {
             self.factory.refresh(route, deadline);
         }
-        let (is_open, is_retiring) = (self.is_ready(), self.retiring().is_some());
+        let is_open = was_ready && self.is_open();
+        let is_retiring = self.retiring().is_some();
         if is_open && !is_retiring {
             return Ok(());
         }
