@@ -76,7 +76,10 @@ impl Programs {
             let source = copy.join("source");
             let mut cargo = Command::new(env!("CARGO"));
             cargo.current_dir(&source).args(["test", "--release", "--all-features", "--no-run"]);
-            cargo.arg("--message-format=json-render-diagnostics").arg("--target-dir").arg(copy.join("build"));
+            cargo
+                .arg("--message-format=json-render-diagnostics")
+                .arg("--target-dir")
+                .arg(copy.join("build"));
             match kind {
                 "lib" => cargo.arg("--lib"),
                 other => cargo.args(["--test", other]),
