@@ -92,14 +92,13 @@ impl Reporter {
     /// Like `begin_beside`, for a hold whose adoption was requested at `sent`. Returns `false` if
     /// that is known to be over.
     pub(super) fn begin_adopted(&self, hold: &Arc<Hold>, sent: Moment, caller: &Caller) -> bool {
-        let mut is_over = false;
         let lost = self.wait_queues.with(&hold.id, |name| {
-            is_over = name.is_followed(hold, sent);
-            if is_over { Vec::new() } else { self.report_ended(name.begin_beside(hold)) }
+            if name.is_followed(hold, sent) {
+                return None;
+            }
+            Some(self.report_ended(name.begin_beside(hold)))
         });
-        if is_over {
-            return false;
-        }
+        let Some(lost) = lost else { return false };
         self.clean_up(&lost);
         self.begin(hold, caller);
         true

@@ -92,8 +92,9 @@ impl Connection {
     /// or that of one in flight. With nothing in flight, bytes that have arrived are no reply, but
     /// may say why the connection is about to end.
     pub(super) fn is_ready(&mut self) -> bool {
-        let is_idle = self.in_flight.is_empty() && self.used.elapsed() >= IDLE;
-        self.used = Instant::now();
+        let now = Instant::now();
+        let is_idle = self.in_flight.is_empty() && now.duration_since(self.used) >= IDLE;
+        self.used = now;
         if is_idle && self.stream().is_some_and(|stream| stream.look() != Arrived::Nothing) {
             self.poison();
             self.factory.suspect_connections();

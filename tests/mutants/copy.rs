@@ -10,18 +10,19 @@ use crate::list::Mutant;
 pub(crate) const VARIABLE: &str = "LEASEHOLD_MUTANT";
 
 /// What is copied: all that building the library, the program and their tests needs.
-const COPIED: [&str; 9] = [
+const COPIED: [&str; 11] = [
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "Cargo.lock",
     "Cargo.toml",
     "README.md",
+    "benches",
     "cli",
     "docs",
+    "examples",
     "src",
     "tests",
 ];
-const ALSO_COPIED: [&str; 2] = ["benches", "examples"];
 
 /// Where the switch is defined, and how the files of that package name it.
 const SWITCHES: [(&str, &str, &str); 2] = [
@@ -36,7 +37,7 @@ pub(crate) struct Source(BTreeMap<PathBuf, Vec<u8>>);
 impl Source {
     pub(crate) fn read(root: &Path) -> Result<Self, String> {
         let mut files = BTreeMap::new();
-        for name in COPIED.iter().chain(&ALSO_COPIED) {
+        for name in COPIED {
             read_below(root, Path::new(name), &mut files)?;
         }
         Ok(Self(files))
