@@ -229,8 +229,9 @@ impl Commands {
                 return self.free_place(scope, hold, "", change);
             }
             Change::Release { taken_until, .. } => {
+                let owner = hold.owner();
                 let taken = Arg::Number(taken_millis(taken_until));
-                let args = [Arg::Text(&hold.owner()), millis(OFFER), taken];
+                let args = [Arg::Text(&owner), millis(OFFER), taken];
                 return self.free(scope, &RELEASE, name, args);
             }
             // Such a hold has one level.
