@@ -31,9 +31,10 @@ pub(crate) enum FailureKind {
     Unreachable,
     /// The request was not sent, because other threads of this client used all connections.
     NoneFree,
-    /// Something other than the server that is meant is there, and will not become it: no Redis
-    /// server, or one that the settings for TLS do not fit.
+    /// Something other than a Redis server is there, and will not become one.
     Foreign,
+    /// The settings for TLS do not fit the server, and will not become right by themselves.
+    Misfit,
     /// The key holds something that is not a lock: nothing was done.
     WrongType,
 }
@@ -143,6 +144,14 @@ impl Failure {
             other => other,
         };
         Self { kind, ..self }
+    }
+
+    /// Returns `true` if this failure of one server says more than that of the next one which could
+    /// have answered as well: it knows the question and refuses, or may be reached later.
+    pub(crate) fn outweighs(&self, next: &Self) -> bool {
+        let is_final =
+            |failure: &Self| matches!(failure.kind, FailureKind::Foreign | FailureKind::Misfit);
+        self.kind == FailureKind::Rejected || is_final(next) && !is_final(self)
     }
 
     /// Returns `true` if the request was executed and must be undone.

@@ -186,17 +186,19 @@ impl ConnectionFactory {
         Failure::io(FailureKind::Timeout, &self.label(), source)
     }
 
-    /// Returns the failure of a request to something that is no Redis server. A route may lead
+    /// Returns the failure of a request to something that is no Redis server. While a failover is
+    /// under way, it may have got the address of a master that is gone, and the route leads
     /// elsewhere soon.
     pub(crate) fn foreign(&self, source: io::Error) -> Failure {
-        self.misfit(Phase::Greeting, source)
-    }
-
-    /// Like `foreign`, also for a server that the settings for TLS do not fit.
-    fn misfit(&self, phase: Phase, source: impl StdError + Send + Sync + 'static) -> Failure {
         let may_pass = self.route.is_some();
         let kind = if may_pass { FailureKind::Unreachable } else { FailureKind::Foreign };
-        Failure::io(kind, &self.label(), source).at(phase)
+        Failure::io(kind, &self.label(), source).at(Phase::Greeting)
+    }
+
+    /// Returns the failure to agree on TLS. A route makes no difference: the settings are the same
+    /// for every server to which it leads, and what they do not fit is seldom one server alone.
+    fn misfit(&self, phase: Phase, source: impl StdError + Send + Sync + 'static) -> Failure {
+        Failure::io(FailureKind::Misfit, &self.label(), source).at(phase)
     }
 
     /// Returns the failure after a reply that does not fit. Nothing on the open connections can be
@@ -245,6 +247,7 @@ impl ConnectionFactory {
             | FailureKind::Transient
             | FailureKind::Unreachable => true,
             FailureKind::Foreign
+            | FailureKind::Misfit
             | FailureKind::NoneFree
             | FailureKind::NotReplicated { .. }
             | FailureKind::Rejected

@@ -98,7 +98,7 @@ impl Sentinels {
             match self.ask_one(place, now + share) {
                 Ok(address) => answers.push((address, (asked, place))),
                 Err(next) => {
-                    if failure.as_ref().is_none_or(|one| !outweighs(one, &next)) {
+                    if failure.as_ref().is_none_or(|one| !one.outweighs(&next)) {
                         failure = Some(next);
                     }
                 }
@@ -147,13 +147,6 @@ fn with_hint(failure: Failure) -> Failure {
     let hint = "the login in the URL is for the sentinels too, `master_login` for the master only";
     let source = io::Error::other(format!("{}; {hint}", failure.source));
     Failure { source: Arc::new(source), ..failure }
-}
-
-/// Returns `true` if the failure of one sentinel says more than that of the next: it knows no such
-/// master, or may be reached later.
-fn outweighs(one: &Failure, next: &Failure) -> bool {
-    let is_final = |failure: &Failure| failure.kind == FailureKind::Foreign;
-    one.kind == FailureKind::Rejected || is_final(next) && !is_final(one)
 }
 
 fn choose<T>(

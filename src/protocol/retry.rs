@@ -84,6 +84,7 @@ impl RetryPolicy {
         let mut silent = false;
         match failure.kind {
             FailureKind::Foreign
+            | FailureKind::Misfit
             | FailureKind::NotReplicated { .. }
             | FailureKind::Rejected
             | FailureKind::WrongType => return None,
@@ -226,6 +227,10 @@ mod tests {
             );
             assert_eq!(
                 retry(limit).pause_after(&mut failure(FailureKind::Foreign), Instant::now()),
+                None
+            );
+            assert_eq!(
+                retry(limit).pause_after(&mut failure(FailureKind::Misfit), Instant::now()),
                 None
             );
         }

@@ -110,7 +110,13 @@ impl<T> Votes<T> {
         if let Some(failure) = self.not_replicated(ok) {
             return failure;
         }
-        for kind in [FailureKind::Rejected, FailureKind::WrongType, FailureKind::Foreign] {
+        let lasting = [
+            FailureKind::Rejected,
+            FailureKind::WrongType,
+            FailureKind::Foreign,
+            FailureKind::Misfit,
+        ];
+        for kind in lasting {
             let mut like = self.failures().filter(|failure| failure.kind == kind);
             if self.outvoted_by(self.count_failures(kind))
                 && let Some(failure) = like.next()

@@ -157,7 +157,8 @@ impl Placement {
         let passes = match failure.kind {
             // Nodes disagree for now.
             FailureKind::Rejected => matches!(failure.code.as_str(), "ASK" | "MOVED"),
-            // A replica may take over soon, unless all nodes are unreachable.
+            // A replica may take over soon, unless all nodes are unreachable. It would be reached
+            // with the same settings for TLS, so that a node which they do not fit stays a failure.
             FailureKind::Foreign | FailureKind::Unreachable => !topology.is_unreachable(),
             _ => false,
         };

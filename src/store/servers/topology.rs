@@ -194,7 +194,7 @@ impl Topology {
     /// Returns the reply of the first node that knows all slots, or else of the one that knows
     /// most. Does not wait for one that hangs before it asks the next.
     fn ask_all(&self) -> Result<Vec<Share>, Failure> {
-        let mut best: Result<Vec<Share>, Failure> = Err(uncovered());
+        let mut best: Option<Result<Vec<Share>, Failure>> = None;
         let (sender, replies) = unbounded();
         let mut untried = self.nodes_to_ask().into_iter();
         let mut unanswered = 0;
@@ -205,25 +205,26 @@ impl Topology {
                 self.ask(&node, &sender);
                 unanswered += 1;
             } else if unanswered == 0 {
-                return best;
+                break;
             }
             // After that, the nodes have failed by their own deadline.
             let last = self.servers.config.connect_timeout.saturating_add(PATIENCE);
             let patience = if is_last { last } else { PATIENCE };
             let reply = match replies.recv_deadline(end_of(patience)) {
                 Ok(reply) => reply,
-                Err(_) if is_last => return best,
+                Err(_) if is_last => break,
                 Err(_) => continue,
             };
             unanswered -= 1;
             match (reply, &best) {
                 (Ok(shares), _) if covered(&shares) == SLOTS => return Ok(shares),
-                (Ok(shares), Ok(other)) if covered(&shares) <= covered(other) => {}
-                (Err(_), Ok(_)) => {}
-                (Err(_), Err(failure)) if failure.kind == FailureKind::Rejected => {}
-                (reply, _) => best = reply,
+                (Ok(shares), Some(Ok(other))) if covered(&shares) <= covered(other) => {}
+                (Err(_), Some(Ok(_))) => {}
+                (Err(next), Some(Err(failure))) if failure.outweighs(&next) => {}
+                (reply, _) => best = Some(reply),
             }
         }
+        best.unwrap_or_else(|| Err(uncovered()))
     }
 
     /// Asks a node on a short-lived thread, unless it has not answered the last question yet.
@@ -328,6 +329,9 @@ impl Map {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
+    use std::net::TcpListener;
+
     use crate::base::event_thread::Events;
     use crate::config::Config;
     use crate::store::tests::process;
@@ -337,6 +341,33 @@ mod tests {
     impl Topology {
         pub(in crate::store::servers) fn place(&self, slot: usize, seed: usize) {
             self.map.write().set(slot, &self.seeds[seed]);
+        }
+    }
+
+    #[test]
+    fn a_seed_that_may_come_back_counts_more_than_one_that_is_no_redis_server() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let away = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = |listener: &TcpListener| {
+            format!("redis://{}/", listener.local_addr().expect("an address"))
+        };
+        let (foreign, away) = (url(&listener), url(&away));
+        thread::spawn(move || {
+            for peer in listener.incoming() {
+                let mut peer = peer.expect("a connection");
+                peer.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap_or_default();
+            }
+        });
+        let servers = ServerFactory::new(&Config::default(), &Events::default());
+        let servers = servers.expect("a thread");
+        for (seeds, kind) in [
+            ([&foreign].to_vec(), FailureKind::Foreign),
+            ([&foreign, &away].to_vec(), FailureKind::Unreachable),
+            ([&away, &foreign].to_vec(), FailureKind::Unreachable),
+        ] {
+            let seeds = servers.endpoints("seeds", seeds).expect("good URLs");
+            let failure = Topology::new(seeds, &servers).explore().expect_err("no cluster");
+            assert_eq!(failure.kind, kind, "{failure:?}");
         }
     }
 

@@ -10,7 +10,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd,
 };
 
-use super::server::Server;
+use super::server::{Server, redis_binary};
 
 /// A self-issued certificate of X.509 version 1 with its key, like those that `openssl x509 -req`
 /// makes without extensions. The crate that makes the other certificates knows only version 3.
@@ -107,12 +107,28 @@ impl Authority {
     /// Starts a server with these credentials. It trusts only clients that this authority has
     /// certified, unless `args` say otherwise.
     pub(crate) fn start(&self, credentials: &Credentials, args: &[&str]) -> Server {
-        let ca = self.file();
-        let mut all = vec!["--tls-ca-cert-file", ca.to_str().expect("a path in UTF-8")];
-        all.extend(["--tls-cert-file", &credentials.certificate_file]);
-        all.extend(["--tls-key-file", &credentials.key_file]);
-        all.extend(args);
-        Server::redis_with(&all)
+        let all = [self.settings(credentials), args.iter().map(ToString::to_string).collect()];
+        let all = all.concat();
+        Server::redis_with(&all.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// Starts a sentinel that accepts any client, and monitors nothing.
+    pub(crate) fn start_sentinel(&self, credentials: &Credentials) -> Server {
+        let mut all = self.settings(credentials);
+        all.extend(["--tls-auth-clients".to_owned(), "no".to_owned()]);
+        let all: Vec<&str> = all.iter().map(String::as_str).collect();
+        Server::sentinel(redis_binary(), &all)
+    }
+
+    /// Returns the settings of a server with these credentials.
+    fn settings(&self, credentials: &Credentials) -> Vec<String> {
+        let ca = self.file().to_str().expect("a path in UTF-8").to_owned();
+        let settings = [
+            ("--tls-ca-cert-file", &ca),
+            ("--tls-cert-file", &credentials.certificate_file),
+            ("--tls-key-file", &credentials.key_file),
+        ];
+        settings.into_iter().flat_map(|(name, value)| [name.to_owned(), value.clone()]).collect()
     }
 
     fn sign(&self, mut params: CertificateParams) -> Credentials {

@@ -12,7 +12,9 @@ use leasehold::{Builder, Client, Error, Tls};
 
 use crate::support::authority::{Authority, Credentials};
 use crate::support::child::{self, Child};
-use crate::support::server::Server;
+use crate::support::cluster::add_slots;
+use crate::support::sentinel::MASTER;
+use crate::support::server::{Server, redis_binary};
 use crate::support::wire::Wire;
 use crate::support::{
     LEASE, SOON, assert_lost, elsewhere, eventually, hasty, is_busy, ms, opened, patient, take,
@@ -327,6 +329,79 @@ fn a_url_with_the_wrong_scheme_ends_a_wait() {
         }
         assert!(!client.try_lock("a").unwrap_err().is_retryable());
     }
+}
+
+/// Names the server at this port as a master.
+fn monitor(sentinel: &Server, port: u16) {
+    sentinel.command(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", &port.to_string(), "1"]);
+}
+
+/// Checks that a call ends at once, for this reason, although it may wait.
+#[track_caller]
+fn assert_hopeless(open: impl FnOnce(Builder) -> Result<Client, Error>, reason: &str) {
+    let client = open(hasty().lazy(true).wait(4 * SOON)).unwrap();
+    assert_unavailable(|| client.lock("a"), reason);
+    assert!(!client.lock("a").unwrap_err().is_retryable());
+}
+
+/// A failover changes nothing: the next master is reached with the same settings.
+#[test]
+fn a_master_that_does_not_fit_the_settings_of_its_sentinels_ends_a_wait() {
+    let (good, bad) = (Authority::new("good"), Authority::new("bad"));
+    let sentinel = || good.start_sentinel(&good.certify("localhost"));
+    let untrusted = good.start(&bad.certify("127.0.0.1"), &OPEN);
+    let misnamed = good.start(&good.certify("elsewhere"), &OPEN);
+    let (plain, before_plain) = (Server::redis(), sentinel());
+    let before_tls = Server::sentinel(redis_binary(), &[]);
+    for (sentinel, master, reason) in [
+        (&sentinel(), &untrusted, "UnknownIssuer"),
+        (&sentinel(), &misnamed, "not valid for name"),
+        (&before_plain, &plain, "does not use TLS: begin the URL with redis"),
+        (&before_tls, &misnamed, "the server there uses TLS: begin the URL with rediss"),
+    ] {
+        monitor(sentinel, master.port());
+        let is_plain = std::ptr::eq(sentinel, &raw const before_tls);
+        let url = if is_plain { sentinel.url() } else { sentinel.tls_url() };
+        let trusting = |builder: Builder| {
+            let builder = if is_plain { builder } else { builder.tls(good.trusted()) };
+            builder.open_sentinel([&url], MASTER)
+        };
+        assert_hopeless(trusting, reason);
+    }
+    let stranger = good.start_sentinel(&bad.certify("localhost"));
+    monitor(&stranger, plain.port());
+    let open =
+        |builder: Builder| builder.tls(good.trusted()).open_sentinel([stranger.tls_url()], MASTER);
+    assert_hopeless(open, "UnknownIssuer");
+}
+
+#[test]
+fn a_node_that_does_not_fit_the_settings_of_its_cluster_ends_a_wait() {
+    let (good, bad) = (Authority::new("good"), Authority::new("bad"));
+    let node = |credentials: &Credentials| {
+        let announced = ["--cluster-announce-ip", "127.0.0.1"];
+        let cluster = ["--cluster-enabled", "yes", "--tls-cluster", "yes"];
+        let node = good.start(credentials, &[&OPEN[..], &cluster, &announced].concat());
+        add_slots(&node, 0..16384);
+        node
+    };
+    // It is found under its name, and names itself by its address.
+    let misnamed = node(&good.certify("localhost"));
+    let untrusted = node(&bad.certify("localhost"));
+    for (node, reason) in [(misnamed, "not valid for name"), (untrusted, "UnknownIssuer")] {
+        let trusting =
+            |builder: Builder| builder.tls(good.trusted()).open_cluster([node.tls_url()]);
+        assert_hopeless(trusting, reason);
+    }
+}
+
+#[test]
+fn most_servers_that_do_not_fit_the_settings_of_their_quorum_end_a_wait() {
+    let (good, bad) = (Authority::new("good"), Authority::new("bad"));
+    let servers = [&good, &bad, &bad].map(|by| good.start(&by.certify("localhost"), &OPEN));
+    let urls = servers.each_ref().map(Server::tls_url);
+    let trusting = |builder: Builder| builder.tls(good.trusted()).open_redlock(&urls);
+    assert_hopeless(trusting, "UnknownIssuer");
 }
 
 #[test]
