@@ -53,8 +53,8 @@ pub struct Stats {
     /// The holds that were released: [`Released`](crate::Event::Released).
     pub released: u64,
     /// The holds whose release was not confirmed: [`ReleaseFailed`](crate::Event::ReleaseFailed).
-    /// Those that a [`shutdown`](crate::Client::shutdown) left behind when its time was over are
-    /// among them, even if a later one finds them released.
+    /// Those whose release by a [`shutdown`](crate::Client::shutdown) had failed when the time of
+    /// all such calls was over are among them, even if it succeeds later.
     pub failed_releases: u64,
     /// The holds whose lease ended before their guard did: [`Lost`](crate::Event::Lost).
     pub lost: u64,

@@ -421,7 +421,8 @@ impl Client {
     /// call that sent it. If the network delivers it only after the shutdown, the lock is taken for
     /// one lease, by a hold that nobody has.
     ///
-    /// May be called repeatedly, by several threads at once, and from a closure under a lock.
+    /// May be called repeatedly, by several threads at once, and from a closure under a lock. Each
+    /// call waits by its own `timeout`: one that returns early ends nothing that another waits for.
     ///
     /// # Errors
     ///

@@ -79,10 +79,12 @@ pub(super) struct ShutdownCall {
 /// The shutdown of a client.
 #[derive(Default)]
 pub(super) struct Shutdown {
-    /// The calls that wait for its end. Holds not released by the last deadline count as failed.
+    /// The calls that wait for its end. A release that has failed once none waits any more is
+    /// reported so.
     pub(super) calls: Vec<ShutdownCall>,
     pub(super) last_failure: Option<Failure>,
-    /// Whether a hold ended with its lease before its release was confirmed.
+    /// Whether a hold has ended with its lease before its release was confirmed, since the shutdown
+    /// was last complete.
     pub(super) outlived: bool,
 }
 
@@ -169,8 +171,8 @@ impl Renewer {
     }
 
     /// Ends and releases all holds, including future ones. Calls `settle`, and blocks until all
-    /// have ended and all in-doubt holds are removed. Holds not released by the deadline are
-    /// reported as failed, and still cleaned up.
+    /// have ended and all in-doubt holds are removed. A release that has failed is reported so once
+    /// no such call waits any more, and still repeated.
     ///
     /// # Errors
     ///
@@ -212,8 +214,8 @@ impl Shutdown {
         for call in self.calls.extract_if(.., |call| is_complete || call.deadline <= now) {
             // The call may have given up.
             call.answer.try_send(result.clone()).unwrap_or_default();
-            self.outlived = false;
         }
+        self.outlived &= !is_complete;
     }
 }
 
@@ -617,6 +619,93 @@ mod tests {
         assert!(matches!(short.try_recv(), Ok(Err(_))) && long.is_empty());
         shutdown.answer(true, now);
         assert!(matches!(long.try_recv(), Ok(Ok(()))) && shutdown.calls.is_empty());
+    }
+
+    #[test]
+    fn a_shutdown_without_time_does_not_answer_for_another() {
+        let (mut shutdown, now) =
+            (Shutdown { outlived: true, ..Shutdown::default() }, Instant::now());
+        let (short, long) = (call(&mut shutdown, now), call(&mut shutdown, now + LEASE));
+        shutdown.answer(false, now);
+        assert!(matches!(short.try_recv(), Ok(Err(_))) && long.is_empty());
+        shutdown.answer(true, now);
+        assert!(matches!(long.try_recv(), Ok(Err(_))), "a hold has ended with its lease");
+    }
+
+    /// Gives all jobs this outcome once there is one. Without it, each fails at its deadline.
+    #[derive(Clone, Default)]
+    struct Late {
+        jobs: Arc<Mutex<Vec<Job>>>,
+        outcome: Arc<Mutex<Option<Result<HoldReply, Failure>>>>,
+    }
+
+    impl JobRunner for Late {
+        fn send(&mut self, jobs: Vec<Job>, _: &mut dyn FnMut(u64, JobOutcome)) {
+            self.jobs.lock().extend(jobs);
+        }
+
+        fn collect(&mut self, deadline: Instant, done: &mut dyn FnMut(u64, JobOutcome)) {
+            thread::sleep(deadline.saturating_duration_since(Instant::now()));
+            let outcome = self.outcome.lock().clone();
+            let is_over = |job: &mut Job| outcome.is_some() || job.deadline <= Instant::now();
+            for job in self.jobs.lock().extract_if(.., is_over) {
+                let outcome = outcome.clone().unwrap_or_else(|| Err(no_reply()));
+                done(job.id, outcome.map(JobReply::from));
+            }
+        }
+    }
+
+    impl Late {
+        /// Returns a client's reporter with a hold that a shutdown without time has ended. Its
+        /// release has not failed before a third of the lease.
+        fn shut_down(&self, lease: Duration) -> Reporter {
+            let reporter = started(Box::new(self.clone()), LEASE);
+            let options = LockOptions { lease, ..LockOptions::default() };
+            let caller = caller(&options);
+            let hold = Arc::new(Hold::new(id(1), 1, 0, &caller, Moment::now(), Moment::now()));
+            reporter.report_acquired(&hold, &caller);
+            reporter.begin_renewal(&hold);
+            let ended = reporter.renewer.end_all(Instant::now(), || {});
+            assert!(ended.is_err(), "it had no time");
+            reporter
+        }
+    }
+
+    /// Returns how many releases have succeeded and failed.
+    fn counts(reporter: &Reporter) -> (u64, u64) {
+        let stats = reporter.counters.to_stats();
+        (stats.released, stats.failed_releases)
+    }
+
+    #[test]
+    fn a_shutdown_without_time_does_not_make_a_release_fail() {
+        let late = Late::default();
+        let reporter = late.shut_down(LEASE * 200);
+        eventually(LEASE * 20, || !late.jobs.lock().is_empty());
+        assert_eq!(counts(&reporter), (0, 0), "it was sent");
+        thread::scope(|scope| {
+            let patient = scope.spawn(|| reporter.renewer.end_all(end_of(LEASE * 50), || {}));
+            *late.outcome.lock() = Some(Ok(HoldReply::Done));
+            assert!(patient.join().expect("no panic").is_ok());
+        });
+        assert_eq!(counts(&reporter), (1, 0));
+    }
+
+    #[test]
+    fn a_release_that_fails_after_all_shutdowns_is_reported() {
+        let late = Late::default();
+        let reporter = late.shut_down(LEASE * 200);
+        assert_eq!(counts(&reporter), (0, 0));
+        *late.outcome.lock() = Some(Err(no_reply()));
+        eventually(LEASE * 20, || counts(&reporter) == (0, 1));
+    }
+
+    #[test]
+    fn a_release_that_is_not_confirmed_when_the_client_ends_is_reported() {
+        let reporter = Late::default().shut_down(LEASE * 4);
+        let counters = reporter.counters.clone();
+        drop(reporter);
+        eventually(LEASE * 40, || counters.to_stats().failed_releases == 1);
     }
 
     #[test]

@@ -8,7 +8,8 @@
 //!
 //! After a shutdown has begun, the thread ends leases instead of renewing them. Each release is the
 //! payment of a debt. The shutdown is complete when no call that may acquire a hold
-//! is under way, every hold has ended, and every debt is paid.
+//! is under way, every hold has ended, and every debt is paid. Until then, each call of it waits for
+//! as long as it likes, and that one has no time does not make a release fail which others await.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -93,8 +94,19 @@ impl RenewerThread {
                 Err(_) => self.recover(),
             }
         }
+        self.finish();
+    }
+
+    /// Tries once more to pay the debts that are left, and reports the releases that are not known
+    /// to have succeeded.
+    fn finish(&mut self) {
         self.receive_new();
-        self.jobs.finish(self.timers.drain());
+        let outcomes = self.jobs.finish(self.timers.drain());
+        self.finish_jobs(outcomes);
+        let failed = Err(HoldFailure::Failed(unconfirmed()));
+        for payment in self.payments() {
+            self.reporter.report_end(&payment.debt, &failed, false);
+        }
     }
 
     /// Does all due work, then waits. Returns `false` when the client is gone.
@@ -202,7 +214,7 @@ impl RenewerThread {
         let now = clock::now();
         if shutdown.calls.iter().all(|call| call.deadline <= now) {
             let failed = Err(HoldFailure::Failed(shutdown.failure()));
-            for payment in self.payments() {
+            for payment in self.payments().filter(|payment| payment.has_failed) {
                 self.reporter.report_end(&payment.debt, &failed, false);
             }
         }
@@ -349,12 +361,19 @@ impl RenewerThread {
             Ok(_) if payment.unregisters => drop(reporter.wait_queues.wake_any(&debt.id.name)),
             Ok(reply) => {
                 reporter.record_reply(&debt.id.name);
+                payment.has_failed = false;
                 payment.unconfirmed = payment.unconfirmed.saturating_sub(1);
                 settle(debt.release_outcome(Ok(reply.hold), now));
             }
             Err(failure) => {
+                payment.has_failed = true;
                 if let Some(shutdown) = &mut self.shutdown {
                     shutdown.last_failure = Some(failure.clone());
+                    // No call waits for the next attempt.
+                    if shutdown.calls.is_empty() {
+                        let failed = Err(HoldFailure::Failed(failure.clone()));
+                        reporter.report_end(&debt, &failed, false);
+                    }
                 }
                 if !payment.unregisters {
                     drop(debt.release_outcome(Err(failure), now));

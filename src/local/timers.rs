@@ -87,6 +87,8 @@ pub(crate) struct Payment {
     longest_pause: Duration,
     /// How many more replies it takes until the hold counts as removed.
     pub(super) unconfirmed: u8,
+    /// Whether the last attempt has failed.
+    pub(super) has_failed: bool,
     /// Whether this removes the client from the waiting clients, instead of a hold.
     pub(super) unregisters: bool,
 }
@@ -101,6 +103,7 @@ impl Payment {
             // A server that hung executes the requests of several connections in any order: a late
             // request may be executed after the release, but not after a second one.
             unconfirmed: if debt.may_begin() { 2 } else { 1 },
+            has_failed: false,
             unregisters: false,
             debt,
         }
