@@ -6,7 +6,7 @@ use std::io;
 use std::iter;
 use std::sync::Arc;
 
-use crate::base::holder::Holder;
+use crate::base::holder::{Holder, ShownClient};
 pub(crate) use crate::base::phase::{Phase, ServerFailure, Shortfall};
 
 /// The kind of an I/O error in a TLS session that lasts until another certificate or setting is
@@ -330,7 +330,7 @@ pub(crate) fn lasts(source: &(dyn StdError + 'static)) -> bool {
 
 /// Why a lock was lost, as far as its client knows. See [`Lost::cause`](crate::Lost::cause) and
 /// [`Error::Lost`].
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LossCause {
     /// The lease was not renewed in time: the server did not answer or refused the renewals, the
@@ -362,6 +362,18 @@ impl fmt::Display for LossCause {
             Self::MaxHold => f.write_str("it has reached its age limit"),
             Self::Taken { by } if by.is_empty() => f.write_str("another library holds it now"),
             Self::Taken { by } => write!(f, "client {by:?} holds it now"),
+        }
+    }
+}
+
+impl fmt::Debug for LossCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Expired => f.write_str("Expired"),
+            Self::Forced => f.write_str("Forced"),
+            Self::Gone => f.write_str("Gone"),
+            Self::MaxHold => f.write_str("MaxHold"),
+            Self::Taken { by } => f.debug_struct("Taken").field("by", &ShownClient(by)).finish(),
         }
     }
 }

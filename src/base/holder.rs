@@ -46,11 +46,20 @@ pub struct Leader {
     pub fence: u64,
 }
 
+/// The id of a client in the output of `Debug`. It is empty for one of another library.
+pub(crate) struct ShownClient<'a>(pub(crate) &'a str);
+
+impl fmt::Debug for ShownClient<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() { f.write_str("another library") } else { write!(f, "{:?}", self.0) }
+    }
+}
+
 /// Omits the owner: another client needs nothing else to release the lock.
 impl fmt::Debug for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Holder")
-            .field("client", &self.client)
+            .field("client", &ShownClient(&self.client))
             .field("depth", &self.depth)
             .field("remaining", &self.remaining)
             .field("renewed", &self.renewed)
