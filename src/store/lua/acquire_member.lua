@@ -19,6 +19,12 @@ local left, foreign, lowest, highest = find_members()
 if foreign then
   return foreign
 end
+-- An offer lasts for a second at most. What is left beyond that, the server's clock has added that
+-- was set back since. It then ends later than what was renewed.
+while highest and string.sub(highest[1], -2) == ':0' and tonumber(highest[2]) > now + 1000 do
+  redis.call('zadd', KEYS[1], 'xx', now + 1000, highest[1])
+  highest = redis.call('zrange', KEYS[1], -1, -1, 'withscores')
+end
 local kind = string.sub(ARGV[1], 1, 2)
 local held = highest and tonumber(highest[2]) > now and string.sub(highest[1], 1, 2)
 if held and (held == 'p:') ~= (kind == 'p:') then

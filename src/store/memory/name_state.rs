@@ -73,10 +73,10 @@ impl LiveHold {
         self.is_offer() && self.id.client == hold.client && self.id.kind.waits_with(hold.kind)
     }
 
-    /// Returns for how long a lock stays taken at most after its hold has ended, or is offered. If
-    /// more is left, the clock of the server was set back.
+    /// Returns for how long an offer lasts at most, or a lock stays taken after its hold has ended.
+    /// If more is left, the clock of the server was set back.
     fn longest(&self) -> Option<Duration> {
-        let has_ended = self.id.kind.is_lock() && self.depth == 0;
+        let has_ended = self.depth == 0;
         let longest = if self.is_offer() { Some(OFFER_MAX) } else { self.id.longest_taken() };
         longest.filter(|_| has_ended)
     }
@@ -101,7 +101,7 @@ impl NameState {
         self.holds.iter_mut().find(|held| held.is(hold))
     }
 
-    /// Ends a lock that is only taken, or offered, as if the clock had not been set back since.
+    /// Ends what is only taken, or offered, as if the clock had not been set back since.
     pub(super) fn limit_taken(&mut self) {
         let now = Moment::now();
         for held in &mut self.holds {

@@ -28,6 +28,7 @@ stores!(
     a_renewal_leaves_a_whole_lease,
     a_request_for_more_tokens_leaves_a_whole_lease,
     a_released_lock_stays_taken_for_no_longer_than_its_owner_says,
+    a_lock_that_stays_taken_is_freed_by_force,
     an_offer_lasts_for_no_longer_than_a_second,
 );
 
@@ -113,12 +114,30 @@ fn a_released_lock_stays_taken_for_no_longer_than_its_owner_says(host: &impl Hos
 
 fn an_offer_lasts_for_no_longer_than_a_second(host: &impl Host) {
     let store = host.store();
-    let (first, waiting) = (of(HoldKind::Lock, "client"), of(HoldKind::Lock, "waiting"));
-    let mut listener = messages(&store, &waiting.client);
+    let mut listener = messages(&store, &of(HoldKind::Lock, "waiting").client);
     assert_eq!(listener.next(soon()).expect("in time").ok(), Some(Wake::Ready));
-    must_acquire(&store, &first);
-    assert!(is_held(&acquire(&store, &waiting, Registration::IfHeld)));
-    release(&store, &first).expect("a reply");
+    for kind in KINDS {
+        let writes = if kind == HoldKind::Read { HoldKind::Write } else { kind };
+        let (first, waiting) = (of(writes, "client"), of(kind, "waiting"));
+        must_acquire(&store, &first);
+        assert!(is_held(&acquire(&store, &waiting, Registration::IfHeld)));
+        release(&store, &first).expect("a reply");
+        host.set_back(BACK);
+        let left = left(&store, writes);
+        assert!(left <= Duration::from_secs(1), "{kind:?}: {left:?}");
+        let taken = acquire(&store, &waiting, Registration::IfHeld).expect("a reply");
+        assert!(matches!(taken, AcquireReply::Acquired { .. }), "{kind:?}: {taken:?}");
+        release(&store, &waiting).expect("a reply");
+    }
+}
+
+fn a_lock_that_stays_taken_is_freed_by_force(host: &impl Host) {
+    let (store, time) = (host.store(), Duration::from_secs(60));
+    let hold = of(HoldKind::Lock, "client").that_stays_taken(time);
+    must_acquire(&store, &hold);
+    assert_eq!(keep(&store, &hold, time).ok(), Some(HoldReply::Done));
     host.set_back(BACK);
-    assert!(left(&store, HoldKind::Lock) <= Duration::from_secs(1));
+    let holder = store.inspect("lock", soon()).expect("a reply").expect("it is taken");
+    assert_eq!(store.force_release(lock_of(&holder.owner), soon()).ok(), Some(true));
+    must_acquire(&store, &of(HoldKind::Lock, "next"));
 }
