@@ -9,7 +9,9 @@
 //! Others take two locks: *at once*, with `lock_all`, or *one by one*, always in the same order, as
 //! programs without it must.
 //!
-//! In the last table, readers and a writer want one read-write lock. Neither may starve the other.
+//! In the table after these, readers and a writer want one read-write lock. Neither may starve the
+//! other. In the last one, clients with `pollers` share a lock with programs that poll for it. Each
+//! *side* should get at least half of its part by threads.
 
 use std::any::Any;
 use std::fmt;
@@ -75,6 +77,7 @@ fn main() {
     partner::serve_if_started_for_it(&[
         ("take turns", take_turns),
         ("read and write", read_and_write),
+        ("poll", poll),
     ]);
     let seconds = Duration::from_secs;
     let plan = Scale::from_args().pick(
@@ -90,6 +93,7 @@ fn main() {
         clients(crowd, &plan, &servers);
     }
     readers(&plan, &servers[0]);
+    pollers(&plan, &servers[0]);
     setting::print_end(&servers[0]);
 }
 
@@ -135,6 +139,67 @@ fn readers(plan: &Plan, server: &Server) {
     for hold in plan.holds() {
         measure_readers(hold, plan.time(hold, 2), server).print();
     }
+}
+
+/// The pollers beside two clients, and their pauses between two attempts.
+const POLLERS: [(u32, Duration); 4] = [
+    (1, Duration::ZERO),
+    (2, Duration::from_millis(5)),
+    (2, Duration::from_millis(50)),
+    (8, Duration::from_millis(20)),
+];
+
+/// Measures two clients beside programs that poll for their lock, and prints a table with a row for
+/// each length of the hold and each kind of crowd.
+fn pollers(plan: &Plan, server: &Server) {
+    let title = "2 clients beside programs that poll";
+    table::head(&[title, "locks/s", "share of the pollers", "by threads", "least side ÷ its part"]);
+    let mut least = f64::INFINITY;
+    for hold in plan.holds() {
+        for (pollers, pause) in POLLERS {
+            let time = plan.time(hold, 2 + pollers);
+            let (ours, theirs) = measure_pollers(hold, pollers, pause, time, server);
+            let share = theirs / (ours + theirs);
+            let part = f64::from(pollers) / f64::from(2 + pollers);
+            let side = (share / part).min((1.0 - share) / (1.0 - part));
+            least = least.min(side);
+            table::row(&[
+                format!("holds of {hold:?}, {pollers} with pauses of {pause:?}"),
+                format!("{:.1}", (ours + theirs) / time.as_secs_f64()),
+                format!("{share:.2}"),
+                format!("{part:.2}"),
+                format!("{side:.2}"),
+            ]);
+        }
+    }
+    table::head_of_facts(title);
+    table::fact("least side ÷ its part", format!("{least:.2}"), &table::at_least(least, 0.5));
+}
+
+/// Returns how often the clients and the pollers had the lock.
+fn measure_pollers(
+    hold: Duration,
+    pollers: u32,
+    pause: Duration,
+    time: Duration,
+    server: &Server,
+) -> (f64, f64) {
+    server.command(&["FLUSHALL"]);
+    let [hold, time_left] = [hold, time].map(|time| time.as_micros().to_string());
+    let (pollers, pause) = (pollers.to_string(), pause.as_micros().to_string());
+    let url = server.url();
+    let client = || Partner::start("take turns", &[&url, "beside pollers", &hold, &time_left]);
+    let polling = Partner::start("poll", &[&url, &pollers, &pause, &hold, &time_left]);
+    let mut partners = [client(), client(), polling];
+    for partner in &mut partners {
+        assert_eq!(partner.hear(), "ready");
+    }
+    let end = partner::now() + u64::try_from(time.as_nanos()).expect("a short time");
+    for partner in &mut partners {
+        partner.tell("go");
+    }
+    let [one, other, theirs] = partners.each_mut().map(|partner| hear(partner, end).len());
+    (as_f64(one + other), as_f64(theirs))
 }
 
 impl fmt::Display for Crowd {
@@ -360,7 +425,7 @@ impl Row {
 fn take_turns(arguments: &[String]) {
     let [urls, how, hold, time] = arguments else { panic!("four arguments") };
     let urls: Vec<_> = urls.split(' ').collect();
-    let builder = Client::builder();
+    let builder = Client::builder().pollers(how == "beside pollers");
     let client = if let [url] = urls[..] { builder.open(url) } else { builder.open_redlock(urls) };
     let client = client.expect("it answers");
     drop(client.lock("warm"));
@@ -382,6 +447,60 @@ fn take_turns(arguments: &[String]) {
         turns.push(format!("{asked} {held} {released}"));
     }
     partner::say(&turns.join(" "));
+}
+
+/// The main function of a process with programs of another kind: each sets a string unless there is
+/// one, and tries again after a pause. Prints the turns of all.
+fn poll(arguments: &[String]) {
+    let [url, pollers, pause, hold, time] = arguments else { panic!("five arguments") };
+    let pollers: usize = pollers.parse().expect("a number");
+    let times = [pause, hold, time].map(|micros| micros.parse().expect("a number"));
+    let [pause, hold, time] = times.map(Duration::from_micros);
+    let server = redis::Client::open(url.as_str()).expect("a good URL");
+    let connect = |_| server.get_connection().expect("it answers");
+    let connections: Vec<_> = (0..pollers).map(connect).collect();
+    partner::say("ready");
+    partner::listen();
+    let end = Instant::now() + time;
+    let turns = thread::scope(|scope| {
+        let poll_with = |(number, connection)| {
+            scope.spawn(move || poll_until(end, number, connection, pause, hold))
+        };
+        let threads: Vec<_> = connections.into_iter().enumerate().map(poll_with).collect();
+        threads.into_iter().flat_map(|it| it.join().expect("it polls")).collect::<Vec<_>>()
+    });
+    partner::say(&turns.join(" "));
+}
+
+/// Polls for the lock again and again, and returns when it was asked for, held and released.
+fn poll_until(
+    end: Instant,
+    number: usize,
+    mut connection: redis::Connection,
+    pause: Duration,
+    hold: Duration,
+) -> Vec<String> {
+    const RELEASE: &str =
+        "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('del', KEYS[1])";
+    let (key, token) = (format!("lock:{NAME}"), format!("poller {number}"));
+    let (mut turns, mut asked) = (Vec::new(), partner::now());
+    while Instant::now() < end {
+        let mut set = redis::cmd("SET");
+        let set = set.arg(&key).arg(&token).arg("NX").arg("PX").arg(10_000);
+        if set.query::<Option<String>>(&mut connection).expect("it answers").is_none() {
+            thread::sleep(pause);
+            continue;
+        }
+        let held = partner::now();
+        thread::sleep(hold);
+        let released = partner::now();
+        let mut eval = redis::cmd("EVAL");
+        let eval = eval.arg(RELEASE).arg(1).arg(&key).arg(&token);
+        eval.query::<Option<u32>>(&mut connection).expect("it answers");
+        turns.push(format!("{asked} {held} {released}"));
+        asked = partner::now();
+    }
+    turns
 }
 
 /// The main function of a client process with four readers and possibly a writer. Prints the turns
@@ -437,7 +556,7 @@ fn drop_after<G>(hold: Duration, guard: G) -> (u64, u64) {
 fn take(client: &Client, how: &str, end: Instant) -> Option<Box<dyn Any>> {
     let lock = |name| client.lock(name).expect("it answers");
     match how {
-        "wait" => return Some(Box::new(lock(NAME))),
+        "beside pollers" | "wait" => return Some(Box::new(lock(NAME))),
         "two at once" => {
             let both = client.lock_all([NAME, OTHER]);
             return Some(Box::new(both.expect("they answer")));
