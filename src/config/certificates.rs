@@ -1,11 +1,16 @@
 //! The certificates and the key for connections over TLS, in PEM.
 
 use std::borrow::Cow;
-use std::path::PathBuf;
-use std::{fmt, fs};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
+use std::{fmt, fs, io, thread};
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+/// How long the content of a file may take when a setting is made.
+const READ_TIME: Duration = Duration::from_secs(5);
 
 /// The certificate authorities that a client trusts, and the certificate it presents, over
 /// `rediss://`. Passed to [`Builder::tls`](crate::Builder::tls). Requires the feature `tls`.
@@ -71,7 +76,8 @@ impl Tls {
             text.into()
         } else {
             self.files.push((name.into(), text.into()));
-            fs::read(text).map_err(|error| format!("must be a file that can be read: {error}"))?
+            let read = read_within(READ_TIME, Path::new(text));
+            read.map_err(|error| format!("must be a file that can be read: {error}"))?
         };
         Ok(self.set_pem(name, pem)?)
     }
@@ -111,6 +117,19 @@ impl Tls {
     }
 }
 
+/// Reads a file. If its file system hangs, or it is a pipe without a writer, the thread that reads
+/// it is left behind.
+fn read_within(time: Duration, path: &Path) -> io::Result<Vec<u8>> {
+    let (sender, content) = mpsc::channel();
+    let path = path.to_owned();
+    let read = move || sender.send(fs::read(path)).unwrap_or_default();
+    thread::Builder::new().name("leasehold-certs".into()).spawn(read)?;
+    content.recv_timeout(time).unwrap_or_else(|_| {
+        let why = format!("nothing was read within {time:?}");
+        Err(io::Error::new(io::ErrorKind::TimedOut, why))
+    })
+}
+
 /// Shows which settings are present, but no key.
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -144,4 +163,23 @@ pub(crate) fn private_key(pem: &[u8]) -> Result<PrivateKeyDer<'static>, &'static
         return Err("needs a private key without a password");
     }
     PrivateKeyDer::from_pem_slice(pem).map_err(|_| "needs one private key in PEM")
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::env;
+    use std::process::{self, Command};
+
+    #[test]
+    fn a_file_that_hangs_is_given_up() {
+        let path = env::temp_dir().join(format!("leasehold-fifo-{}.pem", process::id()));
+        let made = Command::new("mkfifo").arg(&path).status().expect("mkfifo");
+        assert!(made.success());
+        let error = read_within(Duration::from_millis(50), &path).expect_err("nobody writes");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+        // The thread that reads it goes on.
+        fs::write(&path, "PEM").expect("it is being read");
+        fs::remove_file(&path).expect("a file");
+    }
 }
