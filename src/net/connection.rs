@@ -145,6 +145,8 @@ impl Connection {
         } else {
             "`connect_timeout` and `io_timeout`"
         };
+        // An attempt of a thread that comes too late shows nothing about the server.
+        let shows_something = Instant::now() < deadline;
         let deadline = deadline.min(limit);
         let mut opened = self.open(deadline).or_else(|failure| {
             // There may be other credentials by now.
@@ -161,9 +163,11 @@ impl Connection {
             opened = self.open(deadline);
         }
         if let Err(failure) = opened {
-            self.factory.record_useless(&failure);
-            if let Some(route) = &self.factory.route {
-                route.reject_address(moves);
+            if shows_something {
+                self.factory.record_useless(&failure);
+                if let Some(route) = &self.factory.route {
+                    route.reject_address(moves);
+                }
             }
             // The first requests on a connection have no effect.
             let failure = ConnectionFactory::with_limit(failure, settings);

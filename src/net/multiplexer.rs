@@ -478,6 +478,15 @@ mod tests {
         peer.join().expect("no panic");
     }
 
+    /// Else those that are queued behind it would fail together, long before their time is over.
+    #[test]
+    fn a_call_that_comes_too_late_makes_no_other_pause() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let server = server_at("", &listener);
+        server.ping(Instant::now()).expect_err("no time is left");
+        assert!(server.factory.pause().is_none());
+    }
+
     /// The peer accepts connections, but never replies to the login.
     #[test]
     fn a_call_that_is_over_opens_no_connection_for_what_others_have_posted() {
