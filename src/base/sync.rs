@@ -102,6 +102,16 @@ pub(crate) fn sleep(time: Duration) {
     thread::sleep(time);
 }
 
+/// Runs a unit test in virtual time: it and the threads that it starts with `spawn` are coroutines,
+/// and what waits takes no time. Elsewhere the test takes as long as it waits.
+#[cfg(test)]
+pub(crate) fn in_virtual_time(test: impl FnOnce() + Send + 'static) {
+    #[cfg(all(unix, not(leasehold_shuttle)))]
+    executor::run_alone(test);
+    #[cfg(not(all(unix, not(leasehold_shuttle))))]
+    test();
+}
+
 /// Where another thread may run first. Only a simulation decides that it does.
 pub(crate) fn interleave() {
     #[cfg(all(test, unix, not(leasehold_shuttle)))]

@@ -331,8 +331,9 @@ fn closed_pause(times: u32) -> Duration {
 pub(super) mod tests {
     use super::*;
     use crossbeam_channel::unbounded;
-    use std::thread;
 
+    use crate::base::clock::{elapsed, now};
+    use crate::base::sync::{in_virtual_time, sleep};
     use crate::local::parker::Signal;
     use crate::protocol::name::Next;
 
@@ -359,10 +360,10 @@ pub(super) mod tests {
                     assert!(!matches!(&message, Ok(Wake::Lock(name)) if name == PANICS));
                     return Some(message);
                 }
-                if Instant::now() >= deadline {
+                if now() >= deadline {
                     return None;
                 }
-                thread::sleep(Duration::from_millis(1));
+                sleep(Duration::from_millis(1));
             }
         }
 
@@ -398,7 +399,7 @@ pub(super) mod tests {
         /// Returns `true` if the thread ends soon after the listener is dropped.
         fn ends(self) -> bool {
             drop(self.listener);
-            self.alive.recv_timeout(SOON) == Err(RecvTimeoutError::Disconnected)
+            receive(&self.alive, end_of(SOON)) == Err(RecvTimeoutError::Disconnected)
         }
     }
 
@@ -423,28 +424,33 @@ pub(super) mod tests {
 
     #[test]
     fn failures_are_survived() {
-        let scene = scene();
-        for kind in [FailureKind::Disconnected, FailureKind::Unreachable, FailureKind::Timeout] {
-            scene.send(Err(failure(kind)));
-        }
-        scene.wake("a");
+        in_virtual_time(|| {
+            let scene = scene();
+            for kind in [FailureKind::Disconnected, FailureKind::Unreachable, FailureKind::Timeout]
+            {
+                scene.send(Err(failure(kind)));
+            }
+            scene.wake("a");
+        });
     }
 
     #[test]
     fn a_lost_connection_is_made_again_at_once_and_then_within_a_second() {
-        let scene = scene();
-        let started = Instant::now();
-        scene.send(Err(failure(FailureKind::Disconnected)));
-        scene.wake("at once");
-        for _ in 0..3 {
-            scene.send(Err(failure(FailureKind::Unreachable)));
-        }
-        scene.wake("later");
-        let took = started.elapsed();
-        assert!(took >= RECONNECT.0 * 3, "{took:?}");
-        assert!(
-            Backoff::new(RECONNECT, 1).take(1_000).all(|pause| pause <= Duration::from_secs(1))
-        );
+        in_virtual_time(|| {
+            let scene = scene();
+            let started = now();
+            scene.send(Err(failure(FailureKind::Disconnected)));
+            scene.wake("at once");
+            for _ in 0..3 {
+                scene.send(Err(failure(FailureKind::Unreachable)));
+            }
+            scene.wake("later");
+            let took = elapsed(started);
+            assert!(took >= RECONNECT.0 * 3, "{took:?}");
+            assert!(
+                Backoff::new(RECONNECT, 1).take(1_000).all(|pause| pause <= Duration::from_secs(1))
+            );
+        });
     }
 
     #[test]
@@ -456,48 +462,56 @@ pub(super) mod tests {
 
     #[test]
     fn locks_are_kept_while_messages_arrive() {
-        let stops: [fn() -> Result<Wake, Failure>; 2] =
-            [|| Err(failure(FailureKind::Disconnected)), || Ok(Wake::Complete(false))];
-        for stop in stops {
-            let scene = scene();
-            scene.send(Ok(Wake::Complete(true)));
-            scene.wake("a");
-            let queues = &scene.reporter.wait_queues;
-            assert!(queues.is_listening());
-            scene.send(stop());
-            let until = end_of(SOON);
-            while queues.is_listening() {
-                assert!(Instant::now() < until, "it still listens");
-                thread::sleep(Duration::from_millis(1));
+        in_virtual_time(|| {
+            let stops: [fn() -> Result<Wake, Failure>; 2] =
+                [|| Err(failure(FailureKind::Disconnected)), || Ok(Wake::Complete(false))];
+            for stop in stops {
+                let scene = scene();
+                scene.send(Ok(Wake::Complete(true)));
+                scene.wake("a");
+                let queues = &scene.reporter.wait_queues;
+                assert!(queues.is_listening());
+                scene.send(stop());
+                let until = end_of(SOON);
+                while queues.is_listening() {
+                    assert!(now() < until, "it still listens");
+                    sleep(Duration::from_millis(1));
+                }
             }
-        }
+        });
     }
 
     #[test]
     fn a_panic_is_survived() {
-        let scene = scene();
-        scene.send(Ok(Wake::Lock(PANICS.into())));
-        scene.wake("good");
+        in_virtual_time(|| {
+            let scene = scene();
+            scene.send(Ok(Wake::Lock(PANICS.into())));
+            scene.wake("good");
+        });
     }
 
     #[test]
     fn the_thread_ends_while_it_waits() {
-        let scene = scene();
-        scene.wake("a");
-        assert!(scene.ends());
+        in_virtual_time(|| {
+            let scene = scene();
+            scene.wake("a");
+            assert!(scene.ends());
+        });
     }
 
     #[test]
     fn the_thread_ends_while_it_pauses() {
-        let scene = scene();
-        scene.send(Err(failure(FailureKind::Rejected)));
-        scene.send(Ok(Wake::Ready));
-        let read = || scene.messages.is_empty();
-        let until = end_of(Duration::from_millis(50));
-        while Instant::now() < until {
-            assert!(!read(), "a rejected subscription is not repeated");
-            thread::sleep(Duration::from_millis(1));
-        }
-        assert!(scene.ends());
+        in_virtual_time(|| {
+            let scene = scene();
+            scene.send(Err(failure(FailureKind::Rejected)));
+            scene.send(Ok(Wake::Ready));
+            let read = || scene.messages.is_empty();
+            let until = end_of(Duration::from_millis(50));
+            while now() < until {
+                assert!(!read(), "a rejected subscription is not repeated");
+                sleep(Duration::from_millis(1));
+            }
+            assert!(scene.ends());
+        });
     }
 }

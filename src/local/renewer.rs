@@ -237,7 +237,9 @@ impl Default for Renewer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::clock::{elapsed, now};
     use crate::base::failure::FailureKind;
+    use crate::base::sync::{in_virtual_time, sleep};
     use crate::config::LockOptions;
     use crate::local::renewer_thread::{NAP, start};
     use crate::local::reporter::Reporter;
@@ -261,7 +263,7 @@ mod tests {
         fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome)) {
             for Job { id, hold, change, .. } in jobs {
                 let before = self.log.lock().len();
-                self.log.lock().push((hold.nonce, change, Instant::now()));
+                self.log.lock().push((hold.nonce, change, now()));
                 done(id, (self.outcome)(before).map(JobReply::from));
             }
         }
@@ -334,92 +336,109 @@ mod tests {
     fn eventually(within: Duration, mut condition: impl FnMut() -> bool) {
         let end = end_of(within);
         while !condition() {
-            assert!(Instant::now() < end, "not within {within:?}");
-            thread::sleep(Duration::from_millis(1));
+            assert!(now() < end, "not within {within:?}");
+            sleep(Duration::from_millis(1));
         }
     }
 
     #[track_caller]
     fn assert_over(over: &Receiver<Infallible>, within: Duration) {
-        assert_eq!(over.recv_timeout(within), Err(RecvTimeoutError::Disconnected));
+        assert_eq!(receive(over, end_of(within)), Err(RecvTimeoutError::Disconnected));
     }
 
     #[test]
     fn a_lease_is_renewed_for_as_long_as_it_is_held() {
-        let scene = Scene::new(|_| Ok(HoldReply::Done));
-        let hold = scene.hold(1, LEASE * 6);
-        eventually(LEASE * 60, || scene.renewals() >= 5);
-        assert!(!hold.lease.remaining(Moment::now()).is_zero());
-        assert!(hold.end(Moment::now()));
-        let renewals = scene.renewals();
-        thread::sleep(LEASE * 5);
-        assert!(scene.renewals() <= renewals + 1, "one may have been on its way");
+        in_virtual_time(|| {
+            let scene = Scene::new(|_| Ok(HoldReply::Done));
+            let hold = scene.hold(1, LEASE * 6);
+            eventually(LEASE * 60, || scene.renewals() >= 5);
+            assert!(!hold.lease.remaining(Moment::now()).is_zero());
+            assert!(hold.end(Moment::now()));
+            let renewals = scene.renewals();
+            sleep(LEASE * 5);
+            assert!(scene.renewals() <= renewals + 1, "one may have been on its way");
+        });
     }
 
     #[test]
     fn a_slow_renewal_counts_from_its_request() {
-        let scene = Scene::new(|job| {
-            thread::sleep(LEASE);
-            if job == 0 { Ok(HoldReply::Done) } else { Err(no_reply()) }
+        in_virtual_time(|| {
+            let scene = Scene::new(|job| {
+                sleep(LEASE);
+                if job == 0 { Ok(HoldReply::Done) } else { Err(no_reply()) }
+            });
+            let hold = scene.hold(1, LEASE * 10);
+            eventually(LEASE * 60, || scene.renewals() >= 2);
+            let sent = elapsed(scene.log.lock()[0].2);
+            let left = hold.lease.remaining(Moment::now());
+            assert!(left.is_zero() || left + sent <= LEASE * 10, "{left:?} after {sent:?}");
         });
-        let hold = scene.hold(1, LEASE * 10);
-        eventually(LEASE * 60, || scene.renewals() >= 2);
-        let sent = scene.log.lock()[0].2.elapsed();
-        let left = hold.lease.remaining(Moment::now());
-        assert!(left.is_zero() || left + sent <= LEASE * 10, "{left:?} after {sent:?}");
     }
 
     #[test]
     fn a_hold_that_is_gone_is_lost_at_once() {
-        let scene = Scene::new(|_| Ok(HoldReply::Gone));
-        let hold = scene.hold(1, LEASE * 20);
-        let lost = hold.over();
-        assert_over(&lost, LEASE * 15);
-        assert!(hold.lease.remaining(Moment::now()).is_zero());
-        assert_eq!(scene.renewals(), 1);
+        in_virtual_time(|| {
+            let scene = Scene::new(|_| Ok(HoldReply::Gone));
+            let hold = scene.hold(1, LEASE * 20);
+            let lost = hold.over();
+            assert_over(&lost, LEASE * 15);
+            assert!(hold.lease.remaining(Moment::now()).is_zero());
+            assert_eq!(scene.renewals(), 1);
+        });
     }
 
     #[test]
     fn a_lease_without_replies_is_not_lost_before_its_deadline() {
-        let scene = Scene::new(|job| if job < 3 { Err(no_reply()) } else { Ok(HoldReply::Done) });
-        let hold = scene.hold(1, LEASE * 5);
-        eventually(LEASE * 20, || scene.renewals() >= 6);
-        assert!(!hold.lease.remaining(Moment::now()).is_zero());
+        in_virtual_time(|| {
+            let scene =
+                Scene::new(|job| if job < 3 { Err(no_reply()) } else { Ok(HoldReply::Done) });
+            let hold = scene.hold(1, LEASE * 5);
+            eventually(LEASE * 20, || scene.renewals() >= 6);
+            assert!(!hold.lease.remaining(Moment::now()).is_zero());
+        });
     }
 
     /// A renewal that has just failed must not delay the loss until the next one is due.
     #[test]
     fn a_lease_without_any_reply_is_lost_at_its_deadline_and_cleaned_up() {
-        let scene = Scene::new(|_| Err(no_reply()));
-        let hold = scene.hold(1, LEASE * 20);
-        let deadline = Instant::now() + hold.lease.remaining(Moment::now());
-        assert_over(&hold.over(), LEASE * 60);
-        let late = Instant::now().checked_duration_since(deadline).expect("not before");
-        assert!(late < LEASE * 5, "{late:?}");
-        assert!(scene.renewals() >= 2, "tried more than once");
-        eventually(LEASE * 20, || scene.releases() > 0);
+        in_virtual_time(|| {
+            let scene = Scene::new(|_| Err(no_reply()));
+            let hold = scene.hold(1, LEASE * 20);
+            let deadline = now() + hold.lease.remaining(Moment::now());
+            assert_over(&hold.over(), LEASE * 60);
+            let late = now().checked_duration_since(deadline).expect("not before");
+            assert!(late < LEASE * 5, "{late:?}");
+            assert!(scene.renewals() >= 2, "tried more than once");
+            eventually(LEASE * 20, || scene.releases() > 0);
+        });
     }
 
     #[test]
     fn refusals_are_over_when_no_held_lease_suffers_from_one() {
-        let refuses = Arc::new(AtomicBool::new(true));
-        let (log, now_refuses) = (Arc::default(), refuses.clone());
-        let outcome = Box::new(move |_| {
-            let refused = || Failure { kind: FailureKind::Rejected, ..no_reply() };
-            if now_refuses.load(Ordering::SeqCst) { Err(refused()) } else { Ok(HoldReply::Done) }
+        in_virtual_time(|| {
+            let refuses = Arc::new(AtomicBool::new(true));
+            let (log, now_refuses) = (Arc::default(), refuses.clone());
+            let outcome = Box::new(move |_| {
+                let refused = || Failure { kind: FailureKind::Rejected, ..no_reply() };
+                if now_refuses.load(Ordering::SeqCst) {
+                    Err(refused())
+                } else {
+                    Ok(HoldReply::Done)
+                }
+            });
+            let Reporter { renewer, outages, .. } = started(Box::new(Fake { log, outcome }), LEASE);
+            let scene = Scene { renewer, log: Arc::default() };
+            let (ended, _held) = (scene.hold(1, LEASE * 10), scene.hold(2, LEASE * 10));
+            eventually(LEASE * 10, || outages.lasts.load(Ordering::Relaxed));
+            assert!(ended.end(Moment::now()));
+            let begin = now();
+            while elapsed(begin) < LEASE * 2 {
+                assert!(outages.lasts.load(Ordering::Relaxed), "the other is still refused");
+                sleep(Duration::from_millis(1));
+            }
+            refuses.store(false, Ordering::SeqCst);
+            eventually(LEASE * 10, || !outages.lasts.load(Ordering::Relaxed));
         });
-        let Reporter { renewer, outages, .. } = started(Box::new(Fake { log, outcome }), LEASE);
-        let scene = Scene { renewer, log: Arc::default() };
-        let (ended, _held) = (scene.hold(1, LEASE * 10), scene.hold(2, LEASE * 10));
-        eventually(LEASE * 10, || outages.lasts.load(Ordering::Relaxed));
-        assert!(ended.end(Moment::now()));
-        let begin = Instant::now();
-        while begin.elapsed() < LEASE * 2 {
-            assert!(outages.lasts.load(Ordering::Relaxed), "the other is still refused");
-            thread::sleep(Duration::from_millis(1));
-        }
-        refuses.store(false, Ordering::SeqCst);
-        eventually(LEASE * 10, || !outages.lasts.load(Ordering::Relaxed));
     }
 
     /// Replies to no job before its deadline.
@@ -433,8 +452,8 @@ mod tests {
 
         fn collect(&mut self, deadline: Instant, done: &mut dyn FnMut(u64, JobOutcome)) {
             let next = self.0.iter().map(|job| job.deadline).fold(deadline, Instant::min);
-            thread::sleep(next.saturating_duration_since(Instant::now()));
-            for job in self.0.extract_if(.., |job| job.deadline <= Instant::now()) {
+            sleep(next.saturating_duration_since(now()));
+            for job in self.0.extract_if(.., |job| job.deadline <= now()) {
                 done(job.id, Err(no_reply()));
             }
         }
@@ -443,116 +462,141 @@ mod tests {
     /// Two of them while their renewals are in flight, and one that is not renewed.
     #[test]
     fn leases_are_lost_at_their_deadlines_while_the_store_hangs() {
-        let jobs = Box::new(Hanging::default());
-        let scene = Scene { renewer: started(jobs, LEASE * 100).renewer, log: Arc::default() };
-        let holds = [scene.hold(1, LEASE * 10), scene.hold(2, LEASE * 4), {
-            let options = LockOptions { lease: LEASE * 6, renew: false, ..LockOptions::default() };
-            let caller = caller(&options);
-            Arc::new(Hold::new(id(3), 3, 0, &caller, Moment::now(), Moment::now()))
-        }];
-        scene.renewer.add_lease(&holds[2]);
-        for hold in [&holds[1], &holds[2], &holds[0]] {
-            let deadline = Instant::now() + hold.lease.remaining(Moment::now());
-            assert_over(&hold.over(), LEASE * 60);
-            assert!(deadline.elapsed() < LEASE * 10, "{:?}", deadline.elapsed());
-        }
+        in_virtual_time(|| {
+            let jobs = Box::new(Hanging::default());
+            let scene = Scene { renewer: started(jobs, LEASE * 100).renewer, log: Arc::default() };
+            let holds = [scene.hold(1, LEASE * 10), scene.hold(2, LEASE * 4), {
+                let options =
+                    LockOptions { lease: LEASE * 6, renew: false, ..LockOptions::default() };
+                let caller = caller(&options);
+                Arc::new(Hold::new(id(3), 3, 0, &caller, Moment::now(), Moment::now()))
+            }];
+            scene.renewer.add_lease(&holds[2]);
+            for hold in [&holds[1], &holds[2], &holds[0]] {
+                let deadline = now() + hold.lease.remaining(Moment::now());
+                assert_over(&hold.over(), LEASE * 60);
+                assert!(elapsed(deadline) < LEASE * 10, "{:?}", elapsed(deadline));
+            }
+        });
     }
 
     #[test]
     fn an_in_doubt_hold_is_cleaned_up_after_its_loss() {
-        let scene = Scene::new(|_| Ok(HoldReply::Gone));
-        scene.hold(1, LEASE).set_may_begin(true);
-        // One reply is not enough.
-        eventually(LEASE * 4, || scene.releases() >= 2);
-        assert_eq!(scene.renewals(), 1);
+        in_virtual_time(|| {
+            let scene = Scene::new(|_| Ok(HoldReply::Gone));
+            scene.hold(1, LEASE).set_may_begin(true);
+            // One reply is not enough.
+            eventually(LEASE * 4, || scene.releases() >= 2);
+            assert_eq!(scene.renewals(), 1);
+        });
     }
 
     #[test]
     fn a_panic_is_survived() {
-        let scene = Scene::new(|job| if job == 1 { panic!("a bug") } else { Ok(HoldReply::Done) });
-        let holds = [scene.hold(1, LEASE * 6), scene.hold(2, LEASE * 6)];
-        // Printing the panic takes a while.
-        eventually(LEASE * 40, || scene.renewals() >= 10);
-        assert!(holds.iter().all(|hold| !hold.lease.remaining(Moment::now()).is_zero()));
+        in_virtual_time(|| {
+            let scene =
+                Scene::new(|job| if job == 1 { panic!("a bug") } else { Ok(HoldReply::Done) });
+            let holds = [scene.hold(1, LEASE * 6), scene.hold(2, LEASE * 6)];
+            // Printing the panic takes a while.
+            eventually(LEASE * 40, || scene.renewals() >= 10);
+            assert!(holds.iter().all(|hold| !hold.lease.remaining(Moment::now()).is_zero()));
+        });
     }
 
     #[test]
     fn leases_that_are_due_together_are_renewed_together() {
-        let scene = Scene::new(|_| Ok(HoldReply::Done));
-        let holds: Vec<_> = (0..100).map(|nonce| scene.hold(nonce, LEASE * 10)).collect();
-        eventually(LEASE * 60, || scene.renewals() >= 100);
-        let log = scene.log.lock();
-        assert!(log[99].2 - log[0].2 < LEASE * 2);
-        drop(holds);
+        in_virtual_time(|| {
+            let scene = Scene::new(|_| Ok(HoldReply::Done));
+            let holds: Vec<_> = (0..100).map(|nonce| scene.hold(nonce, LEASE * 10)).collect();
+            eventually(LEASE * 60, || scene.renewals() >= 100);
+            let log = scene.log.lock();
+            assert!(log[99].2 - log[0].2 < LEASE * 2);
+            drop(holds);
+        });
     }
 
     #[test]
     fn a_lease_that_is_due_later_than_others_does_not_wake_the_thread() {
-        let scene = Scene::new(|_| Ok(HoldReply::Done));
-        let first = scene.hold(1, Duration::from_secs(30));
-        scene.wait_until_asleep();
-        for nonce in 2..100 {
-            scene.hold(nonce, Duration::from_secs(30)).end(Moment::now());
-            assert!(scene.renewer.wake.is_empty());
-        }
-        drop(first);
+        in_virtual_time(|| {
+            let scene = Scene::new(|_| Ok(HoldReply::Done));
+            let first = scene.hold(1, Duration::from_secs(30));
+            scene.wait_until_asleep();
+            for nonce in 2..100 {
+                scene.hold(nonce, Duration::from_secs(30)).end(Moment::now());
+                assert!(scene.renewer.wake.is_empty());
+            }
+            drop(first);
+        });
     }
 
     #[test]
     fn a_full_channel_is_emptied_again_and_again() {
-        let scene = Scene::new(|_| Ok(HoldReply::Done));
-        let _first = scene.hold(0, Duration::from_secs(30));
-        for _ in 0..3 {
-            scene.wait_until_asleep();
-            for nonce in 0..1024 {
-                scene.hold(nonce + 1, Duration::from_secs(30)).end(Moment::now());
+        in_virtual_time(|| {
+            let scene = Scene::new(|_| Ok(HoldReply::Done));
+            let _first = scene.hold(0, Duration::from_secs(30));
+            for _ in 0..3 {
+                scene.wait_until_asleep();
+                for nonce in 0..1024 {
+                    scene.hold(nonce + 1, Duration::from_secs(30)).end(Moment::now());
+                }
+                eventually(LEASE * 10, || scene.renewer.queue.len() < 100);
             }
-            eventually(LEASE * 10, || scene.renewer.queue.len() < 100);
-        }
+        });
     }
 
     /// Each is held until the thread has received it.
     #[test]
     fn leases_that_have_ended_are_dropped_long_before_they_are_due() {
-        const HELD: u64 = 2_000;
-        let scene = Scene::new(|_| Ok(HoldReply::Done));
-        let mut holds = Vec::new();
-        for round in 0..20 {
-            let numbers = round * HELD..(round + 1) * HELD;
-            let hour = Duration::from_secs(3600);
-            let held: Vec<_> = numbers.map(|nonce| scene.hold(nonce, hour)).collect();
-            eventually(LEASE * 20, || scene.renewer.queue.is_empty());
-            assert!(held.iter().all(|hold| hold.end(Moment::now())));
-            holds.extend(held.iter().map(Arc::downgrade));
-        }
-        let kept = || holds.iter().filter(|hold| hold.strong_count() > 0).count() as u64;
-        assert!(kept() <= 4 * HELD, "{} of those that were held", kept());
-        eventually(Duration::from_secs(20), || kept() == 0);
+        in_virtual_time(|| {
+            const HELD: u64 = 2_000;
+            let scene = Scene::new(|_| Ok(HoldReply::Done));
+            let mut holds = Vec::new();
+            for round in 0..20 {
+                let numbers = round * HELD..(round + 1) * HELD;
+                let hour = Duration::from_secs(3600);
+                let held: Vec<_> = numbers.map(|nonce| scene.hold(nonce, hour)).collect();
+                eventually(LEASE * 20, || scene.renewer.queue.is_empty());
+                assert!(held.iter().all(|hold| hold.end(Moment::now())));
+                holds.extend(held.iter().map(Arc::downgrade));
+            }
+            let kept = || holds.iter().filter(|hold| hold.strong_count() > 0).count() as u64;
+            assert!(kept() <= 4 * HELD, "{} of those that were held", kept());
+            // Counting takes long.
+            let dropped = (0..20).any(|_| {
+                sleep(Duration::from_secs(1));
+                kept() == 0
+            });
+            assert!(dropped, "{} after 20 s", kept());
+        });
     }
 
     #[test]
     fn an_in_doubt_hold_that_an_answer_has_settled_is_dropped() {
-        let scene = Scene::new(|_| Ok(HoldReply::Gone));
-        let name = Arc::<str>::from("x");
-        for nonce in 0..10_000 {
-            scene.pay(HoldId { name: name.clone(), ..id(nonce) }, LEASE * 10_000);
-        }
-        eventually(LEASE * 20, || scene.releases() == 10_000);
-        eventually(LEASE * 20, || Arc::strong_count(&name) == 1);
+        in_virtual_time(|| {
+            let scene = Scene::new(|_| Ok(HoldReply::Gone));
+            let name = Arc::<str>::from("x");
+            for nonce in 0..10_000 {
+                scene.pay(HoldId { name: name.clone(), ..id(nonce) }, LEASE * 10_000);
+            }
+            eventually(LEASE * 20, || scene.releases() == 10_000);
+            eventually(LEASE * 20, || Arc::strong_count(&name) == 1);
+        });
     }
 
     #[test]
     fn the_thread_wakes_every_second_while_there_is_a_lease_and_not_without_one() {
-        let scene = Scene::new(|_| Ok(HoldReply::Done));
-        let wakes_at = || scene.renewer.wake_time.get();
-        eventually(LEASE * 10, || wakes_at() == Moment::NEVER);
-        let hold = scene.hold(1, Duration::from_secs(3600));
-        scene.wait_until_asleep();
-        let first = wakes_at();
-        assert!(first.since(Moment::now()) <= NAP);
-        eventually(LEASE * 20, || wakes_at() > first && wakes_at() < Moment::NEVER);
-        assert!(hold.end(Moment::now()));
-        eventually(Duration::from_secs(20), || wakes_at() == Moment::NEVER);
+        in_virtual_time(|| {
+            let scene = Scene::new(|_| Ok(HoldReply::Done));
+            let wakes_at = || scene.renewer.wake_time.get();
+            eventually(LEASE * 10, || wakes_at() == Moment::NEVER);
+            let hold = scene.hold(1, Duration::from_secs(3600));
+            scene.wait_until_asleep();
+            let first = wakes_at();
+            assert!(first.since(Moment::now()) <= NAP);
+            eventually(LEASE * 20, || wakes_at() > first && wakes_at() < Moment::NEVER);
+            assert!(hold.end(Moment::now()));
+            eventually(Duration::from_secs(20), || wakes_at() == Moment::NEVER);
+        });
     }
 
     #[test]
@@ -584,25 +628,30 @@ mod tests {
 
     #[test]
     fn a_debt_is_paid_until_there_is_an_answer() {
-        let scene = Scene::new(|job| if job < 3 { Err(no_reply()) } else { Ok(HoldReply::Gone) });
-        scene.pay(id(7), LEASE * 10);
-        eventually(LEASE * 4, || scene.log.lock().len() >= 4);
-        thread::sleep(LEASE);
-        assert_eq!(scene.log.lock().len(), 4);
+        in_virtual_time(|| {
+            let scene =
+                Scene::new(|job| if job < 3 { Err(no_reply()) } else { Ok(HoldReply::Gone) });
+            scene.pay(id(7), LEASE * 10);
+            eventually(LEASE * 4, || scene.log.lock().len() >= 4);
+            sleep(LEASE);
+            assert_eq!(scene.log.lock().len(), 4);
+        });
     }
 
     #[test]
     fn the_thread_ends_with_the_client_and_cleans_up_before() {
-        let scene = Scene::new(|_| Err(no_reply()));
-        scene.pay(id(7), Duration::from_secs(60));
-        // From now on the pauses are long.
-        eventually(LEASE * 4, || scene.releases() >= 5);
-        let Scene { renewer, log } = scene;
-        let before = log.lock().len();
-        drop(renewer);
-        // The thread has the other reference.
-        eventually(LEASE * 4, || Arc::strong_count(&log) == 1);
-        assert!(log.lock().len() > before);
+        in_virtual_time(|| {
+            let scene = Scene::new(|_| Err(no_reply()));
+            scene.pay(id(7), Duration::from_secs(60));
+            // From now on the pauses are long.
+            eventually(LEASE * 4, || scene.releases() >= 5);
+            let Scene { renewer, log } = scene;
+            let before = log.lock().len();
+            drop(renewer);
+            // The thread has the other reference.
+            eventually(LEASE * 4, || Arc::strong_count(&log) == 1);
+            assert!(log.lock().len() > before);
+        });
     }
 
     fn call(shutdown: &mut Shutdown, deadline: Instant) -> Receiver<Result<(), Failure>> {

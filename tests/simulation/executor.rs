@@ -706,6 +706,15 @@ pub(crate) fn run(
     }))
 }
 
+/// Runs a thread and those that it starts, until all of them have ended.
+pub(crate) fn run_alone(thread: impl FnOnce() + Send + 'static) {
+    const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+    let settings = Settings { latency: Duration::from_micros(100), ..Settings::default() };
+    let end = run(&settings, LONGEST, || spawn(None, thread), |_| {});
+    let left = end.unwrap_or_else(|why| panic!("{why}")).threads;
+    assert_eq!(left, 0, "threads wait for ever");
+}
+
 struct Active;
 
 impl Drop for Active {
