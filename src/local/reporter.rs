@@ -485,8 +485,8 @@ mod tests {
     use crossbeam_channel::TryRecvError;
     use std::sync::Barrier;
     use std::sync::atomic::AtomicUsize;
+    use std::thread;
     use std::time::Duration;
-    use std::{hint, thread};
 
     const LEASE: Duration = Duration::from_secs(20);
 
@@ -581,9 +581,9 @@ mod tests {
 
     #[test]
     fn whoever_reports_an_end_comes_after_the_report() {
-        let (caller, now) = (caller(&options()), Moment::now());
+        let caller = caller(&options());
         for nonce in 0..5000 {
-            let (kind, client) = (HoldKind::Lock, Arc::from("c"));
+            let (kind, client, now) = (HoldKind::Lock, Arc::from("c"), Moment::now());
             let id = HoldId { kind, name: Arc::from("x"), client, nonce };
             let (reporter, hold) =
                 (Reporter::default(), Arc::new(Hold::new(id, 7, 0, &caller, now, now)));
@@ -595,7 +595,7 @@ mod tests {
                 // A barrier wakes one thread after the other.
                 ready.fetch_add(1, Ordering::SeqCst);
                 while ready.load(Ordering::SeqCst) < 2 {
-                    hint::spin_loop();
+                    thread::yield_now();
                 }
                 reporter.report_end(&hold, &Ok(()), false);
                 assert_eq!(reported(&reporter), [1, 1, 0]);

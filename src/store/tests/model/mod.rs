@@ -444,7 +444,7 @@ fn a_thread_is_told_of_an_offer_that_another_thread_of_its_client_brings_about(s
     assert_eq!(wakeups.next(soon()).expect("in time").ok(), Some(Wake::Ready));
     let first = HoldId { client: format!("ben:{NUMBER}").into(), ..of(HoldKind::Write, 2) };
     let holds = [first];
-    let lease = Duration::from_millis(50);
+    let lease = Duration::from_millis(500);
     let (registration, deadline) = (Registration::None, soon());
     let reply = store.acquire(Acquire { holds: &holds, lease, registration, deadline });
     assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
@@ -466,12 +466,12 @@ fn a_client_is_told_when_a_name_that_it_waits_for_is_of_another_kind(store: &dyn
         // The holder is gone when its lease is over, and no waiting client is told.
         let ben = |kind, nonce| HoldId { client: steps::client("ben"), ..of(kind, nonce) };
         let first = if before == HoldKind::Read { HoldKind::Write } else { before };
-        let (holds, lease) = ([ben(first, 1)], Duration::from_millis(50));
+        let (holds, lease) = ([ben(first, 1)], Duration::from_millis(250));
         let (registration, deadline) = (Registration::None, soon());
         let reply = store.acquire(Acquire { holds: &holds, lease, registration, deadline });
         assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
         assert!(is_held(&acquire(store, &of(before, 2), Registration::IfHeld)), "{before:?}");
-        thread::sleep(2 * lease);
+        thread::sleep(lease + Duration::from_millis(50));
         must_acquire(store, &ben(after, 3));
         assert_eq!(release(store, &ben(after, 3)).ok(), Some(HoldReply::Done));
         let told = wakeups.next(soon());
