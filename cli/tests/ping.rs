@@ -145,12 +145,12 @@ fn an_outage_makes_ls_wait_once() {
     let port = replica.port().to_string();
     sentinel.command(&["SENTINEL", "MONITOR", "shop", "127.0.0.1", &port, "1"]);
     let address = format!("127.0.0.1:{}", sentinel.port());
-    let url = format!("redis+sentinel://{address}/shop?retry_window=2s");
+    let url = format!("redis+sentinel://{address}/shop?retry_window=5s");
     let begun = Instant::now();
     let finished = finish(&mut without_server(&["ls", "--url", &url]));
     let took = begun.elapsed();
     assert!(finished.code == 69 && finished.stderr.contains("not a master"), "{finished:?}");
-    assert!(took < Duration::from_millis(3500), "{took:?}");
+    assert!(took < Duration::from_secs(9), "{took:?}");
 }
 
 #[test]

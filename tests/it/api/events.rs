@@ -461,7 +461,7 @@ fn a_callback_that_blocks_stops_nothing(store: &Store) {
         assert!(client.try_lock_for("b", ms(50)).unwrap().is_none());
     });
     let ((), took) = timed(|| drop(client));
-    assert!(took < ms(2000), "the end of the client does not wait for it: {took:?}");
+    assert!(took < SOON / 2, "the end of the client does not wait for it: {took:?}");
     drop(end);
 }
 
@@ -522,7 +522,7 @@ fn a_callback_may_end_the_client(store: &Store) {
     hand_over.send(client).unwrap();
     let (outcome, took) = has_ended.recv_timeout(SOON).unwrap();
     outcome.unwrap();
-    assert!(took < ms(1500), "it does not wait for itself: {took:?}");
+    assert!(took < SOON / 2, "it does not wait for itself: {took:?}");
 }
 
 fn the_end_of_a_client_delivers_what_has_happened(store: &Store) {

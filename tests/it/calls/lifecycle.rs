@@ -35,7 +35,7 @@ fn close_ends_the_waits_of_every_thread(store: &Store) {
         scope.spawn(move || assert_closed(clone.lock("a").map(drop)));
         thread::sleep(ms(200));
         let ((), took) = timed(|| client.close());
-        assert!(took < ms(2000), "{took:?}");
+        assert!(took < SOON / 2, "{took:?}");
     });
     guard.unlock().unwrap();
 }

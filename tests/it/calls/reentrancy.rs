@@ -208,10 +208,10 @@ fn nest_until(end: Instant, mutex: &Mutex, outer: &Guard) {
         if nest {
             inner.unlock().unwrap();
         }
-        let (here, store) = (outer.remaining(), mutex.holder().unwrap().unwrap().remaining);
         let left = end.saturating_duration_since(Instant::now()) + ms(50);
+        let (here, store) = (outer.remaining(), mutex.holder().unwrap().unwrap().remaining);
         assert!(here <= left && store <= left, "{here:?} and {store:?} instead of {left:?}");
-        thread::sleep(ms(300));
+        thread::sleep(ms(150));
     }
 }
 

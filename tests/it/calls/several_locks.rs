@@ -180,7 +180,7 @@ fn close_ends_the_pause_between_two_attempts_for_a_set(store: &Store) {
 }
 
 fn a_set_is_lost_when_one_of_its_locks_is(store: &Store) {
-    let client = store.open_for(SHORT, patient().lease(SHORT));
+    let client = store.open_for(LEASE, patient().lease(LEASE));
     let set = client.lock_all(["a", "b"]).unwrap();
     let lost = set.lost();
     assert_eq!(lost.wait_timeout(ms(1)), None);
@@ -309,7 +309,7 @@ fn a_silent_server_hides_no_loss(server: &Server) {
 
 fn a_set_is_verified_renewed_and_released_in_one_round_trip(server: &Server) {
     let lag = Lag::before(server, ms(100));
-    let client = server.through(lag.port()).open(patient());
+    let client = server.through(lag.port()).open(patient().io_timeout(SOON));
     let names: Vec<_> = (0..300).map(|n| format!("lock {n}")).collect();
     let set = client.lock_all(&names).unwrap();
     let ((), took) = timed(|| {

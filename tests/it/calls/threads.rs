@@ -7,8 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use leasehold::Guard;
 
 use crate::support::{
-    LEASE, SOON, Store, elsewhere, eventually, is_busy, ms, patient, stores, take, throughout,
-    timed,
+    LEASE, SOON, Store, elsewhere, eventually, is_busy, patient, stores, take, throughout, timed,
 };
 
 stores! {
@@ -55,7 +54,7 @@ fn a_leaked_guard_is_not_renewed_after_its_thread(store: &Store) {
     elsewhere(|| mem::forget(take(&client, "a")));
     assert!(is_busy(&client, "a"));
     let (guard, took) = timed(|| client.lock("a").unwrap());
-    assert!(took < 2 * LEASE + ms(1000), "{took:?}");
+    assert!(took < LEASE + SOON / 2, "{took:?}");
     assert_eq!(guard.depth(), 1);
 }
 

@@ -72,7 +72,7 @@ fn threads_that_wait_for_many_names_connect_no_more_often_than_a_few() {
 
 /// Much more than an attempt, its repetition and the promised 100 ms, for a busy machine, and much
 /// less than the waits and leases in these tests.
-const BOUND: Duration = ms(2500);
+const BOUND: Duration = ms(5000);
 
 #[track_caller]
 fn assert_unavailable<T: std::fmt::Debug>(call: impl FnOnce() -> Result<T, Error>) {
@@ -282,7 +282,7 @@ fn a_client_of_a_silent_server_can_be_dropped(server: &Server) {
     let guards = ["a", "b", "c"].map(|name| take(&client, name));
     server.stop();
     let ((), took) = timed(|| drop((guards, client)));
-    assert!(took < 2 * BOUND, "{took:?}");
+    assert!(took < BOUND, "{took:?}");
     server.cont();
     eventually(SOON, || server.hashes().is_empty());
 }

@@ -60,7 +60,7 @@ fn a_waiter_takes_over_when_the_holder_is_killed(server: &Server) {
     let left = server.pttl("a");
     let (guard, took) = timed(|| client.lock("a").unwrap());
     assert!(took + ms(10) >= left, "{took:?} of {left:?} that were left");
-    assert!(took < left + ms(1500), "{took:?} of {left:?} that were left");
+    assert!(took < left + SOON / 2, "{took:?} of {left:?} that were left");
     assert!(guard.fence() > fence);
 }
 

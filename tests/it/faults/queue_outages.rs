@@ -25,7 +25,7 @@ stores! {
 }
 
 /// How long a call may take in addition to its wait and one attempt, on a busy machine.
-const MARGIN: Duration = ms(1500);
+const MARGIN: Duration = ms(4000);
 
 const THREADS: usize = 10;
 
@@ -188,7 +188,8 @@ fn no_waiter_relies_on_an_old_reply(server: &Server) {
         thread::scope(|scope| {
             let front = scope.spawn(|| client.lock("a").map(drop));
             eventually(SOON, || server.queue("a").len() == 1 && server.listeners(&client) == 1);
-            assert!(client.try_lock_for("a", ms(50)).unwrap().is_none());
+            let told = || client.try_lock_for("a", ms(50)).map(|guard| guard.is_some());
+            eventually(SOON, || told().is_ok_and(|has_lock| !has_lock));
             server.stop();
             assert_outage_for_all(ms(100), || client.try_lock_for("a", ms(100)));
             server.cont();

@@ -275,15 +275,15 @@ fn a_call_that_hangs_starves_no_release(server: &Server) {
     });
 }
 
-/// Returns how long a thread with a deadline of 400 ms waits when `fault` prevents the holder from
-/// handing the lock off to it; the best of a few tries.
-fn wait_for_a_prevented_handoff(
+/// Checks that a thread with a deadline of 400 ms waits for hardly any longer when `fault` prevents
+/// the holder from handing the lock off to it; in one try of a few, because the machine may pause.
+fn assert_a_prevented_handoff_ends_in_time(
     server: &Server,
     fault: &[&str],
     repair: &[&str],
     release: fn(Guard),
-) -> Duration {
-    let tries = (0..3).map(|_| {
+) {
+    let mut tries = (0..10).map(|_| {
         let recorder = Recorder::default();
         let builder = hasty().retry_window(ms(3000)).on_event(recorder.listener());
         let client = server.open(builder);
@@ -299,7 +299,7 @@ fn wait_for_a_prevented_handoff(
         eventually(SOON, || !server.exists("a"));
         took
     });
-    tries.min().expect("there were some")
+    assert!(tries.any(|took| took <= ms(400) + IO + MARGIN), "too long after {fault:?}");
 }
 
 fn a_drop_that_cannot_hand_off_stretches_no_wait(server: &Server) {
@@ -308,8 +308,7 @@ fn a_drop_that_cannot_hand_off_stretches_no_wait(server: &Server) {
         (&["REPLICAOF", "127.0.0.1", "1"], &["REPLICAOF", "NO", "ONE"]),
     ];
     for (fault, repair) in faults {
-        let took = wait_for_a_prevented_handoff(server, fault, repair, drop);
-        assert!(took <= ms(400) + IO + MARGIN, "{took:?} at {fault:?}");
+        assert_a_prevented_handoff_ends_in_time(server, fault, repair, drop);
     }
 }
 
@@ -320,13 +319,11 @@ fn unlock(guard: Guard) {
 
 fn a_handoff_that_a_silent_server_prevents_ends_in_time(server: &Server) {
     let pause = ["CLIENT", "PAUSE", "1500"];
-    let took = wait_for_a_prevented_handoff(server, &pause, &["PING"], unlock);
-    assert!(took <= ms(400) + IO + MARGIN, "{took:?}");
+    assert_a_prevented_handoff_ends_in_time(server, &pause, &["PING"], unlock);
 }
 
 fn a_handoff_that_a_read_only_server_prevents_ends_in_time(server: &Server) {
     let replica = ["REPLICAOF", "127.0.0.1", "1"];
     let master = ["REPLICAOF", "NO", "ONE"];
-    let took = wait_for_a_prevented_handoff(server, &replica, &master, unlock);
-    assert!(took <= ms(400) + IO + MARGIN, "{took:?}");
+    assert_a_prevented_handoff_ends_in_time(server, &replica, &master, unlock);
 }

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use leasehold::{Builder, Client, Error};
+use leasehold::{Builder, Client, Error, Guard};
 
 use super::server::Server;
-use super::{SOON, eventually, ms, opened};
+use super::{SOON, eventually, ms, opened, take};
 
 pub(crate) struct Quorum {
     pub(crate) servers: Vec<Server>,
@@ -44,7 +44,7 @@ pub(crate) fn open_redlock(builder: Builder, urls: &[String]) -> Result<Client, 
 }
 
 /// Much longer than a call may take here, for a busy machine.
-pub(crate) const BOUND: Duration = ms(2500);
+pub(crate) const BOUND: Duration = ms(5000);
 
 /// Like [`hasty`](super::hasty), for calls that wait.
 pub(crate) fn hasty() -> Builder {
@@ -61,6 +61,23 @@ pub(crate) fn settle(quorum: &Quorum, client: &Client) {
         everywhere
     });
     eventually(SOON, || quorum.count("a") == 0);
+}
+
+/// Takes the lock "a", which is free, on all servers. One that is slow for a moment does not get it
+/// then.
+pub(crate) fn take_everywhere(quorum: &Quorum, client: &Client) -> Guard {
+    for _ in 0..5 {
+        settle(quorum, client);
+        let guard = take(client, "a");
+        let end = Instant::now() + SOON / 4;
+        while Instant::now() < end {
+            if quorum.count("a") == quorum.servers.len() {
+                return guard;
+            }
+        }
+        guard.unlock().unwrap();
+    }
+    panic!("never on all servers");
 }
 
 pub(crate) fn no_quorum<T: Debug>(result: Result<T, Error>) -> (u32, u32, BTreeSet<String>) {

@@ -52,7 +52,7 @@ fn a_wrong_password_is_a_permanent_error(server: &Server) {
     let error = result.unwrap_err();
     assert!(matches!(&error, Error::Redis { code, .. } if code == "WRONGPASS"), "{error:?}");
     assert!(!everything(&error).contains("mellon"), "{error:?}");
-    assert!(took < ms(2000), "trying again does not help: {took:?}");
+    assert!(took < SOON / 2, "trying again does not help: {took:?}");
 }
 
 fn a_changed_password_is_reported_at_once(server: &Server) {

@@ -40,7 +40,7 @@ fn assert_unavailable(address: &str) {
     let (result, took) = timed(|| hasty().open(&url));
     let error = result.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
-    assert!(took < ms(2500), "{took:?}");
+    assert!(took < SOON / 2, "{took:?}");
     assert_has_its_cause(&error);
     let is_unconnected = matches!(error, Error::Unavailable { phase: Phase::Connect, .. });
     assert_eq!(everything(&error).contains("`lazy`"), is_unconnected, "{error:?}");
@@ -92,7 +92,7 @@ fn a_silent_server_is_unavailable(server: &Server) {
     assert_unavailable(&format!("127.0.0.1:{}", server.port()));
     let (result, took) = timed(|| hasty().open(&server.unix_url()));
     assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
-    assert!(took < ms(2500), "{took:?}");
+    assert!(took < SOON / 2, "{took:?}");
 }
 
 fn a_server_behind_a_black_hole_is_unavailable(server: &Server) {
@@ -100,7 +100,7 @@ fn a_server_behind_a_black_hole_is_unavailable(server: &Server) {
     proxy.blackhole();
     let (result, took) = timed(|| hasty().open(&proxy.url()));
     assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
-    assert!(took < ms(2500), "{took:?}");
+    assert!(took < SOON / 2, "{took:?}");
     proxy.heal();
     take(&opened(|| hasty().open(&proxy.url())), "a").unlock().unwrap();
 }
@@ -268,7 +268,7 @@ fn assert_foreign<T: Debug>(call: impl FnOnce() -> Result<T, Error>) {
     assert!(matches!(error, Error::Unavailable { phase: Phase::Greeting, .. }), "{error:?}");
     assert!(error.to_string().contains("does not speak Redis"), "{error}");
     assert!(!error.is_retryable(), "{error:?}");
-    assert!(took < ms(2500), "{took:?}");
+    assert!(took < SOON / 2, "{took:?}");
 }
 
 #[test]

@@ -233,7 +233,7 @@ fn a_hung_and_a_dead_sentinel_are_skipped(watched: &Watched) {
     watched.sentinels[0].stop();
     watched.sentinels[1].kill();
     let (client, took) = timed(|| open(watched, Client::builder()));
-    assert!(took < ms(3000), "{took:?}");
+    assert!(took < SOON / 2, "{took:?}");
     take(&client, "a").unlock().unwrap();
     // The cached answers are old by now, and the sentinel that gave them is silent.
     for _ in 0..5 {
@@ -243,13 +243,14 @@ fn a_hung_and_a_dead_sentinel_are_skipped(watched: &Watched) {
 }
 
 fn without_sentinels_the_open_connections_go_on(watched: &Watched) {
-    let client = open(watched, patient().lease(LEASE));
+    // A connection that is given up because the machine pauses cannot be opened again.
+    let client = open(watched, patient().lease(2 * LEASE).io_timeout(ms(2000)));
     let guard = take(&client, "a");
     watched.sentinels[0].stop();
     watched.sentinels[1].kill();
     watched.sentinels[2].stop();
     // The renewer needs a connection of its own, which is opened only now.
-    throughout(LEASE, || guard.is_held());
+    throughout(2 * LEASE, || guard.is_held());
     for _ in 0..4 {
         thread::sleep(ms(500));
         guard.verify().unwrap();
@@ -335,7 +336,7 @@ fn an_unknown_master_is_a_permanent_error(watched: &Watched) {
         }
         other => panic!("{other:?}"),
     }
-    assert!(took < ms(3000), "{took:?}");
+    assert!(took < SOON / 2, "{took:?}");
 }
 
 fn no_extra_thread_is_needed(watched: &Watched) {

@@ -25,7 +25,7 @@ use crate::support::{
 const VERSIONS: [&str; 2] = ["TLSv1.2", "TLSv1.3"];
 
 /// Much longer than two attempts of a `hasty` client, for a busy machine.
-const BOUND: Duration = ms(2500);
+const BOUND: Duration = ms(5000);
 
 /// Settings of a server that demands no certificates.
 const OPEN: [&str; 2] = ["--tls-auth-clients", "no"];

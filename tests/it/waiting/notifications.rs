@@ -11,7 +11,7 @@ use crate::support::child::{self, Child};
 use crate::support::proxy::Proxy;
 use crate::support::{
     SOON, Server, eventually, ms, patient, sleepy, soon, stores, take, throughout, unlock,
-    while_held,
+    very_sleepy, while_held,
 };
 
 stores! {
@@ -165,7 +165,7 @@ fn a_foreign_message_changes_no_key(server: &Server) {
 
 fn a_foreign_message_costs_one_script_at_most(server: &Server) {
     const MESSAGES: u64 = 2_000;
-    let (holder, waiter) = (server.open(patient()), server.open(sleepy()));
+    let (holder, waiter) = (server.open(patient()), server.open(very_sleepy()));
     while_waiting(&holder, &waiter, "a", || {
         eventually(SOON, || waits(server, &waiter, "a"));
         let before = server.evals();

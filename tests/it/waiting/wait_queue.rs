@@ -109,7 +109,7 @@ fn a_waiter_that_gives_up_does_not_block_the_wait_queue(store: &Store) {
             guard.unlock().unwrap();
             patient.join().unwrap().unwrap();
         });
-        assert!(took < ms(3000), "{took:?}");
+        assert!(took < SOON / 2, "{took:?}");
     });
 }
 

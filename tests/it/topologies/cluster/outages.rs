@@ -84,7 +84,7 @@ fn a_hung_node_delays_no_wake_up_of_another() {
             waits.join().unwrap()
         });
         result.unwrap();
-        assert!(took < ms(4000), "{took:?}");
+        assert!(took < BOUND, "{took:?}");
     });
 }
 
@@ -104,7 +104,7 @@ fn a_hung_node_delays_only_its_own_names() {
     for guard in [&ours, &also_ours] {
         let (result, took) = timed(|| guard.verify());
         result.unwrap();
-        assert!(took < ms(1000), "{took:?}");
+        assert!(took < BOUND / 2, "{took:?}");
     }
     cluster.nodes()[0].cont();
     assert_lost(theirs.unlock(), &names[0]);
@@ -169,7 +169,7 @@ fn the_calls_of_a_dead_node_fail_and_those_of_others_do_not() {
     assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
     assert!(took < BOUND, "{took:?}");
     let ((), took) = timed(|| take(&client, &alive).unlock().unwrap());
-    assert!(took < ms(1000), "{took:?}");
+    assert!(took < BOUND / 2, "{took:?}");
     let (result, took) = timed(|| client.try_lock_for(&dead, ms(500)));
     assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
     assert!(took < BOUND, "{took:?}");

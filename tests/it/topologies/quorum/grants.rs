@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use leasehold::{Error, HoldEnd};
 
-use crate::support::quorum::{hasty, settle};
+use crate::support::quorum::{hasty, settle, take_everywhere};
 use crate::support::server::Server;
 use crate::support::{
     LEASE, Quorum, SOON, assert_lost, elsewhere, eventually, is_busy, lock_key, patient, take,
@@ -94,9 +94,7 @@ fn foreign_values_on_any_of_five_servers_are_left_alone_and_count_as_held() {
 fn a_hold_without_a_majority_is_lost() {
     let quorum = Quorum::of(3);
     let client = quorum.open(patient());
-    settle(&quorum, &client);
-    let guard = take(&client, "a");
-    eventually(SOON, || quorum.count("a") == 3);
+    let guard = take_everywhere(&quorum, &client);
     quorum.servers[0].command(&["DEL", "lock:a"]);
     guard.verify().unwrap();
     take(&client, "a").unlock().unwrap();
@@ -128,12 +126,10 @@ fn servers_restarted_empty_one_at_a_time_admit_no_second_holder() {
     let mut last = 0;
     for number in 0..10 {
         // The hold must be on all servers, so that a majority that keeps its data has it.
-        settle(&quorum, &first);
         settle(&quorum, &second);
-        let guard = take(&first, "a");
+        let guard = take_everywhere(&quorum, &first);
         assert!(guard.fence() > last, "{} after {last}", guard.fence());
         last = guard.fence();
-        eventually(SOON, || quorum.count("a") == 5);
         quorum.servers[number % 5].restart();
         for _ in 0..10 {
             assert!(second.try_lock("a").unwrap().is_none(), "round {number}");

@@ -6,7 +6,7 @@ use leasehold::{Builder, Client};
 
 use crate::support::proxy::Proxy;
 use crate::support::quorum::open_redlock;
-use crate::support::quorum::{hasty, no_quorum, settle};
+use crate::support::quorum::{hasty, no_quorum, settle, take_everywhere};
 use crate::support::{Quorum, SOON, eventually, ms, opened, patient, take, throughout};
 
 /// Servers behind proxies.
@@ -49,9 +49,7 @@ fn lose_releases(troubles: impl Fn(&Proxy)) {
     let behind = Behind::of(3);
     let client = behind.open(hasty());
     for lost in &behind.proxies {
-        settle(&behind.quorum, &client);
-        let guard = take(&client, "a");
-        eventually(SOON, || behind.quorum.count("a") == 3);
+        let guard = take_everywhere(&behind.quorum, &client);
         behind.proxies.iter().for_each(&troubles);
         lost.lose_request();
         guard.unlock().unwrap();

@@ -4,9 +4,9 @@ use leasehold::{Client, Error};
 
 use crate::support::proxy::Proxy;
 use crate::support::quorum::open_redlock;
-use crate::support::quorum::{BOUND, addresses, hasty, no_quorum};
+use crate::support::quorum::{BOUND, addresses, hasty, no_quorum, take_everywhere};
 use crate::support::server::Server;
-use crate::support::{Quorum, SOON, eventually, take, timed};
+use crate::support::{Quorum, take, timed};
 
 #[test]
 fn invalid_node_lists_are_refused_before_anything_is_sent() {
@@ -76,9 +76,8 @@ fn debug_output_has_no_secrets() {
     let urls: Vec<_> = quorum.servers.iter().map(url).collect();
     let client = open_redlock(hasty(), &urls).unwrap();
     let opened = format!("{client:?}");
-    let guard = take(&client, "a");
+    let guard = take_everywhere(&quorum, &client);
     let holding = format!("{client:?} {guard:?}");
-    eventually(SOON, || quorum.count("a") == 3);
     let (owner, _) = quorum.last().hold("a");
     for secret in ["sesame", &owner] {
         let bytes = format!("{:?}", secret.as_bytes());

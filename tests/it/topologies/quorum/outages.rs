@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use leasehold::{Error, HoldEnd};
 
-use crate::support::quorum::{BOUND, addresses, hasty, no_quorum, settle};
+use crate::support::quorum::{BOUND, addresses, hasty, no_quorum, settle, take_everywhere};
 use crate::support::server::Server;
 use crate::support::{LEASE, Quorum, SOON, eventually, ms, patient, take, throughout, timed};
 
@@ -39,9 +39,7 @@ fn a_drop_waits_for_no_call_about_another_name() {
     let quorum = Quorum::of(3);
     // All names share the connections.
     let client = quorum.open(patient().io_timeout(ms(8000)).pool_size(1));
-    settle(&quorum, &client);
-    let guard = take(&client, "a");
-    eventually(SOON, || quorum.count("a") == 3);
+    let guard = take_everywhere(&quorum, &client);
     quorum.servers[..2].iter().for_each(Server::stop);
     thread::scope(|scope| {
         let other = scope.spawn(|| client.try_lock("b").map(drop));
@@ -79,7 +77,7 @@ fn a_shutdown_without_a_majority_ends_in_time() {
     let guard = take(&client, "a");
     quorum.servers[..2].iter().for_each(Server::stop);
     let (result, took) = timed(|| client.shutdown(ms(1000)));
-    assert!(result.is_err() && took < ms(3000), "{result:?} after {took:?}");
+    assert!(result.is_err() && took < SOON / 2, "{result:?} after {took:?}");
     assert!(!guard.is_held() && guard.lost().wait() == HoldEnd::Released);
     guard.unlock().unwrap();
     quorum.servers[..2].iter().for_each(Server::cont);
