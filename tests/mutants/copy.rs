@@ -1,6 +1,7 @@
 //! The copy of the source in which each mutant can be switched on.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -24,15 +25,15 @@ const COPIED: [&str; 11] = [
     "tests",
 ];
 
-/// Where the switch is defined, and how the files of that package name it.
-const SWITCHES: [(&str, &str, &str); 2] = [
-    ("src/", "src/base/mod.rs", "crate::base::is_mutant"),
-    ("cli/src/", "cli/src/main.rs", "crate::is_mutant"),
-];
+/// The packages: their folders, and where the switch is defined.
+const PACKAGES: [(&str, &str); 2] = [("src/", "src/lib.rs"), ("cli/src/", "cli/src/main.rs")];
+
+/// Where each script passes on its way to a server.
+const SCRIPTS: (&str, &str) = ("src/store/scripts.rs", "fn code(script: &str) -> String {\n");
 
 /// Files by their paths below the root.
 #[derive(Debug)]
-pub(crate) struct Source(BTreeMap<PathBuf, Vec<u8>>);
+pub(crate) struct Source(BTreeMap<String, Vec<u8>>);
 
 impl Source {
     pub(crate) fn read(root: &Path) -> Result<Self, String> {
@@ -43,45 +44,110 @@ impl Source {
         Ok(Self(files))
     }
 
-    /// Returns this source with all mutants in it, none of which is switched on.
-    pub(crate) fn plant(mut self, mutants: &[Mutant]) -> Result<Self, String> {
-        let mut edits: BTreeMap<&str, Vec<Edit>> = BTreeMap::new();
+    /// Returns where each mutant stands.
+    pub(crate) fn find(&self, mutants: &[Mutant]) -> Result<Vec<Place>, String> {
+        let mut places = Vec::new();
+        let mut errors = Vec::new();
         for mutant in mutants {
-            let text = self.text(&mutant.file)?;
-            let edit = Edit::new(mutant, text).map_err(|why| format!("{}: {why}", mutant.name))?;
-            edits.entry(&mutant.file).or_default().push(edit);
+            match self.place(mutant) {
+                Ok(place) => places.push(place),
+                Err(why) => errors.push(format!("{}: {why}", mutant.name)),
+            }
         }
-        for (file, mut edits) in edits {
-            let mut text = self.text(file)?.to_owned();
-            // From the end, so that the places of the others stay right.
-            edits.sort_by_key(|edit| edit.begin);
-            for pair in edits.windows(2) {
-                if pair[0].end > pair[1].begin {
-                    return Err(format!("{} and {} overlap", pair[0].name, pair[1].name));
+        if errors.is_empty() { Ok(places) } else { Err(errors.join("\n")) }
+    }
+
+    /// Returns the only place of a mutant's old text.
+    fn place(&self, mutant: &Mutant) -> Result<Place, String> {
+        let mut places = Vec::new();
+        let mut has_function = mutant.function.is_empty();
+        for path in self.0.keys().filter(|path| Path::new(path).starts_with(&mutant.within)) {
+            if path.ends_with(".lua") != mutant.within.ends_with(".lua") {
+                continue;
+            }
+            let text = self.text(path)?;
+            for (from, to) in functions(text, &mutant.function)? {
+                has_function = true;
+                for (begin, end) in occurrences(&text[from..to], &mutant.old)? {
+                    places.push(Place { file: path.clone(), begin: from + begin, end: from + end });
                 }
             }
-            for edit in edits.iter().rev() {
-                text.replace_range(edit.begin..edit.end, &edit.text);
-            }
-            self.0.insert(file.into(), text.into_bytes());
         }
-        for (_, file, path) in SWITCHES {
-            let name = path.rsplit(':').next().unwrap_or_default();
-            let text = self.text(file)?;
-            let switch = format!(
-                "{text}\n/// Returns `true` if this run has the mutant.\n\
-                 pub(crate) fn {name}(name: &str) -> bool {{\n\
+        match places.len() {
+            1 => Ok(places.remove(0)),
+            _ if !has_function => Err(format!("no function is called {}", mutant.function)),
+            count => Err(format!("its old text is there {count} times")),
+        }
+    }
+
+    /// Returns this source with all mutants in it, none of which is switched on.
+    pub(crate) fn plant(mut self, mutants: &[Mutant], places: &[Place]) -> Result<Self, String> {
+        let mut planted: Vec<_> = mutants.iter().zip(places).collect();
+        planted.sort_by_key(|(_, place)| (&place.file, place.begin));
+        for pair in planted.windows(2) {
+            let [(one, before), (other, after)] = pair else { continue };
+            if before.file == after.file && before.end > after.begin {
+                return Err(format!("{} and {} overlap", one.name, other.name));
+            }
+        }
+        let mut scripts = String::new();
+        // From the end, so that the places of the others stay right.
+        for (mutant, Place { file, begin, end }) in planted.into_iter().rev() {
+            let mut text = self.text(file)?.to_owned();
+            let (old, new) = (text[*begin..*end].to_owned(), mutant.new.join("\n"));
+            if file.ends_with(".lua") {
+                // Servers know nothing of the switch, so the client sends another script.
+                text.replace_range(*begin..*end, &new);
+                let mutated = self.text(file)?;
+                writeln!(
+                    scripts,
+                    "    if crate::is_mutant({:?}) {{ return script.replace({mutated:?}, {text:?}) }}",
+                    mutant.name
+                )
+                .map_err(|error| error.to_string())?;
+                continue;
+            }
+            let branch =
+                format!("if crate::is_mutant({:?}) {{ {new} }} else {{ {old} }}", mutant.name);
+            let is_statement = old.ends_with([';', '}']);
+            let branch = if is_statement { branch } else { format!("({branch})") };
+            text.replace_range(*begin..*end, &branch);
+            self.0.insert(file.clone(), text.into_bytes());
+        }
+        self.switch(&scripts)?;
+        Ok(self)
+    }
+
+    /// Adds what asks for the mutant of this run.
+    fn switch(&mut self, scripts: &str) -> Result<(), String> {
+        for (_, root) in PACKAGES {
+            let text = self.text(root)?;
+            // A switch has brackets that an expression does not need.
+            let text = format!(
+                "#![allow(warnings)]\n{text}\n\
+                 pub(crate) fn is_mutant(name: &str) -> bool {{\n\
                  static NAME: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();\n\
                  let planted = NAME.get_or_init(|| std::env::var({VARIABLE:?}).ok());\n\
                  planted.as_deref() == Some(name)\n}}\n"
             );
-            self.0.insert(file.into(), switch.into_bytes());
+            self.0.insert(root.to_owned(), text.into_bytes());
         }
-        Ok(self)
+        let (file, function) = SCRIPTS;
+        let text = self.text(file)?;
+        if text.matches(function).count() != 1 {
+            return Err(format!("{file} has no function {function:?}"));
+        }
+        let begin = format!("{function}    let script = &mutated(script);\n");
+        let text = text.replace(function, &begin);
+        let text = format!(
+            "{text}\nfn mutated(script: &str) -> String {{\n{scripts}    script.to_owned()\n}}\n"
+        );
+        self.0.insert(file.to_owned(), text.into_bytes());
+        Ok(())
     }
 
     fn text(&self, file: &str) -> Result<&str, String> {
-        let bytes = self.0.get(Path::new(file)).ok_or_else(|| format!("there is no {file}"))?;
+        let bytes = self.0.get(file).ok_or_else(|| format!("there is no {file}"))?;
         str::from_utf8(bytes).map_err(|error| format!("{file}: {error}"))
     }
 
@@ -110,9 +176,9 @@ impl Source {
 fn read_below(
     root: &Path,
     path: &Path,
-    files: &mut BTreeMap<PathBuf, Vec<u8>>,
+    files: &mut BTreeMap<String, Vec<u8>>,
 ) -> Result<(), String> {
-    let full = root.join(path);
+    let full: PathBuf = root.join(path);
     let failed = |error| format!("{}: {error}", full.display());
     if full.is_dir() {
         for entry in fs::read_dir(&full).map_err(failed)? {
@@ -122,60 +188,46 @@ fn read_below(
             }
         }
     } else {
+        let path = path.to_str().ok_or("a path is not UTF-8")?;
         files.insert(path.to_owned(), fs::read(&full).map_err(failed)?);
     }
     Ok(())
 }
 
-/// A piece of a file, and the text that takes its place.
-struct Edit {
-    name: String,
+/// Where the old text of a mutant stands.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) file: String,
     begin: usize,
     end: usize,
-    text: String,
 }
 
-impl Edit {
-    fn new(mutant: &Mutant, file: &str) -> Result<Self, String> {
-        let mut places = Vec::new();
-        for (from, to) in functions(file, &mutant.function)? {
-            let found = find(&file[from..to], &mutant.old)?;
-            places.extend(found.into_iter().map(|(begin, end)| (from + begin, from + end)));
-        }
-        let [(begin, end)] = places[..] else {
-            return Err(format!("its old text is there {} times", places.len()));
-        };
-        let old = &file[begin..end];
-        let new = mutant.new.join("\n");
-        let switch = SWITCHES.iter().rev().find(|(folder, ..)| mutant.file.starts_with(folder));
-        let (.., switch) = switch.ok_or("its file is not in the source")?;
-        let branch = format!("if {switch}({:?}) {{ {new} }} else {{ {old} }}", mutant.name);
-        let is_statement = old.ends_with([';', '}']);
-        let text = if is_statement { branch } else { format!("({branch})") };
-        Ok(Self { name: mutant.name.clone(), begin, end, text })
-    }
-}
-
-/// Returns where the functions with this name begin and end.
+/// Returns where the functions with this name begin and end. Without a name it is the whole file.
 fn functions(file: &str, name: &str) -> Result<Vec<(usize, usize)>, String> {
+    if name.is_empty() {
+        return Ok(vec![(0, file.len())]);
+    }
     let mut functions = Vec::new();
     for after in ['(', '<'] {
         for (begin, _) in file.match_indices(&format!("fn {name}{after}")) {
             let line = file[..begin].rfind('\n').map_or(0, |at| at + 1);
-            let indent = file[line..].len() - file[line..].trim_start().len();
+            let first = file[line..].lines().next().unwrap_or_default();
+            let indent = first.len() - first.trim_start().len();
+            // A function of a trait may have no body, or one of a line.
+            if first.ends_with([';', '}']) {
+                functions.push((begin, line + first.len()));
+                continue;
+            }
             let last = format!("\n{}}}\n", " ".repeat(indent));
             let end = file[begin..].find(&last).ok_or("the function has no end")?;
             functions.push((begin, begin + end));
         }
     }
-    if functions.is_empty() {
-        return Err(format!("no function is called {name}"));
-    }
     Ok(functions)
 }
 
 /// Returns where these lines stand, whatever their indentation.
-fn find(text: &str, lines: &[String]) -> Result<Vec<(usize, usize)>, String> {
+fn occurrences(text: &str, lines: &[String]) -> Result<Vec<(usize, usize)>, String> {
     let (first, rest) = lines.split_first().ok_or("no old text")?;
     let mut found = Vec::new();
     for (begin, _) in text.match_indices(first.as_str()) {

@@ -11,11 +11,12 @@
 //! it calls::release
 //! ```
 //!
-//! `in` names the file, and the function in which the old text stands exactly once. Old text that
-//! ends with `;` or `}` is statements, any other is an expression; its indentation does not matter.
-//! `lib`, `it` and `cli` name tests of that program by the beginning or a part of their names,
-//! `seeds` says how many worlds of the simulation are tried, `scene` names a small world. A mutant
-//! that survives for a reason has it after `survives`.
+//! `in` names a file, or a folder of files that may move, and the function in which the old text
+//! stands exactly once; a script has no function. Old text that ends with `;` or `}` is statements,
+//! any other is an expression; its indentation does not matter. `lib`, `it` and `cli` name tests of
+//! that program by parts of their names, `seeds` says how many worlds of the simulation are tried,
+//! `scene` names a small world. They are tried in this order. A mutant that survives for a reason
+//! has it after `survives`.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +25,8 @@ use std::path::Path;
 pub(crate) struct Mutant {
     pub(crate) name: String,
     pub(crate) about: String,
-    pub(crate) file: String,
+    /// A file or a folder.
+    pub(crate) within: String,
     pub(crate) function: String,
     pub(crate) old: Vec<String>,
     pub(crate) new: Vec<String>,
@@ -66,7 +68,7 @@ fn parse(entry: &str) -> Result<Mutant, String> {
     let mut mutant = Mutant {
         name: String::new(),
         about: String::new(),
-        file: String::new(),
+        within: String::new(),
         function: String::new(),
         old: Vec::new(),
         new: Vec::new(),
@@ -80,8 +82,11 @@ fn parse(entry: &str) -> Result<Mutant, String> {
             "#" if mutant.about.is_empty() => mutant.about = text,
             "#" => mutant.about = format!("{} {text}", mutant.about),
             "in" => {
-                let (file, function) = rest.split_once(' ').ok_or("`in` without a function")?;
-                file.clone_into(&mut mutant.file);
+                let (within, function) = rest.split_once(' ').unwrap_or((rest, ""));
+                if function.is_empty() != within.ends_with(".lua") {
+                    return Err(format!("{line:?} needs a function, unless it is of a script"));
+                }
+                within.clone_into(&mut mutant.within);
                 function.clone_into(&mut mutant.function);
             }
             "-" => mutant.old.push(text.trim().to_owned()),

@@ -14,6 +14,7 @@ use std::env;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
+use crate::copy::Place;
 use crate::list::Mutant;
 
 fn main() -> ExitCode {
@@ -31,11 +32,12 @@ fn run(arguments: &[String]) -> Result<(), String> {
     let all = list::read_all(&root.join("tests/mutants"))?;
     let source = copy::Source::read(root)?;
     // Also finds mutants that no longer fit, whichever are chosen.
-    let planted = source.plant(&all)?;
-    let chosen = choose(root, &all, arguments)?;
+    let places = source.find(&all)?;
+    let planted = source.plant(&all, &places)?;
+    let chosen = choose(root, &all, &places, arguments)?;
     if arguments.iter().any(|argument| argument == "--list") {
-        for mutant in &chosen {
-            println!("{:40} {}: {}", mutant.name, mutant.file, mutant.about);
+        for (mutant, place) in &chosen {
+            println!("{:40} {}: {}", mutant.name, place.file, mutant.about);
         }
         return Ok(());
     }
@@ -43,7 +45,12 @@ fn run(arguments: &[String]) -> Result<(), String> {
         println!("{} mutants fit the source", all.len());
         return Ok(());
     }
+    if chosen.is_empty() {
+        println!("no mutant is in a file that has changed");
+        return Ok(());
+    }
     planted.write(&root.join("target/mutants/source"))?;
+    let chosen: Vec<_> = chosen.into_iter().map(|(mutant, _)| mutant).collect();
     runner::run(root, &chosen)
 }
 
@@ -51,8 +58,9 @@ fn run(arguments: &[String]) -> Result<(), String> {
 fn choose<'a>(
     root: &Path,
     all: &'a [Mutant],
+    places: &'a [Place],
     arguments: &[String],
-) -> Result<Vec<&'a Mutant>, String> {
+) -> Result<Vec<(&'a Mutant, &'a Place)>, String> {
     let mut names = Vec::new();
     let mut changed = None;
     let mut rest = arguments.iter();
@@ -68,11 +76,11 @@ fn choose<'a>(
         }
     }
     let mut chosen = Vec::new();
-    for mutant in all {
+    for (mutant, place) in all.iter().zip(places) {
         let is_named = names.is_empty() || names.iter().any(|name| mutant.name.starts_with(name));
-        let is_touched = changed.as_ref().is_none_or(|files| files.contains(&mutant.file));
+        let is_touched = changed.as_ref().is_none_or(|files| files.contains(&place.file));
         if is_named && is_touched {
-            chosen.push(mutant);
+            chosen.push((mutant, place));
         }
     }
     if chosen.is_empty() && changed.is_none() {
