@@ -28,7 +28,7 @@ use crate::store::ask_one;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::check_name;
 use crate::store::redisson_channels::RedissonWait;
-use crate::store::request::{AcquireReply, Change, HoldRequest};
+use crate::store::request::{AcquireReply, HoldRequest};
 
 /// A call for a lock.
 pub(super) struct LockCall<'a> {
@@ -322,18 +322,19 @@ impl<'a> LockCall<'a> {
 
     /// Makes the requests of the first call.
     fn carry(&mut self, next: Next) -> Next {
-        let Self { shared, kind, name, caller, .. } = *self;
         let Shared { store, reporter, .. } = self.shared;
+        let caller = self.caller;
         let deadline = || caller.request_deadline(clock::now());
         match next {
-            Next::Ask(mut ask) => {
-                if ask.needs_new_id {
-                    ask.hold = shared.next_hold(kind, name, caller);
-                    self.with(|name| name.set_hold(&ask.hold));
-                }
+            Next::Ask(ask) => {
                 let sent = Moment::now();
                 let reply = store.acquire(ask.request(&ask.holds()));
                 self.take_reply(&ask.hold, sent, reply)
+            }
+            Next::Change(hold, change) => {
+                let request = HoldRequest { hold: &hold, change, deadline: deadline() };
+                let outcome = ask_one(&**store, request).map(drop);
+                self.step(|name, turn| name.changed(outcome, turn))
             }
             Next::Pay(debts) => {
                 let pay = |debt: &Arc<Hold>| {
@@ -342,18 +343,7 @@ impl<'a> LockCall<'a> {
                     Ok(())
                 };
                 let outcome = debts.iter().try_for_each(pay);
-                self.step(|name, turn| name.paid(&debts, outcome, turn))
-            }
-            Next::Withdraw(hold) => {
-                let (change, deadline) = (Change::RELEASE, deadline());
-                let release = HoldRequest { hold: &hold, change, deadline };
-                let is_certain = ask_one(&**store, release).is_ok();
-                self.step(|name, turn| name.withdrawn(is_certain, turn))
-            }
-            Next::Unregister(lock) => {
-                let (change, deadline) = (Change::Unregister, deadline());
-                drop(ask_one(&**store, HoldRequest { hold: &lock, change, deadline }));
-                self.step(Name::recalled)
+                self.step(|name, turn| name.changed(outcome, turn))
             }
             other => other,
         }
@@ -366,13 +356,16 @@ impl<'a> LockCall<'a> {
         sent: Moment,
         reply: Result<AcquireReply, Failure>,
     ) -> Next {
-        let Shared { reporter, listening, .. } = self.shared;
+        let Self { shared, kind, name, caller, .. } = *self;
+        let Shared { reporter, listening, store, .. } = shared;
         if reply.is_ok() {
-            reporter.record_reply(self.name);
+            reporter.record_reply(name);
         }
+        let has_new_ids = store.withdraws() || flawed(Flaw::RepeatIsAnother);
+        let new = has_new_ids.then(|| shared.next_hold(kind, name, caller));
         let (mut listens, mut lost) = (false, Vec::new());
         let next = self.step(|name, turn| {
-            let mut next = name.reply(sent, reply, turn);
+            let mut next = name.reply(sent, reply, new, turn);
             listens = turn.effects.listens;
             if let Next::Done(Outcome::Acquired { ended, .. } | Outcome::Kept { ended, .. }) =
                 &mut next

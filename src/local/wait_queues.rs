@@ -363,7 +363,7 @@ struct Untold {
 impl Untold {
     /// Sends the request ahead of the thread, if that does not block.
     fn send(&mut self, store: &dyn Store) {
-        let Some(ask) = self.ask.as_ref().filter(|ask| !ask.needs_new_id) else { return };
+        let Some(ask) = &self.ask else { return };
         let at = Moment::now();
         if let Some(ahead) = store.acquire_ahead(ask.request(&ask.holds())) {
             let hold = ask.hold.clone();
@@ -470,13 +470,14 @@ pub(super) mod tests {
         pub(in crate::local) fn call_that_waits(&self, kind: HoldKind, name: &str) -> Arc<Parker> {
             let hold = id(kind, name);
             let (parker, _) = self.call(&hold, &LockOptions::default()).expect("open");
-            self.with(&hold, |name| name.reply(Moment::now(), held(), &mut turn()));
+            self.with(&hold, |name| name.reply(Moment::now(), held(), None, &mut turn()));
             parker
         }
 
         /// Has the first call, which asks, get the lock.
         fn acquire(&self, hold: &HoldId) -> Arc<Hold> {
-            let next = self.with(hold, |name| name.reply(Moment::now(), granted(&[]), &mut turn()));
+            let next =
+                self.with(hold, |name| name.reply(Moment::now(), granted(&[]), None, &mut turn()));
             match next {
                 Next::Done(Outcome::Acquired { hold, .. }) => hold,
                 other => panic!("{other:?}"),

@@ -36,7 +36,7 @@
 //! | state | since the call began | outcome |
 //! |---|---|---|
 //! | `Held`, its lease valid | | busy |
-//! | `Asking`, `Waiting` | the last reply said that another owner holds the lock | busy |
+//! | `Waiting` | the last reply said that another owner holds the lock | busy |
 //! | `Asking`, `Waiting` | the last request has failed | that failure |
 //! | `Waiting` | nothing | the first call asks now, and its reply decides |
 //! | `Asking`, `Held` that has ended | nothing | the next reply decides |
@@ -59,7 +59,7 @@ use crate::protocol::hold::Hold;
 use crate::protocol::lease::reliable;
 use crate::protocol::retry::{HeldPauses, RetryPolicy, is_outage};
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::request::{Acquire, AcquireReply, Registration, SHARERS_MAX, is_granted};
+use crate::store::request::{Acquire, AcquireReply, Change, Registration, SHARERS_MAX, is_granted};
 
 /// How long a call that does not wait gives another client to release a lock that is only kept.
 const RECALL_TIME: Duration = Duration::from_millis(50);
@@ -88,13 +88,10 @@ pub(crate) struct Call<P> {
 pub(crate) enum Next {
     /// Sends this request, and passes the reply to [`Name::reply`].
     Ask(Ask),
-    /// Releases these holds of the client, which may be what is in the way, and reports to
-    /// [`Name::paid`].
+    /// Asks for this change of a hold, and passes the outcome to [`Name::changed`].
+    Change(HoldId, Change),
+    /// Releases these holds of the client, and passes the outcome to [`Name::changed`].
     Pay(Vec<Arc<Hold>>),
-    /// Releases the hold, which fell short of its durability, and goes on with [`Name::withdrawn`].
-    Withdraw(HoldId),
-    /// Takes the client off those that wait for the lock, and goes on with [`Name::recalled`].
-    Unregister(HoldId),
     /// Parks until it is told something. If that takes until then, goes on with [`Name::due`].
     Park {
         until: Option<Instant>,
@@ -115,8 +112,6 @@ pub(crate) struct Ask {
     pub(crate) lease: Duration,
     pub(crate) registration: Registration,
     pub(crate) deadline: Instant,
-    /// Whether the hold needs a new id: one that was withdrawn must not be requested again.
-    pub(crate) needs_new_id: bool,
 }
 
 impl Ask {
@@ -254,41 +249,57 @@ enum State<P> {
     Kept(Arc<Hold>),
 }
 
-/// What is known of the requests of the first call.
+/// What the first call asks the servers, and what it knows from their replies.
 struct Conversation<P> {
     first: Call<P>,
+    /// What the request in flight is for. Without one, what the next request is for.
+    purpose: Purpose,
     registration: Registration,
     pauses: HeldPauses,
     /// Since the first failure.
     retry: Option<RetryPolicy>,
-    /// What the last request has shown.
     known: Known,
-    /// If the last pause has ended without a wake-up: until when the lock could be free only
-    /// because it was released, by the reply before.
-    held_until: Option<Moment>,
-    /// The call does not wait, and a client that may only keep the lock was told: until when that
-    /// has time to release it.
+    /// Until when another client has time to release a lock that it may only keep. Set once that
+    /// client was told, if the call does not wait, or is about to be, if the call wants the name as
+    /// another kind.
     recall_ends: Option<Instant>,
-    recall: Recall,
-    /// Whether the release of an earlier hold of this client was not confirmed when the last
-    /// request was sent.
-    after_release: bool,
-    /// Why the first call asks again before its pause is over.
     hurry: Hurry,
-    /// Whether the next request needs another hold.
-    needs_new_id: bool,
     /// The nonces of the holds that other clients wait for: the message may overtake the reply that
     /// brings the hold, and a late one about an earlier hold that.
     wanted: BTreeSet<u64>,
-    /// The numbers of the calls behind for which the request asks as well.
-    alike: Vec<u64>,
-    /// The tenure that was kept, for which the request asks for more tokens.
-    refills: Option<Arc<Hold>>,
-    /// A permit that was dropped while the request was on its way: the first call's, unless that
+    /// A permit that was dropped while the request was in flight: the first call's, unless that
     /// brings another.
     spare: Option<Arc<Hold>>,
-    /// The failure with which the call ends once its hold is released, or a kept lock recalled.
-    ends_with: Option<Failure>,
+}
+
+/// What a request of the first call is for, which decides what the reply means.
+enum Purpose {
+    /// A hold of the first call.
+    Acquire {
+        /// The numbers of the calls behind for which it asks as well.
+        others: Vec<u64>,
+        /// Whether the end of an earlier hold of this client was not confirmed when it was sent.
+        after_release: bool,
+    },
+    /// The end of earlier holds of this client, which may be what is in the way.
+    Pay(Vec<Arc<Hold>>),
+    /// The end of a lock that another client may only keep: a name without a guard may be used for
+    /// any kind. If that client does not release it, the call ends with the failure.
+    Recall {
+        failure: Failure,
+        /// Whether the other client was told, so that this one may wait for the lock.
+        told: bool,
+    },
+    /// More tokens for a tenure that was kept.
+    Refill(Arc<Hold>),
+    /// The client no longer waits for the lock that it has recalled.
+    Unregister,
+    /// The end of a hold that fell short of its durability. The call then ends with the failure.
+    Withdraw(Failure),
+}
+
+impl Purpose {
+    const ACQUIRE: Self = Self::Acquire { others: Vec::new(), after_release: false };
 }
 
 /// Why the first call asks again before its pause is over.
@@ -306,28 +317,29 @@ enum Hurry {
 enum Known {
     /// It has failed, at that time.
     Failed(Failure, Instant),
-    /// Another owner held the lock, said a reply that came then.
-    Held(Instant),
+    /// Another owner held the lock.
+    Held {
+        /// When the reply said so.
+        at: Instant,
+        /// Until when the lock could be free only because it was released, unless a wake-up has
+        /// said that it is.
+        until: Option<Moment>,
+    },
     /// Nothing yet.
     Nothing,
-}
-
-/// How a call for a permit or a side of a read-write lock deals with a lock of that name that
-/// another client only keeps: a name without a guard may be used for any kind.
-enum Recall {
-    NotTried,
-    /// Until then the other client has time. Whether it was told.
-    Tries {
-        end: Instant,
-        told: bool,
-    },
-    Tried,
 }
 
 impl<P> Call<P> {
     pub(crate) fn new(hold: HoldId, caller: &Caller, port: P) -> Self {
         let (number, caller) = (hold.nonce, caller.clone());
         Self { number, hold, caller, port, in_doubt: false, leaves: false }
+    }
+
+    /// Returns `true` if the call has timed out, and ends with what was learned at this time. One
+    /// that does not wait believes a failure only if it has waited for the next reply.
+    fn believes(&self, at: Instant) -> bool {
+        let Caller { begin, wait, .. } = self.caller;
+        (self.leaves || wait != Wait::No) && (at >= begin || flawed(Flaw::OldReplyCounts))
     }
 }
 
@@ -341,25 +353,30 @@ impl<P: Port> Call<P> {
 }
 
 impl<P> Conversation<P> {
-    fn new(first: Call<P>, registration: Registration, after_release: bool) -> Box<Self> {
+    fn new(first: Call<P>, registration: Registration, purpose: Purpose) -> Box<Self> {
         Box::new(Self {
             pauses: HeldPauses { backoff: None, yields_until: first.caller.begin },
             first,
+            purpose,
             registration,
             retry: None,
             known: Known::Nothing,
-            held_until: None,
             recall_ends: None,
-            recall: Recall::NotTried,
-            after_release,
             hurry: Hurry::No,
-            needs_new_id: false,
             wanted: BTreeSet::new(),
-            alike: Vec::new(),
-            refills: None,
             spare: None,
-            ends_with: None,
         })
+    }
+
+    /// Returns what the request was for whose reply has come. The next one is for a hold, unless
+    /// the reply says otherwise.
+    fn take_purpose(&mut self) -> Purpose {
+        mem::replace(&mut self.purpose, Purpose::ACQUIRE)
+    }
+
+    /// Returns the lock to recall: the hold that the call wants, as a lock.
+    fn recalled_lock(&self) -> HoldId {
+        HoldId { kind: HoldKind::Lock, ..self.first.hold.clone() }
     }
 
     /// Returns `true` if the client may be among the waiting clients, and servers reply.
@@ -368,45 +385,64 @@ impl<P> Conversation<P> {
         self.registration.may_be_queued() && !is_failing
     }
 
-    /// Returns what is asked for the first call next. `behind` are the calls that wait behind it.
-    fn next_request(&mut self, behind: Option<&VecDeque<Call<P>>>, turn: &Turn) -> Ask {
-        let Call { hold, caller, .. } = &self.first;
-        let lease = caller.times.lease;
-        let deadline = caller.times.request_deadline(caller.wait, turn.now);
-        if let Some(kept) = &self.refills {
-            let lease = kept.lease.next(turn.moment).duration;
-            let (hold, registration) = (kept.id.clone(), Registration::Kept);
-            let others = Vec::new();
-            return Ask { hold, others, lease, registration, deadline, needs_new_id: false };
-        }
-        if let Recall::Tries { .. } = self.recall {
-            let hold = HoldId { kind: HoldKind::Lock, ..hold.clone() };
-            let (registration, others) = (Registration::Recall, Vec::new());
-            return Ask { hold, others, lease, registration, deadline, needs_new_id: false };
-        }
-        // In its first attempt, a call does not look at those behind it.
-        let behind = behind.filter(|_| self.registration == Registration::Registered);
-        let others = behind.into_iter().flatten().take_while(|call| {
-            hold.kind.row().is_several
-                && (call.hold.kind, call.caller.times.lease) == (hold.kind, lease)
-        });
-        let others: Vec<_> = others.take(SHARERS_MAX).collect();
-        let next = behind.and_then(VecDeque::front);
-        let is_followed =
-            next.is_some_and(|next| next.hold.kind == hold.kind) && !caller.terms.tenure.is_zero();
-        let registration = match self.registration {
-            Registration::Last => Registration::Last,
-            Registration::IfHeld | Registration::Registered if turn.missed_messages => {
-                Registration::Returning
+    /// Returns the next request for the first call. `behind` are the calls that wait behind it.
+    fn next_request(
+        &mut self,
+        behind: Option<&VecDeque<Call<P>>>,
+        after_release: bool,
+        turn: &Turn,
+    ) -> Ask {
+        let Caller { wait, times, .. } = self.first.caller;
+        let deadline = times.request_deadline(wait, turn.now);
+        match &self.purpose {
+            Purpose::Recall { .. } => {
+                let (hold, registration) = (self.recalled_lock(), Registration::Recall);
+                Ask { hold, others: Vec::new(), lease: times.lease, registration, deadline }
             }
-            _ if turn.now < self.pauses.yields_until => Registration::Yielding,
-            Registration::Registered if is_followed => Registration::Followed,
+            Purpose::Refill(kept) => {
+                let lease = kept.lease.next(turn.moment).duration;
+                let (hold, registration) = (kept.id.clone(), Registration::Kept);
+                Ask { hold, others: Vec::new(), lease, registration, deadline }
+            }
+            _ => {
+                let others = self.calls_alike(behind);
+                let registration = self.next_registration(behind, turn);
+                let numbers = others.iter().map(|call| call.number).collect();
+                let others = others.into_iter().map(|call| call.hold.clone()).collect();
+                self.purpose = Purpose::Acquire { others: numbers, after_release };
+                let hold = self.first.hold.clone();
+                Ask { hold, others, lease: times.lease, registration, deadline }
+            }
+        }
+    }
+
+    /// Returns the calls right behind the first whose holds can begin with its own.
+    fn calls_alike<'a>(&self, behind: Option<&'a VecDeque<Call<P>>>) -> Vec<&'a Call<P>> {
+        // In its first attempt, a call does not look at those behind it.
+        if self.registration != Registration::Registered || !self.first.hold.kind.row().is_several {
+            return Vec::new();
+        }
+        let wanted = (self.first.hold.kind, self.first.caller.times.lease);
+        let behind = behind.into_iter().flatten();
+        behind
+            .take_while(|call| (call.hold.kind, call.caller.times.lease) == wanted)
+            .take(SHARERS_MAX)
+            .collect()
+    }
+
+    /// Returns what the next request for a hold says about the place among the waiting clients.
+    fn next_registration(&self, behind: Option<&VecDeque<Call<P>>>, turn: &Turn) -> Registration {
+        use Registration::{Followed, IfHeld, Registered, Returning, Yielding};
+        let next = behind.and_then(VecDeque::front);
+        let is_followed = next.is_some_and(|next| next.hold.kind == self.first.hold.kind)
+            && !self.first.caller.terms.tenure.is_zero();
+        match self.registration {
+            Registration::Last => Registration::Last,
+            IfHeld | Registered if turn.missed_messages => Returning,
+            _ if turn.now < self.pauses.yields_until => Yielding,
+            Registered if is_followed => Followed,
             registration => registration,
-        };
-        self.alike = others.iter().map(|call| call.number).collect();
-        let others = others.into_iter().map(|call| call.hold.clone()).collect();
-        let needs_new_id = mem::take(&mut self.needs_new_id) || flawed(Flaw::RepeatIsAnother);
-        Ask { hold: hold.clone(), others, lease, registration, deadline, needs_new_id }
+        }
     }
 
     /// Records whether the client may be registered as waiting after a reply. Returns `true` if it
@@ -424,40 +460,47 @@ impl<P> Conversation<P> {
         matches!(reply, Ok(AcquireReply::Held { .. }))
     }
 
-    /// Returns how long to pause after a reply that the lock is held; `None` if the wait is over.
+    /// Returns how long to pause after a reply that the lock is held, to a request that was sent at
+    /// `sent`; `None` if the wait is over.
     fn pause_while_held(
         &mut self,
+        sent: Moment,
         remaining: Option<Duration>,
         recalled: bool,
         turn: &Turn,
     ) -> Option<Duration> {
         self.retry.iter_mut().for_each(RetryPolicy::record_reply);
-        self.known = Known::Held(turn.now);
+        let until = remaining.map(|remaining| sent.after(remaining));
+        self.known = Known::Held { at: turn.now, until };
         let pause = self.pauses.next(turn.backoff, remaining, turn.now, self.first.hold.seed());
-        if let Some(pause) = self.first.caller.wait.cut(pause, turn.now) {
+        let Caller { times, wait, .. } = self.first.caller;
+        if let Some(pause) = wait.cut(pause, turn.now) {
             return Some(pause);
         }
-        if recalled && matches!(self.registration, Registration::Last) {
+        if self.registration != Registration::Last {
+            return None;
+        }
+        if recalled && self.recall_ends.is_none() {
             // The attempt after it needs time, too.
-            let Caller { times, wait, .. } = &self.first.caller;
-            let last = times.request_deadline(*wait, turn.now);
+            let last = times.request_deadline(wait, turn.now);
             let time = RECALL_TIME.min(last.saturating_duration_since(turn.now) / 2);
-            self.recall_ends.get_or_insert(turn.now + time);
+            self.recall_ends = Some(turn.now + time);
         }
         // Whatever wakes the thread without the lock before that does not end the call.
         let left = self.recall_ends?.saturating_duration_since(turn.now);
-        (!left.is_zero()).then_some(left)
+        if left.is_zero() { None } else { Some(left) }
     }
 
     /// Returns how long to pause after a failure, unless trying again is pointless.
     fn pause_after(&mut self, failure: &mut Failure, turn: &Turn) -> Option<Duration> {
-        self.held_until = None;
         let Call { caller: Caller { wait, times, .. }, hold, .. } = &self.first;
         let new = || RetryPolicy::new(*wait, turn.retry_window, *times, hold.seed());
         let pause = self.retry.get_or_insert_with(new).pause_after(failure, turn.now);
-        // A connection that was found broken is no outage.
         if pause != Some(Duration::ZERO) {
             self.known = Known::Failed(failure.clone(), turn.now);
+        } else if let Known::Held { .. } = self.known {
+            // A connection that was found broken is no outage, but has lost a reply.
+            self.known = Known::Nothing;
         }
         pause
     }
@@ -483,11 +526,11 @@ impl<P: Port> Name<P> {
                 return Next::Done(Outcome::Kept { hold: kept, ended: Vec::new() });
             }
             self.state = State::Idle;
-            let refills = kept.suits(&call.caller.terms, turn.moment);
-            if !refills {
-                self.give_up_kept(&kept, turn);
+            if kept.suits(&call.caller.terms, turn.moment) {
+                return self.begin(call, Registration::IfHeld, Purpose::Refill(kept), turn);
             }
-            return self.begin(call, Registration::IfHeld, refills.then_some(kept), turn);
+            self.give_up_kept(&kept, turn);
+            return self.begin(call, Registration::IfHeld, Purpose::ACQUIRE, turn);
         }
         if let State::Held(shared) = &self.state
             && shared.id.kind.row().is_shared
@@ -508,7 +551,7 @@ impl<P: Port> Name<P> {
             _ => false,
         };
         if is_free {
-            return self.begin(call, Registration::IfHeld, None, turn);
+            return self.begin(call, Registration::IfHeld, Purpose::ACQUIRE, turn);
         }
         if call.caller.wait == Wait::No {
             return self.time_out(call, rejoins, turn);
@@ -540,7 +583,7 @@ impl<P: Port> Name<P> {
         &mut self,
         first: Call<P>,
         registration: Registration,
-        refills: Option<Arc<Hold>>,
+        purpose: Purpose,
         turn: &Turn,
     ) -> Next {
         let (wait, kind) = (first.caller.wait, first.hold.kind);
@@ -550,10 +593,7 @@ impl<P: Port> Name<P> {
             Registration::IfHeld => Registration::None,
             other => other,
         };
-        let after_release = !self.debts.is_empty() || refills.is_some();
-        let mut talk = Conversation::new(first, registration, after_release);
-        talk.refills = refills;
-        self.ask(talk, turn)
+        self.ask(Conversation::new(first, registration, purpose), turn)
     }
 
     /// Begins a conversation that has this call only, and that no message reaches.
@@ -564,65 +604,79 @@ impl<P: Port> Name<P> {
         turn: &Turn,
     ) -> Next {
         self.debts = debts;
-        self.begin(call, Registration::None, None, turn)
+        self.begin(call, Registration::None, Purpose::ACQUIRE, turn)
     }
 
     fn ask(&mut self, mut talk: Box<Conversation<P>>, turn: &Turn) -> Next {
         talk.hurry = Hurry::No;
-        if matches!(talk.known, Known::Held(_)) {
-            talk.known = Known::Nothing;
-        }
-        let ask = talk.next_request(self.behind.as_deref(), turn);
+        let ask = talk.next_request(self.behind.as_deref(), !self.debts.is_empty(), turn);
         self.state = State::Asking(talk);
         Next::Ask(ask)
     }
 
-    /// Sets the hold that the first call asks for next, in place of one that was withdrawn.
-    pub(crate) fn set_hold(&mut self, hold: &HoldId) {
-        if let State::Asking(talk) = &mut self.state {
-            talk.first.hold = hold.clone();
-        }
+    /// Asks for a change of a hold before the first call goes on.
+    fn change(
+        &mut self,
+        mut talk: Box<Conversation<P>>,
+        purpose: Purpose,
+        hold: HoldId,
+        change: Change,
+    ) -> Next {
+        talk.purpose = purpose;
+        self.state = State::Asking(talk);
+        Next::Change(hold, change)
     }
 
-    /// Takes the reply to the request of the first call, which was sent at `sent`.
+    /// Takes the reply to the request of the first call, which was sent at `sent`. `next` is the
+    /// hold to ask for next if the store withdraws what it has not granted: that must not be
+    /// requested again.
     pub(crate) fn reply(
         &mut self,
         sent: Moment,
         reply: Result<AcquireReply, Failure>,
+        next: Option<HoldId>,
         turn: &mut Turn,
     ) -> Next {
-        let State::Asking(mut talk) = mem::replace(&mut self.state, State::Idle) else {
-            unreachable!("only the first call asks")
-        };
-        if let Some(kept) = talk.refills.take() {
-            return self.reply_to_refill(talk, &kept, sent, reply, turn);
-        }
-        if let Recall::Tries { end, told } = talk.recall {
-            return self.reply_to_recall(talk, (end, told), &reply, turn);
-        }
-        // A hold whose lease is over when the reply comes counts as none: a pause of this process
-        // must not bring forth a guard of nothing.
-        let in_doubt = match &reply {
-            Ok(AcquireReply::Acquired { .. }) => {
-                turn.moment.since(sent) >= reliable(talk.first.caller.times.lease)
-                    && !flawed(Flaw::LateGrantCounts)
+        let mut talk = self.take_talk();
+        let (others, after_release) = match talk.take_purpose() {
+            Purpose::Acquire { others, after_release } => (others, after_release),
+            Purpose::Recall { failure, told } => {
+                return self.reply_to_recall(talk, failure, told, &reply, turn);
             }
+            Purpose::Refill(kept) => return self.reply_to_refill(talk, &kept, sent, reply, turn),
+            Purpose::Pay(_) | Purpose::Unregister | Purpose::Withdraw(_) => {
+                unreachable!("the outcome of a change is no reply to an attempt")
+            }
+        };
+        let reply = match reply {
+            // A hold whose lease is over when the reply comes counts as none: a pause of this
+            // process must not bring forth a guard of nothing.
+            Ok(AcquireReply::Acquired { .. })
+                if turn.moment.since(sent) >= reliable(talk.first.caller.times.lease)
+                    && !flawed(Flaw::LateGrantCounts) =>
+            {
+                Err(Failure::late())
+            }
+            reply => reply,
+        };
+        let in_doubt = match &reply {
+            Ok(AcquireReply::Acquired { .. }) => false,
             Ok(AcquireReply::Held { in_doubt, .. }) => *in_doubt,
             Err(failure) => failure.is_ambiguous() && !flawed(Flaw::AmbiguityIsIgnored),
         };
         turn.effects.listens |= talk.record_registration(&reply);
-        let falls_short = reply.as_ref().is_err_and(Failure::is_shortfall);
-        self.record_alike(&mut talk, (sent, turn.moment), &reply, in_doubt || falls_short);
-        if turn.withdraws && (in_doubt || !is_granted(&reply)) {
-            if in_doubt {
-                self.doubt(&talk.first, true, turn);
-            }
-            talk.needs_new_id = true;
+        self.reply_to_others(others, sent, &reply, in_doubt, turn.moment);
+        if in_doubt && turn.withdraws {
+            self.doubt(&talk.first, true, turn);
         } else if in_doubt {
             talk.first.in_doubt = true;
         }
+        if let Some(next) = next
+            && (in_doubt || !is_granted(&reply))
+        {
+            talk.first.hold = next;
+        }
         match reply {
-            Ok(AcquireReply::Acquired { .. }) if in_doubt => self.fail(talk, Failure::late(), turn),
             Ok(AcquireReply::Acquired { fence, room, wanted, .. }) => {
                 let Call { hold, caller, in_doubt, .. } = &talk.first;
                 let hold =
@@ -633,23 +687,35 @@ impl<P: Port> Name<P> {
                 }
                 self.begin_hold(talk, hold, turn)
             }
-            Ok(AcquireReply::Held { remaining, recalled, .. }) => {
-                self.meet_holder(talk, sent, remaining, recalled, turn)
-            }
-            Err(failure) if falls_short => {
-                // The hold exists.
-                let hold = talk.first.hold.clone();
-                talk.ends_with = Some(failure);
+            Ok(AcquireReply::Held { .. }) if !self.debts.is_empty() => {
+                // Earlier holds may be what is in the way. If their releases were confirmed in the
+                // meantime, they may have ended after this request.
+                let debts = self.debts.clone();
+                talk.purpose = Purpose::Pay(debts.clone());
                 self.state = State::Asking(talk);
-                Next::Withdraw(hold)
+                Next::Pay(debts)
+            }
+            Ok(AcquireReply::Held { .. }) if after_release && !turn.keeps_order => {
+                self.ask(talk, turn)
+            }
+            Ok(AcquireReply::Held { remaining, recalled, .. }) => {
+                match talk.pause_while_held(sent, remaining, recalled, turn) {
+                    Some(pause) => self.wait(talk, pause, true, turn),
+                    None => self.give_up(talk, Outcome::Busy, turn),
+                }
+            }
+            // The hold exists.
+            Err(failure) if failure.is_shortfall() => {
+                let hold = talk.first.hold.clone();
+                self.change(talk, Purpose::Withdraw(failure), hold, Change::RELEASE)
             }
             Err(failure)
                 if failure.kind == FailureKind::WrongType
                     && !talk.first.hold.kind.is_lock()
-                    && matches!(talk.recall, Recall::NotTried) =>
+                    && talk.recall_ends.is_none() =>
             {
-                talk.ends_with = Some(failure);
-                talk.recall = Recall::Tries { end: turn.now + RECALL_TIME, told: false };
+                talk.recall_ends = Some(turn.now + RECALL_TIME);
+                talk.purpose = Purpose::Recall { failure, told: false };
                 self.ask(talk, turn)
             }
             Err(failure) => self.fail(talk, failure, turn),
@@ -663,7 +729,9 @@ impl<P: Port> Name<P> {
         hold: Arc<Hold>,
         turn: &mut Turn,
     ) -> Next {
-        turn.effects.missed_wakeup |= talk.held_until.is_some_and(|end| turn.moment < end);
+        if let Known::Held { until: Some(until), .. } = talk.known {
+            turn.effects.missed_wakeup |= turn.moment < until;
+        }
         if hold.id.kind.is_exclusive() {
             self.state = State::Held(hold.clone());
             self.tell_leaving(turn.moment);
@@ -681,34 +749,6 @@ impl<P: Port> Name<P> {
             self.advance();
         }
         Next::Done(Outcome::Acquired { hold, ended: Vec::new() })
-    }
-
-    /// Takes the reply that another owner has the lock, for as long as `remaining` unless it is
-    /// renewed, to a request that was sent at `sent`.
-    fn meet_holder(
-        &mut self,
-        mut talk: Box<Conversation<P>>,
-        sent: Moment,
-        remaining: Option<Duration>,
-        recalled: bool,
-        turn: &mut Turn,
-    ) -> Next {
-        // Earlier holds may be what is in the way. If their releases were confirmed in the
-        // meantime, they may have ended after this request.
-        if !self.debts.is_empty() {
-            let debts = self.debts.clone();
-            talk.after_release = true;
-            self.state = State::Asking(talk);
-            return Next::Pay(debts);
-        }
-        if mem::take(&mut talk.after_release) && !turn.keeps_order {
-            return self.ask(talk, turn);
-        }
-        talk.held_until = remaining.map(|remaining| sent.after(remaining));
-        match talk.pause_while_held(remaining, recalled, turn) {
-            Some(pause) => self.wait(talk, pause, true, turn),
-            None => self.give_up(talk, Outcome::Busy, turn),
-        }
     }
 
     /// Lets the readers right behind the first call share its hold, and those to come, unless
@@ -731,22 +771,25 @@ impl<P: Port> Name<P> {
 
     /// Gives the holds that a request has brought to the other calls for which it has asked, or
     /// notes that they may exist. For a call that has left, its hold is cleaned up already.
-    fn record_alike(
+    fn reply_to_others(
         &mut self,
-        talk: &mut Conversation<P>,
-        (sent, now): (Moment, Moment),
+        others: Vec<u64>,
+        sent: Moment,
         reply: &Result<AcquireReply, Failure>,
         in_doubt: bool,
+        now: Moment,
     ) {
         let fences = match reply {
-            Ok(AcquireReply::Acquired { others, .. }) if !in_doubt => &**others,
+            Ok(AcquireReply::Acquired { others, .. }) => &**others,
             _ => &[],
         };
-        for (place, number) in mem::take(&mut talk.alike).into_iter().enumerate() {
+        // Those that fell short exist as well.
+        let may_exist = in_doubt || reply.as_ref().is_err_and(Failure::is_shortfall);
+        for (place, number) in others.into_iter().enumerate() {
             let Some(behind) = self.behind.as_mut() else { return };
             let Some(at) = behind.iter().position(|call| call.number == number) else { continue };
             match fences.get(place) {
-                None => behind[at].in_doubt |= in_doubt,
+                None => behind[at].in_doubt |= may_exist,
                 Some(fence) => {
                     let Some(call) = behind.remove(at) else { continue };
                     let hold = Hold::new(call.hold, *fence, 0, &call.caller, sent, now);
@@ -800,80 +843,58 @@ impl<P: Port> Name<P> {
     fn reply_to_recall(
         &mut self,
         mut talk: Box<Conversation<P>>,
-        (end, mut told): (Instant, bool),
+        failure: Failure,
+        told: bool,
         reply: &Result<AcquireReply, Failure>,
         turn: &mut Turn,
     ) -> Next {
-        let mut is_gone = false;
-        match reply {
-            Ok(AcquireReply::Held { recalled: true, .. }) => {
-                (told, turn.effects.listens) = (true, true);
-                let left = end.saturating_duration_since(turn.now);
-                if !left.is_zero() {
-                    talk.recall = Recall::Tries { end, told };
-                    return self.wait(talk, left, false, turn);
-                }
+        let is_told = matches!(reply, Ok(AcquireReply::Held { recalled: true, .. }));
+        if is_told {
+            turn.effects.listens = true;
+            let end = talk.recall_ends.unwrap_or(turn.now);
+            let left = end.saturating_duration_since(turn.now);
+            if !left.is_zero() {
+                talk.purpose = Purpose::Recall { failure, told: true };
+                return self.wait(talk, left, false, turn);
             }
-            Ok(AcquireReply::Held { remaining, .. }) => is_gone = remaining.is_none(),
-            Ok(AcquireReply::Acquired { .. }) | Err(_) => {}
         }
-        talk.recall = Recall::Tried;
-        if told {
+        if told || is_told {
             // What this client was offered is a lock, too.
-            let lock = HoldId { kind: HoldKind::Lock, ..talk.first.hold.clone() };
-            self.state = State::Asking(talk);
-            return Next::Unregister(lock);
+            let lock = talk.recalled_lock();
+            return self.change(talk, Purpose::Unregister, lock, Change::Unregister);
         }
-        self.after_recall(talk, is_gone, turn)
-    }
-
-    /// Goes on after the client was taken off those that wait for the lock.
-    pub(crate) fn recalled(&mut self, turn: &mut Turn) -> Next {
-        let talk = self.take_talk();
-        turn.effects.wakes_locks = true;
-        self.after_recall(talk, true, turn)
-    }
-
-    fn after_recall(
-        &mut self,
-        mut talk: Box<Conversation<P>>,
-        tries_again: bool,
-        turn: &mut Turn,
-    ) -> Next {
-        match talk.ends_with.take() {
-            Some(failure) if !tries_again => self.fail(talk, failure, turn),
-            _ => self.ask(talk, turn),
+        match reply {
+            // It is gone.
+            Ok(AcquireReply::Held { remaining: None, .. }) => self.ask(talk, turn),
+            _ => self.fail(talk, failure, turn),
         }
     }
 
-    /// Goes on after the releases of these earlier holds were repeated, until one has failed.
-    pub(crate) fn paid(
-        &mut self,
-        debts: &[Arc<Hold>],
-        outcome: Result<(), Failure>,
-        turn: &mut Turn,
-    ) -> Next {
+    /// Goes on after the change was made for which the first call has asked, or has failed.
+    pub(crate) fn changed(&mut self, outcome: Result<(), Failure>, turn: &mut Turn) -> Next {
         let mut talk = self.take_talk();
-        match outcome {
-            Ok(()) => {
-                for debt in debts {
+        match (talk.take_purpose(), outcome) {
+            (Purpose::Pay(debts), Ok(())) => {
+                for debt in &debts {
                     self.settle(debt);
                 }
-                talk.after_release = false;
                 self.ask(talk, turn)
             }
-            Err(failure) => self.fail(talk, failure, turn),
+            (Purpose::Pay(_), Err(failure)) => self.fail(talk, failure, turn),
+            (Purpose::Unregister, _) => {
+                turn.effects.wakes_locks = true;
+                self.ask(talk, turn)
+            }
+            (Purpose::Withdraw(failure), outcome) => {
+                if outcome.is_err() {
+                    self.doubt(&talk.first, false, turn);
+                }
+                self.fail(talk, failure, turn)
+            }
+            (Purpose::Acquire { .. } | Purpose::Recall { .. } | Purpose::Refill(_), _) => {
+                unreachable!("a reply to an attempt is no outcome of a change")
+            }
         }
-    }
-
-    /// Goes on after a hold that fell short was released, or may not have been.
-    pub(crate) fn withdrawn(&mut self, is_certain: bool, turn: &mut Turn) -> Next {
-        let mut talk = self.take_talk();
-        if !is_certain {
-            self.doubt(&talk.first, false, turn);
-        }
-        let failure = talk.ends_with.take().unwrap_or_else(Failure::unsent);
-        self.fail(talk, failure, turn)
     }
 
     fn take_talk(&mut self) -> Box<Conversation<P>> {
@@ -964,7 +985,7 @@ impl<P: Port> Name<P> {
         let last = mem::replace(&mut self.state, State::Idle);
         let next = self.behind.as_mut()?.pop_front()?;
         let kind = next.hold.kind;
-        let mut talk = Conversation::new(next, Registration::Registered, !self.debts.is_empty());
+        let mut talk = Conversation::new(next, Registration::Registered, Purpose::ACQUIRE);
         if let State::Asking(last) | State::Waiting(last) = last
             && let Known::Failed(failure, at) = last.known
         {
@@ -984,7 +1005,10 @@ impl<P: Port> Name<P> {
             let mut talk = self.take_talk();
             if talk.hurry == Hurry::MayBeFree {
                 // The lock was released a moment ago, so that another attempt may soon succeed too.
-                (talk.pauses.backoff, talk.held_until) = (None, None);
+                talk.pauses.backoff = None;
+                if let Known::Held { until, .. } = &mut talk.known {
+                    *until = None;
+                }
             }
             return self.ask(talk, turn);
         }
@@ -1034,17 +1058,19 @@ impl<P: Port> Name<P> {
 
     /// Returns the outcome of a call that has timed out, if enough is known since it began.
     fn known_to(&self, call: &Call<P>, now: Moment) -> Option<Outcome> {
-        let Caller { begin, wait, .. } = call.caller;
-        let is_brief = wait == Wait::No;
-        let came_since = |time| time >= begin || flawed(Flaw::OldReplyCounts);
-        let is_new = |time| (call.leaves || !is_brief) && came_since(time);
-        let refuses = |time| is_new(time) || is_brief && call.hold.kind.is_lock();
         match &self.state {
             State::Held(hold) if hold.lease.is_valid(now) => Some(Outcome::Busy),
             State::Asking(talk) | State::Waiting(talk) => match &talk.known {
-                Known::Held(time) if refuses(*time) => Some(Outcome::Busy),
-                Known::Failed(failure, time) if is_new(*time) => {
+                Known::Failed(failure, at) if call.believes(*at) => {
                     Some(Outcome::Failed(failure.clone()))
+                }
+                // The reply to the request in flight decides.
+                Known::Held { .. } if matches!(self.state, State::Asking(_)) => None,
+                Known::Held { at, .. }
+                    if call.believes(*at)
+                        || (call.caller.wait == Wait::No && call.hold.kind.is_lock()) =>
+                {
+                    Some(Outcome::Busy)
                 }
                 _ => None,
             },
@@ -1075,15 +1101,17 @@ impl<P: Port> Name<P> {
             && talk.first.number == number
         {
             let mut talk = self.take_talk();
-            let told = matches!(talk.recall, Recall::Tries { told: true, .. });
-            let lock = HoldId { kind: HoldKind::Lock, ..talk.first.hold.clone() };
-            if let Some(kept) = talk.refills.take() {
-                self.give_up_kept(&kept, turn);
+            let mut recalled = None;
+            match talk.take_purpose() {
+                Purpose::Recall { told: true, .. } => recalled = Some(talk.recalled_lock()),
+                Purpose::Refill(kept) => self.give_up_kept(&kept, turn),
+                // For a call behind the first that leaves, its hold was asked for.
+                purpose => talk.purpose = purpose,
             }
             turn.effects.spare = talk.spare.take();
             self.give_up(talk, Outcome::Busy, turn);
-            if told {
-                turn.effects.unregister = Some(lock);
+            if recalled.is_some() {
+                turn.effects.unregister = recalled;
             }
             return true;
         }
@@ -1110,8 +1138,13 @@ impl<P: Port> Name<P> {
     /// Cleans up after a call behind the first that gets no hold.
     fn end_call(&mut self, call: &Call<P>, turn: &mut Turn) {
         // The request that is on its way may bring its hold.
-        let is_asked_for = matches!(&self.state, State::Asking(talk)
-            if talk.alike.contains(&call.number) && !flawed(Flaw::LeaversHoldIsForgotten));
+        let is_asked_for = match &self.state {
+            State::Asking(talk) if !flawed(Flaw::LeaversHoldIsForgotten) => {
+                matches!(&talk.purpose, Purpose::Acquire { others, .. }
+                    if others.contains(&call.number))
+            }
+            _ => false,
+        };
         if call.in_doubt || is_asked_for {
             self.doubt(call, true, turn);
         }
@@ -1343,7 +1376,9 @@ impl<P: Port> Name<P> {
         if let Some(next) = next {
             mem::replace(&mut talk.first, next).take(permit, false, now);
         }
-        (talk.retry, talk.recall, talk.recall_ends) = (None, Recall::NotTried, None);
+        talk.purpose = Purpose::ACQUIRE;
+        talk.retry = None;
+        talk.recall_ends = None;
         self.state = State::Waiting(talk);
     }
 

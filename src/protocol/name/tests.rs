@@ -139,7 +139,8 @@ impl World {
 
     fn reply(&mut self, reply: Result<AcquireReply, Failure>) -> Next {
         self.turn.now += Duration::from_millis(1);
-        self.name.reply(Moment::now(), reply, &mut self.turn)
+        let next = if self.turn.withdraws { Some(self.id(HoldKind::Lock)) } else { None };
+        self.name.reply(Moment::now(), reply, next, &mut self.turn)
     }
 
     fn fails(&mut self, kind: FailureKind) -> Next {
@@ -426,7 +427,7 @@ fn a_hold_whose_release_is_not_confirmed_is_remembered() {
     // It may be what is in the way.
     let Next::Pay(debts) = world.reply(held()) else { panic!("it is not confirmed") };
     assert!(debts.len() == 1 && Arc::ptr_eq(&debts[0], &mine));
-    let again = world.name.paid(&debts, Ok(()), &mut world.turn);
+    let again = world.name.changed(Ok(()), &mut world.turn);
     asks(&again);
     assert!(is_parked(&world.reply(held())), "it was another owner");
     assert!(next.told.is_empty() && world.name.debts().is_empty());
@@ -681,12 +682,12 @@ fn a_hold_that_falls_short_is_released_before_the_call_fails() {
     let mut world = World::new();
     let first = world.call(Wait::Endless);
     let fell = world.fails(FailureKind::NotReplicated { acked: 0, required: 1 });
-    assert!(matches!(fell, Next::Withdraw(hold) if hold.nonce == first.number));
-    let failed = world.name.withdrawn(true, &mut world.turn);
+    assert!(matches!(fell, Next::Change(hold, Change::RELEASE) if hold.nonce == first.number));
+    let failed = world.name.changed(Ok(()), &mut world.turn);
     assert!(is_failed(&failed) && world.turn.effects.debts.is_empty() && world.name.is_over());
     world.call(Wait::Endless);
     world.fails(FailureKind::NotReplicated { acked: 0, required: 1 });
-    world.name.withdrawn(false, &mut world.turn);
+    world.name.changed(Err(failure(FailureKind::Timeout)), &mut world.turn);
     assert_eq!(world.turn.effects.debts.len(), 1, "the release may not have been executed");
 }
 
@@ -695,9 +696,9 @@ fn a_hold_that_a_store_has_withdrawn_is_not_asked_for_again() {
     let mut world = World::new();
     world.turn.withdraws = true;
     let first = world.call(Wait::Endless);
-    assert!(!asks(&first.next).needs_new_id);
+    let withdrawn = asks(&first.next).hold.nonce;
     world.reply(held());
-    assert!(asks(&world.due(&first)).needs_new_id);
+    assert!(asks(&world.due(&first)).hold.nonce > withdrawn);
     world.fails(FailureKind::Timeout);
     assert_eq!(world.turn.effects.debts.len(), 1, "it is cleaned up at once");
 }
@@ -716,8 +717,8 @@ fn a_kept_lock_of_another_client_makes_room_for_other_kinds() {
     assert!(is_parked(&world.reply(recalled())) && world.turn.effects.listens);
     assert!(world.name.wake() && first.told.is_turn());
     assert_eq!(asks(&world.due(&first)).registration, Registration::Recall);
-    assert!(matches!(world.reply(held()), Next::Unregister(_)));
-    let again = world.name.recalled(&mut world.turn);
+    assert!(matches!(world.reply(held()), Next::Change(_, Change::Unregister)));
+    let again = world.name.changed(Ok(()), &mut world.turn);
     assert_eq!(asks(&again).hold.kind, HoldKind::Read);
     assert!(is_failed(&world.fails(FailureKind::WrongType)), "once is enough");
     // One that is used does not make room.
