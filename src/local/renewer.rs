@@ -714,8 +714,11 @@ mod tests {
             let hold = Arc::new(Hold::new(id(1), 1, 0, &caller, Moment::now(), Moment::now()));
             reporter.report_acquired(&hold, &caller);
             reporter.begin_renewal(&hold);
+            let over = hold.over();
             let ended = reporter.renewer.end_all(Instant::now(), || {});
             assert!(ended.is_err(), "it had no time");
+            assert_over(&over, LEASE);
+            assert_over(&hold.over(), LEASE);
             reporter
         }
     }

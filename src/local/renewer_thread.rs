@@ -94,19 +94,8 @@ impl RenewerThread {
                 Err(_) => self.recover(),
             }
         }
-        self.finish();
-    }
-
-    /// Tries once more to pay the debts that are left, and reports the releases that are not known
-    /// to have succeeded.
-    fn finish(&mut self) {
         self.receive_new();
-        let outcomes = self.jobs.finish(self.timers.drain());
-        self.finish_jobs(outcomes);
-        let failed = Err(HoldFailure::Failed(unconfirmed()));
-        for payment in self.payments() {
-            self.reporter.report_end(&payment.debt, &failed, false);
-        }
+        self.jobs.finish(self.timers.drain());
     }
 
     /// Does all due work, then waits. Returns `false` when the client is gone.
@@ -214,8 +203,12 @@ impl RenewerThread {
         let now = clock::now();
         if shutdown.calls.iter().all(|call| call.deadline <= now) {
             let failed = Err(HoldFailure::Failed(shutdown.failure()));
-            for payment in self.payments().filter(|payment| payment.has_failed) {
-                self.reporter.report_end(&payment.debt, &failed, false);
+            for payment in self.payments() {
+                if payment.has_failed {
+                    self.reporter.report_end(&payment.debt, &failed, false);
+                } else {
+                    payment.debt.tell_over();
+                }
             }
         }
         let is_complete = self.reporter.counters.unfinished.load(Ordering::SeqCst) == 0 && {

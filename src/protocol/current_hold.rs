@@ -58,6 +58,8 @@ pub(crate) struct Rare {
     pub(crate) over: Option<OverChannel>,
     /// Removed once another client waits.
     pub(crate) wanted: Option<WantedWatch>,
+    /// Whether those that watch the hold are told that it is over, before it is known how it ends.
+    pub(crate) told_over: bool,
     /// Whether the store has confirmed that it notifies this client when another one waits.
     pub(crate) is_told: bool,
     /// Set when the tenure is lost, or is about to be.
@@ -98,6 +100,12 @@ impl CurrentHold {
         let (begin, end) =
             if self.ended { (Moment::FIRST, self.acquired) } else { (self.acquired, now) };
         end.since(begin)
+    }
+
+    /// Returns `true` if those that watch the hold are told that it is over, before it is known how
+    /// it ends.
+    pub(crate) fn told_over(&self) -> bool {
+        self.rare.as_ref().is_some_and(|rare| rare.told_over)
     }
 
     /// Disconnects the receivers, even those that also watch other holds.

@@ -315,7 +315,7 @@ impl Hold {
     /// Returns a receiver that is disconnected when the hold is over, and never gets a message.
     pub(crate) fn over(&self) -> Receiver<Infallible> {
         let mut current = self.current.lock();
-        if self.lease.is_settled() {
+        if self.lease.is_settled() || current.told_over() {
             return bounded(0).1;
         }
         current.rare.get_or_insert_default().over.get_or_insert_default().receiver.clone()
@@ -324,11 +324,19 @@ impl Hold {
     /// Lets the end of the hold disconnect a channel that several holds share.
     pub(crate) fn share_over(&self, channel: &OverChannel) {
         let mut current = self.current.lock();
-        if self.lease.is_settled() {
+        if self.lease.is_settled() || current.told_over() {
             channel.disconnect();
         } else {
             current.rare.get_or_insert_default().over = Some(channel.clone());
         }
+    }
+
+    /// Tells those that watch the hold, now or later, that it is over, although it is not known yet
+    /// how its release ends.
+    pub(crate) fn tell_over(&self) {
+        let mut current = self.current.lock();
+        current.rare.get_or_insert_default().told_over = true;
+        current.disconnect();
     }
 
     /// Ends the hold. Returns `false` if it was ended or lost before. `settle` later says whether

@@ -347,11 +347,11 @@ mod tests {
     #[test]
     fn a_seed_that_may_come_back_counts_more_than_one_that_is_no_redis_server() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let away = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let unserved = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = |listener: &TcpListener| {
             format!("redis://{}/", listener.local_addr().expect("an address"))
         };
-        let (foreign, away) = (url(&listener), url(&away));
+        let (foreign, silent) = (url(&listener), url(&unserved));
         thread::spawn(move || {
             for peer in listener.incoming() {
                 let mut peer = peer.expect("a connection");
@@ -362,8 +362,8 @@ mod tests {
         let servers = servers.expect("a thread");
         for (seeds, kind) in [
             ([&foreign].to_vec(), FailureKind::Foreign),
-            ([&foreign, &away].to_vec(), FailureKind::Unreachable),
-            ([&away, &foreign].to_vec(), FailureKind::Unreachable),
+            ([&foreign, &silent].to_vec(), FailureKind::Timeout),
+            ([&silent, &foreign].to_vec(), FailureKind::Timeout),
         ] {
             let seeds = servers.endpoints("seeds", seeds).expect("good URLs");
             let failure = Topology::new(seeds, &servers).explore().expect_err("no cluster");
