@@ -132,6 +132,13 @@ impl Connection {
         if is_open && !is_retiring {
             return Ok(());
         }
+        if was_ready
+            && !is_open
+            && let Some(route) = &self.factory.route
+        {
+            // It has ended while the sentinels were asked, or another one has.
+            self.factory.refresh(route, deadline);
+        }
         if is_open {
             // It is time to replace the socket. A failure has ended everything in flight.
             drop(self.read_all(deadline));

@@ -373,16 +373,18 @@ impl Multiplexer {
 mod tests {
     use super::*;
     use std::io::{Read, Write};
+    use std::mem;
     use std::net::{TcpListener, TcpStream};
     use std::sync::mpsc;
     use std::time::Duration;
 
     use redis::Value;
 
-    use crate::base::clock::end_of;
+    use crate::base::clock::{Moment, end_of};
     use crate::base::event_thread::Events;
     use crate::net::connection::{Connection, IDLE};
     use crate::net::in_flight::POSTED_MAX;
+    use crate::net::route::{Address, Route, VALID_FOR, sentinels_label, unanswered};
     use crate::net::server::ServerFactory;
 
     const SOON: Duration = Duration::from_secs(5);
@@ -485,6 +487,50 @@ mod tests {
         let server = server_at("", &listener);
         server.ping(Instant::now()).expect_err("no time is left");
         assert!(server.factory.pause().is_none());
+    }
+
+    /// The master may have moved since they were asked.
+    #[test]
+    fn a_connection_that_ends_while_the_sentinels_are_asked_is_not_replaced_without_an_answer() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let master = Address { host: address.ip().to_string(), port: address.port() };
+        let (peers, ended) = mpsc::channel::<TcpStream>();
+        let (factories, factory) = mpsc::channel::<Arc<ConnectionFactory>>();
+        let mut is_first = true;
+        let ask = move |_: Option<&Address>, _| {
+            if mem::take(&mut is_first) {
+                return Ok((master.clone(), Moment::now()));
+            }
+            if let Ok(peer) = ended.try_recv() {
+                drop(peer);
+                // As if another connection had ended, too.
+                factory.recv().expect("a factory").suspect_connections();
+            }
+            Err(unanswered("shop", None))
+        };
+        let config = Config { pool_size: 1, ..Config::default() };
+        let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
+        let endpoint = servers.endpoint("redis://127.0.0.1/").expect("a good URL");
+        let route = Route::new("shop", &Events::default(), Box::new(ask));
+        let server = servers.server_along(route, endpoint);
+        let peer = thread::scope(|scope| {
+            let call = scope.spawn(|| server.ping(end_of(SOON)));
+            let (mut peer, _) = listener.accept().expect("a connection");
+            for reply in [&b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"[..], b"+PONG\r\n"] {
+                assert!(peer.read(&mut [0; 1000]).expect("a request") > 0);
+                peer.write_all(reply).expect("it is open");
+            }
+            call.join().expect("no panic").expect("a reply");
+            peer
+        });
+        thread::sleep(VALID_FOR);
+        peers.send(peer).expect("the route exists");
+        factories.send(server.factory.clone()).expect("the route exists");
+        let failure = server.ping(end_of(SOON)).expect_err("no sentinel answers");
+        assert_eq!(failure.server, sentinels_label("shop"), "{failure:?}");
+        listener.set_nonblocking(true).expect("a listener");
+        listener.accept().expect_err("no connection to a server that may be no master");
     }
 
     /// The peer accepts connections, but never replies to the login.
