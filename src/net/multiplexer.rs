@@ -484,8 +484,9 @@ mod tests {
     #[test]
     fn a_call_that_comes_too_late_makes_no_other_pause() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let server = server_at("", &listener);
-        server.ping(Instant::now()).expect_err("no time is left");
+        let server = server_at(":sesame@", &listener);
+        let mut connection = Connection::new(server.factory.clone());
+        connection.connect(Instant::now()).expect_err("no time is left");
         assert!(server.factory.pause().is_none());
     }
 
