@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Builder, Client, Credentials, Durability, Error, HoldEnd, Mutex};
 
 use crate::support::kinds::{Call, How, Kind};
-use crate::support::{SOON, Server, Store, eventually, ms, patient, stores, take};
+use crate::support::{SHORT, SOON, Server, Store, eventually, ms, patient, stores, take};
 
 stores! {
     every store:
@@ -279,10 +279,10 @@ fn what_a_handle_has_from_its_client_is_cut_to_its_lease(store: &Store) {
 }
 
 fn a_default_io_timeout_adapts_to_a_short_lease(server: &Server) {
-    let client = server.open_for(ms(300), Client::builder());
-    let guard = client.mutex("a").lease(ms(300)).lock().unwrap();
+    let client = server.open_for(SHORT, Client::builder());
+    let guard = client.mutex("a").lease(SHORT).lock().unwrap();
     assert!(guard.is_held());
-    server.open(Client::builder().lease(ms(300))).lock("b").unwrap().unlock().unwrap();
+    server.open(Client::builder().lease(SHORT)).lock("b").unwrap().unlock().unwrap();
 }
 
 /// Every time that has no limit of its own is `Duration::MAX`, and no sum overflows.

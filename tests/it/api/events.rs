@@ -349,7 +349,8 @@ fn every_hold_begins_once_and_ends_once(store: &Store) {
     assert!(stats.iter().all(|stats| stats.held == 0), "{stats:?}");
 }
 
-/// Makes one of the calls of the stress, and ends what it brings in one of the ways.
+/// Makes one of the calls of the stress, and ends what it brings in one of the ways. It may bring
+/// nothing, because others hold the lock or the machine pauses.
 fn hold_one(client: &Client, operator: &Client, dice: usize) {
     let wait = ms(40);
     let pause = || thread::sleep(Duration::from_micros(dice as u64 % 700));
@@ -360,18 +361,22 @@ fn hold_one(client: &Client, operator: &Client, dice: usize) {
     };
     match dice % 11 {
         0 | 1 => {
-            if let Some(guard) = client.try_lock_for("a", wait).unwrap() {
+            if let Ok(Some(guard)) = client.try_lock_for("a", wait) {
                 drop(client.lock("a"));
                 end(Box::new(guard));
             }
         }
         2 => drop(client.mutex("b").wait(wait).with(|_| pause())),
         3 | 4 => {
-            if let Some(set) = client.try_lock_all_for(["a", "b", "c"], wait).unwrap() {
+            if let Ok(Some(set)) = client.try_lock_all_for(["a", "b", "c"], wait) {
                 end(Box::new(set));
             }
         }
-        5 => drop(client.try_lock_all(["c", "b"]).unwrap().map(|set| end(Box::new(set)))),
+        5 => {
+            if let Ok(Some(set)) = client.try_lock_all(["c", "b"]) {
+                end(Box::new(set));
+            }
+        }
         6 => {
             let semaphore = client.semaphore("p", 2);
             if let Ok(permit) = semaphore.wait(wait).acquire() {
@@ -389,7 +394,7 @@ fn hold_one(client: &Client, operator: &Client, dice: usize) {
             }
         }
         9 => {
-            if let Some(guard) = client.try_lock_owned_for("b", wait).unwrap()
+            if let Ok(Some(guard)) = client.try_lock_owned_for("b", wait)
                 && let Ok(ticket) = guard.detach()
                 && let Ok(guard) = client.adopt(&ticket)
             {
@@ -470,7 +475,7 @@ fn a_full_event_queue_blocks_no_call() {
     let (end, ended) = bounded::<()>(0);
     let (done, is_done) = bounded(1);
     let client = patient().on_event(move |_| {
-        ended.recv_timeout(2 * SOON).ok();
+        ended.recv_timeout(10 * SOON).ok();
     });
     let client = client.in_memory().unwrap();
     // Not in a scope: if it blocks, the test must not.
@@ -480,7 +485,7 @@ fn a_full_event_queue_blocks_no_call() {
         }
         done.send(()).unwrap();
     });
-    is_done.recv_timeout(SOON).unwrap();
+    is_done.recv_timeout(4 * SOON).unwrap();
     drop(end);
 }
 

@@ -71,7 +71,7 @@ fn threads_that_wait_are_counted(store: &Store) {
 }
 
 fn the_names_that_most_threads_wait_for_are_told(store: &Store) {
-    let client = store.open(patient());
+    let client = store.open(patient().wait(6 * SOON));
     let names: Vec<_> = (0..11).map(|number| format!("name {number:02}")).collect();
     let guard = client.lock_all(names.iter().chain([&"most".to_owned()])).unwrap();
     assert_eq!(client.waiting_names(), []);

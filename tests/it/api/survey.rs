@@ -81,9 +81,9 @@ fn holds_of_other_kinds_are_reported_and_ended(store: &Store) {
     if matches!(store, Store::Memory(_) | Store::Quorum(_)) {
         return;
     }
-    let client = store.open(patient());
+    let client = store.open(patient().tenure(SOON));
     let (survey, lock, permits) = (client.survey(), client.rw_lock("a"), client.semaphore("b", 3));
-    // Readers of one client share a hold.
+    // Readers of one client share a hold for its tenure.
     let other = store.open(patient()).rw_lock("a");
     let readers = [&lock, &lock, &other].map(|lock| lock.read().unwrap());
     assert_eq!(kinds(&survey, "a"), [HeldAs::Reader, HeldAs::Reader]);

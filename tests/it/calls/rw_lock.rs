@@ -269,17 +269,18 @@ fn the_fence_of_readers_is_between_those_of_writers(store: &Store) {
 /// A resource that refuses smaller tokens would refuse the first reader, which is alive.
 fn readers_share_a_fence_for_longer_than_its_counter_is_kept(store: &Store) {
     // Zero counts as two leases.
-    let client = store.open_for(SHORT, patient().fence_life(Duration::ZERO));
-    let lock = client.rw_lock("a").lease(SHORT);
+    let lease = SHORT * 3 / 2;
+    let client = store.open_for(lease, patient().fence_life(Duration::ZERO));
+    let lock = client.rw_lock("a").lease(lease);
     let first = lock.read().unwrap();
     for _ in 0..3 {
-        thread::sleep(SHORT);
+        thread::sleep(lease);
         assert_eq!(lock.read().unwrap().fence(), first.fence());
     }
     first.verify().unwrap();
     let renewed = lock.read().unwrap();
     drop(first);
-    thread::sleep(3 * SHORT);
+    thread::sleep(3 * lease);
     renewed.verify().unwrap();
     assert_eq!(lock.read().unwrap().fence(), renewed.fence(), "renewals prolong it, too");
 }

@@ -75,11 +75,11 @@ impl Child {
         Child { input: process.stdin.take(), process, reports, output }
     }
 
-    /// Returns the child's next report.
+    /// Returns the child's next report. The child may wait for something itself.
     #[track_caller]
     pub(crate) fn next(&self) -> String {
         self.reports
-            .recv_timeout(SOON)
+            .recv_timeout(3 * SOON)
             .unwrap_or_else(|_| panic!("the child says nothing:\n{}", self.output.lock()))
     }
 

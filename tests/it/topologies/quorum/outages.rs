@@ -56,7 +56,7 @@ fn a_drop_waits_for_no_call_about_another_name() {
 #[test]
 fn a_shutdown_takes_a_majority() {
     let quorum = Quorum::of(3);
-    let client = quorum.open(hasty());
+    let client = quorum.open(patient());
     settle(&quorum, &client);
     let (guard, other) = (take(&client, "a"), client.lock_all(["b", "c"]).unwrap());
     eventually(SOON, || ["a", "b", "c"].iter().all(|name| quorum.count(name) == 3));

@@ -172,7 +172,7 @@ fn redisson_gets_a_fifth_of_the_turns() {
     assert_eq!(contender.ask("contend"), "contending");
     let mut turns = || contender.ask("turns").parse::<u32>().unwrap();
     // Warms up.
-    eventually(SOON, || turns() > 1000);
+    eventually(6 * SOON, || turns() > 1000);
     let mut share_beside = |threads: u32| {
         let (before, ours) = (turns(), AtomicU32::new(0));
         thread::scope(|scope| {
