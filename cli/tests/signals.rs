@@ -279,7 +279,10 @@ fn a_signal_ends_the_wait_for_a_server_at_the_start() {
 fn a_signal_ends_the_release() {
     let server = Server::redis();
     let args = ["run", "a", "--", "sh", "-c", "echo ready; read line; exit 5"];
-    let mut running = Running::start(leasehold(&server, &args).stdin(Stdio::piped()));
+    // It would be waited for longer than the test takes.
+    let url = format!("{}?retry_window=10m", server.url());
+    let mut program = leasehold(&server, &args);
+    let mut running = Running::start(program.env("REDIS_URL", url).stdin(Stdio::piped()));
     assert_eq!(running.next(), "ready");
     refuse_for_now(&server);
     server.command(&["CONFIG", "RESETSTAT"]);

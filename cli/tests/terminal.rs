@@ -80,7 +80,9 @@ impl Terminal {
     #[track_caller]
     fn numbers<const COUNT: usize>(&self) -> [i32; COUNT] {
         let screen = self.screen.lock().clone();
-        let words = screen.split(|char: char| !char.is_ascii_digit());
+        // How long the program waits was erased, if it did.
+        let lines = screen.lines().filter_map(|line| line.rsplit("\u{1b}[K").next());
+        let words = lines.flat_map(|line| line.split(|char: char| !char.is_ascii_digit()));
         let numbers: Vec<_> = words.filter_map(|word| word.parse().ok()).collect();
         numbers.try_into().unwrap_or_else(|_| panic!("{screen:?}"))
     }

@@ -81,7 +81,7 @@ fn the_names_that_most_threads_wait_for_are_told(store: &Store) {
             let client = &client;
             scope.spawn(move || client.lock(name).unwrap().unlock().unwrap());
         }
-        eventually(SOON, || client.stats().waiting == 14);
+        eventually(4 * SOON, || client.stats().waiting == 14);
         let mut most = vec![("most".to_owned(), 3)];
         most.extend(names.iter().take(9).map(|name| (name.clone(), 1)));
         assert_eq!(client.waiting_names(), most);

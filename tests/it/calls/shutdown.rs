@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::Instant;
 
 use crossbeam_channel::bounded;
 use leasehold::{Client, Error, HoldEnd};
@@ -151,7 +152,11 @@ fn shut_down_busy_threads(store: &Store, names: usize) {
         let work = &work;
         let threads: Vec<_> =
             (0..THREADS).map(|thread| scope.spawn(move || work(thread))).collect();
-        eventually(SOON, || rounds.load(Ordering::Relaxed) >= 50 * THREADS);
+        // Whatever happens, the threads end only with the client.
+        let latest = Instant::now() + 6 * SOON;
+        while rounds.load(Ordering::Relaxed) < 50 * THREADS && Instant::now() < latest {
+            thread::sleep(ms(1));
+        }
         client.shutdown(SOON).unwrap();
         let names: Vec<_> = names.iter().map(String::as_str).collect();
         assert!(all_free(&client, &names), "a lock is left");
@@ -159,6 +164,7 @@ fn shut_down_busy_threads(store: &Store, names: usize) {
             thread.join().unwrap();
         }
     });
+    assert!(rounds.load(Ordering::Relaxed) >= 50 * THREADS, "too slow");
     let count =
         |word: &str| recorder.events().iter().filter(|event| event.starts_with(word)).count();
     eventually(SOON, || count("released") == count("acquired"));
