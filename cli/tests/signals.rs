@@ -308,6 +308,22 @@ fn a_signal_ends_the_printing_of_a_ticket_and_the_lock() {
 }
 
 #[test]
+fn a_program_that_could_not_print_its_ticket_ends_no_hold_of_another_client() {
+    let server = Server::redis();
+    let (reader, writer) = full_pipe();
+    let mut command = leasehold(&server, &["lock", "--lease", "1h", "a"]);
+    let mut running = Running::spawn(command.stdout(writer).stderr(Stdio::piped()));
+    eventually(|| server.ask::<bool>(&["EXISTS", "lock:a"]));
+    server.command(&["DEL", "lock:a"]);
+    let other = client(&server);
+    let guard = other.lock("a").unwrap();
+    running.signal(Signal::TERM);
+    assert_eq!(running.ending_signal(), 15);
+    guard.verify().unwrap();
+    drop(reader);
+}
+
+#[test]
 fn signals_that_were_blocked_are_received_all_the_same() {
     let server = Server::redis();
     let blocked = "--block-signal=CHLD,HUP,INT,QUIT,TERM,USR1,USR2";

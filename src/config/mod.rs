@@ -275,3 +275,21 @@ impl LockOptions {
         self.max_hold.map_or(self.lease, |hold| hold.min(self.lease))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reply_may_take_as_long_as_replicas_may_but_at_most_a_third_of_a_lease() {
+        const WAIT: Duration = Duration::from_secs(2);
+        let config = Config::default();
+        assert_eq!(config.io_timeout(Duration::MAX), IO_TIMEOUT_DEFAULT);
+        assert_eq!(config.io_timeout(IO_TIMEOUT_DEFAULT), IO_TIMEOUT_DEFAULT / 3);
+        let durability = Durability::Replicas { acks: 1, timeout: WAIT };
+        let durable = Config { durability, ..Config::default() };
+        assert_eq!(durable.io_timeout(Duration::MAX), IO_TIMEOUT_DEFAULT + WAIT);
+        let own = Config { io_timeout: Some(WAIT), ..Config::default() };
+        assert_eq!((own.io_timeout(Duration::MAX), own.io_timeout(WAIT)), (WAIT, WAIT / 3));
+    }
+}

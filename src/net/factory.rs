@@ -564,6 +564,22 @@ mod tests {
     }
 
     #[test]
+    fn a_login_is_assented_to_in_the_words_of_redis_only() {
+        let config = Config::default();
+        let endpoint = Endpoint::parse("redis://there/", &config, &Events::default());
+        let endpoint = endpoint.expect("a good URL");
+        let factory = ConnectionFactory::new(endpoint, &config, Resolver::default());
+        let simple = |text: &str| Ok(Value::SimpleString(text.into()));
+        for reply in [Ok(Value::Okay), simple("PONG")] {
+            factory.check_assent(reply).expect("a server of Redis");
+        }
+        for reply in [simple("HELLO"), Ok(Value::Nil), Ok(Value::Int(1))] {
+            let failure = factory.check_assent(reply).expect_err("something else");
+            assert_eq!(failure.kind, FailureKind::Foreign);
+        }
+    }
+
+    #[test]
     fn a_server_has_moved_if_one_of_its_addresses_is_gone() {
         let events = Events::default();
         let config = Config::default();

@@ -86,12 +86,14 @@ impl Programs {
         kinds.sort_unstable();
         kinds.dedup();
         let mut cargo = Command::new(env!("CARGO"));
-        // The dependencies are the same as for other tests. The simulation is slow without
-        // optimization, and with all of it the copy is built for longer than its tests run.
         cargo.current_dir(&source).args(["test", "--all-features", "--no-run"]);
-        cargo.args(["--config", "profile.dev.package.leasehold.opt-level=0"]);
+        // The simulation is slow without optimization, and with all of it the copy is built for
+        // longer than its tests run.
+        cargo.args(["--config", "profile.dev.package.leasehold.opt-level=1"]);
+        cargo.args(["--config", "profile.dev.debug=0"]);
         cargo.arg("--message-format=json-render-diagnostics");
-        cargo.arg("--target-dir").arg(root.join("target"));
+        // The tests of the source itself are not built again after this.
+        cargo.arg("--target-dir").arg(root.join("target/mutants/build"));
         for kind in &kinds {
             match *kind {
                 "lib" => cargo.arg("--lib"),

@@ -246,6 +246,22 @@ fn calls_that_follow_one_another_are_no_circle() {
 }
 
 #[test]
+fn a_thread_whose_hold_was_handed_on_while_it_waits_is_in_no_circle() {
+    let threads = (0..2).map(|_| Thread::default()).collect();
+    let mut world = World { threads, ..World::default() };
+    (0..2).for_each(|thread| world.take(thread, thread));
+    world.wait(0, 1);
+    let (_, hold) = &world.threads[0].holds[0];
+    hold.begin_next(&caller(&LockOptions::default()), Moment::now());
+    world.wait(1, 0);
+    world.look(1);
+    while !world.messages.is_empty() {
+        world.deliver(0, false);
+    }
+    assert!(world.reported.is_empty());
+}
+
+#[test]
 fn a_message_that_is_no_probe_is_ignored() {
     let call = |number, name: &str| WaitingCall {
         client: id(7),

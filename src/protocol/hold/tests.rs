@@ -42,6 +42,12 @@ fn a_hold_is_held_from_the_reply_on() {
 }
 
 #[test]
+fn a_lock_stays_taken_for_its_time_from_the_reply_on() {
+    let at_least = LockOptions { hold_at_least: Some(LEASE), ..options() };
+    assert_eq!(acquired(&at_least, NOW.before(LEASE / 4)).taken_until, NOW.after(LEASE));
+}
+
+#[test]
 fn a_renewal_counts_from_its_request_and_never_shortens() {
     let long = LEASE * 50;
     let hold = acquired(&LockOptions { lease: long, ..options() }, NOW);
@@ -273,6 +279,9 @@ fn holds_of_a_tenure_have_the_same_terms() {
     }
     let not_kept = LockOptions { keep: Duration::ZERO, ..keeping() };
     assert!(keepable(&not_kept).suits(&terms(&keeps), NOW), "a thread that keeps it comes later");
+    let not_renewed = LockOptions { renew: false, ..not_kept.clone() };
+    assert!(!keepable(&not_kept).suits(&terms(&not_renewed), NOW));
+    assert!(!keepable(&not_renewed).suits(&terms(&not_kept), NOW));
     let at_least = LockOptions { hold_at_least: Some(LEASE), ..not_kept };
     assert!(!keepable(&at_least).suits(&terms(&at_least), NOW), "each hold has its own");
     hold.set_may_begin(true);

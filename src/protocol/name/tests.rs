@@ -606,6 +606,9 @@ fn a_call_for_what_others_can_share_asks_by_itself_when_it_times_out() {
     let wait = Wait::Until(world.turn.now);
     let second = world.call_as(HoldKind::Write, &options(), wait);
     assert!(alone(world.due(&second)));
+    world.reply(held());
+    let tried = world.call_as(HoldKind::Write, &options(), Wait::No);
+    assert!(alone(tried.next), "the reply was to what another call wants");
 }
 
 #[test]
@@ -905,6 +908,18 @@ fn a_permit_goes_to_the_first_call_that_waits_and_the_next_goes_on_there() {
     assert_eq!(world.end(&permit), Ending::HandedOff);
     assert!(got(&second, &permit), "no call waits any more");
     assert!(matches!(world.end(&permit), Ending::Released { .. }));
+}
+
+#[test]
+fn a_call_that_goes_on_in_the_place_of_another_does_not_share_its_failures() {
+    let mut world = World::new();
+    let (permit, first, [second]) = permits::<1>(&mut world);
+    assert!(is_parked(&world.fails(FailureKind::Unreachable)), "it tries again");
+    world.turn.now += SOON * 2;
+    assert_eq!(world.end(&permit), Ending::HandedOff);
+    assert!(!got(&first, &permit));
+    asks(&world.due(&second));
+    assert!(is_parked(&world.fails(FailureKind::Unreachable)), "its retry window begins now");
 }
 
 #[test]

@@ -332,3 +332,78 @@ fn fail(unsent: Vec<Exchange>, failure: &Failure) {
         exchange.answer(Err(failure.clone()));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use crate::base::event_thread::Events;
+    use crate::config::Config;
+    use crate::net::server::ServerFactory;
+    use crate::store::background::JobReply;
+    use crate::store::background::peer::tests::One;
+    use crate::store::commands::Commands;
+    use crate::store::hold_id::{HoldId, HoldKind};
+    use crate::store::request::Change;
+    use crate::store::tests::process::Server;
+
+    const SOON: Duration = Duration::from_secs(5);
+
+    /// A node, and whether jobs are likely to be sent to it again.
+    struct ToOne(One, Arc<AtomicBool>);
+
+    impl JobPolicy for ToOne {
+        type Peer = One;
+        type Progress = ();
+
+        fn route(&mut self, _: &str) -> Result<(Vec<One>, ()), Failure> {
+            Ok((vec![self.0.clone()], ()))
+        }
+
+        fn post_over_pool(&self, _: &One, posted: Vec<Exchange>, _: Instant) -> Vec<Exchange> {
+            posted
+        }
+
+        fn decide(
+            &mut self,
+            _: &Job,
+            (): &mut (),
+            _: &One,
+            reply: Result<HoldReply, Failure>,
+        ) -> Decision<One> {
+            Decision::Done(reply.map(JobReply::from))
+        }
+
+        fn keeps(&self, _: &One) -> bool {
+            self.1.load(Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn the_connection_to_a_node_that_has_left_is_closed() {
+        let (server, config) = (Server::redis(), Config::default());
+        let factory = ServerFactory::new(&config, &Events::default()).expect("a thread");
+        let endpoint = factory.endpoint(&server.url()).expect("a good URL");
+        let (node, keeps) = (Arc::new(factory.connections(endpoint)), Arc::default());
+        let settings = BackgroundSettings::new(&Commands::new(&config), &factory);
+        let policy = ToOne(One(node), Arc::clone(&keeps));
+        let mut jobs = BackgroundJobs::new(policy, settings);
+        let (kind, name, client) = (HoldKind::Lock, Arc::from("a"), Arc::from("me"));
+        let hold = HoldId { kind, name, client, nonce: 1 };
+        let job = Job { id: 1, hold, change: Change::RELEASE, deadline: end_of(SOON) };
+        let mut done = Vec::new();
+        jobs.send(vec![job], &mut |id, _| done.push(id));
+        jobs.collect(end_of(SOON), &mut |id, outcome| {
+            outcome.expect("a reply");
+            done.push(id);
+        });
+        assert_eq!((done, jobs.nodes.len()), (vec![1], 1));
+        keeps.store(true, Ordering::Relaxed);
+        jobs.send(Vec::new(), &mut |_, _| {});
+        assert_eq!(jobs.nodes.len(), 1);
+        keeps.store(false, Ordering::Relaxed);
+        jobs.send(Vec::new(), &mut |_, _| {});
+        assert!(jobs.nodes.is_empty());
+    }
+}

@@ -206,10 +206,11 @@ pub(crate) fn sleep<T>(sockets: &mut [PollFd<'_>], openings: &[&Receiver<T>], de
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::base::event_thread::Events;
     use crate::config::Config;
+    use crate::net::in_flight::Exchange;
     use crate::net::server::ServerFactory;
     use crate::store::tests::process::Server;
 
@@ -217,11 +218,13 @@ mod tests {
     const SOON: Duration = Duration::from_secs(5);
 
     #[derive(Clone)]
-    struct One(Arc<ConnectionFactory>);
+    pub(in crate::store::background) struct One(
+        pub(in crate::store::background) Arc<ConnectionFactory>,
+    );
 
     impl PartialEq for One {
-        fn eq(&self, _: &Self) -> bool {
-            true
+        fn eq(&self, other: &Self) -> bool {
+            Arc::ptr_eq(&self.0, &other.0)
         }
     }
 
@@ -254,5 +257,54 @@ mod tests {
             let again = connection.begin_opening(None, end_of(SOON), false, Ok);
             assert_eq!(again.is_ok(), lasts, "after a pause of {pause:?}");
         }
+    }
+    /// A connection to a node, with an outcome of the attempt to open the next one.
+    fn with_outcome(
+        factory: &Arc<ConnectionFactory>,
+        outcome: Result<Connection, Failure>,
+    ) -> BackgroundConnection<One, Connection> {
+        let mut connection = BackgroundConnection::new(One(factory.clone()), AGES);
+        connection.begin_opening(None, end_of(SOON), false, Ok).expect("it is time");
+        assert!(wait_for_any(&connection.opening, end_of(SOON)));
+        connection.finish_opening().expect("an outcome").expect("a connection");
+        let (sender, opening) = bounded(1);
+        sender.send(outcome).expect("there is room");
+        connection.opening = Some(opening);
+        connection
+    }
+
+    #[test]
+    fn a_connection_is_replaced_once_its_replies_have_come_and_only_by_an_open_one() {
+        let server = Server::redis();
+        let servers = ServerFactory::new(&Config::default(), &Events::default());
+        let servers = servers.expect("a thread");
+        let endpoint = servers.endpoint(&server.url()).expect("a good URL");
+        let factory = Arc::new(servers.connections(endpoint));
+        let mut failed = with_outcome(&factory, Err(factory.no_reply()));
+        failed.finish_opening().expect("an outcome").expect_err("it was not opened");
+        assert!(failed.open.as_ref().is_some_and(Connection::is_open), "it is still good");
+
+        let mut busy = with_outcome(&factory, Ok(Connection::new(factory.clone())));
+        let ping = Request::command(&redis::cmd("PING"));
+        let posted = Exchange::posted(ping, end_of(SOON), Box::new(drop));
+        busy.open.as_mut().expect("it is open").send([posted]);
+        assert!(busy.finish_opening().is_none(), "a reply is still to come");
+        while busy.is_busy() {
+            busy.read();
+        }
+        busy.finish_opening().expect("an outcome").expect("the next one");
+        assert!(!busy.open.as_ref().is_some_and(Connection::is_open), "that is not open here");
+    }
+
+    #[test]
+    fn an_attempt_without_a_thread_has_failed() {
+        let server = Server::redis();
+        let servers = ServerFactory::new(&Config::default(), &Events::default());
+        let servers = servers.expect("a thread");
+        let endpoint = servers.endpoint(&server.url()).expect("a good URL");
+        let factory = Arc::new(servers.connections(endpoint));
+        let mut connection = BackgroundConnection::<_, Connection>::new(One(factory), AGES);
+        connection.opening = Some(bounded(0).1);
+        connection.finish_opening().expect("an outcome").expect_err("no thread");
     }
 }

@@ -237,3 +237,52 @@ fn failure(why: &'static str) -> Failure {
     let error = io::Error::new(io::ErrorKind::ConnectionAborted, why);
     Failure::io(FailureKind::Unreachable, &Arc::from("the servers"), error)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use parking_lot::Mutex;
+
+    use crate::config::Config;
+    use crate::net::server::ServerFactory;
+    use crate::store::background::peer::tests::One;
+    use crate::store::commands::Commands;
+    use crate::store::tests::process::Server;
+
+    /// Masters that come and go.
+    #[derive(Clone, Default)]
+    struct Masters(Arc<Mutex<Vec<One>>>);
+
+    impl WakeupPolicy for Masters {
+        type Peer = One;
+
+        fn pause(&self) -> Duration {
+            Duration::ZERO
+        }
+
+        fn peers(&self) -> Vec<One> {
+            self.0.lock().clone()
+        }
+
+        fn receive(&mut self, _: &One, wake: Wake) -> Option<Wake> {
+            Some(wake)
+        }
+    }
+
+    #[test]
+    fn a_client_that_has_left_a_node_hears_everything_from_the_others() {
+        let (servers, config) = ([(); 2].map(|()| Server::redis()), Config::default());
+        let factory = ServerFactory::new(&config, &Events::default()).expect("a thread");
+        let masters = Masters::default();
+        for server in &servers {
+            let endpoint = factory.endpoint(&server.url()).expect("a good URL");
+            masters.0.lock().push(One(Arc::new(factory.connections(endpoint))));
+        }
+        let settings = BackgroundSettings::new(&Commands::new(&config), &factory);
+        let mut wakeups = BackgroundWakeups::new(masters.clone(), &settings, "a", None);
+        let mut next = |time| wakeups.next(end_of(time)).map(|next| next.expect("it listens"));
+        while next(Duration::from_secs(5)).expect("in time") != Wake::Complete(true) {}
+        masters.0.lock().pop();
+        assert_eq!(next(Duration::ZERO), None, "it need not hear the one that is gone");
+    }
+}

@@ -306,6 +306,9 @@ mod tests {
         assert!(!is_left_alone(), "it writes what it has the right to");
         refused("READONLY");
         assert!(is_left_alone());
+        let end = server.next_try();
+        refused("READONLY");
+        assert_eq!(server.next_try(), end, "requests that were refused together are one failure");
         server.note(&Ok(()), |()| false);
         assert!(is_left_alone(), "a replica answers questions too");
         server.note(&Ok(()), |()| true);

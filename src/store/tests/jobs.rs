@@ -88,7 +88,9 @@ fn a_late_reply_to_an_abandoned_job_is_ignored() {
     scene.jobs.abandon();
     scene.renew(2, scene.held.clone(), soon());
     scene.process.cont();
+    let begun = Instant::now();
     scene.collect_all();
+    assert!(begun.elapsed() < SOON / 2, "nothing waits for the abandoned job");
     let outcomes = &scene.outcomes[..];
     assert!(matches!(outcomes, [(2, Ok(HoldReply::Done))]), "{outcomes:?}");
 }
@@ -277,4 +279,32 @@ fn jobs_find_a_connection_that_was_prepared() {
         assert!(matches!(outcomes[..], [Ok(HoldReply::Done)]), "{outcomes:?}");
     }
     assert_eq!(connected(), 2);
+}
+
+#[test]
+fn a_connection_that_could_not_be_prepared_is_opened_for_the_first_job() {
+    let scene = Scene::new();
+    let mut jobs = scene.store.jobs();
+    scene.process.kill();
+    jobs.prepare(&scene.held.name);
+    // By the end of this, the attempt has failed.
+    scene.process.restart();
+    let outcomes = run_jobs(&mut *jobs, &[(scene.held.clone(), Change::RELEASE)]);
+    assert!(matches!(outcomes[..], [Ok(HoldReply::Gone)]), "{outcomes:?}");
+}
+
+#[test]
+fn jobs_of_a_quorum_without_a_majority_wait_for_no_pause_of_a_server() {
+    let servers = [(); 3].map(|()| Server::redis());
+    let store = quorum(&servers, &Config::default());
+    let mut jobs = store.jobs();
+    servers[..2].iter().for_each(Server::kill);
+    for nonce in 1..20 {
+        acquire(&store, &hold(nonce), Registration::None).expect_err("there is no majority");
+    }
+    servers[..2].iter().for_each(Server::restart);
+    let begun = Instant::now();
+    let outcomes = run_jobs(&mut *jobs, &[(hold(1), Change::RELEASE)]);
+    assert!(matches!(outcomes[..], [Ok(HoldReply::Gone)]), "{outcomes:?}");
+    assert!(begun.elapsed() < 4 * WHILE, "{:?}", begun.elapsed());
 }

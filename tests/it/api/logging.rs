@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use crossbeam_channel::bounded;
 use leasehold::{Guard, HoldEnd};
 use log::{LevelFilter, Log, Metadata, Record};
 use parking_lot::Mutex;
@@ -285,6 +286,30 @@ fn losses_in_a_child() {
     let lines = lines_with("lost");
     assert!(lines.len() < 20, "{lines:?}");
     assert!(lines.iter().all(|line| line.contains("does not know")), "{lines:?}");
+}
+
+#[test]
+fn events_that_there_is_no_room_for_are_counted_in_a_line() {
+    Child::start(drop_events_in_a_child, "in memory").finish();
+}
+
+#[test]
+#[ignore = "a child of events_that_there_is_no_room_for_are_counted_in_a_line"]
+fn drop_events_in_a_child() {
+    if child::argument().is_none() {
+        return;
+    }
+    Logger::install(FINE);
+    let (end, ended) = bounded::<()>(0);
+    let client = patient().on_event(move |_| {
+        ended.recv_timeout(SOON).ok();
+    });
+    let client = client.in_memory().unwrap();
+    for _ in 0..5_000 {
+        take(&client, "a").unlock().unwrap();
+    }
+    drop(end);
+    eventually(SOON, || lines_with("dropped").iter().any(|line| line.starts_with("WARN")));
 }
 
 fn a_program_that_ends_for_a_loss_has_logged_it(server: &Server) {

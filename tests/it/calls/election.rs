@@ -8,7 +8,8 @@ stores! {
     every store:
         the_leader_is_known_to_all;
     several clients:
-        a_leader_that_resigns_hands_over_at_once;
+        a_leader_that_resigns_hands_over_at_once,
+        the_fence_of_a_leader_is_known_while_other_threads_campaign;
 }
 
 fn the_leader_is_known_to_all(store: &Store) {
@@ -44,5 +45,21 @@ fn a_leader_that_resigns_hands_over_at_once(store: &Store) {
         let next = waiting.join().unwrap();
         assert_eq!(leader.election("a").leader().unwrap().unwrap().client, candidate.id());
         drop(next);
+    });
+}
+
+fn the_fence_of_a_leader_is_known_while_other_threads_campaign(store: &Store) {
+    let (former, client) = (store.open(patient()), store.open(patient()));
+    let term = former.election("a").campaign().unwrap();
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let term = client.election("a").campaign().unwrap();
+                let leader = former.election("a").leader().unwrap().unwrap();
+                assert_eq!(leader.fence, term.fence());
+            });
+        }
+        eventually(SOON, || client.stats().waiting == 2);
+        term.resign().unwrap();
     });
 }

@@ -45,7 +45,21 @@ stores! {
     one server:
         readers_that_come_together_do_not_wait_for_each_other,
         readers_that_wait_for_a_writer_come_in_after_few_round_trips,
-        readers_of_a_client_share_a_hold_and_send_no_request;
+        readers_of_a_client_share_a_hold_and_send_no_request,
+        a_thread_that_waits_behind_another_of_its_client_needs_no_message;
+}
+
+fn a_thread_that_waits_behind_another_of_its_client_needs_no_message(server: &Server) {
+    let (proxy, client) = behind_proxy(server, sleepy());
+    let lock = client.rw_lock("a");
+    let reader = lock.read().unwrap();
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| lock.write().map(drop));
+        eventually(SOON, || server.queue("a").len() == 1 && server.listeners(&client) == 1);
+        proxy.lose_messages();
+        drop(reader);
+        soon(|| writer.join().unwrap().unwrap());
+    });
 }
 
 fn readers_of_a_client_share_a_hold_and_send_no_request(server: &Server) {
