@@ -213,3 +213,27 @@ impl OutageLog {
         store.is_none_or(|store| store.share_server(one, other))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::LockOptions;
+    use crate::protocol::call::tests::caller;
+    use crate::store::hold_id::{HoldId, HoldKind};
+
+    #[test]
+    fn a_renewal_that_goes_on_failing_is_reported_when_it_begins_to() {
+        let (log, now) = (OutageLog::default(), Moment::now());
+        let (kind, name, client) = (HoldKind::Lock, Arc::from("a"), Arc::from("me"));
+        let id = HoldId { kind, name, client, nonce: 1 };
+        let hold = Hold::new(id, 1, 0, &caller(&LockOptions::default()), now, now);
+        let reported = || log.counters.failed_renewals.load(Ordering::Relaxed);
+        for _ in 0..3 {
+            log.record_failed_renewal(&hold, &Failure::late());
+        }
+        assert_eq!(reported(), 1);
+        log.record_renewal(&hold, false);
+        log.record_failed_renewal(&hold, &Failure::late());
+        assert_eq!(reported(), 2);
+    }
+}

@@ -580,6 +580,18 @@ mod tests {
     }
 
     #[test]
+    fn what_was_sent_over_a_new_connection_that_ends_may_have_arrived() {
+        let config = Config::default();
+        let endpoint = Endpoint::parse("redis://there/", &config, &Events::default());
+        let endpoint = endpoint.expect("a good URL");
+        let factory = ConnectionFactory::new(endpoint, &config, Resolver::default());
+        for greeted in [false, true] {
+            let end = io::Error::from(io::ErrorKind::UnexpectedEof);
+            assert!(factory.failure_of_break(end.into(), greeted).is_ambiguous());
+        }
+    }
+
+    #[test]
     fn a_server_has_moved_if_one_of_its_addresses_is_gone() {
         let events = Events::default();
         let config = Config::default();

@@ -193,3 +193,26 @@ pub(super) fn unanswered(master: &str, last: Option<Failure>) -> Failure {
 pub(super) fn sentinels_label(master: &str) -> Arc<str> {
     format!("the sentinels of {master:?}").into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{OnceLock, Weak};
+
+    use crate::base::clock::end_of;
+
+    #[test]
+    fn a_suspicion_that_arises_while_the_sentinels_are_asked_stands() {
+        let this = Arc::new(OnceLock::<Weak<Route>>::new());
+        let asked = this.clone();
+        let ask = move |_: Option<&Address>, _: Instant| {
+            let route = asked.get().and_then(Weak::upgrade).expect("it is there");
+            route.suspect_move();
+            Ok((Address { host: "there".into(), port: 1 }, Moment::now()))
+        };
+        let route = Arc::new(Route::new("shop", &Events::default(), Box::new(ask)));
+        this.set(Arc::downgrade(&route)).expect("it is new");
+        route.refresh(end_of(VALID_FOR));
+        assert!(route.address().is_ok() && !route.is_current());
+    }
+}

@@ -283,6 +283,8 @@ fn no_decision_waits_for_a_reply_that_cannot_change_it_or_comes_before_one_that_
     assert!(matches!(hopeless.decide_any(), Some(Err(_))));
     let open = Votes::<HoldReply>(vec![None, None, None]);
     assert!(open.decide_hold().is_none() && open.decide_any().is_none());
+    let refused = Votes::<HoldReply>(vec![Some(failed(FailureKind::Rejected)), None, None]);
+    assert!(refused.decide_any().is_none(), "the others may be a majority");
     // One more answer would make three of five, with the server that has something else.
     let gone = Some(Ok(HoldReply::Gone));
     let wrong = Some(failed(FailureKind::WrongType));
