@@ -148,7 +148,13 @@ impl Commands {
         ];
         // A request for a held lock may notify the holder's client, over a sharded channel if any.
         let tells = registration != Registration::None && !shard.is_empty();
-        let args = if tokens > 1 || tells || !place.is_empty() { &args[..] } else { &args[..5] };
+        let args = if tokens > 1 || tells || !place.is_empty() {
+            &args[..]
+        } else if self.proposes {
+            &args[..5]
+        } else {
+            &args[..4]
+        };
         if self.leaves_turns() {
             let kinds = [FENCE, QUEUE, TURN, POLLERS];
             let (lock, [fence, queue, turn, pollers]) =
@@ -314,15 +320,17 @@ impl Commands {
         let shard = self.shard_tag();
         if !self.leaves_turns() {
             let (lock, [queue]) = self.keys.with_companions(name, [QUEUE]);
-            let args = [whose, window, Arg::Text(&shard), taken];
-            return Request::call(script, scope.of(&[&lock, &queue]), &args);
+            let args = [whose, window, taken, Arg::Text(&shard)];
+            // Each argument costs the server time.
+            let args = if shard.is_empty() { &args[..3] } else { &args[..] };
+            return Request::call(script, scope.of(&[&lock, &queue]), args);
         }
         let kinds = [QUEUE, TURN, POLLERS];
         let (lock, [queue, turn, pollers]) = self.keys.with_companions(name, kinds);
         let channel = RedissonChannels::channel(&lock);
         let (channel, form) = (Arg::Text(&channel), Arg::Text(self.redisson.unwrap_or_default()));
         let (memory, turn_time) = (millis(MEMORY), millis(TURN_TIME));
-        let args = [whose, window, Arg::Text(&shard), taken, channel, form, memory, turn_time];
+        let args = [whose, window, taken, Arg::Text(&shard), channel, form, memory, turn_time];
         let args = if self.redisson.is_some() { &args[..] } else { &args[..4] };
         let keys = [&*lock, &queue, &turn, &pollers];
         let keys = if self.pollers { &keys[..] } else { &keys[..3] };

@@ -23,28 +23,29 @@ macro_rules! script {
 
 script!(
     ACQUIRE,
+    "token.lua",
+    "take.lua",
     "lives.lua",
     "holds.lua",
     "wake.lua",
     "join.lua",
     "pollers.lua",
-    "token.lua",
     "acquire.lua"
 );
 script!(ACQUIRE_ALL, "lives.lua", "token.lua", "acquire_all.lua");
 script!(
     ACQUIRE_MEMBER,
+    "token.lua",
     "lives.lua",
     "holds.lua",
     "wake.lua",
     "join.lua",
     "serve.lua",
-    "token.lua",
     "acquire_member.lua"
 );
 script!(CHANGE, "lives.lua", "change.lua");
 script!(PING, "lives.lua", "holds.lua", "token.lua", "ping.lua");
-script!(RELEASE, "wake.lua", "redisson.lua", "pollers.lua", "release.lua");
+script!(RELEASE, "free.lua", "wake.lua", "redisson.lua", "pollers.lua", "release.lua");
 script!(RELEASE_MEMBER, "lives.lua", "wake.lua", "serve.lua", "release_member.lua");
 script!(REPORT, "holds.lua", "report.lua");
 script!(TELL, "holds.lua", "wake.lua", "tell.lua");

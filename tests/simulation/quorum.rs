@@ -476,7 +476,7 @@ fn perform(memory: &Memory, server: usize, request: &Request) -> Result<Value, F
         }
         return change(memory, server, &hold, call.change());
     } else if call.is(&scripts::RELEASE) {
-        if call.args[3] == "force" {
+        if call.args[2] == "force" {
             let owner = call.args[0].as_bytes();
             let owner = OwnerOf { kind: HoldKind::Lock, name: call.name, owner };
             let found = memory.force_release(owner, deadline)?;
@@ -490,14 +490,14 @@ fn perform(memory: &Memory, server: usize, request: &Request) -> Result<Value, F
                 Ok(answer(server_memory.withdraw(&lock_key(call.name), &hold)))
             });
         }
-        if let Some(taken) = call.args[3].strip_prefix("leave") {
+        if let Some(taken) = call.args[2].strip_prefix("leave") {
             let released = change(memory, server, &hold, release_in(taken))?;
             if released == answer(HoldReply::Gone) && !flawed(Flaw::WaitsElsewhere) {
                 change(memory, server, &hold, Change::Unregister)?;
             }
             return Ok(released);
         }
-        return change(memory, server, &hold, release_in(call.args[3]));
+        return change(memory, server, &hold, release_in(call.args[2]));
     } else if call.is(&scripts::UNREGISTER) {
         let (kind, name, client) = (HoldKind::Lock, call.name.into(), call.args[0].into());
         let hold = HoldId { kind, name, client, nonce: 1 };

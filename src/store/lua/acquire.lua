@@ -15,13 +15,14 @@
 --       `kept` if it has the lock and wants more tokens, or only wants a kept lock released; or '',
 --       7 with 6: how many tokens to give, for holds that follow one another, 8 with 6: for how
 --       many ms the lock is offered, 9 with 6: `shard`
--- USES  `find_holder`, `longest`, `join`, `is_wanted`, `tell`, `wake`, `whose_turn`, `set_turn`,
---       `at_least`, `clock`, `next_token` and `last_token`
+-- USES  `begin`, `left`, `find_holder`, `longest`, `join`, `is_wanted`, `tell`, `wake`,
+--       `whose_turn`, `set_turn`, `at_least`, `clock`, `next_token` and `last_token`
 -- RETURNS the fence if held now; if several are wanted, {first fence, last fence, 1 if another
 --         client waits}; {0, ms until the holder's lease ends or -1, 1 if the client has joined the
 --         queue and the holder's was told} if held by another owner; {0, ms until to ask again or
 --         -1} if another goes first
-local left, holder, depth, foreign = find_holder()
+local holder, depth, foreign
+left, holder, depth, foreign = find_holder(left)
 local queued, tokens = ARGV[6] ~= '' and ARGV[6], tonumber(ARGV[7] or 1)
 -- The owner `replaced` stands for an offer to the client. Its field is removed.
 local begins, client, keeps, replaced, time = true, nil, nil, nil, nil
@@ -107,7 +108,7 @@ if not begins or queued == 'kept' and not keeps then
   end
   return {0, left, keepable and 1 or nil}
 end
-local least = ARGV[5]
+local least = ARGV[5] or ''
 if least == '' then
   time = time or redis.call('time')
   least = clock(time)
@@ -117,7 +118,7 @@ if not fence then
   return kept
 end
 if not keeps then
-  redis.call('hset', KEYS[1], ARGV[1], 1)
+  redis.call('hset', KEYS[1], ARGV[1], '1')
   if replaced then
     redis.call('hdel', KEYS[1], replaced)
   end
@@ -125,12 +126,9 @@ end
 -- A repeat may be late, but a request for more tokens always gives a whole lease: no hold with an
 -- age limit makes one.
 local repeats = keeps and queued ~= 'kept'
-if redis.pcall('pexpire', KEYS[1], repeats and at_least(ARGV[2], KEYS[1]) or ARGV[2]) ~= 1 then
-  -- The user lacks the right to set a TTL, and without one the lock would be held forever.
-  if redis.pcall('hdel', KEYS[1], ARGV[1]) ~= 1 then
-    redis.call('set', KEYS[1], '', 'px', 1)
-  end
-  return redis.call('pexpire', KEYS[1], ARGV[2])
+local failure = begin(repeats and at_least(ARGV[2], KEYS[1]) or ARGV[2])
+if failure then
+  return failure
 end
 if not keeps and whose == 'theirs' then
   local length = now - seen > 2000 and 100 or 20

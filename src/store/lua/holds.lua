@@ -2,10 +2,13 @@
 -- KEYS  1 lock
 -- SETS  `is_hold`, `longest`, `find_holder` and `find_members`
 
+-- The end of a client's id, for patterns. Those begin with `^.*`, because the others are tried at
+-- each place.
+local id = '%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x'
+
 -- Returns whether a member of a sorted set has the shape of a hold.
 local function is_hold(member)
-  return string.find(member, '^[rwp]:')
-    and string.find(member, ':' .. string.rep('%x', 32) .. ':%x+$')
+  return string.find(member, '^[rwp]:') and string.find(member, '^.*:' .. id .. ':%x+$')
 end
 
 -- Returns an error reply that says what the key has, for a script that wanted another `form`, or
@@ -21,7 +24,7 @@ local function wrong_type(left, form)
   if kind == 'zset' and left >= 0 and form == 'hash' then
     local first = redis.pcall('zrange', KEYS[1], 0, 0)[1]
     local last = redis.pcall('zrange', KEYS[1], -1, -1)[1]
-    local owner = ':' .. string.rep('%x', 32) .. ':%x+$'
+    local owner = '^.*:' .. id .. ':%x+$'
     if first and string.find(first, owner) and string.find(last, owner) then
       local sides = { p = 'a semaphore', r = 'a read-write lock', w = 'a read-write lock' }
       found = sides[string.match(first, '^(.):')] or found
@@ -30,7 +33,7 @@ local function wrong_type(left, form)
     -- A large hash is no lock, and is not read.
     local size = redis.pcall('hlen', KEYS[1])
     local fields = type(size) == 'number' and size <= 512 and redis.pcall('hgetall', KEYS[1]) or {}
-    if fields[2] and string.find(fields[1], '.:%x+$') and string.find(fields[2], '^%-?%d+$') then
+    if fields[2] and string.find(fields[1], '^.+:%x+$') and string.find(fields[2], '^%-?%d+$') then
       found = 'a lock'
     end
   end
@@ -41,8 +44,8 @@ end
 -- it is an offer, else as the number of the owner says, whose bits 56 to 61 are the exponent of a
 -- power of two. If more is left, the server's clock was set back. Returns nil for any other lock.
 local function longest(holder, depth)
-  local number = string.match(holder, string.rep('%x', 32) .. ':(%x+)$')
-  if not number or depth ~= '0' then
+  local number = depth == '0' and string.match(holder, '^.*' .. id .. ':(%x+)$')
+  if not number then
     return nil
   elseif number == '0' then
     return 1000
@@ -51,15 +54,15 @@ local function longest(holder, depth)
   return bits and bits % 64 > 0 and 2 ^ (bits % 64) or nil
 end
 
--- Finds the holder of a lock. A lock is a hash with a TTL. Each of its fields is an owner
+-- Finds the holder of a lock. `left` is the TTL of its key, if that is known. A lock is a hash with a TTL. Each of its fields is an owner
 -- `<id>:<hex digits>` with an integer, or an owner of this library with any depth, even a spoilt
 -- one. Redisson adds a field `mode`, and its read locks have a field for each reader. A string with
 -- a TTL is a lock of another library (`SET NX PX`). Anything else is another program's data and is
 -- reported as such. So is a large hash, which is not read.
 -- Returns the TTL of the key in ms, -1 if it has none, -2 if there is no such key; the holder and
 -- its depth, strings or nil; and an error reply if the key has something else, or nil.
-local function find_holder()
-  local left = redis.call('pttl', KEYS[1])
+local function find_holder(left)
+  left = left or redis.call('pttl', KEYS[1])
   if left == -2 then
     return left
   end
@@ -70,8 +73,8 @@ local function find_holder()
     local fields = redis.call('hgetall', KEYS[1])
     for i = 1, #fields, 2 do
       local field, value = fields[i], fields[i + 1]
-      local any = string.find(value, '^%-?%d+$') and string.find(field, '.:%x+$')
-      if any or string.find(field, string.rep('%x', 32) .. ':%x+$') then
+      local any = string.find(value, '^%-?%d+$') and string.find(field, '^.+:%x+$')
+      if any or string.find(field, '^.*' .. id .. ':%x+$') then
         holder, depth = field, value
       else
         is_lock = is_lock and field == 'mode'

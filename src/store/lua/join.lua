@@ -1,5 +1,5 @@
 -- Part of the scripts in which a client may begin to wait.
--- USES  `at_least`
+-- USES  `at_least` and `clock`
 -- SETS  `join`
 
 -- Adds a client to the queue unless it is there. `life` is the minimum for the queue in ms: other
@@ -7,7 +7,10 @@
 -- all others, until it joins for longer. No key is left without a TTL, whatever right the user
 -- lacks.
 local function join(queue, client, time, life, tries)
-  local place = time[1] * 1000 + time[2] / 1000 + (tries and 1e13 or 0)
+  local place = clock(time) .. 'e-3'
+  if tries then
+    place = place + 1e13
+  end
   local joined = redis.pcall('zadd', queue, 'lt', place, client)
   if type(joined) == 'number' and redis.pcall('pexpire', queue, at_least(life, queue)) ~= 1 then
     if redis.pcall('zrem', queue, client) ~= 1 and redis.pcall('pttl', queue) == -1 then

@@ -7,7 +7,8 @@
 -- what is left beyond it was added when the server's clock was set back.
 local function at_least(wanted, key, most)
   local left = redis.call('pttl', key)
-  return math.max(tonumber(wanted), math.min(left, tonumber(most or left)))
+  left = math.min(left, tonumber(most or left))
+  return left > tonumber(wanted) and left or wanted
 end
 
 -- Makes a member of a sorted set, which would end at `ends`, last for a `lease` from `now`, by the

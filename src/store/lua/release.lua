@@ -7,22 +7,22 @@
 --       Redisson's turn, 4 if to pollers: whose turn it is. While the slot of a cluster moves, the
 --       lock alone, and then no client is woken
 -- ARGV  1 owner, 2 for how many ms the lock is then offered, or '' to wake no client: clients whose
---       attempts at a quorum have collided would collide again at once, 3 `shard`, 4 for how many
---       ms from now the lock stays taken, or 0; or that after `leave`: if the hold is not here,
---       its client no longer waits here either, because it had the lock from other servers; or
---       `force` to end the hold of any owner: of this library, whose client is told, of Redisson,
---       or of another library that sets a string, 5 and later if Redisson is told: as in
+--       attempts at a quorum have collided would collide again at once, 3 for how many ms from now
+--       the lock stays taken, or 0; or that after `leave`: if the hold is not here, its client no
+--       longer waits here either, because it had the lock from other servers; or `force` to end
+--       the hold of any owner: of this library, whose client is told, of Redisson, or of another
+--       library that sets a string, 4 `shard`, 5 and later if Redisson is told: as in
 --       `redisson.lua`
--- USES  `tell`, `wake`, `tell_redisson` and `leave_to_pollers`
+-- USES  `owner`, `window`, `taken`, `answer`, `waits`, `tell`, `wake`, `tell_redisson` and
+--       `leave_to_pollers`
 -- RETURNS 1, or 0 if the hold is gone, also if its lock stays taken
-local owner, window, taken, answer = ARGV[1], ARGV[2], ARGV[4], nil
 local forced, leaves = taken == 'force', string.match(taken, '^leave(%d+)$')
 taken = leaves or taken
 if forced and redis.call('type', KEYS[1]).ok == 'string' then
   answer = redis.call('getrange', KEYS[1], 0, 255) == owner and redis.call('del', KEYS[1]) or 0
-elseif forced or taken == '0' and window ~= '' then
+elseif forced or not answer and taken == '0' and window ~= '' then
   answer = redis.call('hdel', KEYS[1], owner)
-else
+elseif not answer then
   local depth = redis.call('hget', KEYS[1], owner) or ''
   if depth == '0' or depth == '' and not leaves then
     return 0
@@ -45,7 +45,7 @@ if forced and answer == 1 then
   end
   local id, number = string.match(owner, '^(.*):(%x+)$')
   if id then
-    tell(id, ARGV[3], 'leasehold:ended:' .. number .. ':' .. KEYS[1])
+    tell(id, ARGV[4], 'leasehold:ended:' .. number .. ':' .. KEYS[1])
   end
 end
 local changed = answer ~= 0
@@ -61,8 +61,7 @@ if KEYS[4] and leave_to_pollers(KEYS[4]) then
   -- The waiting clients are only told how long that lasts.
   window = nil
 end
--- Usually no client waits, and this is the cheapest check.
-if redis.pcall('exists', KEYS[2]) == 1 then
-  wake(KEYS[2], window, ARGV[3])
+if (waits or redis.pcall('exists', KEYS[2])) == 1 then
+  wake(KEYS[2], window, ARGV[4])
 end
 return answer

@@ -15,7 +15,7 @@ for i = 3, #ARGV do
 end
 if #ARGV == 2 then
   local _, holder, depth = find_holder()
-  local owner = '^(.*' .. string.rep('%x', 32) .. '):(%x+)$'
+  local owner = '^(.*' .. id .. '):(%x+)$'
   local client, number = string.match(holder or '', owner)
   if client and depth ~= '0' then
     send(client, number)

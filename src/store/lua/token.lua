@@ -34,8 +34,11 @@ local function next_token(least, keeps)
     return nil, redis.error_reply('FENCE ' .. counter .. ' has run out of tokens')
   end
   -- None shortens the life that another client has given the counter.
-  local left, passed = call('pttl', counter), 0
-  local life = math.max(tonumber(ARGV[3]), left)
+  -- A number as an argument of a command is formatted, which costs as much as a cheap command.
+  local left, life, passed = call('pttl', counter), ARGV[3], 0
+  if left > tonumber(life) then
+    life = left
+  end
   -- Also reads the counter, because a command costs more than all that Lua does here.
   local stored = redis.pcall('set', counter, least, 'px', life, 'get')
   local last = stored and tonumber(stored)

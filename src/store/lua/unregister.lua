@@ -2,11 +2,11 @@
 -- to it, because none of its threads waits any more. The next clients may then get their turn.
 -- KEYS  1 lock, 2 queue of waiting clients, 3 if the client leaves turns to Redisson or to pollers:
 --       Redisson's turn, 4 if to pollers: whose turn it is
--- ARGV  1 client id, 2 for how many ms the lock is then offered, 3 `shard`, 5 and later if
---       Redisson is told: as in `redisson.lua`
+-- ARGV  1 client id, 2 for how many ms the lock is then offered, 4 `shard`, 5 and later if Redisson
+--       is told: as in `redisson.lua`
 -- USES  `find_members`, `serve`, `wake`, `tell_redisson` and `leave_to_pollers`
 -- RETURNS 1, or 0 if the client did not wait
-local queue, client, window, shard = KEYS[2], ARGV[1], ARGV[2], ARGV[3]
+local queue, client, window, shard = KEYS[2], ARGV[1], ARGV[2], ARGV[4]
 local waited = redis.pcall('zrem', queue, client) == 1
 if redis.pcall('hdel', KEYS[1], client .. ':0') == 1 or waited then
   if not (ARGV[5] and tell_redisson(queue, KEYS[3])) then
