@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
-use std::{mem, slice, thread};
+use std::{slice, thread};
 
 use crate::base::clock::{self, Moment};
 use crate::base::failure::Failure;
@@ -16,6 +16,7 @@ use crate::base::flaws::{Flaw, flawed};
 use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
+use crate::local::actions::perform;
 use crate::local::hold_requests::{Level, nest};
 use crate::local::looks::Looks;
 use crate::local::parker::{Parker, Sent, Signal};
@@ -23,9 +24,9 @@ use crate::local::release;
 use crate::local::shared::Shared;
 use crate::protocol::call::{Caller, Counted, Wait, are_own, current_thread};
 use crate::protocol::hold::Hold;
-use crate::protocol::name::{Call, Effects, Name, Next, Outcome, Turn};
+use crate::protocol::name::{Action, Call, Name, Next, Outcome, Turn};
 use crate::store::ask_one;
-use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::hold_id::HoldKind;
 use crate::store::keys::check_name;
 use crate::store::redisson_channels::RedissonWait;
 use crate::store::request::{AcquireReply, HoldRequest};
@@ -198,7 +199,7 @@ impl<'a> LockCall<'a> {
     /// Acquires the lock, and reports nothing but contention.
     pub(super) fn acquire(&mut self) -> Result<Option<Arc<Hold>>> {
         let Self { shared, kind, name, caller, .. } = *self;
-        let Shared { store, reporter, listening, wait_queues, .. } = shared;
+        let Shared { reporter, wait_queues, .. } = shared;
         // A hold that is found lost is in no call's way.
         if matches!(caller.wait, Wait::No)
             && let Some(hold) = wait_queues.holder(kind, name)
@@ -208,23 +209,20 @@ impl<'a> LockCall<'a> {
         let mut rejoins = false;
         loop {
             match self.converse(rejoins)? {
-                Outcome::Acquired { hold, .. } if self.alone.is_some() => {
+                Outcome::Acquired(hold) if self.alone.is_some() => {
                     reporter.begin_beside(&hold, caller);
                     return Ok(Some(hold));
                 }
-                Outcome::Acquired { hold, .. } => {
+                Outcome::Acquired(hold) => {
                     reporter.begin(&hold, caller);
                     return Ok(Some(hold));
                 }
-                Outcome::HandedOff { hold, unregisters } => {
-                    if unregisters {
-                        listening.unregister(&**store, &hold.id, caller.times);
-                    }
+                Outcome::HandedOff(hold) => {
                     if reporter.begin_handed_off(&hold, caller) {
                         return Ok(Some(hold));
                     }
                 }
-                Outcome::Kept { hold, .. } => {
+                Outcome::Kept(hold) => {
                     if reporter.begin_kept(&hold, caller) {
                         return Ok(Some(hold));
                     }
@@ -300,9 +298,7 @@ impl<'a> LockCall<'a> {
             (self.caller.wait != Wait::No || !contended).then(|| Counted::begin(&counters.waiting));
         match looks.park(until) {
             Some(Signal::Next(next)) => Ok(next),
-            Some(Signal::Sent(Sent { hold, at, ahead })) => {
-                Ok(self.take_reply(&hold, at, ahead.reply()))
-            }
+            Some(Signal::Sent(Sent { at, ahead })) => Ok(self.take_reply(at, ahead.reply())),
             Some(Signal::Ended(error)) if self.leave() => Err(error),
             // The reply to a request that was sent ahead comes first.
             Some(Signal::Ended(error)) if self.asks() => {
@@ -329,7 +325,7 @@ impl<'a> LockCall<'a> {
             Next::Ask(ask) => {
                 let sent = Moment::now();
                 let reply = store.acquire(ask.request(&ask.holds()));
-                self.take_reply(&ask.hold, sent, reply)
+                self.take_reply(sent, reply)
             }
             Next::Change(hold, change) => {
                 let request = HoldRequest { hold: &hold, change, deadline: deadline() };
@@ -349,36 +345,16 @@ impl<'a> LockCall<'a> {
         }
     }
 
-    /// Takes the reply to the request of the first call, for this hold.
-    fn take_reply(
-        &mut self,
-        hold: &HoldId,
-        sent: Moment,
-        reply: Result<AcquireReply, Failure>,
-    ) -> Next {
+    /// Takes the reply to the request of the first call, which was sent at `sent`.
+    fn take_reply(&mut self, sent: Moment, reply: Result<AcquireReply, Failure>) -> Next {
         let Self { shared, kind, name, caller, .. } = *self;
-        let Shared { reporter, listening, store, .. } = shared;
+        let Shared { reporter, store, .. } = shared;
         if reply.is_ok() {
             reporter.record_reply(name);
         }
         let has_new_ids = store.withdraws() || flawed(Flaw::RepeatIsAnother);
         let new = has_new_ids.then(|| shared.next_hold(kind, name, caller));
-        let (mut listens, mut lost) = (false, Vec::new());
-        let next = self.step(|name, turn| {
-            let mut next = name.reply(sent, reply, new, turn);
-            listens = turn.effects.listens;
-            if let Next::Done(Outcome::Acquired { ended, .. } | Outcome::Kept { ended, .. }) =
-                &mut next
-            {
-                lost = reporter.report_ended(mem::take(ended));
-            }
-            next
-        });
-        reporter.clean_up(&lost);
-        if listens && self.redisson.is_none() {
-            self.redisson = listening.wait_for_redisson(hold);
-        }
-        next
+        self.step(|name, turn| name.reply(sent, reply, new, turn))
     }
 
     /// Goes on after the time to park is over.
@@ -400,15 +376,27 @@ impl<'a> LockCall<'a> {
         self.step(|name, turn| name.leave_unless_asking(number, turn))
     }
 
-    /// Has the conversation take an input, and does what follows besides what is next. The time is
-    /// read while the name is locked: no reply may seem older than a call that it decides on.
-    fn step<T>(&mut self, act: impl FnOnce(&mut Name<Arc<Parker>>, &mut Turn) -> T) -> T {
-        let Shared { wait_queues, config, store, .. } = self.shared;
-        let (result, effects) = self.with(|name| {
+    /// Gives the machine an input, and performs its actions. The time is read while the name is
+    /// locked: no reply may seem older than a call that it decides on.
+    fn step<T>(
+        &mut self,
+        act: impl FnOnce(&mut Name<Arc<Parker>>, &mut Turn<Arc<Parker>>) -> T,
+    ) -> T {
+        let Shared { wait_queues, config, store, reporter, .. } = self.shared;
+        let (result, actions) = self.with(|name| {
             let mut turn = wait_queues.turn(config, &**store);
-            (act(name, &mut turn), turn.effects)
+            let result = act(name, &mut turn);
+            reporter.report_ends(&mut turn.actions);
+            (result, turn.actions)
         });
-        self.apply(effects);
+        for action in &actions {
+            if let Action::Listen(hold) = action
+                && self.redisson.is_none()
+            {
+                self.redisson = self.shared.listening.wait_for_redisson(hold);
+            }
+        }
+        perform(self.shared, self.name, self.caller.times, self.caller.wait, actions);
         result
     }
 
@@ -416,53 +404,6 @@ impl<'a> LockCall<'a> {
         match &mut self.alone {
             Some(name) => act(name),
             None => self.shared.wait_queues.with_name(self.kind, self.name, act),
-        }
-    }
-
-    fn apply(&self, effects: Effects) {
-        let Self { shared, name, caller, .. } = self;
-        let Shared { store, reporter, listening, wait_queues, counters, .. } = self.shared;
-        let Effects {
-            debts,
-            release,
-            expired,
-            lost,
-            spare,
-            unregister,
-            failed,
-            listens,
-            missed_wakeup,
-            wakes_locks,
-        } = effects;
-        for debt in debts {
-            reporter.renewer.pay(debt);
-        }
-        if let Some(kept) = release {
-            shared.post_releases(slice::from_ref(&kept), Some(caller.write_by(clock::now())));
-        }
-        if let Some(hold) = expired {
-            reporter.expire(&hold);
-        }
-        if let Some(hold) = lost {
-            reporter.lose(&hold);
-        }
-        if let Some(spare) = spare.filter(|_| !flawed(Flaw::SpareIsForgotten)) {
-            release::give_back(shared, slice::from_ref(&spare), caller);
-        }
-        if let Some(hold) = unregister {
-            listening.unregister(&**store, &hold, caller.times);
-        }
-        if let Some((failure, pause)) = failed {
-            reporter.outages.record_failed_call(name, &failure, pause);
-        }
-        if listens {
-            listening.start(&**store);
-        }
-        if missed_wakeup {
-            counters.missed_wakeups.fetch_add(1, Ordering::Relaxed);
-        }
-        if wakes_locks {
-            wait_queues.wake(HoldKind::Lock, name);
         }
     }
 

@@ -236,9 +236,7 @@ impl ListenerThread {
             Wake::Complete(is_complete) => reporter.set_listening(*is_complete),
             Wake::Ready if flawed(Flaw::ReconnectIsIgnored) => {}
             Wake::Ready => {
-                wait_queues.each(|_, queue| {
-                    queue.wake();
-                });
+                wait_queues.wake_all();
                 renewer.watch();
             }
             Wake::Unlocked(names) => {

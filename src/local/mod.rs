@@ -6,6 +6,7 @@
 
 pub(crate) mod acquire;
 pub(crate) mod acquire_all;
+mod actions;
 pub(crate) mod adoption;
 pub(crate) mod deadlock;
 pub(crate) mod hold_requests;

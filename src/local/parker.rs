@@ -9,8 +9,7 @@ use crate::base::canceller::{CancellableWait, Canceller};
 use crate::base::clock::Moment;
 use crate::base::sync::{Condvar, Mutex, wait_while, wake_one};
 use crate::error::Error;
-use crate::protocol::name::{Next, Port};
-use crate::store::hold_id::HoldId;
+use crate::protocol::name::{Action, Next};
 use crate::store::request::{Ahead, Telling};
 
 /// A parked thread, and its signals. A channel would do too, but is larger than everything else
@@ -19,6 +18,15 @@ use crate::store::request::{Ahead, Telling};
 pub(crate) struct Parker {
     signals: Mutex<VecDeque<Signal>>,
     changed: Condvar,
+}
+
+/// Performs the actions that tell parked calls what to do next.
+pub(super) fn tell(actions: impl IntoIterator<Item = Action<Arc<Parker>>>) {
+    for action in actions {
+        if let Action::Tell(parker, next) = action {
+            parker.send(Signal::Next(next));
+        }
+    }
 }
 
 /// A signal to a parked thread.
@@ -36,7 +44,6 @@ pub(crate) enum Signal {
 /// A request for a hold that was sent ahead.
 #[derive(Debug)]
 pub(crate) struct Sent {
-    pub(super) hold: HoldId,
     pub(super) at: Moment,
     pub(super) ahead: Ahead,
 }
@@ -81,12 +88,6 @@ impl Parker {
         canceller.watch(move || {
             Parker::send(&parker, Signal::Ended(Error::Cancelled { name: name.clone() }));
         })
-    }
-}
-
-impl Port for Arc<Parker> {
-    fn send(&self, next: Next) {
-        Parker::send(self, Signal::Next(next));
     }
 }
 

@@ -16,6 +16,7 @@ use crate::base::clock::{self, Moment, end_of};
 use crate::base::flaws::{Flaw, flawed};
 use crate::base::sync::receive;
 use crate::error::Result;
+use crate::local::actions::perform;
 use crate::local::hold_requests::{OnHoldReply, add_outcome, ask, retry, set_depth};
 use crate::local::shared::{Shared, Unsent};
 use crate::local::wait_queues::Pauses;
@@ -104,7 +105,7 @@ impl<'a> Awaited<'a> {
 impl Drop for Awaited<'_> {
     fn drop(&mut self) {
         for hold in &self.holds {
-            let_next_try(self.shared, hold);
+            self.shared.let_next_try(hold);
         }
     }
 }
@@ -190,7 +191,7 @@ fn release_unawaited(shared: &Shared, holds: &[Arc<Hold>], write_by: Option<Inst
     let mut awaited = Awaited::new(shared);
     for hold in holds {
         match end_locally(shared, hold, true) {
-            Ending::HandedOff | Ending::Kept | Ending::Shared => continue,
+            Ending::GoesOn => continue,
             Ending::Lost => {}
             Ending::Released { is_awaited } => {
                 released.push(hold.clone());
@@ -211,22 +212,13 @@ fn release_unawaited(shared: &Shared, holds: &[Arc<Hold>], write_by: Option<Inst
 /// handed off. What was lost does not exist any more, or is being cleaned up.
 fn end_locally(shared: &Shared, hold: &Arc<Hold>, hands_off: bool) -> Ending {
     shared.held_locks.remove(hold);
-    let mut span = None;
-    let ending = shared.wait_queues.end(hold, hands_off, || {
-        let goes_on = shared.reporter.report_handoff(hold);
-        span = if goes_on { hold.span.take() } else { None };
-        goes_on
-    });
-    if let Some(span) = span {
-        span.close(false);
-    }
+    let (ending, actions) = shared.reporter.end_here(hold, hands_off);
+    let times = shared.times_for(hold.lease.duration());
+    perform(shared, &hold.id.name, times, Wait::No, actions);
     match ending {
-        Ending::HandedOff | Ending::Shared => {}
-        Ending::Kept | Ending::Released { .. } => {
+        Ending::GoesOn => {}
+        Ending::Released { .. } => {
             shared.counters.held.fetch_sub(1, Ordering::Relaxed);
-            if ending == Ending::Kept {
-                shared.reporter.renewer.look_after_kept(hold);
-            }
         }
         Ending::Lost => {
             if flawed(Flaw::LossIsReportedLate) {
@@ -237,13 +229,6 @@ fn end_locally(shared: &Shared, hold: &Arc<Hold>, hands_off: bool) -> Ending {
         }
     }
     ending
-}
-
-/// Lets the next waiter try, once the release of a hold was sent: not before, because the waiter
-/// may have the connections wait for replicas or disks.
-fn let_next_try(shared: &Shared, hold: &Hold) {
-    shared.wait_queues.end_hold(hold);
-    shared.wake_head(hold.id.kind, &hold.id.name);
 }
 
 /// Sets the depth of a hold to that of its remaining guards, without waiting for the reply.

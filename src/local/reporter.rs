@@ -8,7 +8,7 @@
 use std::mem;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::base::clock::{self, Moment};
 use crate::base::event_thread::Events;
@@ -18,13 +18,14 @@ use crate::error::Error;
 use crate::event::Event;
 use crate::local::deadlock::{Circle, Deadlocks};
 use crate::local::outage_log::OutageLog;
+use crate::local::parker::Parker;
 use crate::local::renewer::Renewer;
 use crate::local::wait_queues::WaitQueues;
 use crate::protocol::call::{Caller, Wait};
 use crate::protocol::current_hold::CurrentHold;
-use crate::protocol::hold::Hold;
+use crate::protocol::hold::{HandedOff, Hold};
 use crate::protocol::lease::HoldFailure;
-use crate::protocol::name::Name;
+use crate::protocol::name::{Action, Ending, Name};
 use crate::stats::Counters;
 use crate::store::Store;
 use crate::store::hold_id::HoldKind;
@@ -104,20 +105,37 @@ impl Reporter {
         true
     }
 
-    /// Reports the ends of holds whose name has a new one, while it is locked: so no later hold is
-    /// reported before. Those that were not released are lost: returns those that are to be cleaned
-    /// up once the name is unlocked.
-    pub(super) fn report_ended(&self, mut ended: Vec<Arc<Hold>>) -> Vec<Arc<Hold>> {
-        ended.retain(|hold| {
-            if hold.lease.is_ended() {
-                self.report_end(hold, &Ok(()), true);
-                return false;
+    /// Reports the ends of holds while their name is locked: so no later hold is reported before.
+    /// What is left to do for them stays in the list: those that were not released are lost, and
+    /// are cleaned up once the name is unlocked.
+    pub(super) fn report_ends(&self, actions: &mut Vec<Action<Arc<Parker>>>) {
+        actions.retain_mut(|action| match action {
+            Action::End(hold) => self.report_over(hold),
+            Action::ReportHandoff(ended) => {
+                self.report_handoff(ended);
+                // A span is closed later: its subscriber is code of the program.
+                ended.span.is_some()
             }
-            // A thread that has marked it may still look up why.
-            hold.lose();
-            self.report_loss_first(hold)
+            _ => true,
         });
+    }
+
+    /// Like `report_ends`, for holds. Returns those that are lost.
+    pub(super) fn report_ended(&self, mut ended: Vec<Arc<Hold>>) -> Vec<Arc<Hold>> {
+        ended.retain(|hold| self.report_over(hold));
         ended
+    }
+
+    /// Reports the end of a hold that is known to be over. Returns `true` if it is to be cleaned
+    /// up, because it was not released.
+    fn report_over(&self, hold: &Arc<Hold>) -> bool {
+        if hold.lease.is_ended() {
+            self.report_end(hold, &Ok(()), true);
+            return false;
+        }
+        // A thread that has marked it may still look up why.
+        hold.lose();
+        self.report_loss_first(hold)
     }
 
     /// Cleans up after holds whose losses were reported.
@@ -226,29 +244,18 @@ impl Reporter {
         }
     }
 
-    /// Reports the end of a hold whose tenure goes on. Returns `false` if that was ended or lost
-    /// before: another thread reports it.
-    pub(super) fn report_handoff(&self, hold: &Hold) -> bool {
-        // A thread that finds it lost while this is locked comes after the report.
-        let mut current = hold.current.lock();
-        let goes_on = hold.lease.is_open();
-        if goes_on {
-            self.report_release(hold, &mut current);
+    /// Reports the end of a hold whose tenure goes on, unless its beginning was not reported.
+    fn report_handoff(&self, ended: &HandedOff) {
+        if ended.is_reported {
+            self.report_release(&ended.tenure.id.name, ended.fence, ended.held);
         }
-        goes_on
     }
 
-    /// Reports that a hold was released, or handed off, unless its beginning was not reported.
-    fn report_release(&self, hold: &Hold, current: &mut CurrentHold) {
-        if !mem::take(&mut current.reported) {
-            return;
-        }
-        let (name, fence, current) = (&hold.id.name, hold.fence(), &*current);
-        // Read only if a listener or the log wants it.
-        let held = || current.held(Moment::now());
+    /// Reports that a hold was released, or handed off.
+    fn report_release(&self, name: &str, fence: u64, held: Duration) {
         self.counters.released.fetch_add(1, Ordering::Relaxed);
-        let event = || Event::Released { name: name.to_string(), fence, held: held() };
-        self.events.report(event, || format!("released lock {name:?} after {:?}", held()));
+        let event = || Event::Released { name: name.to_string(), fence, held };
+        self.events.report(event, || format!("released lock {name:?} after {held:?}"));
     }
 
     /// Logs that a level was not released. There are no events of inner levels.
@@ -307,6 +314,23 @@ impl Reporter {
         }
     }
 
+    /// Ends a hold that its thread no longer needs: it is not renewed from here on, or it is the
+    /// next call's. If its tenure goes on, its end is reported. Returns what is left to do.
+    pub(super) fn end_here(
+        &self,
+        hold: &Arc<Hold>,
+        hands_off: bool,
+    ) -> (Ending, Vec<Action<Arc<Parker>>>) {
+        let mut actions = Vec::new();
+        let ending = self.wait_queues.with(&hold.id, |name| {
+            let may_keep = self.wait_queues.can_keep();
+            let ending = name.end(hold, hands_off, may_keep, Moment::now(), &mut actions);
+            self.report_ends(&mut actions);
+            ending
+        });
+        (ending, actions)
+    }
+
     /// Ends a hold without its holder. Returns `false` if it has ended or is lost already.
     pub(super) fn end(&self, hold: &Hold) -> bool {
         let ended = hold.end(Moment::now());
@@ -332,7 +356,7 @@ impl Reporter {
     }
 
     /// Counts the end of a hold. One after which the lock was kept was counted before.
-    fn count_end(&self, current: &CurrentHold) {
+    pub(super) fn count_end(&self, current: &CurrentHold) {
         if !current.kept {
             self.counters.held.fetch_sub(1, Ordering::Relaxed);
         }
@@ -359,7 +383,11 @@ impl Reporter {
                 Err(HoldFailure::Failed(failure)) => {
                     self.report_failed_release(hold, current, failure);
                 }
-                Ok(()) => self.report_release(hold, current),
+                Ok(()) if mem::take(&mut current.reported) => {
+                    let held = current.held(Moment::now());
+                    self.report_release(&hold.id.name, hold.fence(), held);
+                }
+                Ok(()) => {}
                 Err(HoldFailure::Ended) => {}
             }
             current.may_begin || matches!(outcome, Err(HoldFailure::Failed(_)))
@@ -485,8 +513,8 @@ mod tests {
     use crossbeam_channel::TryRecvError;
     use std::sync::Barrier;
     use std::sync::atomic::AtomicUsize;
-    use std::thread;
     use std::time::Duration;
+    use std::{hint, thread};
 
     const LEASE: Duration = Duration::from_secs(20);
 
@@ -560,6 +588,13 @@ mod tests {
             .map(|counter| counter.load(Ordering::Relaxed))
     }
 
+    /// Ends a hold whose tenure goes on. Returns `false` if that was lost before.
+    fn hands_off(reporter: &Reporter, hold: &Arc<Hold>) -> bool {
+        let ended = hold.hand_off(Moment::now());
+        ended.iter().for_each(|ended| reporter.report_handoff(ended));
+        ended.is_some()
+    }
+
     #[test]
     fn a_hold_that_is_handed_off_while_it_is_lost_is_reported_to_end_once() {
         let caller = caller(&options());
@@ -568,9 +603,9 @@ mod tests {
             reporter.report_acquired(&hold, &caller);
             if lost_first {
                 reporter.lose(&hold);
-                assert!(!reporter.report_handoff(&hold));
+                assert!(!hands_off(&reporter, &hold));
             } else {
-                assert!(reporter.report_handoff(&hold));
+                assert!(hands_off(&reporter, &hold));
                 reporter.lose(&hold);
             }
             let [acquired, released, lost] = reported(&reporter);
@@ -631,7 +666,7 @@ mod tests {
     fn the_end_of_a_hold_that_was_not_reported_to_begin_is_not_reported() {
         let hold = acquired(&options());
         let reporter = Reporter::default();
-        assert!(reporter.report_handoff(&hold));
+        assert!(hands_off(&reporter, &hold));
         assert!(hold.end(Moment::now()));
         reporter.report_end(&hold, &Ok(()), false);
         assert_eq!(reported(&reporter), [0, 0, 0]);

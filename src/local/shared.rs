@@ -120,6 +120,13 @@ impl Shared {
         }
     }
 
+    /// Lets the next waiter try, once the release of a hold was sent: not before, because the
+    /// waiter may have the connections wait for replicas or disks.
+    pub(super) fn let_next_try(&self, hold: &Hold) {
+        self.wait_queues.end_hold(hold);
+        self.wake_head(hold.id.kind, &hold.id.name);
+    }
+
     /// Fails in a forked child, which shares the parent's sockets and identity but none of its
     /// threads.
     pub(crate) fn check_process(&self) -> Result<()> {

@@ -13,9 +13,9 @@ use crate::base::sync::{AtomicBool, Condvar, Mutex, MutexGuard, interleave, wait
 use crate::base::{fnv, shrink};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::local::parker::{Parker, Sent, Signal};
+use crate::local::parker::{Parker, Sent, Signal, tell};
 use crate::protocol::hold::Hold;
-use crate::protocol::name::{Ask, Effects, Ending, Name, Next, Turn};
+use crate::protocol::name::{Ask, Name, Next, Turn};
 use crate::store::Store;
 use crate::store::hold_id::{HoldId, HoldKind};
 
@@ -127,25 +127,16 @@ impl WaitQueues {
         });
     }
 
-    /// Lets the next call try if this hold was in its way, and was released or lost.
-    pub(crate) fn end_hold(&self, hold: &Hold) {
-        self.with(&hold.id, |name| name.end_hold(hold));
+    /// Returns `true` if locks may be kept now: other clients can ask for them.
+    pub(crate) fn can_keep(&self) -> bool {
+        self.is_listening() && self.check_open().is_ok()
     }
 
-    /// Ends a hold. If it `hands_off`, the first waiter gets the next hold of the tenure, if it can
-    /// have it, or the lock is kept: `report` tells of the hold that ends, before another thread
-    /// can tell of its own, or returns `false` if it was lost. Else the hold is remembered, because
-    /// its release is to be sent now.
-    pub(crate) fn end(
-        &self,
-        hold: &Arc<Hold>,
-        hands_off: bool,
-        report: impl FnMut() -> bool,
-    ) -> Ending {
-        self.with(&hold.id, |queue| {
-            let may_keep = self.is_listening() && self.check_open().is_ok();
-            queue.end(hold, hands_off, may_keep, Moment::now(), report)
-        })
+    /// Lets the next call try if this hold was in its way, and was released or lost.
+    pub(crate) fn end_hold(&self, hold: &Hold) {
+        let mut actions = Vec::new();
+        self.with(&hold.id, |name| name.end_hold(hold, &mut actions));
+        tell(actions);
     }
 
     /// Sets whether messages of other clients arrive.
@@ -242,7 +233,20 @@ impl WaitQueues {
 
     /// Signals the head that the lock may be free. Returns `false` if no head acquires this lock.
     pub(crate) fn wake(&self, kind: HoldKind, name: &str) -> bool {
-        self.shard(kind, name).get_mut(name).is_some_and(Name::wake)
+        let mut actions = Vec::new();
+        let is_woken =
+            self.shard(kind, name).get_mut(name).is_some_and(|name| name.wake(&mut actions));
+        tell(actions);
+        is_woken
+    }
+
+    /// Lets every first call try.
+    pub(crate) fn wake_all(&self) {
+        let mut actions = Vec::new();
+        self.each(|_, name| {
+            name.wake(&mut actions);
+        });
+        tell(actions);
     }
 
     /// Like `wake`, and has the request sent at once that the first call would send once its thread
@@ -255,18 +259,16 @@ impl WaitQueues {
         store: &dyn Store,
     ) -> bool {
         let mut shard = self.shard(kind, name);
-        let Some(known) = shard.get_mut(name) else { return false };
-        let Some((parker, ask)) = known.ask_ahead(&mut self.turn(config, store)) else {
-            return known.wake();
-        };
+        let ahead = shard.get_mut(name).and_then(|it| it.ask_ahead(&mut self.turn(config, store)));
         drop(shard);
+        let Some((parker, ask)) = ahead else { return self.wake(kind, name) };
         let mut ask = Untold { parker, ask: Some(ask) };
         ask.send(store);
         true
     }
 
     /// Returns an input of the conversation about a name, which is locked.
-    pub(super) fn turn(&self, config: &Config, store: &dyn Store) -> Turn {
+    pub(super) fn turn(&self, config: &Config, store: &dyn Store) -> Turn<Arc<Parker>> {
         Turn {
             now: clock::now(),
             moment: Moment::now(),
@@ -275,7 +277,7 @@ impl WaitQueues {
             keeps_order: store.keeps_order(),
             backoff: config.backoff,
             retry_window: config.retry_window,
-            effects: Effects::default(),
+            actions: Vec::new(),
         }
     }
 
@@ -366,9 +368,8 @@ impl Untold {
         let Some(ask) = &self.ask else { return };
         let at = Moment::now();
         if let Some(ahead) = store.acquire_ahead(ask.request(&ask.holds())) {
-            let hold = ask.hold.clone();
             self.ask = None;
-            Parker::send(&self.parker, Signal::Sent(Sent { hold, at, ahead }));
+            Parker::send(&self.parker, Signal::Sent(Sent { at, ahead }));
         }
     }
 }
@@ -436,7 +437,7 @@ pub(super) mod tests {
     use crate::local::reporter::Reporter;
     use crate::protocol::call::tests::caller;
     use crate::protocol::name::tests::{granted, held, turn};
-    use crate::protocol::name::{Call, Next, Outcome};
+    use crate::protocol::name::{Call, Ending, Next, Outcome};
     use std::thread;
 
     const SOON: Duration = Duration::from_secs(10);
@@ -466,6 +467,12 @@ pub(super) mod tests {
             next.map(|next| (parker, next))
         }
 
+        fn end(&self, hold: &Arc<Hold>, hands_off: bool) -> Ending {
+            self.with(&hold.id, |name| {
+                name.end(hold, hands_off, self.can_keep(), Moment::now(), &mut Vec::new())
+            })
+        }
+
         /// Begins a call that is parked because another owner holds the lock.
         pub(in crate::local) fn call_that_waits(&self, kind: HoldKind, name: &str) -> Arc<Parker> {
             let hold = id(kind, name);
@@ -479,7 +486,7 @@ pub(super) mod tests {
             let next =
                 self.with(hold, |name| name.reply(Moment::now(), granted(&[]), None, &mut turn()));
             match next {
-                Next::Done(Outcome::Acquired { hold, .. }) => hold,
+                Next::Done(Outcome::Acquired(hold)) => hold,
                 other => panic!("{other:?}"),
             }
         }
@@ -565,13 +572,8 @@ pub(super) mod tests {
         let id = id(HoldKind::Lock, "x").that_may_be_kept();
         queues.call(&id, &keeping()).expect("open");
         let hold = queues.acquire(&id);
-        let mut told = false;
-        let report = || {
-            told = true;
-            told
-        };
-        assert_eq!(queues.end(&hold, true, report), Ending::Kept);
-        assert!(told && queues.count_kept() == 1);
+        assert_eq!(queues.end(&hold, true), Ending::GoesOn);
+        assert_eq!(queues.count_kept(), 1);
         (queues, hold)
     }
 
@@ -579,7 +581,7 @@ pub(super) mod tests {
     fn call_for_kept(queues: &WaitQueues) {
         let call = queues.call(&id(HoldKind::Lock, "x"), &keeping());
         let (_, next) = call.expect("open");
-        assert!(matches!(next, Next::Done(Outcome::Kept { .. })), "{next:?}");
+        assert!(matches!(next, Next::Done(Outcome::Kept(_))), "{next:?}");
     }
 
     fn is_released(queues: &WaitQueues, hold: &Arc<Hold>) -> bool {
@@ -594,10 +596,10 @@ pub(super) mod tests {
             call_for_kept(&queues);
             assert!(hold.begin_kept(&caller(&keeping()), Moment::now()));
             happen(&queues, &hold);
-            (queues.end(&hold, hands_off, || true), queues.count_kept())
+            (queues.end(&hold, hands_off), queues.count_kept())
         };
         let released = (Ending::Released { is_awaited: false }, 0);
-        assert_eq!(end(|_, _| (), true), (Ending::Kept, 1));
+        assert_eq!(end(|_, _| (), true), (Ending::GoesOn, 1));
         assert_eq!(end(|_, _| (), false), released);
         assert_eq!(end(|queues, _| queues.set_listening(false), true), released);
         assert_eq!(end(|queues, _| queues.close(), true), released);
@@ -629,7 +631,7 @@ pub(super) mod tests {
             assert!(queues.recall("x", hold.id.nonce, true).is_none() && hold.is_wanted());
             assert_eq!(queues.recalled.lock().get("x").map(|it| it.in_a_row), Some(1));
         }
-        assert_eq!(queues.end(&hold, true, || true), Ending::Released { is_awaited: false });
+        assert_eq!(queues.end(&hold, true), Ending::Released { is_awaited: false });
     }
 
     #[test]

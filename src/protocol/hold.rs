@@ -6,6 +6,7 @@
 
 use std::convert::Infallible;
 use std::mem;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -15,13 +16,24 @@ use parking_lot::Mutex;
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
 use crate::base::flaws::{Flaw, flawed};
-use crate::base::spans::HoldSpan;
+use crate::base::spans::{HoldSpan, OpenSpan};
 use crate::error::{Error, Loss, LossCause};
 use crate::protocol::call::{Caller, Terms};
 use crate::protocol::current_hold::{CurrentHold, OverChannel, WantedWatch};
 use crate::protocol::lease::{HoldFailure, Lease, NextStep};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Change, HoldReply, HoldRequest, Unused};
+
+/// A hold that has ended while its tenure goes on, as it is reported.
+#[derive(Debug)]
+pub(crate) struct HandedOff {
+    pub(crate) tenure: Arc<Hold>,
+    pub(crate) fence: u64,
+    pub(crate) held: Duration,
+    /// Whether its beginning was reported. If not, its end is not either.
+    pub(crate) is_reported: bool,
+    pub(crate) span: Option<OpenSpan>,
+}
 
 /// A hold, and after it the next ones of its tenure. A client may have a million, so it is small.
 #[derive(Debug)]
@@ -200,6 +212,23 @@ impl Hold {
             && (self.keep == 0 || self.keep == terms.keep)
             && !current.may_begin
             && self.lease.is_valid(now)
+    }
+
+    /// Ends the present hold of a tenure that goes on, and returns it to be reported; `None` if the
+    /// tenure was ended or lost before: then another thread reports that.
+    pub(crate) fn hand_off(self: &Arc<Self>, now: Moment) -> Option<HandedOff> {
+        // A thread that finds it lost while this is locked comes after it.
+        let mut current = self.current.lock();
+        if !self.lease.is_open() {
+            return None;
+        }
+        Some(HandedOff {
+            tenure: self.clone(),
+            fence: self.fence(),
+            held: current.held(now),
+            is_reported: mem::take(&mut current.reported),
+            span: self.span.take(),
+        })
     }
 
     /// Begins the next hold of the tenure in place of this one, which is over. It has the lease of

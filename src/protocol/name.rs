@@ -3,8 +3,8 @@
 //!
 //! A deterministic machine: every method takes an input and says what to do next, and none of them
 //! blocks, reads a clock or does I/O. The runtime (`local/acquire.rs`) calls them while it has the
-//! name locked. The first call carries the conversation: its thread sends the requests. All others
-//! are parked, and are told through their ports.
+//! name locked, and performs the actions that they add to a list. The first call carries the
+//! conversation: its thread sends the requests. All others are parked, and actions tell them.
 //!
 //! ```text
 //!             call            reply: Acquired            end, next in tenure
@@ -55,7 +55,7 @@ use crate::base::clock::{Moment, end_after};
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::flaws::{Flaw, flawed};
 use crate::protocol::call::{Caller, Wait};
-use crate::protocol::hold::Hold;
+use crate::protocol::hold::{HandedOff, Hold};
 use crate::protocol::lease::reliable;
 use crate::protocol::retry::{HeldPauses, RetryPolicy, is_outage};
 use crate::store::hold_id::{HoldId, HoldKind};
@@ -64,11 +64,6 @@ use crate::store::request::{Acquire, AcquireReply, Change, Registration, SHARERS
 /// How long a call that does not wait gives another client to release a lock that is only kept.
 const RECALL_TIME: Duration = Duration::from_millis(50);
 
-/// Where a call is told what to do next while its thread is parked.
-pub(crate) trait Port {
-    fn send(&self, next: Next);
-}
-
 /// A call that wants a hold.
 pub(crate) struct Call<P> {
     /// Its number, unique in the client.
@@ -76,6 +71,7 @@ pub(crate) struct Call<P> {
     /// The hold that it asks for.
     pub(crate) hold: HoldId,
     pub(crate) caller: Caller,
+    /// Where the call is told what to do next while its thread is parked.
     pub(crate) port: P,
     /// Whether a request without a reply may have begun the hold, or may still begin it.
     in_doubt: bool,
@@ -133,33 +129,23 @@ impl Ask {
 /// How a call ends.
 #[derive(Clone, Debug)]
 pub(crate) enum Outcome {
-    /// With a new hold. The holds before it have ended.
-    Acquired {
-        hold: Arc<Hold>,
-        ended: Vec<Arc<Hold>>,
-    },
+    /// With a new hold.
+    Acquired(Arc<Hold>),
     /// With an attempt of its own, beside the conversation.
     Alone,
     /// Without a hold: another owner holds the lock.
     Busy,
     Failed(Failure),
     /// With the next hold of a tenure.
-    HandedOff {
-        hold: Arc<Hold>,
-        /// Whether the client no longer waits for a hold like this.
-        unregisters: bool,
-    },
+    HandedOff(Arc<Hold>),
     /// With a hold of readers, which has one more now.
     Shared(Arc<Hold>),
-    /// With the next hold of a tenure that was kept. The holds before it have ended.
-    Kept {
-        hold: Arc<Hold>,
-        ended: Vec<Arc<Hold>>,
-    },
+    /// With the next hold of a tenure that was kept.
+    Kept(Arc<Hold>),
 }
 
-/// What the machine is told of the world with each input, and what it has done besides.
-pub(crate) struct Turn {
+/// What the machine is told of the world with each input, and what is to be done after it.
+pub(crate) struct Turn<P> {
     pub(crate) now: Instant,
     /// The same by the clock of leases.
     pub(crate) moment: Moment,
@@ -172,46 +158,55 @@ pub(crate) struct Turn {
     /// The least and the longest pause while another owner holds the lock.
     pub(crate) backoff: (Duration, Duration),
     pub(crate) retry_window: Duration,
-    pub(crate) effects: Effects,
+    pub(crate) actions: Vec<Action<P>>,
 }
 
-/// What the runtime does besides, once the name is unlocked.
-#[derive(Default)]
-pub(crate) struct Effects {
-    /// New debts, which the renewer pays.
-    pub(crate) debts: Vec<Arc<Hold>>,
-    /// A tenure that was kept, and ends.
-    pub(crate) release: Option<Arc<Hold>>,
-    /// A tenure whose deadline has passed.
-    pub(crate) expired: Option<Arc<Hold>>,
-    /// A tenure that the store no longer has.
-    pub(crate) lost: Option<Arc<Hold>>,
-    /// A permit that no call needs any longer.
-    pub(crate) spare: Option<Arc<Hold>>,
-    /// The client no longer waits for a hold like this.
-    pub(crate) unregister: Option<HoldId>,
-    /// A request has failed, and is repeated after the pause if there is one.
-    pub(crate) failed: Option<(Failure, Option<Duration>)>,
-    /// The client waits for messages of others.
-    pub(crate) listens: bool,
-    /// The lock was free before the first call was told.
-    pub(crate) missed_wakeup: bool,
-    /// A lock of the name may be free.
-    pub(crate) wakes_locks: bool,
+/// What the runtime does after an input, in the order of the list. What the thread of the call does
+/// next comes after that.
+#[derive(Debug)]
+pub(crate) enum Action<P> {
+    /// Counts that the lock was free before the first call was told.
+    CountMissedWakeup,
+    /// Reports the end of a hold: a new one shows that it has ended, or is lost. An operator may
+    /// have ended it, or a server have forgotten it. Reported before the name is unlocked: so no
+    /// later hold is reported before.
+    End(Arc<Hold>),
+    /// Reports the loss of a tenure whose deadline has passed.
+    Expire(Arc<Hold>),
+    /// Releases the lock of a kept tenure when no call has used it for long enough.
+    Keep(Arc<Hold>),
+    /// Lets the next call try: the release of this hold was sent.
+    LetNextTry(Arc<Hold>),
+    /// Receives messages of other clients about this hold.
+    Listen(HoldId),
+    /// Reports the loss of a tenure that the store no longer has.
+    Lose(Arc<Hold>),
+    /// Leaves a new debt to the renewer.
+    Owe(Arc<Hold>),
+    /// Records that a request has failed, and how long the call pauses before it repeats it, if it
+    /// does.
+    RecordFailure(Failure, Option<Duration>),
+    /// Sends the release of a hold that has ended here.
+    Release(Arc<Hold>),
+    /// Reports the end of a hold whose tenure goes on. Reported before the name is unlocked, as
+    /// with `End`.
+    ReportHandoff(HandedOff),
+    /// Tells a parked call what to do next.
+    Tell(P, Next),
+    /// Takes the client off those that wait for a hold like this.
+    Unregister(HoldId),
+    /// Lets the calls try that want the name as a lock.
+    WakeLocks,
 }
 
-/// How a hold has ended in this process.
+/// How a hold ends in this process, and what its thread does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// It is the hold of the next call now.
-    HandedOff,
-    /// Other readers have it still.
-    Shared,
-    /// The client keeps the lock.
-    Kept,
+    /// Its tenure goes on, with the next call, with other readers, or because the lock is kept.
+    GoesOn,
     /// It was lost, or had ended, before.
     Lost,
-    /// Its release is to be sent.
+    /// The thread sends its release.
     Released {
         /// Whether a call is to try once that was sent.
         is_awaited: bool,
@@ -335,20 +330,22 @@ impl<P> Call<P> {
         Self { number, hold, caller, port, in_doubt: false, leaves: false }
     }
 
+    /// Returns what tells the call how it ends.
+    fn end(self, outcome: Outcome) -> Action<P> {
+        Action::Tell(self.port, Next::Done(outcome))
+    }
+
+    /// Like `end`, with the next hold of a tenure, which begins.
+    fn end_with_next(self, tenure: &Arc<Hold>, now: Moment) -> Action<P> {
+        tenure.begin_next(&self.caller, now);
+        self.end(Outcome::HandedOff(tenure.clone()))
+    }
+
     /// Returns `true` if the call has timed out, and ends with what was learned at this time. One
     /// that does not wait believes a failure only if it has waited for the next reply.
     fn believes(&self, at: Instant) -> bool {
         let Caller { begin, wait, .. } = self.caller;
         (self.leaves || wait != Wait::No) && (at >= begin || flawed(Flaw::OldReplyCounts))
-    }
-}
-
-impl<P: Port> Call<P> {
-    /// Ends the call with the next hold of a tenure.
-    fn take(self, hold: &Arc<Hold>, unregisters: bool, now: Moment) {
-        hold.begin_next(&self.caller, now);
-        let hold = hold.clone();
-        self.port.send(Next::Done(Outcome::HandedOff { hold, unregisters }));
     }
 }
 
@@ -390,7 +387,7 @@ impl<P> Conversation<P> {
         &mut self,
         behind: Option<&VecDeque<Call<P>>>,
         after_release: bool,
-        turn: &Turn,
+        turn: &Turn<P>,
     ) -> Ask {
         let Caller { wait, times, .. } = self.first.caller;
         let deadline = times.request_deadline(wait, turn.now);
@@ -431,7 +428,11 @@ impl<P> Conversation<P> {
     }
 
     /// Returns what the next request for a hold says about the place among the waiting clients.
-    fn next_registration(&self, behind: Option<&VecDeque<Call<P>>>, turn: &Turn) -> Registration {
+    fn next_registration(
+        &self,
+        behind: Option<&VecDeque<Call<P>>>,
+        turn: &Turn<P>,
+    ) -> Registration {
         use Registration::{Followed, IfHeld, Registered, Returning, Yielding};
         let next = behind.and_then(VecDeque::front);
         let is_followed = next.is_some_and(|next| next.hold.kind == self.first.hold.kind)
@@ -467,7 +468,7 @@ impl<P> Conversation<P> {
         sent: Moment,
         remaining: Option<Duration>,
         recalled: bool,
-        turn: &Turn,
+        turn: &Turn<P>,
     ) -> Option<Duration> {
         self.retry.iter_mut().for_each(RetryPolicy::record_reply);
         let until = remaining.map(|remaining| sent.after(remaining));
@@ -492,7 +493,7 @@ impl<P> Conversation<P> {
     }
 
     /// Returns how long to pause after a failure, unless trying again is pointless.
-    fn pause_after(&mut self, failure: &mut Failure, turn: &Turn) -> Option<Duration> {
+    fn pause_after(&mut self, failure: &mut Failure, turn: &Turn<P>) -> Option<Duration> {
         let Call { caller: Caller { wait, times, .. }, hold, .. } = &self.first;
         let new = || RetryPolicy::new(*wait, turn.retry_window, *times, hold.seed());
         let pause = self.retry.get_or_insert_with(new).pause_after(failure, turn.now);
@@ -506,7 +507,7 @@ impl<P> Conversation<P> {
     }
 }
 
-impl<P: Port> Name<P> {
+impl<P: Clone> Name<P> {
     pub(crate) const NEW: Self =
         Self { state: State::Idle, debts: Vec::new(), beside: None, behind: None };
 
@@ -518,12 +519,12 @@ impl<P: Port> Name<P> {
 
     /// Adds a call: as the first if there is none, else behind all others, or in front of them if
     /// it `rejoins`: it was given a hold, and has lost it on the way.
-    pub(crate) fn call(&mut self, call: Call<P>, rejoins: bool, turn: &mut Turn) -> Next {
+    pub(crate) fn call(&mut self, call: Call<P>, rejoins: bool, turn: &mut Turn<P>) -> Next {
         if let State::Kept(kept) = &self.state {
             let kept = kept.clone();
             if kept.may_be_followed_by(&call.caller, true, turn.moment) {
                 self.state = State::Held(kept.clone());
-                return Next::Done(Outcome::Kept { hold: kept, ended: Vec::new() });
+                return Next::Done(Outcome::Kept(kept));
             }
             self.state = State::Idle;
             if kept.suits(&call.caller.terms, turn.moment) {
@@ -568,7 +569,7 @@ impl<P: Port> Name<P> {
 
     /// Returns until when a call is parked behind others. One that wants a permit may come first
     /// without being told, and then finds out when it would ask again.
-    fn park_until(call: &Call<P>, turn: &Turn) -> Option<Instant> {
+    fn park_until(call: &Call<P>, turn: &Turn<P>) -> Option<Instant> {
         let nap = call.hold.kind.row().is_several.then(|| end_after(turn.now, turn.backoff.1));
         call.caller.wait.deadline().into_iter().chain(nap).min()
     }
@@ -584,7 +585,7 @@ impl<P: Port> Name<P> {
         first: Call<P>,
         registration: Registration,
         purpose: Purpose,
-        turn: &Turn,
+        turn: &Turn<P>,
     ) -> Next {
         let (wait, kind) = (first.caller.wait, first.hold.kind);
         let registration = match registration {
@@ -601,13 +602,13 @@ impl<P: Port> Name<P> {
         &mut self,
         call: Call<P>,
         debts: Vec<Arc<Hold>>,
-        turn: &Turn,
+        turn: &Turn<P>,
     ) -> Next {
         self.debts = debts;
         self.begin(call, Registration::None, Purpose::ACQUIRE, turn)
     }
 
-    fn ask(&mut self, mut talk: Box<Conversation<P>>, turn: &Turn) -> Next {
+    fn ask(&mut self, mut talk: Box<Conversation<P>>, turn: &Turn<P>) -> Next {
         talk.hurry = Hurry::No;
         let ask = talk.next_request(self.behind.as_deref(), !self.debts.is_empty(), turn);
         self.state = State::Asking(talk);
@@ -635,7 +636,7 @@ impl<P: Port> Name<P> {
         sent: Moment,
         reply: Result<AcquireReply, Failure>,
         next: Option<HoldId>,
-        turn: &mut Turn,
+        turn: &mut Turn<P>,
     ) -> Next {
         let mut talk = self.take_talk();
         let (others, after_release) = match talk.take_purpose() {
@@ -664,8 +665,10 @@ impl<P: Port> Name<P> {
             Ok(AcquireReply::Held { in_doubt, .. }) => *in_doubt,
             Err(failure) => failure.is_ambiguous() && !flawed(Flaw::AmbiguityIsIgnored),
         };
-        turn.effects.listens |= talk.record_registration(&reply);
-        self.reply_to_others(others, sent, &reply, in_doubt, turn.moment);
+        if talk.record_registration(&reply) {
+            turn.actions.push(Action::Listen(talk.first.hold.clone()));
+        }
+        self.reply_to_others(others, sent, &reply, in_doubt, turn);
         if in_doubt && turn.withdraws {
             self.doubt(&talk.first, true, turn);
         } else if in_doubt {
@@ -727,16 +730,18 @@ impl<P: Port> Name<P> {
         &mut self,
         mut talk: Box<Conversation<P>>,
         hold: Arc<Hold>,
-        turn: &mut Turn,
+        turn: &mut Turn<P>,
     ) -> Next {
-        if let Known::Held { until: Some(until), .. } = talk.known {
-            turn.effects.missed_wakeup |= turn.moment < until;
+        if let Known::Held { until: Some(until), .. } = talk.known
+            && turn.moment < until
+        {
+            turn.actions.push(Action::CountMissedWakeup);
         }
         if hold.id.kind.is_exclusive() {
             self.state = State::Held(hold.clone());
-            self.tell_leaving(turn.moment);
-            let ended = self.take_ended(&hold);
-            return Next::Done(Outcome::Acquired { hold, ended });
+            self.tell_leaving(turn);
+            self.end_others(&hold, turn);
+            return Next::Done(Outcome::Acquired(hold));
         }
         // Another call can have its hold at the same time.
         if let Some(spare) = talk.spare.take() {
@@ -744,25 +749,25 @@ impl<P: Port> Name<P> {
         }
         self.state = State::Waiting(talk);
         if hold.id.kind.row().is_shared {
-            self.share(&hold, turn.moment);
+            self.share(&hold, turn);
         } else {
-            self.advance();
+            self.advance(&mut turn.actions);
         }
-        Next::Done(Outcome::Acquired { hold, ended: Vec::new() })
+        Next::Done(Outcome::Acquired(hold))
     }
 
     /// Lets the readers right behind the first call share its hold, and those to come, unless
     /// another call waits.
-    fn share(&mut self, hold: &Arc<Hold>, now: Moment) {
+    fn share(&mut self, hold: &Arc<Hold>, turn: &mut Turn<P>) {
         if let Some(behind) = &mut self.behind {
-            while behind.front().is_some_and(|next| Self::may_share(hold, next, now))
+            while behind.front().is_some_and(|next| Self::may_share(hold, next, turn.moment))
                 && let Some(next) = behind.pop_front()
             {
                 hold.add_reader();
-                next.port.send(Next::Done(Outcome::Shared(hold.clone())));
+                turn.actions.push(next.end(Outcome::Shared(hold.clone())));
             }
         }
-        if self.advance().is_none() {
+        if self.advance(&mut turn.actions).is_none() {
             self.state = State::Held(hold.clone());
         } else {
             self.put_beside(hold.clone());
@@ -777,7 +782,7 @@ impl<P: Port> Name<P> {
         sent: Moment,
         reply: &Result<AcquireReply, Failure>,
         in_doubt: bool,
-        now: Moment,
+        turn: &mut Turn<P>,
     ) {
         let fences = match reply {
             Ok(AcquireReply::Acquired { others, .. }) => &**others,
@@ -792,10 +797,10 @@ impl<P: Port> Name<P> {
                 None => behind[at].in_doubt |= may_exist,
                 Some(fence) => {
                     let Some(call) = behind.remove(at) else { continue };
-                    let hold = Hold::new(call.hold, *fence, 0, &call.caller, sent, now);
+                    let (id, caller) = (call.hold.clone(), &call.caller);
+                    let hold = Hold::new(id, *fence, 0, caller, sent, turn.moment);
                     hold.set_may_begin(call.in_doubt);
-                    let (hold, ended) = (Arc::new(hold), Vec::new());
-                    call.port.send(Next::Done(Outcome::Acquired { hold, ended }));
+                    turn.actions.push(call.end(Outcome::Acquired(Arc::new(hold))));
                 }
             }
         }
@@ -808,14 +813,14 @@ impl<P: Port> Name<P> {
         kept: &Arc<Hold>,
         sent: Moment,
         reply: Result<AcquireReply, Failure>,
-        turn: &mut Turn,
+        turn: &mut Turn<P>,
     ) -> Next {
         match reply {
             Ok(AcquireReply::Acquired { fence, room, wanted, .. }) => {
                 kept.lease.extend(sent, kept.lease.next(sent).duration, turn.moment);
                 // A pause of this process must not bring forth a guard of nothing.
                 if !kept.lease.is_valid(turn.moment) {
-                    turn.effects.expired = Some(kept.clone());
+                    turn.actions.push(Action::Expire(kept.clone()));
                     return self.ask(talk, turn);
                 }
                 kept.add_fences(fence, room);
@@ -823,12 +828,12 @@ impl<P: Port> Name<P> {
                     kept.set_wanted();
                 }
                 self.state = State::Held(kept.clone());
-                self.tell_leaving(turn.moment);
-                let ended = self.take_ended(kept);
-                Next::Done(Outcome::Kept { hold: kept.clone(), ended })
+                self.tell_leaving(turn);
+                self.end_others(kept, turn);
+                Next::Done(Outcome::Kept(kept.clone()))
             }
             Ok(AcquireReply::Held { .. }) => {
-                turn.effects.lost = Some(kept.clone());
+                turn.actions.push(Action::Lose(kept.clone()));
                 self.ask(talk, turn)
             }
             // It counts as the first attempt.
@@ -846,11 +851,11 @@ impl<P: Port> Name<P> {
         failure: Failure,
         told: bool,
         reply: &Result<AcquireReply, Failure>,
-        turn: &mut Turn,
+        turn: &mut Turn<P>,
     ) -> Next {
         let is_told = matches!(reply, Ok(AcquireReply::Held { recalled: true, .. }));
         if is_told {
-            turn.effects.listens = true;
+            turn.actions.push(Action::Listen(talk.recalled_lock()));
             let end = talk.recall_ends.unwrap_or(turn.now);
             let left = end.saturating_duration_since(turn.now);
             if !left.is_zero() {
@@ -871,7 +876,7 @@ impl<P: Port> Name<P> {
     }
 
     /// Goes on after the change was made for which the first call has asked, or has failed.
-    pub(crate) fn changed(&mut self, outcome: Result<(), Failure>, turn: &mut Turn) -> Next {
+    pub(crate) fn changed(&mut self, outcome: Result<(), Failure>, turn: &mut Turn<P>) -> Next {
         let mut talk = self.take_talk();
         match (talk.take_purpose(), outcome) {
             (Purpose::Pay(debts), Ok(())) => {
@@ -882,7 +887,7 @@ impl<P: Port> Name<P> {
             }
             (Purpose::Pay(_), Err(failure)) => self.fail(talk, failure, turn),
             (Purpose::Unregister, _) => {
-                turn.effects.wakes_locks = true;
+                turn.actions.push(Action::WakeLocks);
                 self.ask(talk, turn)
             }
             (Purpose::Withdraw(failure), outcome) => {
@@ -908,10 +913,10 @@ impl<P: Port> Name<P> {
         &mut self,
         mut talk: Box<Conversation<P>>,
         mut failure: Failure,
-        turn: &mut Turn,
+        turn: &mut Turn<P>,
     ) -> Next {
         let pause = talk.pause_after(&mut failure, turn);
-        turn.effects.failed = Some((failure.clone(), pause));
+        turn.actions.push(Action::RecordFailure(failure.clone(), pause));
         match pause {
             Some(pause) => self.wait(talk, pause, false, turn),
             None => self.give_up(talk, Outcome::Failed(failure), turn),
@@ -924,7 +929,7 @@ impl<P: Port> Name<P> {
         talk: Box<Conversation<P>>,
         pause: Duration,
         contended: bool,
-        turn: &mut Turn,
+        turn: &mut Turn<P>,
     ) -> Next {
         let talk = match self.take_spare(talk, turn) {
             Ok(next) => return next,
@@ -933,13 +938,18 @@ impl<P: Port> Name<P> {
         let is_told = talk.hurry != Hurry::No;
         let until = if is_told { turn.now } else { end_after(turn.now, pause) };
         self.state = State::Waiting(talk);
-        self.tell_leaving(turn.moment);
+        self.tell_leaving(turn);
         let until = Some(until).filter(|_| is_told || !flawed(Flaw::WaitsToBeWoken));
         Next::Park { until, contended }
     }
 
     /// Ends the first call without a hold. The next one becomes the first.
-    fn give_up(&mut self, talk: Box<Conversation<P>>, outcome: Outcome, turn: &mut Turn) -> Next {
+    fn give_up(
+        &mut self,
+        talk: Box<Conversation<P>>,
+        outcome: Outcome,
+        turn: &mut Turn<P>,
+    ) -> Next {
         let talk = match self.take_spare(talk, turn) {
             Ok(next) => return next,
             Err(talk) => talk,
@@ -956,32 +966,32 @@ impl<P: Port> Name<P> {
         }
         let may_be_queued = talk.may_be_queued();
         self.state = State::Waiting(talk);
-        self.tell_leaving(turn.moment);
+        self.tell_leaving(turn);
         // The place among the waiting clients is the next call's too, if that wants the same.
-        let next = self.advance();
+        let next = self.advance(&mut turn.actions);
         let keeps_place = next.is_some_and(|next| next.waits_with(hold.kind));
         if may_be_queued && !keeps_place && !flawed(Flaw::TimeoutIsForgotten) {
-            turn.effects.unregister = Some(hold);
+            turn.actions.push(Action::Unregister(hold));
         }
         Next::Done(outcome)
     }
 
     /// Gives the calls without a limit the failure for which the first one gives up, instead of
     /// having them find out one by one.
-    fn fail_endless(&mut self, failure: &Failure, turn: &mut Turn) {
+    fn fail_endless(&mut self, failure: &Failure, turn: &mut Turn<P>) {
         let Some(behind) = &mut self.behind else { return };
         let is_endless = |call: &Call<P>| call.caller.wait == Wait::Endless;
         let (ended, left): (VecDeque<_>, _) = behind.drain(..).partition(is_endless);
         **behind = left;
         for call in ended {
             self.end_call(&call, turn);
-            call.port.send(Next::Done(Outcome::Failed(failure.clone())));
+            turn.actions.push(call.end(Outcome::Failed(failure.clone())));
         }
     }
 
     /// Makes the first call behind the one that is the first of all, if there is one, and returns
     /// what it wants.
-    fn advance(&mut self) -> Option<HoldKind> {
+    fn advance(&mut self, actions: &mut Vec<Action<P>>) -> Option<HoldKind> {
         let last = mem::replace(&mut self.state, State::Idle);
         let next = self.behind.as_mut()?.pop_front()?;
         let kind = next.hold.kind;
@@ -992,13 +1002,13 @@ impl<P: Port> Name<P> {
             talk.known = Known::Failed(failure, at);
         }
         talk.hurry = Hurry::Told;
-        talk.first.port.send(Next::Turn);
+        actions.push(Action::Tell(talk.first.port.clone(), Next::Turn));
         self.state = State::Waiting(talk);
         Some(kind)
     }
 
     /// Goes on with a call that was told that it is its turn, or whose time to park is over.
-    pub(crate) fn due(&mut self, number: u64, turn: &mut Turn) -> Next {
+    pub(crate) fn due(&mut self, number: u64, turn: &mut Turn<P>) -> Next {
         if let State::Waiting(talk) = &self.state
             && talk.first.number == number
         {
@@ -1036,7 +1046,7 @@ impl<P: Port> Name<P> {
     }
 
     /// Decides on a call behind the first that has timed out.
-    fn time_out(&mut self, mut call: Call<P>, in_front: bool, turn: &Turn) -> Next {
+    fn time_out(&mut self, mut call: Call<P>, in_front: bool, turn: &mut Turn<P>) -> Next {
         if let Some(outcome) = self.known_to(&call, turn.moment) {
             return Next::Done(outcome);
         }
@@ -1048,7 +1058,7 @@ impl<P: Port> Name<P> {
             && talk.hurry == Hurry::No
         {
             talk.hurry = Hurry::Told;
-            talk.first.port.send(Next::Turn);
+            turn.actions.push(Action::Tell(talk.first.port.clone(), Next::Turn));
         }
         let Caller { times, wait, .. } = call.caller;
         let until = Some(times.request_deadline(wait, turn.now));
@@ -1079,16 +1089,14 @@ impl<P: Port> Name<P> {
     }
 
     /// Ends the calls that have only waited for the next reply, if that is known.
-    fn tell_leaving(&mut self, now: Moment) {
+    fn tell_leaving(&mut self, turn: &mut Turn<P>) {
         let mut at = 0;
         while let Some(call) = self.behind.as_ref().and_then(|behind| behind.get(at)) {
-            match self.known_to(call, now).filter(|_| call.leaves) {
+            match self.known_to(call, turn.moment).filter(|_| call.leaves) {
                 None => at += 1,
                 Some(outcome) => {
                     let call = self.behind.as_mut().and_then(|behind| behind.remove(at));
-                    if let Some(call) = call {
-                        call.port.send(Next::Done(outcome));
-                    }
+                    turn.actions.extend(call.map(|call| call.end(outcome)));
                 }
             }
         }
@@ -1096,7 +1104,7 @@ impl<P: Port> Name<P> {
 
     /// Removes a call whose wait is cancelled, or whose thread panics. Returns `false` if it was
     /// told how it ends.
-    pub(crate) fn leave(&mut self, number: u64, turn: &mut Turn) -> bool {
+    pub(crate) fn leave(&mut self, number: u64, turn: &mut Turn<P>) -> bool {
         if let State::Asking(talk) | State::Waiting(talk) = &self.state
             && talk.first.number == number
         {
@@ -1108,11 +1116,12 @@ impl<P: Port> Name<P> {
                 // For a call behind the first that leaves, its hold was asked for.
                 purpose => talk.purpose = purpose,
             }
-            turn.effects.spare = talk.spare.take();
+            let spare = talk.spare.take();
             self.give_up(talk, Outcome::Busy, turn);
-            if recalled.is_some() {
-                turn.effects.unregister = recalled;
+            if let Some(spare) = spare {
+                self.give_back(&spare, turn);
             }
+            turn.actions.extend(recalled.map(Action::Unregister));
             return true;
         }
         let call = self.take_behind(number);
@@ -1124,7 +1133,7 @@ impl<P: Port> Name<P> {
 
     /// Removes a call, unless its request is on its way: then the reply decides how it ends.
     /// Returns `false` in that case, or if it was told.
-    pub(crate) fn leave_unless_asking(&mut self, number: u64, turn: &mut Turn) -> bool {
+    pub(crate) fn leave_unless_asking(&mut self, number: u64, turn: &mut Turn<P>) -> bool {
         !self.asks(number) && self.leave(number, turn)
     }
 
@@ -1136,7 +1145,7 @@ impl<P: Port> Name<P> {
     }
 
     /// Cleans up after a call behind the first that gets no hold.
-    fn end_call(&mut self, call: &Call<P>, turn: &mut Turn) {
+    fn end_call(&mut self, call: &Call<P>, turn: &mut Turn<P>) {
         // The request that is on its way may bring its hold.
         let is_asked_for = match &self.state {
             State::Asking(talk) if !flawed(Flaw::LeaversHoldIsForgotten) => {
@@ -1152,7 +1161,7 @@ impl<P: Port> Name<P> {
 
     /// Remembers that the hold of a call may exist in the store and must not, or that a request
     /// `may_begin` it there.
-    fn doubt(&mut self, call: &Call<P>, may_begin: bool, turn: &mut Turn) {
+    fn doubt(&mut self, call: &Call<P>, may_begin: bool, turn: &mut Turn<P>) {
         let (hold, lease) = (call.hold.clone(), call.caller.times.lease);
         let debt = Arc::new(Hold::debt(hold, lease, may_begin, turn.moment));
         if flawed(Flaw::DebtIsForgotten) {
@@ -1161,24 +1170,24 @@ impl<P: Port> Name<P> {
         if !turn.withdraws {
             self.debts.push(debt.clone());
         }
-        turn.effects.debts.push(debt);
+        turn.actions.push(Action::Owe(debt));
     }
 
     /// Releases a tenure that the first call cannot use.
-    fn give_up_kept(&mut self, kept: &Arc<Hold>, turn: &mut Turn) {
-        if self.release(kept, turn.moment) != Ending::Lost {
-            turn.effects.release = Some(kept.clone());
+    fn give_up_kept(&mut self, kept: &Arc<Hold>, turn: &mut Turn<P>) {
+        if self.end_tenure(kept, turn.moment) {
+            turn.actions.push(Action::Release(kept.clone()));
         }
     }
 
     /// Lets the first call try, because the lock may be free. Returns `false` if no call asks.
-    pub(crate) fn wake(&mut self) -> bool {
+    pub(crate) fn wake(&mut self, actions: &mut Vec<Action<P>>) -> bool {
         match &mut self.state {
             State::Asking(_) if flawed(Flaw::WakeUpTooEarly) => {}
             State::Asking(talk) => talk.hurry = Hurry::MayBeFree,
             State::Waiting(talk) => {
                 if mem::replace(&mut talk.hurry, Hurry::MayBeFree) == Hurry::No {
-                    talk.first.port.send(Next::Turn);
+                    actions.push(Action::Tell(talk.first.port.clone(), Next::Turn));
                 }
             }
             _ => return false,
@@ -1188,10 +1197,7 @@ impl<P: Port> Name<P> {
 
     /// Like `wake`, if the first call is parked between two requests: returns the next one, which
     /// may be sent before the thread is awake, and the port of the call.
-    pub(crate) fn ask_ahead(&mut self, turn: &mut Turn) -> Option<(P, Ask)>
-    where
-        P: Clone,
-    {
+    pub(crate) fn ask_ahead(&mut self, turn: &mut Turn<P>) -> Option<(P, Ask)> {
         let State::Waiting(talk) = &mut self.state else { return None };
         if talk.hurry != Hurry::No {
             return None;
@@ -1210,6 +1216,12 @@ impl<P: Port> Name<P> {
     /// Takes the debts: they have ended, as a new hold shows.
     pub(crate) fn take_debts(&mut self) -> Vec<Arc<Hold>> {
         mem::take(&mut self.debts)
+    }
+
+    /// Ends the holds of which a new one that excludes them shows that they are over.
+    fn end_others(&mut self, new: &Hold, turn: &mut Turn<P>) {
+        let ended = self.take_ended(new);
+        turn.actions.extend(ended.into_iter().map(Action::End));
     }
 
     /// Takes the holds of which a new one that excludes them shows that they have ended, or are
@@ -1281,70 +1293,93 @@ impl<P: Port> Name<P> {
     }
 
     /// Ends a hold. If it `hands_off`, the next call gets the next hold of the tenure, if it can
-    /// have it, or else the lock is kept if it `may_keep` it. `report` tells of the hold that ends,
-    /// before another call can tell of its own, or returns `false` if it was lost.
+    /// have it, or else the lock is kept if the client `may_keep` it.
     pub(crate) fn end(
         &mut self,
         hold: &Arc<Hold>,
         hands_off: bool,
         may_keep: bool,
         now: Moment,
-        mut report: impl FnMut() -> bool,
+        actions: &mut Vec<Action<P>>,
     ) -> Ending {
-        if hold.id.kind.row().is_shared && hold.remove_reader(now) {
-            return Ending::Shared;
+        let kind = hold.id.kind;
+        if kind.row().is_shared && hold.remove_reader(now) {
+            return Ending::GoesOn;
         }
-        if hands_off && hold.id.kind.is_exclusive() && self.is_held_by(hold) {
-            let next = self.calls_behind().next();
-            let follows = |next: &Call<P>| {
-                next.hold.kind == hold.id.kind
-                    && hold.may_be_followed_by(&next.caller, may_keep, now)
-            };
-            let (is_last, follows) = (next.is_none(), next.is_some_and(follows));
-            if follows && report() {
-                if let Some(next) = self.behind.as_mut().and_then(|behind| behind.pop_front()) {
-                    next.take(hold, false, now);
-                }
-                if flawed(Flaw::HandedOffIsReleased) {
-                    return Ending::Released { is_awaited: false };
-                }
-                return Ending::HandedOff;
-            }
-            if is_last && may_keep && hold.can_be_kept(now) && report() && hold.keep(now) {
-                self.state = State::Kept(hold.clone());
-                return Ending::Kept;
-            }
+        let is_handed_off = if !hands_off {
+            false
+        } else if kind.row().is_several {
+            self.hand_off_permit(hold, now, actions)
+        } else if kind.is_exclusive() && self.is_held_by(hold) {
+            self.hand_off(hold, may_keep, now, actions)
+        } else {
+            false
+        };
+        if is_handed_off && !flawed(Flaw::HandedOffIsReleased) {
+            return Ending::GoesOn;
         }
-        if hands_off && hold.id.kind.row().is_several {
-            return self.end_permit(hold, now, report);
+        if is_handed_off {
+            return Ending::Released { is_awaited: false };
         }
-        self.release(hold, now)
+        if !self.end_tenure(hold, now) {
+            return Ending::Lost;
+        }
+        Ending::Released { is_awaited: self.calls().next().is_some() }
     }
 
-    /// Like `end`, for a permit. It goes to the first call if that waits for one like it.
-    fn end_permit(
+    /// Gives the next call the next hold of the tenure, or keeps the lock if there is no such call.
+    /// Returns `false` if neither can be.
+    fn hand_off(
         &mut self,
         hold: &Arc<Hold>,
+        may_keep: bool,
         now: Moment,
-        mut report: impl FnMut() -> bool,
-    ) -> Ending {
-        match mem::replace(&mut self.state, State::Idle) {
-            State::Waiting(talk) if Self::fits(hold, &talk.first, now) && report() => {
-                self.pass_permit(talk, hold, now);
-                Ending::HandedOff
+        actions: &mut Vec<Action<P>>,
+    ) -> bool {
+        let Some(next) = self.calls_behind().next() else {
+            if !may_keep || !hold.can_be_kept(now) {
+                return false;
             }
-            State::Asking(mut talk)
-                if talk.spare.is_none() && Self::fits(hold, &talk.first, now) && report() =>
-            {
-                talk.spare = Some(hold.clone());
-                self.state = State::Asking(talk);
-                Ending::HandedOff
+            actions.extend(hold.hand_off(now).map(Action::ReportHandoff));
+            // Another thread may have found it lost meanwhile.
+            if !hold.keep(now) {
+                return false;
             }
-            state => {
-                self.state = state;
-                self.release(hold, now)
+            self.state = State::Kept(hold.clone());
+            actions.push(Action::Keep(hold.clone()));
+            return true;
+        };
+        if next.hold.kind != hold.id.kind || !hold.may_be_followed_by(&next.caller, may_keep, now) {
+            return false;
+        }
+        let Some(handed_off) = hold.hand_off(now) else { return false };
+        actions.push(Action::ReportHandoff(handed_off));
+        let next = self.behind.as_mut().and_then(|behind| behind.pop_front());
+        actions.extend(next.map(|next| next.end_with_next(hold, now)));
+        true
+    }
+
+    /// Like `hand_off`, for a permit. It goes to the first call if that waits for one like it.
+    fn hand_off_permit(
+        &mut self,
+        permit: &Arc<Hold>,
+        now: Moment,
+        actions: &mut Vec<Action<P>>,
+    ) -> bool {
+        let (State::Asking(talk) | State::Waiting(talk)) = &self.state else { return false };
+        if talk.spare.is_some() || !Self::fits(permit, &talk.first, now) {
+            return false;
+        }
+        let Some(handed_off) = permit.hand_off(now) else { return false };
+        actions.push(Action::ReportHandoff(handed_off));
+        match &mut self.state {
+            State::Asking(talk) => talk.spare = Some(permit.clone()),
+            _ => {
+                let talk = self.take_talk();
+                self.pass_permit(talk, permit, now, actions);
             }
         }
+        true
     }
 
     /// Returns `true` if a call can have a permit that another one has had.
@@ -1356,26 +1391,32 @@ impl<P: Port> Name<P> {
 
     /// Ends the first call with a permit that another one has had. The next call goes on where this
     /// one was.
-    fn pass_permit(&mut self, mut talk: Box<Conversation<P>>, permit: &Arc<Hold>, now: Moment) {
+    fn pass_permit(
+        &mut self,
+        mut talk: Box<Conversation<P>>,
+        permit: &Arc<Hold>,
+        now: Moment,
+        actions: &mut Vec<Action<P>>,
+    ) {
         let kind = permit.id.kind;
-        let next = self.behind.as_mut().and_then(|behind| behind.pop_front());
         // One whose first call does not wait has not registered the client, and ends with it.
         let goes_on = talk.registration != Registration::None;
-        if let Some(next) = next.as_ref().filter(|next| goes_on && next.hold.kind == kind) {
-            if talk.hurry != Hurry::No {
-                next.port.send(Next::Turn);
-            }
-        } else {
-            if let Some(next) = next {
-                self.push(next, true);
-            }
+        let follows = goes_on && self.calls_behind().next().is_some_and(|it| it.hold.kind == kind);
+        let next = self.behind.as_mut().filter(|_| follows).and_then(|behind| behind.pop_front());
+        let Some(next) = next else {
             let may_be_queued = talk.may_be_queued();
-            let keeps_place = self.advance().is_some_and(|next| next.waits_with(kind));
-            return talk.first.take(permit, may_be_queued && !keeps_place, now);
+            let keeps_place = self.advance(actions).is_some_and(|next| next.waits_with(kind));
+            actions.push(talk.first.end_with_next(permit, now));
+            if may_be_queued && !keeps_place {
+                actions.push(Action::Unregister(permit.id.clone()));
+            }
+            return;
+        };
+        if talk.hurry != Hurry::No {
+            actions.push(Action::Tell(next.port.clone(), Next::Turn));
         }
-        if let Some(next) = next {
-            mem::replace(&mut talk.first, next).take(permit, false, now);
-        }
+        let first = mem::replace(&mut talk.first, next);
+        actions.push(first.end_with_next(permit, now));
         talk.purpose = Purpose::ACQUIRE;
         talk.retry = None;
         talk.recall_ends = None;
@@ -1383,12 +1424,27 @@ impl<P: Port> Name<P> {
     }
 
     /// Gives a permit that the first call no longer needs to the next one, if that can have it.
-    fn pass_spare(&mut self, spare: Arc<Hold>, turn: &mut Turn) {
+    fn pass_spare(&mut self, spare: Arc<Hold>, turn: &mut Turn<P>) {
         let fits =
             self.calls_behind().next().is_some_and(|next| Self::fits(&spare, next, turn.moment));
         match self.behind.as_mut().filter(|_| fits).and_then(|behind| behind.pop_front()) {
-            Some(next) => next.take(&spare, false, turn.moment),
-            None => turn.effects.spare = Some(spare),
+            Some(next) => turn.actions.push(next.end_with_next(&spare, turn.moment)),
+            None => self.give_back(&spare, turn),
+        }
+    }
+
+    /// Ends a permit that was dropped for a call which does not get it.
+    fn give_back(&mut self, permit: &Arc<Hold>, turn: &mut Turn<P>) {
+        if flawed(Flaw::SpareIsForgotten) {
+            return;
+        }
+        match self.end(permit, true, false, turn.moment, &mut turn.actions) {
+            Ending::GoesOn => {}
+            Ending::Lost => turn.actions.push(Action::Expire(permit.clone())),
+            Ending::Released { .. } => {
+                turn.actions.push(Action::Release(permit.clone()));
+                turn.actions.push(Action::LetNextTry(permit.clone()));
+            }
         }
     }
 
@@ -1397,41 +1453,40 @@ impl<P: Port> Name<P> {
     fn take_spare(
         &mut self,
         mut talk: Box<Conversation<P>>,
-        turn: &mut Turn,
+        turn: &mut Turn<P>,
     ) -> Result<Next, Box<Conversation<P>>> {
         let Some(spare) = talk.spare.take() else { return Err(talk) };
         if !spare.may_be_followed_by(&talk.first.caller, false, turn.moment) {
-            turn.effects.spare = Some(spare);
+            self.give_back(&spare, turn);
             return Err(talk);
         }
         if mem::take(&mut talk.first.in_doubt) {
             self.doubt(&talk.first, true, turn);
         }
-        self.pass_permit(talk, &spare, turn.moment);
-        // It finds the permit at its port.
+        self.pass_permit(talk, &spare, turn.moment, &mut turn.actions);
+        // It is told of the permit like any other.
         Ok(Next::Park { until: None, contended: true })
     }
 
-    /// Ends a hold whose release is to be sent, and remembers it until that is confirmed. If calls
-    /// wait behind it, it stays until the release was sent.
-    pub(crate) fn release(&mut self, hold: &Arc<Hold>, now: Moment) -> Ending {
-        if !hold.end(now) {
-            return Ending::Lost;
+    /// Ends a tenure, and remembers it until its release is confirmed. If calls wait behind it, it
+    /// stays until the release was sent. Returns `false` if it was ended or lost before.
+    fn end_tenure(&mut self, hold: &Arc<Hold>, now: Moment) -> bool {
+        let ends = hold.end(now);
+        if ends {
+            self.remove_beside(hold);
+            self.debts.push(hold.clone());
+            if self.calls().next().is_none() && self.is_held_by(hold) {
+                self.state = State::Idle;
+            }
         }
-        self.remove_beside(hold);
-        self.debts.push(hold.clone());
-        let is_awaited = self.calls().next().is_some();
-        if !is_awaited && self.is_held_by(hold) {
-            self.state = State::Idle;
-        }
-        Ending::Released { is_awaited }
+        ends
     }
 
     /// Lets the next call try if this hold was in its way, and has ended.
-    pub(crate) fn end_hold(&mut self, hold: &Hold) {
+    pub(crate) fn end_hold(&mut self, hold: &Hold, actions: &mut Vec<Action<P>>) {
         self.remove_beside(hold);
         if self.is_held_by(hold) {
-            self.advance();
+            self.advance(actions);
         }
     }
 
@@ -1445,7 +1500,7 @@ impl<P: Port> Name<P> {
         if flawed(Flaw::RecalledGoesOn) {
             return Some(hold);
         }
-        (self.release(&hold, now) != Ending::Lost).then_some(hold)
+        if self.end_tenure(&hold, now) { Some(hold) } else { None }
     }
 
     /// Notes that another client waits for the hold with this nonce.

@@ -15,12 +15,6 @@ const PERMIT: HoldKind = HoldKind::Permit { of: 1 };
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Told(Rc<RefCell<VecDeque<Next>>>);
 
-impl Port for Told {
-    fn send(&self, next: Next) {
-        self.0.borrow_mut().push_back(next);
-    }
-}
-
 impl Told {
     fn take(&self) -> Option<Next> {
         self.0.borrow_mut().pop_front()
@@ -44,7 +38,7 @@ impl Told {
     }
 }
 
-pub(crate) fn turn() -> Turn {
+pub(crate) fn turn<P>() -> Turn<P> {
     Turn {
         now: Instant::now(),
         moment: Moment::now(),
@@ -53,7 +47,7 @@ pub(crate) fn turn() -> Turn {
         keeps_order: true,
         backoff: (SOON, SOON),
         retry_window: SOON,
-        effects: Effects::default(),
+        actions: Vec::new(),
     }
 }
 
@@ -82,7 +76,7 @@ fn keeping() -> LockOptions {
 /// A name, and the time.
 struct World {
     name: Name<Told>,
-    turn: Turn,
+    turn: Turn<Told>,
     last: u64,
 }
 
@@ -125,6 +119,7 @@ impl World {
         let call = Call::new(hold, &caller, told.clone());
         let number = call.number;
         let next = self.name.call(call, rejoins, &mut self.turn);
+        self.tell();
         Begun { number, told, next }
     }
 
@@ -140,7 +135,15 @@ impl World {
     fn reply(&mut self, reply: Result<AcquireReply, Failure>) -> Next {
         self.turn.now += Duration::from_millis(1);
         let next = if self.turn.withdraws { Some(self.id(HoldKind::Lock)) } else { None };
-        self.name.reply(Moment::now(), reply, next, &mut self.turn)
+        let next = self.name.reply(Moment::now(), reply, next, &mut self.turn);
+        self.tell();
+        next
+    }
+
+    fn changed(&mut self, outcome: Result<(), Failure>) -> Next {
+        let next = self.name.changed(outcome, &mut self.turn);
+        self.tell();
+        next
     }
 
     fn fails(&mut self, kind: FailureKind) -> Next {
@@ -149,33 +152,89 @@ impl World {
 
     fn due(&mut self, call: &Begun) -> Next {
         self.turn.now += Duration::from_millis(1);
-        self.name.due(call.number, &mut self.turn)
+        let next = self.name.due(call.number, &mut self.turn);
+        self.tell();
+        next
     }
 
     fn leave(&mut self, call: &Begun) -> bool {
-        self.name.leave(call.number, &mut self.turn)
+        let has_left = self.name.leave(call.number, &mut self.turn);
+        self.tell();
+        has_left
     }
 
     /// Has the first call, which asks, get the lock.
     fn acquire(&mut self) -> Arc<Hold> {
         match self.reply(granted(&[])) {
-            Next::Done(Outcome::Acquired { hold, .. }) => hold,
+            Next::Done(Outcome::Acquired(hold)) => hold,
             other => panic!("{other:?}"),
         }
     }
 
     fn end(&mut self, hold: &Arc<Hold>) -> Ending {
-        self.name.end(hold, true, true, Moment::now(), || true)
+        let ending = self.name.end(hold, true, true, Moment::now(), &mut self.turn.actions);
+        self.tell();
+        ending
+    }
+
+    fn end_hold(&mut self, hold: &Hold) {
+        self.name.end_hold(hold, &mut self.turn.actions);
+        self.tell();
+    }
+
+    fn wake(&mut self) -> bool {
+        let is_woken = self.name.wake(&mut self.turn.actions);
+        self.tell();
+        is_woken
+    }
+
+    /// Tells calls what actions say.
+    fn tell(&mut self) {
+        for action in mem::take(&mut self.turn.actions) {
+            match action {
+                Action::Tell(told, next) => told.0.borrow_mut().push_back(next),
+                other => self.turn.actions.push(other),
+            }
+        }
     }
 
     fn end_without_handoff(&mut self, hold: &Arc<Hold>) {
-        let ending =
-            self.name.end(hold, false, false, Moment::now(), || panic!("it hands nothing off"));
+        let mut actions = Vec::new();
+        let ending = self.name.end(hold, false, true, Moment::now(), &mut actions);
         assert_eq!(ending, Ending::Released { is_awaited: true });
+        assert!(actions.is_empty(), "it hands nothing off");
     }
 
     fn settle(&mut self, hold: &Hold) {
         self.name.settle(hold);
+    }
+
+    /// Returns the actions since the last time.
+    fn actions(&mut self) -> Vec<Action<Told>> {
+        mem::take(&mut self.turn.actions)
+    }
+
+    /// Returns the new debts among the actions since the last time.
+    fn owed(&mut self) -> Vec<Arc<Hold>> {
+        let owed = |action| if let Action::Owe(debt) = action { Some(debt) } else { None };
+        self.actions().into_iter().filter_map(owed).collect()
+    }
+
+    /// Returns the holds that the actions since the last time report to be over.
+    fn ended(&mut self) -> Vec<Arc<Hold>> {
+        let ended = |action| if let Action::End(hold) = action { Some(hold) } else { None };
+        self.actions().into_iter().filter_map(ended).collect()
+    }
+
+    /// Returns `true` if the client has stopped waiting since the last time.
+    fn unregisters(&mut self) -> bool {
+        self.actions().iter().any(|action| matches!(action, Action::Unregister(_)))
+    }
+
+    /// Returns `true` if the tenure was released since the last time.
+    fn releases(&mut self, tenure: &Arc<Hold>) -> bool {
+        let released = |action| if let Action::Release(hold) = action { Some(hold) } else { None };
+        self.actions().into_iter().filter_map(released).any(|hold| Arc::ptr_eq(&hold, tenure))
     }
 }
 
@@ -273,7 +332,7 @@ fn readers_share_a_hold_which_ends_with_the_last() {
     };
     assert!(shares(Some(outcome), &hold));
     for _ in 0..3 {
-        assert_eq!(world.end(&hold), Ending::Shared);
+        assert_eq!(world.end(&hold), Ending::GoesOn);
     }
     assert_eq!(world.end(&hold), Ending::Released { is_awaited: false });
     asks(&world.call_as(HoldKind::Read, &options(), Wait::No).next);
@@ -286,7 +345,7 @@ fn a_reader_that_leaves_when_the_lease_is_over_finds_it_lost_though_no_call_has_
     let now = Moment::now();
     let over = now.after(hold.lease.remaining(now));
     assert!(hold.lease.is_open());
-    assert_eq!(world.name.end(&hold, false, false, over, || true), Ending::Lost);
+    assert_eq!(world.name.end(&hold, false, false, over, &mut Vec::new()), Ending::Lost);
 }
 
 #[test]
@@ -330,12 +389,13 @@ fn calls_get_what_was_asked_for_them_unless_they_have_left() {
     let asked = world.due(&second);
     assert_eq!(asks(&asked).others.len(), 3);
     assert!(world.leave(&third));
-    let [debt] = &world.turn.effects.debts[..] else { panic!("its hold may come") };
+    let owed = world.owed();
+    let [debt] = &owed[..] else { panic!("its hold may come") };
     assert_eq!(debt.id.nonce, third.number);
     let got = world.reply(granted(&[2, 3]));
-    assert!(matches!(got, Next::Done(Outcome::Acquired { .. })));
+    assert!(matches!(got, Next::Done(Outcome::Acquired(_))));
     let got = fourth.told.outcome();
-    assert!(matches!(got, Some(Outcome::Acquired { hold, .. }) if hold.number() == 3));
+    assert!(matches!(got, Some(Outcome::Acquired(hold)) if hold.number() == 3));
     assert!(!world.leave(&fourth), "it has its hold");
     assert!(fifth.told.is_turn());
 }
@@ -347,10 +407,10 @@ fn a_hold_in_doubt_is_a_debt_when_its_call_ends_without_it() {
     assert!(world.leave(&first));
     world.due(&second);
     assert!(is_parked(&world.fails(FailureKind::Timeout)));
-    assert!(world.turn.effects.debts.is_empty(), "it is asked for again");
+    assert!(world.owed().is_empty(), "it is asked for again");
     for call in [&third, &second] {
         assert!(world.leave(call));
-        let debt = world.turn.effects.debts.pop().expect("it may exist");
+        let debt = world.owed().pop().expect("it may exist");
         assert_eq!(debt.id.nonce, call.number);
     }
     assert_eq!(world.name.debts().len(), 2, "what is in the way may be one of these");
@@ -361,20 +421,18 @@ fn a_lock_is_handed_off_to_the_first_call() {
     let mut world = World::new();
     let [_, second, third] = world.calls();
     let mine = world.acquire();
-    let told = second.told.clone();
-    let report = || {
-        assert!(told.is_empty(), "the end is reported first");
-        true
-    };
-    assert_eq!(world.name.end(&mine, true, true, Moment::now(), report), Ending::HandedOff);
+    let ending = world.name.end(&mine, true, true, Moment::now(), &mut world.turn.actions);
+    assert_eq!(ending, Ending::GoesOn);
+    let actions = &world.turn.actions[..];
+    let is_reported_first = matches!(actions, [Action::ReportHandoff(_), Action::Tell(..)]);
+    assert!(is_reported_first, "{actions:?}");
+    world.tell();
     let got = second.told.outcome();
-    assert!(matches!(got, Some(Outcome::HandedOff { hold, .. }) if Arc::ptr_eq(&hold, &mine)));
+    assert!(matches!(got, Some(Outcome::HandedOff(hold)) if Arc::ptr_eq(&hold, &mine)));
     assert!(mine.fence() == 2 && third.told.is_empty());
-    let ending =
-        world.name.end(&mine, false, true, Moment::now(), || panic!("an unlock hands nothing off"));
-    assert_eq!(ending, Ending::Released { is_awaited: true });
+    world.end_without_handoff(&mine);
     assert!(third.told.is_empty(), "the release was not sent");
-    world.name.end_hold(&mine);
+    world.end_hold(&mine);
     assert!(third.told.is_turn());
     world.settle(&mine);
     assert!(world.leave(&third) && world.name.is_over());
@@ -387,8 +445,8 @@ fn a_lost_hold_lets_the_next_call_try() {
     let mine = world.acquire();
     assert!(mine.lose());
     assert_eq!(world.end(&mine), Ending::Lost);
-    world.name.end_hold(&mine);
-    world.name.end_hold(&mine);
+    world.end_hold(&mine);
+    world.end_hold(&mine);
     assert!(second.told.is_turn());
 }
 
@@ -402,7 +460,7 @@ fn no_call_goes_before_the_report_of_a_loss() {
     let second = world.call(Wait::Endless);
     assert!(is_parked(&second.next));
     assert!(mine.expire(Moment::now()));
-    world.name.end_hold(&mine);
+    world.end_hold(&mine);
     assert!(second.told.is_turn());
 }
 
@@ -427,7 +485,7 @@ fn a_hold_whose_release_is_not_confirmed_is_remembered() {
     // It may be what is in the way.
     let Next::Pay(debts) = world.reply(held()) else { panic!("it is not confirmed") };
     assert!(debts.len() == 1 && Arc::ptr_eq(&debts[0], &mine));
-    let again = world.name.changed(Ok(()), &mut world.turn);
+    let again = world.changed(Ok(()));
     asks(&again);
     assert!(is_parked(&world.reply(held())), "it was another owner");
     assert!(next.told.is_empty() && world.name.debts().is_empty());
@@ -440,10 +498,8 @@ fn a_new_hold_shows_that_the_earlier_ones_have_ended() {
     let mine = world.acquire();
     world.end(&mine);
     world.call(Wait::Endless);
-    let Next::Done(Outcome::Acquired { ended, .. }) = world.reply(granted(&[])) else {
-        panic!("a hold")
-    };
-    assert!(Arc::ptr_eq(&ended[0], &mine) && world.name.debts().is_empty());
+    world.acquire();
+    assert!(Arc::ptr_eq(&world.ended()[0], &mine) && world.name.debts().is_empty());
 }
 
 #[test]
@@ -458,16 +514,15 @@ fn a_new_hold_shows_that_those_beside_it_and_before_it_are_over() {
     assert!(Arc::ptr_eq(&over[0], &earlier) && over.len() == 1);
     assert_eq!(world.end(&ended), Ending::Released { is_awaited: false });
     asks(&world.call(Wait::Endless).next);
-    let Next::Done(Outcome::Acquired { hold, ended: over }) = world.reply(granted(&[])) else {
-        panic!("a hold")
-    };
+    let hold = world.acquire();
+    let over = world.ended();
     assert!(Arc::ptr_eq(&over[0], &ended) && over.len() == 1);
     let over = world.name.begin_beside(&later);
     assert!(Arc::ptr_eq(&over[0], &hold) && over.len() == 1);
     let (before, after) = (Moment::FIRST, Moment::now().after(Duration::from_secs(1)));
     assert!(world.name.is_followed(&earlier, before) && !world.name.is_followed(&earlier, after));
-    world.name.end_hold(&hold);
-    world.name.end_hold(&later);
+    world.end_hold(&hold);
+    world.end_hold(&later);
     assert!(world.name.is_over());
 }
 
@@ -494,15 +549,17 @@ fn a_writer_shows_that_readers_of_its_client_are_over() {
     let mut world = World::new();
     world.call_as(HoldKind::Read, &options(), Wait::Endless);
     let waits = world.call_as(HoldKind::Write, &options(), Wait::Endless);
-    let Next::Done(Outcome::Acquired { hold: before, .. }) = world
-        .reply(Ok(AcquireReply::Acquired { fence: 0, others: vec![], room: 0, wanted: false }))
-    else {
+    let Next::Done(Outcome::Acquired(before)) = world.reply(Ok(AcquireReply::Acquired {
+        fence: 0,
+        others: vec![],
+        room: 0,
+        wanted: false,
+    })) else {
         panic!("a hold")
     };
     asks(&world.due(&waits));
-    let Next::Done(Outcome::Acquired { ended, .. }) = world.reply(granted(&[])) else {
-        panic!("a hold")
-    };
+    world.acquire();
+    let ended = world.ended();
     assert!(Arc::ptr_eq(&ended[0], &before) && ended.len() == 1);
 }
 
@@ -557,7 +614,7 @@ fn a_call_that_times_out_is_told_what_is_known_since_it_began() {
     });
     assert!(is_parked(&next));
     let mine = world.name.holder().cloned().expect("its release was not sent");
-    world.name.end_hold(&mine);
+    world.end_hold(&mine);
     assert!(second.told.is_turn());
 }
 
@@ -628,18 +685,18 @@ fn an_outage_ends_the_waits_without_a_limit() {
 #[test]
 fn a_wake_up_lets_the_first_call_try_once() {
     let mut world = World::new();
-    assert!(!world.name.wake());
+    assert!(!world.wake());
     let [first, second] = world.calls();
-    assert!(world.name.wake(), "its request may have been executed before");
+    assert!(world.wake(), "its request may have been executed before");
     let Next::Park { until: Some(until), .. } = world.reply(held()) else { panic!("it parks") };
     assert!(until <= world.turn.now);
     asks(&world.due(&first));
     world.reply(held());
-    assert!(world.name.wake() && world.name.wake());
+    assert!(world.wake() && world.wake());
     assert!(first.told.is_turn() && second.told.is_empty(), "one is as good as many");
     world.due(&first);
     world.acquire();
-    assert!(!world.name.wake());
+    assert!(!world.wake());
 }
 
 #[test]
@@ -653,7 +710,7 @@ fn the_next_request_of_a_parked_call_may_be_sent_ahead_of_its_thread() {
     assert!(first.told.is_empty() && world.name.asks(first.number));
     assert!(is_parked(&world.due(&first)), "its pause is over, and the reply is still to come");
     world.reply(held());
-    assert!(world.name.wake() && !world.name.asks(first.number));
+    assert!(world.wake() && !world.name.asks(first.number));
     assert!(world.name.ask_ahead(&mut world.turn).is_none(), "it was told to ask");
 }
 
@@ -686,12 +743,12 @@ fn a_hold_that_falls_short_is_released_before_the_call_fails() {
     let first = world.call(Wait::Endless);
     let fell = world.fails(FailureKind::NotReplicated { acked: 0, required: 1 });
     assert!(matches!(fell, Next::Change(hold, Change::RELEASE) if hold.nonce == first.number));
-    let failed = world.name.changed(Ok(()), &mut world.turn);
-    assert!(is_failed(&failed) && world.turn.effects.debts.is_empty() && world.name.is_over());
+    let failed = world.changed(Ok(()));
+    assert!(is_failed(&failed) && world.owed().is_empty() && world.name.is_over());
     world.call(Wait::Endless);
     world.fails(FailureKind::NotReplicated { acked: 0, required: 1 });
-    world.name.changed(Err(failure(FailureKind::Timeout)), &mut world.turn);
-    assert_eq!(world.turn.effects.debts.len(), 1, "the release may not have been executed");
+    world.changed(Err(failure(FailureKind::Timeout)));
+    assert_eq!(world.owed().len(), 1, "the release may not have been executed");
 }
 
 #[test]
@@ -703,7 +760,7 @@ fn a_hold_that_a_store_has_withdrawn_is_not_asked_for_again() {
     world.reply(held());
     assert!(asks(&world.due(&first)).hold.nonce > withdrawn);
     world.fails(FailureKind::Timeout);
-    assert_eq!(world.turn.effects.debts.len(), 1, "it is cleaned up at once");
+    assert_eq!(world.owed().len(), 1, "it is cleaned up at once");
 }
 
 /// A lock that is only kept is of another kind than what the call wants.
@@ -717,11 +774,12 @@ fn a_kept_lock_of_another_client_makes_room_for_other_kinds() {
     let asked = world.fails(FailureKind::WrongType);
     let ask = asks(&asked);
     assert!((ask.registration, ask.hold.kind) == (Registration::Recall, HoldKind::Lock));
-    assert!(is_parked(&world.reply(recalled())) && world.turn.effects.listens);
-    assert!(world.name.wake() && first.told.is_turn());
+    assert!(is_parked(&world.reply(recalled())));
+    assert!(matches!(&world.actions()[..], [.., Action::Listen(lock)] if lock.kind.is_lock()));
+    assert!(world.wake() && first.told.is_turn());
     assert_eq!(asks(&world.due(&first)).registration, Registration::Recall);
     assert!(matches!(world.reply(held()), Next::Change(_, Change::Unregister)));
-    let again = world.name.changed(Ok(()), &mut world.turn);
+    let again = world.changed(Ok(()));
     assert_eq!(asks(&again).hold.kind, HoldKind::Read);
     assert!(is_failed(&world.fails(FailureKind::WrongType)), "once is enough");
     // One that is used does not make room.
@@ -736,7 +794,7 @@ fn a_kept_lock_of_another_client_makes_room_for_other_kinds() {
 fn kept(world: &mut World) -> Arc<Hold> {
     world.call_as(HoldKind::Lock, &keeping(), Wait::Endless);
     let hold = world.acquire();
-    assert_eq!(world.end(&hold), Ending::Kept);
+    assert_eq!(world.end(&hold), Ending::GoesOn);
     hold
 }
 
@@ -749,7 +807,7 @@ fn a_kept_lock_is_the_next_calls() {
     let mut world = World::new();
     let hold = kept(&mut world);
     let got = keep_call(&mut world);
-    assert!(matches!(got, Next::Done(Outcome::Kept { hold: kept, .. })
+    assert!(matches!(got, Next::Done(Outcome::Kept(kept))
         if Arc::ptr_eq(&kept, &hold)));
     assert!(world.name.kept().is_none() && world.name.holder().is_some());
 }
@@ -769,7 +827,7 @@ fn a_kept_lock_without_tokens_is_asked_for_more() {
     assert_eq!((asks(&asked).registration, &asks(&asked).hold), (Registration::Kept, &hold.id));
     let more = AcquireReply::Acquired { fence: 8, others: Vec::new(), room: 2, wanted: true };
     let got = world.reply(Ok(more));
-    assert!(matches!(got, Next::Done(Outcome::Kept { .. })));
+    assert!(matches!(got, Next::Done(Outcome::Kept(_))));
     assert!(hold.is_wanted() && hold.fence() == 7, "the hold that begins has the next");
 }
 
@@ -780,17 +838,17 @@ fn a_kept_lock_that_is_lost_or_in_doubt_is_given_up_for_a_new_one() {
     keep_call(&mut world);
     let asked = world.reply(held());
     assert_eq!(asks(&asked).registration, Registration::IfHeld);
-    assert!(world.turn.effects.lost.take().is_some_and(|lost| Arc::ptr_eq(&lost, &hold)));
+    let actions = world.actions();
+    assert!(matches!(&actions[..], [.., Action::Lose(lost)] if Arc::ptr_eq(lost, &hold)));
     let mut world = World::new();
     let hold = kept_without_tokens(&mut world);
     keep_call(&mut world);
     assert!(is_parked(&world.fails(FailureKind::Timeout)), "it was the first attempt");
-    assert!(world.turn.effects.release.take().is_some_and(|ended| Arc::ptr_eq(&ended, &hold)));
+    assert!(world.releases(&hold));
     let mut world = World::new();
     let hold = kept(&mut world);
     asks(&world.call(Wait::Endless).next);
-    let ended = world.turn.effects.release.take();
-    assert!(ended.is_some_and(|it| Arc::ptr_eq(&it, &hold)), "it does not suit");
+    assert!(world.releases(&hold), "it does not suit");
 }
 
 #[test]
@@ -798,15 +856,12 @@ fn a_call_that_ends_takes_its_client_off_those_that_wait() {
     let mut world = World::new();
     let [first, second] = world.calls();
     world.reply(held());
-    assert!(world.leave(&first) && world.turn.effects.unregister.is_none(), "the next one waits");
+    assert!(world.leave(&first) && !world.unregisters(), "the next one waits");
     let reader = world.call_as(HoldKind::Read, &options(), Wait::Endless);
-    assert!(
-        world.leave(&second) && world.turn.effects.unregister.take().is_some(),
-        "for another kind"
-    );
-    assert!(world.leave(&reader) && world.turn.effects.unregister.take().is_some());
+    assert!(world.leave(&second) && world.unregisters(), "for another kind");
+    assert!(world.leave(&reader) && world.unregisters());
     world.call(Wait::No);
-    assert!(is_busy(&world.reply(held())) && world.turn.effects.unregister.is_none());
+    assert!(is_busy(&world.reply(held())) && !world.unregisters());
 }
 
 #[test]
@@ -818,15 +873,13 @@ fn a_writer_hands_the_lock_to_the_next_writer_but_not_past_a_reader() {
     let hold = world.acquire();
     assert!(is_busy(&world.call_as(HoldKind::Read, &options(), Wait::No).next));
     assert_eq!((hold.id.nonce, hold.fence()), (first.number, 1));
-    assert_eq!(world.end(&hold), Ending::HandedOff);
+    assert_eq!(world.end(&hold), Ending::GoesOn);
     let got = second.told.outcome();
-    assert!(
-        matches!(got, Some(Outcome::HandedOff { hold: next, .. }) if Arc::ptr_eq(&next, &hold))
-    );
+    assert!(matches!(got, Some(Outcome::HandedOff(next)) if Arc::ptr_eq(&next, &hold)));
     assert_eq!(hold.fence(), 2);
     assert!(reader.told.is_empty(), "it asks once the release was sent");
     assert_eq!(world.end(&hold), Ending::Released { is_awaited: true });
-    world.name.end_hold(&hold);
+    world.end_hold(&hold);
     assert!(reader.told.is_turn() && last.told.is_empty());
     asks(&world.due(&reader));
 }
@@ -861,7 +914,10 @@ fn a_call_behind_whose_hold_may_exist_is_cleaned_up_however_it_ends() {
         (world, limited, endless)
     };
     let cleaned = |world: &World, call: &Begun| {
-        world.turn.effects.debts.iter().any(|debt| debt.id.nonce == call.number)
+        let actions = world.turn.actions.iter();
+        let mut debts =
+            actions.filter_map(|it| if let Action::Owe(debt) = it { Some(debt) } else { None });
+        debts.any(|debt| debt.id.nonce == call.number)
     };
     // It times out while its hold is asked for.
     let (mut world, limited, _) = in_doubt();
@@ -885,13 +941,11 @@ fn permits<const N: usize>(world: &mut World) -> (Arc<Hold>, Begun, [Begun; N]) 
     (permit, waits, behind)
 }
 
-/// Checks that a call was told that it has the permit. Returns `true` if the client has stopped
-/// waiting.
-fn got(call: &Begun, permit: &Arc<Hold>) -> bool {
-    match call.told.outcome() {
-        Some(Outcome::HandedOff { hold, unregisters }) if Arc::ptr_eq(&hold, permit) => unregisters,
-        other => panic!("{other:?}"),
-    }
+/// Checks that a call was told that it has the permit.
+fn got(call: &Begun, permit: &Arc<Hold>) {
+    let outcome = call.told.outcome();
+    let has_it = matches!(&outcome, Some(Outcome::HandedOff(hold)) if Arc::ptr_eq(hold, permit));
+    assert!(has_it, "{outcome:?}");
 }
 
 #[test]
@@ -899,14 +953,16 @@ fn a_permit_goes_to_the_first_call_that_waits_and_the_next_goes_on_there() {
     let mut world = World::new();
     let (permit, first, [second, writer]) = permits::<2>(&mut world);
     world.reply(held());
-    assert_eq!(world.end(&permit), Ending::HandedOff);
-    assert!(!got(&first, &permit));
+    assert_eq!(world.end(&permit), Ending::GoesOn);
+    got(&first, &permit);
+    assert!(!world.unregisters(), "the next one waits");
     assert!(second.told.is_empty(), "it finds out when it would ask again");
     asks(&world.due(&second));
     world.reply(held());
     assert!(world.leave(&writer));
-    assert_eq!(world.end(&permit), Ending::HandedOff);
-    assert!(got(&second, &permit), "no call waits any more");
+    assert_eq!(world.end(&permit), Ending::GoesOn);
+    got(&second, &permit);
+    assert!(world.unregisters(), "no call waits any more");
     assert!(matches!(world.end(&permit), Ending::Released { .. }));
 }
 
@@ -929,7 +985,7 @@ fn a_call_behind_one_that_does_not_wait_is_registered_as_waiting() {
     let permit = world.acquire();
     let brief = world.call_as(PERMIT, &options(), Wait::No);
     let second = world.call_as(PERMIT, &options(), Wait::Endless);
-    assert_eq!(world.end(&permit), Ending::HandedOff);
+    assert_eq!(world.end(&permit), Ending::GoesOn);
     world.reply(held());
     got(&brief, &permit);
     assert!(second.told.is_turn());
@@ -941,7 +997,7 @@ fn a_wake_up_is_not_lost_with_the_call_that_it_was_for() {
     let mut world = World::new();
     let (permit, first, [second]) = permits::<1>(&mut world);
     world.reply(held());
-    assert!(world.name.wake() && first.told.is_turn());
+    assert!(world.wake() && first.told.is_turn());
     world.end(&permit);
     got(&first, &permit);
     assert!(second.told.is_turn());
@@ -953,23 +1009,26 @@ fn a_wake_up_is_not_lost_with_the_call_that_it_was_for() {
 fn a_permit_waits_for_the_reply_to_the_first_call() {
     let mut world = World::new();
     let (permit, first, [second]) = permits::<1>(&mut world);
-    assert_eq!(world.end(&permit), Ending::HandedOff);
+    assert_eq!(world.end(&permit), Ending::GoesOn);
     assert!(first.told.is_empty() && second.told.is_empty());
     assert!(is_parked(&world.fails(FailureKind::Timeout)));
-    assert!(!got(&first, &permit));
-    assert_eq!(world.turn.effects.debts.len(), 1, "what it had asked for");
+    got(&first, &permit);
+    let actions = world.actions();
+    assert!(!actions.iter().any(|action| matches!(action, Action::Unregister(_))));
+    let owed = actions.iter().filter(|action| matches!(action, Action::Owe(_))).count();
+    assert_eq!(owed, 1, "what it had asked for");
     // If that brings another, this one is the next call's.
     let mut world = World::new();
     let (permit, _, [second]) = permits::<1>(&mut world);
     world.end(&permit);
     assert!(!Arc::ptr_eq(&world.acquire(), &permit));
-    assert!(!got(&second, &permit) && world.name.is_over());
+    got(&second, &permit);
+    assert!(!world.unregisters() && world.name.is_over());
     let mut world = World::new();
     let (permit, _, []) = permits::<0>(&mut world);
     world.end(&permit);
     world.acquire();
-    let spare = world.turn.effects.spare.take();
-    assert!(spare.is_some_and(|spare| Arc::ptr_eq(&spare, &permit)), "no call wants it");
+    assert!(world.releases(&permit), "no call wants it");
 }
 
 #[test]
