@@ -478,6 +478,7 @@ fn a_password_command_that_hangs_does_not_hide_the_end_of_the_command() {
     program.arg("echo ready; read line").env("REDIS_URL", url(&server));
     let mut terminal = Terminal::run(&program);
     terminal.wait_for("ready");
+    eventually(|| server.ask::<Vec<String>>(&["PUBSUB", "CHANNELS"]).len() == 1);
     fs::write(&hangs, "").unwrap();
     // A new connection is made in its place.
     eventually(|| server.ask::<u32>(&["CLIENT", "KILL", "TYPE", "pubsub"]) > 0);
