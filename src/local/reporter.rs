@@ -513,8 +513,8 @@ mod tests {
     use crossbeam_channel::TryRecvError;
     use std::sync::Barrier;
     use std::sync::atomic::AtomicUsize;
+    use std::thread;
     use std::time::Duration;
-    use std::{hint, thread};
 
     const LEASE: Duration = Duration::from_secs(20);
 
