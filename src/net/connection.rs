@@ -409,35 +409,3 @@ impl Drop for Connection {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::thread;
-
-    use crate::base::event_thread::Events;
-    use crate::config::Config;
-    use crate::config::callbacks::{Credentials, CredentialsCallback};
-    use crate::net::server::ServerFactory;
-    use crate::store::tests::process::Server;
-
-    #[test]
-    fn a_connection_whose_credentials_have_expired_is_used_no_more() {
-        const VALID_FOR: Duration = Duration::from_millis(500);
-        let server = Server::redis();
-        server.command(&["ACL", "SETUSER", "ali", "on", ">sesame", "+@all"]);
-        let login = || Ok(Credentials::new("ali", "sesame").valid_until(end_of(VALID_FOR)));
-        let credentials = Some(CredentialsCallback::new(login));
-        let config = Config { credentials, ..Config::default() };
-        let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
-        let endpoint = servers.endpoint(&server.url()).expect("a good URL");
-        let mut connection = Connection::new(Arc::new(servers.connections(endpoint)));
-        let (begun, soon) = (Instant::now(), end_of(Duration::from_secs(5)));
-        connection.connect(soon).expect("the server knows the login");
-        while connection.is_open() {
-            assert!(Instant::now() < soon, "it is still used");
-            thread::yield_now();
-        }
-        assert!(begun.elapsed() >= VALID_FOR && connection.is_connected());
-    }
-}

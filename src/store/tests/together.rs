@@ -5,6 +5,8 @@ use parking_lot::Mutex;
 
 use super::process::Server;
 use super::*;
+use crate::config::callbacks::{Credentials, CredentialsCallback};
+use crate::net::connection::Connection;
 
 /// The number of threads that send requests at the same time.
 const THREADS: u64 = 16;
@@ -169,4 +171,24 @@ fn a_reply_that_is_late_for_one_thread_is_not_given_to_another() {
         });
     }
     scene.all_ask(10, |_| soon(), must_be_right);
+}
+
+#[test]
+fn a_connection_whose_credentials_have_expired_is_used_no_more() {
+    const VALID_FOR: Duration = Duration::from_millis(500);
+    let server = Server::redis();
+    server.command(&["ACL", "SETUSER", "ali", "on", ">sesame", "+@all"]);
+    let login = || Ok(Credentials::new("ali", "sesame").valid_until(end_of(VALID_FOR)));
+    let credentials = Some(CredentialsCallback::new(login));
+    let config = Config { credentials, ..Config::default() };
+    let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
+    let endpoint = servers.endpoint(&server.url()).expect("a good URL");
+    let mut connection = Connection::new(Arc::new(servers.connections(endpoint)));
+    let begun = Instant::now();
+    connection.connect(soon()).expect("the server knows the login");
+    while connection.is_open() {
+        assert!(begun.elapsed() < 8 * VALID_FOR, "it is still used");
+        thread::yield_now();
+    }
+    assert!(begun.elapsed() >= VALID_FOR && connection.is_connected());
 }
