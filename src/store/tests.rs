@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::Receiver;
 use redis::ConnectionLike as _;
@@ -376,6 +376,17 @@ fn a_block_of_fences_is_one_clients(store: &dyn Store) {
     release(store, &hold(2)).expect("a reply");
     let next = must_acquire(store, &hold(3));
     assert!(next > fence + room, "{next} follows {fence} and {room} more");
+}
+
+#[test]
+fn a_proposed_token_is_the_time_in_microseconds() {
+    let clock = || {
+        let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("it is later");
+        u64::try_from(time.as_micros()).expect("a token")
+    };
+    let before = clock();
+    let token = micros();
+    assert!((before..=clock()).contains(&token));
 }
 
 #[test]
