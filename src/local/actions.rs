@@ -22,7 +22,7 @@ pub(super) fn perform(
     actions: Vec<Action<Arc<Parker>>>,
 ) {
     let mut left = Left(actions.into_iter());
-    while let Some(action) = left.0.next() {
+    for action in left.0.by_ref() {
         perform_one(shared, name, times, wait, action);
     }
 }

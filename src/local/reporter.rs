@@ -387,8 +387,7 @@ impl Reporter {
                     let held = current.held(Moment::now());
                     self.report_release(&hold.id.name, hold.fence(), held);
                 }
-                Ok(()) => {}
-                Err(HoldFailure::Ended) => {}
+                Ok(()) | Err(HoldFailure::Ended) => {}
             }
             current.may_begin || matches!(outcome, Err(HoldFailure::Failed(_)))
         };

@@ -745,7 +745,7 @@ impl<P: Clone> Name<P> {
         }
         // Another call can have its hold at the same time.
         if let Some(spare) = talk.spare.take() {
-            self.pass_spare(spare, turn);
+            self.pass_spare(&spare, turn);
         }
         self.state = State::Waiting(talk);
         if hold.id.kind.row().is_shared {
@@ -1372,12 +1372,11 @@ impl<P: Clone> Name<P> {
         }
         let Some(handed_off) = permit.hand_off(now) else { return false };
         actions.push(Action::ReportHandoff(handed_off));
-        match &mut self.state {
-            State::Asking(talk) => talk.spare = Some(permit.clone()),
-            _ => {
-                let talk = self.take_talk();
-                self.pass_permit(talk, permit, now, actions);
-            }
+        if let State::Asking(talk) = &mut self.state {
+            talk.spare = Some(permit.clone());
+        } else {
+            let talk = self.take_talk();
+            self.pass_permit(talk, permit, now, actions);
         }
         true
     }
@@ -1424,12 +1423,12 @@ impl<P: Clone> Name<P> {
     }
 
     /// Gives a permit that the first call no longer needs to the next one, if that can have it.
-    fn pass_spare(&mut self, spare: Arc<Hold>, turn: &mut Turn<P>) {
+    fn pass_spare(&mut self, spare: &Arc<Hold>, turn: &mut Turn<P>) {
         let fits =
-            self.calls_behind().next().is_some_and(|next| Self::fits(&spare, next, turn.moment));
+            self.calls_behind().next().is_some_and(|next| Self::fits(spare, next, turn.moment));
         match self.behind.as_mut().filter(|_| fits).and_then(|behind| behind.pop_front()) {
-            Some(next) => turn.actions.push(next.end_with_next(&spare, turn.moment)),
-            None => self.give_back(&spare, turn),
+            Some(next) => turn.actions.push(next.end_with_next(spare, turn.moment)),
+            None => self.give_back(spare, turn),
         }
     }
 
