@@ -326,7 +326,8 @@ impl World {
                 return Err(format!("a watch of client {client} ends while the hold lasts"));
             }
             let late = held.over_since.is_some_and(|at| at + bound < now);
-            if late && !is_told && !self.was_stopped(client, now - bound) {
+            if late && !is_told && !self.was_stopped(client, now.checked_sub(bound).unwrap_or(now))
+            {
                 return Err(format!("a watch of client {client} is not told of the loss"));
             }
         }

@@ -59,6 +59,7 @@ pub(super) struct Accident {
 /// How long after the last fault everything is healed.
 pub(super) const HEALED_AFTER: Duration = Duration::from_secs(3);
 
+#[expect(clippy::too_many_lines, reason = "one part for each fault")]
 pub(super) fn happen(accident: Accident, random: &mut Random) {
     let Accident { fault, client, time, name, server } = accident;
     let lease = with(|world| world.lease);

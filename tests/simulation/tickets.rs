@@ -285,7 +285,7 @@ fn have(guard: OwnedGuard, client: Process, at: usize, holds: Duration) {
         let is_back = world.is_unasked(&world.left[at].id);
         let (guard, side, left) = (Guarded::Lock(guard), Side::Alone, Some(at));
         let (over_since, lost) = (None, Some(guard.lost()));
-        let held = Held { guard, client, owner, name, side, begun, left, over_since, lost };
+        let held = Held { guard, client, owner, name, side, left, begun, over_since, lost };
         (held, fence, is_back)
     });
     say(client, || format!("adopts the hold with fence {fence}"));
