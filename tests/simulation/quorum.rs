@@ -436,7 +436,7 @@ impl<'a> Call<'a> {
             Wish::Acquire(self.time(1))
         } else if self.is(&scripts::CHANGE) && self.args.len() != 6 {
             self.change().into()
-        } else if self.is(&scripts::RELEASE) && self.args[3] != "force" {
+        } else if self.is(&scripts::RELEASE) && self.args[2] != "force" {
             Wish::Release
         } else {
             return Vec::new();
