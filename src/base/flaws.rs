@@ -129,8 +129,6 @@ flaws! {
     WantedIsKept,
     /// That another client waits has no effect if the message overtakes the reply.
     WantedTooEarly,
-    /// A watch whose time is over just when the hold is does not see that.
-    WatchHidesLoss,
     /// A hold that a quorum has withdrawn is requested again.
     WithdrawnIsRepeated,
 

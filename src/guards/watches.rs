@@ -10,7 +10,6 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 
 use crate::base::clock::{Moment, end_of};
-use crate::base::flaws::{Flaw, flawed};
 use crate::base::sync::receive;
 use crate::error::LossCause;
 use crate::local::hold_requests;
@@ -156,7 +155,6 @@ impl Lost {
     pub fn wait_timeout(&self, time: Duration) -> Option<HoldEnd> {
         match receive(self.over.get(), end_of(time)) {
             Ok(never) => match never {},
-            Err(RecvTimeoutError::Timeout) if flawed(Flaw::WatchHidesLoss) => None,
             Err(RecvTimeoutError::Timeout) => self.is_lost().then_some(HoldEnd::Lost),
             Err(RecvTimeoutError::Disconnected) => Some(self.end()),
         }

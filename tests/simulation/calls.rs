@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::base::clock;
 use crate::base::sync::executor::Process;
 use crate::client::Client;
-use crate::error::Error;
+use crate::error::{Error, LossCause};
 use crate::guards::AnyGuard;
 use crate::guards::multi_guard::MultiGuard;
 use crate::guards::owned_guard::OwnedGuard;
@@ -363,7 +363,12 @@ pub(super) fn release(process: Process, place: usize, drops: bool) {
             let is_open = world.clients[process - 1].closed.is_none();
             world.deadlocks.is_none() && side != Side::Reader && is_open
         });
-        let ended = lost.filter(|_| names.len() == 1 && is_over);
+        // Only the reply to a release shows that the hold was gone, when it has ended as released.
+        let is_late = matches!(
+            result,
+            Err(Error::Lost { cause: LossCause::Gone | LossCause::Taken { .. }, .. })
+        );
+        let ended = lost.filter(|_| names.len() == 1 && is_over && !is_late);
         if let Some(lost) = ended.filter(|_| result.is_ok() || is_lost) {
             // Of a loss it is told once its cause was looked for.
             if !is_disconnected(&lost) && !is_lost || lost.is_lost() != is_lost {
