@@ -596,7 +596,9 @@ mod tests {
     /// Ends a hold whose tenure goes on. Returns `false` if that was lost before.
     fn hands_off(reporter: &Reporter, hold: &Arc<Hold>) -> bool {
         let ended = hold.hand_off(Moment::now());
-        ended.iter().for_each(|ended| reporter.report_handoff(ended));
+        if let Some(ended) = &ended {
+            reporter.report_handoff(ended);
+        }
         ended.is_some()
     }
 
