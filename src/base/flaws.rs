@@ -63,22 +63,14 @@ flaws! {
     LeaversHoldIsForgotten,
     /// A lost hold stays in the way of the calls behind it.
     LossHoldsUpCalls,
-    /// Those who watch a hold are not told of its loss.
-    LossIsNotTold,
-    /// A loss is reported twice.
-    LossIsReportedTwice,
     /// The next call may have the lock before the loss of the hold before it is reported.
     LossIsReportedLate,
     /// A reply that came before a call counts for it.
     OldReplyCounts,
     /// A tenure that is handed off is released, too.
     HandedOffIsReleased,
-    /// No request is repeated after a failure that passes by itself.
-    NoRetryWindow,
     /// All holds of a client have one number.
     NumberIsReused,
-    /// A failed renewal is a loss.
-    OneFailureLoses,
     /// The first of several readers to leave ends the hold of all.
     OneReaderEndsAll,
     /// One answered release settles a hold that a late request may begin again.
@@ -103,8 +95,6 @@ flaws! {
     RepeatIsAnother,
     /// A repeated release that finds the hold gone reports a loss.
     RepeatedReleaseIsLoss,
-    /// A shutdown forgets the holds that it ends.
-    ShutdownForgets,
     /// A permit that no call needs any longer is not released.
     SpareIsForgotten,
     /// Threads of a client hand the lock off for as long as they like.
@@ -115,10 +105,6 @@ flaws! {
     TokenIsRepeated,
     /// The token of a hold is the smallest that a majority has given.
     TokenIsTheSmallest,
-    /// `unlock` says nothing of a loss.
-    UnlockHidesLoss,
-    /// A call waits for half of its time.
-    WaitIsHalved,
     /// A call that comes when the client is closed waits.
     WaitsAfterClose,
     /// A waiting call does not ask before it is woken.
@@ -219,8 +205,6 @@ flaws! {
     TimeoutIsMissing,
     /// Tokens are what the clock shows, even if it was set back.
     TokenIsClock,
-    /// Tokens are a second ahead of the clock.
-    TokensRunAhead,
     /// A client is told that its release has failed, although it was executed.
     UnconfirmedRelease,
     /// A client that has got a lock from other servers of a quorum still waits at this one.

@@ -287,11 +287,7 @@ impl Reporter {
         let loss = hold.loss_of(current, Moment::now());
         self.counters.lost.fetch_add(1, Ordering::Relaxed);
         let cause = || loss.cause.clone();
-        let event = || Event::Lost { name: name.to_string(), fence, cause: cause() };
-        self.events.emit(event);
-        if flawed(Flaw::LossIsReportedTwice) {
-            self.events.emit(event);
-        }
+        self.events.emit(|| Event::Lost { name: name.to_string(), fence, cause: cause() });
         if self.in_turns {
             self.outages.record_loss(hold, &loss);
         } else {
@@ -456,9 +452,7 @@ impl Reporter {
         let current = &mut *hold.current.lock();
         let is_first = hold.lease.tell_loss();
         if is_first {
-            if !flawed(Flaw::LossIsNotTold) {
-                current.disconnect();
-            }
+            current.disconnect();
             self.count_end(current);
             self.report_loss(hold, current);
         }

@@ -1,17 +1,14 @@
 //! What threads do: they acquire, release, and pass on what they have.
 
-use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use crate::base::clock;
 use crate::base::sync::executor::Process;
 use crate::client::Client;
-use crate::error::{Error, LossCause};
+use crate::error::Error;
 use crate::guards::AnyGuard;
 use crate::guards::multi_guard::MultiGuard;
 use crate::guards::owned_guard::OwnedGuard;
-use crate::guards::watches::Lost;
-use crate::simulation::coping::is_disconnected;
 use crate::simulation::deadlocks;
 use crate::simulation::judge::{SLACK, begin_hold};
 use crate::simulation::world::{NAMES, NameState, Usage, World, broken, say, with};
@@ -60,10 +57,8 @@ pub(super) struct Held {
     pub(super) left: Option<usize>,
     /// When the call that acquired it began.
     pub(super) begun: Instant,
-    /// When its lease was found over: it must stay so.
-    pub(super) over_since: Option<Instant>,
-    /// A watch, which some have.
-    pub(super) lost: Option<Lost>,
+    /// Whether its lease was found over, so that it must stay so.
+    pub(super) is_over: bool,
 }
 
 /// A guard of a lock, which can be passed on, of several, or another one.
@@ -93,14 +88,6 @@ impl Guarded {
         }
     }
 
-    pub(super) fn lost(&self) -> Lost {
-        self.guard().lost()
-    }
-
-    pub(super) fn remaining(&self) -> Duration {
-        self.guard().remaining()
-    }
-
     fn unlock(self) -> Result<(), Error> {
         match self {
             Self::Lock(guard) => guard.unlock(),
@@ -110,29 +97,7 @@ impl Guarded {
     }
 }
 
-thread_local! {
-    /// The client whose guard is looked at by no thread of its own.
-    static LOOKS_AS: Cell<Option<Process>> = const { Cell::new(None) };
-}
-
-/// Returns the client whose guard is being looked at, if one is.
-pub(super) fn looks_as() -> Option<Process> {
-    LOOKS_AS.get()
-}
-
 impl Held {
-    /// Looks at the guard as its client does: what shows then is told by that.
-    pub(super) fn as_its_client<T>(&self, look: impl FnOnce() -> T) -> T {
-        let before = LOOKS_AS.replace(Some(self.client));
-        let result = look();
-        LOOKS_AS.set(before);
-        result
-    }
-
-    pub(super) fn is_held(&self) -> bool {
-        self.as_its_client(|| self.guard.is_held())
-    }
-
     pub(super) fn is_of(&self, name: usize) -> bool {
         self.side.includes(self.name, name)
     }
@@ -216,11 +181,7 @@ pub(super) fn acquire(
                 Side::Alone | Side::Own | Side::Set(_) => fence > last,
             };
             let (client, owner, left) = (process, process, None);
-            // Not all, because a client deals with watches apart.
-            let is_watched = number % 2 == 0;
-            let lost = if is_watched { Some(guard.lost()) } else { None };
-            let over_since = None;
-            let held = Held { guard, client, owner, name, side, left, begun, over_since, lost };
+            let held = Held { guard, client, owner, name, side, left, begun, is_over: false };
             Some(begin_hold(held, grows))
         }
         Ok(None) => {
@@ -232,10 +193,6 @@ pub(super) fn acquire(
                 let mut names = names.filter(|at| call.is_about(*at));
                 names.any(|name| world.was_contended(&call, name))
             });
-            with(|world| world.clients[process - 1].count_busy(patience));
-            if let Err(why) = World::check_wait(&call) {
-                broken(&format!("call {number}: {why}"));
-            }
             if !was_contended {
                 broken(&format!("call {number} is told that {text:?} is held, and it was not"));
             }
@@ -243,13 +200,7 @@ pub(super) fn acquire(
         }
         Err(error) => {
             say(process, || format!("call {number}: {error}"));
-            with(|world| {
-                world.tally.failed += 1;
-                world.clients[process - 1].count_failure(&error);
-            });
-            if let Err(why) = with(|world| world.check_outage(&call, &error)) {
-                broken(&format!("call {number} fails: {error}: {why}"));
-            }
+            with(|world| world.tally.failed += 1);
             if let Error::Deadlock { names, clients, .. } = &error
                 && with(|world| world.deadlocks.is_some())
             {
@@ -324,7 +275,7 @@ fn other<G: AnyGuard + 'static>(guard: G) -> Guarded {
 
 /// Ends a hold.
 pub(super) fn release(process: Process, place: usize, drops: bool) {
-    let Some(held) = with(|world| {
+    let Some(Held { guard, name, side, left, .. }) = with(|world| {
         let held = world.guards[place].take()?;
         let names = (0..world.names.len()).filter(|at| held.is_of(*at));
         world.releasing.extend(names.map(|name| (process, name)));
@@ -332,80 +283,31 @@ pub(super) fn release(process: Process, place: usize, drops: bool) {
     }) else {
         return;
     };
-    if !drops && with(|world| world.tally.acquired.is_multiple_of(4)) {
-        verify(&held);
-    }
-    let was_held = held.is_held();
-    let Held { guard, name, side, left, lost, .. } = held;
     // Another user of its ticket may have ended it.
     let may_fail = with(|world| {
         if let Some(at) = left {
-            world.left[at].note_end();
+            world.left[at].ends += 1;
         }
         !world.is_calm || left.is_some_and(|at| world.left[at].is_shared)
     });
     let fence = guard.fence(name);
-    let names = (0..NAMES.len()).filter(|at| side.includes(name, *at)).collect::<Vec<_>>();
-    let fences: Vec<_> = names.iter().map(|at| guard.fence(*at).unwrap_or(0)).collect();
     let verb = if drops { "drops" } else { "unlocks" };
     say(process, || format!("{verb} its {side:?} of name {name}, fence {fence:?}"));
     if drops {
         drop(guard);
     } else {
-        let begun = clock::now();
         let result = guard.unlock();
         say(process, || format!("unlocked: {result:?}"));
         let is_lost = matches!(result, Err(Error::Lost { .. }));
         with(|world| world.tally.lost += u64::from(is_lost));
-        // A thread may have the lock twice, and readers share a hold.
-        let is_over = with(|world| {
-            // A shutdown may be about to release it.
-            let is_open = world.clients[process - 1].closed.is_none();
-            world.deadlocks.is_none() && side != Side::Reader && is_open
-        });
-        // Only the reply to a release shows that the hold was gone, when it has ended as released.
-        let is_late = matches!(
-            result,
-            Err(Error::Lost { cause: LossCause::Gone | LossCause::Taken { .. }, .. })
-        );
-        let ended = lost.filter(|_| names.len() == 1 && is_over && !is_late);
-        if let Some(lost) = ended.filter(|_| result.is_ok() || is_lost) {
-            // Of a loss it is told once its cause was looked for.
-            if !is_disconnected(&lost) && !is_lost || lost.is_lost() != is_lost {
-                broken(&format!("a watch says {lost:?} after {result:?}"));
-            }
-        }
-        let each = names.iter().zip(&fences).filter(|_| names.len() == 1);
-        let checked = with(|world| {
-            each.map(|(at, fence)| {
-                world.check_unlock(process, *at, *fence, (begun, was_held), &result)
-            })
-            .collect::<Result<Vec<()>, String>>()
-        });
-        if let Err(why) = checked {
-            broken(&why);
-        }
         if let Err(error) = result
             && !may_fail
         {
             broken(&format!("a release fails, though nothing went wrong: {error}"));
         }
     }
-    for name in names {
+    for name in (0..NAMES.len()).filter(|at| side.includes(name, *at)) {
         end_release(process, name);
-    }
-}
-
-/// Asks whether a hold exists, and checks the answer.
-fn verify(held: &Held) {
-    let Held { client, name, side, .. } = *held;
-    let (begun, fence) = (clock::now(), held.guard.fence(name).unwrap_or(0));
-    let before = with(|world| (world.exists(client, name, fence), world.changes));
-    let result = held.guard.guard().verify();
-    say(client, || format!("verified: {result:?}"));
-    let checked = with(|world| world.check_verify((client, name, fence), begun, before, &result));
-    if let Err(why) = checked.or_else(|why| if side.is_set() { Ok(()) } else { Err(why) }) {
-        broken(&format!("client {client} verifies fence {fence}: {why}"));
     }
 }
 

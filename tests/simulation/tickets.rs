@@ -17,11 +17,11 @@ use crate::store::hold_id::HoldId;
 
 /// A hold that a guard has left.
 pub(super) struct Left {
-    pub(super) id: HoldId,
-    pub(super) fence: u64,
+    id: HoldId,
+    fence: u64,
     pub(super) name: usize,
     /// The client that has acquired it: the server knows no other owner.
-    pub(super) owner: Process,
+    owner: Process,
     /// When the call for it began.
     begun: Instant,
     /// For how long it lasts at least, and at most, unless it is renewed again.
@@ -31,26 +31,9 @@ pub(super) struct Left {
     pub(super) is_shared: bool,
     /// How many users have begun to end it. A guard that another user has is not told at once.
     pub(super) ends: u32,
-    /// When the last of them has begun to.
-    pub(super) ended: Option<Instant>,
-}
-
-impl Left {
-    /// Notes that a user begins to end the hold.
-    pub(super) fn note_end(&mut self) {
-        self.ends += 1;
-        self.ended = Some(clock::now());
-    }
 }
 
 impl World {
-    /// Returns `true` if a user of a ticket has ended the hold, and others may not know: not for
-    /// longer than the release may take, and its lease after that.
-    pub(super) fn is_ticket_used(&self, at: usize) -> bool {
-        let most = self.network.lateness + self.io_timeout * 2 + self.lease * 2;
-        self.left[at].ended.is_some_and(|ended| clock::now() < ended + most)
-    }
-
     pub(super) fn was_left(&self, hold: &HoldId) -> bool {
         self.left.iter().any(|left| left.id == *hold)
     }
@@ -78,7 +61,7 @@ impl World {
     pub(super) fn end_adopted(&mut self, client: Process) {
         for held in self.guards.iter().flatten().filter(|held| held.client == client) {
             if let Some(at) = held.left {
-                self.left[at].note_end();
+                self.left[at].ends += 1;
             }
         }
     }
@@ -121,7 +104,7 @@ fn leave(from: Process, place: usize) -> Option<(usize, Ticket)> {
         Err(error) => {
             let is_expected = with(|world| {
                 if let Some(at) = left {
-                    world.left[at].note_end();
+                    world.left[at].ends += 1;
                 }
                 let is_shared = left.is_some_and(|at| world.left[at].is_shared);
                 let may_fail =
@@ -154,7 +137,6 @@ fn leave(from: Process, place: usize) -> Option<(usize, Ticket)> {
                 most: sent,
                 is_shared: false,
                 ends: 0,
-                ended: None,
             });
             world.left.len() - 1
         });
@@ -211,7 +193,7 @@ fn make_use(client: &Client, process: Process, at: usize, ticket: &Ticket, what:
     let name = with(|world| {
         let left = &mut world.left[at];
         if let Use::Release = what {
-            left.note_end();
+            left.ends += 1;
             world.releasing.push((process, left.name));
         }
         left.name
@@ -247,9 +229,6 @@ fn make_use(client: &Client, process: Process, at: usize, ticket: &Ticket, what:
     say(process, || format!("its use fails: {error}"));
     let broken_by = with(|world| {
         world.tally.refused += u64::from(matches!(error, Error::Lost { .. }));
-        if let Use::Adopt(_) = what {
-            world.clients[process - 1].count_failure(&error);
-        }
         let left = &world.left[at];
         if !matches!(error, Error::Lost { .. }) {
             let is_expected = world.may_fail(&error, process, sent);
@@ -278,14 +257,11 @@ fn have(guard: OwnedGuard, client: Process, at: usize, holds: Duration) {
         let state = &world.clients[client - 1];
         // It may be over if its client was stopped after the reply.
         let is_late = !state.stopped.is_zero() && !guard.is_held();
-        if state.closed.is_some() || is_late {
-            world.left[at].note_end();
-        }
+        world.left[at].ends += u32::from(state.closed.is_some() || is_late);
         let Left { name, owner, fence, .. } = world.left[at];
         let is_back = world.is_unasked(&world.left[at].id);
         let (guard, side, left) = (Guarded::Lock(guard), Side::Alone, Some(at));
-        let (over_since, lost) = (None, Some(guard.lost()));
-        let held = Held { guard, client, owner, name, side, left, begun, over_since, lost };
+        let held = Held { guard, client, owner, name, side, begun, left, is_over: false };
         (held, fence, is_back)
     });
     say(client, || format!("adopts the hold with fence {fence}"));

@@ -21,10 +21,8 @@ use crate::simulation::faults::{Accident, heal};
 use crate::simulation::judge::{Excuse, check_ended, check_quiet, check_step, forget_events};
 use crate::simulation::network::{NOWHERE, Network, SimulatedStore};
 use crate::simulation::quorum::quorum;
-use crate::simulation::record::Record;
 use crate::simulation::server::Server;
 use crate::simulation::tickets::Left;
-use crate::stats::Stats;
 use crate::store::hold_id::HoldId;
 
 /// The first server's number among the processes. Clients have 1, 2 and so on.
@@ -83,10 +81,6 @@ pub(super) struct World {
     /// Holds that have begun without a request that their clients know of: the server has older
     /// data, or has executed a request twice. Each with the greatest token then.
     pub(super) unasked: Vec<(HoldId, u64)>,
-    /// Holds that a late request has begun.
-    pub(super) late: Vec<HoldId>,
-    /// What the clients have asked for, and what became of it.
-    pub(super) record: Record,
     /// How often the server's data or its clock were changed, or a late request was executed.
     pub(super) changes: u64,
     /// How a client has overtaken others, if one has.
@@ -94,7 +88,6 @@ pub(super) struct World {
     /// What else may go wrong whenever a request was executed, if that is not left to chance.
     pub(super) accidents: Vec<Accident>,
     pub(super) lease: Duration,
-    pub(super) renews: bool,
     pub(super) io_timeout: Duration,
     pub(super) retry_window: Duration,
     pub(super) backoff_max: Duration,
@@ -115,11 +108,11 @@ pub(super) struct World {
     /// When the server's counter may last have been lost, and the greatest token that it has given
     /// as far as it knows.
     pub(super) lowered: Option<(Instant, u64)>,
-    /// The latest time that the clock of the only server has shown, in microseconds, and when. One
-    /// that is set back is caught up with by a counter that goes on like a clock.
-    pub(super) clock_seen: (Instant, u64),
     /// How often a server of a quorum has lost its counter of tokens.
     pub(super) counters_lost: usize,
+    /// So many of them have lost it that not every two majorities share one that has it, and not
+    /// all clocks are right.
+    pub(super) tokens_may_repeat: bool,
     pub(super) tally: Tally,
 }
 
@@ -133,12 +126,8 @@ pub(super) struct ClientState {
     pub(super) is_dead: bool,
     /// When it was closed.
     pub(super) closed: Option<Instant>,
-    /// How long it was stopped, in all, and until when it was last stopped.
+    /// How long it was stopped, in all.
     pub(super) stopped: Duration,
-    pub(super) stopped_until: Option<Instant>,
-    /// What its events, and the results of its calls, say that it has done.
-    pub(super) heard: Stats,
-    pub(super) called: Stats,
     /// Until when it was last stopped, cut off or closed, or the server was away, or a request of
     /// it has failed.
     pub(super) disturbed: Instant,
@@ -321,13 +310,10 @@ impl World {
             sets: 0,
             excuses: Vec::new(),
             unasked: Vec::new(),
-            late: Vec::new(),
-            record: Record::default(),
             changes: 0,
             is_durable: false,
             acks: config.durability.timeout(),
             lease,
-            renews: config.options.renew,
             io_timeout: config.io_timeout(lease),
             retry_window: config.retry_window,
             backoff_max: config.backoff.1,
@@ -339,8 +325,8 @@ impl World {
             is_watched: false,
             clocks_behind: Duration::ZERO,
             lowered: None,
-            clock_seen: (clock::now(), 0),
             counters_lost: 0,
+            tokens_may_repeat: false,
             tally: Tally::default(),
         }
     }
@@ -420,9 +406,6 @@ pub(super) fn populate(world: World, config: Config, direct: impl FnOnce() + Sen
                 is_dead: false,
                 closed: None,
                 stopped: Duration::ZERO,
-                stopped_until: None,
-                heard: Stats::default(),
-                called: Stats::default(),
                 disturbed: clock::now(),
             };
             with(|world| world.clients.push(state));
