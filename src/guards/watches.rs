@@ -137,8 +137,8 @@ impl Lost {
         lost.map(|(hold, _)| hold.loss(Moment::now()).cause)
     }
 
-    /// Blocks the current thread until the hold is over, and returns how it ended. If the lease ends
-    /// while the system is suspended, this returns up to a second after it has resumed;
+    /// Blocks the current thread until the hold is over, and returns how it ended. If the lease
+    /// ends while the system is suspended, this returns up to a second after it has resumed;
     /// [`is_lost`](Lost::is_lost) returns `true` at once.
     #[must_use]
     pub fn wait(&self) -> HoldEnd {

@@ -7,9 +7,9 @@
 //! and to drop leases that have ended.
 //!
 //! After a shutdown has begun, the thread ends leases instead of renewing them. Each release is the
-//! payment of a debt. The shutdown is complete when no call that may acquire a hold
-//! is under way, every hold has ended, and every debt is paid. Until then, each call of it waits for
-//! as long as it likes, and that one has no time does not make a release fail which others await.
+//! payment of a debt. The shutdown is complete when no call that may acquire a hold is under way,
+//! every hold has ended, and every debt is paid. Until then, each call of it waits for as long as
+//! it likes, and that one has no time does not make a release fail which others await.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

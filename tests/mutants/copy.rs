@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::list::Mutant;
+use crate::list::{Mutant, is_script};
 
 /// The variable of the environment that names the mutant of a run.
 pub(crate) const VARIABLE: &str = "LEASEHOLD_MUTANT";
@@ -62,7 +62,7 @@ impl Source {
         let mut places = Vec::new();
         let mut has_function = mutant.function.is_empty();
         for path in self.0.keys().filter(|path| Path::new(path).starts_with(&mutant.within)) {
-            if path.ends_with(".lua") != mutant.within.ends_with(".lua") {
+            if is_script(path) != is_script(&mutant.within) {
                 continue;
             }
             let text = self.text(path)?;
@@ -95,13 +95,14 @@ impl Source {
         for (mutant, Place { file, begin, end }) in planted.into_iter().rev() {
             let mut text = self.text(file)?.to_owned();
             let (old, new) = (text[*begin..*end].to_owned(), mutant.new.join("\n"));
-            if file.ends_with(".lua") {
+            if is_script(file) {
                 // Servers know nothing of the switch, so the client sends another script.
                 text.replace_range(*begin..*end, &new);
                 let mutated = self.text(file)?;
                 writeln!(
                     scripts,
-                    "    if crate::is_mutant({:?}) {{ return script.replace({mutated:?}, {text:?}) }}",
+                    "    if crate::is_mutant({:?}) \
+                     {{ return script.replace({mutated:?}, {text:?}) }}",
                     mutant.name
                 )
                 .map_err(|error| error.to_string())?;

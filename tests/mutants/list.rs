@@ -83,7 +83,7 @@ fn parse(entry: &str) -> Result<Mutant, String> {
             "#" => mutant.about = format!("{} {text}", mutant.about),
             "in" => {
                 let (within, function) = rest.split_once(' ').unwrap_or((rest, ""));
-                if function.is_empty() != within.ends_with(".lua") {
+                if function.is_empty() != is_script(within) {
                     return Err(format!("{line:?} needs a function, unless it is of a script"));
                 }
                 within.clone_into(&mut mutant.within);
@@ -108,4 +108,9 @@ fn parse(entry: &str) -> Result<Mutant, String> {
         return Err("no tests are named".into());
     }
     Ok(mutant)
+}
+
+/// Returns `true` if a file is a script, of which a mutant needs no function.
+pub(crate) fn is_script(file: &str) -> bool {
+    Path::new(file).extension().is_some_and(|extension| extension == "lua")
 }

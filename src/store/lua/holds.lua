@@ -54,11 +54,12 @@ local function longest(holder, depth)
   return bits and bits % 64 > 0 and 2 ^ (bits % 64) or nil
 end
 
--- Finds the holder of a lock. `left` is the TTL of its key, if that is known. A lock is a hash with a TTL. Each of its fields is an owner
--- `<id>:<hex digits>` with an integer, or an owner of this library with any depth, even a spoilt
--- one. Redisson adds a field `mode`, and its read locks have a field for each reader. A string with
--- a TTL is a lock of another library (`SET NX PX`). Anything else is another program's data and is
--- reported as such. So is a large hash, which is not read.
+-- Finds the holder of a lock. `left` is the TTL of its key, if that is known.
+-- A lock is a hash with a TTL. Each of its fields is an owner `<id>:<hex digits>` with an integer,
+-- or an owner of this library with any depth, even a spoilt one. Redisson adds a field `mode`, and
+-- its read locks have a field for each reader. A string with a TTL is a lock of another library
+-- (`SET NX PX`). Anything else is another program's data and is reported as such. So is a large
+-- hash, which is not read.
 -- Returns the TTL of the key in ms, -1 if it has none, -2 if there is no such key; the holder and
 -- its depth, strings or nil; and an error reply if the key has something else, or nil.
 local function find_holder(left)
