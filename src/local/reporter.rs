@@ -247,15 +247,16 @@ impl Reporter {
     /// Reports the end of a hold whose tenure goes on, unless its beginning was not reported.
     fn report_handoff(&self, ended: &HandedOff) {
         if ended.is_reported {
-            self.report_release(&ended.tenure.id.name, ended.fence, ended.held);
+            self.report_release(&ended.tenure.id.name, ended.fence, || ended.held);
         }
     }
 
-    /// Reports that a hold was released, or handed off.
-    fn report_release(&self, name: &str, fence: u64, held: Duration) {
+    /// Reports that a hold was released, or handed off. For how long it was `held` is only asked if
+    /// a listener or the log wants it: that reads a clock.
+    fn report_release(&self, name: &str, fence: u64, held: impl Fn() -> Duration) {
         self.counters.released.fetch_add(1, Ordering::Relaxed);
-        let event = || Event::Released { name: name.to_string(), fence, held };
-        self.events.report(event, || format!("released lock {name:?} after {held:?}"));
+        let event = || Event::Released { name: name.to_string(), fence, held: held() };
+        self.events.report(event, || format!("released lock {name:?} after {:?}", held()));
     }
 
     /// Logs that a level was not released. There are no events of inner levels.
@@ -384,8 +385,8 @@ impl Reporter {
                     self.report_failed_release(hold, current, failure);
                 }
                 Ok(()) if mem::take(&mut current.reported) => {
-                    let held = current.held(Moment::now());
-                    self.report_release(&hold.id.name, hold.fence(), held);
+                    let (fence, current) = (hold.fence(), &*current);
+                    self.report_release(&hold.id.name, fence, || current.held(Moment::now()));
                 }
                 Ok(()) | Err(HoldFailure::Ended) => {}
             }
