@@ -2,12 +2,14 @@
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
 use std::time::Duration;
-use std::{fmt, fs, io, thread};
+use std::{fmt, fs, io};
 
+use crossbeam_channel::bounded;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use crate::base::sync;
 
 /// How long the content of a file may take when a setting is made.
 const READ_TIME: Duration = Duration::from_secs(5);
@@ -120,10 +122,10 @@ impl Tls {
 /// Reads a file. If its file system hangs, or it is a pipe without a writer, the thread that reads
 /// it is left behind.
 fn read_within(time: Duration, path: &Path) -> io::Result<Vec<u8>> {
-    let (sender, content) = mpsc::channel();
+    let (sender, content) = bounded(1);
     let path = path.to_owned();
     let read = move || sender.send(fs::read(path)).unwrap_or_default();
-    thread::Builder::new().name("leasehold-certs".into()).spawn(read)?;
+    sync::spawn("leasehold-certs", read)?;
     content.recv_timeout(time).unwrap_or_else(|_| {
         let why = format!("nothing was read within {time:?}");
         Err(io::Error::new(io::ErrorKind::TimedOut, why))
