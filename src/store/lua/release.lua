@@ -20,7 +20,7 @@ local forced, leaves = taken == 'force', string.match(taken, '^leave(%d+)$')
 taken = leaves or taken
 if forced and redis.call('type', KEYS[1]).ok == 'string' then
   answer = redis.call('getrange', KEYS[1], 0, 255) == owner and redis.call('del', KEYS[1]) or 0
-elseif forced or not answer and taken == '0' and window ~= '' then
+elseif forced then
   answer = redis.call('hdel', KEYS[1], owner)
 elseif not answer then
   local depth = redis.call('hget', KEYS[1], owner) or ''
