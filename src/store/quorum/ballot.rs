@@ -262,8 +262,17 @@ impl InDoubtHolds {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::hold_id::HoldKind;
+    use std::io;
+
     use crossbeam_channel::{Receiver, unbounded};
+
+    use crate::base::event_thread::Events;
+    use crate::base::failure::FailureKind;
+    use crate::config::Config;
+    use crate::net::server::ServerFactory;
+    use crate::store::commands::Commands;
+    use crate::store::hold_id::HoldKind;
+    use crate::store::request::HoldReply;
 
     const LEASE: Duration = Duration::from_secs(30);
 
@@ -293,6 +302,32 @@ mod tests {
         assert!(doubt.hold == hold(3) && doubt.may_begin);
         holds.end(&hold(3), Moment::FIRST, true);
         assert!(reports.is_empty());
+    }
+
+    /// The release overtakes what may begin the hold: that came over a connection which is closed.
+    #[test]
+    fn a_hold_that_a_lost_request_may_begin_outlasts_its_release() {
+        let config = Config::default();
+        let factory = ServerFactory::new(&config, &Events::default()).expect("a thread");
+        let endpoint = factory.endpoint("redis://there/").expect("a good URL");
+        let settings = BackgroundSettings::new(&Commands::proposing(&config), &factory);
+        let connections = [factory.connections(endpoint)];
+        let servers = QuorumServers::new(connections, settings, Spin::new(config.spin));
+        let (sender, reports) = unbounded();
+        let report = move |doubt| sender.send(doubt).expect("it is received");
+        servers.in_doubt.report_to("me", Box::new(report));
+        let label = servers.each[0].factory.label();
+        let failed = |kind| Err(Failure::io(kind, &label, io::Error::other("no reply")));
+        let kinds = [(1, FailureKind::Unreachable), (2, FailureKind::Timeout)];
+        for (nonce, kind) in kinds {
+            let request = Request::command(&redis::cmd("PING"));
+            let ballot = Ballot::<HoldReply>::new(&servers, request, |_| None);
+            ballot.with(Effect::Begins(hold(nonce))).receive(0, failed(kind));
+            servers.in_doubt.end(&hold(nonce), Moment::FIRST, true);
+        }
+        let doubt = reports.try_recv().expect("a server may begin it");
+        assert!(doubt.hold == hold(2) && doubt.may_begin);
+        assert!(reports.is_empty(), "the first one was not sent");
     }
 
     #[test]

@@ -255,6 +255,13 @@ mod tests {
     use crate::config::Config;
     use crate::net::server::ServerFactory;
 
+    fn server_at(url: &str) -> Arc<QuorumServer> {
+        let servers = ServerFactory::new(&Config::default(), &Events::default());
+        let servers = servers.expect("a thread");
+        let factory = servers.connections(servers.endpoint(url).expect("a good URL"));
+        Arc::new(QuorumServer::new(0, Arc::new(factory), None, &Arc::default()))
+    }
+
     #[test]
     fn a_server_that_is_reached_at_two_addresses_is_refused_with_a_code() {
         let (run_ids, info) = (RunIds::default(), Value::BulkString(b"run_id:7f\r\n".to_vec()));
@@ -267,12 +274,8 @@ mod tests {
     #[test]
     fn a_server_that_was_away_for_long_is_tried_again_within_seconds() {
         let unused = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let url = format!("redis://{}", unused.local_addr().expect("an address"));
+        let server = server_at(&format!("redis://{}", unused.local_addr().expect("an address")));
         drop(unused);
-        let servers = ServerFactory::new(&Config::default(), &Events::default());
-        let servers = servers.expect("a thread");
-        let factory = Arc::new(servers.connections(servers.endpoint(&url).expect("a good URL")));
-        let server = Arc::new(QuorumServer::new(0, factory, None, &Arc::default()));
         for _ in 0..40 {
             server.claim(true).expect("it is urgent");
             server.connect(None, Instant::now()).err().expect("no program listens");
@@ -289,12 +292,43 @@ mod tests {
     }
 
     #[test]
+    fn one_call_at_a_time_tries_a_server_that_has_failed() {
+        let server = server_at("redis://there/");
+        server.claim(false).expect("nothing is wrong with it");
+        server.claim(false).expect("calls need not take turns");
+        server.time_out();
+        // As if the pause were over.
+        server.health.lock().paused_until = Instant::now();
+        server.claim(false).expect("it is time");
+        server.claim(false).expect_err("another call is trying it");
+        server.claim(true).expect("it is urgent");
+    }
+
+    #[test]
+    fn a_request_that_was_not_sent_has_no_effect_whatever_went_wrong_before() {
+        let server = server_at("redis://there/");
+        assert!(!server.unreachable().is_ambiguous());
+        assert!(server.time_out().is_ambiguous());
+        assert!(!server.unreachable().is_ambiguous());
+    }
+
+    #[test]
+    fn no_connection_to_a_server_that_does_not_answer_is_used_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let server = server_at(&format!("redis://{address}"));
+        let mut connections = [(); 2].map(|()| Connection::new(server.factory.clone()));
+        for connection in &mut connections {
+            connection.connect(end_of(Duration::from_secs(5))).expect("a program listens");
+            assert!(connection.is_open());
+        }
+        server.time_out();
+        assert!(!connections.iter().any(Connection::is_open));
+    }
+
+    #[test]
     fn a_server_that_is_no_longer_the_master_is_left_alone_until_it_has_written() {
-        let config = Config::default();
-        let servers = ServerFactory::new(&config, &Events::default()).expect("a thread");
-        let endpoint = servers.endpoint("redis://there/").expect("a good URL");
-        let factory = Arc::new(servers.connections(endpoint));
-        let server = Arc::new(QuorumServer::new(0, factory, None, &Arc::default()));
+        let server = server_at("redis://there/");
         let start = Instant::now();
         let is_left_alone = || server.next_try() > start && !server.is_trusted();
         let refused = |code: &str| {

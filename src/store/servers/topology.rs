@@ -329,7 +329,7 @@ impl Map {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
+    use std::io::{self, Write};
     use std::net::TcpListener;
 
     use crate::base::event_thread::Events;
@@ -371,12 +371,37 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_nodes_are_asked_again_if_a_slot_moves_just_after_they_were_asked() {
+    /// Starts a cluster of one node.
+    fn cluster() -> process::Server {
         let server = process::Server::start("redis-server", &["--cluster-enabled", "yes"]);
         let slots: Vec<_> = (0..SLOTS).collect();
         let add = redis::cmd("CLUSTER").arg("ADDSLOTS").arg(slots).take();
         add.exec(&mut server.connect()).expect("it has them");
+        server
+    }
+
+    #[test]
+    fn the_slots_of_a_node_that_has_failed_are_asked_for_before_the_next_request() {
+        let server = cluster();
+        let unused = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let gone = format!("redis://{}", unused.local_addr().expect("an address"));
+        drop(unused);
+        let servers = ServerFactory::new(&Config::default(), &Events::default());
+        let servers = servers.expect("a thread");
+        let seeds = servers.endpoints("seeds", [gone, server.url()]).expect("good URLs");
+        let topology = Arc::new(Topology::new(seeds, &servers));
+        topology.place(7, 0);
+        let failed = topology.target(7, end_of(SOON)).expect("it has the slot").node;
+        let error = io::Error::other("no program listens");
+        let failure = Failure::io(FailureKind::Unreachable, failed.label(), error);
+        topology.note_failure(&failure, &failed);
+        let next = topology.target(7, end_of(SOON)).expect("another node has the slot");
+        assert_eq!(next.node.label(), topology.seeds[1].label());
+    }
+
+    #[test]
+    fn the_nodes_are_asked_again_if_a_slot_moves_just_after_they_were_asked() {
+        let server = cluster();
         let servers = ServerFactory::new(&Config::default(), &Events::default());
         let servers = servers.expect("a thread");
         let seeds = servers.endpoints("seeds", [server.url()]).expect("a good URL");

@@ -159,3 +159,15 @@ fn a_late_undo_does_not_remove_the_next_hold() {
         });
     }
 }
+
+/// The server is well, but what is between has forgotten the connection, as a firewall may.
+#[test]
+fn a_connection_that_falls_silent_is_replaced() {
+    let behind = Behind::of(3);
+    // All names share the connections.
+    let client = behind.open(hasty().pool_size(1));
+    settle(&behind.quorum, &client);
+    behind.proxies[2].blackhole_for("mute");
+    assert!(client.mutex("mute").holder().unwrap().is_none());
+    settle(&behind.quorum, &client);
+}

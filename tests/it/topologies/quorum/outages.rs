@@ -35,6 +35,40 @@ fn hung_servers_cost_next_to_nothing() {
 }
 
 #[test]
+fn a_server_that_hangs_from_the_beginning_costs_next_to_nothing() {
+    let quorum = Quorum::of(3);
+    quorum.servers[1].stop();
+    let client = quorum.open(patient().connect_timeout(ms(8000)).io_timeout(ms(8000)));
+    // Names have connections of their own, which are opened at their first calls.
+    let names: Vec<_> = (0..50).map(|number| format!("lock {number}")).collect();
+    let ((), took) = timed(|| names.iter().for_each(|name| take(&client, name).unlock().unwrap()));
+    // A single wait for the server would take longer.
+    assert!(took < ms(6000), "{took:?}");
+}
+
+/// More releases are on their way than a server reads at once.
+#[test]
+fn a_call_waits_until_servers_have_read_what_came_before() {
+    let quorum = Quorum::of(3);
+    // All names share the connections.
+    let client = quorum.open(patient().io_timeout(ms(8000)).pool_size(1));
+    settle(&quorum, &client);
+    let guards = (0..300).map(|number| client.lock_owned(&format!("lock {number}")).unwrap());
+    let guards: Vec<_> = guards.collect();
+    quorum.servers.iter().for_each(Server::stop);
+    thread::scope(|scope| {
+        let dropping = scope.spawn(|| drop(guards));
+        thread::sleep(ms(300));
+        let trying = scope.spawn(|| client.try_lock("another").map(|guard| guard.is_some()));
+        thread::sleep(ms(300));
+        quorum.servers.iter().for_each(Server::cont);
+        assert!(trying.join().unwrap().unwrap());
+        dropping.join().unwrap();
+    });
+    assert_eq!(client.stats().failed_releases, 0);
+}
+
+#[test]
 fn a_drop_waits_for_no_call_about_another_name() {
     let quorum = Quorum::of(3);
     // All names share the connections.
