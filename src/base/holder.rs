@@ -23,6 +23,8 @@ pub struct Holder {
     /// The time until the lease ends, or until the lock no longer stays taken; [`Duration::MAX`] if
     /// that never happens.
     pub remaining: Duration,
+    /// The [note](crate::Mutex::note) of the hold, if it has one.
+    pub note: Option<String>,
     /// Whether the client renews the lease: not with [`renew(false)`](crate::Builder::renew) or
     /// after [`detach`](crate::OwnedGuard::detach). `false` for another library, of which nothing
     /// is known. A client that has died renews nothing, whatever this says.
@@ -44,6 +46,8 @@ pub struct Leader {
     pub label: String,
     /// The fencing token of its term.
     pub fence: u64,
+    /// The [note](crate::Election::note) of its term, if it has one.
+    pub note: Option<String>,
 }
 
 /// The id of a client in the output of `Debug`. It is empty for one of another library.
@@ -62,6 +66,7 @@ impl fmt::Debug for Holder {
             .field("client", &ShownClient(&self.client))
             .field("depth", &self.depth)
             .field("remaining", &self.remaining)
+            .field("note", &self.note)
             .field("renewed", &self.renewed)
             .field("detached", &self.detached)
             .field("may_be_kept", &self.may_be_kept)

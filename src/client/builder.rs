@@ -40,6 +40,7 @@ use crate::store::memory::memory_server::MemoryServer;
 /// | [`reentrant`](Self::reentrant) | `true` | whether a thread may lock a name that it holds |
 /// | [`tenure`](Self::tenure) | 10 ms | how long threads hand a lock off among themselves |
 /// | [`keep`](Self::keep) | zero | how long a lock is kept after its last use |
+/// | [`note`](Self::note) | none | what is shown with each hold |
 /// | **of the client** | | |
 /// | [`prefix`](Self::prefix) | `lock:` | the beginning of the keys of locks |
 /// | [`label`](Self::label) | `host:pid` | the beginning of the client's id, for operators |
@@ -376,6 +377,31 @@ impl Builder {
     /// [cached]: crate::guide::cookbook#a-cached-lock
     pub fn keep(mut self, time: Duration) -> Self {
         self.config.options_mut().keep = time;
+        self
+    }
+
+    /// Sets what is shown with each hold, for people: why it is held, a ticket, a URL. It is in
+    /// [`Holder`](crate::Holder), [`Leader`](crate::Leader) and [`NameReport`](crate::NameReport),
+    /// and in the messages of [`Timeout`](crate::Error::Timeout) and of deadlocks. Handles such as
+    /// [`Mutex`](crate::Mutex::note) can have others.
+    ///
+    /// A note travels with its hold: the request that begins the hold stores it, and it is renewed
+    /// and removed with the hold. It goes on with a [`Ticket`](crate::Ticket). Threads whose notes
+    /// differ do not hand a lock off among themselves, nor share that of other readers. Anyone who
+    /// can read the locks can read it, so it is no place for secrets.
+    ///
+    /// At most 256 bytes, without control characters. Empty for none, which is the default, and
+    /// costs nothing.
+    ///
+    /// ```
+    /// let client = leasehold::Client::builder().note("nightly import").in_memory()?;
+    /// let _guard = client.mutex("stock").note("deploy 4711, https://ci/4711").lock()?;
+    /// let holder = client.mutex("stock").holder()?.expect("it is held");
+    /// assert_eq!(holder.note.as_deref(), Some("deploy 4711, https://ci/4711"));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn note(mut self, text: &str) -> Self {
+        self.config.options_mut().set_note(text);
         self
     }
 }

@@ -27,6 +27,8 @@ pub(crate) const NAME_MAX: usize = 64 * 1024;
 pub(crate) const RESERVED: &str = "leasehold:";
 const IO_TIMEOUT_DEFAULT: Duration = Duration::from_secs(1);
 const LABEL_MAX: usize = 256;
+/// The maximum length of a note, in bytes.
+const NOTE_MAX: usize = 256;
 /// The maximum length of the part of a host name that is in a label, in characters.
 const HOST_MAX: usize = 64;
 const POOL_MAX: u32 = 10_000;
@@ -207,6 +209,14 @@ pub(crate) fn check_label(label: &str) -> Result<()> {
     Error::require(!label.contains(is_bad_in_label), "label", why)
 }
 
+/// Returns an error if no hold can have this note.
+pub(crate) fn check_note(note: &str) -> Result<()> {
+    let is_short = note.len() <= NOTE_MAX;
+    Error::require(is_short, "note", format_args!("must be at most {NOTE_MAX} bytes"))?;
+    let is_printable = !note.contains(char::is_control);
+    Error::require(is_printable, "note", "must not have control characters")
+}
+
 /// The options of a lock: the client's, or those of one `Mutex`, whose methods describe them.
 #[derive(Clone, Debug)]
 pub(crate) struct LockOptions {
@@ -224,6 +234,8 @@ pub(crate) struct LockOptions {
     pub(crate) has_own_keep: bool,
     pub(crate) reentrant: bool,
     pub(crate) cancelled_by: Option<Canceller>,
+    /// What is shown with each hold.
+    pub(crate) note: Option<Arc<str>>,
 }
 
 impl Default for LockOptions {
@@ -239,6 +251,7 @@ impl Default for LockOptions {
             has_own_keep: false,
             reentrant: true,
             cancelled_by: None,
+            note: None,
         }
     }
 }
@@ -246,6 +259,7 @@ impl Default for LockOptions {
 impl LockOptions {
     pub(crate) fn check(&self, config: &Config) -> Result<()> {
         let Self { lease, keep, .. } = *self;
+        self.note.as_deref().map_or(Ok(()), check_note)?;
         let is_lease = (LEASE_MIN..=LEASE_MAX).contains(&lease);
         Error::require(is_lease, "lease", "must be 10 ms to 365 days")?;
         let max_hold = self.max_hold.unwrap_or(LEASE_MAX);
@@ -268,6 +282,11 @@ impl LockOptions {
             || config.durability.timeout() < config.io_timeout(self.first_lease());
         let why = "must have a timeout shorter than the io_timeout and a third of the lease";
         Error::require(fits, "durability", why)
+    }
+
+    /// Sets the note. An empty one is none.
+    pub(crate) fn set_note(&mut self, note: &str) {
+        self.note = Some(note).filter(|note| !note.is_empty()).map(Arc::from);
     }
 
     /// Returns the duration of a hold's first lease, which `max_hold` limits too.

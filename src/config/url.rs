@@ -233,6 +233,7 @@ fn set(config: &mut Config, name: &str, text: &str) -> Parsed<()> {
         "master_login" => config.master_login = Some(login(text)?),
         "max_hold" => config.options_mut().max_hold = limit(text)?,
         "max_lifetime" => config.max_lifetime = limit(text)?,
+        "note" => config.options_mut().set_note(text),
         "pollers" => config.pollers = flag(text)?,
         "pool_size" => config.pool_size = text.parse().map_err(|_| "must be a whole number")?,
         "prefix" => config.prefix = text.into(),

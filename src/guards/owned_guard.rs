@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::{LEASE_MAX, LEASE_MIN};
+use crate::config::{LEASE_MAX, LEASE_MIN, check_note};
 use crate::error::{Error, Result};
 use crate::guards::watches::{Lost, Wanted};
 use crate::guards::{GuardInner, any_guard};
@@ -261,15 +261,22 @@ impl Ticket {
         let lease = Duration::from_nanos(field()?.parse().ok()?);
         let taken_for = Duration::from_nanos(field()?.parse().ok()?);
         let in_doubt = field()? == "1";
+        let note = match field() {
+            None => None,
+            Some(note) => Some(decoded(note)?),
+        };
         let is_valid = check_name(&prefix, &name).is_ok()
             && is_client_id(&client)
             && nonce > 0
             && (1..=FENCE_MAX).contains(&fence)
             && (LEASE_MIN..=LEASE_MAX).contains(&lease)
-            && taken_for <= LEASE_MAX;
+            && taken_for <= LEASE_MAX
+            && note.as_deref().is_none_or(|note| check_note(note).is_ok());
         let (name, client) = (name.into(), client.into());
         let id = HoldId { kind: HoldKind::Lock, name, client, nonce };
-        let hold = DetachedHold { id, fence, lease, taken_for, in_doubt };
+        let note: Option<Arc<str>> = note.map(Arc::from);
+        let is_valid = is_valid && id.has_note() == note.is_some();
+        let hold = DetachedHold { id, fence, lease, taken_for, in_doubt, note };
         is_valid.then_some(Self { prefix: prefix.into(), hold })
     }
 }
@@ -286,14 +293,17 @@ impl fmt::Debug for Ticket {
 
 impl fmt::Display for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DetachedHold { id, fence, lease, taken_for, in_doubt } = &self.hold;
+        let DetachedHold { id, fence, lease, taken_for, in_doubt, note } = &self.hold;
         f.write_str(START)?;
         for text in [&self.prefix, &id.name, &id.client] {
             f.write_char(':')?;
             write_encoded(f, text)?;
         }
         let (lease, taken_for) = (lease.as_nanos(), taken_for.as_nanos());
-        write!(f, ":{:x}:{fence}:{lease}:{taken_for}:{}", id.nonce, u8::from(*in_doubt))
+        write!(f, ":{:x}:{fence}:{lease}:{taken_for}:{}", id.nonce, u8::from(*in_doubt))?;
+        let Some(note) = note else { return Ok(()) };
+        f.write_char(':')?;
+        write_encoded(f, note)
     }
 }
 
@@ -363,7 +373,8 @@ mod tests {
             nonce: 26,
         };
         let (lease, taken_for) = (Duration::from_secs(30), Duration::ZERO);
-        let hold = DetachedHold { id, fence: 7, lease, taken_for, in_doubt: false };
+        let (fence, in_doubt, note) = (7, false, None);
+        let hold = DetachedHold { id, fence, lease, taken_for, in_doubt, note };
         Ticket { prefix: prefix.into(), hold }
     }
 
@@ -385,6 +396,19 @@ mod tests {
                 assert_eq!((read.name(), read.fence()), (name, 7));
             }
         }
+    }
+
+    #[test]
+    fn a_ticket_carries_the_note_of_its_hold() {
+        let mut ticket = ticket("lock:", "stock:42", "");
+        ticket.hold.id = ticket.hold.id.that_has_a_note();
+        assert!(ticket.to_string().parse::<Ticket>().is_err(), "its id shows a note");
+        ticket.hold.note = Some("deploy: 4711, ü".into());
+        let text = ticket.to_string();
+        let read: Ticket = text.parse().expect("a ticket");
+        assert!(read == ticket && text.is_ascii() && !text.contains(' '), "{text}");
+        let long = "%61".repeat(257);
+        assert!(text.replace("deploy", &long).parse::<Ticket>().is_err());
     }
 
     #[test]

@@ -89,6 +89,14 @@ impl RwLock {
         self
     }
 
+    /// Sets what is shown with each hold, as [`Builder::note`](crate::Builder::note) does for the
+    /// client.
+    #[must_use]
+    pub fn note(mut self, text: &str) -> Self {
+        self.handle.options_mut().set_note(text);
+        self
+    }
+
     /// Lets a [`Canceller`](crate::Canceller) end the waits of this handle.
     #[must_use]
     pub fn cancelled_by(mut self, canceller: &Canceller) -> Self {

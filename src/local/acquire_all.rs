@@ -339,7 +339,8 @@ impl SetCall<'_> {
         let Self { shared, caller, .. } = *self;
         let (holds, lease) = (&group.holds, caller.times.lease);
         let (sent, deadline) = (Moment::now(), self.retry.request_deadline(clock::now()));
-        let request = Acquire { holds, lease, registration: Registration::None, deadline };
+        let (note, registration) = (caller.note.as_deref(), Registration::None);
+        let request = Acquire { holds, lease, note, registration, deadline };
         match shared.store.acquire(request)? {
             AcquireReply::Acquired { .. } if sent.elapsed() >= reliable(lease) => {
                 Err(Failure::late())

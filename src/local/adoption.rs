@@ -41,6 +41,7 @@ pub(crate) struct DetachedHold {
     pub(crate) taken_for: Duration,
     /// Whether a request that began the hold may be executed again.
     pub(crate) in_doubt: bool,
+    pub(crate) note: Option<Arc<str>>,
 }
 
 /// Renews a hold, and ends it in this process only.
@@ -89,6 +90,7 @@ pub(crate) fn leave(
         lease: hold.lease.duration(),
         taken_for: hold.taken_until.left(),
         in_doubt: hold.may_begin(),
+        note: hold.note(),
     })
 }
 
@@ -99,7 +101,8 @@ pub(crate) fn adopt(shared: &Shared, left: &DetachedHold) -> Result<Arc<Hold>> {
         LockOptions { lease, renew: *renew, max_hold: *max_hold, ..LockOptions::default() };
     check(shared, &left.id.name, &options)?;
     let hold_at_least = Some(left.taken_for).filter(|time| !time.is_zero());
-    let options = LockOptions { hold_at_least, ..options };
+    let note = left.note.clone();
+    let options = LockOptions { hold_at_least, note, ..options };
     let hold = have(shared, left, &options, "adopt", |lease| Change::Renew { lease })?;
     show_depth(shared, left, 1);
     Ok(hold)
@@ -145,9 +148,10 @@ fn caller_for(shared: &Shared, left: &DetachedHold) -> Result<Caller> {
 /// Turns a detached writer into a reader with the same owner, token and age.
 pub(crate) fn downgrade(shared: &Shared, writer: &Hold, left: DetachedHold) -> Result<Arc<Hold>> {
     let id = HoldId { kind: HoldKind::Read, ..left.id };
-    let (left, lease) = (DetachedHold { id, ..left }, left.lease);
+    let (lease, note) = (left.lease, left.note.clone());
+    let left = DetachedHold { id, ..left };
     let (renew, max_hold) = (writer.renewed, Some(writer.lease.age_left(Moment::now())));
-    let options = LockOptions { lease, renew, max_hold, ..LockOptions::default() };
+    let options = LockOptions { lease, renew, max_hold, note, ..LockOptions::default() };
     let unused = writer.unused();
     let change = |lease| Change::Downgrade { lease, unused };
     let reader = have(shared, &left, &options, "downgrade", change);

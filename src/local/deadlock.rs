@@ -28,6 +28,7 @@ use parking_lot::Mutex;
 use crate::base::clock::Moment;
 use crate::base::flaws::{Flaw, flawed};
 use crate::base::maps::RandomState;
+use crate::config::check_note;
 use crate::error::Error;
 use crate::local::parker::{Parker, Signal};
 use crate::local::wait_queues::WaitQueues;
@@ -57,6 +58,8 @@ pub(super) struct WaitingCall {
     pub(super) may_fail: bool,
     /// The name of the lock.
     pub(super) name: String,
+    /// The notes of the holds of its thread; empty if there are none.
+    pub(super) note: String,
 }
 
 /// A message that is passed along a chain of calls.
@@ -258,12 +261,13 @@ impl LongWait {
 impl Probe {
     fn encode(&self) -> String {
         let mut text = format!("{:x};", self.number);
-        for WaitingCall { client, number, began, may_fail, name } in &self.path {
-            let (may_fail, [client_len, name_len]) =
-                (u8::from(*may_fail), [client, name].map(String::len));
+        for WaitingCall { client, number, began, may_fail, name, note } in &self.path {
+            let (may_fail, [client_len, name_len, note_len]) =
+                (u8::from(*may_fail), [client, name, note].map(String::len));
             let hop = write!(
                 text,
-                "{number:x},{began:x},{may_fail},{client_len},{name_len},{client}{name}"
+                "{number:x},{began:x},{may_fail},{client_len},{name_len},{note_len},\
+                 {client}{name}{note}"
             );
             hop.expect("a string takes whatever is written");
         }
@@ -276,18 +280,22 @@ impl Probe {
         let (number, mut rest) = text.split_once(';')?;
         let mut probe = Self { number: hex(number)?, path: Vec::new() };
         while !rest.is_empty() {
-            let fields: Vec<_> = rest.splitn(6, ',').collect();
-            let [number, began, may_fail, client_len, name_len, texts] = fields[..] else {
+            let fields: Vec<_> = rest.splitn(7, ',').collect();
+            let [number, began, may_fail, client_len, name_len, note_len, texts] = fields[..]
+            else {
                 return None;
             };
             let (client, texts) = texts.split_at_checked(client_len.parse().ok()?)?;
-            let (name, after) = texts.split_at_checked(name_len.parse().ok()?)?;
+            let (name, texts) = texts.split_at_checked(name_len.parse().ok()?)?;
+            let (note, after) = texts.split_at_checked(note_len.parse().ok()?)?;
+            check_note(note).ok()?;
             probe.path.push(WaitingCall {
                 client: Some(client).filter(|client| is_client_id(client))?.into(),
                 number: hex(number)?,
                 began: hex(began)?,
                 may_fail: may_fail == "1",
                 name: name.into(),
+                note: note.into(),
             });
             rest = after;
         }
@@ -351,9 +359,13 @@ impl Circle {
         let mut line = format!("deadlock: {}", short(&calls[0].client));
         for (place, (call, holder)) in iter::zip(calls, holders).enumerate() {
             let and = if place == 0 { "" } else { ", which" };
-            let (name, holder) = (&call.name, short(&holder.client));
+            let (name, note) = (&call.name, &holder.note);
+            let holder = short(&holder.client);
             let part = write!(line, "{and} waits for lock {name:?}, held by {holder}");
             part.expect("a string takes whatever is written");
+            if !note.is_empty() {
+                write!(line, " ({note})").expect("a string takes whatever is written");
+            }
         }
         line
     }

@@ -9,11 +9,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::base::clock::{self, end_of};
-use crate::config::Deadlock;
+use crate::config::{Deadlock, check_note};
 use crate::local::deadlock::WaitingCall;
 use crate::local::parker::{Parker, Signal};
 use crate::local::shared::Shared;
 use crate::protocol::call::{Caller, Wait};
+use crate::protocol::hold::Hold;
 use crate::store::hold_id::HoldKind;
 use crate::store::request::Telling;
 
@@ -99,7 +100,7 @@ impl<'a> Looks<'a> {
 
     fn register(&self, number: u64) {
         let Shared { config, client, held_locks, reporter, .. } = self.shared;
-        let now = clock::unix_time();
+        let (now, holds) = (clock::unix_time(), held_locks.all());
         let began = now.saturating_sub(clock::elapsed(self.caller.begin)).as_micros();
         let call = WaitingCall {
             client: client.to_string(),
@@ -107,8 +108,9 @@ impl<'a> Looks<'a> {
             began: u64::try_from(began).unwrap_or(u64::MAX),
             may_fail: config.deadlock == Deadlock::Fail,
             name: self.name.to_owned(),
+            note: note_of(&holds),
         };
-        reporter.deadlocks.add(call, self.parker, held_locks.all());
+        reporter.deadlocks.add(call, self.parker, holds);
     }
 
     /// Sends a message. One that does not arrive is made up for by a later look.
@@ -122,6 +124,16 @@ impl<'a> Looks<'a> {
             reporter.events.log(log::Level::Debug, line);
         }
     }
+}
+
+/// Returns the notes of the holds of a thread, each once, or the first of them if they are too long
+/// together.
+fn note_of(holds: &[Arc<Hold>]) -> String {
+    let mut notes: Vec<_> = holds.iter().filter_map(|hold| hold.note()).collect();
+    notes.sort_unstable();
+    notes.dedup();
+    let all = notes.join("; ");
+    if check_note(&all).is_ok() { all } else { notes[0].to_string() }
 }
 
 impl Drop for Looks<'_> {

@@ -162,11 +162,12 @@ impl Shared {
         }
     }
 
-    /// Returns the id of a new hold. It shows whether the hold is renewed, and how long the lock
-    /// stays taken after it.
+    /// Returns the id of a new hold. It shows whether the hold is renewed and has a note, and how
+    /// long the lock stays taken after it.
     pub(super) fn new_hold_of(&self, caller: &Caller, kind: HoldKind, name: &Arc<str>) -> HoldId {
         let hold = self.new_hold(kind, name);
         let hold = if caller.terms.renew { hold } else { hold.that_is_not_renewed() };
+        let hold = if caller.note.is_some() { hold.that_has_a_note() } else { hold };
         match caller.terms.hold_at_least {
             Some(time) => hold.that_stays_taken(time),
             None => hold,

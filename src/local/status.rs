@@ -151,7 +151,8 @@ fn holders_after(
         && let Some(hold) = shared.wait_queues.holder(kind, name)
     {
         let (owner, remaining) = (hold.id.owner().into(), hold.lease.remaining(Moment::now()));
-        return vec![HolderReply { owner, depth: 1, remaining, fence: hold.fence() }.into_holder()];
+        let (depth, fence, note) = (1, hold.fence(), hold.note().map(|note| note.to_string()));
+        return vec![HolderReply { owner, depth, remaining, fence, note }.into_holder()];
     }
     let end = deadline.checked_add(shared.times.slack);
     let Some(end) = end.filter(|end| clock::now() < *end) else { return Vec::new() };
@@ -163,10 +164,13 @@ fn holders_after(
 
 /// Describes which clients held a name when a wait for it ended.
 fn describe_holders(shared: &Shared, name: &str, noun: &str, holders: &[Holder]) -> String {
-    let name_of = |holder: &Holder| match &*holder.client {
-        "" => "another library".to_owned(),
-        client if client == &*shared.client => "another thread of this client".to_owned(),
-        client => format!("client {client:?}"),
+    let name_of = |holder: &Holder| {
+        let note = holder.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
+        match &*holder.client {
+            "" => "another library".to_owned(),
+            client if client == &*shared.client => format!("another thread of this client{note}"),
+            client => format!("client {client:?}{note}"),
+        }
     };
     let mut names: Vec<_> = holders.iter().map(name_of).collect();
     names.sort();

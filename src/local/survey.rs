@@ -520,6 +520,7 @@ mod tests {
             label: String::new(),
             depth: 1,
             remaining: Duration::MAX,
+            note: None,
             renewed: true,
             detached: false,
             may_be_kept: false,

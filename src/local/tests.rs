@@ -389,6 +389,7 @@ fn a_reply_begins_the_retry_window_anew() {
     let other = scene.store.inner.acquire(Acquire {
         holds: &[scene.id(0)],
         lease: window * 2,
+        note: None,
         registration: Registration::None,
         deadline: Instant::now(),
     });
@@ -515,6 +516,7 @@ fn a_hold_that_its_thread_finds_lost_is_cleaned_up() {
         .acquire(Acquire {
             holds: std::slice::from_ref(&id),
             lease: LEASE * 10,
+            note: None,
             registration: Registration::None,
             deadline: Instant::now(),
         })

@@ -157,6 +157,8 @@ pub(crate) struct Caller {
     pub(crate) terms: Terms,
     pub(crate) times: CallTimes,
     pub(crate) canceller: Option<Canceller>,
+    /// What is shown with the hold.
+    pub(crate) note: Option<Arc<str>>,
     /// Whether the hold becomes one of several, which are reported once the set is complete.
     pub(crate) in_set: bool,
     /// When the call began.
@@ -197,6 +199,7 @@ impl Caller {
             terms: Terms::new(options),
             times,
             canceller: options.cancelled_by.clone(),
+            note: options.note.clone(),
             in_set: false,
             begin,
             wait,

@@ -33,6 +33,7 @@ pub(crate) struct CurrentHold {
     /// Alive as long as the thread that has the hold; `None` if it belongs to none.
     pub(crate) thread: Option<Weak<()>>,
     // What is of the whole tenure.
+    pub(crate) note: Option<Arc<str>>,
     /// Whether the renewer will check if the lock is still kept.
     pub(crate) looked_after: bool,
     /// Whether a request that began this hold may be executed again.
@@ -85,6 +86,7 @@ impl CurrentHold {
         releases: 0,
         acquired: Moment::FIRST,
         thread: None,
+        note: None,
         rare: None,
     };
 

@@ -18,7 +18,7 @@ use crate::base::failure::Failure;
 use crate::base::flaws::{Flaw, flawed};
 use crate::base::spans::{HoldSpan, OpenSpan};
 use crate::error::{Error, Loss, LossCause};
-use crate::protocol::call::{Caller, Terms};
+use crate::protocol::call::Caller;
 use crate::protocol::current_hold::{CurrentHold, OverChannel, WantedWatch};
 use crate::protocol::lease::{HoldFailure, Lease, NextStep};
 use crate::store::hold_id::{HoldId, HoldKind};
@@ -71,7 +71,8 @@ impl Hold {
         let sent = if flawed(Flaw::CountsFromReply) { replied } else { sent };
         let thread = thread.clone();
         let room = u16::try_from(room).unwrap_or(u16::MAX);
-        let current = CurrentHold { room, acquired: replied, thread, ..CurrentHold::NEW };
+        let note = caller.note.clone();
+        let current = CurrentHold { room, acquired: replied, thread, note, ..CurrentHold::NEW };
         let keep = if terms.keep > 0 && id.may_be_kept() { terms.keep } else { 0 };
         Self {
             id,
@@ -143,6 +144,11 @@ impl Hold {
         self.current.lock().depth = depth;
     }
 
+    /// Returns the note of the tenure.
+    pub(crate) fn note(&self) -> Option<Arc<str>> {
+        self.current.lock().note.clone()
+    }
+
     /// Adds a guard of another reader.
     pub(crate) fn add_reader(&self) {
         self.current.lock().depth += 1;
@@ -197,16 +203,19 @@ impl Hold {
         let goes_on = now < self.begun.after(caller.terms.tenure) || flawed(Flaw::TenureHasNoEnd);
         (keeps || goes_on)
             && (!self.id.kind.is_exclusive() || current.room > 0 || flawed(Flaw::BlockIsOverdrawn))
-            && self.suits_with(&current, &caller.terms, now)
+            && self.suits_with(&current, caller, now)
     }
 
-    /// Returns `true` if these are the terms of this tenure, and no request of it is in doubt.
-    pub(crate) fn suits(&self, terms: &Terms, now: Moment) -> bool {
-        self.suits_with(&self.current.lock(), terms, now)
+    /// Returns `true` if the terms and the note of the caller are those of this tenure, and no
+    /// request of it is in doubt.
+    pub(crate) fn suits(&self, caller: &Caller, now: Moment) -> bool {
+        self.suits_with(&self.current.lock(), caller, now)
     }
 
-    fn suits_with(&self, current: &CurrentHold, terms: &Terms, now: Moment) -> bool {
-        self.lease.suits(terms.lease, terms.max_hold)
+    fn suits_with(&self, current: &CurrentHold, caller: &Caller, now: Moment) -> bool {
+        let terms = &caller.terms;
+        current.note == caller.note
+            && self.lease.suits(terms.lease, terms.max_hold)
             && self.renewed == terms.renew
             && (self.taken_until, terms.hold_at_least) == (Moment::FIRST, None)
             && (self.keep == 0 || self.keep == terms.keep)

@@ -106,6 +106,8 @@ pub(crate) struct Ask {
     /// The holds of calls behind the first that can begin at the same time.
     pub(crate) others: Vec<HoldId>,
     pub(crate) lease: Duration,
+    /// The note of all these holds.
+    pub(crate) note: Option<Arc<str>>,
     pub(crate) registration: Registration,
     pub(crate) deadline: Instant,
 }
@@ -120,9 +122,10 @@ impl Ask {
     }
 
     /// Returns the request for these holds.
-    pub(crate) fn request<'a>(&self, holds: &'a [HoldId]) -> Acquire<'a> {
+    pub(crate) fn request<'a>(&'a self, holds: &'a [HoldId]) -> Acquire<'a> {
         let Self { lease, registration, deadline, .. } = *self;
-        Acquire { holds, lease, registration, deadline }
+        let note = self.note.as_deref();
+        Acquire { holds, lease, note, registration, deadline }
     }
 }
 
@@ -394,12 +397,15 @@ impl<P> Conversation<P> {
         match &self.purpose {
             Purpose::Recall { .. } => {
                 let (hold, registration) = (self.recalled_lock(), Registration::Recall);
-                Ask { hold, others: Vec::new(), lease: times.lease, registration, deadline }
+                let (others, lease, note) = (Vec::new(), times.lease, None);
+                Ask { hold, others, lease, note, registration, deadline }
             }
             Purpose::Refill(kept) => {
                 let lease = kept.lease.next(turn.moment).duration;
                 let (hold, registration) = (kept.id.clone(), Registration::Kept);
-                Ask { hold, others: Vec::new(), lease, registration, deadline }
+                // That of the tenure, which suits this call.
+                let (others, note) = (Vec::new(), self.first.caller.note.clone());
+                Ask { hold, others, lease, note, registration, deadline }
             }
             _ => {
                 let others = self.calls_alike(behind);
@@ -407,8 +413,9 @@ impl<P> Conversation<P> {
                 let numbers = others.iter().map(|call| call.number).collect();
                 let others = others.into_iter().map(|call| call.hold.clone()).collect();
                 self.purpose = Purpose::Acquire { others: numbers, after_release };
-                let hold = self.first.hold.clone();
-                Ask { hold, others, lease: times.lease, registration, deadline }
+                let Call { hold, caller, .. } = &self.first;
+                let (hold, note, lease) = (hold.clone(), caller.note.clone(), times.lease);
+                Ask { hold, others, lease, note, registration, deadline }
             }
         }
     }
@@ -419,10 +426,12 @@ impl<P> Conversation<P> {
         if self.registration != Registration::Registered || !self.first.hold.kind.row().is_several {
             return Vec::new();
         }
-        let wanted = (self.first.hold.kind, self.first.caller.times.lease);
+        let terms_of =
+            |call: &'a Call<P>| (call.hold.kind, call.caller.times.lease, &call.caller.note);
+        let Call { hold, caller, .. } = &self.first;
         let behind = behind.into_iter().flatten();
         behind
-            .take_while(|call| (call.hold.kind, call.caller.times.lease) == wanted)
+            .take_while(|call| terms_of(call) == (hold.kind, caller.times.lease, &caller.note))
             .take(SHARERS_MAX)
             .collect()
     }
@@ -527,7 +536,7 @@ impl<P: Clone> Name<P> {
                 return Next::Done(Outcome::Kept(kept));
             }
             self.state = State::Idle;
-            if kept.suits(&call.caller.terms, turn.moment) {
+            if kept.suits(&call.caller, turn.moment) {
                 return self.begin(call, Registration::IfHeld, Purpose::Refill(kept), turn);
             }
             self.give_up_kept(&kept, turn);

@@ -3,7 +3,7 @@
 //! Read-write locks and semaphores look the same in Redis: a sorted set of holds. They differ in
 //! which holds can coexist, which `acquire_member.lua` and `serve.lua` decide.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use parking_lot::RwLock;
@@ -12,14 +12,15 @@ use crate::base::clock::{self, Moment};
 use crate::config::Config;
 use crate::net::packed::{Arg, Request, Script};
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::keys::{FENCE, Keys, POLLERS, QUEUE, TURN};
+use crate::store::keys::{FENCE, Keys, NOTE, POLLERS, QUEUE, TURN};
 use crate::store::redisson_channels::{MEMORY, RedissonChannels, TURN_TIME};
 use crate::store::request::{
     Acquire, Change, Look, NextLease, OFFER, OwnerOf, Registration, Telling, Unused,
 };
 use crate::store::scripts::{
-    ACQUIRE, ACQUIRE_ALL, ACQUIRE_MEMBER, CHANGE, PING, RELEASE, RELEASE_MEMBER, REPORT, TELL,
-    UNREGISTER,
+    ACQUIRE, ACQUIRE_ALL, ACQUIRE_MEMBER, CHANGE, NOTED_ACQUIRE, NOTED_ACQUIRE_ALL,
+    NOTED_ACQUIRE_MEMBER, NOTED_CHANGE, NOTED_RELEASE, NOTED_RELEASE_MEMBER, PING, RELEASE,
+    RELEASE_MEMBER, REPORT, TELL, UNREGISTER,
 };
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -53,6 +54,12 @@ impl Scope {
     pub(crate) fn narrowest(change: Change) -> Self {
         // This is about the waiting clients.
         if change == Change::Unregister { Self::All } else { Self::Lock }
+    }
+
+    /// Returns the narrowest scope in which a question can be answered.
+    pub(crate) fn narrowest_look(look: Look) -> Self {
+        // Else it would lack the holder's note, which is only shown.
+        if look == Look::Holder { Self::Lock } else { Self::All }
     }
 
     /// Returns those of the keys, of which the first is the lock, that are in this scope.
@@ -160,11 +167,61 @@ impl Commands {
             let (lock, [fence, queue, turn, pollers]) =
                 self.keys.with_companions(&hold.name, kinds);
             let keys = [&*lock, &fence, &queue, &turn, &pollers];
-            Request::call(&ACQUIRE, if self.pollers { &keys } else { &keys[..4] }, args)
+            self.begin(
+                &ACQUIRE,
+                &NOTED_ACQUIRE,
+                request,
+                &keys[..4 + usize::from(self.pollers)],
+                args,
+            )
         } else {
             let (lock, [fence, queue]) = self.keys.with_companions(&hold.name, [FENCE, QUEUE]);
-            Request::call(&ACQUIRE, &[&lock, &fence, &queue], args)
+            self.begin(&ACQUIRE, &NOTED_ACQUIRE, request, &[&lock, &fence, &queue], args)
         }
+    }
+
+    /// Calls a script that begins holds, or if they have a note, the one that also writes that.
+    fn begin(
+        &self,
+        script: &'static Script,
+        noted: &'static LazyLock<Script>,
+        request: Acquire<'_>,
+        keys: &[&str],
+        args: &[Arg<'_>],
+    ) -> Request {
+        let Some(note) = request.note else { return Request::call(script, keys, args) };
+        // Those of a kind with several owners share their name.
+        let is_set = request.holds[0].kind.is_lock();
+        let noted_holds = if is_set { request.holds } else { &request.holds[..1] };
+        let notes: Vec<_> = noted_holds.iter().map(|hold| self.notes(&hold.name)).collect();
+        let keys = keys.iter().copied().chain(notes.iter().map(String::as_str));
+        let args = args.iter().copied().chain([Arg::Text(note)]);
+        Request::call(noted, &keys.collect::<Vec<_>>(), &args.collect::<Vec<_>>())
+    }
+
+    /// Calls a script about an existing hold, or if that has a note, the one that also keeps or
+    /// removes that. Only where all keys can be changed: a note that stays is never shown for
+    /// another hold, and goes with its time to live.
+    fn call_about(
+        &self,
+        script: &'static Script,
+        noted: &'static LazyLock<Script>,
+        (scope, hold): (Scope, &HoldId),
+        keys: &[&str],
+        args: &[Arg<'_>],
+    ) -> Request {
+        if !hold.has_note() || scope == Scope::Lock {
+            return Request::call(script, keys, args);
+        }
+        let notes = self.notes(&hold.name);
+        let keys = keys.iter().copied().chain([&*notes]);
+        Request::call(noted, &keys.collect::<Vec<_>>(), args)
+    }
+
+    /// Returns the key of the notes of a name.
+    fn notes(&self, name: &str) -> String {
+        let (_, [notes]) = self.keys.with_companions(name, [NOTE]);
+        notes
     }
 
     /// Maximum number of names in one request: services limit the arguments of a command, and only
@@ -190,7 +247,7 @@ impl Commands {
         let owners = owners.iter().map(|owner| Arg::Text(owner));
         let args: Vec<_> =
             [millis(lease), self.fence_life(lease)].into_iter().chain(owners).collect();
-        Request::call(&ACQUIRE_ALL, &keys, &args)
+        self.begin(&ACQUIRE_ALL, &NOTED_ACQUIRE_ALL, request, &keys, &args)
     }
 
     /// Begins a hold of a read-write lock, or permits of a semaphore.
@@ -214,7 +271,8 @@ impl Commands {
         let others = members[1..].iter().map(|member| Arg::Text(member));
         let args: Vec<_> = args.into_iter().chain(others).collect();
         let (lock, [fence, queue]) = self.keys.with_companions(name, [FENCE, QUEUE]);
-        Request::call(&ACQUIRE_MEMBER, &[&lock, &fence, &queue], &args)
+        let keys = [&*lock, &fence, &queue];
+        self.begin(&ACQUIRE_MEMBER, &NOTED_ACQUIRE_MEMBER, request, &keys, &args)
     }
 
     /// Changes a hold, or checks whether it exists.
@@ -228,7 +286,8 @@ impl Commands {
         let what = match change {
             Change::Unregister => {
                 let args = [Arg::Text(client), millis(OFFER), Arg::Number(0)];
-                return self.free(scope, &UNREGISTER, name, args);
+                return self
+                    .free(scope, name, args, |keys, args| Request::call(&UNREGISTER, keys, args));
             }
             Change::Downgrade { .. } => return self.free_place(scope, hold, "", change),
             Change::Release { .. } if !kind.is_lock() => {
@@ -238,7 +297,7 @@ impl Commands {
                 let owner = hold.owner();
                 let taken = Arg::Number(taken_millis(taken_until));
                 let args = [Arg::Text(&owner), millis(OFFER), taken];
-                return self.free(scope, &RELEASE, name, args);
+                return self.release(scope, hold, args);
             }
             // Such a hold has one level.
             _ if !kind.is_lock() => Arg::Text("member"),
@@ -258,14 +317,16 @@ impl Commands {
             ) => {
                 let (lock, [fence]) = self.keys.with_companions(name, [FENCE]);
                 let args = [owner, next, whole, what, self.fence_life(lease.whole)];
-                Request::call(&CHANGE, scope.of(&[&lock, &fence]), &args)
+                let (about, keys) = ((scope, hold), [&*lock, &fence]);
+                self.call_about(&CHANGE, &NOTED_CHANGE, about, scope.of(&keys), &args)
             }
             (_, change) => {
                 let (lock, [queue]) = self.keys.with_companions(name, [QUEUE]);
                 let watches = matches!(change, Change::Watch { .. });
-                let scope = if watches { scope } else { Scope::Lock };
+                let narrow = if watches { scope } else { Scope::Lock };
                 let args = [owner, next, whole, what];
-                Request::call(&CHANGE, scope.of(&[&lock, &queue]), &args)
+                let (about, keys) = ((scope, hold), [&*lock, &queue]);
+                self.call_about(&CHANGE, &NOTED_CHANGE, about, narrow.of(&keys), &args)
             }
         }
     }
@@ -284,14 +345,14 @@ impl Commands {
         let owner = hold.owner();
         let taken = format!("leave{}", taken_millis(taken_until));
         let args = [Arg::Text(&owner), millis(OFFER), Arg::Text(&taken)];
-        self.free(Scope::All, &RELEASE, &hold.name, args)
+        self.release(Scope::All, hold, args)
     }
 
     /// Ends a hold that too few servers have granted, without waking a client.
     pub(crate) fn withdraw(&self, hold: &HoldId) -> Request {
         let (owner, no_client) = (hold.owner(), Arg::Text(""));
         let args = [Arg::Text(&owner), no_client, Arg::Number(0)];
-        self.free(Scope::All, &RELEASE, &hold.name, args)
+        self.release(Scope::All, hold, args)
     }
 
     /// Ends the hold of an owner, and notifies the owner's client.
@@ -301,11 +362,22 @@ impl Commands {
             Some(hold) if !kind.is_lock() => {
                 self.free_place(scope, &hold, "force", Change::RELEASE)
             }
-            _ => {
+            hold => {
                 let args = [Arg::Bytes(owner), millis(OFFER), Arg::Text("force")];
-                self.free(scope, &RELEASE, name, args)
+                match hold {
+                    Some(hold) => self.release(scope, &hold, args),
+                    None => self
+                        .free(scope, name, args, |keys, args| Request::call(&RELEASE, keys, args)),
+                }
             }
         }
+    }
+
+    /// Ends a hold of a lock. The arguments are those of `free`.
+    fn release(&self, scope: Scope, hold: &HoldId, args: [Arg<'_>; 3]) -> Request {
+        self.free(scope, &hold.name, args, |keys, args| {
+            self.call_about(&RELEASE, &NOTED_RELEASE, (scope, hold), keys, args)
+        })
     }
 
     /// Calls a script that may free the lock and then offers it to a waiting client. The arguments
@@ -313,9 +385,9 @@ impl Commands {
     fn free(
         &self,
         scope: Scope,
-        script: &'static Script,
         name: &str,
         [whose, window, taken]: [Arg<'_>; 3],
+        call: impl FnOnce(&[&str], &[Arg<'_>]) -> Request,
     ) -> Request {
         let shard = self.shard_tag();
         if !self.leaves_turns() {
@@ -323,7 +395,7 @@ impl Commands {
             let args = [whose, window, taken, Arg::Text(&shard)];
             // Each argument costs the server time.
             let args = if shard.is_empty() { &args[..3] } else { &args[..] };
-            return Request::call(script, scope.of(&[&lock, &queue]), args);
+            return call(scope.of(&[&lock, &queue]), args);
         }
         let kinds = [QUEUE, TURN, POLLERS];
         let (lock, [queue, turn, pollers]) = self.keys.with_companions(name, kinds);
@@ -334,7 +406,7 @@ impl Commands {
         let args = if self.redisson.is_some() { &args[..] } else { &args[..4] };
         let keys = [&*lock, &queue, &turn, &pollers];
         let keys = if self.pollers { &keys[..] } else { &keys[..3] };
-        Request::call(script, scope.of(keys), args)
+        call(scope.of(keys), args)
     }
 
     /// Calls the script that ends a hold of a read-write lock or a semaphore, or begins that of a
@@ -349,11 +421,14 @@ impl Commands {
             None => [Arg::Text(""); 2],
         });
         let Some(Unused { before, last }) = change.unused() else {
-            return Request::call(&RELEASE_MEMBER, scope.of(&[&lock, &queue]), &args);
+            let (about, keys) = ((scope, hold), [&*lock, &queue]);
+            let noted = &NOTED_RELEASE_MEMBER;
+            return self.call_about(&RELEASE_MEMBER, noted, about, scope.of(&keys), &args);
         };
         let (_, [fence]) = self.keys.with_companions(&hold.name, [FENCE]);
         args.extend([before, last].map(Arg::Number));
-        Request::call(&RELEASE_MEMBER, scope.of(&[&lock, &queue, &fence]), &args)
+        let (about, keys) = ((scope, hold), [&*lock, &queue, &fence]);
+        self.call_about(&RELEASE_MEMBER, &NOTED_RELEASE_MEMBER, about, scope.of(&keys), &args)
     }
 
     /// Does everything a lock needs, and leaves nothing behind.
@@ -365,15 +440,17 @@ impl Commands {
     }
 
     /// Asks what is known about a name.
-    pub(crate) fn report(&self, name: &str, look: Look) -> Request {
-        let (lock, [fence, queue]) = self.keys.with_companions(name, [FENCE, QUEUE]);
+    pub(crate) fn report(&self, scope: Scope, name: &str, look: Look) -> Request {
+        let kinds = [NOTE, FENCE, QUEUE];
+        let (lock, [notes, fence, queue]) = self.keys.with_companions(name, kinds);
+        let keys = [&*lock, &notes, &fence, &queue];
         let (keys, args) = match look {
-            Look::All => (&[&*lock, &fence, &queue][..], &[][..]),
-            Look::Holder => (&[&*lock][..], &[][..]),
-            Look::Permits => (&[&*lock][..], &[Arg::Text("count")][..]),
-            Look::Token => (&[&*lock, &fence][..], &[][..]),
+            Look::All => (&keys[..], &[][..]),
+            Look::Holder => (&keys[..2], &[][..]),
+            Look::Permits => (&keys[..1], &[Arg::Text("count")][..]),
+            Look::Token => (&keys[..3], &[][..]),
         };
-        Request::call(&REPORT, keys, args)
+        Request::call(&REPORT, scope.of(keys), args)
     }
 
     /// Sends a message about a lock to other clients.

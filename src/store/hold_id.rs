@@ -150,8 +150,8 @@ pub(crate) struct HoldId {
     pub(crate) kind: HoldKind,
     pub(crate) name: Arc<str>,
     pub(crate) client: Arc<str>,
-    /// Unique in the client, except for [`MAY_BE_KEPT`], [`NOT_RENEWED`] and [`STAYS_TAKEN`], which
-    /// tell others how the client treats the hold.
+    /// Unique in the client, except for [`MAY_BE_KEPT`], [`NOT_RENEWED`], [`STAYS_TAKEN`] and
+    /// [`HAS_NOTE`], which tell others how the client treats the hold.
     pub(crate) nonce: u64,
 }
 
@@ -197,6 +197,10 @@ const NOT_RENEWED: u64 = 1 << 62;
 /// more if the clock of the server is set back meanwhile.
 const STAYS_TAKEN: u64 = 0x3f << TAKEN_SHIFT;
 const TAKEN_SHIFT: u32 = 56;
+
+/// The bit of a nonce of a hold with a note. So whoever renews or ends the hold, with its ticket or
+/// by force, knows that it has one, and requests about the others are not concerned with notes.
+const HAS_NOTE: u64 = 1 << 55;
 
 impl HoldId {
     /// Returns a number for the pauses of the call that wants this hold: those of other calls, in
@@ -246,9 +250,19 @@ impl HoldId {
         (exponent > 0).then(|| Duration::from_millis(1 << exponent))
     }
 
+    /// The same hold, with a note.
+    pub(crate) fn that_has_a_note(self) -> Self {
+        Self { nonce: self.nonce | HAS_NOTE, ..self }
+    }
+
+    /// Returns `true` if the hold has a note, unless it was refused.
+    pub(crate) fn has_note(&self) -> bool {
+        self.nonce & HAS_NOTE != 0
+    }
+
     /// Returns its place among the holds of its client, in the order in which they began.
     pub(crate) fn number(&self) -> u64 {
-        self.nonce & !(MAY_BE_KEPT | NOT_RENEWED | STAYS_TAKEN)
+        self.nonce & !(MAY_BE_KEPT | NOT_RENEWED | STAYS_TAKEN | HAS_NOTE)
     }
 
     /// Returns the owner as written to Redis.
@@ -305,6 +319,10 @@ mod tests {
         let not_renewed = id.clone().that_is_not_renewed();
         assert_eq!((not_renewed.number(), not_renewed.owner().as_str()), (7, "c:4000000000000007"));
         assert!(!not_renewed.is_renewed() && !not_renewed.may_be_kept() && kept.is_renewed());
+        let noted = id.clone().that_stays_taken(Duration::from_secs(3600)).that_has_a_note();
+        assert_eq!(noted.number(), 7);
+        assert!(noted.has_note() && !kept.has_note() && !not_renewed.has_note());
+        assert!(noted.longest_taken() >= Some(Duration::from_secs(3600)));
     }
 
     #[test]

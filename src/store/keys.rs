@@ -73,6 +73,8 @@ impl Keys {
 pub(crate) const FENCE: &str = "fence";
 /// The queue of clients that wait for a lock.
 pub(crate) const QUEUE: &str = "queue";
+/// The notes of the holds of a name, by owner.
+pub(crate) const NOTE: &str = "note";
 /// The end of Redisson's turn at a lock.
 pub(crate) const TURN: &str = "turn";
 /// Whose turn it is at a lock for which other programs poll.

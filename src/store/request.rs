@@ -16,6 +16,8 @@ pub(crate) struct Acquire<'a> {
     /// share one kind and name, and are granted in this order.
     pub(crate) holds: &'a [HoldId],
     pub(crate) lease: Duration,
+    /// The note of all these holds, whose ids show whether there is one.
+    pub(crate) note: Option<&'a str>,
     pub(crate) registration: Registration,
     pub(crate) deadline: Instant,
 }
@@ -285,6 +287,7 @@ pub(crate) struct HolderReply {
     pub(crate) remaining: Duration,
     /// The last fencing token of the name.
     pub(crate) fence: u64,
+    pub(crate) note: Option<String>,
 }
 
 impl HolderReply {
@@ -295,7 +298,7 @@ impl HolderReply {
 
     /// The holder as shown to users.
     pub(crate) fn into_holder(self) -> Holder {
-        let Self { owner, depth, remaining, .. } = self;
+        let Self { owner, depth, remaining, note, .. } = self;
         let owner = String::from_utf8_lossy(&owner).into_owned();
         let (client, label) = client_of(&owner);
         let (client, label) = (client.into(), label.into());
@@ -304,14 +307,15 @@ impl HolderReply {
         let detached = depth == DETACHED;
         let renewed = id.as_ref().is_some_and(HoldId::is_renewed) && depth > 0 && !detached;
         let depth = if detached { 1 } else { depth };
-        Holder { owner, client, label, depth, remaining, renewed, detached, may_be_kept }
+        Holder { owner, client, label, depth, remaining, note, renewed, detached, may_be_kept }
     }
 
     /// The holder of an election's lock as shown to users.
     pub(crate) fn into_leader(self) -> Leader {
         let owner = String::from_utf8_lossy(&self.owner);
         let (client, label) = client_of(&owner);
-        Leader { client: client.into(), label: label.into(), fence: self.fence }
+        let (client, label) = (client.into(), label.into());
+        Leader { client, label, fence: self.fence, note: self.note }
     }
 }
 

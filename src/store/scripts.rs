@@ -7,22 +7,37 @@ use std::time::Duration;
 use redis::Value;
 
 use crate::base::failure::{Failure, FailureKind};
+use crate::config::check_note;
 use crate::net::factory::ConnectionFactory;
 use crate::net::packed::{Reply, Script};
 use crate::store::hold_id::HeldAs;
 use crate::store::request::{AcquireReply, HoldReply, HolderReply, ReportReply};
 
 /// Defines a script from its file in `lua/`, between the parts that it shares with others.
+///
+/// One about holds comes with a second script for holds with notes: it has the first as a function,
+/// which another file calls.
 macro_rules! script {
-    ($(#[$doc:meta])* $name:ident, $($file:literal),+) => {
-        $(#[$doc])*
+    ($name:ident, $($file:literal),+) => {
         pub(crate) static $name: LazyLock<Script> =
             LazyLock::new(|| Script::new(code(concat!($(include_str!(concat!("lua/", $file))),+))));
+    };
+    ($name:ident and $noted:ident by $last:literal, $($file:literal),+) => {
+        script!($name, $($file),+);
+        pub(crate) static $noted: LazyLock<Script> = LazyLock::new(|| {
+            Script::new(code(concat!(
+                include_str!("lua/note.lua"),
+                "local function run()\n",
+                $(include_str!(concat!("lua/", $file)),)+
+                "end\n",
+                include_str!(concat!("lua/", $last)),
+            )))
+        });
     };
 }
 
 script!(
-    ACQUIRE,
+    ACQUIRE and NOTED_ACQUIRE by "note_acquire.lua",
     "token.lua",
     "take.lua",
     "lives.lua",
@@ -32,9 +47,14 @@ script!(
     "pollers.lua",
     "acquire.lua"
 );
-script!(ACQUIRE_ALL, "lives.lua", "token.lua", "acquire_all.lua");
 script!(
-    ACQUIRE_MEMBER,
+    ACQUIRE_ALL and NOTED_ACQUIRE_ALL by "note_acquire_all.lua",
+    "lives.lua",
+    "token.lua",
+    "acquire_all.lua"
+);
+script!(
+    ACQUIRE_MEMBER and NOTED_ACQUIRE_MEMBER by "note_acquire_member.lua",
     "token.lua",
     "lives.lua",
     "holds.lua",
@@ -43,10 +63,23 @@ script!(
     "serve.lua",
     "acquire_member.lua"
 );
-script!(CHANGE, "lives.lua", "change.lua");
+script!(CHANGE and NOTED_CHANGE by "note_change.lua", "lives.lua", "change.lua");
 script!(PING, "lives.lua", "holds.lua", "token.lua", "ping.lua");
-script!(RELEASE, "free.lua", "wake.lua", "redisson.lua", "pollers.lua", "release.lua");
-script!(RELEASE_MEMBER, "lives.lua", "wake.lua", "serve.lua", "release_member.lua");
+script!(
+    RELEASE and NOTED_RELEASE by "note_release.lua",
+    "free.lua",
+    "wake.lua",
+    "redisson.lua",
+    "pollers.lua",
+    "release.lua"
+);
+script!(
+    RELEASE_MEMBER and NOTED_RELEASE_MEMBER by "note_release_member.lua",
+    "lives.lua",
+    "wake.lua",
+    "serve.lua",
+    "release_member.lua"
+);
 script!(REPORT, "holds.lua", "report.lua");
 script!(TELL, "holds.lua", "wake.lua", "tell.lua");
 script!(
@@ -137,31 +170,50 @@ fn token(reply: &Value) -> Option<u64> {
     }
 }
 
-/// The kind of a hold, its owner, the milliseconds left, and its depth.
-type HoldParts = (String, Vec<u8>, i64, Vec<u8>);
+/// Parses a hold: its kind, owner, remaining milliseconds and depth, and the note if it has one.
+/// One that no client of this library would write counts as none: it is shown as it is.
+fn held(parts: &Value) -> Option<(HeldAs, HolderReply)> {
+    let Value::Array(parts) = parts else { return None };
+    let [kind, owner, left, depth, note @ ..] = &parts[..] else { return None };
+    let held_as = match &*redis::from_redis_value_ref::<Vec<u8>>(kind).ok()? {
+        b"l" => HeldAs::Lock,
+        b"p" => HeldAs::Permit,
+        b"r" => HeldAs::Reader,
+        b"s" => HeldAs::Foreign,
+        b"w" => HeldAs::Writer,
+        _ => return None,
+    };
+    let note = match note {
+        [] => None,
+        [note] => redis::from_redis_value_ref::<String>(note).ok(),
+        _ => return None,
+    };
+    let left: i64 = redis::from_redis_value_ref(left).ok()?;
+    let depth: Vec<u8> = redis::from_redis_value_ref(depth).ok()?;
+    let holder = HolderReply {
+        owner: redis::from_redis_value_ref(owner).ok()?,
+        depth: number(&depth).unwrap_or(1),
+        remaining: u64::try_from(left).map_or(Duration::MAX, Duration::from_millis),
+        fence: 0,
+        note: note.filter(|note| check_note(note).is_ok()),
+    };
+    Some((held_as, holder))
+}
 
 impl ScriptReply for ReportReply {
     fn read(reply: &Value) -> Option<Self> {
         if let Value::Int(permits) = reply {
             return Some(Self { permits: u32::try_from(*permits).ok()?, ..Self::default() });
         }
-        let (holds, fence, waiting): (Vec<HoldParts>, Vec<u8>, Vec<Vec<u8>>) =
-            redis::from_redis_value_ref(reply).ok()?;
+        let Value::Array(parts) = reply else { return None };
+        let [Value::Array(holds), fence, waiting] = &parts[..] else { return None };
+        let fence: Vec<u8> = redis::from_redis_value_ref(fence).ok()?;
         let fence = number(&fence).unwrap_or(0);
-        let hold = |(kind, owner, left, depth): HoldParts| {
-            let held_as = match kind.as_str() {
-                "l" => HeldAs::Lock,
-                "p" => HeldAs::Permit,
-                "r" => HeldAs::Reader,
-                "s" => HeldAs::Foreign,
-                "w" => HeldAs::Writer,
-                _ => return None,
-            };
-            let remaining = u64::try_from(left).map_or(Duration::MAX, Duration::from_millis);
-            let depth = number(&depth).unwrap_or(1);
-            Some((held_as, HolderReply { owner, depth, remaining, fence }))
-        };
-        let holds: Vec<_> = holds.into_iter().map(hold).collect::<Option<_>>()?;
+        let waiting: Vec<Vec<u8>> = redis::from_redis_value_ref(waiting).ok()?;
+        let mut holds: Vec<_> = holds.iter().map(held).collect::<Option<_>>()?;
+        for (_, holder) in &mut holds {
+            holder.fence = fence;
+        }
         let is_lock = matches!(holds[..], [(HeldAs::Foreign | HeldAs::Lock, _)]);
         let client = |client: Vec<u8>| {
             let client = String::from_utf8_lossy(&client);

@@ -204,6 +204,7 @@ fn acquire(
     store.acquire(Acquire {
         holds: std::slice::from_ref(hold),
         lease: LEASE,
+        note: None,
         registration,
         deadline: soon(),
     })
@@ -537,6 +538,7 @@ fn a_hold_ends_with_its_lease(store: &dyn Store) {
         let reply = store.acquire(Acquire {
             holds: &[hold(nonce)],
             lease: short,
+            note: None,
             registration: Registration::None,
             deadline: soon(),
         });
@@ -557,7 +559,8 @@ fn a_late_renewal_shortens_no_lease(store: &dyn Store) {
     let lease = LEASE / 10;
     let set = [hold(1), HoldId { name: "other".into(), ..hold(2) }];
     let again = |holds: &[HoldId], registration| {
-        let reply = store.acquire(Acquire { holds, lease, registration, deadline: soon() });
+        let reply =
+            store.acquire(Acquire { holds, lease, note: None, registration, deadline: soon() });
         assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
     };
     must_acquire(store, &set[0]);
@@ -685,7 +688,7 @@ fn no_client_shortens_the_life_of_a_counter() {
     }
     let set = [hold(3), HoldId { name: "other".into(), ..hold(4) }];
     let (lease, registration, deadline) = (LEASE, Registration::None, soon());
-    let reply = short.acquire(Acquire { holds: &set, lease, registration, deadline });
+    let reply = short.acquire(Acquire { holds: &set, lease, note: None, registration, deadline });
     assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
     lives_on("a set");
     release(&short, &hold(3)).expect("a reply");

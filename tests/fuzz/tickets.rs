@@ -72,6 +72,7 @@ prop_compose! {
         fence: u64,
         (lease, taken_for) in (any::<Duration>(), any::<Duration>()),
         in_doubt: bool,
+        note: String,
     ) -> Ticket {
         let random = "0a".repeat(16);
         let client = if label.is_empty() { random } else { format!("{label}:{random}") };
@@ -79,7 +80,8 @@ prop_compose! {
         let id = HoldId { kind: HoldKind::Lock, name, client, nonce };
         // Most of all possible durations are longer than any lease.
         let (lease, taken_for) = (lease / (1 << 31), taken_for / (1 << 31));
-        let hold = DetachedHold { id, fence: fence >> 10, lease, taken_for, in_doubt };
+        let (note, fence) = (id.has_note().then(|| note.into()), fence >> 10);
+        let hold = DetachedHold { id, fence, lease, taken_for, in_doubt, note };
         Ticket { prefix: prefix.into(), hold }
     }
 }

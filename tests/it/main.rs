@@ -59,6 +59,7 @@ mod calls {
     mod kept;
     mod kinds;
     mod lifecycle;
+    mod notes;
     mod reentrancy;
     mod release;
     mod rw_lock;

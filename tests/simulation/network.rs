@@ -569,7 +569,7 @@ fn change_of(memory: &Memory, hold: &HoldId, change: Change) -> Result<HoldReply
         (Some(Flaw::RenewalRevives), Change::Renew { lease }) => {
             let (holds, registration) = (slice::from_ref(hold), Registration::None);
             let lease = lease.duration;
-            memory.acquire(Acquire { holds, lease, registration, deadline })?;
+            memory.acquire(Acquire { holds, lease, note: None, registration, deadline })?;
             return Ok(HoldReply::Done);
         }
         (Some(Flaw::ReleaseEndsAny), Change::Release { .. }) => {
@@ -602,8 +602,8 @@ impl SimulatedStore {
     }
 
     fn begin_acquire(&self, request: Acquire<'_>) -> Slot<AcquireReply> {
-        let Acquire { holds, mut lease, mut registration, deadline } = request;
-        let mut holds = holds.to_vec();
+        let Acquire { holds, mut lease, note, mut registration, deadline } = request;
+        let (mut holds, note) = (holds.to_vec(), note.map(str::to_owned));
         change_asked(&mut holds, &mut lease);
         let what = words(|| {
             let nonces: Vec<_> = holds.iter().map(HoldId::number).collect();
@@ -615,7 +615,8 @@ impl SimulatedStore {
         }
         begin(self.pair(), &what, deadline, true, move |memory| {
             let deadline = executor::epoch();
-            let request = Acquire { holds: &holds, lease, registration, deadline };
+            let note = note.as_deref();
+            let request = Acquire { holds: &holds, lease, note, registration, deadline };
             // An offer is one permit, or the side of all readers.
             let is_several = holds[0].kind.row().is_several;
             let firsts: Vec<_> = world::with(|world| {
@@ -627,7 +628,7 @@ impl SimulatedStore {
                 && flawed(Flaw::ServerGrantsPart)
             {
                 let (holds, registration) = (slice::from_ref(first), Registration::None);
-                memory.acquire(Acquire { holds, lease, registration, deadline })?;
+                memory.acquire(Acquire { holds, lease, note: None, registration, deadline })?;
             }
             let granted = match &reply {
                 Ok(AcquireReply::Acquired { others, .. }) => 1 + others.len(),

@@ -558,7 +558,7 @@ fn raise(server: usize, hold: &HoldId, fence: u64) -> HoldReply {
 fn acquire(memory: &Memory, server: usize, call: &Call<'_>) -> Result<Value, Failure> {
     let (holds, lease) = (&[call.hold()], call.time(1));
     let deadline = executor::epoch();
-    let request = Acquire { holds, lease, registration: call.registration(), deadline };
+    let request = Acquire { holds, lease, note: None, registration: call.registration(), deadline };
     let proposal = Duration::from_micros(call.number(4).unsigned_abs());
     let state = network(|it| it.servers[server].memory.clone());
     if flawed(Flaw::ProposalIsGiven) {

@@ -120,6 +120,7 @@ fn every_setting_has_a_text() {
         ("master_login", "me:a:b"),
         ("max_hold", "5m"),
         ("max_lifetime", "1d"),
+        ("note", "deploy 4711"),
         ("pollers", "true"),
         ("pool", "4"),
         ("prefix", "app:"),
@@ -144,6 +145,7 @@ fn every_setting_has_a_text() {
     assert_eq!(config.io_timeout, Some(ms(200)));
     assert_eq!(config.options.keep, seconds(2));
     assert_eq!(config.label.as_deref(), Some("me"));
+    assert_eq!(config.options.note.as_deref(), Some("deploy 4711"));
     assert!(config.lazy && !config.options.reentrant && !config.options.renew);
     assert_eq!(config.options.lease, seconds(20));
     let login = config.master_login.expect("it is set");

@@ -76,6 +76,7 @@ impl World {
             began: self.now as u64,
             may_fail: false,
             name: name.to_string(),
+            note: String::new(),
         };
         let holds = it.holds.iter().map(|(_, hold)| hold.clone());
         self.clients[client].add(call, &it.parker, holds);
@@ -269,6 +270,7 @@ fn a_message_that_is_no_probe_is_ignored() {
         began: 9,
         may_fail: true,
         name: name.into(),
+        note: "why, ü".into(),
     };
     let probe = Probe { number: 3, path: vec![call(1, "a,b;ü"), call(2, "")] };
     let text = probe.encode();
@@ -277,7 +279,7 @@ fn a_message_that_is_no_probe_is_ignored() {
         let whole = Probe::decode(&text[..cut]);
         assert!(whole.is_none_or(|probe| probe.path.len() == 1), "{cut}");
     }
-    for odd in ["", ";", "1;", "x;1,1,1,1,1,", "1;1,1,1,99,1,a", "1;1,1,1,1,1,üü"] {
+    for odd in ["", ";", "1;", "x;1,1,1,1,1,1,", "1;1,1,1,99,1,1,a", "1;1,1,1,1,1,1,üüü"] {
         assert_eq!(Probe::decode(odd), None, "{odd}");
     }
 }

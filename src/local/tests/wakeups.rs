@@ -35,6 +35,7 @@ impl Waiting {
         let held = scene.store.inner.acquire(Acquire {
             holds: &[scene.id(0)],
             lease: LONG,
+            note: None,
             registration: Registration::None,
             deadline: Instant::now(),
         });

@@ -264,28 +264,28 @@ fn a_tenure_ends_with_its_time_unless_the_lock_may_be_kept() {
 
 #[test]
 fn holds_of_a_tenure_have_the_same_terms() {
-    let terms = |options: &LockOptions| caller(options).terms;
     let (keeps, hold) = (keeping(), keepable(&keeping()));
-    assert!(hold.suits(&terms(&keeps), NOW));
+    assert!(hold.suits(&caller(&keeps), NOW));
     let others = [
         LockOptions { lease: LEASE, ..keeping() },
         LockOptions { renew: false, ..keeping() },
         LockOptions { max_hold: Some(LEASE), ..keeping() },
         LockOptions { hold_at_least: Some(LEASE), ..keeping() },
         LockOptions { keep: KEEP * 2, ..keeping() },
+        LockOptions { note: Some("why".into()), ..keeping() },
     ];
     for other in &others {
-        assert!(!hold.suits(&terms(other), NOW), "{other:?}");
+        assert!(!hold.suits(&caller(other), NOW), "{other:?}");
     }
     let not_kept = LockOptions { keep: Duration::ZERO, ..keeping() };
-    assert!(keepable(&not_kept).suits(&terms(&keeps), NOW), "a thread that keeps it comes later");
+    assert!(keepable(&not_kept).suits(&caller(&keeps), NOW), "a thread that keeps it comes later");
     let not_renewed = LockOptions { renew: false, ..not_kept.clone() };
-    assert!(!keepable(&not_kept).suits(&terms(&not_renewed), NOW));
-    assert!(!keepable(&not_renewed).suits(&terms(&not_kept), NOW));
+    assert!(!keepable(&not_kept).suits(&caller(&not_renewed), NOW));
+    assert!(!keepable(&not_renewed).suits(&caller(&not_kept), NOW));
     let at_least = LockOptions { hold_at_least: Some(LEASE), ..not_kept };
-    assert!(!keepable(&at_least).suits(&terms(&at_least), NOW), "each hold has its own");
+    assert!(!keepable(&at_least).suits(&caller(&at_least), NOW), "each hold has its own");
     hold.set_may_begin(true);
-    assert!(!hold.suits(&terms(&keeps), NOW));
+    assert!(!hold.suits(&caller(&keeps), NOW));
 }
 
 #[test]

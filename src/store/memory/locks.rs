@@ -4,6 +4,7 @@
 //! which client goes first.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
@@ -84,12 +85,13 @@ impl Locks {
                 let remaining = name.remaining(hold.kind);
                 return Ok(AcquireReply::Held { index: 0, remaining, in_doubt: false, recalled });
             }
-            (self.begin(key, hold, lease), self.name(key).map_or(0, |name| name.room(hold.kind)))
+            let fence = self.begin(key, hold, lease, request.note);
+            (fence, self.name(key).map_or(0, |name| name.room(hold.kind)))
         };
         if request.tokens() > 1 {
             return Ok(self.block(key, hold));
         }
-        let others = self.acquire_others(key, others, again, room);
+        let others = self.acquire_others(key, others, again, request.note, room);
         Ok(AcquireReply::Acquired { fence, others, room: 0, wanted: false })
     }
 
@@ -100,19 +102,20 @@ impl Locks {
         key: &str,
         others: &[HoldId],
         lease: NextLease,
+        note: Option<&str>,
         mut room: usize,
     ) -> Vec<u64> {
         let fences = others.iter().map_while(|hold| {
             self.repeat(key, hold, lease).or_else(|| {
                 room = room.checked_sub(1)?;
-                Some(self.begin(key, hold, lease.duration))
+                Some(self.begin(key, hold, lease.duration, note))
             })
         });
         fences.collect()
     }
 
     fn acquire_all(&mut self, keys: &Keys, request: Acquire<'_>) -> AcquireReply {
-        let Acquire { holds, lease, .. } = request;
+        let Acquire { holds, lease, note, .. } = request;
         let mut is_free = |hold: &HoldId| {
             let name = self.name(&keys.lock(&hold.name));
             name.is_none_or(|name| name.holds.iter().all(|held| held.is(hold) && held.depth > 0))
@@ -125,7 +128,7 @@ impl Locks {
         let again = NextLease { duration: lease, whole: Duration::MAX };
         let mut fences = holds.iter().map(|hold| {
             let key = &*keys.lock(&hold.name);
-            self.repeat(key, hold, again).unwrap_or_else(|| self.begin(key, hold, lease))
+            self.repeat(key, hold, again).unwrap_or_else(|| self.begin(key, hold, lease, note))
         });
         let fence = fences.next().unwrap_or_default();
         AcquireReply::Acquired { fence, others: fences.collect(), room: 0, wanted: false }
@@ -139,7 +142,7 @@ impl Locks {
         Some(held.fence)
     }
 
-    fn begin(&mut self, key: &str, hold: &HoldId, lease: Duration) -> u64 {
+    fn begin(&mut self, key: &str, hold: &HoldId, lease: Duration, note: Option<&str>) -> u64 {
         let name = self.by_key.entry(key.into()).or_default();
         let fence = match hold.kind {
             HoldKind::Permit { .. } => 0,
@@ -151,7 +154,8 @@ impl Locks {
         self.fence = self.fence.max(fence);
         let now = Moment::now();
         let ends = if flawed(Flaw::LeaseHasNoEnd) { Moment::NEVER } else { now.after(lease) };
-        name.holds.push(LiveHold { id: hold.clone(), fence, depth: 1, watched: false, ends });
+        let (id, depth, watched, note) = (hold.clone(), 1, false, note.map(Arc::from));
+        name.holds.push(LiveHold { id, fence, depth, watched, ends, note });
         fence
     }
 
@@ -239,7 +243,7 @@ impl Locks {
         }
         let held = self.name(key).and_then(|name| name.find(hold));
         let Some(held) = held.filter(|held| held.depth > 0) else { return HoldReply::Gone };
-        (held.depth, held.ends) = (0, taken_until);
+        (held.depth, held.ends, held.note) = (0, taken_until, None);
         if let Some(name) = self.by_key.get_mut(key) {
             name.remove_other_forms(key, hold.kind, &self.inboxes);
             // The first two learn when the lock becomes free, because the first may have stopped.
@@ -418,7 +422,7 @@ mod tests {
         for _ in 0..5 {
             let (lease, deadline) = (Duration::from_secs(60), std::time::Instant::now());
             let registration = Registration::None;
-            let request = Acquire { holds: &hold, lease, registration, deadline };
+            let request = Acquire { holds: &hold, lease, note: None, registration, deadline };
             let reply = locks.acquire(&keys, request).expect("a reply");
             let AcquireReply::Acquired { fence, room, .. } = reply else { panic!("{reply:?}") };
             assert!(fence > last && (last > 0 || room == 999), "{last}: {reply:?}");
@@ -429,7 +433,7 @@ mod tests {
         // The clock has not reached that token yet.
         for name in ["other", "third"] {
             let next = HoldId { name: name.into(), ..hold[0].clone() };
-            let fence = locks.begin(name, &next, Duration::from_secs(60));
+            let fence = locks.begin(name, &next, Duration::from_secs(60), None);
             assert!(fence > last, "{fence}, {last}");
             last = fence;
         }
@@ -448,6 +452,7 @@ mod tests {
             let request = Acquire {
                 holds: std::slice::from_ref(&hold),
                 lease,
+                note: None,
                 registration,
                 deadline: std::time::Instant::now(),
             };

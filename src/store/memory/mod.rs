@@ -206,7 +206,8 @@ mod tests {
 
     fn acquires(store: &Memory, hold: &HoldId, registration: Registration) -> bool {
         let (holds, deadline) = (std::slice::from_ref(hold), end_of(LONG));
-        let reply = store.acquire(Acquire { holds, lease: LONG, registration, deadline });
+        let reply =
+            store.acquire(Acquire { holds, lease: LONG, note: None, registration, deadline });
         matches!(reply, Ok(AcquireReply::Acquired { .. }))
     }
 

@@ -44,6 +44,7 @@ pub(super) struct LiveHold {
     /// Whether its client is notified when another one waits.
     pub(super) watched: bool,
     pub(super) ends: Moment,
+    pub(super) note: Option<Arc<str>>,
 }
 
 /// The number that no hold has.
@@ -84,7 +85,9 @@ impl LiveHold {
     pub(super) fn reply(&self, fence: u64) -> HolderReply {
         let left = self.ends.since(Moment::now());
         let remaining = left.min(self.longest().unwrap_or(left));
-        HolderReply { owner: self.id.owner().into_bytes(), depth: self.depth, remaining, fence }
+        let note = self.note.as_deref().map(str::to_owned);
+        let owner = self.id.owner().into_bytes();
+        HolderReply { owner, depth: self.depth, remaining, fence, note }
     }
 }
 
@@ -263,7 +266,8 @@ impl NameState {
             let id = HoldId { kind, name: key.into(), client, nonce: OFFERED };
             let now = Moment::now();
             let ends = if flawed(Flaw::OfferHasNoEnd) { Moment::NEVER } else { now.after(OFFER) };
-            self.holds.push(LiveHold { id, fence: 0, depth: 0, watched: false, ends });
+            let (fence, depth, watched, note) = (0, 0, false, None);
+            self.holds.push(LiveHold { id, fence, depth, watched, ends, note });
             if !served.is_lock() {
                 self.remove_other_forms(key, served, inboxes);
             }

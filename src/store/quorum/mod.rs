@@ -252,7 +252,7 @@ impl<L: SharedLinks> Store for Quorum<L> {
             Look::All | Look::Token => Look::Token,
             Look::Holder => Look::Holder,
         };
-        let report = self.servers.settings.commands.report(name, look);
+        let report = self.servers.settings.commands.report(Scope::All, name, look);
         self.decide(name, report, deadline, Votes::decide_holder)
     }
 

@@ -299,7 +299,9 @@ impl Votes<ReportReply> {
             leases.sort_unstable_by(|one, other| other.cmp(one));
             let fence = best.iter().map(|holder| holder.fence).max().unwrap_or(0);
             let (depth, remaining) = (depths[depths.len() / 2], leases[self.required() - 1]);
-            let holder = HolderReply { owner: best[0].owner.clone(), depth, remaining, fence };
+            let note = best.iter().find_map(|holder| holder.note.clone());
+            let owner = best[0].owner.clone();
+            let holder = HolderReply { owner, depth, remaining, fence, note };
             let holds = vec![(HeldAs::Lock, holder)];
             return Some(Ok(ReportReply { holds, fence, ..ReportReply::default() }));
         }

@@ -208,8 +208,8 @@ impl Store for Servers {
     }
 
     fn report(&self, name: &str, look: Look, deadline: Instant) -> Result<ReportReply, Failure> {
-        self.send(name, deadline, |target| {
-            target.execute(target.node.commands.report(name, look), None, deadline)
+        self.send_within(Scope::narrowest_look(look), name, deadline, |target, scope| {
+            target.execute(target.node.commands.report(scope, name, look), None, deadline)
         })
     }
 

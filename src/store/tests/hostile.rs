@@ -76,6 +76,7 @@ fn every_request_ends_in_time_whatever_the_server_replies() {
             let acquired = store.acquire(Acquire {
                 holds: &holds,
                 lease: LEASE,
+                note: None,
                 registration,
                 deadline: deadline(),
             });

@@ -246,7 +246,7 @@ fn a_lock_may_be_free_when_a_majority_of_leases_is_over() {
 fn the_holder_is_the_one_that_a_majority_names() {
     let seen = |owner: &str, depth, seconds| {
         let remaining = Duration::from_secs(seconds);
-        let holder = HolderReply { owner: owner.into(), depth, remaining, fence: 1 };
+        let holder = HolderReply { owner: owner.into(), depth, remaining, fence: 1, note: None };
         let holds = vec![(HeldAs::Lock, holder)];
         Some(Ok(ReportReply { holds, ..ReportReply::default() }))
     };

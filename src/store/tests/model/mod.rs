@@ -151,9 +151,14 @@ impl<'a> Subject<'a> {
 
     fn acquire(&mut self, holds: &[Who], hours: u32, registration: Registration) -> Reply {
         let ids: Vec<_> = holds.iter().map(|hold| hold.id(self.case)).collect();
-        let lease = HOUR * hours;
-        let reply =
-            self.store.acquire(Acquire { holds: &ids, lease, registration, deadline: soon() });
+        let (lease, note) = (HOUR * hours, holds[0].note());
+        let reply = self.store.acquire(Acquire {
+            holds: &ids,
+            lease,
+            note,
+            registration,
+            deadline: soon(),
+        });
         match reply {
             Ok(AcquireReply::Acquired { fence, others, room, wanted }) => {
                 let is_followed = registration == Registration::Followed;
@@ -261,8 +266,9 @@ impl<'a> Subject<'a> {
 }
 
 /// A holder without its token.
-fn shown(HolderReply { owner, depth, remaining, .. }: HolderReply) -> (String, u32, u64) {
-    (String::from_utf8_lossy(&owner).into_owned(), depth, half_hours(remaining))
+fn shown(holder: HolderReply) -> (String, u32, u64, Option<String>) {
+    let HolderReply { owner, depth, remaining, note, .. } = holder;
+    (String::from_utf8_lossy(&owner).into_owned(), depth, half_hours(remaining), note)
 }
 
 /// Rounds a time to the nearest half hour.
@@ -428,7 +434,13 @@ fn a_late_repeat_of_a_set_finds_no_hold_that_has_ended(store: &dyn Store) {
     let set = [hold(1), HoldId { name: "other".into(), ..hold(2) }];
     let acquire_all = || {
         let registration = Registration::None;
-        store.acquire(Acquire { holds: &set, lease: LEASE, registration, deadline: soon() })
+        store.acquire(Acquire {
+            holds: &set,
+            lease: LEASE,
+            note: None,
+            registration,
+            deadline: soon(),
+        })
     };
     assert!(matches!(acquire_all(), Ok(AcquireReply::Acquired { .. })));
     assert_eq!(keep(store, &set[0], LEASE / 2).ok(), Some(HoldReply::Done));
@@ -446,7 +458,7 @@ fn a_thread_is_told_of_an_offer_that_another_thread_of_its_client_brings_about(s
     let holds = [first];
     let lease = Duration::from_millis(500);
     let (registration, deadline) = (Registration::None, soon());
-    let reply = store.acquire(Acquire { holds: &holds, lease, registration, deadline });
+    let reply = store.acquire(Acquire { holds: &holds, lease, note: None, registration, deadline });
     assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
     assert!(is_held(&acquire(store, &writer, Registration::IfHeld)));
     thread::sleep(lease);
@@ -468,7 +480,8 @@ fn a_client_is_told_when_a_name_that_it_waits_for_is_of_another_kind(store: &dyn
         let first = if before == HoldKind::Read { HoldKind::Write } else { before };
         let (holds, lease) = ([ben(first, 1)], Duration::from_millis(250));
         let (registration, deadline) = (Registration::None, soon());
-        let reply = store.acquire(Acquire { holds: &holds, lease, registration, deadline });
+        let reply =
+            store.acquire(Acquire { holds: &holds, lease, note: None, registration, deadline });
         assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
         assert!(is_held(&acquire(store, &of(before, 2), Registration::IfHeld)), "{before:?}");
         thread::sleep(lease + Duration::from_millis(50));
@@ -492,7 +505,7 @@ fn a_request_for_several_permits_gets_none_that_another_client_waits_for(store: 
     // Shorter than an offer lasts.
     let (holds, lease) = ([permit(&ben, 2)], Duration::from_millis(150));
     let (registration, deadline) = (Registration::None, soon());
-    let reply = store.acquire(Acquire { holds: &holds, lease, registration, deadline });
+    let reply = store.acquire(Acquire { holds: &holds, lease, note: None, registration, deadline });
     assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
     for client in [&anna, &cleo] {
         acquire(store, &permit(client, 3), Registration::IfHeld).expect("a reply");
@@ -502,7 +515,7 @@ fn a_request_for_several_permits_gets_none_that_another_client_waits_for(store: 
     thread::sleep(lease);
     let (holds, lease) = ([permit(&anna, 3), permit(&anna, 4)], LEASE);
     let (registration, deadline) = (Registration::Registered, soon());
-    let reply = store.acquire(Acquire { holds: &holds, lease, registration, deadline });
+    let reply = store.acquire(Acquire { holds: &holds, lease, note: None, registration, deadline });
     let Ok(AcquireReply::Acquired { others, .. }) = &reply else { panic!("{reply:?}") };
     assert!(others.is_empty(), "{reply:?}");
 }

@@ -56,6 +56,11 @@ impl Who {
         1 + place as u64 * 8 + self.number
     }
 
+    /// All holds of two of the clients have notes.
+    pub(super) fn note(self) -> Option<&'static str> {
+        [None, Some("deploy 4711"), Some("cleo's, the 2nd")][self.client]
+    }
+
     pub(super) fn id(self, case: u64) -> HoldId {
         let hold = HoldId {
             kind: self.kind(),
@@ -63,6 +68,7 @@ impl Who {
             client: client(CLIENTS[self.client]),
             nonce: self.nonce(),
         };
+        let hold = if self.note().is_some() { hold.that_has_a_note() } else { hold };
         if hold.kind == HoldKind::Lock && self.number == 1 { hold.that_may_be_kept() } else { hold }
     }
 }

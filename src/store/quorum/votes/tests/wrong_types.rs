@@ -74,7 +74,7 @@ fn a_lock_is_of_another_type_if_a_majority_says_so_in_any_order() {
 fn a_holder_is_not_looked_for_if_a_majority_has_another_type_in_any_order() {
     let held = |owner: &str| {
         let owner = owner.into();
-        let holder = HolderReply { owner, depth: 1, remaining: LEASE, fence: 1 };
+        let holder = HolderReply { owner, depth: 1, remaining: LEASE, fence: 1, note: None };
         ReportReply { holds: vec![(HeldAs::Lock, holder)], ..ReportReply::default() }
     };
     let replies = [ReportReply::default(), held("me"), held("you")];

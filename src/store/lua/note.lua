@@ -1,0 +1,21 @@
+-- The first part of the scripts about holds with notes. The next one is the script for a hold
+-- without one, as the function `run`: that pays nothing for notes.
+-- Beside the key of a lock, a hash has the notes of its holds, by owner without the kind, so that
+-- none is shown for another hold. It lives as long as that key, so what a crash leaves goes with
+-- its lease. Failures are ignored: a hold that lacks its note is as good.
+-- SETS  `prolong_notes` and `write_note`
+
+-- Gives notes the TTL that their lock has by now. Returns 1 if that has succeeded.
+local function prolong_notes(notes, lock)
+  return redis.pcall('pexpire', notes, redis.call('pttl', lock))
+end
+
+-- Writes the note of a hold. No key is left without a TTL, whatever right the user lacks.
+local function write_note(notes, lock, owner, text)
+  local written = redis.pcall('hset', notes, owner, text)
+  if type(written) == 'number' and prolong_notes(notes, lock) ~= 1 then
+    if redis.pcall('hdel', notes, owner) ~= 1 then
+      redis.pcall('set', notes, '', 'px', 1)
+    end
+  end
+end
