@@ -268,6 +268,7 @@ pub use guards::owned_guard::{OwnedGuard, Ticket};
 pub use guards::rw_lock::{ReadGuard, RwLock, WriteGuard};
 pub use guards::semaphore::{Permit, Semaphore};
 pub use guards::watches::{HoldEnd, Lost, Wanted};
+pub use local::overview::{HeldLock, WaitingCall};
 pub use local::survey::{NameReport, ServerReplies, ServerReport, Survey, WaitingCircle};
 pub use stats::Stats;
 pub use store::hold_id::HeldAs;

@@ -18,9 +18,10 @@ use crate::guards::mutex::Mutex;
 use crate::guards::owned_guard::{OwnedGuard, Ticket};
 use crate::guards::rw_lock::RwLock;
 use crate::guards::semaphore::Semaphore;
+use crate::local::overview::{HeldLock, WaitingCall};
 use crate::local::shared::Shared;
 use crate::local::survey::Survey;
-use crate::local::{adoption, release, status};
+use crate::local::{adoption, overview, release, status};
 use crate::stats::Stats;
 
 /// A handle for acquiring distributed locks. Clones are cheap and share everything.
@@ -88,6 +89,7 @@ impl Client {
     /// - [`InvalidInput`](crate::Error::InvalidInput): the name cannot be that of a lock.
     /// - [`Closed`](crate::Error::Closed): the client is closed.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child.
+    #[track_caller]
     pub fn lock(&self, name: &str) -> Result<Guard> {
         self.mutex(name).lock()
     }
@@ -103,6 +105,7 @@ impl Client {
     /// # Errors
     ///
     /// The same as [`lock`](Client::lock), except for `Timeout`.
+    #[track_caller]
     pub fn try_lock(&self, name: &str) -> Result<Option<Guard>> {
         self.mutex(name).try_lock()
     }
@@ -118,6 +121,7 @@ impl Client {
     /// # Errors
     ///
     /// The same as [`lock`](Client::lock), except for `Timeout`.
+    #[track_caller]
     pub fn try_lock_for(&self, name: &str, wait: Duration) -> Result<Option<Guard>> {
         self.mutex(name).try_lock_for(wait)
     }
@@ -128,6 +132,7 @@ impl Client {
     /// # Errors
     ///
     /// The same as [`lock`](Client::lock), except for `Timeout`.
+    #[track_caller]
     pub fn try_lock_until(&self, name: &str, deadline: Instant) -> Result<Option<Guard>> {
         self.mutex(name).try_lock_until(deadline)
     }
@@ -147,6 +152,7 @@ impl Client {
     /// assert!(fence > 0);
     /// # Ok::<(), leasehold::Error>(())
     /// ```
+    #[track_caller]
     pub fn with_lock<T>(&self, name: &str, work: impl FnOnce(&Guard) -> T) -> Result<T> {
         self.mutex(name).with(work)
     }
@@ -158,6 +164,7 @@ impl Client {
     /// # Errors
     ///
     /// The same as [`with_lock`](Client::with_lock), except for `Timeout`.
+    #[track_caller]
     pub fn try_with_lock<T>(
         &self,
         name: &str,
@@ -173,6 +180,7 @@ impl Client {
     /// # Errors
     ///
     /// The same as [`lock`](Client::lock), except for `Lost`.
+    #[track_caller]
     pub fn lock_owned(&self, name: &str) -> Result<OwnedGuard> {
         self.mutex(name).lock_owned()
     }
@@ -183,6 +191,7 @@ impl Client {
     /// # Errors
     ///
     /// The same as [`lock_owned`](Client::lock_owned), except for `Timeout`.
+    #[track_caller]
     pub fn try_lock_owned(&self, name: &str) -> Result<Option<OwnedGuard>> {
         self.mutex(name).try_lock_owned()
     }
@@ -193,6 +202,7 @@ impl Client {
     /// # Errors
     ///
     /// The same as [`lock_owned`](Client::lock_owned), except for `Timeout`.
+    #[track_caller]
     pub fn try_lock_owned_for(&self, name: &str, wait: Duration) -> Result<Option<OwnedGuard>> {
         self.mutex(name).try_lock_owned_for(wait)
     }
@@ -224,6 +234,7 @@ impl Client {
     ///
     /// Without a usable reply the hold is unchanged, or was renewed by this call, and can be
     /// adopted until its lease ends.
+    #[track_caller]
     pub fn adopt(&self, ticket: &Ticket) -> Result<OwnedGuard> {
         OwnedGuard::adopt(&self.shared, ticket)
     }
@@ -279,6 +290,7 @@ impl Client {
     ///   lease lasts that is not renewed, or than [`max_hold`](crate::Builder::max_hold).
     /// - [`InvalidInput`](crate::Error::InvalidInput): there is no name, or one is given twice.
     /// - [`AlreadyHeld`](crate::Error::AlreadyHeld): this thread holds one of the locks.
+    #[track_caller]
     pub fn lock_all(&self, names: impl IntoIterator<Item: AsRef<str>>) -> Result<MultiGuard> {
         self.multi_mutex(names).lock()
     }
@@ -289,6 +301,7 @@ impl Client {
     /// # Errors
     ///
     /// The same as [`lock_all`](Client::lock_all), except for `Timeout`.
+    #[track_caller]
     pub fn try_lock_all(
         &self,
         names: impl IntoIterator<Item: AsRef<str>>,
@@ -302,6 +315,7 @@ impl Client {
     /// # Errors
     ///
     /// The same as [`lock_all`](Client::lock_all), except for `Timeout`.
+    #[track_caller]
     pub fn try_lock_all_for(
         &self,
         names: impl IntoIterator<Item: AsRef<str>>,
@@ -384,6 +398,34 @@ impl Client {
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.shared.stats()
+    }
+
+    /// Returns what this client holds: each hold with the line of the program that acquired it, its
+    /// thread and its note, the oldest first. Nested levels are one hold, and so are readers that
+    /// share it; a set of locks has one for each name. Does not ask the server. Empty in a forked
+    /// child.
+    ///
+    /// Together with [`waits`](Client::waits), it says what a program that seems to hang is doing.
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// let _guard = client.mutex("stock:42").note("deploy 4711").lock()?;
+    /// let held = &client.holds()[0];
+    /// assert_eq!((&*held.name, held.note.as_deref()), ("stock:42", Some("deploy 4711")));
+    /// println!("{} at {} in thread {:?}", held.name, held.place, held.thread);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    #[must_use]
+    pub fn holds(&self) -> Vec<HeldLock> {
+        overview::holds(&self.shared)
+    }
+
+    /// Returns the calls of this client for locks that have not ended, with what
+    /// [`holds`](Client::holds) says of holds, those first that have waited longest. Does not ask
+    /// the server. Empty in a forked child.
+    #[must_use]
+    pub fn waits(&self) -> Vec<WaitingCall> {
+        overview::waits(&self.shared)
     }
 
     /// Returns the ten names that the most threads of this client are waiting for or trying to

@@ -106,6 +106,7 @@ impl Election {
     /// # Errors
     ///
     /// The same as [`Client::lock_owned`](crate::Client::lock_owned).
+    #[track_caller]
     pub fn campaign(&self) -> Result<Term> {
         let wait = Wait::at_most(self.handle.options.wait, clock::now());
         self.attempt(wait)?.ok_or_else(|| self.handle.timed_out(wait, Some(HoldKind::Lock)))
@@ -117,6 +118,7 @@ impl Election {
     /// # Errors
     ///
     /// The same as [`campaign`](Self::campaign), except for `Timeout`.
+    #[track_caller]
     pub fn try_campaign(&self) -> Result<Option<Term>> {
         self.attempt(Wait::No)
     }
@@ -127,6 +129,7 @@ impl Election {
     /// # Errors
     ///
     /// The same as [`campaign`](Self::campaign), except for `Timeout`.
+    #[track_caller]
     pub fn try_campaign_for(&self, wait: Duration) -> Result<Option<Term>> {
         self.attempt(Wait::at_most(Some(wait), clock::now()))
     }
@@ -140,6 +143,7 @@ impl Election {
         status::leader(&self.handle.shared, &self.handle.name)
     }
 
+    #[track_caller]
     fn attempt(&self, wait: Wait) -> Result<Option<Term>> {
         let inner = self.handle.acquire(HoldKind::Lock, wait)?;
         Ok(inner.map(|inner| Term { inner }))

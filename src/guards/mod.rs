@@ -100,6 +100,7 @@ impl LockHandle {
     }
 
     /// Acquires a hold that belongs to no thread. Returns `None` if the wait ends first.
+    #[track_caller]
     fn acquire(&self, kind: HoldKind, wait: Wait) -> Result<Option<GuardInner>> {
         let hold = acquire::owned(&self.shared, kind, &self.name, &self.options, wait)?;
         Ok(hold.map(|hold| self.inner([hold])))

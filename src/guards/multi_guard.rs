@@ -98,6 +98,7 @@ impl MultiMutex {
     ///
     /// The same as [`Client::lock_all`](crate::Client::lock_all), and
     /// [`InvalidInput`](crate::Error::InvalidInput) if an option is invalid.
+    #[track_caller]
     pub fn lock(&self) -> Result<MultiGuard> {
         let wait = Wait::at_most(self.handle.options.wait, clock::now());
         self.attempt(wait)?.ok_or_else(|| self.handle.timed_out(wait, None))
@@ -109,6 +110,7 @@ impl MultiMutex {
     /// # Errors
     ///
     /// The same as [`lock`](Self::lock), except for `Timeout`.
+    #[track_caller]
     pub fn try_lock(&self) -> Result<Option<MultiGuard>> {
         self.attempt(Wait::No)
     }
@@ -119,10 +121,12 @@ impl MultiMutex {
     /// # Errors
     ///
     /// The same as [`lock`](Self::lock), except for `Timeout`.
+    #[track_caller]
     pub fn try_lock_for(&self, wait: Duration) -> Result<Option<MultiGuard>> {
         self.attempt(Wait::at_most(Some(wait), clock::now()))
     }
 
+    #[track_caller]
     fn attempt(&self, wait: Wait) -> Result<Option<MultiGuard>> {
         let LockHandle { shared, options, .. } = &self.handle;
         let Some(holds) = acquire_all::acquire_all(shared, &self.names, options, wait)? else {

@@ -148,6 +148,7 @@ impl Mutex {
     ///
     /// The same as [`Client::lock`](crate::Client::lock), and [`InvalidInput`](Error::InvalidInput)
     /// if an option is invalid.
+    #[track_caller]
     pub fn lock(&self) -> Result<Guard> {
         let wait = Wait::at_most(self.handle.options.wait, clock::now());
         self.attempt(wait)?.ok_or_else(|| self.handle.timed_out(wait, Some(HoldKind::Lock)))
@@ -158,6 +159,7 @@ impl Mutex {
     /// # Errors
     ///
     /// The same as [`lock`](Self::lock), except for `Timeout`.
+    #[track_caller]
     pub fn try_lock(&self) -> Result<Option<Guard>> {
         self.attempt(Wait::No)
     }
@@ -168,6 +170,7 @@ impl Mutex {
     /// # Errors
     ///
     /// The same as [`lock`](Self::lock), except for `Timeout`.
+    #[track_caller]
     pub fn try_lock_for(&self, wait: Duration) -> Result<Option<Guard>> {
         self.attempt(Wait::at_most(Some(wait), clock::now()))
     }
@@ -177,6 +180,7 @@ impl Mutex {
     /// # Errors
     ///
     /// The same as [`lock`](Mutex::lock), except for `Timeout`.
+    #[track_caller]
     pub fn try_lock_until(&self, deadline: Instant) -> Result<Option<Guard>> {
         // A deadline long past still leaves time for one attempt.
         self.attempt(Wait::Until(deadline.max(clock::now())))
@@ -187,6 +191,7 @@ impl Mutex {
     /// # Errors
     ///
     /// The same as [`Client::with_lock`](crate::Client::with_lock).
+    #[track_caller]
     pub fn with<T>(&self, work: impl FnOnce(&Guard) -> T) -> Result<T> {
         run(self.lock()?, work)
     }
@@ -197,6 +202,7 @@ impl Mutex {
     /// # Errors
     ///
     /// The same as [`Client::try_with_lock`](crate::Client::try_with_lock).
+    #[track_caller]
     pub fn try_with<T>(&self, work: impl FnOnce(&Guard) -> T) -> Result<Option<T>> {
         self.try_lock()?.map(|guard| run(guard, work)).transpose()
     }
@@ -206,6 +212,7 @@ impl Mutex {
     /// # Errors
     ///
     /// The same as [`lock`](Mutex::lock), except for `Lost`.
+    #[track_caller]
     pub fn lock_owned(&self) -> Result<OwnedGuard> {
         let wait = Wait::at_most(self.handle.options.wait, clock::now());
         self.attempt_owned(wait)?.ok_or_else(|| self.handle.timed_out(wait, Some(HoldKind::Lock)))
@@ -217,6 +224,7 @@ impl Mutex {
     /// # Errors
     ///
     /// The same as [`lock_owned`](Self::lock_owned), except for `Timeout`.
+    #[track_caller]
     pub fn try_lock_owned(&self) -> Result<Option<OwnedGuard>> {
         self.attempt_owned(Wait::No)
     }
@@ -227,6 +235,7 @@ impl Mutex {
     /// # Errors
     ///
     /// The same as [`lock_owned`](Self::lock_owned), except for `Timeout`.
+    #[track_caller]
     pub fn try_lock_owned_for(&self, wait: Duration) -> Result<Option<OwnedGuard>> {
         self.attempt_owned(Wait::at_most(Some(wait), clock::now()))
     }
@@ -279,6 +288,7 @@ impl Mutex {
         status::force_unlock(&self.handle.shared, &self.handle.name)
     }
 
+    #[track_caller]
     fn attempt(&self, wait: Wait) -> Result<Option<Guard>> {
         let LockHandle { shared, name, options } = &self.handle;
         let level = acquire::lock(shared, name, options, wait)?;
@@ -288,6 +298,7 @@ impl Mutex {
         }))
     }
 
+    #[track_caller]
     fn attempt_owned(&self, wait: Wait) -> Result<Option<OwnedGuard>> {
         let inner = self.handle.acquire(HoldKind::Lock, wait)?;
         Ok(inner.map(|inner| OwnedGuard { inner }))

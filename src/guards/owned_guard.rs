@@ -43,6 +43,7 @@ pub struct OwnedGuard {
 }
 
 impl OwnedGuard {
+    #[track_caller]
     pub(crate) fn adopt(shared: &Arc<Shared>, ticket: &Ticket) -> Result<Self> {
         let hold = adoption::adopt(shared, ticket.hold_for(shared)?)?;
         Ok(Self { inner: GuardInner { shared: shared.clone(), holds: [hold], released: false } })

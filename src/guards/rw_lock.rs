@@ -112,6 +112,7 @@ impl RwLock {
     /// The same as [`Client::lock`](crate::Client::lock), except for `Lost`; and
     /// [`InvalidInput`](crate::Error::InvalidInput) if an option is invalid, or over several
     /// independent servers.
+    #[track_caller]
     pub fn read(&self) -> Result<ReadGuard> {
         let wait = Wait::at_most(self.handle.options.wait, clock::now());
         self.attempt_read(wait)?.ok_or_else(|| self.handle.timed_out(wait, Some(HoldKind::Read)))
@@ -123,6 +124,7 @@ impl RwLock {
     /// # Errors
     ///
     /// The same as [`read`](Self::read), except for `Timeout`.
+    #[track_caller]
     pub fn try_read(&self) -> Result<Option<ReadGuard>> {
         self.attempt_read(Wait::No)
     }
@@ -133,6 +135,7 @@ impl RwLock {
     /// # Errors
     ///
     /// The same as [`read`](Self::read), except for `Timeout`.
+    #[track_caller]
     pub fn try_read_for(&self, wait: Duration) -> Result<Option<ReadGuard>> {
         self.attempt_read(Wait::at_most(Some(wait), clock::now()))
     }
@@ -144,6 +147,7 @@ impl RwLock {
     /// # Errors
     ///
     /// The same as [`read`](RwLock::read).
+    #[track_caller]
     pub fn write(&self) -> Result<WriteGuard> {
         let wait = Wait::at_most(self.handle.options.wait, clock::now());
         self.attempt_write(wait)?.ok_or_else(|| self.handle.timed_out(wait, Some(HoldKind::Write)))
@@ -155,6 +159,7 @@ impl RwLock {
     /// # Errors
     ///
     /// The same as [`write`](Self::write), except for `Timeout`.
+    #[track_caller]
     pub fn try_write(&self) -> Result<Option<WriteGuard>> {
         self.attempt_write(Wait::No)
     }
@@ -165,15 +170,18 @@ impl RwLock {
     /// # Errors
     ///
     /// The same as [`write`](Self::write), except for `Timeout`.
+    #[track_caller]
     pub fn try_write_for(&self, wait: Duration) -> Result<Option<WriteGuard>> {
         self.attempt_write(Wait::at_most(Some(wait), clock::now()))
     }
 
+    #[track_caller]
     fn attempt_read(&self, wait: Wait) -> Result<Option<ReadGuard>> {
         let inner = self.handle.acquire(HoldKind::Read, wait)?;
         Ok(inner.map(|inner| ReadGuard { inner }))
     }
 
+    #[track_caller]
     fn attempt_write(&self, wait: Wait) -> Result<Option<WriteGuard>> {
         let inner = self.handle.acquire(HoldKind::Write, wait)?;
         Ok(inner.map(|inner| WriteGuard { inner }))
@@ -391,6 +399,7 @@ impl WriteGuard {
     /// The same as [`Guard::renew`](crate::Guard::renew). On an error the lock is released: without
     /// a reply it is unknown whether the writer or the reader exists, so both are released in the
     /// background.
+    #[track_caller]
     pub fn downgrade(mut self) -> Result<ReadGuard> {
         let GuardInner { shared, holds: [writer], .. } = &self.inner;
         let shared = shared.clone();

@@ -105,6 +105,7 @@ impl Semaphore {
     /// The same as [`Client::lock`](crate::Client::lock), except for `Lost`; and
     /// [`InvalidInput`](Error::InvalidInput) for 0 permits or another invalid option, or over
     /// several independent servers.
+    #[track_caller]
     pub fn acquire(&self) -> Result<Permit> {
         let wait = Wait::at_most(self.handle.options.wait, clock::now());
         self.attempt(wait)?
@@ -117,6 +118,7 @@ impl Semaphore {
     /// # Errors
     ///
     /// The same as [`acquire`](Self::acquire), except for `Timeout`.
+    #[track_caller]
     pub fn try_acquire(&self) -> Result<Option<Permit>> {
         self.attempt(Wait::No)
     }
@@ -127,6 +129,7 @@ impl Semaphore {
     /// # Errors
     ///
     /// The same as [`acquire`](Self::acquire), except for `Timeout`.
+    #[track_caller]
     pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<Permit>> {
         self.attempt(Wait::at_most(Some(wait), clock::now()))
     }
@@ -144,6 +147,7 @@ impl Semaphore {
         Ok(self.permits.saturating_sub(held))
     }
 
+    #[track_caller]
     fn attempt(&self, wait: Wait) -> Result<Option<Permit>> {
         let inner = self.handle.acquire(self.kind()?, wait)?;
         Ok(inner.map(|inner| Permit { inner }))

@@ -22,7 +22,8 @@ use crate::local::looks::Looks;
 use crate::local::parker::{Parker, Sent, Signal};
 use crate::local::release;
 use crate::local::shared::Shared;
-use crate::protocol::call::{Caller, Counted, Wait, are_own, current_thread};
+use crate::local::wait_queues::SleepingCall;
+use crate::protocol::call::{Caller, Counted, HoldOwner, Wait, are_own};
 use crate::protocol::hold::Hold;
 use crate::protocol::name::{Action, Call, Name, Next, Outcome, Turn};
 use crate::store::ask_one;
@@ -50,6 +51,7 @@ pub(super) struct LockCall<'a> {
 }
 
 /// Acquires a lock, or one more level of it. `None` if it is still held when the wait is over.
+#[track_caller]
 pub(crate) fn lock(
     shared: &Shared,
     name: &Arc<str>,
@@ -61,14 +63,15 @@ pub(crate) fn lock(
     if let Some(hold) = held_already(shared, name, options)? {
         return nest(shared, hold, options.cancelled_by.as_ref(), wait).map(Some);
     }
-    let thread = Some(current_thread());
-    let caller = Caller::new(&shared.config, shared.times, options, wait, thread, clock::now());
+    let owner = HoldOwner::Thread;
+    let caller = Caller::new(&shared.config, shared.times, options, wait, owner, clock::now());
     let Some(hold) = acquire_one(shared, HoldKind::Lock, name, &caller)? else { return Ok(None) };
     shared.held_locks.insert(&hold);
     Ok(Some(Level { hold, depth: 1 }))
 }
 
 /// Acquires a hold that belongs to no thread. `None` if it cannot be had when the wait is over.
+#[track_caller]
 pub(crate) fn owned(
     shared: &Shared,
     kind: HoldKind,
@@ -84,7 +87,8 @@ pub(crate) fn owned(
     } else {
         shared.check_has_members()?;
     }
-    let caller = Caller::new(&shared.config, shared.times, options, wait, None, clock::now());
+    let owner = HoldOwner::Guard;
+    let caller = Caller::new(&shared.config, shared.times, options, wait, owner, clock::now());
     acquire_one(shared, kind, name, &caller)
 }
 
@@ -252,7 +256,9 @@ impl<'a> LockCall<'a> {
         let Self { shared, kind, name, caller, .. } = *self;
         let parker = Parker::of_thread();
         let _watch = caller.canceller.as_ref().map(|canceller| parker.watch(canceller, name));
-        let _sleeper = self.alone.is_some().then(|| shared.wait_queues.add_sleeper(&parker));
+        let waits = || Some(SleepingCall { kind, name: name.clone(), caller: caller.clone() });
+        let queues = &shared.wait_queues;
+        let _sleeper = self.alone.is_some().then(|| queues.add_sleeper(&parker, waits()));
         let hold = shared.next_hold(kind, name, caller);
         let call = Call::new(hold, caller, parker.clone());
         self.number = call.number;

@@ -25,7 +25,7 @@ use crate::local::acquire::{LockCall, check, report};
 use crate::local::release;
 use crate::local::shared::Shared;
 use crate::local::wait_queues::Pauses;
-use crate::protocol::call::{Caller, Counted, Wait};
+use crate::protocol::call::{Caller, Counted, HoldOwner, Wait};
 use crate::protocol::hold::Hold;
 use crate::protocol::lease::reliable;
 use crate::protocol::retry::{Backoff, RetryPolicy};
@@ -72,6 +72,7 @@ struct Group {
 }
 
 /// Acquires all locks or none. Returns `None` if the wait ends first.
+#[track_caller]
 pub(crate) fn acquire_all(
     shared: &Shared,
     names: &[Arc<str>],
@@ -80,7 +81,8 @@ pub(crate) fn acquire_all(
 ) -> Result<Option<Vec<Arc<Hold>>>> {
     let _call = Counted::begin(&shared.counters.unfinished);
     let order = checked_order(shared, names, options)?;
-    let caller = Caller::new(&shared.config, shared.times, options, wait, None, clock::now());
+    let owner = HoldOwner::Guard;
+    let caller = Caller::new(&shared.config, shared.times, options, wait, owner, clock::now());
     let caller = &Caller { in_set: true, ..caller };
     let all = names.join(", ");
     let span = CallSpan::open(|| &*all);
@@ -94,7 +96,7 @@ pub(crate) fn acquire_all(
         retry: RetryPolicy::new(wait, shared.config.retry_window, caller.times, random()),
         too_short: RetryPolicy::new(wait, shared.config.retry_window, caller.times, random()),
         looker: Cell::new(None),
-        pauses: Pauses::of_wait(&shared.wait_queues, caller.canceller.as_ref()),
+        pauses: Pauses::of_set(&shared.wait_queues, caller),
         contended: false,
     };
     let outcome = call.acquire();

@@ -22,7 +22,7 @@ use crate::local::hold_requests::verify;
 use crate::local::shared::Shared;
 use crate::local::status::repeat_with;
 use crate::local::wait_queues::Pauses;
-use crate::protocol::call::{Caller, Counted, Wait};
+use crate::protocol::call::{Caller, Counted, HoldOwner, Wait};
 use crate::protocol::hold::Hold;
 use crate::protocol::lease::{HoldFailure, reliable};
 use crate::protocol::retry::RetryPolicy;
@@ -95,6 +95,7 @@ pub(crate) fn leave(
 }
 
 /// Adopts a detached hold, by renewing it.
+#[track_caller]
 pub(crate) fn adopt(shared: &Shared, left: &DetachedHold) -> Result<Arc<Hold>> {
     let (lease, LockOptions { renew, max_hold, .. }) = (left.lease, &*shared.config.options);
     let options =
@@ -142,10 +143,12 @@ pub(crate) fn release(shared: &Shared, left: &DetachedHold) -> Result<()> {
 fn caller_for(shared: &Shared, left: &DetachedHold) -> Result<Caller> {
     let options = LockOptions { lease: left.lease, ..LockOptions::default() };
     check(shared, &left.id.name, &options)?;
-    Ok(Caller::new(&shared.config, shared.times, &options, Wait::No, None, clock::now()))
+    let (config, owner) = (&shared.config, HoldOwner::Guard);
+    Ok(Caller::new(config, shared.times, &options, Wait::No, owner, clock::now()))
 }
 
 /// Turns a detached writer into a reader with the same owner, token and age.
+#[track_caller]
 pub(crate) fn downgrade(shared: &Shared, writer: &Hold, left: DetachedHold) -> Result<Arc<Hold>> {
     let id = HoldId { kind: HoldKind::Read, ..left.id };
     let (lease, note) = (left.lease, left.note.clone());
@@ -167,6 +170,7 @@ pub(crate) fn downgrade(shared: &Shared, writer: &Hold, left: DetachedHold) -> R
 }
 
 /// Renews a detached hold, and begins it in this process.
+#[track_caller]
 fn have(
     shared: &Shared,
     left: &DetachedHold,
@@ -176,7 +180,8 @@ fn have(
 ) -> Result<Arc<Hold>> {
     let _call = Counted::begin(&shared.counters.unfinished);
     let name = &left.id.name;
-    let caller = Caller::new(&shared.config, shared.times, options, Wait::No, None, clock::now());
+    let (config, owner) = (&shared.config, HoldOwner::Guard);
+    let caller = Caller::new(config, shared.times, options, Wait::No, owner, clock::now());
     let span = CallSpan::open(|| &**name);
     let renewed = renew_detached(shared, &caller, &left.id, action, renewal);
     if let Err(error) = &renewed {

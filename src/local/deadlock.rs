@@ -48,7 +48,7 @@ const CIRCLES_MAX: usize = 1024;
 
 /// A call that has waited for long, as all clients know it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct WaitingCall {
+pub(super) struct CircleCall {
     pub(super) client: String,
     /// Its number among those of the client, the same however often it begins to wait.
     pub(super) number: u64,
@@ -68,14 +68,14 @@ struct Probe {
     /// Its number, greater than those of the earlier probes of the client.
     number: u64,
     /// The calls up to here, each of which waits for the thread of the next one.
-    path: Vec<WaitingCall>,
+    path: Vec<CircleCall>,
 }
 
 /// Calls, each of which waits for a lock that the thread of the next one holds, and the last for a
 /// lock of the first. The first is the one that began last, in whatever order a client has found
 /// them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Circle(Vec<WaitingCall>);
+pub(super) struct Circle(Vec<CircleCall>);
 
 /// The calls of a client that have waited for long, and what is known of circles.
 #[derive(Default)]
@@ -91,14 +91,14 @@ struct Table {
 }
 
 struct LongWait {
-    call: WaitingCall,
+    call: CircleCall,
     parker: Arc<Parker>,
     /// The holds of its thread. A hold that has another fence meanwhile belongs to another thread.
     holds: Vec<(Arc<Hold>, u64)>,
     /// The number of its last probe.
     probe: u64,
     /// The circle that the first probe of a look has found.
-    found: Option<Vec<WaitingCall>>,
+    found: Option<Vec<CircleCall>>,
     /// The last probe of other calls that was passed on, by client and number of the call. Several
     /// servers send each message of theirs.
     passed: HashMap<(String, u64), u64, RandomState>,
@@ -113,7 +113,7 @@ impl Deadlocks {
     /// Adds a call that has waited for long, and whose thread has these holds.
     pub(super) fn add(
         &self,
-        call: WaitingCall,
+        call: CircleCall,
         parker: &Arc<Parker>,
         holds: impl IntoIterator<Item = Arc<Hold>>,
     ) {
@@ -261,7 +261,7 @@ impl LongWait {
 impl Probe {
     fn encode(&self) -> String {
         let mut text = format!("{:x};", self.number);
-        for WaitingCall { client, number, began, may_fail, name, note } in &self.path {
+        for CircleCall { client, number, began, may_fail, name, note } in &self.path {
             let (may_fail, [client_len, name_len, note_len]) =
                 (u8::from(*may_fail), [client, name, note].map(String::len));
             let hop = write!(
@@ -289,7 +289,7 @@ impl Probe {
             let (name, texts) = texts.split_at_checked(name_len.parse().ok()?)?;
             let (note, after) = texts.split_at_checked(note_len.parse().ok()?)?;
             check_note(note).ok()?;
-            probe.path.push(WaitingCall {
+            probe.path.push(CircleCall {
                 client: Some(client).filter(|client| is_client_id(client))?.into(),
                 number: hex(number)?,
                 began: hex(began)?,
@@ -304,16 +304,16 @@ impl Probe {
 }
 
 impl Circle {
-    fn new(mut calls: Vec<WaitingCall>) -> Self {
-        let order = |call: &WaitingCall| (call.began, call.client.clone(), call.number);
+    fn new(mut calls: Vec<CircleCall>) -> Self {
+        let order = |call: &CircleCall| (call.began, call.client.clone(), call.number);
         let last = (0..calls.len()).max_by_key(|place| order(&calls[*place]));
         calls.rotate_left(last.unwrap_or_default());
         Self(calls)
     }
 
     /// Returns the call that fails: of those that may, the one that began last.
-    pub(super) fn fails(&self) -> Option<&WaitingCall> {
-        let order = |call: &&WaitingCall| (call.began, call.client.clone(), call.number);
+    pub(super) fn fails(&self) -> Option<&CircleCall> {
+        let order = |call: &&CircleCall| (call.began, call.client.clone(), call.number);
         self.0.iter().filter(|call| call.may_fail).max_by_key(order)
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::base::clock::{self, end_of};
 use crate::config::{Deadlock, check_note};
-use crate::local::deadlock::WaitingCall;
+use crate::local::deadlock::CircleCall;
 use crate::local::parker::{Parker, Signal};
 use crate::local::shared::Shared;
 use crate::protocol::call::{Caller, Wait};
@@ -102,7 +102,7 @@ impl<'a> Looks<'a> {
         let Shared { config, client, held_locks, reporter, .. } = self.shared;
         let (now, holds) = (clock::unix_time(), held_locks.all());
         let began = now.saturating_sub(clock::elapsed(self.caller.begin)).as_micros();
-        let call = WaitingCall {
+        let call = CircleCall {
             client: client.to_string(),
             number,
             began: u64::try_from(began).unwrap_or(u64::MAX),

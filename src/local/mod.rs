@@ -13,6 +13,7 @@ pub(crate) mod hold_requests;
 pub(crate) mod listener;
 mod looks;
 pub(crate) mod outage_log;
+pub(crate) mod overview;
 pub(crate) mod parker;
 pub(crate) mod release;
 pub(crate) mod renewer;

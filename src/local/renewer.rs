@@ -59,6 +59,8 @@ impl WakeTime {
 pub(super) enum Message {
     /// Ask whether a hold exists.
     Check(HoldId),
+    /// Send the holds of this client.
+    List(Sender<Vec<Arc<Hold>>>),
     /// End all leases, including future ones, and answer when they are released.
     EndAll(ShutdownCall),
     /// Mark a hold that no longer exists as lost, and then drop the sender.
@@ -151,6 +153,14 @@ impl Renewer {
     /// Checks whether other clients wait for locks that threads watch, or that may be kept.
     pub(crate) fn watch(&self) {
         self.send(Message::Watch, Moment::FIRST);
+    }
+
+    /// Returns the holds of this client. Blocks until the thread has collected them, or until the
+    /// deadline.
+    pub(crate) fn list(&self, deadline: Instant) -> Vec<Arc<Hold>> {
+        let (answer, listed) = bounded(1);
+        self.send(Message::List(answer), Moment::FIRST);
+        receive(&listed, deadline).unwrap_or_default()
     }
 
     /// Notes that a hold is being ended by force, so that whichever request finds it gone knows

@@ -132,6 +132,13 @@ impl RenewerThread {
                     }
                 }
                 Message::EndAll(call) => self.end_all(call),
+                Message::List(answer) => {
+                    let holds = self.all_work().filter_map(Scheduled::as_hold);
+                    let is_open = |hold: &&Arc<Hold>| hold.lease.is_open();
+                    let holds = holds.filter(is_open).cloned().collect();
+                    // The call may have given up.
+                    answer.try_send(holds).unwrap_or_default();
+                }
                 Message::Force(id, _noted) => {
                     self.holds_of(&id).iter().for_each(|hold| hold.set_forced());
                 }

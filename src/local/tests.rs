@@ -699,5 +699,5 @@ fn the_outcome_of_a_posted_release_is_reported() {
 fn a_held_lock_takes_little_memory() {
     // The span exists only with the feature `tracing`.
     let hold = size_of::<Hold>() - size_of::<HoldSpan>().next_multiple_of(8);
-    assert_eq!((hold, size_of::<Name<Arc<Parker>>>()), (152, 56));
+    assert_eq!((hold, size_of::<Name<Arc<Parker>>>()), (160, 56));
 }

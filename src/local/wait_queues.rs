@@ -14,6 +14,7 @@ use crate::base::{fnv, shrink};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::local::parker::{Parker, Sent, Signal, tell};
+use crate::protocol::call::Caller;
 use crate::protocol::hold::Hold;
 use crate::protocol::name::{Ask, Name, Next, Turn};
 use crate::store::Store;
@@ -59,12 +60,21 @@ pub(crate) struct WaitQueues {
 /// The threads that sleep and are in no queue.
 #[derive(Default)]
 struct Sleepers {
-    /// Those that pause, or have a conversation of their own.
-    parkers: Vec<Arc<Parker>>,
+    /// Those that pause, or have a conversation of their own, and what they wait for if that is a
+    /// lock.
+    each: Vec<(Arc<Parker>, Option<SleepingCall>)>,
     /// Whether the client has tried to listen, for which others wait.
     has_tried: bool,
     /// When messages ceased to arrive, or arrived again after that.
     interrupted: Option<Instant>,
+}
+
+/// A call for a lock whose thread sleeps outside the queues.
+#[derive(Clone)]
+pub(super) struct SleepingCall {
+    pub(super) kind: HoldKind,
+    pub(super) name: Arc<str>,
+    pub(super) caller: Caller,
 }
 
 /// How often other clients have asked for a lock that was kept for nothing.
@@ -80,15 +90,19 @@ impl WaitQueues {
 
     /// Lets `close` wake a thread that sleeps outside the queues, as long as the result lives. The
     /// thread checks after this call whether the client is open.
-    pub(super) fn add_sleeper<'a>(&'a self, parker: &'a Arc<Parker>) -> Sleeper<'a> {
-        self.sleepers.lock().parkers.push(parker.clone());
+    pub(super) fn add_sleeper<'a>(
+        &'a self,
+        parker: &'a Arc<Parker>,
+        call: Option<SleepingCall>,
+    ) -> Sleeper<'a> {
+        self.sleepers.lock().each.push((parker.clone(), call));
         Sleeper { queues: self, parker }
     }
 
     /// Turns away the threads that wait and those that come.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        for parker in &self.sleepers.lock().parkers {
+        for (parker, _) in &self.sleepers.lock().each {
             Parker::send(parker, Signal::Ended(Error::Closed));
         }
         wake_all(&self.changed);
@@ -286,6 +300,11 @@ impl WaitQueues {
         self.wake(HoldKind::Read, name) | self.wake(HoldKind::Lock, name)
     }
 
+    /// Returns the calls that wait outside the queues.
+    pub(super) fn sleeping_calls(&self) -> Vec<SleepingCall> {
+        self.sleepers.lock().each.iter().filter_map(|(_, call)| call.clone()).collect()
+    }
+
     pub(super) fn each(&self, mut act: impl FnMut(&Arc<str>, &mut Name<Arc<Parker>>)) {
         for shard in self.shards.as_flattened() {
             shard.lock().iter_mut().for_each(|(name, queue)| act(name, queue));
@@ -352,7 +371,8 @@ pub(super) struct Sleeper<'a> {
 
 impl Drop for Sleeper<'_> {
     fn drop(&mut self) {
-        self.queues.sleepers.lock().parkers.retain(|other| !Arc::ptr_eq(other, self.parker));
+        let mut sleepers = self.queues.sleepers.lock();
+        sleepers.each.retain(|(other, _)| !Arc::ptr_eq(other, self.parker));
     }
 }
 
@@ -388,6 +408,8 @@ impl Drop for Untold {
 pub(super) struct Pauses<'a> {
     queues: &'a Arc<WaitQueues>,
     canceller: Option<&'a Canceller>,
+    /// The caller of a set of locks, which waits in no queue while it pauses.
+    caller: Option<&'a Caller>,
     /// The guards of a closed client go on, with calls that pause as before.
     was_closed: bool,
 }
@@ -395,12 +417,19 @@ pub(super) struct Pauses<'a> {
 impl<'a> Pauses<'a> {
     /// Returns the pauses of a call for a lock, which has found the client open.
     pub(super) fn of_wait(queues: &'a Arc<WaitQueues>, canceller: Option<&'a Canceller>) -> Self {
-        Self { queues, canceller, was_closed: false }
+        Self { queues, canceller, caller: None, was_closed: false }
+    }
+
+    /// Like `of_wait`, for a call for several locks.
+    pub(super) fn of_set(queues: &'a Arc<WaitQueues>, caller: &'a Caller) -> Self {
+        let canceller = caller.canceller.as_ref();
+        Self { caller: Some(caller), ..Self::of_wait(queues, canceller) }
     }
 
     /// Returns the pauses of another call, which begins now.
     pub(super) fn of_request(queues: &'a Arc<WaitQueues>) -> Self {
-        Self { queues, canceller: None, was_closed: queues.check_open().is_err() }
+        let was_closed = queues.check_open().is_err();
+        Self { queues, canceller: None, caller: None, was_closed }
     }
 
     /// Sleeps for this time, unless the call ends before.
@@ -410,7 +439,12 @@ impl<'a> Pauses<'a> {
     /// The same as `check`.
     pub(super) fn sleep(&self, time: Duration, name: &str) -> Result<()> {
         let (parker, end) = (Parker::of_thread(), end_of(time));
-        let _sleeper = (!self.was_closed).then(|| self.queues.add_sleeper(&parker));
+        let call = self.caller.map(|caller| SleepingCall {
+            kind: HoldKind::Lock,
+            name: name.into(),
+            caller: caller.clone(),
+        });
+        let _sleeper = (!self.was_closed).then(|| self.queues.add_sleeper(&parker, call));
         let _watch = self.canceller.map(|canceller| parker.watch(canceller, name));
         self.check(name)?;
         match parker.park(Some(end)) {

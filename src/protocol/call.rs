@@ -4,10 +4,11 @@
 //! Everything that depends on the options and the configuration is computed here once, when the
 //! call begins.
 
-use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::panic::Location;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use std::{ptr, thread};
 
 use crate::base::canceller::Canceller;
 use crate::base::clock::end_after;
@@ -139,21 +140,70 @@ impl Drop for Counted<'_> {
     }
 }
 
-thread_local! {
-    static ALIVE: Arc<()> = Arc::new(());
+/// What a hold belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HoldOwner {
+    /// Its guard, which any thread may drop.
+    Guard,
+    /// The calling thread: once that has ended, no guard can release the hold.
+    Thread,
 }
 
-/// Returns a token that lives as long as the calling thread. In a destructor of a thread-local, it
-/// may be dead already: then a lease taken there is not renewed.
-pub(crate) fn current_thread() -> Weak<()> {
-    ALIVE.try_with(Arc::downgrade).unwrap_or_default()
+/// The thread that has called for a hold.
+#[derive(Debug)]
+pub(crate) struct CallingThread {
+    pub(crate) name: Option<Arc<str>>,
+    /// Whether the hold belongs to the thread, which has ended.
+    has_ended: AtomicBool,
+}
+
+impl CallingThread {
+    fn current(has_ended: bool) -> Arc<Self> {
+        let name = thread::current().name().map(Arc::from);
+        Arc::new(Self { name, has_ended: AtomicBool::new(has_ended) })
+    }
+
+    /// Returns `true` if the hold can still be released.
+    pub(crate) fn can_release(&self) -> bool {
+        !self.has_ended.load(Ordering::Acquire)
+    }
+}
+
+/// The calling thread, as the holds know it that belong to it, and those that do not.
+struct CurrentThread {
+    owner: Arc<CallingThread>,
+    caller: Arc<CallingThread>,
+}
+
+impl Drop for CurrentThread {
+    fn drop(&mut self) {
+        self.owner.has_ended.store(true, Ordering::Release);
+    }
+}
+
+thread_local! {
+    static CURRENT: CurrentThread = CurrentThread {
+        owner: CallingThread::current(false),
+        caller: CallingThread::current(false),
+    };
+}
+
+/// Returns the calling thread, for a hold that belongs to `owner`. In a destructor of a
+/// thread-local, the thread may count as ended already: then its lease is not renewed.
+pub(crate) fn current_thread(owner: HoldOwner) -> Arc<CallingThread> {
+    let of = |current: &CurrentThread| match owner {
+        HoldOwner::Guard => current.caller.clone(),
+        HoldOwner::Thread => current.owner.clone(),
+    };
+    CURRENT.try_with(of).unwrap_or_else(|_| CallingThread::current(owner == HoldOwner::Thread))
 }
 
 /// A thread that wants a lock, and the terms of its hold.
 #[derive(Clone)]
 pub(crate) struct Caller {
-    /// The thread to which the hold will belong; `None` if it will belong to none.
-    pub(crate) thread: Option<Weak<()>>,
+    pub(crate) thread: Arc<CallingThread>,
+    /// The line of the program that has called.
+    pub(crate) place: &'static Location<'static>,
     pub(crate) terms: Terms,
     pub(crate) times: CallTimes,
     pub(crate) canceller: Option<Canceller>,
@@ -182,20 +232,22 @@ impl Caller {
         self.canceller.as_ref().map_or(Ok(()), |canceller| canceller.check(name))
     }
 
-    /// Creates the caller of a hold that will belong to this thread, or to none. With the client's
-    /// own options, it has the `usual` times.
+    /// Creates the caller of a hold that will belong to `owner`. With the client's own options, it
+    /// has the `usual` times.
+    #[track_caller]
     pub(crate) fn new(
         config: &Config,
         usual: CallTimes,
         options: &LockOptions,
         wait: Wait,
-        thread: Option<Weak<()>>,
+        owner: HoldOwner,
         begin: Instant,
     ) -> Self {
         let other = || CallTimes::new(config, options.first_lease());
         let times = if are_own(options, config) { usual } else { other() };
         Self {
-            thread,
+            thread: current_thread(owner),
+            place: Location::caller(),
             terms: Terms::new(options),
             times,
             canceller: options.cancelled_by.clone(),
@@ -211,20 +263,23 @@ impl Caller {
 pub(crate) mod tests {
     use super::*;
     use crate::base::clock::end_of;
-    use std::thread;
 
     /// Returns the calling thread as one that will own a hold, and waits for it without limit.
     pub(crate) fn caller(options: &LockOptions) -> Caller {
         let config = Config::default();
         let usual = CallTimes::new(&config, options.first_lease());
-        let thread = Some(current_thread());
-        Caller::new(&config, usual, options, Wait::Endless, thread, Instant::now())
+        let owner = HoldOwner::Thread;
+        Caller::new(&config, usual, options, Wait::Endless, owner, Instant::now())
     }
 
     #[test]
     fn a_thread_is_alive_until_it_ends() {
-        let ended = thread::spawn(current_thread).join().expect("no panic");
-        assert_eq!([ended, current_thread()].map(|thread| thread.strong_count()), [0, 1]);
+        let both = || [HoldOwner::Thread, HoldOwner::Guard].map(current_thread);
+        let named = thread::Builder::new().name("worker-3".into());
+        let ended = named.spawn(both).expect("a thread").join().expect("no panic");
+        assert_eq!(ended.each_ref().map(|thread| thread.can_release()), [false, true]);
+        assert!(ended.iter().all(|thread| thread.name.as_deref() == Some("worker-3")));
+        assert!(both().iter().all(|thread| thread.can_release()));
     }
 
     #[test]

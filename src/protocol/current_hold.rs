@@ -3,8 +3,9 @@
 
 use std::convert::Infallible;
 use std::error::Error as StdError;
+use std::panic::Location;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -12,6 +13,7 @@ use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
 use crate::error::LossCause;
+use crate::protocol::call::{Caller, CallingThread};
 
 /// The current hold of a tenure.
 #[expect(clippy::struct_excessive_bools, reason = "they are independent, and take little memory")]
@@ -30,10 +32,11 @@ pub(crate) struct CurrentHold {
     /// When the hold began. After its end, [`Moment::FIRST`] plus the time that it was held. While
     /// the lock is kept, when it was last used.
     pub(crate) acquired: Moment,
-    /// Alive as long as the thread that has the hold; `None` if it belongs to none.
-    pub(crate) thread: Option<Weak<()>>,
+    /// The thread that has called for the hold; `None` while the lock is kept, and for a debt.
+    pub(crate) thread: Option<Arc<CallingThread>>,
+    /// The line of the program that has called for the hold.
+    pub(crate) place: &'static Location<'static>,
     // What is of the whole tenure.
-    pub(crate) note: Option<Arc<str>>,
     /// Whether the renewer will check if the lock is still kept.
     pub(crate) looked_after: bool,
     /// Whether a request that began this hold may be executed again.
@@ -51,10 +54,11 @@ pub(crate) struct CurrentHold {
     pub(crate) rare: Option<Box<Rare>>,
 }
 
-/// The channels of a hold, created with their first receivers, and what is known about a loss of
-/// its tenure, or may lead to one.
+/// The note of a hold, its channels, created with their first receivers, and what is known about a
+/// loss of its tenure, or may lead to one.
 #[derive(Debug, Default)]
 pub(crate) struct Rare {
+    pub(crate) note: Option<Arc<str>>,
     /// Disconnected when the hold is over.
     pub(crate) over: Option<OverChannel>,
     /// Removed once another client waits.
@@ -86,15 +90,22 @@ impl CurrentHold {
         releases: 0,
         acquired: Moment::FIRST,
         thread: None,
-        note: None,
+        place: Location::caller(),
         rare: None,
     };
 
     /// Replaces the hold with the next one, after its channels were disconnected.
-    pub(crate) fn advance(&mut self, thread: Option<Weak<()>>, acquired: Moment) {
+    pub(crate) fn advance(&mut self, caller: &Caller, acquired: Moment) {
         (self.room, self.depth) = (self.room.saturating_sub(1), 1);
         (self.reported, self.ended, self.kept) = (false, false, false);
-        (self.acquired, self.thread) = (acquired, thread);
+        self.acquired = acquired;
+        self.thread = Some(caller.thread.clone());
+        self.place = caller.place;
+    }
+
+    /// Returns the note of the tenure.
+    pub(crate) fn note(&self) -> Option<&Arc<str>> {
+        self.rare.as_ref()?.note.as_ref()
     }
 
     /// Returns how long it has been held.

@@ -19,7 +19,7 @@ use crate::base::flaws::{Flaw, flawed};
 use crate::base::spans::{HoldSpan, OpenSpan};
 use crate::error::{Error, Loss, LossCause};
 use crate::protocol::call::Caller;
-use crate::protocol::current_hold::{CurrentHold, OverChannel, WantedWatch};
+use crate::protocol::current_hold::{CurrentHold, OverChannel, Rare, WantedWatch};
 use crate::protocol::lease::{HoldFailure, Lease, NextStep};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Change, HoldReply, HoldRequest, Unused};
@@ -67,12 +67,18 @@ impl Hold {
         sent: Moment,
         replied: Moment,
     ) -> Self {
-        let Caller { thread, terms, times, .. } = caller;
+        let Caller { terms, times, .. } = caller;
         let sent = if flawed(Flaw::CountsFromReply) { replied } else { sent };
-        let thread = thread.clone();
         let room = u16::try_from(room).unwrap_or(u16::MAX);
-        let note = caller.note.clone();
-        let current = CurrentHold { room, acquired: replied, thread, note, ..CurrentHold::NEW };
+        let rare = |note| Box::new(Rare { note: Some(note), ..Rare::default() });
+        let current = CurrentHold {
+            room,
+            acquired: replied,
+            thread: Some(caller.thread.clone()),
+            place: caller.place,
+            rare: caller.note.clone().map(rare),
+            ..CurrentHold::NEW
+        };
         let keep = if terms.keep > 0 && id.may_be_kept() { terms.keep } else { 0 };
         Self {
             id,
@@ -146,7 +152,7 @@ impl Hold {
 
     /// Returns the note of the tenure.
     pub(crate) fn note(&self) -> Option<Arc<str>> {
-        self.current.lock().note.clone()
+        self.current.lock().note().cloned()
     }
 
     /// Adds a guard of another reader.
@@ -214,7 +220,7 @@ impl Hold {
 
     fn suits_with(&self, current: &CurrentHold, caller: &Caller, now: Moment) -> bool {
         let terms = &caller.terms;
-        current.note == caller.note
+        current.note() == caller.note.as_ref()
             && self.lease.suits(terms.lease, terms.max_hold)
             && self.renewed == terms.renew
             && (self.taken_until, terms.hold_at_least) == (Moment::FIRST, None)
@@ -245,7 +251,7 @@ impl Hold {
     pub(crate) fn begin_next(&self, caller: &Caller, now: Moment) {
         let mut current = self.current.lock();
         current.disconnect();
-        current.advance(caller.thread.clone(), now);
+        current.advance(caller, now);
         self.fence.fetch_add(u64::from(!flawed(Flaw::TokenIsRepeated)), Ordering::Relaxed);
     }
 
@@ -296,7 +302,7 @@ impl Hold {
         let mut current = self.current.lock();
         let begins = self.lease.is_valid(now);
         if begins {
-            current.advance(caller.thread.clone(), now);
+            current.advance(caller, now);
             self.fence.fetch_add(1, Ordering::Relaxed);
             current.reused = true;
         }
@@ -559,8 +565,8 @@ impl Hold {
     /// renewed if the thread that could release it is gone.
     pub(crate) fn next_step(&self) -> Option<NextStep> {
         let current = self.current.lock();
-        let is_alive = current.thread.as_ref().is_none_or(|thread| thread.strong_count() > 0);
-        self.lease.next_step(self.renewed && is_alive)
+        let can_end = current.thread.as_ref().is_none_or(|thread| thread.can_release());
+        self.lease.next_step(self.renewed && can_end)
     }
 }
 

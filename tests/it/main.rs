@@ -40,6 +40,7 @@ mod api {
     mod metrics;
     mod monitoring;
     mod moving;
+    mod overview;
     mod secrets;
     mod stats;
     mod survey;

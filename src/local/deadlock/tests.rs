@@ -70,7 +70,7 @@ impl World {
     fn wait(&mut self, thread: usize, name: usize) {
         let (client, it) = (thread % CLIENTS, &mut self.threads[thread]);
         let number = self.clients[client].next_number();
-        let call = WaitingCall {
+        let call = CircleCall {
             client: id(client),
             number,
             began: self.now as u64,
@@ -112,7 +112,7 @@ impl World {
     /// Checks that a circle existed as a whole at some time, and sends what threads have to.
     fn report(&mut self, client: usize, circle: Option<Circle>) {
         if let Some(circle) = circle {
-            let known = |call: &WaitingCall| {
+            let known = |call: &CircleCall| {
                 let client = usize::from_str_radix(&call.client, 16).expect("an id");
                 &self.calls[&(client, call.number)]
             };
@@ -208,7 +208,7 @@ fn every_circle_is_reported_and_none_that_has_never_existed() {
         let distinct: HashSet<_> = world.reported.iter().collect();
         assert_eq!(distinct.len(), world.reported.len(), "seed {seed}: reported again");
         for (client, number) in deadlocked {
-            let is_it = |call: &WaitingCall| call.client == id(client) && call.number == number;
+            let is_it = |call: &CircleCall| call.client == id(client) && call.number == number;
             let has_it =
                 |(by, circle): &&(usize, Circle)| *by == client && circle.0.iter().any(is_it);
             // An earlier circle of the call may have opened.
@@ -264,7 +264,7 @@ fn a_thread_whose_hold_was_handed_on_while_it_waits_is_in_no_circle() {
 
 #[test]
 fn a_message_that_is_no_probe_is_ignored() {
-    let call = |number, name: &str| WaitingCall {
+    let call = |number, name: &str| CircleCall {
         client: id(7),
         number,
         began: 9,
