@@ -137,6 +137,7 @@ impl Metrics {
         page.counter("handoffs_total", "Locks got from a thread here.", stats.handoffs);
         page.counter("relocks_total", "Kept locks got again.", stats.relocks);
         page.counter("recalls_total", "Kept locks given back.", stats.recalls);
+        page.counter("long_holds_total", "Locks held for long.", stats.long_holds);
         page.counter("lost_total", "Leases that ended before their guards.", stats.lost);
         page.counter("renewals_total", "Leases renewed.", stats.renewals);
         page.counter("late_renewals_total", "Leases renewed late.", stats.late_renewals);

@@ -1,6 +1,7 @@
 //! The events that the program's callback receives, and the trait of their receivers.
 
 use std::fmt;
+use std::panic::Location;
 use std::time::Duration;
 
 use crate::error::LossCause;
@@ -52,6 +53,23 @@ pub enum Event {
         waited: Duration,
         /// The error of the call, with its causes.
         reason: String,
+    },
+    /// A hold lasts for longer than [`Builder::warn_held`](crate::Builder::warn_held) allows.
+    /// Reported once per hold.
+    #[non_exhaustive]
+    HeldLong {
+        /// The name of the lock.
+        name: String,
+        /// The fencing token of the hold.
+        fence: u64,
+        /// How long it has been held so far.
+        held: Duration,
+        /// The line of the program that acquired it.
+        place: &'static Location<'static>,
+        /// The name of the thread that acquired it, if that has one.
+        thread: Option<String>,
+        /// The [note](crate::Mutex::note) of the hold, if it has one.
+        note: Option<String>,
     },
     /// A lease ended before its guard did.
     #[non_exhaustive]

@@ -58,6 +58,9 @@ pub struct Stats {
     pub failed_releases: u64,
     /// The holds whose lease ended before their guard did: [`Lost`](crate::Event::Lost).
     pub lost: u64,
+    /// The holds that last, or have lasted, for longer than
+    /// [`Builder::warn_held`](crate::Builder::warn_held): [`HeldLong`](crate::Event::HeldLong).
+    pub long_holds: u64,
     /// The renewals by the background thread that were confirmed:
     /// [`Renewed`](crate::Event::Renewed).
     pub renewals: u64,
@@ -105,6 +108,6 @@ macro_rules! counters {
 
 counters! {
     held, waiting, acquired, busy, contended, deadlocks, failed, failed_releases, failed_renewals,
-    handoffs, late_renewals, lost, missed_wakeups, recalls, relocks, released, renewals, timed_out,
+    handoffs, late_renewals, long_holds, lost, missed_wakeups, recalls, relocks, released, renewals, timed_out,
     wakeups
 }

@@ -317,6 +317,10 @@ pub(crate) struct HowToAcquire {
     /// What `show` calls this client.
     #[arg(long, value_name = "LABEL")]
     pub(crate) label: Option<String>,
+    /// Why the lock is held, such as a ticket or a URL: `show`, `ls` and whoever waits for the lock
+    /// see it. At most 256 bytes.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) note: Option<String>,
     /// The exit status if the lock could not be acquired in time.
     #[arg(short = 'E', long, value_name = "STATUS", default_value_t = NOT_ACQUIRED)]
     pub(crate) conflict_exit_code: u8,

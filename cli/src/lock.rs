@@ -100,6 +100,7 @@ pub(crate) fn acquire<H>(
     let builder = server.builder()?.lazy(true);
     let builder = with(builder, how.label.as_deref(), Builder::label);
     let builder = with(builder, how.lease, Builder::lease);
+    let builder = with(builder, how.note.as_deref(), Builder::note);
     let client = with(builder, wait, Builder::wait).build()?;
     let survey = client.survey();
     if survey.wait().is_none() {

@@ -106,6 +106,9 @@ fn describe(report: &NameReport) -> String {
         let names = [&*holder.label, &*holder.client, "another library"];
         let name = names.into_iter().find(|name| !name.is_empty()).unwrap_or_default();
         text = format!(", held by {}", printable(name));
+        if let Some(note) = &holder.note {
+            text = format!("{text} ({})", printable(note));
+        }
         if report.holds.len() > 1 {
             text = format!("{text} and {} more", report.holds.len() - 1);
         }

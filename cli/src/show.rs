@@ -234,6 +234,7 @@ fn describe(held_as: HeldAs, holder: &Holder, fence: Option<u64>) -> String {
         parts.push("may be kept".into());
         parts.extend(fence.map(|fence| format!("asked for {} ago", in_seconds(age(fence)))));
     }
+    parts.extend(holder.note.as_ref().map(|note| format!("note: {note}")));
     parts.join(", ")
 }
 
@@ -274,6 +275,7 @@ fn to_json(name: &str, report: &NameReport) -> Value {
             "label": client(*held_as, holder).map(|_| &holder.label),
             "side": side(*held_as),
             "depth": holder.depth,
+            "note": holder.note,
             "renewed": client(*held_as, holder).map(|_| holder.renewed),
             "ticket": holder.detached,
             "may_be_kept": holder.may_be_kept,

@@ -103,6 +103,42 @@ fn a_hold_is_shown_as_renewed_or_as_a_ticket() {
 }
 
 #[test]
+fn the_note_of_a_hold_is_shown() {
+    let server = Server::redis();
+    let client = client(&server);
+    let note = "deploy 4711, https://ci/4711";
+    let _plain = client.lock("plain").unwrap();
+    let _permit = client.semaphore("permit", 1).note(note).acquire().unwrap();
+    output(&mut leasehold(&server, &["lock", "--note", note, "ticket"]));
+    for (name, note) in [("plain", None), ("permit", Some(note)), ("ticket", Some(note))] {
+        assert_eq!(show(&server, name)["holds"][0]["note"], json!(note), "{name}");
+        for args in [["show", name], ["ls", name]] {
+            let text = output(&mut leasehold(&server, &args));
+            let shown = text.split_once(", note: ").map(|(_, rest)| rest.trim_end());
+            assert_eq!(shown, note, "{text}");
+        }
+    }
+    let command = ["run", "--note", note, "run", "--", "sh", "-c", "$0 show run"];
+    let program = env!("CARGO_BIN_EXE_leasehold");
+    let shown = output(leasehold(&server, &command).arg(program));
+    assert!(shown.contains(&format!(", note: {note}\n")), "{shown}");
+    // Nothing is sent.
+    let long = "x".repeat(257);
+    for bad in ["two\nlines", &long] {
+        let refused = finish(&mut without_server(&[
+            "--url",
+            "redis://127.0.0.1:1/",
+            "lock",
+            "--note",
+            bad,
+            "a",
+        ]));
+        assert_eq!(refused.code, 64, "{}", refused.stderr);
+        assert!(refused.stderr.contains("note: must "), "{}", refused.stderr);
+    }
+}
+
+#[test]
 fn a_lock_that_may_be_kept_is_shown_as_such() {
     let server = Server::redis();
     let client = client(&server);

@@ -121,6 +121,12 @@ fn a_verbose_program_says_what_it_waits_for_without_a_terminal() {
     assert!(running.next_error().starts_with("leasehold: acquired lock \"a\" after "));
     assert!(running.next_error().starts_with("leasehold: released lock \"a\" after "));
     assert_eq!((running.code(), running.errors()), (0, String::new()));
+    let guard = client.mutex("a").note("why, 4711").lock().unwrap();
+    let mut running = Running::start(&mut leasehold(&server, &["run", "-v", "a", "--", "true"]));
+    let said = running.next_error();
+    assert!(said.contains(", held by tester (why, 4711), since "), "{said}");
+    guard.unlock().unwrap();
+    assert_eq!(running.code(), 0);
     // Otherwise there is no message.
     let guard = client.lock("a").unwrap();
     let mut running = Running::start(&mut leasehold(&server, &["run", "a", "--", "echo", "ran"]));

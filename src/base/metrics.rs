@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 struct Series(&'static str, Option<(&'static str, &'static str)>, fn(&Stats) -> u64);
 
 /// Descriptions of the numbers that only grow, by their names after `leasehold_`.
-const COUNTER_TEXTS: [(&str, &str); 15] = [
+const COUNTER_TEXTS: [(&str, &str); 16] = [
     ("acquires_total", "Calls for a lock that have ended, by their result"),
     ("contended_total", "Calls that found their lock held by another owner"),
     ("deadlocks_total", "Circles of threads that wait for each other"),
@@ -31,6 +31,7 @@ const COUNTER_TEXTS: [(&str, &str); 15] = [
     ("relocks_total", "Kept locks used again, without a request"),
     ("recalls_total", "Kept locks released because another client asked"),
     ("lost_total", "Locks lost while their guards were alive"),
+    ("long_holds_total", "Locks held for longer than the client is told to accept"),
     ("renewals_total", "Renewed leases"),
     ("late_renewals_total", "Leases renewed in their last third"),
     ("renewal_failures_total", "Leases whose renewal has begun to fail"),
@@ -50,7 +51,7 @@ const GAUGE_TEXTS: [(&str, &str); 4] = [
 ];
 
 /// The numbers that only grow.
-const COUNTERS: [Series; 19] = [
+const COUNTERS: [Series; 20] = [
     Series("acquires_total", Some(("result", "acquired")), |stats| stats.acquired),
     Series("acquires_total", Some(("result", "busy")), |stats| stats.busy),
     Series("acquires_total", Some(("result", "timeout")), |stats| stats.timed_out),
@@ -61,6 +62,7 @@ const COUNTERS: [Series; 19] = [
     Series("relocks_total", None, |stats| stats.relocks),
     Series("recalls_total", None, |stats| stats.recalls),
     Series("lost_total", None, |stats| stats.lost),
+    Series("long_holds_total", None, |stats| stats.long_holds),
     Series("renewals_total", None, |stats| stats.renewals),
     Series("late_renewals_total", None, |stats| stats.late_renewals),
     Series("renewal_failures_total", None, |stats| stats.failed_renewals),

@@ -49,6 +49,7 @@ use crate::store::memory::memory_server::MemoryServer;
 /// | [`fence_life`](Self::fence_life) | 24 h | how long a counter of fences outlasts its last use |
 /// | [`deadlock_after`](Self::deadlock_after) | 1 s | when a waiting call looks for a deadlock |
 /// | [`deadlock`](Self::deadlock) | `Report` | whether a call of a deadlock fails |
+/// | [`warn_held`](Self::warn_held) | none | when a hold is reported that goes on |
 /// | [`redisson`](Self::redisson) | `false` | whether wake-ups are exchanged with Redisson |
 /// | [`pollers`](Self::pollers) | `false` | whether other programs that poll get their turn |
 /// | [`on_event`](Self::on_event), `metrics` | none | where reports go |
@@ -489,6 +490,24 @@ impl Builder {
     /// [deadlocks]: crate::guide::cookbook#a-deadlock
     pub fn deadlock(mut self, deadlock: Deadlock) -> Self {
         self.config.deadlock = deadlock;
+        self
+    }
+
+    /// Reports each hold that lasts for longer than this, of any kind and once, while it lasts: by
+    /// [`Event::HeldLong`](crate::Event::HeldLong), a line in the log of level `WARN`, and
+    /// [`Stats::long_holds`](crate::Stats::long_holds). The report has the line of the program that
+    /// acquired the lock, its thread, and the [note](Builder::note). The hold goes on.
+    /// [`max_hold`](Builder::max_hold) ends one.
+    ///
+    /// Longer than zero. By default nothing is reported.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let builder = leasehold::Client::builder().warn_held(Duration::from_secs(60));
+    /// ```
+    pub fn warn_held(mut self, time: Duration) -> Self {
+        self.config.warn_held = Some(time);
         self
     }
 

@@ -91,6 +91,7 @@ pub(crate) struct Config {
     pub(crate) pollers: bool,
     pub(crate) deadlock_after: Option<Duration>,
     pub(crate) deadlock: Deadlock,
+    pub(crate) warn_held: Option<Duration>,
     /// The mechanisms that a benchmark has switched off.
     pub(crate) without: Vec<Mechanism>,
     #[cfg(feature = "tls")]
@@ -123,6 +124,7 @@ impl Default for Config {
             pollers: false,
             deadlock_after: Some(Duration::from_secs(1)),
             deadlock: Deadlock::Report,
+            warn_held: None,
             without: Vec::new(),
             #[cfg(feature = "tls")]
             tls: None,
@@ -143,6 +145,7 @@ impl Config {
             ("backoff min", self.backoff.0),
             ("idle_timeout", self.idle_timeout.unwrap_or(Duration::MAX)),
             ("max_lifetime", self.max_lifetime.unwrap_or(Duration::MAX)),
+            ("warn_held", self.warn_held.unwrap_or(Duration::MAX)),
             ("deadlock_after", self.deadlock_after.unwrap_or(Duration::MAX)),
         ] {
             Error::require(!value.is_zero(), argument, "must be longer than zero")?;

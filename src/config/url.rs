@@ -251,6 +251,7 @@ fn set(config: &mut Config, name: &str, text: &str) -> Parsed<()> {
         }
         "spin" => config.spin = duration(text)?,
         "tenure" => config.options_mut().tenure = Some(duration(text)?),
+        "warn_held" => config.warn_held = limit(text)?,
         "wait" => config.options_mut().wait = limit(text)?,
         _ => return Err(UNKNOWN.into()),
     }

@@ -92,6 +92,8 @@ struct Table {
 
 struct LongWait {
     call: CircleCall,
+    /// Where the program has made the call.
+    site: String,
     parker: Arc<Parker>,
     /// The holds of its thread. A hold that has another fence meanwhile belongs to another thread.
     holds: Vec<(Arc<Hold>, u64)>,
@@ -114,6 +116,7 @@ impl Deadlocks {
     pub(super) fn add(
         &self,
         call: CircleCall,
+        site: String,
         parker: &Arc<Parker>,
         holds: impl IntoIterator<Item = Arc<Hold>>,
     ) {
@@ -124,7 +127,7 @@ impl Deadlocks {
         let holds = holds.into_iter().map(with_fence).collect();
         let (number, parker) = (call.number, parker.clone());
         let (found, passed) = (None, HashMap::default());
-        let wait = LongWait { call, parker, holds, probe: 0, found, passed };
+        let wait = LongWait { call, site, parker, holds, probe: 0, found, passed };
         self.0.lock().waits.insert(number, wait);
     }
 
@@ -160,6 +163,15 @@ impl Deadlocks {
         let is_it = |hold: &Arc<Hold>| hold.id.nonce == nonce || flawed(Flaw::AnyHoldPassesProbes);
         let at = table.blocked(is_it)?;
         table.follow(queues, at, probe)
+    }
+
+    /// Describes where the program of this client has made its calls of a circle.
+    pub(super) fn sites(&self, circle: &Circle, client: &str) -> String {
+        let table = self.0.lock();
+        let own = circle.0.iter().filter(|call| call.client == client);
+        let waits = own.filter_map(|call| table.waits.get(&call.number));
+        let sites = waits.map(|wait| format!("; lock {:?} {}", wait.call.name, wait.site));
+        sites.collect()
     }
 
     /// Ends the call that must fail for the circle to be broken, if it is one of this client.

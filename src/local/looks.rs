@@ -33,6 +33,8 @@ pub(super) struct Looks<'a> {
     /// same calls are the same circle.
     number: &'a Cell<Option<u64>>,
     is_registered: bool,
+    /// When to log that the call still waits, unless it was.
+    tell_at: Option<Instant>,
 }
 
 #[derive(Clone, Copy)]
@@ -53,17 +55,23 @@ impl<'a> Looks<'a> {
         parker: &'a Arc<Parker>,
         number: &'a Cell<Option<u64>>,
     ) -> Self {
-        let (next, is_registered) = (NextLook::Unknown, false);
-        Self { shared, kind, name, caller, parker, next, number, is_registered }
+        let (next, is_registered, tell_at) = (NextLook::Unknown, false, None);
+        Self { shared, kind, name, caller, parker, next, number, is_registered, tell_at }
     }
 
     /// Like [`Parker::park`], and looks from time to time.
     pub(super) fn park(&mut self, deadline: Option<Instant>) -> Option<Signal> {
         loop {
             let look = self.next();
-            match self.parker.park(deadline.into_iter().chain(look).min()) {
-                None if look.is_some_and(|look| deadline.is_none_or(|end| look < end)) => {
-                    self.look();
+            let own = look.into_iter().chain(self.tell_at).min();
+            match self.parker.park(deadline.into_iter().chain(own).min()) {
+                None if own.is_some_and(|own| deadline.is_none_or(|end| own < end)) => {
+                    if self.tell_at == own {
+                        self.tell_at = None;
+                        self.log_wait();
+                    } else {
+                        self.look();
+                    }
                 }
                 signal => return signal,
             }
@@ -74,6 +82,12 @@ impl<'a> Looks<'a> {
     fn next(&mut self) -> Option<Instant> {
         if let NextLook::Unknown = self.next {
             let caller = self.caller;
+            // The thread does not wake for a line that the logger does not want.
+            let is_told = caller.wait != Wait::No && log::max_level() >= log::Level::Info;
+            let after = self.shared.config.deadlock_after.filter(|_| is_told);
+            let at = after.and_then(|after| caller.begin.checked_add(after));
+            // Once for each call, which may have waited here before.
+            self.tell_at = at.filter(|at| clock::now() < *at);
             let can_be_waited_for = || !self.shared.held_locks.all().is_empty();
             let waits = self.kind.is_lock() && caller.wait != Wait::No;
             let after = self.shared.config.deadlock_after.filter(|_| waits && can_be_waited_for());
@@ -81,6 +95,22 @@ impl<'a> Looks<'a> {
             self.next = first.map_or(NextLook::Never, |(at, pause)| NextLook::At(at, pause));
         }
         if let NextLook::At(at, _) = self.next { Some(at) } else { None }
+    }
+
+    /// Logs that the call has waited for long, and which thread of this client has the lock, if
+    /// one has.
+    fn log_wait(&self) {
+        let Shared { reporter, wait_queues, .. } = self.shared;
+        reporter.events.log(log::Level::Info, || {
+            let (name, waited) = (self.name, clock::elapsed(self.caller.begin));
+            let held = wait_queues.holder(self.kind, name).map(|hold| {
+                let current = hold.current.lock();
+                let note = current.note().map(|note| format!(" ({note})")).unwrap_or_default();
+                format!(", held {}{note}", current.site())
+            });
+            let held = held.unwrap_or_default();
+            format!("lock {name:?} {} waits for {waited:?} so far{held}", self.caller.site())
+        });
     }
 
     fn look(&mut self) {
@@ -110,7 +140,7 @@ impl<'a> Looks<'a> {
             name: self.name.to_owned(),
             note: note_of(&holds),
         };
-        reporter.deadlocks.add(call, self.parker, holds);
+        reporter.deadlocks.add(call, self.caller.site(), self.parker, holds);
     }
 
     /// Sends a message. One that does not arrive is made up for by a later look.

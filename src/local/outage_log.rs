@@ -17,6 +17,7 @@ use crate::base::event_thread::Events;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::Loss;
 use crate::event::Event;
+use crate::protocol::current_hold::CurrentHold;
 use crate::protocol::hold::Hold;
 use crate::protocol::retry::is_outage;
 use crate::stats::Counters;
@@ -126,9 +127,10 @@ impl OutageLog {
     }
 
     /// Records a loss, which is logged at the end of the turn. Until then it counts as unfinished.
-    pub(super) fn record_loss(&self, hold: &Hold, loss: &Loss) {
+    pub(super) fn record_loss(&self, hold: &Hold, current: &CurrentHold, loss: &Loss) {
         self.counters.unfinished.fetch_add(1, Ordering::SeqCst);
-        let first = || (0, format!("{:?} (fence {})", &hold.id.name, hold.fence()));
+        let (name, fence) = (&hold.id.name, hold.fence());
+        let first = || (0, format!("{name:?} (fence {fence}) {}", current.site()));
         let losses = &mut self.state.lock().renewals.losses;
         losses.entry(loss.to_string()).or_insert_with(first).0 += 1;
     }

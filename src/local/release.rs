@@ -117,7 +117,7 @@ fn end_level(shared: &Shared, hold: &Arc<Hold>) -> Result<()> {
     let pauses = Pauses::of_request(&shared.wait_queues);
     let outcome = set_depth(shared, hold, depth, Wait::No, &pauses);
     if let Err(HoldFailure::Failed(failure)) = &outcome {
-        shared.reporter.log_failed_release(hold, failure);
+        shared.reporter.log_failed_release(hold, &hold.current.lock(), failure);
     }
     let mut result = Ok(());
     add_outcome(&mut result, "release", hold, unless_ended(outcome));
@@ -246,7 +246,7 @@ fn post_depth(shared: &Shared, hold: &Arc<Hold>, depth: u32) {
         on_reply: Box::new(move |reply| match reply {
             Ok(HoldReply::Done | HoldReply::Wanted) => {}
             Ok(HoldReply::Gone) => reporter.lose(&held),
-            Err(failure) => reporter.log_failed_release(&held, &failure),
+            Err(failure) => reporter.log_failed_release(&held, &held.current.lock(), &failure),
         }),
     }]);
 }

@@ -124,6 +124,13 @@ impl Renewer {
         }
     }
 
+    /// Reports the holds of a tenure that last for long.
+    pub(crate) fn watch_long(&self, hold: &Arc<Hold>, after: Duration) {
+        if let Some(due) = hold.next_long_look(after, Moment::now()) {
+            self.send(Message::Work(Scheduled::Long(hold.clone())), due);
+        }
+    }
+
     /// Releases a newly kept lock once no thread has used it for long enough.
     pub(crate) fn look_after_kept(&self, hold: &Arc<Hold>) {
         if let Some(due) = hold.begin_looks() {

@@ -74,7 +74,7 @@ pub(super) fn start(
     let reporter = Reporter { renewer: reporter.renewer.own(), in_turns: true, ..reporter.clone() };
     let mut thread = RenewerThread {
         incoming,
-        timers: TimerQueue::default(),
+        timers: TimerQueue::new(reporter.warn_held),
         jobs: RenewerJobs::new(jobs, io_timeout),
         reporter,
         unprepared: Vec::new(),
@@ -248,6 +248,11 @@ impl RenewerThread {
                     self.look_at_kept(hold);
                     continue;
                 }
+                Scheduled::Long(hold) => {
+                    self.reporter.report_long(hold);
+                    self.schedule(work);
+                    continue;
+                }
                 Scheduled::Check(_) | Scheduled::Payment(_) => {}
             }
             if work.is_due(now) {
@@ -278,13 +283,14 @@ impl RenewerThread {
         for (id, outcome) in outcomes {
             match self.jobs.remove(id) {
                 // Without a reply the next renewal finds out.
-                Some((Scheduled::Check(hold) | Scheduled::Kept(hold), _)) => {
-                    match outcome.map(|reply| reply.hold) {
-                        Ok(HoldReply::Gone) => self.reporter.lose(&hold),
-                        Ok(HoldReply::Wanted) => self.reporter.set_wanted(&hold),
-                        Ok(HoldReply::Done) | Err(_) => {}
-                    }
-                }
+                Some((
+                    Scheduled::Check(hold) | Scheduled::Kept(hold) | Scheduled::Long(hold),
+                    _,
+                )) => match outcome.map(|reply| reply.hold) {
+                    Ok(HoldReply::Gone) => self.reporter.lose(&hold),
+                    Ok(HoldReply::Wanted) => self.reporter.set_wanted(&hold),
+                    Ok(HoldReply::Done) | Err(_) => {}
+                },
                 Some((Scheduled::Payment(payment), _)) => self.finish_payment(payment, outcome),
                 Some((Scheduled::Hold(hold), sent)) => self.finish_renewal(hold, sent, outcome),
                 None => {}

@@ -45,10 +45,17 @@ pub(crate) struct Reporter {
     pub(super) store: Option<Weak<dyn Store>>,
     /// Whether this is the renewer's own. It logs all losses of a turn together.
     pub(super) in_turns: bool,
+    /// After how long a hold is reported, if at all.
+    pub(super) warn_held: Option<Duration>,
 }
 
 impl Reporter {
-    pub(super) fn new(events: &Events, renewer: Renewer, store: &Arc<dyn Store>) -> Self {
+    pub(super) fn new(
+        events: &Events,
+        renewer: Renewer,
+        store: &Arc<dyn Store>,
+        warn_held: Option<Duration>,
+    ) -> Self {
         let counters = Arc::<Counters>::default();
         Self {
             events: events.clone(),
@@ -59,6 +66,7 @@ impl Reporter {
             renewer,
             store: Some(Arc::downgrade(store)),
             in_turns: false,
+            warn_held,
         }
     }
 
@@ -150,6 +158,9 @@ impl Reporter {
         self.counters.held.fetch_add(1, Ordering::Relaxed);
         self.counters.unfinished.fetch_add(1, Ordering::SeqCst);
         self.renewer.add_lease(hold);
+        if let Some(after) = self.warn_held {
+            self.renewer.watch_long(hold, after);
+        }
     }
 
     /// Begins the hold that another thread of this process has handed off. Returns `false` if it
@@ -212,11 +223,13 @@ impl Reporter {
     /// least one of them is a thread of this client. If the call that is to fail is one of this
     /// client's, ends it.
     pub(super) fn report_deadlock(&self, circle: &Circle, client: &str) {
+        // Before its call may fail.
+        let here = self.deadlocks.sites(circle, client);
         if self.deadlocks.resolve(circle, client) {
             self.counters.deadlocks.fetch_add(1, Ordering::Relaxed);
             let event = || Event::Deadlock { names: circle.names(), clients: circle.clients() };
             self.events.emit(event);
-            self.events.warn(|| circle.to_line());
+            self.events.warn(|| format!("{}{here}", circle.to_line()));
         }
     }
 
@@ -260,9 +273,38 @@ impl Reporter {
     }
 
     /// Logs that a level was not released. There are no events of inner levels.
-    pub(super) fn log_failed_release(&self, hold: &Hold, failure: &Failure) {
+    pub(super) fn log_failed_release(&self, hold: &Hold, current: &CurrentHold, failure: &Failure) {
         let (name, source) = (&hold.id.name, &failure.source);
-        self.events.warn(|| format!("releasing lock {name:?} failed: {source}"));
+        let line = || format!("releasing lock {name:?} {} failed: {source}", current.site());
+        self.events.warn(line);
+    }
+
+    /// Reports a hold that lasts for long, once.
+    pub(super) fn report_long(&self, hold: &Hold) {
+        let (current, now) = (&mut *hold.current.lock(), Moment::now());
+        let (number, held) = (hold.number(), current.held(now));
+        let is_long = self.warn_held.is_some_and(|after| held >= after);
+        let is_held = current.reported && !current.kept && hold.lease.is_valid(now);
+        if !is_held || !is_long || current.is_reported_long(number) {
+            return;
+        }
+        current.rare.get_or_insert_default().reported_long = Some(number);
+        self.counters.long_holds.fetch_add(1, Ordering::Relaxed);
+        let (name, fence) = (&hold.id.name, hold.fence());
+        let thread = current.thread.as_ref().and_then(|thread| thread.name.as_deref());
+        self.events.emit(|| Event::HeldLong {
+            name: name.to_string(),
+            fence,
+            held,
+            place: current.place,
+            thread: thread.map(str::to_owned),
+            note: current.note().map(ToString::to_string),
+        });
+        self.events.warn(|| {
+            let note = current.note().map(|note| format!(" ({note})")).unwrap_or_default();
+            let site = current.site();
+            format!("lock {name:?} (fence {fence}) {site}{note} has been held for {held:?}")
+        });
     }
 
     /// Reports that a hold could not be released, unless its beginning was not reported.
@@ -274,7 +316,7 @@ impl Reporter {
                 fence: hold.fence(),
                 reason: failure.source.to_string(),
             });
-            self.log_failed_release(hold, failure);
+            self.log_failed_release(hold, current, failure);
         }
     }
 
@@ -290,9 +332,11 @@ impl Reporter {
         let cause = || loss.cause.clone();
         self.events.emit(|| Event::Lost { name: name.to_string(), fence, cause: cause() });
         if self.in_turns {
-            self.outages.record_loss(hold, &loss);
+            self.outages.record_loss(hold, current, &loss);
         } else {
-            let line = || format!("the lease of lock {name:?} (fence {fence}) is lost: {loss}");
+            let site = || current.site();
+            let line =
+                || format!("the lease of lock {name:?} (fence {fence}) {} is lost: {loss}", site());
             self.events.warn(line);
         }
     }

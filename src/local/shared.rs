@@ -75,7 +75,7 @@ impl Shared {
         let client = new_client_id(&config.label())?;
         let times = CallTimes::new(&config, config.options.first_lease());
         let (renewer, incoming) = renewer::channel();
-        let reporter = Arc::new(Reporter::new(events, renewer, &store));
+        let reporter = Arc::new(Reporter::new(events, renewer, &store, config.warn_held));
         let Reporter { counters, wait_queues, .. } = &*reporter;
         let started = renewer_thread::start(store.jobs(), times.io_timeout, incoming, &reporter);
         started.map_err(Error::no_thread)?;

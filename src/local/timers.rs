@@ -37,14 +37,16 @@ pub(crate) enum Scheduled {
     Hold(Arc<Hold>),
     /// Release a kept lock if no thread has used it for long enough.
     Kept(Arc<Hold>),
+    /// Report a hold that lasts for long.
+    Long(Arc<Hold>),
 }
 
 impl Scheduled {
     /// Returns the job that does this work now. A renewal or a payment may take a third of the
-    /// lease. The renewer handles kept locks without a job.
+    /// lease. The renewer handles kept locks and long holds without a job.
     pub(crate) fn job(&self, id: u64, now: Moment) -> Job {
         let (hold, change, limit) = match self {
-            Self::Check(hold) | Self::Kept(hold) => {
+            Self::Check(hold) | Self::Kept(hold) | Self::Long(hold) => {
                 (&hold.id, hold.to_check(), hold.lease.remaining(now))
             }
             Self::Payment(payment) => {
@@ -156,21 +158,31 @@ pub(crate) struct TimerQueue {
     crowd: usize,
     /// And at this time at the latest.
     next_compaction: Moment,
+    /// After how long a hold is reported, if at all.
+    warn_held: Option<Duration>,
 }
 
 impl Default for TimerQueue {
     fn default() -> Self {
-        Self { entries: BinaryHeap::new(), crowd: CROWD, next_compaction: Moment::FIRST }
+        let (crowd, next_compaction) = (CROWD, Moment::FIRST);
+        Self { entries: BinaryHeap::new(), crowd, next_compaction, warn_held: None }
     }
 }
 
 impl TimerQueue {
+    pub(crate) fn new(warn_held: Option<Duration>) -> Self {
+        Self { warn_held, ..Self::default() }
+    }
+
     /// Adds work for when it is due. Drops a lease that is over.
     pub(crate) fn add(&mut self, work: Scheduled) {
         let due = match &work {
             Scheduled::Check(_) | Scheduled::Payment(_) => Some(Moment::FIRST),
             Scheduled::Hold(hold) => hold.next_step().map(|next| next.due),
             Scheduled::Kept(hold) => hold.next_look(),
+            Scheduled::Long(hold) => {
+                self.warn_held.and_then(|after| hold.next_long_look(after, Moment::now()))
+            }
         };
         if let Some(due) = due {
             self.add_at(due, work);
@@ -184,7 +196,9 @@ impl TimerQueue {
         }
         self.entries.retain(|entry| match &entry.work {
             Scheduled::Check(_) | Scheduled::Payment(_) => true,
-            Scheduled::Hold(hold) | Scheduled::Kept(hold) => hold.lease.is_open(),
+            Scheduled::Hold(hold) | Scheduled::Kept(hold) | Scheduled::Long(hold) => {
+                hold.lease.is_open()
+            }
         });
         self.crowd = CROWD.max(self.entries.len() * 2);
         self.entries.shrink_to(self.crowd);

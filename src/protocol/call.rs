@@ -169,6 +169,13 @@ impl CallingThread {
     }
 }
 
+/// Describes where the program has called for a hold, for a line of the log.
+pub(crate) fn site(place: &Location<'_>, thread: Option<&CallingThread>) -> String {
+    let thread = thread.and_then(|thread| thread.name.as_deref());
+    let thread = thread.map(|name| format!(" in thread {name}")).unwrap_or_default();
+    format!("at {}:{}{thread}", place.file(), place.line())
+}
+
 /// The calling thread, as the holds know it that belong to it, and those that do not.
 struct CurrentThread {
     owner: Arc<CallingThread>,
@@ -217,6 +224,11 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
+    /// Describes where the program has made the call.
+    pub(crate) fn site(&self) -> String {
+        site(self.place, Some(&self.thread))
+    }
+
     /// Returns the deadline of a request that the call begins now.
     pub(crate) fn request_deadline(&self, now: Instant) -> Instant {
         self.times.request_deadline(self.wait, now)

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
 use crate::error::LossCause;
-use crate::protocol::call::{Caller, CallingThread};
+use crate::protocol::call::{Caller, CallingThread, site};
 
 /// The current hold of a tenure.
 #[expect(clippy::struct_excessive_bools, reason = "they are independent, and take little memory")]
@@ -69,6 +69,8 @@ pub(crate) struct Rare {
     pub(crate) is_told: bool,
     /// Set when the tenure is lost, or is about to be.
     pub(crate) cause: Option<LossCause>,
+    /// The number of the last hold that was reported to last long.
+    pub(crate) reported_long: Option<u64>,
     /// The failure of the last renewal, unless that succeeded.
     pub(crate) last_failure: Option<Arc<dyn StdError + Send + Sync>>,
     /// Whether a message said that the tenure was ended by force. Servers may still have it.
@@ -103,9 +105,19 @@ impl CurrentHold {
         self.place = caller.place;
     }
 
+    /// Describes where the program has called for it.
+    pub(crate) fn site(&self) -> String {
+        site(self.place, self.thread.as_deref())
+    }
+
     /// Returns the note of the tenure.
     pub(crate) fn note(&self) -> Option<&Arc<str>> {
         self.rare.as_ref()?.note.as_ref()
+    }
+
+    /// Returns `true` if the hold with this number was reported to last long.
+    pub(crate) fn is_reported_long(&self, number: u64) -> bool {
+        self.rare.as_ref().is_some_and(|rare| rare.reported_long == Some(number))
     }
 
     /// Returns how long it has been held.

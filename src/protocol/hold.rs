@@ -24,6 +24,9 @@ use crate::protocol::lease::{HoldFailure, Lease, NextStep};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Change, HoldReply, HoldRequest, Unused};
 
+/// The least pause between two looks whether a hold lasts for long.
+const LONG_LOOK_PAUSE: Duration = Duration::from_millis(100);
+
 /// A hold that has ended while its tenure goes on, as it is reported.
 #[derive(Debug)]
 pub(crate) struct HandedOff {
@@ -307,6 +310,17 @@ impl Hold {
             current.reused = true;
         }
         begins
+    }
+
+    /// Returns when to look next whether a hold lasts for longer than `after`; `None` if the tenure
+    /// is over. The next hold of the tenure begins later than now.
+    pub(crate) fn next_long_look(&self, after: Duration, now: Moment) -> Option<Moment> {
+        let current = self.current.lock();
+        let is_reported = current.is_reported_long(self.number());
+        let due = current.acquired.after(after);
+        let is_looked_at = current.kept || is_reported || due <= now;
+        let later = || now.after(after.max(LONG_LOOK_PAUSE));
+        self.lease.is_open().then(|| if is_looked_at { later() } else { due })
     }
 
     /// Returns `true` if it is time to release a kept lock.

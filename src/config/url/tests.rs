@@ -131,6 +131,7 @@ fn every_setting_has_a_text() {
         ("spin", "20us"),
         ("tenure", "5ms"),
         ("wait", "0"),
+        ("warn_held", "1m"),
     ])
     .expect("good settings");
     let (ms, seconds) = (Duration::from_millis, Duration::from_secs);
@@ -138,6 +139,7 @@ fn every_setting_has_a_text() {
     assert_eq!(config.connect_timeout, seconds(3));
     assert_eq!(config.deadlock, Deadlock::Fail);
     assert_eq!(config.deadlock_after, Some(seconds(2)));
+    assert_eq!(config.warn_held, Some(seconds(60)));
     let fsync = Durability::Fsync { local: true, replicas: 2, timeout: ms(100) };
     assert_eq!(config.durability, fsync);
     assert_eq!(config.fence_life, seconds(7200));

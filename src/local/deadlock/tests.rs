@@ -79,7 +79,7 @@ impl World {
             note: String::new(),
         };
         let holds = it.holds.iter().map(|(_, hold)| hold.clone());
-        self.clients[client].add(call, &it.parker, holds);
+        self.clients[client].add(call, String::new(), &it.parker, holds);
         it.wait = Some((number, name));
         let held = it.holds.iter().map(|(name, _)| *name).collect();
         self.calls.insert((client, number), Known(name, held, self.now, None));

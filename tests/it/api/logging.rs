@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::bounded;
-use leasehold::{Guard, HoldEnd};
+use leasehold::{Guard, HoldEnd, MemoryServer};
 use log::{LevelFilter, Log, Metadata, Record};
 use parking_lot::Mutex;
 
@@ -286,6 +286,69 @@ fn losses_in_a_child() {
     let lines = lines_with("lost");
     assert!(lines.len() < 20, "{lines:?}");
     assert!(lines.iter().all(|line| line.contains("does not know")), "{lines:?}");
+}
+
+#[test]
+fn lines_about_a_lock_name_the_line_and_the_thread_of_the_program() {
+    Child::start(trouble_in_a_child, "in memory").finish();
+}
+
+#[test]
+#[ignore = "a child of lines_about_a_lock_name_the_line_and_the_thread_of_the_program"]
+fn trouble_in_a_child() {
+    if child::argument().is_none() {
+        return;
+    }
+    Logger::install(FINE);
+    let server = MemoryServer::new();
+    let builder = || hasty().retry_window(ms(100)).warn_held(ms(100)).deadlock_after(Some(ms(100)));
+    let client = builder().open_memory(&server).unwrap();
+    let expect = |level: &str, parts: &[&str]| {
+        eventually(SOON, || {
+            let lines = lines_with(parts[0]);
+            lines
+                .iter()
+                .any(|line| line.starts_with(level) && parts.iter().all(|part| line.contains(part)))
+        });
+    };
+    let work = || {
+        let place = std::panic::Location::caller();
+        let at = |line| format!(" at {}:{line} in thread worker-3", place.file());
+        let (begun, guard) = (line!(), client.mutex("a").note("why").lock_owned().unwrap());
+        expect("WARN", &["has been held for", "lock \"a\" (fence ", &at(begun), " (why) "]);
+        assert!(server.end_hold("a"));
+        guard.verify().unwrap_err();
+        expect("WARN", &["is lost", "lock \"a\" (fence ", &at(begun)]);
+
+        let (begun, guard) = (line!(), client.lock_owned("b").unwrap());
+        server.set_down(true);
+        guard.unlock().unwrap_err();
+        server.set_down(false);
+        expect("WARN", &["releasing lock \"b\"", &at(begun), " failed: "]);
+
+        let (begun, first) = (line!(), client.mutex("c").note("why").lock_owned().unwrap());
+        let (waits, second) = (line!(), client.try_lock_for("c", ms(300)).unwrap());
+        assert!(second.is_none());
+        let waits = format!("lock \"c\"{} waits for ", at(waits));
+        expect("INFO", &[&waits, &format!(" so far, held{} (why)", at(begun))]);
+        drop(first);
+
+        let first = client.mutex("d").note("why").lock().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let _second = client.lock("e").unwrap();
+                client.try_lock_for("d", ms(1000)).unwrap();
+            });
+            eventually(SOON, || !client.waits().is_empty());
+            let (begun, both) = (line!(), client.try_lock_for("e", SOON).unwrap());
+            drop(both);
+            let here = format!("; lock \"e\"{}", at(begun));
+            expect("WARN", &["deadlock: ", " (why)", &here, "; lock \"d\" at "]);
+        });
+        drop(first);
+    };
+    let worker = thread::Builder::new().name("worker-3".into());
+    thread::scope(|scope| worker.spawn_scoped(scope, work).unwrap().join().unwrap());
 }
 
 #[test]

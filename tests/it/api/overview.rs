@@ -1,12 +1,15 @@
 //! What a client holds and waits for, and in which line of the program that began.
 
 use std::panic::Location;
+use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
-use leasehold::{Client, HeldAs, HeldLock, MemoryServer, WaitingCall};
+use leasehold::{Client, Error, Event, HeldAs, HeldLock, MemoryServer, WaitingCall};
+use parking_lot::Mutex;
 
 use crate::support::kinds::Kind;
-use crate::support::{LEASE, SHORT, SOON, Server, Store, eventually, ms, patient, stores};
+use crate::support::{LEASE, SOON, Server, Store, eventually, ms, patient, stores};
 
 stores! {
     every store:
@@ -138,7 +141,7 @@ fn a_hold_that_is_over_or_only_kept_is_not_listed(store: &Store) {
     let guard = client.lock("a").unwrap();
     assert_above(held(&client).place);
     drop(guard);
-    let brief = client.mutex("b").lease(SHORT).keep(ms(0)).renew(false);
+    let brief = client.mutex("b").lease(LEASE).keep(ms(0)).renew(false);
     let _lost = brief.lock().unwrap();
     eventually(SOON, || client.holds().is_empty());
     client.shutdown(SOON).unwrap();
@@ -224,4 +227,48 @@ fn every_call_for_a_lock_knows_its_line() {
     for place in places {
         assert!(place.file() == here().file() && place.line() > begun, "{place}");
     }
+}
+
+#[test]
+fn a_hold_that_lasts_too_long_is_reported_once_by_its_line() {
+    const LONG: Duration = ms(200);
+    let events = Arc::<Mutex<Vec<_>>>::default();
+    let reported = events.clone();
+    let builder = patient().warn_held(LONG).on_event(move |event| {
+        if let Event::HeldLong { name, fence, held, place, note, .. } = event {
+            reported.lock().push((name.clone(), *fence, *held, *place, note.clone()));
+        }
+    });
+    let client = builder.open_memory(&MemoryServer::new()).unwrap();
+    let reports = || events.lock().clone();
+    let brief = client.lock("brief").unwrap();
+    drop(brief);
+    let begun = here();
+    let long = client.mutex("long").note("why").lock_owned().unwrap();
+    let permit = client.semaphore("permit", 1).acquire().unwrap();
+    eventually(SOON, || reports().len() == 2);
+    thread::sleep(LONG * 2);
+    let told = reports();
+    let (name, fence, held, place, note) = &told[0];
+    assert_eq!((&**name, *fence, note.as_deref()), ("long", long.fence(), Some("why")));
+    assert!(*held >= LONG && *held < SOON, "{held:?}");
+    assert_eq!((place.file(), place.line()), (begun.file(), begun.line() + 1));
+    assert_eq!((&*told[1].0, told[1].1, told.len()), ("permit", 0, 2));
+    assert_eq!(client.stats().long_holds, 2);
+    drop((long, permit));
+
+    // The holds of a tenure are reported one by one.
+    let first = client.lock_owned("passed on").unwrap();
+    thread::scope(|scope| {
+        let next = scope.spawn(|| {
+            let guard = client.lock("passed on").unwrap();
+            eventually(SOON, || reports().len() == 3);
+            assert_eq!(reports()[2].1, guard.fence());
+        });
+        eventually(SOON, || !client.waits().is_empty());
+        drop(first);
+        next.join().unwrap();
+    });
+    let zero = Client::builder().warn_held(ms(0)).in_memory();
+    assert!(matches!(zero, Err(Error::InvalidInput(_))), "{zero:?}");
 }

@@ -57,6 +57,7 @@ impl Recorder {
 fn sentence(event: &Event) -> String {
     match event {
         Event::Acquired { name, .. } => format!("acquired {name}"),
+        Event::HeldLong { name, .. } => format!("held long {name}"),
         Event::Contended { name, .. } => format!("contended {name}"),
         Event::Renewed { .. } => "renewed".to_owned(),
         Event::RenewalFailing { name, .. } => format!("renewal failing {name}"),
