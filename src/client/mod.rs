@@ -405,7 +405,8 @@ impl Client {
     /// share it; a set of locks has one for each name. Does not ask the server. Empty in a forked
     /// child.
     ///
-    /// Together with [`waits`](Client::waits), it says what a program that seems to hang is doing.
+    /// Together with [`waits`](Client::waits), it says what a program that seems to hang is doing:
+    /// see the [recipe](crate::guide::cookbook#what-a-program-holds-and-waits-for).
     ///
     /// ```
     /// let client = leasehold::Client::in_memory();

@@ -2,6 +2,7 @@
 //!
 //! Decides nothing, and asks no server.
 
+use std::cmp::Reverse;
 use std::panic::Location;
 use std::time::Duration;
 
@@ -91,7 +92,7 @@ pub(crate) fn holds(shared: &Shared) -> Vec<HeldLock> {
     }
     let (holds, now) = (shared.reporter.renewer.list(end_of(LIST_TIME)), Moment::now());
     let mut held: Vec<_> = holds.iter().filter_map(|hold| HeldLock::of(hold, now)).collect();
-    held.sort_by(|one, other| other.since.cmp(&one.since));
+    held.sort_by_key(|held| Reverse(held.since));
     held
 }
 
@@ -108,6 +109,6 @@ pub(crate) fn waits(shared: &Shared) -> Vec<WaitingCall> {
     });
     let sleeping = shared.wait_queues.sleeping_calls();
     waits.extend(sleeping.iter().map(|it| WaitingCall::new(it.kind, &it.name, &it.caller)));
-    waits.sort_by(|one, other| other.since.cmp(&one.since));
+    waits.sort_by_key(|call| Reverse(call.since));
     waits
 }
