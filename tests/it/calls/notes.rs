@@ -96,20 +96,24 @@ fn every_kind_of_hold_has_the_note_of_its_client(store: &Store) {
 }
 
 fn threads_with_other_notes_have_holds_of_their_own(store: &Store) {
-    let (client, other) = two(store);
+    let client = store.open_for(LEASE, patient().tenure(LEASE / 4));
+    let other = store.open_for(LEASE, patient());
     let first = client.mutex("a").note("first").lock_owned().unwrap();
+    let wait = |note: &str| {
+        let guard = client.mutex("a").note(note).lock().unwrap();
+        assert_eq!(shown(&other, "a").as_deref(), Some(note));
+        drop(guard);
+    };
     thread::scope(|scope| {
-        let second = scope.spawn(|| {
-            let guard = client.mutex("a").note("second").lock().unwrap();
-            let seen = shown(&other, "a");
-            drop(guard);
-            seen
-        });
-        eventually(LEASE, || client.stats().waiting > 0);
+        // The second gets tokens for the third, but hands nothing off.
+        for (number, note) in (1..).zip(["second", "third"]) {
+            scope.spawn(move || wait(note));
+            eventually(LEASE, || client.stats().waiting == number);
+        }
         assert_eq!(shown(&other, "a").as_deref(), Some("first"));
         drop(first);
-        assert_eq!(second.join().unwrap().as_deref(), Some("second"));
     });
+    assert_eq!(client.stats().handoffs, 0);
 }
 
 fn a_wait_that_times_out_says_why_the_lock_is_held(store: &Store) {
