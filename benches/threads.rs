@@ -79,7 +79,10 @@ fn main() {
     near.mechanisms();
     near.sharers("");
     far.sharers(", 1 ms away");
-    near.few_permits();
+    near.few_permits(32, 4, 8.0, "");
+    near.few_permits(8, 3, 8.0, "");
+    near.scripts_of_few_permits();
+    far.few_permits(8, 3, 80.0, ", 1 ms away");
     near.one_name(10.0, "");
     far.one_name(80.0, ", 1 ms away");
     for (millis, goal) in [(10, 300.0), (50, 1000.0)] {
@@ -87,7 +90,9 @@ fn main() {
         // A cycle of the bare connection takes a good part of a turn.
         let plan = Plan { rounds: rounds / 2 + 1, time: plan.time * 4 };
         let distant = Place { server: &server, url: link.url(), plan };
-        distant.one_name_far_away(goal, &format!(", {millis} ms away"));
+        let distance = format!(", {millis} ms away");
+        distant.one_name_far_away(goal, &distance);
+        distant.few_permits(8, 3, 300.0, &distance);
     }
     setting::print_end(&server);
 }
@@ -186,15 +191,33 @@ impl Place<'_> {
     }
 
     /// Measures threads that wait for a few permits of one name, compared with one bare connection.
-    fn few_permits(&self) {
+    fn few_permits(&self, threads: usize, permits: u32, goal: f64, distance: &str) {
         let client = Client::builder().open(&self.url).expect("it answers");
         let take = move |_| {
-            let semaphore = client.semaphore("few permits", 4);
+            let semaphore = client.semaphore("few permits", permits);
             move || drop(semaphore.acquire().expect("the server answers"))
         };
-        let turn = Box::new(|| self.work(32, &take));
-        let permits = Rival { name: "4 permits".into(), goal: Some(8.0), turn };
-        self.compare("32 threads on 4 permits of one name", true, &[self.raw(1), permits]);
+        let turn = Box::new(|| self.work(threads, &take));
+        let rival = Rival { name: format!("{permits} permits"), goal: Some(goal), turn };
+        let title = format!("{threads} threads on {permits} permits of one name{distance}");
+        self.compare(&title, true, &[self.raw(1), rival]);
+    }
+
+    /// Counts the scripts of threads that wait for a few permits.
+    fn scripts_of_few_permits(&self) {
+        let client = Client::builder().open(&self.url).expect("it answers");
+        let take = move |_| {
+            let semaphore = client.semaphore("counted permits", 3);
+            move || drop(semaphore.acquire().expect("the server answers"))
+        };
+        let before = self.server.evals();
+        let work = self.work(8, &take);
+        let scripts = self.server.evals() - before;
+        table::head_of_facts("8 threads on 3 permits of one name");
+        let scripts = u32::try_from(scripts).expect("a few");
+        let of_1000 = f64::from(scripts) * 1000.0 / f64::from(work.cycles);
+        let goal = table::at_most(of_1000, 150.0);
+        table::fact("scripts per 1,000 holds", format!("{of_1000:.0}"), &goal);
     }
 
     /// Measures tenures, in which threads hand the lock off, compared with one bare connection.

@@ -274,8 +274,8 @@ struct Conversation<P> {
 enum Purpose {
     /// A hold of the first call.
     Acquire {
-        /// The numbers of the calls behind for which it asks as well.
-        others: Vec<u64>,
+        /// The calls behind for which it asks as well.
+        others: Vec<Other>,
         /// Whether the end of an earlier hold of this client was not confirmed when it was sent.
         after_release: bool,
     },
@@ -294,6 +294,17 @@ enum Purpose {
     Unregister,
     /// The end of a hold that fell short of its durability. The call then ends with the failure.
     Withdraw(Failure),
+}
+
+/// A call behind the first, for which its request asks as well.
+struct Other {
+    number: u64,
+    hold: HoldId,
+    lease: Duration,
+    note: Option<Arc<str>>,
+    /// The call has got a permit of this process since. The hold that the request brings for it is
+    /// for another one.
+    is_served: bool,
 }
 
 impl Purpose {
@@ -352,6 +363,14 @@ impl<P> Call<P> {
     }
 }
 
+impl Other {
+    fn of<P>(call: &Call<P>) -> Self {
+        let Call { number, hold, caller, .. } = call;
+        let (lease, note) = (caller.times.lease, caller.note.clone());
+        Self { number: *number, hold: hold.clone(), lease, note, is_served: false }
+    }
+}
+
 impl<P> Conversation<P> {
     fn new(first: Call<P>, registration: Registration, purpose: Purpose) -> Box<Self> {
         Box::new(Self {
@@ -372,6 +391,21 @@ impl<P> Conversation<P> {
     /// the reply says otherwise.
     fn take_purpose(&mut self) -> Purpose {
         mem::replace(&mut self.purpose, Purpose::ACQUIRE)
+    }
+
+    /// Returns `true` if the request on its way may bring a hold for a call behind the first.
+    fn asks_for(&self, number: u64) -> bool {
+        matches!(&self.purpose, Purpose::Acquire { others, .. }
+            if others.iter().any(|other| other.number == number))
+    }
+
+    /// Notes that a call behind the first has got a permit, and needs no other one.
+    fn note_served(&mut self, number: u64) {
+        if let Purpose::Acquire { others, .. } = &mut self.purpose {
+            for other in others.iter_mut().filter(|other| other.number == number) {
+                other.is_served = true;
+            }
+        }
     }
 
     /// Returns the lock to recall: the hold that the call wants, as a lock.
@@ -408,14 +442,14 @@ impl<P> Conversation<P> {
                 Ask { hold, others, lease, note, registration, deadline }
             }
             _ => {
-                let others = self.calls_alike(behind);
+                let alike = self.calls_alike(behind);
                 let registration = self.next_registration(behind, turn);
-                let numbers = others.iter().map(|call| call.number).collect();
-                let others = others.into_iter().map(|call| call.hold.clone()).collect();
-                self.purpose = Purpose::Acquire { others: numbers, after_release };
+                let holds = alike.iter().map(|call| call.hold.clone()).collect();
+                let others = alike.into_iter().map(Other::of).collect();
+                self.purpose = Purpose::Acquire { others, after_release };
                 let Call { hold, caller, .. } = &self.first;
                 let (hold, note, lease) = (hold.clone(), caller.note.clone(), times.lease);
-                Ask { hold, others, lease, note, registration, deadline }
+                Ask { hold, others: holds, lease, note, registration, deadline }
             }
         }
     }
@@ -566,6 +600,13 @@ impl<P: Clone> Name<P> {
         if call.caller.wait == Wait::No {
             return self.time_out(call, rejoins, turn);
         }
+        // The first call gets the next one, if its reply brings none.
+        if let State::Asking(talk) = &mut self.state
+            && let Some(spare) = talk.spare.take_if(|spare| Self::fits(spare, &call, turn.moment))
+        {
+            spare.begin_next(&call.caller, turn.moment);
+            return Next::Done(Outcome::HandedOff(spare));
+        }
         let until = Self::park_until(&call, turn);
         self.push(call, rejoins);
         Next::Park { until, contended: true }
@@ -679,7 +720,7 @@ impl<P: Clone> Name<P> {
         }
         self.reply_to_others(others, sent, &reply, in_doubt, turn);
         if in_doubt && turn.withdraws {
-            self.doubt(&talk.first, true, turn);
+            self.doubt_call(&talk.first, true, turn);
         } else if in_doubt {
             talk.first.in_doubt = true;
         }
@@ -787,7 +828,7 @@ impl<P: Clone> Name<P> {
     /// notes that they may exist. For a call that has left, its hold is cleaned up already.
     fn reply_to_others(
         &mut self,
-        others: Vec<u64>,
+        others: Vec<Other>,
         sent: Moment,
         reply: &Result<AcquireReply, Failure>,
         in_doubt: bool,
@@ -799,20 +840,47 @@ impl<P: Clone> Name<P> {
         };
         // Those that fell short exist as well.
         let may_exist = in_doubt || reply.as_ref().is_err_and(Failure::is_shortfall);
-        for (place, number) in others.into_iter().enumerate() {
-            let Some(behind) = self.behind.as_mut() else { return };
-            let Some(at) = behind.iter().position(|call| call.number == number) else { continue };
-            match fences.get(place) {
-                None => behind[at].in_doubt |= may_exist,
-                Some(fence) => {
-                    let Some(call) = behind.remove(at) else { continue };
-                    let (id, caller) = (call.hold.clone(), &call.caller);
-                    let hold = Hold::new(id, *fence, 0, caller, sent, turn.moment);
-                    hold.set_may_begin(call.in_doubt);
-                    turn.actions.push(call.end(Outcome::Acquired(Arc::new(hold))));
+        let mut spared = Vec::new();
+        for (place, other) in others.into_iter().enumerate() {
+            let fence = fences.get(place);
+            if other.is_served {
+                match fence {
+                    Some(fence) => spared.push((other, *fence)),
+                    None if may_exist => self.doubt(other.hold, other.lease, true, turn),
+                    None => {}
+                }
+                continue;
+            }
+            let Some((at, mut call)) = self.take_behind(other.number) else { continue };
+            match fence {
+                Some(fence) => Self::acquire_for(call, other.hold, *fence, sent, turn),
+                None => {
+                    call.in_doubt |= may_exist;
+                    self.behind.get_or_insert_default().insert(at, call);
                 }
             }
         }
+        // Last, because the calls that the request was for get their own.
+        for (other, fence) in spared {
+            let is_alike = |next: &Call<P>| {
+                next.hold.kind == other.hold.kind
+                    && next.caller.times.lease == other.lease
+                    && next.caller.note == other.note
+                    && !next.in_doubt
+            };
+            let follows = self.calls_behind().next().is_some_and(is_alike);
+            match self.behind.as_mut().filter(|_| follows).and_then(|behind| behind.pop_front()) {
+                Some(next) => Self::acquire_for(next, other.hold, fence, sent, turn),
+                None => self.doubt(other.hold, other.lease, false, turn),
+            }
+        }
+    }
+
+    /// Ends a call with a hold that the request of another call has brought.
+    fn acquire_for(call: Call<P>, id: HoldId, fence: u64, sent: Moment, turn: &mut Turn<P>) {
+        let hold = Hold::new(id, fence, 0, &call.caller, sent, turn.moment);
+        hold.set_may_begin(call.in_doubt);
+        turn.actions.push(call.end(Outcome::Acquired(Arc::new(hold))));
     }
 
     /// Takes the reply to the request for more tokens of a tenure that was kept.
@@ -901,7 +969,7 @@ impl<P: Clone> Name<P> {
             }
             (Purpose::Withdraw(failure), outcome) => {
                 if outcome.is_err() {
-                    self.doubt(&talk.first, false, turn);
+                    self.doubt_call(&talk.first, false, turn);
                 }
                 self.fail(talk, failure, turn)
             }
@@ -971,7 +1039,7 @@ impl<P: Clone> Name<P> {
         }
         let hold = talk.first.hold.clone();
         if talk.first.in_doubt {
-            self.doubt(&talk.first, true, turn);
+            self.doubt_call(&talk.first, true, turn);
         }
         let may_be_queued = talk.may_be_queued();
         self.state = State::Waiting(talk);
@@ -1158,20 +1226,22 @@ impl<P: Clone> Name<P> {
         // The request that is on its way may bring its hold.
         let is_asked_for = match &self.state {
             State::Asking(talk) if !flawed(Flaw::LeaversHoldIsForgotten) => {
-                matches!(&talk.purpose, Purpose::Acquire { others, .. }
-                    if others.contains(&call.number))
+                talk.asks_for(call.number)
             }
             _ => false,
         };
         if call.in_doubt || is_asked_for {
-            self.doubt(call, true, turn);
+            self.doubt_call(call, true, turn);
         }
     }
 
     /// Remembers that the hold of a call may exist in the store and must not, or that a request
     /// `may_begin` it there.
-    fn doubt(&mut self, call: &Call<P>, may_begin: bool, turn: &mut Turn<P>) {
-        let (hold, lease) = (call.hold.clone(), call.caller.times.lease);
+    fn doubt_call(&mut self, call: &Call<P>, may_begin: bool, turn: &mut Turn<P>) {
+        self.doubt(call.hold.clone(), call.caller.times.lease, may_begin, turn);
+    }
+
+    fn doubt(&mut self, hold: HoldId, lease: Duration, may_begin: bool, turn: &mut Turn<P>) {
         let debt = Arc::new(Hold::debt(hold, lease, may_begin, turn.moment));
         if flawed(Flaw::DebtIsForgotten) {
             return;
@@ -1368,26 +1438,41 @@ impl<P: Clone> Name<P> {
         true
     }
 
-    /// Like `hand_off`, for a permit. It goes to the first call if that waits for one like it.
+    /// Like `hand_off`, for a permit. It goes to the first call, or to the next one while a request
+    /// of the first is on its way: its thread could not go on before the reply. Without a next one,
+    /// it waits for the reply.
     fn hand_off_permit(
         &mut self,
         permit: &Arc<Hold>,
         now: Moment,
         actions: &mut Vec<Action<P>>,
     ) -> bool {
-        let (State::Asking(talk) | State::Waiting(talk)) = &self.state else { return false };
-        if talk.spare.is_some() || !Self::fits(permit, &talk.first, now) {
-            return false;
+        let next = self.calls_behind().next().is_some_and(|next| Self::fits(permit, next, now));
+        match &mut self.state {
+            State::Waiting(talk) if Self::fits(permit, &talk.first, now) => {
+                let Some(handed_off) = permit.hand_off(now) else { return false };
+                actions.push(Action::ReportHandoff(handed_off));
+                let talk = self.take_talk();
+                self.pass_permit(talk, permit, now, actions);
+                true
+            }
+            State::Asking(talk) if next => {
+                let Some(handed_off) = permit.hand_off(now) else { return false };
+                actions.push(Action::ReportHandoff(handed_off));
+                if let Some(next) = self.behind.as_mut().and_then(|behind| behind.pop_front()) {
+                    talk.note_served(next.number);
+                    actions.push(next.end_with_next(permit, now));
+                }
+                true
+            }
+            State::Asking(talk) if talk.spare.is_none() && Self::fits(permit, &talk.first, now) => {
+                let Some(handed_off) = permit.hand_off(now) else { return false };
+                actions.push(Action::ReportHandoff(handed_off));
+                talk.spare = Some(permit.clone());
+                true
+            }
+            _ => false,
         }
-        let Some(handed_off) = permit.hand_off(now) else { return false };
-        actions.push(Action::ReportHandoff(handed_off));
-        if let State::Asking(talk) = &mut self.state {
-            talk.spare = Some(permit.clone());
-        } else {
-            let talk = self.take_talk();
-            self.pass_permit(talk, permit, now, actions);
-        }
-        true
     }
 
     /// Returns `true` if a call can have a permit that another one has had.
@@ -1469,7 +1554,7 @@ impl<P: Clone> Name<P> {
             return Err(talk);
         }
         if mem::take(&mut talk.first.in_doubt) {
-            self.doubt(&talk.first, true, turn);
+            self.doubt_call(&talk.first, true, turn);
         }
         self.pass_permit(talk, &spare, turn.moment, &mut turn.actions);
         // It is told of the permit like any other.

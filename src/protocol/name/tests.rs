@@ -984,7 +984,8 @@ fn a_call_behind_one_that_does_not_wait_is_registered_as_waiting() {
     world.call_as(PERMIT, &options(), Wait::Endless);
     let permit = world.acquire();
     let brief = world.call_as(PERMIT, &options(), Wait::No);
-    let second = world.call_as(PERMIT, &options(), Wait::Endless);
+    let other = LockOptions { lease: SOON, ..options() };
+    let second = world.call_as(PERMIT, &other, Wait::Endless);
     assert_eq!(world.end(&permit), Ending::GoesOn);
     world.reply(held());
     got(&brief, &permit);
@@ -1006,28 +1007,89 @@ fn a_wake_up_is_not_lost_with_the_call_that_it_was_for() {
 }
 
 #[test]
-fn a_permit_waits_for_the_reply_to_the_first_call() {
+fn a_permit_goes_to_the_next_call_while_a_request_of_the_first_is_on_its_way() {
     let mut world = World::new();
-    let (permit, first, [second]) = permits::<1>(&mut world);
+    let (permit, first, [second, third]) = permits::<2>(&mut world);
     assert_eq!(world.end(&permit), Ending::GoesOn);
-    assert!(first.told.is_empty() && second.told.is_empty());
+    got(&second, &permit);
+    assert_eq!(world.end(&permit), Ending::GoesOn);
+    got(&third, &permit);
+    // The first one is served next, once its thread can go on.
+    let fourth = world.call_as(PERMIT, &options(), Wait::Endless);
+    world.reply(held());
+    assert_eq!(world.end(&permit), Ending::GoesOn);
+    got(&first, &permit);
+    assert!(fourth.told.is_empty());
+}
+
+/// A request for the first call and those behind it is on its way.
+fn asking_for_others<const N: usize>(world: &mut World) -> (Arc<Hold>, Begun, [Begun; N]) {
+    let (permit, first, behind) = permits::<N>(world);
+    world.reply(held());
+    assert_eq!(asks(&world.due(&first)).others.len(), N);
+    (permit, first, behind)
+}
+
+#[test]
+fn what_is_brought_for_a_call_that_was_served_meanwhile_is_for_the_next() {
+    let mut world = World::new();
+    let (permit, _, [second, third]) = asking_for_others(&mut world);
+    world.end(&permit);
+    got(&second, &permit);
+    let [fourth, fifth] = [(); 2].map(|()| world.call_as(PERMIT, &options(), Wait::Endless));
+    assert!(matches!(world.reply(granted(&[2, 3])), Next::Done(Outcome::Acquired(_))));
+    let nonce = |call: &Begun| match call.told.outcome() {
+        Some(Outcome::Acquired(hold)) => hold.id.nonce,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(nonce(&third), third.number);
+    assert_eq!(nonce(&fourth), second.number);
+    assert!(fifth.told.is_turn());
+}
+
+#[test]
+fn what_is_brought_for_no_call_is_given_back() {
+    let owed = |reply: &dyn Fn() -> Result<AcquireReply, Failure>| {
+        let mut world = World::new();
+        let (permit, _, [second]) = asking_for_others(&mut world);
+        world.end(&permit);
+        got(&second, &permit);
+        world.reply(reply());
+        let actions = world.actions();
+        actions.iter().filter(|action| matches!(action, Action::Owe(_))).count()
+    };
+    assert_eq!(owed(&|| granted(&[2])), 1);
+    assert_eq!(owed(&|| granted(&[])), 0, "it does not exist");
+    assert_eq!(owed(&|| Err(failure(FailureKind::Timeout))), 1, "it may exist");
+    assert_eq!(owed(&|| Err(failure(FailureKind::Rejected))), 0);
+}
+
+#[test]
+fn a_permit_that_no_other_call_wants_waits_for_the_reply_to_the_first() {
+    let mut world = World::new();
+    let (permit, first, []) = permits(&mut world);
+    assert_eq!(world.end(&permit), Ending::GoesOn);
+    assert!(first.told.is_empty());
     assert!(is_parked(&world.fails(FailureKind::Timeout)));
     got(&first, &permit);
     let actions = world.actions();
-    assert!(!actions.iter().any(|action| matches!(action, Action::Unregister(_))));
     let owed = actions.iter().filter(|action| matches!(action, Action::Owe(_))).count();
     assert_eq!(owed, 1, "what it had asked for");
-    // If that brings another, this one is the next call's.
+    // Another call can have it before.
     let mut world = World::new();
-    let (permit, _, [second]) = permits::<1>(&mut world);
+    let (permit, first, []) = permits(&mut world);
+    world.end(&permit);
+    let brief = world.call_as(PERMIT, &options(), Wait::No).next;
+    assert!(!matches!(brief, Next::Done(Outcome::HandedOff(_))), "it does not wait: {brief:?}");
+    let next = world.call_as(PERMIT, &options(), Wait::Endless).next;
+    let has_it =
+        matches!(&next, Next::Done(Outcome::HandedOff(hold)) if Arc::ptr_eq(hold, &permit));
+    assert!(has_it && first.told.is_empty(), "{next:?}");
+    // The reply may bring the first one a permit of its own.
+    let mut world = World::new();
+    let (permit, _, []) = permits(&mut world);
     world.end(&permit);
     assert!(!Arc::ptr_eq(&world.acquire(), &permit));
-    got(&second, &permit);
-    assert!(!world.unregisters() && world.name.is_over());
-    let mut world = World::new();
-    let (permit, _, []) = permits::<0>(&mut world);
-    world.end(&permit);
-    world.acquire();
     assert!(world.releases(&permit), "no call wants it");
 }
 
