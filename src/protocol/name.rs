@@ -852,12 +852,11 @@ impl<P: Clone> Name<P> {
                 continue;
             }
             let Some((at, mut call)) = self.take_behind(other.number) else { continue };
-            match fence {
-                Some(fence) => Self::acquire_for(call, other.hold, *fence, sent, turn),
-                None => {
-                    call.in_doubt |= may_exist;
-                    self.behind.get_or_insert_default().insert(at, call);
-                }
+            if let Some(fence) = fence {
+                Self::acquire_for(call, other.hold, *fence, sent, turn);
+            } else {
+                call.in_doubt |= may_exist;
+                self.behind.get_or_insert_default().insert(at, call);
             }
         }
         // Last, because the calls that the request was for get their own.
