@@ -252,7 +252,7 @@ impl Mutex {
     /// - [`WrongType`](Error::WrongType): the key holds something that is not a lock.
     /// - [`InvalidInput`](Error::InvalidInput): the name cannot be that of a lock.
     pub fn is_locked(&self) -> Result<bool> {
-        Ok(self.holder()?.is_some())
+        status::is_locked(&self.handle.shared, &self.handle.name)
     }
 
     /// Returns `true` if the current thread holds the lock through this client. Does not ask the

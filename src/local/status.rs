@@ -33,6 +33,11 @@ pub(crate) fn holder(shared: &Shared, name: &Arc<str>) -> Result<Option<Holder>>
     inspect(shared, name, Look::Holder).map(|found| found.map(HolderReply::into_holder))
 }
 
+/// Returns `true` if any client holds a lock.
+pub(crate) fn is_locked(shared: &Shared, name: &Arc<str>) -> Result<bool> {
+    inspect(shared, name, Look::Owner).map(|found| found.is_some())
+}
+
 /// Checks that locks can be acquired, and returns how long the last attempt took.
 pub(crate) fn ping(shared: &Shared) -> Result<Duration> {
     shared.check_process()?;
@@ -187,7 +192,7 @@ fn describe_holders(shared: &Shared, name: &str, noun: &str, holders: &[Holder])
 /// Ends the current hold of a lock, of any owner, and no later one. Returns `false` if there is
 /// none.
 pub(crate) fn force_unlock(shared: &Shared, name: &Arc<str>) -> Result<bool> {
-    let holder = inspect(shared, name, Look::Holder)?;
+    let holder = inspect(shared, name, Look::Owner)?;
     let Some(HolderReply { owner, .. }) = holder else { return Ok(false) };
     end_hold(shared, HoldKind::Lock, name, &owner)
 }

@@ -446,6 +446,7 @@ impl Commands {
         let keys = [&*lock, &notes, &fence, &queue];
         let (keys, args) = match look {
             Look::All => (&keys[..], &[][..]),
+            Look::Owner => (&keys[..1], &[][..]),
             Look::Holder => (&keys[..2], &[][..]),
             Look::Permits => (&keys[..1], &[Arg::Text("count")][..]),
             Look::Token => (&keys[..3], &[][..]),

@@ -341,6 +341,8 @@ pub(crate) struct Telling {
 pub(crate) enum Look {
     /// The holders, whatever the kind of the name, and the waiting clients.
     All,
+    /// The holder of a lock, perhaps without the token and the note.
+    Owner,
     /// The holder of a lock, perhaps without the token.
     Holder,
     /// The number of permits of a semaphore that are held or offered; none where there can be no

@@ -340,7 +340,7 @@ impl Locks {
         let Some(name) = self.name(key) else { return Ok(ReportReply::default()) };
         match look {
             Look::All => {}
-            Look::Holder | Look::Token => name.check_type(HoldKind::Lock)?,
+            Look::Owner | Look::Holder | Look::Token => name.check_type(HoldKind::Lock)?,
             Look::Permits => name.check_type(HoldKind::Permit { of: 0 })?,
         }
         let holds = name.holds.iter().filter(|held| !held.is_offer());

@@ -250,7 +250,7 @@ impl<L: SharedLinks> Store for Quorum<L> {
         let look = match look {
             Look::Permits => return Ok(ReportReply::default()),
             Look::All | Look::Token => Look::Token,
-            Look::Holder => Look::Holder,
+            look => look,
         };
         let report = self.servers.settings.commands.report(Scope::All, name, look);
         self.decide(name, report, deadline, Votes::decide_holder)

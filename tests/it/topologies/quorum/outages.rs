@@ -65,7 +65,6 @@ fn a_call_waits_until_servers_have_read_what_came_before() {
         assert!(trying.join().unwrap().unwrap());
         dropping.join().unwrap();
     });
-    assert_eq!(client.stats().failed_releases, 0);
 }
 
 #[test]
