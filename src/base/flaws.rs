@@ -49,6 +49,8 @@ flaws! {
     EndIsReportedLate,
     /// A hold is relied on after its lease is over, and so is a tenure, kept or handed off.
     ExpiryIsIgnored,
+    /// A client that messages do not reach counts as one that hears.
+    DeafIsHeard,
     /// Half of the servers of a quorum are enough.
     HalfIsEnough,
     /// A lock is kept for longer than its client wants.
@@ -199,6 +201,9 @@ flaws! {
     ShortfallIsSuccess,
     /// Of several locks the server grants those that are free.
     ServerGrantsPart,
+    /// A client that waits behind one that is offered the lock is not told, though that may have
+    /// stopped.
+    StandbyIsNotTold,
     /// Tokens do not grow.
     StaleFence,
     /// A request without a reply never times out.

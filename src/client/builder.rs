@@ -45,7 +45,7 @@ use crate::store::memory::memory_server::MemoryServer;
 /// | [`prefix`](Self::prefix) | `lock:` | the beginning of the keys of locks |
 /// | [`label`](Self::label) | `host:pid` | the beginning of the client's id, for operators |
 /// | [`durability`](Self::durability) | `Memory` | what must store a lock before it counts |
-/// | [`backoff`](Self::backoff) | 5 ms, 500 ms | pauses between two attempts at a held lock |
+/// | [`backoff`](Self::backoff) | 5 ms, 500 ms | pauses between two attempts at a held lock, if nothing tells when it is free |
 /// | [`fence_life`](Self::fence_life) | 24 h | how long a counter of fences outlasts its last use |
 /// | [`deadlock_after`](Self::deadlock_after) | 1 s | when a waiting call looks for a deadlock |
 /// | [`deadlock`](Self::deadlock) | `Report` | whether a call of a deadlock fails |
@@ -57,8 +57,8 @@ use crate::store::memory::memory_server::MemoryServer;
 /// | [`connect_timeout`](Self::connect_timeout) | 1 s | how long opening a connection may take |
 /// | [`io_timeout`](Self::io_timeout) | 1 s | how long one request may take |
 /// | [`retry_window`](Self::retry_window) | 10 s | how long calls without a deadline retry |
-/// | [`pool_size`](Self::pool_size) | 8 | how many connections the calls share |
-/// | [`idle_timeout`](Self::idle_timeout) | 10 min | how long a connection may be idle |
+/// | [`pool_size`](Self::pool_size) | 4 | how many connections the calls share |
+/// | [`idle_timeout`](Self::idle_timeout) | 1 min | how long a connection may be idle |
 /// | [`max_lifetime`](Self::max_lifetime) | 30 min | how long a connection is used |
 /// | [`spin`](Self::spin) | 50 µs | how long a thread busy-waits for a reply |
 /// | [`lazy`](Self::lazy) | `false` | whether opening sends no request |
@@ -582,16 +582,17 @@ impl Builder {
     /// first needed and is in use only while a request is in flight, never while a thread waits for
     /// a lock. The renewer's connection is not counted.
     ///
-    /// From 1 to 10 000. Defaults to 8.
+    /// From 1 to 10 000. Defaults to 4.
     pub fn pool_size(mut self, connections: u32) -> Self {
         self.config.pool_size = connections;
         self
     }
 
-    /// Sets how long a pooled connection may be idle. It is closed up to 30 s after that time.
-    /// `None` keeps connections open for as long as the client lives.
+    /// Sets how long a pooled connection may be idle. It is closed up to 30 s after that time. The
+    /// last one to a server stays ten times as long. `None` keeps connections open for as long as
+    /// the client lives.
     ///
-    /// Longer than zero. Defaults to 10 minutes. Has no effect with
+    /// Longer than zero. Defaults to 1 minute. Has no effect with
     /// [`open_redlock`](Builder::open_redlock), whose clients have no spare connections.
     pub fn idle_timeout(mut self, time: Option<Duration>) -> Self {
         self.config.idle_timeout = time;
@@ -654,6 +655,11 @@ impl Builder {
     /// jitter](https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/)) and end
     /// no later than the holder's lease. After failures, attempts are repeated with other pauses,
     /// of at most 500 ms.
+    ///
+    /// A call pauses so only until a message has shown that its client hears the server. From then
+    /// on it tries when it is told to, when the holder's lease is over, when messages may have been
+    /// missed, and otherwise after 10 s, whatever the backoff. So a key that was deleted by hand is
+    /// noticed within 10 s. Locks of other libraries are tried with the backoff.
     ///
     /// Defaults to 5 ms and 500 ms.
     pub fn backoff(mut self, min: Duration, max: Duration) -> Self {

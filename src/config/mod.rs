@@ -102,8 +102,8 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             options: Arc::default(),
-            pool_size: 8,
-            idle_timeout: Some(Duration::from_secs(10 * 60)),
+            pool_size: 4,
+            idle_timeout: Some(Duration::from_secs(60)),
             max_lifetime: Some(Duration::from_secs(30 * 60)),
             connect_timeout: Duration::from_secs(1),
             io_timeout: None,

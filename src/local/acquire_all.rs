@@ -342,7 +342,7 @@ impl SetCall<'_> {
         let (holds, lease) = (&group.holds, caller.times.lease);
         let (sent, deadline) = (Moment::now(), self.retry.request_deadline(clock::now()));
         let (note, registration) = (caller.note.as_deref(), Registration::None);
-        let request = Acquire { holds, lease, note, registration, deadline };
+        let request = Acquire { holds, lease, note, registration, echo: false, deadline };
         match shared.store.acquire(request)? {
             AcquireReply::Acquired { .. } if sent.elapsed() >= reliable(lease) => {
                 Err(Failure::late())

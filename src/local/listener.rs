@@ -234,6 +234,7 @@ impl ListenerThread {
         let Reporter { wait_queues, counters, renewer, .. } = &*reporter;
         match wake {
             Wake::Complete(is_complete) => reporter.set_listening(*is_complete),
+            Wake::Echo(name) => wait_queues.note_echo(name),
             Wake::Ready if flawed(Flaw::ReconnectIsIgnored) => {}
             Wake::Ready => {
                 wait_queues.wake_all();

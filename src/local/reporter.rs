@@ -545,6 +545,10 @@ impl Reporter {
             self.report_end(hold, outcome, true);
             !matches!(outcome, Err(HoldFailure::Failed(_)))
         });
+        if matches!(outcome, Err(HoldFailure::Lost)) {
+            // Where the hold was gone, the servers of a quorum took the client off those that wait.
+            self.wait_queues.wake(hold.id.kind, &hold.id.name);
+        }
     }
 }
 

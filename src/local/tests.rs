@@ -391,6 +391,7 @@ fn a_reply_begins_the_retry_window_anew() {
         lease: window * 2,
         note: None,
         registration: Registration::None,
+        echo: false,
         deadline: Instant::now(),
     });
     assert!(matches!(other, Ok(AcquireReply::Acquired { .. })));
@@ -518,6 +519,7 @@ fn a_hold_that_its_thread_finds_lost_is_cleaned_up() {
             lease: LEASE * 10,
             note: None,
             registration: Registration::None,
+            echo: false,
             deadline: Instant::now(),
         })
         .expect("memory");

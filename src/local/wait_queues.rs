@@ -153,7 +153,7 @@ impl WaitQueues {
         tell(actions);
     }
 
-    /// Sets whether messages of other clients arrive.
+    /// Sets whether messages of other clients arrive. If they no longer do, no call relies on them.
     pub(crate) fn set_listening(&self, listening: bool) {
         let mut sleepers = self.sleepers.lock();
         let listened = self.listening.swap(listening, Ordering::SeqCst);
@@ -162,6 +162,12 @@ impl WaitQueues {
         }
         sleepers.has_tried = true;
         wake_all(&self.changed);
+        drop(sleepers);
+        if listened && !listening {
+            let (now, mut actions) = (clock::now(), Vec::new());
+            self.each(|_, name| name.rely_on_nothing(now, &mut actions));
+            tell(actions);
+        }
     }
 
     /// Returns `true` if messages of other clients may have been missed a moment ago: for that long
@@ -254,13 +260,23 @@ impl WaitQueues {
         is_woken
     }
 
-    /// Lets every first call try.
+    /// Lets every first call try, because messages may have been missed.
     pub(crate) fn wake_all(&self) {
-        let mut actions = Vec::new();
+        let (now, mut actions) = (clock::now(), Vec::new());
         self.each(|_, name| {
+            name.rely_on_nothing(now, &mut actions);
             name.wake(&mut actions);
         });
         tell(actions);
+    }
+
+    /// Notes that an echo has come for the calls for a name.
+    pub(crate) fn note_echo(&self, name: &str) {
+        for kind in [HoldKind::Read, HoldKind::Lock] {
+            if let Some(known) = self.shard(kind, name).get_mut(name) {
+                known.note_echo();
+            }
+        }
     }
 
     /// Like `wake`, and has the request sent at once that the first call would send once its thread
@@ -286,6 +302,7 @@ impl WaitQueues {
         Turn {
             now: clock::now(),
             moment: Moment::now(),
+            listens: self.is_listening(),
             missed_messages: self.has_missed_messages(),
             withdraws: store.withdraws(),
             keeps_order: store.keeps_order(),

@@ -43,12 +43,12 @@ impl PoolThread {
 
     /// Runs `work` on the thread after a delay, unless the thread has ended by then.
     #[cfg(not(all(test, leasehold_shuttle)))]
-    fn after(&self, delay: Duration, work: impl FnOnce() + Send + 'static) {
+    pub(super) fn after(&self, delay: Duration, work: impl FnOnce() + Send + 'static) {
         self.0.execute_after(delay, work);
     }
 
     #[cfg(all(test, leasehold_shuttle))]
-    fn after(&self, _: Duration, work: impl FnOnce() + Send + 'static) {
+    pub(super) fn after(&self, _: Duration, work: impl FnOnce() + Send + 'static) {
         drop(shuttle::thread::spawn(work));
     }
 }

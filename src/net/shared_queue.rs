@@ -9,10 +9,10 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use std::{fmt, thread};
 
-use r2d2::{ManageConnection, NopErrorHandler, Pool};
+use r2d2::{CustomizeConnection, ManageConnection, NopErrorHandler, Pool};
 
 use crate::base::failure::Failure;
 use crate::base::sync::{Mutex, yield_now};
@@ -91,6 +91,68 @@ impl Drop for PoolUser {
 /// own error; through r2d2, an error would arrive as a text, after the whole timeout.
 pub(super) struct ClosedConnections {
     factory: Arc<ConnectionFactory>,
+    last: Arc<LastConnection>,
+}
+
+/// How many times as long as others the last connection of a pool may be idle: a client that uses a
+/// lock now and then need not connect for each.
+const LAST_IS_IDLE: u32 = 10;
+
+/// The last connection of a pool, from when r2d2 has removed it from there as idle.
+struct LastConnection {
+    /// How many connections the pool has.
+    in_pool: AtomicU32,
+    /// Open, and with the number of times that one was kept.
+    kept: parking_lot::Mutex<(Option<Connection>, u64)>,
+    /// For how long it is kept, if any is.
+    time: Option<Duration>,
+    thread: PoolThread,
+}
+
+impl LastConnection {
+    fn new(config: &Config, thread: &PoolThread) -> Arc<Self> {
+        let time = config.idle_timeout.map(|time| time.saturating_mul(LAST_IS_IDLE - 1));
+        let (in_pool, kept) = (AtomicU32::new(0), parking_lot::Mutex::default());
+        let thread = thread.clone();
+        Arc::new(Self { in_pool, kept, time, thread })
+    }
+
+    /// Takes back the connection that is kept, if there is one.
+    fn take(&self) -> Option<Connection> {
+        self.kept.lock().0.take()
+    }
+}
+
+/// Is told of each connection that r2d2 removes.
+struct Removals(Arc<LastConnection>);
+
+impl fmt::Debug for Removals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Removals").finish_non_exhaustive()
+    }
+}
+
+impl CustomizeConnection<Connection, Infallible> for Removals {
+    /// Keeps it if it is the last one, and good.
+    fn on_release(&self, connection: Connection) {
+        let Self(last) = self;
+        let is_last = last.in_pool.fetch_sub(1, Ordering::SeqCst) == 1;
+        let is_good = connection.is_connected() && connection.retiring().is_none();
+        let Some(time) = last.time.filter(|_| is_last && is_good) else { return };
+        let mut kept = last.kept.lock();
+        kept.1 += 1;
+        let (replaced, number) = (kept.0.replace(connection), kept.1);
+        drop(kept);
+        drop(replaced);
+        let weak = Arc::downgrade(last);
+        last.thread.after(time, move || {
+            let Some(last) = weak.upgrade() else { return };
+            let mut kept = last.kept.lock();
+            let closed = if kept.1 == number { kept.0.take() } else { None };
+            drop(kept);
+            drop(closed);
+        });
+    }
 }
 
 impl ManageConnection for ClosedConnections {
@@ -98,7 +160,8 @@ impl ManageConnection for ClosedConnections {
     type Error = Infallible;
 
     fn connect(&self) -> Result<Connection, Infallible> {
-        Ok(Connection::new(self.factory.clone()))
+        self.last.in_pool.fetch_add(1, Ordering::SeqCst);
+        Ok(self.last.take().unwrap_or_else(|| Connection::new(self.factory.clone())))
     }
 
     fn is_valid(&self, _: &mut Connection) -> Result<(), Infallible> {
@@ -124,15 +187,17 @@ impl SharedQueue {
         // thread every 30 s for idle connections that have reached it. It closes these, which does
         // not block, and creates no others. A connection that is in use then is replaced by its
         // user.
+        let last = LastConnection::new(config, thread);
         let pool = Pool::builder()
             .max_size(pool_size)
             .min_idle(Some(0))
             .test_on_check_out(false)
             .max_lifetime(max_lifetime)
             .idle_timeout(idle_timeout)
+            .connection_customizer(Box::new(Removals(last.clone())))
             .error_handler(Box::new(NopErrorHandler))
             .thread_pool(thread.0.clone())
-            .build_unchecked(ClosedConnections { factory });
+            .build_unchecked(ClosedConnections { factory, last });
         let shares = config.uses(Mechanism::SharedWrites);
         let state = Mutex::new(QueueState { shares, ..QueueState::default() });
         let (users, lent) = (Arc::default(), Mutex::default());
@@ -322,7 +387,6 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Weak;
     use std::sync::atomic::AtomicU64;
-    use std::time::Duration;
 
     use crate::base::clock::end_of;
     use crate::base::event_thread::Events;
@@ -396,6 +460,38 @@ mod tests {
         connection.time_out();
         connect(&mut connection);
         assert_eq!(counted(), (0, 2));
+    }
+
+    #[test]
+    fn the_last_connection_of_a_pool_is_idle_for_longer_than_the_others() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let idle_timeout = Some(Duration::from_millis(10));
+        let config = Config { idle_timeout, ..Config::default() };
+        let thread = PoolThread::start().expect("a thread");
+        let factory = factory(&listener, &config);
+        let last = LastConnection::new(&config, &thread);
+        let made = ClosedConnections { factory, last: last.clone() };
+        let removals = Removals(last.clone());
+        let connect = || {
+            let mut connection = made.connect().expect("it cannot fail");
+            let opened = connection.connect(end_of(Duration::from_secs(5)));
+            opened.expect("the listener accepts it");
+            connection
+        };
+        let (one, other) = (connect(), connect());
+        removals.on_release(one);
+        assert!(last.take().is_none(), "there is another one");
+        removals.on_release(other);
+        assert!(made.connect().expect("it cannot fail").is_connected(), "it is the next one");
+        assert!(last.take().is_none());
+        removals.on_release(connect());
+        let until = end_of(Duration::from_secs(5));
+        while last.kept.lock().0.is_some() {
+            assert!(Instant::now() < until, "it is kept");
+            yield_now();
+        }
+        removals.on_release(made.connect().expect("it cannot fail"));
+        assert!(last.take().is_none(), "one that is not open is not kept");
     }
 
     #[test]

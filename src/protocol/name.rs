@@ -109,6 +109,8 @@ pub(crate) struct Ask {
     /// The note of all these holds.
     pub(crate) note: Option<Arc<str>>,
     pub(crate) registration: Registration,
+    /// Whether an echo is wanted.
+    pub(crate) echo: bool,
     pub(crate) deadline: Instant,
 }
 
@@ -123,9 +125,9 @@ impl Ask {
 
     /// Returns the request for these holds.
     pub(crate) fn request<'a>(&'a self, holds: &'a [HoldId]) -> Acquire<'a> {
-        let Self { lease, registration, deadline, .. } = *self;
+        let Self { lease, registration, echo, deadline, .. } = *self;
         let note = self.note.as_deref();
-        Acquire { holds, lease, note, registration, deadline }
+        Acquire { holds, lease, note, registration, echo, deadline }
     }
 }
 
@@ -148,10 +150,13 @@ pub(crate) enum Outcome {
 }
 
 /// What the machine is told of the world with each input, and what is to be done after it.
+#[expect(clippy::struct_excessive_bools, reason = "they are independent")]
 pub(crate) struct Turn<P> {
     pub(crate) now: Instant,
     /// The same by the clock of leases.
     pub(crate) moment: Moment,
+    /// Whether messages of other clients arrive from all places.
+    pub(crate) listens: bool,
     /// Whether messages of other clients may have been missed a moment ago.
     pub(crate) missed_messages: bool,
     /// Whether the store withdraws a hold that it has not granted at once.
@@ -262,6 +267,11 @@ struct Conversation<P> {
     /// another kind.
     recall_ends: Option<Instant>,
     hurry: Hurry,
+    /// Whether an echo has come since messages may have been missed: what servers tell the client
+    /// arrives.
+    hears: bool,
+    /// When the next request is due, if it comes later than by the backoff.
+    relies_until: Option<Instant>,
     /// The nonces of the holds that other clients wait for: the message may overtake the reply that
     /// brings the hold, and a late one about an earlier hold that.
     wanted: BTreeSet<u64>,
@@ -382,6 +392,8 @@ impl<P> Conversation<P> {
             known: Known::Nothing,
             recall_ends: None,
             hurry: Hurry::No,
+            hears: false,
+            relies_until: None,
             wanted: BTreeSet::new(),
             spare: None,
         })
@@ -432,14 +444,14 @@ impl<P> Conversation<P> {
             Purpose::Recall { .. } => {
                 let (hold, registration) = (self.recalled_lock(), Registration::Recall);
                 let (others, lease, note) = (Vec::new(), times.lease, None);
-                Ask { hold, others, lease, note, registration, deadline }
+                Ask { hold, others, lease, note, registration, echo: false, deadline }
             }
             Purpose::Refill(kept) => {
                 let lease = kept.lease.next(turn.moment).duration;
                 let (hold, registration) = (kept.id.clone(), Registration::Kept);
                 // That of the tenure, which suits this call.
                 let (others, note) = (Vec::new(), self.first.caller.note.clone());
-                Ask { hold, others, lease, note, registration, deadline }
+                Ask { hold, others, lease, note, registration, echo: false, deadline }
             }
             _ => {
                 let alike = self.calls_alike(behind);
@@ -447,9 +459,10 @@ impl<P> Conversation<P> {
                 let holds = alike.iter().map(|call| call.hold.clone()).collect();
                 let others = alike.into_iter().map(Other::of).collect();
                 self.purpose = Purpose::Acquire { others, after_release };
+                let echo = self.wants_echo(registration, turn);
                 let Call { hold, caller, .. } = &self.first;
                 let (hold, note, lease) = (hold.clone(), caller.note.clone(), times.lease);
-                Ask { hold, others: holds, lease, note, registration, deadline }
+                Ask { hold, others: holds, lease, note, registration, echo, deadline }
             }
         }
     }
@@ -489,6 +502,16 @@ impl<P> Conversation<P> {
         }
     }
 
+    /// Returns `true` if the next request asks for an echo. A call that was just told something
+    /// will soon know more. It also asks for one where it hears already: by the reply it knows that
+    /// it is told again.
+    fn wants_echo(&self, registration: Registration, turn: &Turn<P>) -> bool {
+        use Registration::{Followed, Registered, Yielding};
+        let waits = matches!(registration, Followed | Registered | Yielding);
+        let is_listening = turn.listens || flawed(Flaw::DeafIsHeard);
+        waits && self.hurry == Hurry::No && is_listening
+    }
+
     /// Records whether the client may be registered as waiting after a reply. Returns `true` if it
     /// waits for messages.
     fn record_registration(&mut self, reply: &Result<AcquireReply, Failure>) -> bool {
@@ -511,14 +534,18 @@ impl<P> Conversation<P> {
         sent: Moment,
         remaining: Option<Duration>,
         recalled: bool,
+        is_echoed: bool,
         turn: &Turn<P>,
     ) -> Option<Duration> {
         self.retry.iter_mut().for_each(RetryPolicy::record_reply);
         let until = remaining.map(|remaining| sent.after(remaining));
         self.known = Known::Held { at: turn.now, until };
-        let pause = self.pauses.next(turn.backoff, remaining, turn.now, self.first.hold.seed());
+        let hears = turn.listens && self.hears || flawed(Flaw::DeafIsHeard);
+        let (is_told, seed) = (is_echoed && hears, self.first.hold.seed());
+        let pause = self.pauses.next(turn.backoff, remaining, is_told, turn.now, seed);
         let Caller { times, wait, .. } = self.first.caller;
         if let Some(pause) = wait.cut(pause, turn.now) {
+            self.relies_until = is_told.then(|| end_after(turn.now, pause));
             return Some(pause);
         }
         if self.registration != Registration::Last {
@@ -659,8 +686,8 @@ impl<P: Clone> Name<P> {
     }
 
     fn ask(&mut self, mut talk: Box<Conversation<P>>, turn: &Turn<P>) -> Next {
-        talk.hurry = Hurry::No;
         let ask = talk.next_request(self.behind.as_deref(), !self.debts.is_empty(), turn);
+        (talk.hurry, talk.relies_until) = (Hurry::No, None);
         self.state = State::Asking(talk);
         Next::Ask(ask)
     }
@@ -751,8 +778,9 @@ impl<P: Clone> Name<P> {
             Ok(AcquireReply::Held { .. }) if after_release && !turn.keeps_order => {
                 self.ask(talk, turn)
             }
-            Ok(AcquireReply::Held { remaining, recalled, .. }) => {
-                match talk.pause_while_held(sent, remaining, recalled, turn) {
+            Ok(AcquireReply::Held { remaining, recalled, echoed, .. }) => {
+                let is_echoed = echoed.is_some();
+                match talk.pause_while_held(sent, remaining, recalled, is_echoed, turn) {
                     Some(pause) => self.wait(talk, pause, true, turn),
                     None => self.give_up(talk, Outcome::Busy, turn),
                 }
@@ -1271,6 +1299,28 @@ impl<P: Clone> Name<P> {
             _ => return false,
         }
         true
+    }
+
+    /// Notes that an echo has come.
+    pub(crate) fn note_echo(&mut self) {
+        if let State::Asking(talk) | State::Waiting(talk) = &mut self.state {
+            talk.hears = true;
+        }
+    }
+
+    /// Notes that messages may be missed. A call that relies on them goes on as if it never had.
+    pub(crate) fn rely_on_nothing(&mut self, now: Instant, actions: &mut Vec<Action<P>>) {
+        let is_parked = matches!(self.state, State::Waiting(_));
+        let (State::Asking(talk) | State::Waiting(talk)) = &mut self.state else { return };
+        talk.hears = false;
+        if let Some(until) = talk.relies_until.take()
+            && is_parked
+            && talk.hurry == Hurry::No
+        {
+            let until = Some(until.min(end_after(now, talk.pauses.next_backoff())));
+            let port = talk.first.port.clone();
+            actions.push(Action::Tell(port, Next::Park { until, contended: true }));
+        }
     }
 
     /// Like `wake`, if the first call is parked between two requests: returns the next one, which

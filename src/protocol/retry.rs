@@ -18,6 +18,10 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_m
 /// itself and so was offered to none. Long enough for a distant client.
 const YIELD_TIME: Duration = Duration::from_millis(200);
 
+/// How long a call waits that relies on being told when to ask. It asks nevertheless: a key may be
+/// deleted by hand. Clients that were interrupted together do not stay together.
+const RELIANCE: (Duration, Duration) = (Duration::from_secs(9), Duration::from_secs(10));
+
 /// Returns `true` if a failure says something about the server rather than about the request or
 /// this client.
 pub(crate) fn is_outage(failure: &Failure) -> bool {
@@ -138,6 +142,12 @@ impl Backoff {
     pub(crate) fn new((min, max): (Duration, Duration), seed: u64) -> Self {
         Self { min, max, last: min, random: SplitMix(seed) }
     }
+
+    fn random_in(&mut self, (least, most): (Duration, Duration)) -> Duration {
+        let width = nanos(most.saturating_sub(least));
+        let more = self.random.next() % width.saturating_add(1);
+        least.saturating_add(Duration::from_nanos(more))
+    }
 }
 
 impl Iterator for Backoff {
@@ -145,9 +155,7 @@ impl Iterator for Backoff {
 
     fn next(&mut self) -> Option<Duration> {
         let widest = self.last.saturating_mul(3).min(self.max);
-        let width = nanos(widest.saturating_sub(self.min));
-        let more = self.random.next() % width.saturating_add(1);
-        self.last = self.min.saturating_add(Duration::from_nanos(more));
+        self.last = self.random_in((self.min, widest));
         Some(self.last)
     }
 }
@@ -161,18 +169,26 @@ pub(crate) struct HeldPauses {
 }
 
 impl HeldPauses {
+    /// Returns the pause by the backoff of a call that can no longer rely on being told.
+    pub(crate) fn next_backoff(&mut self) -> Duration {
+        self.backoff.as_mut().and_then(Backoff::next).unwrap_or_default()
+    }
+
     /// Returns the pause before the next attempt: at most until the lock becomes free by itself,
     /// and a little more, because Redis counts whole milliseconds. While this thread yields, the
-    /// pause lasts at most until it stops yielding.
+    /// pause lasts at most until it stops yielding. A call that `is_told` when the lock is free
+    /// does not follow the backoff.
     pub(crate) fn next(
         &mut self,
         backoff: (Duration, Duration),
         remaining: Option<Duration>,
+        is_told: bool,
         now: Instant,
         seed: u64,
     ) -> Duration {
         let backoff = self.backoff.get_or_insert_with(|| Backoff::new(backoff, seed));
         let pause = backoff.next().unwrap_or_default();
+        let pause = if is_told { backoff.random_in(RELIANCE) } else { pause };
         match remaining.map(|remaining| remaining.saturating_add(Duration::from_millis(1))) {
             Some(free) if free <= pause => {
                 // Not twice in a row: two distant clients would keep causing offers to each other
@@ -372,7 +388,23 @@ mod tests {
     }
 
     fn pause_of_held(pauses: &mut HeldPauses, remaining: Option<Duration>) -> Duration {
-        pauses.next((MIN, MIN), remaining, Instant::now(), 1)
+        pauses.next((MIN, MIN), remaining, false, Instant::now(), 1)
+    }
+
+    #[test]
+    fn a_call_that_is_told_asks_when_the_lease_is_over_or_after_some_seconds() {
+        let now = Instant::now();
+        let next = |backoff, remaining| {
+            let mut pauses = HeldPauses { backoff: None, yields_until: now };
+            pauses.next(backoff, remaining, true, now, 1)
+        };
+        for backoff in [(MIN, MAX), (HOUR, HOUR)] {
+            for remaining in [None, Some(HOUR)] {
+                let pause = next(backoff, remaining);
+                assert!((RELIANCE.0..=RELIANCE.1).contains(&pause), "{pause:?}");
+            }
+            assert_eq!(next(backoff, Some(MAX)), MAX + Duration::from_millis(1));
+        }
     }
 
     #[test]

@@ -123,7 +123,7 @@ impl Commands {
     }
 
     fn acquire_one(&self, hold: &HoldId, request: Acquire<'_>) -> Request {
-        let Acquire { lease, registration, .. } = request;
+        let Acquire { lease, registration, echo, .. } = request;
         let life = millis(self.waiting_life);
         let negative;
         let (place, life) = match registration {
@@ -152,11 +152,14 @@ impl Commands {
             Arg::Number(tokens),
             millis(OFFER),
             Arg::Text(&shard),
+            Arg::Text("echo"),
         ];
         // A request for a held lock may notify the holder's client, over a sharded channel if any.
         let tells = registration != Registration::None && !shard.is_empty();
-        let args = if tokens > 1 || tells || !place.is_empty() {
+        let args = if echo {
             &args[..]
+        } else if tokens > 1 || tells || !place.is_empty() {
+            &args[..9]
         } else if self.proposes {
             &args[..5]
         } else {
@@ -252,7 +255,7 @@ impl Commands {
 
     /// Begins a hold of a read-write lock, or permits of a semaphore.
     fn acquire_members(&self, request: Acquire<'_>) -> Request {
-        let Acquire { holds, lease, registration, .. } = request;
+        let Acquire { holds, lease, registration, echo, .. } = request;
         let HoldId { kind, name, client, .. } = &holds[0];
         let members: Vec<_> = holds.iter().map(HoldId::member).collect();
         let (client, shard) = ([kind.row().prefix, client].concat(), self.shard_tag());
@@ -261,7 +264,7 @@ impl Commands {
             millis(lease),
             self.fence_life(lease),
             Arg::Text(&client),
-            Arg::Number(registration.joins().into()),
+            Arg::Number(if echo { 2 } else { registration.joins().into() }),
             millis(self.waiting_life),
             millis(OFFER),
             Arg::Number(kind.permits().into()),

@@ -19,6 +19,9 @@ pub(crate) struct Acquire<'a> {
     /// The note of all these holds, whose ids show whether there is one.
     pub(crate) note: Option<&'a str>,
     pub(crate) registration: Registration,
+    /// Whether a client that has to wait wants an echo: a message over the way by which it is told
+    /// that its turn has come.
+    pub(crate) echo: bool,
     pub(crate) deadline: Instant,
 }
 
@@ -117,6 +120,9 @@ pub(crate) enum AcquireReply {
         /// Whether the client that has the lock may be keeping it unused, and was told that this
         /// one waits.
         recalled: bool,
+        /// `Some` if an echo was sent: the client is registered, and is told when the hold in its
+        /// way ends. Of a lock it is the owner of that hold.
+        echoed: Option<String>,
     },
 }
 

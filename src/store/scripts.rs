@@ -139,11 +139,16 @@ impl ScriptReply for AcquireReply {
         let number =
             |part: &Value| if let Value::Int(number) = part { Some(*number) } else { None };
         match &parts[..] {
-            [Value::Int(0), Value::Int(millis), rest @ ..] if rest.len() <= 2 => Some(Self::Held {
+            [Value::Int(0), Value::Int(millis), rest @ ..] if rest.len() <= 3 => Some(Self::Held {
                 index: rest.get(1).map_or(Some(0), |index| usize::try_from(number(index)?).ok())?,
                 remaining: u64::try_from(*millis).ok().map(Duration::from_millis),
                 in_doubt: false,
                 recalled: rest.first() == Some(&Value::Int(1)),
+                echoed: match rest.get(2) {
+                    None => None,
+                    Some(Value::BulkString(owner)) => String::from_utf8(owner.clone()).ok(),
+                    Some(_) => return None,
+                },
             }),
             [Value::Int(1), fences @ ..] => {
                 let mut fences = fences.iter().map(|fence| u64::try_from(number(fence)?).ok());

@@ -206,6 +206,7 @@ fn acquire(
         lease: LEASE,
         note: None,
         registration,
+        echo: false,
         deadline: soon(),
     })
 }
@@ -394,6 +395,7 @@ fn a_proposed_token_is_the_time_in_microseconds() {
 fn a_hold_that_keeps_its_lock_taken_leaves_the_queue_of_a_server_that_refused_it() {
     let servers = [(); 3].map(|()| process::Server::redis());
     let store = quorum(&servers, &Config::default());
+    store.report_in_doubt_to("client", drop);
     let other = &servers[2];
     other.command(&["HSET", "lock:lock", "other:1", "1"]);
     other.command(&["PEXPIRE", "lock:lock", "30000"]);
@@ -540,6 +542,7 @@ fn a_hold_ends_with_its_lease(store: &dyn Store) {
             lease: short,
             note: None,
             registration: Registration::None,
+            echo: false,
             deadline: soon(),
         });
         assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
@@ -559,8 +562,14 @@ fn a_late_renewal_shortens_no_lease(store: &dyn Store) {
     let lease = LEASE / 10;
     let set = [hold(1), HoldId { name: "other".into(), ..hold(2) }];
     let again = |holds: &[HoldId], registration| {
-        let reply =
-            store.acquire(Acquire { holds, lease, note: None, registration, deadline: soon() });
+        let reply = store.acquire(Acquire {
+            holds,
+            lease,
+            note: None,
+            registration,
+            echo: false,
+            deadline: soon(),
+        });
         assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
     };
     must_acquire(store, &set[0]);
@@ -688,7 +697,14 @@ fn no_client_shortens_the_life_of_a_counter() {
     }
     let set = [hold(3), HoldId { name: "other".into(), ..hold(4) }];
     let (lease, registration, deadline) = (LEASE, Registration::None, soon());
-    let reply = short.acquire(Acquire { holds: &set, lease, note: None, registration, deadline });
+    let reply = short.acquire(Acquire {
+        holds: &set,
+        lease,
+        note: None,
+        registration,
+        echo: false,
+        deadline,
+    });
     assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
     lives_on("a set");
     release(&short, &hold(3)).expect("a reply");

@@ -133,6 +133,7 @@ mod waiting {
     mod notifications;
     mod pollers;
     mod redisson;
+    mod silence;
     mod tenures;
     mod turns;
     mod wait_queue;

@@ -1,6 +1,6 @@
 //! What goes wrong in a world, and how it ends.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::base::clock;
 use crate::base::flaws::{Flaw, flawed};
@@ -22,6 +22,8 @@ pub(super) enum Fault {
     Die,
     /// A client no longer receives messages, until it listens again.
     ListenerLost,
+    /// No message reaches a client for a while, and it notices that after some time.
+    Deaf,
     /// A client is closed.
     Close,
     /// A client is shut down.
@@ -56,6 +58,9 @@ pub(super) struct Accident {
     pub(super) server: usize,
 }
 
+/// How soon a client notices that it is deaf, while it waits.
+const NOTICED_AFTER: Duration = Duration::from_secs(6);
+
 /// How long after the last fault everything is healed.
 pub(super) const HEALED_AFTER: Duration = Duration::from_secs(3);
 
@@ -64,13 +69,7 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
     let lease = with(|world| world.lease);
     say(DIRECTOR, || format!("FAULT: {fault:?}, client {client}, server {server}, {time:?}"));
     let now = clock::now();
-    with(|world| match fault {
-        Fault::HoldEnded => {}
-        Fault::Stop | Fault::CutOff | Fault::Die | Fault::ListenerLost => {
-            world.disturb(client, now + time);
-        }
-        _ => world.disturb_all(now + time),
-    });
+    note(accident, now);
     match fault {
         Fault::Stop => {
             let before = executor::paused_until(client);
@@ -95,6 +94,7 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
         Fault::ListenerLost => with(|world| {
             world.network.links[client - 1].break_subscription(server);
         }),
+        Fault::Deaf => deafen(accident, now),
         Fault::Close | Fault::ShutDown => {
             let process = client;
             let client = with(|world| {
@@ -161,6 +161,37 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
         }
         Fault::ReplicaIsCutOff => cut_off_replica(time),
     }
+    let_listeners_notice();
+}
+
+/// Whose connection for messages was closed notices that.
+fn let_listeners_notice() {
+    for client in 1..=with(|world| world.clients.len()) {
+        executor::after(client, Duration::ZERO, || ());
+    }
+}
+
+/// Notes whom something disturbs that goes wrong.
+fn note(Accident { fault, client, time, .. }: Accident, now: Instant) {
+    with(|world| match fault {
+        Fault::HoldEnded => {}
+        Fault::Stop | Fault::CutOff | Fault::Die | Fault::ListenerLost | Fault::Deaf => {
+            world.disturb(client, now + time);
+            let before = world.only_faulty.replace(client);
+            world.is_mild &= before.is_none_or(|before| before == client);
+        }
+        _ => {
+            world.disturb_all(now + time);
+            world.is_mild = false;
+        }
+    });
+}
+
+fn deafen(Accident { client, time, server, .. }: Accident, now: Instant) {
+    with(|world| world.network.links[client - 1].wires[server].deaf_until = now + time);
+    executor::after(client, (time / 2).min(NOTICED_AFTER), move || {
+        with(|world| world.network.links[client - 1].break_subscription(server));
+    });
 }
 
 /// Stops a client within some round trips.

@@ -38,8 +38,7 @@ pub(super) fn change_granted(
             Ok(AcquireReply::Acquired { fence, others, room: 0, wanted })
         }
         (Some(Flaw::RefusalIsHeld), Err(failure)) if failure.kind == FailureKind::Rejected => {
-            let (index, remaining, in_doubt, recalled) = (0, None, false, false);
-            Ok(AcquireReply::Held { index, remaining, in_doubt, recalled })
+            Ok(nothing_known())
         }
         (Some(Flaw::RefusalIsSuccess), Err(failure)) if failure.kind == FailureKind::Rejected => {
             let (fence, others, room, wanted) = (micros(clock::unix_time()), Vec::new(), 0, false);
@@ -63,13 +62,16 @@ pub(super) fn change_acquired(
         (Some(Flaw::HeldIsOutage), Ok(AcquireReply::Held { .. })) => {
             Err(failure(FailureKind::Unreachable))
         }
-        (Some(Flaw::OutageIsHeld), Err(_)) => {
-            let (index, remaining, in_doubt, recalled) = (0, None, false, false);
-            Ok(AcquireReply::Held { index, remaining, in_doubt, recalled })
-        }
+        (Some(Flaw::OutageIsHeld), Err(_)) => Ok(nothing_known()),
         (Some(Flaw::StaleFence), Ok(AcquireReply::Acquired { others, room, wanted, .. })) => {
             Ok(AcquireReply::Acquired { fence: 7, others, room, wanted })
         }
         (_, reply) => reply,
     }
+}
+
+/// Returns the reply that a lock is held, and nothing else.
+fn nothing_known() -> AcquireReply {
+    let (index, remaining, in_doubt, recalled, echoed) = (0, None, false, false, None);
+    AcquireReply::Held { index, remaining, in_doubt, recalled, echoed }
 }

@@ -14,6 +14,7 @@ use crate::simulation;
 use crate::simulation::calls::{CallState, Held, Patience, Side};
 use crate::simulation::deadlocks;
 use crate::simulation::network::{Link, Network};
+use crate::simulation::silence::{self, SILENCE};
 use crate::simulation::world::{
     DIRECTOR, NAMES, NameState, SERVER, Usage, World, broken, is_locked, micros, with,
 };
@@ -396,7 +397,7 @@ impl World {
     }
 
     /// Returns `true` if a name has been free for longer than this.
-    fn is_free_for(&self, at: usize, most: Duration) -> bool {
+    pub(super) fn is_free_for(&self, at: usize, most: Duration) -> bool {
         let name = &self.names[at];
         let is_held = self.guards.iter().flatten().any(|it| it.is_of(at))
             || self.releasing.iter().any(|(_, name)| *name == at);
@@ -773,11 +774,16 @@ fn tick() {
         // In a calm world every release wakes the next client, unless the servers of a quorum offer
         // it to different ones.
         let wakes = world.is_calm && !world.network.is_quorum();
-        let pause = if wakes { Duration::from_millis(100) } else { backoff_max + OFFER * 2 };
+        // A message that a client relies on may have been lost before everything was healed.
+        let silence = if world.is_calm { backoff_max } else { backoff_max.max(SILENCE) };
+        let pause = if wakes { Duration::from_millis(100) } else { silence + OFFER * 2 };
         let most = pause + world.network.latency * 20;
         let unguarded_most =
             if world.is_reliable { most } else { most + world.lease * 2 + io_timeout };
         let is_explored = executor::follows_course();
+        if let Some(why) = silence::check(world, now) {
+            return Some(why);
+        }
         for at in 0..world.names.len() {
             let mut guards = world.guards.iter().flatten();
             if guards.any(|held| held.is_of(at) && held.guard.is_held()) {

@@ -13,6 +13,7 @@ mod scenes;
 mod seeds;
 mod server;
 mod shape;
+mod silence;
 mod tickets;
 mod world;
 

@@ -2,7 +2,7 @@
 //! come twice or late, to a server in memory as it ships.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::rc::Rc;
 use std::slice;
@@ -96,6 +96,8 @@ pub(super) struct Wire {
     pub(super) detour: Duration,
     /// Nothing passes until then.
     pub(super) cut_until: Instant,
+    /// No message arrives until then, and the client cannot listen again.
+    pub(super) deaf_until: Instant,
     /// When the last request that was sent in order arrives.
     last_arrival: Instant,
     /// The server's side of the subscription, while there is one.
@@ -106,6 +108,7 @@ impl Wire {
     /// Ends what is wrong. What is stuck is not in the way of a new connection.
     pub(super) fn heal(&mut self) {
         (self.cut_until, self.last_arrival) = (clock::now(), clock::now());
+        self.deaf_until = clock::now();
     }
 }
 
@@ -116,6 +119,12 @@ pub(super) struct Link {
     pub(super) config: Config,
     /// The messages that have arrived, each with the server that has sent it.
     pub(super) inbox: VecDeque<(usize, Result<Wake, Failure>)>,
+    /// When the client has last asked for each name.
+    pub(super) asked: BTreeMap<String, Instant>,
+    /// The names of which an echo has come since the client began to listen, and when it last
+    /// ceased to.
+    pub(super) echoes: BTreeSet<String>,
+    pub(super) unheard_since: Instant,
     /// The outcomes of background jobs, and the number of those without one.
     outcomes: Vec<(u64, JobOutcome)>,
     jobs: usize,
@@ -131,12 +140,16 @@ impl Link {
         let wire = |server: &Server| {
             let memory = Memory::new(&server.memory, config);
             let (detour, subscription) = (Duration::ZERO, None);
-            Wire { memory, detour, cut_until: now, last_arrival: now, subscription }
+            let (cut_until, deaf_until, last_arrival) = (now, now, now);
+            Wire { memory, detour, cut_until, deaf_until, last_arrival, subscription }
         };
         Self {
             wires: servers.iter().map(wire).collect(),
             config: config.clone(),
             inbox: VecDeque::new(),
+            asked: BTreeMap::new(),
+            echoes: BTreeSet::new(),
+            unheard_since: now,
             outcomes: Vec::new(),
             jobs: 0,
             posts: 0,
@@ -154,13 +167,15 @@ impl Link {
         if self.wires[server].subscription.take().is_some() {
             self.inbox.retain(|(from, _)| *from != server);
             self.inbox.push_back((server, Err(failure(FailureKind::Disconnected))));
+            self.echoes.clear();
+            self.unheard_since = clock::now();
         }
     }
 
     /// Returns `true` if messages of a server arrive.
     pub(super) fn hears(&self, server: usize, now: Instant) -> bool {
         let wire = &self.wires[server];
-        now >= wire.cut_until && wire.subscription.is_some()
+        now >= wire.cut_until.max(wire.deaf_until) && wire.subscription.is_some()
     }
 
     /// Lets nothing pass between the client and a server until then.
@@ -337,6 +352,9 @@ pub(super) fn deliver(server: usize) {
                 let link = &mut it.links[client - 1];
                 let arrives = link.hears(server, clock::now());
                 if arrives {
+                    if let Ok(Wake::Echo(name)) = &next {
+                        link.echoes.insert(name.clone());
+                    }
                     link.inbox.push_back((server, next.clone()));
                 }
                 arrives
@@ -569,7 +587,14 @@ fn change_of(memory: &Memory, hold: &HoldId, change: Change) -> Result<HoldReply
         (Some(Flaw::RenewalRevives), Change::Renew { lease }) => {
             let (holds, registration) = (slice::from_ref(hold), Registration::None);
             let lease = lease.duration;
-            memory.acquire(Acquire { holds, lease, note: None, registration, deadline })?;
+            memory.acquire(Acquire {
+                holds,
+                lease,
+                note: None,
+                registration,
+                echo: false,
+                deadline,
+            })?;
             return Ok(HoldReply::Done);
         }
         (Some(Flaw::ReleaseEndsAny), Change::Release { .. }) => {
@@ -602,7 +627,7 @@ impl SimulatedStore {
     }
 
     fn begin_acquire(&self, request: Acquire<'_>) -> Slot<AcquireReply> {
-        let Acquire { holds, mut lease, note, mut registration, deadline } = request;
+        let Acquire { holds, mut lease, note, mut registration, echo, deadline } = request;
         let (mut holds, note) = (holds.to_vec(), note.map(str::to_owned));
         change_asked(&mut holds, &mut lease);
         let what = words(|| {
@@ -610,13 +635,15 @@ impl SimulatedStore {
             let (kind, name) = (holds[0].kind, &holds[0].name);
             format!("asks for {kind:?} {name:?} {nonces:?} ({registration:?}, {lease:?})")
         });
+        let name = holds[0].name.to_string();
+        network(|it| it.links[self.client - 1].asked.insert(name, clock::now()));
         if flawed(Flaw::NeverRegisters) && registration.joins() {
             registration = Registration::None;
         }
         begin(self.pair(), &what, deadline, true, move |memory| {
             let deadline = executor::epoch();
             let note = note.as_deref();
-            let request = Acquire { holds: &holds, lease, note, registration, deadline };
+            let request = Acquire { holds: &holds, lease, note, registration, echo, deadline };
             // An offer is one permit, or the side of all readers.
             let is_several = holds[0].kind.row().is_several;
             let firsts: Vec<_> = world::with(|world| {
@@ -628,7 +655,14 @@ impl SimulatedStore {
                 && flawed(Flaw::ServerGrantsPart)
             {
                 let (holds, registration) = (slice::from_ref(first), Registration::None);
-                memory.acquire(Acquire { holds, lease, note: None, registration, deadline })?;
+                memory.acquire(Acquire {
+                    holds,
+                    lease,
+                    note: None,
+                    registration,
+                    echo,
+                    deadline,
+                })?;
             }
             let granted = match &reply {
                 Ok(AcquireReply::Acquired { others, .. }) => 1 + others.len(),
@@ -760,7 +794,8 @@ pub(super) fn subscribe(pair: Pair, id: &str) -> Result<(), Failure> {
     network(|it| {
         let now = clock::now();
         let (link, server_state) = (&mut it.links[client - 1], &it.servers[server]);
-        if now < server_state.down_until || now < link.wires[server].cut_until {
+        let wire = &link.wires[server];
+        if now < server_state.down_until || now < wire.cut_until.max(wire.deaf_until) {
             return Err(failure(FailureKind::Unreachable));
         }
         // What came before is missed.

@@ -558,7 +558,8 @@ fn raise(server: usize, hold: &HoldId, fence: u64) -> HoldReply {
 fn acquire(memory: &Memory, server: usize, call: &Call<'_>) -> Result<Value, Failure> {
     let (holds, lease) = (&[call.hold()], call.time(1));
     let deadline = executor::epoch();
-    let request = Acquire { holds, lease, note: None, registration: call.registration(), deadline };
+    let (registration, echo) = (call.registration(), call.args.get(9).is_some());
+    let request = Acquire { holds, lease, note: None, registration, echo, deadline };
     let proposal = Duration::from_micros(call.number(4).unsigned_abs());
     let state = network(|it| it.servers[server].memory.clone());
     if flawed(Flaw::ProposalIsGiven) {
@@ -582,10 +583,15 @@ fn acquire(memory: &Memory, server: usize, call: &Call<'_>) -> Result<Value, Fai
             let last = fence + u64::from(room);
             Value::Array([int(fence), int(last)].into_iter().chain(wanted).collect())
         }
-        AcquireReply::Held { remaining, recalled, .. } => {
+        AcquireReply::Held { remaining, recalled, echoed, .. } => {
             let left = remaining.map_or(Value::Int(-1), |left| int(left.as_millis()));
-            let recalled = recalled.then_some(Value::Int(1));
-            Value::Array([Value::Int(0), left].into_iter().chain(recalled).collect())
+            let recalled = Value::Int(i64::from(recalled));
+            let held = [Value::Int(0), left, recalled, Value::Int(0)];
+            Value::Array(
+                held.into_iter()
+                    .chain(echoed.map(|owner| Value::BulkString(owner.into_bytes())))
+                    .collect(),
+            )
         }
     })
 }

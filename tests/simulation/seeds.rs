@@ -125,6 +125,7 @@ fn begin(mut random: Random, shape: Shape, tells: bool, latency: Duration, serve
     let mut network = Network::new(chance, weather, latency, lease, ordered, servers, links);
     network.apart = random.permille(300);
     let is_reliable = is_calm;
+    let is_mild = !network.weather.is_bad();
     let leaves = random.pick(&[0, 0, 100, 400]);
     let sets = random.pick(&[0, 0, 100, 300]);
     let world = World {
@@ -135,6 +136,7 @@ fn begin(mut random: Random, shape: Shape, tells: bool, latency: Duration, serve
         is_durable,
         has_slow_replies,
         is_reliable,
+        is_mild,
         clocks_behind,
         ..World::new(network, names, &config, tells)
     };
@@ -313,6 +315,10 @@ fn direct(mut random: Random, most: u64) {
     let calm = with(|world| world.is_calm);
     let faults = if calm { 0 } else { random.below(6).min(most) };
     let horizon = Duration::from_secs(3);
+    // What one client costs the others shows where nothing else goes wrong.
+    let only = (with(|world| world.is_mild) && random.permille(300)).then(|| {
+        1 + usize::try_from(random.below(with(|world| world.clients.len()) as u64)).unwrap_or(0)
+    });
     for _ in 0..faults {
         executor::sleep(random.time(horizon / 2));
         let (is_replicated, is_quorum) = with(|world| {
@@ -320,12 +326,17 @@ fn direct(mut random: Random, most: u64) {
             (network.servers[0].replica.is_some(), network.is_quorum())
         });
         let fault = match random.pick(&FAULTS) {
+            _ if only.is_some() => {
+                random.pick(&[Fault::Stop, Fault::Stop, Fault::CutOff, Fault::Deaf])
+            }
             _ if is_replicated && random.permille(300) => Fault::FailsOver,
+            Fault::ListenerLost if random.permille(500) => Fault::Deaf,
             Fault::FailsOver | Fault::ReplicaIsCutOff if is_quorum => Fault::ServerIsEmpty,
             Fault::FailsOver | Fault::ReplicaIsCutOff if !is_replicated => Fault::ServerRestarts,
             fault => fault,
         };
-        happen(Accident::any(fault, &mut random), &mut random);
+        let accident = Accident::any(fault, &mut random);
+        happen(Accident { client: only.unwrap_or(accident.client), ..accident }, &mut random);
         if random.permille(300) {
             with(|world| {
                 for server in &mut world.network.servers {

@@ -100,6 +100,9 @@ pub(super) struct World {
     /// No request fails, and no client or server: only messages may be lost.
     pub(super) is_reliable: bool,
     pub(super) is_healed: bool,
+    /// No message or request is lost, and only one client has faults: this one.
+    pub(super) is_mild: bool,
+    pub(super) only_faulty: Option<Process>,
     pub(super) is_over: bool,
     /// The judge looks at the world now and then, because something may happen by itself.
     pub(super) is_watched: bool,
@@ -321,6 +324,8 @@ impl World {
             has_slow_replies: false,
             is_reliable: false,
             is_healed: false,
+            is_mild: false,
+            only_faulty: None,
             is_over: false,
             is_watched: false,
             clocks_behind: Duration::ZERO,

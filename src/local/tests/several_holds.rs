@@ -41,8 +41,14 @@ fn other_writer(scene: &Scene) -> HoldId {
     let hold = HoldId { kind: HoldKind::Write, ..scene.id(1) };
     let (holds, deadline) = (slice::from_ref(&hold), Instant::now());
     let (lease, registration) = (LEASE * 10, Registration::None);
-    let reply =
-        scene.store.inner.acquire(Acquire { holds, lease, note: None, registration, deadline });
+    let reply = scene.store.inner.acquire(Acquire {
+        holds,
+        lease,
+        note: None,
+        registration,
+        echo: false,
+        deadline,
+    });
     assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
     hold
 }
@@ -183,7 +189,8 @@ fn try_as_other(scene: &Scene, name: &Arc<str>) -> Option<HoldId> {
     let hold = HoldId { name: name.clone(), ..scene.id(1) };
     let (holds, registration, deadline) =
         (slice::from_ref(&hold), Registration::None, Instant::now());
-    let request = Acquire { holds, lease: LEASE * 10, note: None, registration, deadline };
+    let request =
+        Acquire { holds, lease: LEASE * 10, note: None, registration, echo: false, deadline };
     let reply = scene.store.inner.acquire(request).expect("a reply");
     matches!(reply, AcquireReply::Acquired { .. }).then_some(hold)
 }

@@ -37,6 +37,7 @@ impl Waiting {
             lease: LONG,
             note: None,
             registration: Registration::None,
+            echo: false,
             deadline: Instant::now(),
         });
         assert!(matches!(held, Ok(AcquireReply::Acquired { .. })));

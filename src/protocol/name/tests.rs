@@ -42,6 +42,7 @@ pub(crate) fn turn<P>() -> Turn<P> {
     Turn {
         now: Instant::now(),
         moment: Moment::now(),
+        listens: true,
         missed_messages: false,
         withdraws: false,
         keeps_order: true,
@@ -53,7 +54,15 @@ pub(crate) fn turn<P>() -> Turn<P> {
 
 #[expect(clippy::unnecessary_wraps, reason = "it is what a store says")]
 pub(crate) fn held() -> Result<AcquireReply, Failure> {
-    Ok(AcquireReply::Held { index: 0, remaining: None, in_doubt: false, recalled: false })
+    let (index, remaining, in_doubt, recalled, echoed) = (0, None, false, false, None);
+    Ok(AcquireReply::Held { index, remaining, in_doubt, recalled, echoed })
+}
+
+/// The same from a server that has sent an echo.
+#[expect(clippy::unnecessary_wraps, reason = "it is what a store says")]
+fn echoed(remaining: Option<Duration>) -> Result<AcquireReply, Failure> {
+    let (index, in_doubt, recalled, echoed) = (0, false, false, Some(String::new()));
+    Ok(AcquireReply::Held { index, remaining, in_doubt, recalled, echoed })
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "it is what a store says")]
@@ -186,6 +195,11 @@ impl World {
         let is_woken = self.name.wake(&mut self.turn.actions);
         self.tell();
         is_woken
+    }
+
+    fn interrupt(&mut self) {
+        self.name.rely_on_nothing(self.turn.now, &mut self.turn.actions);
+        self.tell();
     }
 
     /// Tells calls what actions say.
@@ -699,6 +713,77 @@ fn a_wake_up_lets_the_first_call_try_once() {
     assert!(!world.wake());
 }
 
+/// Has the first call wait until it relies on being told. Returns how long it then parks.
+fn wait_until_it_relies(world: &mut World, first: &Begun, remaining: Option<Duration>) -> Duration {
+    world.name.note_echo();
+    assert!(asks(&world.due(first)).echo);
+    let Next::Park { until: Some(until), .. } = world.reply(echoed(remaining)) else {
+        panic!("it parks")
+    };
+    until - world.turn.now
+}
+
+#[test]
+fn a_call_relies_on_being_told_only_where_an_echo_shows_that_it_hears() {
+    let brief = Duration::from_millis(20);
+    let is_silent = |pause: Duration| pause >= Duration::from_secs(9) && pause <= SOON;
+    let mut world = World::new();
+    world.turn.backoff = (brief, brief);
+    let first = world.call(Wait::Endless);
+    assert!(!asks(&first.next).echo, "it may not have to wait");
+    let parks = |next: Next, world: &World| match next {
+        Next::Park { until: Some(until), .. } => until - world.turn.now,
+        other => panic!("{other:?}"),
+    };
+    let next = world.reply(held());
+    assert_eq!(parks(next, &world), brief);
+    assert!(asks(&world.due(&first)).echo);
+    let next = world.reply(echoed(None));
+    assert_eq!(parks(next, &world), brief, "the echo has not come");
+    assert!(is_silent(wait_until_it_relies(&mut world, &first, None)));
+    let lease = Duration::from_secs(2);
+    let pause = wait_until_it_relies(&mut world, &first, Some(lease));
+    assert_eq!(pause, lease + Duration::from_millis(1), "until the lease is over");
+    world.turn.now += pause;
+    assert!(is_silent(wait_until_it_relies(&mut world, &first, Some(SOON * 2))), "it was renewed");
+    world.turn.now += lease;
+    // One that was told asks at once, and without an echo.
+    assert!(world.wake() && first.told.is_turn());
+    assert!(!asks(&world.due(&first)).echo);
+    let next = world.reply(held());
+    assert_eq!(parks(next, &world), brief, "this server tells it nothing");
+    assert!(is_silent(wait_until_it_relies(&mut world, &first, None)));
+    // Messages may be missed from now on.
+    world.interrupt();
+    let Some(Next::Park { until: Some(until), .. }) = first.told.take() else { panic!("it parks") };
+    assert_eq!(until - world.turn.now, brief);
+    world.interrupt();
+    assert!(first.told.is_empty(), "it relies on nothing");
+    asks(&world.due(&first));
+    let next = world.reply(echoed(None));
+    assert_eq!(parks(next, &world), brief);
+    world.name.note_echo();
+    world.turn.listens = false;
+    assert!(!asks(&world.due(&first)).echo);
+    let next = world.reply(echoed(None));
+    assert_eq!(parks(next, &world), brief);
+}
+
+#[test]
+fn an_interruption_does_not_keep_a_call_beyond_its_deadline() {
+    let mut world = World::new();
+    world.turn.backoff = (SOON, SOON);
+    let time = Duration::from_secs(1);
+    let first = world.call(Wait::Until(world.turn.now + time));
+    world.reply(held());
+    let pause = wait_until_it_relies(&mut world, &first, None);
+    assert!(pause < time);
+    let end = world.turn.now + pause;
+    world.interrupt();
+    let Some(Next::Park { until, .. }) = first.told.take() else { panic!("it parks") };
+    assert_eq!(until, Some(end));
+}
+
 #[test]
 fn the_next_request_of_a_parked_call_may_be_sent_ahead_of_its_thread() {
     let mut world = World::new();
@@ -722,7 +807,8 @@ fn a_client_that_keeps_a_lock_has_no_more_than_half_of_the_time_to_release_it() 
     let call = world.call_as(HoldKind::Lock, &brief, Wait::No);
     let left = asks(&call.next).deadline - world.turn.now;
     assert!(left < RECALL_TIME * 2, "{left:?}");
-    let kept = AcquireReply::Held { index: 0, remaining: None, in_doubt: false, recalled: true };
+    let (index, remaining, in_doubt, recalled, echoed) = (0, None, false, true, None);
+    let kept = AcquireReply::Held { index, remaining, in_doubt, recalled, echoed };
     let Next::Park { until: Some(until), .. } = world.reply(Ok(kept)) else { panic!("it parks") };
     assert_eq!(until - world.turn.now, left / 2);
 }
@@ -767,7 +853,13 @@ fn a_hold_that_a_store_has_withdrawn_is_not_asked_for_again() {
 #[test]
 fn a_kept_lock_of_another_client_makes_room_for_other_kinds() {
     let recalled = || {
-        Ok(AcquireReply::Held { index: 0, remaining: Some(SOON), in_doubt: false, recalled: true })
+        Ok(AcquireReply::Held {
+            index: 0,
+            remaining: Some(SOON),
+            in_doubt: false,
+            recalled: true,
+            echoed: None,
+        })
     };
     let mut world = World::new();
     let first = world.call_as(HoldKind::Read, &options(), Wait::No);
@@ -785,8 +877,13 @@ fn a_kept_lock_of_another_client_makes_room_for_other_kinds() {
     // One that is used does not make room.
     world.call_as(HoldKind::Read, &options(), Wait::No);
     world.fails(FailureKind::WrongType);
-    let in_use =
-        AcquireReply::Held { index: 0, remaining: Some(SOON), in_doubt: false, recalled: false };
+    let in_use = AcquireReply::Held {
+        index: 0,
+        remaining: Some(SOON),
+        in_doubt: false,
+        recalled: false,
+        echoed: None,
+    };
     assert!(is_failed(&world.reply(Ok(in_use))));
 }
 

@@ -174,6 +174,9 @@ pub(crate) enum Wake {
     /// Whether messages arrive from all places with locks, so that every client that asks for one
     /// is heard.
     Complete(bool),
+    /// The echo that a call for the lock of this name has asked for: what its server tells the
+    /// client arrives.
+    Echo(String),
     /// The hold of this name with this nonce was ended by force, on at least one server.
     Ended { name: String, nonce: u64 },
     /// The lock of this name may be free.

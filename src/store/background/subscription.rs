@@ -26,6 +26,12 @@ use crate::store::redisson_channels::RedissonChannels;
 /// notice causes no error, only silence.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
+/// The same while calls wait and rely on being told.
+const SILENCE_WHILE_CALLS_WAIT: Duration = Duration::from_secs(5);
+
+/// For how long a call may rely on being told after an echo.
+const ECHO_LASTS: Duration = Duration::from_secs(11);
+
 /// Pause before subscribing again to a channel whose slot has moved, or to one of Redisson's that
 /// was refused.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -54,6 +60,8 @@ pub(super) struct Subscription {
     pub(super) connection: Connection,
     /// By then something must have arrived.
     expected_by: Instant,
+    /// Until then calls rely on being told.
+    relied_on_until: Option<Instant>,
     /// Whether a request is unanswered.
     asked: bool,
     further: FurtherChannels,
@@ -83,6 +91,7 @@ impl Subscription {
         Ok(Self {
             connection,
             expected_by: end_of(SILENCE_MAX),
+            relied_on_until: None,
             asked: false,
             further: FurtherChannels { redisson: channel.redisson.clone(), ..Default::default() },
             refusal: None,
@@ -108,7 +117,7 @@ impl Subscription {
     /// silence.
     pub(super) fn receive(&mut self) -> Result<Option<(Wake, bool)>, Failure> {
         while let Some(reply) = self.connection.receive_next(WaitFor::Nothing) {
-            (self.asked, self.expected_by) = (false, end_of(SILENCE_MAX));
+            (self.asked, self.expected_by) = (false, end_of(self.silence_max()));
             let reply = match reply {
                 Err(failure) if self.connection.is_connected() && self.further.refuse(&failure) => {
                     self.refusal = Some(failure);
@@ -120,6 +129,10 @@ impl Subscription {
                 return Err(foreign(&self.connection));
             }
             if let Some(received) = self.decode(&reply) {
+                if let Wake::Echo(_) = received.0 {
+                    self.relied_on_until = Some(end_of(ECHO_LASTS));
+                    self.expected_by = end_of(self.silence_max());
+                }
                 return Ok(Some(received));
             }
         }
@@ -146,6 +159,12 @@ impl Subscription {
             self.further.unlocked(name).filter(|_| has_begun || has_ended)
         };
         wake.map(|wake| (wake, name != channel.name && is_sharded(name)))
+    }
+
+    /// Returns how long the connection may be silent before the server is sent a PING.
+    fn silence_max(&self) -> Duration {
+        let is_relied_on = self.relied_on_until.is_some_and(|until| Instant::now() < until);
+        if is_relied_on { SILENCE_WHILE_CALLS_WAIT } else { SILENCE_MAX }
     }
 
     fn send(&mut self, command: &Cmd) -> Result<(), Failure> {
@@ -176,6 +195,7 @@ impl Channel {
         }
         let name = self.keys.name(about)?.into();
         match what {
+            "echo" => Some(Wake::Echo(name)),
             "ended" => Some(Wake::Ended { name, nonce }),
             "try" => Some(Wake::Recall { name, nonce, waits: false }),
             "want" => Some(Wake::Recall { name, nonce, waits: true }),
@@ -387,6 +407,28 @@ mod tests {
         subscription.expected_by = Instant::now();
         let failure = subscription.receive().expect_err("there was no reply");
         assert_eq!(failure.kind, FailureKind::Timeout);
+    }
+
+    #[test]
+    fn a_subscription_is_asked_for_a_sign_of_life_sooner_while_calls_rely_on_it() {
+        const ECHO: &str = "leasehold:echo:0:lock:a";
+        let (begun, mut peer) = begin(BEGUN);
+        let mut subscription = begun.expect("it is confirmed");
+        assert!(subscription.next_look() > end_of(SILENCE_WHILE_CALLS_WAIT));
+        let length = ECHO.len();
+        let message = format!("*3\r\n$7\r\nmessage\r\n$4\r\nmine\r\n${length}\r\n{ECHO}\r\n");
+        peer.write_all(message.as_bytes()).expect("it is open");
+        let end = end_of(SOON);
+        let received = loop {
+            assert!(Instant::now() < end, "nothing has come");
+            if let Some(received) = subscription.receive().expect("no failure") {
+                break received;
+            }
+        };
+        assert_eq!(received, (Wake::Echo("a".into()), false));
+        assert!(subscription.next_look() <= end_of(SILENCE_WHILE_CALLS_WAIT));
+        subscription.relied_on_until = Some(Instant::now());
+        assert_eq!(subscription.silence_max(), SILENCE_MAX);
     }
 
     #[test]

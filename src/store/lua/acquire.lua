@@ -14,26 +14,34 @@
 --       first offered to those in front of it, or `returns` if it has also just lost its listener;
 --       `kept` if it has the lock and wants more tokens, or only wants a kept lock released; or '',
 --       7 with 6: how many tokens to give, for holds that follow one another, 8 with 6: for how
---       many ms the lock is offered, 9 with 6: `shard`
--- USES  `begin`, `left`, `find_holder`, `longest`, `join`, `is_wanted`, `tell`, `wake`,
---       `whose_turn`, `set_turn`, `at_least`, `clock`, `next_token` and `last_token`
+--       many ms the lock is offered, 9 with 6: `shard`, 10 `echo` if a client that waits is to be
+--       sent a message by which it sees that it hears
+-- USES  `begin`, `left`, `find_holder`, `longest`, `is_client`, `is_waiting`, `join`, `is_wanted`,
+--       `tell`, `wake`, `whose_turn`, `set_turn`, `at_least`, `clock`, `next_token` and
+--       `last_token`
 -- RETURNS the fence if held now; if several are wanted, {first fence, last fence, 1 if another
 --         client waits}; {0, ms until the holder's lease ends or -1, 1 if the client has joined the
---         queue and the holder's was told} if held by another owner; {0, ms until to ask again or
---         -1} if another goes first
-local holder, depth, foreign
-left, holder, depth, foreign = find_holder(left)
+--         queue and the holder's was told, 0, the holder if the echo was sent, so that the client
+--         is told when that hold ends} if held by another owner; {0, ms until to ask again or -1}
+--         if another goes first
+local holder, depth, foreign, alone
+left, holder, depth, foreign, alone = find_holder(left)
 local queued, tokens = ARGV[6] ~= '' and ARGV[6], tonumber(ARGV[7] or 1)
 -- The owner `replaced` stands for an offer to the client. Its field is removed.
 local begins, client, keeps, replaced, time = true, nil, nil, nil, nil
 local function wait()
+  local life = string.match(ARGV[4], '%d+')
+  if queued and is_waiting(KEYS[3], client, life) then
+    return true
+  end
   time = time or redis.call('time')
-  join(KEYS[3], client, time, string.match(ARGV[4], '%d+'), tonumber(ARGV[4]) < 0)
+  local joined = join(KEYS[3], client, time, life, tonumber(ARGV[4]) < 0)
   local place = queued and queued ~= 'returns' and tonumber(redis.pcall('zscore', KEYS[3], client))
   if place and place < -5e12 and place > -15e12 then
     -- It was found without a listener, but is alive.
     redis.pcall('zadd', KEYS[3], 'xx', place - 1e13, client)
   end
+  return joined
 end
 -- Whose turn it is between these clients and pollers, and how many ms are left of the pollers'.
 local whose, at, seen, now, rest = nil, nil, nil, nil, 0
@@ -61,7 +69,8 @@ if left ~= -2 or queued then
   if holder == client .. ':0' then
     replaced = holder
   elseif holder then
-    local mine = redis.pcall('hget', KEYS[1], ARGV[1])
+    local mine = holder == ARGV[1] and depth
+    mine = mine or not alone and redis.pcall('hget', KEYS[1], ARGV[1])
     keeps = type(mine) == 'string' and mine ~= '0'
     begins = keeps
   elseif rest == 0 and (queued == 'yields' or queued == 'returns') then
@@ -87,13 +96,13 @@ if rest > 0 then
   begins, left, client = false, rest, string.match(ARGV[1], '^(.*):')
 end
 if not begins or queued == 'kept' and not keeps then
-  local life, id, number, keepable = tonumber(ARGV[4]), nil, nil, nil
+  local life, id, number, keepable, waits = tonumber(ARGV[4]), nil, nil, nil, false
   if life ~= 0 and holder then
     id, number = string.match(holder, '^(.*):(%x+)$')
     keepable = id and #number == 16 and number >= '8'
   end
   if life > 0 or keepable then
-    wait()
+    waits = wait()
   end
   local most = holder and longest(holder, depth)
   if most and left > most then
@@ -103,8 +112,14 @@ if not begins or queued == 'kept' and not keeps then
     redis.pcall('pexpire', KEYS[1], string.format('%.0f', most))
   end
   if keepable or id and life > 0 and depth ~= '0' and string.sub(depth, 1, 1) == '0' then
-    local told = life > 0 and 'want:' or 'try:'
-    tell(id, ARGV[9], 'leasehold:' .. told .. number .. ':' .. KEYS[1])
+    local what = life > 0 and 'want:' or 'try:'
+    local told = tell(id, ARGV[9], 'leasehold:' .. what .. number .. ':' .. KEYS[1])
+    waits = waits and told ~= 0
+  end
+  local echo = 'leasehold:echo:0:' .. KEYS[1]
+  local told = ARGV[10] and waits and id and is_client(holder) and tell(client, ARGV[9], echo)
+  if type(told) == 'number' and told > 0 then
+    return {0, left, keepable and 1 or 0, 0, holder}
   end
   return {0, left, keepable and 1 or nil}
 end

@@ -4,17 +4,38 @@
 -- the same owner, whose first reply was lost, finds its hold.
 -- KEYS  1 lock, 2 fence, 3 queue of waiting clients
 -- ARGV  1 kind and owner, 2 lease in ms, 3 life of the fence in ms, 4 kind and client id, 5 `1` if
---       the client joins the queue when it must wait, else `0`, 6 life of the queue in ms, 7 for
+--       the client joins the queue when it must wait, `2` if it is also to be sent a message by
+--       which it sees that it hears, else `0`, 6 life of the queue in ms, 7 for
 --       how many ms a place is offered, 8 the permits, 0 for a read-write lock, 9 `shard`, 10 how
 --       many tokens to give a writer, for holds that follow one another, from 11 on kind and owner
 --       for each further permit
--- USES  `at_least`, `find_members`, `is_hold`, `join`, `serve`, `clock`, `next_token` and
---       `last_token`
+-- USES  `at_least`, `find_members`, `is_hold`, `is_waiting`, `join`, `tell`, `serve`, `clock`,
+--       `next_token` and `last_token`
 -- RETURNS the fence if a side is held now; if several tokens are wanted, {first, last}; {1, 0 for
---         each permit that is held}; {0, ms until to ask again or -1} if another owner holds it or
---         waits for it
+--         each permit that is held}; {0, ms until to ask again or -1, and 0, 0, '' if
+--         the message was sent, so that the client is told when the hold in its way ends} if
+--         another owner holds it or waits for it
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local kind = string.sub(ARGV[1], 1, 2)
+if ARGV[5] == '2' then
+  -- For most requests of a client that waits nothing has changed: it is in the queue, and a hold is
+  -- in its way, the only or last one, or the first of as many as there are permits. If only a
+  -- client in front is in its way, that may be gone, and then nobody tells this one.
+  local place = -math.max(1, tonumber(ARGV[8]))
+  local found = redis.pcall('zrange', KEYS[1], place, place, 'withscores')
+  local obstacle, ends = found[1] or '', tonumber(found[2] or 0)
+  local its = string.sub(obstacle, 1, 2)
+  local blocks = its == 'p:' and kind == 'p:' or its == 'w:' and kind ~= 'p:'
+    or its == 'r:' and kind == 'w:'
+  if blocks and ends > now and is_hold(obstacle) and string.sub(obstacle, -2) ~= ':0'
+    and not redis.pcall('zscore', KEYS[1], ARGV[1]) and is_waiting(KEYS[3], ARGV[4], ARGV[6]) then
+    local told = tell(string.sub(ARGV[4], 3), ARGV[9], 'leasehold:echo:0:' .. KEYS[1])
+    if type(told) == 'number' and told > 0 then
+      return {0, ends - now, 0, 0, ''}
+    end
+  end
+end
 local left, foreign, lowest, highest = find_members()
 if foreign then
   return foreign
@@ -25,7 +46,6 @@ while highest and string.sub(highest[1], -2) == ':0' and tonumber(highest[2]) > 
   redis.call('zadd', KEYS[1], 'xx', now + 1000, highest[1])
   highest = redis.call('zrange', KEYS[1], -1, -1, 'withscores')
 end
-local kind = string.sub(ARGV[1], 1, 2)
 local held = highest and tonumber(highest[2]) > now and string.sub(highest[1], 1, 2)
 if held and (held == 'p:') ~= (kind == 'p:') then
   local found = held == 'p:' and 'a semaphore' or 'a read-write lock'

@@ -1,6 +1,6 @@
 -- Part of the scripts that examine the key of a lock. Writes nothing.
 -- KEYS  1 lock
--- SETS  `is_hold`, `longest`, `find_holder` and `find_members`
+-- SETS  `is_hold`, `is_client`, `longest`, `find_holder` and `find_members`
 
 -- The end of a client's id, for patterns. Those begin with `^.*`, because the others are tried at
 -- each place.
@@ -9,6 +9,11 @@ local id = '%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x'
 -- Returns whether a member of a sorted set has the shape of a hold.
 local function is_hold(member)
   return string.find(member, '^[rwp]:') and string.find(member, '^.*:' .. id .. ':%x+$')
+end
+
+-- Returns whether the holder of a lock is a client of this library, which tells the next one.
+local function is_client(holder)
+  return string.find(holder, '^.*' .. id .. ':%x+$')
 end
 
 -- Returns an error reply that says what the key has, for a script that wanted another `form`, or
@@ -61,28 +66,31 @@ end
 -- (`SET NX PX`). Anything else is another program's data and is reported as such. So is a large
 -- hash, which is not read.
 -- Returns the TTL of the key in ms, -1 if it has none, -2 if there is no such key; the holder and
--- its depth, strings or nil; and an error reply if the key has something else, or nil.
+-- its depth, strings or nil; an error reply if the key has something else, or nil; and whether the
+-- holder's is the only field of a hash.
 local function find_holder(left)
   left = left or redis.call('pttl', KEYS[1])
   if left == -2 then
     return left
   end
-  local kind, is_lock, holder, depth = redis.call('type', KEYS[1]).ok, left >= 0, nil, nil
+  local kind, is_lock, alone = redis.call('type', KEYS[1]).ok, left >= 0, false
+  local holder, depth = nil, nil
   if is_lock and kind == 'string' then
     holder, depth = redis.call('getrange', KEYS[1], 0, 255), '1'
   elseif is_lock and kind == 'hash' and redis.call('hlen', KEYS[1]) <= 512 then
     local fields = redis.call('hgetall', KEYS[1])
+    alone = #fields == 2
     for i = 1, #fields, 2 do
       local field, value = fields[i], fields[i + 1]
       local any = string.find(value, '^%-?%d+$') and string.find(field, '^.+:%x+$')
-      if any or string.find(field, '^.*' .. id .. ':%x+$') then
+      if any or is_client(field) then
         holder, depth = field, value
       else
         is_lock = is_lock and field == 'mode'
       end
     end
   end
-  return left, holder, depth, not (is_lock and holder) and wrong_type(left, 'hash') or nil
+  return left, holder, depth, not (is_lock and holder) and wrong_type(left, 'hash') or nil, alone
 end
 
 -- Finds the holds of a name with several owners: the two sides of a read-write lock, the permits of

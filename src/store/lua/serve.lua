@@ -23,7 +23,7 @@
 -- one without a listener, or nil.
 local function serve(queue, now, window, permits, shard, me)
   local blocked, rest, reached, follows, silent, kept, past = false, nil, false, false, {}, 0, 1e13
-  local served, young = 0, nil
+  local served, young, beyond = 0, nil, false
   local function listens(client)
     return redis.pcall('pubsub', 'numsub', 'leasehold:wake:' .. client)[2] ~= 0
   end
@@ -54,7 +54,7 @@ local function serve(queue, now, window, permits, shard, me)
       break
     elseif served == 100 or looked_at == 1000 then
       -- A script does not run forever. The others go before a client that comes now.
-      blocked = true
+      blocked, beyond = true, looked_at == 1000
       break
     end
     local wanted, admitted = string.sub(next, 1, 2), nil
@@ -114,7 +114,13 @@ local function serve(queue, now, window, permits, shard, me)
     end
   end
   blocked = blocked or kept > 0 and (permits == 0 or are_held() + kept >= permits)
-  local behind = blocked and (follows or rest) and redis.pcall('zrange', queue, 0, 9) or {}
+  local behind = {}
+  if beyond and not follows then
+    -- One of the last to come may listen, and asks.
+    behind = redis.pcall('zrange', queue, -10, -1)
+  elseif blocked and (follows or rest) then
+    behind = redis.pcall('zrange', queue, 0, 9)
+  end
   for _, next in ipairs(behind) do
     if next == me or tell(string.sub(next, 3), shard) ~= 0 then
       break

@@ -47,13 +47,14 @@ local function wake(queue, window, shard, me, returns)
   local time, past = redis.call('time'), 1e13
   local now = time[1] * 1000 + time[2] / 1000
   local silent, passed, removed, turn, told, rest = {}, 0, 0, nil, nil, -1
+  local beyond = false
   for looked_at = 0, 1000 do
     local ahead = #silent + passed
     local first = redis.pcall('zrange', queue, ahead, ahead, 'withscores')
     local next, came = first[1], tonumber(first[2])
     if looked_at == 1000 then
       -- However many are gone, a client that asks is not kept waiting by all of them.
-      next = me
+      next, beyond = me, true
     end
     if not next then
       break
@@ -115,7 +116,13 @@ local function wake(queue, window, shard, me, returns)
       redis.pcall('set', KEYS[1], '', 'px', 1)
     end
   end
-  local others = (reached or rest > 0) and redis.pcall('zrange', queue, 0, 9) or {}
+  local others = {}
+  if beyond and not reached then
+    -- One of the last to come may listen, and asks.
+    others = redis.pcall('zrange', queue, -10, -1)
+  elseif reached or rest > 0 then
+    others = redis.pcall('zrange', queue, 0, 9)
+  end
   for _, behind in ipairs(others) do
     if behind == me or behind ~= turn and tell(behind, shard) ~= 0 then
       break

@@ -93,8 +93,10 @@ impl Wakeups for MemoryWakeups {
                 return message.map(Ok);
             }
             if let Some(mut wake) = message
-                && let Wake::Ended { name, .. } | Wake::Lock(name) | Wake::Recall { name, .. } =
-                    &mut wake
+                && let Wake::Echo(name)
+                | Wake::Ended { name, .. }
+                | Wake::Lock(name)
+                | Wake::Recall { name, .. } = &mut wake
                 // Clients with another prefix use another name for the same key.
                 && let Some(known) = self.keys.name(name)
             {

@@ -54,7 +54,7 @@ impl Locks {
         keys: &Keys,
         request: Acquire<'_>,
     ) -> Result<AcquireReply, Failure> {
-        let Acquire { holds, lease, registration, .. } = request;
+        let Acquire { holds, lease, registration, echo, .. } = request;
         let (hold, others) = match holds {
             [hold, others @ ..] if others.is_empty() || !hold.kind.is_lock() => (hold, others),
             _ => return Ok(self.acquire_all(keys, request)),
@@ -83,7 +83,9 @@ impl Locks {
                 }
                 name.limit_taken();
                 let remaining = name.remaining(hold.kind);
-                return Ok(AcquireReply::Held { index: 0, remaining, in_doubt: false, recalled });
+                let echoed = if echo { name.echo(key, hold, inboxes) } else { None };
+                let (index, in_doubt) = (0, false);
+                return Ok(AcquireReply::Held { index, remaining, in_doubt, recalled, echoed });
             }
             let fence = self.begin(key, hold, lease, request.note);
             (fence, self.name(key).map_or(0, |name| name.room(hold.kind)))
@@ -121,8 +123,8 @@ impl Locks {
             name.is_none_or(|name| name.holds.iter().all(|held| held.is(hold) && held.depth > 0))
         };
         if let Some(index) = holds.iter().position(|hold| !is_free(hold)) {
-            let (remaining, in_doubt, recalled) = (None, false, false);
-            return AcquireReply::Held { index, remaining, in_doubt, recalled };
+            let (remaining, in_doubt, recalled, echoed) = (None, false, false, None);
+            return AcquireReply::Held { index, remaining, in_doubt, recalled, echoed };
         }
         self.purge();
         let again = NextLease { duration: lease, whole: Duration::MAX };
@@ -422,7 +424,8 @@ mod tests {
         for _ in 0..5 {
             let (lease, deadline) = (Duration::from_secs(60), std::time::Instant::now());
             let registration = Registration::None;
-            let request = Acquire { holds: &hold, lease, note: None, registration, deadline };
+            let request =
+                Acquire { holds: &hold, lease, note: None, registration, echo: false, deadline };
             let reply = locks.acquire(&keys, request).expect("a reply");
             let AcquireReply::Acquired { fence, room, .. } = reply else { panic!("{reply:?}") };
             assert!(fence > last && (last > 0 || room == 999), "{last}: {reply:?}");
@@ -454,6 +457,7 @@ mod tests {
                 lease,
                 note: None,
                 registration,
+                echo: false,
                 deadline: std::time::Instant::now(),
             };
             locks.acquire(&keys, request).expect("a reply");

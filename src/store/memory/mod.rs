@@ -206,8 +206,14 @@ mod tests {
 
     fn acquires(store: &Memory, hold: &HoldId, registration: Registration) -> bool {
         let (holds, deadline) = (std::slice::from_ref(hold), end_of(LONG));
-        let reply =
-            store.acquire(Acquire { holds, lease: LONG, note: None, registration, deadline });
+        let reply = store.acquire(Acquire {
+            holds,
+            lease: LONG,
+            note: None,
+            registration,
+            echo: false,
+            deadline,
+        });
         matches!(reply, Ok(AcquireReply::Acquired { .. }))
     }
 

@@ -274,6 +274,7 @@ impl NameState {
         }
         if let Some(next) = self.queue.iter().find(|it| it.kind.has_form_of(served))
             && has_told
+            && !flawed(Flaw::StandbyIsNotTold)
             && !asks(next.kind, &next.client)
         {
             inboxes.send(&next.client, Wake::Lock(key.into()));
@@ -306,6 +307,22 @@ impl NameState {
         may_be_kept
     }
 
+    /// Sends the client of a call that waits an echo, if it is told when what is in its way has
+    /// ended: a hold, and not only a client in front that may be gone. One that may be kept has a
+    /// client that can be asked for it. Returns the owner of a lock.
+    pub(super) fn echo(&self, key: &str, hold: &HoldId, inboxes: &Inboxes) -> Option<String> {
+        let permits = hold.kind.permits() as usize;
+        let held = self.holds.first().filter(|_| !self.admits(hold.kind, permits))?;
+        let is_asked = held.depth > 0 && (held.id.may_be_kept() || held.watched);
+        let hears = |client| inboxes.exists(client);
+        if self.place(hold).is_none() || is_asked && !hears(&held.id.client) || !hears(&hold.client)
+        {
+            return None;
+        }
+        inboxes.send(&hold.client, Wake::Echo(key.into()));
+        Some(if hold.kind.is_lock() { held.id.owner() } else { String::new() })
+    }
+
     /// Returns how long the obstacles to a hold last, if there are any.
     pub(super) fn remaining(&self, kind: HoldKind) -> Option<Duration> {
         let ends = self.holds.iter().map(|held| held.ends);
@@ -320,7 +337,12 @@ impl NameState {
     pub(super) fn room(&self, kind: HoldKind) -> usize {
         match kind {
             HoldKind::Permit { .. } if flawed(Flaw::BatchIsUncounted) => usize::MAX,
-            HoldKind::Permit { of } if self.queue.is_empty() || flawed(Flaw::BatchOvertakes) => {
+            // What others were offered, too.
+            HoldKind::Permit { of } if flawed(Flaw::BatchOvertakes) => {
+                let held = self.holds.iter().filter(|held| !held.is_offer());
+                (of as usize).saturating_sub(held.count())
+            }
+            HoldKind::Permit { of } if self.queue.is_empty() => {
                 (of as usize).saturating_sub(self.holds.len())
             }
             _ => 0,

@@ -226,8 +226,12 @@ impl InDoubtHolds {
     /// Returns `true` if a server may have the hold. One that another client began and this one
     /// adopted may be anywhere.
     pub(super) fn may_be_at(&self, server: &QuorumServer, hold: &HoldId) -> bool {
-        server.was_asked_to_begin(hold)
-            || self.client.get().is_none_or(|(client, _)| *client != hold.client)
+        server.was_asked_to_begin(hold) || !self.is_own(hold)
+    }
+
+    /// Returns `true` if this client has begun the hold, and not adopted it.
+    pub(super) fn is_own(&self, hold: &HoldId) -> bool {
+        self.client.get().is_some_and(|(client, _)| *client == hold.client)
     }
 
     pub(super) fn note_lease(&self, lease: Duration) {
@@ -292,6 +296,8 @@ mod tests {
         let (holds, reports) = reporting();
         holds.end(&hold(1), Moment::FIRST, true);
         assert!(reports.is_empty());
+        let adopted = HoldId { client: Arc::from("other"), ..hold(1) };
+        assert!(holds.is_own(&hold(1)) && !holds.is_own(&adopted));
         holds.end(&hold(2), Moment::FIRST, false);
         let doubt = reports.try_recv().expect("some server may have it");
         assert!(doubt.hold == hold(2) && !doubt.may_begin);

@@ -148,7 +148,8 @@ mod tests {
             assert!(Instant::now() < deadline, "the last server is not connected");
             // It has no replicas, so it soon lags.
             let (holds, registration) = (&[hold(nonce)], Registration::None);
-            let acquire = Acquire { holds, lease: SOON, note: None, registration, deadline };
+            let acquire =
+                Acquire { holds, lease: SOON, note: None, registration, echo: false, deadline };
             let ballot = ballot_to_acquire(&store.servers, acquire);
             waits += usize::from(
                 links.send(ballot, |number| number == 2).look(|votes| votes.may_be(2, |_| true)),

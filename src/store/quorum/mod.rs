@@ -145,7 +145,11 @@ impl<L: SharedLinks> Quorum<L> {
         let commands = &self.servers.settings.commands;
         let request = match change {
             // A repeat in the background does not leave: the client may wait for its next hold.
-            Change::Release { taken_until, .. } => commands.release_and_leave(hold, taken_until),
+            // Nor does a client leave whose hold this one has adopted: it may wait again, and is
+            // not told.
+            Change::Release { taken_until, .. } if self.servers.in_doubt.is_own(hold) => {
+                commands.release_and_leave(hold, taken_until)
+            }
             change => commands.change(hold, change),
         };
         let decide = move |votes: &Votes<_>| votes.decide_change(change);

@@ -26,6 +26,9 @@ const GATHER: Duration = Duration::from_millis(5);
 /// A message that comes this much later than the first belongs to another release.
 const MEMORY: Duration = Duration::from_millis(50);
 
+/// An echo that comes this much later belongs to another request.
+const ECHO_MEMORY: Duration = Duration::from_secs(1);
+
 /// Pause between two subscriptions at a server.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -33,6 +36,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct WakeupsOfMajorities {
     servers: Arc<QuorumServers>,
     gathered: HashMap<String, Gathered, RandomState>,
+    /// The same of echoes.
+    echoes: HashMap<String, Gathered, RandomState>,
 }
 
 /// The messages about one lock.
@@ -46,7 +51,7 @@ struct Gathered {
 
 impl WakeupsOfMajorities {
     pub(crate) fn new(servers: Arc<QuorumServers>) -> Self {
-        Self { servers, gathered: HashMap::default() }
+        Self { servers, gathered: HashMap::default(), echoes: HashMap::default() }
     }
 }
 
@@ -79,6 +84,16 @@ impl WakeupPolicy for WakeupsOfMajorities {
                 let new = || Gathered::new(self.servers.each.len());
                 gathered.entry(name).or_insert_with(new).add(from.number);
                 None
+            }
+            Wake::Echo(name) => {
+                let (now, count) = (clock::now(), self.servers.each.len());
+                self.echoes.retain(|_, it| now < it.first + ECHO_MEMORY);
+                let gathered = self.echoes.entry(name.clone());
+                let gathered = gathered.or_insert_with(|| Gathered::new(count));
+                gathered.add(from.number);
+                let is_new = gathered.told == 0 && gathered.count() >= majority(count);
+                gathered.told += usize::from(is_new);
+                is_new.then_some(Wake::Echo(name))
             }
             // One server is enough, and the next one repeats it. A majority may still have a hold
             // that has ended at this one: the client asks all of them.
@@ -223,5 +238,19 @@ mod tests {
         // The last one belongs to the same release.
         assert_eq!(wakeups.receive(&peers[2], name()), None);
         assert_eq!(wakeups.take_due(), None);
+    }
+
+    #[test]
+    fn an_echo_is_that_of_a_majority() {
+        let mut wakeups = wakeups();
+        let peers = wakeups.peers();
+        let echo = || Wake::Echo("a".into());
+        for _ in 0..2 {
+            assert_eq!(wakeups.receive(&peers[0], echo()), None);
+            assert_eq!(wakeups.receive(&peers[0], echo()), None, "the same one twice");
+            assert_eq!(wakeups.receive(&peers[1], echo()), Some(echo()));
+            assert_eq!(wakeups.receive(&peers[2], echo()), None, "it belongs to the same request");
+        }
+        assert_eq!(wakeups.receive(&peers[0], Wake::Echo("b".into())), None);
     }
 }

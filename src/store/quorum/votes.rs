@@ -206,9 +206,23 @@ impl Votes<AcquireReply> {
             let in_doubt = self.failures().any(Failure::is_ambiguous);
             let is_recalled = |it: &_| matches!(it, AcquireReply::Held { recalled: true, .. });
             let recalled = self.answers().any(is_recalled);
-            return Some(Ok(AcquireReply::Held { index: 0, remaining, in_doubt, recalled }));
+            let echoed = self.echoed().filter(|_| granted == 0);
+            let held = AcquireReply::Held { index: 0, remaining, in_doubt, recalled, echoed };
+            return Some(Ok(held));
         }
         self.unanswered(granted).map(Err)
+    }
+
+    /// Returns the owner at a majority, if each of these has sent an echo. Of clients whose
+    /// attempts have collided, none has a majority, and none is told when they have ended.
+    fn echoed(&self) -> Option<String> {
+        let owner = |reply: &_| match reply {
+            AcquireReply::Held { echoed, .. } => echoed.clone(),
+            AcquireReply::Acquired { .. } => None,
+        };
+        let owners: Vec<_> = self.answers().filter_map(owner).collect();
+        let count = |owner: &String| owners.iter().filter(|other| *other == owner).count();
+        owners.iter().find(|owner| count(owner) >= self.required()).cloned()
     }
 
     pub(super) fn agree_on(&self, token: u64) -> bool {

@@ -238,7 +238,7 @@ impl WakeupPolicy for Placement {
 
     /// Every node passes on a message, but it counts only from the node that serves its slot.
     fn receive(&mut self, from: &Target, wake: Wake) -> Option<Wake> {
-        let Wake::Lock(name) = &wake else { return Some(wake) };
+        let (Wake::Echo(name) | Wake::Lock(name)) = &wake else { return Some(wake) };
         self.is_home(from, name).then_some(wake)
     }
 

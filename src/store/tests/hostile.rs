@@ -78,6 +78,7 @@ fn every_request_ends_in_time_whatever_the_server_replies() {
                 lease: LEASE,
                 note: None,
                 registration,
+                echo: false,
                 deadline: deadline(),
             });
             if let Ok(AcquireReply::Acquired { fence, .. }) = acquired {

@@ -114,6 +114,7 @@ fn briefly(store: &dyn Store, hold: &HoldId) {
         lease: SHORT,
         note: None,
         registration: Registration::None,
+        echo: false,
         deadline,
     };
     let reply = store.acquire(request).expect("a reply");
@@ -234,7 +235,14 @@ fn a_late_renewal_shortens_no_lease(store: &dyn Store) {
         let late = change(store, &holds[0], Change::Renew { lease: rest });
         assert_eq!(late.ok(), Some(HoldReply::Done));
         let (lease, registration, deadline) = (SHORT, Registration::None, soon());
-        let again = store.acquire(Acquire { holds, lease, note: None, registration, deadline });
+        let again = store.acquire(Acquire {
+            holds,
+            lease,
+            note: None,
+            registration,
+            echo: false,
+            deadline,
+        });
         assert!(matches!(again, Ok(AcquireReply::Acquired { .. })), "{again:?}");
         if kind == Write {
             for _ in 0..2 {
@@ -266,8 +274,14 @@ fn a_repeat_finds_its_hold(store: &dyn Store) {
 
 /// Returns how many of these holds one request gets.
 fn granted(store: &dyn Store, holds: &[HoldId], registration: Registration) -> usize {
-    match store.acquire(Acquire { holds, lease: LEASE, note: None, registration, deadline: soon() })
-    {
+    match store.acquire(Acquire {
+        holds,
+        lease: LEASE,
+        note: None,
+        registration,
+        echo: false,
+        deadline: soon(),
+    }) {
         Ok(AcquireReply::Acquired { others, .. }) => 1 + others.len(),
         Ok(AcquireReply::Held { .. }) => 0,
         Err(failure) => panic!("{failure:?}"),
@@ -294,7 +308,8 @@ fn one_request_brings_as_many_permits_as_there_are(store: &dyn Store) {
 }
 
 fn acquire_each(store: &dyn Store, holds: &[HoldId], registration: Registration) -> AcquireReply {
-    let request = Acquire { holds, lease: LEASE, note: None, registration, deadline: soon() };
+    let request =
+        Acquire { holds, lease: LEASE, note: None, registration, echo: false, deadline: soon() };
     store.acquire(request).expect("a reply")
 }
 

@@ -36,6 +36,7 @@ servers!(
     a_yielding_client_lets_another_go_first,
     a_kept_lock_is_offered_to_no_client_but_one_is_told,
     an_offer_is_taken_by_any_thread_of_its_client,
+    an_echo_is_sent_to_who_is_told_when_a_hold_ends,
     a_long_wait_takes_no_processor_time;
     waiting_clients_are_in_the_order_of_arrival,
     the_list_of_waiting_clients_never_lasts_for_ever,
@@ -54,6 +55,7 @@ servers!(
     a_full_server_wakes_clients_and_registers_none,
     a_spoilt_list_of_waiting_clients_does_no_harm,
     a_user_without_rights_to_the_waiting_clients_can_lock,
+    no_echo_comes_where_nobody_is_told,
     two_rights_that_are_missing_leave_no_key_without_a_time_to_live,
     the_message_names_the_lock_without_the_prefix,
     a_client_learns_when_it_does_not_hear_everything,
@@ -685,6 +687,100 @@ fn an_offer_is_taken_by_any_thread_of_its_client(process: &impl Host) {
         assert!(matches!(reply, AcquireReply::Acquired { .. }), "{reply:?}");
         register(&store, "a");
     }
+}
+
+/// Asks for an echo. Returns the owner that the reply names, if the echo was sent.
+fn ask_for_echo(store: &dyn Store, hold: &HoldId, registration: Registration) -> Option<String> {
+    let holds = std::slice::from_ref(hold);
+    let request =
+        Acquire { holds, lease: LEASE, note: None, registration, echo: true, deadline: soon() };
+    match store.acquire(request).expect("a reply") {
+        AcquireReply::Held { echoed, .. } => echoed,
+        reply @ AcquireReply::Acquired { .. } => panic!("{reply:?}"),
+    }
+}
+
+/// The id of a client, as clients have them.
+fn id(client: &str) -> String {
+    format!("{client}:0123456789abcdef0123456789abcdef")
+}
+
+fn of_kind(kind: HoldKind, client: &str, nonce: u64) -> HoldId {
+    HoldId { kind, ..of(&id(client), nonce) }
+}
+
+fn an_echo_is_sent_to_who_is_told_when_a_hold_ends(process: &impl Host) {
+    let store = single(process);
+    let [mut one, mut other] = ["one", "other"].map(|client| listen(&store, &id(client)));
+    let echo = || Wake::Echo("lock".into());
+    let mut hears = |kind, owner: &str| {
+        let sent = ask_for_echo(&store, &of_kind(kind, "one", 1), Registration::Registered);
+        assert_eq!(sent.as_deref(), Some(owner), "{kind:?}");
+        assert_eq!(next(&mut *one), echo());
+        assert!(nothing_comes(&mut *one));
+    };
+    let held = of_kind(HoldKind::Lock, "holder", 2);
+    must_acquire(&store, &held);
+    for _ in 0..2 {
+        hears(HoldKind::Lock, &held.owner());
+    }
+    unregister(&store, &id("one"));
+    release(&store, &held);
+    let permit = HoldKind::Permit { of: 1 };
+    for (held, waits) in [
+        (HoldKind::Write, HoldKind::Read),
+        (HoldKind::Read, HoldKind::Write),
+        (HoldKind::Write, HoldKind::Write),
+        (permit, permit),
+    ] {
+        let held = of_kind(held, "holder", 2);
+        must_acquire(&store, &held);
+        ask(&store, &of_kind(waits, "one", 1), Registration::IfHeld);
+        for _ in 0..2 {
+            hears(waits, "");
+        }
+        unregister(&store, &id("one"));
+        release(&store, &held);
+    }
+    // A reader behind a writer that waits, and may be gone.
+    let held = of_kind(HoldKind::Read, "holder", 2);
+    must_acquire(&store, &held);
+    let writer = of_kind(HoldKind::Write, "other", 1);
+    ask(&store, &writer, Registration::IfHeld);
+    assert!(ask_for_echo(&store, &writer, Registration::Registered).is_some());
+    assert_eq!(next(&mut *other), echo());
+    let reader = of_kind(HoldKind::Read, "one", 1);
+    assert_eq!(ask_for_echo(&store, &reader, Registration::Registered), None);
+    assert!(nothing_comes(&mut *one));
+}
+
+fn no_echo_comes_where_nobody_is_told(process: &Server) {
+    let store = single(process);
+    let waits = of_kind(HoldKind::Lock, "one", 1);
+    let asks = || ask_for_echo(&store, &waits, Registration::Registered);
+    process.command(&["SET", "lock:lock", "another", "PX", "60000"]);
+    assert_eq!(asks(), None);
+    process.command(&["DEL", "lock:lock"]);
+    let redisson = "01234567-89ab-cdef-0123-456789abcdef:1";
+    process.command(&["HSET", "lock:lock", redisson, "1"]);
+    process.command(&["PEXPIRE", "lock:lock", "60000"]);
+    let _wakeups = listen(&store, &id("one"));
+    assert_eq!(asks(), None, "it tells nobody");
+    process.command(&["DEL", "lock:lock"]);
+    must_acquire(&store, &of_kind(HoldKind::Lock, "holder", 2));
+    assert!(asks().is_some());
+    process.command(&["DEL", WAITING]);
+    process.command(&["RPUSH", WAITING, "foreign"]);
+    assert_eq!(asks(), None, "it is not registered");
+    process.command(&["DEL", WAITING]);
+    assert!(asks().is_some());
+    let kept = of_kind(HoldKind::Lock, "kept", 3).that_may_be_kept();
+    release(&store, &of_kind(HoldKind::Lock, "holder", 2));
+    process.command(&["DEL", "lock:lock"]);
+    must_acquire(&store, &kept);
+    assert_eq!(asks(), None, "the client that keeps it was not reached");
+    let _listener = listen(&store, &id("kept"));
+    assert!(asks().is_some());
 }
 
 /// That to set a time to live, and that to take back what has none.

@@ -20,7 +20,7 @@ fn acquired(fence: u64, room: u32) -> AcquireReply {
 
 /// Another owner holds the lock.
 fn held(remaining: Option<Duration>) -> AcquireReply {
-    AcquireReply::Held { index: 0, remaining, in_doubt: false, recalled: false }
+    AcquireReply::Held { index: 0, remaining, in_doubt: false, recalled: false, echoed: None }
 }
 
 fn falls_short<T>(acked: u32) -> Result<T, Failure> {
@@ -240,6 +240,29 @@ fn a_lock_may_be_free_when_a_majority_of_leases_is_over() {
     assert_eq!(remaining(vec![won(), won(), busy(9), busy(3), busy(6)]), Some(3));
     assert_eq!(remaining(vec![forever(), busy(3), busy(6)]), Some(6));
     assert_eq!(remaining(vec![forever(), forever(), busy(6)]), None);
+}
+
+#[test]
+fn a_client_of_a_quorum_is_told_only_of_the_end_of_a_hold_that_a_majority_has() {
+    let at = |owner: &str| {
+        let AcquireReply::Held { index, remaining, in_doubt, recalled, .. } = held(None) else {
+            unreachable!("it is held")
+        };
+        let echoed = Some(owner.into());
+        Some(Ok(AcquireReply::Held { index, remaining, in_doubt, recalled, echoed }))
+    };
+    let (mute, won) = (|| Some(Ok(held(None))), || Some(Ok(acquired(1, 0))));
+    let echoed = |votes: Vec<_>| match Votes(votes).decide_acquire() {
+        Some(Ok(AcquireReply::Held { echoed, .. })) => echoed,
+        other => panic!("{other:?}"),
+    };
+    let one = Some("one".to_owned());
+    assert_eq!(echoed(vec![at("one"), at("one"), at("other")]), one);
+    assert_eq!(echoed(vec![at("one"), mute(), at("one")]), one);
+    assert_eq!(echoed(vec![at("one"), at("one"), None]), one);
+    assert_eq!(echoed(vec![at("one"), at("other"), at("third")]), None);
+    assert_eq!(echoed(vec![at("one"), mute(), mute()]), None);
+    assert_eq!(echoed(vec![at("one"), at("one"), at("one"), won(), won()]), None);
 }
 
 #[test]

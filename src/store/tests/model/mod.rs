@@ -157,6 +157,7 @@ impl<'a> Subject<'a> {
             lease,
             note,
             registration,
+            echo: false,
             deadline: soon(),
         });
         match reply {
@@ -170,7 +171,7 @@ impl<'a> Subject<'a> {
                 let tokens = tokens.map(|(fence, hold)| self.token(*hold, fence, block)).collect();
                 Reply::Acquired { tokens, room: room - block, wanted }
             }
-            Ok(AcquireReply::Held { index, remaining, in_doubt, recalled }) => {
+            Ok(AcquireReply::Held { index, remaining, in_doubt, recalled, .. }) => {
                 Reply::Held { index, half_hours: remaining.map(half_hours), in_doubt, recalled }
             }
             Err(failure) => Reply::Failed(failure.kind),
@@ -439,6 +440,7 @@ fn a_late_repeat_of_a_set_finds_no_hold_that_has_ended(store: &dyn Store) {
             lease: LEASE,
             note: None,
             registration,
+            echo: false,
             deadline: soon(),
         })
     };
@@ -458,7 +460,14 @@ fn a_thread_is_told_of_an_offer_that_another_thread_of_its_client_brings_about(s
     let holds = [first];
     let lease = Duration::from_millis(500);
     let (registration, deadline) = (Registration::None, soon());
-    let reply = store.acquire(Acquire { holds: &holds, lease, note: None, registration, deadline });
+    let reply = store.acquire(Acquire {
+        holds: &holds,
+        lease,
+        note: None,
+        registration,
+        echo: false,
+        deadline,
+    });
     assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
     assert!(is_held(&acquire(store, &writer, Registration::IfHeld)));
     thread::sleep(lease);
@@ -480,8 +489,14 @@ fn a_client_is_told_when_a_name_that_it_waits_for_is_of_another_kind(store: &dyn
         let first = if before == HoldKind::Read { HoldKind::Write } else { before };
         let (holds, lease) = ([ben(first, 1)], Duration::from_millis(250));
         let (registration, deadline) = (Registration::None, soon());
-        let reply =
-            store.acquire(Acquire { holds: &holds, lease, note: None, registration, deadline });
+        let reply = store.acquire(Acquire {
+            holds: &holds,
+            lease,
+            note: None,
+            registration,
+            echo: false,
+            deadline,
+        });
         assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
         assert!(is_held(&acquire(store, &of(before, 2), Registration::IfHeld)), "{before:?}");
         thread::sleep(lease + Duration::from_millis(50));
@@ -505,7 +520,14 @@ fn a_request_for_several_permits_gets_none_that_another_client_waits_for(store: 
     // Shorter than an offer lasts.
     let (holds, lease) = ([permit(&ben, 2)], Duration::from_millis(150));
     let (registration, deadline) = (Registration::None, soon());
-    let reply = store.acquire(Acquire { holds: &holds, lease, note: None, registration, deadline });
+    let reply = store.acquire(Acquire {
+        holds: &holds,
+        lease,
+        note: None,
+        registration,
+        echo: false,
+        deadline,
+    });
     assert!(matches!(reply, Ok(AcquireReply::Acquired { .. })), "{reply:?}");
     for client in [&anna, &cleo] {
         acquire(store, &permit(client, 3), Registration::IfHeld).expect("a reply");
@@ -515,7 +537,14 @@ fn a_request_for_several_permits_gets_none_that_another_client_waits_for(store: 
     thread::sleep(lease);
     let (holds, lease) = ([permit(&anna, 3), permit(&anna, 4)], LEASE);
     let (registration, deadline) = (Registration::Registered, soon());
-    let reply = store.acquire(Acquire { holds: &holds, lease, note: None, registration, deadline });
+    let reply = store.acquire(Acquire {
+        holds: &holds,
+        lease,
+        note: None,
+        registration,
+        echo: false,
+        deadline,
+    });
     let Ok(AcquireReply::Acquired { others, .. }) = &reply else { panic!("{reply:?}") };
     assert!(others.is_empty(), "{reply:?}");
 }

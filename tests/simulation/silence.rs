@@ -1,0 +1,69 @@
+//! How long calls that wait are silent: what shows a client that is taken for one that hears, or
+//! that nobody tells.
+
+use std::time::{Duration, Instant};
+
+use crate::base::sync::executor;
+use crate::simulation::calls::{CallState, Patience};
+use crate::simulation::judge::{LOOK, SLACK};
+use crate::simulation::world::World;
+use crate::store::request::OFFER;
+
+/// A call that is told when to ask waits no longer than this.
+pub(super) const SILENCE: Duration = Duration::from_secs(10);
+
+/// The longest pause after a failure.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// How long a client may take to find out why it has lost a hold. Calls behind that wait so long.
+const LOOK_UP: Duration = Duration::from_secs(1);
+
+/// Returns which call is silent for too long, if one is. A call asks by the backoff unless an echo
+/// has come to its client since that began to listen.
+pub(super) fn check(world: &mut World, now: Instant) -> Option<String> {
+    note_asked(world, now);
+    if world.network.is_quorum() {
+        return None;
+    }
+    let on_the_way = SLACK + world.network.latency * 60;
+    let slack = world.io_timeout * 3 + LOOK_UP + on_the_way;
+    let free_for = world.backoff_max + OFFER * 2 + LOOK + on_the_way;
+    for (number, call) in &world.calls {
+        let CallState { client, name, begun, side, patience } = *call;
+        let (state, link) = (&world.clients[client - 1], &world.network.links[client - 1]);
+        let text = &world.names[name].name;
+        let is_over = state.closed.is_some() || state.is_dead;
+        if side.is_set() || is_over || patience == Patience::None {
+            continue;
+        }
+        let pause = if link.echoes.contains(text) { SILENCE } else { world.backoff_max };
+        let asked = link.asked.get(text).copied().unwrap_or(begun);
+        let since = begun.max(asked).max(link.unheard_since);
+        if now > since + pause.max(RETRY) + slack {
+            return Some(format!("call {number} has not asked for {text:?} since {since:?}"));
+        }
+        let is_disturbed = now < state.disturbed + free_for;
+        let waits = now > begun + free_for && !is_disturbed;
+        if world.is_mild && !world.is_healed && waits && world.is_free_for(name, free_for) {
+            return Some(format!(
+                "call {number} waits, though {text:?} is free and others are told"
+            ));
+        }
+    }
+    None
+}
+
+/// Who has a hold need not ask, and who is stopped cannot.
+fn note_asked(world: &mut World, now: Instant) {
+    let World { clients, guards, releasing, names, network, .. } = world;
+    for process in 1..=clients.len() {
+        let is_stopped = executor::paused_until(process).is_some();
+        for (at, name) in names.iter().enumerate() {
+            let mut guards = guards.iter().flatten();
+            let has_guard = guards.any(|held| held.client == process && held.is_of(at));
+            if is_stopped || has_guard || releasing.contains(&(process, at)) {
+                network.links[process - 1].asked.insert(name.name.clone(), now);
+            }
+        }
+    }
+}
