@@ -28,8 +28,12 @@ const FLEET: u32 = 10_000;
 /// How many threads a busy client has, each with a name.
 const THREADS: u32 = 4;
 
-/// How long a busy thread pauses after each lock.
-const BUSY_PAUSE: Duration = Duration::from_millis(20);
+/// How long a busy thread pauses after each lock for each client of the fleet, so that a fleet of
+/// any size takes no more locks than one server can bear.
+const BUSY_PAUSE: Duration = Duration::from_micros(400);
+
+/// How long a busy client waits for a connection or a reply: thousands of threads share the cores.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
     partner::serve_if_started_for_it(&[("clients", play)]);
@@ -70,21 +74,18 @@ impl Fleet {
         table::head_of_facts(&format!("{clients} clients that hold a lock each"));
         let holding = self.usage(server, &processes);
         self.print(&holding);
-        let connections = holding.connections / f64::from(clients);
-        let goal = table::at_most(connections, 2.0);
-        table::fact("connections of a client", format!("{connections:.1}"), &goal);
+        self.print_connections(&holding, 2.0);
         end(&mut processes);
         for (how, what) in [("one", "one name"), ("each", "a name each")] {
             self.measure_waiting(server, how, what, scale);
         }
         let mut processes = self.start(server, "busy");
-        let title = format!("{clients} clients with {THREADS} busy threads, {BUSY_PAUSE:?} pause");
+        let pause = BUSY_PAUSE * clients;
+        let title = format!("{clients} clients with {THREADS} busy threads, {pause:?} pause");
         table::head_of_facts(&title);
         let busy = self.usage(server, &processes);
         self.print(&busy);
-        let connections = busy.connections / f64::from(clients);
-        let goal = table::at_most(connections, 6.0);
-        table::fact("connections of a client", format!("{connections:.1}"), &goal);
+        self.print_connections(&busy, 6.0);
         end(&mut processes);
     }
 
@@ -108,14 +109,17 @@ impl Fleet {
         table::fact("scripts a second of a client", format!("{scripts:.2}"), &goal(scripts, 0.2));
         let commands_goal = goal(commands, 1.0);
         table::fact("commands a second of a client", format!("{commands:.2}"), &commands_goal);
-        let connections = waiting.connections / f64::from(clients);
-        let connections_goal = goal(connections, 2.0);
-        table::fact("connections of a client", format!("{connections:.1}"), &connections_goal);
-        let of_fleet =
-            waiting.cpu.div_duration_f64(self.time) * 100.0 * f64::from(FLEET) / f64::from(clients);
-        let goal = if clients >= 1000 { goal(of_fleet, 5.0) } else { String::new() };
-        let core = format!("{of_fleet:.1} % of a core");
-        table::fact(&format!("CPU of the server for {FLEET} of them"), core, &goal);
+        self.print_connections(&waiting, 2.0);
+        if clients >= 1000 {
+            let of_fleet = waiting.cpu.div_duration_f64(self.time) * 100.0 * f64::from(FLEET)
+                / f64::from(clients);
+            let core = format!("{of_fleet:.1} % of a core");
+            table::fact(
+                &format!("CPU of the server for {FLEET} of them"),
+                core,
+                &goal(of_fleet, 5.0),
+            );
+        }
         let begin = partner::now();
         drop(guards);
         let ends = processes.iter_mut().map(|process| {
@@ -131,8 +135,9 @@ impl Fleet {
     fn start(self, server: &Server, what: &str) -> Vec<Partner> {
         let each = self.clients / self.processes;
         let processes = (0..self.processes).map(|process| {
-            let numbers = [process * each, each].map(|number| number.to_string());
-            Partner::start("clients", &[&*server.url(), what, &numbers[0], &numbers[1]])
+            let numbers = [process * each, each, self.clients].map(|number| number.to_string());
+            let [first, count, all] = &numbers;
+            Partner::start("clients", &[&*server.url(), what, first, count, all])
         });
         let mut processes: Vec<_> = processes.collect();
         for process in &mut processes {
@@ -150,13 +155,19 @@ impl Fleet {
         let number = |number: u64| f64::from(u32::try_from(number).expect("a u32"));
         let memory = processes.iter().map(|process| private_bytes(process.pid()));
         Usage {
-            connections: number(info(server, "clients", "connected_clients")),
+            connections: connections(server),
             cpu,
             scripts: number(server.evals() - before.1),
             commands: number(commands(server) - before.2),
             server_memory: info(server, "memory", "used_memory"),
             client_memory: memory.sum(),
         }
+    }
+
+    /// Prints how many connections a client has, to one decimal: this program has some, too.
+    fn print_connections(self, usage: &Usage, most: f64) {
+        let each = (usage.connections / f64::from(self.clients) * 10.0).round() / 10.0;
+        table::fact("connections of a client", format!("{each:.1}"), &table::at_most(each, most));
     }
 
     fn print(self, usage: &Usage) {
@@ -174,6 +185,11 @@ impl Fleet {
             table::fact("private memory of a client", format!("{each} kB"), "");
         }
     }
+}
+
+fn connections(server: &Server) -> f64 {
+    let connected = info(server, "clients", "connected_clients");
+    f64::from(u32::try_from(connected).expect("a u32"))
 }
 
 fn end(processes: &mut [Partner]) {
@@ -206,12 +222,16 @@ fn open(url: &str, set: impl Fn(Builder) -> Builder) -> Client {
     }
 }
 
+fn patient(builder: Builder) -> Builder {
+    builder.connect_timeout(PATIENCE).io_timeout(PATIENCE)
+}
+
 /// The main function of each process.
 fn play(arguments: &[String]) {
-    let [url, what, first, count] = arguments else { panic!("four arguments") };
+    let [url, what, first, count, all] = arguments else { panic!("five arguments") };
     let number = |text: &String| text.parse::<u32>().expect("a number");
     let numbers = number(first)..number(first) + number(count);
-    let clients: Vec<_> = numbers.clone().map(|it| (it, open(url, |builder| builder))).collect();
+    let clients: Vec<_> = numbers.clone().map(|it| (it, open(url, patient))).collect();
     match &**what {
         "hold" => {
             let hold = |(number, client): &(u32, Client)| {
@@ -223,7 +243,7 @@ fn play(arguments: &[String]) {
             drop(guards);
             partner::say("ended");
         }
-        "busy" => be_busy(&clients),
+        "busy" => be_busy(&clients, BUSY_PAUSE * number(all)),
         _ => wait(&clients, what == "one"),
     }
 }
@@ -248,7 +268,7 @@ fn wait(clients: &[(u32, Client)], is_one: bool) {
     partner::say(&last.into_inner().to_string());
 }
 
-fn be_busy(clients: &[(u32, Client)]) {
+fn be_busy(clients: &[(u32, Client)], pause: Duration) {
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         for (number, client) in clients {
@@ -257,7 +277,7 @@ fn be_busy(clients: &[(u32, Client)]) {
                 scope.spawn(move || {
                     while !is_over.load(Ordering::Relaxed) {
                         drop(client.lock(&name).expect("no other thread wants it"));
-                        thread::sleep(BUSY_PAUSE);
+                        thread::sleep(pause);
                     }
                 });
             }
