@@ -214,8 +214,8 @@
 //! `leasehold:fence:{lock:name}`, which expires a day after its last use (or after another
 //! [`fence_life`](Builder::fence_life)). Waiting clients are in the sorted set
 //! `leasehold:queue:{lock:name}`. The hash `leasehold:note:{lock:name}` exists while a hold has a
-//! [note](Builder::note): a field for each owner. [Operations](guide::operations#with-redis-cli) says how to read
-//! these keys.
+//! [note](Builder::note): a field for each owner.
+//! [Operations](guide::operations#with-redis-cli) says how to read these keys.
 //!
 //! A key counts as a lock only if it has a TTL and the shape of a lock. A string with a TTL, as
 //! other libraries set it with `SET NX PX`, counts as a held lock. Everything else is

@@ -108,6 +108,6 @@ macro_rules! counters {
 
 counters! {
     held, waiting, acquired, busy, contended, deadlocks, failed, failed_releases, failed_renewals,
-    handoffs, late_renewals, long_holds, lost, missed_wakeups, recalls, relocks, released, renewals, timed_out,
-    wakeups
+    handoffs, late_renewals, long_holds, lost, missed_wakeups, recalls, relocks, released, renewals,
+    timed_out, wakeups
 }

@@ -45,7 +45,7 @@ use crate::store::memory::memory_server::MemoryServer;
 /// | [`prefix`](Self::prefix) | `lock:` | the beginning of the keys of locks |
 /// | [`label`](Self::label) | `host:pid` | the beginning of the client's id, for operators |
 /// | [`durability`](Self::durability) | `Memory` | what must store a lock before it counts |
-/// | [`backoff`](Self::backoff) | 5 ms, 500 ms | pauses between two attempts at a held lock, if nothing tells when it is free |
+/// | [`backoff`](Self::backoff) | 5 ms, 500 ms | pauses of a call that nothing tells when to try |
 /// | [`fence_life`](Self::fence_life) | 24 h | how long a counter of fences outlasts its last use |
 /// | [`deadlock_after`](Self::deadlock_after) | 1 s | when a waiting call looks for a deadlock |
 /// | [`deadlock`](Self::deadlock) | `Report` | whether a call of a deadlock fails |
