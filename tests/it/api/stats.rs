@@ -182,12 +182,14 @@ fn a_wake_up_is_counted(server: &Server) {
 }
 
 fn a_release_without_a_wake_up_is_counted(server: &Server) {
-    let (holder, waiter) = (server.open_for(SHORT, patient()), server.open(patient()));
+    // A client that waits silently notices within ten seconds what nobody has told it.
+    let waiter = server.open(patient().wait(3 * SOON));
+    let holder = server.open_for(SHORT, patient());
     let guard = take(&holder, "a");
     thread::scope(|scope| {
         let waits = scope.spawn(|| waiter.lock("a").map(unlock));
         eventually(SOON, || server.listeners(&waiter) == 1);
-        // It tries once more when it listens, and then after each pause.
+        // It tries once more when it listens. The holder renews its lease.
         let tries = server.evals();
         eventually(SOON, || server.evals() >= tries + 3);
         // As a client would that knows nothing of messages.
