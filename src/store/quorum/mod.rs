@@ -190,6 +190,32 @@ impl<L: SharedLinks> Store for Quorum<L> {
         grants::acquire(&mut self.links(&holds[0].name).connect(deadline)?, request)
     }
 
+    /// Asks for durable locks one after the other, like [`ask`](Self::ask) for durable changes.
+    fn acquire_together(&self, requests: &[Acquire<'_>]) -> Vec<Result<AcquireReply, Failure>> {
+        if self.servers.settings.demand.is_some() || requests.len() == 1 {
+            return requests.iter().map(|request| self.acquire(*request)).collect();
+        }
+        for request in requests {
+            // Begins to open missing connections, all at the same time.
+            drop(self.links(&request.holds[0].name).lock_to_post(request.deadline));
+        }
+        let propose = |request: &Acquire<'_>| {
+            self.servers.in_doubt.note_lease(request.lease);
+            let mut links = self.links(&request.holds[0].name).connect(request.deadline)?;
+            Ok(grants::propose(&mut links, *request))
+        };
+        let proposed: Vec<_> = requests.iter().map(propose).collect();
+        let mut replies = Vec::with_capacity(requests.len());
+        for (request, proposed) in requests.iter().zip(proposed) {
+            replies.push(proposed.and_then(|ballot| {
+                let links = self.links(&request.holds[0].name);
+                let mut links = links.lock(request.deadline).map_err(ambiguous)?;
+                grants::conclude(&mut links, &ballot, *request)
+            }));
+        }
+        replies
+    }
+
     /// Asks for durable changes one hold after the other: a server that waits for its replicas or
     /// disk would soon lag behind.
     fn ask(

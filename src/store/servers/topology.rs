@@ -165,7 +165,7 @@ impl Topology {
             let mut last_look = topology.last_look.lock();
             let elapsed = last_look.map_or(PAUSE, |last| last.elapsed());
             thread::sleep(PAUSE.saturating_sub(elapsed));
-            // A change that is noticed from now on takes another round.
+            // Changes that are noticed after this point start another look.
             *topology.next_look.lock() = None;
             // The topology keeps the failure.
             topology.explore().unwrap_or_default();
