@@ -224,8 +224,7 @@ impl ConnectionFactory {
         self.suspect_move();
     }
 
-    /// Makes every open connection be checked before its next use: one has broken, perhaps all
-    /// have.
+    /// Marks all open connections to be checked before their next use, because one has broken.
     pub(crate) fn suspect_connections(&self) {
         self.suspicions.fetch_add(1, Ordering::Relaxed);
         self.suspect_move();

@@ -30,7 +30,7 @@ pub(crate) struct Exchange {
     pub(super) request: Request,
     /// A later reply does not count.
     pub(crate) deadline: Instant,
-    /// Until then, the posting thread may wait for a connection to open, or for room.
+    /// How long the posting thread may wait for a connection to open, or for room.
     pub(super) write_by: Instant,
     /// The durability a positive reply must reach before it counts.
     pub(super) demand: Option<(Demand, SendWait)>,
@@ -129,7 +129,7 @@ impl InFlight {
         slots.find(|slot| slot.is_awaited()).cloned()
     }
 
-    /// Returns `true` if the server owes a reply that a thread waits for, or did.
+    /// Returns `true` if a thread waits, or has waited, for one of the outstanding replies.
     pub(super) fn is_awaited(&self) -> bool {
         self.queue.iter().any(|exchange| exchange.slot().is_some())
     }
@@ -222,8 +222,7 @@ impl InFlight {
         true
     }
 
-    /// Sends the request to wait for the effects so far, unless one was sent along and is behind
-    /// them.
+    /// Sends the request to wait for the writes so far, unless one already follows them.
     fn wait_for_unconfirmed(&mut self, out: &mut Vec<u8>) {
         if !self.unconfirmed.is_empty() && !self.is_blocked() {
             let done = self.unconfirmed.iter().map(|(exchange, _)| exchange);

@@ -2,6 +2,19 @@
 //! connection, and the connections that no thread uses, whether in a pool, with outstanding
 //! replies, or lent to a thread that is just waking up.
 //!
+//! Who may write to a connection is decided here:
+//!
+//! 1. Only the thread that has taken a connection from here writes to it and reads from it.
+//! 2. A thread with requests of its own takes a connection and sends them at once. If other threads
+//!    send batches, it queues them instead, to be sent with the next batch.
+//! 3. A thread that gives a connection back sends what is queued first, first come, first served.
+//!    It lends the connection to the thread whose request is first, if that request has to wait
+//!    for replies and that thread can read them.
+//! 4. A connection with outstanding replies lingers here. The next thread to take it reads them, or
+//!    a sweep does.
+//! 5. A connection that waits for replicas or disks is blocked: nobody else's request is put behind
+//!    that. If no other is left, it is closed.
+//!
 //! The pool is r2d2's. It creates closed connections, so neither creating one nor a thread that
 //! waits for one ever depends on the network. The thread that uses a connection opens it.
 
@@ -24,6 +37,15 @@ use crate::net::packed::ReplySlot;
 use crate::net::pool_thread::{PoolThread, SWEEP, Sweep};
 
 const BATCH_MAX: usize = 64;
+
+/// What a thread wants a connection for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Requests of its own, which can be queued instead.
+    Own,
+    /// The requests that are queued.
+    Queued,
+}
 
 pub(super) struct SharedQueue {
     pub(super) pool: Pool<ClosedConnections>,
@@ -212,36 +234,39 @@ impl SharedQueue {
 
     /// Returns a connection that no thread uses. If only blocked ones are left, closes one of them.
     ///
-    /// A thread with a request of its own (`own`) gets none while other threads send batches. It
-    /// waits for a sweep that has a usable connection, which never takes long: if only the thread
-    /// of the sweep wrote the posted requests, the program might end before.
-    pub(super) fn take(&self, own: bool, deadline: Instant) -> Option<PooledConnection> {
+    /// A thread with requests of its own gets none while other threads send batches.
+    pub(super) fn take(&self, purpose: Purpose, deadline: Instant) -> Option<PooledConnection> {
         loop {
             let mut state = self.state.lock();
-            if own && state.is_batching() {
+            if purpose == Purpose::Own && state.is_batching() {
                 return None;
             }
-            let lingering = state.take(false);
-            let is_swept = own && state.sweeps > 0;
+            let lingering = state.take_usable();
+            let is_swept = state.sweeps > 0;
             drop(state);
             let free = lingering.or_else(|| self.take_pooled(deadline));
             if free.is_some() {
                 return free;
             }
-            if !is_swept {
-                let mut blocked = self.state.lock().take(true)?;
-                blocked.connection.poison();
-                return Some(blocked);
+            if purpose == Purpose::Own && is_swept {
+                // The sweep has a usable connection, and never takes long. If its thread were left to
+                // write what is posted here, the program might end before.
+                yield_now();
+                continue;
             }
-            yield_now();
+            let mut blocked = self.state.lock().take_blocked()?;
+            blocked.connection.poison();
+            return Some(blocked);
         }
     }
 
     /// Returns a connection that no thread uses and that is not blocked, without creating one.
     pub(super) fn take_idle(&self, now: Instant) -> Option<PooledConnection> {
-        let lingering = self.state.lock().take(false);
-        let is_pooled = || self.pool.state().idle_connections > 0;
-        lingering.or_else(|| is_pooled().then(|| self.take_pooled(now)).flatten())
+        let lingering = self.state.lock().take_usable();
+        if lingering.is_some() || self.pool.state().idle_connections == 0 {
+            return lingering;
+        }
+        self.take_pooled(now)
     }
 
     /// Returns a connection of the pool unless all are in use. Blocks no longer than it takes to
@@ -349,10 +374,15 @@ impl QueueState {
         self.last_batch > 1
     }
 
-    /// Takes the most recently added lingering connection that is blocked, or not.
-    pub(super) fn take(&mut self, blocked: bool) -> Option<PooledConnection> {
-        let is_it = |one: &PooledConnection| one.connection.in_flight.is_blocked() == blocked;
-        let last = self.lingering.iter().rposition(is_it)?;
+    /// Takes the most recently added lingering connection that is not blocked.
+    pub(super) fn take_usable(&mut self) -> Option<PooledConnection> {
+        let last = self.lingering.iter().rposition(|one| !one.connection.in_flight.is_blocked())?;
+        Some(self.lingering.remove(last))
+    }
+
+    /// Takes the most recently added lingering connection that is blocked.
+    fn take_blocked(&mut self) -> Option<PooledConnection> {
+        let last = self.lingering.iter().rposition(|one| one.connection.in_flight.is_blocked())?;
         Some(self.lingering.remove(last))
     }
 
@@ -502,7 +532,7 @@ mod tests {
         let sweep = Sweep::new(&thread, &Weak::<()>::new(), |_| {});
         let factory = factory(&listener, &config);
         let queue = SharedQueue::new(factory.clone(), &config, &thread, sweep);
-        let take = || queue.take(true, end_of(Duration::from_secs(5))).expect("it is free");
+        let take = || queue.take(Purpose::Own, end_of(Duration::from_secs(5))).expect("it is free");
 
         let mut connection = take();
         let connected = connection.connection.connect(end_of(Duration::from_secs(5)));

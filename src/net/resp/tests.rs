@@ -133,7 +133,7 @@ fn a_reply_of_many_parts_is_an_error_before_it_takes_much_memory() {
 }
 
 #[test]
-fn what_a_reply_announces_takes_no_memory_before_it_has_come() {
+fn the_announced_length_of_a_reply_allocates_nothing() {
     for head in ["*2147483647\r\n:1\r\n", "$16777000\r\nx", "*1000\r\n*2147483647\r\n:1\r\n"] {
         let measured = allocation_counter::measure(|| {
             let mut buffer = ReplyBuffer::default();

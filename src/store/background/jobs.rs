@@ -33,7 +33,7 @@ const BATCH_MAX: usize = 2048;
 /// Pause before a node that could not be reached is tried again.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// How often the connections of the calls are polled, for room and for replies.
+/// How often the pooled connections are polled, for room and for replies.
 const LOOK: Duration = Duration::from_millis(5);
 
 const UNOPENED: &str = "no connection was open in time";
@@ -160,7 +160,7 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
             if self.undecided.is_empty() || Instant::now() >= deadline {
                 break;
             }
-            // Replies over the connections of the calls do not wake this thread.
+            // Replies over the pooled connections do not wake this thread.
             let end = next.unwrap_or_else(|| end_of(LOOK)).min(deadline);
             let mut sockets: Vec<_> = self.nodes.iter().filter_map(NodeJobs::socket).collect();
             let openings = self.nodes.iter().filter_map(|node| node.connection.opening.as_ref());
@@ -185,7 +185,7 @@ struct NodeJobs<N> {
     demand: Option<Demand>,
     /// Whether the current or last attempt to open the connection was made ahead of need.
     is_prepared: bool,
-    /// Until then, the connections of the calls are likely to have room again.
+    /// Until then, the pooled connections are likely to have room again.
     shares_until: Instant,
     /// Sent as soon as the connection is open, has written everything sent before, and does not
     /// wait for replicas or disks.
@@ -212,9 +212,8 @@ impl<N: Peer> NodeJobs<N> {
         self.is_prepared |= !is_opening && self.connection.opening.is_some();
     }
 
-    /// Makes as much progress as is possible without waiting. Closes a connection that is silent
-    /// for `io_timeout`, or for as long as any of its jobs may take. Returns when there will be
-    /// more to do even if no reply arrives; `None` if there is no job.
+    /// Makes as much progress as is possible without waiting. Returns when there will be more to do
+    /// even if no reply arrives; `None` if there is no job.
     fn go_on<P: JobPolicy<Peer = N>>(
         &mut self,
         policy: &P,
@@ -224,49 +223,73 @@ impl<N: Peer> NodeJobs<N> {
         let previous = self.close_unless_ready();
         self.connection.read();
         let now = Instant::now();
-        let late = self.waiting.extract_if(.., |exchange| exchange.deadline <= now);
-        let late: Vec<_> = late.collect();
-        if !late.is_empty() {
-            let why = match (self.connection.is_busy(), self.demand.is_some()) {
-                (false, _) => UNOPENED,
-                (true, false) => "the server had not accepted earlier requests in time",
-                (true, true) => "replicas or disks had not confirmed earlier renewals in time",
-            };
-            fail(late, &Failure::too_late(&self.connection.peer.factory().label(), why));
-        }
+        self.drop_late(now);
         let sent = self.send_waiting(previous, urgent);
-        // The calls may have a connection even if no further one can be opened. A durable job would
-        // block it, so it goes there only if opening has failed.
-        let may_share = self.demand.is_none() || sent.is_err();
-        if may_share && self.connection.open.is_none() && !self.waiting.is_empty() {
-            let (peer, waiting) = (&self.connection.peer, mem::take(&mut self.waiting));
-            let (before, deadline) = (waiting.len(), end_of(io_timeout));
-            self.waiting = policy.post_over_pool(peer, waiting, deadline);
-            if self.waiting.len() < before {
-                self.shares_until = deadline;
-            }
+        if self.demand.is_none() || sent.is_err() {
+            self.fall_back_to_pool(policy, end_of(io_timeout));
         }
         if let Err(failure) = sent
             && self.shares_until <= now
         {
             fail(mem::take(&mut self.waiting), &failure);
         }
-        let mut next = None;
-        if let Some(open) = &mut self.connection.open
-            && let Some(since) = open.in_flight.expected_since()
-        {
-            let give_up_at = since + io_timeout.min(open.in_flight.most_time());
-            if give_up_at <= now {
-                open.time_out();
-            } else {
-                let late = open.in_flight.expire(|| open.factory.no_reply());
-                next = Some(late.map_or(give_up_at, |late| min(late, give_up_at)));
-            }
-        }
+        let time_out = self.time_out(now, io_timeout);
         self.connection.read();
-        let may_share = self.connection.open.is_none() && !self.waiting.is_empty();
-        let next = next.into_iter().chain(may_share.then(|| end_of(LOOK)));
-        self.waiting.iter().map(|exchange| exchange.deadline).chain(next).min()
+        self.next_wake(time_out)
+    }
+
+    /// Fails the jobs that could not be sent in time.
+    fn drop_late(&mut self, now: Instant) {
+        let late = self.waiting.extract_if(.., |exchange| exchange.deadline <= now);
+        let late: Vec<_> = late.collect();
+        if late.is_empty() {
+            return;
+        }
+        let why = match (self.connection.is_busy(), self.demand.is_some()) {
+            (false, _) => UNOPENED,
+            (true, false) => "the server had not accepted earlier requests in time",
+            (true, true) => "replicas or disks had not confirmed earlier renewals in time",
+        };
+        fail(late, &Failure::too_late(&self.connection.peer.factory().label(), why));
+    }
+
+    /// Sends jobs over the pooled connections if there is no other: one of them may be open though
+    /// no further one can be. A durable job would block it, so it goes there only if opening has
+    /// failed.
+    fn fall_back_to_pool<P: JobPolicy<Peer = N>>(&mut self, policy: &P, deadline: Instant) {
+        if self.connection.open.is_some() || self.waiting.is_empty() {
+            return;
+        }
+        let waiting = mem::take(&mut self.waiting);
+        let before = waiting.len();
+        self.waiting = policy.post_over_pool(&self.connection.peer, waiting, deadline);
+        if self.waiting.len() < before {
+            self.shares_until = deadline;
+        }
+    }
+
+    /// Closes a connection that is silent for `io_timeout`, or for as long as any of its jobs may
+    /// take. Returns when to look again.
+    fn time_out(&mut self, now: Instant, io_timeout: Duration) -> Option<Instant> {
+        let open = self.connection.open.as_mut()?;
+        let since = open.in_flight.expected_since()?;
+        let give_up_at = since + io_timeout.min(open.in_flight.most_time());
+        if give_up_at <= now {
+            open.time_out();
+            return None;
+        }
+        match open.in_flight.expire(|| open.factory.no_reply()) {
+            Some(next) => Some(min(next, give_up_at)),
+            None => Some(give_up_at),
+        }
+    }
+
+    /// Returns when there will be more to do even if no reply arrives.
+    fn next_wake(&self, time_out: Option<Instant>) -> Option<Instant> {
+        let is_unsent = self.connection.open.is_none() && !self.waiting.is_empty();
+        let look = if is_unsent { Some(end_of(LOOK)) } else { None };
+        let deadlines = self.waiting.iter().map(|exchange| exchange.deadline);
+        deadlines.chain(time_out).chain(look).min()
     }
 
     /// Sends the jobs that no longer have to wait, or starts to open a connection for them. They
