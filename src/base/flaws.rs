@@ -25,7 +25,7 @@ flaws! {
     AdoptionCountsFromReply,
     /// A request without a reply counts as one that was not executed.
     AmbiguityIsIgnored,
-    /// A call fails that has the number of the one that another client lets fail.
+    /// A call fails when another client's call has the same number.
     AnotherCallFails,
     /// A probe for a deadlock is passed on by a thread that is not in its way.
     AnyHoldPassesProbes,

@@ -42,7 +42,7 @@ const COUNTER_TEXTS: [(&str, &str); 16] = [
     ("pool_waits_total", "Requests that waited for a connection of the pool"),
 ];
 
-/// Descriptions of the numbers of the present.
+/// The help texts of the gauges.
 const GAUGE_TEXTS: [(&str, &str); 4] = [
     ("held", "Locks held now"),
     ("kept", "Locks kept now after their last guard"),
@@ -74,7 +74,7 @@ const COUNTERS: [Series; 20] = [
     Series("pool_waits_total", None, |stats| stats.pool_waits),
 ];
 
-/// The numbers of the present.
+/// The gauges.
 const GAUGES: [Series; 5] = [
     Series("held", None, |stats| stats.held),
     Series("kept", None, |stats| stats.kept),

@@ -174,7 +174,7 @@ pub struct MultiGuard {
 }
 
 impl MultiGuard {
-    /// Returns the name.
+    /// Returns the names, separated by commas.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -193,27 +193,27 @@ impl MultiGuard {
         self.inner.holds.iter().find(|hold| *hold.id.name == *name).map(|hold| hold.fence())
     }
 
-    /// Returns `true` if the lease has not ended by this process's clock. Does not ask the server.
+    /// Returns `true` if no lease has ended by this process's clock. Does not ask the servers.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.inner.is_held()
     }
 
-    /// Returns how long the lease lasts unless it is renewed, less a margin of 1 % of the lease and
-    /// 2 ms for clock drift. Zero if it is lost. Does not ask the server.
+    /// Returns how long the lease that ends first lasts unless it is renewed, less a margin of 1 % of
+    /// the lease and 2 ms for clock drift. Zero if one is lost. Does not ask the servers.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.inner.remaining()
     }
 
-    /// Returns a watch with which any thread can check whether the lease was lost, or wait for the
-    /// hold to end.
+    /// Returns a watch with which any thread can check whether one of the leases was lost, or wait
+    /// for the holds to end.
     #[must_use]
     pub fn lost(&self) -> Lost {
         self.inner.lost()
     }
 
-    /// Asks the server whether this hold still exists. Blocks for the server's reply.
+    /// Asks the servers whether all these holds still exist. Blocks for the replies.
     ///
     /// If the server has become a replica, and neither sentinels nor a cluster report it, it
     /// replies from its old data until a request of this client shows that it accepts no writes.
@@ -221,42 +221,41 @@ impl MultiGuard {
     ///
     /// # Errors
     ///
-    /// - [`Lost`](crate::Error::Lost): the hold no longer exists.
+    /// - [`Lost`](crate::Error::Lost): one of the holds no longer exists.
     /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
     ///   usable answer came; see [`Client::try_lock`](crate::Client::try_lock) for how long the
     ///   call retries.
     /// - [`Redis`](crate::Error::Redis): the server refused the request.
     /// - [`Closed`](crate::Error::Closed): [`Client::shutdown`](crate::Client::shutdown) has ended
-    ///   the hold, or the client was closed while this call paused after a failure.
+    ///   the holds, or the client was closed while this call paused after a failure.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child.
     pub fn verify(&self) -> Result<()> {
         self.inner.verify(false)
     }
 
-    /// Renews the lease now, also with `renew(false)`, but not beyond
-    /// [`max_hold`](crate::Builder::max_hold). Blocks for the server's reply.
+    /// Renews all leases now, also with `renew(false)`, but not beyond
+    /// [`max_hold`](crate::Builder::max_hold). Blocks for the replies.
     ///
     /// # Errors
     ///
     /// The same as [`verify`](Self::verify), and [`NotReplicated`](crate::Error::NotReplicated) if
-    /// too few replicas or disks acknowledged it; then the lease is unchanged.
+    /// too few replicas or disks acknowledged it; then that lease is unchanged.
     pub fn renew(&self) -> Result<()> {
         self.inner.verify(true)
     }
 
     /// Releases what this guard holds, and reports errors. Unlike dropping the guard, this blocks
-    /// for the server's reply. Does nothing after [`Client::shutdown`](crate::Client::shutdown).
+    /// for the replies. Does nothing after [`Client::shutdown`](crate::Client::shutdown).
     ///
     /// # Errors
     ///
-    /// - [`Lost`](crate::Error::Lost): the lease was lost before, so the work may have overlapped
+    /// - [`Lost`](crate::Error::Lost): one of the leases was lost before, so the work may have overlapped
     ///   with that of another holder.
     /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
-    ///   usable answer came. The release is retried in the background, and the lease is no longer
+    ///   usable answer came. The release is retried in the background, and that lease is no longer
     ///   renewed. If the client is closed while this call pauses after a failure, the call ends at
     ///   once with this.
-    /// - [`Redis`](crate::Error::Redis): the server refused the request. The outer guards of a
-    ///   [nested](crate::Guard::depth) one remain valid.
+    /// - [`Redis`](crate::Error::Redis): the server refused the request.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child, where guards do nothing.
     pub fn unlock(self) -> Result<()> {
         self.inner.unlock()

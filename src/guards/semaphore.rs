@@ -241,8 +241,7 @@ impl Permit {
     ///   usable answer came. The release is retried in the background, and the lease is no longer
     ///   renewed. If the client is closed while this call pauses after a failure, the call ends at
     ///   once with this.
-    /// - [`Redis`](crate::Error::Redis): the server refused the request. The outer guards of a
-    ///   [nested](crate::Guard::depth) one remain valid.
+    /// - [`Redis`](crate::Error::Redis): the server refused the request.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child, where guards do nothing.
     pub fn unlock(self) -> Result<()> {
         self.inner.unlock()

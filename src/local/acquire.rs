@@ -1,8 +1,8 @@
 //! Acquiring a lock, from the call to the hold.
 //!
-//! Decides what a call does, and what its end means for the waiters. If its thread holds the lock,
-//! it adds a level. Else it waits behind the other threads of this client, and then tries, waits
-//! and tries again: at the head of the queue, or outside it with a single attempt.
+//! A call of a thread that holds the lock adds a level. Any other call asks the machine of its name
+//! what to do, does it, and tells the machine what came of it, until the machine has an outcome:
+//! send a request, wait until it is woken, or end.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -164,7 +164,7 @@ fn held_already(
     }
 }
 
-/// Returns an error if no lock can be acquired so.
+/// Checks the name and the options of a call.
 pub(super) fn check(shared: &Shared, name: &str, options: &LockOptions) -> Result<()> {
     shared.check_process()?;
     check_name(&shared.config.prefix, name)?;

@@ -135,7 +135,7 @@ pub(crate) fn release(shared: &Shared, left: &DetachedHold) -> Result<()> {
     }
     // If a repeat finds the hold gone, the attempt without a reply released it.
     let is_released = released? == HoldReply::Done || in_doubt;
-    shared.wake_head(left.id.kind, &left.id.name);
+    shared.wake_first(left.id.kind, &left.id.name);
     if is_released { Ok(()) } else { Err(Error::lost(&left.id.name, LossCause::Gone.into())) }
 }
 

@@ -1,7 +1,7 @@
 //! Requests about holds of this client: to check, renew or release them, or to change their levels.
 //!
-//! Decides how often they are repeated, and what the replies mean. Knows nothing of wait queues:
-//! `release.rs` decides the end of a hold.
+//! Decides how often they are repeated, and what the replies mean. `release.rs` decides the end of a
+//! hold.
 
 use std::borrow::Cow;
 use std::slice;
@@ -219,8 +219,8 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
 /// renewals continue to ask. Messages about an adopted hold go to the client that began it, so each
 /// call asks whether such a hold is wanted.
 pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>, watch: &WantedWatch) {
-    let head = shared.wait_queues.holder(hold.id.kind, &hold.id.name);
-    let is_own = head.is_some_and(|head| Arc::ptr_eq(&head, hold));
+    let holder = shared.wait_queues.holder(hold.id.kind, &hold.id.name);
+    let is_own = holder.is_some_and(|holder| Arc::ptr_eq(&holder, hold));
     if is_own && hold.is_told() || watch.is_wanted() || !shared.is_held(hold) {
         return;
     }

@@ -142,7 +142,7 @@ impl Listening {
         }]);
     }
 
-    /// Lets a release by Redisson wake the head of a queue while the result lives.
+    /// A release by Redisson wakes the first call for this lock while the result lives.
     pub(super) fn wait_for_redisson(&self, hold: &HoldId) -> Option<RedissonWait> {
         let channels = self.redisson.as_ref().filter(|_| hold.kind.is_lock())?;
         let lock = Keys::new(&self.config.prefix);

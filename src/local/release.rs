@@ -124,8 +124,8 @@ fn end_level(shared: &Shared, hold: &Arc<Hold>) -> Result<()> {
     result
 }
 
-/// Sends releases, lets the threads try behind them that wait for some of these holds, and waits
-/// for the replies. What a reply says is reported where it is read: before the next hold is.
+/// Sends releases, wakes the threads that wait for these locks, and then reads the replies. Each
+/// reply is reported before the next hold of its name begins.
 fn release_before_next(
     shared: &Shared,
     holds: &[Arc<Hold>],

@@ -101,8 +101,8 @@ pub(super) fn channel() -> (Renewer, Incoming) {
 }
 
 impl Renewer {
-    /// Returns a handle with which the thread leaves work to itself. It does not keep the thread
-    /// from ending, and does not wake it.
+    /// Returns a handle for the renewer thread's own use. What is posted to it neither wakes the
+    /// thread nor keeps it alive.
     pub(super) fn own(&self) -> Self {
         Self { wake: bounded(0).0, ..self.clone() }
     }

@@ -3,7 +3,7 @@
 //!
 //! Decides which events and log lines report that, what is counted, renewed and cleaned up, and
 //! that the next waiter of this process may try. Any thread may learn how a hold has ended; the
-//! first reports it. Knows nothing of the store.
+//! first reports it.
 
 use std::mem;
 use std::sync::atomic::Ordering;
@@ -237,7 +237,7 @@ impl Reporter {
     pub(super) fn report_failure(&self, name: &str, caller: &Caller, error: Option<&Error>) {
         let (Self { counters, events, .. }, waited) = (self, clock::elapsed(caller.begin));
         match error {
-            // That the lock is held was reported when the only attempt found it so.
+            // The only attempt has already reported that the lock is held.
             None if caller.wait == Wait::No => {
                 counters.busy.fetch_add(1, Ordering::Relaxed);
             }
@@ -460,7 +460,7 @@ impl Reporter {
         }
     }
 
-    /// Asks which other client has the lock of a hold that is gone, in the way of it.
+    /// Asks the server which client holds the lock after a hold of this client has disappeared.
     pub(super) fn look(&self, hold: &Hold, deadline: Instant) {
         let Some(store) = self.store.as_ref().and_then(Weak::upgrade) else { return };
         let Ok(report) = store.report(&hold.id.name, Look::All, deadline) else { return };

@@ -112,9 +112,9 @@ impl Shared {
         Ok(())
     }
 
-    /// Lets the head of a queue try after a hold has ended in the store. Once this client listens,
-    /// a lock is left to the client that the store wakes.
-    pub(super) fn wake_head(&self, kind: HoldKind, name: &str) {
+    /// Wakes the first call for a name after a hold has ended in the store. Once this client
+    /// listens, a lock is left to the client that the store wakes.
+    pub(super) fn wake_first(&self, kind: HoldKind, name: &str) {
         if !kind.is_lock() || !self.listening.has_begun() {
             self.wait_queues.wake(kind, name);
         }
@@ -124,7 +124,7 @@ impl Shared {
     /// waiter may have the connections wait for replicas or disks.
     pub(super) fn let_next_try(&self, hold: &Hold) {
         self.wait_queues.end_hold(hold);
-        self.wake_head(hold.id.kind, &hold.id.name);
+        self.wake_first(hold.id.kind, &hold.id.name);
     }
 
     /// Fails in a forked child, which shares the parent's sockets and identity but none of its
@@ -220,8 +220,8 @@ impl Shared {
         if lease == self.times.lease { self.times } else { CallTimes::new(&self.config, lease) }
     }
 
-    /// Has a hold removed that no guard has had, but that may exist in the store, or that a request
-    /// may begin there later.
+    /// Removes, in the background, a hold that no guard has had, but that exists in the store or may
+    /// begin there later.
     pub(super) fn owe(&self, hold: &HoldId, lease: Duration) {
         let debt = Arc::new(Hold::debt(hold.clone(), lease, true, Moment::now()));
         if self.store.withdraws() {
@@ -356,9 +356,9 @@ thread_local! {
     static HELD: RefCell<Vec<HeldByClient>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Finds the calling thread's hold of a name, through one client. Knows nothing of leases: a lost
-/// hold stays until its last guard is gone, or with a leaked guard until the thread ends. In a
-/// destructor of a thread-local, there may be no holds to find.
+/// Finds the calling thread's hold of a name, through one client. A lost hold stays until its last
+/// guard is gone, or with a leaked guard until the thread ends. In a destructor of a thread-local,
+/// there may be no holds to find.
 pub(crate) struct HeldLocks {
     client: u64,
 }

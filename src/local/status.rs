@@ -217,7 +217,7 @@ pub(super) fn end_hold(shared: &Shared, kind: HoldKind, name: &str, owner: &[u8]
     if let Some(hold) = hold.filter(|_| ended) {
         shared.reporter.renewer.lose(hold, end_of(shared.times.io_timeout));
     }
-    shared.wake_head(kind, name);
+    shared.wake_first(kind, name);
     Ok(ended)
 }
 

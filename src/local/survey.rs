@@ -1,7 +1,7 @@
 //! An operator's view of the holds of all clients, and the means to end them.
 //!
-//! Decides what to ask which server, and whether enough have answered. Changes nothing in this
-//! process.
+//! Decides what to ask which server, and whether enough have answered. A hold of this client that is
+//! ended here is lost to it like any other.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::iter;
@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_goes_through_holds_of_which_each_is_in_the_way() {
+    fn a_deadlock_needs_each_hold_to_block_the_next_call() {
         for (held_as, wanted) in [
             (HeldAs::Foreign, 0),
             (HeldAs::Lock, 1),

@@ -1,7 +1,7 @@
 //! The renewer's timers: leases to renew or to find lost, and in-doubt holds to remove.
 //!
 //! Decides the order, which entries are close enough to be handled together, and the pauses between
-//! attempts to remove a hold. Knows neither the store nor the renewer's thread.
+//! attempts to remove a hold.
 
 use std::cmp;
 use std::collections::BinaryHeap;
@@ -111,8 +111,8 @@ impl Payment {
         }
     }
 
-    /// Creates the removal of a client from the waiting clients, for which no shutdown waits. A
-    /// call wanted to acquire the hold, with this lease.
+    /// Creates a timer that removes this client from the waiting clients of a name, for the hold that
+    /// a call wanted. No shutdown waits for it.
     pub(crate) fn of_waiting(hold: HoldId, lease: Duration) -> Self {
         let debt = Arc::new(Hold::debt(hold, lease, false, Moment::now()));
         Self { unconfirmed: 0, unregisters: true, ..Self::new(debt) }

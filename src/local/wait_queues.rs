@@ -26,7 +26,7 @@ const SHARDS: usize = 16;
 /// After this many recalls in a row a lock is not kept for a while.
 const RECALLS_MAX: u32 = 3;
 
-/// That long. The next recall after it makes it as long again.
+/// How long a name is not kept after that. Each further recall starts the pause over.
 const RECALL_PAUSE: Duration = Duration::from_secs(1);
 
 /// What was not recalled for this long is forgotten.
@@ -130,8 +130,8 @@ impl WaitQueues {
         self.with(&debt.id.clone(), |queue| queue.owe(debt));
     }
 
-    /// Lets `report` tell how a release has gone, and forgets the hold if that returns `true`: it
-    /// does not exist any more. So a thread that acquires the lock next finds the hold here, or
+    /// Calls `report`, which tells how a release has gone, and forgets the hold if that returns
+    /// `true`: then the store does not have it any more. So a thread that acquires the lock next finds the hold here, or
     /// comes after the report.
     pub(crate) fn settle(&self, debt: &Hold, report: impl FnOnce() -> bool) {
         self.with(&debt.id, |queue| {
@@ -251,7 +251,7 @@ impl WaitQueues {
         count
     }
 
-    /// Signals the head that the lock may be free. Returns `false` if no head acquires this lock.
+    /// Signals the first call that the lock may be free. Returns `false` if no call waits for it.
     pub(crate) fn wake(&self, kind: HoldKind, name: &str) -> bool {
         let mut actions = Vec::new();
         let is_woken =
@@ -328,8 +328,8 @@ impl WaitQueues {
         }
     }
 
-    /// Has the queue do something in which a hold is, or comes to be. It is there only as long as
-    /// it is of use.
+    /// Calls `act` with the queue of a hold. Creates the queue if it is missing, and removes it
+    /// afterwards if nothing is left in it.
     pub(super) fn with<T>(
         &self,
         hold: &HoldId,

@@ -36,7 +36,7 @@ pub(crate) struct CurrentHold {
     pub(crate) thread: Option<Arc<CallingThread>>,
     /// The line of the program that has called for the hold.
     pub(crate) place: &'static Location<'static>,
-    // What is of the whole tenure.
+    // The fields below belong to the whole tenure.
     /// Whether the renewer will check if the lock is still kept.
     pub(crate) looked_after: bool,
     /// Whether a request that began this hold may be executed again.

@@ -2,7 +2,7 @@
 //! report its end.
 //!
 //! Decides, without any I/O, which thread can have the next hold of a tenure, and whether the lock
-//! may be kept. Knows neither the store nor the wait queues: `reporter.rs` reports losses.
+//! may be kept. `reporter.rs` reports losses.
 
 use std::convert::Infallible;
 use std::mem;

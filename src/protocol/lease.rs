@@ -76,7 +76,7 @@ impl Lease {
         }
     }
 
-    /// Returns `true` if a tenure with these terms has such a lease.
+    /// Returns `true` if this lease suits a tenure with these terms.
     pub(crate) fn suits(&self, whole: Duration, max_hold: Option<Duration>) -> bool {
         let limit = self.age_limit.as_ref().map(|limit| limit.max_hold);
         self.duration() == whole && limit == max_hold

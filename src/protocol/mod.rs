@@ -1,5 +1,5 @@
-//! What a client does about one name: a machine without I/O, threads and locks of its own. The
-//! runtime in `local` feeds it calls, replies and messages, and does what it says.
+//! What a client does about one name: a machine without I/O that starts no threads. The runtime in
+//! `local` feeds it calls, replies and messages, and does what it says.
 
 pub(crate) mod call;
 pub(crate) mod current_hold;

@@ -328,7 +328,7 @@ enum Hurry {
     No,
     /// It was told that it is its turn.
     Told,
-    /// So it was, if it is parked: the lock may be free since the last request was sent.
+    /// The lock may have become free after the last request was sent. A parked call has been told.
     MayBeFree,
 }
 
@@ -644,7 +644,7 @@ impl<P: Clone> Name<P> {
         call.hold.kind == shared.id.kind && shared.may_be_followed_by(&call.caller, false, now)
     }
 
-    /// Returns until when a call is parked behind others. One that wants a permit may come first
+    /// Returns how long a call may stay parked behind others. One that wants a permit may come first
     /// without being told, and then finds out when it would ask again.
     fn park_until(call: &Call<P>, turn: &Turn<P>) -> Option<Instant> {
         let nap = call.hold.kind.row().is_several.then(|| end_after(turn.now, turn.backoff.1));
@@ -1420,8 +1420,8 @@ impl<P: Clone> Name<P> {
         }
     }
 
-    /// Ends a hold. If it `hands_off`, the next call gets the next hold of the tenure, if it can
-    /// have it, or else the lock is kept if the client `may_keep` it.
+    /// Ends a hold. With `hands_off`, the tenure passes to the next call if the terms of that call
+    /// allow it. Otherwise the lock is kept if the client `may_keep` it.
     pub(crate) fn end(
         &mut self,
         hold: &Arc<Hold>,
@@ -1632,7 +1632,7 @@ impl<P: Clone> Name<P> {
         }
     }
 
-    /// Ends the tenure if it is kept, and is the one that is meant. Returns it, to be released.
+    /// Ends the kept tenure if it is the one that is meant. Returns it, to be released.
     pub(crate) fn end_kept(
         &mut self,
         now: Moment,

@@ -160,11 +160,11 @@ impl Iterator for Backoff {
     }
 }
 
-/// The pauses of a thread at the head of its queue while another owner holds the lock.
+/// The pauses of the first call for a name while another owner holds the lock.
 pub(crate) struct HeldPauses {
     /// The backoff since the last wake-up.
     pub(crate) backoff: Option<Backoff>,
-    /// Until then the thread yields to waiting clients.
+    /// When the thread stops yielding to waiting clients.
     pub(crate) yields_until: Instant,
 }
 

@@ -305,7 +305,7 @@ stores!(
     fences_grow_with_every_hold,
     the_depth_is_absolute,
     a_request_for_a_hold_that_is_gone_changes_nothing,
-    a_block_of_fences_is_one_clients,
+    blocks_of_fences_belong_to_one_client,
     late_duplicates_of_the_old_hold_do_not_touch_the_new,
     a_forced_release_ends_any_hold,
     a_kept_lock_is_free_when_its_time_is_over,
@@ -365,7 +365,7 @@ fn a_request_for_a_hold_that_is_gone_changes_nothing(store: &dyn Store) {
     all_gone(Some(1));
 }
 
-fn a_block_of_fences_is_one_clients(store: &dyn Store) {
+fn blocks_of_fences_belong_to_one_client(store: &dyn Store) {
     let before = must_acquire(store, &hold(1));
     release(store, &hold(1)).expect("a reply");
     let first = acquire(store, &hold(2), Registration::Followed).expect("a reply");

@@ -669,7 +669,7 @@ fn a_call_that_does_not_wait_takes_the_last_reply() {
 }
 
 #[test]
-fn a_call_for_what_others_can_share_asks_by_itself_when_it_times_out() {
+fn a_shared_request_is_repeated_alone_after_its_timeout() {
     let mut world = World::new();
     world.call_as(HoldKind::Read, &options(), Wait::Endless);
     let alone = |next: Next| matches!(next, Next::Done(Outcome::Alone));

@@ -191,8 +191,8 @@ pub(crate) enum Wake {
         /// Whether that client waits for longer than a moment for a kept lock.
         waits: bool,
     },
-    /// Redisson has released the locks of these names, or may have: a client that has not joined
-    /// the queue may have taken them since.
+    /// Redisson may have released the locks of these names. A client that is not in the queue may
+    /// already have taken them again.
     Unlocked(Vec<Arc<str>>),
     /// Messages arrive from now on; earlier ones may have been missed.
     Ready,

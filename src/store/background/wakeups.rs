@@ -98,8 +98,8 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         }
     }
 
-    /// Returns what to tell the client if messages now arrive from everywhere, or no longer do. At
-    /// the start this is not known before each node was tried.
+    /// Returns what to tell the client if the subscriptions have become complete or incomplete. At
+    /// the start this is unknown until each node has been tried once.
     fn note_complete(&mut self) -> Option<Wake> {
         let listening = self.nodes.iter().filter(|node| node.open.is_some()).count();
         let is_complete = listening > 0 && self.policy.is_complete(listening);

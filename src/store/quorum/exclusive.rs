@@ -24,8 +24,8 @@ pub(crate) trait SharedLinks: Clone + Send + Sync + 'static {
     /// Blocks until no other thread uses the links. Fails if that takes until `deadline`.
     fn lock(&self, deadline: Instant) -> Result<Self::Locked<'_>, Failure>;
 
-    /// Like `lock`, prepared to send. Waits for missing connections: until `deadline` if there is
-    /// no majority without them, and for a moment if their servers have not failed before.
+    /// Like `lock`, prepared to send. Waits until `deadline` for the connections of a majority, and
+    /// for a moment for those of the other servers that have not failed before.
     fn prepare(&self, deadline: Instant) -> Result<Self::Locked<'_>, Failure>;
 
     /// Like `prepare`, with a majority connected.

@@ -90,7 +90,7 @@ impl SharedLinks for Arc<Links> {
         let reader = self.reader.try_lock();
         let each = self.each.try_lock_until(deadline).ok_or_else(in_use)?;
         let mut links = LockedLinks { reader, each, shared: self };
-        // If a thread waits for replies, it has prepared the lane, and reads them.
+        // If a thread waits for replies, it has prepared the connections, and reads them.
         if links.reader.is_some() {
             links.begin_openings();
             links.make_room(deadline);

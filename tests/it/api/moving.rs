@@ -11,7 +11,7 @@ use crate::support::{
 stores! {
     every server:
         strings_and_leasehold_exclude_each_other,
-        an_offered_lock_exists_for_others,
+        an_offered_lock_is_visible_to_others,
         a_release_of_another_library_leaves_a_lock_of_leasehold,
         a_string_that_is_deleted_is_noticed_soon,
         a_string_without_a_ttl_is_no_lock;
@@ -46,7 +46,7 @@ fn strings_and_leasehold_exclude_each_other(server: &Server) {
     take(&client, "stock:42").unlock().unwrap();
 }
 
-fn an_offered_lock_exists_for_others(server: &Server) {
+fn an_offered_lock_is_visible_to_others(server: &Server) {
     let client = open(server);
     // A client that has stopped does not take its offer.
     let mut connection = server.connect();

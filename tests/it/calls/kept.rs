@@ -36,7 +36,7 @@ stores! {
         another_client_gets_a_lock_in_use_when_its_guard_is_dropped,
         a_lock_that_is_wanted_is_not_kept,
         clients_that_take_turns_leave_none_waiting,
-        what_clients_use_by_turns_is_not_kept_for_a_while,
+        locks_that_clients_take_by_turns_are_not_kept,
         a_try_lock_gets_a_kept_lock,
         a_try_lock_that_is_cancelled_leaves_nothing_behind,
         a_client_whose_subscription_breaks_keeps_nothing,
@@ -384,7 +384,7 @@ fn clients_that_take_turns_leave_none_waiting(server: &Server) {
     });
 }
 
-fn what_clients_use_by_turns_is_not_kept_for_a_while(server: &Server) {
+fn locks_that_clients_take_by_turns_are_not_kept(server: &Server) {
     let (keeper, other) = (server.open(keeping()), server.open(sleepy()));
     keep(&keeper, "b");
     // Keeping the lock would be no use now, unless this test is very slow.

@@ -21,7 +21,7 @@ stores! {
         threads_are_exactly_as_promised;
     every server:
         no_key_is_ever_without_a_ttl,
-        a_broken_connection_costs_no_other,
+        a_broken_connection_leaves_the_others_open,
         a_pool_of_one_serves_fifty_waiters;
     one server:
         a_pool_bounds_the_connections,
@@ -33,7 +33,7 @@ stores! {
 
 stores! {
     over tls:
-        a_broken_connection_costs_no_other;
+        a_broken_connection_leaves_the_others_open;
 }
 
 /// A pseudo-random workload of one thread: every way to acquire, nest, lose and release locks.
@@ -152,7 +152,7 @@ fn of_the_client(server: &Server, what: &str) -> Vec<String> {
     own.filter_map(|line| line.split(' ').next()?.strip_prefix("id=").map(str::to_owned)).collect()
 }
 
-fn a_broken_connection_costs_no_other(server: &Server) {
+fn a_broken_connection_leaves_the_others_open(server: &Server) {
     let client = server.open(patient().lease(LEASE).pool_size(1));
     // The connection that was opened to check the server.
     let pooled = of_the_client(server, "").pop().unwrap();

@@ -26,7 +26,7 @@ stores! {
         no_try_overtakes_a_thread_that_waits_for_another_client;
     every server:
         a_try_behind_a_thread_that_waits_costs_no_request,
-        a_try_behind_a_thread_that_waits_for_a_reply_tells_an_outage,
+        a_try_behind_a_stalled_call_reports_the_outage,
         a_lock_held_by_another_thread_is_refused_without_a_request,
         waiting_threads_send_no_requests,
         a_tenure_costs_two_requests_for_all_its_holds,
@@ -208,7 +208,7 @@ fn a_try_behind_a_thread_that_waits_costs_no_request(server: &Server) {
     });
 }
 
-fn a_try_behind_a_thread_that_waits_for_a_reply_tells_an_outage(server: &Server) {
+fn a_try_behind_a_stalled_call_reports_the_outage(server: &Server) {
     let client = server.open(hasty());
     take(&client, "a").unlock().unwrap();
     server.stop();
