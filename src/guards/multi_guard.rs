@@ -199,8 +199,8 @@ impl MultiGuard {
         self.inner.is_held()
     }
 
-    /// Returns how long the lease that ends first lasts unless it is renewed, less a margin of 1 % of
-    /// the lease and 2 ms for clock drift. Zero if one is lost. Does not ask the servers.
+    /// Returns how long the lease that ends first lasts unless it is renewed, less a margin of 1 %
+    /// of the lease and 2 ms for clock drift. Zero if one is lost. Does not ask the servers.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.inner.remaining()
@@ -249,8 +249,8 @@ impl MultiGuard {
     ///
     /// # Errors
     ///
-    /// - [`Lost`](crate::Error::Lost): one of the leases was lost before, so the work may have overlapped
-    ///   with that of another holder.
+    /// - [`Lost`](crate::Error::Lost): one of the leases was lost before, so the work may have
+    ///   overlapped with that of another holder.
     /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
     ///   usable answer came. The release is retried in the background, and that lease is no longer
     ///   renewed. If the client is closed while this call pauses after a failure, the call ends at

@@ -266,8 +266,8 @@ impl SetCall<'_> {
             let indexes = places.iter().map(|place| missing[*place]).collect();
             Group { indexes, holds, in_doubt: false }
         });
-        // Calls that are in each other's way ask in the same order, and none has locks while it waits
-        // for a server that has not answered.
+        // Calls that are in each other's way ask in the same order, and none has locks while it
+        // waits for a server that has not answered.
         let in_order = self.contended || first.is_some();
         let together = if in_order { 1 } else { TOGETHER };
         let mut groups = first.into_iter().chain(groups);

@@ -1,7 +1,7 @@
 //! Requests about holds of this client: to check, renew or release them, or to change their levels.
 //!
-//! Decides how often they are repeated, and what the replies mean. `release.rs` decides the end of a
-//! hold.
+//! Decides how often they are repeated, and what the replies mean. `release.rs` decides the end of
+//! a hold.
 
 use std::borrow::Cow;
 use std::slice;

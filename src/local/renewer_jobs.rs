@@ -1,4 +1,5 @@
-//! The renewer's jobs in flight, and the work behind each. The renewer decides what an outcome means.
+//! The renewer's jobs in flight, and the work behind each. The renewer decides what an outcome
+//! means.
 
 use std::collections::HashMap;
 use std::mem;

@@ -1,7 +1,7 @@
 //! An operator's view of the holds of all clients, and the means to end them.
 //!
-//! Decides what to ask which server, and whether enough have answered. A hold of this client that is
-//! ended here is lost to it like any other.
+//! Decides what to ask which server, and whether enough have answered. A hold of this client that
+//! is ended here is lost to it like any other.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::iter;

@@ -111,8 +111,8 @@ impl Payment {
         }
     }
 
-    /// Creates a timer that removes this client from the waiting clients of a name, for the hold that
-    /// a call wanted. No shutdown waits for it.
+    /// Creates a timer that removes this client from the waiting clients of a name, for the hold
+    /// that a call wanted. No shutdown waits for it.
     pub(crate) fn of_waiting(hold: HoldId, lease: Duration) -> Self {
         let debt = Arc::new(Hold::debt(hold, lease, false, Moment::now()));
         Self { unconfirmed: 0, unregisters: true, ..Self::new(debt) }

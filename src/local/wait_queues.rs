@@ -131,8 +131,8 @@ impl WaitQueues {
     }
 
     /// Calls `report`, which tells how a release has gone, and forgets the hold if that returns
-    /// `true`: then the store does not have it any more. So a thread that acquires the lock next finds the hold here, or
-    /// comes after the report.
+    /// `true`: then the store does not have it any more. So a thread that acquires the lock next
+    /// finds the hold here, or comes after the report.
     pub(crate) fn settle(&self, debt: &Hold, report: impl FnOnce() -> bool) {
         self.with(&debt.id, |queue| {
             if report() {

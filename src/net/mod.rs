@@ -2,12 +2,13 @@
 //!
 //! Who does what on a connection:
 //!
-//! - **Writes.** The thread that has taken the connection from `shared_queue`, along with what other
-//!   threads have queued. `post_writer` writes what no thread waits for, where writing may block.
+//! - **Writes.** The thread that has taken the connection from `shared_queue`, along with what
+//!   other threads have queued. `post_writer` writes what no thread waits for, where writing may
+//!   block.
 //! - **Reads.** The same thread, until it has its own replies. It hands replies of others to their
 //!   slots (`packed`), and lends the connection to a thread whose replies are still to come.
-//! - **Waits.** A thread waits for its slot, or reads. So no thread exists only to read, and a reply
-//!   that a thread waits for is read by that thread or on behalf of it.
+//! - **Waits.** A thread waits for its slot, or reads. So no thread exists only to read, and a
+//!   reply that a thread waits for is read by that thread or on behalf of it.
 //! - **Order.** `in_flight` knows which requests are outstanding, and matches replies to them.
 //!
 //! What cannot be cut short, such as to look up a host, is done by `shared_call` on threads of its

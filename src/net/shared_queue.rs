@@ -249,8 +249,8 @@ impl SharedQueue {
                 return free;
             }
             if purpose == Purpose::Own && is_swept {
-                // The sweep has a usable connection, and never takes long. If its thread were left to
-                // write what is posted here, the program might end before.
+                // The sweep has a usable connection, and never takes long. If its thread were left
+                // to write what is posted here, the program might end before.
                 yield_now();
                 continue;
             }

@@ -1,7 +1,7 @@
 //! The locks of a memory server: follows the same rules as the scripts in Redis.
 //!
-//! Decides what a request does to a name, and which fencing token a hold gets. `name_state.rs` decides
-//! which client goes first.
+//! Decides what a request does to a name, and which fencing token a hold gets. `name_state.rs`
+//! decides which client goes first.
 
 use std::collections::HashMap;
 use std::sync::Arc;
