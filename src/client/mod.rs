@@ -280,7 +280,7 @@ impl Client {
     /// others keep locking single ones.
     ///
     /// If all locks are free, this takes one round trip per server; with
-    /// [independent servers](crate::Builder::open_redlock) it takes one for every 64 names. After a
+    /// [independent servers](crate::Builder::open_redlock) it takes one for every 256 names. After a
     /// wait it takes one per slot of a cluster, or per name of independent servers.
     ///
     /// # Errors

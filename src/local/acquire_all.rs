@@ -35,7 +35,7 @@ use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Acquire, AcquireReply, Registration};
 
 /// Maximum number of groups that are asked for together, within the time of one request.
-const TOGETHER: usize = 64;
+const TOGETHER: usize = 256;
 
 /// How many times as long as an attempt takes a call waits for a lock while it has others.
 const TIMES_BESIDE: u32 = 6;

@@ -83,7 +83,7 @@ pub(crate) struct Quorum<L = Arc<Links>> {
 }
 
 /// Maximum number of requests that are sent before waiting for the first reply.
-const TOGETHER: usize = 64;
+const TOGETHER: usize = 256;
 
 impl Quorum {
     /// Sends nothing yet; connections are opened when they are first used.
