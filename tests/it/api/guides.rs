@@ -163,8 +163,8 @@ const SHARED: [&str; 12] = [
 const OF_NESTED: &str = " The outer guards of a
     ///   [nested](crate::Guard::depth) one remain valid.";
 
-/// Each file in `src/guards` has such methods in full, with their documentation. Those of a guard of
-/// several locks speak of several.
+/// Each file in `src/guards` has such methods in full, with their documentation. Those of a guard
+/// of several locks speak of several.
 #[test]
 fn the_copies_of_a_method_are_the_same() {
     let (of_several, of_one): (Vec<_>, Vec<_>) = files_in(&root().join("src/guards"))
