@@ -279,9 +279,8 @@ impl Client {
     /// the order of the names. The cost is that a call for many names may wait a long time while
     /// others keep locking single ones.
     ///
-    /// If all locks are free, this takes one round trip per server; with [independent
-    /// servers](crate::Builder::open_redlock) it takes one for every 256 names. After a wait it
-    /// takes one per slot of a cluster, or per name of independent servers.
+    /// If all locks are free, this takes one round trip per server, or per slot of a cluster; with
+    /// [independent servers](crate::Builder::open_redlock) it takes one per name.
     ///
     /// # Errors
     ///
