@@ -155,7 +155,7 @@ impl Fleet {
         let number = |number: u64| f64::from(u32::try_from(number).expect("a u32"));
         let memory = processes.iter().map(|process| private_bytes(process.pid()));
         Usage {
-            connections: connections(server),
+            connections: number(info(server, "clients", "connected_clients")),
             cpu,
             scripts: number(server.evals() - before.1),
             commands: number(commands(server) - before.2),
@@ -185,11 +185,6 @@ impl Fleet {
             table::fact("private memory of a client", format!("{each} kB"), "");
         }
     }
-}
-
-fn connections(server: &Server) -> f64 {
-    let connected = info(server, "clients", "connected_clients");
-    f64::from(u32::try_from(connected).expect("a u32"))
 }
 
 fn end(processes: &mut [Partner]) {

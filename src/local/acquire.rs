@@ -1,8 +1,8 @@
 //! Acquiring a lock, from the call to the hold.
 //!
 //! A call of a thread that holds the lock adds a level. Any other call asks the machine of its name
-//! what to do, does it, and tells the machine what came of it, until the machine has an outcome:
-//! send a request, wait until it is woken, or end.
+//! what to do: to send a request, to wait until it is woken, or to end. It does that, and tells the
+//! machine what came of it.
 
 use std::cell::Cell;
 use std::sync::Arc;

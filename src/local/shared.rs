@@ -220,8 +220,8 @@ impl Shared {
         if lease == self.times.lease { self.times } else { CallTimes::new(&self.config, lease) }
     }
 
-    /// Removes, in the background, a hold that no guard has had, but that exists in the store or
-    /// may begin there later.
+    /// Removes, in the background, a hold that no guard has had, but that may exist in the store or
+    /// begin there later.
     pub(super) fn owe(&self, hold: &HoldId, lease: Duration) {
         let debt = Arc::new(Hold::debt(hold.clone(), lease, true, Moment::now()));
         if self.store.withdraws() {

@@ -30,7 +30,7 @@ pub(crate) struct Exchange {
     pub(super) request: Request,
     /// A later reply does not count.
     pub(crate) deadline: Instant,
-    /// How long the posting thread may wait for a connection to open, or for room.
+    /// Until when the posting thread may wait for a connection to open, or for room.
     pub(super) write_by: Instant,
     /// The durability a positive reply must reach before it counts.
     pub(super) demand: Option<(Demand, SendWait)>,

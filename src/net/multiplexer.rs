@@ -36,7 +36,7 @@ use crate::net::in_flight::{Exchange, SendWait};
 use crate::net::packed::{Reply, ReplySlot, Request};
 use crate::net::pool_thread::{PoolThread, Sweep};
 use crate::net::post_writer::PostWriter;
-use crate::net::shared_queue::{Loan, PooledConnection, Purpose, SharedQueue};
+use crate::net::shared_queue::{Loan, PooledConnection, Requests, SharedQueue};
 use crate::net::wait::WaitFor;
 
 /// How long a call waits for the reply to a needless request to wait for replicas or disks, before
@@ -108,7 +108,7 @@ impl Multiplexer {
         deadline: Instant,
         exchanges: impl FnOnce(&Arc<ReplySlot>) -> E,
     ) -> Arc<ReplySlot> {
-        if let Some(mut free) = self.queue.take(Purpose::Own, deadline) {
+        if let Some(mut free) = self.queue.take(Requests::Own, deadline) {
             if !free.connection.is_open() {
                 self.await_next_try(deadline);
             }
@@ -178,7 +178,7 @@ impl Multiplexer {
     /// only for room to write, and to open a connection.
     pub(crate) fn post(&self, posted: Vec<Exchange>) {
         let Some(deadline) = posted.iter().map(|posted| posted.deadline).max() else { return };
-        match self.queue.take(Purpose::Own, deadline) {
+        match self.queue.take(Requests::Own, deadline) {
             None => self.push(posted, deadline),
             Some(mut free) => {
                 self.writer.post(&mut free.connection, posted, deadline);
@@ -236,7 +236,7 @@ impl Multiplexer {
         if is_first && is_batching {
             yield_now();
         }
-        if is_first && let Some(free) = self.queue.take(Purpose::Queued, deadline) {
+        if is_first && let Some(free) = self.queue.take(Requests::Queued, deadline) {
             self.send_queued(free, deadline);
         } else {
             self.factory.counters.pool_waits.fetch_add(1, Ordering::Relaxed);
@@ -319,7 +319,7 @@ impl Multiplexer {
             if is_empty || idle.connection.in_flight.is_blocked() {
                 self.queue.return_idle(idle, &mut state);
                 drop(state);
-                free = if is_empty { None } else { self.queue.take(Purpose::Queued, deadline) };
+                free = if is_empty { None } else { self.queue.take(Requests::Queued, deadline) };
                 continue;
             }
             // Connecting takes time, which a thread that waits for a reply has.
@@ -361,7 +361,7 @@ impl Multiplexer {
             self.send_queued(due, now);
         }
         if !self.queue.state.lock().queue.is_empty()
-            && let Some(free) = self.queue.take(Purpose::Queued, now)
+            && let Some(free) = self.queue.take(Requests::Queued, now)
         {
             self.send_queued(free, now);
         }

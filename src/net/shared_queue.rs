@@ -32,18 +32,18 @@ use crate::base::sync::{Mutex, yield_now};
 use crate::config::{Config, Mechanism};
 use crate::net::connection::Connection;
 use crate::net::factory::ConnectionFactory;
-use crate::net::in_flight::Exchange;
+use crate::net::in_flight::{Exchange, InFlight};
 use crate::net::packed::ReplySlot;
 use crate::net::pool_thread::{PoolThread, SWEEP, Sweep};
 
 const BATCH_MAX: usize = 64;
 
-/// What a thread wants a connection for.
+/// The requests for which a thread wants a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Purpose {
-    /// Requests of its own, which can be queued instead.
+pub(super) enum Requests {
+    /// Its own, which can be queued instead.
     Own,
-    /// The requests that are queued.
+    /// Those that are queued.
     Queued,
 }
 
@@ -235,10 +235,10 @@ impl SharedQueue {
     /// Returns a connection that no thread uses. If only blocked ones are left, closes one of them.
     ///
     /// A thread with requests of its own gets none while other threads send batches.
-    pub(super) fn take(&self, purpose: Purpose, deadline: Instant) -> Option<PooledConnection> {
+    pub(super) fn take(&self, requests: Requests, deadline: Instant) -> Option<PooledConnection> {
         loop {
             let mut state = self.state.lock();
-            if purpose == Purpose::Own && state.is_batching() {
+            if requests == Requests::Own && state.is_batching() {
                 return None;
             }
             let lingering = state.take_usable();
@@ -248,7 +248,7 @@ impl SharedQueue {
             if free.is_some() {
                 return free;
             }
-            if purpose == Purpose::Own && is_swept {
+            if requests == Requests::Own && is_swept {
                 // The sweep has a usable connection, and never takes long. If its thread were left
                 // to write what is posted here, the program might end before.
                 yield_now();
@@ -376,13 +376,17 @@ impl QueueState {
 
     /// Takes the most recently added lingering connection that is not blocked.
     pub(super) fn take_usable(&mut self) -> Option<PooledConnection> {
-        let last = self.lingering.iter().rposition(|one| !one.connection.in_flight.is_blocked())?;
-        Some(self.lingering.remove(last))
+        self.take_last(|in_flight| !in_flight.is_blocked())
     }
 
     /// Takes the most recently added lingering connection that is blocked.
     fn take_blocked(&mut self) -> Option<PooledConnection> {
-        let last = self.lingering.iter().rposition(|one| one.connection.in_flight.is_blocked())?;
+        self.take_last(InFlight::is_blocked)
+    }
+
+    fn take_last(&mut self, is_wanted: impl Fn(&InFlight) -> bool) -> Option<PooledConnection> {
+        let mut lingering = self.lingering.iter();
+        let last = lingering.rposition(|one| is_wanted(&one.connection.in_flight))?;
         Some(self.lingering.remove(last))
     }
 
@@ -532,7 +536,8 @@ mod tests {
         let sweep = Sweep::new(&thread, &Weak::<()>::new(), |_| {});
         let factory = factory(&listener, &config);
         let queue = SharedQueue::new(factory.clone(), &config, &thread, sweep);
-        let take = || queue.take(Purpose::Own, end_of(Duration::from_secs(5))).expect("it is free");
+        let take =
+            || queue.take(Requests::Own, end_of(Duration::from_secs(5))).expect("it is free");
 
         let mut connection = take();
         let connected = connection.connection.connect(end_of(Duration::from_secs(5)));

@@ -644,7 +644,7 @@ impl<P: Clone> Name<P> {
         call.hold.kind == shared.id.kind && shared.may_be_followed_by(&call.caller, false, now)
     }
 
-    /// Returns how long a call may stay parked behind others. One that wants a permit may come
+    /// Returns until when a call may stay parked behind others. One that wants a permit may come
     /// first without being told, and then finds out when it would ask again.
     fn park_until(call: &Call<P>, turn: &Turn<P>) -> Option<Instant> {
         let nap = call.hold.kind.row().is_several.then(|| end_after(turn.now, turn.backoff.1));

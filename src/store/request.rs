@@ -232,7 +232,7 @@ pub(crate) const POST_MOMENT: Duration = Duration::from_millis(50);
 /// A request that no thread waits for.
 pub(crate) struct PostedChange<'a> {
     pub(crate) request: HoldRequest<'a>,
-    /// How long the posting thread may wait for a connection to open, or for room.
+    /// Until when the posting thread may wait for a connection to open, or for room.
     pub(crate) write_by: Instant,
     /// Called once with the reply, by the thread that reads it, so it must be quick.
     pub(crate) on_reply: Box<dyn FnOnce(Result<HoldReply, Failure>) + Send>,

@@ -226,7 +226,7 @@ impl<N: Peer> NodeJobs<N> {
         self.drop_late(now);
         let sent = self.send_waiting(previous, urgent);
         if self.demand.is_none() || sent.is_err() {
-            self.fall_back_to_pool(policy, end_of(io_timeout));
+            self.fall_back_to_pool(policy, io_timeout);
         }
         if let Err(failure) = sent
             && self.shares_until <= now
@@ -256,12 +256,13 @@ impl<N: Peer> NodeJobs<N> {
     /// Sends jobs over the pooled connections if there is no other: one of them may be open though
     /// no further one can be. A durable job would block it, so it goes there only if opening has
     /// failed.
-    fn fall_back_to_pool<P: JobPolicy<Peer = N>>(&mut self, policy: &P, deadline: Instant) {
+    fn fall_back_to_pool<P: JobPolicy<Peer = N>>(&mut self, policy: &P, io_timeout: Duration) {
         if self.connection.open.is_some() || self.waiting.is_empty() {
             return;
         }
         let waiting = mem::take(&mut self.waiting);
         let before = waiting.len();
+        let deadline = end_of(io_timeout);
         self.waiting = policy.post_over_pool(&self.connection.peer, waiting, deadline);
         if self.waiting.len() < before {
             self.shares_until = deadline;

@@ -173,8 +173,7 @@ fn no_update_is_lost_whatever_message_is(server: &Server) {
                         *held += 1;
                         drop(held);
                         match guard.unlock() {
-                            // If the repeat has lost its reply too, the hold ends in the
-                            // background.
+                            // After a second loss, the hold ends in the background.
                             Ok(()) | Err(Error::Unavailable { may_have_executed: true, .. }) => (),
                             Err(other) => panic!("{other}"),
                         }
