@@ -241,9 +241,8 @@ impl InFlight {
     }
 
     /// Ends the requests whose deadlines have passed with a failure. Their replies are still
-    /// awaited, and then ignored. Returns the next deadline.
-    pub(crate) fn expire(&mut self, failure: impl Fn() -> Failure) -> Option<Instant> {
-        let now = Instant::now();
+    /// awaited, and then ignored.
+    pub(crate) fn expire(&mut self, now: Instant, failure: impl Fn() -> Failure) {
         let is_late = |exchange: &Exchange| exchange.deadline <= now;
         for exchange in self.queue.iter_mut().filter(|exchange| is_late(exchange)) {
             if exchange.is_posted() {
@@ -253,9 +252,13 @@ impl InFlight {
         for (exchange, _) in self.unconfirmed.extract_if(.., |(exchange, _)| is_late(exchange)) {
             exchange.answer(Err(failure()));
         }
-        let waiting = self.unconfirmed.iter().map(|(exchange, _)| exchange);
-        let deadlines = self.queue.iter().chain(waiting).filter(|exchange| !is_late(exchange));
-        deadlines.map(|exchange| exchange.deadline).reduce(min)
+    }
+
+    /// Returns when the next request expires.
+    pub(crate) fn next_expiry(&self, now: Instant) -> Option<Instant> {
+        let unconfirmed = self.unconfirmed.iter().map(|(exchange, _)| exchange);
+        let deadlines = self.queue.iter().chain(unconfirmed).map(|exchange| exchange.deadline);
+        deadlines.filter(|deadline| *deadline > now).min()
     }
 
     pub(super) fn fail(&mut self, failure: &Failure) {

@@ -4,7 +4,6 @@
 //! server executes nothing else on that connection. So such renewals have a connection of their
 //! own: no clean-up waits for them, and the next batch is collected in the meantime.
 
-use std::cmp::min;
 use std::collections::HashMap;
 use std::mem;
 use std::sync::Arc;
@@ -220,9 +219,13 @@ impl<N: Peer> NodeJobs<N> {
         urgent: bool,
         io_timeout: Duration,
     ) -> Option<Instant> {
+        // Everything that can make room comes before the jobs are sent, because nothing wakes the
+        // thread for jobs that could have been.
         let previous = self.close_unless_ready();
         self.connection.read();
         let now = Instant::now();
+        self.time_out(now, io_timeout);
+        self.connection.open.take_if(|open| !open.is_connected());
         self.drop_late(now);
         let sent = self.send_waiting(previous, urgent);
         if self.demand.is_none() || sent.is_err() {
@@ -233,9 +236,7 @@ impl<N: Peer> NodeJobs<N> {
         {
             fail(mem::take(&mut self.waiting), &failure);
         }
-        let time_out = self.time_out(now, io_timeout);
-        self.connection.read();
-        self.next_wake(time_out)
+        self.next_wake(now, io_timeout)
     }
 
     /// Fails the jobs that could not be sent in time.
@@ -269,28 +270,32 @@ impl<N: Peer> NodeJobs<N> {
         }
     }
 
-    /// Closes a connection that is silent for `io_timeout`, or for as long as any of its jobs may
-    /// take. Returns when to look again.
-    fn time_out(&mut self, now: Instant, io_timeout: Duration) -> Option<Instant> {
-        let open = self.connection.open.as_mut()?;
-        let since = open.in_flight.expected_since()?;
-        let give_up_at = since + io_timeout.min(open.in_flight.most_time());
-        if give_up_at <= now {
+    /// Returns when a connection over which no reply comes is closed: once it is silent for
+    /// `io_timeout`, or for as long as any of its jobs may take.
+    fn give_up_at(&self, io_timeout: Duration) -> Option<Instant> {
+        let in_flight = &self.connection.open.as_ref()?.in_flight;
+        Some(in_flight.expected_since()? + io_timeout.min(in_flight.most_time()))
+    }
+
+    /// Closes a silent connection, and fails the jobs in flight whose deadlines have passed.
+    fn time_out(&mut self, now: Instant, io_timeout: Duration) {
+        let is_silent = self.give_up_at(io_timeout).is_some_and(|give_up_at| give_up_at <= now);
+        let Some(open) = &mut self.connection.open else { return };
+        if is_silent {
             open.time_out();
-            return None;
-        }
-        match open.in_flight.expire(|| open.factory.no_reply()) {
-            Some(next) => Some(min(next, give_up_at)),
-            None => Some(give_up_at),
+        } else {
+            open.in_flight.expire(now, || open.factory.no_reply());
         }
     }
 
     /// Returns when there will be more to do even if no reply arrives.
-    fn next_wake(&self, time_out: Option<Instant>) -> Option<Instant> {
-        let is_unsent = self.connection.open.is_none() && !self.waiting.is_empty();
+    fn next_wake(&self, now: Instant, io_timeout: Duration) -> Option<Instant> {
+        let open = self.connection.open.as_ref();
+        let next_expiry = open.and_then(|open| open.in_flight.next_expiry(now));
+        let is_unsent = open.is_none() && !self.waiting.is_empty();
         let look = if is_unsent { Some(end_of(LOOK)) } else { None };
         let deadlines = self.waiting.iter().map(|exchange| exchange.deadline);
-        deadlines.chain(time_out).chain(look).min()
+        deadlines.chain(next_expiry).chain(self.give_up_at(io_timeout)).chain(look).min()
     }
 
     /// Sends the jobs that no longer have to wait, or starts to open a connection for them. They

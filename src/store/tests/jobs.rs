@@ -196,6 +196,21 @@ fn a_renewal_that_waits_in_vain_fails_at_its_own_deadline() {
     assert_eq!([1, 2, 3].map(kind), [true, false, true], "{:?}", scene.outcomes);
 }
 
+#[test]
+fn a_renewal_goes_on_when_the_connection_that_it_waits_for_is_closed() {
+    let mut scene = without_replica();
+    scene.renew(1, scene.held.clone(), end_of(WHILE / 2));
+    scene.collect(WHILE / 50);
+    // Waits until replicas have confirmed the first, which they never do.
+    scene.renew(2, scene.held.clone(), soon());
+    let start = Instant::now();
+    scene.collect_all();
+    assert!(start.elapsed() < SOON / 2, "it has waited until its deadline");
+    assert!(matches!(scene.outcomes[..], [(1, Err(_)), (2, _)]), "{:?}", scene.outcomes);
+    let failure = scene.outcomes[1].1.as_ref().expect_err("no replica has it");
+    assert!(failure.is_shortfall(), "{failure:?}");
+}
+
 /// A server that accepts connections and says nothing. With a password in the URL, connecting means
 /// waiting for a reply.
 #[test]
