@@ -159,6 +159,11 @@ impl Failure {
         matches!(self.kind, FailureKind::NotReplicated { .. })
     }
 
+    /// Returns `true` if the request may have changed something that must be undone.
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        self.is_ambiguous() || self.is_shortfall()
+    }
+
     /// Returns how many acknowledged an executed request, if they were too few.
     pub(crate) fn acked(&self) -> Option<u32> {
         if let FailureKind::NotReplicated { acked, .. } = self.kind { Some(acked) } else { None }

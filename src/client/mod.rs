@@ -39,6 +39,21 @@ use crate::stats::Stats;
 /// } // released
 /// # Ok::<(), leasehold::Error>(())
 /// ```
+///
+/// | for | there are |
+/// |---|---|
+/// | a client | [`open`](Self::open), [`builder`](Self::builder), [`in_memory`](Self::in_memory) |
+/// | one lock | [`lock`](Self::lock), [`try_lock`](Self::try_lock), `try_lock_for` |
+/// | work under a lock | [`with_lock`](Self::with_lock), [`try_with_lock`](Self::try_with_lock) |
+/// | a lock with other options | [`mutex`](Self::mutex), [`multi_mutex`](Self::multi_mutex) |
+/// | readers and one writer | [`rw_lock`](Self::rw_lock) |
+/// | permits, a leader | [`semaphore`](Self::semaphore), [`election`](Self::election) |
+/// | several locks at once | [`lock_all`](Self::lock_all), [`try_lock_all`](Self::try_lock_all) |
+/// | a hold of no thread | [`lock_owned`](Self::lock_owned), `try_lock_owned` |
+/// | a hold of another process | [`adopt`](Self::adopt), [`release_ticket`](Self::release_ticket) |
+/// | what a client does | [`holds`](Self::holds), [`waits`](Self::waits), [`stats`](Self::stats) |
+/// | what all clients do | [`survey`](Self::survey), [`ping`](Self::ping) |
+/// | the end of the process | [`shutdown`](Self::shutdown), [`close`](Self::close) |
 #[derive(Clone)]
 pub struct Client {
     shared: Arc<Shared>,
@@ -53,11 +68,8 @@ impl fmt::Debug for Client {
     }
 }
 
+// One lock.
 impl Client {
-    pub(crate) fn new(shared: Shared) -> Self {
-        Self { shared: Arc::new(shared) }
-    }
-
     /// Acquires the lock, blocking the current thread until it is able to do so.
     ///
     /// Waits for other holders without limit, or for as long as
@@ -172,7 +184,103 @@ impl Client {
     ) -> Result<Option<T>> {
         self.mutex(name).try_with(work)
     }
+}
 
+// Handles, which have options of their own.
+impl Client {
+    /// Returns a handle to one lock, which can have its own options and query the lock's state.
+    /// Sends nothing.
+    #[must_use]
+    pub fn mutex(&self, name: &str) -> Mutex {
+        Mutex { handle: self.handle(name) }
+    }
+
+    /// Returns a handle to a read-write lock. Sends nothing.
+    #[must_use]
+    pub fn rw_lock(&self, name: &str) -> RwLock {
+        RwLock { handle: self.handle(name).without_keep() }
+    }
+
+    /// Returns a handle to a semaphore with `permits` permits. Sends nothing.
+    #[must_use]
+    pub fn semaphore(&self, name: &str, permits: u32) -> Semaphore {
+        Semaphore { handle: self.handle(name).without_keep(), permits }
+    }
+
+    /// Returns a handle to an election. Sends nothing.
+    #[must_use]
+    pub fn election(&self, name: &str) -> Election {
+        Election::new(self.handle(name))
+    }
+
+    /// Returns a handle to several locks that are acquired together as by
+    /// [`lock_all`](Client::lock_all), and that can have its own options. Sends nothing.
+    #[must_use]
+    pub fn multi_mutex(&self, names: impl IntoIterator<Item: AsRef<str>>) -> MultiMutex {
+        let names: Arc<[Arc<str>]> = names.into_iter().map(|name| name.as_ref().into()).collect();
+        MultiMutex { handle: self.handle(&names.join(", ")), names }
+    }
+}
+
+// Several locks at once.
+impl Client {
+    /// Acquires several locks, all or none, blocking the current thread until it is able to do so.
+    ///
+    /// Waits without limit, or for as long as [`Builder::wait`](crate::Builder::wait) allows. The
+    /// call holds none of the locks while it waits, or only for some round trips, in which others
+    /// that try for the same locks give up what they have. So it cannot cause a deadlock, whatever
+    /// the order of the names. The cost is that a call for many names may wait a long time while
+    /// others keep locking single ones.
+    ///
+    /// If all locks are free, this takes one round trip per server; with [independent
+    /// servers](crate::Builder::open_redlock) it takes one for every 256 names. After a wait it
+    /// takes one per slot of a cluster, or per name of independent servers.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`lock`](Client::lock), except for `Lost`, and
+    ///
+    /// - [`Unavailable`](crate::Error::Unavailable): the servers take longer for all locks than a
+    ///   lease lasts that is not renewed, or than [`max_hold`](crate::Builder::max_hold).
+    /// - [`InvalidInput`](crate::Error::InvalidInput): there is no name, or one is given twice.
+    /// - [`AlreadyHeld`](crate::Error::AlreadyHeld): this thread holds one of the locks.
+    #[track_caller]
+    pub fn lock_all(&self, names: impl IntoIterator<Item: AsRef<str>>) -> Result<MultiGuard> {
+        self.multi_mutex(names).lock()
+    }
+
+    /// Attempts to acquire several locks, all or none, without waiting for other holders. See
+    /// [`lock_all`](Client::lock_all).
+    ///
+    /// # Errors
+    ///
+    /// The same as [`lock_all`](Client::lock_all), except for `Timeout`.
+    #[track_caller]
+    pub fn try_lock_all(
+        &self,
+        names: impl IntoIterator<Item: AsRef<str>>,
+    ) -> Result<Option<MultiGuard>> {
+        self.multi_mutex(names).try_lock()
+    }
+
+    /// Acquires several locks, all or none, blocking the current thread until it is able to do so
+    /// or `wait` has passed. Returns `None` in the latter case. See [`lock_all`](Client::lock_all).
+    ///
+    /// # Errors
+    ///
+    /// The same as [`lock_all`](Client::lock_all), except for `Timeout`.
+    #[track_caller]
+    pub fn try_lock_all_for(
+        &self,
+        names: impl IntoIterator<Item: AsRef<str>>,
+        wait: Duration,
+    ) -> Result<Option<MultiGuard>> {
+        self.multi_mutex(names).try_lock_for(wait)
+    }
+}
+
+// Holds that other threads and processes can have.
+impl Client {
     /// Acquires the lock as [`lock`](Client::lock) does, and returns a guard that belongs to no
     /// thread and never nests. If this thread already holds the lock, it waits for itself, unless
     /// [`reentrant(false)`](crate::Builder::reentrant) makes that an error.
@@ -270,136 +378,10 @@ impl Client {
     pub fn release_ticket(&self, ticket: &Ticket) -> Result<()> {
         adoption::release(&self.shared, ticket.hold_for(&self.shared)?)
     }
+}
 
-    /// Acquires several locks, all or none, blocking the current thread until it is able to do so.
-    ///
-    /// Waits without limit, or for as long as [`Builder::wait`](crate::Builder::wait) allows. The
-    /// call holds none of the locks while it waits, or only for some round trips, in which others
-    /// that try for the same locks give up what they have. So it cannot cause a deadlock, whatever
-    /// the order of the names. The cost is that a call for many names may wait a long time while
-    /// others keep locking single ones.
-    ///
-    /// If all locks are free, this takes one round trip per server, or per slot of a cluster; with
-    /// [independent servers](crate::Builder::open_redlock) it takes one per name.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`lock`](Client::lock), except for `Lost`, and
-    ///
-    /// - [`Unavailable`](crate::Error::Unavailable): the servers take longer for all locks than a
-    ///   lease lasts that is not renewed, or than [`max_hold`](crate::Builder::max_hold).
-    /// - [`InvalidInput`](crate::Error::InvalidInput): there is no name, or one is given twice.
-    /// - [`AlreadyHeld`](crate::Error::AlreadyHeld): this thread holds one of the locks.
-    #[track_caller]
-    pub fn lock_all(&self, names: impl IntoIterator<Item: AsRef<str>>) -> Result<MultiGuard> {
-        self.multi_mutex(names).lock()
-    }
-
-    /// Attempts to acquire several locks, all or none, without waiting for other holders. See
-    /// [`lock_all`](Client::lock_all).
-    ///
-    /// # Errors
-    ///
-    /// The same as [`lock_all`](Client::lock_all), except for `Timeout`.
-    #[track_caller]
-    pub fn try_lock_all(
-        &self,
-        names: impl IntoIterator<Item: AsRef<str>>,
-    ) -> Result<Option<MultiGuard>> {
-        self.multi_mutex(names).try_lock()
-    }
-
-    /// Acquires several locks, all or none, blocking the current thread until it is able to do so
-    /// or `wait` has passed. Returns `None` in the latter case. See [`lock_all`](Client::lock_all).
-    ///
-    /// # Errors
-    ///
-    /// The same as [`lock_all`](Client::lock_all), except for `Timeout`.
-    #[track_caller]
-    pub fn try_lock_all_for(
-        &self,
-        names: impl IntoIterator<Item: AsRef<str>>,
-        wait: Duration,
-    ) -> Result<Option<MultiGuard>> {
-        self.multi_mutex(names).try_lock_for(wait)
-    }
-
-    /// Returns a handle to a read-write lock. Sends nothing.
-    #[must_use]
-    pub fn rw_lock(&self, name: &str) -> RwLock {
-        RwLock { handle: self.handle(name).without_keep() }
-    }
-
-    /// Returns a handle to a semaphore with `permits` permits. Sends nothing.
-    #[must_use]
-    pub fn semaphore(&self, name: &str, permits: u32) -> Semaphore {
-        Semaphore { handle: self.handle(name).without_keep(), permits }
-    }
-
-    /// Returns a handle to an election. Sends nothing.
-    #[must_use]
-    pub fn election(&self, name: &str) -> Election {
-        Election::new(self.handle(name))
-    }
-
-    /// Returns a handle to one lock, which can have its own options and query the lock's state.
-    /// Sends nothing.
-    #[must_use]
-    pub fn mutex(&self, name: &str) -> Mutex {
-        Mutex { handle: self.handle(name) }
-    }
-
-    /// Returns a handle to several locks that are acquired together as by
-    /// [`lock_all`](Client::lock_all), and that can have its own options. Sends nothing.
-    #[must_use]
-    pub fn multi_mutex(&self, names: impl IntoIterator<Item: AsRef<str>>) -> MultiMutex {
-        let names: Arc<[Arc<str>]> = names.into_iter().map(|name| name.as_ref().into()).collect();
-        MultiMutex { handle: self.handle(&names.join(", ")), names }
-    }
-
-    /// Returns the id of this client: its label, if any, and 128 random bits. In Redis, the owner
-    /// of each of its holds begins with it.
-    #[must_use]
-    pub fn id(&self) -> &str {
-        &self.shared.client
-    }
-
-    /// Checks that locks can be acquired, and returns how long that took. The server executes what
-    /// a lock needs, for a name of its own, and keeps nothing of it. So a missing right, a full
-    /// server or a replica is also an error. Blocks for the reply: of one server, of a node of a
-    /// cluster, or of a majority of independent servers.
-    ///
-    /// # Errors
-    ///
-    /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
-    ///   usable answer came; see [`try_lock`](Client::try_lock) for how long the call retries.
-    /// - [`Redis`](crate::Error::Redis): the server refused the request.
-    /// - [`Closed`](crate::Error::Closed): the client is closed.
-    /// - [`Forked`](crate::Error::Forked): this process is a forked child.
-    pub fn ping(&self) -> Result<Duration> {
-        status::ping(&self.shared)
-    }
-
-    /// Returns an operator's view: the holds of all clients, and those that wait. Sends
-    /// nothing.
-    #[must_use]
-    pub fn survey(&self) -> Survey {
-        Survey::new(&self.shared)
-    }
-
-    /// Starts to listen to other clients now, rather than with the first wait for one of them. From
-    /// then on this client learns at once that an operator has ended one of its holds, and not at
-    /// the next renewal. Returns without waiting for the connection, of which each server has one.
-    pub fn listen(&self) {
-        status::listen(&self.shared);
-    }
-
-    /// Returns what this client holds and uses now, and its counters. Does not ask the server.
-    #[must_use]
-    pub fn stats(&self) -> Stats {
-        self.shared.stats()
-    }
-
+// What goes on.
+impl Client {
     /// Returns what this client holds: each hold with the line of the program that acquired it, its
     /// thread and its note, the oldest first. Nested levels are one hold, and so are readers that
     /// share it; a set of locks has one for each name. Does not ask the server. Empty in a forked
@@ -436,6 +418,52 @@ impl Client {
         status::waiting_names(&self.shared)
     }
 
+    /// Returns what this client holds and uses now, and its counters. Does not ask the server.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.shared.stats()
+    }
+
+    /// Returns an operator's view: the holds of all clients, and those that wait. Sends
+    /// nothing.
+    #[must_use]
+    pub fn survey(&self) -> Survey {
+        Survey::new(&self.shared)
+    }
+
+    /// Returns the id of this client: its label, if any, and 128 random bits. In Redis, the owner
+    /// of each of its holds begins with it.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.shared.client
+    }
+
+    /// Checks that locks can be acquired, and returns how long that took. The server executes what
+    /// a lock needs, for a name of its own, and keeps nothing of it. So a missing right, a full
+    /// server or a replica is also an error. Blocks for the reply: of one server, of a node of a
+    /// cluster, or of a majority of independent servers.
+    ///
+    /// # Errors
+    ///
+    /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
+    ///   usable answer came; see [`try_lock`](Client::try_lock) for how long the call retries.
+    /// - [`Redis`](crate::Error::Redis): the server refused the request.
+    /// - [`Closed`](crate::Error::Closed): the client is closed.
+    /// - [`Forked`](crate::Error::Forked): this process is a forked child.
+    pub fn ping(&self) -> Result<Duration> {
+        status::ping(&self.shared)
+    }
+
+    /// Starts to listen to other clients now, rather than with the first wait for one of them. From
+    /// then on this client learns at once that an operator has ended one of its holds, and not at
+    /// the next renewal. Returns without waiting for the connection, of which each server has one.
+    pub fn listen(&self) {
+        status::listen(&self.shared);
+    }
+}
+
+// The end.
+impl Client {
     /// Closes all clones of this client to new locks: all calls that are waiting for a lock or
     /// acquiring one, and all later ones, return [`Error::Closed`](crate::Error::Closed).
     ///
@@ -482,6 +510,12 @@ impl Client {
     /// [end]: crate::guide::cookbook#shutting-down
     pub fn shutdown(&self, timeout: Duration) -> Result<()> {
         release::shut_down(&self.shared, timeout)
+    }
+}
+
+impl Client {
+    pub(crate) fn new(shared: Shared) -> Self {
+        Self { shared: Arc::new(shared) }
     }
 
     fn handle(&self, name: &str) -> LockHandle {

@@ -46,6 +46,8 @@ pub(super) struct LockCall<'a> {
     looker: &'a Cell<Option<u64>>,
     /// The conversation of its own, if it takes part in no other.
     alone: Option<Name<Arc<Parker>>>,
+    /// When the request was sent whose reply came last.
+    sent: Moment,
     /// Lets a release by Redisson wake it.
     redisson: Option<RedissonWait>,
 }
@@ -196,8 +198,18 @@ impl<'a> LockCall<'a> {
         caller: &'a Caller,
         looker: &'a Cell<Option<u64>>,
     ) -> Self {
-        let (contended, number, alone, redisson) = (false, 0, None, None);
-        Self { shared, kind, name, caller, contended, number, looker, alone, redisson }
+        Self {
+            shared,
+            kind,
+            name,
+            caller,
+            contended: false,
+            number: 0,
+            looker,
+            alone: None,
+            sent: Moment::FIRST,
+            redisson: None,
+        }
     }
 
     /// Acquires the lock, and reports nothing but contention.
@@ -214,8 +226,10 @@ impl<'a> LockCall<'a> {
         loop {
             match self.converse(rejoins)? {
                 Outcome::Acquired(hold) if self.alone.is_some() => {
-                    reporter.begin_beside(&hold, caller);
-                    return Ok(Some(hold));
+                    if reporter.begin_beside(&hold, self.sent, caller) {
+                        return Ok(Some(hold));
+                    }
+                    shared.owe(&hold.id, caller.times.lease);
                 }
                 Outcome::Acquired(hold) => {
                     reporter.begin(&hold, caller);
@@ -355,6 +369,7 @@ impl<'a> LockCall<'a> {
     fn take_reply(&mut self, sent: Moment, reply: Result<AcquireReply, Failure>) -> Next {
         let Self { shared, kind, name, caller, .. } = *self;
         let Shared { reporter, store, .. } = shared;
+        self.sent = sent;
         if reply.is_ok() {
             reporter.record_reply(name);
         }

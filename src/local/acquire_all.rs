@@ -1,13 +1,15 @@
 //! Acquiring several locks: all of them or none.
 //!
-//! Decides what to wait for. If all locks are free, one request per group takes them. Otherwise the
-//! call gives back the locks that it has, waits for the held one like any call for that lock, and
-//! then tries for the others again. It also gives back its locks when a server does not answer, and
-//! asks that server first next time. So no order of names can make two calls wait for each other.
+//! Decides what to wait for. If all locks are free, one request per group takes them, and these go
+//! out together. Otherwise the call gives back the locks that it has, waits for the held one like
+//! any call for that lock, and then tries for the others again. It also gives back its locks when a
+//! server does not answer, and asks that server first next time. So no order of names can make two
+//! calls wait for each other.
 //!
 //! If many calls want the same locks, each would find that another one has just taken one of them.
-//! So they ask in the same order, and wait for the same lock. And a call that has waited for one
-//! waits a moment for a later one without giving it back ([`SetCall::wait_beside`]).
+//! So from then on they ask in the same order, one group after the other, and wait for the same
+//! lock. And a call that has waited for one waits a moment for a later one without giving it back
+//! ([`SetCall::wait_beside`]).
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -32,6 +34,9 @@ use crate::protocol::retry::{Backoff, RetryPolicy};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Acquire, AcquireReply, Registration};
 
+/// Maximum number of groups that are asked for together, within the time of one request.
+const TOGETHER: usize = 256;
+
 /// How many times as long as an attempt takes a call waits for a lock while it has others.
 const TIMES_BESIDE: u32 = 6;
 
@@ -44,6 +49,8 @@ struct SetCall<'a> {
     caller: &'a Caller,
     /// The holds that the call has, by the index of the name.
     holds: Vec<Option<Arc<Hold>>>,
+    /// The locks for which requests are on their way.
+    asked: Vec<Group>,
     /// The locks for which the last request failed.
     unanswered: Option<Group>,
     retry: RetryPolicy,
@@ -56,9 +63,13 @@ struct SetCall<'a> {
     contended: bool,
 }
 
-/// A panic must not leave holds without a guard.
+/// Neither an error nor a panic leaves holds without a guard.
 impl Drop for SetCall<'_> {
     fn drop(&mut self) {
+        let in_doubt = self.unanswered.take_if(|group| group.in_doubt);
+        for group in self.asked.drain(..).chain(in_doubt) {
+            group.owe(self.shared, self.caller);
+        }
         self.give_back();
     }
 }
@@ -92,6 +103,7 @@ pub(crate) fn acquire_all(
         order,
         caller,
         holds: vec![None; names.len()],
+        asked: Vec::new(),
         unanswered: None,
         retry: RetryPolicy::new(wait, shared.config.retry_window, caller.times, random()),
         too_short: RetryPolicy::new(wait, shared.config.retry_window, caller.times, random()),
@@ -255,25 +267,28 @@ impl SetCall<'_> {
             let indexes = places.iter().map(|place| missing[*place]).collect();
             Group { indexes, holds, in_doubt: false }
         });
-        for group in first.into_iter().chain(groups) {
-            let outcome = self.attempt_group(&group);
-            if outcome.is_ok() {
-                shared.reporter.record_reply(&group.holds[0].name);
-                self.retry.record_reply();
+        // Calls that are in each other's way ask in the same order, and none has locks while it
+        // waits for a server that has not answered.
+        let in_order = self.contended || first.is_some();
+        let together = if in_order { 1 } else { TOGETHER };
+        let mut groups = first.into_iter().chain(groups);
+        loop {
+            let batch: Vec<_> = groups.by_ref().take(together).collect();
+            if batch.is_empty() {
+                return Ok(None);
             }
+            let outcome = self.attempt_groups(batch);
             if matches!(outcome, Ok(None)) {
                 if flawed(Flaw::CallHasPart) {
-                    break;
+                    return Ok(None);
                 }
                 continue;
             }
             if outcome.is_err() {
                 self.give_back();
-                self.unanswered = Some(group);
             }
             return outcome;
         }
-        Ok(None)
     }
 
     fn give_back(&mut self) {
@@ -289,7 +304,7 @@ impl SetCall<'_> {
         self.give_back_if(|hold| !shared.is_held(hold))
     }
 
-    /// Gives back such locks. Returns the first, if there are any.
+    /// Gives back the locks for which `is_such` holds. Returns the first, if there are any.
     fn give_back_if(&mut self, is_such: impl Fn(&Hold) -> bool) -> Option<Arc<Hold>> {
         let such = |hold: &mut Option<Arc<Hold>>| hold.take_if(|hold| is_such(hold));
         let such: Vec<_> = self.holds.iter_mut().filter_map(such).collect();
@@ -316,10 +331,10 @@ impl SetCall<'_> {
 
     /// Pauses after a failed request for a group, unless trying again is pointless.
     fn pause_after(&mut self, mut failure: Failure) -> Result<()> {
-        let Self { shared, caller, .. } = *self;
+        let shared = self.shared;
         let Some(group) = &mut self.unanswered else { return Ok(()) };
         // A hold that a quorum has withdrawn must not be requested again.
-        group.in_doubt |= failure.is_ambiguous() || failure.is_shortfall();
+        group.in_doubt |= failure.is_in_doubt();
         let pause = if shared.store.withdraws() {
             None
         } else {
@@ -330,39 +345,82 @@ impl SetCall<'_> {
         if pause.is_some_and(|pause| self.pauses.sleep(pause, name).is_ok()) {
             return Ok(());
         }
-        if group.in_doubt {
-            group.owe(shared, caller);
-        }
         self.pauses.check(name).and(Err(failure.into_error("acquire", name)))
     }
 
-    /// Tries once for the locks of a group. If one is held, returns its index.
-    fn attempt_group(&mut self, group: &Group) -> Result<Option<usize>, Failure> {
+    /// Tries once for the locks of some groups. If one is held, returns its index. If a request
+    /// fails, sets `unanswered`.
+    fn attempt_groups(&mut self, groups: Vec<Group>) -> Result<Option<usize>, Failure> {
         let Self { shared, caller, .. } = *self;
-        let (holds, lease) = (&group.holds, caller.times.lease);
+        let lease = caller.times.lease;
         let (sent, deadline) = (Moment::now(), self.retry.request_deadline(clock::now()));
-        let (note, registration) = (caller.note.as_deref(), Registration::None);
-        let request = Acquire { holds, lease, note, registration, echo: false, deadline };
-        match shared.store.acquire(request)? {
-            AcquireReply::Acquired { .. } if sent.elapsed() >= reliable(lease) => {
+        let note = caller.note.as_deref();
+        let registration = Registration::None;
+        self.asked = groups;
+        let mut requests = Vec::with_capacity(self.asked.len());
+        for Group { holds, .. } in &self.asked {
+            requests.push(Acquire { holds, lease, note, registration, echo: false, deadline });
+        }
+        let replies = shared.store.acquire_together(&requests);
+        let mut outcome = Ok(None);
+        for (group, reply) in mem::take(&mut self.asked).into_iter().zip(replies) {
+            match reply.and_then(|reply| self.take(&group, &reply, sent)) {
+                Ok(held) => {
+                    shared.reporter.record_reply(&group.holds[0].name);
+                    self.retry.record_reply();
+                    if matches!(outcome, Ok(None)) {
+                        outcome = Ok(held);
+                    }
+                }
+                Err(failure) if outcome.is_ok() => {
+                    self.unanswered = Some(group);
+                    outcome = Err(failure);
+                }
+                // The next attempt asks for new holds.
+                Err(failure) => {
+                    if group.in_doubt || failure.is_in_doubt() {
+                        group.owe(shared, caller);
+                    }
+                }
+            }
+        }
+        outcome
+    }
+
+    /// Takes the locks of a group that a request has acquired. If one is held, returns its index:
+    /// perhaps by a call of this client that has got it since, while this one waited for replies.
+    fn take(
+        &mut self,
+        group: &Group,
+        reply: &AcquireReply,
+        sent: Moment,
+    ) -> Result<Option<usize>, Failure> {
+        let Self { shared, caller, .. } = *self;
+        match reply {
+            AcquireReply::Acquired { .. } if sent.elapsed() >= reliable(caller.times.lease) => {
                 Err(Failure::late())
             }
             AcquireReply::Acquired { fence, others, .. } => {
                 let fences = iter::once(fence).chain(others);
                 let replied = Moment::now();
-                for ((index, id), fence) in group.indexes.iter().zip(holds).zip(fences) {
-                    let hold = Arc::new(Hold::new(id.clone(), fence, 0, caller, sent, replied));
+                let mut held = None;
+                for ((index, id), fence) in group.indexes.iter().zip(&group.holds).zip(fences) {
+                    let hold = Arc::new(Hold::new(id.clone(), *fence, 0, caller, sent, replied));
                     hold.set_may_begin(group.in_doubt);
-                    shared.reporter.begin_beside(&hold, caller);
-                    self.holds[*index] = Some(hold);
+                    if shared.reporter.begin_beside(&hold, sent, caller) {
+                        self.holds[*index] = Some(hold);
+                    } else {
+                        shared.owe(id, caller.times.lease);
+                        held = Some(*index);
+                    }
                 }
-                Ok(None)
+                Ok(held)
             }
             AcquireReply::Held { index, in_doubt, .. } => {
-                if group.in_doubt || in_doubt {
+                if group.in_doubt || *in_doubt {
                     group.owe(shared, caller);
                 }
-                Ok(Some(group.indexes[index]))
+                Ok(Some(group.indexes[*index]))
             }
         }
     }

@@ -191,7 +191,7 @@ fn have(
     let sent = renewed?;
     let hold = Arc::new(Hold::new(left.id.clone(), left.fence, 0, &caller, sent, Moment::now()));
     hold.set_may_begin(left.in_doubt);
-    if !shared.reporter.begin_adopted(&hold, sent, &caller) {
+    if !shared.reporter.begin_beside(&hold, sent, &caller) {
         return Err(Error::lost(name, LossCause::Gone.into()));
     }
     hold.span.open(name, || left.fence);

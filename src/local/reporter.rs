@@ -90,17 +90,10 @@ impl Reporter {
         self.begin_renewal(hold);
     }
 
-    /// Begins a hold that came by no conversation about its name.
-    pub(super) fn begin_beside(&self, hold: &Arc<Hold>, caller: &Caller) {
-        let report = |name: &mut Name<_>| self.report_ended(name.begin_beside(hold));
-        let lost = self.wait_queues.with(&hold.id, report);
-        self.clean_up(&lost);
-        self.begin(hold, caller);
-    }
-
-    /// Like `begin_beside`, for a hold whose adoption was requested at `sent`. Returns `false` if
-    /// that is known to be over.
-    pub(super) fn begin_adopted(&self, hold: &Arc<Hold>, sent: Moment, caller: &Caller) -> bool {
+    /// Begins a hold that came by no conversation about its name, with a request sent at `sent`.
+    /// Returns `false` if a later hold shows that it is over: between the reply and now, the thread
+    /// may have paused.
+    pub(super) fn begin_beside(&self, hold: &Arc<Hold>, sent: Moment, caller: &Caller) -> bool {
         let lost = self.wait_queues.with(&hold.id, |name| {
             if name.is_followed(hold, sent) {
                 return None;

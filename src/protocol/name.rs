@@ -1362,14 +1362,15 @@ impl<P: Clone> Name<P> {
         ended
     }
 
-    /// Returns `true` if a later hold of this client shows that one is over whose adoption was
-    /// requested at `sent`: another guard had adopted it too, and has released it. A hold that the
-    /// client had before that may be one that its server has forgotten.
-    pub(crate) fn is_followed(&self, adopted: &Hold, sent: Moment) -> bool {
+    /// Returns `true` if a later hold of this client shows that one is over which was requested at
+    /// `sent`: an operator has ended it, or its server has forgotten it, or another guard had
+    /// adopted it too, and has released it. A hold that the client had before `sent` may itself be
+    /// one that its server has forgotten.
+    pub(crate) fn is_followed(&self, hold: &Hold, sent: Moment) -> bool {
         let beside = self.beside.iter().flat_map(|beside| beside.iter());
         let mut holds = self.holder().or(self.kept()).into_iter().chain(beside);
-        let is_later = |other: &Arc<Hold>| other.id != adopted.id && other.has_begun_since(sent);
-        adopted.id.kind.is_exclusive() && holds.any(is_later)
+        let is_later = |other: &Arc<Hold>| other.id != hold.id && other.has_begun_since(sent);
+        hold.id.kind.is_exclusive() && holds.any(is_later)
     }
 
     /// Begins a hold that came by no conversation. Returns those that have ended before it.

@@ -34,6 +34,12 @@ pub(crate) trait Store: Send + Sync {
     /// Takes the lock if it is free, or all locks of a group if all of them are free.
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure>;
 
+    /// Like `acquire`, for several groups, in one round trip per server if possible. Returns the
+    /// replies in the order of the requests.
+    fn acquire_together(&self, requests: &[Acquire<'_>]) -> Vec<Result<AcquireReply, Failure>> {
+        requests.iter().map(|request| self.acquire(*request)).collect()
+    }
+
     /// Like `acquire`, for another thread: it gets what is returned, and waits for the reply with
     /// that. Does not block. Returns `None`, and sends nothing, if that could take a while.
     fn acquire_ahead(&self, _: Acquire<'_>) -> Option<Ahead> {

@@ -684,6 +684,11 @@ impl Store for SimulatedStore {
         change_acquired(wait(&self.begin_acquire(request)))
     }
 
+    fn acquire_together(&self, requests: &[Acquire<'_>]) -> Vec<Result<AcquireReply, Failure>> {
+        let slots: Vec<_> = requests.iter().map(|request| self.begin_acquire(*request)).collect();
+        slots.iter().map(|slot| change_acquired(wait(slot))).collect()
+    }
+
     /// Unless no connection is free.
     fn acquire_ahead(&self, request: Acquire<'_>) -> Option<Ahead> {
         let is_busy = network(|it| it.random.permille(200));

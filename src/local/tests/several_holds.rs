@@ -14,7 +14,7 @@ use crate::protocol::call::Wait;
 use crate::protocol::hold::Hold;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{
-    Acquire, AcquireReply, Change, HoldReply, HoldRequest, Look, Registration,
+    Acquire, AcquireReply, Change, HoldReply, HoldRequest, Look, OwnerOf, Registration,
 };
 use crate::store::{Store, ask_one};
 
@@ -217,8 +217,9 @@ fn while_a_set_waits(act: impl FnOnce(&Scene, &[Arc<str>; 2], [HoldId; 2])) {
 #[test]
 fn a_set_keeps_a_lock_for_a_moment_while_it_waits_for_a_later_one() {
     while_a_set_waits(|scene, names, [first, second]| {
-        // It asks for the set, for the earlier lock, and once more when its client listens.
-        eventually(|| scene.store.registrations.lock().len() == 3);
+        // It asks for both locks of the set, for the earlier one, and once more when its client
+        // listens.
+        eventually(|| scene.store.registrations.lock().len() == 4);
         // It gets that lock. Others that have the later one should try for as long as this.
         scene.store.set_outcomes(&[Outcome::Fine, Outcome::Slow(LEASE / 4)]);
         end_other(scene, &first);
@@ -270,6 +271,35 @@ fn calls_for_the_same_locks_wait_for_the_same_one() {
     }
 }
 
+/// Ends the only hold of a lock at the server, as an operator can.
+fn end_by_force(scene: &Scene, name: &str) {
+    let report = scene.store.inner.report(name, Look::All, Instant::now()).expect("a reply");
+    let owner = &report.holds[0].1.owner;
+    let owner = OwnerOf { kind: HoldKind::Lock, name, owner };
+    assert!(scene.store.inner.force_release(owner, Instant::now()).expect("a reply"));
+}
+
+#[test]
+fn a_call_for_several_that_takes_a_reply_late_ends_no_later_hold() {
+    let scene = scene();
+    let names = ["a", "b"].map(Arc::from);
+    // The reply about "a" has come, and is taken when that about "b" has come.
+    scene.store.set_outcomes(&[Outcome::Fine, Outcome::Slow(LEASE)]);
+    thread::scope(|scope| {
+        let set = scope
+            .spawn(|| acquire_all::acquire_all(&scene.shared, &names, &scene.options, Wait::No));
+        eventually(|| scene.store.registrations.lock().len() == 2);
+        end_by_force(&scene, "a");
+        let (lock, wait) = (HoldKind::Lock, Wait::No);
+        let later = acquire::owned(&scene.shared, lock, &names[0], &scene.options, wait);
+        let later = later.expect("a reply").expect("free");
+        let set = set.join().expect("no panic").expect("a reply");
+        assert!(set.is_none(), "another thread has one of them");
+        assert!(scene.shared.is_held(&later));
+        release::unlock(&scene.shared, &[later]).expect("released");
+    });
+}
+
 #[test]
 fn a_call_for_several_whose_client_is_closed_asks_no_more() {
     let scene = scene();
@@ -289,5 +319,5 @@ fn a_call_for_several_whose_client_is_closed_asks_no_more() {
         let outcome = calls.join().expect("no panic");
         assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
     });
-    assert_eq!(scene.store.registrations.lock().len(), 1);
+    assert_eq!(scene.store.registrations.lock().len(), 2, "one for each name");
 }

@@ -44,9 +44,27 @@ pub(super) fn acquire(
     links: &mut impl ExclusiveLinks,
     request: Acquire<'_>,
 ) -> Result<AcquireReply, Failure> {
+    let ballot = propose(links, request);
+    conclude(links, &ballot, request)
+}
+
+/// Asks all servers for the lock. [`conclude`] must follow.
+pub(super) fn propose(
+    links: &mut impl ExclusiveLinks,
+    request: Acquire<'_>,
+) -> Arc<Ballot<AcquireReply>> {
+    let ballot = ballot_to_acquire(links.servers(), request);
+    links.send(ballot, |_| true)
+}
+
+/// Waits for the decision about a proposed hold, and confirms its token or withdraws it.
+pub(super) fn conclude(
+    links: &mut impl ExclusiveLinks,
+    ballot: &Ballot<AcquireReply>,
+    request: Acquire<'_>,
+) -> Result<AcquireReply, Failure> {
     let (hold, servers) = (&request.holds[0], &links.servers().clone());
-    let ballot = links.send(ballot_to_acquire(servers, request), |_| true);
-    let mut outcome = links.wait(&ballot, request.deadline);
+    let mut outcome = links.wait(ballot, request.deadline);
     if let Ok(AcquireReply::Acquired { fence, .. }) = outcome
         && !ballot.look(|votes| votes.agree_on(fence))
         && !flawed(Flaw::RaiseIsLeftOut)

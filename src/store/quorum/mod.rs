@@ -83,7 +83,7 @@ pub(crate) struct Quorum<L = Arc<Links>> {
 }
 
 /// Maximum number of requests that are sent before waiting for the first reply.
-const TOGETHER: usize = 64;
+const TOGETHER: usize = 256;
 
 impl Quorum {
     /// Sends nothing yet; connections are opened when they are first used.
@@ -188,6 +188,32 @@ impl<L: SharedLinks> Store for Quorum<L> {
         let Acquire { holds, lease, deadline, .. } = request;
         self.servers.in_doubt.note_lease(lease);
         grants::acquire(&mut self.links(&holds[0].name).connect(deadline)?, request)
+    }
+
+    /// Asks for durable locks one after the other, like [`ask`](Self::ask) for durable changes.
+    fn acquire_together(&self, requests: &[Acquire<'_>]) -> Vec<Result<AcquireReply, Failure>> {
+        if self.servers.settings.demand.is_some() || requests.len() == 1 {
+            return requests.iter().map(|request| self.acquire(*request)).collect();
+        }
+        for request in requests {
+            // Begins to open missing connections, all at the same time.
+            drop(self.links(&request.holds[0].name).lock_to_post(request.deadline));
+        }
+        let propose = |request: &Acquire<'_>| {
+            self.servers.in_doubt.note_lease(request.lease);
+            let mut links = self.links(&request.holds[0].name).connect(request.deadline)?;
+            Ok(grants::propose(&mut links, *request))
+        };
+        let proposed: Vec<_> = requests.iter().map(propose).collect();
+        let mut replies = Vec::with_capacity(requests.len());
+        for (request, proposed) in requests.iter().zip(proposed) {
+            replies.push(proposed.and_then(|ballot| {
+                let links = self.links(&request.holds[0].name);
+                let mut links = links.lock(request.deadline).map_err(ambiguous)?;
+                grants::conclude(&mut links, &ballot, *request)
+            }));
+        }
+        replies
     }
 
     /// Asks for durable changes one hold after the other: a server that waits for its replicas or

@@ -48,7 +48,7 @@ impl<T> Votes<T> {
         match &self.0[server] {
             None => true,
             Some(Ok(answer)) => is(answer),
-            Some(Err(failure)) => failure.is_ambiguous() || failure.is_shortfall(),
+            Some(Err(failure)) => failure.is_in_doubt(),
         }
     }
 

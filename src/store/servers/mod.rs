@@ -125,6 +125,36 @@ impl Store for Servers {
         self.send(name, request.deadline, |target| target.acquire(request))
     }
 
+    /// Asks one node after the other. A redirected request is repeated on its own.
+    fn acquire_together(&self, requests: &[Acquire<'_>]) -> Vec<Result<AcquireReply, Failure>> {
+        let topology = match &self.placement {
+            Placement::One(target) => return target.acquire_together(requests),
+            Placement::Slots(topology) => topology,
+        };
+        let mut replies = Vec::new();
+        let mut targets = Vec::<(Target, Vec<usize>)>::new();
+        for (index, request) in requests.iter().enumerate() {
+            let slot = topology.slot(&request.holds[0].name);
+            match topology.target(slot, request.deadline) {
+                Ok(target) => add(&mut targets, target, index),
+                Err(failure) => replies.push((index, Err(failure))),
+            }
+        }
+        for (target, indexes) in targets {
+            let batch: Vec<_> = indexes.iter().map(|index| requests[*index]).collect();
+            for (index, reply) in indexes.into_iter().zip(target.acquire_together(&batch)) {
+                let request = requests[index];
+                let mut first = Some(reply);
+                let ask =
+                    |target: &Target, _| first.take().unwrap_or_else(|| target.acquire(request));
+                let name = &request.holds[0].name;
+                replies.push((index, self.placement.follow(name, target.clone(), Scope::All, ask)));
+            }
+        }
+        replies.sort_unstable_by_key(|(index, _)| *index);
+        replies.into_iter().map(|(_, reply)| reply).collect()
+    }
+
     /// Not in a cluster, where a request may be redirected.
     fn acquire_ahead(&self, request: Acquire<'_>) -> Option<Ahead> {
         let Placement::One(target) = &self.placement else { return None };

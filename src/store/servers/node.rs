@@ -160,6 +160,22 @@ impl Target {
         reply
     }
 
+    /// Like `acquire`, for several groups of locks in one round trip, unless they must be durable:
+    /// then each takes its own.
+    pub(super) fn acquire_together(
+        &self,
+        requests: &[Acquire<'_>],
+    ) -> Vec<Result<AcquireReply, Failure>> {
+        let Node { server, commands, demand, .. } = &*self.node;
+        let deadline = requests.iter().map(|request| request.deadline).max();
+        let Some(deadline) = deadline.filter(|_| demand.is_none() && requests.len() > 1) else {
+            return requests.iter().map(|request| self.acquire(*request)).collect();
+        };
+        let acquires = requests.iter().map(|request| self.addressed(commands.acquire(*request)));
+        let replies = server.exchange_all(acquires, None, deadline);
+        replies.into_iter().map(|reply| AcquireReply::decode(reply, &server.factory)).collect()
+    }
+
     /// Like `acquire`, for another thread. One that waits for replicas or disks would block the
     /// connection of others.
     pub(super) fn acquire_ahead(&self, request: Acquire<'_>) -> Option<Ahead> {

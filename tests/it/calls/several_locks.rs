@@ -1,15 +1,16 @@
 //! Several locks that are acquired together: all or none.
 
 use std::thread;
+use std::time::Duration;
 
-use leasehold::{Client, Error, Event, HoldEnd, MultiGuard};
+use leasehold::{Builder, Client, Error, Event, HoldEnd, MultiGuard};
 use parking_lot::Mutex;
 
 use crate::support::lag::Lag;
 use crate::support::quorum::open_redlock;
 use crate::support::{
     LEASE, Quorum, SHORT, SOON, Server, Store, assert_lost, elsewhere, eventually, hasty, is_busy,
-    ms, patient, sleepy, stores, take, timed,
+    ms, patient, server, sleepy, stores, take, timed,
 };
 
 stores! {
@@ -323,14 +324,61 @@ fn a_set_is_verified_renewed_and_released_in_one_round_trip(server: &Server) {
     assert_eq!(server.hashes(), [""; 0]);
 }
 
-/// A quorum is asked for one lock after the other.
+/// A client of three servers, each of which is so far away.
+fn far_from(quorum: &Quorum, builder: Builder, delay: Duration) -> (Vec<Lag>, Client) {
+    let lags: Vec<_> = quorum.servers.iter().map(|server| Lag::before(server, delay)).collect();
+    let url = |lag: &Lag| format!("redis://127.0.0.1:{}/", lag.port());
+    let urls: Vec<_> = lags.iter().map(url).collect();
+    let client = open_redlock(builder, &urls).unwrap();
+    (lags, client)
+}
+
+#[test]
+fn the_locks_of_a_set_in_a_quorum_are_acquired_together() {
+    let quorum = Quorum::of(3);
+    let (_lags, client) = far_from(&quorum, patient().io_timeout(SOON), ms(100));
+    drop(client.lock_all(["warm"]).unwrap());
+    let names: Vec<_> = (0..300).map(|n| format!("lock {n}")).collect();
+    let (set, took) = timed(|| client.lock_all(&names).unwrap());
+    // A tenth of the time that one round trip per name would take.
+    assert!(took < ms(100) * 30, "{took:?}");
+    for name in &names {
+        assert!(set.fence(name).is_some_and(|fence| fence > 0), "{name}");
+        assert!(quorum.servers.iter().filter(|server| server.exists(name)).count() >= 2, "{name}");
+    }
+    let ((), took) = timed(|| set.unlock().unwrap());
+    assert!(took < ms(100) * 30, "{took:?}");
+    eventually(SOON, || quorum.servers.iter().all(|server| server.hashes().is_empty()));
+}
+
+/// All others are given back, whether their replies come before or after that of the held one.
+#[test]
+fn a_set_in_a_quorum_of_which_one_lock_is_held_takes_none() {
+    let quorum = Quorum::of(3);
+    let (holder, client) = (quorum.open(patient()), quorum.open(patient()));
+    let names: Vec<_> = (0..20).map(|n| format!("lock {n}")).collect();
+    let guard = take(&holder, "lock 11");
+    assert!(client.multi_mutex(&names).try_lock().unwrap().is_none());
+    let held = |server: &server::Server| server.hashes().iter().all(|name| name == "lock 11");
+    eventually(SOON, || quorum.servers.iter().all(held));
+    guard.unlock().unwrap();
+    client.lock_all(&names).unwrap().unlock().unwrap();
+}
+
+/// Once it has waited, it asks a quorum for one lock after the other.
 #[test]
 fn a_set_whose_leases_are_over_before_it_is_complete_is_an_error_in_time() {
     let quorum = Quorum::of(3);
-    let lags: Vec<_> = quorum.servers.iter().map(|server| Lag::before(server, ms(80))).collect();
-    let url = |lag: &Lag| format!("redis://127.0.0.1:{}/", lag.port());
-    let urls: Vec<_> = lags.iter().map(url).collect();
-    let client = open_redlock(Client::builder().retry_window(ms(1000)), &urls).unwrap();
+    let builder = Client::builder().retry_window(ms(1000));
+    let (_lags, client) = far_from(&quorum, builder, ms(80));
+    let keeper = quorum.open(patient().keep(ms(25_000)));
+    // A lock that must be recalled is in the way.
+    let keep_one = || {
+        eventually(SOON, || {
+            drop(keeper.lock("lock 29").unwrap());
+            keeper.stats().kept == 1
+        });
+    };
     let names: Vec<_> = (0..30).map(|n| format!("lock {n}")).collect();
     let lease = 2 * SHORT;
     let brief = || client.multi_mutex(&names).lease(lease).renew(false);
@@ -339,13 +387,16 @@ fn a_set_whose_leases_are_over_before_it_is_complete_is_an_error_in_time() {
             client.multi_mutex(&names).max_hold(lease).try_lock()
         }];
     for call in calls {
+        keep_one();
         let (outcome, took) = timed(call);
         assert!(took < SOON, "{took:?}");
         let error = outcome.map(|guard| guard.is_some()).unwrap_err().to_string();
         assert!(error.contains("its lease was over before the last lock"), "{error}");
     }
-    let (outcome, took) = timed(|| brief().try_lock_for(ms(200)));
+    keep_one();
+    let (outcome, took) = timed(|| brief().try_lock_for(lease));
     assert!(outcome.is_err() && took < SOON, "{took:?}");
+    keep_one();
     let set = client.multi_mutex(&names).lease(lease).try_lock().unwrap();
     assert!(set.is_some(), "it is renewed");
 }
