@@ -170,6 +170,11 @@ impl Builder {
     ///   random bytes.
     /// - [`Redis`](crate::Error::Redis): the server refused the login, or cannot provide the
     ///   [`durability`](Builder::durability).
+    ///
+    /// ```no_run
+    /// let client = leasehold::Client::builder().label("worker 7").open("redis://127.0.0.1/")?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn open(mut self, url: &str) -> Result<Client> {
         self.deployment = Some(configure(&mut self.config, url)?);
         self.build()
@@ -196,6 +201,12 @@ impl Builder {
     /// - [`Unavailable`](crate::Error::Unavailable): no sentinel or no master could be reached.
     /// - [`Redis`](crate::Error::Redis): the sentinels that answered do not know a master with this
     ///   name (code `NOMASTER`).
+    ///
+    /// ```no_run
+    /// let sentinels = ["redis://10.0.0.1/", "redis://10.0.0.2/", "redis://10.0.0.3/"];
+    /// let client = leasehold::Client::builder().open_sentinel(sentinels, "shop")?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn open_sentinel(
         self,
         sentinels: impl IntoIterator<Item: AsRef<str>>,
@@ -219,6 +230,12 @@ impl Builder {
     /// - [`InvalidInput`](crate::Error::InvalidInput): two seeds are the same, or there is none.
     /// - [`Unavailable`](crate::Error::Unavailable): some hash slots are not served.
     /// - [`Redis`](crate::Error::Redis): the nodes are not a cluster.
+    ///
+    /// ```no_run
+    /// let seeds = ["redis://10.0.0.1/", "redis://10.0.0.2/"];
+    /// let client = leasehold::Client::builder().open_cluster(seeds)?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn open_cluster(self, seeds: impl IntoIterator<Item: AsRef<str>>) -> Result<Client> {
         let seeds = strings(seeds);
         open::at(self.config, Deployment::Cluster { seeds }).map(Client::new)
@@ -251,6 +268,12 @@ impl Builder {
     /// - [`Redis`](crate::Error::Redis) and [`Unavailable`](crate::Error::Unavailable), as for
     ///   [`open`](Builder::open): too many servers refused the login or cannot provide the
     ///   durability, or the system could not provide a thread.
+    ///
+    /// ```no_run
+    /// let servers = ["redis://10.0.0.1/", "redis://10.0.0.2/", "redis://10.0.0.3/"];
+    /// let client = leasehold::Client::builder().open_redlock(servers)?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn open_redlock(self, urls: impl IntoIterator<Item: AsRef<str>>) -> Result<Client> {
         let urls = strings(urls);
         open::at(self.config, Deployment::Redlock { urls }).map(Client::new)
@@ -277,6 +300,17 @@ impl Builder {
     /// The same as [`in_memory`](Builder::in_memory), and
     /// [`Unavailable`](crate::Error::Unavailable) while the server is
     /// [down](MemoryServer::set_down), unless the client is [`lazy`](Builder::lazy).
+    ///
+    /// ```
+    /// use leasehold::{Client, MemoryServer};
+    ///
+    /// let server = MemoryServer::new();
+    /// let web = Client::builder().open_memory(&server)?;
+    /// let worker = Client::builder().open_memory(&server)?;
+    /// let _guard = web.lock("stock:42")?;
+    /// assert!(worker.try_lock("stock:42")?.is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn open_memory(self, server: &MemoryServer) -> Result<Client> {
         open::in_memory(self.config, server).map(Client::new)
     }
@@ -289,6 +323,14 @@ impl Builder {
     /// after this time.
     ///
     /// From 10 ms to 365 days. Defaults to 30 s.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// // A process that is killed blocks others for ten seconds at most.
+    /// let client = leasehold::Client::builder().lease(Duration::from_secs(10)).in_memory()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn lease(mut self, lease: Duration) -> Self {
         self.config.options_mut().lease = lease;
         self
@@ -298,6 +340,17 @@ impl Builder {
     /// returns [`Error::Timeout`](crate::Error::Timeout).
     ///
     /// Defaults to no limit.
+    ///
+    /// ```
+    /// use leasehold::{Client, Error};
+    /// use std::time::Duration;
+    ///
+    /// let client = Client::builder().wait(Duration::from_millis(50)).in_memory()?;
+    /// let _held = client.lock_owned("stock:42")?;
+    /// let outcome = client.lock("stock:42");
+    /// assert!(matches!(outcome, Err(Error::Timeout { .. })));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn wait(mut self, time: Duration) -> Self {
         self.config.options_mut().wait = Some(time);
         self
@@ -332,6 +385,15 @@ impl Builder {
     /// into errors for a thread that holds the lock, which would otherwise wait for its own guard.
     ///
     /// Defaults to `true`.
+    ///
+    /// ```
+    /// use leasehold::{Client, Error};
+    ///
+    /// let client = Client::builder().reentrant(false).in_memory()?;
+    /// let _guard = client.lock("stock:42")?;
+    /// assert!(matches!(client.lock("stock:42"), Err(Error::AlreadyHeld { .. })));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn reentrant(mut self, reentrant: bool) -> Self {
         self.config.options_mut().reentrant = reentrant;
         self
@@ -375,6 +437,19 @@ impl Builder {
     /// [`pollers`](Builder::pollers). A handle with a shorter lease keeps its lock no longer than
     /// that.
     ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let client = leasehold::Client::builder()
+    ///     .lease(Duration::from_secs(5))
+    ///     .keep(Duration::from_secs(1))
+    ///     .in_memory()?;
+    /// for _ in 0..1000 {
+    ///     client.with_lock("cache", |_| { /* only the first time sends a request */ })?;
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// [cached]: crate::guide::cookbook#a-cached-lock
     pub fn keep(mut self, time: Duration) -> Self {
         self.config.options_mut().keep = time;
@@ -415,6 +490,12 @@ impl Builder {
     /// set the prefix of their keys: an empty one for Redisson's `getLock(name)`.
     ///
     /// Defaults to `lock:`.
+    ///
+    /// ```
+    /// let client = leasehold::Client::builder().prefix("shop:lock:").in_memory()?;
+    /// let _guard = client.lock("stock:42")?; // the key is shop:lock:stock:42
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn prefix(mut self, prefix: &str) -> Self {
         self.config.prefix = prefix.into();
         self
@@ -487,6 +568,13 @@ impl Builder {
     ///
     /// Defaults to [`Deadlock::Report`]: the deadlock is only reported.
     ///
+    /// ```
+    /// use leasehold::{Client, Deadlock};
+    ///
+    /// let client = Client::builder().deadlock(Deadlock::Fail).in_memory()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// [deadlocks]: crate::guide::cookbook#a-deadlock
     pub fn deadlock(mut self, deadlock: Deadlock) -> Self {
         self.config.deadlock = deadlock;
@@ -528,6 +616,16 @@ impl Builder {
     /// replicas or disks can acknowledge it, no lock can be acquired.
     ///
     /// Defaults to [`Durability::Memory`].
+    ///
+    /// ```no_run
+    /// use leasehold::{Client, Durability};
+    /// use std::time::Duration;
+    ///
+    /// // A lock counts once a replica has it, so that it survives a failover to that replica.
+    /// let durability = Durability::Replicas { acks: 1, timeout: Duration::from_millis(500) };
+    /// let client = Client::builder().durability(durability).open("redis://127.0.0.1/")?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn durability(mut self, durability: Durability) -> Self {
         self.config.durability = durability;
         self
@@ -539,6 +637,12 @@ impl Builder {
     /// At most 256 bytes, without braces and control characters; empty for none. Defaults to the
     /// host and the number of the process, such as `web-3:4711`. If that number is 1, as in
     /// containers, four random digits follow it, such as `web-3:1-0815`.
+    ///
+    /// ```
+    /// let client = leasehold::Client::builder().label("importer").in_memory()?;
+    /// assert!(client.id().starts_with("importer:"));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn label(mut self, label: impl AsRef<str>) -> Self {
         self.config.label = Some(label.as_ref().into());
         self
@@ -552,6 +656,19 @@ impl Builder {
     ///
     /// Defaults to no callback. The thread is then started by the first line that the logger's
     /// maximum level lets through.
+    ///
+    /// ```
+    /// use leasehold::{Client, Event};
+    ///
+    /// let client = Client::builder()
+    ///     .on_event(|event| {
+    ///         if let Event::Lost { name, cause, .. } = event {
+    ///             eprintln!("lock {name:?} was lost: {cause}");
+    ///         }
+    ///     })
+    ///     .in_memory()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn on_event(mut self, callback: impl Fn(&Event) + Send + Sync + 'static) -> Self {
         self.config.on_event = Some(Arc::new(callback));
         self

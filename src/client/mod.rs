@@ -101,6 +101,14 @@ impl Client {
     /// - [`InvalidInput`](crate::Error::InvalidInput): the name cannot be that of a lock.
     /// - [`Closed`](crate::Error::Closed): the client is closed.
     /// - [`Forked`](crate::Error::Forked): this process is a forked child.
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// let outer = client.lock("stock:42")?;
+    /// let inner = client.lock("stock:42")?; // another level of the same hold
+    /// assert_eq!((inner.depth(), inner.fence()), (2, outer.fence()));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[track_caller]
     pub fn lock(&self, name: &str) -> Result<Guard> {
         self.mutex(name).lock()
@@ -117,6 +125,15 @@ impl Client {
     /// # Errors
     ///
     /// The same as [`lock`](Client::lock), except for `Timeout`.
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// match client.try_lock("nightly import")? {
+    ///     Some(_guard) => println!("importing"),
+    ///     None => println!("another process is importing"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[track_caller]
     pub fn try_lock(&self, name: &str) -> Result<Option<Guard>> {
         self.mutex(name).try_lock()
@@ -133,6 +150,16 @@ impl Client {
     /// # Errors
     ///
     /// The same as [`lock`](Client::lock), except for `Timeout`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let client = leasehold::Client::in_memory();
+    /// let Some(_guard) = client.try_lock_for("stock:42", Duration::from_millis(200))? else {
+    ///     return Ok(()); // busy
+    /// };
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[track_caller]
     pub fn try_lock_for(&self, name: &str, wait: Duration) -> Result<Option<Guard>> {
         self.mutex(name).try_lock_for(wait)
@@ -190,24 +217,61 @@ impl Client {
 impl Client {
     /// Returns a handle to one lock, which can have its own options and query the lock's state.
     /// Sends nothing.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let client = leasehold::Client::in_memory();
+    /// let report = client.mutex("daily report").lease(Duration::from_secs(5));
+    /// let _guard = report.lock()?;
+    /// assert!(report.is_locked()?);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[must_use]
     pub fn mutex(&self, name: &str) -> Mutex {
         Mutex { handle: self.handle(name) }
     }
 
     /// Returns a handle to a read-write lock. Sends nothing.
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// let prices = client.rw_lock("prices");
+    /// {
+    ///     let _first = prices.read()?;
+    ///     let _second = prices.read()?; // beside the first
+    /// }
+    /// let _writer = prices.write()?; // alone
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[must_use]
     pub fn rw_lock(&self, name: &str) -> RwLock {
         RwLock { handle: self.handle(name).without_keep() }
     }
 
     /// Returns a handle to a semaphore with `permits` permits. Sends nothing.
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// let api = client.semaphore("paid api", 2);
+    /// let (_first, _second) = (api.acquire()?, api.acquire()?);
+    /// assert!(api.try_acquire()?.is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[must_use]
     pub fn semaphore(&self, name: &str, permits: u32) -> Semaphore {
         Semaphore { handle: self.handle(name).without_keep(), permits }
     }
 
     /// Returns a handle to an election. Sends nothing.
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// let term = client.election("scheduler").campaign()?;
+    /// assert!(term.is_held()); // this client leads until it resigns, or ends
+    /// term.resign()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[must_use]
     pub fn election(&self, name: &str) -> Election {
         Election::new(self.handle(name))
@@ -244,6 +308,14 @@ impl Client {
     ///   lease lasts that is not renewed, or than [`max_hold`](crate::Builder::max_hold).
     /// - [`InvalidInput`](crate::Error::InvalidInput): there is no name, or one is given twice.
     /// - [`AlreadyHeld`](crate::Error::AlreadyHeld): this thread holds one of the locks.
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// let accounts = client.lock_all(["account:7", "account:9"])?;
+    /// assert!(accounts.is_held());
+    /// accounts.unlock()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[track_caller]
     pub fn lock_all(&self, names: impl IntoIterator<Item: AsRef<str>>) -> Result<MultiGuard> {
         self.multi_mutex(names).lock()
@@ -506,6 +578,16 @@ impl Client {
     /// - [`Forked`](crate::Error::Forked): this process is a forked child.
     ///
     /// The [cookbook][end] shows how to free the locks of a process that SIGTERM ends.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let client = leasehold::Client::in_memory();
+    /// let guard = client.lock("stock:42")?;
+    /// client.shutdown(Duration::from_secs(5))?;
+    /// assert!(!guard.is_held());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// [end]: crate::guide::cookbook#shutting-down
     pub fn shutdown(&self, timeout: Duration) -> Result<()> {
