@@ -82,9 +82,11 @@ impl ServerArgs {
         if let Some(command) = &self.password_command {
             return Some(PasswordSource::Command(command.clone()));
         }
-        let file = || env::var_os("LEASEHOLD_PASSWORD_FILE").filter(|file| !file.is_empty());
-        let file = self.password_file.clone().or_else(|| file().map(PathBuf::from));
-        file.map(PasswordSource::File)
+        if let Some(file) = &self.password_file {
+            return Some(PasswordSource::File(file.clone()));
+        }
+        let file = env::var_os("LEASEHOLD_PASSWORD_FILE").filter(|file| !file.is_empty())?;
+        Some(PasswordSource::File(file.into()))
     }
 
     fn url(&self) -> Option<String> {
@@ -297,7 +299,7 @@ impl Unlock {
     pub(crate) fn whole_name(&self) -> Option<&str> {
         let Self { client, label, fence, dry_run, name, .. } = self;
         let is_whole = client.is_none() && label.is_none() && fence.is_none() && !dry_run;
-        name.as_deref().filter(|_| is_whole)
+        if is_whole { name.as_deref() } else { None }
     }
 }
 

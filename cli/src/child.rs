@@ -2,7 +2,7 @@
 //! receives while it waits and while the command runs.
 
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -488,9 +488,10 @@ fn descendants(root: Pid) -> Vec<Pid> {
         found.extend(children);
         index += 1;
     }
-    let runs = |process: &&ProcessStat| process.session == session && process.state != 'Z';
-    let running = processes.iter().filter(runs).map(|process| process.id);
-    running.filter(|id| found[1..].contains(id)).filter_map(Pid::from_raw).collect()
+    let running = processes.iter().filter(|process| {
+        process.session == session && process.state != 'Z' && found[1..].contains(&process.id)
+    });
+    running.filter_map(|process| Pid::from_raw(process.id)).collect()
 }
 
 /// The part of `/proc/<id>/stat` about a process that is used here.
@@ -509,9 +510,15 @@ impl ProcessStat {
         let (_, rest) = stat.rsplit_once(") ")?;
         let mut fields = rest.split(' ');
         let state = fields.next()?.chars().next()?;
-        let (parent, _group, session) = (fields.next()?, fields.next()?, fields.next()?);
-        let number = |text: &str| text.parse().ok();
-        Some(Self { id: number(id)?, state, parent: number(parent)?, session: number(session)? })
+        let parent = fields.next()?;
+        let _group = fields.next()?;
+        let session = fields.next()?;
+        Some(Self {
+            id: id.parse().ok()?,
+            state,
+            parent: parent.parse().ok()?,
+            session: session.parse().ok()?,
+        })
     }
 }
 
@@ -599,11 +606,10 @@ pub(crate) fn become_command(mut words: impl Iterator<Item = OsString>) -> ExitE
     let parent = words.next().unwrap_or_default();
     // The command does not inherit this descriptor.
     let report = File::options().write(true).open(words.next().unwrap_or_default());
-    let has_parent = || getppid().is_some_and(|pid| *parent == *pid.as_raw_nonzero().to_string());
     let error = match die_with_parent() {
         Err(error) => ExitError::system("be ended along with the parent")(error),
         // The parent died before this took effect.
-        Ok(()) if !has_parent() => ExitError::new(of_signal(Signal::KILL.as_raw()), ""),
+        Ok(()) if !is_parent(&parent) => ExitError::new(of_signal(Signal::KILL.as_raw()), ""),
         Ok(()) => {
             let mut command = Command::new(words.next().unwrap_or_default());
             command.args(words);
@@ -653,11 +659,18 @@ fn die_with_parent() -> io::Result<()> {
 pub(crate) fn parse_signal(word: &str) -> Result<i32, String> {
     let word = word.to_ascii_uppercase();
     let word = word.strip_prefix("SIG").unwrap_or(&word);
-    let is_meant =
-        |signal: &i32| signal_name(*signal).and_then(|it| it.strip_prefix("SIG")) == Some(word);
-    NAMED.into_iter().find(is_meant).ok_or_else(|| {
-        format!("must be one of {}", NAMED.map(|it| signal_name(it).unwrap_or_default()).join(", "))
-    })
+    for signal in NAMED {
+        if signal_name(signal).and_then(|name| name.strip_prefix("SIG")) == Some(word) {
+            return Ok(signal);
+        }
+    }
+    let names = NAMED.map(|signal| signal_name(signal).unwrap_or_default()).join(", ");
+    Err(format!("must be one of {names}"))
+}
+
+/// Returns `true` if the parent of this process still is the one with this id.
+fn is_parent(id: &OsStr) -> bool {
+    getppid().is_some_and(|pid| *id == *pid.as_raw_nonzero().to_string())
 }
 
 /// Receives SIGCHLD and the signals to forward.
@@ -729,8 +742,8 @@ impl ReceivedSignals {
         loop {
             select! {
                 recv(done) -> result => {
-                    let failed = |_| io::Error::other("a thread failed");
-                    return result.map_err(failed).map_err(ExitError::system("go on"));
+                    let result = result.map_err(|_| io::Error::other("a thread failed"));
+                    return result.map_err(ExitError::system("go on"));
                 }
                 recv(self.receiver) -> signal => match signal {
                     Ok(SIGCHLD | SIGTSTP | SIGTTIN | SIGTTOU) => {}

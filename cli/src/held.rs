@@ -46,7 +46,8 @@ pub(crate) fn refuse_to_wait_for_itself(
     access: Access,
 ) -> Result<(), ExitError> {
     let Some(client) = marked_client(name) else { return Ok(()) };
-    let (survey, asked) = (survey.clone(), name.to_owned());
+    let survey = survey.clone();
+    let asked = name.to_owned();
     // The attempt to acquire the lock reports what is wrong with the server.
     let Ok(report) = signals.unless_received(move || survey.report(&asked))? else { return Ok(()) };
     let waits = match hold_of(&report, &client) {

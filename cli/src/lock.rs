@@ -92,7 +92,7 @@ pub(crate) fn acquire<H>(
     access: Access,
     lock: impl FnOnce(&Client, &Canceller) -> leasehold::Result<H>,
 ) -> Result<Acquired<H>, ExitError> {
-    let wait = how.wait.or(how.nonblock.then_some(Duration::ZERO));
+    let wait = if how.nonblock { how.wait.or(Some(Duration::ZERO)) } else { how.wait };
     let canceller = Canceller::new();
     let signals =
         ReceivedSignals::start(&canceller).map_err(ExitError::system("receive signals"))?;
@@ -105,7 +105,8 @@ pub(crate) fn acquire<H>(
     let survey = client.survey();
     if survey.wait().is_none() {
         // A wait without a limit would never report that the server is away.
-        let (asked, its_name) = (survey.clone(), name.to_owned());
+        let asked = survey.clone();
+        let its_name = name.to_owned();
         let answered = signals.unless_received(move || asked.report(&its_name))?;
         answered.map_err(|error| not_connected(error, name))?;
     }

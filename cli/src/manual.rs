@@ -84,9 +84,6 @@ fn page(mut command: Command, task: Option<&str>) -> io::Result<String> {
     // Unlike the generated synopsis, the usage has the `--` before a command.
     let usage = command.render_usage().to_string();
     let usage = usage.strip_prefix("Usage: ").unwrap_or(&usage).to_owned();
-    let takes_duration = |arg: &Arg| {
-        arg.get_value_names().is_some_and(|names| names.iter().any(|name| *name == "DURATION"))
-    };
     let has_durations = task.is_none() || command.get_arguments().any(takes_duration);
     // Its content has sections of its own.
     let command = command.override_usage(usage).after_help(Resettable::Reset);
@@ -105,13 +102,23 @@ fn page(mut command: Command, task: Option<&str>) -> io::Result<String> {
 /// Returns the exit statuses of a task, or all of them, each in a paragraph of its own.
 fn status_section(task: Option<&str>) -> String {
     let mut section = ".SH \"EXIT STATUS\"\n".to_owned();
-    let success = task.is_none_or(|task| task != "run").then_some(("0", "success"));
-    let has = |tasks: &[&str]| task.is_none_or(|task| tasks.is_empty() || tasks.contains(&task));
-    let failures = STATUSES.iter().filter(|(.., tasks)| has(tasks));
-    for (status, meaning) in success.into_iter().chain(failures.map(|(a, b, _)| (*a, *b))) {
+    let mut entries = Vec::new();
+    if task != Some("run") {
+        entries.push(("0", "success"));
+    }
+    for (status, meaning, tasks) in STATUSES {
+        if task.is_none_or(|task| tasks.is_empty() || tasks.contains(&task)) {
+            entries.push((status, meaning));
+        }
+    }
+    for (status, meaning) in entries {
         write!(section, ".TP\n\\fB{status}\\fR\n{meaning}\n").expect("a string takes everything");
     }
     section
+}
+
+fn takes_duration(arg: &Arg) -> bool {
+    arg.get_value_names().is_some_and(|names| names.iter().any(|name| *name == "DURATION"))
 }
 
 /// Sets text between backticks in bold type.

@@ -120,18 +120,19 @@ pub(crate) fn print(output: &str) -> Result<u8, ExitError> {
 ///
 /// If nothing can read what is written to stdout because it was closed when this process started.
 pub(crate) fn require_stdout() -> Result<(), ExitError> {
-    let is_closed = || {
-        let mut stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
-        let is_null = stdout.metadata()?.rdev() == fs::metadata("/dev/null")?.rdev();
-        // A shell opens `/dev/null` only for writing. In place of a closed descriptor, Rust has
-        // opened it for reading too.
-        io::Result::Ok(is_null && stdout.read(&mut [0]).is_ok())
-    };
-    match is_closed() {
+    match is_stdout_closed() {
         Ok(true) => Err(ExitError::new(SYSTEM, "cannot write to stdout: it is closed")),
         // Writing will fail where this does.
         Ok(false) | Err(_) => Ok(()),
     }
+}
+
+fn is_stdout_closed() -> io::Result<bool> {
+    let mut stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    let is_null = stdout.metadata()?.rdev() == fs::metadata("/dev/null")?.rdev();
+    // A shell opens `/dev/null` only for writing. In place of a closed descriptor, Rust has opened
+    // it for reading too.
+    Ok(is_null && stdout.read(&mut [0]).is_ok())
 }
 
 pub(crate) fn write_out(output: &str) -> io::Result<()> {
@@ -218,7 +219,7 @@ static STDERR: OnceLock<Option<Sender<Output>>> = OnceLock::new();
 fn start_writer() -> Option<Sender<Output>> {
     let (sender, outputs) = unbounded();
     let thread = thread::Builder::new().name("leasehold-stderr".into());
-    let write_all = move || {
+    let thread = thread.spawn(move || {
         // A line from the background must not stop this process while it holds a lock.
         not_stopped_by_output().ok();
         for output in outputs {
@@ -226,8 +227,8 @@ fn start_writer() -> Option<Sender<Output>> {
                 write_now(&text);
             }
         }
-    };
-    thread.spawn(write_all).ok().map(|_| sender)
+    });
+    if thread.is_ok() { Some(sender) } else { None }
 }
 
 /// Lets this thread write to the terminal, and set it, even if this process is in the background.
@@ -245,15 +246,26 @@ fn write_now(text: &str) {
 
 /// Escapes the characters of a name or a label that a terminal would obey.
 pub(crate) fn printable(text: &str) -> String {
-    let escape = |char: char| char.is_control().then(|| char.escape_default().to_string());
-    text.chars().map(|char| escape(char).unwrap_or_else(|| char.to_string())).collect()
+    let mut printable = String::with_capacity(text.len());
+    for char in text.chars() {
+        if char.is_control() {
+            printable.extend(char.escape_default());
+        } else {
+            printable.push(char);
+        }
+    }
+    printable
 }
 
 /// Aligns columns to their longest entries.
 pub(crate) fn table<const COLUMNS: usize>(rows: Vec<[String; COLUMNS]>) -> String {
     let rows: Vec<_> = rows.into_iter().map(|row| row.map(|entry| printable(&entry))).collect();
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
-    let widths: Vec<_> = (0..COLUMNS).map(|column| width(column).unwrap_or(0)).collect();
+    let mut widths = [0; COLUMNS];
+    for row in &rows {
+        for (entry, width) in row.iter().zip(&mut widths) {
+            *width = entry.chars().count().max(*width);
+        }
+    }
     let mut table = String::new();
     for row in &rows {
         let mut line = String::new();

@@ -1,8 +1,9 @@
 //! `ping`: reports of the servers about themselves, and warnings about dangers to locks.
 
+use std::fmt::Write;
 use std::time::Duration;
 
-use leasehold::{Client, Error, ServerReport};
+use leasehold::{Client, ServerReport};
 use serde_json::{Value, json};
 
 use crate::args::ServerArgs;
@@ -34,17 +35,22 @@ pub(crate) fn ping(client: &Client, server: &ServerArgs, json: bool) -> Result<u
     let survey = client.survey();
     let replies = survey.servers()?;
     let in_cluster = server.is_cluster();
-    let facts = |(address, reply): (String, Result<ServerReport, Error>)| match reply {
-        Ok(report) => Facts::new(&address, &report, survey.io_timeout(), in_cluster),
-        Err(error) => Facts::of_error(&address, error.into()),
-    };
-    let servers: Vec<_> = replies.each.into_iter().map(facts).collect();
-    let value = || servers.iter().map(|facts| facts.shown.clone()).collect();
-    let text = || servers.iter().map(Facts::to_text).collect::<Vec<_>>().join("\n");
-    let code = print_either(json, value, text)?;
+    let mut servers = Vec::new();
+    for (address, reply) in replies.each {
+        servers.push(match reply {
+            Ok(report) => Facts::new(&address, &report, survey.io_timeout(), in_cluster),
+            Err(error) => Facts::of_error(&address, error.into()),
+        });
+    }
+    let code = print_either(
+        json,
+        || servers.iter().map(|facts| facts.shown.clone()).collect(),
+        || servers.iter().map(Facts::to_text).collect::<Vec<_>>().join("\n"),
+    )?;
     let useless = servers.iter().filter(|facts| !facts.is_usable);
     let useless: Vec<_> = useless.map(|facts| printable(&facts.text_of("server"))).collect();
-    let (usable, required) = (servers.len() - useless.len(), replies.required);
+    let usable = servers.len() - useless.len();
+    let required = replies.required;
     if usable >= required {
         // The reports do not show whether the servers would execute what a lock needs.
         client.ping()?;
@@ -110,13 +116,19 @@ impl Facts {
     /// servers are opened as a cluster.
     fn new(address: &str, report: &ServerReport, io_timeout: Duration, in_cluster: bool) -> Self {
         let info = Info::new(report.info.as_deref());
-        let valkey = info.field("valkey_version").map(|version| format!("Valkey {version}"));
-        let redis = || info.field("redis_version").map(|version| format!("Redis {version}"));
+        // Valkey names a version of Redis, too, with which it is compatible.
+        let version = match info.field("valkey_version") {
+            Some(version) => Some(format!("Valkey {version}")),
+            None => info.field("redis_version").map(|version| format!("Redis {version}")),
+        };
         let role = info.role();
         let cluster_info = Info::new(report.cluster_info.as_deref());
         let is_node = info.is_of_node() && !in_cluster;
         let has_others = is_node && cluster_info.number("cluster_size").is_some_and(|all| all > 1);
-        let obstacle = obstacle(role, cluster_info).or_else(|| has_others.then(|| NODE.to_owned()));
+        let mut obstacle = obstacle(role, cluster_info);
+        if has_others && obstacle.is_none() {
+            obstacle = Some(NODE.to_owned());
+        }
         let io_timeout_min = (report.slowest * SLOWEST_IN_TIMEOUT).max(IO_TIMEOUT_MIN);
         // A renewal may fail once, and be repeated in time.
         let lease_min = (io_timeout_min * 3).max(LEASE_MIN);
@@ -134,7 +146,7 @@ impl Facts {
         }
         let shown = json!({
             "server": address,
-            "version": valkey.or_else(redis),
+            "version": version,
             "role": role,
             "replicas": info.number("connected_slaves"),
             "appendonly": info.number("aof_enabled").map(|enabled| enabled == 1),
@@ -152,8 +164,7 @@ impl Facts {
 
     fn of_error(address: &str, ExitError { code, message, .. }: ExitError) -> Self {
         let shown = json!({ "server": address, "error": message });
-        let (failure, warnings) = (Some(code), vec![message]);
-        Self { shown, is_usable: false, failure, advice: None, warnings }
+        Self { shown, is_usable: false, failure: Some(code), advice: None, warnings: vec![message] }
     }
 
     fn to_text(&self) -> String {
@@ -169,13 +180,14 @@ impl Facts {
             ("slowest reply", "slowest_ms"),
             ("clock ahead", "clock_ahead_ms"),
         ];
-        let is_known = |(_, key): &(&str, &str)| self.shown.get(key).is_some();
-        let rows = rows.into_iter().filter(is_known);
+        let rows = rows.into_iter().filter(|(_, key)| self.shown.get(key).is_some());
         let rows = rows.map(|(name, key)| [name.to_owned(), self.text_of(key)]);
         let advice = self.advice.iter().map(|advice| ["advice".to_owned(), advice.clone()]);
-        let warning = |warning: &String| format!("warning: {}\n", printable(warning));
-        let warnings: String = self.warnings.iter().map(warning).collect();
-        table(rows.chain(advice).collect()) + &warnings
+        let mut text = table(rows.chain(advice).collect());
+        for warning in &self.warnings {
+            writeln!(text, "warning: {}", printable(warning)).expect("a string takes everything");
+        }
+        text
     }
 
     /// Returns a fact as text.
@@ -195,25 +207,33 @@ impl Facts {
     }
 }
 
-fn dangers(info: Info<'_>, report: &ServerReport) -> impl Iterator<Item = String> {
+fn dangers(info: Info<'_>, report: &ServerReport) -> Vec<String> {
     let version = info.field("redis_version");
     let is_unknown = version.is_none() && info.field("valkey_version").is_none();
     let is_old = version.and_then(numbers).is_some_and(|version| version < OLDEST);
-    let has_copy = |name| info.number(name) != Some(0);
-    let is_only_in_memory = !has_copy("aof_enabled") && !has_copy("connected_slaves");
+    let is_only_in_memory =
+        info.number("aof_enabled") == Some(0) && info.number("connected_slaves") == Some(0);
     let policy = info.field("maxmemory_policy").filter(|policy| *policy != "noeviction");
     let has_other_clock = report.clock_ahead.is_some_and(|ahead| ahead.abs() > CLOCKS_APART);
     let unknown = "INFO is refused to this login, so that little is known of the server";
     let evicts = "the server may evict a lock that is held";
-    let dangers = [
-        is_unknown.then(|| unknown.into()),
-        is_old.then(|| format!("older than version {}.{}", OLDEST.0, OLDEST.1)),
-        is_only_in_memory
-            .then(|| "no append-only file and no replica: locks are lost in a restart".into()),
-        policy.map(|policy| format!("maxmemory-policy {policy}: {evicts}")),
-        has_other_clock.then(|| "its clock and this system's differ".into()),
-    ];
-    dangers.into_iter().flatten()
+    let mut dangers = Vec::new();
+    if is_unknown {
+        dangers.push(unknown.into());
+    }
+    if is_old {
+        dangers.push(format!("older than version {}.{}", OLDEST.0, OLDEST.1));
+    }
+    if is_only_in_memory {
+        dangers.push("no append-only file and no replica: locks are lost in a restart".into());
+    }
+    if let Some(policy) = policy {
+        dangers.push(format!("maxmemory-policy {policy}: {evicts}"));
+    }
+    if has_other_clock {
+        dangers.push("its clock and this system's differ".into());
+    }
+    dangers
 }
 
 /// Returns why locks, or some of them, cannot be acquired at a server; `None` if they can.
@@ -227,8 +247,10 @@ fn obstacle(role: Option<&str>, cluster_info: Info<'_>) -> Option<String> {
     let assigned = cluster_info.number("cluster_slots_assigned")?;
     let served = assigned.saturating_sub(cluster_info.number("cluster_slots_fail").unwrap_or(0));
     let state = cluster_info.field("cluster_state").unwrap_or("unknown");
-    (served < SLOTS || state != "ok")
-        .then(|| format!("the cluster serves {served} of {SLOTS} slots, and its state is {state}"))
+    if served >= SLOTS && state == "ok" {
+        return None;
+    }
+    Some(format!("the cluster serves {served} of {SLOTS} slots, and its state is {state}"))
 }
 
 /// Returns the major and the minor version.

@@ -45,16 +45,18 @@ impl Progress {
         }
         let (waits, over) = bounded(0);
         let line = Arc::new(Mutex::new(false));
-        let (name, shared) = (name.to_owned(), line.clone());
-        let write = move || {
+        let name = name.to_owned();
+        let shared = line.clone();
+        let thread = thread::Builder::new().name("leasehold-progress".into());
+        let thread = thread.spawn(move || {
             if says {
                 say_once(&survey, &name, &over);
             } else {
                 write_line(&survey, &name, &shared, &over);
             }
-        };
+        });
         // The wait does not depend on it.
-        thread::Builder::new().name("leasehold-progress".into()).spawn(write).ok()?;
+        thread.ok()?;
         Some(Self { line, waits: Some(waits) })
     }
 }
@@ -82,7 +84,8 @@ fn say_once(survey: &Survey, name: &str, over: &Receiver<Infallible>) {
 
 /// Rewrites the line until the wait is over.
 fn write_line(survey: &Survey, name: &str, line: &Mutex<bool>, over: &Receiver<Infallible>) {
-    let (start, mut pause) = (Instant::now(), FIRST);
+    let start = Instant::now();
+    let mut pause = FIRST;
     while over.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
         let rest = survey.report(name).map(|report| describe(&report)).unwrap_or_default();
         let waited = start.elapsed().as_secs();

@@ -33,14 +33,16 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// Acquires the lock, runs the command, releases the lock, and returns the command's status.
 pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
-    let lock = |client: &Client, canceller: &Canceller| acquire_for(client, run, canceller);
     let access = match run.permits {
         // A single permit excludes all others.
         Some(2..) => Access::Permit,
         None if run.shared => Access::Read,
         _ => Access::Alone,
     };
-    let Acquired { hold, client, signals } = acquire(server, &run.how, &run.name, access, lock)?;
+    let acquired = acquire(server, &run.how, &run.name, access, |client, canceller| {
+        acquire_for(client, run, canceller)
+    });
+    let Acquired { hold, client, signals } = acquired?;
     // Makes `unlock` end the command at once.
     client.listen();
     let (guard, wanted) = hold;
@@ -93,10 +95,11 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
         Ok(Ended::Lease { left }) => {
             let grace = limits.grace(left);
             let told = child.end(SIGTERM);
-            let is_last = |end| Instant::now() + left + limits.lease / 3 >= end;
+            let is_last =
+                age_limit.is_some_and(|end| Instant::now() + left + limits.lease / 3 >= end);
             let why = match guard.lost().cause() {
                 Some(cause) => describe(&cause),
-                None if age_limit.is_some_and(is_last) => "reaches its age limit".into(),
+                None if is_last => "reaches its age limit".into(),
                 None => "could not be renewed".into(),
             };
             let what = match told {
@@ -179,13 +182,12 @@ fn acquire_for(
     run: &Run,
     canceller: &Canceller,
 ) -> leasehold::Result<(Held, Option<Wanted>)> {
-    let rw_lock = || client.rw_lock(&run.name).cancelled_by(canceller);
     let guard: Held = if let Some(permits) = run.permits {
         Box::new(client.semaphore(&run.name, permits).cancelled_by(canceller).acquire()?)
     } else if run.shared {
-        Box::new(rw_lock().read()?)
+        Box::new(client.rw_lock(&run.name).cancelled_by(canceller).read()?)
     } else if run.exclusive {
-        Box::new(rw_lock().write()?)
+        Box::new(client.rw_lock(&run.name).cancelled_by(canceller).write()?)
     } else {
         let least = run.hold_at_least.unwrap_or_default();
         let mutex = client.mutex(&run.name).hold_at_least(least).cancelled_by(canceller);
@@ -260,7 +262,8 @@ fn supervise(
     limits: &mut Limits,
     make_way: Option<&(Wanted, i32)>,
 ) -> io::Result<Ended> {
-    let (lost, started) = (guard.lost(), after(START_TIME));
+    let lost = guard.lost();
+    let started = after(START_TIME);
     let mut wanted_by_now = never();
     // What was left when the lease was first seen to be overdue.
     let mut first = None;

@@ -14,12 +14,11 @@ const SCHEMES: [&str; 5] = ["redis", "rediss", "unix", "valkey", "valkeys"];
 
 /// Hides the words of the command line that a usage error repeats, if they may be secret.
 pub(crate) fn hide_words(error: &mut clap::Error) {
-    let has_secret = |value: &ContextValue| match value {
+    let hidden = error.context().filter(|(_, value)| match value {
         ContextValue::String(word) => may_be_secret(word),
         ContextValue::Strings(words) => words.iter().any(|word| may_be_secret(word)),
         _ => false,
-    };
-    let hidden = error.context().filter(|(_, value)| has_secret(value));
+    });
     let hidden: Vec<_> = hidden.map(|(kind, _)| kind).collect();
     if !hidden.is_empty() {
         // A tip may repeat the word.
@@ -45,12 +44,13 @@ fn is_url_with_more(word: &str) -> bool {
         return SCHEMES.contains(&scheme) && rest.contains('@');
     };
     let hosts = rest.split('/').next().unwrap_or_default();
-    let is_login = |host: &str| {
-        // An IPv6 address has colons, in brackets.
-        let port = host.rsplit(']').next().unwrap_or_default().split_once(':');
-        port.is_some_and(|(_, port)| !port.bytes().all(|byte| byte.is_ascii_digit()))
-    };
-    rest.contains(['@', '?']) || rest.contains("://") || hosts.split(',').any(is_login)
+    rest.contains(['@', '?']) || rest.contains("://") || hosts.split(',').any(has_login)
+}
+
+fn has_login(host: &str) -> bool {
+    // An IPv6 address has colons, in brackets.
+    let port = host.rsplit(']').next().unwrap_or_default().split_once(':');
+    port.is_some_and(|(_, port)| !port.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// Hides everything but the scheme of URLs that may contain a password.

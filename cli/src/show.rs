@@ -2,11 +2,10 @@
 //! clients; ends the holds of a name.
 
 use std::collections::BTreeSet;
+use std::fmt::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leasehold::{
-    Client, Error, HeldAs, Holder, NameReport, ServerReplies, ServerReport, Survey, WaitingCircle,
-};
+use leasehold::{Client, Error, HeldAs, Holder, NameReport, ServerReplies, Survey, WaitingCircle};
 use serde_json::{Value, json};
 
 use crate::args::{ServerArgs, Unlock};
@@ -20,12 +19,15 @@ pub(crate) fn show(client: &Client, name: &str, json: bool) -> Result<u8, ExitEr
     let survey = client.survey();
     let report = survey.report(name)?;
     let circles = circles(&survey, &report);
-    let value = || {
-        let mut value = to_json(name, &report);
-        value["circles"] = circles.iter().map(circle_to_json).collect();
-        value
-    };
-    print_either(json, value, || to_text(name, &report, &circles))
+    print_either(
+        json,
+        || {
+            let mut value = to_json(name, &report);
+            value["circles"] = circles.iter().map(circle_to_json).collect();
+            value
+        },
+        || to_text(name, &report, &circles),
+    )
 }
 
 /// Returns the circles of waiting clients that the name is in. Without a waiting client it is in
@@ -82,14 +84,18 @@ pub(crate) fn list(
         say(&format!("warning: {NODE}"));
     }
     let reports = reports(&survey, names);
-    let names = || reports.iter().map(|(name, _)| name);
     let code = if names_only {
-        let text = || names().map(|name| printable(name) + "\n").collect();
-        print_either(json, || names().cloned().collect(), text)?
+        print_either(
+            json,
+            || reports.iter().map(|(name, _)| name.clone()).collect(),
+            || reports.iter().map(|(name, _)| printable(name) + "\n").collect(),
+        )?
     } else {
-        let value = || reports.iter().map(|(name, report)| reply_to_json(name, report)).collect();
-        let text = || table(reports.iter().map(|(name, report)| row(name, report)).collect());
-        print_either(json, value, text)?
+        print_either(
+            json,
+            || reports.iter().map(|(name, report)| reply_to_json(name, report)).collect(),
+            || table(reports.iter().map(|(name, report)| row(name, report)).collect()),
+        )?
     };
     if reports.is_empty() && start.is_empty() && !json {
         explain_prefix(server)?;
@@ -100,9 +106,9 @@ pub(crate) fn list(
 
 /// Returns `true` if one of the servers says that it is a node of a cluster.
 fn has_node(survey: &Survey) -> bool {
-    let is_of_node = |report: ServerReport| Info::new(report.info.as_deref()).is_of_node();
-    let servers = survey.servers().into_iter().flat_map(|replies| replies.each);
-    servers.filter_map(|(_, report)| report.ok()).any(is_of_node)
+    let Ok(replies) = survey.servers() else { return false };
+    let mut reports = replies.each.into_iter().filter_map(|(_, report)| report.ok());
+    reports.any(|report| Info::new(report.info.as_deref()).is_of_node())
 }
 
 /// Explains how to list names by their beginning if `--prefix`, the prefix of keys, was probably
@@ -176,12 +182,12 @@ fn side(held_as: HeldAs) -> Option<&'static str> {
 
 /// Returns the client. `None` for another library, whose owner would suffice to release the lock.
 fn client(held_as: HeldAs, holder: &Holder) -> Option<&str> {
-    (held_as != HeldAs::Foreign).then_some(&*holder.client)
+    if held_as == HeldAs::Foreign { None } else { Some(&holder.client) }
 }
 
 /// Returns the time until the lease ends, if it does.
 fn left(holder: &Holder) -> Option<Duration> {
-    (holder.remaining < Duration::MAX).then_some(holder.remaining)
+    if holder.remaining == Duration::MAX { None } else { Some(holder.remaining) }
 }
 
 /// Returns how long ago a token was given out: it is the server's clock at that time, in
@@ -195,21 +201,25 @@ fn age(fence: u64) -> Duration {
 /// of a lock or a writer is nearly that time. A lock that may be kept has had other holds since.
 pub(crate) fn begun(held_as: HeldAs, holder: &Holder, fence: Option<u64>) -> Option<u64> {
     let has_token = matches!(held_as, HeldAs::Lock | HeldAs::Writer);
-    fence.filter(|_| has_token && !holder.may_be_kept)
+    if has_token && !holder.may_be_kept { fence } else { None }
 }
 
 /// Formats a time of a server's clock in UTC, according to RFC 3339.
 pub(crate) fn in_utc(micros: u64) -> String {
-    let (days, second) = (micros / 1_000_000 / 86_400, micros / 1_000_000 % 86_400);
+    let days = micros / 1_000_000 / 86_400;
+    let second = micros / 1_000_000 % 86_400;
     // Counts from 0000-03-01, so that a leap day is the last of its year, in eras of 400 years.
-    let (era, day) = ((days + 719_468) / 146_097, (days + 719_468) % 146_097);
+    let era = (days + 719_468) / 146_097;
+    let day = (days + 719_468) % 146_097;
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
     let day = day - (365 * year + year / 4 - year / 100);
     let month = (5 * day + 2) / 153;
     let day = day - (153 * month + 2) / 5 + 1;
     let month = if month < 10 { month + 3 } else { month - 9 };
     let year = era * 400 + year + u64::from(month <= 2);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    let hour = second / 3600;
+    let minute = second / 60 % 60;
+    let second = second % 60;
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
@@ -243,8 +253,8 @@ fn row(name: &str, report: &Result<NameReport, Error>) -> [String; 4] {
         return [name.into(), "unknown".into(), String::new(), String::new()];
     };
     let first = report.holds.first();
-    let describe = |(held_as, holder): &_| describe(*held_as, holder, report.fence);
-    let holder = first.map(describe).unwrap_or_default();
+    let holder = first.map(|(held_as, holder)| describe(*held_as, holder, report.fence));
+    let holder = holder.unwrap_or_default();
     let others = match report.holds.len() {
         0 | 1 => String::new(),
         holds => format!(" and {} more", holds - 1),
@@ -267,7 +277,7 @@ fn reply_to_json(name: &str, report: &Result<NameReport, Error>) -> Value {
 }
 
 fn to_json(name: &str, report: &NameReport) -> Value {
-    let hold = |(held_as, holder): &(HeldAs, Holder)| {
+    let holds = report.holds.iter().map(|(held_as, holder)| {
         let since = begun(*held_as, holder, report.fence).map(in_utc);
         json!({
             "since": since,
@@ -281,12 +291,12 @@ fn to_json(name: &str, report: &NameReport) -> Value {
             "may_be_kept": holder.may_be_kept,
             "remaining_ms": left(holder).map(|left| u64::try_from(left.as_millis()).ok()),
         })
-    };
+    });
     json!({
         "name": name,
         "key": report.key,
         "kind": kind_of(report),
-        "holds": report.holds.iter().map(hold).collect::<Vec<_>>(),
+        "holds": holds.collect::<Vec<_>>(),
         "fence": report.fence,
         "waiting": report.waiting,
     })
@@ -307,7 +317,8 @@ pub(crate) fn unlock(client: &Client, unlock: &Unlock, json: bool) -> Result<u8,
     let mut holds: Vec<Shown<'_>> = holds.filter(|hold| is_meant(unlock, *hold)).collect();
     let clients: BTreeSet<_> = holds.iter().map(|(_, (_, holder))| &*holder.client).collect();
     let clients = clients.len();
-    let refused = unlock.label.as_ref().filter(|_| clients > 1 && !unlock.all && !unlock.dry_run);
+    let is_refused = clients > 1 && !unlock.all && !unlock.dry_run;
+    let refused = if is_refused { unlock.label.as_ref() } else { None };
     let done = if refused.is_some() {
         "did not end"
     } else if unlock.dry_run {
@@ -317,10 +328,17 @@ pub(crate) fn unlock(client: &Client, unlock: &Unlock, json: bool) -> Result<u8,
         "ended"
     };
     let is_nothing = holds.is_empty() && failure.is_none();
-    let text = || {
-        if is_nothing { describe_nothing(unlock, &reports) } else { describe_holds(done, &holds) }
-    };
-    let code = print_either(json, || holds.iter().map(hold_to_json).collect(), text)?;
+    let code = print_either(
+        json,
+        || holds.iter().map(hold_to_json).collect(),
+        || {
+            if is_nothing {
+                describe_nothing(unlock, &reports)
+            } else {
+                describe_holds(done, &holds)
+            }
+        },
+    )?;
     if let Some(label) = refused {
         let why = format!(
             "{clients} clients have the label {label:?}: name one with --client, \
@@ -334,12 +352,15 @@ pub(crate) fn unlock(client: &Client, unlock: &Unlock, json: bool) -> Result<u8,
 fn end_name(survey: &Survey, name: &str, json: bool) -> Result<u8, ExitError> {
     let ended = survey.end_holds(name)?;
     let shown = printable(name);
-    let text = || match ended {
-        0 => format!("{shown} is free\n"),
-        1 => format!("ended 1 hold of {shown}; {LATE}\n"),
-        _ => format!("ended {ended} holds of {shown}; {LATE}\n"),
-    };
-    print_either(json, || json!({ "name": name, "ended": ended }), text)
+    print_either(
+        json,
+        || json!({ "name": name, "ended": ended }),
+        || match ended {
+            0 => format!("{shown} is free\n"),
+            1 => format!("ended 1 hold of {shown}; {LATE}\n"),
+            _ => format!("ended {ended} holds of {shown}; {LATE}\n"),
+        },
+    )
 }
 
 /// Returns reports of the names whose holds may be selected, and the failure if some are unknown.
@@ -398,13 +419,15 @@ fn hold_to_json((report, (held_as, holder)): &Shown<'_>) -> Value {
 
 /// One line per hold, and what the user should know.
 fn describe_holds(done: &str, holds: &[Shown<'_>]) -> String {
-    let line = |(report, (held_as, holder)): &Shown<'_>| {
-        let client = client(*held_as, holder).unwrap_or("another library");
-        let (name, client) = (printable(&report.name), printable(client));
+    let mut lines = String::new();
+    for (report, (held_as, holder)) in holds {
+        let client = printable(client(*held_as, holder).unwrap_or("another library"));
+        let name = printable(&report.name);
         let side = side(*held_as).map_or(String::new(), |side| format!(" ({side})"));
-        format!("{done} the hold of {kind} {name}{side} by {client}\n", kind = kind(*held_as))
-    };
-    let mut lines: String = holds.iter().map(line).collect();
+        let kind = kind(*held_as);
+        writeln!(lines, "{done} the hold of {kind} {name}{side} by {client}")
+            .expect("a string takes everything");
+    }
     if done == "ended" && !holds.is_empty() {
         lines.push_str(LATE);
         lines.push('\n');

@@ -61,7 +61,7 @@ impl Events {
     ) -> io::Result<Self> {
         let mut listeners = Vec::from_iter(callback);
         #[cfg(feature = "metrics")]
-        let metrics = has_recorder.then(Arc::<Metrics>::default);
+        let metrics = if has_recorder { Some(Arc::new(Metrics::default())) } else { None };
         #[cfg(feature = "metrics")]
         listeners.extend(metrics.clone().map(|it| it as Arc<dyn EventListener>));
         let queue = EventQueue { has_listener: !listeners.is_empty(), ..EventQueue::default() };
@@ -118,8 +118,9 @@ impl Events {
     /// Returns at once in the callback, which would otherwise wait for itself.
     pub(crate) fn flush(&self, is_told: impl Fn() -> bool) {
         let deadline = clock::now() + FLUSH_TIME;
-        let is_own = |(_, thread): &(_, ThreadId)| *thread == thread::current().id();
-        if self.queue.sender.get().is_some_and(is_own) {
+        let sender = self.queue.sender.get();
+        if sender.is_some_and(|(_, thread)| *thread == thread::current().id()) {
+            // A listener would wait for itself.
             return;
         }
         while !is_told() && clock::now() < deadline {

@@ -149,9 +149,11 @@ impl Failure {
     /// Returns `true` if this failure of one server says more than that of the next one which could
     /// have answered as well: it knows the question and refuses, or may be reached later.
     pub(crate) fn outweighs(&self, next: &Self) -> bool {
-        let is_final =
-            |failure: &Self| matches!(failure.kind, FailureKind::Foreign | FailureKind::Misfit);
-        self.kind == FailureKind::Rejected || is_final(next) && !is_final(self)
+        self.kind == FailureKind::Rejected || next.is_final() && !self.is_final()
+    }
+
+    fn is_final(&self) -> bool {
+        matches!(self.kind, FailureKind::Foreign | FailureKind::Misfit)
     }
 
     /// Returns `true` if the request was executed and must be undone.

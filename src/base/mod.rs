@@ -37,7 +37,7 @@ pub(crate) fn shrink_set<K: Eq + Hash, S: BuildHasher>(set: &mut HashSet<K, S>) 
 
 /// Returns the capacity that is enough for this many entries, if that is much less.
 fn smaller(len: usize, capacity: usize) -> Option<usize> {
-    (capacity > SMALL && len < capacity / 8).then_some(len * 2)
+    if capacity > SMALL && len < capacity / 8 { Some(len * 2) } else { None }
 }
 
 /// Returns a number that is different each time and in each process. Without randomness it may not
@@ -65,15 +65,25 @@ impl SplitMix {
 
 /// Returns the hash FNV-1a of these bytes, which is the same in every process.
 pub(crate) fn fnv(bytes: impl IntoIterator<Item = u8>) -> u64 {
-    let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, fold)
+    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
+    for byte in bytes {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    hash
 }
 
 /// Escapes characters of a server's text that a terminal would obey, or that a log would take for
 /// another line.
 pub(crate) fn printable(text: &str) -> String {
-    let escape = |char: char| char.is_control().then(|| char.escape_default().to_string());
-    text.chars().map(|char| escape(char).unwrap_or_else(|| char.to_string())).collect()
+    let mut printable = String::with_capacity(text.len());
+    for char in text.chars() {
+        if char.is_control() {
+            printable.extend(char.escape_default());
+        } else {
+            printable.push(char);
+        }
+    }
+    printable
 }
 
 /// Returns the address of a port. A host that is an IPv6 address gets brackets.

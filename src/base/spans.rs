@@ -28,7 +28,8 @@ mod real {
     impl CallSpan {
         pub(crate) fn open<N: AsRef<str>>(name: impl FnOnce() -> N) -> Self {
             Self(open(|| {
-                let (waited, fence) = (Empty, Empty);
+                let waited = Empty;
+                let fence = Empty;
                 tracing::info_span!(
                     target: "leasehold", "acquire", name = name().as_ref(), waited, fence
                 )
@@ -62,7 +63,8 @@ mod real {
                 return;
             }
             let span = open(|| {
-                let (fence, lost) = (fence(), Empty);
+                let fence = fence();
+                let lost = Empty;
                 tracing::info_span!(target: "leasehold", "hold", name, fence, lost)
             });
             *self.0.lock() = span.map(OpenSpan);

@@ -113,8 +113,8 @@ impl Builder {
     /// The same as [`from_url`](Builder::from_url), and
     /// [`InvalidInput`](crate::Error::InvalidInput) if `REDIS_URL` is not set.
     pub fn from_env() -> Result<Self> {
-        let no_url = |_| Error::invalid("REDIS_URL", "must be set to the URL of the servers");
-        let url = env::var("REDIS_URL").map_err(no_url)?;
+        let url = env::var("REDIS_URL")
+            .map_err(|_| Error::invalid("REDIS_URL", "must be set to the URL of the servers"))?;
         Self::from_url_and_env(&url)
     }
 
@@ -147,8 +147,9 @@ impl Builder {
     /// server, [`open`](Builder::open); and [`InvalidInput`](crate::Error::InvalidInput) without a
     /// URL.
     pub fn build(self) -> Result<Client> {
-        let no_url = || Error::invalid("url", "must be given, for example by `from_url`");
-        let deployment = self.deployment.ok_or_else(no_url)?;
+        let Some(deployment) = self.deployment else {
+            return Err(Error::invalid("url", "must be given, for example by `from_url`"));
+        };
         open::at(self.config, deployment).map(Client::new)
     }
 
@@ -212,8 +213,8 @@ impl Builder {
         sentinels: impl IntoIterator<Item: AsRef<str>>,
         master: &str,
     ) -> Result<Client> {
-        let (urls, master) = (strings(sentinels), master.into());
-        open::at(self.config, Deployment::Sentinel { urls, master }).map(Client::new)
+        let deployment = Deployment::Sentinel { urls: strings(sentinels), master: master.into() };
+        open::at(self.config, deployment).map(Client::new)
     }
 
     /// Opens a client for a Redis Cluster, and checks that all of its hash slots are served.

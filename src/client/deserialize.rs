@@ -57,7 +57,8 @@ impl<'de> Visitor<'de> for BuilderVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Builder, A::Error> {
-        let (mut url, mut settings) = (None, Vec::new());
+        let mut url = None;
+        let mut settings = Vec::new();
         while let Some(name) = map.next_key::<String>()? {
             let text = map.next_value_seed(Setting(&name))?;
             if name != "url" {

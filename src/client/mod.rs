@@ -601,7 +601,10 @@ impl Client {
     }
 
     fn handle(&self, name: &str) -> LockHandle {
-        let (shared, options) = (self.shared.clone(), self.shared.config.options.clone());
-        LockHandle { shared, name: name.into(), options }
+        LockHandle {
+            shared: self.shared.clone(),
+            name: name.into(),
+            options: self.shared.config.options.clone(),
+        }
     }
 }

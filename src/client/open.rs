@@ -46,7 +46,9 @@ pub(crate) fn at(mut config: Config, deployment: Deployment) -> Result<Shared> {
 fn one(servers: &ServerFactory, server: Arc<Multiplexer>) -> Result<Shared> {
     let config = &servers.config;
     insist(config, || server.ping(end_of(config.connect_timeout)))?;
-    if let Some(demand) = Demand::new(config.durability).filter(|_| !config.lazy) {
+    if !config.lazy
+        && let Some(demand) = Demand::new(config.durability)
+    {
         let probed = server.exchange(demand.probe(), None, end_of(config.connect_timeout));
         probed.map_err(|failure| failure.into_error(ATTEMPT, ""))?;
     }
@@ -111,15 +113,19 @@ fn prepare(config: &mut Config, has_sentinels: bool) -> Result<Events> {
 
 /// Returns the endpoint of the master, with the login from the URLs of the sentinels.
 fn master_endpoint(sentinels: &[Endpoint], config: &Config) -> Result<Endpoint> {
-    let at_master = |sentinel: &Endpoint| match &config.master_login {
+    let first = with_login_of_master(&sentinels[0], config);
+    let are_same =
+        sentinels.iter().all(|other| first.has_login_of(&with_login_of_master(other, config)));
+    let why = "must have the same database, client name, user and password for the master";
+    Error::require(are_same, "sentinels", why).map(|()| first)
+}
+
+fn with_login_of_master(sentinel: &Endpoint, config: &Config) -> Endpoint {
+    match &config.master_login {
         _ if config.credentials.is_some() => sentinel.without_login(),
         None => sentinel.clone(),
         Some(login) => sentinel.with_login(login),
-    };
-    let first = at_master(&sentinels[0]);
-    let are_same = sentinels.iter().all(|other| first.has_login_of(&at_master(other)));
-    let why = "must have the same database, client name, user and password for the master";
-    Error::require(are_same, "sentinels", why).map(|()| first)
+    }
 }
 
 /// Tries to reach the servers for as long as a call without a deadline would. Does nothing for a

@@ -63,7 +63,8 @@ impl Tls {
         certificates: impl Into<Vec<u8>>,
         key: impl Into<Vec<u8>>,
     ) -> Self {
-        (self.cert, self.key) = (Some(certificates.into()), Some(key.into()));
+        self.cert = Some(certificates.into());
+        self.key = Some(key.into());
         self
     }
 
@@ -104,8 +105,8 @@ impl Tls {
         for (name, path) in &self.files {
             new.set_pem(name, fs::read(path).ok()?).ok()?;
         }
-        let is_same = (&new.ca, &new.cert, &new.key) == (&self.ca, &self.cert, &self.key);
-        (!is_same).then_some(new)
+        let is_same = new.ca == self.ca && new.cert == self.cert && new.key == self.key;
+        if is_same { None } else { Some(new) }
     }
 
     /// Sets the name that is sent to every server (SNI), and for which its certificate must be
@@ -124,8 +125,8 @@ impl Tls {
 fn read_within(time: Duration, path: &Path) -> io::Result<Vec<u8>> {
     let (sender, content) = bounded(1);
     let path = path.to_owned();
-    let read = move || sender.send(fs::read(path)).unwrap_or_default();
-    sync::spawn("leasehold-certs", read)?;
+    // A file on a network may block for ever. Then the receiver is gone when it is read.
+    sync::spawn("leasehold-certs", move || sender.send(fs::read(path)).unwrap_or_default())?;
     content.recv_timeout(time).unwrap_or_else(|_| {
         let why = format!("nothing was read within {time:?}");
         Err(io::Error::new(io::ErrorKind::TimedOut, why))
@@ -159,12 +160,15 @@ pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, &
 
 /// Parses a private key. Hides the parser's messages as well.
 pub(crate) fn private_key(pem: &[u8]) -> Result<PrivateKeyDer<'static>, &'static str> {
-    let has = |part: &str| pem.windows(part.len()).any(|window| window == part.as_bytes());
     // `BEGIN ENCRYPTED PRIVATE KEY`, or in an older format `Proc-Type: 4,ENCRYPTED`.
-    if has(BEGIN) && has("ENCRYPTED") {
+    if contains(pem, BEGIN) && contains(pem, "ENCRYPTED") {
         return Err("needs a private key without a password");
     }
     PrivateKeyDer::from_pem_slice(pem).map_err(|_| "needs one private key in PEM")
+}
+
+fn contains(pem: &[u8], part: &str) -> bool {
+    pem.windows(part.len()).any(|window| window == part.as_bytes())
 }
 
 #[cfg(all(test, unix))]

@@ -107,8 +107,8 @@ fn split_master(tail: &str) -> Result<(String, String)> {
     let path = path.strip_prefix('/').unwrap_or_default();
     let (master, database) = path.split_once('/').unwrap_or((path, ""));
     // The characters that Redis allows.
-    let is_name = |char: char| char.is_ascii_alphanumeric() || ".-_".contains(char);
-    let is_master = !master.is_empty() && master.chars().all(is_name);
+    let is_master = !master.is_empty()
+        && master.chars().all(|char| char.is_ascii_alphanumeric() || ".-_".contains(char));
     let why = "must name the master, as in redis+sentinel://host,host/master[/database]";
     Error::require(is_master, "url", format_args!("{why}, {URL_HINT}"))?;
     Ok((master.into(), format!("/{database}{rest}")))
@@ -134,8 +134,9 @@ fn split_options(url: &str) -> Result<(String, Options)> {
     let why = "must have only known settings after a password in the query, and %26 for an `&` in \
                the password";
     Error::require(is_known, "url", why)?;
-    let is_own = |(name, _): &(String, String)| is_connection_option(parsed.scheme(), name);
-    let (own, options): (Options, Options) = parsed.query_pairs().into_owned().partition(is_own);
+    let pairs = parsed.query_pairs().into_owned();
+    let (own, options): (Options, Options) =
+        pairs.partition(|(name, _)| is_connection_option(parsed.scheme(), name));
     parsed.set_query(None);
     if !own.is_empty() {
         parsed.query_pairs_mut().extend_pairs(own);
@@ -165,10 +166,9 @@ fn is_setting(name: &str) -> bool {
 
 /// Returns `true` if every `%` in a query encodes a byte.
 fn is_encoded(query: &str) -> bool {
-    let is_code = |text: &str| {
+    query.split('%').skip(1).all(|text| {
         text.get(..2).is_some_and(|code| code.bytes().all(|byte| byte.is_ascii_hexdigit()))
-    };
-    query.split('%').skip(1).all(is_code)
+    })
 }
 
 /// Returns `true` if the bytes of a name or a value were not UTF-8.
@@ -286,16 +286,15 @@ fn range(text: &str) -> Parsed<(Duration, Duration)> {
 }
 
 fn durability(text: &str) -> Option<Durability> {
-    let timeout = |text| duration(text).ok();
     match text.split(':').collect::<Vec<_>>()[..] {
         ["memory"] => Some(Durability::Memory),
         ["replicas", acks, time] => {
-            Some(Durability::Replicas { acks: acks.parse().ok()?, timeout: timeout(time)? })
+            Some(Durability::Replicas { acks: acks.parse().ok()?, timeout: duration(time).ok()? })
         }
         ["fsync", local, replicas, time] => Some(Durability::Fsync {
             local: local.parse().ok()?,
             replicas: replicas.parse().ok()?,
-            timeout: timeout(time)?,
+            timeout: duration(time).ok()?,
         }),
         _ => None,
     }
@@ -336,7 +335,7 @@ fn duration(text: &str) -> Parsed<Duration> {
     let unit = &text[digits.len()..];
     let seconds = UNITS.iter().find(|(name, _)| *name == unit).map(|(_, seconds)| seconds);
     let is_number = digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
-    let number: Option<f64> = digits.parse().ok().filter(|_| is_number);
+    let number: Option<f64> = if is_number { digits.parse().ok() } else { None };
     let seconds = number.zip(seconds).map(|(number, seconds)| number * seconds);
     let duration = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     duration.ok_or(NO_DURATION.into())

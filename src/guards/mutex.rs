@@ -111,7 +111,8 @@ impl Mutex {
     #[must_use]
     pub fn keep(mut self, time: Duration) -> Self {
         let options = self.handle.options_mut();
-        (options.keep, options.has_own_keep) = (time, true);
+        options.keep = time;
+        options.has_own_keep = true;
         self
     }
 

@@ -253,15 +253,15 @@ impl Ticket {
     /// differently.
     fn parse(text: &str) -> Option<Self> {
         let mut fields = text.strip_prefix(START)?.strip_prefix(':')?.split(':');
-        let mut field = || fields.next();
-        let prefix = decoded(field()?)?;
-        let (name, client) = (decoded(field()?)?, decoded(field()?)?);
-        let nonce = u64::from_str_radix(field()?, 16).ok()?;
-        let fence = field()?.parse().ok()?;
-        let lease = Duration::from_nanos(field()?.parse().ok()?);
-        let taken_for = Duration::from_nanos(field()?.parse().ok()?);
-        let in_doubt = field()? == "1";
-        let note = match field() {
+        let prefix = decoded(fields.next()?)?;
+        let name = decoded(fields.next()?)?;
+        let client = decoded(fields.next()?)?;
+        let nonce = u64::from_str_radix(fields.next()?, 16).ok()?;
+        let fence = fields.next()?.parse().ok()?;
+        let lease = Duration::from_nanos(fields.next()?.parse().ok()?);
+        let taken_for = Duration::from_nanos(fields.next()?.parse().ok()?);
+        let in_doubt = fields.next()? == "1";
+        let note = match fields.next() {
             None => None,
             Some(note) => Some(decoded(note)?),
         };
@@ -272,12 +272,13 @@ impl Ticket {
             && (LEASE_MIN..=LEASE_MAX).contains(&lease)
             && taken_for <= LEASE_MAX
             && note.as_deref().is_none_or(|note| check_note(note).is_ok());
-        let (name, client) = (name.into(), client.into());
-        let id = HoldId { kind: HoldKind::Lock, name, client, nonce };
+        let id = HoldId { kind: HoldKind::Lock, name: name.into(), client: client.into(), nonce };
         let note: Option<Arc<str>> = note.map(Arc::from);
-        let is_valid = is_valid && id.has_note() == note.is_some();
+        if !is_valid || id.has_note() != note.is_some() {
+            return None;
+        }
         let hold = DetachedHold { id, fence, lease, taken_for, in_doubt, note };
-        is_valid.then_some(Self { prefix: prefix.into(), hold })
+        Some(Self { prefix: prefix.into(), hold })
     }
 }
 
@@ -299,7 +300,8 @@ impl fmt::Display for Ticket {
             f.write_char(':')?;
             write_encoded(f, text)?;
         }
-        let (lease, taken_for) = (lease.as_nanos(), taken_for.as_nanos());
+        let lease = lease.as_nanos();
+        let taken_for = taken_for.as_nanos();
         write!(f, ":{:x}:{fence}:{lease}:{taken_for}:{}", id.nonce, u8::from(*in_doubt))?;
         let Some(note) = note else { return Ok(()) };
         f.write_char(':')?;

@@ -93,8 +93,7 @@ impl Lost {
     pub(super) fn new(shared: &Shared, holds: &[Arc<Hold>]) -> Self {
         match holds {
             [first, ..] if shared.check_process().is_ok() => {
-                let with_number = |hold: &Arc<Hold>| (hold.clone(), hold.number());
-                let holds = holds.iter().map(with_number).collect();
+                let holds = holds.iter().map(|hold| (hold.clone(), hold.number())).collect();
                 Self { holds, over: WatchReceiver::new(first.over()) }
             }
             _ => Self { holds: Vec::new(), over: WatchReceiver::new(DISCONNECTED.clone()) },
@@ -154,7 +153,10 @@ impl Lost {
     pub fn wait_timeout(&self, time: Duration) -> Option<HoldEnd> {
         match self.over.get().recv_deadline(end_of(time)) {
             Ok(never) => match never {},
-            Err(error) if error.is_timeout() => self.is_lost().then_some(HoldEnd::Lost),
+            Err(error) if error.is_timeout() => {
+                // The deadline may have passed without a thread that could mark the loss.
+                if self.is_lost() { Some(HoldEnd::Lost) } else { None }
+            }
             Err(_) => Some(self.end()),
         }
     }
@@ -236,8 +238,8 @@ impl Wanted {
     /// not block and does not ask the server.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
-        let is_wanted = |watch: &WantedWatch| !self.receiver.is_forked() && watch.is_wanted();
-        self.watch.as_ref().is_some_and(is_wanted)
+        let Some(watch) = &self.watch else { return false };
+        !self.receiver.is_forked() && watch.is_wanted()
     }
 
     /// Blocks the current thread until another client waits for the lock or the hold is over.

@@ -47,9 +47,16 @@ pub(crate) struct Connection {
 
 impl Connection {
     pub(crate) fn new(factory: Arc<ConnectionFactory>) -> Self {
-        let (now, in_flight, process) = (Instant::now(), InFlight::default(), process::id());
-        let slot = ReplySlot::new(now);
-        Self { factory, socket: None, opened: false, in_flight, slot, used: now, process }
+        let now = Instant::now();
+        Self {
+            factory,
+            socket: None,
+            opened: false,
+            in_flight: InFlight::default(),
+            slot: ReplySlot::new(now),
+            used: now,
+            process: process::id(),
+        }
     }
 
     pub(crate) fn stream(&self) -> Option<&RespStream> {
@@ -74,6 +81,7 @@ impl Connection {
         let Some(socket) = &self.socket else { return false };
         let end = socket.validity.and_then(|validity| validity.end);
         let has_expired = end.is_some_and(|end| Instant::now() >= end);
+        // Any thread that finds out that the server may have moved raises the epoch.
         if has_expired || socket.epoch != self.factory.epoch.load(Ordering::SeqCst) {
             return false;
         }
@@ -96,6 +104,7 @@ impl Connection {
         let is_idle = self.in_flight.is_empty() && now.duration_since(self.used) >= IDLE;
         self.used = now;
         if is_idle && self.stream().is_some_and(|stream| stream.look() != Arrived::Nothing) {
+            // The server has ended it, or says why it is about to. Others may have ended, too.
             self.poison();
             self.factory.suspect_connections();
         }
@@ -110,7 +119,7 @@ impl Connection {
     /// Returns the validity of the socket, if it is time to replace it.
     pub(crate) fn retiring(&self) -> Option<Validity> {
         let validity = self.socket.as_ref()?.validity?;
-        (Instant::now() >= validity.retire_at).then_some(validity)
+        if Instant::now() >= validity.retire_at { Some(validity) } else { None }
     }
 
     /// Returns when to replace the socket or, after that, when it can no longer be used.
@@ -240,6 +249,7 @@ impl Connection {
         self.send(requests.into_iter().map(|request| Exchange::awaited(request, &slot)));
         self.read_until(&slot);
         if self.in_flight.is_awaited() {
+            // The late reply would be taken for that to the next request.
             self.time_out();
         }
         slot

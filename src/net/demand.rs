@@ -111,7 +111,10 @@ pub(crate) fn is_done(reply: &Value) -> bool {
 /// Caps a number of acknowledgements at the required number: surplus ones of replicas do not
 /// replace that of the disk.
 fn count(acked: i64, required: u32) -> Option<u32> {
-    Some(u32::try_from(acked.max(0)).unwrap_or(u32::MAX).min(required)).filter(|_| acked >= 0)
+    if acked < 0 {
+        return None;
+    }
+    Some(u32::try_from(acked).unwrap_or(u32::MAX).min(required))
 }
 
 #[cfg(test)]

@@ -65,8 +65,6 @@ impl Endpoint {
     /// `protocol`, which changes nothing.
     #[cfg_attr(not(feature = "tls"), expect(unused_variables, reason = "all about TLS"))]
     pub(crate) fn parse(url: &str, config: &Config, events: &Events) -> ApiResult<Self> {
-        let refuse = |why: &str| Err(Error::invalid("url", why));
-        let refuse_form = |why: &str| refuse(&format!("{why}, {URL_HINT}"));
         let Some(mut parsed) = trimmed(url).and_then(redis::parse_redis_url) else {
             return refuse_form(FORM);
         };
@@ -81,8 +79,7 @@ impl Endpoint {
         if !encrypted && parsed.fragment().is_some() {
             return refuse_form("must have nothing behind a #");
         }
-        let is_setting = |name: &str| !is_connection_option(parsed.scheme(), name);
-        if parsed.query_pairs().any(|(name, _)| is_setting(&name)) {
+        if parsed.query_pairs().any(|(name, _)| !is_connection_option(parsed.scheme(), &name)) {
             return refuse("must not have settings of the client if it is one of several");
         }
         if matches!(parsed.host_str(), Some("0.0.0.0" | "[::]")) {
@@ -97,8 +94,10 @@ impl Endpoint {
                 return refuse("must have a host that can be in the DNS, or an address");
             }
         }
-        let is_known = |version: &str| matches!(version, "2" | "3" | "resp2" | "resp3");
-        if parsed.query_pairs().any(|(name, value)| name == "protocol" && !is_known(&value)) {
+        let names_unknown_protocol = parsed.query_pairs().any(|(name, value)| {
+            name == "protocol" && !matches!(&*value, "2" | "3" | "resp2" | "resp3")
+        });
+        if names_unknown_protocol {
             return refuse("must have the `protocol` resp2 or resp3 if any, which is all the same");
         }
         let client_name = parsed
@@ -109,7 +108,8 @@ impl Endpoint {
         let Ok(info) = parsed.clone().into_connection_info() else {
             return refuse_form("must have a host or a path, a database number if any, and UTF-8");
         };
-        let (address, login) = (info.addr().clone(), info.redis_settings().clone());
+        let address = info.addr().clone();
+        let login = info.redis_settings().clone();
         if login.db() < 0 {
             return refuse("must not have a negative database number");
         }
@@ -166,10 +166,9 @@ impl Endpoint {
 
     /// Returns `true` if clients log in to both servers in the same way.
     pub(crate) fn has_login_of(&self, other: &Self) -> bool {
-        let (own, others) = (&self.login, &other.login);
-        own.username() == others.username()
-            && own.password() == others.password()
-            && own.db() == others.db()
+        self.login.username() == other.login.username()
+            && self.login.password() == other.login.password()
+            && self.login.db() == other.login.db()
             && self.client_name == other.client_name
     }
 
@@ -267,6 +266,15 @@ pub(super) enum Step {
     Name,
     /// Asks whether the server is a master.
     Role,
+}
+
+fn refuse<T>(why: &str) -> ApiResult<T> {
+    Err(Error::invalid("url", why))
+}
+
+/// Refuses a URL of another form, and says what a URL looks like.
+fn refuse_form<T>(why: &str) -> ApiResult<T> {
+    refuse(&format!("{why}, {URL_HINT}"))
 }
 
 /// Returns the name of a server as shown to users.

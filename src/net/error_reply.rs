@@ -109,26 +109,30 @@ pub(crate) fn failure(error: &ServerError, server: &Arc<str>) -> Failure {
     let details = error.details().unwrap_or_default();
     let text = details.to_ascii_lowercase();
     let is_of_script = error.code() == PLACE || text.contains(SCRIPT);
-    let says = |known: &&str| text.starts_with(known) || is_of_script && text.contains(known);
-    let lacks_right = MISSING_RIGHT.iter().any(says);
+    let lacks_right = MISSING_RIGHT
+        .iter()
+        .any(|known| text.starts_with(known) || is_of_script && text.contains(known));
     let code = inner_code(details).unwrap_or(error.code());
     let code = printable(if lacks_right { "NOPERM" } else { code });
-    let begins = |known: &&str| text.starts_with(known);
-    let named = text.strip_prefix("command ").and_then(|text| text.split_once(' '));
-    let refuses_command =
-        || named.is_some_and(|(_, rest)| REFUSED_COMMAND.iter().any(|it| rest.starts_with(it)));
+    let is_refusal =
+        REFUSING_TEXTS.iter().any(|known| text.starts_with(known)) || refuses_command(&text);
     let kind = match code.as_str() {
         code if TRANSIENT.contains(&code) => FailureKind::Transient,
         code if REFUSALS.contains(&code) => FailureKind::Rejected,
         "WRONGTYPE" => FailureKind::WrongType,
         "ERR" if text.starts_with("max number of clients") => FailureKind::Transient,
         "ERR" if text.contains(SCRIPT) => FailureKind::Rejected,
-        "ERR" if REFUSING_TEXTS.iter().any(begins) || refuses_command() => FailureKind::Rejected,
+        "ERR" if is_refusal => FailureKind::Rejected,
         _ => FailureKind::Unclear,
     };
     let shown = details.split_once(ARGUMENTS).map_or(details, |(reply, _)| reply);
     let reply = ErrorReply { code: printable(error.code()), details: printable(shown) };
     Failure { code, ..Failure::io(kind, server, reply) }
+}
+
+fn refuses_command(text: &str) -> bool {
+    let named = text.strip_prefix("command ").and_then(|text| text.split_once(' '));
+    named.is_some_and(|(_, rest)| REFUSED_COMMAND.iter().any(|it| rest.starts_with(it)))
 }
 
 /// Returns the code of a command that failed inside a script, which Redis before 7 hides: `ERR
@@ -139,7 +143,7 @@ fn inner_code(details: &str) -> Option<&str> {
     let (_, reply) = place.trim_start().split_once(": ")?;
     let word = reply.trim_start_matches('-').split(' ').next()?;
     let is_code = word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase());
-    is_code.then_some(word)
+    if is_code { Some(word) } else { None }
 }
 
 #[cfg(test)]

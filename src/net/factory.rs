@@ -134,13 +134,13 @@ pub(crate) struct Validity {
 
 impl Validity {
     fn new(credentials_end: Option<Instant>, max_lifetime: Option<Duration>) -> Option<Self> {
-        let until = |end: Instant| {
+        let ends = credentials_end.into_iter().chain(max_lifetime.map(end_of));
+        let validities = ends.map(|end| {
             let spare = end.saturating_duration_since(Instant::now()) / 5;
             let retire_at = end.checked_sub(spare).unwrap_or(end);
             Self { retire_at, end: credentials_end, spare }
-        };
-        let ends = credentials_end.into_iter().chain(max_lifetime.map(end_of));
-        ends.map(until).min_by_key(|validity| validity.retire_at)
+        });
+        validities.min_by_key(|validity| validity.retire_at)
     }
 }
 
@@ -232,8 +232,11 @@ impl ConnectionFactory {
 
     /// Notes that a connection was opened, perhaps in place of a broken one.
     pub(crate) fn record_opening(&self) {
-        let replace = |broken: u64| broken.checked_sub(1);
-        if self.broken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, replace).is_ok() {
+        // Each broken connection is counted once, whichever of the pool's replaces it.
+        let replaced = self
+            .broken
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |broken| broken.checked_sub(1));
+        if replaced.is_ok() {
             self.counters.reconnects.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -286,8 +289,10 @@ impl ConnectionFactory {
         let useless = self.useless.lock();
         let last = useless.as_ref().filter(|last| Instant::now() < last.until)?;
         // A route may lead to another server by now.
-        let is_here = last.failure.server == self.label();
-        is_here.then(|| (last.failure.clone(), last.until))
+        if last.failure.server != self.label() {
+            return None;
+        }
+        Some((last.failure.clone(), last.until))
     }
 
     /// Makes every open connection stale, and new ones ask for the server's role.
@@ -401,9 +406,10 @@ impl ConnectionFactory {
     /// Returns the failure to connect, with the settings that have limited its time if that was
     /// over. A login without a reply names them already.
     pub(super) fn with_limit(failure: Failure, settings: &str) -> Failure {
-        let is_timeout = |error: &io::Error| error.kind() == io::ErrorKind::TimedOut;
         let has_begun = matches!(failure.phase, Phase::LookUp | Phase::Connect | Phase::Tls);
-        if !has_begun || !failure.source.downcast_ref().is_some_and(is_timeout) {
+        let error = failure.source.downcast_ref::<io::Error>();
+        let is_timeout = error.is_some_and(|error| error.kind() == io::ErrorKind::TimedOut);
+        if !has_begun || !is_timeout {
             return failure;
         }
         let why = format!("{}, see {settings}", failure.source);
@@ -414,8 +420,9 @@ impl ConnectionFactory {
     /// every open connection is stale: returns the new epoch.
     fn note_addresses(&self, server: &Arc<str>, addresses: &[SocketAddr]) -> Option<u64> {
         let mut known = self.known.lock();
-        let is_gone = |address| !addresses.contains(address);
-        let has_moved = known.server == *server && known.addresses.iter().any(is_gone);
+        let has_moved = known.server == *server
+            && known.addresses.iter().any(|address| !addresses.contains(address));
+        // The DNS may name a host's addresses in turn, which would end every connection each time.
         if has_moved && known.moved.is_some_and(|moved| moved.elapsed() < MOVE_INTERVAL) {
             return None;
         }
@@ -424,7 +431,7 @@ impl ConnectionFactory {
         known.addresses = addresses.to_vec();
         known.moved = moved;
         known.replicas.retain(|address| addresses.contains(address));
-        has_moved.then(|| self.epoch.fetch_add(1, Ordering::SeqCst) + 1)
+        if has_moved { Some(self.epoch.fetch_add(1, Ordering::SeqCst) + 1) } else { None }
     }
 
     /// Checks the reply to one of the first requests on a connection to this address.
@@ -434,11 +441,10 @@ impl ConnectionFactory {
         reply: Reply,
         peer: Option<SocketAddr>,
     ) -> Result<(), Failure> {
-        let is_refused = |failure: &Failure| failure.source.downcast_ref::<ErrorReply>().is_some();
         match (step, reply) {
             // The name is for operators. Not every user may set one, and not every proxy knows the
             // command.
-            (Step::Name, Err(failure)) if is_refused(&failure) => Ok(()),
+            (Step::Name, Err(failure)) if is_error_reply(&failure) => Ok(()),
             // A service that does not know what a login is stays foreign.
             (Step::Login | Step::Name, Err(failure)) if failure.phase != Phase::Greeting => {
                 Err(failure.at(Phase::Login))
@@ -454,7 +460,7 @@ impl ConnectionFactory {
                 Err(Failure { code: code.into(), ..failure })
             }
             // Without a route, a server that does not tell its role counts as a master.
-            (Step::Role, Err(failure)) if self.route.is_some() || !is_refused(&failure) => {
+            (Step::Role, Err(failure)) if self.route.is_some() || !is_error_reply(&failure) => {
                 Err(failure)
             }
             (Step::Role, _) => {
@@ -525,6 +531,10 @@ impl ConnectionFactory {
         self.record_useless(&failure);
         failure
     }
+}
+
+fn is_error_reply(failure: &Failure) -> bool {
+    failure.source.downcast_ref::<ErrorReply>().is_some()
 }
 
 fn is_master(reply: &Value) -> bool {

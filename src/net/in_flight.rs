@@ -112,13 +112,15 @@ impl InFlight {
     /// Returns since when the next reply is expected. A request is not served before those in front
     /// of it.
     pub(crate) fn expected_since(&self) -> Option<Instant> {
-        self.since().max(self.last_reply.filter(|_| !self.queue.is_empty()))
+        let last_reply = if self.queue.is_empty() { None } else { self.last_reply };
+        self.since().max(last_reply)
     }
 
     /// Returns the longest time that any request without a reply may take.
     pub(crate) fn most_time(&self) -> Duration {
-        let time = |exchange: &Exchange| Some(exchange.deadline - exchange.sent?);
-        self.queue.iter().filter_map(time).max().unwrap_or_default()
+        let times =
+            self.queue.iter().filter_map(|exchange| Some(exchange.deadline - exchange.sent?));
+        times.max().unwrap_or_default()
     }
 
     /// Returns the slot of the next reply that a thread still waits for.
@@ -197,19 +199,23 @@ impl InFlight {
         let reply = reply.map_err(|failure| exchange.request.judge(failure));
         if let ReplyTo::Wait(demand) = &exchange.to {
             let Some(confirmed) = demand.check(reply, &server()) else { return false };
+            // WAIT is about every write on this connection so far, so it confirms all of them.
             for (exchange, reply) in mem::take(&mut self.unconfirmed) {
                 self.ready.push_back((exchange, confirmed.clone().map(|()| reply)));
             }
         } else if let (Some(script), Err(failure)) = (exchange.request.script, &reply)
             && failure.code == "NOSCRIPT"
         {
+            // The server has restarted, or SCRIPT FLUSH has made it forget.
             self.known.retain(|known| !ptr::eq(*known, script));
             if self.is_wanted_again(&exchange) {
                 exchange.request = exchange.request.in_full();
                 self.push_one(exchange, out);
             } else {
-                let transient = |failure| Failure { kind: FailureKind::Transient, ..failure };
-                self.ready.push_back((exchange, reply.map_err(transient)));
+                // Nothing was executed, so the request can be made once more.
+                let reply =
+                    reply.map_err(|failure| Failure { kind: FailureKind::Transient, ..failure });
+                self.ready.push_back((exchange, reply));
             }
         } else {
             match (reply, &exchange.demand) {
@@ -242,13 +248,14 @@ impl InFlight {
     /// Ends the requests whose deadlines have passed with a failure. Their replies are still
     /// awaited, and then ignored.
     pub(crate) fn expire(&mut self, now: Instant, failure: impl Fn() -> Failure) {
-        let is_late = |exchange: &Exchange| exchange.deadline <= now;
-        for exchange in self.queue.iter_mut().filter(|exchange| is_late(exchange)) {
-            if exchange.is_posted() {
+        for exchange in &mut self.queue {
+            // It stays in the queue, because the server still replies in order.
+            if exchange.deadline <= now && exchange.is_posted() {
                 mem::replace(&mut exchange.to, ReplyTo::Nowhere).pass_on(Err(failure()));
             }
         }
-        for (exchange, _) in self.unconfirmed.extract_if(.., |(exchange, _)| is_late(exchange)) {
+        let late = self.unconfirmed.extract_if(.., |(exchange, _)| exchange.deadline <= now);
+        for (exchange, _) in late {
             exchange.answer(Err(failure()));
         }
     }
@@ -262,6 +269,7 @@ impl InFlight {
 
     pub(super) fn fail(&mut self, failure: &Failure) {
         let Self { queue, unconfirmed, ready, .. } = mem::take(self);
+        // These replies arrived before the connection failed, and count.
         for (exchange, reply) in ready {
             exchange.answer(reply);
         }

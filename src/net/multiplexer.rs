@@ -96,8 +96,9 @@ impl Multiplexer {
         deadline: Instant,
     ) -> Vec<Reply> {
         let slot = self.run(deadline, |slot| {
-            let exchange = |request| Exchange::awaited(request, slot).durable(demand);
-            requests.into_iter().map(exchange).collect::<Vec<_>>()
+            let requests = requests.into_iter();
+            let exchanges = requests.map(|one| Exchange::awaited(one, slot).durable(demand));
+            exchanges.collect::<Vec<_>>()
         });
         slot.replies()
     }
@@ -139,10 +140,13 @@ impl Multiplexer {
     pub(crate) fn send_ahead(&self, request: Request, deadline: Instant) -> Option<Arc<ReplySlot>> {
         let now = Instant::now();
         let mut idle = self.queue.take_idle(now)?;
-        let own = idle.connection.is_usable().then(|| ReplySlot::new(deadline));
-        if let Some(own) = &own {
-            idle.connection.send([Exchange::awaited(request, own)]);
+        let mut own = None;
+        if idle.connection.is_usable() {
+            let slot = ReplySlot::new(deadline);
+            idle.connection.send([Exchange::awaited(request, &slot)]);
+            own = Some(slot);
         }
+        // This thread does not read now. Another one that waits for a reply may, or a sweep does.
         if let Some(free) = self.queue.lend_to_next(idle) {
             self.send_queued(free, now);
         }
@@ -158,20 +162,27 @@ impl Multiplexer {
     /// Waits until a slot of this thread is closed, reading the replies of others if it comes to
     /// that.
     fn wait(&self, own: &Arc<ReplySlot>) {
-        match own.wait().then(|| self.queue.take_lent(own)) {
-            Some(Loan { connection, unsent, .. }) if unsent.is_empty() => {
+        let is_reader = own.wait();
+        if is_reader {
+            // Another thread has lent its connection. If it had to be opened first, the requests
+            // came back unsent.
+            let Loan { connection, unsent, .. } = self.queue.take_lent(own);
+            if unsent.is_empty() {
                 self.read(connection, own);
+            } else {
+                self.send(connection, unsent, own);
             }
-            Some(Loan { connection, unsent, .. }) => self.send(connection, unsent, own),
-            None => {
-                let is_unsent = own.state.lock().missing > 0
-                    && !self.queue.state.lock().withdraw(own).is_empty();
-                let label = self.factory.label();
-                own.close(|| {
-                    if is_unsent { self.queue.none_free(&label) } else { self.factory.no_reply() }
-                });
-            }
+            return;
         }
+        // Once withdrawn, a request can no longer be in the batch of another thread.
+        let is_unsent =
+            own.state.lock().missing > 0 && !self.queue.state.lock().withdraw(own).is_empty();
+        let label = self.factory.label();
+        own.close(
+            || {
+                if is_unsent { self.queue.none_free(&label) } else { self.factory.no_reply() }
+            },
+        );
     }
 
     /// Writes requests that no thread waits for, now or as soon as a connection is free. Blocks
@@ -191,7 +202,10 @@ impl Multiplexer {
     /// as there is room, without waiting. A reply after `deadline` does not count. Returns those
     /// that were not sent.
     pub(crate) fn post_if_open(&self, posted: Vec<Exchange>, deadline: Instant) -> Vec<Exchange> {
-        let (now, mut unsent, mut taken) = (Instant::now(), posted, Vec::new());
+        let now = Instant::now();
+        let mut unsent = posted;
+        // None is given back before the end, because it would be taken again.
+        let mut taken = Vec::new();
         while !unsent.is_empty()
             && let Some(mut free) = self.queue.take_idle(now)
         {
@@ -211,7 +225,8 @@ impl Multiplexer {
         loop {
             let mut state = self.queue.state.lock();
             let lingering = state.take_usable();
-            let (is_swept, is_queued) = (state.sweeps > 0, !state.queue.is_empty());
+            let is_swept = state.sweeps > 0;
+            let is_queued = !state.queue.is_empty();
             drop(state);
             match lingering {
                 Some(mut idle) => {
@@ -230,10 +245,12 @@ impl Multiplexer {
     /// Sends requests as soon as a connection is free, along with those queued before.
     fn push(&self, exchanges: impl IntoIterator<Item = Exchange>, deadline: Instant) {
         let mut state = self.queue.state.lock();
-        let (is_first, is_batching) = (state.queue.is_empty(), state.is_batching());
+        let is_first = state.queue.is_empty();
+        let is_batching = state.is_batching();
         state.queue.extend(exchanges);
         drop(state);
         if is_first && is_batching {
+            // The other threads of the last batch are about to queue their next requests.
             yield_now();
         }
         if is_first && let Some(free) = self.queue.take(Requests::Queued, deadline) {
@@ -322,29 +339,27 @@ impl Multiplexer {
                 free = if is_empty { None } else { self.queue.take(Requests::Queued, deadline) };
                 continue;
             }
-            // Connecting takes time, which a thread that waits for a reply has.
-            let mut is_ready =
-                || idle.connection.is_usable() && idle.connection.retiring().is_none();
-            free = match state.queue.iter().find_map(Exchange::slot).cloned() {
-                Some(slot) if !is_ready() => {
-                    let unsent = state.withdraw(&slot);
-                    drop(state);
-                    self.queue.lend(&slot, idle, unsent)
-                }
-                waiting => {
-                    let batch = state.batch(0);
-                    drop(state);
-                    if waiting.is_none() {
-                        self.writer.post(&mut idle.connection, batch, deadline);
-                        Some(idle)
-                    } else {
-                        let deadlines = batch.iter().map(|exchange| exchange.deadline);
-                        let earliest = deadlines.fold(deadline, Instant::min);
-                        self.write(&mut idle, [], batch, earliest);
-                        self.queue.lend_to_next(idle)
-                    }
-                }
+            let Some(slot) = state.queue.iter().find_map(Exchange::slot).cloned() else {
+                // Only posted requests are queued: no thread can be lent the connection.
+                let batch = state.batch(0);
+                drop(state);
+                self.writer.post(&mut idle.connection, batch, deadline);
+                free = Some(idle);
+                continue;
             };
+            if !idle.connection.is_usable() || idle.connection.retiring().is_some() {
+                // Connecting takes time, which a thread that waits for a reply has.
+                let unsent = state.withdraw(&slot);
+                drop(state);
+                free = self.queue.lend(&slot, idle, unsent);
+                continue;
+            }
+            let batch = state.batch(0);
+            drop(state);
+            let deadlines = batch.iter().map(|exchange| exchange.deadline);
+            let earliest = deadlines.fold(deadline, Instant::min);
+            self.write(&mut idle, [], batch, earliest);
+            free = self.queue.lend_to_next(idle);
         }
     }
 

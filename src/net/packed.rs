@@ -147,7 +147,8 @@ impl ReplySlot {
                 unused.deadline = deadline;
                 let mut state = unused.state.lock();
                 state.replies.clear();
-                (state.missing, state.waits) = (0, true);
+                state.missing = 0;
+                state.waits = true;
             }
             None => *used = Self::new(deadline),
         }
@@ -166,8 +167,9 @@ impl ReplySlot {
     /// Returns `true` if it is a reader.
     pub(super) fn wait(&self) -> bool {
         let mut state = self.state.lock();
-        let waits = |state: &SlotState| state.missing > 0 && !state.is_reader;
-        wait_while(&self.changed, &mut state, Some(self.deadline), waits);
+        wait_while(&self.changed, &mut state, Some(self.deadline), |state| {
+            state.missing > 0 && !state.is_reader
+        });
         // The reader of a connection also waits for its replies.
         state.waits = state.is_reader;
         state.is_reader
@@ -182,6 +184,8 @@ impl ReplySlot {
     /// Makes the thread the reader of a connection. Returns `false` if it no longer waits.
     pub(super) fn make_reader(&self) -> bool {
         let mut state = self.state.lock();
+        // Decided under the lock: a thread that times out just then either leaves without the
+        // connection, or stays to read.
         let waits = state.waits && state.missing > 0;
         state.is_reader |= waits;
         drop(state);
@@ -195,6 +199,7 @@ impl ReplySlot {
     pub(super) fn answer(&self, place: usize, reply: Reply) {
         let mut state = self.state.lock();
         if !state.waits || state.replies[place].is_some() {
+            // The thread has timed out and left.
             return;
         }
         state.replies[place] = Some(reply);

@@ -67,9 +67,13 @@ impl Sweep {
         owner: &Weak<T>,
         task: fn(&Arc<T>),
     ) -> Self {
-        let (thread, is_scheduled, owner) = (thread.clone(), Arc::default(), owner.clone());
-        let task = Arc::new(move || owner.upgrade().iter().for_each(task));
-        Self { thread, is_scheduled, task }
+        let owner = owner.clone();
+        let task = Arc::new(move || {
+            if let Some(owner) = owner.upgrade() {
+                task(&owner);
+            }
+        });
+        Self { thread: thread.clone(), is_scheduled: Arc::default(), task }
     }
 
     /// Schedules the task, unless it is scheduled. From its start on, it can be scheduled again.
@@ -79,8 +83,10 @@ impl Sweep {
         if is_scheduled.load(Ordering::SeqCst) || is_scheduled.swap(true, Ordering::SeqCst) {
             return;
         }
-        let (is_scheduled, task) = (is_scheduled.clone(), task.clone());
+        let is_scheduled = is_scheduled.clone();
+        let task = task.clone();
         thread.after(SWEEP, move || {
+            // Reset first: a thread that comes during the sweep may need another one.
             is_scheduled.store(false, Ordering::SeqCst);
             task();
         });

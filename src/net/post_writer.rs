@@ -63,7 +63,8 @@ impl PostWriter {
         posted: Vec<Exchange>,
         deadline: Instant,
     ) {
-        let (mut posted, mut outcome) = (posted.into_iter().peekable(), Ok(()));
+        let mut posted = posted.into_iter().peekable();
+        let mut outcome = Ok(());
         while outcome.is_ok()
             && let Some(next) = posted.peek()
         {
@@ -89,6 +90,7 @@ impl PostWriter {
         {
             return Err(failure.clone());
         }
+        // Not under the lock, so that threads at other connections do not wait for this one.
         wait().inspect_err(|failure| {
             let now = Instant::now();
             *self.failure.lock() = Some((now + (now - begun), failure.clone()));

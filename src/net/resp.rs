@@ -64,8 +64,13 @@ pub(crate) enum Layer {
 
 impl RespStream {
     pub(crate) fn new(stream: Stream, layer: Layer) -> Self {
-        let (replies, out) = (ReplyBuffer::default(), Vec::new());
-        Self { stream: Arc::new(stream), layer, replies, out, written: 0 }
+        Self {
+            stream: Arc::new(stream),
+            layer,
+            replies: ReplyBuffer::default(),
+            out: Vec::new(),
+            written: 0,
+        }
     }
 
     pub(crate) fn awaited(&self) -> Weak<dyn Close> {
@@ -145,7 +150,10 @@ impl RespStream {
     pub(crate) fn receive(&mut self, wait: WaitFor, spin: &Spin) -> RedisResult<Value> {
         // A reply that arrived along with another counts as well: a thread that sleeps finds more
         // of those.
-        let mut waits = matches!(wait, WaitFor::SoonReply { .. }).then(|| spin.begin());
+        let mut waits = match wait {
+            WaitFor::SoonReply { .. } => Some(spin.begin()),
+            _ => None,
+        };
         loop {
             if let Some(reply) = self.replies.take() {
                 return reply;
@@ -208,7 +216,8 @@ impl ReplyBuffer {
                 Ok(Some(Part::Value(value))) => match self.complete(value) {
                     Ok(None) => {}
                     Ok(Some(reply)) => {
-                        (self.parsed, self.memory) = (0, 0);
+                        self.parsed = 0;
+                        self.memory = 0;
                         return Some(Ok(reply));
                     }
                     Err(why) => return Some(Err((ErrorKind::Parse, why).into())),
@@ -225,7 +234,8 @@ impl ReplyBuffer {
     ) -> io::Result<()> {
         if self.end == self.bytes.len() {
             self.bytes.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
+            self.end -= self.start;
+            self.start = 0;
             // The unparsed bytes are never longer than a reply may be.
             let room = (self.end * 2).clamp(USUAL, LONGEST + USUAL);
             self.bytes.resize(room.max(self.bytes.len()), 0);
@@ -286,7 +296,8 @@ impl ReplyBuffer {
         self.searched = 0;
         self.start += length;
         if self.start == self.end {
-            (self.start, self.end) = (0, 0);
+            self.start = 0;
+            self.end = 0;
             if self.bytes.len() > LARGE {
                 self.bytes = Vec::new();
             }

@@ -121,11 +121,14 @@ impl Route {
         }
         let Some(mut ask) = self.ask.try_lock_until(deadline) else { return };
         if self.is_current() {
+            // Another thread has asked in the meantime.
             return;
         }
         let outdated = self.valid_until.swap(REFRESHING, Ordering::SeqCst) == OUTDATED;
-        let known = self.location.lock().address.clone();
-        let rejected = known.filter(|_| self.rejected.swap(false, Ordering::SeqCst));
+        let mut rejected = self.location.lock().address.clone();
+        if rejected.is_some() && !self.rejected.swap(false, Ordering::SeqCst) {
+            rejected = None;
+        }
         let begun = Moment::now();
         let (answer, as_of) = match ask(rejected.as_ref(), deadline) {
             Ok((address, asked)) => (Ok(address), asked),
@@ -133,15 +136,15 @@ impl Route {
         };
         let valid_until = as_of.after(self.record(answer, outdated)).0;
         // A suspicion that has arisen meanwhile stands: the answer may be older.
-        let unless_suspected = |now| (now == REFRESHING).then_some(valid_until);
-        let set =
-            self.valid_until.fetch_update(Ordering::SeqCst, Ordering::SeqCst, unless_suspected);
-        set.unwrap_or_default();
+        self.valid_until
+            .compare_exchange(REFRESHING, valid_until, Ordering::SeqCst, Ordering::SeqCst)
+            .ok();
     }
 
     /// Keeps an answer, and logs news. Returns how long not to ask the sentinels again.
     pub(super) fn record(&self, answer: Result<Address, Failure>, outdated: bool) -> Duration {
-        let (mut known, master) = (self.location.lock(), &self.master);
+        let master = &self.master;
+        let mut known = self.location.lock();
         match answer {
             Ok(address) => {
                 known.failure = None;

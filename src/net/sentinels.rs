@@ -76,8 +76,11 @@ pub(crate) fn route(sentinels: &[Endpoint], master: &str, servers: &ServerFactor
         has_counted: false,
         rejections: 0,
     };
-    let ask = move |rejected: Option<&Address>, deadline| sentinels.ask(rejected, deadline);
-    Route::new(master, &servers.events, Box::new(ask))
+    Route::new(
+        master,
+        &servers.events,
+        Box::new(move |rejected, deadline| sentinels.ask(rejected, deadline)),
+    )
 }
 
 impl Sentinels {
@@ -90,9 +93,12 @@ impl Sentinels {
         deadline: Instant,
     ) -> Result<(Address, Moment), Failure> {
         self.rejections = rejected.map_or(0, |_| self.rejections.saturating_add(1));
-        let (mut answers, mut failure) = (Vec::new(), None::<Failure>);
+        let mut answers = Vec::new();
+        let mut failure = None::<Failure>;
         for place in 0..self.connections.len() {
-            let (asked, now) = (Moment::now(), Instant::now());
+            // The master may move while the answer is on its way, which is thus as old as this.
+            let asked = Moment::now();
+            let now = Instant::now();
             let left = u32::try_from(self.connections.len() - place).unwrap_or(u32::MAX);
             let share = deadline.saturating_duration_since(now) / left;
             match self.ask_one(place, now + share) {
@@ -154,11 +160,11 @@ fn choose<T>(
     rejected: Option<&Address>,
     rejections: u32,
 ) -> Option<usize> {
-    let rank = |address: &Address| {
+    (0..answers.len()).max_by_key(|number| {
+        let address = &answers[*number].0;
         let is_other = rejected != Some(address);
         (is_other && rejections >= REJECTIONS_MAX, votes(address, answers), is_other)
-    };
-    (0..answers.len()).max_by_key(|number| rank(&answers[*number].0))
+    })
 }
 
 /// Returns how many sentinels have named an address.

@@ -54,10 +54,14 @@ impl Pools {
 impl ServerFactory {
     pub(crate) fn new(config: &Config, events: &Events) -> Result<Self> {
         let thread = PoolThread::start().map_err(Error::no_thread)?;
-        let (resolver, pools) = (Resolver::default(), Pools::default());
-        let credentials = config.credentials.clone().map(CredentialsSource::new);
-        let (config, events) = (config.clone(), events.clone());
-        Ok(Self { config, events, thread, resolver, credentials, pools })
+        Ok(Self {
+            config: config.clone(),
+            events: events.clone(),
+            thread,
+            resolver: Resolver::default(),
+            credentials: config.credentials.clone().map(CredentialsSource::new),
+            pools: Pools::default(),
+        })
     }
 
     pub(crate) fn pools(&self) -> Pools {

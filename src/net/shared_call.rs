@@ -95,12 +95,18 @@ where
             }
         }
         let (end, ended) = bounded(0);
-        let (argument, begun) = (argument.clone(), Instant::now());
-        let call = SharedCall { argument, begun, answer: Arc::default(), ended };
-        let (this, function) = (call.clone(), self.function.clone());
+        let call = SharedCall {
+            argument: argument.clone(),
+            begun: Instant::now(),
+            answer: Arc::default(),
+            ended,
+        };
+        let this = call.clone();
+        let function = self.function.clone();
         thread::Builder::new().name(self.thread.into()).spawn(move || {
             let answer = function(&this.argument);
             this.answer.get_or_init(|| (answer, Instant::now()));
+            // Wakes all callers at once, also if the function has panicked.
             drop(end);
         })?;
         calls.push(call.clone());
@@ -131,8 +137,11 @@ impl Resolver {
     pub(super) fn new(
         look_up: impl Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static,
     ) -> Self {
-        let look_up = move |host: &String| look_up(host).map_err(Arc::new);
-        Self(Arc::new(SharedCalls::new("leasehold-lookup", "looking up the host", look_up)))
+        let calls =
+            SharedCalls::new("leasehold-lookup", "looking up the host", move |host: &String| {
+                look_up(host).map_err(Arc::new)
+            });
+        Self(Arc::new(calls))
     }
 
     /// Returns the addresses of a host, which may be an IP address itself.
@@ -161,8 +170,10 @@ pub(crate) struct CredentialsSource(Arc<SharedCalls<(), CredentialsAnswer>>);
 
 impl CredentialsSource {
     pub(super) fn new(callback: CredentialsCallback) -> Self {
-        let (thread, what) = ("leasehold-login", "the credentials callback");
-        Self(Arc::new(SharedCalls::new(thread, what, move |()| callback.call())))
+        let calls = SharedCalls::new("leasehold-login", "the credentials callback", move |()| {
+            callback.call()
+        });
+        Self(Arc::new(calls))
     }
 
     /// Asks for credentials that have not expired.

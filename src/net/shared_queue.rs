@@ -134,9 +134,12 @@ struct LastConnection {
 impl LastConnection {
     fn new(config: &Config, thread: &PoolThread) -> Arc<Self> {
         let time = config.idle_timeout.map(|time| time.saturating_mul(LAST_IS_IDLE - 1));
-        let (in_pool, kept) = (AtomicU32::new(0), parking_lot::Mutex::default());
-        let thread = thread.clone();
-        Arc::new(Self { in_pool, kept, time, thread })
+        Arc::new(Self {
+            in_pool: AtomicU32::new(0),
+            kept: parking_lot::Mutex::default(),
+            time,
+            thread: thread.clone(),
+        })
     }
 
     /// Takes back the connection that is kept, if there is one.
@@ -160,16 +163,22 @@ impl CustomizeConnection<Connection, Infallible> for Removals {
         let Self(last) = self;
         let is_last = last.in_pool.fetch_sub(1, Ordering::SeqCst) == 1;
         let is_good = connection.is_connected() && connection.retiring().is_none();
-        let Some(time) = last.time.filter(|_| is_last && is_good) else { return };
+        if !is_last || !is_good {
+            return;
+        }
+        let Some(time) = last.time else { return };
         let mut kept = last.kept.lock();
         kept.1 += 1;
-        let (replaced, number) = (kept.0.replace(connection), kept.1);
+        let number = kept.1;
+        let replaced = kept.0.replace(connection);
+        // Not under the lock, because closing a connection reads what has arrived.
         drop(kept);
         drop(replaced);
         let weak = Arc::downgrade(last);
         last.thread.after(time, move || {
             let Some(last) = weak.upgrade() else { return };
             let mut kept = last.kept.lock();
+            // Another number is that of a connection that was kept later.
             let closed = if kept.1 == number { kept.0.take() } else { None };
             drop(kept);
             drop(closed);
@@ -222,8 +231,7 @@ impl SharedQueue {
             .build_unchecked(ClosedConnections { factory, last });
         let shares = config.uses(Mechanism::SharedWrites);
         let state = Mutex::new(QueueState { shares, ..QueueState::default() });
-        let (users, lent) = (Arc::default(), Mutex::default());
-        Self { pool, users, state, lent, sweep }
+        Self { pool, users: Arc::default(), state, lent: Mutex::default(), sweep }
     }
 
     /// Returns how many connections no thread uses while replies are outstanding.
@@ -272,8 +280,11 @@ impl SharedQueue {
     /// Returns a connection of the pool unless all are in use. Blocks no longer than it takes to
     /// create one, without opening it.
     fn take_pooled(&self, deadline: Instant) -> Option<PooledConnection> {
-        let free = |users| (users < self.pool.max_size()).then_some(users + 1);
-        self.users.fetch_update(Ordering::SeqCst, Ordering::SeqCst, free).ok()?;
+        let max_users = self.pool.max_size();
+        let counted = self.users.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |users| {
+            if users < max_users { Some(users + 1) } else { None }
+        });
+        counted.ok()?;
         let user = PoolUser(self.users.clone());
         // If none is idle, r2d2 creates one on the pool's thread, which takes a few microseconds.
         let taken = self.pool.try_get().or_else(|| {
@@ -327,7 +338,7 @@ impl SharedQueue {
     ) -> Option<PooledConnection> {
         // A thread that is the reader finds it there.
         self.lent.lock().push(Loan { slot: slot.clone(), connection, unsent });
-        (!slot.make_reader()).then(|| self.take_lent(slot).connection)
+        if slot.make_reader() { None } else { Some(self.take_lent(slot).connection) }
     }
 
     /// Takes the connection that was lent to a thread.
@@ -350,17 +361,18 @@ impl SharedQueue {
     pub(super) fn begin_sweep(&self, now: Instant) -> Vec<PooledConnection> {
         let mut state = self.state.lock();
         state.sweeps += 1;
-        let is_due = |one: &mut PooledConnection| {
+        let due = state.lingering.extract_if(.., |one| {
             let since = one.connection.in_flight.since();
             since.is_none_or(|since| now.saturating_duration_since(since) >= SWEEP / 2)
-        };
-        state.lingering.extract_if(.., is_due).collect()
+        });
+        due.collect()
     }
 
     /// Ends a sweep that has returned its connections.
     pub(super) fn end_sweep(&self) {
         let mut state = self.state.lock();
         state.sweeps -= 1;
+        // Those that were not due yet are left, and what others have added during the sweep.
         if !state.lingering.is_empty() {
             self.sweep.schedule();
         }

@@ -66,7 +66,8 @@ impl Stream {
         let count = u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
         let stagger = STAGGER.min(remaining(deadline)? / 2 / count);
         let mut failure = io::Error::new(ErrorKind::NotFound, "the host has no address");
-        let (mut untried, mut attempts) = (addresses.iter(), Vec::<TcpStream>::new());
+        let mut untried = addresses.iter();
+        let mut attempts = Vec::<TcpStream>::new();
         let mut next = Instant::now();
         loop {
             if next <= Instant::now() || attempts.is_empty() {
@@ -378,10 +379,12 @@ mod tests {
 
     #[test]
     fn addresses_that_do_not_answer_delay_the_one_that_does_only_a_little() {
-        let (silent, live) = (Silent::new(), TcpListener::bind("127.0.0.1:0").expect("a port"));
+        let silent = Silent::new();
+        let live = TcpListener::bind("127.0.0.1:0").expect("a port");
         let mut addresses = vec![silent.address(); 7];
         addresses.push(live.local_addr().expect("an address"));
-        let (begun, time) = (Instant::now(), Duration::from_secs(20));
+        let begun = Instant::now();
+        let time = Duration::from_secs(20);
         Stream::tcp(&addresses, begun + time).expect("the last one answers");
         assert!(begun.elapsed() < time / 2, "{:?}", begun.elapsed());
     }
@@ -389,7 +392,8 @@ mod tests {
     /// The system repeats its SYN after a second.
     #[test]
     fn an_address_that_answers_late_is_connected_to_though_the_host_has_many() {
-        let (late, silent) = (Silent::new(), Silent::new());
+        let late = Silent::new();
+        let silent = Silent::new();
         let mut addresses = vec![silent.address(); 15];
         addresses.insert(0, late.address());
         thread::scope(|scope| {
@@ -450,7 +454,8 @@ mod tests {
             let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
             listener.local_addr().expect("an address")
         };
-        let (begun, time) = (Instant::now(), Duration::from_secs(60));
+        let begun = Instant::now();
+        let time = Duration::from_secs(60);
         let failure = Stream::tcp(&[unused(), unused()], begun + time).err();
         let failure = failure.expect("no program listens");
         assert_eq!(failure.kind(), ErrorKind::ConnectionRefused);

@@ -62,7 +62,6 @@ impl Connector {
         let server = ServerName::try_from(name.to_owned());
         let server = server.map_err(|_| Error::invalid(argument, why))?;
         let config = Arc::new(client_config(trust, settings, events)?);
-        let (is_set, is_certified) = (settings.server_name.is_some(), settings.cert.is_some());
         let current = Current { settings: Arc::new(settings.clone()), config };
         let current = Arc::new(Mutex::new(current));
         let rereads = if settings.has_files() {
@@ -76,7 +75,13 @@ impl Connector {
         } else {
             None
         };
-        Ok(Self { current, rereads, server, is_set, is_certified })
+        Ok(Self {
+            current,
+            rereads,
+            server,
+            is_set: settings.server_name.is_some(),
+            is_certified: settings.cert.is_some(),
+        })
     }
 
     /// Returns the same for another server. A host that no certificate can name must be this
@@ -235,7 +240,7 @@ impl Session {
         let mut reader = Encrypted { stream, wait: WaitFor::Nothing, spin: None };
         loop {
             if let Err(error) = self.process(&mut reader) {
-                return cause(&error).is_some().then_some(error);
+                return if cause(&error).is_some() { Some(error) } else { None };
             }
         }
     }

@@ -69,23 +69,25 @@ pub(crate) fn client_config(trust: Trust, tls: &Tls, events: &Events) -> Result<
         (Some(_), None) => return Err(Error::invalid("cert", "must come with its `key`")),
         (None, Some(_)) => return Err(Error::invalid("key", "must come with a `cert`")),
     };
-    let invalid = |why| Error::invalid("client_cert_pem", why);
-    let chain = certificates::certificates(certificates).map_err(invalid)?;
-    let key = certificates::private_key(key).map_err(invalid)?;
+    let chain = certificates::certificates(certificates)
+        .map_err(|why| Error::invalid("client_cert_pem", why))?;
+    let key =
+        certificates::private_key(key).map_err(|why| Error::invalid("client_cert_pem", why))?;
     builder.with_client_auth_cert(chain, key).map_err(|error| unusable("client_cert_pem", &error))
 }
 
 /// Trusts these certificates, and those that they have issued.
 fn named(pem: &[u8]) -> Result<Named> {
-    let invalid = |why| Error::invalid("ca_pem", why);
-    let (certificates, mut roots) =
-        (certificates::certificates(pem).map_err(invalid)?, RootCertStore::empty());
+    let certificates =
+        certificates::certificates(pem).map_err(|why| Error::invalid("ca_pem", why))?;
+    let mut roots = RootCertStore::empty();
     for certificate in &certificates {
         roots.add(certificate.clone()).map_err(|error| unusable("ca_pem", &error))?;
     }
     let provider = Arc::new(default_provider());
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
-    let verifier = verifier.map_err(|_| invalid("must be a certificate in PEM, or several"))?;
+    let verifier = verifier
+        .map_err(|_| Error::invalid("ca_pem", "must be a certificate in PEM, or several"))?;
     Ok(Named { certificates, verifier })
 }
 
@@ -187,9 +189,10 @@ pub(super) fn flaw(error: &CertificateError) -> String {
         CertificateError::NotValidForName => "it is not valid for name of the server",
         CertificateError::NotValidForNameContext { expected, presented } => {
             // They look like `DnsName("redis.example")`.
-            let name = |name: &String| name.split('"').nth(1).unwrap_or(name).to_owned();
-            let presented: Vec<_> = presented.iter().map(name).collect();
-            let (expected, presented) = (expected.to_str(), presented.join(", "));
+            let presented: Vec<_> =
+                presented.iter().map(|name| name.split('"').nth(1).unwrap_or(name)).collect();
+            let presented = presented.join(", ");
+            let expected = expected.to_str();
             return printable(&format!("it is not valid for name {expected}, but for {presented}"));
         }
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {

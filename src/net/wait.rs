@@ -183,8 +183,11 @@ struct Interrupt {
 
 impl Interrupter {
     pub(crate) fn new() -> Self {
-        let (done, awaited) = (AtomicBool::new(false), Mutex::default());
-        Self(Arc::new(Interrupt { done, awaited, process: process::id() }))
+        Self(Arc::new(Interrupt {
+            done: AtomicBool::new(false),
+            awaited: Mutex::default(),
+            process: process::id(),
+        }))
     }
 
     /// Ends the wait, and every later one.

@@ -58,7 +58,7 @@ impl Wait {
             Self::Endless => Some(pause),
             Self::Until(deadline) => {
                 let left = deadline.saturating_duration_since(now);
-                (!left.is_zero()).then(|| pause.min(left))
+                if left.is_zero() { None } else { Some(pause.min(left)) }
             }
         }
     }
@@ -89,7 +89,9 @@ impl CallTimes {
 
     /// Returns the deadline of a request that begins at `now`, for a call with this wait.
     pub(crate) fn request_deadline(&self, wait: Wait, now: Instant) -> Instant {
-        let (end, last) = (end_after(now, self.io_timeout), wait.deadline());
+        let end = end_after(now, self.io_timeout);
+        let last = wait.deadline();
+        // Beyond the deadline of the call, because its last request needs time for the reply.
         last.and_then(|last| last.checked_add(self.slack)).map_or(end, |last| last.min(end))
     }
 }
@@ -116,8 +118,8 @@ impl Terms {
         let keeps = renew && max_hold.is_none() && hold_at_least.is_none();
         // Less than a millisecond counts as one.
         let nanos = keep.min(lease).as_nanos();
-        let millis = || u32::try_from(nanos.div_ceil(1_000_000)).unwrap_or(u32::MAX);
-        let keep = if keeps { millis() } else { 0 };
+        let millis = u32::try_from(nanos.div_ceil(1_000_000)).unwrap_or(u32::MAX);
+        let keep = if keeps { millis } else { 0 };
         let tenure = tenure.unwrap_or(TENURE_DEFAULT).min(lease / 3);
         Self { lease, renew, max_hold, hold_at_least, keep, tenure }
     }
@@ -198,11 +200,12 @@ thread_local! {
 /// Returns the calling thread, for a hold that belongs to `owner`. In a destructor of a
 /// thread-local, the thread may count as ended already: then its lease is not renewed.
 pub(crate) fn current_thread(owner: HoldOwner) -> Arc<CallingThread> {
-    let of = |current: &CurrentThread| match owner {
+    let current = CURRENT.try_with(|current| match owner {
         HoldOwner::Guard => current.caller.clone(),
         HoldOwner::Thread => current.owner.clone(),
-    };
-    CURRENT.try_with(of).unwrap_or_else(|_| CallingThread::current(owner == HoldOwner::Thread))
+    });
+    // The value is gone while the thread runs the destructors of its other ones.
+    current.unwrap_or_else(|_| CallingThread::current(owner == HoldOwner::Thread))
 }
 
 /// A thread that wants a lock, and the terms of its hold.
@@ -255,8 +258,11 @@ impl Caller {
         owner: HoldOwner,
         begin: Instant,
     ) -> Self {
-        let other = || CallTimes::new(config, options.first_lease());
-        let times = if are_own(options, config) { usual } else { other() };
+        let times = if are_own(options, config) {
+            usual
+        } else {
+            CallTimes::new(config, options.first_lease())
+        };
         Self {
             thread: current_thread(owner),
             place: Location::caller(),

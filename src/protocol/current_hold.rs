@@ -98,8 +98,11 @@ impl CurrentHold {
 
     /// Replaces the hold with the next one, after its channels were disconnected.
     pub(crate) fn advance(&mut self, caller: &Caller, acquired: Moment) {
-        (self.room, self.depth) = (self.room.saturating_sub(1), 1);
-        (self.reported, self.ended, self.kept) = (false, false, false);
+        self.room = self.room.saturating_sub(1);
+        self.depth = 1;
+        self.reported = false;
+        self.ended = false;
+        self.kept = false;
         self.acquired = acquired;
         self.thread = Some(caller.thread.clone());
         self.place = caller.place;

@@ -73,13 +73,13 @@ impl Hold {
         let Caller { terms, times, .. } = caller;
         let sent = if flawed(Flaw::CountsFromReply) { replied } else { sent };
         let room = u16::try_from(room).unwrap_or(u16::MAX);
-        let rare = |note| Box::new(Rare { note: Some(note), ..Rare::default() });
+        let note = caller.note.clone();
         let current = CurrentHold {
             room,
             acquired: replied,
             thread: Some(caller.thread.clone()),
             place: caller.place,
-            rare: caller.note.clone().map(rare),
+            rare: note.map(|note| Box::new(Rare { note: Some(note), ..Rare::default() })),
             ..CurrentHold::NEW
         };
         let keep = if terms.keep > 0 && id.may_be_kept() { terms.keep } else { 0 };
@@ -271,7 +271,9 @@ impl Hold {
         let mut current = self.current.lock();
         current.disconnect();
         if self.lease.is_open() {
-            (current.kept, current.reported, current.thread) = (true, false, None);
+            current.kept = true;
+            current.reported = false;
+            current.thread = None;
             current.acquired = now;
         }
         current.kept
@@ -283,7 +285,7 @@ impl Hold {
     pub(crate) fn begin_looks(&self) -> Option<Moment> {
         let mut current = self.current.lock();
         let begins = current.kept && !mem::replace(&mut current.looked_after, true);
-        begins.then(|| self.kept_end(&current))
+        if begins { Some(self.kept_end(&current)) } else { None }
     }
 
     /// Returns until when the lock is kept if no thread uses it; `None` if the renewer has nothing
@@ -291,7 +293,7 @@ impl Hold {
     pub(crate) fn next_look(&self) -> Option<Moment> {
         let mut current = self.current.lock();
         current.looked_after = current.kept && self.lease.is_open();
-        current.looked_after.then(|| self.kept_end(&current))
+        if current.looked_after { Some(self.kept_end(&current)) } else { None }
     }
 
     /// Returns when a kept lock has been unused for long enough.
@@ -319,8 +321,10 @@ impl Hold {
         let is_reported = current.is_reported_long(self.number());
         let due = current.acquired.after(after);
         let is_looked_at = current.kept || is_reported || due <= now;
-        let later = || now.after(after.max(LONG_LOOK_PAUSE));
-        self.lease.is_open().then(|| if is_looked_at { later() } else { due })
+        if !self.lease.is_open() {
+            return None;
+        }
+        Some(if is_looked_at { now.after(after.max(LONG_LOOK_PAUSE)) } else { due })
     }
 
     /// Returns `true` if it is time to release a kept lock.
@@ -498,8 +502,11 @@ impl Hold {
         let cause = rare.and_then(|rare| rare.cause.clone());
         // Perhaps no call has marked it as lost yet.
         let cause = cause.or_else(|| self.lease.cause_at_deadline(now)).unwrap_or(LossCause::Gone);
-        let last_failure = rare.and_then(|rare| rare.last_failure.clone());
-        let last_failure = last_failure.filter(|_| cause == LossCause::Expired);
+        let last_failure = if cause == LossCause::Expired {
+            rare.and_then(|rare| rare.last_failure.clone())
+        } else {
+            None
+        };
         Loss { cause, last_failure }
     }
 
@@ -520,11 +527,11 @@ impl Hold {
     /// Returns `true` if requests about the hold ask whether another client waits for the lock,
     /// whose message may have been lost: if a thread watches for that, or if the lock may be kept.
     pub(crate) fn asks_if_wanted(&self) -> bool {
-        let is_watched = || {
-            let current = self.current.lock();
-            current.rare.as_ref().is_some_and(|rare| rare.wanted.is_some())
-        };
-        self.keep > 0 || is_watched()
+        if self.keep > 0 {
+            return true;
+        }
+        let current = self.current.lock();
+        current.rare.as_ref().is_some_and(|rare| rare.wanted.is_some())
     }
 
     /// Returns the change that renews the hold.
@@ -550,9 +557,12 @@ impl Hold {
 
     /// Returns the tokens that a tenure of writers has left.
     pub(crate) fn unused(&self) -> Option<Unused> {
-        let (before, room) = (self.fence(), self.current.lock().room);
-        let leaves = self.id.kind == HoldKind::Write && room > 0;
-        leaves.then(|| Unused { before, last: before + u64::from(room) })
+        let before = self.fence();
+        let room = self.current.lock().room;
+        if self.id.kind != HoldKind::Write || room == 0 {
+            return None;
+        }
+        Some(Unused { before, last: before + u64::from(room) })
     }
 
     /// Returns what the reply to a release means. If another release may have ended the hold, a

@@ -68,10 +68,10 @@ impl Lease {
         whole: Duration,
         max_hold: Option<Duration>,
     ) -> Self {
-        let age_limit = |max_hold| Box::new(AgeLimit { max_hold, end: sent.after(max_hold) });
         Self {
             duration: nanos(whole),
-            age_limit: max_hold.map(age_limit),
+            age_limit: max_hold
+                .map(|max_hold| Box::new(AgeLimit { max_hold, end: sent.after(max_hold) })),
             state: AtomicU64::new(sent.after(reliable(first)).0),
         }
     }
@@ -137,9 +137,10 @@ impl Lease {
     pub(crate) fn cause_at_deadline(&self, now: Moment) -> Option<LossCause> {
         let deadline = Moment(self.load());
         let has_passed = deadline <= now && !flawed(Flaw::ExpiryIsIgnored);
-        let is_over = deadline.0 > ENDED && has_passed;
-        is_over
-            .then(|| if self.is_last(deadline) { LossCause::MaxHold } else { LossCause::Expired })
+        if deadline.0 <= ENDED || !has_passed {
+            return None;
+        }
+        Some(if self.is_last(deadline) { LossCause::MaxHold } else { LossCause::Expired })
     }
 
     /// Returns `true` if the age limit leaves nothing to renew after this deadline.
@@ -206,8 +207,10 @@ impl Lease {
     pub(crate) fn next_step(&self, renews: bool) -> Option<NextStep> {
         let deadline = Some(Moment(self.load())).filter(|deadline| deadline.0 > ENDED)?;
         if !renews || self.is_last(deadline) {
-            let is_found = !flawed(Flaw::ExpiryIsIgnored);
-            return is_found.then_some(NextStep { due: deadline, renews: false });
+            if flawed(Flaw::ExpiryIsIgnored) {
+                return None;
+            }
+            return Some(NextStep { due: deadline, renews: false });
         }
         let parts = if flawed(Flaw::RenewedTooLate) { 0 } else { 2 };
         Some(NextStep { due: deadline.before(self.duration() * parts / 3), renews: true })
@@ -216,8 +219,12 @@ impl Lease {
     /// Sets the state to `next` if it is a moment that `may_change` accepts. Returns `true` if it
     /// did.
     fn update(&self, may_change: impl Fn(u64) -> bool, next: u64) -> bool {
-        let change = |seen| (seen > ENDED && may_change(seen)).then_some(next);
-        self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok()
+        // A thread that releases the lock and one that finds it lost may come in between. The first
+        // of them decides.
+        let changed = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |seen| {
+            if seen > ENDED && may_change(seen) { Some(next) } else { None }
+        });
+        changed.is_ok()
     }
 
     fn load(&self) -> u64 {

@@ -350,8 +350,14 @@ enum Known {
 
 impl<P> Call<P> {
     pub(crate) fn new(hold: HoldId, caller: &Caller, port: P) -> Self {
-        let (number, caller) = (hold.nonce, caller.clone());
-        Self { number, hold, caller, port, in_doubt: false, leaves: false }
+        Self {
+            number: hold.nonce,
+            hold,
+            caller: caller.clone(),
+            port,
+            in_doubt: false,
+            leaves: false,
+        }
     }
 
     /// Returns what tells the call how it ends.
@@ -376,8 +382,13 @@ impl<P> Call<P> {
 impl Other {
     fn of<P>(call: &Call<P>) -> Self {
         let Call { number, hold, caller, .. } = call;
-        let (lease, note) = (caller.times.lease, caller.note.clone());
-        Self { number: *number, hold: hold.clone(), lease, note, is_served: false }
+        Self {
+            number: *number,
+            hold: hold.clone(),
+            lease: caller.times.lease,
+            note: caller.note.clone(),
+            is_served: false,
+        }
     }
 }
 
@@ -442,16 +453,29 @@ impl<P> Conversation<P> {
         let deadline = times.request_deadline(wait, turn.now);
         match &self.purpose {
             Purpose::Recall { .. } => {
-                let (hold, registration) = (self.recalled_lock(), Registration::Recall);
-                let (others, lease, note) = (Vec::new(), times.lease, None);
-                Ask { hold, others, lease, note, registration, echo: false, deadline }
+                // It asks a client that only keeps the lock to release it, and begins no hold.
+                Ask {
+                    hold: self.recalled_lock(),
+                    others: Vec::new(),
+                    lease: times.lease,
+                    note: None,
+                    registration: Registration::Recall,
+                    echo: false,
+                    deadline,
+                }
             }
             Purpose::Refill(kept) => {
                 let lease = kept.lease.next(turn.moment).duration;
-                let (hold, registration) = (kept.id.clone(), Registration::Kept);
-                // That of the tenure, which suits this call.
-                let (others, note) = (Vec::new(), self.first.caller.note.clone());
-                Ask { hold, others, lease, note, registration, echo: false, deadline }
+                Ask {
+                    hold: kept.id.clone(),
+                    others: Vec::new(),
+                    lease,
+                    // That of the tenure, which suits this call.
+                    note: self.first.caller.note.clone(),
+                    registration: Registration::Kept,
+                    echo: false,
+                    deadline,
+                }
             }
             _ => {
                 let alike = self.calls_alike(behind);
@@ -461,8 +485,15 @@ impl<P> Conversation<P> {
                 self.purpose = Purpose::Acquire { others, after_release };
                 let echo = self.wants_echo(registration, turn);
                 let Call { hold, caller, .. } = &self.first;
-                let (hold, note, lease) = (hold.clone(), caller.note.clone(), times.lease);
-                Ask { hold, others: holds, lease, note, registration, echo, deadline }
+                Ask {
+                    hold: hold.clone(),
+                    others: holds,
+                    lease: times.lease,
+                    note: caller.note.clone(),
+                    registration,
+                    echo,
+                    deadline,
+                }
             }
         }
     }
@@ -473,14 +504,13 @@ impl<P> Conversation<P> {
         if self.registration != Registration::Registered || !self.first.hold.kind.row().is_several {
             return Vec::new();
         }
-        let terms_of =
-            |call: &'a Call<P>| (call.hold.kind, call.caller.times.lease, &call.caller.note);
         let Call { hold, caller, .. } = &self.first;
-        let behind = behind.into_iter().flatten();
-        behind
-            .take_while(|call| terms_of(call) == (hold.kind, caller.times.lease, &caller.note))
-            .take(SHARERS_MAX)
-            .collect()
+        let alike = behind.into_iter().flatten().take_while(|call| {
+            call.hold.kind == hold.kind
+                && call.caller.times.lease == caller.times.lease
+                && call.caller.note == caller.note
+        });
+        alike.take(SHARERS_MAX).collect()
     }
 
     /// Returns what the next request for a hold says about the place among the waiting clients.
@@ -541,11 +571,12 @@ impl<P> Conversation<P> {
         let until = remaining.map(|remaining| sent.after(remaining));
         self.known = Known::Held { at: turn.now, until };
         let hears = turn.listens && self.hears || flawed(Flaw::DeafIsHeard);
-        let (is_told, seed) = (is_echoed && hears, self.first.hold.seed());
+        let is_told = is_echoed && hears;
+        let seed = self.first.hold.seed();
         let pause = self.pauses.next(turn.backoff, remaining, is_told, turn.now, seed);
         let Caller { times, wait, .. } = self.first.caller;
         if let Some(pause) = wait.cut(pause, turn.now) {
-            self.relies_until = is_told.then(|| end_after(turn.now, pause));
+            self.relies_until = if is_told { Some(end_after(turn.now, pause)) } else { None };
             return Some(pause);
         }
         if self.registration != Registration::Last {
@@ -565,8 +596,10 @@ impl<P> Conversation<P> {
     /// Returns how long to pause after a failure, unless trying again is pointless.
     fn pause_after(&mut self, failure: &mut Failure, turn: &Turn<P>) -> Option<Duration> {
         let Call { caller: Caller { wait, times, .. }, hold, .. } = &self.first;
-        let new = || RetryPolicy::new(*wait, turn.retry_window, *times, hold.seed());
-        let pause = self.retry.get_or_insert_with(new).pause_after(failure, turn.now);
+        let retry = self
+            .retry
+            .get_or_insert_with(|| RetryPolicy::new(*wait, turn.retry_window, *times, hold.seed()));
+        let pause = retry.pause_after(failure, turn.now);
         if pause != Some(Duration::ZERO) {
             self.known = Known::Failed(failure.clone(), turn.now);
         } else if let Known::Held { .. } = self.known {
@@ -647,7 +680,8 @@ impl<P: Clone> Name<P> {
     /// Returns until when a call may stay parked behind others. One that wants a permit may come
     /// first without being told, and then finds out when it would ask again.
     fn park_until(call: &Call<P>, turn: &Turn<P>) -> Option<Instant> {
-        let nap = call.hold.kind.row().is_several.then(|| end_after(turn.now, turn.backoff.1));
+        let is_several = call.hold.kind.row().is_several;
+        let nap = if is_several { Some(end_after(turn.now, turn.backoff.1)) } else { None };
         call.caller.wait.deadline().into_iter().chain(nap).min()
     }
 
@@ -664,7 +698,8 @@ impl<P: Clone> Name<P> {
         purpose: Purpose,
         turn: &Turn<P>,
     ) -> Next {
-        let (wait, kind) = (first.caller.wait, first.hold.kind);
+        let wait = first.caller.wait;
+        let kind = first.hold.kind;
         let registration = match registration {
             Registration::IfHeld if !wait.is_over(turn.now) => Registration::IfHeld,
             Registration::IfHeld if kind.is_lock() => Registration::IfMayBeKept,
@@ -687,7 +722,9 @@ impl<P: Clone> Name<P> {
 
     fn ask(&mut self, mut talk: Box<Conversation<P>>, turn: &Turn<P>) -> Next {
         let ask = talk.next_request(self.behind.as_deref(), !self.debts.is_empty(), turn);
-        (talk.hurry, talk.relies_until) = (Hurry::No, None);
+        // Messages that arrive from here on may be about a release after this request.
+        talk.hurry = Hurry::No;
+        talk.relies_until = None;
         self.state = State::Asking(talk);
         Next::Ask(ask)
     }
@@ -889,16 +926,19 @@ impl<P: Clone> Name<P> {
         }
         // Last, because the calls that the request was for get their own.
         for (other, fence) in spared {
-            let is_alike = |next: &Call<P>| {
+            let follows = self.calls_behind().next().is_some_and(|next| {
                 next.hold.kind == other.hold.kind
                     && next.caller.times.lease == other.lease
                     && next.caller.note == other.note
                     && !next.in_doubt
-            };
-            let follows = self.calls_behind().next().is_some_and(is_alike);
-            match self.behind.as_mut().filter(|_| follows).and_then(|behind| behind.pop_front()) {
-                Some(next) => Self::acquire_for(next, other.hold, fence, sent, turn),
-                None => self.doubt(other.hold, other.lease, false, turn),
+            });
+            if follows
+                && let Some(behind) = &mut self.behind
+                && let Some(next) = behind.pop_front()
+            {
+                Self::acquire_for(next, other.hold, fence, sent, turn);
+            } else {
+                self.doubt(other.hold, other.lease, false, turn);
             }
         }
     }
@@ -1043,8 +1083,8 @@ impl<P: Clone> Name<P> {
         let until = if is_told { turn.now } else { end_after(turn.now, pause) };
         self.state = State::Waiting(talk);
         self.tell_leaving(turn);
-        let until = Some(until).filter(|_| is_told || !flawed(Flaw::WaitsToBeWoken));
-        Next::Park { until, contended }
+        let waits_for_ever = !is_told && flawed(Flaw::WaitsToBeWoken);
+        Next::Park { until: if waits_for_ever { None } else { Some(until) }, contended }
     }
 
     /// Ends the first call without a hold. The next one becomes the first.
@@ -1084,8 +1124,8 @@ impl<P: Clone> Name<P> {
     /// having them find out one by one.
     fn fail_endless(&mut self, failure: &Failure, turn: &mut Turn<P>) {
         let Some(behind) = &mut self.behind else { return };
-        let is_endless = |call: &Call<P>| call.caller.wait == Wait::Endless;
-        let (ended, left): (VecDeque<_>, _) = behind.drain(..).partition(is_endless);
+        let (ended, left): (VecDeque<_>, _) =
+            behind.drain(..).partition(|call| call.caller.wait == Wait::Endless);
         **behind = left;
         for call in ended {
             self.end_call(&call, turn);
@@ -1196,12 +1236,13 @@ impl<P: Clone> Name<P> {
     fn tell_leaving(&mut self, turn: &mut Turn<P>) {
         let mut at = 0;
         while let Some(call) = self.behind.as_ref().and_then(|behind| behind.get(at)) {
-            match self.known_to(call, turn.moment).filter(|_| call.leaves) {
-                None => at += 1,
-                Some(outcome) => {
-                    let call = self.behind.as_mut().and_then(|behind| behind.remove(at));
-                    turn.actions.extend(call.map(|call| call.end(outcome)));
-                }
+            if call.leaves
+                && let Some(outcome) = self.known_to(call, turn.moment)
+            {
+                let call = self.behind.as_mut().and_then(|behind| behind.remove(at));
+                turn.actions.extend(call.map(|call| call.end(outcome)));
+            } else {
+                at += 1;
             }
         }
     }
@@ -1331,7 +1372,8 @@ impl<P: Clone> Name<P> {
             return None;
         }
         talk.hurry = Hurry::MayBeFree;
-        let (number, port) = (talk.first.number, talk.first.port.clone());
+        let number = talk.first.number;
+        let port = talk.first.port.clone();
         let Next::Ask(ask) = self.due(number, turn) else { return None };
         Some((port, ask))
     }
@@ -1369,8 +1411,8 @@ impl<P: Clone> Name<P> {
     pub(crate) fn is_followed(&self, hold: &Hold, sent: Moment) -> bool {
         let beside = self.beside.iter().flat_map(|beside| beside.iter());
         let mut holds = self.holder().or(self.kept()).into_iter().chain(beside);
-        let is_later = |other: &Arc<Hold>| other.id != hold.id && other.has_begun_since(sent);
-        hold.id.kind.is_exclusive() && holds.any(is_later)
+        hold.id.kind.is_exclusive()
+            && holds.any(|other| other.id != hold.id && other.has_begun_since(sent))
     }
 
     /// Begins a hold that came by no conversation. Returns those that have ended before it.
@@ -1545,7 +1587,10 @@ impl<P: Clone> Name<P> {
         // One whose first call does not wait has not registered the client, and ends with it.
         let goes_on = talk.registration != Registration::None;
         let follows = goes_on && self.calls_behind().next().is_some_and(|it| it.hold.kind == kind);
-        let next = self.behind.as_mut().filter(|_| follows).and_then(|behind| behind.pop_front());
+        let mut next = None;
+        if follows && let Some(behind) = &mut self.behind {
+            next = behind.pop_front();
+        }
         let Some(next) = next else {
             let may_be_queued = talk.may_be_queued();
             let keeps_place = self.advance(actions).is_some_and(|next| next.waits_with(kind));
@@ -1570,9 +1615,13 @@ impl<P: Clone> Name<P> {
     fn pass_spare(&mut self, spare: &Arc<Hold>, turn: &mut Turn<P>) {
         let fits =
             self.calls_behind().next().is_some_and(|next| Self::fits(spare, next, turn.moment));
-        match self.behind.as_mut().filter(|_| fits).and_then(|behind| behind.pop_front()) {
-            Some(next) => turn.actions.push(next.end_with_next(spare, turn.moment)),
-            None => self.give_back(spare, turn),
+        if fits
+            && let Some(behind) = &mut self.behind
+            && let Some(next) = behind.pop_front()
+        {
+            turn.actions.push(next.end_with_next(spare, turn.moment));
+        } else {
+            self.give_back(spare, turn);
         }
     }
 

@@ -109,7 +109,7 @@ impl RetryPolicy {
         }
         let rest = match self.wait {
             Wait::No if silent => {
-                return (self.silences == 1).then_some(Duration::ZERO);
+                return if self.silences == 1 { Some(Duration::ZERO) } else { None };
             }
             Wait::Endless | Wait::No => self.window.saturating_sub(now - since),
             // The last request has time beyond that. If it fails early, the next one may find the
@@ -117,12 +117,12 @@ impl RetryPolicy {
             Wait::Until(end) if now >= end => {
                 let left = self.request_deadline(now).saturating_duration_since(now);
                 let has_time = is_first && left >= self.times.slack / 2;
-                return has_time.then_some(Duration::ZERO);
+                return if has_time { Some(Duration::ZERO) } else { None };
             }
             Wait::Until(end) => end - now,
         };
         let pause = self.backoff.next().unwrap_or_default();
-        (!rest.is_zero()).then_some(pause.min(rest))
+        if rest.is_zero() { None } else { Some(pause.min(rest)) }
     }
 }
 

@@ -98,7 +98,7 @@ impl Commands {
             fence_life: config.fence_life.min(FENCE_LIFE_MAX),
             waiting_life: longest_pause.saturating_mul(2).clamp(WAITING_LIFE_MIN, DAY),
             proposes: false,
-            redisson: config.redisson.then_some(""),
+            redisson: if config.redisson { Some("") } else { None },
             pollers: config.pollers,
             shard_tag: Arc::default(),
         }
@@ -141,7 +141,8 @@ impl Commands {
             Registration::Returning => ("returns", life),
         };
         let tokens = request.tokens();
-        let (owner, shard) = (hold.owner(), self.shard_tag());
+        let owner = hold.owner();
+        let shard = self.shard_tag();
         let args = [
             Arg::Text(&owner),
             millis(lease),
@@ -258,7 +259,8 @@ impl Commands {
         let Acquire { holds, lease, registration, echo, .. } = request;
         let HoldId { kind, name, client, .. } = &holds[0];
         let members: Vec<_> = holds.iter().map(HoldId::member).collect();
-        let (client, shard) = ([kind.row().prefix, client].concat(), self.shard_tag());
+        let client = [kind.row().prefix, client].concat();
+        let shard = self.shard_tag();
         let args = [
             Arg::Text(&members[0]),
             millis(lease),
@@ -311,7 +313,8 @@ impl Commands {
         let member = hold.member();
         let owner = Arg::Text(&member);
         let lease = change.lease().unwrap_or_default();
-        let (next, whole) = (millis(lease.duration), millis(lease.whole));
+        let next = millis(lease.duration);
+        let whole = millis(lease.whole);
         match (kind, change) {
             // As long as there is a hold, readers take their token from the counter.
             (
@@ -320,25 +323,32 @@ impl Commands {
             ) => {
                 let (lock, [fence]) = self.keys.with_companions(name, [FENCE]);
                 let args = [owner, next, whole, what, self.fence_life(lease.whole)];
-                let (about, keys) = ((scope, hold), [&*lock, &fence]);
-                self.call_about(&CHANGE, &NOTED_CHANGE, about, scope.of(&keys), &args)
+                let keys = [&*lock, &fence];
+                self.call_about(&CHANGE, &NOTED_CHANGE, (scope, hold), scope.of(&keys), &args)
             }
             (_, change) => {
                 let (lock, [queue]) = self.keys.with_companions(name, [QUEUE]);
                 let watches = matches!(change, Change::Watch { .. });
                 let narrow = if watches { scope } else { Scope::Lock };
                 let args = [owner, next, whole, what];
-                let (about, keys) = ((scope, hold), [&*lock, &queue]);
-                self.call_about(&CHANGE, &NOTED_CHANGE, about, narrow.of(&keys), &args)
+                let keys = [&*lock, &queue];
+                self.call_about(&CHANGE, &NOTED_CHANGE, (scope, hold), narrow.of(&keys), &args)
             }
         }
     }
 
     /// Raises the counter of fencing tokens to the token of a hold.
     pub(crate) fn raise(&self, hold: &HoldId, fence: u64, lease: Duration) -> Request {
-        let (owner, life) = (hold.owner(), self.fence_life(lease));
-        let (lease, depth) = (Arg::Number(0), Arg::Text(""));
-        let args = [Arg::Text(&owner), lease, lease, depth, life, Arg::Number(fence)];
+        let owner = hold.owner();
+        // Without a lease and a depth, the script leaves the hold as it is.
+        let args = [
+            Arg::Text(&owner),
+            Arg::Number(0),
+            Arg::Number(0),
+            Arg::Text(""),
+            self.fence_life(lease),
+            Arg::Number(fence),
+        ];
         let (lock, [fence]) = self.keys.with_companions(&hold.name, [FENCE]);
         Request::call(&CHANGE, &[&lock, &fence], &args)
     }
@@ -353,8 +363,9 @@ impl Commands {
 
     /// Ends a hold that too few servers have granted, without waking a client.
     pub(crate) fn withdraw(&self, hold: &HoldId) -> Request {
-        let (owner, no_client) = (hold.owner(), Arg::Text(""));
-        let args = [Arg::Text(&owner), no_client, Arg::Number(0)];
+        let owner = hold.owner();
+        // Clients whose attempts have collided would collide again if they were woken at once.
+        let args = [Arg::Text(&owner), Arg::Text(""), Arg::Number(0)];
         self.release(Scope::All, hold, args)
     }
 
@@ -403,9 +414,16 @@ impl Commands {
         let kinds = [QUEUE, TURN, POLLERS];
         let (lock, [queue, turn, pollers]) = self.keys.with_companions(name, kinds);
         let channel = RedissonChannels::channel(&lock);
-        let (channel, form) = (Arg::Text(&channel), Arg::Text(self.redisson.unwrap_or_default()));
-        let (memory, turn_time) = (millis(MEMORY), millis(TURN_TIME));
-        let args = [whose, window, taken, Arg::Text(&shard), channel, form, memory, turn_time];
+        let args = [
+            whose,
+            window,
+            taken,
+            Arg::Text(&shard),
+            Arg::Text(&channel),
+            Arg::Text(self.redisson.unwrap_or_default()),
+            millis(MEMORY),
+            millis(TURN_TIME),
+        ];
         let args = if self.redisson.is_some() { &args[..] } else { &args[..4] };
         let keys = [&*lock, &queue, &turn, &pollers];
         let keys = if self.pollers { &keys[..] } else { &keys[..3] };
@@ -416,22 +434,37 @@ impl Commands {
     /// reader which was the writer, and then offers places to waiting clients.
     fn free_place(&self, scope: Scope, hold: &HoldId, how: &str, change: Change) -> Request {
         let (lock, [queue]) = self.keys.with_companions(&hold.name, [QUEUE]);
-        let (shard, permits) = (self.shard_tag(), Arg::Number(hold.kind.permits().into()));
-        let (member, how, shard) = (hold.member(), Arg::Text(how), Arg::Text(&shard));
-        let mut args = vec![Arg::Text(&member), millis(OFFER), permits, how, shard];
+        let shard = self.shard_tag();
+        let member = hold.member();
+        let mut args = vec![
+            Arg::Text(&member),
+            millis(OFFER),
+            Arg::Number(hold.kind.permits().into()),
+            Arg::Text(how),
+            Arg::Text(&shard),
+        ];
         args.extend(match change.lease() {
             Some(NextLease { duration, whole }) => [duration, whole].map(millis),
             None => [Arg::Text(""); 2],
         });
         let Some(Unused { before, last }) = change.unused() else {
-            let (about, keys) = ((scope, hold), [&*lock, &queue]);
-            let noted = &NOTED_RELEASE_MEMBER;
-            return self.call_about(&RELEASE_MEMBER, noted, about, scope.of(&keys), &args);
+            return self.call_about(
+                &RELEASE_MEMBER,
+                &NOTED_RELEASE_MEMBER,
+                (scope, hold),
+                scope.of(&[&lock, &queue]),
+                &args,
+            );
         };
         let (_, [fence]) = self.keys.with_companions(&hold.name, [FENCE]);
         args.extend([before, last].map(Arg::Number));
-        let (about, keys) = ((scope, hold), [&*lock, &queue, &fence]);
-        self.call_about(&RELEASE_MEMBER, &NOTED_RELEASE_MEMBER, about, scope.of(&keys), &args)
+        self.call_about(
+            &RELEASE_MEMBER,
+            &NOTED_RELEASE_MEMBER,
+            (scope, hold),
+            scope.of(&[&lock, &queue, &fence]),
+            &args,
+        )
     }
 
     /// Does everything a lock needs, and leaves nothing behind.
@@ -459,7 +492,8 @@ impl Commands {
 
     /// Sends a message about a lock to other clients.
     pub(crate) fn tell(&self, name: &str, telling: &Telling) -> Request {
-        let (lock, shard) = (self.keys.lock(name), self.shard_tag());
+        let lock = self.keys.lock(name);
+        let shard = self.shard_tag();
         let clients = telling.clients.iter().map(String::as_str);
         let args = [&*telling.message, &*shard].into_iter().chain(clients).map(Arg::Text);
         Request::call(&TELL, &[&lock], &args.collect::<Vec<_>>())

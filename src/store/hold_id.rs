@@ -170,9 +170,8 @@ pub(crate) fn new_client_id(label: &str) -> Result<Arc<str>> {
 
 /// The client of an owner, and the client's label.
 pub(crate) fn client_of(owner: &str) -> (&str, &str) {
-    let is_nonce = |nonce: &str| nonce.bytes().all(|byte| byte.is_ascii_hexdigit());
     match owner.rsplit_once(':') {
-        Some((client, nonce)) if is_nonce(nonce) => {
+        Some((client, nonce)) if nonce.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
             (client, client.rsplit_once(':').map_or("", |(label, _)| label))
         }
         _ => ("", ""),
@@ -181,8 +180,9 @@ pub(crate) fn client_of(owner: &str) -> (&str, &str) {
 
 pub(crate) fn is_client_id(id: &str) -> bool {
     let (label, random) = id.rsplit_once(':').unwrap_or(("", id));
-    let is_random = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-    random.len() == 32 && random.bytes().all(is_random) && check_label(label).is_ok()
+    random.len() == 32
+        && random.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+        && check_label(label).is_ok()
 }
 
 /// The bit of a nonce that tells other clients that the lock may be kept, so that getting it takes
@@ -247,7 +247,7 @@ impl HoldId {
     /// said so.
     pub(crate) fn longest_taken(&self) -> Option<Duration> {
         let exponent = (self.nonce & STAYS_TAKEN) >> TAKEN_SHIFT;
-        (exponent > 0).then(|| Duration::from_millis(1 << exponent))
+        if exponent > 0 { Some(Duration::from_millis(1 << exponent)) } else { None }
     }
 
     /// The same hold, with a note.

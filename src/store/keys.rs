@@ -92,7 +92,6 @@ pub(crate) fn companions<const N: usize>(lock: &str, kinds: [&str; N]) -> [Strin
 /// The keys of a lock and of its companions must share a hash slot. A key without a hash tag is put
 /// into braces, which works only if it contains no `}`.
 pub(crate) fn check_name(prefix: &str, name: &str) -> Result<()> {
-    let refuse = |why: &str| Err(Error::invalid("name", why));
     if name.is_empty() || name.len() > NAME_MAX {
         return refuse(&format!("must be 1 to {NAME_MAX} bytes"));
     }
@@ -114,6 +113,10 @@ pub(crate) fn check_name(prefix: &str, name: &str) -> Result<()> {
         );
     }
     Ok(())
+}
+
+fn refuse(why: &str) -> Result<()> {
+    Err(Error::invalid("name", why))
 }
 
 /// Returns the part of a key that Redis hashes instead of the whole key: what is between the first

@@ -307,7 +307,8 @@ impl HolderReply {
         let Self { owner, depth, remaining, note, .. } = self;
         let owner = String::from_utf8_lossy(&owner).into_owned();
         let (client, label) = client_of(&owner);
-        let (client, label) = (client.into(), label.into());
+        let client = client.into();
+        let label = label.into();
         let id = HoldId::of_owner(owner.as_bytes(), HoldKind::Lock, "");
         let may_be_kept = id.as_ref().is_some_and(HoldId::may_be_kept);
         let detached = depth == DETACHED;
@@ -320,8 +321,7 @@ impl HolderReply {
     pub(crate) fn into_leader(self) -> Leader {
         let owner = String::from_utf8_lossy(&self.owner);
         let (client, label) = client_of(&owner);
-        let (client, label) = (client.into(), label.into());
-        Leader { client, label, fence: self.fence, note: self.note }
+        Leader { client: client.into(), label: label.into(), fence: self.fence, note: self.note }
     }
 }
 

@@ -136,11 +136,11 @@ impl ScriptReply for AcquireReply {
             return Some(Self::Acquired { fence, others: Vec::new(), room: 0, wanted: false });
         }
         let Value::Array(parts) = reply else { return None };
-        let number =
-            |part: &Value| if let Value::Int(number) = part { Some(*number) } else { None };
         match &parts[..] {
             [Value::Int(0), Value::Int(millis), rest @ ..] if rest.len() <= 3 => Some(Self::Held {
-                index: rest.get(1).map_or(Some(0), |index| usize::try_from(number(index)?).ok())?,
+                index: rest
+                    .get(1)
+                    .map_or(Some(0), |index| usize::try_from(integer(index)?).ok())?,
                 remaining: u64::try_from(*millis).ok().map(Duration::from_millis),
                 in_doubt: false,
                 recalled: rest.first() == Some(&Value::Int(1)),
@@ -151,8 +151,9 @@ impl ScriptReply for AcquireReply {
                 },
             }),
             [Value::Int(1), fences @ ..] => {
-                let mut fences = fences.iter().map(|fence| u64::try_from(number(fence)?).ok());
-                let (fence, others) = (fences.next()??, fences.collect::<Option<_>>()?);
+                let mut fences = fences.iter().map(|fence| u64::try_from(integer(fence)?).ok());
+                let fence = fences.next()??;
+                let others = fences.collect::<Option<_>>()?;
                 Some(Self::Acquired { fence, others, room: 0, wanted: false })
             }
             [first, Value::Int(last), rest @ ..] if rest.len() <= 1 => {
@@ -173,6 +174,10 @@ fn token(reply: &Value) -> Option<u64> {
         Value::Int(fence @ 2..) => u64::try_from(*fence).ok(),
         _ => None,
     }
+}
+
+fn integer(reply: &Value) -> Option<i64> {
+    if let Value::Int(number) = reply { Some(*number) } else { None }
 }
 
 /// Parses a hold: its kind, owner, remaining milliseconds and depth, and the note if it has one.
@@ -220,13 +225,16 @@ impl ScriptReply for ReportReply {
             holder.fence = fence;
         }
         let is_lock = matches!(holds[..], [(HeldAs::Foreign | HeldAs::Lock, _)]);
-        let client = |client: Vec<u8>| {
-            let client = String::from_utf8_lossy(&client);
+        let waiting = waiting.iter().map(|client| {
+            let client = String::from_utf8_lossy(client);
+            if is_lock {
+                return client.into_owned();
+            }
             // A client that waits for something with several owners has its kind as a prefix.
             let kind = ["p:", "r:", "w:"].into_iter().find(|kind| client.starts_with(kind));
-            client[kind.filter(|_| !is_lock).unwrap_or_default().len()..].to_owned()
-        };
-        let waiting = waiting.into_iter().map(client).collect();
+            client[kind.unwrap_or_default().len()..].to_owned()
+        });
+        let waiting = waiting.collect();
         Some(Self { holds, fence, waiting, permits: 0 })
     }
 }

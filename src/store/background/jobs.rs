@@ -71,15 +71,19 @@ impl<P: JobPolicy> BackgroundJobs<P> {
 
     /// Adds a job to those that are sent to a node next.
     fn push(&mut self, node: P::Peer, scope: Scope, job: &Job) {
-        let demand = self.settings.demand.filter(|_| job.change.is_durable());
+        let demand = if job.change.is_durable() { self.settings.demand } else { None };
         let place = self.place(node, demand);
         let NodeJobs { connection, waiting, arrived, .. } = &mut self.nodes[place];
         let commands = self.policy.commands(&connection.peer).unwrap_or(&self.settings.commands);
         let request = commands.change_within(scope, &job.hold, job.change);
-        let (request, arrived) = (connection.peer.addressed(request), arrived.clone());
-        let (factory, id) = (connection.peer.factory().clone(), job.id);
-        let on_reply = move |reply| arrived.lock().push((id, HoldReply::decode(reply, &factory)));
-        let exchange = Exchange::posted(request, job.deadline, Box::new(on_reply));
+        let request = connection.peer.addressed(request);
+        let arrived = arrived.clone();
+        let factory = connection.peer.factory().clone();
+        let id = job.id;
+        // Over the pool, the reply is read by another thread, which must not wait for this one.
+        let on_reply =
+            Box::new(move |reply| arrived.lock().push((id, HoldReply::decode(reply, &factory))));
+        let exchange = Exchange::posted(request, job.deadline, on_reply);
         waiting.push(exchange.durable(demand.map(|demand| (demand, SendWait::Along))));
     }
 
@@ -195,14 +199,16 @@ struct NodeJobs<N> {
 impl<N: Peer> NodeJobs<N> {
     /// Returns the socket that replies arrive on; `None` if none are outstanding.
     fn socket(&self) -> Option<PollFd<'_>> {
-        let open = self.connection.open.as_ref().filter(|_| self.connection.is_busy());
-        Some(open?.stream()?.poll_fd())
+        if !self.connection.is_busy() {
+            return None;
+        }
+        Some(self.connection.open.as_ref()?.stream()?.poll_fd())
     }
 
     /// Starts to open the connection unless it is open or being opened.
     fn prepare(&mut self) {
-        let is_stale = |open: &mut Connection| open.in_flight.is_empty() && !open.is_usable();
-        let previous = self.connection.open.take_if(is_stale);
+        let previous =
+            self.connection.open.take_if(|open| open.in_flight.is_empty() && !open.is_usable());
         // If it failed, it is tried again when it is needed.
         drop(self.connection.finish_opening());
         let is_opening = self.connection.opening.is_some();
@@ -323,9 +329,12 @@ impl<N: Peer> NodeJobs<N> {
             self.connection.begin_opening(previous, deadline, urgent, Ok)?;
         }
         while !self.waiting.is_empty() {
+            // The server reads nothing behind WAIT until the replicas have confirmed what was sent.
             let is_confirming = self.demand.is_some() && self.connection.is_busy();
-            let open = self.connection.open.as_mut().filter(|open| !open.is_writing());
-            let Some(open) = open.filter(|_| !is_confirming) else { break };
+            let Some(open) = &mut self.connection.open else { break };
+            if is_confirming || open.is_writing() {
+                break;
+            }
             let batch = self.waiting.len().min(BATCH_MAX);
             open.send(self.waiting.drain(..batch));
         }
@@ -335,7 +344,10 @@ impl<N: Peer> NodeJobs<N> {
     /// Closes a connection that must not be used for the waiting jobs. Returns it if it may be used
     /// once the server is confirmed not to have moved.
     fn close_unless_ready(&mut self) -> Option<Connection> {
-        let open = self.connection.open.as_mut().filter(|_| !self.waiting.is_empty())?;
+        if self.waiting.is_empty() {
+            return None;
+        }
+        let open = self.connection.open.as_mut()?;
         // A request sent behind others goes where they went.
         let is_idle = open.in_flight.is_empty();
         let is_ready = if is_idle { open.is_usable() } else { open.is_open() };

@@ -95,13 +95,18 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
 
     /// Returns why there is no connection and none is being opened.
     pub(crate) fn failure(&self) -> Option<&Failure> {
-        self.failed.as_ref().filter(|_| self.open.is_none() && self.opening.is_none())
+        if self.open.is_some() || self.opening.is_some() {
+            return None;
+        }
+        self.failed.as_ref()
     }
 
     /// Returns when to try again to open a connection.
     pub(crate) fn retry_at(&self) -> Option<Instant> {
-        let is_due = self.failed.is_some() && self.opening.is_none();
-        is_due.then(|| self.pause_end.max(self.peer.next_try()))
+        if self.failed.is_none() || self.opening.is_some() {
+            return None;
+        }
+        Some(self.pause_end.max(self.peer.next_try()))
     }
 
     /// Starts to open a connection if there is none or it expires soon, on a thread that ends when
@@ -115,8 +120,12 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         urgent: bool,
         make: impl FnOnce(Connection) -> Result<T, Failure> + Send + 'static,
     ) -> Result<(), Failure> {
-        let is_good = |open: &T| open.as_ref().retiring().is_none();
-        if self.opening.is_some() || self.open.as_ref().is_some_and(is_good) {
+        if self.opening.is_some() {
+            return Ok(());
+        }
+        if let Some(open) = &self.open
+            && open.as_ref().retiring().is_none()
+        {
             return Ok(());
         }
         let urgent = urgent && self.open.is_none();
@@ -129,13 +138,15 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
             Err(failure) if self.open.is_none() => Err(failure),
             Err(_) => Ok(()),
             Ok(()) => {
-                let (peer, (sender, opening)) = (self.peer.clone(), bounded(1));
-                let connect = move || {
+                let peer = self.peer.clone();
+                let (sender, opening) = bounded(1);
+                let thread = thread::Builder::new().name("leasehold-connect".into());
+                let thread = thread.spawn(move || {
                     let outcome = peer.connect(previous, deadline).and_then(make);
                     // The receiver may be gone.
                     sender.send(outcome).unwrap_or_default();
-                };
-                let thread = thread::Builder::new().name("leasehold-connect".into()).spawn(connect);
+                });
+                // Without a thread, the sender is gone, which `finish_opening` reports.
                 thread.map(drop).unwrap_or_default();
                 self.opening = Some(opening);
                 Ok(())
@@ -146,13 +157,18 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
     /// Switches to the connection that was being opened, once it is open and no replies are
     /// outstanding on its predecessor. Returns `None` until then.
     pub(crate) fn finish_opening(&mut self) -> Option<Result<(), Failure>> {
-        let outcome = match self.opening.as_ref().filter(|_| !self.is_busy())?.try_recv() {
+        let opening = self.opening.as_ref()?;
+        if self.is_busy() {
+            // Replies are still to arrive over the connection that would be replaced.
+            return None;
+        }
+        let outcome = match opening.try_recv() {
             Ok(outcome) => outcome,
             Err(TryRecvError::Empty) => return None,
             Err(TryRecvError::Disconnected) => {
                 let why = format!("no thread could connect to {}", self.peer.factory().label());
-                let (system, error) = (Arc::from("the operating system"), io::Error::other(why));
-                let failure = Failure::io(FailureKind::Unreachable, &system, error);
+                let system = Arc::from("the operating system");
+                let failure = Failure::io(FailureKind::Unreachable, &system, io::Error::other(why));
                 Err(failure.at(Phase::System))
             }
         };
@@ -171,7 +187,8 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
 
     /// Closes the connection. It can be reopened at once if it has lasted as long as a pause.
     pub(crate) fn fail(&mut self, failure: Failure) {
-        (self.open, self.failed) = (None, Some(failure));
+        self.open = None;
+        self.failed = Some(failure);
     }
 }
 

@@ -117,7 +117,8 @@ impl Subscription {
     /// silence.
     pub(super) fn receive(&mut self) -> Result<Option<(Wake, bool)>, Failure> {
         while let Some(reply) = self.connection.receive_next(WaitFor::Nothing) {
-            (self.asked, self.expected_by) = (false, end_of(self.silence_max()));
+            self.asked = false;
+            self.expected_by = end_of(self.silence_max());
             let reply = match reply {
                 Err(failure) if self.connection.is_connected() && self.further.refuse(&failure) => {
                     self.refusal = Some(failure);
@@ -149,16 +150,21 @@ impl Subscription {
     fn decode(&mut self, reply: &Value) -> Option<(Wake, bool)> {
         let Value::Array(parts) = reply else { return None };
         let [kind, name, content] = &parts[..] else { return None };
-        let (channel, kind, name) = (&self.channel, text(kind)?, text(name)?);
+        let channel = &self.channel;
+        let kind = text(kind)?;
+        let name = text(name)?;
         let has_begun = self.further.has_begun(kind, name);
         let wake = if name.starts_with(&channel.name) {
-            channel.decode(kind, content)
+            channel.decode(kind, content)?
         } else {
             // A release before the subscription may have been missed.
             let has_ended = kind.ends_with("message") && text(content) == Some("0");
-            self.further.unlocked(name).filter(|_| has_begun || has_ended)
+            if !(has_begun || has_ended) {
+                return None;
+            }
+            self.further.unlocked(name)?
         };
-        wake.map(|wake| (wake, name != channel.name && is_sharded(name)))
+        Some((wake, name != channel.name && is_sharded(name)))
     }
 
     /// Returns how long the connection may be silent before the server is sent a PING.
@@ -168,7 +174,8 @@ impl Subscription {
     }
 
     fn send(&mut self, command: &Cmd) -> Result<(), Failure> {
-        (self.asked, self.expected_by) = (true, end_of(self.channel.io_timeout));
+        self.asked = true;
+        self.expected_by = end_of(self.channel.io_timeout);
         self.connection.write(&command.get_packed_command())
     }
 }
@@ -183,7 +190,10 @@ impl Channel {
     /// Decodes what a server has sent about this channel, or about a sharded one of the client: the
     /// name of a lock, or what a script tells the client that has one, or had it.
     fn decode(&self, kind: &str, content: &Value) -> Option<Wake> {
-        let message = text(content).filter(|_| matches!(kind, "message" | "smessage"))?;
+        if !matches!(kind, "message" | "smessage") {
+            return None;
+        }
+        let message = text(content)?;
         let Some(about) = message.strip_prefix(RESERVED) else {
             return self.keys.name(message).map(|name| Wake::Lock(name.into()));
         };
@@ -239,10 +249,11 @@ impl FurtherChannels {
         self.followed = Some((tag.to_owned(), version));
         let redisson = self.redisson.iter().flat_map(|(channels, _)| channels.wanted());
         let at_home = redisson.filter(|(_, name)| home(name)).map(|(channel, _)| channel);
-        let shard = (!tag.is_empty()).then(|| Keys::shard_channel(own, tag));
+        let shard = if tag.is_empty() { None } else { Some(Keys::shard_channel(own, tag)) };
         let mut wanted: HashSet<String> = at_home.chain(shard).collect();
-        let is_over = |channel: &String| !is_sharded(channel) && !wanted.contains(channel);
-        let ended: Vec<_> = self.subscribed.extract_if(is_over).collect();
+        let ended =
+            self.subscribed.extract_if(|channel| !is_sharded(channel) && !wanted.contains(channel));
+        let ended: Vec<_> = ended.collect();
         wanted.retain(|it| !self.subscribed.contains(it) && !self.again.contains_key(it));
         self.subscribed.extend(wanted.iter().cloned());
         let ended = ended.into_iter().map(|channel| ("unsubscribe", channel));
@@ -264,7 +275,10 @@ impl FurtherChannels {
 
     /// Handles a reply about a channel. Returns `true` if a requested subscription begins.
     fn has_begun(&mut self, kind: &str, channel: &str) -> bool {
-        let (is_reply, ends) = (kind.ends_with("subscribe"), kind.ends_with("unsubscribe"));
+        let is_reply = kind.ends_with("subscribe");
+        let ends = kind.ends_with("unsubscribe");
+        // Redis replies to SUBSCRIBE and UNSUBSCRIBE in order, and sends an UNSUBSCRIBE of its own
+        // when the slot of a sharded channel moves.
         let is_answer = is_reply && self.asked.front().is_some_and(|asked| asked == channel);
         if is_answer {
             self.asked.pop_front();

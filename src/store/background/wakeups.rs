@@ -82,9 +82,13 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
             for place in 0..self.nodes.len() {
                 ready |= self.follow(place);
             }
-            let ready = ready.then_some(Wake::Ready);
-            let wake = ready.or_else(|| self.read()).or_else(|| self.policy.take_due());
-            if let Some(wake) = wake {
+            if ready {
+                return Ok(Some(Wake::Ready));
+            }
+            if let Some(wake) = self.read() {
+                return Ok(Some(wake));
+            }
+            if let Some(wake) = self.policy.take_due() {
                 return Ok(Some(wake));
             }
             self.check_nodes().inspect_err(|_| self.is_complete = Some(false))?;
@@ -122,10 +126,13 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
     fn follow(&mut self, place: usize) -> bool {
         let node = &mut self.nodes[place];
         node.open.take_if(|open| !open.connection.is_open());
-        let (channel, deadline) = (self.channel.clone(), end_of(self.channel.io_timeout));
-        let subscribe = move |connection| Subscription::begin(connection, channel);
+        let channel = self.channel.clone();
+        let deadline = end_of(self.channel.io_timeout);
+        let begun = node.begin_opening(None, deadline, false, |connection| {
+            Subscription::begin(connection, channel)
+        });
         // The connection keeps its failure.
-        node.begin_opening(None, deadline, false, subscribe).unwrap_or_default();
+        begun.unwrap_or_default();
         let replaces = node.open.is_some();
         let ready = match node.finish_opening() {
             None => false,
@@ -149,9 +156,8 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         if let Some(failure) = open.refusal.take() {
             self.policy.fail(peer, &failure);
         }
-        let (tag, home) =
-            (self.policy.shard_tag(peer), |name: &str| self.policy.is_home(peer, name));
-        if let Err(failure) = open.follow(&tag, home) {
+        let tag = self.policy.shard_tag(peer);
+        if let Err(failure) = open.follow(&tag, |name| self.policy.is_home(peer, name)) {
             self.fail(place, failure);
         }
         ready
@@ -179,7 +185,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
     }
 
     fn report(&mut self, place: usize, failure: &Failure) {
-        let (server, source) = (&failure.server, &failure.source);
+        let Failure { server, source, .. } = failure;
         self.events.log(log::Level::Debug, || format!("no wake-ups from {server}: {source}"));
         self.policy.fail(&self.nodes[place].peer, failure);
     }
@@ -195,26 +201,34 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         let failures = self.nodes.iter().map(BackgroundConnection::failure);
         // Either all of them have failed, or there are none.
         let Some(all) = failures.collect::<Option<Vec<_>>>() else { return Ok(()) };
-        let unknown = || failure("no node to listen at is known");
-        Err(all.first().map_or_else(unknown, |first| (*first).clone()))
+        match all.first() {
+            Some(first) => Err((*first).clone()),
+            None => Err(failure("no node to listen at is known")),
+        }
+    }
+
+    fn subscriptions(&self) -> impl Iterator<Item = &Subscription> {
+        self.nodes.iter().filter_map(|node| node.open.as_ref())
     }
 
     /// Sleeps until a message comes, another thread interrupts, or there is something else to do.
     fn sleep(&mut self, deadline: Instant) -> Result<(), Failure> {
-        let open = || self.nodes.iter().filter_map(|node| node.open.as_ref());
         let retries = self.nodes.iter().filter_map(BackgroundConnection::retry_at);
-        let looks = open().map(Subscription::next_look).chain(self.policy.next_look());
+        let looks = self.subscriptions().map(Subscription::next_look);
+        let looks = looks.chain(self.policy.next_look());
         let end = retries.chain(looks).fold(deadline.min(end_of(NODES_LOOK)), Instant::min);
         let openings: Vec<_> = self.nodes.iter().filter_map(|node| node.opening.as_ref()).collect();
-        let Some(any) = open().next() else {
+        let Some(any) = self.subscriptions().next() else {
             sleep(&mut [], &openings, end.min(Instant::now() + LOOK));
             return Ok(());
         };
         // One is enough: ending the wait at one socket ends the whole wait.
         self.interrupter.watch(any.connection.stream().map(RespStream::awaited));
+        // An interrupt before that has closed nothing.
         self.check_interrupt()?;
         let alarm = self.redisson_alarm.as_ref();
-        let mut sockets: Vec<PollFd<'_>> = open()
+        let mut sockets: Vec<PollFd<'_>> = self
+            .subscriptions()
             .filter_map(|subscription| Some(subscription.connection.stream()?.poll_fd()))
             .chain(alarm.map(Alarm::rung))
             .collect();

@@ -39,14 +39,19 @@ pub(super) struct Locks {
 impl Locks {
     /// Returns the state of a name, without holds that have expired.
     fn name(&mut self, key: &str) -> Option<&mut NameState> {
-        let (now, name) = (Moment::now(), self.by_key.get_mut(key)?);
+        let now = Moment::now();
+        let name = self.by_key.get_mut(key)?;
+        // Redis removes keys by itself when they expire. Here that is done before each look.
         name.holds.retain(|held| held.ends > now);
         Some(name)
     }
 
     /// Fails for an executed request that `must` become durable, if nothing does.
     pub(super) fn confirm(&self, must: bool) -> Result<(), Failure> {
-        self.shortfall.clone().filter(|_| must).map_or(Ok(()), Err)
+        match &self.shortfall {
+            Some(shortfall) if must => Err(shortfall.clone()),
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn acquire(
@@ -84,8 +89,13 @@ impl Locks {
                 name.limit_taken();
                 let remaining = name.remaining(hold.kind);
                 let echoed = if echo { name.echo(key, hold, inboxes) } else { None };
-                let (index, in_doubt) = (0, false);
-                return Ok(AcquireReply::Held { index, remaining, in_doubt, recalled, echoed });
+                return Ok(AcquireReply::Held {
+                    index: 0,
+                    remaining,
+                    in_doubt: false,
+                    recalled,
+                    echoed,
+                });
             }
             let fence = self.begin(key, hold, lease, request.note);
             (fence, self.name(key).map_or(0, |name| name.room(hold.kind)))
@@ -118,13 +128,20 @@ impl Locks {
 
     fn acquire_all(&mut self, keys: &Keys, request: Acquire<'_>) -> AcquireReply {
         let Acquire { holds, lease, note, .. } = request;
-        let mut is_free = |hold: &HoldId| {
-            let name = self.name(&keys.lock(&hold.name));
-            name.is_none_or(|name| name.holds.iter().all(|held| held.is(hold) && held.depth > 0))
-        };
-        if let Some(index) = holds.iter().position(|hold| !is_free(hold)) {
-            let (remaining, in_doubt, recalled, echoed) = (None, false, false, None);
-            return AcquireReply::Held { index, remaining, in_doubt, recalled, echoed };
+        for (index, hold) in holds.iter().enumerate() {
+            // Its own hold is there if the reply to an earlier request was lost.
+            let is_free = self
+                .name(&keys.lock(&hold.name))
+                .is_none_or(|name| name.holds.iter().all(|held| held.is(hold) && held.depth > 0));
+            if !is_free {
+                return AcquireReply::Held {
+                    index,
+                    remaining: None,
+                    in_doubt: false,
+                    recalled: false,
+                    echoed: None,
+                };
+            }
         }
         self.purge();
         let again = NextLease { duration: lease, whole: Duration::MAX };
@@ -156,14 +173,21 @@ impl Locks {
         self.fence = self.fence.max(fence);
         let now = Moment::now();
         let ends = if flawed(Flaw::LeaseHasNoEnd) { Moment::NEVER } else { now.after(lease) };
-        let (id, depth, watched, note) = (hold.clone(), 1, false, note.map(Arc::from));
-        name.holds.push(LiveHold { id, fence, depth, watched, ends, note });
+        name.holds.push(LiveHold {
+            id: hold.clone(),
+            fence,
+            depth: 1,
+            watched: false,
+            ends,
+            note: note.map(Arc::from),
+        });
         fence
     }
 
     /// Gives a hold, which has at least one token, a block of new ones.
     fn block(&mut self, key: &str, hold: &HoldId) -> AcquireReply {
-        let (clock, now) = (micros(), Moment::now());
+        let clock = micros();
+        let now = Moment::now();
         let before = self.block_at.replace(now);
         let mut most = clock + TENURE_FENCES;
         if self.fence > most {
@@ -189,7 +213,8 @@ impl Locks {
     /// Removes the names without holds and waiters, once there are many.
     fn purge(&mut self) {
         if self.by_key.len() >= self.purge_at {
-            let (now, inboxes) = (Moment::now(), &self.inboxes);
+            let now = Moment::now();
+            let inboxes = &self.inboxes;
             self.by_key.retain(|_, name| {
                 name.queue.retain(|it| inboxes.exists(&it.client));
                 name.holds.retain(|held| held.ends > now);
@@ -245,7 +270,9 @@ impl Locks {
         }
         let held = self.name(key).and_then(|name| name.find(hold));
         let Some(held) = held.filter(|held| held.depth > 0) else { return HoldReply::Gone };
-        (held.depth, held.ends, held.note) = (0, taken_until, None);
+        held.depth = 0;
+        held.ends = taken_until;
+        held.note = None;
         if let Some(name) = self.by_key.get_mut(key) {
             name.remove_other_forms(key, hold.kind, &self.inboxes);
             // The first two learn when the lock becomes free, because the first may have stopped.
@@ -264,7 +291,8 @@ impl Locks {
             return HoldReply::Gone;
         };
         // Readers have the last token of the writer before them.
-        (held.id.kind, held.fence) = (HoldKind::Read, name.fence);
+        held.id.kind = HoldKind::Read;
+        held.fence = name.fence;
         held.renew(lease);
         self.serve(key, hold.kind, 0);
         HoldReply::Done
@@ -291,30 +319,29 @@ impl Locks {
 
     /// Sends a message to clients, or to the one that holds a lock.
     pub(super) fn tell(&mut self, key: &str, Telling { clients, message }: &Telling) {
-        let probe = |nonce| Wake::Probe { nonce, message: message.clone() };
         for client in clients {
-            self.inboxes.send(client, probe(0));
+            self.inboxes.send(client, Wake::Probe { nonce: 0, message: message.clone() });
         }
         let held = self.name(key).and_then(|name| name.holds.first());
         if clients.is_empty()
             && let Some(HoldId { client, nonce, .. }) =
                 held.filter(|held| held.id.kind.is_lock() && held.depth > 0).map(|it| it.id.clone())
         {
-            self.inboxes.send(&client, probe(nonce));
+            self.inboxes.send(&client, Wake::Probe { nonce, message: message.clone() });
         }
     }
 
     /// Ends the hold of an owner, and notifies its client.
     pub(super) fn force_release(&mut self, kind: HoldKind, key: &str, owner: &[u8]) -> HoldReply {
-        let is_it =
-            |held: &LiveHold| held.id.kind.waits_with(kind) && held.id.owner().as_bytes() == owner;
+        let name = self.by_key.get(key);
         if let Some(held) =
-            self.by_key.get(key).and_then(|name| name.holds.iter().find(|it| is_it(it)))
+            name.and_then(|name| name.holds.iter().find(|held| held.belongs_to(kind, owner)))
         {
+            // The owner may live, and must learn that it has lost the lock.
             let ended = Wake::Ended { name: key.into(), nonce: held.id.nonce };
             self.inboxes.send(&held.id.client, ended);
         }
-        self.end(key, kind, is_it)
+        self.end(key, kind, |held| held.belongs_to(kind, owner))
     }
 
     /// Ends holds, and lets the next clients take their turn.

@@ -124,7 +124,8 @@ impl MemoryServer {
     /// ```
     pub fn refuse_with(&self, reply: Option<&str>) {
         let mut state = self.0.lock();
-        (state.refusal, state.locks.shortfall) = (None, None);
+        state.refusal = None;
+        state.locks.shortfall = None;
         match reply.map(refusal) {
             Some(failure) if failure.is_shortfall() => state.locks.shortfall = Some(failure),
             failure => state.refusal = failure,
@@ -147,17 +148,20 @@ impl MemoryServer {
         let usual = Keys::new(&Config::default().prefix).lock(name).into_owned();
         let keys = [&*usual, name];
         let end = end_of(KEPT_TIME);
-        let is_asked_for = |key: &str| {
-            let mut state = self.0.lock();
-            !state.is_down && state.locks.recall(key)
-        };
         for key in keys {
-            while is_asked_for(key) && clock::now() < end {
+            while self.recall(key) && clock::now() < end {
                 sleep(Duration::from_millis(1));
             }
         }
         let locks = &mut self.0.lock().locks;
         keys.into_iter().any(|key| end_holds(locks, key))
+    }
+
+    /// Asks the clients that only keep a lock for it. Returns `false` if there are none, or they
+    /// cannot answer.
+    fn recall(&self, key: &str) -> bool {
+        let mut state = self.0.lock();
+        !state.is_down && state.locks.recall(key)
     }
 
     /// Executes a request, unless the server is down or refuses it.
@@ -220,21 +224,26 @@ fn end_holds(locks: &mut Locks, key: &str) -> bool {
 /// Returns the failure of a request that is refused with this reply.
 fn refusal(reply: &str) -> Failure {
     let server = Arc::from("memory");
-    let failed = |kind| Failure::io(kind, &server, io::Error::other(printable(reply)));
     match reply.split(' ').next() {
         Some("NOQUORUM") => {
-            let one = failed(FailureKind::Unreachable);
+            let one = failed(FailureKind::Unreachable, &server, reply);
             let Failure { phase, source, .. } = one.clone();
             let failures = vec![ServerFailure { server: server.to_string(), phase, source }];
             let no_quorum = Some(Arc::new(Shortfall { ok: 1, required: 2, failures }));
             Failure { no_quorum, ..one }
         }
-        Some("NOTREPLICATED") => failed(FailureKind::NotReplicated { acked: 0, required: 1 }),
+        Some("NOTREPLICATED") => {
+            failed(FailureKind::NotReplicated { acked: 0, required: 1 }, &server, reply)
+        }
         _ => match redis::parse_redis_value(format!("-{}\r\n", printable(reply)).as_bytes()) {
             Ok(Value::ServerError(error)) => error_reply::failure(&error, &server),
-            _ => failed(FailureKind::Rejected),
+            _ => failed(FailureKind::Rejected, &server, reply),
         },
     }
+}
+
+fn failed(kind: FailureKind, server: &Arc<str>, reply: &str) -> Failure {
+    Failure::io(kind, server, io::Error::other(printable(reply)))
 }
 
 impl fmt::Debug for MemoryServer {

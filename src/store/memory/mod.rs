@@ -43,8 +43,12 @@ impl Memory {
     }
 
     fn inbox(&self, client: &Arc<str>) -> Arc<Inbox> {
-        let open = || self.server.0.lock().locks.inboxes.open(client.clone());
-        self.inboxes.lock().entry(client.clone()).or_insert_with(open).clone()
+        let mut inboxes = self.inboxes.lock();
+        let inbox = inboxes.entry(client.clone()).or_insert_with(|| {
+            // The server sends to it from then on.
+            self.server.0.lock().locks.inboxes.open(client.clone())
+        });
+        inbox.clone()
     }
 
     /// Checks that the server replies.
@@ -73,20 +77,23 @@ impl Store for Memory {
     ) {
         let Some(deadline) = requests.iter().map(|request| request.deadline).max() else { return };
         let replies = self.server.execute(deadline, |locks| {
-            let mut reply = |HoldRequest { hold, change, .. }: &HoldRequest<'_>| {
-                execute(locks, &self.keys, hold, *change)
-            };
-            Ok(requests.iter().map(&mut reply).collect())
+            let requests = requests.iter();
+            Ok(requests
+                .map(|request| execute(locks, &self.keys, request.hold, request.change))
+                .collect())
         });
         let replies = replies.unwrap_or_else(|failure| vec![Err(failure); requests.len()]);
-        replies.into_iter().enumerate().for_each(|(place, reply)| on_reply(place, reply));
+        for (place, reply) in replies.into_iter().enumerate() {
+            on_reply(place, reply);
+        }
     }
 
     fn post(&self, posts: Vec<PostedChange<'_>>) {
         for PostedChange { request, on_reply, .. } in posts {
             let HoldRequest { hold, change, deadline } = request;
-            let change = |locks: &mut Locks| execute(locks, &self.keys, hold, change);
-            on_reply(self.server.begin(deadline, change).outcome);
+            let begun =
+                self.server.begin(deadline, |locks| execute(locks, &self.keys, hold, change));
+            on_reply(begun.outcome);
         }
     }
 
@@ -97,8 +104,9 @@ impl Store for Memory {
     fn force_release(&self, owner: OwnerOf<'_>, deadline: Instant) -> Result<bool, Failure> {
         let OwnerOf { kind, name, owner } = owner;
         let key = self.keys.lock(name);
-        let force = |locks: &mut Locks| Ok(locks.force_release(kind, &key, owner));
-        Ok(self.server.execute(deadline, force)? == HoldReply::Done)
+        let reply =
+            self.server.execute(deadline, |locks| Ok(locks.force_release(kind, &key, owner)))?;
+        Ok(reply == HoldReply::Done)
     }
 
     fn tell(&self, name: &str, telling: &Telling, deadline: Instant) -> Result<(), Failure> {

@@ -74,12 +74,18 @@ impl LiveHold {
         self.is_offer() && self.id.client == hold.client && self.id.kind.waits_with(hold.kind)
     }
 
+    /// Returns `true` if a client with this owner field holds the same kind of lock.
+    pub(super) fn belongs_to(&self, kind: HoldKind, owner: &[u8]) -> bool {
+        self.id.kind.waits_with(kind) && self.id.owner().as_bytes() == owner
+    }
+
     /// Returns for how long an offer lasts at most, or a lock stays taken after its hold has ended.
     /// If more is left, the clock of the server was set back.
     fn longest(&self) -> Option<Duration> {
-        let has_ended = self.depth == 0;
-        let longest = if self.is_offer() { Some(OFFER_MAX) } else { self.id.longest_taken() };
-        longest.filter(|_| has_ended)
+        if self.depth > 0 {
+            return None;
+        }
+        if self.is_offer() { Some(OFFER_MAX) } else { self.id.longest_taken() }
     }
 
     pub(super) fn reply(&self, fence: u64) -> HolderReply {
@@ -124,8 +130,9 @@ impl NameState {
     /// Returns `true` if a hold may begin beside the others and the offers; for a permit, if there
     /// are `permits` in all.
     pub(super) fn admits(&self, kind: HoldKind, permits: usize) -> bool {
-        let is_taken = |held: &&LiveHold| !held.is_offer() || !flawed(Flaw::OffersAreIgnored);
-        let mut taken = self.holds.iter().filter(is_taken);
+        // An offer takes the lock from all others until its client comes for it, or it expires.
+        let mut taken =
+            self.holds.iter().filter(|held| !held.is_offer() || !flawed(Flaw::OffersAreIgnored));
         match kind {
             HoldKind::Lock | HoldKind::Write => taken.next().is_none(),
             HoldKind::Permit { .. } => taken.count() < permits,
@@ -134,8 +141,7 @@ impl NameState {
     }
 
     pub(super) fn place(&self, hold: &HoldId) -> Option<usize> {
-        let is_own = |it: &Waiting| it.client == hold.client && it.kind.waits_with(hold.kind);
-        self.queue.iter().position(is_own)
+        self.queue.iter().position(|it| it.client == hold.client && it.kind.waits_with(hold.kind))
     }
 
     /// Adds the client to the queue, unless it is there. One that `tries` stays behind all others
@@ -148,8 +154,7 @@ impl NameState {
             self.queue.remove(place);
         }
         let end = self.queue.iter().position(|it| it.tries && !tries).unwrap_or(self.queue.len());
-        let (kind, client) = (hold.kind, hold.client.clone());
-        self.queue.insert(end, Waiting { kind, client, tries });
+        self.queue.insert(end, Waiting { kind: hold.kind, client: hold.client.clone(), tries });
     }
 
     /// Returns `true` if a client other than the holder's waits, and not only for a moment.
@@ -169,10 +174,13 @@ impl NameState {
         let places = self.queue.iter().map(|it| (it.kind, &it.client)).chain(offers);
         let kinds = places.filter(|(_, of)| *of == client).map(|(kind, _)| kind);
         let left = kinds.max_by_key(|kind| (kind.is_lock(), kind.permits()))?;
-        let leaves =
-            |kind: HoldKind, of: &Arc<str>| of == client && kind.is_lock() == left.is_lock();
-        self.holds.retain(|held| !(held.is_offer() && leaves(held.id.kind, &held.id.client)));
-        self.queue.retain(|it| !leaves(it.kind, &it.client));
+        let is_lock = left.is_lock();
+        // What was offered to the client is free for the next one.
+        self.holds.retain(|held| {
+            let leaves = held.id.client == *client && held.id.kind.is_lock() == is_lock;
+            !held.is_offer() || !leaves
+        });
+        self.queue.retain(|it| it.client != *client || it.kind.is_lock() != is_lock);
         Some(left)
     }
 
@@ -190,7 +198,8 @@ impl NameState {
         registration: Registration,
         inboxes: &Inboxes,
     ) -> bool {
-        let (is_lock, waits) = (hold.kind.is_lock(), registration.joins());
+        let is_lock = hold.kind.is_lock();
+        let waits = registration.joins();
         // An offer of a side or a permit is left to the thread of its client that waits.
         let mut is_offered = (is_lock || waits) && self.has_offer_to(hold);
         let yields = matches!(registration, Registration::Returning | Registration::Yielding);
@@ -201,7 +210,8 @@ impl NameState {
         let declines = is_offered && permits > 0 && self.holds.len() > permits;
         let joins = waits && !(declines && is_waited_for);
         if declines {
-            (is_offered, permits) = (false, self.holds.len());
+            is_offered = false;
+            permits = self.holds.len();
             self.remove_offer_to(hold);
         }
         if !is_offered && is_waited_for {
@@ -209,7 +219,8 @@ impl NameState {
                 // Ahead of those that wait only for a moment.
                 self.join(hold, false);
             }
-            self.serve(key, waits.then_some(hold), hold.kind, permits, inboxes);
+            let me = if waits { Some(hold) } else { None };
+            self.serve(key, me, hold.kind, permits, inboxes);
             is_offered = waits && self.has_offer_to(hold);
         }
         let is_first = is_lock || self.queue.is_empty() || goes_ahead;
@@ -246,17 +257,14 @@ impl NameState {
         if served.is_lock() && !self.holds.is_empty() {
             return;
         }
-        let asks = |kind: HoldKind, client: &Arc<str>| {
-            me.is_some_and(|me| me.client == *client && me.kind.waits_with(kind))
-        };
         self.remove_other_forms(key, served, inboxes);
         let mut has_told = false;
-        let is_next = |name: &Self, kind: HoldKind| {
-            kind.has_form_of(served) && (name.admits(kind, permits) || flawed(Flaw::ServesTooMany))
-        };
-        while self.queue.first().is_some_and(|first| is_next(self, first.kind)) {
+        while let Some(first) = self.queue.first()
+            && first.kind.has_form_of(served)
+            && (self.admits(first.kind, permits) || flawed(Flaw::ServesTooMany))
+        {
             let Waiting { kind, client, .. } = self.queue.remove(0);
-            if !asks(kind, &client) {
+            if !is_of(me, kind, &client) {
                 has_told = true;
                 inboxes.send(&client, Wake::Lock(key.into()));
             }
@@ -266,16 +274,16 @@ impl NameState {
             let id = HoldId { kind, name: key.into(), client, nonce: OFFERED };
             let now = Moment::now();
             let ends = if flawed(Flaw::OfferHasNoEnd) { Moment::NEVER } else { now.after(OFFER) };
-            let (fence, depth, watched, note) = (0, 0, false, None);
-            self.holds.push(LiveHold { id, fence, depth, watched, ends, note });
+            self.holds.push(LiveHold { id, fence: 0, depth: 0, watched: false, ends, note: None });
             if !served.is_lock() {
                 self.remove_other_forms(key, served, inboxes);
             }
         }
+        // The next one looks, too, in case the client with the offer has stopped.
         if let Some(next) = self.queue.iter().find(|it| it.kind.has_form_of(served))
             && has_told
             && !flawed(Flaw::StandbyIsNotTold)
-            && !asks(next.kind, &next.client)
+            && !is_of(me, next.kind, &next.client)
         {
             inboxes.send(&next.client, Wake::Lock(key.into()));
         }
@@ -296,9 +304,11 @@ impl NameState {
     /// it, or watches it. Returns `true` if it may keep it.
     pub(super) fn recall(&self, key: &str, asks: Registration, inboxes: &Inboxes) -> bool {
         let waits = asks.joins();
-        let held = self.holds.iter().find(|held| held.depth > 0);
         let tries = matches!(asks, Registration::IfMayBeKept | Registration::Recall);
-        let Some(held) = held.filter(|_| waits || tries) else { return false };
+        if !waits && !tries {
+            return false;
+        }
+        let Some(held) = self.holds.iter().find(|held| held.depth > 0) else { return false };
         let may_be_kept = held.id.may_be_kept();
         if may_be_kept || waits && held.watched {
             let recall = Wake::Recall { name: key.into(), nonce: held.id.nonce, waits };
@@ -312,10 +322,14 @@ impl NameState {
     /// client that can be asked for it. Returns the owner of a lock.
     pub(super) fn echo(&self, key: &str, hold: &HoldId, inboxes: &Inboxes) -> Option<String> {
         let permits = hold.kind.permits() as usize;
-        let held = self.holds.first().filter(|_| !self.admits(hold.kind, permits))?;
+        let held = self.holds.first()?;
+        if self.admits(hold.kind, permits) {
+            return None;
+        }
         let is_asked = held.depth > 0 && (held.id.may_be_kept() || held.watched);
-        let hears = |client| inboxes.exists(client);
-        if self.place(hold).is_none() || is_asked && !hears(&held.id.client) || !hears(&hold.client)
+        if self.place(hold).is_none()
+            || is_asked && !inboxes.exists(&held.id.client)
+            || !inboxes.exists(&hold.client)
         {
             return None;
         }
@@ -348,4 +362,9 @@ impl NameState {
             _ => 0,
         }
     }
+}
+
+/// Returns `true` if the client that asks is this one, and waits for the same.
+fn is_of(me: Option<&HoldId>, kind: HoldKind, client: &Arc<str>) -> bool {
+    me.is_some_and(|me| me.client == *client && me.kind.waits_with(kind))
 }

@@ -42,8 +42,8 @@ impl QuorumServers {
         let each = factories.into_iter().enumerate().map(|(number, factory)| {
             Arc::new(QuorumServer::new(number, Arc::new(factory), settings.demand, &run_ids))
         });
-        let (each, in_doubt) = (each.collect(), InDoubtHolds::default());
-        Arc::new(Self { each, settings, in_doubt, spin })
+        let each = each.collect();
+        Arc::new(Self { each, settings, in_doubt: InDoubtHolds::default(), spin })
     }
 }
 
@@ -95,8 +95,13 @@ impl<T: ScriptReply> Ballot<T> {
         let votes = Votes::new(servers.each.len());
         let decide = Some(Box::new(decide) as Box<_>);
         let count = Count { votes, decide, decision: None, on_decision: None };
-        let (servers, count) = (servers.clone(), Mutex::new(count));
-        Self { servers, request, effect: Effect::None, demand: None, count }
+        Self {
+            servers: servers.clone(),
+            request,
+            effect: Effect::None,
+            demand: None,
+            count: Mutex::new(count),
+        }
     }
 
     pub(super) fn with(self, effect: Effect) -> Self {
@@ -146,6 +151,7 @@ impl<T: ScriptReply> Ballot<T> {
         if let (Effect::Begins(hold), Err(failure)) = (&self.effect, &reply)
             && failure.is_ambiguous()
         {
+            // The request may still be on its way, behind a release over the next connection.
             self.servers.in_doubt.may_begin_late(hold);
         }
         self.count(number, reply);
@@ -159,12 +165,16 @@ impl<T: ScriptReply> Ballot<T> {
         let mut count = self.count.lock();
         count.votes.0[number] = Some(vote);
         let on_decision = count.decide();
-        let everywhere = (count.votes.pending() == 0).then(|| !count.votes.has_failed());
+        let is_last = count.votes.pending() == 0;
+        let everywhere = is_last && !count.votes.has_failed();
+        // The callback may lead to another ballot, or to the locks of a caller.
         drop(count);
         if let Some((on_decision, decision)) = on_decision {
             on_decision(decision);
         }
-        if let (Effect::Ends { hold, taken_until }, Some(everywhere)) = (&self.effect, everywhere) {
+        if let Effect::Ends { hold, taken_until } = &self.effect
+            && is_last
+        {
             self.servers.in_doubt.end(hold, *taken_until, everywhere);
         }
     }
@@ -183,6 +193,7 @@ impl<T: ScriptReply> Ballot<T> {
         let mut count = self.count.lock();
         let Count { votes, decide, decision, .. } = &mut *count;
         if decision.is_none() {
+            // In a copy, because the votes that are missing may still arrive and count.
             let mut votes = votes.clone();
             votes.close(|number| self.servers.each[number].factory.no_reply());
             *decision = decide.take().and_then(|decide| decide(&votes));
@@ -242,7 +253,8 @@ impl InDoubtHolds {
     /// Notes that a server may begin the hold late. The client may have it nevertheless, or have
     /// taken it back by then.
     pub(super) fn may_begin_late(&self, hold: &HoldId) {
-        let (mut late, now) = (self.late.lock(), Moment::now());
+        let mut late = self.late.lock();
+        let now = Moment::now();
         if late.len() >= LATE_MAX {
             late.retain(|_, until| *until > now);
         }
@@ -257,8 +269,9 @@ impl InDoubtHolds {
         if (may_begin || !everywhere)
             && let Some((_, report)) = self.client.get()
         {
-            let (hold, lease) = (hold.clone(), *self.lease.lock());
-            report(InDoubtHold { hold, taken_until, lease, may_begin });
+            // By its own statement: the callback takes other locks.
+            let lease = *self.lease.lock();
+            report(InDoubtHold { hold: hold.clone(), taken_until, lease, may_begin });
         }
     }
 }

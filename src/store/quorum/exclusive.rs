@@ -32,8 +32,10 @@ pub(crate) trait SharedLinks: Clone + Send + Sync + 'static {
     fn connect(&self, deadline: Instant) -> Result<Self::Locked<'_>, Failure> {
         let links = self.prepare(deadline)?;
         if !links.has_majority() {
-            let vote = |server| Some(links.check(server, true).map(|()| HoldReply::Done));
-            let votes = Votes((0..links.servers().each.len()).map(vote).collect());
+            let servers = 0..links.servers().each.len();
+            let votes =
+                servers.map(|server| Some(links.check(server, true).map(|()| HoldReply::Done)));
+            let votes = Votes(votes.collect());
             if let Some(Err(failure)) = votes.decide_hold() {
                 return Err(failure);
             }
@@ -96,7 +98,8 @@ pub(crate) trait ExclusiveLinks {
         ballot: Ballot<T>,
         wanted: impl Fn(usize) -> bool,
     ) -> Arc<Ballot<T>> {
-        let (ballot, servers) = (Arc::new(ballot), self.servers().clone());
+        let ballot = Arc::new(ballot);
+        let servers = self.servers().clone();
         for (number, server) in servers.each.iter().enumerate() {
             let ended = ballot.ended();
             if !wanted(number)
@@ -106,7 +109,9 @@ pub(crate) trait ExclusiveLinks {
                 ballot.count(number, Ok(Value::Int(0)));
             } else if let Err(failure) = self.check(number, ended.is_some()) {
                 // The request that begins the hold may be among those in flight.
-                if let Some(hold) = ended.filter(|_| self.is_connected(number)) {
+                if let Some(hold) = ended
+                    && self.is_connected(number)
+                {
                     servers.in_doubt.may_begin_late(hold);
                 }
                 ballot.count(number, Err(failure));
@@ -127,7 +132,7 @@ pub(crate) trait ExclusiveLinks {
     ) -> Result<T, Failure> {
         let servers = self.servers().clone();
         // Replicas and disks do not answer soon, and that says nothing about the servers.
-        let mut wait = ballot.demand.is_none().then(|| servers.spin.begin());
+        let mut wait = if ballot.demand.is_none() { Some(servers.spin.begin()) } else { None };
         let decision = loop {
             let decision = ballot.take_decision();
             if decision.is_some() || !self.read(wait.as_mut(), deadline) {

@@ -63,7 +63,8 @@ pub(super) fn conclude(
     ballot: &Ballot<AcquireReply>,
     request: Acquire<'_>,
 ) -> Result<AcquireReply, Failure> {
-    let (hold, servers) = (&request.holds[0], &links.servers().clone());
+    let hold = &request.holds[0];
+    let servers = links.servers().clone();
     let mut outcome = links.wait(ballot, request.deadline);
     if let Ok(AcquireReply::Acquired { fence, .. }) = outcome
         && !ballot.look(|votes| votes.agree_on(fence))
@@ -74,11 +75,15 @@ pub(super) fn conclude(
         outcome = Err(failure);
     }
     if !is_granted(&outcome) {
-        let begun = |reply: &AcquireReply| matches!(reply, AcquireReply::Acquired { .. });
+        // A minority may have begun the hold, or may still begin it. It keeps all others out.
         let ends = Effect::Ends { hold: hold.clone(), taken_until: Moment::FIRST };
         let withdraw = servers.settings.commands.withdraw(hold);
-        let withdraw = Ballot::new(servers, withdraw, Votes::decide_hold).with(ends);
-        links.send(withdraw, |number| ballot.look(|votes| votes.may_be(number, begun)));
+        let withdraw = Ballot::new(&servers, withdraw, Votes::decide_hold).with(ends);
+        links.send(withdraw, |number| {
+            ballot.look(|votes| {
+                votes.may_be(number, |reply| matches!(reply, AcquireReply::Acquired { .. }))
+            })
+        });
     }
     outcome
 }

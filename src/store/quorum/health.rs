@@ -77,7 +77,8 @@ impl QuorumServer {
         let (shortest, longest) = PAUSES;
         let failures = self.failures.fetch_add(1, Ordering::Relaxed);
         let pause = shortest.saturating_mul(1 << failures.min(16)).min(longest);
-        (health.paused_until, health.claimed_until) = (end_of(pause), Instant::now());
+        health.paused_until = end_of(pause);
+        health.claimed_until = Instant::now();
         health.last_failure = Some(failure.clone());
     }
 
@@ -150,13 +151,13 @@ impl QuorumServer {
             Some(demand) => demand.probe(),
         };
         // No request with an effect was sent.
-        let mut ask =
-            |request| connection.exchange(&request, deadline).map_err(Failure::of_question);
-        let sign = ask(probe)?;
+        let sign = connection.exchange(&probe, deadline).map_err(Failure::of_question)?;
         if self.demand.is_none() {
             self.factory.check_assent(Ok(sign))?;
         }
-        match ask(Request::command(redis::cmd("INFO").arg("server"))) {
+        // Two URLs may lead to one server, which would then have two votes.
+        let question = Request::command(redis::cmd("INFO").arg("server"));
+        match connection.exchange(&question, deadline).map_err(Failure::of_question) {
             Ok(info) => self.run_ids.note(self.number, &self.factory.label(), &info)?,
             // The login may lack the right to ask.
             Err(failure) if failure.kind == FailureKind::Rejected => {}

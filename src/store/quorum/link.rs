@@ -20,7 +20,7 @@ use crossbeam_channel::Receiver;
 
 use crate::base::failure::{Failure, FailureKind};
 use crate::net::connection::Connection;
-use crate::net::in_flight::{Exchange, InFlight};
+use crate::net::in_flight::Exchange;
 use crate::store::background::peer::BackgroundConnection;
 use crate::store::quorum::health::QuorumServer;
 
@@ -60,8 +60,10 @@ impl Link {
     /// Returns the connection that is being opened, if there is no other one, and until when it is
     /// worth waiting for even if a majority is connected.
     pub(super) fn opening(&self) -> Option<(&Receiver<Result<Connection, Failure>>, Instant)> {
-        let opening = self.connection.opening.as_ref().filter(|_| !self.is_connected())?;
-        Some((opening, self.soon))
+        if self.is_connected() {
+            return None;
+        }
+        Some((self.connection.opening.as_ref()?, self.soon))
     }
 
     /// Starts to open a connection if there is none or it soon expires. An `urgent` call cannot do
@@ -92,6 +94,7 @@ impl Link {
         };
         let since = open.in_flight.expected_since();
         if open.is_connected() && !open.is_open() {
+            // The server may have moved, or the credentials have expired.
             open.give_up(Failure { kind: FailureKind::Disconnected, ..server.factory.no_reply() });
         } else if since.is_some_and(|since| since.elapsed() >= io_timeout) {
             open.give_up(server.time_out());
@@ -100,8 +103,9 @@ impl Link {
 
     /// Returns `true` if too many requests are behind one that waits for replicas or a disk.
     fn is_lagging(&self) -> bool {
-        let lags = |flight: &InFlight| flight.queue.len() >= LAGGING && flight.is_blocked();
-        self.open().is_some_and(|open| lags(&open.in_flight))
+        self.open().is_some_and(|open| {
+            open.in_flight.queue.len() >= LAGGING && open.in_flight.is_blocked()
+        })
     }
 
     /// Returns `true` if the connection is open, not too many replies are outstanding, and

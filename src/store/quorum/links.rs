@@ -87,6 +87,7 @@ impl SharedLinks for Arc<Links> {
     }
 
     fn lock_to_post(&self, deadline: Instant) -> Result<LockedLinks<'_>, Failure> {
+        // Not waited for: it may be a whole round trip until the reader has its replies.
         let reader = self.reader.try_lock();
         let each = self.each.try_lock_until(deadline).ok_or_else(in_use)?;
         let mut links = LockedLinks { reader, each, shared: self };
@@ -157,15 +158,23 @@ impl LockedLinks<'_> {
         if !self.has_majority() {
             return Some(deadline);
         }
-        (moment > Instant::now()).then_some(deadline.min(moment))
+        if moment > Instant::now() { Some(deadline.min(moment)) } else { None }
     }
 
     /// Blocks until a majority of the connected servers has room for requests, or until the
     /// deadline.
     fn make_room(&mut self, deadline: Instant) {
         let required = majority(self.each.len());
-        let has_room = |links: &[Link]| links.iter().filter(|link| link.has_room()).count();
-        while has_room(&self.each) < required.min(self.connected()) && self.read(None, deadline) {}
+        while self.count_with_room() < required.min(self.connected()) {
+            // Only replies make room. Whatever thread sent the requests, this one reads them.
+            if !self.read(None, deadline) {
+                break;
+            }
+        }
+    }
+
+    fn count_with_room(&self) -> usize {
+        self.each.iter().filter(|link| link.has_room()).count()
     }
 }
 
@@ -199,6 +208,7 @@ impl ExclusiveLinks for LockedLinks<'_> {
             return false;
         }
         let ready = MutexGuard::unlocked(&mut self.each, || {
+            // Another thread may close a connection now. Its socket stays open until this returns.
             let mut sockets: Vec<_> =
                 sockets.iter().map(|(socket, what)| socket.poll_fd(*what)).collect();
             loop {

@@ -92,8 +92,8 @@ impl Quorum {
         let settings = BackgroundSettings::new(&Commands::proposing(config), factory);
         let factories = endpoints.into_iter().map(|endpoint| factory.connections(endpoint));
         let servers = QuorumServers::new(factories, settings, Spin::new(config.spin));
-        let links = |_| Links::new(&servers, &factory.thread);
-        Self { links: (0..config.pool_size).map(links).collect(), servers }
+        let links = (0..config.pool_size).map(|_| Links::new(&servers, &factory.thread)).collect();
+        Self { servers, links }
     }
 
     /// Fails unless a majority answers.
@@ -152,8 +152,7 @@ impl<L: SharedLinks> Quorum<L> {
             }
             change => commands.change(hold, change),
         };
-        let decide = move |votes: &Votes<_>| votes.decide_change(change);
-        let ballot = Ballot::new(&self.servers, request, decide);
+        let ballot = Ballot::new(&self.servers, request, move |votes| votes.decide_change(change));
         match change {
             Change::Release { taken_until, .. } => {
                 ballot.with(Effect::Ends { hold: hold.clone(), taken_until })
@@ -227,16 +226,21 @@ impl<L: SharedLinks> Store for Quorum<L> {
         let waits = has_demand && requests.iter().any(|it| it.change.is_durable());
         let mut place = 0;
         for requests in requests.chunks(if waits { 1 } else { TOGETHER }) {
-            let send = |request| {
-                let (ballot, links) = self.send(request)?;
-                // The next request may be for the same connections.
-                Ok((ballot, Some(links).filter(|_| requests.len() == 1)))
-            };
-            let sent: Vec<_> = requests.iter().map(send).collect();
+            let mut sent = Vec::with_capacity(requests.len());
+            for request in requests {
+                sent.push(self.send(request).map(|(ballot, links)| {
+                    // The next request may be for the same connections.
+                    let links = if requests.len() == 1 { Some(links) } else { None };
+                    (ballot, links)
+                }));
+            }
             for (HoldRequest { hold, change, deadline }, sent) in requests.iter().zip(sent) {
-                let again = || self.links(&hold.name).lock(*deadline).map_err(ambiguous);
                 let reply = sent.and_then(|(ballot, links)| {
-                    let reply = links.map_or_else(again, Ok)?.wait(&ballot, *deadline);
+                    let mut links = match links {
+                        Some(links) => links,
+                        None => self.links(&hold.name).lock(*deadline).map_err(ambiguous)?,
+                    };
+                    let reply = links.wait(&ballot, *deadline);
                     let is_release = matches!(change, Change::Release { .. });
                     if is_release { reply.map_err(ambiguous) } else { reply }
                 });

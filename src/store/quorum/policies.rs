@@ -79,21 +79,24 @@ impl WakeupPolicy for WakeupsOfMajorities {
     fn receive(&mut self, from: &Arc<QuorumServer>, wake: Wake) -> Option<Wake> {
         match wake {
             Wake::Lock(name) => {
-                let (now, gathered) = (clock::now(), &mut self.gathered);
-                gathered.retain(|_, it| it.told == 0 || now < it.first + MEMORY);
-                let new = || Gathered::new(self.servers.each.len());
-                gathered.entry(name).or_insert_with(new).add(from.number);
+                let now = clock::now();
+                self.gathered.retain(|_, it| it.told == 0 || now < it.first + MEMORY);
+                let count = self.servers.each.len();
+                let gathered = self.gathered.entry(name);
+                gathered.or_insert_with(|| Gathered::new(count)).add(from.number);
+                // `take_due` reports it once enough servers have sent it, or after a while.
                 None
             }
             Wake::Echo(name) => {
-                let (now, count) = (clock::now(), self.servers.each.len());
+                let now = clock::now();
+                let count = self.servers.each.len();
                 self.echoes.retain(|_, it| now < it.first + ECHO_MEMORY);
                 let gathered = self.echoes.entry(name.clone());
                 let gathered = gathered.or_insert_with(|| Gathered::new(count));
                 gathered.add(from.number);
                 let is_new = gathered.told == 0 && gathered.count() >= majority(count);
                 gathered.told += usize::from(is_new);
-                is_new.then_some(Wake::Echo(name))
+                if is_new { Some(Wake::Echo(name)) } else { None }
             }
             // One server is enough, and the next one repeats it. A majority may still have a hold
             // that has ended at this one: the client asks all of them.
@@ -104,9 +107,12 @@ impl WakeupPolicy for WakeupsOfMajorities {
     }
 
     fn take_due(&mut self) -> Option<Wake> {
-        let (required, now) = (majority(self.servers.each.len()), clock::now());
-        let is_due = |gathered: &Gathered| gathered.due(required).is_some_and(|due| due <= now);
-        let (name, gathered) = self.gathered.iter_mut().find(|(_, gathered)| is_due(gathered))?;
+        let required = majority(self.servers.each.len());
+        let now = clock::now();
+        let (name, gathered) = self
+            .gathered
+            .iter_mut()
+            .find(|(_, gathered)| gathered.due(required).is_some_and(|due| due <= now))?;
         gathered.told = gathered.count();
         Some(Wake::Lock(name.clone()))
     }
@@ -138,9 +144,12 @@ impl Gathered {
     /// it may have asked too soon.
     fn due(&self, required: usize) -> Option<Instant> {
         if self.count() >= required {
-            (self.told < required).then_some(self.first)
+            if self.told < required { Some(self.first) } else { None }
+        } else if self.told == 0 {
+            // The other servers may be away.
+            Some(self.first + GATHER)
         } else {
-            (self.told == 0).then(|| self.first + GATHER)
+            None
         }
     }
 }
@@ -172,8 +181,11 @@ impl<L: SharedLinks> JobPolicy for JobsOfMajorities<L> {
         posted: Vec<Exchange>,
         deadline: Instant,
     ) -> Vec<Exchange> {
-        let post = |posted, links: &L| links.post_if_open(server.number, posted, deadline);
-        self.links.iter().fold(posted, post)
+        let mut unsent = posted;
+        for links in &self.links {
+            unsent = links.post_if_open(server.number, unsent, deadline);
+        }
+        unsent
     }
 
     /// A renewal or a release counts once a majority has confirmed it. A release is still sent to

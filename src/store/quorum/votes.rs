@@ -138,15 +138,14 @@ impl<T> Votes<T> {
             phase: failure.phase,
             source: failure.source.clone(),
         });
-        let number = |count| u32::try_from(count).unwrap_or(u32::MAX);
         let no_quorum = Arc::new(Shortfall {
-            ok: number(ok),
-            required: number(self.required()),
+            ok: u32::try_from(ok).unwrap_or(u32::MAX),
+            required: u32::try_from(self.required()).unwrap_or(u32::MAX),
             failures: failures.collect(),
         });
-        let (kind, server) =
-            (worst.unwrap_or(FailureKind::Unreachable), "a majority of the servers");
-        let failure = Failure::caused_by(kind, &Arc::from(server), no_quorum.clone());
+        let kind = worst.unwrap_or(FailureKind::Unreachable);
+        let server = Arc::from("a majority of the servers");
+        let failure = Failure::caused_by(kind, &server, no_quorum.clone());
         Failure { no_quorum: Some(no_quorum), ..failure }
     }
 
@@ -164,11 +163,12 @@ impl<T> Votes<T> {
 
     /// Returns the failure once a majority can no longer answer with any kind of reply.
     fn unanswered(&self, ok: usize) -> Option<Failure> {
-        let (wrong, rejected) = (self.count_wrong(), self.count_failures(FailureKind::Rejected));
+        let wrong = self.count_wrong();
+        let rejected = self.count_failures(FailureKind::Rejected);
         let refused = self.outvoted_by(rejected) || self.outvoted_by(wrong);
         let answers = self.answers().count() + self.count_short() + wrong;
         let hopeless = answers + self.pending() < self.required();
-        (refused || hopeless || self.pending() == 0).then(|| self.shortfall(ok))
+        if refused || hopeless || self.pending() == 0 { Some(self.shortfall(ok)) } else { None }
     }
 }
 
@@ -184,19 +184,23 @@ impl Votes<AcquireReply> {
         grants.sort_unstable_by(|one, other| other.cmp(one));
         let granted = grants.len();
         if granted >= self.required() {
-            let ((fence, longest), (least, room)) = (grants[0], grants[self.required() - 1]);
+            // The greatest token counts. If too few servers gave it, their counters are raised.
+            let (fence, longest) = grants[0];
+            let (least, room) = grants[self.required() - 1];
             let room = if flawed(Flaw::BlockOfOneServer) { longest } else { room };
             let is_agreed = least == fence || flawed(Flaw::BlockOfAMinority);
-            let (room, others) = (if is_agreed { room } else { 0 }, Vec::new());
+            let room = if is_agreed { room } else { 0 };
             let fence = if flawed(Flaw::TokenIsTheSmallest) { least } else { fence };
-            let is_wanted = |it: &_| matches!(it, AcquireReply::Acquired { wanted: true, .. });
-            let wanted = self.answers().any(is_wanted);
-            return Some(Ok(AcquireReply::Acquired { fence, others, room, wanted }));
+            let wanted = self
+                .answers()
+                .any(|reply| matches!(reply, AcquireReply::Acquired { wanted: true, .. }));
+            return Some(Ok(AcquireReply::Acquired { fence, others: Vec::new(), room, wanted }));
         }
         if granted + self.pending() >= self.required() || self.may_be_wrong() {
             return None;
         }
-        let (short, wrong) = (self.count_short(), self.count_wrong());
+        let short = self.count_short();
+        let wrong = self.count_wrong();
         let refused = self.outvoted_by(self.count_failures(FailureKind::Rejected));
         if self.outvoted_by(wrong) || refused || granted + short >= self.required() {
             return Some(Err(self.shortfall(granted)));
@@ -204,9 +208,11 @@ impl Votes<AcquireReply> {
         if self.answers().count() + short + wrong >= self.required() {
             let remaining = self.until_majority_is_free(granted + short);
             let in_doubt = self.failures().any(Failure::is_ambiguous);
-            let is_recalled = |it: &_| matches!(it, AcquireReply::Held { recalled: true, .. });
-            let recalled = self.answers().any(is_recalled);
-            let echoed = self.echoed().filter(|_| granted == 0);
+            let recalled = self
+                .answers()
+                .any(|reply| matches!(reply, AcquireReply::Held { recalled: true, .. }));
+
+            let echoed = if granted == 0 { self.echoed() } else { None };
             let held = AcquireReply::Held { index: 0, remaining, in_doubt, recalled, echoed };
             return Some(Ok(held));
         }
@@ -216,19 +222,25 @@ impl Votes<AcquireReply> {
     /// Returns the owner at a majority, if each of these has sent an echo. Of clients whose
     /// attempts have collided, none has a majority, and none is told when they have ended.
     fn echoed(&self) -> Option<String> {
-        let owner = |reply: &_| match reply {
+        let owners = self.answers().filter_map(|reply| match reply {
             AcquireReply::Held { echoed, .. } => echoed.clone(),
             AcquireReply::Acquired { .. } => None,
-        };
-        let owners: Vec<_> = self.answers().filter_map(owner).collect();
-        let count = |owner: &String| owners.iter().filter(|other| *other == owner).count();
-        owners.iter().find(|owner| count(owner) >= self.required()).cloned()
+        });
+        let owners: Vec<_> = owners.collect();
+        for owner in &owners {
+            let count = owners.iter().filter(|other| *other == owner).count();
+            if count >= self.required() {
+                return Some(owner.clone());
+            }
+        }
+        None
     }
 
     pub(super) fn agree_on(&self, token: u64) -> bool {
-        let gave =
-            |reply: &_| matches!(reply, AcquireReply::Acquired { fence, .. } if *fence == token);
-        self.count(gave) >= self.required()
+        let agreeing = self.count(
+            |reply| matches!(reply, AcquireReply::Acquired { fence, .. } if *fence == token),
+        );
+        agreeing >= self.required()
     }
 
     /// Returns the greatest token that a counter has reached.
@@ -243,11 +255,11 @@ impl Votes<AcquireReply> {
     /// Returns the time until a majority is free: the `granted` servers, where the hold is
     /// withdrawn, and enough others whose leases have ended.
     fn until_majority_is_free(&self, granted: usize) -> Option<Duration> {
-        let remaining = |reply: &AcquireReply| match reply {
+        let leases = self.answers().filter_map(|reply| match reply {
             AcquireReply::Held { remaining, .. } => *remaining,
             AcquireReply::Acquired { .. } => None,
-        };
-        let mut leases: Vec<Duration> = self.answers().filter_map(remaining).collect();
+        });
+        let mut leases: Vec<Duration> = leases.collect();
         leases.sort_unstable();
         leases.get(self.required() - granted - 1).copied()
     }
@@ -301,9 +313,10 @@ impl Votes<ReportReply> {
     /// Decides which holder has a majority, if any can.
     pub(super) fn decide_holder(&self) -> Option<Result<ReportReply, Failure>> {
         let holders: Vec<&HolderReply> = self.answers().filter_map(ReportReply::holder).collect();
-        let of = |owner: &[u8]| holders.iter().filter(|it| it.owner == owner).copied().collect();
-        let same: Vec<Vec<&HolderReply>> = holders.iter().map(|holder| of(&holder.owner)).collect();
-        let best = same.into_iter().max_by_key(Vec::len).unwrap_or_default();
+        let same = holders.iter().map(|holder| -> Vec<&HolderReply> {
+            holders.iter().filter(|it| it.owner == holder.owner).copied().collect()
+        });
+        let best = same.max_by_key(Vec::len).unwrap_or_default();
         let most = best.len();
         if most >= self.required() {
             // The depth that most know, and the time until they are no longer a majority.
@@ -312,7 +325,8 @@ impl Votes<ReportReply> {
             let mut leases: Vec<Duration> = best.iter().map(|holder| holder.remaining).collect();
             leases.sort_unstable_by(|one, other| other.cmp(one));
             let fence = best.iter().map(|holder| holder.fence).max().unwrap_or(0);
-            let (depth, remaining) = (depths[depths.len() / 2], leases[self.required() - 1]);
+            let depth = depths[depths.len() / 2];
+            let remaining = leases[self.required() - 1];
             let note = best.iter().find_map(|holder| holder.note.clone());
             let owner = best[0].owner.clone();
             let holder = HolderReply { owner, depth, remaining, fence, note };

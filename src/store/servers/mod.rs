@@ -195,12 +195,15 @@ impl Store for Servers {
         for (target, indexes) in targets {
             let batch: Vec<_> = indexes.iter().map(|index| requests[*index]).collect();
             target.ask(&batch, &mut |place, reply| {
-                let (request, mut first) = (batch[place], Some(reply));
-                let (name, narrowest) = (&request.hold.name, Scope::narrowest(request.change));
-                let ask = |target: &Target, scope| {
-                    first.take().unwrap_or_else(|| target.change(scope, request))
-                };
-                let reply = self.placement.follow(name, target.clone(), narrowest, ask);
+                let request = batch[place];
+                let name = &request.hold.name;
+                let narrowest = Scope::narrowest(request.change);
+                // The first answer is there already. Only after a redirection is another needed.
+                let mut first = Some(reply);
+                let reply =
+                    self.placement.follow(name, target.clone(), narrowest, |target, scope| {
+                        first.take().unwrap_or_else(|| target.change(scope, request))
+                    });
                 on_reply(indexes[place], reply);
             });
         }
@@ -218,7 +221,8 @@ impl Store for Servers {
                 on_reply(Err(uncovered()));
                 continue;
             };
-            let (placement, asked) = (self.placement.clone(), target.clone());
+            let placement = self.placement.clone();
+            let asked = target.clone();
             let on_reply = Box::new(move |reply: Result<HoldReply, Failure>| {
                 // The clean-up follows the redirection.
                 placement.next(&name, Scope::All, &mut Progress::default(), &reply, &asked);
@@ -257,10 +261,10 @@ impl Store for Servers {
     }
 
     fn force_release(&self, owner: OwnerOf<'_>, deadline: Instant) -> Result<bool, Failure> {
-        let release = |target: &Target, scope| {
-            target.execute(target.node.commands.force_release(scope, owner), None, deadline)
-        };
-        let reply: HoldReply = self.send_within(Scope::Lock, owner.name, deadline, release)?;
+        let reply: HoldReply =
+            self.send_within(Scope::Lock, owner.name, deadline, |target, scope| {
+                target.execute(target.node.commands.force_release(scope, owner), None, deadline)
+            })?;
         Ok(reply == HoldReply::Done)
     }
 

@@ -78,8 +78,8 @@ impl Node {
         })?;
         let factory = &self.server.factory;
         let own_host = factory.endpoint.host().unwrap_or_default();
-        let nonsense = || Failure { kind: FailureKind::Unreachable, ..factory.invalid_reply() };
-        shares(&reply, own_host).ok_or_else(nonsense)
+        shares(&reply, own_host)
+            .ok_or_else(|| Failure { kind: FailureKind::Unreachable, ..factory.invalid_reply() })
     }
 
     /// Returns `true` if this is a node of a cluster and other nodes have some of the names. Reads
@@ -215,15 +215,20 @@ impl Target {
     }
 
     fn demand_of(&self, requests: &[HoldRequest<'_>]) -> Option<(Demand, SendWait)> {
-        let is_durable = || requests.iter().any(|request| request.change.is_durable());
-        self.node.demand.filter(|_| is_durable()).map(|demand| (demand, SendWait::Along))
+        let demand = self.node.demand?;
+        if requests.iter().any(|request| request.change.is_durable()) {
+            Some((demand, SendWait::Along))
+        } else {
+            None
+        }
     }
 
     pub(super) fn post(&self, posts: Vec<PostedChange<'_>>) {
         let Node { server, commands, .. } = &*self.node;
         let exchanges = posts.into_iter().map(|PostedChange { request, write_by, on_reply }| {
             let HoldRequest { hold, change, deadline } = request;
-            let (request, factory) = (commands.change(hold, change), server.factory.clone());
+            let request = commands.change(hold, change);
+            let factory = server.factory.clone();
             let on_reply = Box::new(move |reply| on_reply(HoldReply::decode(reply, &factory)));
             let posted = Exchange::posted(self.addressed(request), deadline, on_reply);
             posted.written_by(write_by)
@@ -294,17 +299,19 @@ fn share(entry: &Value, own_host: &str) -> Option<Share> {
         return None;
     };
     let [host, Value::Int(port), ..] = &master[..] else { return None };
-    let (first, last) = (usize::try_from(*first).ok()?, usize::try_from(*last).ok()?);
+    let first = usize::try_from(*first).ok()?;
+    let last = usize::try_from(*last).ok()?;
     let host = match host {
         Value::Nil => "",
         Value::BulkString(bytes) => str::from_utf8(bytes).ok()?,
         _ => return None,
     };
-    (first <= last && last < SLOTS).then_some(Share {
-        slots: first..=last,
-        host: if is_known(host) { host } else { own_host }.to_owned(),
-        port: u16::try_from(*port).ok()?,
-    })
+    let port = u16::try_from(*port).ok()?;
+    if first > last || last >= SLOTS {
+        return None;
+    }
+    let host = if is_known(host) { host } else { own_host }.to_owned();
+    Some(Share { slots: first..=last, host, port })
 }
 
 pub(super) fn covered(shares: &[Share]) -> usize {

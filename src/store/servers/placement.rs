@@ -140,11 +140,14 @@ impl Placement {
             // A node that has the slot only for now may have none of the keys yet.
             return topology.owner(topology.slot(name));
         }
-        let next = Redirect::of(failure).and_then(|Redirect { asking, host, port }| {
+        let mut next = Redirect::of(failure).and_then(|Redirect { asking, host, port }| {
             let host = host.or(from.node.server.factory.endpoint.host())?;
             Some(topology.redirected(asking, host, port, topology.slot(name)))
         });
-        let next = next.filter(|_| progress.redirections <= REDIRECTIONS_MAX);
+        if progress.redirections > REDIRECTIONS_MAX {
+            // The nodes name each other. What they have named is kept for the next call.
+            next = None;
+        }
         if next.is_none() {
             topology.note_failure(failure, &from.node);
         }
@@ -239,7 +242,7 @@ impl WakeupPolicy for Placement {
     /// Every node passes on a message, but it counts only from the node that serves its slot.
     fn receive(&mut self, from: &Target, wake: Wake) -> Option<Wake> {
         let (Wake::Echo(name) | Wake::Lock(name)) = &wake else { return Some(wake) };
-        self.is_home(from, name).then_some(wake)
+        if self.is_home(from, name) { Some(wake) } else { None }
     }
 
     fn fail(&mut self, target: &Target, failure: &Failure) {

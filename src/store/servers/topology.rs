@@ -92,8 +92,10 @@ impl Topology {
 
     /// Returns `true` if requests are likely to be sent there again.
     pub(super) fn is_in_use(&self, Target { node, asking }: &Target) -> bool {
-        let is_master = || self.map.read().masters.contains_key(node.label());
-        !asking && is_master() || node.last_named.lock().elapsed() < KEPT
+        if !asking && self.map.read().masters.contains_key(node.label()) {
+            return true;
+        }
+        node.last_named.lock().elapsed() < KEPT
     }
 
     /// Like [`owner`](Self::owner), but asks the nodes first if the owner is unknown or doubted,
@@ -160,8 +162,10 @@ impl Topology {
         if let Some(look) = &*next_look {
             return look.clone();
         }
-        let ((end, look), topology) = (bounded(0), self.clone());
-        let learn = move || {
+        let (end, look) = bounded(0);
+        let topology = self.clone();
+        let thread = thread::Builder::new().name("leasehold-slots".into());
+        let thread = thread.spawn(move || {
             let mut last_look = topology.last_look.lock();
             let elapsed = last_look.map_or(PAUSE, |last| last.elapsed());
             thread::sleep(PAUSE.saturating_sub(elapsed));
@@ -171,9 +175,9 @@ impl Topology {
             topology.explore().unwrap_or_default();
             *last_look = Some(Instant::now());
             drop(end);
-        };
-        let thread = thread::Builder::new().name("leasehold-slots".into()).spawn(learn);
-        *next_look = thread.is_ok().then(|| look.clone());
+        });
+        // Without a thread, `end` is dropped, so nothing waits, and the next call tries again.
+        *next_look = if thread.is_ok() { Some(look.clone()) } else { None };
         look
     }
 
@@ -185,8 +189,9 @@ impl Topology {
         });
         let before = mem::replace(&mut *self.failure.lock(), outcome.clone().err());
         if let (Err(Failure { server, source, .. }), None) = (&outcome, before) {
-            let why = || format!("the cluster's slots are not known: {server}: {source}");
-            self.servers.events.warn(why);
+            self.servers
+                .events
+                .warn(|| format!("the cluster's slots are not known: {server}: {source}"));
         }
         outcome
     }
@@ -230,19 +235,20 @@ impl Topology {
     /// Asks a node on a short-lived thread, unless it has not answered the last question yet.
     fn ask(&self, node: &Arc<Node>, replies: &Sender<Result<Vec<Share>, Failure>>) {
         let deadline = end_of(self.servers.config.connect_timeout);
-        let (asked, sender) = (node.clone(), replies.clone());
-        let ask = move || {
-            let reply = asked.shares(deadline);
-            asked.is_asked.store(false, Ordering::Relaxed);
-            // No thread waits for it if another node has answered.
-            sender.send(reply).unwrap_or_default();
-        };
         if node.is_asked.swap(true, Ordering::Relaxed) {
             let failure = Failure::too_late(node.label(), "it has not answered the last question");
             replies.send(Err(failure)).unwrap_or_default();
             return;
         }
-        let thread = thread::Builder::new().name("leasehold-node".into()).spawn(ask);
+        let asked = node.clone();
+        let sender = replies.clone();
+        let thread = thread::Builder::new().name("leasehold-node".into());
+        let thread = thread.spawn(move || {
+            let reply = asked.shares(deadline);
+            asked.is_asked.store(false, Ordering::Relaxed);
+            // No thread waits for it if another node has answered.
+            sender.send(reply).unwrap_or_default();
+        });
         if let Err(error) = thread {
             node.is_asked.store(false, Ordering::Relaxed);
             let failure = Failure::io(FailureKind::Unreachable, node.label(), error);
@@ -253,8 +259,9 @@ impl Topology {
     /// Returns the nodes to ask, the doubted ones last.
     fn nodes_to_ask(&self) -> Vec<Arc<Node>> {
         let mut nodes = self.masters();
-        let is_new = |seed: &&Arc<Node>| !nodes.iter().any(|node| Arc::ptr_eq(node, seed));
-        let seeds: Vec<_> = self.seeds.iter().filter(is_new).cloned().collect();
+        let seeds = self.seeds.iter();
+        let seeds = seeds.filter(|seed| !nodes.iter().any(|node| Arc::ptr_eq(node, seed)));
+        let seeds: Vec<_> = seeds.cloned().collect();
         nodes.extend(seeds);
         // Cached, because other threads change the doubts while this sorts.
         nodes.sort_by_cached_key(|node| node.is_doubted());
@@ -274,12 +281,14 @@ impl Topology {
             masters.insert(node.label().clone(), node);
         }
         let has_shards = self.servers.config.uses(Mechanism::ShardedWakeups);
-        for node in masters.values().filter(|_| has_shards) {
-            let is_its = |owner: &Option<Arc<Node>>| {
-                owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, node))
-            };
-            if let Some(first) = owners.iter().position(is_its) {
-                node.serve_from(first);
+        if has_shards {
+            for node in masters.values() {
+                let first = owners
+                    .iter()
+                    .position(|owner| owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, node)));
+                if let Some(first) = first {
+                    node.serve_from(first);
+                }
             }
         }
         let before = mem::replace(&mut *self.map.write(), Map { owners, masters });
@@ -302,10 +311,11 @@ impl Topology {
             *node.last_named.lock() = Instant::now();
             return node.clone();
         }
-        let is_unused = |_: &_, node: &mut Arc<Node>| {
+        let unused = nodes.extract_if(|_, node| {
+            // Under the lock, no other thread can get one of which this is the only reference.
             Arc::strong_count(node) == 1 && node.last_named.lock().elapsed() >= KEPT
-        };
-        let unused: Vec<_> = nodes.extract_if(is_unused).collect();
+        });
+        let unused: Vec<_> = unused.collect();
         let label = endpoint.label.clone();
         let config = &self.servers.config;
         let commands = Commands::new(config).in_cluster();
