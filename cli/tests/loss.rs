@@ -43,7 +43,7 @@ fn a_command_that_does_not_end_is_killed_with_all_that_it_has_started() {
 }
 
 #[test]
-fn what_outlives_the_command_is_killed() {
+fn processes_that_outlive_the_command_are_killed() {
     let server = Server::redis();
     let script = "(trap '' TERM; while :; do sleep 1; done) & echo ready; wait";
     let mut running = run(&server, &["--kill-after", "200ms"], script);
@@ -53,7 +53,7 @@ fn what_outlives_the_command_is_killed() {
 }
 
 #[test]
-fn a_loss_that_is_found_at_the_end_is_the_status() {
+fn a_loss_found_at_the_end_is_the_exit_status() {
     let server = Server::redis();
     let script = "echo ready; read line; exit 0";
     let args = ["run", "--lease", "1h", "a", "--", "sh", "-c", script];

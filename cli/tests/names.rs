@@ -186,7 +186,7 @@ fn a_free_name_is_shown_as_free() {
 }
 
 #[test]
-fn a_circle_of_waiting_clients_is_shown() {
+fn a_deadlock_of_clients_is_shown() {
     let server = Server::redis();
     // Without looks of their own, neither ever learns of the other.
     let never = Client::builder().deadlock_after(None);
@@ -423,7 +423,7 @@ fn several_clients_of_a_label_are_listed_and_keep_their_holds() {
 }
 
 #[test]
-fn an_empty_selector_is_64_and_ends_nothing() {
+fn an_empty_selector_exits_with_64_and_ends_nothing() {
     let server = Server::redis();
     let client = Client::builder().label("").open(&server.url()).unwrap();
     let guard = client.lock("a").unwrap();

@@ -33,7 +33,7 @@ fn a_command_checks_that_the_lock_is_held_under_which_it_was_started() {
 }
 
 #[test]
-fn what_outlives_the_lock_does_not_hold_it() {
+fn processes_that_outlive_the_lock_do_not_hold_it() {
     let server = Server::redis();
     for options in [&[][..], &["--hold-at-least", "1h"]] {
         let script = "(read line <\"$1\"; \"$0\" held a; echo \"held: $?\") & echo started";

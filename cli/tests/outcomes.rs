@@ -25,7 +25,7 @@ fn the_command_has_stdout_to_itself_and_its_status_is_passed_on() {
 }
 
 #[test]
-fn a_command_that_a_signal_ends_is_128_and_its_number() {
+fn a_command_ended_by_a_signal_exits_with_128_and_its_number() {
     let server = Server::redis();
     for (signal, expected) in [("INT", 130), ("KILL", 137), ("TERM", 143), ("SEGV", 139)] {
         let script = format!("ulimit -c 0; kill -s {signal} $$");
@@ -69,7 +69,7 @@ fn too_many_open_files_are_an_error_of_the_system() {
 }
 
 #[test]
-fn what_a_terminal_would_obey_is_escaped() {
+fn escape_sequences_for_terminals_are_escaped() {
     let server = Server::redis();
     let word = "\u{1b}]0;a\u{7}\u{7f}\u{9b}2J";
     for args in [
@@ -94,7 +94,7 @@ fn what_a_terminal_would_obey_is_escaped() {
 }
 
 #[test]
-fn a_command_that_cannot_be_run_is_as_in_a_shell() {
+fn a_command_that_cannot_be_run_exits_as_in_a_shell() {
     let server = Server::redis();
     let missing = finish(&mut leasehold(&server, &["run", "a", "--", "/no/such/command"]));
     assert_eq!(missing.code, 127);
@@ -105,7 +105,7 @@ fn a_command_that_cannot_be_run_is_as_in_a_shell() {
 }
 
 #[test]
-fn wrong_usage_is_64() {
+fn wrong_usage_exits_with_64() {
     let server = Server::redis();
     for args in [
         &[][..],
@@ -178,7 +178,7 @@ fn help_and_version_are_no_errors() {
 }
 
 #[test]
-fn a_server_that_cannot_be_reached_is_69() {
+fn an_unreachable_server_exits_with_69() {
     let server = Server::redis();
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let url = format!("redis://127.0.0.1:{port}/");
@@ -220,7 +220,7 @@ fn a_wait_ends_in_time_whatever_the_server_does() {
 }
 
 #[test]
-fn a_server_that_refuses_the_login_is_77() {
+fn a_refused_login_exits_with_77() {
     let server = Server::redis();
     server.command(&["CONFIG", "SET", "requirepass", "sesame"]);
     let finished = finish(&mut leasehold(&server, &["run", "a", "--", "true"]));
@@ -234,7 +234,7 @@ fn a_server_that_refuses_the_login_is_77() {
 }
 
 #[test]
-fn a_key_of_another_program_is_65() {
+fn a_key_of_another_program_exits_with_65() {
     let server = Server::redis();
     server.command(&["SET", "lock:a", "precious"]);
     for args in [&["run", "a", "--", "true"][..], &["show", "a"], &["unlock", "a"]] {
@@ -246,7 +246,7 @@ fn a_key_of_another_program_is_65() {
 }
 
 #[test]
-fn a_lock_that_is_not_to_be_had_is_75() {
+fn a_held_lock_exits_with_75() {
     let server = Server::redis();
     let client = client(&server);
     let _guard = client.lock("a").unwrap();

@@ -57,7 +57,7 @@ fn a_server_that_demands_certificates_is_reached() {
 }
 
 #[test]
-fn what_endangers_locks_is_a_warning() {
+fn settings_that_endanger_locks_are_warnings() {
     let server = Server::redis();
     assert!(warns(&server, "restart") && !warns(&server, "evict"));
     server.command(&["CONFIG", "SET", "appendonly", "yes"]);

@@ -211,7 +211,7 @@ fn a_command_need_not_be_text() {
 }
 
 #[test]
-fn a_release_that_fails_is_said_and_no_failure_of_the_command() {
+fn a_failed_release_is_reported_and_does_not_fail_the_command() {
     let server = Server::redis();
     let mut running = hold(&server, &["--lease", "1m"], "a");
     server.kill();
@@ -273,7 +273,7 @@ fn a_program_that_was_started_by_the_loader_runs_the_command() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn what_systemd_means_for_the_program_that_it_starts_is_for_the_command() {
+fn variables_of_systemd_name_the_command() {
     let server = Server::redis();
     let run = |set: &str| {
         let script = format!(

@@ -54,7 +54,7 @@ fn signals_are_passed_on_to_the_command() {
 }
 
 #[test]
-fn a_signal_that_ends_the_command_is_its_status() {
+fn a_signal_that_ends_the_command_is_the_exit_status() {
     let server = Server::redis();
     let mut running = run(&server, &[], "echo ready; exec sleep 60");
     assert_eq!(running.next(), "ready");
@@ -132,7 +132,7 @@ fn a_command_that_is_stopped_ends_by_a_signal() {
 }
 
 #[test]
-fn what_the_command_has_started_gets_the_signal_too() {
+fn children_of_the_command_get_the_signal_too() {
     let server = Server::redis();
     let mut running = run(&server, &[], "sh -c 'echo ready; sleep 60; echo on'; echo on");
     assert_eq!(running.next(), "ready");

@@ -288,7 +288,7 @@ fn a_key_that_stops_the_program_stops_a_command_with_other_input() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn what_stops_the_program_at_a_terminal_stops_the_command() {
+fn stopping_the_program_at_a_terminal_stops_the_command() {
     let server = Server::redis();
     // The program as a job of a shell, which continues when the program has stopped.
     let job = "set -m; \"$0\" run a -- sh -c \"$1\"
@@ -416,7 +416,7 @@ fn a_job_in_the_background_leaves_the_terminal_to_the_shell() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn what_ran_before_the_program_is_not_ended_with_the_command() {
+fn processes_from_before_the_program_are_not_ended_with_the_command() {
     let server = Server::redis();
     let script = "sh -c 'sleep 60 & echo job $!.; exec \"$0\" run -k 200ms a -- \
         sh -c \"echo ready; exec sleep 60\"' \"$0\"; echo code $?.; read line";
@@ -515,7 +515,7 @@ fn a_key_ends_the_wait() {
 }
 
 #[test]
-fn a_line_says_what_is_waited_for_and_goes_away() {
+fn the_line_about_the_wait_names_the_holder_and_goes_away() {
     let server = Server::redis();
     let client = client(&server);
     let guard = client.lock("a").unwrap();

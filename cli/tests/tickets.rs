@@ -93,7 +93,7 @@ fn a_renewal_that_is_refused_releases_nothing_and_a_release_prolongs_nothing() {
 }
 
 #[test]
-fn a_hold_that_is_over_is_70() {
+fn an_ended_hold_exits_with_70() {
     let server = Server::redis();
     let ticket = lock(&server, &["a"]);
     output(&mut leasehold(&server, &["unlock", "a"]));
@@ -107,7 +107,7 @@ fn a_hold_that_is_over_is_70() {
 }
 
 #[test]
-fn what_cannot_be_had_or_reached_is_75_or_69() {
+fn held_locks_exit_with_75_and_unreachable_servers_with_69() {
     let server = Server::redis();
     let ticket = lock(&server, &["a"]);
     for options in [&["-n"][..], &["--wait", "100ms"]] {
@@ -122,7 +122,7 @@ fn what_cannot_be_had_or_reached_is_75_or_69() {
 }
 
 #[test]
-fn what_is_no_ticket_of_this_prefix_is_64_and_not_repeated() {
+fn a_ticket_of_another_prefix_exits_with_64_and_is_not_repeated() {
     let server = Server::redis();
     let ticket = lock(&server, &["a"]);
     let broken = &ticket[..ticket.len() - 1];
@@ -146,7 +146,7 @@ fn what_is_no_ticket_of_this_prefix_is_64_and_not_repeated() {
 }
 
 #[test]
-fn input_that_is_no_ticket_is_64_and_not_read_to_its_end() {
+fn input_without_a_ticket_exits_with_64_and_is_not_read_to_its_end() {
     let server = Server::redis();
     for byte in [b'a', 0xff] {
         let path = env::temp_dir().join(format!("leasehold-input-{}-{byte}", process::id()));

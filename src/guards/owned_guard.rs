@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_ticket_is_refused_and_not_repeated() {
+    fn invalid_tickets_are_refused_and_not_repeated() {
         let good = ticket("lock:", "a", "").to_string();
         let id = "0a".repeat(16);
         let refuse = |text: &str| {

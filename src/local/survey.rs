@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_is_no_circle() {
+    fn a_chain_is_not_a_deadlock() {
         assert!(found(&[]).is_empty());
         let chain = [lock("a", "1", &["2"]), lock("b", "2", &["3", "4"]), lock("c", "3", &["4"])];
         assert!(found(&chain).is_empty());
@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn each_client_in_a_circle_has_a_shortest_one() {
+    fn each_client_in_a_deadlock_finds_a_shortest_circle() {
         let two = [lock("a", "1", &["2"]), lock("b", "2", &["0", "1"])];
         assert_eq!(found(&two), ["1 b, 2 a"]);
         // With a detour from 1 by 3 to 2, and another circle of 3 and 4.

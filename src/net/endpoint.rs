@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_password_may_have_done_to_a_url_is_said() {
+    fn a_url_that_a_password_has_broken_is_explained() {
         for url in [
             "redis://:sec/ret@host",
             "redis://me:1#secret@host",

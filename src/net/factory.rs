@@ -589,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_over_a_new_connection_that_ends_may_have_arrived() {
+    fn requests_over_a_new_connection_that_ends_may_have_arrived() {
         let config = Config::default();
         let endpoint = Endpoint::parse("redis://there/", &config, &Events::default());
         let endpoint = endpoint.expect("a good URL");

@@ -427,7 +427,7 @@ mod tests {
 
     /// A proxy may do so that repeats requests, or says why it is about to close a connection.
     #[test]
-    fn what_follows_the_last_reply_is_not_the_reply_to_the_next_request() {
+    fn surplus_bytes_are_not_the_reply_to_the_next_request() {
         for (with_reply, later) in [(":1\r\n:2\r\n", ""), (":1\r\n", ":2\r\n")] {
             let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
             let server = server_at("", &listener);
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_the_reply_to_the_login_ends_the_connection() {
+    fn surplus_bytes_after_the_login_end_the_connection() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let server = server_at(":sesame@", &listener);
         let peer = thread::spawn(move || reply(&listener, b"+OK\r\n:1\r\n"));
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn what_repeats_requests_is_no_redis_server() {
+    fn a_service_that_repeats_requests_is_not_a_redis_server() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let servers = [server_at("", &listener), server_at(":sesame@", &listener)];
         thread::spawn(move || {

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_by_itself_is_waited_for_within_the_window() {
+    fn transient_failures_are_waited_out_within_the_window() {
         let mut retry = retry(Wait::No);
         for _ in 0..20 {
             assert!(

@@ -46,7 +46,7 @@ fn white_space_around_every_url_is_ignored() {
 }
 
 #[test]
-fn what_a_password_may_have_done_to_every_url_is_said() {
+fn every_url_that_a_password_has_broken_is_explained() {
     for url in [
         "redis://:sec/ret@host",
         "'redis://:secret@host'",
@@ -233,7 +233,7 @@ fn a_number_without_a_unit_is_in_seconds() {
 }
 
 #[test]
-fn what_is_no_duration_is_refused() {
+fn invalid_durations_are_refused() {
     for text in ["", "s", "-1", "1x", "1 s", "1S", "inf", "NaN", "1e3", "1e400d", ".", "1s2"] {
         parse_duration(text).expect_err(text);
     }

@@ -184,7 +184,7 @@ impl World {
 }
 
 #[test]
-fn every_circle_is_reported_and_none_that_has_never_existed() {
+fn every_deadlock_is_reported_and_no_false_one() {
     let (mut early, mut late) = (0, 0);
     for seed in 1..400_u64 {
         let random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -221,7 +221,7 @@ fn every_circle_is_reported_and_none_that_has_never_existed() {
 
 /// The second call ends before the third begins, which the probe reaches later.
 #[test]
-fn calls_that_follow_one_another_are_no_circle() {
+fn calls_one_after_another_are_not_a_deadlock() {
     let threads = (0..3).map(|_| Thread::default()).collect();
     let mut world = World { threads, ..World::default() };
     (0..3).for_each(|thread| world.take(thread, thread));
@@ -247,7 +247,7 @@ fn calls_that_follow_one_another_are_no_circle() {
 }
 
 #[test]
-fn a_thread_whose_hold_was_handed_on_while_it_waits_is_in_no_circle() {
+fn a_thread_whose_hold_was_handed_on_is_in_no_deadlock() {
     let threads = (0..2).map(|_| Thread::default()).collect();
     let mut world = World { threads, ..World::default() };
     (0..2).for_each(|thread| world.take(thread, thread));

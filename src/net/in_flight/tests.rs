@@ -81,7 +81,7 @@ fn replies_go_to_the_requests_in_their_order() {
 }
 
 #[test]
-fn what_the_server_does_not_know_is_sent_again_in_full() {
+fn unknown_scripts_are_resent_in_full() {
     let mut scene = Scene::default();
     let two = [1, 2].map(|number| scene.posted(number));
     scene.send(two);
@@ -94,7 +94,7 @@ fn what_the_server_does_not_know_is_sent_again_in_full() {
 }
 
 #[test]
-fn what_keeps_the_order_is_not_sent_again_behind_others() {
+fn ordered_requests_are_not_resent_behind_others() {
     let mut scene = Scene::default();
     let three = [1, 2, 3].map(|number| scene.posted(number).in_order());
     scene.send(three);
@@ -135,7 +135,7 @@ fn no_more_is_posted_than_redis_reads_at_a_time() {
 }
 
 #[test]
-fn what_must_be_durable_counts_when_replicas_have_confirmed_it() {
+fn durable_changes_count_once_replicas_have_confirmed_them() {
     let mut scene = Scene::default();
     let two = [1, 2].map(|number| scene.durable(number, SendWait::Along));
     scene.send(two);

@@ -65,7 +65,7 @@ fn an_error_reply_may_be_cut_within_a_character() {
 }
 
 #[test]
-fn what_is_no_reply_is_an_error_at_once() {
+fn invalid_bytes_are_an_error_at_once() {
     for bytes in [
         &b"\x15\x03\x01"[..],
         b"HTTP/1.1 400 Bad Request\r\n",
@@ -186,7 +186,7 @@ fn the_end_of_the_connection_is_an_error() {
 
 #[cfg(unix)]
 #[test]
-fn what_was_written_takes_no_memory_for_long() {
+fn written_bytes_take_no_memory_for_long() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
     let deadline = Instant::now() + std::time::Duration::from_secs(10);

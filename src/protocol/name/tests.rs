@@ -633,7 +633,7 @@ fn a_call_that_times_out_is_told_what_is_known_since_it_began() {
 }
 
 #[test]
-fn what_was_known_before_a_call_began_decides_nothing() {
+fn knowledge_from_before_a_call_decides_nothing() {
     let mut world = World::new();
     let first = world.call(Wait::Endless);
     world.reply(held());
@@ -1128,7 +1128,7 @@ fn asking_for_others<const N: usize>(world: &mut World) -> (Arc<Hold>, Begun, [B
 }
 
 #[test]
-fn what_is_brought_for_a_call_that_was_served_meanwhile_is_for_the_next() {
+fn a_permit_for_a_call_that_was_served_goes_to_the_next() {
     let mut world = World::new();
     let (permit, _, [second, third]) = asking_for_others(&mut world);
     world.end(&permit);
@@ -1145,7 +1145,7 @@ fn what_is_brought_for_a_call_that_was_served_meanwhile_is_for_the_next() {
 }
 
 #[test]
-fn what_is_brought_for_no_call_is_given_back() {
+fn a_permit_for_no_call_is_given_back() {
     let owed = |reply: &dyn Fn() -> Result<AcquireReply, Failure>| {
         let mut world = World::new();
         let (permit, _, [second]) = asking_for_others(&mut world);

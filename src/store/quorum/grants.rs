@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_majority_has_not_confirmed_may_have_been_done() {
+    fn changes_that_no_majority_has_confirmed_may_have_been_made() {
         use FailureKind::{Disconnected, Rejected, Timeout, Transient, Unreachable};
         let becomes = |kind| {
             let failure = Failure::io(kind, &Arc::from("there"), std::io::Error::other("test"));

@@ -144,7 +144,7 @@ fn a_holder_without_a_lease_holds_for_an_unknown_time() {
 }
 
 #[test]
-fn a_holder_is_of_the_kind_that_its_letter_says() {
+fn the_letter_of_an_owner_says_its_kind() {
     let text = |text: &str| Value::BulkString(text.into());
     let held_as = |kind: &str| {
         let hold = vec![text(kind), text("0a:1"), Value::Int(5), text("1")];

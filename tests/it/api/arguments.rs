@@ -14,7 +14,7 @@ stores! {
     every store:
         the_longest_times_are_accepted;
     several clients:
-        what_a_handle_has_from_its_client_is_cut_to_its_lease;
+        inherited_settings_are_cut_to_the_lease_of_a_handle;
     every server:
         bad_names_are_refused_without_a_request,
         bad_options_of_a_mutex_are_errors_of_its_calls,
@@ -264,7 +264,7 @@ fn bad_options_of_a_mutex_are_errors_of_its_calls(server: &Server) {
 }
 
 /// Only an option set on a handle itself is an error if it does not fit the handle's lease.
-fn what_a_handle_has_from_its_client_is_cut_to_its_lease(store: &Store) {
+fn inherited_settings_are_cut_to_the_lease_of_a_handle(store: &Store) {
     let client = store.open(Client::builder().keep(ms(30_000)).tenure(ms(10_000)));
     let lease = ms(29_000);
     drop(client.mutex("a").lease(lease).lock().unwrap());

@@ -26,7 +26,7 @@ stores! {
         an_event_carries_the_numbers_of_its_hold,
         a_wait_that_ends_without_the_lock_is_reported,
         a_set_is_reported_when_it_is_complete,
-        a_set_that_is_not_to_be_had_is_reported_once,
+        a_set_that_cannot_be_acquired_is_reported_once,
         nested_levels_are_not_reported,
         a_callback_that_panics_stops_nothing,
         a_callback_that_blocks_stops_nothing,
@@ -239,7 +239,7 @@ fn a_set_is_reported_when_it_is_complete(store: &Store) {
     assert_eq!(recorder.events_of_locks(), told);
 }
 
-fn a_set_that_is_not_to_be_had_is_reported_once(store: &Store) {
+fn a_set_that_cannot_be_acquired_is_reported_once(store: &Store) {
     let recorder = Recorder::default();
     let client = store.open(patient().on_event(recorder.listener()));
     while_held(&client, "b", |_end| {

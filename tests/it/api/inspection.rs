@@ -27,7 +27,7 @@ stores! {
         other_clients_see_the_holder,
         an_owner_that_is_forced_out_is_notified,
         force_unlock_ends_a_hold_of_redisson,
-        what_a_thread_holds_is_known_without_redis;
+        the_locks_of_a_thread_are_known_without_redis;
 }
 
 fn a_mutex_is_the_same_lock(store: &Store) {
@@ -195,7 +195,7 @@ fn force_unlock_ends_a_hold_of_redisson(server: &Server) {
     assert!(!server.exists("a"));
 }
 
-fn what_a_thread_holds_is_known_without_redis(server: &Server) {
+fn the_locks_of_a_thread_are_known_without_redis(server: &Server) {
     let client = server.open(Client::builder().io_timeout(SOON));
     let mutex = client.mutex("a");
     let guard = take(&client, "a");

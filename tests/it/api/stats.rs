@@ -16,7 +16,7 @@ stores! {
         holds_are_counted_until_they_end,
         threads_that_wait_are_counted,
         the_names_that_most_threads_wait_for_are_told,
-        what_is_counted_is_what_is_reported,
+        counters_agree_with_the_events,
         a_handoff_is_counted,
         renewals_are_counted,
         a_ping_is_answered;
@@ -91,7 +91,7 @@ fn the_names_that_most_threads_wait_for_are_told(store: &Store) {
 }
 
 /// Causes events of every kind that needs no outage.
-fn what_is_counted_is_what_is_reported(store: &Store) {
+fn counters_agree_with_the_events(store: &Store) {
     let recorder = Recorder::default();
     let builder = patient().reentrant(false).on_event(recorder.listener());
     let client = store.open_for(SHORT, builder);

@@ -16,7 +16,7 @@ use crate::support::{
 stores! {
     one server:
         settings_of_a_url_count,
-        what_is_set_later_counts,
+        later_settings_win,
         the_url_of_the_environment_is_used,
         a_unix_socket_may_have_settings_too,
         white_space_around_a_url_is_ignored,
@@ -44,7 +44,7 @@ fn settings_of_a_url_count(server: &Server) {
 /// The locks in the third database.
 const KEYS: &str = "redis.call('SELECT', 2) return redis.call('KEYS', 'app:*')";
 
-fn what_is_set_later_counts(server: &Server) {
+fn later_settings_win(server: &Server) {
     let url = format!("{}?prefix=url:", server.url());
     let key_of = |client: &Client| {
         let guard = take(client, "a");

@@ -20,7 +20,7 @@ stores! {
         the_thread_that_had_a_kept_lock_waits_for_the_end,
         a_thread_behind_the_holder_waits_for_the_end,
         a_kept_lock_is_seen_and_can_be_forced_free,
-        a_lock_that_was_held_for_its_time_is_free_at_once,
+        a_lock_that_was_held_long_enough_is_free_at_once,
         a_lock_may_stay_taken_for_longer_than_its_lease,
         a_lock_that_was_lost_is_not_kept,
         the_outermost_lock_decides_for_how_long,
@@ -36,7 +36,7 @@ stores! {
         one_of_many_processes_runs_a_job;
     every direct server:
         a_client_that_is_far_away_gets_its_turns,
-        a_release_that_goes_wrong_keeps_the_lock,
+        a_failed_release_keeps_the_lock,
         every_request_for_a_kept_lock_may_be_executed_twice;
 }
 
@@ -140,7 +140,7 @@ fn a_kept_lock_is_seen_and_can_be_forced_free(store: &Store) {
     unlock(take(&client, "a"));
 }
 
-fn a_lock_that_was_held_for_its_time_is_free_at_once(store: &Store) {
+fn a_lock_that_was_held_long_enough_is_free_at_once(store: &Store) {
     let client = store.open(patient());
     let guard = client.mutex("a").hold_at_least(ms(50)).lock().unwrap();
     let begin = Instant::now();
@@ -343,7 +343,7 @@ fn one_of_many_processes_runs_a_job(server: &Server) {
     machines.into_iter().for_each(Child::finish);
 }
 
-fn a_release_that_goes_wrong_keeps_the_lock(server: &Server) {
+fn a_failed_release_keeps_the_lock(server: &Server) {
     let (proxy, client) = behind_proxy(server, patient());
     for (number, lose) in [Proxy::lose_reply, Proxy::lose_request].into_iter().enumerate() {
         for drops in [true, false] {

@@ -14,19 +14,19 @@ use crate::support::{
 
 stores! {
     every store:
-        a_kept_lock_is_had_again_by_any_thread_and_guard,
+        any_thread_and_guard_can_reuse_a_kept_lock,
         the_first_lock_can_be_kept,
         a_kept_lock_is_no_hold,
-        what_is_not_used_is_kept_no_longer,
+        an_unused_lock_is_kept_no_longer,
         a_block_of_tokens_is_followed_by_another,
         threads_that_share_a_kept_lock_exclude_one_another,
         an_unlocked_lock_is_not_kept,
-        what_has_limits_of_its_own_is_not_kept,
+        locks_with_terms_of_their_own_are_not_kept,
         a_kept_lock_makes_room_for_other_options,
         a_kept_lock_is_one_of_several,
         a_closed_client_keeps_nothing,
         a_client_that_is_shut_down_keeps_nothing,
-        what_cannot_be_kept_is_refused;
+        impossible_times_of_keeping_are_refused;
     several clients:
         a_kept_lock_makes_room_for_other_kinds;
     every server:
@@ -50,7 +50,7 @@ stores! {
     every direct server:
         the_first_try_lock_of_a_client_gets_a_kept_lock,
         a_client_that_cannot_be_asked_keeps_nothing,
-        a_lost_message_costs_no_more_than_the_time_of_keeping,
+        a_lost_message_costs_at_most_the_time_of_keeping,
         a_lock_in_use_is_given_up_after_a_renewal_though_messages_are_lost;
 }
 
@@ -69,7 +69,7 @@ fn keep(client: &Client, name: &str) {
     });
 }
 
-fn a_kept_lock_is_had_again_by_any_thread_and_guard(store: &Store) {
+fn any_thread_and_guard_can_reuse_a_kept_lock(store: &Store) {
     let client = store.open(keeping());
     keep(&client, "a");
     let relocks = client.stats().relocks;
@@ -129,7 +129,7 @@ fn a_kept_lock_is_no_hold(store: &Store) {
     recorder.wait_for("released a");
 }
 
-fn what_is_not_used_is_kept_no_longer(store: &Store) {
+fn an_unused_lock_is_kept_no_longer(store: &Store) {
     let client = store.open(sleepy().keep(ms(300)));
     keep(&client, "a");
     let ((), took) = timed(|| eventually(SOON, || client.stats().kept == 0));
@@ -192,7 +192,7 @@ fn an_unlocked_lock_is_not_kept(store: &Store) {
     assert!(!client.mutex("a").is_locked().unwrap());
 }
 
-fn what_has_limits_of_its_own_is_not_kept(store: &Store) {
+fn locks_with_terms_of_their_own_are_not_kept(store: &Store) {
     let client = store.open(keeping());
     keep(&client, "warm");
     let mutex = client.mutex("a");
@@ -283,7 +283,7 @@ fn a_client_that_is_shut_down_keeps_nothing(store: &Store) {
     assert!(matches!(client.lock("a"), Err(Error::Closed)));
 }
 
-fn what_cannot_be_kept_is_refused(store: &Store) {
+fn impossible_times_of_keeping_are_refused(store: &Store) {
     let bad = |result: Result<(), Error>| matches!(result, Err(Error::InvalidInput(_)));
     let open = |builder: Builder| builder.in_memory().map(drop);
     assert!(bad(open(Client::builder().keep(ms(30_001)))));
@@ -560,7 +560,7 @@ fn a_kept_lock_that_is_forced_is_free(server: &Server) {
     assert!(guard.is_none_or(|guard| guard.verify().is_err()));
 }
 
-fn a_lost_message_costs_no_more_than_the_time_of_keeping(server: &Server) {
+fn a_lost_message_costs_at_most_the_time_of_keeping(server: &Server) {
     const KEEP: Duration = ms(1500);
     let (proxy, keeper) = behind_proxy(server, sleepy().keep(KEEP));
     keep(&keeper, "a");

@@ -36,7 +36,7 @@ stores! {
     every direct server:
         a_drop_does_not_wait_for_the_reply,
         the_next_thread_asks_behind_an_unlock,
-        a_release_that_goes_wrong_is_no_contention,
+        a_failed_release_is_not_contention,
         a_release_that_is_refused_is_repeated_in_the_background,
         the_next_user_of_a_connection_may_time_out_with_it;
     one server:
@@ -330,7 +330,7 @@ fn after(server: &Server, fault: impl Fn(&Proxy), next: impl Fn(&Client)) {
     take(&client, "b").unlock().unwrap();
 }
 
-fn a_release_that_goes_wrong_is_no_contention(server: &Server) {
+fn a_failed_release_is_not_contention(server: &Server) {
     let faults: [fn(&Proxy); 5] = [
         |proxy| proxy.lose_reply_to("a"),
         |proxy| proxy.lose_request_for("a"),

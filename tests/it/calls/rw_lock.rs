@@ -24,7 +24,7 @@ stores! {
         a_wait_that_is_over_leaves_nothing_behind,
         the_fence_of_readers_is_between_those_of_writers,
         readers_share_a_fence_for_longer_than_its_counter_is_kept,
-        a_name_that_is_a_lock_is_no_read_write_lock,
+        a_lock_is_not_a_read_write_lock_of_the_same_name,
         a_writer_goes_on_as_a_reader,
         threads_behind_a_writer_that_goes_on_as_a_reader_read_beside_it,
         a_reader_that_was_the_writer_is_no_younger,
@@ -302,7 +302,7 @@ fn readers_share_a_fence_for_longer_than_its_counter_is_kept(store: &Store) {
     assert_eq!(lock.read().unwrap().fence(), renewed.fence(), "renewals prolong it, too");
 }
 
-fn a_name_that_is_a_lock_is_no_read_write_lock(store: &Store) {
+fn a_lock_is_not_a_read_write_lock_of_the_same_name(store: &Store) {
     let client = store.open(patient());
     let guard = client.lock("a").unwrap();
     let lock = client.rw_lock("a");

@@ -16,10 +16,10 @@ use crate::support::{
 stores! {
     every store:
         all_locks_are_held_or_none,
-        a_set_is_had_right_after_the_drop_of_another,
+        a_set_can_be_acquired_right_after_another_is_dropped,
         the_order_of_names_makes_no_deadlock,
         two_threads_with_overlapping_sets_exclude_each_other,
-        a_set_that_cannot_be_had_leaves_nothing_behind,
+        a_set_that_cannot_be_acquired_leaves_nothing_behind,
         a_set_waits_without_holding_anything,
         a_set_of_one_name_waits_for_it,
         close_ends_the_pause_between_two_attempts_for_a_set,
@@ -65,7 +65,7 @@ fn all_locks_are_held_or_none(store: &Store) {
     }
 }
 
-fn a_set_is_had_right_after_the_drop_of_another(store: &Store) {
+fn a_set_can_be_acquired_right_after_another_is_dropped(store: &Store) {
     let client = store.open(patient());
     for round in 0..50 {
         drop(client.lock_all(["a", "b", "c"]).unwrap());
@@ -120,7 +120,7 @@ fn two_threads_with_overlapping_sets_exclude_each_other(store: &Store) {
     assert_eq!(register.handle().read(), 20);
 }
 
-fn a_set_that_cannot_be_had_leaves_nothing_behind(store: &Store) {
+fn a_set_that_cannot_be_acquired_leaves_nothing_behind(store: &Store) {
     let client = store.open(patient());
     let guard = client.lock_owned("b").unwrap();
     for _ in 0..3 {

@@ -16,17 +16,17 @@ use crate::support::{
 stores! {
     every store:
         every_hold_is_released_and_none_is_lost,
-        a_lock_that_is_to_be_held_longer_stays_taken,
+        hold_at_least_keeps_the_lock_taken,
         a_shutdown_ends_the_waits_of_every_thread,
         a_running_closure_returns_its_value,
         threads_that_lock_and_drop_meanwhile_leave_nothing,
         threads_that_pass_one_lock_on_meanwhile_leave_nothing,
-        what_was_dropped_before_is_released_too,
+        guards_that_were_dropped_before_are_released_too,
         a_shutdown_may_be_repeated,
         a_hold_that_is_gone_is_lost_all_the_same;
     every server:
         many_holds_are_released_together,
-        what_was_released_is_not_renewed,
+        released_holds_are_not_renewed,
         other_clients_get_the_locks;
     every direct server:
         a_lock_on_its_way_does_not_survive,
@@ -83,7 +83,7 @@ fn every_hold_is_released_and_none_is_lost(store: &Store) {
     assert_eq!(events.len(), 5, "each is released once: {events:?}");
 }
 
-fn a_lock_that_is_to_be_held_longer_stays_taken(store: &Store) {
+fn hold_at_least_keeps_the_lock_taken(store: &Store) {
     let client = store.open(patient());
     let guard = client.mutex("a").hold_at_least(SOON).lock().unwrap();
     let plain = take(&client, "b");
@@ -180,7 +180,7 @@ fn threads_that_pass_one_lock_on_meanwhile_leave_nothing(store: &Store) {
     shut_down_busy_threads(store, 1);
 }
 
-fn what_was_dropped_before_is_released_too(store: &Store) {
+fn guards_that_were_dropped_before_are_released_too(store: &Store) {
     let recorder = Recorder::default();
     let client = store.open(patient().on_event(recorder.listener()));
     let names: Vec<_> = (0..40).map(|n| format!("lock {n}")).collect();
@@ -240,7 +240,7 @@ fn many_holds_are_released_together(server: &Server) {
     written.unlock().unwrap();
 }
 
-fn what_was_released_is_not_renewed(server: &Server) {
+fn released_holds_are_not_renewed(server: &Server) {
     let lease = SHORT;
     let client = server.open_for(lease, patient().lease(lease));
     let _guards = (take(&client, "a"), client.lock_owned("b").unwrap());

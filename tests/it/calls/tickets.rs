@@ -17,7 +17,7 @@ stores! {
     every store:
         a_hold_goes_from_one_client_to_another_and_is_renewed_there,
         a_hold_that_is_left_is_not_renewed,
-        a_hold_is_seen_to_be_left_and_adopted,
+        a_holder_is_shown_as_detached_and_as_adopted,
         a_hold_is_left_with_a_whole_lease,
         a_hold_that_is_adopted_twice_is_one_hold,
         a_hold_that_is_adopted_twice_by_one_client_ends_for_both_when_it_is_forced,
@@ -28,7 +28,7 @@ stores! {
         a_hold_is_adopted_past_the_waiters_of_the_client,
         a_ticket_is_for_clients_with_its_prefix,
         an_age_limit_is_that_of_one_guard,
-        a_lock_that_is_to_be_held_longer_stays_taken_after_the_adoption,
+        hold_at_least_outlasts_an_adoption,
         a_kept_lock_is_left_like_any_other,
         a_hold_is_renewed_and_released_by_its_ticket;
     every server:
@@ -93,7 +93,7 @@ fn a_hold_that_is_left_is_not_renewed(store: &Store) {
     next.verify().unwrap();
 }
 
-fn a_hold_is_seen_to_be_left_and_adopted(store: &Store) {
+fn a_holder_is_shown_as_detached_and_as_adopted(store: &Store) {
     let (client, other) = two(store);
     let guard = owned(&client, "a", LEASE);
     let seen = || {
@@ -244,7 +244,7 @@ fn an_age_limit_is_that_of_one_guard(store: &Store) {
     assert_lost(guard.detach(), "a");
 }
 
-fn a_lock_that_is_to_be_held_longer_stays_taken_after_the_adoption(store: &Store) {
+fn hold_at_least_outlasts_an_adoption(store: &Store) {
     let (client, other) = two(store);
     let guard = client.mutex("a").hold_at_least(SOON).lock_owned().unwrap();
     let ticket = guard.detach().unwrap();

@@ -18,14 +18,14 @@ stores! {
     every server:
         a_holder_is_told_that_another_client_waits,
         a_client_that_began_to_wait_before_counts,
-        a_try_lock_is_no_wish,
+        a_try_lock_does_not_make_a_lock_wanted,
         a_watch_of_a_hold_that_is_over_stays_as_it_was,
         a_guard_that_has_adopted_a_hold_asks_each_time;
     every direct server:
-        a_message_that_is_lost_is_made_up_for_by_a_renewal,
+        a_renewal_makes_up_for_a_lost_message,
         a_watch_whose_request_has_failed_is_told_all_the_same,
         threads_that_watch_at_once_are_told_alike,
-        a_message_that_came_while_none_could_be_heard_is_asked_for;
+        a_message_missed_between_two_subscriptions_is_asked_for;
 }
 
 /// Runs `body` while another client waits for the lock "a".
@@ -97,7 +97,7 @@ fn a_client_that_began_to_wait_before_counts(server: &Server) {
     });
 }
 
-fn a_try_lock_is_no_wish(server: &Server) {
+fn a_try_lock_does_not_make_a_lock_wanted(server: &Server) {
     let (holder, other) = (server.open(sleepy()), server.open(sleepy()));
     let guard = take(&holder, "a");
     let wanted = guard.wanted();
@@ -153,7 +153,7 @@ fn renewing() -> Builder {
     sleepy().lease(LEASE)
 }
 
-fn a_message_that_is_lost_is_made_up_for_by_a_renewal(server: &Server) {
+fn a_renewal_makes_up_for_a_lost_message(server: &Server) {
     for keep in [ms(0), LEASE] {
         let (proxy, holder) = behind_proxy(server, renewing().keep(keep));
         let other = server.open(sleepy());
@@ -206,7 +206,7 @@ fn threads_that_watch_at_once_are_told_alike(server: &Server) {
     });
 }
 
-fn a_message_that_came_while_none_could_be_heard_is_asked_for(server: &Server) {
+fn a_message_missed_between_two_subscriptions_is_asked_for(server: &Server) {
     let (proxy, holder) = behind_proxy(server, sleepy());
     let other = server.open(sleepy());
     let guard = take(&holder, "a");

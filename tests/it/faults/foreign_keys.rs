@@ -11,7 +11,7 @@ use crate::support::{
 
 stores! {
     every server:
-        what_is_no_lock_is_an_error_and_stays,
+        a_key_that_is_no_lock_is_an_error_and_stays,
         a_sorted_set_of_another_program_is_no_lock_and_stays,
         a_large_hash_is_not_read,
         a_string_with_a_ttl_is_a_lock_of_another_library,
@@ -21,7 +21,7 @@ stores! {
         no_call_prolongs_or_ends_a_foreign_hold;
 }
 
-fn what_is_no_lock_is_an_error_and_stays(server: &Server) {
+fn a_key_that_is_no_lock_is_an_error_and_stays(server: &Server) {
     let client = server.open(patient());
     server.command(&["SET", "lock:text", "precious"]);
     server.command(&["RPUSH", "lock:list", "one", "two"]);

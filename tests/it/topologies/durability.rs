@@ -22,14 +22,14 @@ on_both! {
         releases_do_not_wait,
         a_shortfall_is_reported_and_undone,
         a_shortfall_does_not_outlast_the_call,
-        a_shortfall_is_contention_for_no_thread_in_the_queue,
+        a_shortfall_is_not_contention_for_queued_threads,
         a_shortfall_of_a_nested_lock_undoes_only_that_level,
-        a_shortfall_of_a_handoff_is_the_receivers,
+        a_shortfall_of_a_handoff_fails_its_receiver,
         holds_of_a_tenure_are_as_durable_as_its_first,
         holds_of_a_tenure_share_one_wait,
         a_drop_waits_for_no_replica_while_a_thread_waits,
         a_master_that_is_demoted_while_it_waits_has_not_replicated,
-        a_busy_lock_is_no_shortfall,
+        a_busy_lock_is_not_a_shortfall,
         a_server_without_an_append_only_file_is_refused,
         a_pool_that_is_in_use_is_not_taken_for_an_outage;
 }
@@ -52,7 +52,7 @@ fn a_lock_waits_for_its_replicas(servers: &[Server]) {
 }
 
 /// Each thread in front has the lock at the master for a while.
-fn a_shortfall_is_contention_for_no_thread_in_the_queue(servers: &[Server]) {
+fn a_shortfall_is_not_contention_for_queued_threads(servers: &[Server]) {
     let client = servers[0].open(replicas(2, TIMEOUT));
     take_in_time(&client).unlock().unwrap();
     servers[1].stop();
@@ -128,7 +128,7 @@ fn a_shortfall_of_a_nested_lock_undoes_only_that_level(servers: &[Server]) {
     assert!(!servers[0].exists("a"));
 }
 
-fn a_shortfall_of_a_handoff_is_the_receivers(servers: &[Server]) {
+fn a_shortfall_of_a_handoff_fails_its_receiver(servers: &[Server]) {
     let client = servers[0].open(replicas(2, TIMEOUT));
     for dropped in [false, true] {
         let guard = take_in_time(&client);
@@ -211,7 +211,7 @@ fn a_master_that_is_demoted_while_it_waits_has_not_replicated(servers: &[Server]
     });
 }
 
-fn a_busy_lock_is_no_shortfall(servers: &[Server]) {
+fn a_busy_lock_is_not_a_shortfall(servers: &[Server]) {
     let (one, other) = (servers[0].open(patient()), servers[0].open(replicas(2, AMPLE)));
     let _guard = take(&one, "a");
     servers[1].stop();

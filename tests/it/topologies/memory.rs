@@ -18,7 +18,7 @@ fn opened(server: &MemoryServer, builder: Builder) -> Client {
 }
 
 #[test]
-fn a_server_that_is_down_is_no_contention() {
+fn a_server_that_is_down_is_not_contention() {
     let server = MemoryServer::new();
     let [client, other] = [(); 2].map(|()| opened(&server, hasty().wait(ms(50))));
     let guard = take(&client, "a");
@@ -158,7 +158,7 @@ fn each_reply_takes_as_long_as_it_is_told() {
 }
 
 #[test]
-fn what_has_taken_too_long_is_cleaned_up() {
+fn holds_that_took_too_long_are_cleaned_up() {
     let server = MemoryServer::new();
     let [client, other] = [hasty(), sleepy()].map(|builder| opened(&server, builder));
     server.set_delay(Duration::MAX);

@@ -28,7 +28,7 @@ stores! {
         a_silent_server_is_unavailable,
         a_server_behind_a_black_hole_is_unavailable,
         debug_output_has_no_secrets,
-        a_client_name_that_is_refused_is_no_failure,
+        a_refused_client_name_is_not_a_failure,
         a_service_that_takes_the_place_of_the_server_is_told_at_once,
         a_server_that_is_slow_to_serve_a_connection_has_the_time_for_connecting,
         a_host_with_several_addresses_is_tried_at_each;
@@ -231,7 +231,7 @@ fn debug_output_has_no_secrets(server: &Server) {
     assert!(!text.contains(&owner), "{text}");
 }
 
-fn a_client_name_that_is_refused_is_no_failure(server: &Server) {
+fn a_refused_client_name_is_not_a_failure(server: &Server) {
     server.command(&["ACL", "SETUSER", "ali", "on", "nopass", "~*", "&*", "+@all", "-client"]);
     let url = format!("redis://ali:any@127.0.0.1:{}/?client_name=till-7", server.port());
     let guard = take(&Client::open(&url).unwrap(), "a");

@@ -49,7 +49,7 @@ on_both! {
         a_first_attempt_asks_others_than_a_first_sentinel_that_is_wrong_or_away,
         an_unknown_master_is_a_permanent_error,
         no_extra_thread_is_needed,
-        a_login_that_is_only_for_the_master_is_pointed_to_its_setting,
+        a_login_for_the_master_only_is_pointed_to_its_setting,
         sentinels_and_master_may_have_different_logins;
     nervous:
         a_stopped_master_is_left_and_not_returned_to,
@@ -476,7 +476,7 @@ fn a_lock_that_replicas_must_have_is_not_taken_twice(watched: &Watched) {
     open(watched, patient()).lock("a").unwrap().unlock().unwrap();
 }
 
-fn a_login_that_is_only_for_the_master_is_pointed_to_its_setting(watched: &Watched) {
+fn a_login_for_the_master_only_is_pointed_to_its_setting(watched: &Watched) {
     let with = |login: &str, url: &String| url.replace("//", &format!("//{login}@"));
     for login in [":sesame", "ali:sesame"] {
         let urls: Vec<_> = watched.urls().iter().map(|url| with(login, url)).collect();

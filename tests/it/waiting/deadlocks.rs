@@ -17,16 +17,16 @@ stores! {
     every store:
         each_client_of_a_circle_is_told_once,
         an_operator_sees_circles_of_clients_that_never_look,
-        one_call_of_a_circle_fails_and_the_others_go_on,
-        a_circle_goes_through_nested_locks_and_sets_that_are_waited_for,
-        a_circle_with_a_set_is_told_once_though_that_waits_for_one_lock_after_the_other,
-        no_circle_is_told_that_opens_by_itself,
-        no_circle_is_told_through_a_hold_that_any_thread_can_release,
-        threads_that_lock_in_one_order_are_never_in_a_circle,
+        one_call_of_a_deadlock_fails_and_the_others_go_on,
+        deadlocks_are_found_through_nested_locks_and_sets,
+        a_deadlock_with_a_set_is_reported_once,
+        no_deadlock_is_reported_that_resolves_by_itself,
+        holds_that_any_thread_can_release_make_no_deadlock,
+        locking_in_one_order_never_deadlocks,
         threads_that_lock_in_any_order_all_go_on;
     several clients:
-        a_circle_of_threads_of_one_client_is_told,
-        a_thread_that_waits_for_itself_is_told,
+        a_deadlock_within_one_client_is_reported,
+        a_thread_that_waits_for_itself_is_a_deadlock,
         a_client_that_never_looks_ends_a_chain;
     one server:
         nothing_is_sent_for_calls_that_wait_for_less_or_hold_nothing;
@@ -166,7 +166,7 @@ fn an_operator_sees_circles_of_clients_that_never_look(store: &Store) {
     }
 }
 
-fn one_call_of_a_circle_fails_and_the_others_go_on(store: &Store) {
+fn one_call_of_a_deadlock_fails_and_the_others_go_on(store: &Store) {
     for count in [2, 3, 5] {
         let clients: Vec<_> = (0..count).map(|_| store.open(failing())).collect();
         let (failed, got) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -193,7 +193,7 @@ fn one_call_of_a_circle_fails_and_the_others_go_on(store: &Store) {
     }
 }
 
-fn a_circle_goes_through_nested_locks_and_sets_that_are_waited_for(store: &Store) {
+fn deadlocks_are_found_through_nested_locks_and_sets(store: &Store) {
     let clients: Vec<_> = (0..2).map(|_| store.open(failing())).collect();
     threads_with_locks(&clients, |thread, guard| {
         let client = &clients[thread];
@@ -211,7 +211,7 @@ fn a_circle_goes_through_nested_locks_and_sets_that_are_waited_for(store: &Store
     drop(take(&clients[0], "free"));
 }
 
-fn a_circle_with_a_set_is_told_once_though_that_waits_for_one_lock_after_the_other(store: &Store) {
+fn a_deadlock_with_a_set_is_reported_once(store: &Store) {
     for fails in [false, true] {
         let told = Told::default();
         let builder = if fails { failing() } else { looking() };
@@ -249,7 +249,7 @@ fn a_circle_with_a_set_is_told_once_though_that_waits_for_one_lock_after_the_oth
     }
 }
 
-fn no_circle_is_told_that_opens_by_itself(store: &Store) {
+fn no_deadlock_is_reported_that_resolves_by_itself(store: &Store) {
     let recorders: Vec<_> = (0..3).map(|_| Recorder::default()).collect();
     let open = |recorder: &Recorder| store.open(failing().on_event(recorder.listener()));
     let clients: Vec<_> = recorders.iter().map(open).collect();
@@ -271,7 +271,7 @@ fn no_circle_is_told_that_opens_by_itself(store: &Store) {
     }
 }
 
-fn no_circle_is_told_through_a_hold_that_any_thread_can_release(store: &Store) {
+fn holds_that_any_thread_can_release_make_no_deadlock(store: &Store) {
     let clients: Vec<_> = (0..2).map(|_| store.open(failing())).collect();
     let all_hold = Barrier::new(2);
     thread::scope(|scope| {
@@ -327,7 +327,7 @@ fn take_in_order(clients: &[Client], choose: impl Fn(u64) -> Vec<String> + Sync)
     done.into_inner()
 }
 
-fn threads_that_lock_in_one_order_are_never_in_a_circle(store: &Store) {
+fn locking_in_one_order_never_deadlocks(store: &Store) {
     let open = || store.open(failing().deadlock_after(Some(ms(1))));
     let clients = [(); 3].map(|()| open());
     let done = take_in_order(&clients, |random| {
@@ -351,7 +351,7 @@ fn threads_that_lock_in_any_order_all_go_on(store: &Store) {
     assert!(done > 0 && told > 0);
 }
 
-fn a_circle_of_threads_of_one_client_is_told(store: &Store) {
+fn a_deadlock_within_one_client_is_reported(store: &Store) {
     let told = Told::default();
     let client = store.open(failing().on_event(told.listener()));
     let clients = [client.clone(), client.clone(), client];
@@ -378,7 +378,7 @@ fn a_circle_of_threads_of_one_client_is_told(store: &Store) {
     assert_eq!(told.circles()[0].1, [clients[0].id(); 3]);
 }
 
-fn a_thread_that_waits_for_itself_is_told(store: &Store) {
+fn a_thread_that_waits_for_itself_is_a_deadlock(store: &Store) {
     let client = store.open(failing());
     let guard = take(&client, "a");
     let outcome = soon(|| client.lock_owned("a")).map(drop);

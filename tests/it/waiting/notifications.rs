@@ -22,7 +22,7 @@ stores! {
         a_foreign_message_costs_one_script_at_most,
         a_flood_of_messages_takes_no_memory,
         messages_that_no_thread_waits_for_delay_no_wake_up,
-        what_is_no_name_of_a_lock_costs_no_script,
+        an_invalid_name_costs_no_script,
         foreign_queue_entries_do_not_block_the_lock,
         strange_names_and_labels_are_woken_too;
     one server:
@@ -207,7 +207,7 @@ const STRAY_AND_REAL: &str = "for n = 1, ARGV[2] do \
                               redis.call('del', 'lock:a') \
                               redis.call('publish', ARGV[1], 'lock:a')";
 
-fn what_is_no_name_of_a_lock_costs_no_script(server: &Server) {
+fn an_invalid_name_costs_no_script(server: &Server) {
     let (holder, waiter) = (server.open(patient()), server.open(sleepy()));
     // The first wait asks once more when it can be woken.
     while_waiting(&holder, &waiter, "warm", || {

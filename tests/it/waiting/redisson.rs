@@ -25,7 +25,7 @@ stores! {
         inner_levels_and_handoffs_tell_redisson_nothing,
         without_the_setting_redisson_is_told_nothing,
         a_waiting_client_and_redisson_have_their_turns_by_lot,
-        a_turn_that_makes_no_sense_is_over,
+        an_invalid_turn_is_over,
         redisson_gets_a_share_of_the_turns,
         clients_that_wait_are_not_taken_for_redisson,
         an_unlock_of_redisson_wakes_a_waiter,
@@ -121,7 +121,7 @@ fn a_waiting_client_and_redisson_have_their_turns_by_lot(server: &Server) {
 }
 
 /// The clock of the server may be set back during a turn, and any program can write the key.
-fn a_turn_that_makes_no_sense_is_over(server: &Server) {
+fn an_invalid_turn_is_over(server: &Server) {
     const TURN: &str = "leasehold:turn:{lock:a}";
     let client = server.open(patient().redisson(true));
     let [seconds, _]: [u64; 2] = server.ask(&["TIME"]);

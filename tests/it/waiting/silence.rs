@@ -13,7 +13,7 @@ use crate::support::{
 
 stores! {
     several clients:
-        what_is_released_is_noticed_at_once;
+        a_release_is_noticed_at_once;
     every server:
         a_key_that_was_deleted_by_hand_is_noticed_within_ten_seconds,
         a_client_that_is_not_heard_asks_as_before,
@@ -101,7 +101,7 @@ fn a_client_that_waits_costs_each_server_of_a_quorum_little() {
     wait_silently(&servers, &clients, &quorum.open(usual()), Kind::Owned);
 }
 
-fn what_is_released_is_noticed_at_once(store: &Store) {
+fn a_release_is_noticed_at_once(store: &Store) {
     let [holder, waiter] = [store.open(usual()), store.open(usual())];
     let guard = take(&holder, "a");
     thread::scope(|scope| {

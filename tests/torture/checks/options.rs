@@ -24,7 +24,7 @@ fn all_faults_are_those_that_fit_the_topology() {
 }
 
 #[test]
-fn what_does_not_fit_the_topology_is_refused() {
+fn settings_that_do_not_fit_the_topology_are_refused() {
     assert_refused("--nemesis fail-over", "fail-over takes --locks sentinel");
     assert_refused(
         "--locks sentinel --nemesis drop-replies",

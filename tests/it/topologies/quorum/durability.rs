@@ -189,7 +189,7 @@ fn a_shortfall_of_a_nested_lock_undoes_only_that_level() {
 }
 
 #[test]
-fn a_shortfall_of_a_handoff_is_the_receivers() {
+fn a_shortfall_of_a_handoff_fails_its_receiver() {
     let backed = Backed::new();
     let quorum = &backed.quorum;
     let client = quorum.open(replicas(1, TIMEOUT));
@@ -337,7 +337,7 @@ fn an_inner_unlock_waits_for_the_replicas_of_a_majority() {
 }
 
 #[test]
-fn a_busy_lock_is_no_shortfall() {
+fn a_busy_lock_is_not_a_shortfall() {
     let backed = Backed::new();
     let quorum = &backed.quorum;
     let (one, other) = (quorum.open(patient()), quorum.open(replicas(1, TIMEOUT)));

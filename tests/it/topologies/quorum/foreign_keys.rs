@@ -59,17 +59,17 @@ fn texts_on(texts: Range<usize>, others: Range<usize>) {
 }
 
 #[test]
-fn what_is_no_lock_on_the_first_servers_is_an_error_for_every_call() {
+fn foreign_keys_on_the_first_servers_are_an_error_for_every_call() {
     texts_on(0..3, 3..5);
 }
 
 #[test]
-fn what_is_no_lock_on_the_last_servers_is_an_error_for_every_call() {
+fn foreign_keys_on_the_last_servers_are_an_error_for_every_call() {
     texts_on(2..5, 0..2);
 }
 
 #[test]
-fn what_is_no_lock_on_a_minority_counts_as_held() {
+fn a_foreign_key_on_a_minority_counts_as_held() {
     let quorum = Quorum::of(5);
     let client = quorum.open(patient().pool_size(1));
     settle(&quorum, &client);

@@ -152,7 +152,7 @@ fn leasehold_and_redisson_wake_each_other_in_a_cluster() {
 }
 
 #[test]
-fn what_redisson_renews_is_not_taken_from_it() {
+fn a_lock_that_redisson_renews_is_not_taken() {
     let server = Node::redis();
     let Some(mut contender) = Contender::start("single", &server, "a", ms(3000)) else { return };
     let client = patient().redisson(true).open(&server.url()).unwrap();
