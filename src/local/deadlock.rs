@@ -62,6 +62,13 @@ pub(super) struct CircleCall {
     pub(super) note: String,
 }
 
+impl CircleCall {
+    /// All clients of a circle agree on this order, and so on the call that fails.
+    fn order(&self) -> (u64, &str, u64) {
+        (self.began, &self.client, self.number)
+    }
+}
+
 /// A message that is passed along a chain of calls.
 #[derive(Debug, PartialEq, Eq)]
 struct Probe {
@@ -120,14 +127,22 @@ impl Deadlocks {
         parker: &Arc<Parker>,
         holds: impl IntoIterator<Item = Arc<Hold>>,
     ) {
-        let with_fence = |hold: Arc<Hold>| {
+        let number = call.number;
+        let mut with_fences = Vec::new();
+        for hold in holds {
+            // A kept lock goes from call to call, each with a token of its own.
             let fence = hold.fence();
-            (hold, fence)
+            with_fences.push((hold, fence));
+        }
+        let wait = LongWait {
+            call,
+            site,
+            parker: parker.clone(),
+            holds: with_fences,
+            probe: 0,
+            found: None,
+            passed: HashMap::default(),
         };
-        let holds = holds.into_iter().map(with_fence).collect();
-        let (number, parker) = (call.number, parker.clone());
-        let (found, passed) = (None, HashMap::default());
-        let wait = LongWait { call, site, parker, holds, probe: 0, found, passed };
         self.0.lock().waits.insert(number, wait);
     }
 
@@ -157,11 +172,11 @@ impl Deadlocks {
         let probe = Probe::decode(message)?;
         if nonce == 0 {
             let is_in_it = probe.path.iter().any(|call| call.client == client);
-            return is_in_it.then(|| Circle::new(probe.path));
+            return if is_in_it { Some(Circle::new(probe.path)) } else { None };
         }
         let mut table = self.0.lock();
-        let is_it = |hold: &Arc<Hold>| hold.id.nonce == nonce || flawed(Flaw::AnyHoldPassesProbes);
-        let at = table.blocked(is_it)?;
+        let at =
+            table.blocked(|hold| hold.id.nonce == nonce || flawed(Flaw::AnyHoldPassesProbes))?;
         table.follow(queues, at, probe)
     }
 
@@ -242,11 +257,16 @@ impl Table {
     /// Returns the number of the call whose thread has this hold.
     fn blocked(&self, is_it: impl Fn(&Arc<Hold>) -> bool) -> Option<u64> {
         let now = Moment::now();
-        let has_it = |(hold, fence): &(Arc<Hold>, u64)| {
-            is_it(hold) && hold.fence() == *fence && hold.lease.is_valid(now)
-        };
-        let mut waits = self.waits.iter();
-        waits.find(|(_, wait)| wait.holds.iter().any(has_it)).map(|(number, _)| *number)
+        for (number, wait) in &self.waits {
+            // With another token, the hold is no longer that of the thread that waits.
+            let has_it = wait.holds.iter().any(|(hold, fence)| {
+                is_it(hold) && hold.fence() == *fence && hold.lease.is_valid(now)
+            });
+            if has_it {
+                return Some(*number);
+            }
+        }
+        None
     }
 }
 
@@ -274,8 +294,8 @@ impl Probe {
     fn encode(&self) -> String {
         let mut text = format!("{:x};", self.number);
         for CircleCall { client, number, began, may_fail, name, note } in &self.path {
-            let (may_fail, [client_len, name_len, note_len]) =
-                (u8::from(*may_fail), [client, name, note].map(String::len));
+            let may_fail = u8::from(*may_fail);
+            let [client_len, name_len, note_len] = [client, name, note].map(String::len);
             let hop = write!(
                 text,
                 "{number:x},{began:x},{may_fail},{client_len},{name_len},{note_len},\
@@ -288,7 +308,6 @@ impl Probe {
 
     /// Reads what another client has sent; `None` if it is not what `encode` writes.
     fn decode(text: &str) -> Option<Self> {
-        let hex = |digits| u64::from_str_radix(digits, 16).ok();
         let (number, mut rest) = text.split_once(';')?;
         let mut probe = Self { number: hex(number)?, path: Vec::new() };
         while !rest.is_empty() {
@@ -311,22 +330,20 @@ impl Probe {
             });
             rest = after;
         }
-        (1..CALLS_MAX).contains(&probe.path.len()).then_some(probe)
+        if (1..CALLS_MAX).contains(&probe.path.len()) { Some(probe) } else { None }
     }
 }
 
 impl Circle {
     fn new(mut calls: Vec<CircleCall>) -> Self {
-        let order = |call: &CircleCall| (call.began, call.client.clone(), call.number);
-        let last = (0..calls.len()).max_by_key(|place| order(&calls[*place]));
+        let last = (0..calls.len()).max_by_key(|place| calls[*place].order());
         calls.rotate_left(last.unwrap_or_default());
         Self(calls)
     }
 
     /// Returns the call that fails: of those that may, the one that began last.
     pub(super) fn fails(&self) -> Option<&CircleCall> {
-        let order = |call: &&CircleCall| (call.began, call.client.clone(), call.number);
-        self.0.iter().filter(|call| call.may_fail).max_by_key(order)
+        self.0.iter().filter(|call| call.may_fail).max_by_key(|call| call.order())
     }
 
     /// Returns a hash of the calls. One for several locks may wait for another of them when the
@@ -350,8 +367,7 @@ impl Circle {
     }
 
     fn error(&self) -> Error {
-        let (names, clients) = (self.names(), self.clients());
-        Error::Deadlock { names, clients, reason: self.to_line() }
+        Error::Deadlock { names: self.names(), clients: self.clients(), reason: self.to_line() }
     }
 
     /// Tells the circle to the other clients, if it has others.
@@ -360,8 +376,11 @@ impl Circle {
         clients.sort_unstable();
         clients.dedup();
         clients.retain(|other| other != client);
-        let message = || Probe { number: 0, path: self.0.clone() }.encode();
-        (!clients.is_empty()).then(|| Telling { clients, message: message() })
+        if clients.is_empty() {
+            return None;
+        }
+        let message = Probe { number: 0, path: self.0.clone() }.encode();
+        Some(Telling { clients, message })
     }
 
     /// Describes which client waits for which.
@@ -371,7 +390,8 @@ impl Circle {
         let mut line = format!("deadlock: {}", short(&calls[0].client));
         for (place, (call, holder)) in iter::zip(calls, holders).enumerate() {
             let and = if place == 0 { "" } else { ", which" };
-            let (name, note) = (&call.name, &holder.note);
+            let name = &call.name;
+            let note = &holder.note;
             let holder = short(&holder.client);
             let part = write!(line, "{and} waits for lock {name:?}, held by {holder}");
             part.expect("a string takes whatever is written");
@@ -381,6 +401,10 @@ impl Circle {
         }
         line
     }
+}
+
+fn hex(digits: &str) -> Option<u64> {
+    u64::from_str_radix(digits, 16).ok()
 }
 
 /// The label of a client, and enough of its id to find it.
