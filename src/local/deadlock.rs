@@ -153,6 +153,7 @@ impl Deadlocks {
     /// Begins a look. Returns the circle if the whole of it is in this process.
     pub(super) fn look(&self, queues: &WaitQueues, number: u64) -> Option<Circle> {
         let mut table = self.0.lock();
+        // A late probe of an earlier look has another number, and does not count.
         let probe = table.next_number();
         let wait = table.waits.get_mut(&number)?;
         wait.probe = probe;
@@ -171,6 +172,7 @@ impl Deadlocks {
     ) -> Option<Circle> {
         let probe = Probe::decode(message)?;
         if nonce == 0 {
+            // No probe, but a circle that another client has found.
             let is_in_it = probe.path.iter().any(|call| call.client == client);
             return if is_in_it { Some(Circle::new(probe.path)) } else { None };
         }
@@ -199,6 +201,7 @@ impl Deadlocks {
         {
             wait.parker.send(Signal::Ended(circle.error()));
         }
+        // Every client of the circle may find it, and tells all others.
         let hash = circle.hash_of_calls();
         if table.reported.contains(&hash) && !flawed(Flaw::CircleIsRepeated) {
             return false;
@@ -230,6 +233,8 @@ impl Table {
                 wait.probe = next;
                 probe.number = next;
                 match wait.found.take() {
+                    // The probe has met the calls one after the other, so they may not all have
+                    // waited at the same time. Those that it meets again have waited all along.
                     None => wait.found = Some(mem::take(&mut probe.path)),
                     Some(found) if found == probe.path => {
                         let circle = Circle::new(found);
@@ -247,6 +252,7 @@ impl Table {
             }
             probe.path.push(wait.call.clone());
             let Some(held) = queues.holder(HoldKind::Lock, &wait.call.name) else {
+                // Another client has the lock, and Redis knows which.
                 wait.send(Telling { clients: Vec::new(), message: probe.encode() });
                 return None;
             };
@@ -276,6 +282,7 @@ impl LongWait {
         let Some(first) = probe.path.first() else { return true };
         let sender = (first.client.clone(), first.number);
         if self.passed.len() >= SENDERS_MAX && !self.passed.contains_key(&sender) {
+            // At worst, some probes go round once more.
             self.passed.clear();
         }
         let last = self.passed.entry(sender).or_default();

@@ -285,6 +285,8 @@ impl Survey {
         let waited_for = self.scan(&queues, |queue| keys.name_of_queue(queue))?;
         let reports = self.reports(unless_too_few(waited_for)?)?;
         let circles = circles(&waits(&reports));
+        // The names were read one after the other, so that a circle may be of waits that were never
+        // there at the same time. Waits that are there again have lasted all along.
         let names = circles.iter().flatten().map(|wait| wait.name.to_owned()).collect();
         let reports = self.reports(names)?;
         let still = waits(&reports);
@@ -298,6 +300,7 @@ impl Survey {
         let mut reports = Vec::new();
         for name in names {
             match self.report(&name) {
+                // Another program uses the name by now.
                 Err(Error::WrongType { .. }) => {}
                 report => reports.push(report?),
             }

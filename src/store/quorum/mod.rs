@@ -121,6 +121,7 @@ impl<L: SharedLinks> Quorum<L> {
     }
 
     fn links(&self, name: &str) -> &L {
+        // Always the same ones for a name, so that its requests stay in order.
         let mut hasher = DefaultHasher::new();
         name.hash(&mut hasher);
         let count = u64::try_from(self.links.len()).unwrap_or(1);
@@ -212,9 +213,11 @@ impl<L: SharedLinks> Store for Quorum<L> {
                 let reply = sent.and_then(|(ballot, links)| {
                     let mut links = match links {
                         Some(links) => links,
+                        // Other threads may have read the replies meanwhile, and counted them.
                         None => self.links(&hold.name).lock(*deadline).map_err(ambiguous)?,
                     };
                     let reply = links.wait(&ballot, *deadline);
+                    // Jobs repeat a release where it has failed, so it may still be done.
                     let is_release = matches!(change, Change::Release { .. });
                     if is_release { reply.map_err(ambiguous) } else { reply }
                 });
@@ -239,6 +242,7 @@ impl<L: SharedLinks> Store for Quorum<L> {
 
     fn drain(&self, deadline: Instant) {
         for links in &self.links {
+            // A thread that uses them until then reads the replies itself.
             if let Ok(mut links) = links.lock(deadline) {
                 links.drain(deadline);
             }

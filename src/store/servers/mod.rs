@@ -133,6 +133,7 @@ impl Store for Servers {
 
     fn groups(&self, names: &[Arc<str>]) -> Vec<Vec<usize>> {
         let mut slots = BTreeMap::<usize, Vec<usize>>::new();
+        // A cluster executes a script only if all its keys have the same slot.
         for (index, name) in names.iter().enumerate() {
             slots.entry(self.placement.slot(name)).or_default().push(index);
         }
@@ -188,6 +189,7 @@ impl Store for Servers {
         for PostedChange { request, write_by, on_reply } in posts {
             let name = request.hold.name.clone();
             let Some(target) = topology.owner(topology.slot(&name)) else {
+                // A drop does not wait until the owner is known. The renewer repeats the release.
                 on_reply(Err(uncovered()));
                 continue;
             };
