@@ -135,7 +135,12 @@ pub(super) fn report<T>(
     if contended {
         shared.reporter.events.report_wait(clock::elapsed(caller.begin));
     }
-    span.close(caller.begin, || Some(holds(acquired)[0].fence()).filter(|_| !caller.in_set));
+    span.close(
+        caller.begin,
+        || {
+            if caller.in_set { None } else { Some(holds(acquired)[0].fence()) }
+        },
+    );
     outcome
 }
 
@@ -236,6 +241,7 @@ impl<'a> LockCall<'a> {
                     return Ok(Some(hold));
                 }
                 Outcome::HandedOff(hold) => {
+                    // Its deadline may have passed while this thread woke up. Then it asks again.
                     if reporter.begin_handed_off(&hold, caller) {
                         return Ok(Some(hold));
                     }
@@ -248,6 +254,8 @@ impl<'a> LockCall<'a> {
                     wait_queues.end_hold(&hold);
                 }
                 Outcome::Shared(hold) if shared.is_valid(&hold) => return Ok(Some(hold)),
+                // The readers' hold was lost in the meantime. Another request shows whether a
+                // writer has the lock.
                 Outcome::Shared(_) => {}
                 // A client has one place among the waiting clients: that of the call which may try
                 // again.
@@ -270,9 +278,13 @@ impl<'a> LockCall<'a> {
         let Self { shared, kind, name, caller, .. } = *self;
         let parker = Parker::of_thread();
         let _watch = caller.canceller.as_ref().map(|canceller| parker.watch(canceller, name));
-        let waits = || Some(SleepingCall { kind, name: name.clone(), caller: caller.clone() });
-        let queues = &shared.wait_queues;
-        let _sleeper = self.alone.is_some().then(|| queues.add_sleeper(&parker, waits()));
+        let _sleeper = if self.alone.is_some() {
+            // No queue knows the call, which must learn that the client is closed.
+            let call = SleepingCall { kind, name: name.clone(), caller: caller.clone() };
+            Some(shared.wait_queues.add_sleeper(&parker, Some(call)))
+        } else {
+            None
+        };
         let hold = shared.next_hold(kind, name, caller);
         let call = Call::new(hold, caller, parker.clone());
         self.number = call.number;
@@ -294,6 +306,8 @@ impl<'a> LockCall<'a> {
                 Next::Turn => match self.check_wanted() {
                     Ok(()) => self.go_on(),
                     Err(error) => {
+                        // The call leaves like one that is cancelled, which gives the turn to the
+                        // next one.
                         Parker::send(&parker, Signal::Ended(error));
                         Next::Park { until: None, contended: false }
                     }
@@ -314,8 +328,11 @@ impl<'a> LockCall<'a> {
         if contended {
             reporter.report_contended(self.name, &mut self.contended);
         }
-        let _waits =
-            (self.caller.wait != Wait::No || !contended).then(|| Counted::begin(&counters.waiting));
+        let _waits = if self.caller.wait != Wait::No || !contended {
+            Some(Counted::begin(&counters.waiting))
+        } else {
+            None
+        };
         match looks.park(until) {
             Some(Signal::Next(next)) => Ok(next),
             Some(Signal::Sent(Sent { at, ahead })) => Ok(self.take_reply(at, ahead.reply())),
@@ -340,7 +357,6 @@ impl<'a> LockCall<'a> {
     fn carry(&mut self, next: Next) -> Next {
         let Shared { store, reporter, .. } = self.shared;
         let caller = self.caller;
-        let deadline = || caller.request_deadline(clock::now());
         match next {
             Next::Ask(ask) => {
                 let sent = Moment::now();
@@ -348,17 +364,21 @@ impl<'a> LockCall<'a> {
                 self.take_reply(sent, reply)
             }
             Next::Change(hold, change) => {
-                let request = HoldRequest { hold: &hold, change, deadline: deadline() };
+                let deadline = caller.request_deadline(clock::now());
+                let request = HoldRequest { hold: &hold, change, deadline };
                 let outcome = ask_one(&**store, request).map(drop);
                 self.step(|name, turn| name.changed(outcome, turn))
             }
             Next::Pay(debts) => {
-                let pay = |debt: &Arc<Hold>| {
-                    ask_one(&**store, debt.to_release(deadline()))?;
+                let mut outcome = Ok(());
+                for debt in &*debts {
+                    let deadline = caller.request_deadline(clock::now());
+                    outcome = ask_one(&**store, debt.to_release(deadline)).map(drop);
+                    if outcome.is_err() {
+                        break;
+                    }
                     reporter.settle(debt, &Ok(()));
-                    Ok(())
-                };
-                let outcome = debts.iter().try_for_each(pay);
+                }
                 self.step(|name, turn| name.changed(outcome, turn))
             }
             other => other,
@@ -374,7 +394,7 @@ impl<'a> LockCall<'a> {
             reporter.record_reply(name);
         }
         let has_new_ids = store.withdraws() || flawed(Flaw::RepeatIsAnother);
-        let new = has_new_ids.then(|| shared.next_hold(kind, name, caller));
+        let new = if has_new_ids { Some(shared.next_hold(kind, name, caller)) } else { None };
         self.step(|name, turn| name.reply(sent, reply, new, turn))
     }
 
@@ -410,6 +430,7 @@ impl<'a> LockCall<'a> {
             reporter.report_ends(&mut turn.actions);
             (result, turn.actions)
         });
+        // Not while the name is locked: actions wake threads and write requests.
         for action in &actions {
             if let Action::Listen(hold) = action
                 && self.redisson.is_none()

@@ -123,10 +123,11 @@ fn checked_order(shared: &Shared, names: &[Arc<str>], options: &LockOptions) -> 
     }
     let mut order: Vec<usize> = (0..names.len()).collect();
     order.sort_unstable_by_key(|index| &names[*index]);
-    let is_twice = |pair: &&[usize]| names[pair[0]] == names[pair[1]];
-    if let Some([index, ..]) = order.windows(2).find(is_twice) {
-        let twice = &names[*index];
-        return Err(Error::invalid("names", format_args!("have {twice:?} twice")));
+    for pair in order.windows(2) {
+        let name = &names[pair[0]];
+        if *name == names[pair[1]] {
+            return Err(Error::invalid("names", format_args!("have {name:?} twice")));
+        }
     }
     for name in names {
         check(shared, name, options)?;
@@ -140,11 +141,13 @@ fn checked_order(shared: &Shared, names: &[Arc<str>], options: &LockOptions) -> 
 impl SetCall<'_> {
     fn acquire(&mut self) -> Result<Option<Vec<Arc<Hold>>>> {
         let Self { shared, names, caller, .. } = *self;
-        let (mut backoff, mut drained) = (Backoff::new(shared.config.backoff, random()), false);
+        let mut backoff = Backoff::new(shared.config.backoff, random());
+        let mut drained = false;
         let mut tried = vec![false; names.len()];
         loop {
             self.pauses.check(&names[0])?;
-            let (begun, has_waited) = (clock::now(), self.holds.iter().any(Option::is_some));
+            let begun = clock::now();
+            let has_waited = self.holds.iter().any(Option::is_some);
             let held = match self.attempt() {
                 // One may have been lost while the call asked and waited for others.
                 Ok(None) => match self.give_back_lost() {
@@ -201,8 +204,8 @@ impl SetCall<'_> {
 
     /// Waits for a lock of which the call has reported that it is held.
     fn wait_for(&self, held: usize, caller: &Caller) -> Result<Option<Arc<Hold>>> {
-        let (shared, name) = (self.shared, &self.names[held]);
-        let mut call = LockCall::new(shared, HoldKind::Lock, name, caller, &self.looker);
+        let name = &self.names[held];
+        let mut call = LockCall::new(self.shared, HoldKind::Lock, name, caller, &self.looker);
         call.contended = true;
         call.acquire()
     }
@@ -216,7 +219,8 @@ impl SetCall<'_> {
     ///
     /// `Deadlock` if the call is to end one: that may not show again.
     fn wait_beside(&mut self, held: usize, attempt: Duration) -> Result<bool> {
-        let (names, caller) = (self.names, self.caller);
+        let names = self.names;
+        let caller = self.caller;
         let latest = self.holds.iter().flatten().map(|hold| &hold.id.name).max();
         if latest.is_none_or(|name| name > &names[held]) {
             return Ok(false);
@@ -251,21 +255,25 @@ impl SetCall<'_> {
     /// cannot get all of them, it returns the index of a lock that another owner holds, or gives
     /// back those that it has and sets `unanswered`.
     fn attempt(&mut self) -> Result<Option<usize>, Failure> {
-        let (shared, first) = (self.shared, self.unanswered.take());
+        let shared = self.shared;
+        let first = self.unanswered.take();
         let mut is_missing: Vec<_> = self.holds.iter().map(Option::is_none).collect();
         first.iter().flat_map(|group| &group.indexes).for_each(|index| is_missing[*index] = false);
         let in_order = self.order.iter().copied();
         let missing: Vec<_> = in_order.filter(|index| is_missing[*index]).collect();
         let names: Vec<_> = missing.iter().map(|index| self.names[*index].clone()).collect();
-        let end_kept = |name: &Arc<str>| shared.wait_queues.end_kept(name, |_| true);
-        let ended: Vec<_> = names.iter().filter_map(end_kept).collect();
+        // Locks that this client only keeps would hold up its own request.
+        let ended: Vec<_> =
+            names.iter().filter_map(|name| shared.wait_queues.end_kept(name, |_| true)).collect();
         shared.post_releases(&ended, Some(self.caller.write_by(clock::now())));
         let groups = shared.store.groups(&names).into_iter().map(|places| {
-            let new_hold = |name| shared.new_hold_of(self.caller, HoldKind::Lock, name);
-            let hold = |place: &usize| new_hold(&names[*place]);
-            let holds = places.iter().map(hold).collect();
-            let indexes = places.iter().map(|place| missing[*place]).collect();
-            Group { indexes, holds, in_doubt: false }
+            let mut group = Group { indexes: Vec::new(), holds: Vec::new(), in_doubt: false };
+            for place in places {
+                let hold = shared.new_hold_of(self.caller, HoldKind::Lock, &names[place]);
+                group.indexes.push(missing[place]);
+                group.holds.push(hold);
+            }
+            group
         });
         // Calls that are in each other's way ask in the same order, and none has locks while it
         // waits for a server that has not answered.
@@ -319,7 +327,8 @@ impl SetCall<'_> {
     ///
     /// `Unavailable` if its lease was over, and trying again is pointless.
     fn pause_after_loss(&mut self, lost: &Hold) -> Result<bool> {
-        let (name, mut failure) = (&lost.id.name, Failure::too_short());
+        let name = &lost.id.name;
+        let mut failure = Failure::too_short();
         let cause = lost.loss(Moment::now()).cause;
         let was_over = matches!(cause, LossCause::Expired | LossCause::MaxHold);
         match self.too_short.pause_after(&mut failure, clock::now()) {
@@ -353,7 +362,8 @@ impl SetCall<'_> {
     fn attempt_groups(&mut self, groups: Vec<Group>) -> Result<Option<usize>, Failure> {
         let Self { shared, caller, .. } = *self;
         let lease = caller.times.lease;
-        let (sent, deadline) = (Moment::now(), self.retry.request_deadline(clock::now()));
+        let sent = Moment::now();
+        let deadline = self.retry.request_deadline(clock::now());
         let note = caller.note.as_deref();
         let registration = Registration::None;
         self.asked = groups;

@@ -63,8 +63,8 @@ fn show_depth(shared: &Shared, left: &DetachedHold, depth: u32) {
     let deadline = end_of(shared.times_for(left.lease).io_timeout);
     let request = HoldRequest { hold: &left.id, change, deadline };
     // Not worth a wait for a connection.
-    let (write_by, on_reply) = (clock::now(), Box::new(drop));
-    shared.store.post(vec![PostedChange { request, write_by, on_reply }]);
+    let write_by = clock::now();
+    shared.store.post(vec![PostedChange { request, write_by, on_reply: Box::new(drop) }]);
 }
 
 /// Ends a hold in this process only, so that another guard can have it.
@@ -97,7 +97,8 @@ pub(crate) fn leave(
 /// Adopts a detached hold, by renewing it.
 #[track_caller]
 pub(crate) fn adopt(shared: &Shared, left: &DetachedHold) -> Result<Arc<Hold>> {
-    let (lease, LockOptions { renew, max_hold, .. }) = (left.lease, &*shared.config.options);
+    let lease = left.lease;
+    let LockOptions { renew, max_hold, .. } = &*shared.config.options;
     let options =
         LockOptions { lease, renew: *renew, max_hold: *max_hold, ..LockOptions::default() };
     check(shared, &left.id.name, &options)?;
@@ -112,8 +113,7 @@ pub(crate) fn adopt(shared: &Shared, left: &DetachedHold) -> Result<Arc<Hold>> {
 /// Renews a detached hold with one request, and leaves it detached.
 pub(crate) fn renew(shared: &Shared, left: &DetachedHold) -> Result<()> {
     let caller = caller_for(shared, left)?;
-    let renewal = |lease| Change::Renew { lease };
-    renew_detached(shared, &caller, &left.id, "renew", renewal).map(drop)
+    renew_detached(shared, &caller, &left.id, "renew", |lease| Change::Renew { lease }).map(drop)
 }
 
 /// Releases a detached hold with one request, without adopting it first.
@@ -143,21 +143,27 @@ pub(crate) fn release(shared: &Shared, left: &DetachedHold) -> Result<()> {
 fn caller_for(shared: &Shared, left: &DetachedHold) -> Result<Caller> {
     let options = LockOptions { lease: left.lease, ..LockOptions::default() };
     check(shared, &left.id.name, &options)?;
-    let (config, owner) = (&shared.config, HoldOwner::Guard);
-    Ok(Caller::new(config, shared.times, &options, Wait::No, owner, clock::now()))
+    let begin = clock::now();
+    Ok(Caller::new(&shared.config, shared.times, &options, Wait::No, HoldOwner::Guard, begin))
 }
 
 /// Turns a detached writer into a reader with the same owner, token and age.
 #[track_caller]
 pub(crate) fn downgrade(shared: &Shared, writer: &Hold, left: DetachedHold) -> Result<Arc<Hold>> {
     let id = HoldId { kind: HoldKind::Read, ..left.id };
-    let (lease, note) = (left.lease, left.note.clone());
+    let lease = left.lease;
     let left = DetachedHold { id, ..left };
-    let (renew, max_hold) = (writer.renewed, Some(writer.lease.age_left(Moment::now())));
-    let options = LockOptions { lease, renew, max_hold, note, ..LockOptions::default() };
+    let options = LockOptions {
+        lease,
+        renew: writer.renewed,
+        max_hold: Some(writer.lease.age_left(Moment::now())),
+        note: left.note.clone(),
+        ..LockOptions::default()
+    };
+    // Readers get the token before these, which is that of the last writer.
     let unused = writer.unused();
-    let change = |lease| Change::Downgrade { lease, unused };
-    let reader = have(shared, &left, &options, "downgrade", change);
+    let reader =
+        have(shared, &left, &options, "downgrade", |lease| Change::Downgrade { lease, unused });
     // Without a reply, either hold may exist, and the request may be executed late.
     let is_clear = matches!(reader, Ok(_) | Err(Error::Lost { .. }));
     if !is_clear || left.in_doubt {
@@ -180,14 +186,15 @@ fn have(
 ) -> Result<Arc<Hold>> {
     let _call = Counted::begin(&shared.counters.unfinished);
     let name = &left.id.name;
-    let (config, owner) = (&shared.config, HoldOwner::Guard);
-    let caller = Caller::new(config, shared.times, options, Wait::No, owner, clock::now());
+    let begin = clock::now();
+    let caller =
+        Caller::new(&shared.config, shared.times, options, Wait::No, HoldOwner::Guard, begin);
     let span = CallSpan::open(|| &**name);
     let renewed = renew_detached(shared, &caller, &left.id, action, renewal);
     if let Err(error) = &renewed {
         shared.reporter.report_failure(name, &caller, Some(error));
     }
-    span.close(caller.begin, || renewed.is_ok().then_some(left.fence));
+    span.close(caller.begin, || if renewed.is_ok() { Some(left.fence) } else { None });
     let sent = renewed?;
     let hold = Arc::new(Hold::new(left.id.clone(), left.fence, 0, &caller, sent, Moment::now()));
     hold.set_may_begin(left.in_doubt);

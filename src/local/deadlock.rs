@@ -62,6 +62,13 @@ pub(super) struct CircleCall {
     pub(super) note: String,
 }
 
+impl CircleCall {
+    /// All clients of a circle agree on this order, and so on the call that fails.
+    fn order(&self) -> (u64, &str, u64) {
+        (self.began, &self.client, self.number)
+    }
+}
+
 /// A message that is passed along a chain of calls.
 #[derive(Debug, PartialEq, Eq)]
 struct Probe {
@@ -120,14 +127,22 @@ impl Deadlocks {
         parker: &Arc<Parker>,
         holds: impl IntoIterator<Item = Arc<Hold>>,
     ) {
-        let with_fence = |hold: Arc<Hold>| {
+        let number = call.number;
+        let mut with_fences = Vec::new();
+        for hold in holds {
+            // A kept lock goes from call to call, each with a token of its own.
             let fence = hold.fence();
-            (hold, fence)
+            with_fences.push((hold, fence));
+        }
+        let wait = LongWait {
+            call,
+            site,
+            parker: parker.clone(),
+            holds: with_fences,
+            probe: 0,
+            found: None,
+            passed: HashMap::default(),
         };
-        let holds = holds.into_iter().map(with_fence).collect();
-        let (number, parker) = (call.number, parker.clone());
-        let (found, passed) = (None, HashMap::default());
-        let wait = LongWait { call, site, parker, holds, probe: 0, found, passed };
         self.0.lock().waits.insert(number, wait);
     }
 
@@ -138,6 +153,7 @@ impl Deadlocks {
     /// Begins a look. Returns the circle if the whole of it is in this process.
     pub(super) fn look(&self, queues: &WaitQueues, number: u64) -> Option<Circle> {
         let mut table = self.0.lock();
+        // A late probe of an earlier look has another number, and does not count.
         let probe = table.next_number();
         let wait = table.waits.get_mut(&number)?;
         wait.probe = probe;
@@ -156,12 +172,13 @@ impl Deadlocks {
     ) -> Option<Circle> {
         let probe = Probe::decode(message)?;
         if nonce == 0 {
+            // No probe, but a circle that another client has found.
             let is_in_it = probe.path.iter().any(|call| call.client == client);
-            return is_in_it.then(|| Circle::new(probe.path));
+            return if is_in_it { Some(Circle::new(probe.path)) } else { None };
         }
         let mut table = self.0.lock();
-        let is_it = |hold: &Arc<Hold>| hold.id.nonce == nonce || flawed(Flaw::AnyHoldPassesProbes);
-        let at = table.blocked(is_it)?;
+        let at =
+            table.blocked(|hold| hold.id.nonce == nonce || flawed(Flaw::AnyHoldPassesProbes))?;
         table.follow(queues, at, probe)
     }
 
@@ -184,6 +201,7 @@ impl Deadlocks {
         {
             wait.parker.send(Signal::Ended(circle.error()));
         }
+        // Every client of the circle may find it, and tells all others.
         let hash = circle.hash_of_calls();
         if table.reported.contains(&hash) && !flawed(Flaw::CircleIsRepeated) {
             return false;
@@ -215,6 +233,8 @@ impl Table {
                 wait.probe = next;
                 probe.number = next;
                 match wait.found.take() {
+                    // The probe has met the calls one after the other, so they may not all have
+                    // waited at the same time. Those that it meets again have waited all along.
                     None => wait.found = Some(mem::take(&mut probe.path)),
                     Some(found) if found == probe.path => {
                         let circle = Circle::new(found);
@@ -232,6 +252,7 @@ impl Table {
             }
             probe.path.push(wait.call.clone());
             let Some(held) = queues.holder(HoldKind::Lock, &wait.call.name) else {
+                // Another client has the lock, and Redis knows which.
                 wait.send(Telling { clients: Vec::new(), message: probe.encode() });
                 return None;
             };
@@ -242,11 +263,16 @@ impl Table {
     /// Returns the number of the call whose thread has this hold.
     fn blocked(&self, is_it: impl Fn(&Arc<Hold>) -> bool) -> Option<u64> {
         let now = Moment::now();
-        let has_it = |(hold, fence): &(Arc<Hold>, u64)| {
-            is_it(hold) && hold.fence() == *fence && hold.lease.is_valid(now)
-        };
-        let mut waits = self.waits.iter();
-        waits.find(|(_, wait)| wait.holds.iter().any(has_it)).map(|(number, _)| *number)
+        for (number, wait) in &self.waits {
+            // With another token, the hold is no longer that of the thread that waits.
+            let has_it = wait.holds.iter().any(|(hold, fence)| {
+                is_it(hold) && hold.fence() == *fence && hold.lease.is_valid(now)
+            });
+            if has_it {
+                return Some(*number);
+            }
+        }
+        None
     }
 }
 
@@ -256,6 +282,7 @@ impl LongWait {
         let Some(first) = probe.path.first() else { return true };
         let sender = (first.client.clone(), first.number);
         if self.passed.len() >= SENDERS_MAX && !self.passed.contains_key(&sender) {
+            // At worst, some probes go round once more.
             self.passed.clear();
         }
         let last = self.passed.entry(sender).or_default();
@@ -274,8 +301,8 @@ impl Probe {
     fn encode(&self) -> String {
         let mut text = format!("{:x};", self.number);
         for CircleCall { client, number, began, may_fail, name, note } in &self.path {
-            let (may_fail, [client_len, name_len, note_len]) =
-                (u8::from(*may_fail), [client, name, note].map(String::len));
+            let may_fail = u8::from(*may_fail);
+            let [client_len, name_len, note_len] = [client, name, note].map(String::len);
             let hop = write!(
                 text,
                 "{number:x},{began:x},{may_fail},{client_len},{name_len},{note_len},\
@@ -288,7 +315,6 @@ impl Probe {
 
     /// Reads what another client has sent; `None` if it is not what `encode` writes.
     fn decode(text: &str) -> Option<Self> {
-        let hex = |digits| u64::from_str_radix(digits, 16).ok();
         let (number, mut rest) = text.split_once(';')?;
         let mut probe = Self { number: hex(number)?, path: Vec::new() };
         while !rest.is_empty() {
@@ -311,22 +337,20 @@ impl Probe {
             });
             rest = after;
         }
-        (1..CALLS_MAX).contains(&probe.path.len()).then_some(probe)
+        if (1..CALLS_MAX).contains(&probe.path.len()) { Some(probe) } else { None }
     }
 }
 
 impl Circle {
     fn new(mut calls: Vec<CircleCall>) -> Self {
-        let order = |call: &CircleCall| (call.began, call.client.clone(), call.number);
-        let last = (0..calls.len()).max_by_key(|place| order(&calls[*place]));
+        let last = (0..calls.len()).max_by_key(|place| calls[*place].order());
         calls.rotate_left(last.unwrap_or_default());
         Self(calls)
     }
 
     /// Returns the call that fails: of those that may, the one that began last.
     pub(super) fn fails(&self) -> Option<&CircleCall> {
-        let order = |call: &&CircleCall| (call.began, call.client.clone(), call.number);
-        self.0.iter().filter(|call| call.may_fail).max_by_key(order)
+        self.0.iter().filter(|call| call.may_fail).max_by_key(|call| call.order())
     }
 
     /// Returns a hash of the calls. One for several locks may wait for another of them when the
@@ -350,8 +374,7 @@ impl Circle {
     }
 
     fn error(&self) -> Error {
-        let (names, clients) = (self.names(), self.clients());
-        Error::Deadlock { names, clients, reason: self.to_line() }
+        Error::Deadlock { names: self.names(), clients: self.clients(), reason: self.to_line() }
     }
 
     /// Tells the circle to the other clients, if it has others.
@@ -360,8 +383,11 @@ impl Circle {
         clients.sort_unstable();
         clients.dedup();
         clients.retain(|other| other != client);
-        let message = || Probe { number: 0, path: self.0.clone() }.encode();
-        (!clients.is_empty()).then(|| Telling { clients, message: message() })
+        if clients.is_empty() {
+            return None;
+        }
+        let message = Probe { number: 0, path: self.0.clone() }.encode();
+        Some(Telling { clients, message })
     }
 
     /// Describes which client waits for which.
@@ -371,7 +397,8 @@ impl Circle {
         let mut line = format!("deadlock: {}", short(&calls[0].client));
         for (place, (call, holder)) in iter::zip(calls, holders).enumerate() {
             let and = if place == 0 { "" } else { ", which" };
-            let (name, note) = (&call.name, &holder.note);
+            let name = &call.name;
+            let note = &holder.note;
             let holder = short(&holder.client);
             let part = write!(line, "{and} waits for lock {name:?}, held by {holder}");
             part.expect("a string takes whatever is written");
@@ -381,6 +408,10 @@ impl Circle {
         }
         line
     }
+}
+
+fn hex(digits: &str) -> Option<u64> {
+    u64::from_str_radix(digits, 16).ok()
 }
 
 /// The label of a client, and enough of its id to find it.

@@ -40,8 +40,10 @@ pub(super) fn nest(
     let Some(depth) = next.filter(|depth| *depth < DETACHED) else {
         return Err(Error::invalid("depth", "must not be greater than 4294967294"));
     };
+    // The thread has the lock, so this waits for the server only, as `verify` does.
     let wait = if wait == Wait::Endless { Wait::No } else { wait };
-    let (pauses, name) = (Pauses::of_wait(&shared.wait_queues, canceller), &hold.id.name);
+    let pauses = Pauses::of_wait(&shared.wait_queues, canceller);
+    let name = &hold.id.name;
     match set_depth(shared, &hold, depth, wait, &pauses) {
         Ok(()) => Ok(Level { hold, depth }),
         Err(failure @ HoldFailure::Failed(_)) => {
@@ -68,16 +70,23 @@ pub(super) fn set_depth(
         return Err(HoldFailure::of(&hold.lease));
     }
     let mut retry = retry(shared, hold, wait);
-    let change = |hold: &Hold| {
-        let next = hold.renewed.then(|| hold.lease.next(Moment::now()));
-        Change::SetDepth { depth, lease: next, durable: true }
-    };
     let mut outcome = Ok(());
-    let (open, ask_store) = (slice::from_ref(hold).into(), ask_store(shared));
-    ask(shared, open, &mut retry, pauses, change, ask_store, |_, asked| outcome = asked);
+    ask(
+        shared,
+        slice::from_ref(hold).into(),
+        &mut retry,
+        pauses,
+        |hold| {
+            let lease = if hold.renewed { Some(hold.lease.next(Moment::now())) } else { None };
+            Change::SetDepth { depth, lease, durable: true }
+        },
+        ask_store(shared),
+        |_, asked| outcome = asked,
+    );
     match outcome {
         Err(HoldFailure::Failed(failure)) if failure.is_shortfall() => {
             if depth > hold.depth() {
+                // The level has begun in Redis, but is refused, so it gets no guard.
                 restore_depth(shared, hold, retry.request_deadline(clock::now()));
                 return Err(HoldFailure::Failed(failure));
             }
@@ -113,7 +122,9 @@ pub(super) fn ask(
     mut done: impl FnMut(&Arc<Hold>, Result<(), HoldFailure>),
 ) {
     loop {
-        let (sent, deadline) = (Moment::now(), retry.request_deadline(clock::now()));
+        // A lease counts from before its request: Redis may extend it at any time after that.
+        let sent = Moment::now();
+        let deadline = retry.request_deadline(clock::now());
         let requests = open.iter().map(|hold| {
             let change = change(hold);
             HoldRequest { hold: &hold.id, change, deadline }
@@ -121,7 +132,8 @@ pub(super) fn ask(
         let requests = requests.collect::<Vec<_>>();
         let mut failed = Vec::new();
         send(&open, &requests, &mut |place, reply| {
-            let (hold, change) = (&open[place], requests[place].change);
+            let hold = &open[place];
+            let change = requests[place].change;
             match conclude(shared, hold, change, (sent, deadline), reply) {
                 Err(HoldFailure::Failed(failure)) => failed.push((hold.clone(), failure)),
                 outcome => done(hold, outcome),
@@ -134,9 +146,12 @@ pub(super) fn ask(
         }
         let name = &failed[0].0.id.name;
         if pause.is_none_or(|pause| pauses.sleep(pause, name).is_err()) {
-            let failed = failed.into_iter();
-            return failed.for_each(|(hold, it)| done(&hold, Err(HoldFailure::Failed(it))));
+            for (hold, failure) in failed {
+                done(&hold, Err(HoldFailure::Failed(failure)));
+            }
+            return;
         }
+        // The others have their replies, and are not asked about again.
         open = failed.into_iter().map(|(hold, _)| hold).collect();
     }
 }
@@ -161,6 +176,7 @@ fn conclude(
         (Change::Release { .. }, reply) => {
             let outcome = hold.release_outcome(reply, Moment::now());
             if matches!(outcome, Err(HoldFailure::Lost)) {
+                // Before the loss is reported, so that its cause is known then.
                 shared.reporter.look(hold, deadline);
             }
             return outcome;
@@ -181,8 +197,10 @@ fn conclude(
             shared.reporter.lose(hold);
         }
         (_, Err(failure)) if shared.is_valid(hold) => return Err(HoldFailure::Failed(failure)),
+        // It was lost while the request was on its way, which is what the caller must learn.
         (_, Err(_)) => {}
     }
+    // A late reply may have extended nothing: the deadline had passed, and a loss is final.
     if shared.is_valid(hold) { Ok(()) } else { Err(HoldFailure::of(&hold.lease)) }
 }
 
@@ -200,15 +218,24 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
     if let Some(hold) = holds.iter().find(|hold| !shared.is_valid(hold)) {
         return Err(hold.to_error(HoldFailure::of(&hold.lease), attempt, Moment::now()));
     }
-    let change = |hold: &Hold| {
-        let next = renews.then(|| hold.lease.next(Moment::now()));
-        next.map_or(Change::Check, |lease| Change::Renew { lease })
-    };
-    let (mut retry, mut result) = (retry(shared, first, Wait::No), Ok(()));
+    let mut retry = retry(shared, first, Wait::No);
+    let mut result = Ok(());
     let pauses = Pauses::of_request(&shared.wait_queues);
-    ask(shared, holds.into(), &mut retry, &pauses, change, ask_store(shared), |hold, outcome| {
-        add_outcome(&mut result, attempt, hold, outcome);
-    });
+    ask(
+        shared,
+        holds.into(),
+        &mut retry,
+        &pauses,
+        |hold| {
+            if renews {
+                Change::Renew { lease: hold.lease.next(Moment::now()) }
+            } else {
+                Change::Check
+            }
+        },
+        ask_store(shared),
+        |hold, outcome| add_outcome(&mut result, attempt, hold, outcome),
+    );
     match result {
         Err(Error::Lost { .. }) | Ok(()) => result,
         failed => pauses.check(&first.id.name).and(failed),
@@ -220,6 +247,7 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
 /// call asks whether such a hold is wanted.
 pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>, watch: &WantedWatch) {
     let holder = shared.wait_queues.holder(hold.id.kind, &hold.id.name);
+    // Redis sends messages to the client that began the hold, not to one that has adopted it.
     let is_own = holder.is_some_and(|holder| Arc::ptr_eq(&holder, hold));
     if is_own && hold.is_told() || watch.is_wanted() || !shared.is_held(hold) {
         return;
@@ -227,14 +255,21 @@ pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>, watch: &WantedWatch) {
     if is_own {
         shared.listening.start(&*shared.store);
     }
-    let (open, mut retry) = (slice::from_ref(hold).into(), retry(shared, hold, Wait::No));
+    let mut retry = retry(shared, hold, Wait::No);
     let pauses = Pauses::of_request(&shared.wait_queues);
-    let change = |_: &Hold| Change::Watch { lease: None };
-    ask(shared, open, &mut retry, &pauses, change, ask_store(shared), |hold, outcome| {
-        if outcome.is_ok() {
-            hold.set_told();
-        }
-    });
+    ask(
+        shared,
+        slice::from_ref(hold).into(),
+        &mut retry,
+        &pauses,
+        |_| Change::Watch { lease: None },
+        ask_store(shared),
+        |hold, outcome| {
+            if outcome.is_ok() {
+                hold.set_told();
+            }
+        },
+    );
 }
 
 /// Returns the policy for repeating requests about a hold.

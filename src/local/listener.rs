@@ -70,7 +70,7 @@ impl Listening {
             reporter: Arc::downgrade(reporter),
             config: config.clone(),
             client: client.clone(),
-            redisson: config.redisson.then(RedissonChannels::default),
+            redisson: if config.redisson { Some(RedissonChannels::default()) } else { None },
             listener: OnceLock::new(),
             failing: Mutex::default(),
         }
@@ -130,7 +130,8 @@ impl Listening {
     /// repeats it.
     pub(super) fn unregister(&self, store: &dyn Store, hold: &HoldId, times: CallTimes) {
         let Some(reporter) = self.reporter.upgrade() else { return };
-        let (waited, deadline) = (hold.clone(), end_of(times.io_timeout));
+        let waited = hold.clone();
+        let deadline = end_of(times.io_timeout);
         store.post(vec![PostedChange {
             request: HoldRequest { hold, change: Change::Unregister, deadline },
             write_by: end_of(POST_MOMENT),
@@ -144,7 +145,10 @@ impl Listening {
 
     /// A release by Redisson wakes the first call for this lock while the result lives.
     pub(super) fn wait_for_redisson(&self, hold: &HoldId) -> Option<RedissonWait> {
-        let channels = self.redisson.as_ref().filter(|_| hold.kind.is_lock())?;
+        let channels = self.redisson.as_ref()?;
+        if !hold.kind.is_lock() {
+            return None;
+        }
         let lock = Keys::new(&self.config.prefix);
         Some(channels.wait(&hold.name, &lock.lock(&hold.name)))
     }
@@ -214,6 +218,7 @@ impl ListenerThread {
                 if wake == Wake::Ready {
                     self.ready = Some(clock::now());
                 }
+                // The waiter may have left a moment ago, and another client may wait behind it.
                 if !self.wake(&wake)
                     && let Wake::Lock(name) = wake
                     && self.unclaimed.len() < UNCLAIMED_MAX
@@ -237,6 +242,7 @@ impl ListenerThread {
             Wake::Echo(name) => wait_queues.note_echo(name),
             Wake::Ready if flawed(Flaw::ReconnectIsIgnored) => {}
             Wake::Ready => {
+                // Redis keeps no message for a client that does not listen just then.
                 wait_queues.wake_all();
                 renewer.watch();
             }
@@ -265,12 +271,14 @@ impl ListenerThread {
             Wake::Lock(name) => {
                 counters.wakeups.fetch_add(1, Ordering::Relaxed);
                 let store = reporter.store.as_ref().and_then(Weak::upgrade);
-                let wake = |kind| match &store {
-                    Some(store) => wait_queues.wake_ahead(kind, name, &self.config, &**store),
-                    None => wait_queues.wake(kind, name),
-                };
-                return wake(HoldKind::Read) | wake(HoldKind::Lock)
-                    || check_name(&self.config.prefix, name).is_err();
+                let mut has_woken = false;
+                for kind in [HoldKind::Read, HoldKind::Lock] {
+                    has_woken |= match &store {
+                        Some(store) => wait_queues.wake_ahead(kind, name, &self.config, &**store),
+                        None => wait_queues.wake(kind, name),
+                    };
+                }
+                return has_woken || check_name(&self.config.prefix, name).is_err();
             }
         }
         true
@@ -281,6 +289,7 @@ impl ListenerThread {
         if let Some(reporter) = self.reporter.upgrade()
             && !reporter.wait_queues.wake_any(name)
         {
+            // Redis then offers the lock to the next client.
             reporter.renewer.unregister(self.hold(name, 0), self.config.options.lease);
         }
     }
@@ -292,6 +301,7 @@ impl ListenerThread {
 
     fn pause_after(&mut self, failure: &Failure) -> Duration {
         let reporter = self.reporter.upgrade();
+        // First of all: calls must not rely on messages that no longer arrive.
         if let Some(reporter) = &reporter {
             reporter.set_listening(false);
         }
@@ -302,7 +312,7 @@ impl ListenerThread {
         if self.pauses.is_none()
             && let Some(reporter) = &reporter
         {
-            let (server, source) = (&failure.server, &failure.source);
+            let Failure { server, source, .. } = failure;
             reporter.events.warn(|| {
                 format!("no wake-ups from {server}, so that waiting may take longer: {source}")
             });

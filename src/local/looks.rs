@@ -55,8 +55,17 @@ impl<'a> Looks<'a> {
         parker: &'a Arc<Parker>,
         number: &'a Cell<Option<u64>>,
     ) -> Self {
-        let (next, is_registered, tell_at) = (NextLook::Unknown, false, None);
-        Self { shared, kind, name, caller, parker, next, number, is_registered, tell_at }
+        Self {
+            shared,
+            kind,
+            name,
+            caller,
+            parker,
+            next: NextLook::Unknown,
+            number,
+            is_registered: false,
+            tell_at: None,
+        }
     }
 
     /// Like [`Parker::park`], and looks from time to time.
@@ -84,15 +93,21 @@ impl<'a> Looks<'a> {
             let caller = self.caller;
             // The thread does not wake for a line that the logger does not want.
             let is_told = caller.wait != Wait::No && log::max_level() >= log::Level::Info;
-            let after = self.shared.config.deadlock_after.filter(|_| is_told);
+            let deadlock_after = self.shared.config.deadlock_after;
+            let after = if is_told { deadlock_after } else { None };
             let at = after.and_then(|after| caller.begin.checked_add(after));
             // Once for each call, which may have waited here before.
             self.tell_at = at.filter(|at| clock::now() < *at);
-            let can_be_waited_for = || !self.shared.held_locks.all().is_empty();
-            let waits = self.kind.is_lock() && caller.wait != Wait::No;
-            let after = self.shared.config.deadlock_after.filter(|_| waits && can_be_waited_for());
-            let first = after.and_then(|after| Some((caller.begin.checked_add(after)?, after)));
-            self.next = first.map_or(NextLook::Never, |(at, pause)| NextLook::At(at, pause));
+            self.next = NextLook::Never;
+            if let Some(after) = deadlock_after
+                && self.kind.is_lock()
+                && caller.wait != Wait::No
+                // No other thread can wait for one that holds nothing.
+                && !self.shared.held_locks.all().is_empty()
+                && let Some(at) = caller.begin.checked_add(after)
+            {
+                self.next = NextLook::At(at, after);
+            }
         }
         if let NextLook::At(at, _) = self.next { Some(at) } else { None }
     }
@@ -102,7 +117,8 @@ impl<'a> Looks<'a> {
     fn log_wait(&self) {
         let Shared { reporter, wait_queues, .. } = self.shared;
         reporter.events.log(log::Level::Info, || {
-            let (name, waited) = (self.name, clock::elapsed(self.caller.begin));
+            let name = self.name;
+            let waited = clock::elapsed(self.caller.begin);
             let held = wait_queues.holder(self.kind, name).map(|hold| {
                 let current = hold.current.lock();
                 let note = current.note().map(|note| format!(" ({note})")).unwrap_or_default();
@@ -130,7 +146,8 @@ impl<'a> Looks<'a> {
 
     fn register(&self, number: u64) {
         let Shared { config, client, held_locks, reporter, .. } = self.shared;
-        let (now, holds) = (clock::unix_time(), held_locks.all());
+        let now = clock::unix_time();
+        let holds = held_locks.all();
         let began = now.saturating_sub(clock::elapsed(self.caller.begin)).as_micros();
         let call = CircleCall {
             client: client.to_string(),
@@ -150,8 +167,9 @@ impl<'a> Looks<'a> {
             store.tell(self.name, telling, self.caller.request_deadline(clock::now()))
         {
             let source = &failure.source;
-            let line = || format!("no look for a deadlock at lock {:?}: {source}", self.name);
-            reporter.events.log(log::Level::Debug, line);
+            reporter.events.log(log::Level::Debug, || {
+                format!("no look for a deadlock at lock {:?}: {source}", self.name)
+            });
         }
     }
 }
@@ -168,7 +186,9 @@ fn note_of(holds: &[Arc<Hold>]) -> String {
 
 impl Drop for Looks<'_> {
     fn drop(&mut self) {
-        if let Some(number) = self.number.get().filter(|_| self.is_registered) {
+        if self.is_registered
+            && let Some(number) = self.number.get()
+        {
             self.shared.reporter.deadlocks.remove(number);
         }
     }

@@ -64,9 +64,14 @@ struct OutageState {
 
 impl Default for OutageState {
     fn default() -> Self {
-        let (begin, over) = (Moment::FIRST, Moment::FIRST);
-        let renewals = Renewals::default();
-        Self { failing: Vec::new(), refused: false, begin, before: [0; 2], over, renewals }
+        Self {
+            failing: Vec::new(),
+            refused: false,
+            begin: Moment::FIRST,
+            before: [0; 2],
+            over: Moment::FIRST,
+            renewals: Renewals::default(),
+        }
     }
 }
 
@@ -129,10 +134,13 @@ impl OutageLog {
     /// Records a loss, which is logged at the end of the turn. Until then it counts as unfinished.
     pub(super) fn record_loss(&self, hold: &Hold, current: &CurrentHold, loss: &Loss) {
         self.counters.unfinished.fetch_add(1, Ordering::SeqCst);
-        let (name, fence) = (&hold.id.name, hold.fence());
-        let first = || (0, format!("{name:?} (fence {fence}) {}", current.site()));
+        let name = &hold.id.name;
+        let fence = hold.fence();
         let losses = &mut self.state.lock().renewals.losses;
-        losses.entry(loss.to_string()).or_insert_with(first).0 += 1;
+        let (count, _) = losses
+            .entry(loss.to_string())
+            .or_insert_with(|| (0, format!("{name:?} (fence {fence}) {}", current.site())));
+        *count += 1;
     }
 
     /// Reports the renewals and losses of a turn of the renewer.
@@ -145,6 +153,7 @@ impl OutageLog {
             self.events.log(log::Level::Trace, || format!("renewed leases: {renewed}"));
         }
         for (why, (count, first)) in losses {
+            // Thousands may be lost in one outage, for few different reasons.
             self.events.warn(|| match count {
                 1 => format!("the lease of lock {first} is lost: {why}"),
                 _ => format!("the leases of {count} locks are lost, first of {first}: {why}"),
@@ -167,6 +176,7 @@ impl OutageLog {
     fn record_failure(&self, name: &str, failure: &Failure) {
         let mut state = self.state.lock();
         let is_told = state.failing.iter().any(|failing| self.share_server(failing, name));
+        // Requests that were sent during an outage may fail a little after its end.
         if !is_told && state.over.after(AFTERMATH) <= Moment::now() {
             self.begin(&mut state, name, failure);
             state.failing.push(name.into());
@@ -177,6 +187,7 @@ impl OutageLog {
     pub(super) fn record_reply(&self, name: &str) {
         if !name.is_empty() {
             let mut state = self.state.lock();
+            // With a cluster, other masters may still be away.
             state.failing.retain(|failing| !self.share_server(failing, name));
             self.end(&mut state);
         }
@@ -184,7 +195,8 @@ impl OutageLog {
 
     fn begin(&self, state: &mut OutageState, name: &str, failure: &Failure) {
         if !self.lasts.swap(true, Ordering::Relaxed) {
-            (state.begin, state.before) = (Moment::now(), self.counts());
+            state.begin = Moment::now();
+            state.before = self.counts();
             let Failure { server, source, .. } = failure;
             self.events.warn(|| format!("an outage begins: lock {name:?} at {server}: {source}"));
         }
@@ -198,7 +210,8 @@ impl OutageLog {
         state.over = Moment::now();
         let lasted = state.over.since(state.begin);
         let [calls, holds] = self.counts();
-        let (failed, lost) = (calls - state.before[0], holds - state.before[1]);
+        let failed = calls - state.before[0];
+        let lost = holds - state.before[1];
         self.events.warn(|| {
             format!(
                 "the outage is over after {lasted:?}: calls failed: {failed}, leases lost: {lost}"

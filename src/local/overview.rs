@@ -90,7 +90,8 @@ pub(crate) fn holds(shared: &Shared) -> Vec<HeldLock> {
     if shared.check_process().is_err() {
         return Vec::new();
     }
-    let (holds, now) = (shared.reporter.renewer.list(end_of(LIST_TIME)), Moment::now());
+    let holds = shared.reporter.renewer.list(end_of(LIST_TIME));
+    let now = Moment::now();
     let mut held: Vec<_> = holds.iter().filter_map(|hold| HeldLock::of(hold, now)).collect();
     held.sort_by_key(|held| Reverse(held.since));
     held

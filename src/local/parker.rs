@@ -57,8 +57,11 @@ impl Parker {
     /// that: a request may call back, for a password, and the program lock something then. In a
     /// destructor of a thread-local there may be none.
     pub(super) fn of_thread() -> Arc<Self> {
-        let unused = |parker: &Arc<Self>| (Arc::strong_count(parker) == 1).then(|| parker.clone());
-        let parker = PARKER.try_with(unused).ok().flatten().unwrap_or_default();
+        let unused = PARKER.try_with(|parker| {
+            // A thread that has taken this one from a queue may still send a signal to it.
+            if Arc::strong_count(parker) == 1 { Some(parker.clone()) } else { None }
+        });
+        let parker = unused.ok().flatten().unwrap_or_default();
         // Signals that came too late for an earlier call.
         parker.clear();
         parker
@@ -71,6 +74,7 @@ impl Parker {
     }
 
     pub(super) fn send(&self, signal: Signal) {
+        // Signals are queued, because a second one may come before the thread has woken up.
         self.signals.lock().push_back(signal);
         wake_one(&self.changed);
     }
@@ -84,7 +88,8 @@ impl Parker {
 
     /// Lets the canceller of a call for the lock with this name end the wait.
     pub(super) fn watch(self: &Arc<Self>, canceller: &Canceller, name: &str) -> CancellableWait {
-        let (parker, name) = (self.clone(), name.to_owned());
+        let parker = self.clone();
+        let name = name.to_owned();
         canceller.watch(move || {
             Parker::send(&parker, Signal::Ended(Error::Cancelled { name: name.clone() }));
         })

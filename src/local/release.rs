@@ -49,16 +49,14 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
         return end_level(shared, first);
     }
     let mut result = Ok(());
-    let mut finish = |hold: &Hold, outcome| {
-        hold.span.take().into_iter().for_each(|span| span.close(hold.lease.is_lost(Moment::now())));
-        add_outcome(&mut result, "release", hold, unless_ended(outcome));
-    };
     let mut released = Cow::Borrowed(holds);
     let mut awaited = Awaited::new(shared);
     for (place, hold) in holds.iter().enumerate() {
         let ending = end_locally(shared, hold, hands_off);
         if let Ending::Released { is_awaited } = ending {
-            awaited.holds.extend(is_awaited.then_some(hold));
+            if is_awaited {
+                awaited.holds.push(hold);
+            }
             if let Cow::Owned(released) = &mut released {
                 released.push(hold.clone());
             }
@@ -66,27 +64,42 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
         }
         released.to_mut().truncate(place);
         if ending == Ending::Lost {
-            finish(hold, Err(HoldFailure::of(&hold.lease)));
+            finish(&mut result, hold, Err(HoldFailure::of(&hold.lease)));
         }
     }
     let mut retry = retry(shared, first, Wait::No);
     let pauses = Pauses::of_request(&shared.wait_queues);
-    let send = |open: &[Arc<Hold>], requests: &[HoldRequest<'_>], on_reply: OnHoldReply<'_>| {
-        if awaited.holds.is_empty() {
-            shared.store.ask(requests, on_reply);
-        } else {
-            let awaited = mem::replace(&mut awaited, Awaited::new(shared));
-            release_before_next(shared, open, requests, awaited, on_reply);
-        }
-    };
     let ended = released.clone();
     let unsent = Unsent::new(shared, &ended);
-    ask(shared, released, &mut retry, &pauses, Hold::begin_release, send, |hold, outcome| {
-        shared.reporter.settle(hold, &outcome);
-        finish(hold, outcome);
-    });
+    ask(
+        shared,
+        released,
+        &mut retry,
+        &pauses,
+        Hold::begin_release,
+        |open, requests, on_reply| {
+            if awaited.holds.is_empty() {
+                shared.store.ask(requests, on_reply);
+            } else {
+                // A call of this client waits behind the hold, and goes on once this is written.
+                let awaited = mem::replace(&mut awaited, Awaited::new(shared));
+                release_before_next(shared, open, requests, awaited, on_reply);
+            }
+        },
+        |hold, outcome| {
+            shared.reporter.settle(hold, &outcome);
+            finish(&mut result, hold, outcome);
+        },
+    );
     unsent.were_sent();
     result
+}
+
+fn finish(result: &mut Result<()>, hold: &Hold, outcome: Result<(), HoldFailure>) {
+    if let Some(span) = hold.span.take() {
+        span.close(hold.lease.is_lost(Moment::now()));
+    }
+    add_outcome(result, "release", hold, unless_ended(outcome));
 }
 
 /// Holds that have ended, for which threads of this process wait. They try when this is dropped:
@@ -113,6 +126,7 @@ impl Drop for Awaited<'_> {
 /// Ends the innermost level of a hold.
 fn end_level(shared: &Shared, hold: &Arc<Hold>) -> Result<()> {
     let depth = hold.depth() - 1;
+    // Whatever the reply is: the guard is gone.
     hold.set_depth(depth);
     let pauses = Pauses::of_request(&shared.wait_queues);
     let outcome = set_depth(shared, hold, depth, Wait::No, &pauses);
@@ -136,19 +150,23 @@ fn release_before_next(
     let (sender, replies) = unbounded();
     let mut posts = Vec::with_capacity(requests.len());
     for (place, (released, request)) in holds.iter().zip(requests).enumerate() {
-        let (reporter, released, sender) =
-            (shared.reporter.clone(), released.clone(), sender.clone());
-        let pass_on = move |reply| {
-            if let Ok(reply) = &reply {
-                reporter.report_reply(&released, Ok(*reply));
-            }
-            // The thread that unlocks waits for it.
-            drop(sender.send((place, reply)));
-        };
-        let (request, write_by) = (*request, request.deadline);
-        posts.push(PostedChange { request, write_by, on_reply: Box::new(pass_on) });
+        let reporter = shared.reporter.clone();
+        let released = released.clone();
+        let sender = sender.clone();
+        posts.push(PostedChange {
+            request: *request,
+            write_by: request.deadline,
+            on_reply: Box::new(move |reply| {
+                if let Ok(reply) = &reply {
+                    reporter.report_reply(&released, Ok(*reply));
+                }
+                // The thread that unlocks waits for it.
+                drop(sender.send((place, reply)));
+            }),
+        });
     }
     shared.store.post(posts);
+    // The next call goes on. Its request cannot overtake the release, which is written.
     drop(awaited);
     drop(sender);
     // Every post has a reply by its deadline, and the senders are gone then.
@@ -168,9 +186,11 @@ pub(crate) fn unlock_on_drop(shared: &Shared, holds: &[Arc<Hold>]) {
     if !shared.posts_releases {
         return end(shared, holds, false).unwrap_or_default();
     }
-    let Some(first) = holds.first().filter(|_| shared.check_process().is_ok()) else {
+    let Some(first) = holds.first() else { return };
+    if shared.check_process().is_err() {
+        // The hold is that of the process from which this one was forked.
         return;
-    };
+    }
     let levels = first.levels();
     if levels > 1 {
         return post_depth(shared, first, levels - 1);
@@ -187,7 +207,8 @@ pub(super) fn give_back(shared: &Shared, holds: &[Arc<Hold>], caller: &Caller) {
 /// longer than until `write_by`.
 fn release_unawaited(shared: &Shared, holds: &[Arc<Hold>], write_by: Option<Instant>) {
     // Most holds are handed off or kept, which allocates nothing.
-    let (mut released, mut spans) = (Vec::new(), Vec::new());
+    let mut released = Vec::new();
+    let mut spans = Vec::new();
     let mut awaited = Awaited::new(shared);
     for hold in holds {
         match end_locally(shared, hold, true) {
@@ -195,12 +216,15 @@ fn release_unawaited(shared: &Shared, holds: &[Arc<Hold>], write_by: Option<Inst
             Ending::Lost => {}
             Ending::Released { is_awaited } => {
                 released.push(hold.clone());
-                awaited.holds.extend(is_awaited.then_some(hold));
+                if is_awaited {
+                    awaited.holds.push(hold);
+                }
             }
         }
         spans.extend(hold.span.take().map(|span| (span, hold)));
     }
     shared.post_releases(&released, write_by);
+    // Requests of the next calls go out behind the releases.
     drop(awaited);
     // Only now: a subscriber must not delay the release.
     for (span, hold) in spans {
@@ -238,7 +262,8 @@ fn post_depth(shared: &Shared, hold: &Arc<Hold>, depth: u32) {
         return;
     }
     let deadline = shared.request_deadline(hold);
-    let (reporter, held) = (shared.reporter.clone(), hold.clone());
+    let reporter = shared.reporter.clone();
+    let held = hold.clone();
     let change = Change::SetDepth { depth, lease: None, durable: false };
     shared.store.post(vec![PostedChange {
         request: HoldRequest { hold: &hold.id, change, deadline },
@@ -261,6 +286,7 @@ fn post_depth(shared: &Shared, hold: &Arc<Hold>, depth: u32) {
 pub(crate) fn shut_down(shared: &Shared, timeout: Duration) -> Result<()> {
     shared.check_process()?;
     let deadline = end_of(timeout);
+    // From here on no call begins, but those under way may still acquire.
     shared.close();
     let outcome = shared.reporter.renewer.end_all(deadline, || {
         // A sweep would read the replies too, a little later. It does if there is less time than

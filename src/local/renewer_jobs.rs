@@ -49,7 +49,8 @@ impl RenewerJobs {
 
     /// Sends a batch. Returns the outcomes that are known at once.
     pub(super) fn send(&mut self, batch: Vec<Scheduled>, now: Moment) -> Vec<(u64, JobOutcome)> {
-        let (mut jobs, mut outcomes) = (Vec::with_capacity(batch.len()), Vec::new());
+        let mut jobs = Vec::with_capacity(batch.len());
+        let mut outcomes = Vec::new();
         for work in batch {
             self.last += 1;
             jobs.push(work.job(self.last, now));

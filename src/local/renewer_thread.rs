@@ -94,6 +94,7 @@ impl RenewerThread {
                 Err(_) => self.recover(),
             }
         }
+        // The last guards may have left releases here just before the client ended.
         self.receive_new();
         self.jobs.finish(self.timers.drain());
     }
@@ -134,11 +135,12 @@ impl RenewerThread {
                 Message::EndAll(call) => self.end_all(call),
                 Message::List(answer) => {
                     let holds = self.all_work().filter_map(Scheduled::as_hold);
-                    let is_open = |hold: &&Arc<Hold>| hold.lease.is_open();
-                    let holds = holds.filter(is_open).cloned().collect();
+                    let holds = holds.filter(|hold| hold.lease.is_open()).cloned().collect();
                     // The call may have given up.
                     answer.try_send(holds).unwrap_or_default();
                 }
+                // The call that ends the hold by force waits until this is dropped: a renewal may
+                // find the hold gone right after.
                 Message::Force(id, _noted) => {
                     self.holds_of(&id).iter().for_each(|hold| hold.set_forced());
                 }
@@ -149,9 +151,11 @@ impl RenewerThread {
                     }
                 }
                 Message::Watch => {
+                    // Other clients may have asked for these locks while no message arrived.
                     let holds = self.all_work().filter_map(Scheduled::as_hold);
-                    let asks = |hold: &&Arc<Hold>| hold.asks_if_wanted();
-                    for hold in holds.filter(asks).cloned().collect::<Vec<_>>() {
+                    let holds: Vec<_> =
+                        holds.filter(|hold| hold.asks_if_wanted()).cloned().collect();
+                    for hold in holds {
                         self.timers.add_at(Moment::FIRST, Scheduled::Check(hold));
                     }
                 }
@@ -243,6 +247,7 @@ impl RenewerThread {
             && let Some(work) = self.timers.pop(now)
         {
             match &work {
+                // This process may have been paused for longer than the lease.
                 Scheduled::Hold(hold) => drop(self.reporter.expire(hold)),
                 Scheduled::Kept(hold) => {
                     self.look_at_kept(hold);
@@ -255,6 +260,7 @@ impl RenewerThread {
                 }
                 Scheduled::Check(_) | Scheduled::Payment(_) => {}
             }
+            // A call may have renewed the lease since it was scheduled, or released the lock.
             if work.is_due(now) {
                 batch.push(work);
             } else {
@@ -270,8 +276,10 @@ impl RenewerThread {
     /// again once it is kept again.
     fn look_at_kept(&mut self, hold: &Arc<Hold>) {
         let Reporter { wait_queues, renewer, .. } = &self.reporter;
-        let is_it = |kept: &Hold| kept.id == hold.id && kept.is_unused(Moment::now());
-        if wait_queues.end_kept(&hold.id.name, is_it).is_some() {
+        // A call may have taken the lock since it was scheduled for this.
+        let ended = wait_queues
+            .end_kept(&hold.id.name, |kept| kept.id == hold.id && kept.is_unused(Moment::now()));
+        if ended.is_some() {
             renewer.pay(hold.clone());
         } else if let Some(due) = hold.next_look() {
             let due = due.max(Moment::now().after(COLLECT_TIME));
@@ -308,6 +316,7 @@ impl RenewerThread {
                 }
                 let now = Moment::now();
                 let is_late = hold.lease.is_nearly_over(now);
+                // From before the request, because Redis may have executed it at any time since.
                 hold.lease.extend(sent, hold.lease.next(sent).duration, now);
                 self.reporter.record_reply(&hold.id.name);
                 self.reporter.outages.record_renewal(&hold, is_late);
@@ -317,7 +326,11 @@ impl RenewerThread {
             Ok(HoldReply::Gone) if hold.may_begin() => {
                 self.reporter.lose(&hold);
             }
-            Ok(HoldReply::Gone) => self.gone.extend(hold.lose().then_some(hold)),
+            Ok(HoldReply::Gone) => {
+                if hold.lose() {
+                    self.gone.push(hold);
+                }
+            }
             Err(failure) => {
                 let now = Moment::now();
                 let pause = (hold.lease.duration() / RETRIES).min(hold.lease.remaining(now));
@@ -333,43 +346,40 @@ impl RenewerThread {
         let gone = mem::take(&mut self.gone);
         if (1..=LOOKS_MAX).contains(&gone.len()) {
             let reporter = Reporter { in_turns: false, ..self.reporter.clone() };
-            let (looked_at, deadline) = (gone.clone(), end_of(LOOK_TIME));
-            let look = move || {
+            let looked_at = gone.clone();
+            let deadline = end_of(LOOK_TIME);
+            let spawned = spawn("leasehold-look", move || {
                 for hold in looked_at {
                     // Whatever happens, calls behind the hold must go on.
                     let look = AssertUnwindSafe(|| reporter.look(&hold, deadline));
                     catch_unwind(look).unwrap_or_default();
                     reporter.end_gone(&hold);
                 }
-            };
-            if spawn("leasehold-look", look).is_ok() {
+            });
+            if spawned.is_ok() {
                 return;
             }
         }
+        // Without a look the cause stays unknown, but threads wait for these holds to end.
         for hold in &gone {
             self.reporter.end_gone(hold);
         }
     }
 
     fn finish_payment(&mut self, mut payment: Box<Payment>, outcome: JobOutcome) {
-        let (reporter, debt) = (&self.reporter, payment.debt.clone());
+        let reporter = &self.reporter;
+        let debt = payment.debt.clone();
         let everywhere = outcome.as_ref().is_ok_and(|reply| reply.everywhere);
         let now = Moment::now();
         let next = payment.next_try(everywhere, now);
-        // Once it is paid, or its lease is over.
-        let settle = |outcome: Result<(), HoldFailure>| {
-            reporter.wait_queues.settle(&debt, || {
-                reporter.report_end(&debt, &outcome, false);
-                true
-            });
-        };
         match outcome {
+            // A thread that began to wait in the meantime is no longer registered, and must ask.
             Ok(_) if payment.unregisters => drop(reporter.wait_queues.wake_any(&debt.id.name)),
             Ok(reply) => {
                 reporter.record_reply(&debt.id.name);
                 payment.has_failed = false;
                 payment.unconfirmed = payment.unconfirmed.saturating_sub(1);
-                settle(debt.release_outcome(Ok(reply.hold), now));
+                settle(reporter, &debt, &debt.release_outcome(Ok(reply.hold), now));
             }
             Err(failure) => {
                 payment.has_failed = true;
@@ -392,22 +402,25 @@ impl RenewerThread {
             if let Some(shutdown) = &mut self.shutdown {
                 shutdown.outlived = true;
             }
-            settle(Err(HoldFailure::Failed(unconfirmed())));
+            settle(reporter, &debt, &Err(HoldFailure::Failed(unconfirmed())));
         }
     }
 
     /// Waits until something is due or the thread is woken. Returns `false` when the client is
     /// gone.
     fn sleep(&mut self) -> bool {
-        let fails = |hold: &Arc<Hold>| hold.is_failing() && hold.lease.is_open();
-        let renewed = || self.all_work().filter_map(Scheduled::as_hold);
-        self.reporter.outages.end_refusals(|| renewed().any(fails));
+        self.reporter.outages.end_refusals(|| {
+            let mut renewed = self.all_work().filter_map(Scheduled::as_hold);
+            renewed.any(|hold| hold.is_failing() && hold.lease.is_open())
+        });
         // Ended ones may have left the timers already, and would be kept until they are due.
         self.unprepared.retain(|hold| hold.lease.is_open());
-        let (now, due) = (Moment::now(), self.timers.next_due());
-        let due = if due == Moment::NEVER { due } else { due.min(now.after(NAP)) };
-        let soon = |hold: &Arc<Hold>| now.after(hold.lease.duration() / BRIEF);
-        let due = self.unprepared.iter().map(soon).fold(due, Moment::min);
+        let now = Moment::now();
+        let due = self.timers.next_due();
+        let mut due = if due == Moment::NEVER { due } else { due.min(now.after(NAP)) };
+        for hold in &self.unprepared {
+            due = due.min(now.after(hold.lease.duration() / BRIEF));
+        }
         let waits = self.shutdown.as_ref().is_some_and(|shutdown| !shutdown.calls.is_empty());
         // Calls under way do not wake this thread when they end.
         self.incoming.sleep(if waits { due.min(now.after(COLLECT_TIME)) } else { due })
@@ -416,9 +429,18 @@ impl RenewerThread {
     /// Recovers from a panic without losing any work.
     fn recover(&mut self) {
         self.reporter.events.log(log::Level::Error, || "the renewer panicked, and goes on".into());
+        // Requests may or may not have been written. All of them can be repeated.
         for work in self.jobs.abandon() {
             self.schedule(work);
         }
         sleep(PANIC_PAUSE);
     }
+}
+
+/// Ends a debt, once it is paid or its lease is over.
+fn settle(reporter: &Reporter, debt: &Arc<Hold>, outcome: &Result<(), HoldFailure>) {
+    reporter.wait_queues.settle(debt, || {
+        reporter.report_end(debt, outcome, false);
+        true
+    });
 }

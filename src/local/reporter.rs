@@ -25,7 +25,7 @@ use crate::protocol::call::{Caller, Wait};
 use crate::protocol::current_hold::CurrentHold;
 use crate::protocol::hold::{HandedOff, Hold};
 use crate::protocol::lease::HoldFailure;
-use crate::protocol::name::{Action, Ending, Name};
+use crate::protocol::name::{Action, Ending};
 use crate::stats::Counters;
 use crate::store::Store;
 use crate::store::hold_id::HoldKind;
@@ -82,8 +82,9 @@ impl Reporter {
     /// the hold lost, and after the ends of the holds before it: a lock has one hold at a time.
     pub(super) fn begin(&self, hold: &Arc<Hold>, caller: &Caller) {
         // What the name was used as before has ended, too.
-        let report = |name: &mut Name<_>| self.report_ended(name.take_debts());
-        drop(self.wait_queues.with_other_kind(&hold.id, report));
+        drop(
+            self.wait_queues.with_other_kind(&hold.id, |name| self.report_ended(name.take_debts())),
+        );
         if !caller.in_set {
             self.report_acquired(hold, caller);
         }
@@ -96,6 +97,7 @@ impl Reporter {
     pub(super) fn begin_beside(&self, hold: &Arc<Hold>, sent: Moment, caller: &Caller) -> bool {
         let lost = self.wait_queues.with(&hold.id, |name| {
             if name.is_followed(hold, sent) {
+                // A later hold has begun since, which Redis grants only when this one has ended.
                 return None;
             }
             Some(self.report_ended(name.begin_beside(hold)))
@@ -159,6 +161,7 @@ impl Reporter {
     /// Begins the hold that another thread of this process has handed off. Returns `false` if it
     /// was lost on the way: no call gets it then.
     pub(super) fn begin_handed_off(&self, hold: &Hold, caller: &Caller) -> bool {
+        // The renewer may find it lost just now, or has already: then it counts and reports that.
         if self.expire(hold) || !hold.lease.is_valid(Moment::now()) {
             return false;
         }
@@ -196,19 +199,29 @@ impl Reporter {
             return;
         }
         current.reported = true;
-        let (name, fence, waited) = (&hold.id.name, hold.fence(), || clock::elapsed(caller.begin));
+        let name = &hold.id.name;
+        let fence = hold.fence();
         self.counters.acquired.fetch_add(1, Ordering::Relaxed);
-        let event = || Event::Acquired { name: name.to_string(), fence, waited: waited() };
-        let line = || format!("acquired lock {name:?} (fence {fence}) after {:?}", waited());
-        self.events.report(event, line);
+        self.events.report(
+            || {
+                let waited = clock::elapsed(caller.begin);
+                Event::Acquired { name: name.to_string(), fence, waited }
+            },
+            || {
+                let waited = clock::elapsed(caller.begin);
+                format!("acquired lock {name:?} (fence {fence}) after {waited:?}")
+            },
+        );
     }
 
     /// Reports that a call has found a lock held, unless it was `reported` of this call already.
     pub(super) fn report_contended(&self, name: &str, reported: &mut bool) {
         if !mem::replace(reported, true) {
             self.counters.contended.fetch_add(1, Ordering::Relaxed);
-            let line = || format!("lock {name:?} is held by another owner");
-            self.events.report(|| Event::Contended { name: name.to_string() }, line);
+            self.events.report(
+                || Event::Contended { name: name.to_string() },
+                || format!("lock {name:?} is held by another owner"),
+            );
         }
     }
 
@@ -220,8 +233,8 @@ impl Reporter {
         let here = self.deadlocks.sites(circle, client);
         if self.deadlocks.resolve(circle, client) {
             self.counters.deadlocks.fetch_add(1, Ordering::Relaxed);
-            let event = || Event::Deadlock { names: circle.names(), clients: circle.clients() };
-            self.events.emit(event);
+            self.events
+                .emit(|| Event::Deadlock { names: circle.names(), clients: circle.clients() });
             self.events.warn(|| format!("{}{here}", circle.to_line()));
         }
     }
@@ -236,15 +249,21 @@ impl Reporter {
             }
             None => {
                 counters.timed_out.fetch_add(1, Ordering::Relaxed);
-                let line = || format!("did not get lock {name:?} within {waited:?}");
-                events.report(|| Event::TimedOut { name: name.to_string(), waited }, line);
+                events.report(
+                    || Event::TimedOut { name: name.to_string(), waited },
+                    || format!("did not get lock {name:?} within {waited:?}"),
+                );
             }
             Some(error) if error.is_failure() => {
                 counters.failed.fetch_add(1, Ordering::Relaxed);
-                let reason = || error.with_causes();
-                let event = || Event::Failed { name: name.to_string(), waited, reason: reason() };
-                let line = || format!("lock {name:?} failed after {waited:?}: {}", reason());
-                events.report(event, line);
+                events.report(
+                    || Event::Failed {
+                        name: name.to_string(),
+                        waited,
+                        reason: error.with_causes(),
+                    },
+                    || format!("lock {name:?} failed after {waited:?}: {}", error.with_causes()),
+                );
             }
             Some(_) => {}
         }
@@ -261,21 +280,25 @@ impl Reporter {
     /// a listener or the log wants it: that reads a clock.
     fn report_release(&self, name: &str, fence: u64, held: impl Fn() -> Duration) {
         self.counters.released.fetch_add(1, Ordering::Relaxed);
-        let event = || Event::Released { name: name.to_string(), fence, held: held() };
-        self.events.report(event, || format!("released lock {name:?} after {:?}", held()));
+        self.events.report(
+            || Event::Released { name: name.to_string(), fence, held: held() },
+            || format!("released lock {name:?} after {:?}", held()),
+        );
     }
 
     /// Logs that a level was not released. There are no events of inner levels.
     pub(super) fn log_failed_release(&self, hold: &Hold, current: &CurrentHold, failure: &Failure) {
-        let (name, source) = (&hold.id.name, &failure.source);
-        let line = || format!("releasing lock {name:?} {} failed: {source}", current.site());
-        self.events.warn(line);
+        let name = &hold.id.name;
+        let source = &failure.source;
+        self.events.warn(|| format!("releasing lock {name:?} {} failed: {source}", current.site()));
     }
 
     /// Reports a hold that lasts for long, once.
     pub(super) fn report_long(&self, hold: &Hold) {
-        let (current, now) = (&mut *hold.current.lock(), Moment::now());
-        let (number, held) = (hold.number(), current.held(now));
+        let current = &mut *hold.current.lock();
+        let now = Moment::now();
+        let number = hold.number();
+        let held = current.held(now);
         let is_long = self.warn_held.is_some_and(|after| held >= after);
         let is_held = current.reported && !current.kept && hold.lease.is_valid(now);
         if !is_held || !is_long || current.is_reported_long(number) {
@@ -283,7 +306,8 @@ impl Reporter {
         }
         current.rare.get_or_insert_default().reported_long = Some(number);
         self.counters.long_holds.fetch_add(1, Ordering::Relaxed);
-        let (name, fence) = (&hold.id.name, hold.fence());
+        let name = &hold.id.name;
+        let fence = hold.fence();
         let thread = current.thread.as_ref().and_then(|thread| thread.name.as_deref());
         self.events.emit(|| Event::HeldLong {
             name: name.to_string(),
@@ -319,18 +343,23 @@ impl Reporter {
         if !mem::take(&mut current.reported) {
             return;
         }
-        let (name, fence) = (&hold.id.name, hold.fence());
+        let name = &hold.id.name;
+        let fence = hold.fence();
         let loss = hold.loss_of(current, Moment::now());
         self.counters.lost.fetch_add(1, Ordering::Relaxed);
-        let cause = || loss.cause.clone();
-        self.events.emit(|| Event::Lost { name: name.to_string(), fence, cause: cause() });
+        self.events.emit(|| Event::Lost {
+            name: name.to_string(),
+            fence,
+            cause: loss.cause.clone(),
+        });
         if self.in_turns {
+            // An outage may lose thousands at once, which are one line of the log.
             self.outages.record_loss(hold, current, &loss);
         } else {
-            let site = || current.site();
-            let line =
-                || format!("the lease of lock {name:?} (fence {fence}) {} is lost: {loss}", site());
-            self.events.warn(line);
+            self.events.warn(|| {
+                let site = current.site();
+                format!("the lease of lock {name:?} (fence {fence}) {site} is lost: {loss}")
+            });
         }
     }
 
@@ -346,8 +375,7 @@ impl Reporter {
     /// Notes that another client waits for a lock, and has it released if it is only kept.
     pub(super) fn set_wanted(&self, hold: &Arc<Hold>) {
         hold.set_wanted();
-        let is_it = |kept: &Hold| kept.id == hold.id;
-        if let Some(kept) = self.wait_queues.end_kept(&hold.id.name, is_it) {
+        if let Some(kept) = self.wait_queues.end_kept(&hold.id.name, |kept| kept.id == hold.id) {
             self.renewer.pay(kept);
         }
     }
@@ -362,6 +390,7 @@ impl Reporter {
         let mut actions = Vec::new();
         let ending = self.wait_queues.with(&hold.id, |name| {
             let may_keep = self.wait_queues.can_keep();
+            // Reported while the name is locked, because the next call may begin its hold at once.
             let ending = name.end(hold, hands_off, may_keep, Moment::now(), &mut actions);
             self.report_ends(&mut actions);
             ending
@@ -411,6 +440,7 @@ impl Reporter {
     ) {
         let may_exist = {
             let current = &mut *hold.current.lock();
+            // A reply and a deadline may come at the same time. Only the first one is reported.
             let is_first = hold.settle(current, matches!(outcome, Err(HoldFailure::Lost)));
             current.disconnect();
             if !is_first {
@@ -422,7 +452,8 @@ impl Reporter {
                     self.report_failed_release(hold, current, failure);
                 }
                 Ok(()) if mem::take(&mut current.reported) => {
-                    let (fence, current) = (hold.fence(), &*current);
+                    let fence = hold.fence();
+                    let current = &*current;
                     self.report_release(&hold.id.name, fence, || current.held(Moment::now()));
                 }
                 Ok(()) | Err(HoldFailure::Ended) => {}
@@ -432,6 +463,7 @@ impl Reporter {
         if pays && may_exist && !flawed(Flaw::ReleaseIsNotRepeated) {
             self.renewer.pay(hold.clone());
         }
+        // Last: a shutdown that finds nothing unfinished looks for payments next.
         self.counters.unfinished.fetch_sub(1, Ordering::SeqCst);
     }
 
@@ -456,6 +488,7 @@ impl Reporter {
     /// Asks the server which client holds the lock after a hold of this client has disappeared.
     pub(super) fn look(&self, hold: &Hold, deadline: Instant) {
         let Some(store) = self.store.as_ref().and_then(Weak::upgrade) else { return };
+        // Without a reply the loss has no more precise cause than that the hold is gone.
         let Ok(report) = store.report(&hold.id.name, Look::All, deadline) else { return };
         let mut holders = report.holds.into_iter().filter(|(held_as, holder)| {
             let kind = HoldKind::reported_as(*held_as, 0);
@@ -500,6 +533,7 @@ impl Reporter {
     /// Cleans up after a lost hold. Only now the next call may try: it has its own reports.
     fn clean_up_lost(&self, hold: &Hold, may_exist: bool) {
         if may_exist {
+            // Its lease may not be over in Redis yet, where it would hold up the next call.
             self.owe(Arc::new(hold.to_debt(Moment::now())));
         }
         self.counters.unfinished.fetch_sub(1, Ordering::SeqCst);

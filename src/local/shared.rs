@@ -81,7 +81,8 @@ impl Shared {
         started.map_err(Error::no_thread)?;
         #[cfg(feature = "metrics")]
         if let Some(metrics) = &events.metrics {
-            let (counters, pools) = (counters.clone(), pools.clone());
+            let counters = counters.clone();
+            let pools = pools.clone();
             let queues = wait_queues.clone();
             metrics.measure(move || to_stats(&counters, &pools, &queues));
         }
@@ -183,6 +184,7 @@ impl Shared {
             return hold;
         }
         if !self.wait_queues.is_listening() {
+            // A kept lock is released when another client asks, which must be heard.
             self.listening.start(&*self.store);
             self.wait_queues.wait_to_listen(end_of(self.times.io_timeout));
         }
@@ -198,7 +200,8 @@ impl Shared {
         let unsent = Unsent::new(self, ended);
         let mut posts = Vec::with_capacity(ended.len());
         for hold in ended {
-            let (reporter, released) = (self.reporter.clone(), hold.clone());
+            let reporter = self.reporter.clone();
+            let released = hold.clone();
             let deadline = self.request_deadline(hold);
             posts.push(PostedChange {
                 request: hold.to_release(deadline),
@@ -225,6 +228,8 @@ impl Shared {
     pub(super) fn owe(&self, hold: &HoldId, lease: Duration) {
         let debt = Arc::new(Hold::debt(hold.clone(), lease, true, Moment::now()));
         if self.store.withdraws() {
+            // Calls pay the debts of a name before they ask again, but not here: with independent
+            // servers every request has an id of its own.
             self.reporter.renewer.pay(debt);
         } else {
             self.reporter.owe(debt);
@@ -257,6 +262,7 @@ impl Shared {
         // In a forked child no thread waits, but one of the parent's may have locked the queues.
         if self.check_process().is_ok() {
             self.wait_queues.close();
+            // Only now: before, a thread could have kept one more.
             self.post_releases(&self.wait_queues.end_all_kept(), Some(end_of(POST_MOMENT)));
         }
     }
@@ -269,6 +275,8 @@ impl Drop for Shared {
         // A forked child has the same connections.
         if self.check_process().is_ok() {
             self.post_releases(&self.wait_queues.end_all_kept(), None);
+            // A connection that is closed with replies unread is reset, and the server may then not
+            // execute what was written last.
             self.store.drain(end_of(self.times.io_timeout));
             // The renewer settles a lost hold once it has reported it, after the guards know.
             self.reporter.events.flush(|| self.counters.unfinished.load(Ordering::SeqCst) == 0);
@@ -386,12 +394,12 @@ impl HeldLocks {
     /// Has `act` use the holds of the calling thread; `None` if there are none.
     fn with<T>(&self, act: impl FnOnce(&mut HashSet<ByName, RandomState>) -> T) -> Option<T> {
         let client = self.client();
-        let act = |held: &RefCell<Vec<HeldByClient>>| {
+        let result = HELD.try_with(|held| {
             let mut held = held.borrow_mut();
             let own = held.iter_mut().find(|held| held.client == client)?;
             Some(act(&mut own.holds))
-        };
-        HELD.try_with(act).ok().flatten()
+        });
+        result.ok().flatten()
     }
 
     pub(crate) fn find(&self, name: &str) -> Option<Arc<Hold>> {
@@ -409,12 +417,12 @@ impl HeldLocks {
         if self.with(|holds| holds.replace(ByName(hold.clone()))).is_none() {
             let mut new = HeldByClient { client: self.client(), holds: HashSet::default() };
             new.holds.insert(ByName(hold.clone()));
-            let add = |held: &RefCell<Vec<HeldByClient>>| {
+            let added = HELD.try_with(|held| {
                 let mut held = held.borrow_mut();
                 held.retain(|other| !other.holds.is_empty());
                 held.push(new);
-            };
-            HELD.try_with(add).unwrap_or_default();
+            });
+            added.unwrap_or_default();
         }
     }
 

@@ -84,19 +84,21 @@ pub(crate) fn leader(shared: &Shared, name: &Arc<str>) -> Result<Option<Leader>>
 
 fn inspect(shared: &Shared, name: &Arc<str>, look: Look) -> Result<Option<HolderReply>> {
     shared.check_process()?;
-    let inspect = || -> Result<Option<HolderReply>> {
-        let report = repeat(shared, "inspect", name, |end| shared.store.report(name, look, end))?;
-        Ok(report.holder().cloned())
-    };
+    // Before the request: a debt that is paid in the meantime is then not in the reply.
     let debts = shared.wait_queues.debts(HoldKind::Lock, name);
-    let Some(holder) = inspect()? else { return Ok(None) };
+    let Some(holder) = ask_for_holder(shared, name, look)? else { return Ok(None) };
     match debts.iter().find(|debt| holder.is_owner_of(&debt.id)) {
         None => Ok(Some(holder)),
         Some(debt) => {
             pay(shared, debt)?;
-            inspect()
+            ask_for_holder(shared, name, look)
         }
     }
+}
+
+fn ask_for_holder(shared: &Shared, name: &Arc<str>, look: Look) -> Result<Option<HolderReply>> {
+    let report = repeat(shared, "inspect", name, |end| shared.store.report(name, look, end))?;
+    Ok(report.holder().cloned())
 }
 
 /// Resends the release of a dropped hold, and waits for the reply.
@@ -115,8 +117,9 @@ pub(crate) fn count(shared: &Shared, name: &Arc<str>) -> Result<u32> {
     for debt in shared.wait_queues.debts(HoldKind::Read, name) {
         pay(shared, &debt)?;
     }
-    let ask = |end| shared.store.report(name, Look::Permits, end);
-    repeat(shared, "inspect", name, ask).map(|report| report.permits).map_err(|mut error| {
+    let report =
+        repeat(shared, "inspect", name, |end| shared.store.report(name, Look::Permits, end));
+    report.map(|report| report.permits).map_err(|mut error| {
         if let Error::WrongType { wanted, .. } = &mut error {
             *wanted = HoldKind::Permit { of: 0 }.noun().into();
         }
@@ -139,7 +142,8 @@ pub(crate) fn timed_out(
     let reason = describe_holders(shared, name, noun, &holders);
     // A lock has only one holder. It is reported if it is another client.
     holders.retain(|holder| holder.client != *shared.client);
-    let holder = holders.pop().filter(|_| kind.is_some_and(HoldKind::is_lock));
+    let is_lock = kind.is_some_and(HoldKind::is_lock);
+    let holder = if is_lock { holders.pop() } else { None };
     Error::Timeout { name: name.to_string(), holder, reason }
 }
 
@@ -155,9 +159,14 @@ fn holders_after(
     if kind.is_lock()
         && let Some(hold) = shared.wait_queues.holder(kind, name)
     {
-        let (owner, remaining) = (hold.id.owner().into(), hold.lease.remaining(Moment::now()));
-        let (depth, fence, note) = (1, hold.fence(), hold.note().map(|note| note.to_string()));
-        return vec![HolderReply { owner, depth, remaining, fence, note }.into_holder()];
+        let holder = HolderReply {
+            owner: hold.id.owner().into(),
+            depth: 1,
+            remaining: hold.lease.remaining(Moment::now()),
+            fence: hold.fence(),
+            note: hold.note().map(|note| note.to_string()),
+        };
+        return vec![holder.into_holder()];
     }
     let end = deadline.checked_add(shared.times.slack);
     let Some(end) = end.filter(|end| clock::now() < *end) else { return Vec::new() };
@@ -169,15 +178,7 @@ fn holders_after(
 
 /// Describes which clients held a name when a wait for it ended.
 fn describe_holders(shared: &Shared, name: &str, noun: &str, holders: &[Holder]) -> String {
-    let name_of = |holder: &Holder| {
-        let note = holder.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
-        match &*holder.client {
-            "" => "another library".to_owned(),
-            client if client == &*shared.client => format!("another thread of this client{note}"),
-            client => format!("client {client:?}{note}"),
-        }
-    };
-    let mut names: Vec<_> = holders.iter().map(name_of).collect();
+    let mut names: Vec<_> = holders.iter().map(|holder| describe_holder(shared, holder)).collect();
     names.sort();
     names.dedup();
     let others = names.len().saturating_sub(HOLDERS_SHOWN);
@@ -187,6 +188,15 @@ fn describe_holders(shared: &Shared, name: &str, noun: &str, holders: &[Holder])
         return format!("the wait for {name:?} ended before it was free");
     }
     format!("{}{and_others} held {noun} {name:?} when the wait ended", names.join(", "))
+}
+
+fn describe_holder(shared: &Shared, holder: &Holder) -> String {
+    let note = holder.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
+    match &*holder.client {
+        "" => "another library".to_owned(),
+        client if client == &*shared.client => format!("another thread of this client{note}"),
+        client => format!("client {client:?}{note}"),
+    }
 }
 
 /// Ends the current hold of a lock, of any owner, and no later one. Returns `false` if there is
@@ -214,7 +224,7 @@ pub(super) fn end_hold(shared: &Shared, kind: HoldKind, name: &str, owner: &[u8]
     })?;
     // If a repeat finds the owner gone, the attempt without a reply ended its hold.
     let ended = ended || in_doubt;
-    if let Some(hold) = hold.filter(|_| ended) {
+    if ended && let Some(hold) = hold {
         shared.reporter.renewer.lose(hold, end_of(shared.times.io_timeout));
     }
     shared.wake_first(kind, name);

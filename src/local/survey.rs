@@ -4,7 +4,6 @@
 //! is ended here is lost to it like any other.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::iter;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -59,9 +58,11 @@ impl<T> ServerReplies<T> {
     /// Returns the first error if too few servers have replied.
     #[must_use]
     pub fn too_few(&self) -> Option<&Error> {
-        let errors = || self.each.iter().filter_map(|(_, reply)| reply.as_ref().err());
-        let replied = self.each.len() - errors().count();
-        errors().next().filter(|_| replied < self.required)
+        let replied = self.each.iter().filter(|(_, reply)| reply.is_ok()).count();
+        if replied >= self.required {
+            return None;
+        }
+        self.each.iter().find_map(|(_, reply)| reply.as_ref().err())
     }
 }
 
@@ -95,8 +96,12 @@ pub struct WaitingCircle {
 
 impl WaitingCircle {
     fn new(waits: Vec<ClientWait<'_>>) -> Self {
-        let texts = |wait: ClientWait<'_>| (wait.client.to_owned(), wait.name.to_owned());
-        let (clients, names) = waits.into_iter().map(texts).unzip();
+        let mut clients = Vec::with_capacity(waits.len());
+        let mut names = Vec::with_capacity(waits.len());
+        for wait in waits {
+            clients.push(wait.client.to_owned());
+            names.push(wait.name.to_owned());
+        }
         Self { clients, names }
     }
 }
@@ -150,8 +155,8 @@ impl Survey {
         let holds = holds.into_iter().map(|(held_as, holder)| (held_as, holder.into_holder()));
         let holds = holds.collect();
         let key = Keys::new(&shared.config.prefix).lock(name).into_owned();
-        let (name, fence) = (name.to_owned(), (fence > 0).then_some(fence));
-        Ok(NameReport { name, key, holds, fence, waiting })
+        let fence = if fence > 0 { Some(fence) } else { None };
+        Ok(NameReport { name: name.to_owned(), key, holds, fence, waiting })
     }
 
     /// Returns for each server the names that begin with `start` and may be held, in no order, and
@@ -174,13 +179,14 @@ impl Survey {
         name_of: impl Fn(&str) -> Option<&str>,
     ) -> Result<ServerReplies<Vec<String>>> {
         let shared = &*self.shared;
-        let name_of = |key: &Vec<u8>| {
-            let name = name_of(str::from_utf8(key).ok()?)?;
-            // Leaves out companions of locks, and keys that no lock can have.
-            check_name(&shared.config.prefix, name).ok().map(|()| name.to_owned())
-        };
         ask_servers(shared, |connection| {
-            Ok(scan(shared, connection, pattern)?.iter().filter_map(name_of).collect())
+            let keys = scan(shared, connection, pattern)?;
+            let names = keys.iter().filter_map(|key| {
+                let name = name_of(str::from_utf8(key).ok()?)?;
+                // Leaves out companions of locks, and keys that no lock can have.
+                check_name(&shared.config.prefix, name).ok().map(|()| name.to_owned())
+            });
+            Ok(names.collect())
         })
     }
 
@@ -191,7 +197,8 @@ impl Survey {
     /// The same as [`Mutex::force_unlock`](crate::Mutex::force_unlock).
     pub fn end_holds(&self, name: &str) -> Result<usize> {
         let holds = ask_about(&self.shared, name)?.holds;
-        let (of, mut ended) = (holds.len(), 0);
+        let of = holds.len();
+        let mut ended = 0;
         for (held_as, HolderReply { owner, .. }) in holds {
             ended += usize::from(self.end(name, held_as, &owner, of)?);
         }
@@ -278,11 +285,13 @@ impl Survey {
         let waited_for = self.scan(&queues, |queue| keys.name_of_queue(queue))?;
         let reports = self.reports(unless_too_few(waited_for)?)?;
         let circles = circles(&waits(&reports));
+        // The names were read one after the other, so that a circle may be of waits that were never
+        // there at the same time. Waits that are there again have lasted all along.
         let names = circles.iter().flatten().map(|wait| wait.name.to_owned()).collect();
         let reports = self.reports(names)?;
         let still = waits(&reports);
-        let lasts = |circle: &Vec<ClientWait<'_>>| circle.iter().all(|wait| still.contains(wait));
-        let lasting = circles.into_iter().filter(lasts);
+        let lasting =
+            circles.into_iter().filter(|circle| circle.iter().all(|wait| still.contains(wait)));
         Ok(lasting.map(WaitingCircle::new).collect())
     }
 
@@ -291,6 +300,7 @@ impl Survey {
         let mut reports = Vec::new();
         for name in names {
             match self.report(&name) {
+                // Another program uses the name by now.
                 Err(Error::WrongType { .. }) => {}
                 report => reports.push(report?),
             }
@@ -324,8 +334,10 @@ impl Survey {
             // Opens the connection. A proxy may pass on what locks need, and little else.
             ask_if_known::<String>(shared, connection, &cmd("PING"))?;
             let info: Option<String> = ask_if_known(shared, connection, &cmd("INFO"))?;
-            let says = |field| info.as_deref().is_some_and(|info| info.contains(field));
-            let (sent, here) = (Instant::now(), SystemTime::now());
+            let is_of_cluster =
+                info.as_deref().is_some_and(|info| info.contains("cluster_enabled:1"));
+            let sent = Instant::now();
+            let here = SystemTime::now();
             let time = ask_if_known::<(u64, u32)>(shared, connection, &cmd("TIME"))?;
             let round_trip = sent.elapsed();
             let mut slowest = round_trip;
@@ -340,7 +352,7 @@ impl Survey {
                 let there = Duration::from_secs(seconds).as_secs_f64() + f64::from(micros) / 1e6;
                 there - here.as_secs_f64()
             });
-            let cluster_info = if says("cluster_enabled:1") {
+            let cluster_info = if is_of_cluster {
                 ask_if_known(shared, connection, cmd("CLUSTER").arg("INFO"))?
             } else {
                 None
@@ -363,12 +375,13 @@ struct ClientWait<'a> {
 fn waits(reports: &[NameReport]) -> BTreeSet<ClientWait<'_>> {
     let mut waits = BTreeSet::new();
     for NameReport { name, holds, waiting, .. } in reports {
-        let blocks = |(held_as, holder): &&(HeldAs, Holder)| {
+        for (held_as, holder) in holds {
             // Released, it only stays taken; and a ticket waits for nothing.
             let is_in_use = holder.depth > 0 && !holder.detached;
-            is_in_use && matches!(held_as, HeldAs::Lock | HeldAs::Reader | HeldAs::Writer)
-        };
-        for (_, Holder { client: holder, owner, .. }) in holds.iter().filter(blocks) {
+            if !is_in_use || !matches!(held_as, HeldAs::Lock | HeldAs::Reader | HeldAs::Writer) {
+                continue;
+            }
+            let Holder { client: holder, owner, .. } = holder;
             let others = waiting.iter().filter(|client| *client != holder);
             waits.extend(others.map(|client| ClientWait { client, name, holder, owner }));
         }
@@ -385,7 +398,8 @@ fn circles<'a>(waits: &BTreeSet<ClientWait<'a>>) -> BTreeSet<Vec<ClientWait<'a>>
     let mut found = BTreeSet::new();
     for start in by_client.keys() {
         // By which wait each client was reached first, and from which client.
-        let (mut reached, mut next) = (BTreeMap::new(), VecDeque::from([*start]));
+        let mut reached = BTreeMap::new();
+        let mut next = VecDeque::from([*start]);
         while let Some(client) = next.pop_front()
             && !reached.contains_key(start)
         {
@@ -396,13 +410,17 @@ fn circles<'a>(waits: &BTreeSet<ClientWait<'a>>) -> BTreeSet<Vec<ClientWait<'a>>
                 });
             }
         }
-        let back = |wait: &&ClientWait<'a>| (wait.client != *start).then(|| reached[wait.client]);
-        let mut circle: Vec<_> =
-            iter::successors(reached.get(start).copied(), back).cloned().collect();
+        let Some(mut wait) = reached.get(start).copied() else { continue };
+        let mut circle = vec![wait.clone()];
+        while wait.client != *start {
+            wait = reached[wait.client];
+            circle.push(wait.clone());
+        }
         circle.reverse();
+        // The same circle is found from each of its clients.
         let least = (0..circle.len()).min_by_key(|place| circle[*place].client);
         circle.rotate_left(least.unwrap_or_default());
-        found.extend((!circle.is_empty()).then_some(circle));
+        found.insert(circle);
     }
     found
 }
@@ -427,15 +445,20 @@ fn ask_about(shared: &Shared, name: &str) -> Result<ReportReply> {
 
 /// Escapes a text that a pattern should match literally.
 fn escaped(text: &str) -> String {
-    let is_special = |char| matches!(char, '*' | '?' | '[' | ']' | '\\');
-    text.chars()
-        .flat_map(|char| is_special(char).then_some('\\').into_iter().chain([char]))
-        .collect()
+    let mut escaped = String::with_capacity(text.len());
+    for char in text.chars() {
+        if matches!(char, '*' | '?' | '[' | ']' | '\\') {
+            escaped.push('\\');
+        }
+        escaped.push(char);
+    }
+    escaped
 }
 
 /// Returns the keys that match a pattern, in no order and some perhaps twice.
 fn scan(shared: &Shared, connection: &mut Connection, pattern: &str) -> Result<Vec<Vec<u8>>> {
-    let (mut cursor, mut keys) = ("0".to_owned(), Vec::new());
+    let mut cursor = "0".to_owned();
+    let mut keys = Vec::new();
     loop {
         let request =
             cmd("SCAN").arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000).take();
@@ -476,12 +499,12 @@ fn ask_servers<T>(
     shared.check_process()?;
     let (mut each, required) =
         repeat_briefly(shared, "ask the servers", "", |_| shared.store.connections())?;
-    let reply_of = |connection: &mut Connection| {
+    let replies = each.iter_mut().map(|connection| {
         let reply = ask(connection);
         // Sentinels may have named the server only now.
         (connection.factory.label().to_string(), reply)
-    };
-    Ok(ServerReplies { each: each.iter_mut().map(reply_of).collect(), required })
+    });
+    Ok(ServerReplies { each: replies.collect(), required })
 }
 
 /// Asks one server a question that is not about a lock.
@@ -511,6 +534,7 @@ fn ask_with<T: FromRedisValue>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::iter;
 
     /// A name that clients hold in this way, and for which others wait.
     fn report(name: &str, held_as: HeldAs, holders: &[&str], waiting: &[&str]) -> NameReport {

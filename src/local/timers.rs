@@ -141,6 +141,7 @@ impl Payment {
         if now >= self.deadline || (replied && !may_begin) {
             return None;
         }
+        // A request that begins the hold may still be on its way, so one reply is not the end.
         let due = now.after(self.pause);
         self.pause = (self.pause * 2).min(self.longest_pause);
         Some(due)
@@ -164,8 +165,12 @@ pub(crate) struct TimerQueue {
 
 impl Default for TimerQueue {
     fn default() -> Self {
-        let (crowd, next_compaction) = (CROWD, Moment::FIRST);
-        Self { entries: BinaryHeap::new(), crowd, next_compaction, warn_held: None }
+        Self {
+            entries: BinaryHeap::new(),
+            crowd: CROWD,
+            next_compaction: Moment::FIRST,
+            warn_held: None,
+        }
     }
 }
 
@@ -194,6 +199,7 @@ impl TimerQueue {
         if self.entries.len() < self.crowd && now < self.next_compaction {
             return;
         }
+        // The heap cannot remove an entry when its hold ends, because it has no index of holds.
         self.entries.retain(|entry| match &entry.work {
             Scheduled::Check(_) | Scheduled::Payment(_) => true,
             Scheduled::Hold(hold) | Scheduled::Kept(hold) | Scheduled::Long(hold) => {

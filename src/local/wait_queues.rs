@@ -101,6 +101,7 @@ impl WaitQueues {
 
     /// Turns away the threads that wait and those that come.
     pub(crate) fn close(&self) {
+        // First, so that a call which begins now either sees this or is found below.
         self.closed.store(true, Ordering::SeqCst);
         for (parker, _) in &self.sleepers.lock().each {
             Parker::send(parker, Signal::Ended(Error::Closed));
@@ -164,7 +165,9 @@ impl WaitQueues {
         wake_all(&self.changed);
         drop(sleepers);
         if listened && !listening {
-            let (now, mut actions) = (clock::now(), Vec::new());
+            // Calls that rely on being told would otherwise sleep until their next poll.
+            let now = clock::now();
+            let mut actions = Vec::new();
             self.each(|_, name| name.rely_on_nothing(now, &mut actions));
             tell(actions);
         }
@@ -194,11 +197,12 @@ impl WaitQueues {
     pub(crate) fn recall(&self, name: &str, nonce: u64, waits: bool) -> Option<Arc<Hold>> {
         let mut shard = self.shard(HoldKind::Lock, name);
         let queue = shard.get_mut(name)?;
-        let asked = queue.holder().filter(|_| waits).or(queue.kept());
+        let asked = if waits { queue.holder().or(queue.kept()) } else { queue.kept() };
         if let Some(hold) = asked.filter(|hold| hold.id.nonce == nonce && !hold.is_wanted()) {
             self.record_recall(&hold.id.name, hold.was_reused());
         }
         if waits {
+            // A hold in use is released when its guard ends, not handed off and not kept.
             queue.set_wanted(nonce);
         }
         queue.end_kept(Moment::now(), |kept| kept.id.nonce == nonce)
@@ -207,23 +211,30 @@ impl WaitQueues {
     /// Records that another client has asked for a lock, and whether a thread of this one had used
     /// it again after it was kept.
     fn record_recall(&self, name: &Arc<str>, was_of_use: bool) {
-        let (mut recalled, now) = (self.recalled.lock(), clock::now());
+        let mut recalled = self.recalled.lock();
+        let now = clock::now();
         recalled.retain(|known, recalled| {
             now < recalled.last + RECALL_MEMORY && !(was_of_use && known == name)
         });
         if !was_of_use && (recalled.len() < RECALLED_MAX || recalled.contains_key(name)) {
-            let new = || Recalled { in_a_row: 0, last: now };
-            let recalled = recalled.entry(name.clone()).or_insert_with(new);
-            (recalled.in_a_row, recalled.last) = (recalled.in_a_row.saturating_add(1), now);
+            let recalled = recalled.entry(name.clone());
+            let recalled = recalled.or_insert_with(|| Recalled { in_a_row: 0, last: now });
+            recalled.in_a_row = recalled.in_a_row.saturating_add(1);
+            recalled.last = now;
         }
     }
 
     /// Returns `true` if a lock may be kept after its next hold: other clients can ask for it, and
     /// have not done so again and again a moment ago.
     pub(crate) fn may_keep(&self, name: &str) -> bool {
-        let is_too_often =
-            |it: &Recalled| it.in_a_row >= RECALLS_MAX && clock::elapsed(it.last) < RECALL_PAUSE;
-        self.is_listening() && !self.recalled.lock().get(name).is_some_and(is_too_often)
+        if !self.is_listening() {
+            return false;
+        }
+        let recalled = self.recalled.lock();
+        let is_too_often = recalled
+            .get(name)
+            .is_some_and(|it| it.in_a_row >= RECALLS_MAX && clock::elapsed(it.last) < RECALL_PAUSE);
+        !is_too_often
     }
 
     /// Ends the tenure of a name if it is kept and the one that is meant, and returns it to be
@@ -262,7 +273,8 @@ impl WaitQueues {
 
     /// Lets every first call try, because messages may have been missed.
     pub(crate) fn wake_all(&self) {
-        let (now, mut actions) = (clock::now(), Vec::new());
+        let now = clock::now();
+        let mut actions = Vec::new();
         self.each(|_, name| {
             name.rely_on_nothing(now, &mut actions);
             name.wake(&mut actions);
@@ -290,6 +302,7 @@ impl WaitQueues {
     ) -> bool {
         let mut shard = self.shard(kind, name);
         let ahead = shard.get_mut(name).and_then(|it| it.ask_ahead(&mut self.turn(config, store)));
+        // Writing the request takes a while, in which other threads need this shard.
         drop(shard);
         let Some((parker, ask)) = ahead else { return self.wake(kind, name) };
         let mut ask = Untold { parker, ask: Some(ask) };
@@ -324,6 +337,7 @@ impl WaitQueues {
 
     pub(super) fn each(&self, mut act: impl FnMut(&Arc<str>, &mut Name<Arc<Parker>>)) {
         for shard in self.shards.as_flattened() {
+            // One at a time, so that calls for most names go on.
             shard.lock().iter_mut().for_each(|(name, queue)| act(name, queue));
         }
     }
@@ -350,6 +364,7 @@ impl WaitQueues {
         let known = shard.entry(name.clone()).or_insert(Name::NEW);
         let result = act(known);
         if known.is_over() {
+            // A program may use each name once, such as one for each order.
             shard.remove(name);
             shrink(&mut shard);
         }
@@ -455,14 +470,17 @@ impl<'a> Pauses<'a> {
     ///
     /// The same as `check`.
     pub(super) fn sleep(&self, time: Duration, name: &str) -> Result<()> {
-        let (parker, end) = (Parker::of_thread(), end_of(time));
+        let parker = Parker::of_thread();
+        let end = end_of(time);
         let call = self.caller.map(|caller| SleepingCall {
             kind: HoldKind::Lock,
             name: name.into(),
             caller: caller.clone(),
         });
-        let _sleeper = (!self.was_closed).then(|| self.queues.add_sleeper(&parker, call));
+        let _sleeper =
+            if self.was_closed { None } else { Some(self.queues.add_sleeper(&parker, call)) };
         let _watch = self.canceller.map(|canceller| parker.watch(canceller, name));
+        // Only now: a `close` or a cancellation before that has woken nothing.
         self.check(name)?;
         match parker.park(Some(end)) {
             Some(Signal::Ended(error)) => Err(error),

@@ -152,6 +152,7 @@ impl Connection {
             // It is time to replace the socket. A failure has ended everything in flight.
             drop(self.read_all(deadline));
         }
+        // What has arrived over the old socket still counts.
         self.collect();
         self.poison();
         let moves = self.factory.route.as_ref().map_or(0, Route::moves);

@@ -83,6 +83,7 @@ impl Demand {
     /// Returns how many of those required have confirmed the write; `None` for a reply of another
     /// shape.
     fn acked(&self, reply: &Value) -> Option<u32> {
+        // WAIT replies with one number, and WAITAOF with two.
         let (disks, replicas) = match (reply, self.local) {
             (Value::Int(replicas), None) => (0, *replicas),
             (Value::Array(parts), Some(_)) => match parts[..] {

@@ -231,6 +231,7 @@ impl InFlight {
     fn wait_for_unconfirmed(&mut self, out: &mut Vec<u8>) {
         if !self.unconfirmed.is_empty() && !self.is_blocked() {
             let done = self.unconfirmed.iter().map(|(exchange, _)| exchange);
+            // One request to wait is for all of them, so it has the latest of their deadlines.
             let waits = done.filter_map(|one| Some((one.demand?.0, one.deadline)));
             self.push_wait(waits.max_by_key(|(_, deadline)| *deadline), out);
         }

@@ -71,6 +71,7 @@ impl Multiplexer {
         let checked = self.factory.check_assent(reply);
         checked.inspect_err(|failure| {
             if failure.kind == FailureKind::Foreign {
+                // Another program may listen at the address by now.
                 self.factory.invalidate_connections();
             }
         })
@@ -177,12 +178,12 @@ impl Multiplexer {
         // Once withdrawn, a request can no longer be in the batch of another thread.
         let is_unsent =
             own.state.lock().missing > 0 && !self.queue.state.lock().withdraw(own).is_empty();
-        let label = self.factory.label();
-        own.close(
-            || {
-                if is_unsent { self.queue.none_free(&label) } else { self.factory.no_reply() }
-            },
-        );
+        if is_unsent {
+            let label = self.factory.label();
+            own.close(|| self.queue.none_free(&label));
+        } else {
+            own.close(|| self.factory.no_reply());
+        }
     }
 
     /// Writes requests that no thread waits for, now or as soon as a connection is free. Blocks
@@ -375,6 +376,7 @@ impl Multiplexer {
             // This thread has no time to open a connection.
             self.send_queued(due, now);
         }
+        // Queued while every connection was in use, by threads that do not wait.
         if !self.queue.state.lock().queue.is_empty()
             && let Some(free) = self.queue.take(Requests::Queued, now)
         {

@@ -214,6 +214,7 @@ impl ReplySlot {
     /// Stops waiting. Replies that have not arrived become this failure.
     pub(super) fn close(&self, failure: impl Fn() -> Failure) {
         let mut state = self.state.lock();
+        // The thread that reads a late reply drops it.
         state.waits = false;
         for reply in &mut state.replies {
             reply.get_or_insert_with(|| Err(failure()));

@@ -151,6 +151,7 @@ impl Route {
                 if known.address.as_ref() != Some(&address) {
                     known.label = format!("{address} (master {master:?})").into();
                     self.moves.fetch_add(1, Ordering::SeqCst);
+                    // No connection to the former master is used again.
                     self.epoch.fetch_add(1, Ordering::SeqCst);
                     self.events
                         .log(log::Level::Info, || format!("the master {master:?} is at {address}"));

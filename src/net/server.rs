@@ -110,6 +110,7 @@ impl ServerFactory {
     /// Like `server`, for a server to which a route leads. Only the login of the endpoint counts.
     pub(crate) fn server_along(&self, route: Route, endpoint: Endpoint) -> Arc<Multiplexer> {
         let mut connections = self.connections(endpoint);
+        // A new address makes every connection along the route stale at once.
         connections.epoch = route.epoch.clone();
         connections.route = Some(route);
         self.pooled(connections)
@@ -126,6 +127,7 @@ impl ServerFactory {
     fn pooled(&self, connections: ConnectionFactory) -> Arc<Multiplexer> {
         let server = Multiplexer::new(Arc::new(connections), &self.config, &self.thread);
         let mut known = self.pools.servers.lock();
+        // Nodes of a cluster come and go.
         known.retain(|server| server.strong_count() > 0);
         known.push(Arc::downgrade(&server));
         server

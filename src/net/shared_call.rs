@@ -88,6 +88,8 @@ where
         let same: Vec<_> = calls.iter().filter(|call| call.argument == *argument).collect();
         if let Some(last) = same.last() {
             let enough = same.len() >= CALLS_MAX || last.begun.elapsed() < self.slow_after;
+            // Threads that ask at the same time share one answer. A call that hangs is followed by
+            // another one after a while.
             if let Some(over) = same.iter().find(|call| call.is_over()) {
                 return Ok((*over).clone());
             } else if enough {

@@ -271,6 +271,7 @@ impl SharedQueue {
     /// Returns a connection that no thread uses and that is not blocked, without creating one.
     pub(super) fn take_idle(&self, now: Instant) -> Option<PooledConnection> {
         let lingering = self.state.lock().take_usable();
+        // If none is idle, r2d2 would create one.
         if lingering.is_some() || self.pool.state().idle_connections == 0 {
             return lingering;
         }
@@ -352,6 +353,7 @@ impl SharedQueue {
     /// finds it free.
     pub(super) fn return_idle(&self, idle: PooledConnection, state: &mut QueueState) {
         if !idle.connection.in_flight.is_empty() {
+            // Not to the pool, which may close a connection whose replies are not read yet.
             state.lingering.push(idle);
             self.sweep.schedule();
         }
@@ -406,6 +408,7 @@ impl QueueState {
     pub(super) fn withdraw(&mut self, slot: &Arc<ReplySlot>) -> Vec<Exchange> {
         let first = self.queue.iter().position(|exchange| exchange.is_for(slot));
         let Some(first) = first else { return Vec::new() };
+        // They are next to each other, because their thread has queued them together.
         let count = self.queue.range(first..).take_while(|exchange| exchange.is_for(slot)).count();
         self.queue.drain(first..first + count).collect()
     }

@@ -86,6 +86,7 @@ impl Stream {
                 attempts.iter().map(|attempt| PollFd::new(attempt, PollFlags::OUT)).collect();
             let ready = poll_ready(&mut fds, Some(next.min(deadline)));
             let mut connected = None;
+            // From the end, because removing one moves all behind it.
             for place in ready.into_iter().rev() {
                 match is_connected(&attempts[place]) {
                     Ok(true) => connected = Some(attempts.remove(place)),

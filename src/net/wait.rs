@@ -82,6 +82,7 @@ impl Spin {
         let among = WAITING.fetch_add(1, Ordering::Relaxed) + 1;
         let spins = among <= *SPINS_AMONG && !self.budget.is_zero() && {
             let reply = self.replies.fetch_add(1, Ordering::Relaxed);
+            // Now and then the other way is tried, because servers become faster or slower.
             let probe = reply % PROBE_EVERY == PROBE_EVERY - 1;
             self.pays() != probe
         };
@@ -146,6 +147,7 @@ impl ReplyWait<'_> {
     /// Returns `true` while the thread should spin. Afterwards it sleeps.
     pub(crate) fn spins(&mut self) -> bool {
         if matches!(self.waited, Waited::Spinning) {
+            // With many threads, spinning takes the processor from one that has work.
             if WAITING.load(Ordering::Relaxed) > *SPINS_AMONG {
                 self.waited = Waited::Interrupted;
             } else if self.started.elapsed() >= self.spin.budget {
@@ -195,6 +197,7 @@ impl Interrupter {
         // A forked child has the same sockets, and the lock may be held by a thread that the child
         // does not have.
         if process::id() == self.0.process {
+            // First, so that a thread which watches another object by now finds it set.
             self.0.done.store(true, Ordering::SeqCst);
             if let Some(awaited) = self.0.awaited.lock().as_ref().and_then(Weak::upgrade) {
                 awaited.close();

@@ -102,6 +102,7 @@ impl Hold {
     /// settle it.
     pub(crate) fn debt(id: HoldId, lease: Duration, may_begin: bool, now: Moment) -> Self {
         let lease = Lease::new(now, lease, lease, None);
+        // Over from the start, so that it is neither renewed nor reported.
         lease.end(now);
         lease.settle(false);
         Self {
@@ -209,6 +210,7 @@ impl Hold {
     pub(crate) fn may_be_followed_by(&self, caller: &Caller, may_keep: bool, now: Moment) -> bool {
         let current = self.current.lock();
         let keeps = self.keep > 0 && may_keep && !current.wanted;
+        // Without messages, clients that wait cannot ask. They wait for this time at most.
         let goes_on = now < self.begun.after(caller.terms.tenure) || flawed(Flaw::TenureHasNoEnd);
         (keeps || goes_on)
             && (!self.id.kind.is_exclusive() || current.room > 0 || flawed(Flaw::BlockIsOverdrawn))
@@ -253,6 +255,7 @@ impl Hold {
     /// the tenure: a renewal in flight counts for it, and so does a loss.
     pub(crate) fn begin_next(&self, caller: &Caller, now: Moment) {
         let mut current = self.current.lock();
+        // The watches of the last hold learn that it has ended, although its tenure goes on.
         current.disconnect();
         current.advance(caller, now);
         self.fence.fetch_add(u64::from(!flawed(Flaw::TokenIsRepeated)), Ordering::Relaxed);
@@ -270,6 +273,7 @@ impl Hold {
     pub(crate) fn keep(&self, now: Moment) -> bool {
         let mut current = self.current.lock();
         current.disconnect();
+        // The renewer may have found it lost since the guard was dropped.
         if self.lease.is_open() {
             current.kept = true;
             current.reported = false;

@@ -525,6 +525,7 @@ impl<P> Conversation<P> {
             && !self.first.caller.terms.tenure.is_zero();
         match self.registration {
             Registration::Last => Registration::Last,
+            // Redis has kept the client's place while it did not listen.
             IfHeld | Registered if turn.missed_messages => Returning,
             _ if turn.now < self.pauses.yields_until => Yielding,
             Registered if is_followed => Followed,
@@ -626,11 +627,13 @@ impl<P: Clone> Name<P> {
         if let State::Kept(kept) = &self.state {
             let kept = kept.clone();
             if kept.may_be_followed_by(&call.caller, true, turn.moment) {
+                // Without a request: in Redis, the client has the lock all the time.
                 self.state = State::Held(kept.clone());
                 return Next::Done(Outcome::Kept(kept));
             }
             self.state = State::Idle;
             if kept.suits(&call.caller, turn.moment) {
+                // Its tokens are used up, or its time is over. A request brings both.
                 return self.begin(call, Registration::IfHeld, Purpose::Refill(kept), turn);
             }
             self.give_up_kept(&kept, turn);
@@ -784,6 +787,7 @@ impl<P: Clone> Name<P> {
         }
         self.reply_to_others(others, sent, &reply, in_doubt, turn);
         if in_doubt && turn.withdraws {
+            // The next attempt asks for another hold, so that nothing repeats this one.
             self.doubt_call(&talk.first, true, turn);
         } else if in_doubt {
             talk.first.in_doubt = true;
@@ -791,6 +795,7 @@ impl<P: Clone> Name<P> {
         if let Some(next) = next
             && (in_doubt || !is_granted(&reply))
         {
+            // The withdrawal of the old hold may be executed after the next request.
             talk.first.hold = next;
         }
         match reply {
@@ -799,6 +804,7 @@ impl<P: Clone> Name<P> {
                 let hold =
                     Arc::new(Hold::new(hold.clone(), fence, room, caller, sent, turn.moment));
                 hold.set_may_begin(*in_doubt);
+                // A message about this hold may have overtaken the reply that begins it.
                 if wanted || talk.wanted.contains(&hold.id.nonce) {
                     hold.set_wanted();
                 }
@@ -812,6 +818,8 @@ impl<P: Clone> Name<P> {
                 self.state = State::Asking(talk);
                 Next::Pay(debts)
             }
+            // The release was written first, but over another connection, so it may have been
+            // executed after this request.
             Ok(AcquireReply::Held { .. }) if after_release && !turn.keeps_order => {
                 self.ask(talk, turn)
             }
@@ -832,6 +840,7 @@ impl<P: Clone> Name<P> {
                     && !talk.first.hold.kind.is_lock()
                     && talk.recall_ends.is_none() =>
             {
+                // Another client may have used the name for a lock, and only keep that.
                 talk.recall_ends = Some(turn.now + RECALL_TIME);
                 talk.purpose = Purpose::Recall { failure, told: false };
                 self.ask(talk, turn)
@@ -909,6 +918,7 @@ impl<P: Clone> Name<P> {
         for (place, other) in others.into_iter().enumerate() {
             let fence = fences.get(place);
             if other.is_served {
+                // A permit of this process has come for the call while the request was on its way.
                 match fence {
                     Some(fence) => spared.push((other, *fence)),
                     None if may_exist => self.doubt(other.hold, other.lease, true, turn),
@@ -920,6 +930,7 @@ impl<P: Clone> Name<P> {
             if let Some(fence) = fence {
                 Self::acquire_for(call, other.hold, *fence, sent, turn);
             } else {
+                // It asks again with the same id, so a hold that has begun is found then.
                 call.in_doubt |= may_exist;
                 self.behind.get_or_insert_default().insert(at, call);
             }
@@ -976,6 +987,7 @@ impl<P: Clone> Name<P> {
                 self.end_others(kept, turn);
                 Next::Done(Outcome::Kept(kept.clone()))
             }
+            // In Redis it is over: an operator has ended it, or the server has forgotten it.
             Ok(AcquireReply::Held { .. }) => {
                 turn.actions.push(Action::Lose(kept.clone()));
                 self.ask(talk, turn)
@@ -1036,6 +1048,7 @@ impl<P: Clone> Name<P> {
             }
             (Purpose::Withdraw(failure), outcome) => {
                 if outcome.is_err() {
+                    // The renewer goes on trying, because the hold keeps all others out.
                     self.doubt_call(&talk.first, false, turn);
                 }
                 self.fail(talk, failure, turn)
@@ -1079,6 +1092,7 @@ impl<P: Clone> Name<P> {
             Ok(next) => return next,
             Err(talk) => talk,
         };
+        // A message that came while the request was on its way may be newer than the reply.
         let is_told = talk.hurry != Hurry::No;
         let until = if is_told { turn.now } else { end_after(turn.now, pause) };
         self.state = State::Waiting(talk);
@@ -1143,6 +1157,7 @@ impl<P: Clone> Name<P> {
         if let State::Asking(last) | State::Waiting(last) = last
             && let Known::Failed(failure, at) = last.known
         {
+            // A call that has waited since before the outage would find out nothing else.
             talk.known = Known::Failed(failure, at);
         }
         talk.hurry = Hurry::Told;
@@ -1197,10 +1212,12 @@ impl<P: Clone> Name<P> {
         if !call.hold.kind.is_lock() {
             return Next::Done(Outcome::Alone);
         }
+        // What it could ask Redis, the first call asks: the next reply decides for both.
         call.leaves = true;
         if let State::Waiting(talk) = &mut self.state
             && talk.hurry == Hurry::No
         {
+            // That call may have a long pause left.
             talk.hurry = Hurry::Told;
             turn.actions.push(Action::Tell(talk.first.port.clone(), Next::Turn));
         }
@@ -1358,6 +1375,7 @@ impl<P: Clone> Name<P> {
             && is_parked
             && talk.hurry == Hurry::No
         {
+            // The pause was long because a message would have ended it.
             let until = Some(until.min(end_after(now, talk.pauses.next_backoff())));
             let port = talk.first.port.clone();
             actions.push(Action::Tell(port, Next::Park { until, contended: true }));
@@ -1523,6 +1541,7 @@ impl<P: Clone> Name<P> {
         if next.hold.kind != hold.id.kind || !hold.may_be_followed_by(&next.caller, may_keep, now) {
             return false;
         }
+        // The renewer may have found the tenure lost since it was checked.
         let Some(handed_off) = hold.hand_off(now) else { return false };
         actions.push(Action::ReportHandoff(handed_off));
         let next = self.behind.as_mut().and_then(|behind| behind.pop_front());
@@ -1600,6 +1619,7 @@ impl<P: Clone> Name<P> {
             }
             return;
         };
+        // The message was for whichever call comes first, and one permit may not be all there is.
         if talk.hurry != Hurry::No {
             actions.push(Action::Tell(next.port.clone(), Next::Turn));
         }

@@ -129,6 +129,7 @@ impl Commands {
         let (place, life) = match registration {
             Registration::None => ("", Arg::Number(0)),
             Registration::IfMayBeKept | Registration::Recall => {
+                // Negative: the client does not wait, and only asks a client that keeps the lock.
                 negative = format!("-{}", self.waiting_life.as_millis());
                 let never = registration == Registration::Recall;
                 (if never { "kept" } else { "" }, Arg::Text(&negative))
@@ -157,6 +158,7 @@ impl Commands {
         ];
         // A request for a held lock may notify the holder's client, over a sharded channel if any.
         let tells = registration != Registration::None && !shard.is_empty();
+        // Each argument costs the server time, so those at the end are sent only if needed.
         let args = if echo {
             &args[..]
         } else if tokens > 1 || tells || !place.is_empty() {
@@ -328,6 +330,7 @@ impl Commands {
             }
             (_, change) => {
                 let (lock, [queue]) = self.keys.with_companions(name, [QUEUE]);
+                // Each key costs the server time, and only this reads the queue.
                 let watches = matches!(change, Change::Watch { .. });
                 let narrow = if watches { scope } else { Scope::Lock };
                 let args = [owner, next, whole, what];

@@ -68,6 +68,7 @@ impl RedissonChannels {
         let channel = Self::channel(lock);
         let mut awaited = self.awaited.lock();
         awaited.names.entry(channel.clone()).or_default().push(name.clone());
+        // Once it has subscribed, the listener wakes the call, which may have missed a release.
         awaited.change();
         RedissonWait { channels: self.clone(), channel, name: name.clone() }
     }
@@ -118,6 +119,7 @@ impl Drop for RedissonWait {
     fn drop(&mut self) {
         let mut awaited = self.channels.awaited.lock();
         if let Some(names) = awaited.names.get_mut(&self.channel) {
+            // Another thread may wait for the same lock, so only one entry is removed.
             if let Some(place) = names.iter().position(|name| *name == self.name) {
                 names.swap_remove(place);
             }

@@ -150,12 +150,14 @@ impl ScriptReply for AcquireReply {
                     Some(_) => return None,
                 },
             }),
+            // Several locks or members, each with a token.
             [Value::Int(1), fences @ ..] => {
                 let mut fences = fences.iter().map(|fence| u64::try_from(integer(fence)?).ok());
                 let fence = fences.next()??;
                 let others = fences.collect::<Option<_>>()?;
                 Some(Self::Acquired { fence, others, room: 0, wanted: false })
             }
+            // A block of tokens, for the holds that follow within the tenure.
             [first, Value::Int(last), rest @ ..] if rest.len() <= 1 => {
                 let fence = token(first)?;
                 let room = u32::try_from(u64::try_from(*last).ok()?.checked_sub(fence)?).ok()?;
@@ -205,6 +207,7 @@ fn held(parts: &Value) -> Option<(HeldAs, HolderReply)> {
         depth: number(&depth).unwrap_or(1),
         remaining: u64::try_from(left).map_or(Duration::MAX, Duration::from_millis),
         fence: 0,
+        // Any program may have written it, and it is shown on terminals.
         note: note.filter(|note| check_note(note).is_ok()),
     };
     Some((held_as, holder))

@@ -107,6 +107,7 @@ impl<P: JobPolicy> BackgroundJobs<P> {
             next = next.into_iter().chain(then).min();
             let arrived = mem::take(&mut *self.nodes[place].arrived.lock());
             for (id, reply) in arrived {
+                // A majority may have decided it before.
                 let Some((job, mut progress)) = self.undecided.remove(&id) else { continue };
                 let from = &self.nodes[place].connection.peer;
                 match self.policy.decide(&job, &mut progress, from, reply) {
@@ -116,6 +117,7 @@ impl<P: JobPolicy> BackgroundJobs<P> {
                     }
                     Decision::SendTo(node, scope) => {
                         self.push(node, scope, &job);
+                        // The node may be one that this turn has visited already.
                         next = Some(Instant::now());
                     }
                     Decision::Undecided => {}

@@ -136,6 +136,7 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         };
         match claimed {
             Err(failure) if self.open.is_none() => Err(failure),
+            // The open connection can still be used for a while.
             Err(_) => Ok(()),
             Ok(()) => {
                 let peer = self.peer.clone();
@@ -173,6 +174,7 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
             }
         };
         self.opening = None;
+        // The rest of the old connection's time is for several attempts to replace it.
         let retiring = self.open.as_ref().and_then(|open| open.as_ref().retiring());
         self.pause_end =
             end_of(retiring.map_or(self.pause, |validity| validity.spare / SUCCESSOR_TRIES));

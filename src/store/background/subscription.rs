@@ -117,6 +117,7 @@ impl Subscription {
     /// silence.
     pub(super) fn receive(&mut self) -> Result<Option<(Wake, bool)>, Failure> {
         while let Some(reply) = self.connection.receive_next(WaitFor::Nothing) {
+            // Whatever has arrived, the server is there.
             self.asked = false;
             self.expected_by = end_of(self.silence_max());
             let reply = match reply {
@@ -131,6 +132,7 @@ impl Subscription {
             }
             if let Some(received) = self.decode(&reply) {
                 if let Wake::Echo(_) = received.0 {
+                    // Calls pause for longer now, so that a lost connection must be noticed sooner.
                     self.relied_on_until = Some(end_of(ECHO_LASTS));
                     self.expected_by = end_of(self.silence_max());
                 }
@@ -139,6 +141,7 @@ impl Subscription {
         }
         if Instant::now() >= self.expected_by {
             if self.asked {
+                // Not even a PING has had a reply.
                 return Err(self.connection.factory.no_reply());
             }
             self.send(&redis::cmd("PING"))?;
@@ -242,6 +245,7 @@ impl FurtherChannels {
                 channels.change();
             }
         }
+        // Read before the channels, so that one that is added in between is followed next time.
         let version = self.redisson.as_ref().map_or(0, |(channels, _)| channels.version());
         if self.followed.as_ref().is_some_and(|known| known.0 == tag && known.1 == version) {
             return Vec::new();
@@ -269,6 +273,7 @@ impl FurtherChannels {
             let companion = RedissonChannels::companion(&channel);
             redis::cmd(&format!("{form}{what}")).arg(&channel).arg(companion).take()
         };
+        // Redis replies in order, and an error reply does not name the channel.
         self.asked.push_back(channel);
         command
     }

@@ -76,6 +76,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
                 }
             }
             if let Some(alarm) = &self.redisson_alarm {
+                // Before the channels are read: one that is added after that rings it again.
                 alarm.reset();
             }
             let mut ready = false;

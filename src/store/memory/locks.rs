@@ -70,6 +70,7 @@ impl Locks {
         let is_whole = matches!(registration, Registration::Kept | Registration::Recall);
         let whole = if is_whole { lease } else { Duration::MAX };
         let again = NextLease { duration: lease, whole };
+        // A request that is repeated because its reply was lost finds the hold of the first one.
         let (fence, room) = if let Some(fence) = self.repeat(key, hold, again) {
             if leaves && let Some(name) = self.name(key) {
                 name.withdraw(hold);

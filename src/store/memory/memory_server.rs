@@ -149,6 +149,7 @@ impl MemoryServer {
         let keys = [&*usual, name];
         let end = end_of(KEPT_TIME);
         for key in keys {
+            // Its client must see the request, and releases a lock that it only keeps.
             while self.recall(key) && clock::now() < end {
                 sleep(Duration::from_millis(1));
             }
@@ -186,6 +187,7 @@ impl MemoryServer {
         if let Some(due) = now.checked_add(state.delay).filter(|due| *due <= deadline) {
             return Delayed { outcome, due };
         }
+        // The request was executed, as by a server whose reply is late.
         let outcome = Err(failure(FailureKind::Timeout, "the memory server is slow"));
         Delayed { outcome, due: deadline }
     }

@@ -255,6 +255,7 @@ impl NameState {
         inboxes: &Inboxes,
     ) {
         if served.is_lock() && !self.holds.is_empty() {
+            // It is held again, stays taken, or is offered to another client.
             return;
         }
         self.remove_other_forms(key, served, inboxes);

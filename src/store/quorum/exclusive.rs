@@ -139,6 +139,7 @@ pub(crate) trait ExclusiveLinks {
                 break decision;
             }
         };
+        // Votes that arrive later are counted by the next thread that reads from these links.
         decision.unwrap_or_else(|| ballot.close())
     }
 }

@@ -107,6 +107,7 @@ fn confirm(
     let ballot = links.send(raise, |_| true);
     match links.wait(&ballot, deadline) {
         Ok(HoldReply::Done | HoldReply::Wanted) => Ok(()),
+        // The lease has ended at a majority before the tokens agreed.
         Ok(HoldReply::Gone) => Err(Failure::late()),
         // The hold exists on some servers.
         Err(failure) => Err(ambiguous(failure)),

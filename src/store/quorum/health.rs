@@ -107,6 +107,7 @@ impl QuorumServer {
     /// Notes that the server does not answer. None of its connections may be used any more.
     pub(super) fn time_out(&self) -> Failure {
         let failure = self.factory.no_reply();
+        // A server that hangs may go on at any time, with requests that are long forgotten here.
         self.factory.invalidate_connections();
         self.fail(&mut self.health.lock(), &failure);
         failure
@@ -133,6 +134,7 @@ impl QuorumServer {
     }
 
     pub(super) fn note_begun(&self, hold: &HoldId) {
+        // Later holds have greater numbers, so that one number is enough to remember.
         self.begun_below.fetch_max(hold.number() + 1, Ordering::Relaxed);
     }
 
@@ -235,6 +237,7 @@ impl RunIds {
         let run_id = info.and_then(|info| info.get::<String>("run_id"));
         let Some(run_id) = run_id.filter(|run_id| !run_id.is_empty()) else { return Ok(()) };
         let mut reached = self.reached.lock();
+        // The address may lead to another process than the last time.
         reached.remove(&number);
         if let Some((_, other)) = reached.values().find(|(known, _)| *known == run_id) {
             self.repeated.get_or_init(|| (other.clone(), label.clone()));

@@ -105,6 +105,7 @@ impl SharedLinks for Arc<Links> {
         posted: Vec<Exchange>,
         deadline: Instant,
     ) -> Vec<Exchange> {
+        // If another thread is the reader, it reads these replies, too.
         let reader = self.reader.try_lock();
         let Some(each) = self.each.try_lock() else { return posted };
         let mut links = LockedLinks { reader, each, shared: self };

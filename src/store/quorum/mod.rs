@@ -121,10 +121,30 @@ impl<L: SharedLinks> Quorum<L> {
     }
 
     fn links(&self, name: &str) -> &L {
+        // Always the same ones for a name, so that its requests stay in order.
         let mut hasher = DefaultHasher::new();
         name.hash(&mut hasher);
         let count = u64::try_from(self.links.len()).unwrap_or(1);
         &self.links[usize::try_from(hasher.finish() % count).unwrap_or(0)]
+    }
+
+    /// Asks all servers for a lock, without waiting for replies. [`conclude`](Self::conclude) must
+    /// follow.
+    fn propose(&self, request: Acquire<'_>) -> Result<Arc<Ballot<AcquireReply>>, Failure> {
+        self.servers.in_doubt.note_lease(request.lease);
+        let mut links = self.links(&request.holds[0].name).connect(request.deadline)?;
+        Ok(grants::propose(&mut links, request))
+    }
+
+    /// Waits for the decision about a lock that was proposed.
+    fn conclude(
+        &self,
+        ballot: &Ballot<AcquireReply>,
+        request: Acquire<'_>,
+    ) -> Result<AcquireReply, Failure> {
+        let links = self.links(&request.holds[0].name);
+        let mut links = links.lock(request.deadline).map_err(ambiguous)?;
+        grants::conclude(&mut links, ballot, request)
     }
 
     /// Sends a request to all servers if a majority is connected, and returns the decision.
@@ -198,19 +218,11 @@ impl<L: SharedLinks> Store for Quorum<L> {
             // Begins to open missing connections, all at the same time.
             drop(self.links(&request.holds[0].name).lock_to_post(request.deadline));
         }
-        let propose = |request: &Acquire<'_>| {
-            self.servers.in_doubt.note_lease(request.lease);
-            let mut links = self.links(&request.holds[0].name).connect(request.deadline)?;
-            Ok(grants::propose(&mut links, *request))
-        };
-        let proposed: Vec<_> = requests.iter().map(propose).collect();
+        // All are proposed before the first reply is waited for.
+        let proposed: Vec<_> = requests.iter().map(|request| self.propose(*request)).collect();
         let mut replies = Vec::with_capacity(requests.len());
         for (request, proposed) in requests.iter().zip(proposed) {
-            replies.push(proposed.and_then(|ballot| {
-                let links = self.links(&request.holds[0].name);
-                let mut links = links.lock(request.deadline).map_err(ambiguous)?;
-                grants::conclude(&mut links, &ballot, *request)
-            }));
+            replies.push(proposed.and_then(|ballot| self.conclude(&ballot, *request)));
         }
         replies
     }
@@ -238,9 +250,11 @@ impl<L: SharedLinks> Store for Quorum<L> {
                 let reply = sent.and_then(|(ballot, links)| {
                     let mut links = match links {
                         Some(links) => links,
+                        // Other threads may have read the replies meanwhile, and counted them.
                         None => self.links(&hold.name).lock(*deadline).map_err(ambiguous)?,
                     };
                     let reply = links.wait(&ballot, *deadline);
+                    // Jobs repeat a release where it has failed, so it may still be done.
                     let is_release = matches!(change, Change::Release { .. });
                     if is_release { reply.map_err(ambiguous) } else { reply }
                 });
@@ -265,6 +279,7 @@ impl<L: SharedLinks> Store for Quorum<L> {
 
     fn drain(&self, deadline: Instant) {
         for links in &self.links {
+            // A thread that uses them until then reads the replies itself.
             if let Ok(mut links) = links.lock(deadline) {
                 links.drain(deadline);
             }

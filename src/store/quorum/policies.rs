@@ -94,6 +94,7 @@ impl WakeupPolicy for WakeupsOfMajorities {
                 let gathered = self.echoes.entry(name.clone());
                 let gathered = gathered.or_insert_with(|| Gathered::new(count));
                 gathered.add(from.number);
+                // Whichever majority grants the lock next, one of its servers tells this client.
                 let is_new = gathered.told == 0 && gathered.count() >= majority(count);
                 gathered.told += usize::from(is_new);
                 if is_new { Some(Wake::Echo(name)) } else { None }

@@ -48,6 +48,7 @@ impl<T> Votes<T> {
         match &self.0[server] {
             None => true,
             Some(Ok(answer)) => is(answer),
+            // Without a reply, the server may have executed the request, or may still.
             Some(Err(failure)) => failure.is_in_doubt(),
         }
     }
@@ -196,6 +197,7 @@ impl Votes<AcquireReply> {
                 .any(|reply| matches!(reply, AcquireReply::Acquired { wanted: true, .. }));
             return Some(Ok(AcquireReply::Acquired { fence, others: Vec::new(), room, wanted }));
         }
+        // The outstanding replies may still make a majority, or show that there is none.
         if granted + self.pending() >= self.required() || self.may_be_wrong() {
             return None;
         }
@@ -316,6 +318,7 @@ impl Votes<ReportReply> {
         let same = holders.iter().map(|holder| -> Vec<&HolderReply> {
             holders.iter().filter(|it| it.owner == holder.owner).copied().collect()
         });
+        // A minority may have a hold that was never granted, or one whose release it has missed.
         let best = same.max_by_key(Vec::len).unwrap_or_default();
         let most = best.len();
         if most >= self.required() {

@@ -144,11 +144,13 @@ impl Store for Servers {
             let batch: Vec<_> = indexes.iter().map(|index| requests[*index]).collect();
             for (index, reply) in indexes.into_iter().zip(target.acquire_together(&batch)) {
                 let request = requests[index];
-                let mut first = Some(reply);
-                let ask =
-                    |target: &Target, _| first.take().unwrap_or_else(|| target.acquire(request));
                 let name = &request.holds[0].name;
-                replies.push((index, self.placement.follow(name, target.clone(), Scope::All, ask)));
+                let mut first = Some(reply);
+                let followed =
+                    self.placement.follow(name, target.clone(), Scope::All, |target, _| {
+                        first.take().unwrap_or_else(|| target.acquire(request))
+                    });
+                replies.push((index, followed));
             }
         }
         replies.sort_unstable_by_key(|(index, _)| *index);
@@ -163,6 +165,7 @@ impl Store for Servers {
 
     fn groups(&self, names: &[Arc<str>]) -> Vec<Vec<usize>> {
         let mut slots = BTreeMap::<usize, Vec<usize>>::new();
+        // A cluster executes a script only if all its keys have the same slot.
         for (index, name) in names.iter().enumerate() {
             slots.entry(self.placement.slot(name)).or_default().push(index);
         }
@@ -218,6 +221,7 @@ impl Store for Servers {
         for PostedChange { request, write_by, on_reply } in posts {
             let name = request.hold.name.clone();
             let Some(target) = topology.owner(topology.slot(&name)) else {
+                // A drop does not wait until the owner is known. The renewer repeats the release.
                 on_reply(Err(uncovered()));
                 continue;
             };

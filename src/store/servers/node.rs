@@ -148,6 +148,7 @@ impl Target {
         let Node { commands, demand, contended, .. } = &*self.node;
         let acquire = commands.acquire(request);
         let Some(demand) = *demand else { return self.execute(acquire, None, request.deadline) };
+        // WAIT behind a script that finds the lock held would block the connection for nothing.
         let expected = contended.load(Ordering::Relaxed);
         let send_wait = if expected > 0 { SendWait::After } else { SendWait::Along };
         let reply = self.execute(acquire, Some((demand, send_wait)), request.deadline);
@@ -255,6 +256,7 @@ impl Peer for Target {
     ) -> Result<Connection, Failure> {
         let factory = self.factory();
         let mut connection = previous.unwrap_or_else(|| Connection::new(factory.clone()));
+        // The open connection may lead to a master that has been replaced.
         if let Some(route) = &factory.route {
             factory.refresh(route, deadline);
         }
@@ -302,6 +304,7 @@ fn share(entry: &Value, own_host: &str) -> Option<Share> {
     let first = usize::try_from(*first).ok()?;
     let last = usize::try_from(*last).ok()?;
     let host = match host {
+        // A cluster can be configured to name no hosts: the client then knows one already.
         Value::Nil => "",
         Value::BulkString(bytes) => str::from_utf8(bytes).ok()?,
         _ => return None,

@@ -131,10 +131,12 @@ impl Placement {
     ) -> Option<Target> {
         let Self::Slots(topology) = self else { return None };
         let Err(failure) = reply else {
+            // Whatever it says: the node serves the slot.
             from.node.trust();
             return None;
         };
         progress.redirections += 1;
+        // While a slot moves, some keys of a name may be at one node and some at the other.
         if failure.code == "TRYAGAIN" && progress.scope != narrowest {
             progress.scope = narrowest;
             // A node that has the slot only for now may have none of the keys yet.
@@ -179,6 +181,7 @@ impl JobPolicy for Placement {
             return Ok((vec![target], Progress::default()));
         }
         if let Self::Slots(topology) = self {
+            // Not waited for: the renewer has jobs for other nodes.
             topology.learn();
         }
         Err(uncovered())

@@ -160,6 +160,7 @@ impl Topology {
     pub(super) fn learn(self: &Arc<Self>) -> Receiver<Infallible> {
         let mut next_look = self.next_look.lock();
         if let Some(look) = &*next_look {
+            // It has not begun yet, so it sees whatever this thread has noticed.
             return look.clone();
         }
         let (end, look) = bounded(0);
@@ -218,6 +219,7 @@ impl Topology {
             let reply = match replies.recv_deadline(end_of(patience)) {
                 Ok(reply) => reply,
                 Err(_) if is_last => break,
+                // It may hang. The next node is asked, too, and the reply of either counts.
                 Err(_) => continue,
             };
             unanswered -= 1;
@@ -236,6 +238,7 @@ impl Topology {
     fn ask(&self, node: &Arc<Node>, replies: &Sender<Result<Vec<Share>, Failure>>) {
         let deadline = end_of(self.servers.config.connect_timeout);
         if node.is_asked.swap(true, Ordering::Relaxed) {
+            // One that hangs would otherwise take one more thread each time.
             let failure = Failure::too_late(node.label(), "it has not answered the last question");
             replies.send(Err(failure)).unwrap_or_default();
             return;
