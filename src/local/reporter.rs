@@ -488,7 +488,7 @@ impl Reporter {
     /// Asks the server which client holds the lock after a hold of this client has disappeared.
     pub(super) fn look(&self, hold: &Hold, deadline: Instant) {
         let Some(store) = self.store.as_ref().and_then(Weak::upgrade) else { return };
-        // Without a reply the loss has no more precise cause than that the hold is gone.
+        // Without a reply, all that is known is that the hold is gone.
         let Ok(report) = store.report(&hold.id.name, Look::All, deadline) else { return };
         let mut holders = report.holds.into_iter().filter(|(held_as, holder)| {
             let kind = HoldKind::reported_as(*held_as, 0);

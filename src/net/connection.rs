@@ -152,7 +152,7 @@ impl Connection {
             // It is time to replace the socket. A failure has ended everything in flight.
             drop(self.read_all(deadline));
         }
-        // What has arrived over the old socket still counts.
+        // Replies that have arrived over the old socket still count.
         self.collect();
         self.poison();
         let moves = self.factory.route.as_ref().map_or(0, Route::moves);

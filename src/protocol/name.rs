@@ -470,7 +470,7 @@ impl<P> Conversation<P> {
                     hold: kept.id.clone(),
                     others: Vec::new(),
                     lease,
-                    // That of the tenure, which suits this call.
+                    // The call suits the tenure, so it has the same note.
                     note: self.first.caller.note.clone(),
                     registration: Registration::Kept,
                     echo: false,

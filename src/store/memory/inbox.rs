@@ -28,7 +28,7 @@ pub(super) struct Inbox {
 impl Inboxes {
     /// Creates the inbox of a client, which receives messages as long as the result lives.
     pub(super) fn open(&mut self, client: Arc<str>) -> Arc<Inbox> {
-        // Those of clients that are gone.
+        // Inboxes of clients that are gone are of no use.
         self.0.retain(|_, inbox| inbox.strong_count() > 0);
         let (messages, received) = unbounded();
         let inbox = Arc::new(Inbox { messages, received });
