@@ -8,7 +8,6 @@
 //! | any other | it is answered |
 //! | the connection is closed | it is answered with that failure |
 
-use std::cmp::min;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
