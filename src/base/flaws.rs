@@ -65,6 +65,8 @@ flaws! {
     LeaversHoldIsForgotten,
     /// A lost hold stays in the way of the calls behind it.
     LossHoldsUpCalls,
+    /// A loss is reported twice.
+    LossIsReportedTwice,
     /// The next call may have the lock before the loss of the hold before it is reported.
     LossIsReportedLate,
     /// A reply that came before a call counts for it.

@@ -330,7 +330,11 @@ impl Reporter {
         let loss = hold.loss_of(current, Moment::now());
         self.counters.lost.fetch_add(1, Ordering::Relaxed);
         let cause = || loss.cause.clone();
-        self.events.emit(|| Event::Lost { name: name.to_string(), fence, cause: cause() });
+        let event = || Event::Lost { name: name.to_string(), fence, cause: cause() };
+        self.events.emit(event);
+        if flawed(Flaw::LossIsReportedTwice) {
+            self.events.emit(event);
+        }
         if self.in_turns {
             self.outages.record_loss(hold, current, &loss);
         } else {

@@ -1,5 +1,6 @@
 //! What threads do: they acquire, release, and pass on what they have.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use crate::base::clock;
@@ -97,7 +98,25 @@ impl Guarded {
     }
 }
 
+thread_local! {
+    /// The client whose guard the judge looks at, which does so on no thread of that client.
+    static LOOKS_AS: Cell<Option<Process>> = const { Cell::new(None) };
+}
+
+/// Returns the client whose guard the judge looks at, if it does.
+pub(super) fn looks_as() -> Option<Process> {
+    LOOKS_AS.get()
+}
+
 impl Held {
+    /// Looks at the guard on behalf of its client, which reports what the look finds out.
+    pub(super) fn is_held(&self) -> bool {
+        let before = LOOKS_AS.replace(Some(self.client));
+        let is_held = self.guard.is_held();
+        LOOKS_AS.set(before);
+        is_held
+    }
+
     pub(super) fn is_of(&self, name: usize) -> bool {
         self.side.includes(self.name, name)
     }
@@ -186,7 +205,10 @@ pub(super) fn acquire(
         }
         Ok(None) => {
             say(process, || format!("call {number}: busy"));
-            with(|world| world.tally.busy += 1);
+            with(|world| {
+                world.tally.busy += 1;
+                world.clients[process - 1].ledger.note_busy(patience);
+            });
             let was_contended = with(|world| {
                 world.look_at_server();
                 let names = 0..world.names.len();
@@ -200,7 +222,10 @@ pub(super) fn acquire(
         }
         Err(error) => {
             say(process, || format!("call {number}: {error}"));
-            with(|world| world.tally.failed += 1);
+            with(|world| {
+                world.tally.failed += 1;
+                world.clients[process - 1].ledger.note_error(&error);
+            });
             if let Error::Deadlock { names, clients, .. } = &error
                 && with(|world| world.deadlocks.is_some())
             {

@@ -11,7 +11,7 @@ use crate::base::sync::executor::{self, Process};
 use crate::error::Error;
 use crate::event::Event;
 use crate::simulation;
-use crate::simulation::calls::{CallState, Held, Patience, Side};
+use crate::simulation::calls::{self, CallState, Held, Patience, Side};
 use crate::simulation::deadlocks;
 use crate::simulation::network::{Link, Network};
 use crate::simulation::silence::{self, SILENCE};
@@ -149,7 +149,7 @@ impl World {
     /// Returns `true` if there is such a guard of a name, and it trusts its lease.
     pub(super) fn trusts(&self, place: usize, name: usize) -> bool {
         let held = self.guards.get(place).and_then(Option::as_ref);
-        held.is_some_and(|held| held.is_of(name) && held.guard.is_held())
+        held.is_some_and(|held| held.is_of(name) && held.is_held())
     }
 
     /// Returns `true` if the server may have forgotten the hold of a guard.
@@ -418,7 +418,7 @@ impl World {
         grows: impl Fn(u64, u64, Side) -> bool,
     ) -> Result<(), String> {
         let Held { client, owner, side, begun, left, .. } = *held;
-        let (fence, is_held) = (held.guard.fence(name), held.guard.is_held());
+        let (fence, is_held) = (held.guard.fence(name), held.is_held());
         // A tenure that the server has forgotten goes on with its tokens until it ends.
         let is_forgotten = |name: usize| {
             let fence = held.guard.fence(name);
@@ -490,7 +490,7 @@ impl World {
     /// Returns an error if other guards than this one may not be valid beside it, and are.
     fn check_exclusion(&self, new: usize) -> Result<(), String> {
         let Some(Some(one)) = self.guards.get(new) else { return Ok(()) };
-        if !one.guard.is_held() {
+        if !one.is_held() {
             return Ok(());
         }
         let names = (0..self.names.len()).filter(|at| one.is_of(*at) && !self.is_excused(one, *at));
@@ -498,7 +498,7 @@ impl World {
             let others = self.guards.iter().enumerate().filter(|(at, _)| *at != new);
             let others = others.filter_map(|(_, held)| held.as_ref());
             let others = others.filter(|it| it.is_of(name) && !it.is_same_as(one));
-            let others = others.filter(|it| it.guard.is_held() && !self.is_excused(it, name));
+            let others = others.filter(|it| it.is_held() && !self.is_excused(it, name));
             let others: Vec<_> = others.collect();
             let NameState { name: text, usage, .. } = &self.names[name];
             let conflicts = match *usage {
@@ -637,10 +637,11 @@ pub(super) fn forget_events() {
 
 /// Receives the events of all clients.
 pub(super) fn observe(process: Process, event: &Event) {
+    let process = calls::looks_as().unwrap_or(process);
+    HEARD.with_borrow_mut(|heard| heard.push_back((process, event.clone())));
     if let Event::Deadlock { names, clients } = event {
         return deadlocks::hear(process, names, clients);
     }
-    HEARD.with_borrow_mut(|heard| heard.push_back((process, event.clone())));
     judge_events();
 }
 
@@ -648,6 +649,9 @@ fn judge_events() {
     while !is_locked()
         && let Some((process, event)) = HEARD.with_borrow_mut(VecDeque::pop_front)
     {
+        if let Err(why) = with(|world| world.clients[process - 1].ledger.note(&event)) {
+            broken(&format!("client {process}: {why}"));
+        }
         judge_event(process, &event);
     }
 }
@@ -711,7 +715,7 @@ pub(super) fn check_step(client: Process) {
     let broken_by = with(|world| {
         let World { guards, is_calm, left, .. } = world;
         for held in guards.iter_mut().flatten().filter(|held| held.client == client) {
-            let is_held = held.guard.is_held();
+            let is_held = held.is_held();
             if is_held && held.is_over {
                 return Some(format!("a lost hold of client {client} is held again"));
             }
@@ -786,7 +790,7 @@ fn tick() {
         }
         for at in 0..world.names.len() {
             let mut guards = world.guards.iter().flatten();
-            if guards.any(|held| held.is_of(at) && held.guard.is_held()) {
+            if guards.any(|held| held.is_of(at) && held.is_held()) {
                 world.names[at].unguarded_since = now;
             }
             let mut calls = world.calls.values().filter(|call| call.is_about(at));
@@ -869,8 +873,11 @@ pub(super) fn check_quiet() {
     }
 }
 
-/// Checks what a client has counted at its end.
+/// Checks what a client has reported and counted at its end.
 pub(super) fn check_ended(client: Process, stats: &Stats) {
+    if let Err(why) = with(|world| world.clients[client - 1].ledger.check(stats)) {
+        broken(&format!("client {client}: {why}"));
+    }
     let ends = stats.released + stats.lost + stats.failed_releases;
     if stats.acquired != ends || stats.held + stats.waiting + stats.kept > 0 {
         broken(&format!("client {client} is not quiet: {stats:?}"));

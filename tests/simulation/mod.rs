@@ -7,6 +7,7 @@ mod explorer;
 mod faults;
 mod flaws;
 mod judge;
+mod ledger;
 mod network;
 mod quorum;
 mod scenes;

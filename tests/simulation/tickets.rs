@@ -229,6 +229,10 @@ fn make_use(client: &Client, process: Process, at: usize, ticket: &Ticket, what:
     say(process, || format!("its use fails: {error}"));
     let broken_by = with(|world| {
         world.tally.refused += u64::from(matches!(error, Error::Lost { .. }));
+        // The others are no calls that acquire a lock.
+        if let Use::Adopt(_) = what {
+            world.clients[process - 1].ledger.note_error(&error);
+        }
         let left = &world.left[at];
         if !matches!(error, Error::Lost { .. }) {
             let is_expected = world.may_fail(&error, process, sent);

@@ -19,6 +19,7 @@ use crate::simulation::calls::{CallState, Held};
 use crate::simulation::deadlocks::Deadlocks;
 use crate::simulation::faults::{Accident, heal};
 use crate::simulation::judge::{Excuse, check_ended, check_quiet, check_step, forget_events};
+use crate::simulation::ledger::Ledger;
 use crate::simulation::network::{NOWHERE, Network, SimulatedStore};
 use crate::simulation::quorum::quorum;
 use crate::simulation::server::Server;
@@ -131,6 +132,8 @@ pub(super) struct ClientState {
     pub(super) closed: Option<Instant>,
     /// How long it was stopped, in all.
     pub(super) stopped: Duration,
+    /// What it has reported.
+    pub(super) ledger: Ledger,
     /// Until when it was last stopped, cut off or closed, or the server was away, or a request of
     /// it has failed.
     pub(super) disturbed: Instant,
@@ -411,6 +414,7 @@ pub(super) fn populate(world: World, config: Config, direct: impl FnOnce() + Sen
                 is_dead: false,
                 closed: None,
                 stopped: Duration::ZERO,
+                ledger: Ledger::default(),
                 disturbed: clock::now(),
             };
             with(|world| world.clients.push(state));
