@@ -501,7 +501,9 @@ impl Reporter {
         let current = &mut *hold.current.lock();
         let is_first = hold.lease.tell_loss();
         if is_first {
-            current.disconnect();
+            if !flawed(Flaw::LossIsNotTold) {
+                current.disconnect();
+            }
             self.count_end(current);
             self.report_loss(hold, current);
         }

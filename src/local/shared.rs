@@ -257,7 +257,9 @@ impl Shared {
         // In a forked child no thread waits, but one of the parent's may have locked the queues.
         if self.check_process().is_ok() {
             self.wait_queues.close();
-            self.post_releases(&self.wait_queues.end_all_kept(), Some(end_of(POST_MOMENT)));
+            if !flawed(Flaw::ClosedKeeps) {
+                self.post_releases(&self.wait_queues.end_all_kept(), Some(end_of(POST_MOMENT)));
+            }
         }
     }
 }

@@ -20,6 +20,7 @@ use crate::simulation::world::{
 };
 use crate::stats::Stats;
 use crate::store::hold_id::HoldId;
+use crate::store::memory::memory_server::MemoryServer;
 use crate::store::request::{DETACHED, OFFER};
 
 /// How often the state of the whole world is looked at.
@@ -30,6 +31,10 @@ pub(super) const SLACK: Duration = Duration::from_millis(110);
 
 /// How long threads may hand a lock off: for 10 ms, and then a thread needs to wake up.
 const TENURE: Duration = Duration::from_millis(30);
+
+/// How far tokens may be ahead of the server's clock, in microseconds: by those of a tenure, and
+/// some that were given one after the other.
+const AHEAD: u64 = 2_000;
 
 /// A hold that the server ends earlier than it has promised, so that another one may overlap it.
 pub(super) struct Excuse {
@@ -246,6 +251,15 @@ impl World {
         self.unasked.extend(unasked.into_iter().map(|hold| (hold, token.unwrap_or_default())));
     }
 
+    /// Notes the holds that a late request has begun.
+    pub(super) fn note_late(&mut self, before: &[(usize, HoldId, Vec<Duration>)]) {
+        self.changes += 1;
+        let was_there = |hold: &HoldId| before.iter().any(|(_, it, _)| it == hold);
+        let holds = self.holds().into_iter().map(|(_, hold, _)| hold);
+        let late: Vec<_> = holds.filter(|hold| !was_there(hold)).collect();
+        self.late.extend(late);
+    }
+
     /// Returns `true` if a hold has begun without a request that its client knows of.
     pub(super) fn is_unasked(&self, hold: &HoldId) -> bool {
         self.unasked.iter().any(|(it, _)| it == hold)
@@ -261,10 +275,12 @@ impl World {
         change: impl FnOnce(&mut Network),
     ) {
         self.look_at_server();
+        self.look_at_clock();
         let (now, before) = (clock::now(), self.holds());
         let fence = self.network.servers.iter().map(|it| it.memory.last_token()).max();
         let counter = self.network.servers[server].memory.last_token();
         change(&mut self.network);
+        self.look_at_clock();
         let is_counter_lost = self.network.servers[server].memory.last_token() < counter;
         let after = self.holds();
         self.note_unasked(&before);
@@ -410,6 +426,17 @@ impl World {
         !is_held && free_since.is_some_and(|since| clock::now() > since + most)
     }
 
+    /// Notes how late it has been on the only server.
+    fn look_at_clock(&mut self) {
+        if !self.network.is_quorum() {
+            let clock = |_: &MemoryServer| micros(clock::unix_time());
+            let time = self.network.servers[SERVER].at_its_time(clock);
+            let (at, seen) = self.clock_seen;
+            let passed = micros(clock::elapsed(at) * 102 / 100);
+            self.clock_seen = (clock::now(), time.max(seen + passed));
+        }
+    }
+
     /// Notes that a new guard has a name, and checks that it may.
     fn note_hold(
         &mut self,
@@ -429,6 +456,11 @@ impl World {
             || left.is_some_and(|at| self.left[at].ends > 0)
             || self.tokens_may_repeat;
         let fence = fence.unwrap_or(0);
+        self.look_at_clock();
+        if !self.network.is_quorum() && fence > self.clock_seen.1 + AHEAD {
+            let ahead = fence - self.clock_seen.1;
+            return Err(format!("the fence of name {name} is {ahead} µs ahead of the clock"));
+        }
         // It may have the token of a hold that has come back with older data.
         let id = &self.clients[client - 1].id;
         let is_of = |hold: &HoldId| *hold.client == **id && *hold.name == *self.names[name].name;
@@ -649,7 +681,11 @@ fn judge_events() {
     while !is_locked()
         && let Some((process, event)) = HEARD.with_borrow_mut(VecDeque::pop_front)
     {
-        if let Err(why) = with(|world| world.clients[process - 1].ledger.note(&event)) {
+        let checked = with(|world| {
+            world.clients[process - 1].ledger.note(&event)?;
+            world.check_loss(process, &event)
+        });
+        if let Err(why) = checked {
             broken(&format!("client {process}: {why}"));
         }
         judge_event(process, &event);
@@ -714,20 +750,23 @@ pub(super) fn check_step(client: Process) {
     }
     let broken_by = with(|world| {
         let World { guards, is_calm, left, .. } = world;
+        let now = clock::now();
         for held in guards.iter_mut().flatten().filter(|held| held.client == client) {
             let is_held = held.is_held();
-            if is_held && held.is_over {
+            if is_held && held.over_since.is_some() {
                 return Some(format!("a lost hold of client {client} is held again"));
             }
             let is_ended = held.left.is_some_and(|at| left[at].ends > 0);
             if !is_held && *is_calm && !is_ended {
                 return Some(format!("client {client} loses a hold, though nothing went wrong"));
             }
-            if let Some(at) = held.left.filter(|_| !is_held && !held.is_over) {
+            if let Some(at) = held.left.filter(|_| !is_held && held.over_since.is_none()) {
                 // Its client releases what it takes for lost.
                 left[at].ends += 1;
             }
-            held.is_over |= !is_held;
+            if !is_held {
+                held.over_since.get_or_insert(now);
+            }
         }
         None
     });
@@ -770,6 +809,9 @@ fn tick() {
         if (is_busy || world.is_calm)
             && let Err(why) = world.check_holds()
         {
+            return Some(why);
+        }
+        if let Err(why) = world.check_watches().and_then(|()| world.check_leftovers()) {
             return Some(why);
         }
         let now = clock::now();

@@ -50,7 +50,9 @@ impl Subject {
 /// What a server has said about one hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Said {
-    /// Nothing that the client could use.
+    /// Nothing that the client could use, and the request was not executed, as the client knows.
+    Failed,
+    /// Nothing that the client could use: the request may have been executed.
     Nothing,
     /// Another owner has it, or it is gone.
     No,
@@ -61,8 +63,16 @@ pub(super) enum Said {
 }
 
 impl Said {
+    fn of(failure: &Failure) -> Self {
+        if failure.is_ambiguous() { Self::Nothing } else { Self::Failed }
+    }
+
     pub(super) fn is_yes(self) -> bool {
         matches!(self, Self::Yes | Self::Granted(..))
+    }
+
+    pub(super) fn is_answer(self) -> bool {
+        !matches!(self, Self::Failed | Self::Nothing)
     }
 }
 
@@ -94,7 +104,7 @@ impl Answer for HoldReply {
 
 impl Answer for Vec<Result<HoldReply, Failure>> {
     fn said(&self, place: usize) -> Said {
-        self[place].as_ref().map_or(Said::Nothing, |reply| reply.said(0))
+        self[place].as_ref().map_or_else(Said::of, |reply| reply.said(0))
     }
 }
 
@@ -156,9 +166,14 @@ impl Asked {
         self.outcome.map_or(Said::Nothing, |(_, said)| said)
     }
 
+    /// Returns `true` if it has failed, or has had no outcome since then.
+    pub(super) fn has_failed_since(&self, since: Instant) -> bool {
+        self.outcome.is_none_or(|(at, said)| !said.is_answer() && at >= since)
+    }
+
     /// Returns when an answer of the server has come.
     pub(super) fn answered(&self) -> Option<Instant> {
-        self.outcome.filter(|(_, said)| *said != Said::Nothing).map(|(at, _)| at)
+        self.outcome.filter(|(_, said)| said.is_answer()).map(|(at, _)| at)
     }
 
     /// Returns the lease that the request is to begin or to renew.
@@ -203,7 +218,7 @@ pub(super) fn end<T: Answer>(places: &Places, outcome: &Result<T, Failure>) {
     let now = clock::now();
     world::with(|world| {
         for (place, (name, at)) in places.0.iter().enumerate() {
-            let said = outcome.as_ref().map_or(Said::Nothing, |reply| reply.said(place));
+            let said = outcome.as_ref().map_or_else(Said::of, |reply| reply.said(place));
             world.record.names[*name][*at].outcome = Some((now, said));
         }
     });

@@ -17,11 +17,11 @@ use crate::store::hold_id::HoldId;
 
 /// A hold that a guard has left.
 pub(super) struct Left {
-    id: HoldId,
-    fence: u64,
+    pub(super) id: HoldId,
+    pub(super) fence: u64,
     pub(super) name: usize,
     /// The client that has acquired it: the server knows no other owner.
-    owner: Process,
+    pub(super) owner: Process,
     /// When the call for it began.
     begun: Instant,
     /// For how long it lasts at least, and at most, unless it is renewed again.
@@ -265,7 +265,9 @@ fn have(guard: OwnedGuard, client: Process, at: usize, holds: Duration) {
         let Left { name, owner, fence, .. } = world.left[at];
         let is_back = world.is_unasked(&world.left[at].id);
         let (guard, side, left) = (Guarded::Lock(guard), Side::Alone, Some(at));
-        let held = Held { guard, client, owner, name, side, begun, left, is_over: false };
+        let over_since = None;
+        let lost = None;
+        let held = Held { guard, client, owner, name, side, left, begun, over_since, lost };
         (held, fence, is_back)
     });
     say(client, || format!("adopts the hold with fence {fence}"));
