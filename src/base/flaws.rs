@@ -51,6 +51,8 @@ flaws! {
     ExpiryIsIgnored,
     /// A client that messages do not reach counts as one that hears.
     DeafIsHeard,
+    /// A client that is closed does not release what it keeps.
+    ClosedKeeps,
     /// Half of the servers of a quorum are enough.
     HalfIsEnough,
     /// A lock is kept for longer than its client wants.
@@ -65,14 +67,22 @@ flaws! {
     LeaversHoldIsForgotten,
     /// A lost hold stays in the way of the calls behind it.
     LossHoldsUpCalls,
+    /// Those that watch a hold are not told of its loss.
+    LossIsNotTold,
+    /// A loss is reported twice.
+    LossIsReportedTwice,
     /// The next call may have the lock before the loss of the hold before it is reported.
     LossIsReportedLate,
     /// A reply that came before a call counts for it.
     OldReplyCounts,
     /// A tenure that is handed off is released, too.
     HandedOffIsReleased,
+    /// No request is repeated after a failure that passes by itself.
+    NoRetryWindow,
     /// All holds of a client have one number.
     NumberIsReused,
+    /// A failed renewal is a loss.
+    OneFailureLoses,
     /// The first of several readers to leave ends the hold of all.
     OneReaderEndsAll,
     /// One answered release settles a hold that a late request may begin again.
@@ -97,6 +107,8 @@ flaws! {
     RepeatIsAnother,
     /// A repeated release that finds the hold gone reports a loss.
     RepeatedReleaseIsLoss,
+    /// A shutdown forgets the holds that it ends.
+    ShutdownForgets,
     /// A permit that no call needs any longer is not released.
     SpareIsForgotten,
     /// Threads of a client hand the lock off for as long as they like.
@@ -107,8 +119,16 @@ flaws! {
     TokenIsRepeated,
     /// The token of a hold is the smallest that a majority has given.
     TokenIsTheSmallest,
+    /// `unlock` succeeds although the hold was lost.
+    UnlockHidesLoss,
+    /// `verify` does not ask the server.
+    VerifyDoesNotAsk,
+    /// A call waits for half of its time.
+    WaitIsHalved,
     /// A call that comes when the client is closed waits.
     WaitsAfterClose,
+    /// A wait for a loss that ends just when the hold does returns that it lasts.
+    WatchHidesLoss,
     /// A waiting call does not ask before it is woken.
     WaitsToBeWoken,
     /// A wake-up has no effect while a request is on its way.
@@ -210,6 +230,8 @@ flaws! {
     TimeoutIsMissing,
     /// Tokens are what the clock shows, even if it was set back.
     TokenIsClock,
+    /// Tokens are a second ahead of the clock.
+    TokensRunAhead,
     /// A client is told that its release has failed, although it was executed.
     UnconfirmedRelease,
     /// A client that has got a lock from other servers of a quorum still waits at this one.

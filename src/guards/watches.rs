@@ -7,9 +7,11 @@ use std::process;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 
 use crate::base::clock::{Moment, end_of};
+use crate::base::flaws::{Flaw, flawed};
+use crate::base::sync::receive;
 use crate::error::LossCause;
 use crate::local::hold_requests;
 use crate::local::shared::Shared;
@@ -151,13 +153,14 @@ impl Lost {
     /// then.
     #[must_use]
     pub fn wait_timeout(&self, time: Duration) -> Option<HoldEnd> {
-        match self.over.get().recv_deadline(end_of(time)) {
+        match receive(self.over.get(), end_of(time)) {
             Ok(never) => match never {},
-            Err(error) if error.is_timeout() => {
+            Err(RecvTimeoutError::Timeout) if flawed(Flaw::WatchHidesLoss) => None,
+            Err(RecvTimeoutError::Timeout) => {
                 // The deadline may have passed without a thread that could mark the loss.
                 if self.is_lost() { Some(HoldEnd::Lost) } else { None }
             }
-            Err(_) => Some(self.end()),
+            Err(RecvTimeoutError::Disconnected) => Some(self.end()),
         }
     }
 

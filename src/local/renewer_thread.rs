@@ -18,6 +18,7 @@ use std::time::Duration;
 use std::{io, mem};
 
 use crate::base::clock::{self, Moment, end_of};
+use crate::base::flaws::{Flaw, flawed};
 use crate::base::sync::{sleep, spawn};
 use crate::local::renewer::{Incoming, Message, Shutdown, ShutdownCall, unconfirmed};
 use crate::local::renewer_jobs::RenewerJobs;
@@ -178,6 +179,9 @@ impl RenewerThread {
             // Ended instead of renewed. The release is left to a later turn.
             Scheduled::Hold(hold) if self.shutdown.is_some() => {
                 if !self.reporter.expire(&hold) && self.reporter.end(&hold) {
+                    if flawed(Flaw::ShutdownForgets) {
+                        return self.reporter.report_end(&hold, &Ok(()), false);
+                    }
                     self.reporter.renewer.pay(hold);
                 }
             }
@@ -335,6 +339,9 @@ impl RenewerThread {
                 let now = Moment::now();
                 let pause = (hold.lease.duration() / RETRIES).min(hold.lease.remaining(now));
                 self.reporter.outages.record_failed_renewal(&hold, &failure);
+                if flawed(Flaw::OneFailureLoses) {
+                    self.reporter.lose(&hold);
+                }
                 self.timers.add_at(now.after(pause), Scheduled::Hold(hold));
             }
         }

@@ -347,11 +347,11 @@ impl Reporter {
         let fence = hold.fence();
         let loss = hold.loss_of(current, Moment::now());
         self.counters.lost.fetch_add(1, Ordering::Relaxed);
-        self.events.emit(|| Event::Lost {
-            name: name.to_string(),
-            fence,
-            cause: loss.cause.clone(),
-        });
+        let event = || Event::Lost { name: name.to_string(), fence, cause: loss.cause.clone() };
+        self.events.emit(event);
+        if flawed(Flaw::LossIsReportedTwice) {
+            self.events.emit(event);
+        }
         if self.in_turns {
             // An outage may lose thousands at once, which are one line of the log.
             self.outages.record_loss(hold, current, &loss);
@@ -523,7 +523,9 @@ impl Reporter {
         let current = &mut *hold.current.lock();
         let is_first = hold.lease.tell_loss();
         if is_first {
-            current.disconnect();
+            if !flawed(Flaw::LossIsNotTold) {
+                current.disconnect();
+            }
             self.count_end(current);
             self.report_loss(hold, current);
         }

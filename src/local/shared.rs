@@ -263,7 +263,9 @@ impl Shared {
         if self.check_process().is_ok() {
             self.wait_queues.close();
             // Only now: before, a thread could have kept one more.
-            self.post_releases(&self.wait_queues.end_all_kept(), Some(end_of(POST_MOMENT)));
+            if !flawed(Flaw::ClosedKeeps) {
+                self.post_releases(&self.wait_queues.end_all_kept(), Some(end_of(POST_MOMENT)));
+            }
         }
     }
 }

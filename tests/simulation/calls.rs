@@ -1,14 +1,17 @@
 //! What threads do: they acquire, release, and pass on what they have.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use crate::base::clock;
-use crate::base::sync::executor::Process;
+use crate::base::sync::executor::{self, Process};
 use crate::client::Client;
 use crate::error::Error;
 use crate::guards::AnyGuard;
 use crate::guards::multi_guard::MultiGuard;
 use crate::guards::owned_guard::OwnedGuard;
+use crate::guards::watches::Lost;
+use crate::simulation::coping::{self, Unlock};
 use crate::simulation::deadlocks;
 use crate::simulation::judge::{SLACK, begin_hold};
 use crate::simulation::world::{NAMES, NameState, Usage, World, broken, say, with};
@@ -57,8 +60,11 @@ pub(super) struct Held {
     pub(super) left: Option<usize>,
     /// When the call that acquired it began.
     pub(super) begun: Instant,
-    /// Whether its lease was found over, so that it must stay so.
-    pub(super) is_over: bool,
+    /// When its lease was found over: it must stay so.
+    pub(super) over_since: Option<Instant>,
+    /// A watch, which every other guard has until its client is closed. Whether such a guard is
+    /// valid is asked of the watch, which changes nothing: the client must find out by itself.
+    pub(super) lost: Option<Lost>,
 }
 
 /// A guard of a lock, which can be passed on, of several, or another one.
@@ -88,6 +94,14 @@ impl Guarded {
         }
     }
 
+    pub(super) fn lost(&self) -> Lost {
+        self.guard().lost()
+    }
+
+    pub(super) fn remaining(&self) -> Duration {
+        self.guard().remaining()
+    }
+
     fn unlock(self) -> Result<(), Error> {
         match self {
             Self::Lock(guard) => guard.unlock(),
@@ -97,7 +111,28 @@ impl Guarded {
     }
 }
 
+thread_local! {
+    /// The client whose guard the judge looks at, which does so on no thread of that client.
+    static LOOKS_AS: Cell<Option<Process>> = const { Cell::new(None) };
+}
+
+/// Returns the client whose guard the judge looks at, if it does.
+pub(super) fn looks_as() -> Option<Process> {
+    LOOKS_AS.get()
+}
+
 impl Held {
+    /// Looks at the guard on behalf of its client, which reports what the look finds out.
+    pub(super) fn is_held(&self) -> bool {
+        if let Some(lost) = &self.lost {
+            return !lost.is_lost();
+        }
+        let before = LOOKS_AS.replace(Some(self.client));
+        let is_held = self.guard.is_held();
+        LOOKS_AS.set(before);
+        is_held
+    }
+
     pub(super) fn is_of(&self, name: usize) -> bool {
         self.side.includes(self.name, name)
     }
@@ -181,12 +216,22 @@ pub(super) fn acquire(
                 Side::Alone | Side::Own | Side::Set(_) => fence > last,
             };
             let (client, owner, left) = (process, process, None);
-            let held = Held { guard, client, owner, name, side, left, begun, is_over: false };
+            let is_open = with(|world| world.clients[process - 1].closed.is_none());
+            let is_watched = is_open && number.is_multiple_of(2);
+            let lost = if is_watched { Some(guard.lost()) } else { None };
+            let over_since = None;
+            let held = Held { guard, client, owner, name, side, left, begun, over_since, lost };
             Some(begin_hold(held, grows))
         }
         Ok(None) => {
             say(process, || format!("call {number}: busy"));
-            with(|world| world.tally.busy += 1);
+            with(|world| {
+                world.tally.busy += 1;
+                world.clients[process - 1].ledger.note_busy(patience);
+            });
+            if let Err(why) = coping::check_wait(&call) {
+                broken(&format!("call {number}: {why}"));
+            }
             let was_contended = with(|world| {
                 world.look_at_server();
                 let names = 0..world.names.len();
@@ -200,7 +245,13 @@ pub(super) fn acquire(
         }
         Err(error) => {
             say(process, || format!("call {number}: {error}"));
-            with(|world| world.tally.failed += 1);
+            with(|world| {
+                world.tally.failed += 1;
+                world.clients[process - 1].ledger.note_error(&error);
+            });
+            if let Err(why) = with(|world| world.check_outage(&call, &error)) {
+                broken(&format!("call {number} fails: {error}: {why}"));
+            }
             if let Error::Deadlock { names, clients, .. } = &error
                 && with(|world| world.deadlocks.is_some())
             {
@@ -275,7 +326,7 @@ fn other<G: AnyGuard + 'static>(guard: G) -> Guarded {
 
 /// Ends a hold.
 pub(super) fn release(process: Process, place: usize, drops: bool) {
-    let Some(Held { guard, name, side, left, .. }) = with(|world| {
+    let Some(held) = with(|world| {
         let held = world.guards[place].take()?;
         let names = (0..world.names.len()).filter(|at| held.is_of(*at));
         world.releasing.extend(names.map(|name| (process, name)));
@@ -283,6 +334,11 @@ pub(super) fn release(process: Process, place: usize, drops: bool) {
     }) else {
         return;
     };
+    if !drops && !executor::follows_course() && with(|world| world.tally.acquired % 4 == 0) {
+        verify(&held);
+    }
+    let unlock = Unlock::begin(&held);
+    let Held { guard, name, side, left, .. } = held;
     // Another user of its ticket may have ended it.
     let may_fail = with(|world| {
         if let Some(at) = left {
@@ -300,6 +356,9 @@ pub(super) fn release(process: Process, place: usize, drops: bool) {
         say(process, || format!("unlocked: {result:?}"));
         let is_lost = matches!(result, Err(Error::Lost { .. }));
         with(|world| world.tally.lost += u64::from(is_lost));
+        if let Err(why) = with(|world| world.check_unlock(&unlock, &result)) {
+            broken(&format!("client {process} unlocks fence {fence:?}: {why}"));
+        }
         if let Err(error) = result
             && !may_fail
         {
@@ -308,6 +367,16 @@ pub(super) fn release(process: Process, place: usize, drops: bool) {
     }
     for name in (0..NAMES.len()).filter(|at| side.includes(name, *at)) {
         end_release(process, name);
+    }
+}
+
+/// Asks whether a hold exists, and checks the answer.
+fn verify(held: &Held) {
+    let begun = with(|world| world.begin_verify(held));
+    let result = held.guard.guard().verify();
+    say(held.client, || format!("verified: {result:?}"));
+    if let Err(why) = with(|world| world.check_verify(&begun, &result)) {
+        broken(&format!("client {} verifies {begun:?}: {why}", held.client));
     }
 }
 

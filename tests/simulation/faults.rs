@@ -8,7 +8,7 @@ use crate::base::sync::executor::{self, Choice, Process, Random};
 use crate::simulation::judge::check_server;
 use crate::simulation::network::{Weather, Wire, deliver};
 use crate::simulation::server::{self, Refusal, Server};
-use crate::simulation::world::{DIRECTOR, LONGEST, SERVER, process_of, say, with};
+use crate::simulation::world::{DIRECTOR, LONGEST, SERVER, broken, process_of, say, with};
 use crate::store::memory::memory_server::MemoryServer;
 
 /// Something that goes wrong.
@@ -76,7 +76,11 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
             let start = before.or(executor::now()).unwrap_or_default();
             executor::pause(client, time);
             let end = executor::paused_until(client).unwrap_or_default();
-            with(|world| world.clients[client - 1].stopped += end.saturating_sub(start));
+            with(|world| {
+                let state = &mut world.clients[client - 1];
+                state.stopped += end.saturating_sub(start);
+                state.stopped_until = state.stopped_until.max(Some(now + time));
+            });
         }
         Fault::CutOff => with(|world| {
             let is_partial = world.network.is_quorum() && random.permille(500);
@@ -95,22 +99,7 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
             world.network.links[client - 1].break_subscription(server);
         }),
         Fault::Deaf => deafen(accident, now),
-        Fault::Close | Fault::ShutDown => {
-            let process = client;
-            let client = with(|world| {
-                world.clients[process - 1].closed = Some(now);
-                world.end_adopted(process);
-                world.clients[process - 1].client.clone().expect("it is open")
-            });
-            executor::spawn(Some(process), move || {
-                if let Fault::Close = fault {
-                    client.close();
-                } else {
-                    let result = client.shutdown(time);
-                    say(process, || format!("shut down: {result:?}"));
-                }
-            });
-        }
+        Fault::Close | Fault::ShutDown => end_client(accident, now),
         Fault::ServerStops => executor::pause(process_of(server), time),
         Fault::ServerRestarts => with(|world| {
             let same = world.network.servers[server].memory.copy();
@@ -125,6 +114,7 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
         }),
         Fault::HoldEnded => {
             with(|world| {
+                world.names[name].was_forced = true;
                 let (name, before) = (world.names[name].name.clone(), world.excuses.len());
                 world.change_server(server, false, |network| {
                     let server = &network.servers[server];
@@ -162,6 +152,27 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
         Fault::ReplicaIsCutOff => cut_off_replica(time),
     }
     let_listeners_notice();
+}
+
+/// Closes a client, or shuts it down.
+fn end_client(Accident { fault, client: process, time, .. }: Accident, now: Instant) {
+    let client = with(|world| {
+        world.clients[process - 1].closed = Some(now);
+        world.forget_watches(process);
+        world.end_adopted(process);
+        world.clients[process - 1].client.clone().expect("it is open")
+    });
+    executor::spawn(Some(process), move || {
+        if let Fault::Close = fault {
+            return client.close();
+        }
+        let begun = with(|world| world.begin_shutdown(process));
+        let result = client.shutdown(time);
+        say(process, || format!("shut down: {result:?}"));
+        if let Err(why) = with(|world| world.check_shutdown(&begun, time, &result)) {
+            broken(&format!("a shutdown of client {process}: {why}"));
+        }
+    });
 }
 
 /// Whose connection for messages was closed notices that.

@@ -11,7 +11,7 @@ use crate::base::sync::executor::{self, Process};
 use crate::error::Error;
 use crate::event::Event;
 use crate::simulation;
-use crate::simulation::calls::{CallState, Held, Patience, Side};
+use crate::simulation::calls::{self, CallState, Held, Patience, Side};
 use crate::simulation::deadlocks;
 use crate::simulation::network::{Link, Network};
 use crate::simulation::silence::{self, SILENCE};
@@ -20,6 +20,7 @@ use crate::simulation::world::{
 };
 use crate::stats::Stats;
 use crate::store::hold_id::HoldId;
+use crate::store::memory::memory_server::MemoryServer;
 use crate::store::request::{DETACHED, OFFER};
 
 /// How often the state of the whole world is looked at.
@@ -30,6 +31,10 @@ pub(super) const SLACK: Duration = Duration::from_millis(110);
 
 /// How long threads may hand a lock off: for 10 ms, and then a thread needs to wake up.
 const TENURE: Duration = Duration::from_millis(30);
+
+/// How far tokens may be ahead of the server's clock, in microseconds: by those of a tenure, and
+/// some that were given one after the other.
+const AHEAD: u64 = 2_000;
 
 /// A hold that the server ends earlier than it has promised, so that another one may overlap it.
 pub(super) struct Excuse {
@@ -149,7 +154,7 @@ impl World {
     /// Returns `true` if there is such a guard of a name, and it trusts its lease.
     pub(super) fn trusts(&self, place: usize, name: usize) -> bool {
         let held = self.guards.get(place).and_then(Option::as_ref);
-        held.is_some_and(|held| held.is_of(name) && held.guard.is_held())
+        held.is_some_and(|held| held.is_of(name) && held.is_held())
     }
 
     /// Returns `true` if the server may have forgotten the hold of a guard.
@@ -246,6 +251,15 @@ impl World {
         self.unasked.extend(unasked.into_iter().map(|hold| (hold, token.unwrap_or_default())));
     }
 
+    /// Notes the holds that a late request has begun.
+    pub(super) fn note_late(&mut self, before: &[(usize, HoldId, Vec<Duration>)]) {
+        self.changes += 1;
+        let was_there = |hold: &HoldId| before.iter().any(|(_, it, _)| it == hold);
+        let holds = self.holds().into_iter().map(|(_, hold, _)| hold);
+        let late: Vec<_> = holds.filter(|hold| !was_there(hold)).collect();
+        self.late.extend(late);
+    }
+
     /// Returns `true` if a hold has begun without a request that its client knows of.
     pub(super) fn is_unasked(&self, hold: &HoldId) -> bool {
         self.unasked.iter().any(|(it, _)| it == hold)
@@ -261,10 +275,12 @@ impl World {
         change: impl FnOnce(&mut Network),
     ) {
         self.look_at_server();
+        self.look_at_clock();
         let (now, before) = (clock::now(), self.holds());
         let fence = self.network.servers.iter().map(|it| it.memory.last_token()).max();
         let counter = self.network.servers[server].memory.last_token();
         change(&mut self.network);
+        self.look_at_clock();
         let is_counter_lost = self.network.servers[server].memory.last_token() < counter;
         let after = self.holds();
         self.note_unasked(&before);
@@ -410,6 +426,17 @@ impl World {
         !is_held && free_since.is_some_and(|since| clock::now() > since + most)
     }
 
+    /// Notes how late it has been on the only server.
+    fn look_at_clock(&mut self) {
+        if !self.network.is_quorum() {
+            let clock = |_: &MemoryServer| micros(clock::unix_time());
+            let time = self.network.servers[SERVER].at_its_time(clock);
+            let (at, seen) = self.clock_seen;
+            let passed = micros(clock::elapsed(at) * 102 / 100);
+            self.clock_seen = (clock::now(), time.max(seen + passed));
+        }
+    }
+
     /// Notes that a new guard has a name, and checks that it may.
     fn note_hold(
         &mut self,
@@ -418,7 +445,7 @@ impl World {
         grows: impl Fn(u64, u64, Side) -> bool,
     ) -> Result<(), String> {
         let Held { client, owner, side, begun, left, .. } = *held;
-        let (fence, is_held) = (held.guard.fence(name), held.guard.is_held());
+        let (fence, is_held) = (held.guard.fence(name), held.is_held());
         // A tenure that the server has forgotten goes on with its tokens until it ends.
         let is_forgotten = |name: usize| {
             let fence = held.guard.fence(name);
@@ -429,6 +456,11 @@ impl World {
             || left.is_some_and(|at| self.left[at].ends > 0)
             || self.tokens_may_repeat;
         let fence = fence.unwrap_or(0);
+        self.look_at_clock();
+        if !self.network.is_quorum() && fence > self.clock_seen.1 + AHEAD {
+            let ahead = fence - self.clock_seen.1;
+            return Err(format!("the fence of name {name} is {ahead} µs ahead of the clock"));
+        }
         // It may have the token of a hold that has come back with older data.
         let id = &self.clients[client - 1].id;
         let is_of = |hold: &HoldId| *hold.client == **id && *hold.name == *self.names[name].name;
@@ -490,7 +522,7 @@ impl World {
     /// Returns an error if other guards than this one may not be valid beside it, and are.
     fn check_exclusion(&self, new: usize) -> Result<(), String> {
         let Some(Some(one)) = self.guards.get(new) else { return Ok(()) };
-        if !one.guard.is_held() {
+        if !one.is_held() {
             return Ok(());
         }
         let names = (0..self.names.len()).filter(|at| one.is_of(*at) && !self.is_excused(one, *at));
@@ -498,7 +530,7 @@ impl World {
             let others = self.guards.iter().enumerate().filter(|(at, _)| *at != new);
             let others = others.filter_map(|(_, held)| held.as_ref());
             let others = others.filter(|it| it.is_of(name) && !it.is_same_as(one));
-            let others = others.filter(|it| it.guard.is_held() && !self.is_excused(it, name));
+            let others = others.filter(|it| it.is_held() && !self.is_excused(it, name));
             let others: Vec<_> = others.collect();
             let NameState { name: text, usage, .. } = &self.names[name];
             let conflicts = match *usage {
@@ -637,10 +669,11 @@ pub(super) fn forget_events() {
 
 /// Receives the events of all clients.
 pub(super) fn observe(process: Process, event: &Event) {
+    let process = calls::looks_as().unwrap_or(process);
+    HEARD.with_borrow_mut(|heard| heard.push_back((process, event.clone())));
     if let Event::Deadlock { names, clients } = event {
         return deadlocks::hear(process, names, clients);
     }
-    HEARD.with_borrow_mut(|heard| heard.push_back((process, event.clone())));
     judge_events();
 }
 
@@ -648,6 +681,13 @@ fn judge_events() {
     while !is_locked()
         && let Some((process, event)) = HEARD.with_borrow_mut(VecDeque::pop_front)
     {
+        let checked = with(|world| {
+            world.clients[process - 1].ledger.note(&event)?;
+            world.check_loss(process, &event)
+        });
+        if let Err(why) = checked {
+            broken(&format!("client {process}: {why}"));
+        }
         judge_event(process, &event);
     }
 }
@@ -710,20 +750,23 @@ pub(super) fn check_step(client: Process) {
     }
     let broken_by = with(|world| {
         let World { guards, is_calm, left, .. } = world;
+        let now = clock::now();
         for held in guards.iter_mut().flatten().filter(|held| held.client == client) {
-            let is_held = held.guard.is_held();
-            if is_held && held.is_over {
+            let is_held = held.is_held();
+            if is_held && held.over_since.is_some() {
                 return Some(format!("a lost hold of client {client} is held again"));
             }
             let is_ended = held.left.is_some_and(|at| left[at].ends > 0);
             if !is_held && *is_calm && !is_ended {
                 return Some(format!("client {client} loses a hold, though nothing went wrong"));
             }
-            if let Some(at) = held.left.filter(|_| !is_held && !held.is_over) {
+            if let Some(at) = held.left.filter(|_| !is_held && held.over_since.is_none()) {
                 // Its client releases what it takes for lost.
                 left[at].ends += 1;
             }
-            held.is_over |= !is_held;
+            if !is_held {
+                held.over_since.get_or_insert(now);
+            }
         }
         None
     });
@@ -768,6 +811,9 @@ fn tick() {
         {
             return Some(why);
         }
+        if let Err(why) = world.check_watches().and_then(|()| world.check_leftovers()) {
+            return Some(why);
+        }
         let now = clock::now();
         let retry = Duration::from_millis(500);
         let World { backoff_max, io_timeout, .. } = *world;
@@ -786,7 +832,7 @@ fn tick() {
         }
         for at in 0..world.names.len() {
             let mut guards = world.guards.iter().flatten();
-            if guards.any(|held| held.is_of(at) && held.guard.is_held()) {
+            if guards.any(|held| held.is_of(at) && held.is_held()) {
                 world.names[at].unguarded_since = now;
             }
             let mut calls = world.calls.values().filter(|call| call.is_about(at));
@@ -869,8 +915,11 @@ pub(super) fn check_quiet() {
     }
 }
 
-/// Checks what a client has counted at its end.
+/// Checks what a client has reported and counted at its end.
 pub(super) fn check_ended(client: Process, stats: &Stats) {
+    if let Err(why) = with(|world| world.clients[client - 1].ledger.check(stats)) {
+        broken(&format!("client {client}: {why}"));
+    }
     let ends = stats.released + stats.lost + stats.failed_releases;
     if stats.acquired != ends || stats.held + stats.waiting + stats.kept > 0 {
         broken(&format!("client {client} is not quiet: {stats:?}"));

@@ -2,13 +2,18 @@
 //! seed alone. See `tests/README.md`.
 
 mod calls;
+mod coping;
 mod deadlocks;
 mod explorer;
 mod faults;
 mod flaws;
 mod judge;
+mod ledger;
+mod losses;
 mod network;
 mod quorum;
+mod reasons;
+mod record;
 mod scenes;
 mod seeds;
 mod server;
@@ -27,11 +32,15 @@ use std::thread;
 use std::time::Instant;
 
 use crate::base::flaws::{ALL, Flaw, plant};
+use crate::simulation::reasons::Reasons;
 use crate::simulation::shape::Shape;
 use crate::simulation::world::Tally;
 
 /// How many seeds are tried if the environment does not say.
 const SEEDS: u64 = if cfg!(debug_assertions) { 100 } else { 2000 };
+
+/// A run of so many seeds says what it has excused.
+const LONG: u64 = 10_000;
 
 /// Chance hides them: attempts follow one another too soon for a lost message to matter, counters
 /// rarely differ as they must, and a call rarely leaves just when it gets a permit.
@@ -127,6 +136,7 @@ fn run(seed: u64, shape: Shape, flaw: Option<Flaw>, tells: bool) -> Result<Tally
 /// What the worlds of some seeds have done, and the first that has failed.
 struct Worlds {
     tally: Tally,
+    reasons: Reasons,
     broken: Option<(u64, Broken)>,
 }
 
@@ -134,7 +144,8 @@ struct Worlds {
 fn run_worlds(seeds: impl Iterator<Item = u64> + Send + 'static, flaw: Option<Flaw>) -> Worlds {
     let (sender, result) = mpsc::channel();
     thread::spawn(move || {
-        let mut worlds = Worlds { tally: Tally::default(), broken: None };
+        let tally = Tally::default();
+        let mut worlds = Worlds { tally, reasons: Reasons::default(), broken: None };
         for seed in seeds {
             match run_here(seed, flaw) {
                 Ok(one) => worlds.tally.add(&one),
@@ -144,6 +155,7 @@ fn run_worlds(seeds: impl Iterator<Item = u64> + Send + 'static, flaw: Option<Fl
                 }
             }
         }
+        worlds.reasons = reasons::take();
         sender.send(worlds).expect("the test waits");
         // Its coroutines, and perhaps a panic, are left behind.
         loop {
@@ -223,22 +235,28 @@ fn promises_hold_in_simulated_worlds() {
     let begin = Instant::now();
     let end = first + seeds.unwrap_or(SEEDS);
     let each = on_all_cores(|core, cores| {
-        let (mut tally, mut failed) = (Tally::default(), Vec::new());
+        let mut tally = Tally::default();
+        let mut reasons = Reasons::default();
+        let mut failed = Vec::new();
         let mut next = first + core as u64;
         while failed.len() < FAILURES_MAX {
             let worlds = run_worlds((next..end).step_by(cores), flaw);
             tally.add(&worlds.tally);
+            reasons.add(&worlds.reasons);
             let Some((seed, Broken { why, .. })) = worlds.broken else { break };
             failed.push((seed, why));
             next = seed + cores as u64;
         }
-        (tally, failed)
+        (tally, reasons, failed)
     });
     let took = begin.elapsed();
-    let (mut tally, mut failed) = (Tally::default(), Vec::new());
+    let mut tally = Tally::default();
+    let mut reasons = Reasons::default();
+    let mut failed = Vec::new();
     let cores = each.len();
-    for (one, of_core) in each {
+    for (one, excused, of_core) in each {
         tally.add(&one);
+        reasons.add(&excused);
         failed.extend(of_core);
     }
     failed.sort_unstable();
@@ -253,6 +271,9 @@ fn promises_hold_in_simulated_worlds() {
         "{tally:?} in {took:?} on {cores} cores, {} calls a second",
         u128::from(tally.calls) * 1000 / took.as_millis().max(1)
     );
+    if end - first >= LONG {
+        println!("{reasons}");
+    }
 }
 
 #[test]

@@ -20,6 +20,7 @@ use crate::config::durability::Durability;
 use crate::net::wait::Interrupter;
 use crate::simulation::faults;
 use crate::simulation::flaws::{change_acquired, change_asked, change_granted};
+use crate::simulation::record::{self, Answer, Subject, Wish};
 use crate::simulation::server::{Server, unless_refused};
 use crate::simulation::world::{self, SERVER, process_of, say, words};
 use crate::store::Store;
@@ -422,9 +423,10 @@ fn fate_of(
 }
 
 /// Sends a request. `done` is called once, at the deadline at the latest.
-pub(super) fn send<T: Clone + std::fmt::Debug + 'static>(
+pub(super) fn send<T: Answer + Clone + std::fmt::Debug + 'static>(
     pair: Pair,
     what: &str,
+    subjects: Vec<Subject>,
     deadline: Instant,
     durable: bool,
     request: impl Fn(&Memory) -> Result<T, Failure> + 'static,
@@ -433,6 +435,7 @@ pub(super) fn send<T: Clone + std::fmt::Debug + 'static>(
     let Pair { client, server } = pair;
     let done = Rc::new(RefCell::new(Some(done)));
     let timeout = Rc::new(Cell::new(None));
+    let recorded = record::begin(pair, subjects);
     let finish = {
         let timeout = timeout.clone();
         move |outcome: Result<T, Failure>| {
@@ -440,6 +443,7 @@ pub(super) fn send<T: Clone + std::fmt::Debug + 'static>(
             if let Some(timeout) = timeout.take() {
                 executor::cancel(timeout);
             }
+            record::end(&recorded, &outcome);
             say(client, || match &outcome {
                 Ok(reply) => format!("  reply: {reply:?}"),
                 Err(failure) => format!("  failure: {:?}", failure.kind),
@@ -492,10 +496,12 @@ pub(super) fn send<T: Clone + std::fmt::Debug + 'static>(
             executor::after(client, back, move || finish(Err(failure(FailureKind::Disconnected))));
             return;
         }
+        let is_late = fate == Fate::Late;
+        let before = if is_late { world::with(|world| world.holds()) } else { Vec::new() };
         let (reply, waits) = execute(pair, acks, &*request);
         say(SERVER, || format!("  executes a request of client {client}: {reply:?}"));
-        if fate == Fate::Late {
-            world::with(|world| world.changes += 1);
+        if is_late {
+            world::with(|world| world.note_late(&before));
         }
         if matches!(fate, Fate::Late | Fate::ReplyIsLost) {
             return;
@@ -520,30 +526,32 @@ pub(super) fn send<T: Clone + std::fmt::Debug + 'static>(
 }
 
 /// Sends a request, and blocks until it has an outcome.
-fn call<T: Clone + std::fmt::Debug + 'static>(
+fn call<T: Answer + Clone + std::fmt::Debug + 'static>(
     pair: Pair,
     what: &str,
+    subjects: Vec<Subject>,
     deadline: Instant,
     durable: bool,
     request: impl Fn(&Memory) -> Result<T, Failure> + 'static,
 ) -> Result<T, Failure> {
-    wait(&begin(pair, what, deadline, durable, request))
+    wait(&begin(pair, what, subjects, deadline, durable, request))
 }
 
 /// Where the outcome of a request arrives.
 type Slot<T> = Arc<Mutex<Option<Result<T, Failure>>>>;
 
 /// Sends a request, and returns where its outcome arrives.
-fn begin<T: Clone + std::fmt::Debug + 'static>(
+fn begin<T: Answer + Clone + std::fmt::Debug + 'static>(
     pair: Pair,
     what: &str,
+    subjects: Vec<Subject>,
     deadline: Instant,
     durable: bool,
     request: impl Fn(&Memory) -> Result<T, Failure> + 'static,
 ) -> Slot<T> {
     let slot = Slot::default();
     let outcome = slot.clone();
-    send(pair, what, deadline, durable, request, move |reply| {
+    send(pair, what, subjects, deadline, durable, request, move |reply| {
         *outcome.lock() = Some(reply);
         executor::signal(Arc::as_ptr(&outcome).addr(), false);
     });
@@ -640,7 +648,9 @@ impl SimulatedStore {
         if flawed(Flaw::NeverRegisters) && registration.joins() {
             registration = Registration::None;
         }
-        begin(self.pair(), &what, deadline, true, move |memory| {
+        let wish = Wish::Acquire(lease);
+        let subjects = request.holds.iter().map(|hold| Subject::of(hold, wish)).collect();
+        begin(self.pair(), &what, subjects, deadline, true, move |memory| {
             let deadline = executor::epoch();
             let note = note.as_deref();
             let request = Acquire { holds: &holds, lease, note, registration, echo, deadline };
@@ -723,7 +733,8 @@ impl Store for SimulatedStore {
             format!("asks {:?}", changes.collect::<Vec<_>>())
         });
         let is_durable = changes.iter().any(|(_, change)| change.is_durable());
-        let replies = call(self.pair(), &what, deadline, is_durable, move |memory| {
+        let subjects = changes.iter().map(|(hold, change)| Subject::of(hold, *change)).collect();
+        let replies = call(self.pair(), &what, subjects, deadline, is_durable, move |memory| {
             Ok(changes.iter().map(|(hold, change)| change_of(memory, hold, *change)).collect())
         });
         let replies: Vec<Result<HoldReply, Failure>> =
@@ -736,10 +747,12 @@ impl Store for SimulatedStore {
             let HoldRequest { hold, change, deadline } = request;
             let hold = hold.clone();
             let what = words(|| format!("posts {change:?} of {:?} {}", hold.name, hold.number()));
+            let subjects = vec![Subject::of(&hold, change)];
             let request = move |memory: &Memory| change_of(memory, &hold, change);
             let client = self.client;
+            let is_durable = change.is_durable();
             network(|it| it.links[client - 1].posts += 1);
-            send(self.pair(), &what, deadline, change.is_durable(), request, move |reply| {
+            send(self.pair(), &what, subjects, deadline, is_durable, request, move |reply| {
                 // A thread reads it.
                 executor::spawn(Some(client), move || {
                     network(|it| it.links[client - 1].posts -= 1);
@@ -757,7 +770,7 @@ impl Store for SimulatedStore {
 
     fn report(&self, name: &str, look: Look, deadline: Instant) -> Result<ReportReply, Failure> {
         let name = name.to_owned();
-        call(self.pair(), "asks who has the lock", deadline, false, move |memory| {
+        call(self.pair(), "asks who has the lock", Vec::new(), deadline, false, move |memory| {
             memory.report(&name, look, executor::epoch())
         })
         .map_err(Failure::of_question)
@@ -766,7 +779,7 @@ impl Store for SimulatedStore {
     fn force_release(&self, owner: OwnerOf<'_>, deadline: Instant) -> Result<bool, Failure> {
         let OwnerOf { kind, name, owner } = owner;
         let (name, owner) = (name.to_owned(), owner.to_owned());
-        call(self.pair(), "ends a hold by force", deadline, false, move |memory| {
+        call(self.pair(), "ends a hold by force", Vec::new(), deadline, false, move |memory| {
             let owner = OwnerOf { kind, name: &name, owner: &owner };
             memory.force_release(owner, executor::epoch())
         })
@@ -774,13 +787,13 @@ impl Store for SimulatedStore {
 
     fn tell(&self, name: &str, telling: &Telling, deadline: Instant) -> Result<(), Failure> {
         let (name, telling) = (name.to_owned(), telling.clone());
-        call(self.pair(), "sends a message", deadline, false, move |memory| {
+        call(self.pair(), "sends a message", Vec::new(), deadline, false, move |memory| {
             memory.tell(&name, &telling, executor::epoch())
         })
     }
 
     fn ping(&self, _: &HoldId, deadline: Instant) -> Result<(), Failure> {
-        call(self.pair(), "pings", deadline, false, |_| Ok(()))
+        call(self.pair(), "pings", Vec::new(), deadline, false, |_| Ok(()))
     }
 
     fn wakeups(&self, client: &str, _: Option<&RedissonChannels>) -> Box<dyn Wakeups> {
@@ -870,9 +883,11 @@ impl JobRunner for SimulatedJobs {
             let what = words(|| {
                 format!("in the background, {change:?} of {:?} {}", hold.name, hold.number())
             });
+            let subjects = vec![Subject::of(&hold, change)];
             let request = move |memory: &Memory| change_of(memory, &hold, change);
             let pair = Pair { client, server: 0 };
-            send(pair, &what, deadline, change.is_durable(), request, move |outcome| {
+            let is_durable = change.is_durable();
+            send(pair, &what, subjects, deadline, is_durable, request, move |outcome| {
                 network(|it| {
                     let link = &mut it.links[client - 1];
                     if link.generation == generation {

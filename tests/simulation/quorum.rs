@@ -23,6 +23,7 @@ use crate::net::packed::{Request, Script};
 use crate::net::shared_call::Resolver;
 use crate::net::wait::{Interrupter, ReplyWait, Spin};
 use crate::simulation::network::{Network, Pair, failure, network, send, subscribe};
+use crate::simulation::record::{Subject, Wish};
 use crate::simulation::server::unless_refused;
 use crate::simulation::world::words;
 use crate::store::background::{
@@ -168,8 +169,9 @@ fn send_script(
     let Pair { client, server } = pair;
     network(|it| it.links[client - 1].posts += 1);
     let what = words(|| format!("{what} server {server}: {}", describe(&request)));
+    let subjects = Call::parse(&request).subjects();
     let request = move |memory: &Memory| perform(memory, server, &request);
-    send(pair, &what, deadline, false, request, move |reply| {
+    send(pair, &what, subjects, deadline, false, request, move |reply| {
         network(|it| it.links[client - 1].posts -= 1);
         executor::of_process(client, || done(reply));
     });
@@ -426,6 +428,20 @@ impl<'a> Call<'a> {
             ("returns", _) => Registration::Returning,
             _ => panic!("an unknown place {place:?}"),
         }
+    }
+
+    /// Returns the hold that the call is about, if there is one.
+    fn subjects(&self) -> Vec<Subject> {
+        let wish = if self.is(&scripts::ACQUIRE) {
+            Wish::Acquire(self.time(1))
+        } else if self.is(&scripts::CHANGE) && self.args.len() != 6 {
+            self.change().into()
+        } else if self.is(&scripts::RELEASE) && self.args[2] != "force" {
+            Wish::Release
+        } else {
+            return Vec::new();
+        };
+        vec![Subject::of(&self.hold(), wish)]
     }
 
     fn change(&self) -> Change {

@@ -9,6 +9,7 @@ use crate::base::sync::executor::{self, Process, Random, Settings};
 use crate::client::Client;
 use crate::config::Config;
 use crate::config::durability::Durability;
+use crate::guards::watches::{HoldEnd, Lost};
 use crate::simulation::calls::{Patience, Side, acquire, release};
 use crate::simulation::deadlocks::{self, Deadlocks};
 use crate::simulation::faults::{Accident, Fault, HEALED_AFTER, happen};
@@ -18,8 +19,8 @@ use crate::simulation::server::{Replica, Server, ServerClock};
 use crate::simulation::shape::Shape;
 use crate::simulation::tickets::leave_to_any;
 use crate::simulation::world::{
-    DIRECTOR, NAMES, NameState, Tally, Usage, World, conduct, config_of, finish, populate, say,
-    start, with,
+    DIRECTOR, NAMES, NameState, Tally, Usage, World, broken, conduct, config_of, finish, populate,
+    say, start, with,
 };
 use crate::store::memory::memory_server::MemoryServer;
 
@@ -275,7 +276,35 @@ fn watch(place: usize, name: usize, time: Duration) {
         if left.is_zero() || !with(|world| world.trusts(place, name)) {
             return;
         }
-        executor::sleep(left.min(Duration::from_millis(1)));
+        let watch = with(|world| {
+            let held = world.guards.get(place).and_then(Option::as_ref)?;
+            Some((held.lost.clone()?, held.guard.remaining()))
+        });
+        match watch {
+            // Until just when the lease ends, if nothing renews it.
+            Some((lost, lease)) => wait_for_loss(place, &lost, left.min(lease)),
+            None => executor::sleep(left.min(Duration::from_millis(1))),
+        }
+    }
+}
+
+/// Waits for a loss, for so long at most, and checks what the watch says.
+fn wait_for_loss(place: usize, lost: &Lost, time: Duration) {
+    let begun = clock::now();
+    let end = lost.wait_timeout(time);
+    let took = clock::elapsed(begun);
+    let is_lost = lost.is_lost();
+    let is_right = match end {
+        None => took >= time && !is_lost,
+        Some(HoldEnd::Lost) => is_lost,
+        // By a shutdown: the guard still exists.
+        Some(HoldEnd::Released) => with(|world| {
+            let held = world.guards[place].as_ref();
+            !is_lost && held.is_none_or(|held| world.clients[held.client - 1].closed.is_some())
+        }),
+    };
+    if !is_right {
+        broken(&format!("a watch says {end:?} after {took:?} of {time:?}: {lost:?}"));
     }
 }
 

@@ -17,11 +17,11 @@ use crate::store::hold_id::HoldId;
 
 /// A hold that a guard has left.
 pub(super) struct Left {
-    id: HoldId,
-    fence: u64,
+    pub(super) id: HoldId,
+    pub(super) fence: u64,
     pub(super) name: usize,
     /// The client that has acquired it: the server knows no other owner.
-    owner: Process,
+    pub(super) owner: Process,
     /// When the call for it began.
     begun: Instant,
     /// For how long it lasts at least, and at most, unless it is renewed again.
@@ -229,6 +229,10 @@ fn make_use(client: &Client, process: Process, at: usize, ticket: &Ticket, what:
     say(process, || format!("its use fails: {error}"));
     let broken_by = with(|world| {
         world.tally.refused += u64::from(matches!(error, Error::Lost { .. }));
+        // The others are no calls that acquire a lock.
+        if let Use::Adopt(_) = what {
+            world.clients[process - 1].ledger.note_error(&error);
+        }
         let left = &world.left[at];
         if !matches!(error, Error::Lost { .. }) {
             let is_expected = world.may_fail(&error, process, sent);
@@ -261,7 +265,9 @@ fn have(guard: OwnedGuard, client: Process, at: usize, holds: Duration) {
         let Left { name, owner, fence, .. } = world.left[at];
         let is_back = world.is_unasked(&world.left[at].id);
         let (guard, side, left) = (Guarded::Lock(guard), Side::Alone, Some(at));
-        let held = Held { guard, client, owner, name, side, begun, left, is_over: false };
+        let over_since = None;
+        let lost = None;
+        let held = Held { guard, client, owner, name, side, left, begun, over_since, lost };
         (held, fence, is_back)
     });
     say(client, || format!("adopts the hold with fence {fence}"));

@@ -19,8 +19,10 @@ use crate::simulation::calls::{CallState, Held};
 use crate::simulation::deadlocks::Deadlocks;
 use crate::simulation::faults::{Accident, heal};
 use crate::simulation::judge::{Excuse, check_ended, check_quiet, check_step, forget_events};
+use crate::simulation::ledger::Ledger;
 use crate::simulation::network::{NOWHERE, Network, SimulatedStore};
 use crate::simulation::quorum::quorum;
+use crate::simulation::record::Record;
 use crate::simulation::server::Server;
 use crate::simulation::tickets::Left;
 use crate::store::hold_id::HoldId;
@@ -81,6 +83,12 @@ pub(super) struct World {
     /// Holds that have begun without a request that their clients know of: the server has older
     /// data, or has executed a request twice. Each with the greatest token then.
     pub(super) unasked: Vec<(HoldId, u64)>,
+    /// Holds that a request has begun after its client had given up on it.
+    pub(super) late: Vec<HoldId>,
+    /// What the clients have asked the servers for.
+    pub(super) record: Record,
+    /// The holds of each name that their clients need no longer, each since when.
+    pub(super) leftovers: Vec<(usize, HoldId, Instant)>,
     /// How often the server's data or its clock were changed, or a late request was executed.
     pub(super) changes: u64,
     /// How a client has overtaken others, if one has.
@@ -88,6 +96,7 @@ pub(super) struct World {
     /// What else may go wrong whenever a request was executed, if that is not left to chance.
     pub(super) accidents: Vec<Accident>,
     pub(super) lease: Duration,
+    pub(super) renews: bool,
     pub(super) io_timeout: Duration,
     pub(super) retry_window: Duration,
     pub(super) backoff_max: Duration,
@@ -111,6 +120,9 @@ pub(super) struct World {
     /// When the server's counter may last have been lost, and the greatest token that it has given
     /// as far as it knows.
     pub(super) lowered: Option<(Instant, u64)>,
+    /// The latest time that the clock of the only server has shown, in microseconds, and when that
+    /// was: a counter that goes on after the clock was set back is not ahead of it.
+    pub(super) clock_seen: (Instant, u64),
     /// How often a server of a quorum has lost its counter of tokens.
     pub(super) counters_lost: usize,
     /// So many of them have lost it that not every two majorities share one that has it, and not
@@ -129,8 +141,11 @@ pub(super) struct ClientState {
     pub(super) is_dead: bool,
     /// When it was closed.
     pub(super) closed: Option<Instant>,
-    /// How long it was stopped, in all.
+    /// How long it was stopped, in all, and until when it was last stopped.
     pub(super) stopped: Duration,
+    pub(super) stopped_until: Option<Instant>,
+    /// What it has reported.
+    pub(super) ledger: Ledger,
     /// Until when it was last stopped, cut off or closed, or the server was away, or a request of
     /// it has failed.
     pub(super) disturbed: Instant,
@@ -154,6 +169,8 @@ pub(super) struct NameState {
     /// When it may last have been taken without a guard: by a call for several locks, or for
     /// whoever has a ticket.
     pub(super) taken_at: Instant,
+    /// Whether an operator has ever ended a hold of it.
+    pub(super) was_forced: bool,
     /// Since when the name is free at the server, as far as was looked.
     pub(super) free_since: Option<Instant>,
     /// Since when no guard of the name is valid.
@@ -274,6 +291,7 @@ impl NameState {
             had_hold: BTreeMap::new(),
             had_waiter: BTreeMap::new(),
             had_guard: BTreeMap::new(),
+            was_forced: false,
             free_since: None,
             taken_at: clock::now(),
             unguarded_since: clock::now(),
@@ -313,10 +331,14 @@ impl World {
             sets: 0,
             excuses: Vec::new(),
             unasked: Vec::new(),
+            late: Vec::new(),
+            record: Record::default(),
+            leftovers: Vec::new(),
             changes: 0,
             is_durable: false,
             acks: config.durability.timeout(),
             lease,
+            renews: config.options.renew,
             io_timeout: config.io_timeout(lease),
             retry_window: config.retry_window,
             backoff_max: config.backoff.1,
@@ -330,6 +352,7 @@ impl World {
             is_watched: false,
             clocks_behind: Duration::ZERO,
             lowered: None,
+            clock_seen: (clock::now(), 0),
             counters_lost: 0,
             tokens_may_repeat: false,
             tally: Tally::default(),
@@ -411,6 +434,8 @@ pub(super) fn populate(world: World, config: Config, direct: impl FnOnce() + Sen
                 is_dead: false,
                 closed: None,
                 stopped: Duration::ZERO,
+                stopped_until: None,
+                ledger: Ledger::default(),
                 disturbed: clock::now(),
             };
             with(|world| world.clients.push(state));

@@ -168,7 +168,10 @@ impl Locks {
             HoldKind::Permit { .. } => 0,
             HoldKind::Read if name.fence > 0 => name.fence,
             HoldKind::Write if name.fence > 0 && flawed(Flaw::WriterKeepsToken) => name.fence,
-            HoldKind::Lock | HoldKind::Read | HoldKind::Write => micros().max(self.fence + 1),
+            HoldKind::Lock | HoldKind::Read | HoldKind::Write => {
+                let ahead = if flawed(Flaw::TokensRunAhead) { 1_000_000 } else { 0 };
+                (micros() + ahead).max(self.fence + 1)
+            }
         };
         name.fence = name.fence.max(fence);
         self.fence = self.fence.max(fence);

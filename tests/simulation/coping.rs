@@ -1,0 +1,345 @@
+//! Whether a client does its work: by the record of what it has asked the servers for, and by what
+//! they have.
+
+use std::time::{Duration, Instant};
+
+use crate::base::clock;
+use crate::base::sync::executor::Process;
+use crate::error::Error;
+use crate::simulation::calls::{CallState, Held, Patience};
+use crate::simulation::judge::SLACK;
+use crate::simulation::reasons::{Reason, excused};
+use crate::simulation::record::{Asked, Said, Wish};
+use crate::simulation::world::{NAMES, World};
+use crate::store::hold_id::HoldId;
+
+/// Checks that a call which has found the lock held has waited for as long as it may.
+pub(super) fn check_wait(call: &CallState) -> Result<(), String> {
+    let took = clock::elapsed(call.begun);
+    match call.patience {
+        Patience::For(time) if took < time => {
+            Err(format!("it has waited for {took:?} instead of {time:?}"))
+        }
+        Patience::Endless => Err("it waits without end, and has ended".into()),
+        Patience::For(_) | Patience::None => Ok(()),
+    }
+}
+
+impl World {
+    /// Checks that a call which reports an outage had no answer for as long as it may try.
+    pub(super) fn check_outage(&self, call: &CallState, error: &Error) -> Result<(), String> {
+        if !matches!(error, Error::Unavailable { .. } | Error::NoQuorum { .. }) {
+            return Ok(());
+        }
+        let now = clock::now();
+        let took = now - call.begun;
+        let is_set = call.side.is_set() && self.network.is_quorum();
+        let tries_once = (Reason::SetOfQuorum, is_set);
+        if let Patience::For(time) = call.patience {
+            if took < time && !excused(&[tries_once]) {
+                return Err(format!("it has tried for {took:?} instead of {time:?}"));
+            }
+            return Ok(());
+        }
+        let names = (0..self.names.len()).filter(|at| call.is_about(*at));
+        let asked = names.flat_map(|at| self.record.latest(at));
+        let asked: Vec<_> = asked.filter(|it| it.client == call.client).collect();
+        // Its replies are read when it goes on.
+        let is_stopped = (Reason::ClientStopped, self.was_stopped(call.client, call.begun));
+        if call.patience == Patience::Endless {
+            // The first failure after an answer begins the time for which it tries again.
+            let since = now.checked_sub(self.retry_window).unwrap_or(call.begun);
+            let is_meant =
+                |it: &&&Asked| matches!(it.subject.wish, Wish::Acquire(_)) && it.sent > since;
+            let tries: Vec<_> = asked.iter().filter(is_meant).collect();
+            // The servers of a quorum are asked at the same time.
+            let mut tries = tries.chunk_by(|one, it| one.sent == it.sent);
+            let answers = |it: &[&&Asked]| it.iter().filter(|it| it.said().is_answer()).count();
+            let is_answered = tries.any(|it| answers(it) >= self.required());
+            if is_answered && !excused(&[is_stopped, tries_once]) {
+                return Err(format!("the servers have answered within {:?}", self.retry_window));
+            }
+        }
+        // Requests for other names use the same connections to the servers of a quorum.
+        if self.network.is_quorum() {
+            return Ok(());
+        }
+        // It may share the failure of a request that another call of its client has sent.
+        let since = call.begun.checked_sub(self.io_timeout * 2).unwrap_or(call.begun);
+        let has_failed = asked.iter().any(|it| it.has_failed_since(since));
+        if has_failed || excused(&[is_stopped]) {
+            return Ok(());
+        }
+        Err("no request has failed".into())
+    }
+}
+
+/// An `unlock` that begins.
+#[derive(Debug)]
+pub(super) struct Unlock {
+    client: Process,
+    begun: Instant,
+    was_held: bool,
+    /// Each name with the token of its hold.
+    holds: Vec<(usize, u64)>,
+}
+
+impl Unlock {
+    pub(super) fn begin(held: &Held) -> Self {
+        let names = (0..NAMES.len()).filter(|at| held.is_of(*at));
+        let holds = names.filter_map(|at| Some((at, held.guard.fence(at)?)));
+        Self {
+            client: held.client,
+            begun: clock::now(),
+            was_held: held.is_held(),
+            holds: holds.collect(),
+        }
+    }
+}
+
+/// A question that begins whether a hold exists.
+#[derive(Debug)]
+pub(super) struct Verify {
+    client: Process,
+    begun: Instant,
+    hold: Option<(usize, HoldId)>,
+    existed: bool,
+    changes: u64,
+}
+
+/// A shutdown that begins.
+#[derive(Debug)]
+pub(super) struct Shutdown {
+    client: Process,
+    begun: Instant,
+    stopped: Duration,
+}
+
+impl World {
+    /// Returns how many servers must agree.
+    pub(super) fn required(&self) -> usize {
+        self.network.servers.len() / 2 + 1
+    }
+
+    /// Returns how long threads may take to do what is due.
+    pub(super) fn slack(&self) -> Duration {
+        SLACK + self.network.latency * 2
+    }
+
+    /// Returns `true` if enough servers have a hold.
+    pub(super) fn has_hold(&self, name: usize, hold: &HoldId) -> bool {
+        let holds = self.network.holds(&self.names[name].key);
+        holds.iter().filter(|(it, ..)| it == hold).count() >= self.required()
+    }
+
+    /// Returns `true` if a late request has begun a hold.
+    pub(super) fn was_late(&self, hold: &HoldId) -> bool {
+        self.late.contains(hold)
+    }
+
+    /// Returns the hold that this token of a client belongs to, if there is only one.
+    fn hold_of(&self, client: Process, name: usize, fence: u64) -> Option<HoldId> {
+        let mut holds = self.holds_of(client, name, fence);
+        holds.pop().filter(|_| holds.is_empty())
+    }
+
+    /// Checks the outcome of `unlock`.
+    pub(super) fn check_unlock(
+        &self,
+        unlock: &Unlock,
+        result: &Result<(), Error>,
+    ) -> Result<(), String> {
+        let Unlock { client, begun, was_held, holds } = unlock;
+        let is_closed = self.clients[client - 1].closed.is_some();
+        if result.is_ok() && !was_held && !excused(&[(Reason::ClientClosed, is_closed)]) {
+            return Err("it was lost, and the result does not say so".into());
+        }
+        let mut are_answered = !holds.is_empty();
+        for (name, fence) in holds {
+            let Some(hold) = self.hold_of(*client, *name, *fence) else { return Ok(()) };
+            let asked = self.record.of(*name, &hold);
+            let asked = asked.filter(|it| it.client == *client && it.sent >= *begun);
+            let releases: Vec<_> = asked.filter(|it| it.subject.wish == Wish::Release).collect();
+            if result.is_ok() {
+                self.check_releases(*name, &hold, &releases, is_closed)?;
+            }
+            // The end of an inner level is no release.
+            let is_sent = !releases.is_empty();
+            are_answered &= is_sent && releases.iter().all(|it| it.said().is_answer());
+        }
+        match result {
+            Err(error @ Error::Unavailable { .. }) if are_answered => {
+                Err(format!("the servers have answered each request: {error}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks by the requests about one hold that it was right to report it as released.
+    fn check_releases(
+        &self,
+        name: usize,
+        hold: &HoldId,
+        releases: &[&Asked],
+        is_closed: bool,
+    ) -> Result<(), String> {
+        // One of two may have ended it.
+        if let [release] = releases
+            && release.said() == Said::No
+        {
+            return Err("it was gone, and the result does not say so".into());
+        }
+        let reasons = [
+            // A shutdown, which has ended the hold, releases it.
+            (Reason::ClientClosed, is_closed),
+            (Reason::HoldIsBack, self.is_unasked(hold)),
+            (Reason::LateRequest, self.was_late(hold)),
+        ];
+        // Without a release its tenure goes on.
+        if !releases.is_empty() && self.has_hold(name, hold) && !excused(&reasons) {
+            return Err("it succeeds, and the servers still have the hold".into());
+        }
+        Ok(())
+    }
+
+    /// Notes whether a hold exists that is verified now.
+    pub(super) fn begin_verify(&self, held: &Held) -> Verify {
+        let fence = held.guard.fence(held.name).filter(|_| !held.side.is_set());
+        let hold = fence.and_then(|fence| self.hold_of(held.client, held.name, fence));
+        let hold = hold.map(|hold| (held.name, hold));
+        Verify {
+            client: held.client,
+            begun: clock::now(),
+            existed: hold.as_ref().is_none_or(|(name, hold)| self.has_hold(*name, hold)),
+            hold,
+            changes: self.changes,
+        }
+    }
+
+    /// Checks the outcome of `verify`.
+    pub(super) fn check_verify(
+        &self,
+        verify: &Verify,
+        result: &Result<(), Error>,
+    ) -> Result<(), String> {
+        let Some((name, hold)) = &verify.hold else { return Ok(()) };
+        let exists = self.has_hold(*name, hold);
+        if result.is_ok() && !verify.existed && !exists && verify.changes == self.changes {
+            return Err("it is said to exist".into());
+        }
+        if let Err(error @ Error::Unavailable { .. }) = result {
+            let asked = self.record.of(*name, hold);
+            let asked = asked.filter(|it| it.client == verify.client && it.sent >= verify.begun);
+            let mut asked = asked.filter(|it| it.subject.wish == Wish::Check);
+            if asked.any(|it| it.answered().is_some()) {
+                return Err(format!("a server has answered: {error}"));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn begin_shutdown(&self, client: Process) -> Shutdown {
+        let stopped = self.clients[client - 1].stopped;
+        Shutdown { client, begun: clock::now(), stopped }
+    }
+
+    /// Checks the outcome of a shutdown that could last so long.
+    pub(super) fn check_shutdown(
+        &self,
+        shutdown: &Shutdown,
+        time: Duration,
+        result: &Result<(), Error>,
+    ) -> Result<(), String> {
+        let Shutdown { client, begun, stopped } = *shutdown;
+        let now = clock::now();
+        let state = &self.clients[client - 1];
+        let took = (now - begun).saturating_sub(state.stopped.saturating_sub(stopped));
+        if took > time + SLACK * 2 {
+            return Err(format!("it takes {took:?} instead of {time:?}"));
+        }
+        if let Err(error) = result {
+            // A release or a call that began before may still be under way.
+            let since = begun.checked_sub(self.lease).unwrap_or(begun);
+            let names = 0..self.names.len();
+            let asked =
+                names.flat_map(|at| self.record.latest(at).take_while(|it| it.sent >= since));
+            let mut asked = asked.filter(|it| it.client == client);
+            let reasons = [
+                (Reason::NoAnswer, asked.any(|it| it.answered().is_none())),
+                (Reason::ClientStopped, self.was_stopped(client, since)),
+            ];
+            return if excused(&reasons) { Ok(()) } else { Err(format!("it fails: {error}")) };
+        }
+        for (at, name) in self.names.iter().enumerate() {
+            let holds = self.network.holds(&name.key).into_iter().map(|(hold, ..)| hold);
+            let mut own = holds.filter(|hold| *hold.client == *state.id && hold.nonce > 0);
+            let left = own.find(|hold| {
+                let reasons = [
+                    (Reason::HoldIsBack, self.is_unasked(hold)),
+                    (Reason::LateRequest, self.was_late(hold)),
+                    (Reason::LeftToAdopt, self.was_left(hold)),
+                ];
+                self.has_hold(at, hold) && !excused(&reasons)
+            });
+            if let Some(hold) = left {
+                return Err(format!("it leaves a hold of {:?}: {}", name.name, hold.owner()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that clients end at the server what they need no longer, as soon as it answers.
+    pub(super) fn check_leftovers(&mut self) -> Result<(), String> {
+        let now = clock::now();
+        let most = self.slack() + self.network.latency * 20 + self.acks;
+        let mut leftovers = Vec::new();
+        for at in 0..self.names.len() {
+            let mut holds = self.network.holds(&self.names[at].key);
+            holds.dedup_by(|one, it| one.0 == it.0);
+            for (hold, ..) in holds {
+                let Some(client) = self.leaver(at, &hold) else { continue };
+                let known = self.leftovers.iter().find(|(_, it, _)| *it == hold);
+                let since = known.map_or(now, |(.., since)| *since);
+                if since + most < now && !self.may_be_left_over(at, &hold, client, since) {
+                    return Err(format!(
+                        "client {client} has not released its hold of {:?}, {}, for {:?}",
+                        self.names[at].name,
+                        hold.owner(),
+                        now - since
+                    ));
+                }
+                leftovers.push((at, hold, since));
+            }
+        }
+        self.leftovers = leftovers;
+        Ok(())
+    }
+
+    /// Returns the client that has a hold at enough servers which no part of it needs, if one has.
+    fn leaver(&self, at: usize, hold: &HoldId) -> Option<Process> {
+        let client = self.clients.iter().position(|it| it.id == *hold.client)? + 1;
+        let state = &self.clients[client - 1];
+        let keeps = self.names[at].keep.is_some() && state.closed.is_none();
+        let has_guard = self.guards.iter().flatten().any(|it| it.is_of(at) && it.owner == client);
+        let has_call = self.calls.values().any(|it| it.is_about(at) && it.client == client);
+        let is_used = keeps || has_guard || has_call || self.releasing.contains(&(client, at));
+        let is_hold = hold.nonce > 0 && !is_used && !state.is_dead;
+        (is_hold && self.has_hold(at, hold)).then_some(client)
+    }
+
+    /// Returns `true` if something prevents a client from releasing a hold, or from knowing of it.
+    fn may_be_left_over(&self, at: usize, hold: &HoldId, client: Process, since: Instant) -> bool {
+        // A request that fails is repeated after a 20th of the lease.
+        let before = self.io_timeout + self.lease / 20 + self.slack();
+        let since = since.checked_sub(before).unwrap_or(since);
+        let mut asked = self.record.latest(at).filter(|it| it.client == client);
+        let has_failed = asked.any(|it| it.has_failed_since(since));
+        excused(&[
+            (Reason::ClientStopped, self.was_stopped(client, since)),
+            (Reason::HoldIsBack, self.is_unasked(hold)),
+            (Reason::LateRequest, self.was_late(hold)),
+            (Reason::LeftToAdopt, self.was_left(hold)),
+            (Reason::NoAnswer, has_failed),
+        ])
+    }
+}

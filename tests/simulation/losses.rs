@@ -1,0 +1,183 @@
+//! Whether a hold that its client takes for lost is lost, and for the cause that it reports, and
+//! whether those that watch a hold learn of its end.
+
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::TryRecvError;
+
+use crate::base::clock;
+use crate::base::sync::executor::Process;
+use crate::error::LossCause;
+use crate::event::Event;
+use crate::guards::watches::Lost;
+use crate::simulation::judge::SLACK;
+use crate::simulation::reasons::{Reason, excused};
+use crate::simulation::record::{Asked, Said, Wish};
+use crate::simulation::world::World;
+use crate::store::hold_id::HoldId;
+
+/// How long a client looks at most which other one has a lock that it has lost.
+const LOOK_TIME: Duration = Duration::from_secs(1);
+
+impl World {
+    /// Checks that what is reported as lost is lost, and for that cause.
+    pub(super) fn check_loss(&self, client: Process, event: &Event) -> Result<(), String> {
+        let Event::Lost { name: text, fence, cause, .. } = event else { return Ok(()) };
+        let name = self.names.iter().position(|name| name.name == *text);
+        let Some(name) = name else { return Err(format!("{event:?} of an unknown name")) };
+        // Permits have no tokens by which their holds could be told apart.
+        let holds = if *fence == 0 { Vec::new() } else { self.holds_of(client, name, *fence) };
+        let checks = holds.iter().map(|hold| self.check_cause(client, name, hold, cause));
+        // Readers that follow one another may have the same token.
+        let whys: Vec<_> = checks.filter_map(Result::err).collect();
+        match whys.first() {
+            Some(why) if whys.len() == holds.len() => Err(format!("{event:?}: {why}")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the holds that this token of a client may belong to.
+    pub(super) fn holds_of(&self, client: Process, name: usize, fence: u64) -> Vec<HoldId> {
+        let mut holds = self.record.holds_with(name, &self.clients[client - 1].id, fence);
+        // Those that it has adopted have begun for another client.
+        let left = self.left.iter().filter(|left| left.name == name && left.fence == fence);
+        holds.extend(left.filter(|left| left.owner != client).map(|left| left.id.clone()));
+        holds
+    }
+
+    /// Checks that this hold may be lost for that cause.
+    fn check_cause(
+        &self,
+        client: Process,
+        name: usize,
+        hold: &HoldId,
+        cause: &LossCause,
+    ) -> Result<(), String> {
+        let state = &self.names[name];
+        match cause {
+            LossCause::Expired => self.check_expiry(client, name, hold),
+            LossCause::Forced if !state.was_forced => Err("no operator has ended it".into()),
+            LossCause::Forced => self.check_gone(name, hold),
+            LossCause::MaxHold => Err("it has no age limit".into()),
+            LossCause::Taken { by } if !state.had_hold.contains_key(by) => {
+                Err("that client had no hold".into())
+            }
+            LossCause::Gone | LossCause::Taken { .. } => {
+                self.check_gone(name, hold)?;
+                self.check_told_gone(client, name, hold)
+            }
+        }
+    }
+
+    /// Checks that too few servers have a hold.
+    fn check_gone(&self, name: usize, hold: &HoldId) -> Result<(), String> {
+        if !self.has_hold(name, hold) {
+            return Ok(());
+        }
+        let reasons = [
+            (Reason::HoldIsBack, self.is_unasked(hold)),
+            (Reason::LateRequest, self.was_late(hold)),
+        ];
+        if excused(&reasons) { Ok(()) } else { Err("the servers have it".into()) }
+    }
+
+    /// Checks that a server has told the client that a hold is gone.
+    fn check_told_gone(&self, client: Process, name: usize, hold: &HoldId) -> Result<(), String> {
+        let own: Vec<_> = self.record.latest(name).filter(|it| it.client == client).collect();
+        let is_told = own.iter().any(|it| match it.subject.wish {
+            // Another hold of this client, which it has begun or adopted, is in its place.
+            Wish::Acquire(_) | Wish::Renew(_) if !it.is_about(hold) => it.said().is_yes(),
+            Wish::Acquire(_) => false,
+            // It may be gone because an earlier release had no answer.
+            Wish::Release => {
+                it.is_about(hold) && it.said() == Said::No && {
+                    let is_earlier = |other: &&&Asked| {
+                        other.is_about(hold)
+                            && other.subject.wish == Wish::Release
+                            && other.sent < it.sent
+                            && other.said() == Said::Nothing
+                    };
+                    self.network.is_quorum() || own.iter().find(is_earlier).is_none()
+                }
+            }
+            _ => it.is_about(hold) && it.said() == Said::No,
+        });
+        if is_told { Ok(()) } else { Err("no server has said so".into()) }
+    }
+
+    /// Checks that the lease of a hold is over, and that its client has tried to renew it for as
+    /// long as it lasted.
+    fn check_expiry(&self, client: Process, name: usize, hold: &HoldId) -> Result<(), String> {
+        let now = clock::now();
+        let promise = self.record.promised(name, hold, client, self.required(), SLACK);
+        let Some(promise) = promise else { return Ok(()) };
+        if now + Duration::from_millis(1) < promise.until {
+            return Err(format!("its lease lasts for {:?} more", promise.until - now));
+        }
+        let is_try = |it: &&Asked| {
+            let renews = matches!(it.subject.wish, Wish::Renew(_));
+            it.client == client && renews && it.sent > promise.sent
+        };
+        let mut tries: Vec<_> = self.record.of(name, hold).filter(is_try).collect();
+        tries.reverse();
+        let mut due = promise.sent + self.lease / 3 + self.slack();
+        for it in tries {
+            if it.sent > due {
+                break;
+            }
+            let ended = it.outcome.map_or(now, |(at, _)| at);
+            due = due.max(ended + self.lease / 20 + self.slack());
+        }
+        if now <= due {
+            return Ok(());
+        }
+        let reasons = [
+            (Reason::ClientClosed, self.clients[client - 1].closed.is_some()),
+            (Reason::ClientStopped, self.was_stopped(client, promise.sent)),
+            (Reason::NotRenewed, !self.renews || self.was_left(hold)),
+        ];
+        if excused(&reasons) {
+            return Ok(());
+        }
+        Err(format!("it was not renewed when that was due, {:?} ago", now - due))
+    }
+
+    /// Returns `true` if a client was stopped for some of the time since then.
+    pub(super) fn was_stopped(&self, client: Process, since: Instant) -> bool {
+        self.clients[client - 1].stopped_until.is_some_and(|until| until >= since)
+    }
+
+    /// Checks that watches learn when a hold is lost, and not before.
+    pub(super) fn check_watches(&self) -> Result<(), String> {
+        let now = clock::now();
+        let most = LOOK_TIME.max(self.io_timeout) + self.slack() * 2;
+        for held in self.guards.iter().flatten() {
+            let Some(lost) = &held.lost else { continue };
+            let client = held.client;
+            if is_told(lost) && !lost.is_lost() {
+                return Err(format!("a watch of client {client} ends while the hold lasts"));
+            }
+            let is_late = held.over_since.is_some_and(|at| at + most < now) && !is_told(lost);
+            let since = now.checked_sub(most).unwrap_or(now);
+            let is_stopped = is_late && self.was_stopped(client, since);
+            if is_late && !excused(&[(Reason::ClientStopped, is_stopped)]) {
+                return Err(format!("a watch of client {client} is not told of the loss"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops watching the guards of a client that is closed: a shutdown ends its holds, which is no
+    /// loss.
+    pub(super) fn forget_watches(&mut self, client: Process) {
+        for held in self.guards.iter_mut().flatten().filter(|held| held.client == client) {
+            held.lost = None;
+        }
+    }
+}
+
+/// Returns `true` if a watch was told that the hold is over. Does not wait, which would take time
+/// of this process.
+fn is_told(lost: &Lost) -> bool {
+    lost.receiver().try_recv() == Err(TryRecvError::Disconnected)
+}

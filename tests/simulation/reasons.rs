@@ -1,0 +1,96 @@
+//! Why the judge lets something pass that would be a mistake otherwise. Each reason is counted, so
+//! that it shows which of them nothing needs any more.
+
+use std::cell::RefCell;
+use std::fmt;
+
+/// Declares the reasons, and a list of all.
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $reason:ident,)+) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(super) enum Reason {
+            $($(#[$doc])* $reason,)+
+        }
+
+        const ALL: &[Reason] = &[$(Reason::$reason,)+];
+    };
+}
+
+reasons! {
+    /// The client was closed or shut down.
+    ClientClosed,
+    /// The client was stopped while something was due.
+    ClientStopped,
+    /// The server has a hold again that was over: it has older data, or has executed a request
+    /// twice.
+    HoldIsBack,
+    /// A late request has begun the hold.
+    LateRequest,
+    /// The hold was left to be adopted.
+    LeftToAdopt,
+    /// A request had no answer that could be used.
+    NoAnswer,
+    /// The client does not renew the lease.
+    NotRenewed,
+    /// A call for several locks at a quorum tries once: what it has withdrawn it does not ask for
+    /// again.
+    SetOfQuorum,
+}
+
+/// How often a reason was the only one, and how often one of several.
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    only: u64,
+    of_several: u64,
+}
+
+/// The count of each reason.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Reasons {
+    counts: [Count; ALL.len()],
+}
+
+thread_local! {
+    static COUNTED: RefCell<Reasons> = RefCell::default();
+}
+
+/// Returns `true` if one of these reasons applies to something that must not be otherwise.
+pub(super) fn excused(reasons: &[(Reason, bool)]) -> bool {
+    let apply = reasons.iter().filter(|(_, applies)| *applies).count();
+    COUNTED.with_borrow_mut(|counted| {
+        for (reason, _) in reasons.iter().filter(|(_, applies)| *applies) {
+            let count = &mut counted.counts[*reason as usize];
+            if apply == 1 {
+                count.only += 1;
+            } else {
+                count.of_several += 1;
+            }
+        }
+    });
+    apply > 0
+}
+
+/// Returns what was counted on this thread since the last call.
+pub(super) fn take() -> Reasons {
+    COUNTED.take()
+}
+
+impl Reasons {
+    pub(super) fn add(&mut self, other: &Self) {
+        for (count, more) in self.counts.iter_mut().zip(&other.counts) {
+            count.only += more.only;
+            count.of_several += more.of_several;
+        }
+    }
+}
+
+impl fmt::Display for Reasons {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "excused only for this reason, and for others, too:")?;
+        for (reason, count) in ALL.iter().zip(&self.counts) {
+            let name = format!("{reason:?}");
+            writeln!(f, "{name:>16} {:>8} {:>8}", count.only, count.of_several)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,292 @@
+//! What the clients have asked the servers for, and what has become of each request: by that the
+//! judge decides whether a client could have done better.
+
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use crate::base::clock;
+use crate::base::failure::Failure;
+use crate::base::sync::executor::Process;
+use crate::protocol::lease::reliable;
+use crate::simulation::network::Pair;
+use crate::simulation::world::{self, NameState};
+use crate::store::hold_id::HoldId;
+use crate::store::request::{AcquireReply, Change, HoldReply, ReportReply};
+
+/// What a request wants of a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wish {
+    Acquire(Duration),
+    Check,
+    Release,
+    Renew(Duration),
+    Other,
+}
+
+impl From<Change> for Wish {
+    fn from(change: Change) -> Self {
+        match change {
+            Change::Check => Self::Check,
+            Change::Release { .. } => Self::Release,
+            _ => change.lease().map_or(Self::Other, |lease| Self::Renew(lease.duration)),
+        }
+    }
+}
+
+/// A hold that a request is about, and what the request wants of it.
+#[derive(Clone, Debug)]
+pub(super) struct Subject {
+    pub(super) hold: HoldId,
+    pub(super) wish: Wish,
+}
+
+impl Subject {
+    pub(super) fn of(hold: &HoldId, wish: impl Into<Wish>) -> Self {
+        Self { hold: hold.clone(), wish: wish.into() }
+    }
+}
+
+/// What a server has said about one hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Said {
+    /// Nothing that the client could use, and the request was not executed, as the client knows.
+    Failed,
+    /// Nothing that the client could use: the request may have been executed.
+    Nothing,
+    /// Another owner has it, or it is gone.
+    No,
+    Yes,
+    /// It has begun with the first of these tokens. The others, up to the last one, are for the
+    /// holds that follow it in its tenure.
+    Granted(u64, u64),
+}
+
+impl Said {
+    fn of(failure: &Failure) -> Self {
+        if failure.is_ambiguous() { Self::Nothing } else { Self::Failed }
+    }
+
+    pub(super) fn is_yes(self) -> bool {
+        matches!(self, Self::Yes | Self::Granted(..))
+    }
+
+    pub(super) fn is_answer(self) -> bool {
+        !matches!(self, Self::Failed | Self::Nothing)
+    }
+}
+
+/// A reply to a request, which may be about several holds.
+pub(super) trait Answer {
+    /// Returns what it says about the hold at this place.
+    fn said(&self, place: usize) -> Said;
+}
+
+impl Answer for AcquireReply {
+    fn said(&self, place: usize) -> Said {
+        match self {
+            Self::Acquired { fence, room, .. } if place == 0 => {
+                Said::Granted(*fence, fence + u64::from(*room))
+            }
+            Self::Acquired { others, .. } => {
+                others.get(place - 1).map_or(Said::No, |fence| Said::Granted(*fence, *fence))
+            }
+            Self::Held { .. } => Said::No,
+        }
+    }
+}
+
+impl Answer for HoldReply {
+    fn said(&self, _: usize) -> Said {
+        if *self == Self::Gone { Said::No } else { Said::Yes }
+    }
+}
+
+impl Answer for Vec<Result<HoldReply, Failure>> {
+    fn said(&self, place: usize) -> Said {
+        self[place].as_ref().map_or_else(Said::of, |reply| reply.said(0))
+    }
+}
+
+/// A reply of a server of a quorum, as the scripts give it.
+impl Answer for Value {
+    fn said(&self, _: usize) -> Said {
+        match self {
+            Self::Int(0) => Said::No,
+            Self::Int(3..) => token_of(self).map_or(Said::Yes, |token| Said::Granted(token, token)),
+            Self::Array(parts) => match token_of(&parts[0]) {
+                Some(0) => Said::No,
+                Some(first) => {
+                    let last = parts.get(1).and_then(token_of);
+                    Said::Granted(first, last.unwrap_or(first))
+                }
+                None => Said::Yes,
+            },
+            _ => Said::Yes,
+        }
+    }
+}
+
+fn token_of(value: &Value) -> Option<u64> {
+    match value {
+        Value::Int(number) => u64::try_from(*number).ok(),
+        _ => None,
+    }
+}
+
+/// A reply that is about no hold.
+macro_rules! says_nothing_of_holds {
+    ($($reply:ty),*) => {
+        $(impl Answer for $reply {
+            fn said(&self, _: usize) -> Said {
+                Said::Yes
+            }
+        })*
+    };
+}
+
+says_nothing_of_holds!(ReportReply, (), bool);
+
+/// One request to one server, about one hold.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    pub(super) client: Process,
+    pub(super) subject: Subject,
+    pub(super) sent: Instant,
+    /// When the client has had the outcome, and what it was.
+    pub(super) outcome: Option<(Instant, Said)>,
+}
+
+impl Asked {
+    pub(super) fn is_about(&self, hold: &HoldId) -> bool {
+        self.subject.hold.nonce == hold.nonce && self.subject.hold.client == hold.client
+    }
+
+    pub(super) fn said(&self) -> Said {
+        self.outcome.map_or(Said::Nothing, |(_, said)| said)
+    }
+
+    /// Returns `true` if it has failed, or has had no outcome since then.
+    pub(super) fn has_failed_since(&self, since: Instant) -> bool {
+        self.outcome.is_none_or(|(at, said)| !said.is_answer() && at >= since)
+    }
+
+    /// Returns when an answer of the server has come.
+    pub(super) fn answered(&self) -> Option<Instant> {
+        self.outcome.filter(|(_, said)| said.is_answer()).map(|(at, _)| at)
+    }
+
+    /// Returns the lease that the request is to begin or to renew.
+    fn lease(&self) -> Option<Duration> {
+        match self.subject.wish {
+            Wish::Acquire(lease) | Wish::Renew(lease) => Some(lease),
+            Wish::Check | Wish::Release | Wish::Other => None,
+        }
+    }
+}
+
+/// All requests, by the number of the name.
+#[derive(Default)]
+pub(super) struct Record {
+    names: Vec<Vec<Asked>>,
+}
+
+/// Where the parts of a request are in the record: each by the number of its name, and its place
+/// among the requests about that.
+#[derive(Clone, Default)]
+pub(super) struct Places(Vec<(usize, usize)>);
+
+/// Notes a request that is sent now.
+pub(super) fn begin(pair: Pair, subjects: Vec<Subject>) -> Places {
+    let sent = clock::now();
+    world::with(|world| {
+        let mut places = Places::default();
+        for subject in subjects {
+            let is_meant = |name: &NameState| *name.name == *subject.hold.name;
+            let Some(name) = world.names.iter().position(is_meant) else { continue };
+            let names = &mut world.record.names;
+            names.resize_with(names.len().max(name + 1), Vec::new);
+            places.0.push((name, names[name].len()));
+            names[name].push(Asked { client: pair.client, subject, sent, outcome: None });
+        }
+        places
+    })
+}
+
+/// Notes the outcome of a request.
+pub(super) fn end<T: Answer>(places: &Places, outcome: &Result<T, Failure>) {
+    let now = clock::now();
+    world::with(|world| {
+        for (place, (name, at)) in places.0.iter().enumerate() {
+            let said = outcome.as_ref().map_or_else(Said::of, |reply| reply.said(place));
+            world.record.names[*name][*at].outcome = Some((now, said));
+        }
+    });
+}
+
+impl Record {
+    /// Returns the requests about a name, the last one first.
+    pub(super) fn latest(&self, name: usize) -> impl Iterator<Item = &Asked> {
+        self.names.get(name).into_iter().flatten().rev()
+    }
+
+    /// Returns the requests about a hold, the last one first.
+    pub(super) fn of<'a>(
+        &'a self,
+        name: usize,
+        hold: &'a HoldId,
+    ) -> impl Iterator<Item = &'a Asked> {
+        self.latest(name).filter(|it| it.is_about(hold))
+    }
+
+    /// Returns the holds of a client that have this token, the last one first: those of readers
+    /// share it.
+    pub(super) fn holds_with(&self, name: usize, client: &str, fence: u64) -> Vec<HoldId> {
+        let mut holds: Vec<HoldId> = Vec::new();
+        for asked in self.latest(name).filter(|it| *it.subject.hold.client == *client) {
+            let Said::Granted(first, last) = asked.said() else { continue };
+            if (first..=last).contains(&fence) && !holds.contains(&asked.subject.hold) {
+                holds.push(asked.subject.hold.clone());
+            }
+        }
+        holds
+    }
+
+    /// Returns until when a client may rely on a hold at least, and when the request was sent by
+    /// which it may: the last one that so many servers have granted in time. A reply that comes
+    /// within the `slack` before the hold is over counts for nothing.
+    pub(super) fn promised(
+        &self,
+        name: usize,
+        hold: &HoldId,
+        client: Process,
+        required: usize,
+        slack: Duration,
+    ) -> Option<Promise> {
+        let is_lease = |it: &&Asked| it.client == client && it.lease().is_some();
+        let mut asked: Vec<_> = self.of(name, hold).filter(is_lease).collect();
+        asked.reverse();
+        let mut best: Option<Promise> = None;
+        // The servers of a quorum are asked at the same time.
+        for group in asked.chunk_by(|one, it| one.sent == it.sent) {
+            let granted = group.iter().filter_map(|it| it.outcome);
+            let granted = granted.filter(|(_, said)| said.is_yes()).map(|(at, _)| at);
+            let mut granted: Vec<_> = granted.collect();
+            granted.sort_unstable();
+            let Some(since) = granted.get(required - 1) else { continue };
+            if best.as_ref().is_none_or(|best| *since + slack < best.until) {
+                let sent = group[0].sent;
+                let until = sent + reliable(group[0].lease().unwrap_or_default());
+                best = best.filter(|best| best.until > until).or(Some(Promise { until, sent }));
+            }
+        }
+        best
+    }
+}
+
+/// Until when a client may rely on a hold, and when the request was sent by which it may.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Promise {
+    pub(super) until: Instant,
+    pub(super) sent: Instant,
+}
