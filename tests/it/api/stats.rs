@@ -184,7 +184,8 @@ fn a_wake_up_is_counted(server: &Server) {
 fn a_release_without_a_wake_up_is_counted(server: &Server) {
     // A client that waits silently notices within ten seconds what nobody has told it.
     let waiter = server.open(patient().wait(3 * SOON));
-    let holder = server.open_for(SHORT, patient());
+    // No renewal of the holder finds the lock gone, and tells the waiter, before that.
+    let holder = server.open_for(SHORT, patient().lease(12 * SOON));
     let guard = take(&holder, "a");
     let before = server.evals();
     thread::scope(|scope| {
