@@ -106,6 +106,18 @@ impl Election {
     /// # Errors
     ///
     /// The same as [`Client::lock_owned`](crate::Client::lock_owned).
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// let election = client.election("scheduler");
+    /// let term = election.campaign()?; // blocks until this client leads
+    /// let lost = term.lost();
+    /// while !lost.is_lost() {
+    ///     // one step of the leader's work
+    ///     # break;
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[track_caller]
     pub fn campaign(&self) -> Result<Term> {
         let wait = Wait::at_most(self.handle.options.wait, clock::now());
@@ -139,6 +151,15 @@ impl Election {
     /// # Errors
     ///
     /// The same as [`Mutex::is_locked`](crate::Mutex::is_locked).
+    ///
+    /// ```
+    /// let client = leasehold::Client::builder().label("web-3").in_memory()?;
+    /// let election = client.election("scheduler");
+    /// assert!(election.leader()?.is_none());
+    /// let _term = election.campaign()?;
+    /// assert!(election.leader()?.expect("this client leads").client.starts_with("web-3"));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn leader(&self) -> Result<Option<Leader>> {
         status::leader(&self.handle.shared, &self.handle.name)
     }

@@ -137,6 +137,18 @@ impl Mutex {
     ///
     /// At most 365 days, and at most [`max_hold`](Mutex::max_hold). Defaults to zero: a released
     /// lock is free at once.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let client = leasehold::Client::in_memory();
+    /// let job = client.mutex("nightly import").hold_at_least(Duration::from_secs(60));
+    /// if let Some(_guard) = job.try_lock()? {
+    ///     // done in a second; another machine whose clock is late still finds the lock taken
+    /// }
+    /// assert!(client.try_lock("nightly import")?.is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[must_use]
     pub fn hold_at_least(mut self, time: Duration) -> Self {
         self.handle.options_mut().hold_at_least = Some(time);
@@ -269,6 +281,15 @@ impl Mutex {
     /// # Errors
     ///
     /// The same as [`is_locked`](Mutex::is_locked).
+    ///
+    /// ```
+    /// let client = leasehold::Client::builder().label("web-3").in_memory()?;
+    /// let mutex = client.mutex("stock:42");
+    /// let _guard = mutex.lock()?;
+    /// let holder = mutex.holder()?.expect("it is held");
+    /// assert!(holder.client.starts_with("web-3"));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn holder(&self) -> Result<Option<Holder>> {
         status::holder(&self.handle.shared, &self.handle.name)
     }
@@ -285,6 +306,14 @@ impl Mutex {
     /// # Errors
     ///
     /// The same as [`is_locked`](Mutex::is_locked). A key that is not a lock is left unchanged.
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// let guard = client.lock("stock:42")?;
+    /// assert!(client.mutex("stock:42").force_unlock()?); // for operators
+    /// assert!(!guard.is_held());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn force_unlock(&self) -> Result<bool> {
         status::force_unlock(&self.handle.shared, &self.handle.name)
     }

@@ -112,6 +112,15 @@ impl RwLock {
     /// The same as [`Client::lock`](crate::Client::lock), except for `Lost`; and
     /// [`InvalidInput`](crate::Error::InvalidInput) if an option is invalid, or over several
     /// independent servers.
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// let prices = client.rw_lock("prices");
+    /// let first = prices.read()?;
+    /// let second = prices.read()?; // shares the lock
+    /// assert!(prices.try_write()?.is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[track_caller]
     pub fn read(&self) -> Result<ReadGuard> {
         let wait = Wait::at_most(self.handle.options.wait, clock::now());
@@ -147,6 +156,15 @@ impl RwLock {
     /// # Errors
     ///
     /// The same as [`read`](RwLock::read).
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// let prices = client.rw_lock("prices");
+    /// let writer = prices.write()?;
+    /// assert!(prices.try_read()?.is_none());
+    /// writer.unlock()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[track_caller]
     pub fn write(&self) -> Result<WriteGuard> {
         let wait = Wait::at_most(self.handle.options.wait, clock::now());
@@ -397,6 +415,15 @@ impl WriteGuard {
     /// The same as [`Guard::renew`](crate::Guard::renew). On an error the lock is released: without
     /// a reply it is unknown whether the writer or the reader exists, so both are released in the
     /// background.
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// let prices = client.rw_lock("prices");
+    /// let writer = prices.write()?;
+    /// let reader = writer.downgrade()?; // no other writer comes in between
+    /// assert!(prices.try_read()?.is_some());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[track_caller]
     pub fn downgrade(mut self) -> Result<ReadGuard> {
         let GuardInner { shared, holds: [writer], .. } = &self.inner;

@@ -105,6 +105,15 @@ impl Semaphore {
     /// The same as [`Client::lock`](crate::Client::lock), except for `Lost`; and
     /// [`InvalidInput`](Error::InvalidInput) for 0 permits or another invalid option, or over
     /// several independent servers.
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// let api = client.semaphore("paid api", 3);
+    /// let permit = api.acquire()?;
+    /// // at most three calls at a time, of all processes
+    /// drop(permit);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[track_caller]
     pub fn acquire(&self) -> Result<Permit> {
         let wait = Wait::at_most(self.handle.options.wait, clock::now());
@@ -141,6 +150,14 @@ impl Semaphore {
     ///
     /// The same as [`Mutex::is_locked`](crate::Mutex::is_locked), and
     /// [`InvalidInput`](Error::InvalidInput) for 0 permits, or over several independent servers.
+    ///
+    /// ```
+    /// let client = leasehold::Client::in_memory();
+    /// let api = client.semaphore("paid api", 3);
+    /// let _permit = api.acquire()?;
+    /// assert_eq!(api.available()?, 2);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn available(&self) -> Result<u32> {
         self.kind()?;
         let held = status::count(&self.handle.shared, &self.handle.name)?;
