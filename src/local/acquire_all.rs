@@ -66,10 +66,10 @@ struct SetCall<'a> {
 /// Neither an error nor a panic leaves holds without a guard.
 impl Drop for SetCall<'_> {
     fn drop(&mut self) {
-        let in_doubt = self.unanswered.take_if(|group| group.in_doubt);
-        for group in self.asked.drain(..).chain(in_doubt) {
+        for group in self.asked.drain(..) {
             group.owe(self.shared, self.caller);
         }
+        self.give_up_unanswered();
         self.give_back();
     }
 }
@@ -342,19 +342,27 @@ impl SetCall<'_> {
     fn pause_after(&mut self, mut failure: Failure) -> Result<()> {
         let shared = self.shared;
         let Some(group) = &mut self.unanswered else { return Ok(()) };
-        // A hold that a quorum has withdrawn must not be requested again.
         group.in_doubt |= failure.is_in_doubt();
-        let pause = if shared.store.withdraws() {
-            None
-        } else {
-            self.retry.pause_after(&mut failure, clock::now())
-        };
         let name = &self.names[group.indexes[0]];
+        if shared.store.withdraws() {
+            // A hold that a quorum has withdrawn must not be requested again.
+            self.give_up_unanswered();
+        }
+        let pause = self.retry.pause_after(&mut failure, clock::now());
         shared.reporter.outages.record_failed_call(name, &failure, pause);
         if pause.is_some_and(|pause| self.pauses.sleep(pause, name).is_ok()) {
             return Ok(());
         }
         self.pauses.check(name).and(Err(failure.into_error("acquire", name)))
+    }
+
+    /// Asks no more for the holds for which the last request failed. They may exist.
+    fn give_up_unanswered(&mut self) {
+        if let Some(group) = self.unanswered.take()
+            && group.in_doubt
+        {
+            group.owe(self.shared, self.caller);
+        }
     }
 
     /// Tries once for the locks of some groups. If one is held, returns its index. If a request

@@ -32,9 +32,6 @@ reasons! {
     NoAnswer,
     /// The client does not renew the lease.
     NotRenewed,
-    /// A call for several locks at a quorum tries once: what it has withdrawn it does not ask for
-    /// again.
-    SetOfQuorum,
 }
 
 /// How often a reason was the only one, and how often one of several.

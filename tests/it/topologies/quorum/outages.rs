@@ -219,9 +219,10 @@ fn an_outage_of_a_majority_is_waited_out() {
     quorum.servers[1].stop();
     thread::scope(|scope| {
         let waiter = scope.spawn(|| client.try_lock_for("a", SOON).unwrap().is_some());
+        let set = scope.spawn(|| client.try_lock_all_for(["b", "c"], SOON).unwrap().is_some());
         thread::sleep(ms(700));
-        assert!(!waiter.is_finished());
+        assert!(!waiter.is_finished() && !set.is_finished());
         quorum.servers[1].cont();
-        assert!(waiter.join().unwrap());
+        assert!(waiter.join().unwrap() && set.join().unwrap());
     });
 }
