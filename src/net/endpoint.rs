@@ -76,6 +76,9 @@ impl Endpoint {
         if encrypted && parsed.set_scheme("redis").is_err() {
             return refuse_form(FORM);
         }
+        if cfg!(windows) && parsed.scheme().ends_with("unix") {
+            return refuse("must not be that of a Unix socket on Windows: use TCP, or TLS");
+        }
         if !encrypted && parsed.fragment().is_some() {
             return refuse_form("must have nothing behind a #");
         }
@@ -193,6 +196,7 @@ impl Endpoint {
     ) -> Result<RespStream, (Phase, io::Error)> {
         let connected = match &self.address {
             ConnectionAddr::Tcp(..) => Stream::tcp(addresses, deadline),
+            #[cfg(unix)]
             ConnectionAddr::Unix(path) => Stream::unix(path, deadline),
             _ => Err(io::ErrorKind::Unsupported.into()),
         };
