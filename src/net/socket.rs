@@ -27,7 +27,7 @@ use rustix::io::Errno;
 #[cfg(unix)]
 use rustix::net::SocketAddrUnix;
 use rustix::net::{self, RecvFlags, SendFlags, Shutdown, sockopt};
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 
 #[cfg(all(test, leasehold_shuttle))]
 use crate::net::schedules::FakeStream;
@@ -108,7 +108,7 @@ impl Stream {
             }
             let mut fds: Vec<_> =
                 attempts.iter().map(|attempt| PollFd::new(attempt, PollFlags::OUT)).collect();
-            poll_ready(&mut fds, Some(next.min(deadline).min(Instant::now() + CONNECT_NOTICED)));
+            poll_until(&mut fds, Some(next.min(deadline).min(Instant::now() + CONNECT_NOTICED)));
             let mut connected = None;
             for place in (0..attempts.len()).rev() {
                 match is_connected(&attempts[place]) {
@@ -125,8 +125,11 @@ impl Stream {
                 stream.set_nonblocking(!BLOCKS)?;
                 stream.set_nodelay(true)?;
                 stream.set_read_timeout(Some(NAP))?;
-                sockopt::set_socket_keepalive(&stream, true)?;
-                sockopt::set_tcp_keepidle(&stream, KEEPALIVE)?;
+                let keepalive = TcpKeepalive::new().with_time(KEEPALIVE);
+                // There, both times are set together.
+                #[cfg(windows)]
+                let keepalive = keepalive.with_interval(Duration::from_secs(1));
+                SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
                 return Ok(Self::Tcp(stream));
             }
             if remaining(deadline).is_err() {
@@ -253,8 +256,11 @@ impl Stream {
         if let Self::Fake(stream) = self {
             return stream.wait();
         }
-        let ready = poll_ready(&mut [self.poll_fd(what)], Some(deadline));
-        if ready.is_empty() { remaining(deadline).map(drop) } else { Ok(()) }
+        let mut fds = [self.poll_fd(what)];
+        match poll_until(&mut fds, Some(deadline)) {
+            Polled::Nothing => remaining(deadline).map(drop),
+            Polled::Refused | Polled::Some => Ok(()),
+        }
     }
 
     /// Returns what the system knows it by: a file descriptor, on Windows a `SOCKET`.
@@ -312,27 +318,44 @@ fn is_connected(attempt: &TcpStream) -> io::Result<bool> {
 /// Blocks until some of the sockets may be ready, and returns their indices; none after the
 /// deadline. Without a deadline it does not block.
 pub(crate) fn poll_ready(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Vec<usize> {
+    match poll_until(fds, deadline) {
+        Polled::Nothing => Vec::new(),
+        Polled::Refused => (0..fds.len()).collect(),
+        Polled::Some => {
+            let ready = fds.iter().enumerate().filter(|(_, fd)| !fd.revents().is_empty());
+            ready.map(|(position, _)| position).collect()
+        }
+    }
+}
+
+/// What `poll` has found out about its sockets.
+enum Polled {
+    Nothing,
+    /// Any socket may be ready: the system refuses the call itself. It has no memory, the limit of
+    /// open files is now lower than the number of sockets, or a filter forbids the call.
+    Refused,
+    Some,
+}
+
+fn poll_until(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Polled {
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let time = Timespec::try_from(left.unwrap_or_default().min(POLL_MAX)).ok();
         match poll(fds, time.as_ref()) {
             Ok(0) if left.is_some_and(|left| !left.is_zero()) => {}
             Err(Errno::INTR) => {}
+            Ok(0) => return Polled::Nothing,
             // If something is wrong with a socket, reading from it returns the error.
-            Ok(_) => break,
-            Err(_) if left.is_some_and(|left| left.is_zero()) => return Vec::new(),
+            Ok(_) => return Polled::Some,
+            Err(_) if left.is_some_and(|left| left.is_zero()) => return Polled::Nothing,
             // Windows does not poll nothing.
             Err(_) if fds.is_empty() => thread::sleep(left.unwrap_or_default()),
-            // The system refuses the call itself: it has no memory, the limit of open files is now
-            // lower than the number of sockets, or a filter forbids the call.
             Err(_) => {
                 thread::sleep(UNPOLLED.min(left.unwrap_or_default()));
-                return (0..fds.len()).collect();
+                return Polled::Refused;
             }
         }
     }
-    let ready = fds.iter().enumerate().filter(|(_, fd)| !fd.revents().is_empty());
-    ready.map(|(position, _)| position).collect()
 }
 
 /// Returns the time until the deadline, or a timeout error if there is none.
