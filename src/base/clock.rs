@@ -2,7 +2,8 @@
 //!
 //! `std::time::Instant` stands still during suspend on Linux and macOS, so a lease measured by it
 //! would outlive the server's (<https://github.com/rust-lang/rust/issues/79462>). Deadlines for
-//! waiting and I/O use `Instant`, because a suspend must not use up a caller's retries.
+//! waiting and I/O use `Instant`, because a suspend must not use up a caller's retries. On Windows
+//! there is one clock for both, so there it does.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -106,8 +107,10 @@ fn reading() -> u64 {
     Duration::try_from(clock_gettime(CLOCK)).map_or(0, nanos)
 }
 
-/// No lease of a server depends on this clock there.
-#[cfg(not(unix))]
+/// `Instant` reads the performance counter, which includes the time in sleep and hibernation:
+/// <https://learn.microsoft.com/en-us/windows/win32/sysinfo/acquiring-high-resolution-time-stamps>.
+/// `QueryUnbiasedInterruptTime` would not.
+#[cfg(windows)]
 fn reading() -> u64 {
     static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
     nanos(START.elapsed())

@@ -193,7 +193,7 @@ impl Config {
 fn host() -> String {
     #[cfg(unix)]
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    #[cfg(not(unix))]
+    #[cfg(windows)]
     let host = std::env::var("COMPUTERNAME").unwrap_or_default();
     host.chars().filter(|char| !is_bad_in_label(*char)).take(HOST_MAX).collect()
 }

@@ -76,6 +76,9 @@ impl Endpoint {
         if encrypted && parsed.set_scheme("redis").is_err() {
             return refuse_form(FORM);
         }
+        if cfg!(windows) && parsed.scheme().ends_with("unix") {
+            return refuse("must not be that of a Unix socket on Windows: use TCP, or TLS");
+        }
         if !encrypted && parsed.fragment().is_some() {
             return refuse_form("must have nothing behind a #");
         }
@@ -193,6 +196,7 @@ impl Endpoint {
     ) -> Result<RespStream, (Phase, io::Error)> {
         let connected = match &self.address {
             ConnectionAddr::Tcp(..) => Stream::tcp(addresses, deadline),
+            #[cfg(unix)]
             ConnectionAddr::Unix(path) => Stream::unix(path, deadline),
             _ => Err(io::ErrorKind::Unsupported.into()),
         };
@@ -333,10 +337,22 @@ mod tests {
         );
         assert_eq!(login("redis://:p@localhost"), "*2\r\n$4\r\nAUTH\r\n$1\r\np\r\n");
         let without_password = "*3\r\n$4\r\nAUTH\r\n$1\r\nu\r\n$0\r\n\r\n";
-        for url in ["redis://u@localhost", "redis://u:@localhost", "unix:///tmp/x?user=u"] {
+        for url in ["redis://u@localhost", "redis://u:@localhost"] {
             assert_eq!(login(url), without_password, "{url}");
         }
-        assert_eq!(login("unix:///tmp/x?pass=p"), "*2\r\n$4\r\nAUTH\r\n$1\r\np\r\n");
+        #[cfg(unix)]
+        {
+            assert_eq!(login("unix:///tmp/x?user=u"), without_password);
+            assert_eq!(login("unix:///tmp/x?pass=p"), "*2\r\n$4\r\nAUTH\r\n$1\r\np\r\n");
+        }
+    }
+
+    #[cfg(windows)]
+    #[test]
+    fn the_url_of_a_unix_socket_is_refused() {
+        for url in ["unix:///tmp/x", "redis+unix:///tmp/x?pass=secret"] {
+            assert!(refusal(url).contains("Unix socket"), "{}", refusal(url));
+        }
     }
 
     #[test]
@@ -355,6 +371,7 @@ mod tests {
             "redis://:secret?@host",
             "\"redis://:secret@host\"",
             "redis://:sec\nret@host",
+            #[cfg(unix)]
             "unix:///secret#x",
             #[cfg(feature = "tls")]
             "rediss://me:1#secret@host",
@@ -411,7 +428,11 @@ mod tests {
 
     #[test]
     fn a_version_of_the_protocol_changes_nothing() {
-        for url in ["redis://localhost/?protocol=resp3", "unix:///tmp/x?protocol=2"] {
+        for url in [
+            "redis://localhost/?protocol=resp3",
+            #[cfg(unix)]
+            "unix:///tmp/x?protocol=2",
+        ] {
             assert_eq!(login(url), "");
         }
         assert!(refusal("redis://localhost/?protocol=secret").contains("resp3"));

@@ -30,7 +30,6 @@ pub(crate) mod sentinels;
 pub(crate) mod server;
 pub(crate) mod shared_call;
 mod shared_queue;
-#[cfg_attr(not(unix), path = "no_socket.rs")]
 pub(crate) mod socket;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;

@@ -4,11 +4,17 @@
 //! byte by byte. So every wait is for the remaining time: after a short spin if the caller allows
 //! one, in `read` itself while much time is left, which saves a system call, and in `poll` at the
 //! end. A caller that may wait long always waits in `poll`, because `read` wakes up now and then.
+//!
+//! Windows has no flag that keeps a single call from blocking, so no socket blocks there, and every
+//! wait is in `poll`.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind};
+#[cfg(windows)]
+use std::net::{Ipv4Addr, UdpSocket};
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+#[cfg(unix)]
 use std::os::unix::net::UnixStream;
+#[cfg(unix)]
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -16,11 +22,12 @@ use std::time::{Duration, Instant};
 
 pub(crate) use rustix::event::{PollFd, PollFlags};
 use rustix::event::{Timespec, poll};
-use rustix::io::{Errno, FdFlags, fcntl_setfd};
-use rustix::net::{
-    self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
-    sockopt,
-};
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::io::Errno;
+#[cfg(unix)]
+use rustix::net::SocketAddrUnix;
+use rustix::net::{self, RecvFlags, SendFlags, Shutdown, sockopt};
+use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 
 #[cfg(all(test, leasehold_shuttle))]
 use crate::net::schedules::FakeStream;
@@ -39,20 +46,37 @@ const UNPOLLED: Duration = Duration::from_millis(5);
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// Apple's systems have no `NOSIGNAL`. Rust programs ignore that signal from the start anyway.
-#[cfg(not(target_vendor = "apple"))]
+#[cfg(all(unix, not(target_vendor = "apple")))]
 const SEND: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 #[cfg(target_vendor = "apple")]
 const SEND: SendFlags = SendFlags::DONTWAIT;
+#[cfg(windows)]
+const SEND: SendFlags = SendFlags::empty();
 
-/// Programs that this one starts must not inherit the socket. On Apple's systems this cannot be set
-/// when the socket is created, only right afterwards.
-#[cfg(not(target_vendor = "apple"))]
-const SOCKET: SocketFlags = SocketFlags::CLOEXEC;
-#[cfg(target_vendor = "apple")]
-const SOCKET: SocketFlags = SocketFlags::empty();
+/// For a `recv` that does not block.
+#[cfg(unix)]
+const RECEIVE: RecvFlags = RecvFlags::DONTWAIT;
+#[cfg(windows)]
+const RECEIVE: RecvFlags = RecvFlags::empty();
+
+/// Sockets block where a flag of the call can forbid it. Where they do not, no `read` sleeps.
+const BLOCKS: bool = cfg!(unix);
+
+/// The longest sleep of a thread whose socket another thread may close. On Windows that wakes it
+/// only once the server, too, has closed the connection.
+pub(crate) const CLOSE_NOTICED: Duration =
+    if cfg!(windows) { Duration::from_millis(250) } else { POLL_MAX };
+
+/// The longest sleep in one call of `poll`. Some systems refuse a month.
+const POLL_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The longest sleep of a thread that connects. Windows before version 10.2004 does not wake it
+/// when an attempt fails.
+const CONNECT_NOTICED: Duration = if cfg!(windows) { NAP } else { POLL_MAX };
 
 pub(crate) enum Stream {
     Tcp(TcpStream),
+    #[cfg(unix)]
     Unix(UnixStream),
     #[cfg(all(test, leasehold_shuttle))]
     Fake(FakeStream),
@@ -84,10 +108,10 @@ impl Stream {
             }
             let mut fds: Vec<_> =
                 attempts.iter().map(|attempt| PollFd::new(attempt, PollFlags::OUT)).collect();
-            let ready = poll_ready(&mut fds, Some(next.min(deadline)));
+            poll_until(&mut fds, Some(next.min(deadline).min(Instant::now() + CONNECT_NOTICED)));
             let mut connected = None;
             // From the end, because removing one moves all behind it.
-            for place in ready.into_iter().rev() {
+            for place in (0..attempts.len()).rev() {
                 match is_connected(&attempts[place]) {
                     Ok(true) => connected = Some(attempts.remove(place)),
                     Ok(false) => {}
@@ -99,11 +123,14 @@ impl Stream {
                 }
             }
             if let Some(stream) = connected {
-                stream.set_nonblocking(false)?;
+                stream.set_nonblocking(!BLOCKS)?;
                 stream.set_nodelay(true)?;
                 stream.set_read_timeout(Some(NAP))?;
-                sockopt::set_socket_keepalive(&stream, true)?;
-                sockopt::set_tcp_keepidle(&stream, KEEPALIVE)?;
+                let keepalive = TcpKeepalive::new().with_time(KEEPALIVE);
+                // There, both times are set together.
+                #[cfg(windows)]
+                let keepalive = keepalive.with_interval(Duration::from_secs(1));
+                SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
                 return Ok(Self::Tcp(stream));
             }
             if remaining(deadline).is_err() {
@@ -112,6 +139,7 @@ impl Stream {
         }
     }
 
+    #[cfg(unix)]
     pub(crate) fn unix(path: &Path, deadline: Instant) -> io::Result<Self> {
         #[cfg(all(test, leasehold_shuttle))]
         if let Some(stream) = FakeStream::open(path) {
@@ -120,9 +148,7 @@ impl Stream {
         let address = SocketAddrUnix::new(path)?;
         let pause = Duration::from_millis(1);
         loop {
-            let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SOCKET, None)?;
-            fcntl_setfd(&socket, FdFlags::CLOEXEC)?;
-            let stream = UnixStream::from(socket);
+            let stream = UnixStream::from(Socket::new(Domain::UNIX, Type::STREAM, None)?);
             stream.set_nonblocking(true)?;
             match net::connect(&stream, &address) {
                 Ok(()) => {
@@ -142,6 +168,7 @@ impl Stream {
     pub(crate) fn peer(&self) -> Option<SocketAddr> {
         match self {
             Self::Tcp(stream) => stream.peer_addr().ok(),
+            #[cfg(unix)]
             Self::Unix(_) => None,
             #[cfg(all(test, leasehold_shuttle))]
             Self::Fake(_) => None,
@@ -155,7 +182,7 @@ impl Stream {
             return stream.send(bytes);
         }
         loop {
-            match net::send(self, bytes, SEND) {
+            match net::send(self.handle(), bytes, SEND) {
                 Err(Errno::AGAIN) => return Ok(0),
                 Err(Errno::INTR) => {}
                 sent => return Ok(sent?),
@@ -177,7 +204,7 @@ impl Stream {
             } else {
                 match wait {
                     WaitFor::Buffered | WaitFor::Nothing => false,
-                    WaitFor::SoonReply { deadline } if remaining(deadline)? >= NAP => true,
+                    WaitFor::SoonReply { deadline } if BLOCKS && has_nap(deadline)? => true,
                     WaitFor::Reply { deadline } | WaitFor::SoonReply { deadline } => {
                         self.wait(PollFlags::IN, deadline)?;
                         false
@@ -203,8 +230,8 @@ impl Stream {
         if let Self::Fake(stream) = self {
             return stream.receive(into, !naps);
         }
-        let flags = if naps { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
-        Ok(net::recv(self, into, flags)?.1)
+        let flags = if naps { RecvFlags::empty() } else { RECEIVE };
+        Ok(net::recv(self.handle(), into, flags)?.1)
     }
 
     /// Checks what has arrived, without waiting and without taking any of it.
@@ -213,7 +240,7 @@ impl Stream {
         if let Self::Fake(_) = self {
             return Arrived::Nothing;
         }
-        match net::recv(self, &mut [0], RecvFlags::PEEK.union(RecvFlags::DONTWAIT)) {
+        match net::recv(self.handle(), &mut [0], RecvFlags::PEEK.union(RECEIVE)) {
             Ok((_, 1..)) => Arrived::Data,
             Err(Errno::AGAIN | Errno::INTR) => Arrived::Nothing,
             Ok(_) | Err(_) => Arrived::End,
@@ -222,7 +249,7 @@ impl Stream {
 
     /// Returns what to poll for, for a thread that waits for several sockets.
     pub(crate) fn poll_fd(&self, what: PollFlags) -> PollFd<'_> {
-        PollFd::new(self, what)
+        PollFd::from_borrowed_fd(self.handle(), what)
     }
 
     pub(crate) fn wait(&self, what: PollFlags, deadline: Instant) -> io::Result<()> {
@@ -230,15 +257,18 @@ impl Stream {
         if let Self::Fake(stream) = self {
             return stream.wait();
         }
-        let ready = poll_ready(&mut [PollFd::new(self, what)], Some(deadline));
-        if ready.is_empty() { remaining(deadline).map(drop) } else { Ok(()) }
+        let mut fds = [self.poll_fd(what)];
+        match poll_until(&mut fds, Some(deadline)) {
+            Polled::Nothing => remaining(deadline).map(drop),
+            Polled::Refused | Polled::Some => Ok(()),
+        }
     }
-}
 
-impl AsFd for Stream {
-    fn as_fd(&self) -> BorrowedFd<'_> {
+    /// Returns what the system knows it by: a file descriptor, on Windows a `SOCKET`.
+    fn handle(&self) -> BorrowedFd<'_> {
         match self {
             Self::Tcp(stream) => stream.as_fd(),
+            #[cfg(unix)]
             Self::Unix(stream) => stream.as_fd(),
             #[cfg(all(test, leasehold_shuttle))]
             Self::Fake(_) => unreachable!("it has no file"),
@@ -249,19 +279,19 @@ impl AsFd for Stream {
 impl Close for Stream {
     fn close(&self) {
         // This fails if the connection has ended by itself, which is just as good.
-        net::shutdown(self, Shutdown::Both).unwrap_or_default();
+        net::shutdown(self.handle(), Shutdown::Both).unwrap_or_default();
     }
 }
 
 /// Starts to connect. The socket becomes writable when that has ended.
 fn begin_tcp(address: &SocketAddr) -> io::Result<TcpStream> {
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let socket = net::socket_with(family, SocketType::STREAM, SOCKET, None)?;
-    fcntl_setfd(&socket, FdFlags::CLOEXEC)?;
+    // Programs that this one starts do not inherit it.
+    let socket = Socket::new(Domain::for_address(*address), Type::STREAM, None)?;
     let stream = TcpStream::from(socket);
     stream.set_nonblocking(true)?;
     match net::connect(&stream, address) {
-        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(stream),
+        // The last one is how Windows says it.
+        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR | Errno::WOULDBLOCK) => Ok(stream),
         Err(error) => Err(error.into()),
     }
 }
@@ -289,25 +319,44 @@ fn is_connected(attempt: &TcpStream) -> io::Result<bool> {
 /// Blocks until some of the sockets may be ready, and returns their indices; none after the
 /// deadline. Without a deadline it does not block.
 pub(crate) fn poll_ready(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Vec<usize> {
+    match poll_until(fds, deadline) {
+        Polled::Nothing => Vec::new(),
+        Polled::Refused => (0..fds.len()).collect(),
+        Polled::Some => {
+            let ready = fds.iter().enumerate().filter(|(_, fd)| !fd.revents().is_empty());
+            ready.map(|(position, _)| position).collect()
+        }
+    }
+}
+
+/// What `poll` has found out about its sockets.
+enum Polled {
+    Nothing,
+    /// Any socket may be ready: the system refuses the call itself. It has no memory, the limit of
+    /// open files is now lower than the number of sockets, or a filter forbids the call.
+    Refused,
+    Some,
+}
+
+fn poll_until(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Polled {
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let time = Timespec::try_from(left.unwrap_or_default()).ok();
+        let time = Timespec::try_from(left.unwrap_or_default().min(POLL_MAX)).ok();
         match poll(fds, time.as_ref()) {
             Ok(0) if left.is_some_and(|left| !left.is_zero()) => {}
             Err(Errno::INTR) => {}
+            Ok(0) => return Polled::Nothing,
             // If something is wrong with a socket, reading from it returns the error.
-            Ok(_) => break,
-            Err(_) if left.is_some_and(|left| left.is_zero()) => return Vec::new(),
-            // The system refuses the call itself: it has no memory, the limit of open files is now
-            // lower than the number of sockets, or a filter forbids the call.
+            Ok(_) => return Polled::Some,
+            Err(_) if left.is_some_and(|left| left.is_zero()) => return Polled::Nothing,
+            // Windows does not poll nothing.
+            Err(_) if fds.is_empty() => thread::sleep(left.unwrap_or_default()),
             Err(_) => {
                 thread::sleep(UNPOLLED.min(left.unwrap_or_default()));
-                return (0..fds.len()).collect();
+                return Polled::Refused;
             }
         }
     }
-    let ready = fds.iter().enumerate().filter(|(_, fd)| !fd.revents().is_empty());
-    ready.map(|(position, _)| position).collect()
 }
 
 /// Returns the time until the deadline, or a timeout error if there is none.
@@ -319,29 +368,41 @@ fn remaining(deadline: Instant) -> io::Result<Duration> {
     Ok(left)
 }
 
+/// Returns `true` if there is time for a nap before the deadline.
+fn has_nap(deadline: Instant) -> io::Result<bool> {
+    Ok(remaining(deadline)? >= NAP)
+}
+
 /// Wakes a thread that polls: readable from when it is rung until it is reset. Clones share it.
 #[derive(Clone)]
-pub(crate) struct Alarm(Arc<(UnixStream, UnixStream)>);
+pub(crate) struct Alarm(Arc<Pair>);
+
+/// Two connected sockets: what is sent to the first one arrives at the second.
+#[cfg(unix)]
+struct Pair(UnixStream, UnixStream);
+
+/// The second one only receives from the first.
+#[cfg(windows)]
+struct Pair(UdpSocket, UdpSocket);
 
 impl Alarm {
     pub(crate) fn new() -> io::Result<Self> {
-        let (bell, rung) = UnixStream::pair()?;
-        bell.set_nonblocking(true)?;
-        rung.set_nonblocking(true)?;
-        Ok(Self(Arc::new((bell, rung))))
+        let pair = Pair::new()?;
+        pair.0.set_nonblocking(true)?;
+        pair.1.set_nonblocking(true)?;
+        Ok(Self(Arc::new(pair)))
     }
 
     pub(crate) fn ring(&self) {
         // If it is full, the thread has not read it since.
-        (&self.0.0).write(&[0]).map(drop).unwrap_or_default();
+        net::send(&self.0.0, &[0], SEND).map(drop).unwrap_or_default();
     }
 
     pub(crate) fn reset(&self) {
         let mut rings = [0; 64];
         loop {
-            match (&self.0.1).read(&mut rings) {
-                Ok(count) if count > 0 => {}
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            match net::recv(&self.0.1, &mut rings, RECEIVE) {
+                Ok((_, 1..)) | Err(Errno::INTR) => {}
                 _ => return,
             }
         }
@@ -349,6 +410,22 @@ impl Alarm {
 
     pub(crate) fn rung(&self) -> PollFd<'_> {
         PollFd::new(&self.0.1, PollFlags::IN)
+    }
+}
+
+impl Pair {
+    #[cfg(unix)]
+    fn new() -> io::Result<Self> {
+        UnixStream::pair().map(|(one, other)| Self(one, other))
+    }
+
+    #[cfg(windows)]
+    fn new() -> io::Result<Self> {
+        let one = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let other = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        one.connect(other.local_addr()?)?;
+        other.connect(one.local_addr()?)?;
+        Ok(Self(one, other))
     }
 }
 
@@ -405,14 +482,13 @@ mod tests {
                 late.0.accept().expect("it is in the queue");
             }
             let stream = connects.join().expect("no panic").expect("one answers");
-            let peer = rustix::net::getpeername(&stream).expect("it is connected");
-            assert_eq!(SocketAddr::try_from(peer.expect("an address")), Ok(late.address()));
+            assert_eq!(stream.peer(), Some(late.address()));
         });
     }
 
     /// Connects a socket to its own port, as the system does now and then.
     fn loop_back() -> TcpStream {
-        let socket = net::socket_with(AddressFamily::INET, SocketType::STREAM, SOCKET, None);
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None);
         let stream = TcpStream::from(socket.expect("a socket"));
         net::bind(&stream, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).expect("a port");
         let own = stream.local_addr().expect("it is bound");

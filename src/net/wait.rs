@@ -32,7 +32,6 @@ static SPINS_AMONG: LazyLock<usize> =
     LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from) - 1);
 
 /// The state of what has arrived over a connection and was not read.
-#[cfg_attr(not(unix), allow(dead_code, reason = "nothing comes there"))]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Arrived {
     Data,

@@ -85,6 +85,7 @@ mod faults {
     mod queue_outages;
     mod resources;
     mod restarts;
+    #[cfg(unix)]
     mod slow_links;
     mod timeouts;
 }

@@ -29,7 +29,7 @@ use crate::error::Phase;
 use crate::net::connection::Connection;
 use crate::net::factory::ConnectionFactory;
 use crate::net::packed::Request;
-use crate::net::socket::{PollFd, poll_ready};
+use crate::net::socket::{CLOSE_NOTICED, PollFd, poll_ready};
 use crate::net::wait::WaitFor;
 
 /// How often the outcome of an opening is polled while other connections are open.
@@ -213,15 +213,15 @@ pub(crate) fn wait_for_any<'a, T: 'a>(
     select.ready_deadline(deadline).is_ok()
 }
 
-/// Sleeps until a socket is ready, a connection has been opened, or `deadline`.
+/// Sleeps until a socket is ready or closed, a connection has been opened, or `deadline`. May return
+/// before.
 pub(crate) fn sleep<T>(sockets: &mut [PollFd<'_>], openings: &[&Receiver<T>], deadline: Instant) {
-    if openings.is_empty() {
-        poll_ready(sockets, Some(deadline));
-    } else if sockets.is_empty() {
+    if sockets.is_empty() && !openings.is_empty() {
         wait_for_any(openings.iter().copied(), deadline);
-    } else {
-        poll_ready(sockets, Some(deadline.min(Instant::now() + LOOK)));
+        return;
     }
+    let longest = if openings.is_empty() { CLOSE_NOTICED } else { LOOK };
+    poll_ready(sockets, Some(deadline.min(Instant::now() + longest)));
 }
 
 #[cfg(test)]

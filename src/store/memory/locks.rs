@@ -391,6 +391,7 @@ mod tests {
     use super::*;
     use crate::store::memory::name_state::Waiting;
 
+    #[cfg_attr(windows, allow(dead_code, reason = "the simulation, which needs Unix, uses most"))]
     impl Locks {
         pub(in crate::store::memory) fn end_at(
             &mut self,

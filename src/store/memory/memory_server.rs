@@ -260,6 +260,7 @@ mod tests {
     use crate::base::clock::Moment;
     use crate::store::hold_id::HoldId;
 
+    #[cfg_attr(windows, allow(dead_code, reason = "the simulation, which needs Unix, uses most"))]
     impl MemoryServer {
         /// Sets the end of the selected holds and offers of a name.
         pub(crate) fn end_at(&self, key: &str, end: Moment, is_meant: impl Fn(&HoldId) -> bool) {

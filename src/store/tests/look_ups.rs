@@ -161,7 +161,7 @@ fn connections_that_are_old_are_replaced_wherever_the_address_leads_by_then() {
 }
 
 /// Other systems have one loopback address.
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", windows))]
 #[test]
 fn connections_follow_a_name_as_soon_as_a_look_up_gives_another_address() {
     let config = Config { pool_size: 1, ..Config::default() };
@@ -187,7 +187,7 @@ fn connections_follow_a_name_as_soon_as_a_look_up_gives_another_address() {
 
 /// As of a headless service, whose name has the addresses of all its servers.
 #[test]
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", windows))]
 fn the_other_addresses_of_a_host_are_tried_if_the_first_is_that_of_a_replica() {
     let (master, replica) = (Server::redis(), Server::redis());
     let follow = |server: &Server, of: &Server| {

@@ -329,6 +329,7 @@ fn a_file_of_authorities_is_read_again_for_a_new_connection() {
 }
 
 /// A FIFO does what a file of a network file system does when its server is away.
+#[cfg(unix)]
 #[test]
 fn a_file_of_authorities_that_hangs_does_not_keep_a_client_from_connecting() {
     let ((first, pem), (second, other)) = (credentials(), credentials());

@@ -28,7 +28,11 @@ fn has_test(source: &str, name: &str) -> bool {
     };
     let before = lines[..at].iter().rev();
     let attributes: Vec<_> = before.take_while(|line| line.starts_with("#[")).collect();
-    let listed = |line: &&str| line.strip_suffix([',', ';']) == Some(name);
+    let listed = |line: &&str| {
+        let line = line.strip_prefix("#[cfg(unix)] ").unwrap_or(line);
+        let line = line.strip_prefix("#[cfg(target_os = \"linux\")] ").unwrap_or(line);
+        line.strip_suffix([',', ';']) == Some(name)
+    };
     attributes.contains(&&"#[test]") || lines.iter().any(listed)
 }
 
@@ -36,7 +40,7 @@ fn has_test(source: &str, name: &str) -> bool {
 fn folders() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it");
     let entries = fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path());
-    entries.filter(|path| path.is_dir()).collect()
+    entries.filter(|path| path.is_dir() && !path.ends_with("support")).collect()
 }
 
 /// Returns the file with a test in that module: `renewals`, `quorum::fences`,

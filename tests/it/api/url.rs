@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::net::TcpListener;
-use std::os::unix::ffi::OsStringExt;
 
 use leasehold::{Builder, Client, Error};
 
@@ -18,7 +17,7 @@ stores! {
         settings_of_a_url_count,
         later_settings_win,
         the_url_of_the_environment_is_used,
-        a_unix_socket_may_have_settings_too,
+        #[cfg(unix)] a_unix_socket_may_have_settings_too,
         white_space_around_a_url_is_ignored,
         a_user_without_a_password_is_not_the_default_user;
 }
@@ -58,6 +57,7 @@ fn later_settings_win(server: &Server) {
     assert_eq!(key_of(&by_code), "code:a");
 }
 
+#[cfg(unix)]
 fn a_unix_socket_may_have_settings_too(server: &Server) {
     server.set_config("requirepass", "sesame");
     let url = format!("{}?pass=sesame&db=0&lease=20s", server.unix_url());
@@ -67,7 +67,7 @@ fn a_unix_socket_may_have_settings_too(server: &Server) {
 
 fn white_space_around_a_url_is_ignored(server: &Server) {
     let urls = server.url().replace("redis://", "redis+redlock://");
-    for url in [server.url(), server.unix_url(), urls] {
+    for url in [server.url(), server.admin_url(), urls] {
         take(&Client::open(&format!(" {url}\n")).unwrap(), "a").unlock().unwrap();
     }
 }
@@ -91,11 +91,18 @@ fn the_url_of_the_environment_is_used(server: &Server) {
         (server.url().into(), "good"),
         ("redis+cluster://:secret@127.0.0.1?lease=soon".into(), "lease"),
         // This counts as no value.
-        (OsString::from_vec(vec![0xff]), "REDIS_URL"),
+        (not_unicode(), "REDIS_URL"),
     ] {
         Child::start_with(use_the_environment, expected, &[("REDIS_URL", url)]).finish();
     }
     assert_eq!(server.calls("ping"), before + 1);
+}
+
+fn not_unicode() -> OsString {
+    #[cfg(unix)]
+    return std::os::unix::ffi::OsStringExt::from_vec(vec![0xff]);
+    #[cfg(windows)]
+    return std::os::windows::ffi::OsStringExt::from_wide(&[0xd800]);
 }
 
 #[test]

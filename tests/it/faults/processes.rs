@@ -1,31 +1,37 @@
 //! Processes that are killed, aborted, stopped, interrupted by signals or forked.
 
-use std::process::exit;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
+#[cfg(unix)]
+use std::{
+    process::exit,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
 
-use fork::{Fork, fork};
-use leasehold::{Canceller, Client, Error, Guard, HoldEnd, OwnedGuard, Ticket};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use leasehold::Error;
+#[cfg(unix)]
+use {
+    fork::{Fork, fork},
+    leasehold::{Canceller, Client, Guard, HoldEnd, OwnedGuard, Ticket},
+    rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid},
+};
 
 use crate::support::child::{self, Child};
-use crate::support::{
-    LEASE, SOON, Server, elsewhere, eventually, is_busy, ms, patient, stores, take, throughout,
-    timed,
-};
+use crate::support::{LEASE, SOON, Server, ms, patient, stores, throughout, timed};
+#[cfg(unix)]
+use crate::support::{elsewhere, eventually, is_busy, take};
 
 stores! {
     every server:
         a_waiter_takes_over_when_the_holder_is_killed,
         a_process_that_aborts_leaves_its_lock_to_its_lease,
-        signals_neither_break_nor_stretch_a_wait,
-        a_process_that_was_stopped_too_long_has_lost_its_hold,
-        a_process_that_was_stopped_too_long_recreates_nothing,
-        a_forked_child_can_do_no_harm,
-        a_forked_child_has_no_kept_lock;
+        #[cfg(unix)] signals_neither_break_nor_stretch_a_wait,
+        #[cfg(unix)] a_process_that_was_stopped_too_long_has_lost_its_hold,
+        #[cfg(unix)] a_process_that_was_stopped_too_long_recreates_nothing,
+        #[cfg(unix)] a_forked_child_can_do_no_harm,
+        #[cfg(unix)] a_forked_child_has_no_kept_lock;
     one server:
-        a_fork_of_a_busy_process_can_be_closed;
+        #[cfg(unix)] a_fork_of_a_busy_process_can_be_closed;
 }
 
 /// The child of the tests below: holds `a`, waits for its parent and reports the end of the hold.
@@ -82,6 +88,7 @@ fn abort_in_a_child() {
     std::process::abort();
 }
 
+#[cfg(unix)]
 fn signals_neither_break_nor_stretch_a_wait(server: &Server) {
     let client = server.open(patient());
     let _guard = take(&client, "a");
@@ -100,6 +107,7 @@ fn signals_neither_break_nor_stretch_a_wait(server: &Server) {
     child.finish();
 }
 
+#[cfg(unix)]
 #[test]
 #[ignore = "a child of signals_neither_break_nor_stretch_a_wait"]
 fn wait_in_a_child() {
@@ -112,6 +120,7 @@ fn wait_in_a_child() {
     child::report(took.as_millis());
 }
 
+#[cfg(unix)]
 fn a_process_that_was_stopped_too_long_has_lost_its_hold(server: &Server) {
     let client = server.open(patient());
     let (mut child, fence) = start_holder(server);
@@ -130,6 +139,7 @@ fn a_process_that_was_stopped_too_long_has_lost_its_hold(server: &Server) {
     guard.unlock().unwrap();
 }
 
+#[cfg(unix)]
 fn a_process_that_was_stopped_too_long_recreates_nothing(server: &Server) {
     let (mut child, _fence) = start_holder(server);
     child.stop();
@@ -145,12 +155,14 @@ fn a_process_that_was_stopped_too_long_recreates_nothing(server: &Server) {
     take(&server.open(Client::builder()), "a").unlock().unwrap();
 }
 
+#[cfg(unix)]
 fn a_forked_child_can_do_no_harm(server: &Server) {
     Child::start(fork_in_a_child, &server.address()).finish();
     assert!(server.hashes().is_empty());
 }
 
 /// Runs in a process of its own, because a fork copies the state of all other tests.
+#[cfg(unix)]
 #[test]
 #[ignore = "a child of a_forked_child_can_do_no_harm"]
 fn fork_in_a_child() {
@@ -187,11 +199,13 @@ fn fork_in_a_child() {
     assert!(elsewhere(|| other.try_lock("a").unwrap().is_some()));
 }
 
+#[cfg(unix)]
 fn a_forked_child_has_no_kept_lock(server: &Server) {
     Child::start(fork_with_a_kept_lock_in_a_child, &server.address()).finish();
     assert!(server.hashes().is_empty());
 }
 
+#[cfg(unix)]
 #[test]
 #[ignore = "a child of a_forked_child_has_no_kept_lock"]
 fn fork_with_a_kept_lock_in_a_child() {
@@ -235,10 +249,12 @@ fn fork_with_a_kept_lock_in_a_child() {
     theirs.unlock().unwrap();
 }
 
+#[cfg(unix)]
 fn a_fork_of_a_busy_process_can_be_closed(server: &Server) {
     Child::start(fork_while_busy_in_a_child, &server.address()).finish();
 }
 
+#[cfg(unix)]
 #[test]
 #[ignore = "a child of a_fork_of_a_busy_process_can_be_closed"]
 fn fork_while_busy_in_a_child() {
@@ -294,6 +310,7 @@ fn fork_while_busy_in_a_child() {
 }
 
 /// Returns `true` if it happens within that time.
+#[cfg(unix)]
 fn happens(within: Duration, mut happened: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + within;
     while Instant::now() < deadline {
@@ -307,6 +324,7 @@ fn happens(within: Duration, mut happened: impl FnMut() -> bool) -> bool {
 
 /// Tries everything that a forked process must not do. The exit code names what succeeded; 0 means
 /// nothing did.
+#[cfg(unix)]
 fn harm_in_the_fork(
     client: Client,
     guard: Guard,

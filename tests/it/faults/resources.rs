@@ -157,7 +157,7 @@ fn a_broken_connection_leaves_the_others_open(server: &Server) {
     // The connection that was opened to check the server.
     let pooled = of_the_client(server, "").pop().unwrap();
     let kept = take(&client, "kept");
-    let other = Client::open(&server.unix_url()).unwrap();
+    let other = Client::open(&server.admin_url()).unwrap();
     let held = take(&other, "b");
     thread::scope(|scope| {
         let waits = scope.spawn(|| client.lock("b").map(drop));

@@ -64,7 +64,8 @@ impl Authority {
     }
 
     pub(crate) fn pem(&self) -> String {
-        self.issuer.pem()
+        // On Windows it has the line ends of Windows, but the tests edit it.
+        self.issuer.pem().replace('\r', "")
     }
 
     pub(crate) fn file(&self) -> PathBuf {
@@ -94,8 +95,8 @@ impl Authority {
         let mut params = CertificateParams::new([name.to_owned()]).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
-        let certificate = params.self_signed(&key).unwrap().pem();
-        self.keep(certificate, key.serialize_pem())
+        let certificate = params.self_signed(&key).unwrap().pem().replace('\r', "");
+        self.keep(certificate, key.serialize_pem().replace('\r', ""))
     }
 
     /// Returns a self-issued certificate of X.509 version 1 for `localhost`.
@@ -134,8 +135,8 @@ impl Authority {
     fn sign(&self, mut params: CertificateParams) -> Credentials {
         params.distinguished_name.push(DnType::CommonName, "certified");
         let key = KeyPair::generate().unwrap();
-        let certificate = params.signed_by(&key, &self.issuer).unwrap().pem();
-        self.keep(certificate, key.serialize_pem())
+        let certificate = params.signed_by(&key, &self.issuer).unwrap().pem().replace('\r', "");
+        self.keep(certificate, key.serialize_pem().replace('\r', ""))
     }
 
     fn keep(&self, certificate: String, key: String) -> Credentials {

@@ -15,6 +15,7 @@ use std::thread;
 
 use crossbeam_channel::{Receiver, unbounded};
 use parking_lot::Mutex;
+#[cfg(unix)]
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use super::SOON;
@@ -94,6 +95,7 @@ impl Child {
     }
 
     /// SIGSTOP; returns when every thread has stopped, which takes a while on a busy machine.
+    #[cfg(unix)]
     pub(crate) fn stop(&self) {
         self.signal(Signal::STOP);
         // If the process has ended meanwhile, other calls report that.
@@ -102,6 +104,7 @@ impl Child {
     }
 
     /// SIGCONT.
+    #[cfg(unix)]
     pub(crate) fn cont(&self) {
         self.signal(Signal::CONT);
     }
@@ -120,6 +123,7 @@ impl Child {
         assert!(status.success(), "{status}:\n{}", self.output.lock());
     }
 
+    #[cfg(unix)]
     fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.process), signal).unwrap();
     }

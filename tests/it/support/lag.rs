@@ -1,19 +1,21 @@
 //! Networks between a server and its replica or client with high latency or low bandwidth.
 
-use std::fs::File;
 use std::io::{Read, Result, Write};
-use std::net::{TcpListener, TcpStream};
-use std::ops::RangeInclusive;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, unbounded};
-use rustix::net::{Shutdown, shutdown};
+#[cfg(unix)]
+use std::{
+    ops::RangeInclusive,
+    os::unix::net::{UnixListener, UnixStream},
+    sync::atomic::AtomicUsize,
+};
 
+#[cfg(unix)]
 use super::ms;
 use super::server::Server;
 
@@ -60,20 +62,33 @@ fn carry(peer: &TcpStream, server: u16, delay: Duration) -> Result<()> {
     let server = TcpStream::connect(("127.0.0.1", server))?;
     peer.set_nodelay(true)?;
     server.set_nodelay(true)?;
-    relay(file(server.try_clone()?), file(peer.try_clone()?), Duration::ZERO, || usize::MAX);
-    relay(file(peer.try_clone()?), file(server), delay, || usize::MAX);
+    relay(server.try_clone()?, peer.try_clone()?, Duration::ZERO, || usize::MAX);
+    relay(peer.try_clone()?, server, delay, || usize::MAX);
     Ok(())
 }
 
-fn file(socket: impl Into<OwnedFd>) -> File {
-    File::from(socket.into())
+trait Socket: Read + Write + Send + 'static {
+    fn end(&self) -> Result<()>;
+}
+
+impl Socket for TcpStream {
+    fn end(&self) -> Result<()> {
+        self.shutdown(Shutdown::Both)
+    }
+}
+
+#[cfg(unix)]
+impl Socket for UnixStream {
+    fn end(&self) -> Result<()> {
+        self.shutdown(Shutdown::Both)
+    }
 }
 
 /// Delays each piece by the same time, however many are on their way. Reads only as much at a time
 /// as there is room for.
 fn relay(
-    mut from: File,
-    to: File,
+    mut from: impl Socket,
+    to: impl Socket,
     delay: Duration,
     mut room: impl FnMut() -> usize + Send + 'static,
 ) {
@@ -91,14 +106,14 @@ fn relay(
     thread::spawn(move || deliver(&pieces, to));
 }
 
-fn deliver(pieces: &Receiver<(Instant, Vec<u8>)>, mut to: File) {
+fn deliver(pieces: &Receiver<(Instant, Vec<u8>)>, mut to: impl Socket) {
     for (due, piece) in pieces {
         thread::sleep(due.saturating_duration_since(Instant::now()));
         if to.write_all(&piece).is_err() {
             break;
         }
     }
-    shutdown(&to, Shutdown::Both).ok();
+    to.end().ok();
 }
 
 /// A link of some distance and little bandwidth to a server. In each round trip it takes no more
@@ -106,17 +121,20 @@ fn deliver(pieces: &Receiver<(Instant, Vec<u8>)>, mut to: File) {
 ///
 /// Clients reach it over a Unix socket, in which the system keeps 90 to 240 KB that the link has
 /// not taken; in a TCP connection within one machine there is room for megabytes.
+#[cfg(unix)]
 pub(crate) struct NarrowLink {
     url: String,
     state: Arc<LinkState>,
 }
 
+#[cfg(unix)]
 struct LinkState {
     connections: AtomicUsize,
     is_stopped: AtomicBool,
     is_closed: AtomicBool,
 }
 
+#[cfg(unix)]
 impl NarrowLink {
     /// Creates a link whose windows have this initial and this maximum size in bytes.
     pub(crate) fn before(
@@ -141,9 +159,9 @@ impl NarrowLink {
                 link.connections.fetch_add(1, Ordering::SeqCst);
                 let server = TcpStream::connect(("127.0.0.1", server)).expect("the server is up");
                 let (other, back) = (server.try_clone().unwrap(), peer.try_clone().unwrap());
-                relay(file(other), file(back), Duration::ZERO, || usize::MAX);
+                relay(other, back, Duration::ZERO, || usize::MAX);
                 let mut window = Window::new(&link, round_trip, &windows);
-                relay(file(peer), file(server), round_trip, move || window.room());
+                relay(peer, server, round_trip, move || window.room());
             }
         });
         NarrowLink { url, state }
@@ -168,6 +186,7 @@ impl NarrowLink {
     }
 }
 
+#[cfg(unix)]
 impl Drop for NarrowLink {
     fn drop(&mut self) {
         self.state.is_closed.store(true, Ordering::SeqCst);
@@ -178,6 +197,7 @@ impl Drop for NarrowLink {
 }
 
 /// The limit of one connection over a [`NarrowLink`].
+#[cfg(unix)]
 struct Window {
     link: Arc<LinkState>,
     round_trip: Duration,
@@ -187,6 +207,7 @@ struct Window {
     ends: Instant,
 }
 
+#[cfg(unix)]
 impl Window {
     fn new(link: &Arc<LinkState>, round_trip: Duration, windows: &RangeInclusive<usize>) -> Window {
         let (size, most) = (*windows.start(), *windows.end());

@@ -2,18 +2,16 @@
 //!
 //! It has a directory of its own, listens on a free port of 127.0.0.1 and on a Unix socket in that
 //! directory, keeps nothing on disk unless told to, and never outlives the process that started it.
+//! A process on Windows has it started by `tests/windows/servers`, without the Unix socket.
 #![allow(
     dead_code,
     reason = "every test, example and bench that includes this file uses a part of it"
 )]
 
+use std::ffi::OsString;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
-use std::os::unix::fs::DirBuilderExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::thread;
@@ -22,27 +20,14 @@ use std::time::{Duration, Instant};
 use redis::io::tcp::TcpSettings;
 use redis::{Connection, FromRedisValue, IntoConnectionInfo, RedisResult, Value};
 
+use self::keeper::Keeper;
+
+/// The path is the same in every crate that includes this file.
+#[path = "keeper.rs"]
+mod keeper;
+
 /// Limit on the time that a healthy server takes for anything.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The shell that owns the server. As its parent it signals the right process or none. When this
-/// process ends, in whatever way, the shell reads the end of its input, kills the server and
-/// removes the directory. It ignores the hang-up that the kernel then sends to a group with a
-/// stopped server.
-const KEEPER: &str = r#"
-trap '' HUP
-dir=$1; shift; server=
-while read -r order; do
-    case $order in
-        START) "$@" </dev/null >>"$dir/log" 2>&1 & server=$! ;;
-        KILL) kill -s KILL "$server"; wait "$server"; server= ;;
-        *) kill -s "$order" "$server" ;;
-    esac
-    echo "${server:-0}"
-done
-kill -s KILL "$server"; wait "$server"
-rm -rf "$dir"
-"#;
 
 /// A running server. It ends, and its directory is removed, when this is dropped.
 #[derive(Debug)]
@@ -50,15 +35,8 @@ pub(crate) struct Server {
     keeper: Mutex<Keeper>,
     dir: PathBuf,
     port: u16,
-}
-
-#[derive(Debug)]
-struct Keeper {
-    shell: Child,
-    /// `None` once dropped: the end of its input ends the shell.
-    orders: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
-    server: u32,
+    /// The port without TLS, for a process that has no Unix sockets.
+    plain_port: u16,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -117,8 +95,18 @@ impl Server {
         format!("rediss://localhost:{}/", self.port)
     }
 
+    #[cfg(unix)]
     pub(crate) fn unix_url(&self) -> String {
         format!("redis+unix://{}", self.dir.join("socket").display())
+    }
+
+    /// Returns an address without TLS, for what a test asks of the server. No client that a test is
+    /// about has it, so that the server's list of clients tells them apart.
+    pub(crate) fn admin_url(&self) -> String {
+        #[cfg(unix)]
+        return self.unix_url();
+        #[cfg(windows)]
+        return format!("redis://[::1]:{}/", self.plain_port);
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -209,38 +197,41 @@ impl Server {
 
     fn launch(mode: Mode, binary: &Path, extra_args: &[&str], port: u16) -> Server {
         let dir = private_dir();
-        let mut shell = Command::new("sh");
-        shell.args(["-c", KEEPER, "keeper"]).arg(&dir).arg(binary);
+        let mut args = Vec::<OsString>::new();
         if mode == Mode::Sentinel {
             // A sentinel keeps its state in its configuration file, so it needs one.
             let file = dir.join("sentinel.conf");
             fs::write(&file, "").expect("the directory is ours");
-            shell.arg(file).arg("--sentinel");
+            args.extend([file.into(), "--sentinel".into()]);
         }
         // With a certificate, the server accepts only TLS on its port. The last of two settings
         // counts.
         let tls = extra_args.contains(&"--tls-cert-file");
-        let option = if tls { "--tls-port" } else { "--port" };
-        shell.args(["--port", "0", option, &port.to_string(), "--bind", "127.0.0.1"]);
-        shell.arg("--dir").arg(&dir);
-        shell.arg("--unixsocket").arg(dir.join("socket"));
-        shell.args(["--save", "", "--appendonly", "no"]);
-        if major_version(binary) >= 7 {
-            shell.args(["--enable-debug-command", "yes"]);
-        }
-        // In its own process group, the server does not get the Ctrl-C for this process.
-        shell.args(extra_args).process_group(0);
-        shell.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut shell = shell.stderr(Stdio::null()).spawn().expect("sh starts");
-        let mut keeper = Keeper {
-            orders: shell.stdin.take(),
-            answers: BufReader::new(shell.stdout.take().expect("stdout is piped")),
-            shell,
-            server: 0,
+        let plain_port = match tls {
+            true if cfg!(unix) => 0,
+            true => free_port(),
+            false => port,
         };
+        args.extend(["--port".into(), plain_port.to_string().into()]);
+        if tls {
+            args.extend(["--tls-port".into(), port.to_string().into()]);
+        }
+        args.extend(["--save", "", "--appendonly", "no", "--bind", "127.0.0.1"].map(Into::into));
+        if cfg!(windows) {
+            args.push("::1".into());
+        }
+        args.extend(["--dir".into(), dir.clone().into()]);
+        if cfg!(unix) {
+            args.extend(["--unixsocket".into(), dir.join("socket").into()]);
+        }
+        if keeper::major_version(binary) >= 7 {
+            args.extend(["--enable-debug-command", "yes"].map(Into::into));
+        }
+        args.extend(extra_args.iter().map(Into::into));
+        let mut keeper = Keeper::start(&dir, binary, &args);
         keeper.order("START");
         let keeper = Mutex::new(keeper);
-        Server { keeper, dir, port }
+        Server { keeper, dir, port, plain_port }
     }
 
     /// Returns `false` if another process has taken the port. Uses the Unix socket, because only
@@ -261,31 +252,13 @@ impl Server {
     /// Like [`Server::ask`], but returns an error instead of panicking.
     pub(crate) fn try_ask<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
         let (name, args) = words.split_first().expect("a command has a name");
-        let mut connection = connect(&self.unix_url())?;
+        let mut connection = connect(&self.admin_url())?;
+        let args: Vec<_> = args.iter().map(|arg| keeper::path_there(arg)).collect();
         redis::cmd(name).arg(args).query(&mut connection)
     }
 
     fn keeper(&self) -> MutexGuard<'_, Keeper> {
         self.keeper.lock().expect("no order to the server failed")
-    }
-}
-
-impl Keeper {
-    fn order(&mut self, order: &str) {
-        let orders = self.orders.as_mut().expect("the keeper is alive");
-        writeln!(orders, "{order}").expect("the keeper takes orders");
-        let mut server = String::new();
-        let read = self.answers.read_line(&mut server);
-        read.expect("the keeper answers");
-        self.server = server.trim().parse().expect("the keeper names its server");
-    }
-}
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        self.orders = None;
-        // An error here cannot be handled, and a drop must not panic.
-        self.shell.wait().ok();
     }
 }
 
@@ -302,7 +275,11 @@ fn connect(url: &str) -> RedisResult<Connection> {
     redis::Client::open(info)?.get_connection()
 }
 
+/// Where another process starts the servers, it finds them, too.
 fn on_path(name: &str) -> Option<PathBuf> {
+    if cfg!(windows) {
+        return std::env::var_os(keeper::SERVERS).map(|_| name.into());
+    }
     let path = std::env::var_os("PATH")?;
     let candidates = std::env::split_paths(&path).map(|dir| dir.join(name));
     candidates.into_iter().find(|file| file.is_file())
@@ -340,16 +317,6 @@ fn packaged_valkey(dir: &Path) -> Option<PathBuf> {
     found.or_else(|| dirs.iter().find_map(|dir| packaged_valkey(dir)))
 }
 
-/// Extracts the 7 from `Redis server v=7.0.15 sha=…`.
-fn major_version(binary: &Path) -> u32 {
-    let output = Command::new(binary).arg("--version").output();
-    let output = output.unwrap_or_else(|error| panic!("cannot run {}: {error}", binary.display()));
-    let text = String::from_utf8_lossy(&output.stdout);
-    let (_, version) = text.split_once("v=").unwrap_or_default();
-    let major = version.split('.').next().unwrap_or_default();
-    major.parse().unwrap_or(0)
-}
-
 fn next_number() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -358,8 +325,8 @@ fn next_number() -> u32 {
 fn private_dir() -> PathBuf {
     let name = format!("leasehold-{}-{}", std::process::id(), next_number());
     let dir = std::env::temp_dir().join(name);
-    let created = fs::DirBuilder::new().mode(0o700).create(&dir);
-    created.unwrap_or_else(|error| panic!("cannot create {}: {error}", dir.display()));
+    keeper::create_private(&dir)
+        .unwrap_or_else(|error| panic!("cannot create {}: {error}", dir.display()));
     dir
 }
 

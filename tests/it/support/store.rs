@@ -42,7 +42,8 @@ use super::{Cluster, Quorum, SOON, Watched, eventually, ms, opened};
 /// Separately, `over tls` lists those that also run on Redis with TLS, where the end of a
 /// connection is a message.
 ///
-/// An unlisted behaviour is dead code, which is a warning.
+/// A behaviour that a system cannot have has `#[cfg(unix)]` or the like before its name, too. An
+/// unlisted behaviour is dead code, which is a warning.
 macro_rules! stores {
     (over tls: $($behaviour:ident),+ $(,)?;) => {
         #[cfg(feature = "tls")]
@@ -52,9 +53,9 @@ macro_rules! stores {
         $(every store: $($common:ident),+ $(,)?;)?
         $(every store but a quorum: $($alone:ident),+ $(,)?;)?
         $(several clients: $($several:ident),+ $(,)?;)?
-        $(every server: $($special:ident),+ $(,)?;)?
+        $(every server: $($(#[$if_special:meta])? $special:ident),+ $(,)?;)?
         $(every direct server: $($direct:ident),+ $(,)?;)?
-        $(one server: $($single:ident),+ $(,)?;)?
+        $(one server: $($(#[$if_single:meta])? $single:ident),+ $(,)?;)?
     ) => {
         $crate::support::stores! {
             @store on_memory, memory, $($($common)+)? $($($alone)+)? $($($several)+)?
@@ -74,20 +75,29 @@ macro_rules! stores {
         $crate::support::stores! {
             @server on_redis, redis,
             [$($($common)+)? $($($alone)+)? $($($several)+)?]
-            [$($($special)+)? $($($direct)+)? $($($single)+)?]
+            [
+                $($($(#[$if_special])? $special)+)?
+                $($($direct)+)?
+                $($($(#[$if_single])? $single)+)?
+            ]
         }
         $crate::support::stores! {
             @server on_valkey, valkey,
             [$($($common)+)? $($($alone)+)? $($($several)+)?]
-            [$($($special)+)? $($($direct)+)? $($($single)+)?]
+            [
+                $($($(#[$if_special])? $special)+)?
+                $($($direct)+)?
+                $($($(#[$if_single])? $single)+)?
+            ]
         }
         $crate::support::stores! {
             @server behind_sentinels, watched,
-            [$($($common)+)? $($($alone)+)? $($($several)+)?] [$($($special)+)?]
+            [$($($common)+)? $($($alone)+)? $($($several)+)?] [$($($(#[$if_special])? $special)+)?]
         }
         $crate::support::stores! {
             @server with_a_replica, replicated,
-            [$($($common)+)? $($($alone)+)? $($($several)+)?] [$($($special)+)? $($($direct)+)?]
+            [$($($common)+)? $($($alone)+)? $($($several)+)?]
+            [$($($(#[$if_special])? $special)+)? $($($direct)+)?]
         }
     };
     (@store $module:ident, $store:ident, $($behaviour:ident)*) => {
@@ -98,14 +108,18 @@ macro_rules! stores {
             })*
         }
     };
-    (@server $module:ident, $server:ident, [$($common:ident)*] [$($special:ident)*]) => {
+    (
+        @server $module:ident, $server:ident,
+        [$($common:ident)*] [$($(#[$if_special:meta])? $special:ident)*]
+    ) => {
         mod $module {
             $(#[test]
             fn $common() {
                 let server = $crate::support::Server::$server();
                 super::$common(&$crate::support::Store::Server(server));
             })*
-            $(#[test]
+            $($(#[$if_special])?
+            #[test]
             fn $special() {
                 super::$special(&$crate::support::Server::$server());
             })*

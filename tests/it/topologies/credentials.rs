@@ -72,7 +72,7 @@ impl Issuer {
     fn new(servers: &[&server::Server], life: Option<Duration>) -> Arc<Self> {
         let issuer = Self {
             user: unique_user(),
-            urls: servers.iter().map(|server| server.unix_url()).collect(),
+            urls: servers.iter().map(|server| server.admin_url()).collect(),
             life,
             last: Mutex::new(0),
             asked: AtomicUsize::new(0),

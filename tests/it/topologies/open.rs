@@ -1,28 +1,33 @@
 //! Opening a client: the meaning of the URL, and servers that cannot be reached.
 
 use std::fmt::Debug;
-use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
 use leasehold::{Builder, Client, Error, Phase};
-use rustix::net::{AddressFamily, SocketType};
 
-use crate::support::child::{self, Child};
 use crate::support::errors::assert_has_its_cause;
 use crate::support::proxy::Proxy;
 use crate::support::{
-    SOON, Server, eventually, everything, hasty, lock_key, ms, opened, patient, stores, take,
-    throughout, timed, while_held,
+    SOON, Server, eventually, everything, hasty, lock_key, ms, opened, stores, take, throughout,
+    timed,
+};
+#[cfg(target_os = "linux")]
+use {
+    crate::support::child::{self, Child},
+    crate::support::{patient, while_held},
+    rustix::net::{AddressFamily, SocketType},
+    std::io::ErrorKind,
+    std::process::Command,
 };
 
 stores! {
     one server:
-        a_unix_socket_works,
-        a_program_that_is_started_inherits_no_socket,
-        without_threads_no_client_is_opened,
+        #[cfg(unix)] a_unix_socket_works,
+        #[cfg(target_os = "linux")] a_program_that_is_started_inherits_no_socket,
+        #[cfg(target_os = "linux")] without_threads_no_client_is_opened,
         the_database_of_the_url_is_used_after_a_reconnect_too,
         the_client_name_of_the_url_is_set,
         a_silent_server_is_unavailable,
@@ -56,6 +61,7 @@ fn a_closed_port_is_unavailable() {
 }
 
 #[test]
+#[cfg(unix)]
 fn a_missing_socket_is_unavailable() {
     let error = hasty().open("redis+unix:///nonexistent/socket").unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
@@ -90,7 +96,7 @@ fn a_port_where_connecting_hangs_is_unavailable() {
 fn a_silent_server_is_unavailable(server: &Server) {
     server.stop();
     assert_unavailable(&format!("127.0.0.1:{}", server.port()));
-    let (result, took) = timed(|| hasty().open(&server.unix_url()));
+    let (result, took) = timed(|| hasty().open(&server.admin_url()));
     assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
     assert!(took < SOON / 2, "{took:?}");
 }
@@ -105,15 +111,15 @@ fn a_server_behind_a_black_hole_is_unavailable(server: &Server) {
     take(&opened(|| hasty().open(&proxy.url())), "a").unlock().unwrap();
 }
 
+#[cfg(target_os = "linux")]
 fn a_program_that_is_started_inherits_no_socket(server: &Server) {
-    if cfg!(target_os = "linux") {
-        for url in [server.url(), server.unix_url()] {
-            Child::start(start_a_program_in_a_child, &url).finish();
-        }
+    for url in [server.url(), server.unix_url()] {
+        Child::start(start_a_program_in_a_child, &url).finish();
     }
 }
 
 /// Runs in a process of its own, where no other test opens files.
+#[cfg(target_os = "linux")]
 #[test]
 #[ignore = "a child of a_program_that_is_started_inherits_no_socket"]
 fn start_a_program_in_a_child() {
@@ -130,6 +136,7 @@ fn start_a_program_in_a_child() {
 }
 
 /// Returns the sockets of a program that this one starts.
+#[cfg(target_os = "linux")]
 fn inherited_sockets() -> Vec<String> {
     let output = Command::new("ls").args(["-l", "/proc/self/fd"]).output().unwrap();
     let files = String::from_utf8(output.stdout).unwrap();
@@ -139,14 +146,14 @@ fn inherited_sockets() -> Vec<String> {
     targets.filter(|(_, target)| target.contains("socket:")).map(|(_, it)| it.to_owned()).collect()
 }
 
+#[cfg(target_os = "linux")]
 fn without_threads_no_client_is_opened(server: &Server) {
-    if cfg!(target_os = "linux") {
-        // More than there are addresses, so the system refuses to start a thread with such a stack.
-        let stack = [("RUST_MIN_STACK", "400000000000000".into())];
-        Child::start_with(open_in_a_child_without_threads, &server.url(), &stack).finish();
-    }
+    // More than there are addresses, so the system refuses to start a thread with such a stack.
+    let stack = [("RUST_MIN_STACK", "400000000000000".into())];
+    Child::start_with(open_in_a_child_without_threads, &server.url(), &stack).finish();
 }
 
+#[cfg(target_os = "linux")]
 #[test]
 #[ignore = "a child of without_threads_no_client_is_opened"]
 fn open_in_a_child_without_threads() {
@@ -169,6 +176,7 @@ fn open_in_a_child_without_threads() {
     }
 }
 
+#[cfg(unix)]
 fn a_unix_socket_works(server: &Server) {
     let client = Client::open(&server.unix_url()).unwrap();
     let guard = take(&client, "a");
@@ -192,10 +200,12 @@ fn the_database_of_the_url_is_used_after_a_reconnect_too(server: &Server) {
     assert!(in_database_5("b") && !server.exists("b"));
     drop((guard, after));
     eventually(SOON, || !in_database_5("a") && !in_database_5("b"));
-
-    let by_socket = Client::open(&format!("{}?db=5", server.unix_url())).unwrap();
-    let _guard = take(&by_socket, "c");
-    assert!(in_database_5("c") && !server.exists("c"));
+    #[cfg(unix)]
+    {
+        let by_socket = Client::open(&format!("{}?db=5", server.unix_url())).unwrap();
+        let _guard = take(&by_socket, "c");
+        assert!(in_database_5("c") && !server.exists("c"));
+    }
 }
 
 fn the_client_name_of_the_url_is_set(server: &Server) {
@@ -323,6 +333,7 @@ fn an_error_says_how_far_the_attempt_has_come() {
     let silent = silent.local_addr().map(|address| (silent, address.port()));
     let (_silent, port) = silent.unwrap();
     assert_eq!(phase_of("redis://nonexistent.invalid/"), Phase::LookUp);
+    #[cfg(unix)]
     assert_eq!(phase_of("redis+unix:///nonexistent/socket"), Phase::Connect);
     assert_eq!(phase_of(&format!("redis://ali:sesame@127.0.0.1:{port}/")), Phase::Login);
     assert_eq!(phase_of(&format!("redis://127.0.0.1:{port}/")), Phase::Request);

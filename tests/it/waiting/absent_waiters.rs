@@ -23,7 +23,7 @@ stores! {
         a_reader_behind_a_writer_of_its_client_that_leaves_has_its_turn,
         a_waiter_that_was_killed_is_skipped,
         newcomers_do_not_overtake_a_waiter_behind_one_that_was_killed,
-        a_waiter_that_has_stopped_costs_one_offer;
+        #[cfg(unix)] a_waiter_that_has_stopped_costs_one_offer;
     one server:
         waiting_clients_keep_their_places_over_a_restart;
 }
@@ -230,6 +230,7 @@ fn newcomers_do_not_overtake_a_waiter_behind_one_that_was_killed(server: &Server
 }
 
 /// This includes a waiter that sleeps when the place is offered to the stopped one, and for longer.
+#[cfg(unix)]
 fn a_waiter_that_has_stopped_costs_one_offer(server: &Server) {
     let (holder, waiter) = (server.open(patient()), server.open(sleepy()));
     for kind in Kind::IN_LINE {

@@ -6,13 +6,15 @@ use std::time::{Duration, Instant};
 
 use leasehold::Client;
 
-use crate::support::address::{Address, Way};
-use crate::support::child::{self, Child};
 use crate::support::cluster::unique_prefix;
 use crate::support::contest::{Contest, TURNS, Turn, assert_turns_are_taken, turns_of_another};
 use crate::support::lag::Lag;
+use crate::support::{Cluster, SOON, Server, Store, eventually, ms, patient, stores};
+#[cfg(unix)]
 use crate::support::{
-    Cluster, SOON, Server, Store, eventually, ms, patient, server, stores, take, timed, very_sleepy,
+    address::{Address, Way},
+    child::{self, Child},
+    server, take, timed, very_sleepy,
 };
 
 stores! {
@@ -22,8 +24,8 @@ stores! {
         clients_with_one_thread_take_turns,
         a_waiting_client_goes_before_one_that_only_tries;
     every server:
-        a_client_that_has_stopped_costs_one_offer,
-        a_waiter_asks_again_when_an_offer_to_another_is_over;
+        #[cfg(unix)] a_client_that_has_stopped_costs_one_offer,
+        #[cfg(unix)] a_waiter_asks_again_when_an_offer_to_another_is_over;
     every direct server:
         a_client_that_is_farther_away_has_its_turns,
         clients_farther_away_than_an_offer_lasts_have_their_turns;
@@ -143,11 +145,13 @@ fn a_waiting_client_goes_before_one_that_only_tries(store: &Store) {
     assert!(turns[1] <= turns[0] + turns[0] / 2, "{turns:?}");
 }
 
+#[cfg(unix)]
 fn a_client_that_has_stopped_costs_one_offer(server: &Server) {
     let open = || server.open(patient());
     stop_a_client_that_waits(server, &server.address(), open);
 }
 
+#[cfg(unix)]
 #[test]
 fn a_client_of_a_cluster_that_has_stopped_costs_one_offer() {
     for cluster in [Cluster::shared(), Cluster::shared_valkey()] {
@@ -159,6 +163,7 @@ fn a_client_of_a_cluster_that_has_stopped_costs_one_offer() {
 
 /// Checks that two clients get their turns although a third one, which also waits for the lock "a",
 /// has stopped. `home` is the server that has the lock.
+#[cfg(unix)]
 fn stop_a_client_that_waits(home: &server::Server, address: &str, open: impl Fn() -> Client) {
     let [holder, other] = [open(), open()];
     let guard = take(&holder, "a");
@@ -184,6 +189,7 @@ fn stop_a_client_that_waits(home: &server::Server, address: &str, open: impl Fn(
 }
 
 /// Even if it would make no attempt by itself for a long time.
+#[cfg(unix)]
 fn a_waiter_asks_again_when_an_offer_to_another_is_over(server: &Server) {
     let (holder, waiter) = (server.open(patient()), server.open(very_sleepy()));
     let guard = take(&holder, "a");
@@ -202,6 +208,7 @@ fn a_waiter_asks_again_when_an_offer_to_another_is_over(server: &Server) {
     stopped.finish();
 }
 
+#[cfg(unix)]
 #[test]
 #[ignore = "a child of a_client_that_has_stopped_costs_one_offer"]
 fn wait_until_stopped_in_a_child() {

@@ -1,11 +1,10 @@
 //! Clients that wait for one another: their queue in Redis, and wake-ups.
 
-use std::ffi::OsString;
-use std::fs;
 use std::thread;
 use std::time::Duration;
 
 use leasehold::Client;
+#[cfg(target_os = "linux")]
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::support::child::{self, Child};
@@ -24,7 +23,7 @@ stores! {
     every server:
         waits_that_end_early_leave_nothing,
         a_lost_wake_up_connection_is_reopened,
-        a_listener_that_could_not_be_started_is_tried_again,
+        #[cfg(target_os = "linux")] a_listener_that_could_not_be_started_is_tried_again,
         processes_with_threads_count_without_losing_an_update,
         a_lock_works_although_its_queue_key_has_another_type;
 }
@@ -155,15 +154,14 @@ fn lost_wake_up_connections_to_a_quorum_are_reopened() {
     reopen_after_kills(&servers, clients, "a");
 }
 
-/// The thread for the wake-ups cannot be started at the first wait, but at a later one.
+/// The thread for the wake-ups cannot be started at the first wait, but at a later one. The limit
+/// counts only on Linux.
+#[cfg(target_os = "linux")]
 fn a_listener_that_could_not_be_started_is_tried_again(server: &Server) {
-    if cfg!(not(target_os = "linux")) {
-        return; // The limit counts only on Linux.
-    }
     let holder = server.open(patient());
     let guard = take(&holder, "a");
     // The limit on memory leaves room for everything except the stack of a thread.
-    let stacks = [("RUST_MIN_STACK", OsString::from("1073741824"))];
+    let stacks = [("RUST_MIN_STACK", "1073741824".into())];
     let mut child = Child::start_with(wait_without_threads_in_a_child, &server.address(), &stacks);
     let id = child.next();
     assert_eq!(server.subscribers(&id), 0, "no thread could be started");
@@ -176,6 +174,7 @@ fn a_listener_that_could_not_be_started_is_tried_again(server: &Server) {
     child.finish();
 }
 
+#[cfg(target_os = "linux")]
 #[test]
 #[ignore = "a child of a_listener_that_could_not_be_started_is_tried_again"]
 fn wait_without_threads_in_a_child() {
@@ -196,8 +195,9 @@ fn wait_without_threads_in_a_child() {
 }
 
 /// Returns the size of the address space of this process.
+#[cfg(target_os = "linux")]
 fn used_memory() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
     1024 * line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
 }

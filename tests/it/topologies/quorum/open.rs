@@ -27,7 +27,12 @@ fn two_urls_of_one_server_are_refused() {
     let [twice, other] = &quorum.servers[..] else { panic!("two servers") };
     let proxy = Proxy::before(twice);
     let named = format!("redis://localhost:{}/", twice.port());
-    for again in [named, twice.unix_url(), proxy.url()] {
+    for again in [
+        named,
+        #[cfg(unix)]
+        twice.unix_url(),
+        proxy.url(),
+    ] {
         let again_in_full = [again.clone(), other.url(), twice.url()];
         for urls in [&again_in_full[..], &[twice.url(), again.clone()]] {
             let error = open_redlock(hasty(), urls).unwrap_err();
