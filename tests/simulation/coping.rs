@@ -256,8 +256,10 @@ impl World {
             return Err(format!("it takes {took:?} instead of {time:?}"));
         }
         if let Err(error) = result {
-            // A release or a call that began before may still be under way.
-            let since = begun.checked_sub(self.lease).unwrap_or(begun);
+            // A release or a call that began before may still be under way. One that an earlier
+            // shutdown has not had confirmed before its hold was over is reported by the next.
+            let first = state.closed.map_or(begun, |closed| closed.min(begun));
+            let since = first.checked_sub(self.lease).unwrap_or(first);
             let names = 0..self.names.len();
             let asked =
                 names.flat_map(|at| self.record.latest(at).take_while(|it| it.sent >= since));

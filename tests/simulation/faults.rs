@@ -157,7 +157,7 @@ pub(super) fn happen(accident: Accident, random: &mut Random) {
 /// Closes a client, or shuts it down.
 fn end_client(Accident { fault, client: process, time, .. }: Accident, now: Instant) {
     let client = with(|world| {
-        world.clients[process - 1].closed = Some(now);
+        world.clients[process - 1].closed.get_or_insert(now);
         world.forget_watches(process);
         world.end_adopted(process);
         world.clients[process - 1].client.clone().expect("it is open")
