@@ -3,6 +3,9 @@
 //!
 //! `docs/program.md` is its manual.
 
+#[cfg(not(unix))]
+compile_error!("the program `leasehold` is for Unix systems; the library has Windows, too");
+
 mod args;
 mod child;
 mod held;

@@ -213,8 +213,8 @@ pub(crate) fn wait_for_any<'a, T: 'a>(
     select.ready_deadline(deadline).is_ok()
 }
 
-/// Sleeps until a socket is ready or closed, a connection has been opened, or `deadline`. May return
-/// before.
+/// Sleeps until a socket is ready or closed, a connection has been opened, or `deadline`, and
+/// sometimes not as long.
 pub(crate) fn sleep<T>(sockets: &mut [PollFd<'_>], openings: &[&Receiver<T>], deadline: Instant) {
     if sockets.is_empty() && !openings.is_empty() {
         wait_for_any(openings.iter().copied(), deadline);

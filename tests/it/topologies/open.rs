@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use leasehold::{Builder, Client, Error, Phase};
 
+use crate::support::child::{self, Child};
 use crate::support::errors::assert_has_its_cause;
 use crate::support::proxy::Proxy;
 use crate::support::{
@@ -16,7 +17,6 @@ use crate::support::{
 };
 #[cfg(target_os = "linux")]
 use {
-    crate::support::child::{self, Child},
     crate::support::{patient, while_held},
     rustix::net::{AddressFamily, SocketType},
     std::io::ErrorKind,
@@ -27,6 +27,7 @@ stores! {
     one server:
         #[cfg(unix)] a_unix_socket_works,
         #[cfg(target_os = "linux")] a_program_that_is_started_inherits_no_socket,
+        a_program_that_is_started_keeps_no_connection_open,
         #[cfg(target_os = "linux")] without_threads_no_client_is_opened,
         the_database_of_the_url_is_used_after_a_reconnect_too,
         the_client_name_of_the_url_is_set,
@@ -144,6 +145,29 @@ fn inherited_sockets() -> Vec<String> {
     // Without the rest of the line, which contains the time.
     let targets = files.lines().filter_map(|file| file.split_once(" -> "));
     targets.filter(|(_, target)| target.contains("socket:")).map(|(_, it)| it.to_owned()).collect()
+}
+
+/// Also where a program inherits what it is not told to leave alone.
+fn a_program_that_is_started_keeps_no_connection_open(server: &Server) {
+    let client = Client::open(&format!("{}?client_name=parent", server.url())).unwrap();
+    let is_connected = || server.ask::<String>(&["CLIENT", "LIST"]).contains(" name=parent ");
+    take(&client, "a").unlock().unwrap();
+    let mut child = Child::start(outlive_the_client_in_a_child, "");
+    assert_eq!(child.next(), "runs");
+    assert!(is_connected());
+    drop(client);
+    eventually(SOON, || !is_connected());
+    child.go_on();
+    child.finish();
+}
+
+#[test]
+#[ignore = "a child of a_program_that_is_started_keeps_no_connection_open"]
+fn outlive_the_client_in_a_child() {
+    if child::argument().is_some() {
+        child::report("runs");
+        child::wait_for_parent();
+    }
 }
 
 #[cfg(target_os = "linux")]
