@@ -63,19 +63,31 @@ pub(crate) fn settle(quorum: &Quorum, client: &Client) {
     eventually(SOON, || quorum.count("a") == 0);
 }
 
-/// Takes the lock "a", which is free, on all servers. One that is slow for a moment does not get it
-/// then.
+/// Takes the lock "a", which is free, on all servers.
 pub(crate) fn take_everywhere(quorum: &Quorum, client: &Client) -> Guard {
+    on_all_servers(quorum, client, &["a"], || take(client, "a"))
+}
+
+/// Takes locks of these names, which are free, on all servers. One that is slow for a moment does
+/// not get them then, so this may take several attempts.
+pub(crate) fn on_all_servers<T>(
+    quorum: &Quorum,
+    client: &Client,
+    names: &[&str],
+    acquire: impl Fn() -> T,
+) -> T {
+    let all_have = |count| names.iter().all(|name| quorum.count(name) == count);
     for _ in 0..5 {
         settle(quorum, client);
-        let guard = take(client, "a");
+        let guards = acquire();
         let end = Instant::now() + SOON / 4;
         while Instant::now() < end {
-            if quorum.count("a") == quorum.servers.len() {
-                return guard;
+            if all_have(quorum.servers.len()) {
+                return guards;
             }
         }
-        guard.unlock().unwrap();
+        drop(guards);
+        eventually(SOON, || all_have(0));
     }
     panic!("never on all servers");
 }

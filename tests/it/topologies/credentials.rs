@@ -263,16 +263,21 @@ fn check_rotation(servers: &[&server::Server], open: &dyn Fn(Builder) -> Client)
                 Ok::<(), Error>(())
             })
         });
-        for _ in 0..ROTATIONS {
-            issuer.rotate();
-            let before = count.load(Ordering::SeqCst);
-            throughout(ms(1000), || guard.is_held());
-            assert!(count.load(Ordering::SeqCst) > before, "the others go on");
-        }
+        // On a thread of its own, because the users must end even if this fails.
+        let rotations = scope.spawn(|| {
+            for _ in 0..ROTATIONS {
+                issuer.rotate();
+                let before = count.load(Ordering::SeqCst);
+                throughout(ms(1000), || guard.is_held());
+                assert!(count.load(Ordering::SeqCst) > before, "the others go on");
+            }
+        });
+        let rotated = rotations.join();
         done.store(true, Ordering::SeqCst);
         for user in users {
             user.join().unwrap().unwrap();
         }
+        rotated.unwrap();
     });
     guard.verify().unwrap();
     assert_eq!(events.count("lost held"), 0);

@@ -6,7 +6,9 @@ use std::time::Instant;
 
 use leasehold::{Error, HoldEnd};
 
-use crate::support::quorum::{BOUND, addresses, hasty, no_quorum, settle, take_everywhere};
+use crate::support::quorum::{
+    BOUND, addresses, hasty, no_quorum, on_all_servers, settle, take_everywhere,
+};
 use crate::support::server::Server;
 use crate::support::{LEASE, Quorum, SOON, eventually, ms, patient, take, throughout, timed};
 
@@ -90,9 +92,9 @@ fn a_drop_waits_for_no_call_about_another_name() {
 fn a_shutdown_takes_a_majority() {
     let quorum = Quorum::of(3);
     let client = quorum.open(patient());
-    settle(&quorum, &client);
-    let (guard, other) = (take(&client, "a"), client.lock_all(["b", "c"]).unwrap());
-    eventually(SOON, || ["a", "b", "c"].iter().all(|name| quorum.count(name) == 3));
+    let (guard, other) = on_all_servers(&quorum, &client, &["a", "b", "c"], || {
+        (take(&client, "a"), client.lock_all(["b", "c"]).unwrap())
+    });
     quorum.servers[0].stop();
     client.shutdown(SOON).unwrap();
     assert_eq!((guard.lost().wait(), other.lost().wait()), (HoldEnd::Released, HoldEnd::Released));
