@@ -16,7 +16,7 @@ use crate::output::{ExitError, NOT_ACQUIRED, USAGE, is_out_of_files};
 
 /// Runs a command while it holds a lock on Redis, shows locks, and ends them.
 #[derive(Debug, Parser)]
-#[command(name = "leasehold", version)]
+#[command(name = "leasehold", bin_name = "leasehold", version)]
 pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
@@ -40,8 +40,8 @@ pub(crate) struct ServerArgs {
     /// Defaults to `LEASEHOLD_PASSWORD_FILE` in the environment. The user is that of the URL.
     #[arg(long, global = true, value_name = "FILE", conflicts_with = "password_command")]
     password_file: Option<PathBuf>,
-    /// A command for sh(1) that prints the password, in place of the URL's. It is run whenever a
-    /// connection is made.
+    /// A command for sh(1), or on Windows for cmd, that prints the password, in place of the URL's.
+    /// It is run whenever a connection is made.
     #[arg(long, global = true, value_name = "CMD")]
     password_command: Option<String>,
     /// The beginning of the keys of locks, before the name. Defaults to that of the URL, or
@@ -325,7 +325,8 @@ pub(crate) struct HowToAcquire {
     pub(crate) note: Option<String>,
     /// The exit status if the lock could not be acquired in time.
     #[arg(short = 'E', long, value_name = "STATUS", default_value_t = NOT_ACQUIRED)]
-    pub(crate) conflict_exit_code: u8,
+    #[arg(value_parser = value_parser!(i32).range(0..=255))]
+    pub(crate) conflict_exit_code: i32,
     /// Do not say that the lock could not be acquired in time, and show no progress on a terminal.
     #[arg(short, long)]
     pub(crate) quiet: bool,
@@ -354,15 +355,15 @@ pub(crate) struct Run {
     /// Hold one of N permits of a semaphore.
     #[arg(long, value_name = "N", group = "kind", value_parser = value_parser!(u32).range(1..))]
     pub(crate) permits: Option<u32>,
-    /// Send the command this signal, such as SIGUSR1, when another client waits for the lock, but
-    /// not in the command's first second.
+    /// Send the command this signal, such as SIGUSR1 (on Windows, only BREAK), when another client
+    /// waits for the lock, but not in the command's first second.
     #[arg(long = "yield", value_name = "SIGNAL", value_parser = parse_signal)]
     #[arg(conflicts_with_all = ["shared", "exclusive", "permits"])]
     pub(crate) yield_signal: Option<i32>,
-    /// The time between SIGTERM and SIGKILL for a command whose lock is lost.
-    #[arg(short, long, value_name = "DURATION")]
-    #[arg(value_parser = parse_duration, default_value = "5s")]
-    pub(crate) kill_after: Duration,
+    /// The time between SIGTERM and SIGKILL, or on Windows between Ctrl-Break and its end, for a
+    /// command whose lock is lost. Defaults to 5 s.
+    #[arg(short, long, value_name = "DURATION", value_parser = parse_duration)]
+    pub(crate) kill_after: Option<Duration>,
     /// The name of the lock. The command finds it in `LEASEHOLD_NAME`, the fencing token in
     /// `LEASEHOLD_FENCE`, and the id of the client that holds the lock in `LEASEHOLD_CLIENT`.
     #[arg(value_parser = NonEmptyStringValueParser::new())]

@@ -16,10 +16,10 @@ pub(crate) const NAME: &str = "LEASEHOLD_NAME";
 pub(crate) const CLIENT: &str = "LEASEHOLD_CLIENT";
 
 /// The exit status with which test(1) says no.
-const NOT_HELD: u8 = 1;
+const NOT_HELD: i32 = 1;
 
 /// Succeeds if the `run` that has started this process still holds the lock.
-pub(crate) fn held(server: &ServerArgs, name: &str) -> Result<u8, ExitError> {
+pub(crate) fn held(server: &ServerArgs, name: &str) -> Result<i32, ExitError> {
     let Some(client) = marked_client(name) else { return Ok(NOT_HELD) };
     let report = server.open()?.survey().report(name)?;
     Ok(if hold_of(&report, &client).is_some() { SUCCESS } else { NOT_HELD })

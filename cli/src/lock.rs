@@ -23,7 +23,7 @@ pub(crate) fn lock(
     how: &HowToAcquire,
     name: &str,
     json: bool,
-) -> Result<u8, ExitError> {
+) -> Result<i32, ExitError> {
     require_stdout()?;
     let Acquired { hold, client, signals } =
         acquire(server, how, name, Access::Alone, |client, canceller| {
@@ -49,13 +49,13 @@ pub(crate) fn lock(
 }
 
 /// Renews the lease of a ticket's hold. The ticket stays valid.
-pub(crate) fn renew(server: &ServerArgs, ticket: &str) -> Result<u8, ExitError> {
+pub(crate) fn renew(server: &ServerArgs, ticket: &str) -> Result<i32, ExitError> {
     let ticket = read_ticket(ticket)?;
     server.open()?.renew_ticket(&ticket)?;
     Ok(SUCCESS)
 }
 
-pub(crate) fn release(server: &ServerArgs, ticket: &str) -> Result<u8, ExitError> {
+pub(crate) fn release(server: &ServerArgs, ticket: &str) -> Result<i32, ExitError> {
     let ticket = read_ticket(ticket)?;
     server.open()?.release_ticket(&ticket)?;
     Ok(SUCCESS)

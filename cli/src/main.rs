@@ -3,9 +3,6 @@
 //!
 //! `docs/program.md` is its manual.
 
-#[cfg(not(unix))]
-compile_error!("the program `leasehold` is for Unix systems; the library has Windows, too");
-
 mod args;
 mod child;
 mod held;
@@ -18,8 +15,9 @@ mod run;
 mod secrets;
 mod show;
 
+#[cfg(unix)]
 use std::env;
-use std::process::ExitCode;
+use std::process::exit;
 use std::time::Duration;
 
 use clap::FromArgMatches;
@@ -32,20 +30,8 @@ use crate::secrets::hide_words;
 /// How long the program waits at its end for its last messages to be written.
 const LAST_OUTPUT: Duration = Duration::from_secs(1);
 
-fn main() -> ExitCode {
-    let mut words = env::args_os().skip(1);
-    let outcome = match words.next() {
-        Some(word) if word == child::AS_COMMAND => Err(child::become_command(words)),
-        Some(word) if word == child::AS_OTHER => Err(child::become_other(words)),
-        _ => {
-            let words = manual::command().try_get_matches();
-            match words.and_then(|words| Args::from_arg_matches(&words)) {
-                Ok(args) => perform(args),
-                Err(error) => answer(error),
-            }
-        }
-    };
-    let error = match outcome {
+fn main() {
+    let error = match run_program() {
         Ok(code) => ExitError::new(code, ""),
         Err(error) => error,
     };
@@ -53,14 +39,26 @@ fn main() -> ExitCode {
         say(&error.message);
     }
     flush_err(LAST_OUTPUT);
+    #[cfg(unix)]
     if let Some(signal) = error.signal {
         child::end_by(signal);
     }
-    ExitCode::from(error.code)
+    // An exit status of Windows has 32 bits, more than an `ExitCode` takes.
+    exit(error.code);
+}
+
+fn run_program() -> Result<i32, ExitError> {
+    #[cfg(unix)]
+    child::become_asked(env::args_os().skip(1))?;
+    let words = manual::command().try_get_matches();
+    match words.and_then(|words| Args::from_arg_matches(&words)) {
+        Ok(args) => perform(args),
+        Err(error) => answer(error),
+    }
 }
 
 /// Reports a usage error, or prints help.
-fn answer(mut error: clap::Error) -> Result<u8, ExitError> {
+fn answer(mut error: clap::Error) -> Result<i32, ExitError> {
     if !error.use_stderr() {
         return print(&error.to_string());
     }
@@ -76,8 +74,9 @@ fn answer(mut error: clap::Error) -> Result<u8, ExitError> {
     Ok(USAGE)
 }
 
-fn perform(args: Args) -> Result<u8, ExitError> {
+fn perform(args: Args) -> Result<i32, ExitError> {
     let Args { server, json, task } = args;
+    #[cfg(unix)]
     child::expect_children().map_err(ExitError::system("receive SIGCHLD"))?;
     match task {
         Task::Completions { .. }

@@ -64,7 +64,7 @@ fn statuses_for_help() -> String {
     lines.collect()
 }
 
-pub(crate) fn manual(task: Option<&str>) -> Result<u8, ExitError> {
+pub(crate) fn manual(task: Option<&str>) -> Result<i32, ExitError> {
     let mut command = command();
     // Adds the global options to the tasks.
     command.build();
@@ -132,7 +132,7 @@ fn without_backticks(page: &str) -> String {
     text
 }
 
-pub(crate) fn complete(shell: Shell) -> Result<u8, ExitError> {
+pub(crate) fn complete(shell: Shell) -> Result<i32, ExitError> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command(), "leasehold", &mut script);
     let script = String::from_utf8_lossy(&script);

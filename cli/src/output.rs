@@ -3,50 +3,69 @@
 use std::convert::Infallible;
 use std::error::Error as StdError;
 use std::fmt::Write as _;
-use std::fs::{self, File};
-use std::io::{self, Read as _, Write as _};
+#[cfg(unix)]
+use std::fs;
+use std::fs::File;
+#[cfg(windows)]
+use std::io::IsTerminal;
+#[cfg(unix)]
+use std::io::Read as _;
+use std::io::{self, Write as _};
 use std::iter;
+#[cfg(unix)]
 use std::os::fd::AsFd;
+#[cfg(unix)]
 use std::os::unix::fs::MetadataExt;
+#[cfg(windows)]
+use std::os::windows::io::{AsHandle, AsRawHandle};
 use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded, unbounded};
 use leasehold::{Error, Phase};
+#[cfg(unix)]
 use nix::sys::signal::{SigSet, Signal};
-use rustix::io::Errno;
 use serde_json::Value;
 
 use crate::secrets::without_secrets;
 
-pub(crate) const SUCCESS: u8 = 0;
+pub(crate) const SUCCESS: i32 = 0;
 /// From sysexits(3), like the next ones.
-pub(crate) const USAGE: u8 = 64;
-const WRONG_DATA: u8 = 65;
-pub(crate) const UNAVAILABLE: u8 = 69;
+pub(crate) const USAGE: i32 = 64;
+const WRONG_DATA: i32 = 65;
+pub(crate) const UNAVAILABLE: i32 = 69;
 /// The command may have run without the lock, whatever its own status.
-pub(crate) const LOST: u8 = 70;
-const SYSTEM: u8 = 71;
+pub(crate) const LOST: i32 = 70;
+const SYSTEM: i32 = 71;
 /// As in lckdo(1).
-pub(crate) const NOT_ACQUIRED: u8 = 75;
-const REFUSED: u8 = 77;
+pub(crate) const NOT_ACQUIRED: i32 = 75;
+const REFUSED: i32 = 77;
 /// From shells and env(1), like the next ones.
-const NOT_EXECUTABLE: u8 = 126;
-const NOT_FOUND: u8 = 127;
-const SIGNALLED: u8 = 128;
+const NOT_EXECUTABLE: i32 = 126;
+const NOT_FOUND: i32 = 127;
+const SIGNALLED: i32 = 128;
+
+/// What the system says of too many open files, of this process or of all.
+#[cfg(unix)]
+const OUT_OF_FILES: [i32; 2] =
+    [rustix::io::Errno::MFILE.raw_os_error(), rustix::io::Errno::NFILE.raw_os_error()];
+/// `ERROR_TOO_MANY_OPEN_FILES`, and for sockets `WSAEMFILE`.
+#[cfg(windows)]
+const OUT_OF_FILES: [i32; 2] = [4, 10_024];
 
 #[derive(Debug)]
 pub(crate) struct ExitError {
-    pub(crate) code: u8,
+    pub(crate) code: i32,
     /// The signal by which this process ends, if that is possible.
+    #[cfg_attr(windows, expect(dead_code, reason = "there, no process ends by a signal"))]
     pub(crate) signal: Option<i32>,
     /// Empty if there is nothing to say.
     pub(crate) message: String,
 }
 
 impl ExitError {
-    pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
+    pub(crate) fn new(code: i32, message: impl Into<String>) -> Self {
         Self { code, signal: None, message: message.into() }
     }
 
@@ -99,17 +118,17 @@ pub(crate) fn is_out_of_files(error: &(dyn StdError + 'static)) -> bool {
     let mut causes = iter::successors(Some(error), |&cause| cause.source());
     causes.any(|cause| {
         let code = cause.downcast_ref().and_then(io::Error::raw_os_error);
-        [Errno::MFILE, Errno::NFILE].iter().any(|it| Some(it.raw_os_error()) == code)
+        code.is_some_and(|code| OUT_OF_FILES.contains(&code))
     })
 }
 
 /// Returns the exit status after a signal has ended the command or the wait.
-pub(crate) fn of_signal(signal: i32) -> u8 {
-    u8::try_from(signal).map_or(SIGNALLED, |signal| SIGNALLED.saturating_add(signal))
+pub(crate) fn of_signal(signal: i32) -> i32 {
+    SIGNALLED + signal
 }
 
 /// Writes a result to stdout. A reader that has closed the pipe is not an error.
-pub(crate) fn print(output: &str) -> Result<u8, ExitError> {
+pub(crate) fn print(output: &str) -> Result<i32, ExitError> {
     match write_out(output) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(SUCCESS),
         written => written.map(|()| SUCCESS).map_err(ExitError::system("write to stdout")),
@@ -127,6 +146,7 @@ pub(crate) fn require_stdout() -> Result<(), ExitError> {
     }
 }
 
+#[cfg(unix)]
 fn is_stdout_closed() -> io::Result<bool> {
     let mut stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     let is_null = stdout.metadata()?.rdev() == fs::metadata("/dev/null")?.rdev();
@@ -135,10 +155,25 @@ fn is_stdout_closed() -> io::Result<bool> {
     Ok(is_null && stdout.read(&mut [0]).is_ok())
 }
 
+#[cfg(windows)]
+#[expect(clippy::unnecessary_wraps, reason = "on Unix, this can fail")]
+fn is_stdout_closed() -> io::Result<bool> {
+    Ok(io::stdout().as_raw_handle().is_null())
+}
+
 pub(crate) fn write_out(output: &str) -> io::Result<()> {
+    // A console of Windows shows only what `Stdout` has translated.
+    #[cfg(windows)]
+    if io::stdout().is_terminal() {
+        let mut stdout = io::stdout();
+        return stdout.write_all(output.as_bytes()).and_then(|()| stdout.flush());
+    }
     // `Stdout` reports success if the descriptor cannot be written to.
-    let mut stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
-    stdout.write_all(output.as_bytes())
+    #[cfg(unix)]
+    let stdout = io::stdout().as_fd().try_clone_to_owned()?;
+    #[cfg(windows)]
+    let stdout = io::stdout().as_handle().try_clone_to_owned()?;
+    File::from(stdout).write_all(output.as_bytes())
 }
 
 /// Prints a result as indented JSON, or as text.
@@ -146,7 +181,7 @@ pub(crate) fn print_either(
     json: bool,
     value: impl FnOnce() -> Value,
     text: impl FnOnce() -> String,
-) -> Result<u8, ExitError> {
+) -> Result<i32, ExitError> {
     print(&if json { json_text(&value()) } else { text() })
 }
 
@@ -221,6 +256,7 @@ fn start_writer() -> Option<Sender<Output>> {
     let thread = thread::Builder::new().name("leasehold-stderr".into());
     let thread = thread.spawn(move || {
         // A line from the background must not stop this process while it holds a lock.
+        #[cfg(unix)]
         not_stopped_by_output().ok();
         for output in outputs {
             if let Output::Text(text) = output {
@@ -233,6 +269,7 @@ fn start_writer() -> Option<Sender<Output>> {
 
 /// Lets this thread write to the terminal, and set it, even if this process is in the background.
 /// Otherwise the system may stop the process.
+#[cfg(unix)]
 pub(crate) fn not_stopped_by_output() -> io::Result<()> {
     let mut stop = SigSet::empty();
     stop.add(Signal::SIGTTOU);

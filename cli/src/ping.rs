@@ -31,7 +31,7 @@ pub(crate) const NODE: &str =
 
 /// Shows what each server reports, or why it does not reply. Then fails if too few of them can be
 /// used for locks.
-pub(crate) fn ping(client: &Client, server: &ServerArgs, json: bool) -> Result<u8, ExitError> {
+pub(crate) fn ping(client: &Client, server: &ServerArgs, json: bool) -> Result<i32, ExitError> {
     let survey = client.survey();
     let replies = survey.servers()?;
     let in_cluster = server.is_cluster();
@@ -105,7 +105,7 @@ struct Facts {
     /// Whether all locks can be acquired there.
     is_usable: bool,
     /// The exit status for a server that has not answered.
-    failure: Option<u8>,
+    failure: Option<i32>,
     /// The shortest times that suit its replies.
     advice: Option<String>,
     warnings: Vec<String>,

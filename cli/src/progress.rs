@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 use leasehold::{NameReport, Survey};
 use parking_lot::Mutex;
+#[cfg(unix)]
 use rustix::termios::tcgetwinsize;
 
 use crate::args::HowToAcquire;
@@ -25,7 +26,14 @@ const PERIOD: Duration = Duration::from_secs(1);
 const CLEARING: Duration = Duration::from_millis(100);
 
 /// Moves to the start of the line, and clears it.
+#[cfg(unix)]
 const CLEAR: &str = "\r\x1b[K";
+/// A console of Windows might print the characters for that. This has a line of blanks.
+#[cfg(windows)]
+const CLEAR: &str = concat!(
+    "\r                                        ",
+    "                                       \r"
+);
 
 /// Reports what the program waits for, until this is dropped.
 #[derive(Debug)]
@@ -128,8 +136,18 @@ fn describe(report: &NameReport) -> String {
 
 /// Cuts a line to the width of the terminal.
 fn cut(line: &str) -> String {
-    let columns = tcgetwinsize(io::stderr()).map_or(0, |size| usize::from(size.ws_col));
     // A terminal that does not know its width counts as 80 columns wide.
-    let columns = if columns == 0 { 80 } else { columns };
-    line.chars().take(columns.saturating_sub(1)).collect()
+    let columns = columns().filter(|columns| *columns > 0).unwrap_or(80);
+    line.chars().take(columns - 1).collect()
+}
+
+#[cfg(unix)]
+fn columns() -> Option<usize> {
+    Some(tcgetwinsize(io::stderr()).ok()?.ws_col.into())
+}
+
+/// Windows has no safe call for it.
+#[cfg(windows)]
+fn columns() -> Option<usize> {
+    None
 }

@@ -1,20 +1,22 @@
 //! `run`: runs a command while the lock is held, and supervises it until it has ended.
 
 use std::io;
-use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, after, never, select};
 use leasehold::{AnyGuard, Canceller, Client, Error, LossCause, Wanted};
-use signal_hook::consts::{SIGCHLD, SIGCONT, SIGKILL, SIGSTOP, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU};
-use signal_hook::low_level::{raise, signal_name};
 
 use crate::args::{Run, ServerArgs};
-use crate::child::{Child, ReceivedSignals, can_be_stopped, code_of};
+#[cfg(windows)]
+use crate::child::refuse_what_is_missing;
+use crate::child::{Child, END, Received, ReceivedSignals, TELL, outcome, say_if_refused};
 use crate::held::{self, Access};
 use crate::lock::{Acquired, acquire, end_own_holds};
 use crate::output::{ExitError, LOST, in_seconds, say};
+
+/// The default of `--kill-after`.
+const KILL_AFTER: Duration = Duration::from_secs(5);
 
 /// How long before the end of the lease the command is killed, because killing takes time.
 const KILL_TIME: Duration = Duration::from_millis(50);
@@ -32,7 +34,9 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Acquires the lock, runs the command, releases the lock, and returns the command's status.
-pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
+pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<i32, ExitError> {
+    #[cfg(windows)]
+    refuse_what_is_missing(run)?;
     let access = match run.permits {
         // A single permit excludes all others.
         Some(2..) => Access::Permit,
@@ -48,10 +52,8 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
     let (guard, wanted) = hold;
     let make_way = wanted.zip(run.yield_signal);
     let age_limit = server.max_hold().and_then(|age| Instant::now().checked_add(age));
-    let mut limits = Limits { lease: guard.remaining(), kill_after: run.kill_after };
-    if can_be_stopped() {
-        signals.add_stops().map_err(ExitError::system("receive SIGTSTP"))?;
-    }
+    let kill_after = run.kill_after.unwrap_or(KILL_AFTER);
+    let mut limits = Limits { lease: guard.remaining(), kill_after };
     // A variable without a value is removed, so that the command does not see that of an outer
     // `run`.
     let fence = guard.fence().map(|fence| fence.to_string());
@@ -66,18 +68,14 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
         let why = format!("lock {:?} {}: the command was not started", run.name, describe(&cause));
         return Err(ExitError::new(LOST, why));
     }
-    let mut child = match Child::start(&run.command, &environment) {
+    let mut child = match Child::start(&run.command, &environment, &signals) {
         Ok(child) => child,
         Err(error) => return release_unused(guard, client, run, &signals).and(Err(error)),
     };
     let ended = supervise(&mut child, &*guard, &signals.receiver, &mut limits, make_way.as_ref());
     let stopped = match ended {
         Ok(Ended::Command(status)) => {
-            if status.signal().is_some() {
-                child.restore_terminal();
-            } else {
-                child.take_terminal_back();
-            }
+            child.clean_up(Some(status));
             if child.was_not_run() {
                 release_unused(guard, client, run, &signals)?;
             } else {
@@ -87,14 +85,12 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
                 let after = in_seconds(begin.elapsed());
                 say(&format!("released lock {:?} after {after}", run.name));
             }
-            return match status.signal() {
-                Some(signal) if signals.has_received(signal) => Err(ExitError::of_signal(signal)),
-                _ => Ok(code_of(status)),
-            };
+            return outcome(status, &signals);
         }
         Ok(Ended::Lease { left }) => {
-            let grace = limits.grace(left);
-            let told = child.end(SIGTERM);
+            let told = child.tell_to_end();
+            // A command that cannot be told has nothing to do with the time.
+            let grace = if told.is_ok() { limits.grace(left) } else { Duration::ZERO };
             let is_last =
                 age_limit.is_some_and(|end| Instant::now() + left + limits.lease / 3 >= end);
             let why = match guard.lost().cause() {
@@ -105,13 +101,13 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
             let what = match told {
                 Ok(()) if grace < DAY => {
                     let seconds = (grace.as_secs_f64() * 10.0).round() / 10.0;
-                    format!(": SIGTERM now, SIGKILL in {seconds} s")
+                    format!(": {TELL} now, {END} in {seconds} s")
                 }
-                Ok(()) => ": SIGTERM now".into(),
+                Ok(()) => format!(": {TELL} now"),
                 Err(_) => String::new(),
             };
             say(&format!("lock {:?} {why}{what}", run.name));
-            told.and_then(|()| stop(&mut child, &signals.receiver, grace))
+            stop(&mut child, &signals.receiver, grace)
                 .map(|()| LOST)
                 .map_err(ExitError::system("end the command, which may go on without the lock"))
         }
@@ -119,9 +115,9 @@ pub(crate) fn run(server: &ServerArgs, run: &Run) -> Result<u8, ExitError> {
     };
     if stopped.is_err() {
         // The command would continue without the lock. Whatever refuses this is reported already.
-        child.end(SIGKILL).ok();
+        child.end().ok();
     }
-    child.restore_terminal();
+    child.clean_up(None);
     stopped
 }
 
@@ -258,7 +254,7 @@ impl Limits {
 fn supervise(
     child: &mut Child,
     guard: &dyn AnyGuard,
-    signals: &Receiver<i32>,
+    signals: &Receiver<Received>,
     limits: &mut Limits,
     make_way: Option<&(Wanted, i32)>,
 ) -> io::Result<Ended> {
@@ -307,20 +303,20 @@ fn supervise(
     }
 }
 
-/// Waits until the command, which got SIGTERM, and everything it has started have ended. Sends
-/// SIGKILL when `grace` is over.
+/// Waits until the command, which was told to end, and everything it has started have ended. Ends
+/// them when `grace` is over.
 ///
 /// # Errors
 ///
 /// If what is left has more rights than this process.
-fn stop(child: &mut Child, signals: &Receiver<i32>, grace: Duration) -> io::Result<()> {
+fn stop(child: &mut Child, signals: &Receiver<Received>, grace: Duration) -> io::Result<()> {
     // `None` is a grace period that never ends.
     let kill_at = Instant::now().checked_add(grace);
     let mut has_ended = false;
     while !has_ended || child.has_others()? {
         let is_over = kill_at.is_some_and(|time| Instant::now() >= time);
         if is_over {
-            child.end(SIGKILL)?;
+            child.end()?;
         }
         if is_over && has_ended {
             // Killed processes may still count until their parent has noticed.
@@ -333,29 +329,14 @@ fn stop(child: &mut Child, signals: &Receiver<i32>, grace: Duration) -> io::Resu
 }
 
 /// Forwards a signal, and returns the status of the command if it has ended.
-fn receive(child: &mut Child, signal: Option<i32>) -> io::Result<Option<ExitStatus>> {
-    match signal {
-        None | Some(SIGCHLD) => {}
-        Some(SIGTSTP | SIGTTIN | SIGTTOU) => {
-            // While this process is stopped, the lease is not renewed.
-            let stopped = child.suspend();
-            if stopped.is_ok() {
-                // Stops this process as the signal would have. Returns when it is continued.
-                raise(SIGSTOP)?;
-                child.send(SIGCONT).ok();
-            }
-            say_if_refused(SIGSTOP, stopped);
-        }
-        Some(signal) => say_if_refused(signal, child.forward(signal)),
+fn receive(child: &mut Child, received: Option<Received>) -> io::Result<Option<ExitStatus>> {
+    match received {
+        None | Some(Received::Child) => {}
+        Some(Received::Signal(signal)) => say_if_refused(signal, child.forward(signal)),
+        #[cfg(unix)]
+        Some(Received::Stop) => child.stop_with_this_process()?,
     }
     child.try_wait()
-}
-
-fn say_if_refused(signal: i32, sent: io::Result<()>) {
-    if let Err(error) = sent {
-        let signal = signal_name(signal).unwrap_or("a signal");
-        say(&format!("cannot send {signal} to the command: {error}"));
-    }
 }
 
 #[cfg(test)]

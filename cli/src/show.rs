@@ -15,7 +15,7 @@ use crate::ping::{Info, NODE};
 /// A hint for the user after a hold was ended.
 const LATE: &str = "a holder that listens is told at once, another learns it at its next renewal";
 
-pub(crate) fn show(client: &Client, name: &str, json: bool) -> Result<u8, ExitError> {
+pub(crate) fn show(client: &Client, name: &str, json: bool) -> Result<i32, ExitError> {
     let survey = client.survey();
     let report = survey.report(name)?;
     let circles = circles(&survey, &report);
@@ -76,7 +76,7 @@ pub(crate) fn list(
     start: &str,
     names_only: bool,
     json: bool,
-) -> Result<u8, ExitError> {
+) -> Result<i32, ExitError> {
     let survey = client.survey();
     let (names, too_few) = found(survey.names(start)?);
     // Servers that are away would be waited for again.
@@ -133,7 +133,7 @@ fn found(replies: ServerReplies<Vec<String>>) -> (BTreeSet<String>, Option<Error
 }
 
 /// Returns the exit status `code`, unless there was a failure.
-fn code_unless(failure: Option<Error>, code: u8) -> Result<u8, ExitError> {
+fn code_unless(failure: Option<Error>, code: i32) -> Result<i32, ExitError> {
     failure.map_or(Ok(code), |error| Err(error.into()))
 }
 
@@ -307,7 +307,7 @@ type Shown<'a> = (&'a NameReport, &'a (HeldAs, Holder));
 
 /// Ends or lists the holds that the command line describes. In an outage it reports those that it
 /// has ended, and then fails.
-pub(crate) fn unlock(client: &Client, unlock: &Unlock, json: bool) -> Result<u8, ExitError> {
+pub(crate) fn unlock(client: &Client, unlock: &Unlock, json: bool) -> Result<i32, ExitError> {
     let survey = client.survey();
     if let Some(name) = unlock.whole_name() {
         return end_name(&survey, name, json);
@@ -349,7 +349,7 @@ pub(crate) fn unlock(client: &Client, unlock: &Unlock, json: bool) -> Result<u8,
     code_unless(failure, code)
 }
 
-fn end_name(survey: &Survey, name: &str, json: bool) -> Result<u8, ExitError> {
+fn end_name(survey: &Survey, name: &str, json: bool) -> Result<i32, ExitError> {
     let ended = survey.end_holds(name)?;
     let shown = printable(name);
     print_either(

@@ -118,9 +118,9 @@ fn the_note_of_a_hold_is_shown() {
             assert_eq!(shown, note, "{text}");
         }
     }
-    let command = ["run", "--note", note, "run", "--", "sh", "-c", "$0 show run"];
     let program = env!("CARGO_BIN_EXE_leasehold");
-    let shown = output(leasehold(&server, &command).arg(program));
+    let command = ["run", "--note", note, "run", "--", program, "show", "run"];
+    let shown = output(&mut leasehold(&server, &command));
     assert!(shown.contains(&format!(", note: {note}\n")), "{shown}");
     // Nothing is sent.
     let long = "x".repeat(257);

@@ -1,18 +1,21 @@
 //! Every exit status, with its message.
 
 use std::net::TcpListener;
+#[cfg(unix)]
 use std::process::{self, Command, Stdio};
 use std::time::{Duration, Instant};
+#[cfg(unix)]
 use std::{env, fs};
 
 use crate::support::{
-    Finished, Server, client, finish, leasehold, output, refuse_for_now, without_server,
+    Finished, Server, TRUE, client, finish, leasehold, output, refuse_for_now, without_server,
 };
 
 fn code(server: &Server, args: &[&str]) -> i32 {
     finish(&mut leasehold(server, args)).code
 }
 
+#[cfg(unix)]
 #[test]
 fn the_command_has_stdout_to_itself_and_its_status_is_passed_on() {
     let server = Server::redis();
@@ -24,6 +27,7 @@ fn the_command_has_stdout_to_itself_and_its_status_is_passed_on() {
     assert_eq!(code(&server, &["run", "a", "--", "sh", "-c", "exit 255"]), 255);
 }
 
+#[cfg(unix)]
 #[test]
 fn a_command_ended_by_a_signal_exits_with_128_and_its_number() {
     let server = Server::redis();
@@ -45,6 +49,7 @@ fn without_threads_the_status_is_that_of_the_system() {
     }
 }
 
+#[cfg(unix)]
 #[test]
 fn too_many_open_files_are_an_error_of_the_system() {
     let server = Server::redis();
@@ -93,6 +98,7 @@ fn escape_sequences_for_terminals_are_escaped() {
     }
 }
 
+#[cfg(unix)]
 #[test]
 fn a_command_that_cannot_be_run_exits_as_in_a_shell() {
     let server = Server::redis();
@@ -226,7 +232,8 @@ fn a_refused_login_exits_with_77() {
     let finished = finish(&mut leasehold(&server, &["run", "a", "--", "true"]));
     assert_eq!(finished.code, 77, "{finished:?}");
     let url = server.url().replace("//", "//:sesame@");
-    assert_eq!(output(leasehold(&server, &["run", "a", "--", "true"]).env("REDIS_URL", &url)), "");
+    let run = [&["run", "a", "--"], TRUE].concat();
+    assert_eq!(output(leasehold(&server, &run).env("REDIS_URL", &url)), "");
     let wrong = server.url().replace("//", "//:open@");
     let finished = finish(leasehold(&server, &["run", "a", "--", "true"]).env("REDIS_URL", &wrong));
     assert_eq!(finished.code, 77, "{finished:?}");

@@ -1,27 +1,34 @@
 //! The lock, environment and options with which a command runs.
 
+#[cfg(target_os = "linux")]
 use std::fs;
+#[cfg(unix)]
 use std::io::Write;
-use std::process::{Command, Stdio};
+#[cfg(unix)]
+use std::process::Command;
+use std::process::Stdio;
+use std::thread;
+use std::time::Duration;
 
+#[cfg(unix)]
 use rustix::process::Signal;
 
+#[cfg(target_os = "linux")]
 use crate::secrets::{set_password, url};
-use crate::support::{Running, Server, client, eventually, finish, json, leasehold, output};
-
-/// A command that ends with its input.
-const HOLDER: [&str; 3] = ["sh", "-c", "echo holds; read line"];
+use crate::support::{
+    HOLDER, Running, Server, TRUE, client, eventually, finish, json, leasehold, output,
+};
 
 /// Starts the program with a command that runs until this is dropped.
 fn hold(server: &Server, options: &[&str], name: &str) -> Running {
-    let args = [&["run"], options, &[name, "--"], &HOLDER].concat();
+    let args = [&["run"], options, &[name, "--"], HOLDER].concat();
     let running = Running::start(leasehold(server, &args).stdin(Stdio::piped()));
     assert_eq!(running.next(), "holds");
     running
 }
 
 fn can_run(server: &Server, options: &[&str], name: &str) -> bool {
-    let args = [&["run", "-n", "-q"], options, &[name, "--", "true"]].concat();
+    let args = [&["run", "-n", "-q"], options, &[name, "--"], TRUE].concat();
     match finish(&mut leasehold(server, &args)).code {
         0 => true,
         75 => false,
@@ -47,17 +54,17 @@ fn a_lock_is_held_while_the_command_runs() {
 #[test]
 fn a_lock_outlives_its_lease_while_the_command_runs() {
     let server = Server::redis();
-    let args = ["run", "--lease", "3s", "a", "--", "sleep", "7"];
-    let mut running = Running::start(&mut leasehold(&server, &args));
-    let client = client(&server);
-    eventually(|| client.mutex("a").is_locked().unwrap());
-    assert_eq!(running.code(), 0, "{}", running.errors());
+    let mut running = hold(&server, &["--lease", "3s"], "a");
+    thread::sleep(Duration::from_secs(7));
+    running.close_input();
+    assert_eq!(running.code(), 1, "of `read` at the end of input: {}", running.errors());
 }
 
 #[test]
 fn a_lock_stays_taken_after_a_short_command() {
     let server = Server::redis();
-    let args = ["run", "--lease", "3s", "--hold-at-least", "1h", "a", "--", "true"];
+    let options = ["run", "--lease", "3s", "--hold-at-least", "1h", "a", "--"];
+    let args = [&options, TRUE].concat();
     assert_eq!(output(&mut leasehold(&server, &args)), "");
     assert!(!can_run(&server, &[], "a"));
     let report = json(&mut leasehold(&server, &["show", "a", "--json"]));
@@ -68,6 +75,7 @@ fn a_lock_stays_taken_after_a_short_command() {
     assert!(can_run(&server, &[], "a"));
 }
 
+#[cfg(unix)]
 #[test]
 fn a_lock_does_not_stay_taken_if_the_command_cannot_be_run() {
     let server = Server::redis();
@@ -87,13 +95,14 @@ fn a_command_waits_for_its_lock() {
     let server = Server::redis();
     let client = client(&server);
     let guard = client.lock("a").unwrap();
-    let mut running = Running::start(&mut leasehold(&server, &["run", "a", "--", "echo", "ran"]));
+    let args = [&["run", "a", "--"], HOLDER].concat();
+    let mut running = Running::start(&mut leasehold(&server, &args));
     let waits =
         || json(&mut leasehold(&server, &["show", "a", "--json"]))["waiting"][0].is_string();
     eventually(waits);
     guard.unlock().unwrap();
-    assert_eq!(running.next(), "ran");
-    assert_eq!((running.code(), running.errors().as_str()), (0, ""));
+    assert_eq!(running.next(), "holds");
+    assert_eq!((running.code(), running.errors().as_str()), (1, ""));
 }
 
 #[test]
@@ -117,6 +126,7 @@ fn permits_are_limited() {
     assert!(can_run(&server, &["--permits", "3"], "a"));
 }
 
+#[cfg(unix)]
 #[test]
 fn the_command_knows_the_name_and_a_fence_that_grows() {
     let server = Server::redis();
@@ -150,7 +160,7 @@ fn the_command_line_counts_more_than_the_url() {
     let server = Server::redis();
     let url = format!("{}?prefix=shop:&lease=1m&wait=0s", server.url());
     let left = |options: &[&str]| {
-        let args = [&["run", "--url", &url], options, &["a", "--", "sh", "-c", "echo; read line"]];
+        let args = [&["run", "--url", &url], options, &["a", "--"], HOLDER];
         let running = Running::start(leasehold(&server, &args.concat()).stdin(Stdio::piped()));
         running.next();
         assert_eq!(finish(&mut leasehold(&server, &args.concat())).code, 75, "of the URL");
@@ -172,7 +182,7 @@ fn independent_servers_are_named_by_one_url() {
         command.env("REDIS_URL", &url);
         command
     };
-    let held = ["run", "a", "--", "sh", "-c", "echo holds; read line"];
+    let held = [&["run", "a", "--"], HOLDER].concat();
     let mut running = Running::start(with_url(&held).stdin(Stdio::piped()));
     assert_eq!(running.next(), "holds");
     servers[2].kill();
@@ -186,6 +196,7 @@ fn independent_servers_are_named_by_one_url() {
     assert_eq!(running.code(), 70);
 }
 
+#[cfg(unix)]
 #[test]
 fn the_command_gets_the_input_and_no_file_of_ours() {
     let server = Server::redis();
@@ -199,6 +210,7 @@ fn the_command_gets_the_input_and_no_file_of_ours() {
     assert_eq!(ours, output(Command::new("sh").args(&list[1..]).stdin(Stdio::null())));
 }
 
+#[cfg(unix)]
 #[test]
 fn a_command_need_not_be_text() {
     use std::ffi::OsStr;
@@ -222,6 +234,7 @@ fn a_failed_release_is_reported_and_does_not_fail_the_command() {
 
 /// The line for cron in the manual that survives the death of the host that runs the job, with
 /// shorter times.
+#[cfg(unix)]
 #[test]
 fn a_job_of_a_host_that_dies_is_run_by_one_that_waits() {
     let server = Server::redis();

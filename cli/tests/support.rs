@@ -1,6 +1,9 @@
 //! Helpers to run the program in a test.
 
-use std::io::{self, BufRead, BufReader, PipeReader, PipeWriter, Write};
+#[cfg(unix)]
+use std::io::{self, PipeReader, PipeWriter};
+use std::io::{BufRead, BufReader, Write};
+#[cfg(unix)]
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
@@ -8,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, unbounded};
 use leasehold::Client;
+#[cfg(unix)]
 use rustix::io::ioctl_fionbio;
+#[cfg(unix)]
 use rustix::process::{Pid, Signal, kill_process};
 
 pub(crate) use self::cluster::Cluster;
@@ -24,6 +29,16 @@ mod server;
 
 /// A generous limit for what should happen at once, even on a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// A command that does nothing.
+pub(crate) const TRUE: &[&str] = if cfg!(windows) { &["cmd", "/c", "exit 0"] } else { &["true"] };
+
+/// A command that says that it holds the lock, and ends with its input.
+pub(crate) const HOLDER: &[&str] = if cfg!(windows) {
+    &["cmd", "/c", "echo holds& set /p line=& exit 1"]
+} else {
+    &["sh", "-c", "echo holds; read line"]
+};
 
 /// Returns the program with these arguments and a server.
 pub(crate) fn leasehold(server: &Server, args: &[&str]) -> Command {
@@ -105,12 +120,14 @@ impl Running {
     }
 
     /// Returns the next line of its stderr.
+    #[cfg(unix)]
     #[track_caller]
     pub(crate) fn next_error(&self) -> String {
         self.errors.recv_timeout(SOON).expect("a line")
     }
 
     /// Returns the remaining lines of its stdout, once no process has it open.
+    #[cfg(unix)]
     pub(crate) fn rest(&self) -> String {
         self.lines.iter().collect::<Vec<_>>().join("\n")
     }
@@ -139,8 +156,15 @@ impl Running {
         drop(self.process.stdin.take().expect("stdin is piped"));
     }
 
+    #[cfg(unix)]
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.process), signal).expect("it runs");
+    }
+
+    /// Kills it, and nothing else.
+    #[cfg(windows)]
+    pub(crate) fn kill(&mut self) {
+        self.process.kill().expect("it runs");
     }
 
     /// Returns its status if it has ended.
@@ -168,6 +192,7 @@ impl Running {
     }
 
     /// Waits for its end by a signal, and returns that.
+    #[cfg(unix)]
     #[track_caller]
     pub(crate) fn ending_signal(&mut self) -> i32 {
         self.wait().signal().expect("a signal ends it")
@@ -205,6 +230,7 @@ fn lines_of(output: impl std::io::Read + Send + 'static) -> Receiver<String> {
 }
 
 /// Returns the start of a command whose first process is that of a new container.
+#[cfg(unix)]
 pub(crate) fn in_container() -> Command {
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--pid", "--mount-proc", "--kill-child"]);
@@ -212,6 +238,7 @@ pub(crate) fn in_container() -> Command {
 }
 
 /// Returns `true` if this system allows containers.
+#[cfg(unix)]
 pub(crate) fn has_containers() -> bool {
     let has_them = in_container().arg("true").status().is_ok_and(|status| status.success());
     if !has_them {
@@ -233,6 +260,7 @@ pub(crate) fn refuse_for_now(server: &Server) {
 }
 
 /// Returns a pipe that no process reads, and that is full.
+#[cfg(unix)]
 pub(crate) fn full_pipe() -> (PipeReader, PipeWriter) {
     let (reader, mut writer) = io::pipe().expect("a pipe");
     ioctl_fionbio(&writer, true).expect("it may refuse to wait");

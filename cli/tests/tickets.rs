@@ -3,9 +3,12 @@
 use std::env;
 use std::fs::{self, File};
 use std::io::{Seek, Write};
-use std::process::{self, Command, Stdio};
+#[cfg(unix)]
+use std::process::Command;
+use std::process::{self, Stdio};
 
 use leasehold::Ticket;
+#[cfg(unix)]
 use rustix::process::Signal;
 
 use crate::support::{
@@ -163,6 +166,7 @@ fn input_without_a_ticket_exits_with_64_and_is_not_read_to_its_end() {
     }
 }
 
+#[cfg(unix)]
 #[test]
 fn a_signal_ends_the_wait_for_a_ticket() {
     let server = Server::redis();
@@ -176,6 +180,7 @@ fn a_signal_ends_the_wait_for_a_ticket() {
     assert!(client.try_lock("a").unwrap().is_some());
 }
 
+#[cfg(unix)]
 #[test]
 fn a_ticket_for_an_unwritable_stdout_leaves_no_lock() {
     let server = Server::redis();
@@ -191,6 +196,7 @@ fn a_ticket_for_an_unwritable_stdout_leaves_no_lock() {
     }
 }
 
+#[cfg(unix)]
 #[test]
 fn a_closed_stdout_is_an_error_before_the_lock_is_acquired() {
     let server = Server::redis();

@@ -1,5 +1,4 @@
-//! The process of the command, the terminal that it uses, and the signals that this program
-//! receives while it waits and while the command runs.
+//! On Unix: the process of the command, the terminal that it uses, and the signals.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -15,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, bounded, select, unbounded};
+use crossbeam_channel::Sender;
 use leasehold::Canceller;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal as Blockable};
 use nix::unistd;
@@ -27,12 +26,12 @@ use rustix::process::{
 };
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp};
 use signal_hook::consts::{
-    SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1,
-    SIGUSR2, SIGWINCH,
+    SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSTOP, SIGTERM, SIGTSTP,
+    SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2, SIGWINCH,
 };
 use signal_hook::flag::register;
 use signal_hook::iterator::{Handle, Signals};
-use signal_hook::low_level::{emulate_default_handler, signal_name};
+use signal_hook::low_level::{emulate_default_handler, raise, signal_name};
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 use {
@@ -42,13 +41,20 @@ use {
     },
 };
 
+use super::{Received, ReceivedSignals, say_if_refused, set_environment};
 use crate::output::{ExitError, not_stopped_by_output, of_signal};
 
+/// How the command is told to end.
+pub(crate) const TELL: &str = "SIGTERM";
+
+/// How it is ended if that was of no use.
+pub(crate) const END: &str = "SIGKILL";
+
 /// The argument with which this program starts itself in order to become the command.
-pub(crate) const AS_COMMAND: &str = "__run-with-parent";
+const AS_COMMAND: &str = "__run-with-parent";
 
 /// The argument with which this program starts itself in order to become another program.
-pub(crate) const AS_OTHER: &str = "__run";
+const AS_OTHER: &str = "__run";
 
 /// The path of this program, even if its file has been replaced (on Linux).
 const THIS_PROGRAM: &str = "/proc/self/exe";
@@ -67,9 +73,6 @@ const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2]
 
 /// The signals that `--yield` accepts.
 const NAMED: [i32; 8] = [SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH];
-
-/// How long a call that a signal ends may take to finish what it has begun.
-const LAST_MOMENT: Duration = Duration::from_millis(500);
 
 /// Limits a wait for any process to those that the calling thread has started, and those whose own
 /// parent has ended if this is the main thread.
@@ -117,10 +120,16 @@ enum Orphans {
 impl Child {
     /// Starts the command. Must be called on the main thread: Linux kills the command when the
     /// thread that started it ends.
+    ///
+    /// From now on, what stops this program stops the command too.
     pub(crate) fn start(
         command: &[OsString],
-        env: &[(&str, Option<String>)],
+        variables: &[(&str, Option<String>)],
+        signals: &ReceivedSignals,
     ) -> Result<Self, ExitError> {
+        if can_be_stopped() {
+            signals.source.add_stops().map_err(ExitError::system("receive SIGTSTP"))?;
+        }
         let (program, args) = command.split_first().expect("clap requires a command");
         let helper = helper(AS_COMMAND).map_err(ExitError::system("read /proc"))?;
         let (mut command, report) = match helper {
@@ -135,12 +144,7 @@ impl Child {
             None => (Command::new(program), None),
         };
         command.args(args);
-        for (name, value) in env {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
+        set_environment(&mut command, variables);
         let is_alone = has_own_group();
         if is_alone {
             command.process_group(0);
@@ -251,12 +255,25 @@ impl Child {
         Ok(())
     }
 
+    /// Stops the command and this process, as a signal that stops a job would have. Returns when
+    /// both are continued.
+    pub(crate) fn stop_with_this_process(&self) -> io::Result<()> {
+        // While this process is stopped, the lease is not renewed.
+        let stopped = self.suspend();
+        if stopped.is_ok() {
+            raise(SIGSTOP)?;
+            self.send(SIGCONT).ok();
+        }
+        say_if_refused(SIGSTOP, stopped);
+        Ok(())
+    }
+
     /// Stops the command until it gets SIGCONT.
     ///
     /// # Errors
     ///
     /// Like `send`. At a terminal there are none, because a key may have stopped the command.
-    pub(crate) fn suspend(&self) -> io::Result<()> {
+    fn suspend(&self) -> io::Result<()> {
         if self.group.is_some() {
             return self.signal(Signal::STOP);
         }
@@ -268,13 +285,27 @@ impl Child {
         Ok(())
     }
 
-    /// Sends a signal to the command and everything it has started: the processes of its own group,
-    /// or at a terminal those of this session.
+    /// Tells the command to end, and everything it has started.
     ///
     /// # Errors
     ///
     /// Like `send`.
-    pub(crate) fn end(&self, signal: i32) -> io::Result<()> {
+    pub(crate) fn tell_to_end(&self) -> io::Result<()> {
+        self.send_to_all(SIGTERM)
+    }
+
+    /// Ends the command, and everything it has started.
+    ///
+    /// # Errors
+    ///
+    /// Like `send`.
+    pub(crate) fn end(&mut self) -> io::Result<()> {
+        self.send_to_all(SIGKILL)
+    }
+
+    /// Sends a signal to the command and everything it has started: the processes of its own group,
+    /// or at a terminal those of this session.
+    fn send_to_all(&self, signal: i32) -> io::Result<()> {
         let sent = self.send(signal);
         if let Some(signal) = Signal::from_named_raw(signal)
             && self.group.is_none()
@@ -332,8 +363,16 @@ impl Child {
         }
     }
 
+    /// Takes the terminal back from a command that has ended with this status, or that was ended.
+    pub(crate) fn clean_up(&self, status: Option<ExitStatus>) {
+        match status {
+            Some(status) if status.signal().is_none() => self.take_terminal_back(),
+            _ => self.restore_terminal(),
+        }
+    }
+
     /// Takes the terminal back from the command, which may have had it to itself.
-    pub(crate) fn take_terminal_back(&self) {
+    fn take_terminal_back(&self) {
         if let Some(terminal) = &self.terminal
             && let Some(group) = terminal.foreground()
             && let Some(own) = own_group()
@@ -346,7 +385,7 @@ impl Child {
 
     /// Takes the terminal back from a command that was killed, and gives it the settings that it
     /// had before. Does not wait for output.
-    pub(crate) fn restore_terminal(&self) {
+    fn restore_terminal(&self) {
         self.take_terminal_back();
         if let Some(terminal) = &self.terminal
             && terminal.is_ours()
@@ -579,7 +618,7 @@ fn has_own_group() -> bool {
 /// Returns `true` if SIGTSTP should stop the command and this process. At a terminal whose session
 /// begins with this process group, as in a container, no shell could continue them, and the system
 /// ignores keys that would stop them.
-pub(crate) fn can_be_stopped() -> bool {
+fn can_be_stopped() -> bool {
     has_own_group() || has_shell()
 }
 
@@ -589,10 +628,27 @@ fn has_shell() -> bool {
 }
 
 /// Returns the exit status for a command that has ended.
-pub(crate) fn code_of(status: ExitStatus) -> u8 {
+///
+/// # Errors
+///
+/// If a signal has ended it that this process, too, has received.
+pub(crate) fn outcome(status: ExitStatus, signals: &ReceivedSignals) -> Result<i32, ExitError> {
     match (status.code(), status.signal()) {
-        (Some(code), _) => u8::try_from(code & 0xff).unwrap_or(u8::MAX),
-        (None, signal) => of_signal(signal.unwrap_or(0)),
+        (Some(code), _) => Ok(code & 0xff),
+        (None, Some(signal)) if signals.source.has_received(signal) => {
+            Err(ExitError::of_signal(signal))
+        }
+        (None, signal) => Ok(of_signal(signal.unwrap_or(0))),
+    }
+}
+
+/// Becomes another program if these words ask for it. Returns only if they do not, or if that is
+/// not possible.
+pub(crate) fn become_asked(mut words: impl Iterator<Item = OsString>) -> Result<(), ExitError> {
+    match words.next() {
+        Some(word) if word == AS_COMMAND => Err(become_command(words)),
+        Some(word) if word == AS_OTHER => Err(become_other(words)),
+        _ => Ok(()),
     }
 }
 
@@ -602,7 +658,7 @@ pub(crate) fn code_of(status: ExitStatus) -> u8 {
 ///
 /// The command cannot do this by itself, and without `unsafe` the parent cannot do it between
 /// `fork` and `exec`.
-pub(crate) fn become_command(mut words: impl Iterator<Item = OsString>) -> ExitError {
+fn become_command(mut words: impl Iterator<Item = OsString>) -> ExitError {
     let parent = words.next().unwrap_or_default();
     // The command does not inherit this descriptor.
     let report = File::options().write(true).open(words.next().unwrap_or_default());
@@ -634,7 +690,7 @@ pub(crate) fn become_command(mut words: impl Iterator<Item = OsString>) -> ExitE
 
 /// Replaces this process with a program. Returns only if that is not possible. The words are the
 /// program and its arguments.
-pub(crate) fn become_other(mut words: impl Iterator<Item = OsString>) -> ExitError {
+fn become_other(mut words: impl Iterator<Item = OsString>) -> ExitError {
     let mut program = Command::new(words.next().unwrap_or_default());
     replace_with(program.args(words))
 }
@@ -673,24 +729,24 @@ fn is_parent(id: &OsStr) -> bool {
     getppid().is_some_and(|pid| *id == *pid.as_raw_nonzero().to_string())
 }
 
+/// Returns the name of a signal.
+pub(crate) fn name_of(signal: i32) -> &'static str {
+    signal_name(signal).unwrap_or("a signal")
+}
+
 /// Receives SIGCHLD and the signals to forward.
 #[derive(Debug)]
-pub(crate) struct ReceivedSignals {
-    pub(crate) receiver: Receiver<i32>,
+pub(super) struct Source {
     handle: Handle,
     /// Each signal to forward, and whether it was received.
     flags: Vec<(i32, Arc<AtomicBool>)>,
 }
 
-impl ReceivedSignals {
-    /// Receives signals from now on. All but SIGCHLD also cancel a wait for a lock.
-    ///
+impl Source {
     /// Signals that this process was started to ignore, as with nohup(1), stay ignored, by the
     /// command too. Signals that it was started to block do not stay blocked: they must be received
     /// here, and end the command.
-    ///
-    /// Must be called before threads are started, because they block what this thread blocks.
-    pub(crate) fn start(canceller: &Canceller) -> io::Result<Self> {
+    pub(super) fn start(sender: Sender<Received>, canceller: Canceller) -> io::Result<Self> {
         let ignored = ignored();
         let mut flags = Vec::new();
         for signal in FORWARDED.into_iter().filter(|signal| !is_in(ignored, *signal)) {
@@ -702,12 +758,15 @@ impl ReceivedSignals {
         let mut signals = Signals::new(wanted.chain(&[SIGCHLD]))?;
         unblock(FORWARDED.iter().chain(&[SIGCHLD]).chain(&STOPS))?;
         let handle = signals.handle();
-        let (sender, receiver) = unbounded();
-        let canceller = canceller.clone();
         thread::Builder::new().name("leasehold-signals".into()).spawn(move || {
             for signal in signals.forever() {
+                let received = match signal {
+                    SIGCHLD => Received::Child,
+                    SIGTSTP | SIGTTIN | SIGTTOU => Received::Stop,
+                    signal => Received::Signal(signal),
+                };
                 // In this order, so that the cancelled call finds the signal.
-                let is_received = sender.send(signal).is_ok();
+                let is_received = sender.send(received).is_ok();
                 if signal != SIGCHLD {
                     canceller.cancel();
                 }
@@ -716,12 +775,12 @@ impl ReceivedSignals {
                 }
             }
         })?;
-        Ok(Self { receiver, handle, flags })
+        Ok(Self { handle, flags })
     }
 
     /// Starts to receive the signals that stop a job, instead of being stopped by them: the command
     /// must be stopped too, even if it ignores them.
-    pub(crate) fn add_stops(&self) -> io::Result<()> {
+    fn add_stops(&self) -> io::Result<()> {
         let ignored = ignored();
         for signal in STOPS.into_iter().filter(|signal| !is_in(ignored, *signal)) {
             self.handle.add_signal(signal)?;
@@ -729,63 +788,12 @@ impl ReceivedSignals {
         Ok(())
     }
 
-    /// Runs work that may block on a thread of its own, and returns its result.
-    ///
-    /// # Errors
-    ///
-    /// If a signal is received. Then this returns soon afterwards, whatever the thread still does.
-    pub(crate) fn unless_received<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, ExitError> {
-        let done = in_background(work)?;
-        loop {
-            select! {
-                recv(done) -> result => {
-                    let result = result.map_err(|_| io::Error::other("a thread failed"));
-                    return result.map_err(ExitError::system("go on"));
-                }
-                recv(self.receiver) -> signal => match signal {
-                    Ok(SIGCHLD | SIGTSTP | SIGTTIN | SIGTTOU) => {}
-                    signal => {
-                        done.recv_timeout(LAST_MOMENT).ok();
-                        return Err(ExitError::of_signal(signal.unwrap_or(SIGTERM)));
-                    }
-                }
-            }
-        }
-    }
-
     /// Returns `true` if this process, too, has received the signal that has ended the command.
     ///
     /// The receiver may get a key's signal only after the command's end.
-    pub(crate) fn has_received(&self, signal: i32) -> bool {
+    fn has_received(&self, signal: i32) -> bool {
         self.flags.iter().any(|(it, flag)| *it == signal && flag.load(Ordering::SeqCst))
     }
-
-    /// Returns the first received signal that is not SIGCHLD.
-    pub(crate) fn next_forwarded(&self) -> Option<i32> {
-        self.receiver.try_iter().find(|signal| *signal != SIGCHLD)
-    }
-}
-
-/// Runs work that may block, for at most a moment.
-pub(crate) fn for_a_moment<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) {
-    if let Ok(done) = in_background(work) {
-        done.recv_timeout(LAST_MOMENT).ok();
-    }
-}
-
-/// Runs work on a new thread, and returns the receiver of its result.
-fn in_background<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<Receiver<T>, ExitError> {
-    let (sender, done) = bounded(1);
-    let thread = thread::Builder::new().name("leasehold-work".into());
-    // The receiver is gone if the result is no longer awaited.
-    let started = thread.spawn(move || drop(sender.send(work())));
-    started.map_err(ExitError::system("start a thread"))?;
-    Ok(done)
 }
 
 fn unblock<'a>(signals: impl IntoIterator<Item = &'a i32>) -> io::Result<()> {
