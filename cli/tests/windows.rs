@@ -259,12 +259,17 @@ fn the_manual_and_completions_are_printed() {
 fn the_end_of_the_command_is_noticed_at_once() {
     let server = Server::redis();
     let args = [&["run", "a", "--"], HOLDER].concat();
-    let mut running = Running::start(leasehold(&server, &args).stdin(Stdio::piped()));
-    assert_eq!(running.next(), "holds");
-    // Longer than the program takes for its start.
-    thread::sleep(Duration::from_millis(1500));
-    let end = Instant::now();
-    running.close_input();
-    running.code();
-    assert!(end.elapsed() < Duration::from_millis(900), "{:?}", end.elapsed());
+    let times = (0..5).map(|_| {
+        let mut running = Running::start(leasehold(&server, &args).stdin(Stdio::piped()));
+        assert_eq!(running.next(), "holds");
+        // The program also looks at the command itself, every second. It has just done so.
+        thread::sleep(Duration::from_millis(1000));
+        let end = Instant::now();
+        running.close_input();
+        running.code();
+        end.elapsed()
+    });
+    // A busy machine may be slow at any one time.
+    let shortest = times.min().unwrap();
+    assert!(shortest < Duration::from_millis(500), "{shortest:?}");
 }
