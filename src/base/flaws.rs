@@ -71,8 +71,6 @@ flaws! {
     LossIsNotTold,
     /// A loss is reported twice.
     LossIsReportedTwice,
-    /// The next call may have the lock before the loss of the hold before it is reported.
-    LossIsReportedLate,
     /// A reply that came before a call counts for it.
     OldReplyCounts,
     /// A tenure that is handed off is released, too.

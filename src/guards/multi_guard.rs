@@ -11,7 +11,6 @@ use crate::guards::watches::Lost;
 use crate::guards::{GuardInner, LockHandle, any_guard};
 use crate::local::acquire_all;
 use crate::protocol::call::Wait;
-use crate::protocol::current_hold::OverChannel;
 use crate::protocol::hold::Hold;
 
 /// A handle to several locks that are acquired together, all or none, with options that may differ
@@ -132,10 +131,7 @@ impl MultiMutex {
         let Some(holds) = acquire_all::acquire_all(shared, &self.names, options, wait)? else {
             return Ok(None);
         };
-        let over = OverChannel::default();
-        for hold in &holds {
-            hold.share_over(&over);
-        }
+        shared.share_end_signal(&holds);
         let names = holds.iter().map(|hold| hold.id.name.to_string()).collect();
         let name = self.handle.name.clone();
         Ok(Some(MultiGuard { inner: self.handle.inner(holds), name, names }))

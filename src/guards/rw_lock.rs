@@ -428,8 +428,9 @@ impl WriteGuard {
     pub fn downgrade(mut self) -> Result<ReadGuard> {
         let GuardInner { shared, holds: [writer], .. } = &self.inner;
         let shared = shared.clone();
+        let unused = adoption::unused(&shared, writer);
         let left = adoption::leave(&shared, writer, "downgrade")?;
-        let reader = adoption::downgrade(&shared, writer, left);
+        let reader = adoption::downgrade(&shared, writer, left, unused);
         self.inner.released = true;
         Ok(ReadGuard { inner: GuardInner { shared, holds: [reader?], released: false } })
     }

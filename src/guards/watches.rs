@@ -15,8 +15,8 @@ use crate::base::sync::receive;
 use crate::error::LossCause;
 use crate::local::hold_requests;
 use crate::local::shared::Shared;
-use crate::protocol::current_hold::WantedWatch;
 use crate::protocol::hold::Hold;
+use crate::protocol::signals::{EndSignal, WantedSignal};
 
 /// Lets any thread check whether a hold is lost, or wait until it is over. Created by
 /// [`Guard::lost`](crate::Guard::lost).
@@ -42,8 +42,10 @@ use crate::protocol::hold::Hold;
 /// ```
 #[derive(Clone)]
 pub struct Lost {
-    /// The holds, with their tokens. Empty in a forked child, where nothing is held.
-    holds: Vec<(Arc<Hold>, u64)>,
+    /// The holds. Empty in a forked child, where nothing is held.
+    holds: Vec<Arc<Hold>>,
+    /// How they have ended, once they have.
+    end: EndSignal,
     over: WatchReceiver,
 }
 
@@ -95,10 +97,15 @@ impl Lost {
     pub(super) fn new(shared: &Shared, holds: &[Arc<Hold>]) -> Self {
         match holds {
             [first, ..] if shared.check_process().is_ok() => {
-                let holds = holds.iter().map(|hold| (hold.clone(), hold.number())).collect();
-                Self { holds, over: WatchReceiver::new(first.over()) }
+                let end = shared.end_signal(first);
+                let over = WatchReceiver::new(end.receiver().clone());
+                Self { holds: holds.to_vec(), end, over }
             }
-            _ => Self { holds: Vec::new(), over: WatchReceiver::new(DISCONNECTED.clone()) },
+            _ => Self {
+                holds: Vec::new(),
+                end: EndSignal::over(true),
+                over: WatchReceiver::new(DISCONNECTED.clone()),
+            },
         }
     }
 
@@ -108,9 +115,12 @@ impl Lost {
     /// blocks.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        self.over.is_forked()
-            || self.holds.is_empty()
-            || self.holds.iter().any(|(hold, number)| hold.is_lost_with(*number, Moment::now()))
+        if self.over.is_forked() {
+            return true;
+        }
+        let was_lost = self.end.was_lost();
+        // The deadline may have passed without a thread that has noticed.
+        was_lost.unwrap_or_else(|| self.holds.iter().any(|hold| hold.is_lost(Moment::now())))
     }
 
     /// Returns why the lock was lost, as far as this client knows; of several locks, the first that
@@ -130,12 +140,11 @@ impl Lost {
     /// ```
     #[must_use]
     pub fn cause(&self) -> Option<LossCause> {
-        if self.over.is_forked() {
+        if self.over.is_forked() || !self.is_lost() {
             return None;
         }
-        let lost =
-            self.holds.iter().find(|(hold, number)| hold.is_lost_with(*number, Moment::now()));
-        lost.map(|(hold, _)| hold.loss(Moment::now()).cause)
+        let lost = self.holds.iter().find(|hold| hold.is_lost(Moment::now()));
+        lost.map(|hold| hold.loss(Moment::now()).cause)
     }
 
     /// Blocks the current thread until the hold is over, and returns how it ended. If the lease
@@ -215,7 +224,7 @@ impl Lost {
 #[derive(Clone)]
 pub struct Wanted {
     /// `None` in a forked child, where nothing is held.
-    watch: Option<WantedWatch>,
+    watch: Option<WantedSignal>,
     receiver: WatchReceiver,
 }
 
@@ -231,8 +240,7 @@ impl Wanted {
         if shared.check_process().is_err() {
             return Self { watch: None, receiver: WatchReceiver::new(DISCONNECTED.clone()) };
         }
-        let watch = hold.wanted();
-        hold_requests::watch(shared, hold, &watch);
+        let watch = hold_requests::watch(shared, hold);
         let receiver = WatchReceiver::new(watch.receiver().clone());
         Self { watch: Some(watch), receiver }
     }
@@ -279,6 +287,8 @@ mod tests {
     use super::*;
     use crate::config::{LEASE_MIN, LockOptions};
     use crate::protocol::call::tests::caller;
+    use crate::protocol::hold::Grant;
+    use crate::protocol::tenure::Tenure;
     use crate::store::hold_id::{HoldId, HoldKind};
 
     #[test]
@@ -287,9 +297,11 @@ mod tests {
         let (name, client) = ("a".into(), "c".into());
         let id = HoldId { kind: HoldKind::Lock, name, client, nonce: 1 };
         let sent = Moment::now().before(LEASE_MIN);
-        let hold = Arc::new(Hold::new(id, 1, 0, &caller(&options), sent, sent));
-        let over = WatchReceiver::new(hold.over());
-        let lost = Lost { holds: vec![(hold.clone(), hold.number())], over };
+        let grant = Grant { fence: 1, room: 0, may_begin: false, sent, replied: sent };
+        let hold = Tenure::new(id, &grant, &caller(&options)).hold;
+        let end = EndSignal::default();
+        let over = WatchReceiver::new(end.receiver().clone());
+        let lost = Lost { holds: vec![hold], end, over };
         assert!(lost.is_lost());
         assert_eq!(lost.wait_timeout(Duration::ZERO), Some(HoldEnd::Lost));
         assert_eq!(lost.cause(), Some(LossCause::Expired));

@@ -231,8 +231,10 @@ impl<'a> LockCall<'a> {
         loop {
             match self.converse(rejoins)? {
                 Outcome::Acquired(hold) if self.alone.is_some() => {
-                    if reporter.begin_beside(&hold, self.sent, caller) {
-                        return Ok(Some(hold));
+                    let tenure = self.alone.as_mut().and_then(|name| name.take_tenure(&hold));
+                    let begun = tenure.and_then(|it| reporter.begin_beside(it, self.sent, caller));
+                    if begun.is_some() {
+                        return Ok(begun);
                     }
                     shared.owe(&hold.id, caller.times.lease);
                 }
@@ -242,16 +244,16 @@ impl<'a> LockCall<'a> {
                 }
                 Outcome::HandedOff(hold) => {
                     // Its deadline may have passed while this thread woke up. Then it asks again.
-                    if reporter.begin_handed_off(&hold, caller) {
+                    if reporter.begin_next(&hold, caller) {
+                        shared.counters.handoffs.fetch_add(1, Ordering::Relaxed);
                         return Ok(Some(hold));
                     }
                 }
                 Outcome::Kept(hold) => {
-                    if reporter.begin_kept(&hold, caller) {
+                    if reporter.begin_next(&hold, caller) {
+                        shared.counters.relocks.fetch_add(1, Ordering::Relaxed);
                         return Ok(Some(hold));
                     }
-                    // It may have been ended or lost before it was missed there.
-                    wait_queues.end_hold(&hold);
                 }
                 Outcome::Shared(hold) if shared.is_valid(&hold) => return Ok(Some(hold)),
                 // The readers' hold was lost in the meantime. Another request shows whether a
@@ -373,7 +375,9 @@ impl<'a> LockCall<'a> {
                 let mut outcome = Ok(());
                 for debt in &*debts {
                     let deadline = caller.request_deadline(clock::now());
-                    outcome = ask_one(&**store, debt.to_release(deadline)).map(drop);
+                    let change = self.shared.begin_release(debt);
+                    let request = HoldRequest { hold: &debt.id, change, deadline };
+                    outcome = ask_one(&**store, request).map(drop);
                     if outcome.is_err() {
                         break;
                     }
@@ -427,7 +431,7 @@ impl<'a> LockCall<'a> {
         let (result, actions) = self.with(|name| {
             let mut turn = wait_queues.turn(config, &**store);
             let result = act(name, &mut turn);
-            reporter.report_ends(&mut turn.actions);
+            reporter.report(&mut turn.actions);
             (result, turn.actions)
         });
         // Not while the name is locked: actions wake threads and write requests.

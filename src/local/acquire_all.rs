@@ -28,9 +28,9 @@ use crate::local::release;
 use crate::local::shared::Shared;
 use crate::local::wait_queues::Pauses;
 use crate::protocol::call::{Caller, Counted, HoldOwner, Wait};
-use crate::protocol::hold::Hold;
-use crate::protocol::lease::reliable;
+use crate::protocol::hold::{Grant, Hold, reliable};
 use crate::protocol::retry::{Backoff, RetryPolicy};
+use crate::protocol::tenure::Tenure;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Acquire, AcquireReply, Registration};
 
@@ -264,7 +264,7 @@ impl SetCall<'_> {
         let names: Vec<_> = missing.iter().map(|index| self.names[*index].clone()).collect();
         // Locks that this client only keeps would hold up its own request.
         let ended: Vec<_> =
-            names.iter().filter_map(|name| shared.wait_queues.end_kept(name, |_| true)).collect();
+            names.iter().filter_map(|name| shared.wait_queues.end_kept(name)).collect();
         shared.post_releases(&ended, Some(self.caller.write_by(clock::now())));
         let groups = shared.store.groups(&names).into_iter().map(|places| {
             let mut group = Group { indexes: Vec::new(), holds: Vec::new(), in_doubt: false };
@@ -313,7 +313,7 @@ impl SetCall<'_> {
     }
 
     /// Gives back the locks for which `is_such` holds. Returns the first, if there are any.
-    fn give_back_if(&mut self, is_such: impl Fn(&Hold) -> bool) -> Option<Arc<Hold>> {
+    fn give_back_if(&mut self, is_such: impl Fn(&Arc<Hold>) -> bool) -> Option<Arc<Hold>> {
         let such = |hold: &mut Option<Arc<Hold>>| hold.take_if(|hold| is_such(hold));
         let such: Vec<_> = self.holds.iter_mut().filter_map(such).collect();
         release::give_back(self.shared, &such, self.caller);
@@ -423,11 +423,11 @@ impl SetCall<'_> {
                 let replied = Moment::now();
                 let mut held = None;
                 for ((index, id), fence) in group.indexes.iter().zip(&group.holds).zip(fences) {
-                    let hold = Arc::new(Hold::new(id.clone(), *fence, 0, caller, sent, replied));
-                    hold.set_may_begin(group.in_doubt);
-                    if shared.reporter.begin_beside(&hold, sent, caller) {
-                        self.holds[*index] = Some(hold);
-                    } else {
+                    let may_begin = group.in_doubt;
+                    let grant = Grant { fence: *fence, room: 0, may_begin, sent, replied };
+                    let tenure = Tenure::new(id.clone(), &grant, caller);
+                    self.holds[*index] = shared.reporter.begin_beside(tenure, sent, caller);
+                    if self.holds[*index].is_none() {
                         shared.owe(id, caller.times.lease);
                         held = Some(*index);
                     }

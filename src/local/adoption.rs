@@ -23,12 +23,14 @@ use crate::local::shared::Shared;
 use crate::local::status::repeat_with;
 use crate::local::wait_queues::Pauses;
 use crate::protocol::call::{Caller, Counted, HoldOwner, Wait};
-use crate::protocol::hold::Hold;
-use crate::protocol::lease::{HoldFailure, reliable};
+use crate::protocol::hold::{Grant, Hold, HoldFailure, reliable};
 use crate::protocol::retry::RetryPolicy;
+use crate::protocol::tenure::Tenure;
 use crate::store::ask_one;
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::request::{Change, DETACHED, HoldReply, HoldRequest, NextLease, PostedChange};
+use crate::store::request::{
+    Change, DETACHED, HoldReply, HoldRequest, NextLease, PostedChange, Unused,
+};
 
 /// A hold of a lock without a guard.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -79,7 +81,7 @@ pub(crate) fn leave(
 ) -> Result<DetachedHold> {
     shared.check_process()?;
     if !flawed(Flaw::LeftHoldIsRenewed) && !shared.reporter.leave(hold) {
-        return Err(hold.to_error(HoldFailure::of(&hold.lease), action, Moment::now()));
+        return Err(hold.to_error(HoldFailure::of(hold), action, Moment::now()));
     }
     if let Some(span) = hold.span.take() {
         span.close(false);
@@ -87,10 +89,10 @@ pub(crate) fn leave(
     Ok(DetachedHold {
         id: hold.id.clone(),
         fence: hold.fence(),
-        lease: hold.lease.duration(),
-        taken_for: hold.taken_until.left(),
-        in_doubt: hold.may_begin(),
-        note: hold.note(),
+        lease: hold.lease(),
+        taken_for: hold.taken_until().left(),
+        in_doubt: hold.may_begin,
+        note: hold.note().cloned(),
     })
 }
 
@@ -130,8 +132,8 @@ pub(crate) fn release(shared: &Shared, left: &DetachedHold) -> Result<()> {
     });
     let is_clear = matches!(released, Ok(_) | Err(Error::Lost { .. }));
     if !is_clear || left.in_doubt {
-        let debt = Hold::debt(left.id.clone(), left.lease, left.in_doubt, Moment::now());
-        shared.reporter.renewer.pay(Arc::new(debt.taken_until(taken_until)));
+        let debt = Hold::debt(left.id.clone(), left.lease, left.in_doubt);
+        shared.reporter.renewer.pay(Arc::new(debt.that_stays_taken(taken_until)));
     }
     // If a repeat finds the hold gone, the attempt without a reply released it.
     let is_released = released? == HoldReply::Done || in_doubt;
@@ -147,21 +149,30 @@ fn caller_for(shared: &Shared, left: &DetachedHold) -> Result<Caller> {
     Ok(Caller::new(&shared.config, shared.times, &options, Wait::No, HoldOwner::Guard, begin))
 }
 
-/// Turns a detached writer into a reader with the same owner, token and age.
+/// Returns the tokens that the tenure of a writer has left.
+pub(crate) fn unused(shared: &Shared, writer: &Hold) -> Option<Unused> {
+    shared.wait_queues.with(&writer.id, |name| name.unused(writer))
+}
+
+/// Turns a detached writer into a reader with the same owner, token and age. Readers get the token
+/// before the unused ones of its tenure, which is that of the last writer.
 #[track_caller]
-pub(crate) fn downgrade(shared: &Shared, writer: &Hold, left: DetachedHold) -> Result<Arc<Hold>> {
+pub(crate) fn downgrade(
+    shared: &Shared,
+    writer: &Hold,
+    left: DetachedHold,
+    unused: Option<Unused>,
+) -> Result<Arc<Hold>> {
     let id = HoldId { kind: HoldKind::Read, ..left.id };
     let lease = left.lease;
     let left = DetachedHold { id, ..left };
     let options = LockOptions {
         lease,
         renew: writer.renewed,
-        max_hold: Some(writer.lease.age_left(Moment::now())),
+        max_hold: Some(writer.age_left(Moment::now())),
         note: left.note.clone(),
         ..LockOptions::default()
     };
-    // Readers get the token before these, which is that of the last writer.
-    let unused = writer.unused();
     let reader =
         have(shared, &left, &options, "downgrade", |lease| Change::Downgrade { lease, unused });
     // Without a reply, either hold may exist, and the request may be executed late.
@@ -196,11 +207,12 @@ fn have(
     }
     span.close(caller.begin, || if renewed.is_ok() { Some(left.fence) } else { None });
     let sent = renewed?;
-    let hold = Arc::new(Hold::new(left.id.clone(), left.fence, 0, &caller, sent, Moment::now()));
-    hold.set_may_begin(left.in_doubt);
-    if !shared.reporter.begin_beside(&hold, sent, &caller) {
+    let replied = Moment::now();
+    let grant = Grant { fence: left.fence, room: 0, may_begin: left.in_doubt, sent, replied };
+    let tenure = Tenure::new(left.id.clone(), &grant, &caller);
+    let Some(hold) = shared.reporter.begin_beside(tenure, sent, &caller) else {
         return Err(Error::lost(name, LossCause::Gone.into()));
-    }
+    };
     hold.span.open(name, || left.fence);
     Ok(hold)
 }

@@ -265,9 +265,10 @@ impl Table {
         let now = Moment::now();
         for (number, wait) in &self.waits {
             // With another token, the hold is no longer that of the thread that waits.
-            let has_it = wait.holds.iter().any(|(hold, fence)| {
-                is_it(hold) && hold.fence() == *fence && hold.lease.is_valid(now)
-            });
+            let has_it = wait
+                .holds
+                .iter()
+                .any(|(hold, fence)| is_it(hold) && hold.fence() == *fence && hold.is_valid(now));
             if has_it {
                 return Some(*number);
             }

@@ -16,10 +16,9 @@ use crate::error::{Error, Result as ApiResult};
 use crate::local::shared::Shared;
 use crate::local::wait_queues::Pauses;
 use crate::protocol::call::Wait;
-use crate::protocol::current_hold::WantedWatch;
-use crate::protocol::hold::Hold;
-use crate::protocol::lease::HoldFailure;
+use crate::protocol::hold::{Hold, HoldFailure};
 use crate::protocol::retry::RetryPolicy;
+use crate::protocol::signals::WantedSignal;
 use crate::store::ask_one;
 use crate::store::request::{Change, DETACHED, HoldReply, HoldRequest};
 
@@ -68,7 +67,7 @@ pub(super) fn set_depth(
     pauses: &Pauses<'_>,
 ) -> Result<(), HoldFailure> {
     if !shared.is_valid(hold) {
-        return Err(HoldFailure::of(&hold.lease));
+        return Err(HoldFailure::of(hold));
     }
     let mut retry = retry(shared, hold, wait);
     let mut outcome = Ok(());
@@ -78,7 +77,7 @@ pub(super) fn set_depth(
         &mut retry,
         pauses,
         |hold| {
-            let lease = if hold.renewed { Some(hold.lease.next(Moment::now())) } else { None };
+            let lease = if hold.renewed { Some(hold.next_lease(Moment::now())) } else { None };
             Change::SetDepth { depth, lease, durable: true }
         },
         ask_store(shared),
@@ -175,7 +174,7 @@ fn conclude(
     }
     match (change, reply) {
         (Change::Release { .. }, reply) => {
-            let outcome = hold.release_outcome(reply, Moment::now());
+            let outcome = hold.release_outcome(reply);
             if matches!(outcome, Err(HoldFailure::Lost)) {
                 // Before the loss is reported, so that its cause is known then.
                 shared.reporter.look(hold, deadline);
@@ -187,7 +186,9 @@ fn conclude(
                 shared.reporter.set_wanted(hold);
             }
             if let Some(next) = change.lease() {
-                hold.lease.extend(sent, next.duration, Moment::now());
+                shared.wait_queues.with(&hold.id, |name| {
+                    name.renewed(hold, sent, next.duration, Moment::now());
+                });
             }
         }
         (_, Ok(HoldReply::Gone)) => shared.reporter.lose_and_look(hold, deadline),
@@ -202,7 +203,7 @@ fn conclude(
         (_, Err(_)) => {}
     }
     // A late reply may have extended nothing: the deadline had passed, and a loss is final.
-    if shared.is_valid(hold) { Ok(()) } else { Err(HoldFailure::of(&hold.lease)) }
+    if shared.is_valid(hold) { Ok(()) } else { Err(HoldFailure::of(hold)) }
 }
 
 /// Checks that holds exist in the store, or renews them, all in one round trip to each server.
@@ -217,7 +218,7 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
     let attempt = if renews { "renew" } else { "verify" };
     let Some(first) = holds.first() else { return Ok(()) };
     if let Some(hold) = holds.iter().find(|hold| !shared.is_valid(hold)) {
-        return Err(hold.to_error(HoldFailure::of(&hold.lease), attempt, Moment::now()));
+        return Err(hold.to_error(HoldFailure::of(hold), attempt, Moment::now()));
     }
     if flawed(Flaw::VerifyDoesNotAsk) {
         return Ok(());
@@ -232,7 +233,7 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
         &pauses,
         |hold| {
             if renews {
-                Change::Renew { lease: hold.lease.next(Moment::now()) }
+                Change::Renew { lease: hold.next_lease(Moment::now()) }
             } else {
                 Change::Check
             }
@@ -246,15 +247,18 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
     }
 }
 
-/// Asks whether another client waits for the lock, and for a message once one does. If that fails,
-/// renewals continue to ask. Messages about an adopted hold go to the client that began it, so each
+/// Returns the signal of other clients that wait for the lock. Asks whether one does, and for a
+/// message once one does. If that fails, renewals continue to ask. Messages about an adopted hold go to the client that began it, so each
 /// call asks whether such a hold is wanted.
-pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>, watch: &WantedWatch) {
-    let holder = shared.wait_queues.holder(hold.id.kind, &hold.id.name);
+pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>) -> WantedSignal {
+    let names = &shared.wait_queues;
+    let signal = names.with(&hold.id, |name| name.wanted_signal(hold));
+    let holder = names.holder(hold.id.kind, &hold.id.name);
     // Redis sends messages to the client that began the hold, not to one that has adopted it.
     let is_own = holder.is_some_and(|holder| Arc::ptr_eq(&holder, hold));
-    if is_own && hold.is_told() || watch.is_wanted() || !shared.is_held(hold) {
-        return;
+    let is_told = is_own && names.with(&hold.id, |name| name.is_told(hold));
+    if is_told || signal.is_wanted() || !shared.is_held(hold) {
+        return signal;
     }
     if is_own {
         shared.listening.start(&*shared.store);
@@ -270,15 +274,16 @@ pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>, watch: &WantedWatch) {
         ask_store(shared),
         |hold, outcome| {
             if outcome.is_ok() {
-                hold.set_told();
+                names.with(&hold.id, |name| name.set_told(hold));
             }
         },
     );
+    signal
 }
 
 /// Returns the policy for repeating requests about a hold.
 pub(super) fn retry(shared: &Shared, hold: &Hold, wait: Wait) -> RetryPolicy {
-    let times = shared.times_for(hold.lease.duration());
+    let times = shared.times_for(hold.lease());
     RetryPolicy::new(wait, shared.config.retry_window, times, hold.id.seed())
 }
 

@@ -119,10 +119,12 @@ impl<'a> Looks<'a> {
         reporter.events.log(log::Level::Info, || {
             let name = self.name;
             let waited = clock::elapsed(self.caller.begin);
-            let held = wait_queues.holder(self.kind, name).map(|hold| {
-                let current = hold.current.lock();
-                let note = current.note().map(|note| format!(" ({note})")).unwrap_or_default();
-                format!(", held {}{note}", current.site())
+            let held = wait_queues.holder(self.kind, name).and_then(|hold| {
+                let note = hold.note().map(|note| format!(" ({note})")).unwrap_or_default();
+                wait_queues.with(&hold.id, |name| {
+                    let current = name.tenure(&hold)?.current()?;
+                    Some(format!(", held {}{note}", current.site))
+                })
             });
             let held = held.unwrap_or_default();
             format!("lock {name:?} {} waits for {waited:?} so far{held}", self.caller.site())
@@ -157,7 +159,7 @@ impl<'a> Looks<'a> {
             name: self.name.to_owned(),
             note: note_of(&holds),
         };
-        reporter.deadlocks.add(call, self.caller.site(), self.parker, holds);
+        reporter.deadlocks.add(call, self.caller.site().to_string(), self.parker, holds);
     }
 
     /// Sends a message. One that does not arrive is made up for by a later look.
@@ -177,7 +179,7 @@ impl<'a> Looks<'a> {
 /// Returns the notes of the holds of a thread, each once, or the first of them if they are too long
 /// together.
 fn note_of(holds: &[Arc<Hold>]) -> String {
-    let mut notes: Vec<_> = holds.iter().filter_map(|hold| hold.note()).collect();
+    let mut notes: Vec<_> = holds.iter().filter_map(|hold| hold.note().cloned()).collect();
     notes.sort_unstable();
     notes.dedup();
     let all = notes.join("; ");

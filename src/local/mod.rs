@@ -17,13 +17,11 @@ pub(crate) mod overview;
 pub(crate) mod parker;
 pub(crate) mod release;
 pub(crate) mod renewer;
-mod renewer_jobs;
 mod renewer_thread;
 pub(crate) mod reporter;
 pub(crate) mod shared;
 pub(crate) mod status;
 pub(crate) mod survey;
-pub(crate) mod timers;
 pub(crate) mod wait_queues;
 
 #[cfg(test)]

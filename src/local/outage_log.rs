@@ -17,8 +17,7 @@ use crate::base::event_thread::Events;
 use crate::base::failure::{Failure, FailureKind};
 use crate::error::Loss;
 use crate::event::Event;
-use crate::protocol::current_hold::CurrentHold;
-use crate::protocol::hold::Hold;
+use crate::protocol::call::CallSite;
 use crate::protocol::retry::is_outage;
 use crate::stats::Counters;
 use crate::store::Store;
@@ -96,10 +95,8 @@ impl OutageLog {
         }
     }
 
-    /// Records that a renewal was not confirmed. Reports that if the previous one was, and there is
-    /// time to try again.
-    pub(super) fn record_failed_renewal(&self, hold: &Hold, failure: &Failure) {
-        let name = &*hold.id.name;
+    /// Records that a renewal was not confirmed.
+    pub(super) fn record_failed_renewal(&self, name: &str, failure: &Failure) {
         if is_outage(failure) {
             self.record_failure(name, failure);
         } else {
@@ -107,39 +104,22 @@ impl OutageLog {
             self.begin(&mut state, name, failure);
             state.refused = true;
         }
-        hold.set_last_failure(Some(failure));
-        let remaining = hold.lease.remaining(Moment::now());
-        if remaining.is_zero() || hold.set_failing(true) {
-            return;
-        }
-        self.counters.failed_renewals.fetch_add(1, Ordering::Relaxed);
-        self.events.emit(|| Event::RenewalFailing {
-            name: name.to_owned(),
-            fence: hold.fence(),
-            remaining,
-            reason: failure.source.to_string(),
-        });
     }
 
     /// Records that a lease was renewed, and whether that was late.
-    pub(super) fn record_renewal(&self, hold: &Hold, is_late: bool) {
-        if hold.set_failing(false) {
-            hold.set_last_failure(None);
-        }
+    pub(super) fn record_renewal(&self, is_late: bool) {
         let Renewals { renewed, late, .. } = &mut self.state.lock().renewals;
         *renewed += 1;
         *late += usize::from(is_late);
     }
 
     /// Records a loss, which is logged at the end of the turn. Until then it counts as unfinished.
-    pub(super) fn record_loss(&self, hold: &Hold, current: &CurrentHold, loss: &Loss) {
+    pub(super) fn record_loss(&self, name: &str, fence: u64, site: &CallSite, loss: &Loss) {
         self.counters.unfinished.fetch_add(1, Ordering::SeqCst);
-        let name = &hold.id.name;
-        let fence = hold.fence();
         let losses = &mut self.state.lock().renewals.losses;
         let (count, _) = losses
             .entry(loss.to_string())
-            .or_insert_with(|| (0, format!("{name:?} (fence {fence}) {}", current.site())));
+            .or_insert_with(|| (0, format!("{name:?} (fence {fence}) {site}")));
         *count += 1;
     }
 
@@ -162,15 +142,16 @@ impl OutageLog {
         }
     }
 
-    /// Records that no renewal is refused any more, unless `fail` finds one that still fails.
-    pub(super) fn end_refusals(&self, fail: impl FnOnce() -> bool) {
-        if self.lasts.load(Ordering::Relaxed) {
-            let mut state = self.state.lock();
-            if state.refused && !fail() {
-                state.refused = false;
-                self.end(&mut state);
-            }
-        }
+    /// Returns `true` if renewals are refused, as far as is known.
+    pub(super) fn has_refusals(&self) -> bool {
+        self.lasts.load(Ordering::Relaxed) && self.state.lock().refused
+    }
+
+    /// Records that no renewal is refused any more.
+    pub(super) fn end_refusals(&self) {
+        let mut state = self.state.lock();
+        state.refused = false;
+        self.end(&mut state);
     }
 
     fn record_failure(&self, name: &str, failure: &Failure) {
@@ -226,29 +207,5 @@ impl OutageLog {
     fn share_server(&self, one: &str, other: &str) -> bool {
         let store = self.store.as_ref().and_then(Weak::upgrade);
         store.is_none_or(|store| store.share_server(one, other))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::LockOptions;
-    use crate::protocol::call::tests::caller;
-    use crate::store::hold_id::{HoldId, HoldKind};
-
-    #[test]
-    fn a_renewal_that_goes_on_failing_is_reported_when_it_begins_to() {
-        let (log, now) = (OutageLog::default(), Moment::now());
-        let (kind, name, client) = (HoldKind::Lock, Arc::from("a"), Arc::from("me"));
-        let id = HoldId { kind, name, client, nonce: 1 };
-        let hold = Hold::new(id, 1, 0, &caller(&LockOptions::default()), now, now);
-        let reported = || log.counters.failed_renewals.load(Ordering::Relaxed);
-        for _ in 0..3 {
-            log.record_failed_renewal(&hold, &Failure::late());
-        }
-        assert_eq!(reported(), 1);
-        log.record_renewal(&hold, false);
-        log.record_failed_renewal(&hold, &Failure::late());
-        assert_eq!(reported(), 2);
     }
 }

@@ -4,12 +4,14 @@
 
 use std::cmp::Reverse;
 use std::panic::Location;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::{self, Moment, end_of};
 use crate::local::shared::Shared;
 use crate::protocol::call::Caller;
 use crate::protocol::hold::Hold;
+use crate::protocol::tenure::Tenure;
 use crate::store::hold_id::{HeldAs, HoldKind};
 
 /// How long the renewer may take to collect the holds.
@@ -54,19 +56,16 @@ pub struct WaitingCall {
 
 impl HeldLock {
     /// `None` if it is not held: the client only keeps the lock, or the hold is over.
-    fn of(hold: &Hold, now: Moment) -> Option<Self> {
-        let current = hold.current.lock();
-        if current.kept || !hold.lease.is_valid(now) {
-            return None;
-        }
-        let thread = current.thread.as_ref().and_then(|thread| thread.name.as_deref());
+    fn of(tenure: &Tenure, now: Moment) -> Option<Self> {
+        let hold = &tenure.hold;
+        let current = tenure.current().filter(|_| hold.is_valid(now))?;
         Some(Self {
             name: hold.id.name.to_string(),
             kind: hold.id.kind.row().held_as,
-            since: current.held(now),
-            thread: thread.map(str::to_owned),
-            place: current.place,
-            note: current.note().map(ToString::to_string),
+            since: now.since(current.since),
+            thread: current.site.thread.name.as_deref().map(str::to_owned),
+            place: current.site.place,
+            note: hold.note().map(ToString::to_string),
         })
     }
 }
@@ -92,7 +91,10 @@ pub(crate) fn holds(shared: &Shared) -> Vec<HeldLock> {
     }
     let holds = shared.reporter.renewer.list(end_of(LIST_TIME));
     let now = Moment::now();
-    let mut held: Vec<_> = holds.iter().filter_map(|hold| HeldLock::of(hold, now)).collect();
+    let names = &shared.wait_queues;
+    let held_as =
+        |hold: &Arc<Hold>| names.with(&hold.id, |name| HeldLock::of(name.tenure(hold)?, now));
+    let mut held: Vec<_> = holds.iter().filter_map(held_as).collect();
     held.sort_by_key(|held| Reverse(held.since));
     held
 }

@@ -9,7 +9,7 @@ use crate::base::canceller::{CancellableWait, Canceller};
 use crate::base::clock::Moment;
 use crate::base::sync::{Condvar, Mutex, wait_while, wake_one};
 use crate::error::Error;
-use crate::protocol::name::{Action, Next};
+use crate::protocol::name::{Action, Actions, Next};
 use crate::store::request::{Ahead, Telling};
 
 /// A parked thread, and its signals. A channel would do too, but is larger than everything else
@@ -26,6 +26,27 @@ pub(super) fn tell(actions: impl IntoIterator<Item = Action<Arc<Parker>>>) {
         if let Action::Tell(parker, next) = action {
             parker.send(Signal::Next(next));
         }
+    }
+}
+
+/// Performs actions one by one, in their order.
+pub(super) fn perform_each(
+    actions: Actions<Arc<Parker>>,
+    mut perform_one: impl FnMut(Action<Arc<Parker>>),
+) {
+    let mut left = Left(actions.into_iter());
+    for action in left.0.by_ref() {
+        perform_one(action);
+    }
+}
+
+/// The actions that are left.
+struct Left(<Actions<Arc<Parker>> as IntoIterator>::IntoIter);
+
+/// If one panics, parked calls are still told what others say: nothing else would wake them.
+impl Drop for Left {
+    fn drop(&mut self) {
+        tell(self.0.by_ref());
     }
 }
 

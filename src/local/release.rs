@@ -21,8 +21,7 @@ use crate::local::hold_requests::{OnHoldReply, add_outcome, ask, retry, set_dept
 use crate::local::shared::{Shared, Unsent};
 use crate::local::wait_queues::Pauses;
 use crate::protocol::call::{Caller, Wait};
-use crate::protocol::hold::Hold;
-use crate::protocol::lease::HoldFailure;
+use crate::protocol::hold::{Hold, HoldFailure};
 use crate::protocol::name::Ending;
 use crate::store::request::{Change, HoldReply, HoldRequest, PostedChange};
 
@@ -64,7 +63,7 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
         }
         released.to_mut().truncate(place);
         if ending == Ending::Lost {
-            finish(&mut result, hold, Err(HoldFailure::of(&hold.lease)));
+            finish(&mut result, hold, Err(HoldFailure::of(hold)));
         }
     }
     let mut retry = retry(shared, first, Wait::No);
@@ -76,7 +75,7 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
         released,
         &mut retry,
         &pauses,
-        Hold::begin_release,
+        |hold| shared.begin_release(hold),
         |open, requests, on_reply| {
             if awaited.holds.is_empty() {
                 shared.store.ask(requests, on_reply);
@@ -97,7 +96,7 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
 
 fn finish(result: &mut Result<()>, hold: &Hold, outcome: Result<(), HoldFailure>) {
     if let Some(span) = hold.span.take() {
-        span.close(hold.lease.is_lost(Moment::now()));
+        span.close(hold.is_lost(Moment::now()));
     }
     add_outcome(result, "release", hold, unless_ended(outcome));
 }
@@ -131,7 +130,7 @@ fn end_level(shared: &Shared, hold: &Arc<Hold>) -> Result<()> {
     let pauses = Pauses::of_request(&shared.wait_queues);
     let outcome = set_depth(shared, hold, depth, Wait::No, &pauses);
     if let Err(HoldFailure::Failed(failure)) = &outcome {
-        shared.reporter.log_failed_release(hold, &hold.current.lock(), failure);
+        shared.reporter.log_failed_level(hold, failure);
     }
     let mut result = Ok(());
     add_outcome(&mut result, "release", hold, unless_ended(outcome));
@@ -232,7 +231,7 @@ fn release_unawaited(shared: &Shared, holds: &[Arc<Hold>], write_by: Option<Inst
     drop(awaited);
     // Only now: a subscriber must not delay the release.
     for (span, hold) in spans {
-        span.close(hold.lease.is_lost(Moment::now()));
+        span.close(hold.is_lost(Moment::now()));
     }
 }
 
@@ -241,7 +240,7 @@ fn release_unawaited(shared: &Shared, holds: &[Arc<Hold>], write_by: Option<Inst
 fn end_locally(shared: &Shared, hold: &Arc<Hold>, hands_off: bool) -> Ending {
     shared.held_locks.remove(hold);
     let (ending, actions) = shared.reporter.end_here(hold, hands_off);
-    let times = shared.times_for(hold.lease.duration());
+    let times = shared.times_for(hold.lease());
     perform(shared, &hold.id.name, times, Wait::No, actions);
     match ending {
         Ending::GoesOn => {}
@@ -249,9 +248,6 @@ fn end_locally(shared: &Shared, hold: &Arc<Hold>, hands_off: bool) -> Ending {
             shared.counters.held.fetch_sub(1, Ordering::Relaxed);
         }
         Ending::Lost => {
-            if flawed(Flaw::LossIsReportedLate) {
-                shared.wait_queues.end_hold(hold);
-            }
             // The thread that reports a loss lets the next waiter try.
             shared.reporter.expire(hold);
         }
@@ -275,7 +271,7 @@ fn post_depth(shared: &Shared, hold: &Arc<Hold>, depth: u32) {
         on_reply: Box::new(move |reply| match reply {
             Ok(HoldReply::Done | HoldReply::Wanted) => {}
             Ok(HoldReply::Gone) => reporter.lose(&held),
-            Err(failure) => reporter.log_failed_release(&held, &held.current.lock(), &failure),
+            Err(failure) => reporter.log_failed_level(&held, &failure),
         }),
     }]);
 }

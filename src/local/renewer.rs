@@ -1,5 +1,6 @@
 //! The renewer: a client's single thread that keeps leases alive, pays debts, and releases all
-//! holds once the client is shut down. This module is how other threads reach it.
+//! holds once the client is shut down. This module is how other threads reach it, and what they
+//! leave to it: decides the pauses between attempts to pay a debt.
 //!
 //! Acquiring a lock does not wake the thread unless its lease is due before other work.
 
@@ -12,11 +13,12 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
 use crate::base::clock::{Moment, end_of};
 use crate::base::failure::{Failure, FailureKind};
+use crate::base::flaws::{Flaw, flawed};
 use crate::base::sync::receive;
-use crate::local::timers::{Payment, Scheduled};
-use crate::protocol::hold::Hold;
-use crate::protocol::lease::NextStep;
+use crate::protocol::hold::{Hold, NextStep};
+use crate::store::background::Job;
 use crate::store::hold_id::HoldId;
+use crate::store::request::Change;
 
 /// How long after its deadline a shutdown still waits for the thread's answer.
 const ANSWER_TIME: Duration = Duration::from_millis(50);
@@ -24,6 +26,12 @@ const ANSWER_TIME: Duration = Duration::from_millis(50);
 /// With this many messages in the channel, the thread is woken to empty it: most of them may be
 /// about holds that are over.
 const CHANNEL_FULL: usize = 1024;
+
+/// The first pause between two attempts to pay a debt.
+const PAYMENT_PAUSE: Duration = Duration::from_millis(10);
+
+/// The longest pause, as a fraction of the time in which the hold may exist.
+const PAYMENTS: u32 = 20;
 
 /// The sending end, for all other threads. The thread ends when the last of these is dropped.
 #[derive(Clone)]
@@ -69,7 +77,8 @@ pub(super) enum Message {
     Force(HoldId, Sender<()>),
     /// Ask whether other clients wait for locks: their messages may have been missed.
     Watch,
-    Work(Scheduled),
+    /// Do this work then.
+    Work(Moment, Scheduled),
 }
 
 /// A call of `shutdown` that waits for the answer.
@@ -119,23 +128,19 @@ impl Renewer {
 
     /// Adds a lease that was just acquired.
     pub(crate) fn add_lease(&self, hold: &Arc<Hold>) {
-        if let Some(NextStep { due, .. }) = hold.next_step() {
-            self.send(Message::Work(Scheduled::Hold(hold.clone())), due);
+        if let Some(NextStep { due, .. }) = hold.next_step(hold.renewed) {
+            self.send_work(due, Scheduled::Hold(hold.clone()));
         }
     }
 
     /// Reports the holds of a tenure that last for long.
     pub(crate) fn watch_long(&self, hold: &Arc<Hold>, after: Duration) {
-        if let Some(due) = hold.next_long_look(after, Moment::now()) {
-            self.send(Message::Work(Scheduled::Long(hold.clone())), due);
-        }
+        self.send_work(Moment::now().after(after), Scheduled::Long(hold.clone()));
     }
 
-    /// Releases a newly kept lock once no thread has used it for long enough.
-    pub(crate) fn look_after_kept(&self, hold: &Arc<Hold>) {
-        if let Some(due) = hold.begin_looks() {
-            self.send(Message::Work(Scheduled::Kept(hold.clone())), due);
-        }
+    /// Releases a newly kept lock once no thread has used it for long enough: then, or later.
+    pub(crate) fn look_after_kept(&self, hold: Arc<Hold>, due: Moment) {
+        self.send_work(due, Scheduled::Kept(hold));
     }
 
     /// Releases a hold that has ended, and that may exist in the store, now or later.
@@ -148,8 +153,12 @@ impl Renewer {
         self.add_payment(Payment::of_waiting(hold, lease));
     }
 
+    fn send_work(&self, due: Moment, work: Scheduled) {
+        self.send(Message::Work(due, work), due);
+    }
+
     fn add_payment(&self, payment: Payment) {
-        self.send(Message::Work(Scheduled::Payment(Box::new(payment))), Moment::FIRST);
+        self.send_work(Moment::FIRST, Scheduled::Payment(Box::new(payment)));
     }
 
     /// Checks whether a hold still exists that may have been ended by force.
@@ -243,6 +252,105 @@ pub(super) fn unconfirmed() -> Failure {
     Failure::io(FailureKind::Timeout, &Arc::from("the server"), error)
 }
 
+/// Work of the renewer.
+#[derive(Debug)]
+pub(crate) enum Scheduled {
+    /// Ask whether the hold exists, independently of its renewals.
+    Check(Arc<Hold>),
+    Payment(Box<Payment>),
+    Hold(Arc<Hold>),
+    /// Release a kept lock if no thread has used it for long enough.
+    Kept(Arc<Hold>),
+    /// Report a hold that lasts for long.
+    Long(Arc<Hold>),
+}
+
+impl Scheduled {
+    /// Returns the job that asks for this change. A renewal or a payment may take a third of the
+    /// lease.
+    pub(crate) fn job(&self, id: u64, change: Change, now: Moment) -> Job {
+        let (hold, limit) = match self {
+            Self::Check(hold) | Self::Kept(hold) | Self::Long(hold) => (hold, hold.remaining(now)),
+            Self::Payment(payment) => (&payment.debt, payment.debt.lease() / 3),
+            Self::Hold(hold) => (hold, (hold.lease() / 3).min(hold.remaining(now))),
+        };
+        Job { id, hold: hold.id.clone(), change, deadline: end_of(limit) }
+    }
+
+    pub(crate) fn as_hold(&self) -> Option<&Arc<Hold>> {
+        if let Self::Hold(hold) = self { Some(hold) } else { None }
+    }
+
+    pub(crate) fn as_payment(&self) -> Option<&Payment> {
+        if let Self::Payment(payment) = self { Some(payment) } else { None }
+    }
+}
+
+/// The payment of a debt: the removal of a hold that may exist in the store and must not. A
+/// shutdown releases holds in the same way.
+#[derive(Debug)]
+pub(crate) struct Payment {
+    pub(super) debt: Arc<Hold>,
+    /// After this the hold has ended by itself.
+    deadline: Moment,
+    pause: Duration,
+    longest_pause: Duration,
+    /// How many more replies it takes until the hold counts as removed.
+    pub(super) unconfirmed: u8,
+    /// Whether the last attempt has failed.
+    pub(super) has_failed: bool,
+    /// Whether this removes the client from the waiting clients, instead of a hold.
+    pub(super) unregisters: bool,
+}
+
+impl Payment {
+    pub(crate) fn new(debt: Arc<Hold>) -> Self {
+        let lease = debt.lease();
+        Self {
+            deadline: Moment::now().after(lease),
+            pause: PAYMENT_PAUSE,
+            longest_pause: (lease / PAYMENTS).max(PAYMENT_PAUSE),
+            // A server that hung executes the requests of several connections in any order: a late
+            // request may be executed after the release, but not after a second one.
+            unconfirmed: if debt.may_begin { 2 } else { 1 },
+            has_failed: false,
+            unregisters: false,
+            debt,
+        }
+    }
+
+    /// Creates a timer that removes this client from the waiting clients of a name, for the hold
+    /// that a call wanted. No shutdown waits for it.
+    pub(crate) fn of_waiting(hold: HoldId, lease: Duration) -> Self {
+        let debt = Arc::new(Hold::debt(hold, lease, false));
+        Self { unconfirmed: 0, unregisters: true, ..Self::new(debt) }
+    }
+
+    /// Returns `true` if the hold counts as removed: by a majority if there are several servers,
+    /// and barring a very late request.
+    pub(crate) fn is_confirmed(&self) -> bool {
+        self.unconfirmed == 0
+    }
+
+    /// Shortens the pause before the next attempt.
+    pub(crate) fn hasten(&mut self) {
+        self.pause = PAYMENT_PAUSE;
+    }
+
+    /// Returns when to try again; `None` if the hold is certainly gone. `replied` says whether
+    /// every server has replied to the last attempt.
+    pub(crate) fn next_try(&mut self, replied: bool, now: Moment) -> Option<Moment> {
+        let may_begin = self.debt.may_begin && !flawed(Flaw::OneReleaseSettles);
+        if now >= self.deadline || (replied && !may_begin) {
+            return None;
+        }
+        // A request that begins the hold may still be on its way, so one reply is not the end.
+        let due = now.after(self.pause);
+        self.pause = (self.pause * 2).min(self.longest_pause);
+        Some(due)
+    }
+}
+
 /// Without a thread.
 #[cfg(test)]
 impl Default for Renewer {
@@ -260,13 +368,16 @@ mod tests {
     use crate::config::LockOptions;
     use crate::local::renewer_thread::{NAP, start};
     use crate::local::reporter::Reporter;
+    use crate::local::reporter::tests::tenure;
     use crate::protocol::call::tests::caller;
+    use crate::protocol::hold::Grant;
+    use crate::protocol::signals::EndSignal;
+    use crate::protocol::tenure::Tenure;
     use crate::store::background::{Job, JobOutcome, JobReply, JobRunner};
     use crate::store::hold_id::HoldKind;
     use crate::store::request::{Change, HoldReply};
 
     use parking_lot::Mutex;
-    use std::convert::Infallible;
     use std::sync::atomic::AtomicBool;
     use std::thread;
 
@@ -289,7 +400,7 @@ mod tests {
     }
 
     struct Scene {
-        renewer: Renewer,
+        reporter: Reporter,
         log: Arc<Mutex<Vec<(u64, Change, Instant)>>>,
     }
 
@@ -298,20 +409,27 @@ mod tests {
             let log = Arc::new(Mutex::new(Vec::new()));
             let fake = Fake { log: log.clone(), outcome: Box::new(outcome) };
             let io_timeout = Duration::from_secs(1);
-            Self { renewer: started(Box::new(fake), io_timeout).renewer, log }
+            Self { reporter: started(Box::new(fake), io_timeout), log }
         }
 
-        fn hold(&self, nonce: u64, duration: Duration) -> Arc<Hold> {
-            let options = LockOptions { lease: duration, ..LockOptions::default() };
-            let caller = caller(&options);
-            let hold =
-                Arc::new(Hold::new(id(nonce), nonce, 0, &caller, Moment::now(), Moment::now()));
-            self.renewer.add_lease(&hold);
+        fn hold(&self, nonce: u64, lease: Duration) -> Arc<Hold> {
+            let options = LockOptions { lease, ..LockOptions::default() };
+            self.begin(tenure(id(nonce), &options))
+        }
+
+        /// Begins a tenure, whose lease is renewed.
+        fn begin(&self, tenure: Tenure) -> Arc<Hold> {
+            let hold = self.reporter.add(tenure);
+            self.reporter.begin_renewal(&hold);
             hold
         }
 
+        fn end(&self, hold: &Arc<Hold>) {
+            assert!(self.reporter.leave(hold));
+        }
+
         fn pay(&self, hold: HoldId, lease: Duration) {
-            self.renewer.pay(Arc::new(Hold::debt(hold, lease, false, Moment::now())));
+            self.reporter.renewer.pay(Arc::new(Hold::debt(hold, lease, false)));
         }
 
         fn renewals(&self) -> usize {
@@ -324,7 +442,7 @@ mod tests {
 
         fn wait_until_asleep(&self) {
             let awake = [Moment::FIRST, Moment::NEVER];
-            eventually(LEASE * 10, || !awake.contains(&self.renewer.wake_time.get()));
+            eventually(LEASE * 10, || !awake.contains(&self.reporter.renewer.wake_time.get()));
         }
     }
 
@@ -359,8 +477,9 @@ mod tests {
     }
 
     #[track_caller]
-    fn assert_over(over: &Receiver<Infallible>, within: Duration) {
-        assert_eq!(receive(over, end_of(within)), Err(RecvTimeoutError::Disconnected));
+    fn assert_over(over: &EndSignal, within: Duration) {
+        let told = receive(over.receiver(), end_of(within));
+        assert_eq!(told, Err(RecvTimeoutError::Disconnected));
     }
 
     #[test]
@@ -369,8 +488,8 @@ mod tests {
             let scene = Scene::new(|_| Ok(HoldReply::Done));
             let hold = scene.hold(1, LEASE * 6);
             eventually(LEASE * 60, || scene.renewals() >= 5);
-            assert!(!hold.lease.remaining(Moment::now()).is_zero());
-            assert!(hold.end(Moment::now()));
+            assert!(!hold.remaining(Moment::now()).is_zero());
+            scene.end(&hold);
             let renewals = scene.renewals();
             sleep(LEASE * 5);
             assert!(scene.renewals() <= renewals + 1, "one may have been on its way");
@@ -387,7 +506,7 @@ mod tests {
             let hold = scene.hold(1, LEASE * 10);
             eventually(LEASE * 60, || scene.renewals() >= 2);
             let sent = elapsed(scene.log.lock()[0].2);
-            let left = hold.lease.remaining(Moment::now());
+            let left = hold.remaining(Moment::now());
             assert!(left.is_zero() || left + sent <= LEASE * 10, "{left:?} after {sent:?}");
         });
     }
@@ -397,9 +516,9 @@ mod tests {
         in_virtual_time(|| {
             let scene = Scene::new(|_| Ok(HoldReply::Gone));
             let hold = scene.hold(1, LEASE * 20);
-            let lost = hold.over();
+            let lost = scene.reporter.end_signal(&hold);
             assert_over(&lost, LEASE * 15);
-            assert!(hold.lease.remaining(Moment::now()).is_zero());
+            assert!(hold.remaining(Moment::now()).is_zero());
             assert_eq!(scene.renewals(), 1);
         });
     }
@@ -411,7 +530,7 @@ mod tests {
                 Scene::new(|job| if job < 3 { Err(no_reply()) } else { Ok(HoldReply::Done) });
             let hold = scene.hold(1, LEASE * 5);
             eventually(LEASE * 20, || scene.renewals() >= 6);
-            assert!(!hold.lease.remaining(Moment::now()).is_zero());
+            assert!(!hold.remaining(Moment::now()).is_zero());
         });
     }
 
@@ -421,8 +540,8 @@ mod tests {
         in_virtual_time(|| {
             let scene = Scene::new(|_| Err(no_reply()));
             let hold = scene.hold(1, LEASE * 20);
-            let deadline = now() + hold.lease.remaining(Moment::now());
-            assert_over(&hold.over(), LEASE * 60);
+            let deadline = now() + hold.remaining(Moment::now());
+            assert_over(&scene.reporter.end_signal(&hold), LEASE * 60);
             let late = now().checked_duration_since(deadline).expect("not before");
             assert!(late < LEASE * 5, "{late:?}");
             assert!(scene.renewals() >= 2, "tried more than once");
@@ -443,11 +562,12 @@ mod tests {
                     Ok(HoldReply::Done)
                 }
             });
-            let Reporter { renewer, outages, .. } = started(Box::new(Fake { log, outcome }), LEASE);
-            let scene = Scene { renewer, log: Arc::default() };
+            let reporter = started(Box::new(Fake { log, outcome }), LEASE);
+            let outages = reporter.outages.clone();
+            let scene = Scene { reporter, log: Arc::default() };
             let (ended, _held) = (scene.hold(1, LEASE * 10), scene.hold(2, LEASE * 10));
             eventually(LEASE * 10, || outages.lasts.load(Ordering::Relaxed));
-            assert!(ended.end(Moment::now()));
+            scene.end(&ended);
             let begin = now();
             while elapsed(begin) < LEASE * 2 {
                 assert!(outages.lasts.load(Ordering::Relaxed), "the other is still refused");
@@ -481,17 +601,13 @@ mod tests {
     fn leases_are_lost_at_their_deadlines_while_the_store_hangs() {
         in_virtual_time(|| {
             let jobs = Box::new(Hanging::default());
-            let scene = Scene { renewer: started(jobs, LEASE * 100).renewer, log: Arc::default() };
-            let holds = [scene.hold(1, LEASE * 10), scene.hold(2, LEASE * 4), {
-                let options =
-                    LockOptions { lease: LEASE * 6, renew: false, ..LockOptions::default() };
-                let caller = caller(&options);
-                Arc::new(Hold::new(id(3), 3, 0, &caller, Moment::now(), Moment::now()))
-            }];
-            scene.renewer.add_lease(&holds[2]);
+            let scene = Scene { reporter: started(jobs, LEASE * 100), log: Arc::default() };
+            let options = LockOptions { lease: LEASE * 6, renew: false, ..LockOptions::default() };
+            let not_renewed = scene.begin(tenure(id(3), &options));
+            let holds = [scene.hold(1, LEASE * 10), scene.hold(2, LEASE * 4), not_renewed];
             for hold in [&holds[1], &holds[2], &holds[0]] {
-                let deadline = now() + hold.lease.remaining(Moment::now());
-                assert_over(&hold.over(), LEASE * 60);
+                let deadline = now() + hold.remaining(Moment::now());
+                assert_over(&scene.reporter.end_signal(hold), LEASE * 60);
                 assert!(elapsed(deadline) < LEASE * 10, "{:?}", elapsed(deadline));
             }
         });
@@ -501,7 +617,10 @@ mod tests {
     fn an_in_doubt_hold_is_cleaned_up_after_its_loss() {
         in_virtual_time(|| {
             let scene = Scene::new(|_| Ok(HoldReply::Gone));
-            scene.hold(1, LEASE).set_may_begin(true);
+            let options = LockOptions { lease: LEASE, ..LockOptions::default() };
+            let now = Moment::now();
+            let grant = Grant { fence: 1, room: 0, may_begin: true, sent: now, replied: now };
+            scene.begin(Tenure::new(id(1), &grant, &caller(&options)));
             // One reply is not enough.
             eventually(LEASE * 4, || scene.releases() >= 2);
             assert_eq!(scene.renewals(), 1);
@@ -516,7 +635,7 @@ mod tests {
             let holds = [scene.hold(1, LEASE * 6), scene.hold(2, LEASE * 6)];
             // Printing the panic takes a while.
             eventually(LEASE * 40, || scene.renewals() >= 10);
-            assert!(holds.iter().all(|hold| !hold.lease.remaining(Moment::now()).is_zero()));
+            assert!(holds.iter().all(|hold| !hold.remaining(Moment::now()).is_zero()));
         });
     }
 
@@ -539,8 +658,8 @@ mod tests {
             let first = scene.hold(1, Duration::from_secs(30));
             scene.wait_until_asleep();
             for nonce in 2..100 {
-                scene.hold(nonce, Duration::from_secs(30)).end(Moment::now());
-                assert!(scene.renewer.wake.is_empty());
+                scene.end(&scene.hold(nonce, Duration::from_secs(30)));
+                assert!(scene.reporter.renewer.wake.is_empty());
             }
             drop(first);
         });
@@ -554,9 +673,9 @@ mod tests {
             for _ in 0..3 {
                 scene.wait_until_asleep();
                 for nonce in 0..1024 {
-                    scene.hold(nonce + 1, Duration::from_secs(30)).end(Moment::now());
+                    scene.end(&scene.hold(nonce + 1, Duration::from_secs(30)));
                 }
-                eventually(LEASE * 10, || scene.renewer.queue.len() < 100);
+                eventually(LEASE * 10, || scene.reporter.renewer.queue.len() < 100);
             }
         });
     }
@@ -572,8 +691,10 @@ mod tests {
                 let numbers = round * HELD..(round + 1) * HELD;
                 let hour = Duration::from_secs(3600);
                 let held: Vec<_> = numbers.map(|nonce| scene.hold(nonce, hour)).collect();
-                eventually(LEASE * 20, || scene.renewer.queue.is_empty());
-                assert!(held.iter().all(|hold| hold.end(Moment::now())));
+                eventually(LEASE * 20, || scene.reporter.renewer.queue.is_empty());
+                for hold in &held {
+                    scene.end(hold);
+                }
                 holds.extend(held.iter().map(Arc::downgrade));
             }
             let kept = || holds.iter().filter(|hold| hold.strong_count() > 0).count() as u64;
@@ -604,14 +725,14 @@ mod tests {
     fn the_thread_wakes_every_second_while_there_is_a_lease_and_not_without_one() {
         in_virtual_time(|| {
             let scene = Scene::new(|_| Ok(HoldReply::Done));
-            let wakes_at = || scene.renewer.wake_time.get();
+            let wakes_at = || scene.reporter.renewer.wake_time.get();
             eventually(LEASE * 10, || wakes_at() == Moment::NEVER);
             let hold = scene.hold(1, Duration::from_secs(3600));
             scene.wait_until_asleep();
             let first = wakes_at();
             assert!(first.since(Moment::now()) <= NAP);
             eventually(LEASE * 20, || wakes_at() > first && wakes_at() < Moment::NEVER);
-            assert!(hold.end(Moment::now()));
+            scene.end(&hold);
             eventually(Duration::from_secs(20), || wakes_at() == Moment::NEVER);
         });
     }
@@ -625,12 +746,14 @@ mod tests {
                 scope.spawn(move || {
                     for _ in 0..5_000 {
                         // Short, so that each wakes the thread.
-                        scene.hold(nonce, Duration::from_millis(10)).end(Moment::now());
+                        let hold = scene.hold(nonce, Duration::from_millis(10));
+                        // It may be over by now.
+                        scene.reporter.leave(&hold);
                     }
                 });
             }
         });
-        eventually(LEASE * 10, || scene.renewer.queue.is_empty());
+        eventually(LEASE * 10, || scene.reporter.renewer.queue.is_empty());
     }
 
     #[test]
@@ -638,8 +761,7 @@ mod tests {
         let scene = Scene::new(|_| Ok(HoldReply::Done));
         let hold =
             thread::scope(|scope| scope.spawn(|| scene.hold(1, LEASE)).join().expect("no panic"));
-        let lost = hold.over();
-        assert_over(&lost, LEASE * 4);
+        assert_over(&scene.reporter.end_signal(&hold), LEASE * 4);
         assert_eq!(scene.renewals(), 0);
     }
 
@@ -662,9 +784,9 @@ mod tests {
             scene.pay(id(7), Duration::from_secs(60));
             // From now on the pauses are long.
             eventually(LEASE * 4, || scene.releases() >= 5);
-            let Scene { renewer, log } = scene;
+            let Scene { reporter, log } = scene;
             let before = log.lock().len();
-            drop(renewer);
+            drop(reporter);
             // The thread has the other reference.
             eventually(LEASE * 4, || Arc::strong_count(&log) == 1);
             assert!(log.lock().len() > before);
@@ -728,14 +850,14 @@ mod tests {
             let reporter = started(Box::new(self.clone()), LEASE);
             let options = LockOptions { lease, ..LockOptions::default() };
             let caller = caller(&options);
-            let hold = Arc::new(Hold::new(id(1), 1, 0, &caller, Moment::now(), Moment::now()));
+            let hold = reporter.add(tenure(id(1), &options));
             reporter.report_acquired(&hold, &caller);
             reporter.begin_renewal(&hold);
-            let over = hold.over();
+            let over = reporter.end_signal(&hold);
             let ended = reporter.renewer.end_all(Instant::now(), || {});
             assert!(ended.is_err(), "it had no time");
             assert_over(&over, LEASE);
-            assert_over(&hold.over(), LEASE);
+            assert_over(&reporter.end_signal(&hold), LEASE);
             reporter
         }
     }
@@ -787,5 +909,67 @@ mod tests {
         let second = call(&mut shutdown, now + LEASE);
         shutdown.answer(true, now);
         assert!(matches!(second.try_recv(), Ok(Ok(()))));
+    }
+
+    fn payment(lease: Duration, may_begin: bool) -> Payment {
+        Payment::new(Arc::new(Hold::debt(id(1), lease, may_begin)))
+    }
+
+    #[test]
+    fn an_in_doubt_hold_is_released_at_growing_intervals_until_its_lease_is_over() {
+        let hold = Duration::from_secs(30);
+        let mut payment = payment(hold, true);
+        let (begin, mut now) = (Moment::now(), Moment::now());
+        let mut pauses = Vec::new();
+        while let Some(next) = payment.next_try(true, now) {
+            pauses.push(next.since(now));
+            now = next;
+        }
+        assert!(now.since(begin) >= hold && now.since(begin) < hold * 11 / 10);
+        assert!(pauses.is_sorted() && pauses.len() < 40, "{pauses:?}");
+    }
+
+    #[test]
+    fn one_answer_is_enough_for_a_hold_that_a_release_settles() {
+        let mut payment = payment(Duration::from_secs(30), false);
+        assert!(payment.next_try(false, Moment::now()).is_some());
+        assert!(payment.next_try(true, Moment::now()).is_none());
+    }
+
+    #[test]
+    fn a_job_has_a_third_of_the_lease() {
+        let lease = Duration::from_secs(30);
+        let time = Duration::from_secs(10);
+        let payment = Scheduled::Payment(Box::new(payment(lease, false)));
+        for work in [
+            Scheduled::Hold(tenure(id(1), &LockOptions { lease, ..LockOptions::default() }).hold),
+            payment,
+        ] {
+            let begin = Instant::now();
+            let left = work.job(1, Change::Check, Moment::now()).deadline - begin;
+            assert!(left >= time && left <= time + begin.elapsed(), "{work:?}: {left:?}");
+        }
+    }
+
+    #[test]
+    fn no_shutdown_waits_until_a_client_is_no_longer_waiting() {
+        let payment = Payment::of_waiting(id(1), Duration::from_secs(30));
+        assert!(payment.unregisters && payment.is_confirmed());
+    }
+
+    #[test]
+    fn the_next_attempt_comes_soon_where_there_is_reason_to_hasten() {
+        let mut payment = payment(Duration::from_secs(30), true);
+        let now = Moment::now();
+        let mut pause = |hastens: bool| {
+            if hastens {
+                payment.hasten();
+            }
+            payment.next_try(false, now).expect("not over").since(now)
+        };
+        assert_eq!(
+            [false, false, false, true].map(&mut pause),
+            [1, 2, 4, 1].map(|n| PAYMENT_PAUSE * n)
+        );
     }
 }

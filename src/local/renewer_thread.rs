@@ -1,7 +1,8 @@
 //! The renewer's thread.
 //!
-//! Decides when leases are renewed together, and what happens to a lease whose renewal fails. Finds
-//! a lease lost at its local deadline even while the store does not reply.
+//! Decides in which order work is done, when leases are renewed together, and what happens to a lease
+//! whose renewal fails. Finds a lease lost at its local deadline even while the store does not
+//! reply.
 //!
 //! While the thread has leases, it wakes at least every second, to notice a resume after a suspend,
 //! and to drop leases that have ended.
@@ -11,24 +12,28 @@
 //! every hold has ended, and every debt is paid. Until then, each call of it waits for as long as
 //! it likes, and that one has no time does not make a release fail which others await.
 
+use std::collections::{BinaryHeap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use std::{io, mem};
+use std::{cmp, io, mem};
 
 use crate::base::clock::{self, Moment, end_of};
 use crate::base::flaws::{Flaw, flawed};
+use crate::base::maps::RandomState;
+use crate::base::shrink;
 use crate::base::sync::{sleep, spawn};
-use crate::local::renewer::{Incoming, Message, Shutdown, ShutdownCall, unconfirmed};
-use crate::local::renewer_jobs::RenewerJobs;
+use crate::local::renewer::{
+    Incoming, Message, Payment, Scheduled, Shutdown, ShutdownCall, unconfirmed,
+};
 use crate::local::reporter::Reporter;
-use crate::local::timers::{Payment, Scheduled, TimerQueue};
-use crate::protocol::hold::Hold;
-use crate::protocol::lease::HoldFailure;
+use crate::protocol::hold::{Hold, HoldFailure, NextStep, TOGETHER};
+use crate::protocol::name::Renewal;
+use crate::protocol::tenure::Tenure;
 use crate::store::background::{JobOutcome, JobRunner};
 use crate::store::hold_id::HoldId;
-use crate::store::request::HoldReply;
+use crate::store::request::{Change, HoldReply};
 
 /// The maximum number of jobs sent together.
 const BATCH: usize = 512;
@@ -53,6 +58,12 @@ const PANIC_PAUSE: Duration = Duration::from_millis(10);
 const LOOKS_MAX: usize = 8;
 const LOOK_TIME: Duration = Duration::from_secs(1);
 
+/// With fewer entries than this, only time causes a compaction.
+const CROWD: usize = 1024;
+
+/// How long entries of leases that are over may stay.
+const COMPACTION_PAUSE: Duration = Duration::from_secs(5);
+
 struct RenewerThread {
     incoming: Incoming,
     timers: TimerQueue,
@@ -75,7 +86,7 @@ pub(super) fn start(
     let reporter = Reporter { renewer: reporter.renewer.own(), in_turns: true, ..reporter.clone() };
     let mut thread = RenewerThread {
         incoming,
-        timers: TimerQueue::new(reporter.warn_held),
+        timers: TimerQueue::default(),
         jobs: RenewerJobs::new(jobs, io_timeout),
         reporter,
         unprepared: Vec::new(),
@@ -97,7 +108,15 @@ impl RenewerThread {
         }
         // The last guards may have left releases here just before the client ended.
         self.receive_new();
-        self.jobs.finish(self.timers.drain());
+        let mut left = Vec::new();
+        let in_flight = self.jobs.take_work();
+        for work in in_flight.chain(self.timers.take_all()) {
+            if let Scheduled::Payment(payment) = &work {
+                let change = self.change_of(payment);
+                left.push((work, change));
+            }
+        }
+        self.jobs.finish(left);
     }
 
     /// Does all due work, then waits. Returns `false` when the client is gone.
@@ -117,7 +136,7 @@ impl RenewerThread {
     /// once the first renewal is due, none may be available.
     fn prepare(&mut self) {
         for hold in mem::take(&mut self.unprepared) {
-            if hold.lease.is_open() {
+            if hold.is_open() {
                 self.jobs.prepare(&hold.id.name);
             }
         }
@@ -128,65 +147,75 @@ impl RenewerThread {
             match message {
                 Message::Check(id) => {
                     // Even if a request about the hold is in flight.
-                    for hold in self.holds_of(&id) {
-                        hold.set_forced();
+                    for hold in self.force(&id) {
                         self.timers.add_at(Moment::FIRST, Scheduled::Check(hold));
                     }
                 }
                 Message::EndAll(call) => self.end_all(call),
                 Message::List(answer) => {
                     let holds = self.all_work().filter_map(Scheduled::as_hold);
-                    let holds = holds.filter(|hold| hold.lease.is_open()).cloned().collect();
+                    let holds = holds.filter(|hold| hold.is_open()).cloned().collect();
                     // The call may have given up.
                     answer.try_send(holds).unwrap_or_default();
                 }
                 // The call that ends the hold by force waits until this is dropped: a renewal may
                 // find the hold gone right after.
-                Message::Force(id, _noted) => {
-                    self.holds_of(&id).iter().for_each(|hold| hold.set_forced());
-                }
+                Message::Force(id, _noted) => drop(self.force(&id)),
                 Message::Lose(id, _lost) => {
-                    for hold in self.holds_of(&id) {
-                        hold.set_forced();
+                    for hold in self.force(&id) {
                         self.reporter.lose(&hold);
                     }
                 }
                 Message::Watch => {
                     // Other clients may have asked for these locks while no message arrived.
                     let holds = self.all_work().filter_map(Scheduled::as_hold);
-                    let holds: Vec<_> =
-                        holds.filter(|hold| hold.asks_if_wanted()).cloned().collect();
+                    let names = &self.reporter.wait_queues;
+                    let asks = |hold: &&Arc<Hold>| {
+                        let check = names.with(&hold.id, |name| name.to_check(hold));
+                        matches!(check, Change::Watch { .. })
+                    };
+                    let holds: Vec<_> = holds.filter(asks).cloned().collect();
                     for hold in holds {
                         self.timers.add_at(Moment::FIRST, Scheduled::Check(hold));
                     }
                 }
-                Message::Work(work) => {
+                Message::Work(due, work) => {
                     if let Scheduled::Hold(hold) = &work
                         && hold.renewed
-                        && hold.lease.is_open()
+                        && hold.is_open()
                     {
                         self.unprepared.push(hold.clone());
                     }
-                    self.schedule(work);
+                    self.schedule(due, work);
                 }
             }
         }
         self.timers.compact(Moment::now());
     }
 
-    fn schedule(&mut self, work: Scheduled) {
+    fn schedule(&mut self, due: Moment, work: Scheduled) {
         match work {
-            // Ended instead of renewed. The release is left to a later turn.
-            Scheduled::Hold(hold) if self.shutdown.is_some() => {
-                if !self.reporter.expire(&hold) && self.reporter.end(&hold) {
-                    if flawed(Flaw::ShutdownForgets) {
-                        return self.reporter.report_end(&hold, &Ok(()), false);
-                    }
-                    self.reporter.renewer.pay(hold);
-                }
-            }
-            work => self.timers.add(work),
+            Scheduled::Hold(hold) => self.schedule_lease(hold),
+            work => self.timers.add_at(due, work),
         }
+    }
+
+    fn schedule_lease(&mut self, hold: Arc<Hold>) {
+        if self.shutdown.is_none() {
+            return self.timers.add_lease(hold);
+        }
+        // Ended instead of renewed. The release is left to a later turn.
+        if !self.reporter.expire(&hold) && self.reporter.end(&hold) {
+            if flawed(Flaw::ShutdownForgets) {
+                return self.report_end(&hold, &Ok(()));
+            }
+            self.reporter.renewer.pay(hold);
+        }
+    }
+
+    /// Reports how the release of a hold goes, unless that is known.
+    fn report_end(&self, hold: &Arc<Hold>, outcome: &Result<(), HoldFailure>) {
+        self.reporter.step(&hold.id, |name, _, actions| name.end_release(hold, outcome, actions));
     }
 
     /// Ends all leases, and tries again now to remove in-doubt holds.
@@ -194,19 +223,25 @@ impl RenewerThread {
         self.shutdown.get_or_insert_default().calls.push(call);
         let sent = self.jobs.work().filter_map(Scheduled::as_hold);
         let sent = sent.map(|hold| Scheduled::Hold(hold.clone()));
-        let all: Vec<_> = sent.chain(self.timers.drain()).collect();
+        let all: Vec<_> = sent.chain(self.timers.take_all()).collect();
         for mut work in all {
             if let Scheduled::Payment(payment) = &mut work {
                 payment.hasten();
             }
-            self.schedule(work);
+            self.schedule(Moment::FIRST, work);
         }
     }
 
-    /// Returns the holds with this id: several guards may have adopted it.
-    fn holds_of(&self, id: &HoldId) -> Vec<Arc<Hold>> {
+    /// Notes that the holds with this id are ended by force, and returns them: several guards may
+    /// have adopted it.
+    fn force(&self, id: &HoldId) -> Vec<Arc<Hold>> {
         let holds = self.all_work().filter_map(Scheduled::as_hold);
-        holds.filter(|hold| hold.id == *id).cloned().collect()
+        let holds: Vec<_> = holds.filter(|hold| hold.id == *id).cloned().collect();
+        for hold in &holds {
+            // Who only has the message does not know the kind.
+            self.reporter.wait_queues.with(&hold.id, |name| name.set_forced(hold));
+        }
+        holds
     }
 
     /// Answers the calls that wait for the shutdown if it is complete, otherwise those that have
@@ -219,10 +254,11 @@ impl RenewerThread {
         if shutdown.calls.iter().all(|call| call.deadline <= now) {
             let failed = Err(HoldFailure::Failed(shutdown.failure()));
             for payment in self.payments() {
+                let debt = &payment.debt;
                 if payment.has_failed {
-                    self.reporter.report_end(&payment.debt, &failed, false);
+                    self.report_end(debt, &failed);
                 } else {
-                    payment.debt.tell_over();
+                    self.reporter.wait_queues.with(&debt.id, |name| name.tell_over(debt));
                 }
             }
         }
@@ -250,44 +286,70 @@ impl RenewerThread {
         while batch.len() < BATCH
             && let Some(work) = self.timers.pop(now)
         {
-            match &work {
-                // This process may have been paused for longer than the lease.
-                Scheduled::Hold(hold) => drop(self.reporter.expire(hold)),
+            let change = match &work {
+                Scheduled::Check(hold) => {
+                    let names = &self.reporter.wait_queues;
+                    Some(names.with(&hold.id, |name| name.to_check(hold)))
+                }
+                Scheduled::Hold(hold) => self.renew(hold),
                 Scheduled::Kept(hold) => {
                     self.look_at_kept(hold);
-                    continue;
+                    None
                 }
                 Scheduled::Long(hold) => {
-                    self.reporter.report_long(hold);
-                    self.schedule(work);
-                    continue;
+                    self.look_at_long(hold);
+                    None
                 }
-                Scheduled::Check(_) | Scheduled::Payment(_) => {}
-            }
-            // A call may have renewed the lease since it was scheduled, or released the lock.
-            if work.is_due(now) {
-                batch.push(work);
-            } else {
-                self.schedule(work);
+                Scheduled::Payment(payment) => Some(self.change_of(payment)),
+            };
+            if let Some(change) = change {
+                batch.push((work, change));
             }
         }
         let outcomes = self.jobs.send(batch, now);
         self.finish_jobs(outcomes);
     }
 
-    /// Releases a kept lock that no thread has used for long enough, or checks it again later: not
-    /// at once, because a thread may be asking for more of its tokens. A lock in use is checked
-    /// again once it is kept again.
+    /// Returns the request that renews a lease, if that is due. A call may have renewed it since it
+    /// was scheduled, or released the lock.
+    fn renew(&mut self, hold: &Arc<Hold>) -> Option<Change> {
+        match self.reporter.step(&hold.id, |name, now, actions| name.renew(hold, now, actions)) {
+            Renewal::Due(change) => return Some(change),
+            Renewal::At(due) => self.timers.add_at(due, Scheduled::Hold(hold.clone())),
+            Renewal::Over => {}
+        }
+        None
+    }
+
+    /// Returns the change that pays a debt, to be sent now.
+    fn change_of(&self, payment: &Payment) -> Change {
+        let debt = &payment.debt;
+        if payment.unregisters {
+            return Change::Unregister;
+        }
+        self.reporter.wait_queues.with(&debt.id, |name| name.begin_release(debt))
+    }
+
+    /// Releases a kept lock that no thread has used for long enough, or looks at it again later:
+    /// not at once, because a thread may be asking for more of its tokens. A lock in use is looked
+    /// at again once it is kept again.
     fn look_at_kept(&mut self, hold: &Arc<Hold>) {
-        let Reporter { wait_queues, renewer, .. } = &self.reporter;
-        // A call may have taken the lock since it was scheduled for this.
-        let ended = wait_queues
-            .end_kept(&hold.id.name, |kept| kept.id == hold.id && kept.is_unused(Moment::now()));
-        if ended.is_some() {
-            renewer.pay(hold.clone());
-        } else if let Some(due) = hold.next_look() {
+        let next = self
+            .reporter
+            .step(&hold.id, |name, now, actions| name.look_at_kept(hold, now, actions));
+        if let Some(due) = next {
             let due = due.max(Moment::now().after(COLLECT_TIME));
             self.timers.add_at(due, Scheduled::Kept(hold.clone()));
+        }
+    }
+
+    fn look_at_long(&mut self, hold: &Arc<Hold>) {
+        let Some(after) = self.reporter.warn_held else { return };
+        let next = self
+            .reporter
+            .step(&hold.id, |name, now, actions| name.look_at_long(hold, after, now, actions));
+        if let Some(due) = next {
+            self.timers.add_at(due, Scheduled::Long(hold.clone()));
         }
     }
 
@@ -319,26 +381,27 @@ impl RenewerThread {
                     self.reporter.set_wanted(&hold);
                 }
                 let now = Moment::now();
-                let is_late = hold.lease.is_nearly_over(now);
-                // From before the request, because Redis may have executed it at any time since.
-                hold.lease.extend(sent, hold.lease.next(sent).duration, now);
+                let is_late = hold.is_nearly_over(now);
+                let lease = hold.next_lease(sent).duration;
+                let names = &self.reporter.wait_queues;
+                names.with(&hold.id, |name| name.renewed(&hold, sent, lease, now));
                 self.reporter.record_reply(&hold.id.name);
-                self.reporter.outages.record_renewal(&hold, is_late);
-                self.schedule(Scheduled::Hold(hold));
+                self.reporter.outages.record_renewal(is_late);
+                self.schedule_lease(hold);
             }
             // Not left to the short-lived thread, whose payment would not wake this one.
-            Ok(HoldReply::Gone) if hold.may_begin() => {
+            Ok(HoldReply::Gone) if hold.may_begin => {
                 self.reporter.lose(&hold);
             }
             Ok(HoldReply::Gone) => {
-                if hold.lose() {
+                if self.reporter.mark_lost(&hold) {
                     self.gone.push(hold);
                 }
             }
             Err(failure) => {
                 let now = Moment::now();
-                let pause = (hold.lease.duration() / RETRIES).min(hold.lease.remaining(now));
-                self.reporter.outages.record_failed_renewal(&hold, &failure);
+                let pause = (hold.lease() / RETRIES).min(hold.remaining(now));
+                self.reporter.record_failed_renewal(&hold, &failure);
                 if flawed(Flaw::OneFailureLoses) {
                     self.reporter.lose(&hold);
                 }
@@ -386,7 +449,7 @@ impl RenewerThread {
                 reporter.record_reply(&debt.id.name);
                 payment.has_failed = false;
                 payment.unconfirmed = payment.unconfirmed.saturating_sub(1);
-                settle(reporter, &debt, &debt.release_outcome(Ok(reply.hold), now));
+                settle(reporter, &debt, &debt.release_outcome(Ok(reply.hold)));
             }
             Err(failure) => {
                 payment.has_failed = true;
@@ -395,11 +458,11 @@ impl RenewerThread {
                     // No call waits for the next attempt.
                     if shutdown.calls.is_empty() {
                         let failed = Err(HoldFailure::Failed(failure.clone()));
-                        reporter.report_end(&debt, &failed, false);
+                        self.report_end(&debt, &failed);
                     }
                 }
                 if !payment.unregisters {
-                    drop(debt.release_outcome(Err(failure), now));
+                    drop(debt.release_outcome(Err(failure)));
                 }
             }
         }
@@ -416,21 +479,29 @@ impl RenewerThread {
     /// Waits until something is due or the thread is woken. Returns `false` when the client is
     /// gone.
     fn sleep(&mut self) -> bool {
-        self.reporter.outages.end_refusals(|| {
-            let mut renewed = self.all_work().filter_map(Scheduled::as_hold);
-            renewed.any(|hold| hold.is_failing() && hold.lease.is_open())
-        });
+        if self.reporter.outages.has_refusals() && !self.has_failing() {
+            self.reporter.outages.end_refusals();
+        }
         // Ended ones may have left the timers already, and would be kept until they are due.
-        self.unprepared.retain(|hold| hold.lease.is_open());
+        self.unprepared.retain(|hold| hold.is_open());
         let now = Moment::now();
         let due = self.timers.next_due();
         let mut due = if due == Moment::NEVER { due } else { due.min(now.after(NAP)) };
         for hold in &self.unprepared {
-            due = due.min(now.after(hold.lease.duration() / BRIEF));
+            due = due.min(now.after(hold.lease() / BRIEF));
         }
         let waits = self.shutdown.as_ref().is_some_and(|shutdown| !shutdown.calls.is_empty());
         // Calls under way do not wake this thread when they end.
         self.incoming.sleep(if waits { due.min(now.after(COLLECT_TIME)) } else { due })
+    }
+
+    /// Returns `true` if the last renewal of a lease has failed.
+    fn has_failing(&self) -> bool {
+        let names = &self.reporter.wait_queues;
+        self.all_work().filter_map(Scheduled::as_hold).any(|hold| {
+            hold.is_open()
+                && names.with(&hold.id, |name| name.tenure(hold).is_some_and(Tenure::is_failing))
+        })
     }
 
     /// Recovers from a panic without losing any work.
@@ -438,7 +509,7 @@ impl RenewerThread {
         self.reporter.events.log(log::Level::Error, || "the renewer panicked, and goes on".into());
         // Requests may or may not have been written. All of them can be repeated.
         for work in self.jobs.abandon() {
-            self.schedule(work);
+            self.schedule(Moment::FIRST, work);
         }
         sleep(PANIC_PAUSE);
     }
@@ -446,8 +517,261 @@ impl RenewerThread {
 
 /// Ends a debt, once it is paid or its lease is over.
 fn settle(reporter: &Reporter, debt: &Arc<Hold>, outcome: &Result<(), HoldFailure>) {
-    reporter.wait_queues.settle(debt, || {
-        reporter.report_end(debt, outcome, false);
-        true
-    });
+    reporter.step(&debt.id, |name, _, actions| name.settle_debt(debt, outcome, actions));
+}
+
+/// The requests on their way, and the work behind each.
+struct RenewerJobs {
+    runner: Box<dyn JobRunner>,
+    /// How long to wait for replies at the end.
+    io_timeout: Duration,
+    /// The work in flight, and when it was sent, by the number of the job.
+    in_flight: HashMap<u64, (Scheduled, Moment), RandomState>,
+    last: u64,
+}
+
+impl RenewerJobs {
+    fn new(runner: Box<dyn JobRunner>, io_timeout: Duration) -> Self {
+        Self { runner, io_timeout, in_flight: HashMap::default(), last: 0 }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+
+    /// Returns the work in flight.
+    fn work(&self) -> impl Iterator<Item = &Scheduled> {
+        self.in_flight.values().map(|(work, _)| work)
+    }
+
+    /// Removes a job that has an outcome. Returns its work, and when that was sent.
+    fn remove(&mut self, id: u64) -> Option<(Scheduled, Moment)> {
+        let done = self.in_flight.remove(&id);
+        shrink(&mut self.in_flight);
+        done
+    }
+
+    /// Opens the connections that renewals of the lock with this name will need.
+    fn prepare(&mut self, name: &str) {
+        self.runner.prepare(name);
+    }
+
+    /// Sends a batch. Returns the outcomes that are known at once.
+    fn send(&mut self, batch: Vec<(Scheduled, Change)>, now: Moment) -> Vec<(u64, JobOutcome)> {
+        let mut jobs = Vec::with_capacity(batch.len());
+        let mut outcomes = Vec::new();
+        for (work, change) in batch {
+            self.last += 1;
+            jobs.push(work.job(self.last, change, now));
+            self.in_flight.insert(self.last, (work, now));
+        }
+        if !jobs.is_empty() {
+            self.runner.send(jobs, &mut |id, outcome| outcomes.push((id, outcome)));
+        }
+        outcomes
+    }
+
+    /// Waits for outcomes, at most this long.
+    fn collect(&mut self, time: Duration) -> Vec<(u64, JobOutcome)> {
+        let mut outcomes = Vec::new();
+        if !self.is_empty() {
+            self.runner.collect(end_of(time), &mut |id, outcome| outcomes.push((id, outcome)));
+        }
+        outcomes
+    }
+
+    /// Forgets all jobs after a panic, and returns their work.
+    fn abandon(&mut self) -> impl Iterator<Item = Scheduled> + use<> {
+        drop(catch_unwind(AssertUnwindSafe(|| self.runner.abandon())));
+        self.take_work()
+    }
+
+    /// Forgets all jobs, and returns their work.
+    fn take_work(&mut self) -> impl Iterator<Item = Scheduled> + use<> {
+        mem::take(&mut self.in_flight).into_values().map(|(work, _)| work)
+    }
+
+    /// Makes these last requests, and waits for the replies.
+    fn finish(&mut self, left: Vec<(Scheduled, Change)>) {
+        drop(self.send(left, Moment::now()));
+        drop(self.collect(self.io_timeout));
+    }
+}
+
+/// Scheduled work in the order in which it is due.
+///
+/// A lease that ends stays until it is due, which may take hours, or until the next compaction.
+/// Entries are compacted when more leases may be over than not, which costs each lease a constant
+/// time, and after a pause, so that memory shrinks even if no further leases arrive.
+struct TimerQueue {
+    entries: BinaryHeap<TimerEntry>,
+    /// Entries are compacted when there are this many.
+    crowd: usize,
+    /// And at this time at the latest.
+    next_compaction: Moment,
+}
+
+impl Default for TimerQueue {
+    fn default() -> Self {
+        Self { entries: BinaryHeap::new(), crowd: CROWD, next_compaction: Moment::FIRST }
+    }
+}
+
+impl TimerQueue {
+    /// Adds a lease for when it is due, unless it is over.
+    fn add_lease(&mut self, hold: Arc<Hold>) {
+        if let Some(next) = hold.next_step(hold.renewed) {
+            self.add_at(next.due, Scheduled::Hold(hold));
+        }
+    }
+
+    /// Removes leases that are over, if it is time to.
+    fn compact(&mut self, now: Moment) {
+        if self.entries.len() < self.crowd && now < self.next_compaction {
+            return;
+        }
+        // The heap cannot remove an entry when its hold ends, because it has no index of holds.
+        self.entries.retain(|entry| match &entry.work {
+            Scheduled::Check(_) | Scheduled::Payment(_) => true,
+            Scheduled::Hold(hold) | Scheduled::Kept(hold) | Scheduled::Long(hold) => hold.is_open(),
+        });
+        self.crowd = CROWD.max(self.entries.len() * 2);
+        self.entries.shrink_to(self.crowd);
+        self.next_compaction = now.after(COMPACTION_PAUSE);
+    }
+
+    /// Adds work for this moment. If that is when a lease is due for renewal, `pop` may return it a
+    /// little earlier.
+    fn add_at(&mut self, due: Moment, work: Scheduled) {
+        self.entries.push(TimerEntry { due, work });
+    }
+
+    fn next_due(&self) -> Moment {
+        self.entries.peek().map_or(Moment::NEVER, |entry| entry.due)
+    }
+
+    /// Removes and returns work that is due, or nearly.
+    fn pop(&mut self, now: Moment) -> Option<Scheduled> {
+        let next = self.entries.peek()?;
+        if next.due > now.after(next.slack()) {
+            return None;
+        }
+        self.entries.pop().map(|entry| entry.work)
+    }
+
+    /// Returns all scheduled work, in no order.
+    fn iter(&self) -> impl Iterator<Item = &Scheduled> {
+        self.entries.iter().map(|entry| &entry.work)
+    }
+
+    /// Removes and returns everything.
+    fn take_all(&mut self) -> impl Iterator<Item = Scheduled> + use<> {
+        mem::take(&mut self.entries).into_iter().map(|entry| entry.work)
+    }
+}
+
+/// Small, because there is one for each lease.
+struct TimerEntry {
+    due: Moment,
+    work: Scheduled,
+}
+
+impl TimerEntry {
+    /// Returns how much earlier the entry may be removed to save a wake-up of the thread.
+    fn slack(&self) -> Duration {
+        match &self.work {
+            Scheduled::Hold(hold)
+                if hold.next_step(hold.renewed)
+                    == Some(NextStep { due: self.due, renews: true }) =>
+            {
+                hold.lease() / TOGETHER
+            }
+            _ => Duration::ZERO,
+        }
+    }
+}
+
+/// The earliest entry is the greatest, because `BinaryHeap` returns the greatest first.
+impl Ord for TimerEntry {
+    fn cmp(&self, other: &Self) -> cmp::Ordering {
+        other.due.cmp(&self.due)
+    }
+}
+
+impl PartialOrd for TimerEntry {
+    fn partial_cmp(&self, other: &Self) -> Option<cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for TimerEntry {
+    fn eq(&self, other: &Self) -> bool {
+        self.due == other.due
+    }
+}
+
+impl Eq for TimerEntry {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::LockOptions;
+    use crate::local::reporter::tests::tenure;
+    use crate::store::hold_id::HoldKind;
+
+    fn id() -> HoldId {
+        HoldId { kind: HoldKind::Lock, name: Arc::from("x"), client: Arc::from("c"), nonce: 1 }
+    }
+
+    fn hold(lease: Duration) -> Arc<Hold> {
+        tenure(id(), &LockOptions { lease, ..LockOptions::default() }).hold
+    }
+
+    #[test]
+    fn leases_come_out_when_they_are_due_and_neighbours_with_them() {
+        let mut timers = TimerQueue::default();
+        for seconds in [30, 3, 30] {
+            timers.add_lease(hold(Duration::from_secs(seconds)));
+        }
+        let now = Moment::now();
+        assert!(timers.pop(now).is_none());
+        assert!(timers.pop(now.after(Duration::from_secs(1))).is_some());
+        assert!(timers.pop(now.after(Duration::from_secs(1))).is_none());
+        // 30 s / 3, less 30 s / 64 and the drift.
+        let nearly = now.after(Duration::from_millis(9_600));
+        assert!(timers.pop(nearly).is_some() && timers.pop(nearly).is_some());
+        assert_eq!(timers.next_due(), Moment::NEVER);
+    }
+
+    #[test]
+    fn work_comes_out_at_its_time_and_only_renewals_before_it() {
+        let mut timers = TimerQueue::default();
+        let due = Moment::now().after(Duration::from_secs(1));
+        // The renewal of the lease is due later.
+        timers.add_at(due, Scheduled::Hold(hold(Duration::from_secs(30))));
+        assert!(timers.pop(due.before(Duration::from_millis(1))).is_none());
+        assert!(timers.pop(due).is_some());
+    }
+
+    #[test]
+    fn leases_that_are_over_are_removed_when_they_crowd_or_after_a_while() {
+        let (mut timers, now) = (TimerQueue::default(), Moment::now());
+        let open = hold(Duration::from_secs(30));
+        let over = Arc::new(Hold::debt(id(), Duration::from_secs(30), false));
+        let mut count_with = |count: usize, hold: &Arc<Hold>, now| {
+            (0..count).for_each(|_| timers.add_at(now, Scheduled::Hold(hold.clone())));
+            timers.compact(now);
+            timers.iter().count()
+        };
+        assert_eq!(count_with(1, &over, now), 0, "for the first time");
+        assert_eq!(count_with(CROWD - 1, &over, now), CROWD - 1);
+        assert_eq!(count_with(1, &over, now), 0);
+        // Twice as many as were left are a crowd.
+        assert_eq!(count_with(CROWD, &open, now), CROWD);
+        assert_eq!(count_with(CROWD - 1, &over, now), 2 * CROWD - 1);
+        assert_eq!(count_with(1, &over, now), CROWD);
+        let later = now.after(COMPACTION_PAUSE);
+        assert_eq!(count_with(1, &over, later.before(Duration::from_nanos(1))), CROWD + 1);
+        assert_eq!(count_with(0, &over, later), CROWD);
+    }
 }

@@ -14,21 +14,21 @@ use crate::base::clock::{self, Moment};
 use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
 use crate::base::flaws::{Flaw, flawed};
-use crate::error::Error;
+use crate::base::sync::interleave;
+use crate::error::{Error, Loss, LossCause};
 use crate::event::Event;
 use crate::local::deadlock::{Circle, Deadlocks};
 use crate::local::outage_log::OutageLog;
-use crate::local::parker::Parker;
+use crate::local::parker::{Parker, Signal, perform_each};
 use crate::local::renewer::Renewer;
 use crate::local::wait_queues::WaitQueues;
-use crate::protocol::call::{Caller, Wait};
-use crate::protocol::current_hold::CurrentHold;
-use crate::protocol::hold::{HandedOff, Hold};
-use crate::protocol::lease::HoldFailure;
-use crate::protocol::name::{Action, Ending};
+use crate::protocol::call::{CallSite, Caller, Wait};
+use crate::protocol::hold::{Hold, HoldFailure};
+use crate::protocol::name::{Action, Actions, Ending, Name, Report};
+use crate::protocol::tenure::Tenure;
 use crate::stats::Counters;
 use crate::store::Store;
-use crate::store::hold_id::HoldKind;
+use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{HoldReply, Look};
 
 /// Reports to the user, and begins and ends holds in the wait queues, the counters and the renewer.
@@ -78,74 +78,95 @@ impl Reporter {
         }
     }
 
+    /// Gives the machine of a name an input about a hold, reports what that says while the name is
+    /// locked, and then performs the other actions.
+    pub(super) fn step<T>(
+        &self,
+        id: &HoldId,
+        input: impl FnOnce(&mut Name<Arc<Parker>>, Moment, &mut Actions<Arc<Parker>>) -> T,
+    ) -> T {
+        let mut actions = Actions::new();
+        let result = self.wait_queues.with(id, |name| {
+            let result = input(name, Moment::now(), &mut actions);
+            self.report(&mut actions);
+            result
+        });
+        self.perform_all(actions);
+        result
+    }
+
+    fn perform_all(&self, actions: Actions<Arc<Parker>>) {
+        perform_each(actions, |action| {
+            self.perform(action);
+        });
+    }
+
+    /// Reports what actions say, while their name is locked: so no later hold is reported before.
+    pub(super) fn report(&self, actions: &mut Actions<Arc<Parker>>) {
+        if flawed(Flaw::EndIsReportedLate) {
+            return;
+        }
+        actions.retain(|action| {
+            if let Action::Report(report) = action {
+                self.report_one(report);
+            }
+            !matches!(action, Action::Report(_))
+        });
+    }
+
+    /// Performs an action, unless it needs more than there is here: then it is returned.
+    pub(super) fn perform(&self, action: Action<Arc<Parker>>) -> Option<Action<Arc<Parker>>> {
+        let Self { counters, renewer, .. } = self;
+        match action {
+            Action::CloseSpan(span) => span.close(false),
+            Action::CountEnd => drop(counters.held.fetch_sub(1, Ordering::Relaxed)),
+            Action::CountHold => drop(counters.held.fetch_add(1, Ordering::Relaxed)),
+            Action::CountMissedWakeup => {
+                counters.missed_wakeups.fetch_add(1, Ordering::Relaxed);
+            }
+            Action::Finish => drop(counters.unfinished.fetch_sub(1, Ordering::SeqCst)),
+            Action::LookAfter(kept, due) => renewer.look_after_kept(kept, due),
+            Action::Owe(debt) => renewer.pay(debt),
+            Action::Report(report) => {
+                // Only a planted flaw leaves one to be reported so late.
+                interleave();
+                self.report_one(&report);
+            }
+            Action::Tell(parker, next) => parker.send(Signal::Next(next)),
+            other => return Some(other),
+        }
+        None
+    }
+
     /// Begins a new hold of a thread of this process. The report comes before the renewer may find
     /// the hold lost, and after the ends of the holds before it: a lock has one hold at a time.
     pub(super) fn begin(&self, hold: &Arc<Hold>, caller: &Caller) {
         // What the name was used as before has ended, too.
-        drop(
-            self.wait_queues.with_other_kind(&hold.id, |name| self.report_ended(name.take_debts())),
-        );
+        let mut actions = Actions::new();
+        self.wait_queues.with_other_kind(&hold.id, |name| {
+            name.end_debts(&mut actions);
+            self.report(&mut actions);
+        });
+        self.perform_all(actions);
         if !caller.in_set {
             self.report_acquired(hold, caller);
         }
         self.begin_renewal(hold);
     }
 
-    /// Begins a hold that came by no conversation about its name, with a request sent at `sent`.
-    /// Returns `false` if a later hold shows that it is over: between the reply and now, the thread
-    /// may have paused.
-    pub(super) fn begin_beside(&self, hold: &Arc<Hold>, sent: Moment, caller: &Caller) -> bool {
-        let lost = self.wait_queues.with(&hold.id, |name| {
-            if name.is_followed(hold, sent) {
-                // A later hold has begun since, which Redis grants only when this one has ended.
-                return None;
-            }
-            Some(self.report_ended(name.begin_beside(hold)))
-        });
-        let Some(lost) = lost else { return false };
-        self.clean_up(&lost);
-        self.begin(hold, caller);
-        true
-    }
-
-    /// Reports the ends of holds while their name is locked: so no later hold is reported before.
-    /// What is left to do for them stays in the list: those that were not released are lost, and
-    /// are cleaned up once the name is unlocked.
-    pub(super) fn report_ends(&self, actions: &mut Vec<Action<Arc<Parker>>>) {
-        actions.retain_mut(|action| match action {
-            Action::End(hold) => self.report_over(hold),
-            Action::ReportHandoff(ended) => {
-                self.report_handoff(ended);
-                // A span is closed later: its subscriber is code of the program.
-                ended.span.is_some()
-            }
-            _ => true,
-        });
-    }
-
-    /// Like `report_ends`, for holds. Returns those that are lost.
-    pub(super) fn report_ended(&self, mut ended: Vec<Arc<Hold>>) -> Vec<Arc<Hold>> {
-        ended.retain(|hold| self.report_over(hold));
-        ended
-    }
-
-    /// Reports the end of a hold that is known to be over. Returns `true` if it is to be cleaned
-    /// up, because it was not released.
-    fn report_over(&self, hold: &Arc<Hold>) -> bool {
-        if hold.lease.is_ended() {
-            self.report_end(hold, &Ok(()), true);
-            return false;
-        }
-        // A thread that has marked it may still look up why.
-        hold.lose();
-        self.report_loss_first(hold)
-    }
-
-    /// Cleans up after holds whose losses were reported.
-    pub(super) fn clean_up(&self, lost: &[Arc<Hold>]) {
-        for hold in lost {
-            self.clean_up_lost(hold, hold.may_begin());
-        }
+    /// Begins a tenure that came by no conversation about its name, with a request sent at `sent`.
+    /// `None` if a later hold shows that it is over: between the reply and now, the thread may have
+    /// paused.
+    pub(super) fn begin_beside(
+        &self,
+        tenure: Tenure,
+        sent: Moment,
+        caller: &Caller,
+    ) -> Option<Arc<Hold>> {
+        let id = tenure.hold.id.clone();
+        let hold = self.step(&id, |name, _, actions| name.begin_beside(tenure, sent, actions))?;
+        self.begin(&hold, caller);
+        Some(hold)
     }
 
     /// Has a new hold renewed.
@@ -158,60 +179,66 @@ impl Reporter {
         }
     }
 
-    /// Begins the hold that another thread of this process has handed off. Returns `false` if it
-    /// was lost on the way: no call gets it then.
-    pub(super) fn begin_handed_off(&self, hold: &Hold, caller: &Caller) -> bool {
-        // The renewer may find it lost just now, or has already: then it counts and reports that.
-        if self.expire(hold) || !hold.lease.is_valid(Moment::now()) {
-            return false;
-        }
-        self.counters.handoffs.fetch_add(1, Ordering::Relaxed);
-        if !caller.in_set {
-            self.report_acquired(hold, caller);
-        }
-        true
-    }
-
-    /// Begins the next hold of a tenure that was kept. Returns `false` if that was lost or ended
-    /// meanwhile: no call gets it then.
-    pub(super) fn begin_kept(&self, hold: &Hold, caller: &Caller) -> bool {
-        // Counted first: a thread that finds it lost counts its end.
-        self.counters.held.fetch_add(1, Ordering::Relaxed);
-        let begins = hold.begin_kept(caller, Moment::now());
-        if begins {
-            self.counters.relocks.fetch_add(1, Ordering::Relaxed);
-            if !caller.in_set {
-                self.report_acquired(hold, caller);
-            }
-        } else {
-            self.counters.held.fetch_sub(1, Ordering::Relaxed);
-            self.expire(hold);
-        }
-        begins
+    /// Begins the next hold of a tenure, which another thread of this process has handed off, or
+    /// which was kept. Returns `false` if it was lost on the way: no call gets it then.
+    pub(super) fn begin_next(&self, hold: &Arc<Hold>, caller: &Caller) -> bool {
+        let begin = if caller.in_set { None } else { Some(caller.begin) };
+        self.step(&hold.id, |name, now, actions| name.begin_hold_of(hold, begin, now, actions))
     }
 
     /// Reports that a hold has begun. If it is lost already, neither its beginning nor its end is
     /// reported.
-    pub(super) fn report_acquired(&self, hold: &Hold, caller: &Caller) {
-        // A thread that finds it lost while this is locked comes after the report.
-        let mut current = hold.current.lock();
-        if current.reported || hold.lease.is_settled() {
-            return;
+    pub(super) fn report_acquired(&self, hold: &Arc<Hold>, caller: &Caller) {
+        self.step(&hold.id, |name, _, actions| name.report_begin(hold, caller.begin, actions));
+    }
+
+    /// Tells the program, by events, log and counters.
+    fn report_one(&self, report: &Report) {
+        match report {
+            Report::Acquired { hold, fence, begin } => {
+                self.counters.acquired.fetch_add(1, Ordering::Relaxed);
+                let name = &hold.id.name;
+                let fence = *fence;
+                self.events.report(
+                    || {
+                        let waited = clock::elapsed(*begin);
+                        Event::Acquired { name: name.to_string(), fence, waited }
+                    },
+                    || {
+                        let waited = clock::elapsed(*begin);
+                        format!("acquired lock {name:?} (fence {fence}) after {waited:?}")
+                    },
+                );
+            }
+            Report::Released { hold, fence, held } => {
+                self.counters.released.fetch_add(1, Ordering::Relaxed);
+                let name = &hold.id.name;
+                self.events.report(
+                    || Event::Released { name: name.to_string(), fence: *fence, held: *held },
+                    || format!("released lock {name:?} after {held:?}"),
+                );
+            }
+            Report::Lost { hold, fence, site, loss } => {
+                self.events.end_span(&hold.span);
+                // That of a tenure that was kept is silent.
+                if let Some(site) = site {
+                    self.report_loss(&hold.id.name, *fence, site, loss);
+                }
+            }
+            Report::ReleaseFailed { hold, fence, site, failure } => {
+                self.counters.failed_releases.fetch_add(1, Ordering::Relaxed);
+                let name = &hold.id.name;
+                self.events.emit(|| Event::ReleaseFailed {
+                    name: name.to_string(),
+                    fence: *fence,
+                    reason: failure.source.to_string(),
+                });
+                self.log_failed_release(name, site, failure);
+            }
+            Report::HeldLong { hold, fence, site, held } => {
+                self.report_long(hold, *fence, site, *held);
+            }
         }
-        current.reported = true;
-        let name = &hold.id.name;
-        let fence = hold.fence();
-        self.counters.acquired.fetch_add(1, Ordering::Relaxed);
-        self.events.report(
-            || {
-                let waited = clock::elapsed(caller.begin);
-                Event::Acquired { name: name.to_string(), fence, waited }
-            },
-            || {
-                let waited = clock::elapsed(caller.begin);
-                format!("acquired lock {name:?} (fence {fence}) after {waited:?}")
-            },
-        );
     }
 
     /// Reports that a call has found a lock held, unless it was `reported` of this call already.
@@ -269,96 +296,69 @@ impl Reporter {
         }
     }
 
-    /// Reports the end of a hold whose tenure goes on, unless its beginning was not reported.
-    fn report_handoff(&self, ended: &HandedOff) {
-        if ended.is_reported {
-            self.report_release(&ended.tenure.id.name, ended.fence, || ended.held);
-        }
-    }
-
-    /// Reports that a hold was released, or handed off. For how long it was `held` is only asked if
-    /// a listener or the log wants it: that reads a clock.
-    fn report_release(&self, name: &str, fence: u64, held: impl Fn() -> Duration) {
-        self.counters.released.fetch_add(1, Ordering::Relaxed);
-        self.events.report(
-            || Event::Released { name: name.to_string(), fence, held: held() },
-            || format!("released lock {name:?} after {:?}", held()),
-        );
+    fn log_failed_release(&self, name: &str, site: &CallSite, failure: &Failure) {
+        let source = &failure.source;
+        self.events.warn(|| format!("releasing lock {name:?} {site} failed: {source}"));
     }
 
     /// Logs that a level was not released. There are no events of inner levels.
-    pub(super) fn log_failed_release(&self, hold: &Hold, current: &CurrentHold, failure: &Failure) {
-        let name = &hold.id.name;
-        let source = &failure.source;
-        self.events.warn(|| format!("releasing lock {name:?} {} failed: {source}", current.site()));
+    pub(super) fn log_failed_level(&self, hold: &Hold, failure: &Failure) {
+        let current = self.wait_queues.with(&hold.id, |name| {
+            name.tenure(hold).and_then(Tenure::current).map(|current| current.site.clone())
+        });
+        if let Some(site) = current {
+            self.log_failed_release(&hold.id.name, &site, failure);
+        }
     }
 
-    /// Reports a hold that lasts for long, once.
-    pub(super) fn report_long(&self, hold: &Hold) {
-        let current = &mut *hold.current.lock();
-        let now = Moment::now();
-        let number = hold.number();
-        let held = current.held(now);
-        let is_long = self.warn_held.is_some_and(|after| held >= after);
-        let is_held = current.reported && !current.kept && hold.lease.is_valid(now);
-        if !is_held || !is_long || current.is_reported_long(number) {
-            return;
-        }
-        current.rare.get_or_insert_default().reported_long = Some(number);
+    /// Reports a hold that lasts for long.
+    fn report_long(&self, hold: &Hold, fence: u64, site: &CallSite, held: Duration) {
         self.counters.long_holds.fetch_add(1, Ordering::Relaxed);
         let name = &hold.id.name;
-        let fence = hold.fence();
-        let thread = current.thread.as_ref().and_then(|thread| thread.name.as_deref());
         self.events.emit(|| Event::HeldLong {
             name: name.to_string(),
             fence,
             held,
-            place: current.place,
-            thread: thread.map(str::to_owned),
-            note: current.note().map(ToString::to_string),
+            place: site.place,
+            thread: site.thread.name.as_deref().map(str::to_owned),
+            note: hold.note().map(ToString::to_string),
         });
         self.events.warn(|| {
-            let note = current.note().map(|note| format!(" ({note})")).unwrap_or_default();
-            let site = current.site();
+            let note = hold.note().map(|note| format!(" ({note})")).unwrap_or_default();
             format!("lock {name:?} (fence {fence}) {site}{note} has been held for {held:?}")
         });
     }
 
-    /// Reports that a hold could not be released, unless its beginning was not reported.
-    fn report_failed_release(&self, hold: &Hold, current: &mut CurrentHold, failure: &Failure) {
-        if mem::take(&mut current.reported) {
-            self.counters.failed_releases.fetch_add(1, Ordering::Relaxed);
-            self.events.emit(|| Event::ReleaseFailed {
-                name: hold.id.name.to_string(),
-                fence: hold.fence(),
-                reason: failure.source.to_string(),
-            });
-            self.log_failed_release(hold, current, failure);
-        }
-    }
-
-    /// Reports a loss. That of a tenure that was kept is silent: it has no hold that was reported.
-    fn report_loss(&self, hold: &Hold, current: &mut CurrentHold) {
-        self.events.end_span(&hold.span);
-        if !mem::take(&mut current.reported) {
-            return;
-        }
-        let name = &hold.id.name;
-        let fence = hold.fence();
-        let loss = hold.loss_of(current, Moment::now());
+    fn report_loss(&self, name: &str, fence: u64, site: &CallSite, loss: &Loss) {
         self.counters.lost.fetch_add(1, Ordering::Relaxed);
-        let event = || Event::Lost { name: name.to_string(), fence, cause: loss.cause.clone() };
+        let event = || Event::Lost { name: name.to_owned(), fence, cause: loss.cause.clone() };
         self.events.emit(event);
         if flawed(Flaw::LossIsReportedTwice) {
             self.events.emit(event);
         }
         if self.in_turns {
             // An outage may lose thousands at once, which are one line of the log.
-            self.outages.record_loss(hold, current, &loss);
+            self.outages.record_loss(name, fence, site, loss);
         } else {
             self.events.warn(|| {
-                let site = current.site();
                 format!("the lease of lock {name:?} (fence {fence}) {site} is lost: {loss}")
+            });
+        }
+    }
+
+    /// Records that a renewal was not confirmed. Reports that if the previous one was, and there is
+    /// time to try again.
+    pub(super) fn record_failed_renewal(&self, hold: &Hold, failure: &Failure) {
+        let name = &*hold.id.name;
+        self.outages.record_failed_renewal(name, failure);
+        let now = Moment::now();
+        if self.wait_queues.with(&hold.id, |name| name.renewal_failed(hold, failure, now)) {
+            self.counters.failed_renewals.fetch_add(1, Ordering::Relaxed);
+            self.events.emit(|| Event::RenewalFailing {
+                name: name.to_owned(),
+                fence: hold.fence(),
+                remaining: hold.remaining(now),
+                reason: failure.source.to_string(),
             });
         }
     }
@@ -374,10 +374,7 @@ impl Reporter {
 
     /// Notes that another client waits for a lock, and has it released if it is only kept.
     pub(super) fn set_wanted(&self, hold: &Arc<Hold>) {
-        hold.set_wanted();
-        if let Some(kept) = self.wait_queues.end_kept(&hold.id.name, |kept| kept.id == hold.id) {
-            self.renewer.pay(kept);
-        }
+        self.step(&hold.id, |name, now, actions| name.set_hold_wanted(hold, now, actions));
     }
 
     /// Ends a hold that its thread no longer needs: it is not renewed from here on, or it is the
@@ -386,103 +383,47 @@ impl Reporter {
         &self,
         hold: &Arc<Hold>,
         hands_off: bool,
-    ) -> (Ending, Vec<Action<Arc<Parker>>>) {
-        let mut actions = Vec::new();
+    ) -> (Ending, Actions<Arc<Parker>>) {
+        let mut actions = Actions::new();
         let ending = self.wait_queues.with(&hold.id, |name| {
             let may_keep = self.wait_queues.can_keep();
-            // Reported while the name is locked, because the next call may begin its hold at once.
             let ending = name.end(hold, hands_off, may_keep, Moment::now(), &mut actions);
-            self.report_ends(&mut actions);
+            self.report(&mut actions);
             ending
         });
         (ending, actions)
     }
 
     /// Ends a hold without its holder. Returns `false` if it has ended or is lost already.
-    pub(super) fn end(&self, hold: &Hold) -> bool {
-        let ended = hold.end(Moment::now());
-        if ended {
-            self.count_end(&hold.current.lock());
-            self.wait_queues.end_hold(hold);
-        }
-        ended
+    pub(super) fn end(&self, hold: &Arc<Hold>) -> bool {
+        self.step(&hold.id, |name, now, actions| name.shut_down(hold, now, actions))
     }
 
     /// Ends a hold that goes on without its guard. Returns `false` if it has ended or is lost
     /// already.
     pub(super) fn leave(&self, hold: &Arc<Hold>) -> bool {
-        let ended = hold.end(Moment::now());
-        if ended {
-            self.count_end(&hold.current.lock());
-            // An in-doubt hold is cleaned up where it is released. First the report: the next
-            // holder has its own.
-            self.report_end(hold, &Ok(()), false);
-            self.wait_queues.end_hold(hold);
-        }
-        ended
+        self.step(&hold.id, |name, now, actions| name.leave_hold(hold, now, actions))
     }
 
-    /// Counts the end of a hold. One after which the lock was kept was counted before.
-    pub(super) fn count_end(&self, current: &CurrentHold) {
-        if !current.kept {
-            self.counters.held.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Reports how a hold has ended that was released, unless that is known already: then this
-    /// returns after the report. Before it counts as settled, the renewer gets it if it may exist
-    /// in the store and this `pays`.
-    pub(super) fn report_end(
-        &self,
-        hold: &Arc<Hold>,
-        outcome: &Result<(), HoldFailure>,
-        pays: bool,
-    ) {
-        let may_exist = {
-            let current = &mut *hold.current.lock();
-            // A reply and a deadline may come at the same time. Only the first one is reported.
-            let is_first = hold.settle(current, matches!(outcome, Err(HoldFailure::Lost)));
-            current.disconnect();
-            if !is_first {
-                return;
-            }
-            match outcome {
-                Err(HoldFailure::Lost) => self.report_loss(hold, current),
-                Err(HoldFailure::Failed(failure)) => {
-                    self.report_failed_release(hold, current, failure);
-                }
-                Ok(()) if mem::take(&mut current.reported) => {
-                    let fence = hold.fence();
-                    let current = &*current;
-                    self.report_release(&hold.id.name, fence, || current.held(Moment::now()));
-                }
-                Ok(()) | Err(HoldFailure::Ended) => {}
-            }
-            current.may_begin || matches!(outcome, Err(HoldFailure::Failed(_)))
-        };
-        if pays && may_exist && !flawed(Flaw::ReleaseIsNotRepeated) {
-            self.renewer.pay(hold.clone());
-        }
-        // Last: a shutdown that finds nothing unfinished looks for payments next.
-        self.counters.unfinished.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    /// Marks a hold as lost if its deadline has passed. Returns `true` for the one call that does.
-    pub(super) fn expire(&self, hold: &Hold) -> bool {
-        let lost = hold.expire(Moment::now());
-        if lost {
-            self.end_lost(hold, true);
-        }
-        lost
+    /// Finds a hold lost if its deadline has passed. Returns `true` for the one call that does.
+    pub(super) fn expire(&self, hold: &Arc<Hold>) -> bool {
+        // Most have not, which is known without the lock of the name.
+        hold.cause_at_deadline(Moment::now()).is_some()
+            && self.step(&hold.id, |name, now, actions| name.expire(hold, now, actions))
     }
 
     /// Like `lose`, and looks until the deadline which client has the lock now. The hold counts as
     /// lost at once; those that watch it are told after the look, so that they can learn the cause.
-    pub(super) fn lose_and_look(&self, hold: &Hold, deadline: Instant) {
-        if hold.lose() {
+    pub(super) fn lose_and_look(&self, hold: &Arc<Hold>, deadline: Instant) {
+        if self.mark_lost(hold) {
             self.look(hold, deadline);
             self.end_gone(hold);
         }
+    }
+
+    /// Marks a hold as lost because the store does not have it any more. `end_gone` follows.
+    pub(super) fn mark_lost(&self, hold: &Hold) -> bool {
+        self.wait_queues.with(&hold.id, |name| name.mark_lost(hold, LossCause::Gone))
     }
 
     /// Asks the server which client holds the lock after a hold of this client has disappeared.
@@ -496,57 +437,23 @@ impl Reporter {
         });
         let by = holders.next().map(|(_, holder)| holder.into_holder().client);
         if let Some(by) = by.filter(|by| **by != *hold.id.client) {
-            hold.set_taken(by);
+            self.wait_queues.with(&hold.id, |name| name.set_taken(hold, by));
         }
     }
 
-    /// Marks a hold as lost because the store does not have it any more.
-    pub(super) fn lose(&self, hold: &Hold) {
-        if hold.lose() {
-            self.end_gone(hold);
-        }
+    /// Finds a hold lost because the store does not have it any more.
+    pub(super) fn lose(&self, hold: &Arc<Hold>) {
+        self.step(&hold.id, |name, _, actions| name.lose(hold, actions));
     }
 
     /// Ends a hold that was marked as lost because it is gone, unless a new one has shown that.
-    pub(super) fn end_gone(&self, hold: &Hold) {
-        self.end_lost(hold, hold.may_begin());
-    }
-
-    fn end_lost(&self, hold: &Hold, may_exist: bool) {
-        if self.report_loss_first(hold) {
-            self.clean_up_lost(hold, may_exist);
-        }
-    }
-
-    /// Reports the loss of a hold that is marked as lost. Returns `false` if another thread has.
-    fn report_loss_first(&self, hold: &Hold) -> bool {
-        let current = &mut *hold.current.lock();
-        let is_first = hold.lease.tell_loss();
-        if is_first {
-            if !flawed(Flaw::LossIsNotTold) {
-                current.disconnect();
-            }
-            self.count_end(current);
-            self.report_loss(hold, current);
-        }
-        is_first
-    }
-
-    /// Cleans up after a lost hold. Only now the next call may try: it has its own reports.
-    fn clean_up_lost(&self, hold: &Hold, may_exist: bool) {
-        if may_exist {
-            // Its lease may not be over in Redis yet, where it would hold up the next call.
-            self.owe(Arc::new(hold.to_debt(Moment::now())));
-        }
-        self.counters.unfinished.fetch_sub(1, Ordering::SeqCst);
-        if !flawed(Flaw::LossHoldsUpCalls) {
-            self.wait_queues.end_hold(hold);
-        }
+    pub(super) fn end_gone(&self, hold: &Arc<Hold>) {
+        self.step(&hold.id, |name, _, actions| name.tell_lost(hold, hold.may_begin, actions));
     }
 
     /// Has a debt paid, and remembers it until then.
     pub(super) fn owe(&self, debt: Arc<Hold>) {
-        self.wait_queues.owe(debt.clone());
+        self.wait_queues.with(&debt.id, |name| name.owe(debt.clone()));
         self.renewer.pay(debt);
     }
 
@@ -556,7 +463,7 @@ impl Reporter {
             self.record_reply(&hold.id.name);
         }
         let is_redirected = reply.as_ref().is_err_and(Failure::is_redirection);
-        let outcome = hold.release_outcome(reply, Moment::now());
+        let outcome = hold.release_outcome(reply);
         if is_redirected && !flawed(Flaw::ReleaseIsNotRepeated) {
             // The renewer repeats it where the lock is, and reports the end then.
             return self.renewer.pay(hold.clone());
@@ -567,13 +474,7 @@ impl Reporter {
     /// Reports how a hold has ended whose release was not confirmed, before the next holder reports
     /// its own.
     pub(super) fn settle(&self, hold: &Arc<Hold>, outcome: &Result<(), HoldFailure>) {
-        if flawed(Flaw::EndIsReportedLate) {
-            self.wait_queues.settle(hold, || true);
-        }
-        self.wait_queues.settle(hold, || {
-            self.report_end(hold, outcome, true);
-            !matches!(outcome, Err(HoldFailure::Failed(_)))
-        });
+        self.step(&hold.id, |name, _, actions| name.settle(hold, outcome, actions));
         if matches!(outcome, Err(HoldFailure::Lost)) {
             // Where the hold was gone, the servers of a quorum took the client off those that wait.
             self.wait_queues.wake(hold.id.kind, &hold.id.name);
@@ -582,16 +483,17 @@ impl Reporter {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::config::LockOptions;
     use crate::protocol::call::tests::caller;
-    use crate::store::hold_id::HoldId;
+    use crate::protocol::hold::Grant;
+    use crate::protocol::signals::EndSignal;
     use crossbeam_channel::TryRecvError;
+    use std::convert::Infallible;
     use std::sync::Barrier;
     use std::sync::atomic::AtomicUsize;
     use std::thread;
-    use std::time::Duration;
 
     const LEASE: Duration = Duration::from_secs(20);
 
@@ -599,63 +501,92 @@ mod tests {
         LockOptions { lease: LEASE, ..LockOptions::default() }
     }
 
-    fn acquired(options: &LockOptions) -> Arc<Hold> {
-        let (kind, client) = (HoldKind::Lock, Arc::from("c"));
-        let id = HoldId { kind, name: Arc::from("x"), client, nonce: 1 };
-        let (id, now) = (id.that_may_be_kept(), Moment::now());
-        Arc::new(Hold::new(id, 7, 2, &caller(options), now, now))
+    /// A tenure with tokens for two more holds, which has just begun.
+    pub(in crate::local) fn tenure(id: HoldId, options: &LockOptions) -> Tenure {
+        let now = Moment::now();
+        let grant = Grant { fence: 7, room: 2, may_begin: false, sent: now, replied: now };
+        Tenure::new(id, &grant, &caller(options))
+    }
+
+    impl Reporter {
+        /// Adds a tenure to its name.
+        pub(in crate::local) fn add(&self, tenure: Tenure) -> Arc<Hold> {
+            let id = tenure.hold.id.clone();
+            let begins =
+                |name: &mut Name<_>, now, actions: &mut _| name.begin_beside(tenure, now, actions);
+            self.step(&id, begins).expect("no later hold")
+        }
+
+        pub(in crate::local) fn end_signal(&self, hold: &Hold) -> EndSignal {
+            self.wait_queues.with(&hold.id, |name| name.end_signal(hold, None))
+        }
+
+        /// Reports how the release of a hold has gone.
+        fn end_release(&self, hold: &Arc<Hold>, outcome: &Result<(), HoldFailure>) {
+            self.step(&hold.id, |name, _, actions| name.end_release(hold, outcome, actions));
+        }
+    }
+
+    fn id(name: &str) -> HoldId {
+        let client = Arc::from("c");
+        let id = HoldId { kind: HoldKind::Lock, name: Arc::from(name), client, nonce: 1 };
+        id.that_may_be_kept()
+    }
+
+    /// A reporter, and a hold that has just begun.
+    fn acquired() -> (Reporter, Arc<Hold>) {
+        let reporter = Reporter::default();
+        let hold = reporter.add(tenure(id("x"), &options()));
+        (reporter, hold)
+    }
+
+    fn told(signal: &EndSignal) -> Result<Infallible, TryRecvError> {
+        signal.receiver().try_recv()
     }
 
     #[test]
     fn an_ended_lease_is_not_lost() {
-        let hold = acquired(&options());
-        let over = hold.over();
-        assert!(hold.end(Moment::now()));
-        Reporter::default().lose(&hold);
-        assert_eq!(over.try_recv(), Err(TryRecvError::Empty), "its release is under way");
-        Reporter::default().report_end(&hold, &Ok(()), false);
-        let settles = hold.settle(&mut hold.current.lock(), true);
-        assert!(!settles, "only the first says how it has ended");
-        assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
-        assert!(!hold.lease.is_lost(Moment::now()));
-        assert!(!hold.end(Moment::now()), "only once");
-        assert_eq!(hold.over().try_recv(), Err(TryRecvError::Disconnected), "made later");
+        let (reporter, hold) = acquired();
+        let over = reporter.end_signal(&hold);
+        assert!(reporter.end(&hold));
+        reporter.lose(&hold);
+        assert_eq!(told(&over), Err(TryRecvError::Empty), "its release is under way");
+        reporter.end_release(&hold, &Ok(()));
+        reporter.end_release(&hold, &Err(HoldFailure::Lost));
+        assert_eq!(over.was_lost(), Some(false), "only the first says how it has ended");
+        assert_eq!(told(&over), Err(TryRecvError::Disconnected));
+        assert!(!hold.is_lost(Moment::now()));
+        assert!(!reporter.end(&hold), "only once");
+        let late = reporter.end_signal(&hold);
+        assert_eq!(told(&late), Err(TryRecvError::Disconnected));
     }
 
     #[test]
     fn a_release_that_finds_the_hold_gone_makes_it_lost() {
-        let hold = acquired(&options());
-        let over = hold.over();
-        assert!(hold.end(Moment::now()) && !hold.lease.is_lost(Moment::now()));
-        Reporter::default().report_end(&hold, &Err(HoldFailure::Lost), false);
-        assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
-        assert!(!hold.lease.settle(false));
-        assert!(hold.lease.is_lost(Moment::now()));
+        let (reporter, hold) = acquired();
+        let over = reporter.end_signal(&hold);
+        assert!(reporter.end(&hold) && !hold.is_lost(Moment::now()));
+        reporter.end_release(&hold, &Err(HoldFailure::Lost));
+        assert_eq!(told(&over), Err(TryRecvError::Disconnected));
+        assert_eq!(over.was_lost(), Some(true));
+        assert!(hold.is_lost(Moment::now()));
     }
 
     #[test]
     fn every_receiver_learns_of_a_loss_before_and_after_it() {
-        let hold = acquired(&options());
-        let wanted = || hold.wanted().receiver().clone();
-        let early = [hold.over(), hold.over(), wanted()];
-        Reporter::default().lose(&hold);
-        assert!(hold.lease.is_lost(Moment::now()));
-        for over in early.iter().chain([&hold.over(), &wanted()]) {
-            assert_eq!(over.try_recv(), Err(TryRecvError::Disconnected));
+        let (reporter, hold) = acquired();
+        let wanted = || reporter.wait_queues.with(&hold.id, |name| name.wanted_signal(&hold));
+        let early = [reporter.end_signal(&hold), reporter.end_signal(&hold)];
+        let early_wanted = wanted();
+        reporter.lose(&hold);
+        assert!(hold.is_lost(Moment::now()));
+        for over in early.iter().chain([&reporter.end_signal(&hold)]) {
+            assert_eq!(told(over), Err(TryRecvError::Disconnected));
+            assert_eq!(over.was_lost(), Some(true));
         }
-    }
-
-    #[test]
-    fn a_hold_that_was_found_lost_is_not_reported_to_begin() {
-        let (reporter, caller) = (Reporter::default(), caller(&options()));
-        let lost = acquired(&options());
-        reporter.lose(&lost);
-        reporter.report_acquired(&lost, &caller);
-        assert!(!lost.current.lock().reported, "a loss would have to be told too");
-        let held = acquired(&options());
-        assert!(!held.current.lock().reported);
-        reporter.report_acquired(&held, &caller);
-        assert!(held.current.lock().reported);
+        for wanted in [early_wanted, wanted()] {
+            assert_eq!(wanted.receiver().try_recv(), Err(TryRecvError::Disconnected));
+        }
     }
 
     /// How many holds were reported to begin, to be released and to be lost.
@@ -665,26 +596,31 @@ mod tests {
             .map(|counter| counter.load(Ordering::Relaxed))
     }
 
-    /// Ends a hold whose tenure goes on. Returns `false` if that was lost before.
-    fn hands_off(reporter: &Reporter, hold: &Arc<Hold>) -> bool {
-        let ended = hold.hand_off(Moment::now());
-        if let Some(ended) = &ended {
-            reporter.report_handoff(ended);
-        }
-        ended.is_some()
+    #[test]
+    fn a_hold_that_was_found_lost_is_not_reported_to_begin() {
+        let caller = caller(&options());
+        let (reporter, lost) = acquired();
+        reporter.lose(&lost);
+        reporter.report_acquired(&lost, &caller);
+        assert_eq!(reported(&reporter), [0, 0, 0], "a loss would have to be told too");
+        let (reporter, held) = acquired();
+        reporter.report_acquired(&held, &caller);
+        assert_eq!(reported(&reporter), [1, 0, 0]);
     }
 
     #[test]
-    fn a_hold_that_is_handed_off_while_it_is_lost_is_reported_to_end_once() {
-        let caller = caller(&options());
+    fn a_hold_after_which_the_lock_is_kept_while_it_is_lost_is_reported_to_end_once() {
+        let keeping = LockOptions { keep: LEASE, ..options() };
         for lost_first in [false, true] {
-            let (reporter, hold) = (Reporter::default(), acquired(&options()));
-            reporter.report_acquired(&hold, &caller);
+            let reporter = Reporter::default();
+            reporter.wait_queues.set_listening(true);
+            let hold = reporter.wait_queues.held(&id("x"), &keeping);
+            reporter.report_acquired(&hold, &caller(&keeping));
             if lost_first {
                 reporter.lose(&hold);
-                assert!(!hands_off(&reporter, &hold));
+                assert_eq!(reporter.end_here(&hold, true).0, Ending::Lost);
             } else {
-                assert!(hands_off(&reporter, &hold));
+                assert_eq!(reporter.end_here(&hold, true).0, Ending::GoesOn);
                 reporter.lose(&hold);
             }
             let [acquired, released, lost] = reported(&reporter);
@@ -696,14 +632,12 @@ mod tests {
     #[test]
     fn whoever_reports_an_end_comes_after_the_report() {
         let caller = caller(&options());
-        for nonce in 0..5000 {
-            let (kind, client, now) = (HoldKind::Lock, Arc::from("c"), Moment::now());
-            let id = HoldId { kind, name: Arc::from("x"), client, nonce };
-            let (reporter, hold) =
-                (Reporter::default(), Arc::new(Hold::new(id, 7, 0, &caller, now, now)));
+        for _ in 0..5000 {
+            let (reporter, hold) = acquired();
             reporter.report_acquired(&hold, &caller);
-            assert!(hold.end(Moment::now()));
-            let (barrier, ready) = (Barrier::new(2), AtomicUsize::new(0));
+            assert!(reporter.end(&hold));
+            let barrier = Barrier::new(2);
+            let ready = AtomicUsize::new(0);
             let end = || {
                 barrier.wait();
                 // A barrier wakes one thread after the other.
@@ -711,7 +645,7 @@ mod tests {
                 while ready.load(Ordering::SeqCst) < 2 {
                     thread::yield_now();
                 }
-                reporter.report_end(&hold, &Ok(()), false);
+                reporter.end_release(&hold, &Ok(()));
                 assert_eq!(reported(&reporter), [1, 1, 0]);
             };
             thread::scope(|scope| {
@@ -724,42 +658,59 @@ mod tests {
     #[test]
     fn a_hold_that_a_new_one_shows_to_be_over_is_lost_once_even_while_another_thread_looks() {
         for looks in [false, true] {
-            let (reporter, caller) = (Reporter::default(), caller(&options()));
-            let (ended, lost) = (acquired(&options()), acquired(&options()));
-            for hold in [&ended, &lost] {
-                reporter.report_acquired(hold, &caller);
-                reporter.begin_renewal(hold);
-            }
-            assert!(ended.end(Moment::now()) && (!looks || lost.lose()));
-            let over = reporter.report_ended(vec![ended, lost.clone()]);
+            let reporter = Reporter::default();
+            let caller = caller(&options());
+            // Readers of two guards, which a writer excludes.
+            let [ended, lost, new] = [HoldKind::Read, HoldKind::Read, HoldKind::Write];
+            let [ended, lost, new] = [(ended, 1), (lost, 2), (new, 3)]
+                .map(|(kind, nonce)| tenure(HoldId { kind, nonce, ..id("x") }, &options()));
+            let [ended, lost] = [ended, lost].map(|tenure| {
+                let hold = reporter.add(tenure);
+                reporter.report_acquired(&hold, &caller);
+                reporter.begin_renewal(&hold);
+                hold
+            });
+            assert!(reporter.end(&ended) && (!looks || reporter.mark_lost(&lost)));
+            reporter.add(new);
             assert_eq!(reported(&reporter), [2, 1, 1]);
-            assert!(over.len() == 1 && lost.lease.is_lost(Moment::now()));
-            reporter.clean_up(&over);
+            assert!(lost.is_lost(Moment::now()));
             reporter.end_gone(&lost);
-            assert_eq!(reporter.counters.to_stats().held, 1, "that of the released one is counted");
+            assert_eq!(reported(&reporter), [2, 1, 1]);
+            assert_eq!(reporter.counters.to_stats().held, 0);
             assert_eq!(reporter.counters.unfinished.load(Ordering::SeqCst), 0);
         }
     }
 
     #[test]
     fn the_end_of_a_hold_that_was_not_reported_to_begin_is_not_reported() {
-        let hold = acquired(&options());
-        let reporter = Reporter::default();
-        assert!(hands_off(&reporter, &hold));
-        assert!(hold.end(Moment::now()));
-        reporter.report_end(&hold, &Ok(()), false);
+        let (reporter, hold) = acquired();
+        assert!(reporter.end(&hold));
+        reporter.end_release(&hold, &Ok(()));
         assert_eq!(reported(&reporter), [0, 0, 0]);
     }
 
     #[test]
     fn a_set_that_takes_a_kept_lock_reports_it_once() {
-        let keeping = LockOptions { keep: LEASE, ..options() };
-        let (reporter, hold) = (Reporter::default(), acquired(&keeping));
-        let caller = Caller { in_set: true, ..caller(&keeping) };
-        assert!(hold.keep(Moment::now()) && reporter.begin_kept(&hold, &caller));
+        let (reporter, hold) = acquired();
+        let caller = Caller { in_set: true, ..caller(&options()) };
+        assert!(reporter.begin_next(&hold, &caller));
         assert_eq!(reported(&reporter), [0, 0, 0], "not before the set is complete");
         reporter.report_acquired(&hold, &caller);
         reporter.report_acquired(&hold, &caller);
         assert_eq!(reported(&reporter), [1, 0, 0]);
+    }
+
+    #[test]
+    fn a_renewal_that_goes_on_failing_is_reported_when_it_begins_to() {
+        let (reporter, hold) = acquired();
+        let reported = || reporter.counters.failed_renewals.load(Ordering::Relaxed);
+        for _ in 0..3 {
+            reporter.record_failed_renewal(&hold, &Failure::late());
+        }
+        assert_eq!(reported(), 1);
+        let now = Moment::now();
+        reporter.wait_queues.with(&hold.id, |name| name.renewed(&hold, now, LEASE, now));
+        reporter.record_failed_renewal(&hold, &Failure::late());
+        assert_eq!(reported(), 2);
     }
 }

@@ -29,13 +29,13 @@ use crate::local::wait_queues::WaitQueues;
 use crate::net::factory::ConnectionCounters;
 use crate::net::server::Pools;
 use crate::protocol::call::{CallTimes, Caller};
-use crate::protocol::hold::Hold;
-use crate::protocol::lease::HoldFailure;
+use crate::protocol::hold::{Hold, HoldFailure};
+use crate::protocol::signals::EndSignal;
 use crate::stats::{Counters, Stats};
 use crate::store::Store;
 use crate::store::background::InDoubtHold;
 use crate::store::hold_id::{HoldId, HoldKind, new_client_id};
-use crate::store::request::{POST_MOMENT, PostedChange};
+use crate::store::request::{Change, HoldRequest, POST_MOMENT, PostedChange};
 
 /// The state of a client. It lives as long as the last clone or guard.
 pub(crate) struct Shared {
@@ -135,20 +135,38 @@ impl Shared {
     }
 
     /// Returns `true` if a hold may be relied on in this process, without I/O.
-    pub(crate) fn is_held(&self, hold: &Hold) -> bool {
+    pub(crate) fn is_held(&self, hold: &Arc<Hold>) -> bool {
         self.check_process().is_ok() && self.is_valid(hold)
     }
 
     /// Returns how long a hold may be relied on in this process.
-    pub(crate) fn remaining(&self, hold: &Hold) -> Duration {
-        if self.is_held(hold) { hold.lease.remaining(Moment::now()) } else { Duration::ZERO }
+    pub(crate) fn remaining(&self, hold: &Arc<Hold>) -> Duration {
+        if self.is_held(hold) { hold.remaining(Moment::now()) } else { Duration::ZERO }
+    }
+
+    /// Returns the signal of the end of a hold.
+    pub(crate) fn end_signal(&self, hold: &Hold) -> EndSignal {
+        self.wait_queues.with(&hold.id, |name| name.end_signal(hold, None))
+    }
+
+    /// Lets the holds of a set have one signal.
+    pub(crate) fn share_end_signal(&self, holds: &[Arc<Hold>]) {
+        let signal = EndSignal::default();
+        for hold in holds {
+            self.wait_queues.with(&hold.id, |name| name.end_signal(hold, Some(&signal)));
+        }
+    }
+
+    /// Returns the change that releases a hold, to be sent now.
+    pub(super) fn begin_release(&self, hold: &Hold) -> Change {
+        self.wait_queues.with(&hold.id, |name| name.begin_release(hold))
     }
 
     /// Returns `true` if the local deadline of a hold has not passed. A hold that this call finds
     /// lost is cleaned up.
-    pub(super) fn is_valid(&self, hold: &Hold) -> bool {
+    pub(super) fn is_valid(&self, hold: &Arc<Hold>) -> bool {
         self.reporter.expire(hold);
-        hold.lease.is_valid(Moment::now())
+        hold.is_valid(Moment::now())
     }
 
     /// Returns the id of a new hold.
@@ -204,7 +222,7 @@ impl Shared {
             let released = hold.clone();
             let deadline = self.request_deadline(hold);
             posts.push(PostedChange {
-                request: hold.to_release(deadline),
+                request: HoldRequest { hold: &hold.id, change: self.begin_release(hold), deadline },
                 write_by: write_by.unwrap_or(deadline),
                 on_reply: Box::new(move |reply| reporter.report_reply(&released, reply)),
             });
@@ -215,7 +233,7 @@ impl Shared {
 
     /// Returns the deadline of a single request about a hold.
     pub(super) fn request_deadline(&self, hold: &Hold) -> Instant {
-        end_of(self.times_for(hold.lease.duration()).io_timeout)
+        end_of(self.times_for(hold.lease()).io_timeout)
     }
 
     /// Returns the times of requests about holds with this lease.
@@ -226,7 +244,7 @@ impl Shared {
     /// Removes, in the background, a hold that no guard has had, but that may exist in the store or
     /// begin there later.
     pub(super) fn owe(&self, hold: &HoldId, lease: Duration) {
-        let debt = Arc::new(Hold::debt(hold.clone(), lease, true, Moment::now()));
+        let debt = Arc::new(Hold::debt(hold.clone(), lease, true));
         if self.store.withdraws() {
             // Calls pay the debts of a name before they ask again, but not here: with independent
             // servers every request has an id of its own.
@@ -243,8 +261,8 @@ impl Shared {
         move |in_doubt| {
             if let Some(reporter) = reporter.upgrade() {
                 let InDoubtHold { hold, taken_until, lease, may_begin } = in_doubt;
-                let debt = Hold::debt(hold, lease, may_begin, Moment::now());
-                reporter.renewer.pay(Arc::new(debt.taken_until(taken_until)));
+                let debt = Hold::debt(hold, lease, may_begin);
+                reporter.renewer.pay(Arc::new(debt.that_stays_taken(taken_until)));
             }
         }
     }
@@ -445,17 +463,15 @@ mod tests {
     use super::*;
     use std::thread;
 
-    use crate::base::clock::Moment;
     use crate::config::LockOptions;
-    use crate::protocol::call::tests::caller;
+    use crate::local::reporter::tests::tenure;
     use crate::store::hold_id::{HoldId, HoldKind};
 
     /// A hold of the calling thread.
     fn hold(name: &Arc<str>) -> Arc<Hold> {
         let (kind, client) = (HoldKind::Lock, Arc::from("me"));
         let id = HoldId { kind, name: name.clone(), client, nonce: 1 };
-        let caller = caller(&LockOptions::default());
-        Arc::new(Hold::new(id, 1, 0, &caller, Moment::now(), Moment::now()))
+        tenure(id, &LockOptions::default()).hold
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::protocol::retry::RetryPolicy;
 use crate::store::ask_one;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::check_name;
-use crate::store::request::{HolderReply, Look, OwnerOf};
+use crate::store::request::{HoldRequest, HolderReply, Look, OwnerOf};
 
 /// How many of the names that threads wait for are shown.
 const NAMES_SHOWN: usize = 10;
@@ -104,7 +104,10 @@ fn ask_for_holder(shared: &Shared, name: &Arc<str>, look: Look) -> Result<Option
 /// Resends the release of a dropped hold, and waits for the reply.
 fn pay(shared: &Shared, debt: &Arc<Hold>) -> Result<()> {
     let name = &debt.id.name;
-    repeat(shared, "inspect", name, |end| ask_one(&*shared.store, debt.to_release(end)))?;
+    repeat(shared, "inspect", name, |deadline| {
+        let change = shared.begin_release(debt);
+        ask_one(&*shared.store, HoldRequest { hold: &debt.id, change, deadline })
+    })?;
     shared.reporter.settle(debt, &Ok(()));
     Ok(())
 }
@@ -162,9 +165,9 @@ fn holders_after(
         let holder = HolderReply {
             owner: hold.id.owner().into(),
             depth: 1,
-            remaining: hold.lease.remaining(Moment::now()),
+            remaining: hold.remaining(Moment::now()),
             fence: hold.fence(),
-            note: hold.note().map(|note| note.to_string()),
+            note: hold.note().map(ToString::to_string),
         };
         return vec![holder.into_holder()];
     }

@@ -33,8 +33,9 @@ use crate::local::{acquire, release, status};
 use crate::net::server::Pools;
 use crate::protocol::call::Wait;
 use crate::protocol::call::tests::caller;
-use crate::protocol::hold::Hold;
-use crate::protocol::name::Name;
+use crate::protocol::hold::{Grant, Hold};
+use crate::protocol::name::{Ending, Name};
+use crate::protocol::tenure::Tenure;
 use crate::store::background::{Job, JobOutcome, JobRunner, Wakeups};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::memory::Memory;
@@ -345,7 +346,7 @@ fn a_nested_lock_counts_from_its_request() {
     scene.store.set_outcomes(&[Outcome::Slow(slow)]);
     let inner = scene.lock();
     assert_eq!(inner.depth, 2);
-    let left = outer.hold.lease.remaining(Moment::now());
+    let left = outer.hold.remaining(Moment::now());
     assert!(left + slow <= LEASE, "{left:?}");
 }
 
@@ -366,8 +367,8 @@ fn a_reply_after_the_lease_brings_no_hold() {
     let scene = Scene::new(LEASE);
     scene.store.set_outcomes(&[Outcome::Slow(LEASE)]);
     let level = scene.lock();
-    assert!(level.hold.lease.remaining(Moment::now()) > LEASE / 2, "the hold of a second request");
-    assert!(level.hold.may_begin());
+    assert!(level.hold.remaining(Moment::now()) > LEASE / 2, "the hold of a second request");
+    assert!(level.hold.may_begin);
 }
 
 #[test]
@@ -472,13 +473,15 @@ fn a_tenure_with_a_request_in_doubt_has_no_further_hold() {
 #[test]
 fn a_hold_that_is_lost_while_it_is_handed_off_is_no_loss() {
     let scene = Scene::new(LEASE * 10);
-    let caller = caller(&scene.options);
-    let hold = Arc::new(Hold::new(scene.id(7), 1, 1, &caller, Moment::now(), Moment::now()));
-    scene.shared.reporter.begin(&hold, &caller);
-    scene.shared.held_locks.remove(&hold);
-    hold.begin_next(&caller, Moment::now());
-    scene.shared.reporter.lose(&hold);
-    assert!(!scene.shared.reporter.begin_handed_off(&hold, &caller));
+    let options = LockOptions { tenure: Some(LEASE), ..scene.options.clone() };
+    let caller = caller(&options);
+    let Shared { reporter, wait_queues, .. } = &*scene.shared;
+    let hold = wait_queues.held(&scene.id(7), &options);
+    reporter.begin(&hold, &caller);
+    wait_queues.call(&scene.id(8), &options).expect("open");
+    assert_eq!(wait_queues.end(&hold, true), Ending::GoesOn);
+    reporter.lose(&hold);
+    assert!(!reporter.begin_next(&hold, &caller));
     scene.lock();
     scene.expect_events(["acquired", "acquired"]);
 }
@@ -524,8 +527,10 @@ fn a_hold_that_its_thread_finds_lost_is_cleaned_up() {
         })
         .expect("memory");
     // The renewer does not know about it.
-    let caller = caller(&scene.options);
-    let hold = Hold::new(id, 1, 0, &caller, sent, Moment::now());
+    let replied = Moment::now();
+    let grant = Grant { fence: 1, room: 0, may_begin: false, sent, replied };
+    let tenure = Tenure::new(id, &grant, &caller(&scene.options));
+    let hold = scene.shared.reporter.add(tenure);
     assert!(exists() && !scene.shared.is_held(&hold));
     eventually(|| !exists());
 }
@@ -701,5 +706,5 @@ fn the_outcome_of_a_posted_release_is_reported() {
 fn a_held_lock_takes_little_memory() {
     // The span exists only with the feature `tracing`.
     let hold = size_of::<Hold>() - size_of::<HoldSpan>().next_multiple_of(8);
-    assert_eq!((hold, size_of::<Name<Arc<Parker>>>()), (160, 56));
+    assert_eq!((hold, size_of::<Tenure>(), size_of::<Name<Arc<Parker>>>()), (112, 72, 48));
 }

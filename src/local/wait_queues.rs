@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::local::parker::{Parker, Sent, Signal, tell};
 use crate::protocol::call::Caller;
 use crate::protocol::hold::Hold;
-use crate::protocol::name::{Ask, Name, Next, Turn};
+use crate::protocol::name::{Actions, Ask, Name, Next, Turn};
 use crate::store::Store;
 use crate::store::hold_id::{HoldId, HoldKind};
 
@@ -122,24 +122,7 @@ impl WaitQueues {
     /// Returns the holds that must not exist in the store and may.
     pub(crate) fn debts(&self, kind: HoldKind, name: &str) -> Vec<Arc<Hold>> {
         let shard = self.shard(kind, name);
-        shard.get(name).map(|name| name.debts().to_vec()).unwrap_or_default()
-    }
-
-    /// Remembers a hold that no thread has, and that may exist in the store until the renewer has
-    /// released it.
-    pub(crate) fn owe(&self, debt: Arc<Hold>) {
-        self.with(&debt.id.clone(), |queue| queue.owe(debt));
-    }
-
-    /// Calls `report`, which tells how a release has gone, and forgets the hold if that returns
-    /// `true`: then the store does not have it any more. So a thread that acquires the lock next
-    /// finds the hold here, or comes after the report.
-    pub(crate) fn settle(&self, debt: &Hold, report: impl FnOnce() -> bool) {
-        self.with(&debt.id, |queue| {
-            if report() {
-                queue.settle(debt);
-            }
-        });
+        shard.get(name).map(Name::debts).unwrap_or_default()
     }
 
     /// Returns `true` if locks may be kept now: other clients can ask for them.
@@ -149,7 +132,7 @@ impl WaitQueues {
 
     /// Lets the next call try if this hold was in its way, and was released or lost.
     pub(crate) fn end_hold(&self, hold: &Hold) {
-        let mut actions = Vec::new();
+        let mut actions = Actions::new();
         self.with(&hold.id, |name| name.end_hold(hold, &mut actions));
         tell(actions);
     }
@@ -167,7 +150,7 @@ impl WaitQueues {
         if listened && !listening {
             // Calls that rely on being told would otherwise sleep until their next poll.
             let now = clock::now();
-            let mut actions = Vec::new();
+            let mut actions = Actions::new();
             self.each(|_, name| name.rely_on_nothing(now, &mut actions));
             tell(actions);
         }
@@ -198,14 +181,17 @@ impl WaitQueues {
         let mut shard = self.shard(HoldKind::Lock, name);
         let queue = shard.get_mut(name)?;
         let asked = if waits { queue.holder().or(queue.kept()) } else { queue.kept() };
-        if let Some(hold) = asked.filter(|hold| hold.id.nonce == nonce && !hold.is_wanted()) {
-            self.record_recall(&hold.id.name, hold.was_reused());
+        let asked = asked.filter(|hold| hold.id.nonce == nonce);
+        if let Some(tenure) = asked.and_then(|hold| queue.tenure(hold))
+            && !tenure.is_wanted()
+        {
+            self.record_recall(&tenure.hold.id.name, tenure.was_reused());
         }
         if waits {
             // A hold in use is released when its guard ends, not handed off and not kept.
             queue.set_wanted(nonce);
         }
-        queue.end_kept(Moment::now(), |kept| kept.id.nonce == nonce)
+        queue.end_kept(Moment::now(), |kept| kept.hold.id.nonce == nonce)
     }
 
     /// Records that another client has asked for a lock, and whether a thread of this one had used
@@ -237,15 +223,10 @@ impl WaitQueues {
         !is_too_often
     }
 
-    /// Ends the tenure of a name if it is kept and the one that is meant, and returns it to be
-    /// released.
-    pub(crate) fn end_kept(
-        &self,
-        name: &str,
-        is_meant: impl FnOnce(&Hold) -> bool,
-    ) -> Option<Arc<Hold>> {
+    /// Ends the tenure of a name if it is kept, and returns it to be released.
+    pub(crate) fn end_kept(&self, name: &str) -> Option<Arc<Hold>> {
         interleave();
-        self.shard(HoldKind::Lock, name).get_mut(name)?.end_kept(Moment::now(), is_meant)
+        self.shard(HoldKind::Lock, name).get_mut(name)?.end_kept(Moment::now(), |_| true)
     }
 
     /// Ends every tenure that is kept, and returns them to be released.
@@ -264,7 +245,7 @@ impl WaitQueues {
 
     /// Signals the first call that the lock may be free. Returns `false` if no call waits for it.
     pub(crate) fn wake(&self, kind: HoldKind, name: &str) -> bool {
-        let mut actions = Vec::new();
+        let mut actions = Actions::new();
         let is_woken =
             self.shard(kind, name).get_mut(name).is_some_and(|name| name.wake(&mut actions));
         tell(actions);
@@ -274,7 +255,7 @@ impl WaitQueues {
     /// Lets every first call try, because messages may have been missed.
     pub(crate) fn wake_all(&self) {
         let now = clock::now();
-        let mut actions = Vec::new();
+        let mut actions = Actions::new();
         self.each(|_, name| {
             name.rely_on_nothing(now, &mut actions);
             name.wake(&mut actions);
@@ -321,7 +302,7 @@ impl WaitQueues {
             keeps_order: store.keeps_order(),
             backoff: config.backoff,
             retry_window: config.retry_window,
-            actions: Vec::new(),
+            actions: Actions::new(),
         }
     }
 
@@ -503,10 +484,10 @@ pub(super) mod tests {
     use super::*;
     use crate::base::clock::{Moment, end_of};
     use crate::config::LockOptions;
-    use crate::local::reporter::Reporter;
     use crate::protocol::call::tests::caller;
     use crate::protocol::name::tests::{granted, held, turn};
     use crate::protocol::name::{Call, Ending, Next, Outcome};
+    use crate::protocol::tenure::Tenure;
     use std::thread;
 
     const SOON: Duration = Duration::from_secs(10);
@@ -526,7 +507,11 @@ pub(super) mod tests {
         }
 
         /// Begins a call.
-        fn call(&self, hold: &HoldId, options: &LockOptions) -> Result<(Arc<Parker>, Next)> {
+        pub(in crate::local) fn call(
+            &self,
+            hold: &HoldId,
+            options: &LockOptions,
+        ) -> Result<(Arc<Parker>, Next)> {
             let parker = Arc::<Parker>::default();
             let call = Call::new(hold.clone(), &caller(options), parker.clone());
             let next = self.with(hold, |name| {
@@ -536,9 +521,9 @@ pub(super) mod tests {
             next.map(|next| (parker, next))
         }
 
-        fn end(&self, hold: &Arc<Hold>, hands_off: bool) -> Ending {
+        pub(in crate::local) fn end(&self, hold: &Arc<Hold>, hands_off: bool) -> Ending {
             self.with(&hold.id, |name| {
-                name.end(hold, hands_off, self.can_keep(), Moment::now(), &mut Vec::new())
+                name.end(hold, hands_off, self.can_keep(), Moment::now(), &mut Actions::new())
             })
         }
 
@@ -548,6 +533,12 @@ pub(super) mod tests {
             let (parker, _) = self.call(&hold, &LockOptions::default()).expect("open");
             self.with(&hold, |name| name.reply(Moment::now(), held(), None, &mut turn()));
             parker
+        }
+
+        /// Begins a call that gets the lock.
+        pub(in crate::local) fn held(&self, hold: &HoldId, options: &LockOptions) -> Arc<Hold> {
+            self.call(hold, options).expect("open");
+            self.acquire(hold)
         }
 
         /// Has the first call, which asks, get the lock.
@@ -569,18 +560,16 @@ pub(super) mod tests {
     fn a_hold_that_was_handed_off_is_over_and_not_lost_with_the_next() {
         let queues = WaitQueues::default();
         let lock = id(HoldKind::Lock, "x");
+        let hold = queues.held(&lock, &LockOptions::default());
+        let signal = || queues.with(&lock, |name| name.end_signal(&hold, None));
+        let over = signal();
         queues.call(&lock, &LockOptions::default()).expect("open");
-        let hold = queues.acquire(&lock);
-        let (over, fence) = (hold.over(), hold.fence());
-        hold.begin_next(&caller(&LockOptions::default()), Moment::now());
-        assert!(over.try_recv().is_err_and(|error| error.is_disconnected()));
-        let next = hold.over();
-        assert!(next.try_recv().is_err_and(|error| error.is_empty()));
-        Reporter::default().lose(&hold);
-        assert!(next.try_recv().is_err_and(|error| error.is_disconnected()));
-        assert!(
-            !hold.is_lost_with(fence, Moment::now()) && hold.is_lost_with(fence + 1, Moment::now())
-        );
+        assert_eq!(queues.end(&hold, true), Ending::GoesOn);
+        assert_eq!(over.was_lost(), Some(false));
+        let next = signal();
+        assert_eq!(next.was_lost(), None);
+        queues.with(&lock, |name| name.lose(&hold, &mut Actions::new()));
+        assert_eq!([over.was_lost(), next.was_lost()], [Some(false), Some(true)]);
     }
 
     #[test]
@@ -638,9 +627,7 @@ pub(super) mod tests {
     fn keep() -> (WaitQueues, Arc<Hold>) {
         let queues = WaitQueues::default();
         queues.set_listening(true);
-        let id = id(HoldKind::Lock, "x").that_may_be_kept();
-        queues.call(&id, &keeping()).expect("open");
-        let hold = queues.acquire(&id);
+        let hold = queues.held(&id(HoldKind::Lock, "x").that_may_be_kept(), &keeping());
         assert_eq!(queues.end(&hold, true), Ending::GoesOn);
         assert_eq!(queues.count_kept(), 1);
         (queues, hold)
@@ -653,6 +640,14 @@ pub(super) mod tests {
         assert!(matches!(next, Next::Done(Outcome::Kept(_))), "{next:?}");
     }
 
+    fn lose(queues: &WaitQueues, hold: &Arc<Hold>) {
+        queues.with(&hold.id, |name| name.lose(hold, &mut Actions::new()));
+    }
+
+    fn is_wanted(queues: &WaitQueues, hold: &Hold) -> bool {
+        queues.with(&hold.id, |name| name.tenure(hold).is_some_and(Tenure::is_wanted))
+    }
+
     fn is_released(queues: &WaitQueues, hold: &Arc<Hold>) -> bool {
         let released = queues.debts(HoldKind::Lock, &name());
         queues.count_kept() == 0 && released.iter().any(|it| Arc::ptr_eq(it, hold))
@@ -663,7 +658,6 @@ pub(super) mod tests {
         let end = |happen: fn(&WaitQueues, &Arc<Hold>), hands_off| {
             let (queues, hold) = keep();
             call_for_kept(&queues);
-            assert!(hold.begin_kept(&caller(&keeping()), Moment::now()));
             happen(&queues, &hold);
             (queues.end(&hold, hands_off), queues.count_kept())
         };
@@ -672,8 +666,11 @@ pub(super) mod tests {
         assert_eq!(end(|_, _| (), false), released);
         assert_eq!(end(|queues, _| queues.set_listening(false), true), released);
         assert_eq!(end(|queues, _| queues.close(), true), released);
-        assert_eq!(end(|_, hold| hold.set_wanted(), true), released);
-        assert_eq!(end(|_, hold| assert!(hold.lease.lose()), true), (Ending::Lost, 0));
+        let set_wanted = |queues: &WaitQueues, hold: &Arc<Hold>| {
+            queues.with(&hold.id, |name| name.set_wanted(hold.id.nonce));
+        };
+        assert_eq!(end(set_wanted, true), released);
+        assert_eq!(end(lose, true), (Ending::Lost, 0));
     }
 
     #[test]
@@ -691,13 +688,16 @@ pub(super) mod tests {
 
     #[test]
     fn a_client_that_waits_for_a_held_lock_is_remembered_until_that_is_over() {
-        let (queues, hold) = keep();
-        call_for_kept(&queues);
-        assert!(queues.recall("x", hold.id.nonce, false).is_none() && !hold.is_wanted());
-        assert!(queues.recall("x", hold.id.nonce + 1, true).is_none() && !hold.is_wanted());
+        let queues = WaitQueues::default();
+        queues.set_listening(true);
+        let hold = queues.held(&id(HoldKind::Lock, "x").that_may_be_kept(), &keeping());
+        for (nonce, waits) in [(hold.id.nonce, false), (hold.id.nonce + 1, true)] {
+            assert!(queues.recall("x", nonce, waits).is_none() && !is_wanted(&queues, &hold));
+        }
         assert!(queues.recalled.lock().is_empty(), "it only tries, or means an earlier hold");
         for _ in 0..2 {
-            assert!(queues.recall("x", hold.id.nonce, true).is_none() && hold.is_wanted());
+            assert!(queues.recall("x", hold.id.nonce, true).is_none());
+            assert!(is_wanted(&queues, &hold));
             assert_eq!(queues.recalled.lock().get("x").map(|it| it.in_a_row), Some(1));
         }
         assert_eq!(queues.end(&hold, true), Ending::Released { is_awaited: false });
@@ -706,16 +706,15 @@ pub(super) mod tests {
     #[test]
     fn kept_locks_are_ended_one_by_one_or_all_at_once() {
         let (queues, hold) = keep();
-        assert!(queues.end_kept("y", |_| true).is_none());
-        assert!(queues.end_kept("x", |_| false).is_none() && queues.count_kept() == 1);
-        let ended = queues.end_kept("x", |kept| kept.id == hold.id).expect("it is kept");
+        assert!(queues.end_kept("y").is_none() && queues.count_kept() == 1);
+        let ended = queues.end_kept("x").expect("it is kept");
         assert!(Arc::ptr_eq(&ended, &hold) && is_released(&queues, &hold));
-        assert!(queues.end_kept("x", |_| true).is_none() && queues.end_all_kept().is_empty());
+        assert!(queues.end_kept("x").is_none() && queues.end_all_kept().is_empty());
         let (queues, hold) = keep();
         let ended = queues.end_all_kept();
         assert!(ended.len() == 1 && is_released(&queues, &hold));
         let (queues, hold) = keep();
-        assert!(hold.lease.lose());
+        lose(&queues, &hold);
         assert!(queues.end_all_kept().is_empty(), "the renewer has found it lost");
     }
 

@@ -8,7 +8,7 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use std::{ptr, thread};
+use std::{fmt, ptr, thread};
 
 use crate::base::canceller::Canceller;
 use crate::base::clock::end_after;
@@ -166,18 +166,31 @@ impl CallingThread {
         let name = thread::current().name().map(Arc::from);
         Arc::new(Self { name, has_ended: AtomicBool::new(has_ended) })
     }
+}
 
+/// Where the program has called for a hold: by which line, in which thread.
+#[derive(Clone, Debug)]
+pub(crate) struct CallSite {
+    pub(crate) thread: Arc<CallingThread>,
+    pub(crate) place: &'static Location<'static>,
+}
+
+impl CallSite {
     /// Returns `true` if the hold can still be released.
     pub(crate) fn can_release(&self) -> bool {
-        !self.has_ended.load(Ordering::Acquire)
+        !self.thread.has_ended.load(Ordering::Acquire)
     }
 }
 
-/// Describes where the program has called for a hold, for a line of the log.
-pub(crate) fn site(place: &Location<'_>, thread: Option<&CallingThread>) -> String {
-    let thread = thread.and_then(|thread| thread.name.as_deref());
-    let thread = thread.map(|name| format!(" in thread {name}")).unwrap_or_default();
-    format!("at {}:{}{thread}", place.file(), place.line())
+/// As in a line of the log.
+impl fmt::Display for CallSite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "at {}:{}", self.place.file(), self.place.line())?;
+        match &self.thread.name {
+            Some(name) => write!(f, " in thread {name}"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// The calling thread, as the holds know it that belong to it, and those that do not.
@@ -229,9 +242,9 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Describes where the program has made the call.
-    pub(crate) fn site(&self) -> String {
-        site(self.place, Some(&self.thread))
+    /// Returns where the program has made the call.
+    pub(crate) fn site(&self) -> CallSite {
+        CallSite { thread: self.thread.clone(), place: self.place }
     }
 
     /// Returns the deadline of a request that the call begins now.
@@ -292,14 +305,18 @@ pub(crate) mod tests {
         Caller::new(&config, usual, options, Wait::Endless, owner, Instant::now())
     }
 
+    fn can_release(thread: &Arc<CallingThread>) -> bool {
+        CallSite { thread: thread.clone(), place: Location::caller() }.can_release()
+    }
+
     #[test]
     fn a_thread_is_alive_until_it_ends() {
         let both = || [HoldOwner::Thread, HoldOwner::Guard].map(current_thread);
         let named = thread::Builder::new().name("worker-3".into());
         let ended = named.spawn(both).expect("a thread").join().expect("no panic");
-        assert_eq!(ended.each_ref().map(|thread| thread.can_release()), [false, true]);
+        assert_eq!(ended.each_ref().map(can_release), [false, true]);
         assert!(ended.iter().all(|thread| thread.name.as_deref() == Some("worker-3")));
-        assert!(both().iter().all(|thread| thread.can_release()));
+        assert!(both().iter().all(can_release));
     }
 
     #[test]

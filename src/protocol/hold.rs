@@ -1,192 +1,186 @@
-//! One hold of one lock: its state, how the next hold of its tenure follows, and the channels that
-//! report its end.
+//! What a guard has of a tenure, and the renewer of its lease: the terms, and until when it may be
+//! relied on. Reading it takes no lock and no I/O. What else a client knows about a tenure is in
+//! the machine of its name ([`Tenure`](crate::protocol::tenure::Tenure)).
 //!
-//! Decides, without any I/O, which thread can have the next hold of a tenure, and whether the lock
-//! may be kept. `reporter.rs` reports losses.
+//! Everything depends on the local deadline: *the time at which the last confirmed request was
+//! sent, plus the lease, less the drift*. Only the machine changes it, while the name is locked: so
+//! one input ends a tenure or finds it lost, and none renews what another has found lost.
 
-use std::convert::Infallible;
-use std::mem;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use crossbeam_channel::{Receiver, bounded};
-use parking_lot::Mutex;
-
-use crate::base::clock::Moment;
+use crate::base::clock::{Moment, nanos};
 use crate::base::failure::Failure;
 use crate::base::flaws::{Flaw, flawed};
-use crate::base::spans::{HoldSpan, OpenSpan};
+use crate::base::spans::HoldSpan;
 use crate::error::{Error, Loss, LossCause};
 use crate::protocol::call::Caller;
-use crate::protocol::current_hold::{CurrentHold, OverChannel, Rare, WantedWatch};
-use crate::protocol::lease::{HoldFailure, Lease, NextStep};
-use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::request::{Change, HoldReply, HoldRequest, Unused};
+use crate::store::hold_id::HoldId;
+use crate::store::request::{HoldReply, NextLease};
 
-/// The least pause between two looks whether a hold lasts for long.
-const LONG_LOOK_PAUSE: Duration = Duration::from_millis(100);
+/// A lease that is due within this fraction of its duration is renewed along with others.
+pub(crate) const TOGETHER: u32 = 64;
 
-/// A hold that has ended while its tenure goes on, as it is reported.
-#[derive(Debug)]
-pub(crate) struct HandedOff {
-    pub(crate) tenure: Arc<Hold>,
-    pub(crate) fence: u64,
-    pub(crate) held: Duration,
-    /// Whether its beginning was reported. If not, its end is not either.
-    pub(crate) is_reported: bool,
-    pub(crate) span: Option<OpenSpan>,
-}
+/// Deadlines of tenures that are over.
+const LOST: u64 = 0;
+const ENDED: u64 = 1;
 
 /// A hold, and after it the next ones of its tenure. A client may have a million, so it is small.
 #[derive(Debug)]
 pub(crate) struct Hold {
     pub(crate) id: HoldId,
     pub(crate) span: HoldSpan,
-    pub(crate) lease: Lease,
+    /// The local deadline, or how the tenure has ended.
+    deadline: AtomicU64,
+    /// The token of the current hold, or, for a permit, which has none, the number of holds before
+    /// it.
+    number: AtomicU64,
+    /// The number of guards. That of a lock is changed by its thread, that of readers by the machine.
+    depth: AtomicU32,
+    /// How many requests to release it may have been executed, or may still be. If more than one,
+    /// each may have ended it before another.
+    releases: AtomicU16,
+    /// Why the tenure was lost, once that is known.
+    loss: OnceLock<Box<Loss>>,
+    /// The duration of a whole lease, in nanoseconds: a `Duration` takes twice as much memory.
+    lease: u64,
     /// Whether requests about the hold may renew it.
     pub(crate) renewed: bool,
-    /// When the tenure began: with the reply to its request, however distant the server is.
-    begun: Moment,
-    /// Until when the lock stays taken, however early the hold is released.
-    pub(crate) taken_until: Moment,
-    /// The token of the current hold, or, for a permit, which has none, the number of holds before
-    /// it. Changed while `current` is locked, and read without the lock, which in a forked child
-    /// might never be released.
-    fence: AtomicU64,
+    /// Whether a request that began the hold may be executed again, so that the hold can reappear
+    /// after its release.
+    pub(crate) may_begin: bool,
     /// How many milliseconds the lock is kept when the hold is over; 0 if it is not.
-    keep: u32,
-    pub(crate) current: Mutex<CurrentHold>,
+    pub(super) keep: u32,
+    /// Boxed, because it is rarely set.
+    rare: Option<Box<RareTerms>>,
+}
+
+/// The terms that few holds have.
+#[derive(Debug)]
+struct RareTerms {
+    max_hold: Option<Duration>,
+    /// When the tenure is lost, however often it is renewed.
+    age_limit: Moment,
+    /// Until when the lock stays taken, however early the hold is released.
+    taken_until: Moment,
+    note: Option<Arc<str>>,
+}
+
+/// What a reply has brought, and the times of its request and of itself.
+pub(crate) struct Grant {
+    pub(crate) fence: u64,
+    /// How many more holds may follow, each with the next token.
+    pub(crate) room: u32,
+    /// Whether an earlier request without a reply may begin the hold again.
+    pub(crate) may_begin: bool,
+    pub(crate) sent: Moment,
+    pub(crate) replied: Moment,
+}
+
+/// When the renewer handles a lease next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NextStep {
+    pub(crate) due: Moment,
+    /// Whether to renew it then: after a third of it, a little less because of the drift. If not,
+    /// it is found lost then.
+    pub(crate) renews: bool,
 }
 
 impl Hold {
-    /// Creates a hold of the caller, acquired by a request sent at `sent`, whose reply came at
-    /// `replied`. Up to `room` more holds may follow it.
-    pub(crate) fn new(
-        id: HoldId,
-        fence: u64,
-        room: u32,
-        caller: &Caller,
-        sent: Moment,
-        replied: Moment,
-    ) -> Self {
-        let Caller { terms, times, .. } = caller;
+    /// Creates the hold of a caller that a reply has brought.
+    pub(super) fn new(id: HoldId, grant: &Grant, caller: &Caller) -> Self {
+        let Caller { terms, times, note, .. } = caller;
+        let Grant { fence, may_begin, sent, replied, .. } = *grant;
         let sent = if flawed(Flaw::CountsFromReply) { replied } else { sent };
-        let room = u16::try_from(room).unwrap_or(u16::MAX);
-        let note = caller.note.clone();
-        let current = CurrentHold {
-            room,
-            acquired: replied,
-            thread: Some(caller.thread.clone()),
-            place: caller.place,
-            rare: note.map(|note| Box::new(Rare { note: Some(note), ..Rare::default() })),
-            ..CurrentHold::NEW
-        };
-        let keep = if terms.keep > 0 && id.may_be_kept() { terms.keep } else { 0 };
-        Self {
-            id,
-            span: HoldSpan::default(),
-            lease: Lease::new(sent, times.lease, terms.lease, terms.max_hold),
-            renewed: terms.renew,
-            begun: replied,
+        let has_rare = terms.max_hold.is_some() || terms.hold_at_least.is_some() || note.is_some();
+        let rare = RareTerms {
+            max_hold: terms.max_hold,
+            age_limit: terms.max_hold.map_or(Moment::NEVER, |max_hold| sent.after(max_hold)),
             // From the reply, because the store has begun the hold by then.
             taken_until: terms.hold_at_least.map_or(Moment::FIRST, |time| replied.after(time)),
-            fence: AtomicU64::new(fence),
-            keep,
-            current: Mutex::new(current),
+            note: note.clone(),
+        };
+        Self {
+            keep: if id.may_be_kept() { terms.keep } else { 0 },
+            id,
+            span: HoldSpan::default(),
+            deadline: AtomicU64::new(sent.after(reliable(times.lease)).0),
+            number: AtomicU64::new(fence),
+            depth: AtomicU32::new(1),
+            releases: AtomicU16::new(0),
+            loss: OnceLock::new(),
+            lease: nanos(terms.lease),
+            renewed: terms.renew,
+            may_begin,
+            rare: if has_rare { Some(Box::new(rare)) } else { None },
         }
     }
 
     /// Creates a debt: a hold that no guard has, and that may exist in the store until `lease` is
-    /// over. Nothing is reported about it. If a request may begin it again, one release does not
-    /// settle it.
-    pub(crate) fn debt(id: HoldId, lease: Duration, may_begin: bool, now: Moment) -> Self {
-        let lease = Lease::new(now, lease, lease, None);
-        // Over from the start, so that it is neither renewed nor reported.
-        lease.end(now);
-        lease.settle(false);
+    /// over. It is neither renewed nor reported. If a request may begin it again, one release does
+    /// not settle it.
+    pub(crate) fn debt(id: HoldId, lease: Duration, may_begin: bool) -> Self {
         Self {
             id,
             span: HoldSpan::default(),
-            lease,
+            deadline: AtomicU64::new(ENDED),
+            number: AtomicU64::new(0),
+            depth: AtomicU32::new(1),
+            releases: AtomicU16::new(0),
+            loss: OnceLock::new(),
+            lease: nanos(lease),
             renewed: false,
-            begun: now,
-            taken_until: Moment::FIRST,
-            fence: AtomicU64::new(0),
+            may_begin,
             keep: 0,
-            current: Mutex::new(CurrentHold { may_begin, ..CurrentHold::NEW }),
+            rare: None,
         }
     }
 
     /// Lets the lock of a debt stay taken until then, however early that is paid.
-    pub(crate) fn taken_until(self, taken_until: Moment) -> Self {
-        Self { taken_until, ..self }
+    pub(crate) fn that_stays_taken(self, taken_until: Moment) -> Self {
+        let age_limit = Moment::NEVER;
+        let rare = RareTerms { max_hold: None, age_limit, taken_until, note: None };
+        Self { rare: Some(Box::new(rare)), ..self }
     }
 
-    /// Returns the debt that a lost hold leaves, which may exist after all. Its lock does not stay
-    /// taken.
-    pub(crate) fn to_debt(&self, now: Moment) -> Self {
-        Self::debt(self.id.clone(), self.lease.duration(), self.may_begin(), now)
-    }
-
-    /// Returns `true` if a request that began this hold may be executed again, so that the hold can
-    /// reappear after its release.
-    pub(crate) fn may_begin(&self) -> bool {
-        self.current.lock().may_begin
-    }
-
-    pub(crate) fn set_may_begin(&self, may_begin: bool) {
-        self.current.lock().may_begin = may_begin;
-    }
-
-    /// Returns `true` if the reply that began the tenure came after this moment.
-    pub(crate) fn has_begun_since(&self, moment: Moment) -> bool {
-        self.begun > moment
-    }
-
-    /// Returns the number of guards.
-    pub(crate) fn depth(&self) -> u32 {
-        self.current.lock().depth
-    }
-
-    /// Sets the number of guards. Only the holding thread does.
-    pub(crate) fn set_depth(&self, depth: u32) {
-        self.current.lock().depth = depth;
+    /// Returns the duration of a whole lease.
+    pub(crate) fn lease(&self) -> Duration {
+        Duration::from_nanos(self.lease)
     }
 
     /// Returns the note of the tenure.
-    pub(crate) fn note(&self) -> Option<Arc<str>> {
-        self.current.lock().note().cloned()
+    pub(crate) fn note(&self) -> Option<&Arc<str>> {
+        self.rare.as_ref()?.note.as_ref()
     }
 
-    /// Adds a guard of another reader.
-    pub(crate) fn add_reader(&self) {
-        self.current.lock().depth += 1;
+    pub(super) fn max_hold(&self) -> Option<Duration> {
+        self.rare.as_ref()?.max_hold
     }
 
-    /// Removes the guard of a reader. Returns `false`, and removes nothing, if it is the last one
-    /// or the hold is over, even if no call has marked it as lost yet.
-    pub(crate) fn remove_reader(&self, now: Moment) -> bool {
-        let mut current = self.current.lock();
-        let others_read = current.depth > 1 && !flawed(Flaw::OneReaderEndsAll);
-        let removes = others_read && self.lease.is_valid(now);
-        current.depth -= u32::from(removes);
-        removes
+    fn age_limit(&self) -> Moment {
+        self.rare.as_ref().map_or(Moment::NEVER, |rare| rare.age_limit)
     }
 
-    /// Returns `true` if the last renewal has failed.
-    pub(crate) fn is_failing(&self) -> bool {
-        self.current.lock().failing
+    /// Returns until when the lock stays taken, however early the hold is released. A lost lock
+    /// does not.
+    pub(crate) fn taken_until(&self) -> Moment {
+        match &self.rare {
+            Some(rare) if self.load() != LOST => rare.taken_until,
+            _ => Moment::FIRST,
+        }
     }
 
-    /// Sets whether the last renewal has failed, and returns whether the one before had.
-    pub(crate) fn set_failing(&self, failing: bool) -> bool {
-        mem::replace(&mut self.current.lock().failing, failing)
+    /// Returns the time until the age limit.
+    pub(crate) fn age_left(&self, now: Moment) -> Duration {
+        self.age_limit().since(now)
     }
 
-    /// Returns `true` if a hold has begun on the kept lock, so that keeping it was of use.
-    pub(crate) fn was_reused(&self) -> bool {
-        self.current.lock().reused
+    /// Returns the lease to ask for in a request that is sent now: less than a whole one if the age
+    /// limit comes first.
+    pub(crate) fn next_lease(&self, now: Moment) -> NextLease {
+        let whole = self.lease();
+        NextLease { duration: whole.min(self.age_left(now)), whole }
     }
 
     /// Returns the fencing token of the present hold, or 0 for a permit, which has none.
@@ -196,7 +190,21 @@ impl Hold {
 
     /// Returns the number of the present hold within its tenure. Later holds have greater numbers.
     pub(crate) fn number(&self) -> u64 {
-        self.fence.load(Ordering::Relaxed)
+        self.number.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_number(&self, number: u64) {
+        self.number.store(number, Ordering::Relaxed);
+    }
+
+    /// Returns the number of guards.
+    pub(crate) fn depth(&self) -> u32 {
+        self.depth.load(Ordering::Relaxed)
+    }
+
+    /// Sets the number of guards.
+    pub(crate) fn set_depth(&self, depth: u32) {
+        self.depth.store(depth, Ordering::Relaxed);
     }
 
     /// Returns how many levels the hold has in the store. The guards of readers share one.
@@ -204,314 +212,123 @@ impl Hold {
         if self.id.kind.is_lock() { self.depth() } else { 1 }
     }
 
-    /// Returns `true` if the caller can have the next hold of this tenure: time and a token are
-    /// left for one with its options. As long as messages of other clients arrive, they can ask for
-    /// a lock that may be kept, so there is time until one does.
-    pub(crate) fn may_be_followed_by(&self, caller: &Caller, may_keep: bool, now: Moment) -> bool {
-        let current = self.current.lock();
-        let keeps = self.keep > 0 && may_keep && !current.wanted;
-        // Without messages, clients that wait cannot ask. They wait for this time at most.
-        let goes_on = now < self.begun.after(caller.terms.tenure) || flawed(Flaw::TenureHasNoEnd);
-        (keeps || goes_on)
-            && (!self.id.kind.is_exclusive() || current.room > 0 || flawed(Flaw::BlockIsOverdrawn))
-            && self.suits_with(&current, caller, now)
+    pub(super) fn count_release(&self) {
+        self.releases.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns `true` if the terms and the note of the caller are those of this tenure, and no
-    /// request of it is in doubt.
-    pub(crate) fn suits(&self, caller: &Caller, now: Moment) -> bool {
-        self.suits_with(&self.current.lock(), caller, now)
-    }
-
-    fn suits_with(&self, current: &CurrentHold, caller: &Caller, now: Moment) -> bool {
-        let terms = &caller.terms;
-        current.note() == caller.note.as_ref()
-            && self.lease.suits(terms.lease, terms.max_hold)
-            && self.renewed == terms.renew
-            && (self.taken_until, terms.hold_at_least) == (Moment::FIRST, None)
-            && (self.keep == 0 || self.keep == terms.keep)
-            && !current.may_begin
-            && self.lease.is_valid(now)
-    }
-
-    /// Ends the present hold of a tenure that goes on, and returns it to be reported; `None` if the
-    /// tenure was ended or lost before: then another thread reports that.
-    pub(crate) fn hand_off(self: &Arc<Self>, now: Moment) -> Option<HandedOff> {
-        // A thread that finds it lost while this is locked comes after it.
-        let mut current = self.current.lock();
-        if !self.lease.is_open() {
-            return None;
-        }
-        Some(HandedOff {
-            tenure: self.clone(),
-            fence: self.fence(),
-            held: current.held(now),
-            is_reported: mem::take(&mut current.reported),
-            span: self.span.take(),
-        })
-    }
-
-    /// Begins the next hold of the tenure in place of this one, which is over. It has the lease of
-    /// the tenure: a renewal in flight counts for it, and so does a loss.
-    pub(crate) fn begin_next(&self, caller: &Caller, now: Moment) {
-        let mut current = self.current.lock();
-        // The watches of the last hold learn that it has ended, although its tenure goes on.
-        current.disconnect();
-        current.advance(caller, now);
-        self.fence.fetch_add(u64::from(!flawed(Flaw::TokenIsRepeated)), Ordering::Relaxed);
-    }
-
-    /// Returns `true` if the lock may be kept when the hold is over.
-    pub(crate) fn can_be_kept(&self, now: Moment) -> bool {
-        let current = self.current.lock();
-        let wanted = current.wanted && !flawed(Flaw::WantedIsKept);
-        let speaks_against = current.failing || wanted || current.may_begin;
-        self.keep > 0 && !speaks_against && self.lease.is_valid(now)
-    }
-
-    /// Keeps the lock, though the hold is over. Returns `false` if it was ended or lost before.
-    pub(crate) fn keep(&self, now: Moment) -> bool {
-        let mut current = self.current.lock();
-        current.disconnect();
-        // The renewer may have found it lost since the guard was dropped.
-        if self.lease.is_open() {
-            current.kept = true;
-            current.reported = false;
-            current.thread = None;
-            current.acquired = now;
-        }
-        current.kept
-    }
-
-    /// Returns when the renewer has to check whether a newly kept lock still is; `None` if it
-    /// already will, or another thread uses the lock. So a lock in use costs no checks, and one
-    /// that is used and kept again and again costs one per time that it may be kept.
-    pub(crate) fn begin_looks(&self) -> Option<Moment> {
-        let mut current = self.current.lock();
-        let begins = current.kept && !mem::replace(&mut current.looked_after, true);
-        if begins { Some(self.kept_end(&current)) } else { None }
-    }
-
-    /// Returns until when the lock is kept if no thread uses it; `None` if the renewer has nothing
-    /// left to check.
-    pub(crate) fn next_look(&self) -> Option<Moment> {
-        let mut current = self.current.lock();
-        current.looked_after = current.kept && self.lease.is_open();
-        if current.looked_after { Some(self.kept_end(&current)) } else { None }
-    }
-
-    /// Returns when a kept lock has been unused for long enough.
-    fn kept_end(&self, current: &CurrentHold) -> Moment {
-        let end = current.acquired.after(Duration::from_millis(self.keep.into()));
-        if flawed(Flaw::KeptForever) { Moment::NEVER } else { end }
-    }
-
-    /// Begins the next hold of a kept tenure. Returns `false` if the tenure is over.
-    pub(crate) fn begin_kept(&self, caller: &Caller, now: Moment) -> bool {
-        let mut current = self.current.lock();
-        let begins = self.lease.is_valid(now);
-        if begins {
-            current.advance(caller, now);
-            self.fence.fetch_add(1, Ordering::Relaxed);
-            current.reused = true;
-        }
-        begins
-    }
-
-    /// Returns when to look next whether a hold lasts for longer than `after`; `None` if the tenure
-    /// is over. The next hold of the tenure begins later than now.
-    pub(crate) fn next_long_look(&self, after: Duration, now: Moment) -> Option<Moment> {
-        let current = self.current.lock();
-        let is_reported = current.is_reported_long(self.number());
-        let due = current.acquired.after(after);
-        let is_looked_at = current.kept || is_reported || due <= now;
-        if !self.lease.is_open() {
-            return None;
-        }
-        Some(if is_looked_at { now.after(after.max(LONG_LOOK_PAUSE)) } else { due })
-    }
-
-    /// Returns `true` if it is time to release a kept lock.
-    pub(crate) fn is_unused(&self, now: Moment) -> bool {
-        let current = self.current.lock();
-        current.kept && self.kept_end(&current) <= now
-    }
-
-    /// Adds tokens for the next holds: `fence`, and the `room` ones after it.
-    pub(crate) fn add_fences(&self, fence: u64, room: u32) {
-        let mut current = self.current.lock();
-        self.fence.store(fence - 1, Ordering::Relaxed);
-        current.room = u16::try_from(room).unwrap_or(u16::MAX).saturating_add(1);
-    }
-
-    /// Returns `true` if another client waits for the lock, as far as is known.
-    pub(crate) fn is_wanted(&self) -> bool {
-        self.current.lock().wanted
-    }
-
-    /// Records that another client waits for the lock, and notifies threads that watch the current
-    /// hold.
-    pub(crate) fn set_wanted(&self) {
-        let mut current = self.current.lock();
-        current.wanted = true;
-        if let Some(watch) = current.rare.as_mut().and_then(|it| it.wanted.take()) {
-            watch.set_wanted();
-        }
-    }
-
-    /// Returns the current hold's watch for waiting clients.
-    pub(crate) fn wanted(&self) -> WantedWatch {
-        let mut current = self.current.lock();
-        // A call that marks the hold later finds the watch.
-        if current.wanted || self.lease.is_settled() {
-            return WantedWatch::over(current.wanted);
-        }
-        current.rare.get_or_insert_default().wanted.get_or_insert_default().clone()
-    }
-
-    /// Returns `true` if the store notifies this client when another one waits.
-    pub(crate) fn is_told(&self) -> bool {
-        self.current.lock().rare.as_ref().is_some_and(|rare| rare.is_told)
-    }
-
-    pub(crate) fn set_told(&self) {
-        self.current.lock().rare.get_or_insert_default().is_told = true;
-    }
-
-    /// Returns a receiver that is disconnected when the hold is over, and never gets a message.
-    pub(crate) fn over(&self) -> Receiver<Infallible> {
-        let mut current = self.current.lock();
-        if self.lease.is_settled() || current.told_over() {
-            return bounded(0).1;
-        }
-        current.rare.get_or_insert_default().over.get_or_insert_default().receiver.clone()
-    }
-
-    /// Lets the end of the hold disconnect a channel that several holds share.
-    pub(crate) fn share_over(&self, channel: &OverChannel) {
-        let mut current = self.current.lock();
-        if self.lease.is_settled() || current.told_over() {
-            channel.disconnect();
-        } else {
-            current.rare.get_or_insert_default().over = Some(channel.clone());
-        }
-    }
-
-    /// Tells those that watch the hold, now or later, that it is over, although it is not known yet
-    /// how its release ends.
-    pub(crate) fn tell_over(&self) {
-        let mut current = self.current.lock();
-        current.rare.get_or_insert_default().told_over = true;
-        current.disconnect();
-    }
-
-    /// Ends the hold. Returns `false` if it was ended or lost before. `settle` later says whether
-    /// its release has found it lost.
-    pub(crate) fn end(&self, now: Moment) -> bool {
-        let ended = self.lease.end(now);
-        if ended {
-            let mut current = self.current.lock();
-            current.ended = true;
-            current.acquired = Moment::FIRST.after(now.since(current.acquired));
-        }
-        ended
-    }
-
-    /// Returns `true` if the tenure's hold with this number is lost. One that was handed off, or
-    /// after which the lock was kept, ended before the loss.
-    pub(crate) fn is_lost_with(&self, number: u64, now: Moment) -> bool {
-        let current = self.current.lock();
-        self.lease.is_lost(now) && self.number() == number && !current.kept
-    }
-
-    /// Marks the hold as lost if its deadline has passed. Returns `true` for the one call that
-    /// does.
-    pub(crate) fn expire(&self, now: Moment) -> bool {
-        let cause = self.lease.cause_at_deadline(now);
-        cause.is_some_and(|cause| self.lose_if(cause, |lease| lease.expire(now)))
-    }
-
-    /// Marks the hold as lost because the server no longer has it. Returns `true` for the one call
-    /// that does.
-    pub(crate) fn lose(&self) -> bool {
-        self.lose_if(LossCause::Gone, Lease::lose)
-    }
-
-    /// Marks an ended hold as lost or as released. Returns `true` for the first call that does. It
-    /// reports that while `current` is locked: so a call that comes second comes after the report.
-    pub(crate) fn settle(&self, current: &mut CurrentHold, lost: bool) -> bool {
-        if lost {
-            self.lose_current(current, LossCause::Gone, |lease| lease.settle(true))
-        } else {
-            self.lease.settle(false)
-        }
-    }
-
-    fn lose_if(&self, cause: LossCause, lose: impl FnOnce(&Lease) -> bool) -> bool {
-        self.lose_current(&mut self.current.lock(), cause, lose)
-    }
-
-    /// Records the cause if `lose` marks the lease as lost, so that no thread sees a loss without
-    /// its cause.
-    fn lose_current(
+    /// Returns what the reply to a release means. If another release may have ended the hold, a
+    /// reply that it is gone is no loss, unless it was reported as one.
+    pub(crate) fn release_outcome(
         &self,
-        current: &mut CurrentHold,
-        cause: LossCause,
-        lose: impl FnOnce(&Lease) -> bool,
-    ) -> bool {
-        let lost = lose(&self.lease);
-        if lost {
-            let rare = current.rare.get_or_insert_default();
-            rare.cause = match rare.cause.take() {
-                _ if cause != LossCause::Gone => Some(cause),
-                _ if rare.forced => Some(LossCause::Forced),
-                taken => taken.or(Some(cause)),
-            };
-        }
-        lost
-    }
-
-    /// Records which other client has the lock, unless the hold is lost for a reason other than
-    /// being gone.
-    pub(crate) fn set_taken(&self, by: String) {
-        let mut current = self.current.lock();
-        let rare = current.rare.get_or_insert_default();
-        if !rare.forced && matches!(rare.cause, None | Some(LossCause::Gone)) {
-            rare.cause = Some(LossCause::Taken { by });
+        reply: Result<HoldReply, Failure>,
+    ) -> Result<(), HoldFailure> {
+        let releases = self.releases.load(Ordering::Relaxed);
+        let is_only = releases <= 1 || flawed(Flaw::RepeatedReleaseIsLoss);
+        match reply {
+            Ok(HoldReply::Gone) if is_only || self.was_lost() => Err(HoldFailure::Lost),
+            Ok(_) => Ok(()),
+            Err(failure) => {
+                if !failure.is_ambiguous() {
+                    // It was not executed.
+                    self.releases.fetch_sub(1, Ordering::Relaxed);
+                }
+                Err(HoldFailure::Failed(failure))
+            }
         }
     }
 
-    /// Records a message that the hold was ended by force.
-    pub(crate) fn set_forced(&self) {
-        self.current.lock().rare.get_or_insert_default().forced = true;
+    /// Returns `true` if the tenure was neither ended nor found lost.
+    pub(crate) fn is_open(&self) -> bool {
+        self.load() > ENDED
     }
 
-    /// Records the failure of a renewal; `None` once one succeeds again.
-    pub(crate) fn set_last_failure(&self, failure: Option<&Failure>) {
-        let mut current = self.current.lock();
-        let source = failure.map(|failure| failure.source.clone());
-        if source.is_some() || current.rare.is_some() {
-            current.rare.get_or_insert_default().last_failure = source;
+    /// Returns how long the hold may still be relied on; zero if it is lost or ended.
+    pub(crate) fn remaining(&self, now: Moment) -> Duration {
+        Moment(self.load()).since(now)
+    }
+
+    /// Returns `true` if the hold may be relied on.
+    pub(crate) fn is_valid(&self, now: Moment) -> bool {
+        let deadline = self.load();
+        now.0 < deadline || deadline > ENDED && flawed(Flaw::ExpiryIsIgnored)
+    }
+
+    /// Returns `true` if less than a third of the lease is left, but some.
+    pub(crate) fn is_nearly_over(&self, now: Moment) -> bool {
+        let remaining = self.remaining(now);
+        !remaining.is_zero() && remaining < self.lease() / 3
+    }
+
+    /// Returns `true` if the hold is lost, even if no input has found that yet.
+    pub(crate) fn is_lost(&self, now: Moment) -> bool {
+        let deadline = self.load();
+        deadline == LOST || (deadline > ENDED && deadline <= now.0)
+    }
+
+    /// Returns `true` if the tenure was ended, and not found lost since.
+    pub(super) fn is_ended(&self) -> bool {
+        self.load() == ENDED
+    }
+
+    /// Returns `true` if the tenure was found lost.
+    pub(super) fn was_lost(&self) -> bool {
+        self.load() == LOST
+    }
+
+    /// Returns why the hold is over if its deadline has passed, and no input has ended it or found
+    /// it lost.
+    pub(crate) fn cause_at_deadline(&self, now: Moment) -> Option<LossCause> {
+        let deadline = Moment(self.load());
+        let has_passed = deadline <= now && !flawed(Flaw::ExpiryIsIgnored);
+        if deadline.0 <= ENDED || !has_passed {
+            return None;
+        }
+        Some(if self.is_last(deadline) { LossCause::MaxHold } else { LossCause::Expired })
+    }
+
+    /// Returns `true` if the age limit leaves nothing to renew after this deadline.
+    fn is_last(&self, deadline: Moment) -> bool {
+        deadline.after(drift(self.lease())) >= self.age_limit()
+    }
+
+    /// Moves the deadline after a request sent at `sent` has renewed the hold for `lease`. Does
+    /// nothing if the hold was lost in the meantime, or the deadline is later already.
+    pub(super) fn extend(&self, sent: Moment, lease: Duration, now: Moment) {
+        let seen = self.load();
+        let deadline = sent.after(reliable(lease)).0;
+        if self.is_open() && seen < deadline && now.0 < seen {
+            self.deadline.store(deadline, Ordering::Release);
         }
     }
 
-    /// Returns why the hold was lost, if it is.
+    /// Marks the tenure as ended. Returns `false` if it was ended or lost before, or its deadline
+    /// has passed.
+    pub(super) fn end(&self, now: Moment) -> bool {
+        let ends = self.is_open() && now.0 < self.load();
+        if ends {
+            self.deadline.store(ENDED, Ordering::Release);
+        }
+        ends
+    }
+
+    /// Marks the tenure as lost.
+    pub(super) fn lose(&self) {
+        self.deadline.store(LOST, Ordering::Release);
+    }
+
+    /// Sets why it was lost.
+    pub(super) fn set_loss(&self, loss: Loss) {
+        // Only one input reports a loss.
+        self.loss.set(Box::new(loss)).unwrap_or_default();
+    }
+
+    /// Returns why the hold was lost, if it is, as far as is known.
     pub(crate) fn loss(&self, now: Moment) -> Loss {
-        self.loss_of(&self.current.lock(), now)
-    }
-
-    /// The same, while the current hold is locked.
-    pub(crate) fn loss_of(&self, current: &CurrentHold, now: Moment) -> Loss {
-        let rare = current.rare.as_deref();
-        let cause = rare.and_then(|rare| rare.cause.clone());
-        // Perhaps no call has marked it as lost yet.
-        let cause = cause.or_else(|| self.lease.cause_at_deadline(now)).unwrap_or(LossCause::Gone);
-        let last_failure = if cause == LossCause::Expired {
-            rare.and_then(|rare| rare.last_failure.clone())
-        } else {
-            None
-        };
-        Loss { cause, last_failure }
+        if let Some(loss) = self.loss.get() {
+            return Loss::clone(loss);
+        }
+        // Perhaps no input has found it lost yet.
+        self.cause_at_deadline(now).unwrap_or(LossCause::Gone).into()
     }
 
     /// Returns the error for the caller of `attempt`.
@@ -523,80 +340,49 @@ impl Hold {
         }
     }
 
-    /// Returns a request that releases the hold, to be sent now.
-    pub(crate) fn to_release(&self, deadline: Instant) -> HoldRequest<'_> {
-        HoldRequest { hold: &self.id, change: self.begin_release(), deadline }
-    }
-
-    /// Returns `true` if requests about the hold ask whether another client waits for the lock,
-    /// whose message may have been lost: if a thread watches for that, or if the lock may be kept.
-    pub(crate) fn asks_if_wanted(&self) -> bool {
-        if self.keep > 0 {
-            return true;
-        }
-        let current = self.current.lock();
-        current.rare.as_ref().is_some_and(|rare| rare.wanted.is_some())
-    }
-
-    /// Returns the change that renews the hold.
-    pub(crate) fn to_renew(&self, now: Moment) -> Change {
-        let lease = self.lease.next(now);
-        let asks = self.asks_if_wanted();
-        if asks { Change::Watch { lease: Some(lease) } } else { Change::Renew { lease } }
-    }
-
-    /// Returns the change that checks whether the hold exists.
-    pub(crate) fn to_check(&self) -> Change {
-        if self.asks_if_wanted() { Change::Watch { lease: None } } else { Change::Check }
-    }
-
-    /// Like `to_release`, but returns only the change.
-    pub(crate) fn begin_release(&self) -> Change {
-        self.current.lock().releases += 1;
-        // A lost lock does not stay taken.
-        let is_lost = self.lease.is_marked_as_lost();
-        let taken_until = if is_lost { Moment::FIRST } else { self.taken_until };
-        Change::Release { taken_until, unused: self.unused() }
-    }
-
-    /// Returns the tokens that a tenure of writers has left.
-    pub(crate) fn unused(&self) -> Option<Unused> {
-        let before = self.fence();
-        let room = self.current.lock().room;
-        if self.id.kind != HoldKind::Write || room == 0 {
-            return None;
-        }
-        Some(Unused { before, last: before + u64::from(room) })
-    }
-
-    /// Returns what the reply to a release means. If another release may have ended the hold, a
-    /// reply that it is gone is no loss, unless it was reported as one.
-    pub(crate) fn release_outcome(
-        &self,
-        reply: Result<HoldReply, Failure>,
-        now: Moment,
-    ) -> Result<(), HoldFailure> {
-        let is_only = self.current.lock().releases <= 1 || flawed(Flaw::RepeatedReleaseIsLoss);
-        match reply {
-            Ok(HoldReply::Gone) if is_only || self.lease.is_lost(now) => Err(HoldFailure::Lost),
-            Ok(_) => Ok(()),
-            Err(failure) => {
-                if !failure.is_ambiguous() {
-                    self.current.lock().releases -= 1;
-                }
-                Err(HoldFailure::Failed(failure))
+    /// Returns the next step of the renewer; `None` if the hold is over. Without `renews`, the
+    /// lease is only found lost.
+    pub(crate) fn next_step(&self, renews: bool) -> Option<NextStep> {
+        let deadline = Some(Moment(self.load())).filter(|deadline| deadline.0 > ENDED)?;
+        if !renews || self.is_last(deadline) {
+            if flawed(Flaw::ExpiryIsIgnored) {
+                return None;
             }
+            return Some(NextStep { due: deadline, renews: false });
         }
+        let parts = if flawed(Flaw::RenewedTooLate) { 0 } else { 2 };
+        Some(NextStep { due: deadline.before(self.lease() * parts / 3), renews: true })
     }
 
-    /// Returns the next step of the renewer for the lease; `None` if it is over. The lease is not
-    /// renewed if the thread that could release it is gone.
-    pub(crate) fn next_step(&self) -> Option<NextStep> {
-        let current = self.current.lock();
-        let can_end = current.thread.as_ref().is_none_or(|thread| thread.can_release());
-        self.lease.next_step(self.renewed && can_end)
+    fn load(&self) -> u64 {
+        self.deadline.load(Ordering::Acquire)
     }
 }
 
-#[cfg(test)]
-mod tests;
+/// Why a request about an existing hold had no effect.
+pub(crate) enum HoldFailure {
+    /// A shutdown has ended the hold.
+    Ended,
+    Failed(Failure),
+    /// The hold is lost.
+    Lost,
+}
+
+impl HoldFailure {
+    /// Returns why a hold is no longer valid, though it has guards. While it has, only a shutdown
+    /// ends it.
+    pub(crate) fn of(hold: &Hold) -> Self {
+        if hold.is_ended() { Self::Ended } else { Self::Lost }
+    }
+}
+
+/// Returns how long a lease may be relied on, counted from when its request was sent.
+pub(crate) fn reliable(lease: Duration) -> Duration {
+    lease.saturating_sub(drift(lease))
+}
+
+/// Returns how much clocks may drift apart within a lease: 1 % of it and 2 ms, as in
+/// <https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>.
+fn drift(lease: Duration) -> Duration {
+    lease / 100 + Duration::from_millis(2)
+}

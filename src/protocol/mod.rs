@@ -2,8 +2,8 @@
 //! `local` feeds it calls, replies and messages, and does what it says.
 
 pub(crate) mod call;
-pub(crate) mod current_hold;
 pub(crate) mod hold;
-pub(crate) mod lease;
 pub(crate) mod name;
 pub(crate) mod retry;
+pub(crate) mod signals;
+pub(crate) mod tenure;

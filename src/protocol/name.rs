@@ -51,15 +51,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{iter, mem, ptr, slice};
 
+use smallvec::SmallVec;
+
 use crate::base::clock::{Moment, end_after};
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::flaws::{Flaw, flawed};
-use crate::protocol::call::{Caller, Wait};
-use crate::protocol::hold::{HandedOff, Hold};
-use crate::protocol::lease::reliable;
+use crate::base::spans::OpenSpan;
+use crate::error::{Loss, LossCause};
+use crate::protocol::call::{CallSite, Caller, Wait};
+use crate::protocol::hold::{Grant, Hold, HoldFailure, TOGETHER, reliable};
 use crate::protocol::retry::{HeldPauses, RetryPolicy, is_outage};
+use crate::protocol::signals::{EndSignal, WantedSignal};
+use crate::protocol::tenure::{Phase, Tenure, Use};
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::request::{Acquire, AcquireReply, Change, Registration, SHARERS_MAX, is_granted};
+use crate::store::request::{
+    Acquire, AcquireReply, Change, Registration, SHARERS_MAX, Unused, is_granted,
+};
 
 /// How long a call that does not wait gives another client to release a lock that is only kept.
 const RECALL_TIME: Duration = Duration::from_millis(50);
@@ -166,45 +173,95 @@ pub(crate) struct Turn<P> {
     /// The least and the longest pause while another owner holds the lock.
     pub(crate) backoff: (Duration, Duration),
     pub(crate) retry_window: Duration,
-    pub(crate) actions: Vec<Action<P>>,
+    pub(crate) actions: Actions<P>,
 }
+
+/// What follows from an input: two actions at most, as a rule, which allocate nothing.
+pub(crate) type Actions<P> = SmallVec<[Action<P>; 2]>;
 
 /// What the runtime does after an input, in the order of the list. What the thread of the call does
 /// next comes after that.
 #[derive(Debug)]
 pub(crate) enum Action<P> {
+    /// Closes the span of a hold whose tenure goes on.
+    CloseSpan(OpenSpan),
     /// Counts that the lock was free before the first call was told.
     CountMissedWakeup,
-    /// Reports the end of a hold: a new one shows that it has ended, or is lost. An operator may
-    /// have ended it, or a server have forgotten it. Reported before the name is unlocked: so no
-    /// later hold is reported before.
-    End(Arc<Hold>),
-    /// Reports the loss of a tenure whose deadline has passed.
-    Expire(Arc<Hold>),
-    /// Releases the lock of a kept tenure when no call has used it for long enough.
-    Keep(Arc<Hold>),
+    /// Counts one hold less.
+    CountEnd,
+    /// Counts a hold on a kept lock.
+    CountHold,
+    /// Counts that a tenure is over, for which a shutdown waits.
+    Finish,
     /// Lets the next call try: the release of this hold was sent.
     LetNextTry(Arc<Hold>),
     /// Receives messages of other clients about this hold.
     Listen(HoldId),
-    /// Reports the loss of a tenure that the store no longer has.
-    Lose(Arc<Hold>),
-    /// Leaves a new debt to the renewer.
+    /// Looks then whether a kept lock has been unused for long enough.
+    LookAfter(Arc<Hold>, Moment),
+    /// Leaves a debt to the renewer.
     Owe(Arc<Hold>),
     /// Records that a request has failed, and how long the call pauses before it repeats it, if it
     /// does.
     RecordFailure(Failure, Option<Duration>),
     /// Sends the release of a hold that has ended here.
     Release(Arc<Hold>),
-    /// Reports the end of a hold whose tenure goes on. Reported before the name is unlocked, as
-    /// with `End`.
-    ReportHandoff(HandedOff),
+    /// Reports what has begun or ended, before the name is unlocked: so no later hold is reported
+    /// before.
+    Report(Report),
     /// Tells a parked call what to do next.
     Tell(P, Next),
     /// Takes the client off those that wait for a hold like this.
     Unregister(HoldId),
     /// Lets the calls try that want the name as a lock.
     WakeLocks,
+}
+
+/// What the program is told of a hold.
+#[derive(Debug)]
+pub(crate) enum Report {
+    /// It has begun, for a call that began at that time.
+    Acquired {
+        hold: Arc<Hold>,
+        fence: u64,
+        begin: Instant,
+    },
+    Released {
+        hold: Arc<Hold>,
+        fence: u64,
+        held: Duration,
+    },
+    /// It was lost. Without a site, its tenure was kept, and had no hold that was reported.
+    Lost {
+        hold: Arc<Hold>,
+        fence: u64,
+        site: Option<CallSite>,
+        loss: Loss,
+    },
+    ReleaseFailed {
+        hold: Arc<Hold>,
+        fence: u64,
+        site: CallSite,
+        failure: Failure,
+    },
+    /// It lasts for long.
+    HeldLong {
+        hold: Arc<Hold>,
+        fence: u64,
+        site: CallSite,
+        held: Duration,
+    },
+}
+
+/// What the renewer does with a lease that was due.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Renewal {
+    /// Asks for this change, now.
+    Due(Change),
+    /// Looks again then.
+    At(Moment),
+    /// Nothing.
+    Over,
 }
 
 /// How a hold ends in this process, and what its thread does next.
@@ -225,15 +282,12 @@ pub(crate) enum Ending {
 /// or the client keeps it, or a release is not confirmed.
 pub(crate) struct Name<P> {
     state: State<P>,
-    /// The holds that must not exist in the store and may: those that were released, or that no
-    /// call got, until it is known that they have ended there. A reply that the lock is held may
-    /// mean one of these.
-    debts: Vec<Arc<Hold>>,
-    /// The holds that other calls have besides, without a conversation, or because readers could
-    /// not share them. Their ends are reported before the next hold that excludes them begins. Not
-    /// permits: they exclude nothing. `None` until there was one.
-    #[expect(clippy::box_collection, reason = "a name that is only held has none, and is small")]
-    beside: Option<Box<Vec<Arc<Hold>>>>,
+    /// The tenures of this client: that of `state`, any number of permits, and those that other
+    /// calls have besides, without a conversation, or because readers could not share them. Their
+    /// ends are reported before the next hold that excludes them begins. Some must not exist in the
+    /// store, and may until it is known that they have ended there ([`Tenure::is_debt`]): a reply
+    /// that the lock is held may mean one of these.
+    tenures: Vec<Tenure>,
     /// The calls behind the first, in the order in which they came. `None` until there was one: a
     /// client may have a million names that are only held.
     #[expect(clippy::box_collection, reason = "a name that is only held has none, and is small")]
@@ -366,9 +420,9 @@ impl<P> Call<P> {
     }
 
     /// Like `end`, with the next hold of a tenure, which begins.
-    fn end_with_next(self, tenure: &Arc<Hold>, now: Moment) -> Action<P> {
+    fn end_with_next(self, tenure: &mut Tenure, now: Moment) -> Action<P> {
         tenure.begin_next(&self.caller, now);
-        self.end(Outcome::HandedOff(tenure.clone()))
+        self.end(Outcome::HandedOff(tenure.hold.clone()))
     }
 
     /// Returns `true` if the call has timed out, and ends with what was learned at this time. One
@@ -465,7 +519,7 @@ impl<P> Conversation<P> {
                 }
             }
             Purpose::Refill(kept) => {
-                let lease = kept.lease.next(turn.moment).duration;
+                let lease = kept.next_lease(turn.moment).duration;
                 Ask {
                     hold: kept.id.clone(),
                     others: Vec::new(),
@@ -612,13 +666,11 @@ impl<P> Conversation<P> {
 }
 
 impl<P: Clone> Name<P> {
-    pub(crate) const NEW: Self =
-        Self { state: State::Idle, debts: Vec::new(), beside: None, behind: None };
+    pub(crate) const NEW: Self = Self { state: State::Idle, tenures: Vec::new(), behind: None };
 
     /// Returns `true` if there is nothing to remember about the name.
     pub(crate) fn is_over(&self) -> bool {
-        let has_beside = self.beside.as_ref().is_some_and(|beside| !beside.is_empty());
-        matches!(self.state, State::Idle) && self.debts.is_empty() && !has_beside
+        matches!(self.state, State::Idle) && self.tenures.is_empty()
     }
 
     /// Adds a call: as the first if there is none, else behind all others, or in front of them if
@@ -626,35 +678,23 @@ impl<P: Clone> Name<P> {
     pub(crate) fn call(&mut self, call: Call<P>, rejoins: bool, turn: &mut Turn<P>) -> Next {
         if let State::Kept(kept) = &self.state {
             let kept = kept.clone();
-            if kept.may_be_followed_by(&call.caller, true, turn.moment) {
-                // Without a request: in Redis, the client has the lock all the time.
-                self.state = State::Held(kept.clone());
-                return Next::Done(Outcome::Kept(kept));
-            }
-            self.state = State::Idle;
-            if kept.suits(&call.caller, turn.moment) {
-                // Its tokens are used up, or its time is over. A request brings both.
-                return self.begin(call, Registration::IfHeld, Purpose::Refill(kept), turn);
-            }
-            self.give_up_kept(&kept, turn);
-            return self.begin(call, Registration::IfHeld, Purpose::ACQUIRE, turn);
+            return self.call_for_kept(call, &kept, turn);
         }
         if let State::Held(shared) = &self.state
             && shared.id.kind.row().is_shared
         {
-            if Self::may_share(shared, &call, turn.moment) {
-                shared.add_reader();
-                return Next::Done(Outcome::Shared(shared.clone()));
+            let shared = shared.clone();
+            if self.may_share(&shared, &call, turn.moment) {
+                shared.set_depth(shared.depth() + 1);
+                return Next::Done(Outcome::Shared(shared));
             }
             // From now on no reader overtakes this call.
-            let shared = shared.clone();
             self.state = State::Idle;
-            self.put_beside(shared);
         }
         let is_free = match &self.state {
             State::Idle => true,
             // Its release is about to be sent. A loss is reported first.
-            State::Held(hold) => hold.lease.is_ended() && self.is_last(),
+            State::Held(hold) => hold.is_ended() && self.is_last(),
             _ => false,
         };
         if is_free {
@@ -665,19 +705,62 @@ impl<P: Clone> Name<P> {
         }
         // The first call gets the next one, if its reply brings none.
         if let State::Asking(talk) = &mut self.state
-            && let Some(spare) = talk.spare.take_if(|spare| Self::fits(spare, &call, turn.moment))
+            && let Some(spare) = talk.spare.take()
         {
-            spare.begin_next(&call.caller, turn.moment);
-            return Next::Done(Outcome::HandedOff(spare));
+            if self.fits(&spare, &call, turn.moment) {
+                self.begin_next(&spare, &call.caller, turn.moment);
+                return Next::Done(Outcome::HandedOff(spare));
+            }
+            self.set_spare(spare);
         }
         let until = Self::park_until(&call, turn);
         self.push(call, rejoins);
         Next::Park { until, contended: true }
     }
 
+    /// Adds a call while the client keeps the lock.
+    fn call_for_kept(&mut self, call: Call<P>, kept: &Arc<Hold>, turn: &mut Turn<P>) -> Next {
+        let tenure = self.tenure(kept);
+        if tenure.is_some_and(|kept| kept.may_be_followed_by(&call.caller, true, turn.moment)) {
+            // Without a request: in Redis, the client has the lock all the time.
+            self.state = State::Held(kept.clone());
+            self.begin_next(kept, &call.caller, turn.moment);
+            turn.actions.push(Action::CountHold);
+            return Next::Done(Outcome::Kept(kept.clone()));
+        }
+        let suits = tenure.is_some_and(|kept| kept.suits(&call.caller, turn.moment));
+        self.state = State::Idle;
+        if suits {
+            // Its tokens are used up, or its time is over. A request brings both.
+            return self.begin(call, Registration::IfHeld, Purpose::Refill(kept.clone()), turn);
+        }
+        self.give_up_kept(kept, turn);
+        self.begin(call, Registration::IfHeld, Purpose::ACQUIRE, turn)
+    }
+
     /// Returns `true` if a call can share the hold of others.
-    fn may_share(shared: &Hold, call: &Call<P>, now: Moment) -> bool {
-        call.hold.kind == shared.id.kind && shared.may_be_followed_by(&call.caller, false, now)
+    fn may_share(&self, shared: &Hold, call: &Call<P>, now: Moment) -> bool {
+        call.hold.kind == shared.id.kind && self.may_follow(shared, &call.caller, false, now)
+    }
+
+    /// Returns `true` if the caller can have the next hold of a tenure.
+    fn may_follow(&self, tenure: &Hold, caller: &Caller, may_keep: bool, now: Moment) -> bool {
+        let tenure = self.tenure(tenure);
+        tenure.is_some_and(|tenure| tenure.may_be_followed_by(caller, may_keep, now))
+    }
+
+    /// Begins the next hold of a tenure, for this caller.
+    fn begin_next(&mut self, tenure: &Hold, caller: &Caller, now: Moment) {
+        if let Some(tenure) = self.tenure_mut(tenure) {
+            tenure.begin_next(caller, now);
+        }
+    }
+
+    /// Keeps a permit for the first call, whose request is on its way.
+    fn set_spare(&mut self, permit: Arc<Hold>) {
+        if let State::Asking(talk) = &mut self.state {
+            talk.spare = Some(permit);
+        }
     }
 
     /// Returns until when a call may stay parked behind others. One that wants a permit may come
@@ -719,12 +802,12 @@ impl<P: Clone> Name<P> {
         debts: Vec<Arc<Hold>>,
         turn: &Turn<P>,
     ) -> Next {
-        self.debts = debts;
+        self.tenures = debts.into_iter().map(Tenure::owed).collect();
         self.begin(call, Registration::None, Purpose::ACQUIRE, turn)
     }
 
     fn ask(&mut self, mut talk: Box<Conversation<P>>, turn: &Turn<P>) -> Next {
-        let ask = talk.next_request(self.behind.as_deref(), !self.debts.is_empty(), turn);
+        let ask = talk.next_request(self.behind.as_deref(), self.has_debts(), turn);
         // Messages that arrive from here on may be about a release after this request.
         talk.hurry = Hurry::No;
         talk.relies_until = None;
@@ -800,20 +883,21 @@ impl<P: Clone> Name<P> {
         }
         match reply {
             Ok(AcquireReply::Acquired { fence, room, wanted, .. }) => {
-                let Call { hold, caller, in_doubt, .. } = &talk.first;
-                let hold =
-                    Arc::new(Hold::new(hold.clone(), fence, room, caller, sent, turn.moment));
-                hold.set_may_begin(*in_doubt);
+                let Call { hold, caller, in_doubt: may_begin, .. } = &talk.first;
+                let replied = turn.moment;
+                let grant = Grant { fence, room, may_begin: *may_begin, sent, replied };
+                let mut tenure = Tenure::new(hold.clone(), &grant, caller);
                 // A message about this hold may have overtaken the reply that begins it.
-                if wanted || talk.wanted.contains(&hold.id.nonce) {
-                    hold.set_wanted();
+                if wanted || talk.wanted.contains(&hold.nonce) {
+                    tenure.set_wanted();
                 }
+                let hold = self.add(tenure);
                 self.begin_hold(talk, hold, turn)
             }
-            Ok(AcquireReply::Held { .. }) if !self.debts.is_empty() => {
+            Ok(AcquireReply::Held { .. }) if self.has_debts() => {
                 // Earlier holds may be what is in the way. If their releases were confirmed in the
                 // meantime, they may have ended after this request.
-                let debts = self.debts.clone();
+                let debts = self.debts();
                 talk.purpose = Purpose::Pay(debts.clone());
                 self.state = State::Asking(talk);
                 Next::Pay(debts)
@@ -864,7 +948,7 @@ impl<P: Clone> Name<P> {
         if hold.id.kind.is_exclusive() {
             self.state = State::Held(hold.clone());
             self.tell_leaving(turn);
-            self.end_others(&hold, turn);
+            self.end_others(&hold, &mut turn.actions);
             return Next::Done(Outcome::Acquired(hold));
         }
         // Another call can have its hold at the same time.
@@ -883,18 +967,17 @@ impl<P: Clone> Name<P> {
     /// Lets the readers right behind the first call share its hold, and those to come, unless
     /// another call waits.
     fn share(&mut self, hold: &Arc<Hold>, turn: &mut Turn<P>) {
-        if let Some(behind) = &mut self.behind {
-            while behind.front().is_some_and(|next| Self::may_share(hold, next, turn.moment))
-                && let Some(next) = behind.pop_front()
-            {
-                hold.add_reader();
-                turn.actions.push(next.end(Outcome::Shared(hold.clone())));
+        loop {
+            let next = self.calls_behind().next();
+            if !next.is_some_and(|next| self.may_share(hold, next, turn.moment)) {
+                break;
             }
+            let Some(next) = self.pop_behind() else { break };
+            hold.set_depth(hold.depth() + 1);
+            turn.actions.push(next.end(Outcome::Shared(hold.clone())));
         }
         if self.advance(&mut turn.actions).is_none() {
             self.state = State::Held(hold.clone());
-        } else {
-            self.put_beside(hold.clone());
         }
     }
 
@@ -928,7 +1011,7 @@ impl<P: Clone> Name<P> {
             }
             let Some((at, mut call)) = self.take_behind(other.number) else { continue };
             if let Some(fence) = fence {
-                Self::acquire_for(call, other.hold, *fence, sent, turn);
+                self.acquire_for(call, other.hold, *fence, sent, turn);
             } else {
                 // It asks again with the same id, so a hold that has begun is found then.
                 call.in_doubt |= may_exist;
@@ -943,11 +1026,8 @@ impl<P: Clone> Name<P> {
                     && next.caller.note == other.note
                     && !next.in_doubt
             });
-            if follows
-                && let Some(behind) = &mut self.behind
-                && let Some(next) = behind.pop_front()
-            {
-                Self::acquire_for(next, other.hold, fence, sent, turn);
+            if follows && let Some(next) = self.pop_behind() {
+                self.acquire_for(next, other.hold, fence, sent, turn);
             } else {
                 self.doubt(other.hold, other.lease, false, turn);
             }
@@ -955,10 +1035,18 @@ impl<P: Clone> Name<P> {
     }
 
     /// Ends a call with a hold that the request of another call has brought.
-    fn acquire_for(call: Call<P>, id: HoldId, fence: u64, sent: Moment, turn: &mut Turn<P>) {
-        let hold = Hold::new(id, fence, 0, &call.caller, sent, turn.moment);
-        hold.set_may_begin(call.in_doubt);
-        turn.actions.push(call.end(Outcome::Acquired(Arc::new(hold))));
+    fn acquire_for(
+        &mut self,
+        call: Call<P>,
+        id: HoldId,
+        fence: u64,
+        sent: Moment,
+        turn: &mut Turn<P>,
+    ) {
+        let replied = turn.moment;
+        let grant = Grant { fence, room: 0, may_begin: call.in_doubt, sent, replied };
+        let hold = self.add(Tenure::new(id, &grant, &call.caller));
+        turn.actions.push(call.end(Outcome::Acquired(hold)));
     }
 
     /// Takes the reply to the request for more tokens of a tenure that was kept.
@@ -972,24 +1060,27 @@ impl<P: Clone> Name<P> {
     ) -> Next {
         match reply {
             Ok(AcquireReply::Acquired { fence, room, wanted, .. }) => {
-                kept.lease.extend(sent, kept.lease.next(sent).duration, turn.moment);
-                // A pause of this process must not bring forth a guard of nothing.
-                if !kept.lease.is_valid(turn.moment) {
-                    turn.actions.push(Action::Expire(kept.clone()));
+                kept.extend(sent, kept.next_lease(sent).duration, turn.moment);
+                let Some(tenure) = self.tenure_mut(kept).filter(|_| kept.is_valid(turn.moment))
+                else {
+                    // A pause of this process must not bring forth a guard of nothing.
+                    self.expire(kept, turn.moment, &mut turn.actions);
                     return self.ask(talk, turn);
-                }
-                kept.add_fences(fence, room);
+                };
+                tenure.add_fences(fence, room);
+                tenure.begin_next(&talk.first.caller, turn.moment);
                 if wanted || talk.wanted.contains(&kept.id.nonce) {
-                    kept.set_wanted();
+                    tenure.set_wanted();
                 }
                 self.state = State::Held(kept.clone());
+                turn.actions.push(Action::CountHold);
                 self.tell_leaving(turn);
-                self.end_others(kept, turn);
+                self.end_others(kept, &mut turn.actions);
                 Next::Done(Outcome::Kept(kept.clone()))
             }
             // In Redis it is over: an operator has ended it, or the server has forgotten it.
             Ok(AcquireReply::Held { .. }) => {
-                turn.actions.push(Action::Lose(kept.clone()));
+                self.lose(kept, &mut turn.actions);
                 self.ask(talk, turn)
             }
             // It counts as the first attempt.
@@ -1037,7 +1128,7 @@ impl<P: Clone> Name<P> {
         match (talk.take_purpose(), outcome) {
             (Purpose::Pay(debts), Ok(())) => {
                 for debt in &debts {
-                    self.settle(debt);
+                    self.settle(debt, &Ok(()), &mut turn.actions);
                 }
                 self.ask(talk, turn)
             }
@@ -1149,7 +1240,7 @@ impl<P: Clone> Name<P> {
 
     /// Makes the first call behind the one that is the first of all, if there is one, and returns
     /// what it wants.
-    fn advance(&mut self, actions: &mut Vec<Action<P>>) -> Option<HoldKind> {
+    fn advance(&mut self, actions: &mut Actions<P>) -> Option<HoldKind> {
         let last = mem::replace(&mut self.state, State::Idle);
         let next = self.behind.as_mut()?.pop_front()?;
         let kind = next.hold.kind;
@@ -1230,7 +1321,7 @@ impl<P: Clone> Name<P> {
     /// Returns the outcome of a call that has timed out, if enough is known since it began.
     fn known_to(&self, call: &Call<P>, now: Moment) -> Option<Outcome> {
         match &self.state {
-            State::Held(hold) if hold.lease.is_valid(now) => Some(Outcome::Busy),
+            State::Held(hold) if hold.is_valid(now) => Some(Outcome::Busy),
             State::Asking(talk) | State::Waiting(talk) => match &talk.known {
                 Known::Failed(failure, at) if call.believes(*at) => {
                     Some(Outcome::Failed(failure.clone()))
@@ -1327,12 +1418,12 @@ impl<P: Clone> Name<P> {
     }
 
     fn doubt(&mut self, hold: HoldId, lease: Duration, may_begin: bool, turn: &mut Turn<P>) {
-        let debt = Arc::new(Hold::debt(hold, lease, may_begin, turn.moment));
+        let debt = Arc::new(Hold::debt(hold, lease, may_begin));
         if flawed(Flaw::DebtIsForgotten) {
             return;
         }
         if !turn.withdraws {
-            self.debts.push(debt.clone());
+            self.owe(debt.clone());
         }
         turn.actions.push(Action::Owe(debt));
     }
@@ -1345,7 +1436,7 @@ impl<P: Clone> Name<P> {
     }
 
     /// Lets the first call try, because the lock may be free. Returns `false` if no call asks.
-    pub(crate) fn wake(&mut self, actions: &mut Vec<Action<P>>) -> bool {
+    pub(crate) fn wake(&mut self, actions: &mut Actions<P>) -> bool {
         match &mut self.state {
             State::Asking(_) if flawed(Flaw::WakeUpTooEarly) => {}
             State::Asking(talk) => talk.hurry = Hurry::MayBeFree,
@@ -1367,7 +1458,7 @@ impl<P: Clone> Name<P> {
     }
 
     /// Notes that messages may be missed. A call that relies on them goes on as if it never had.
-    pub(crate) fn rely_on_nothing(&mut self, now: Instant, actions: &mut Vec<Action<P>>) {
+    pub(crate) fn rely_on_nothing(&mut self, now: Instant, actions: &mut Actions<P>) {
         let is_parked = matches!(self.state, State::Waiting(_));
         let (State::Asking(talk) | State::Waiting(talk)) = &mut self.state else { return };
         talk.hears = false;
@@ -1401,83 +1492,139 @@ impl<P: Clone> Name<P> {
         matches!(&self.state, State::Asking(talk) if talk.first.number == number)
     }
 
-    /// Takes the debts: they have ended, as a new hold shows.
-    pub(crate) fn take_debts(&mut self) -> Vec<Arc<Hold>> {
-        mem::take(&mut self.debts)
+    fn tenure_mut(&mut self, hold: &Hold) -> Option<&mut Tenure> {
+        self.tenures.iter_mut().find(|tenure| ptr::eq(&raw const *tenure.hold, hold))
     }
 
-    /// Ends the holds of which a new one that excludes them shows that they are over.
-    fn end_others(&mut self, new: &Hold, turn: &mut Turn<P>) {
-        let ended = self.take_ended(new);
-        turn.actions.extend(ended.into_iter().map(Action::End));
+    /// Returns what is known of a tenure; `None` if it is over.
+    pub(crate) fn tenure(&self, hold: &Hold) -> Option<&Tenure> {
+        self.tenures.iter().find(|tenure| ptr::eq(&raw const *tenure.hold, hold))
     }
 
-    /// Takes the holds of which a new one that excludes them shows that they have ended, or are
-    /// lost: an operator may have ended one, or a server have forgotten it.
-    fn take_ended(&mut self, new: &Hold) -> Vec<Arc<Hold>> {
-        let mut ended = self.take_debts();
-        if let Some(beside) = &mut self.beside {
-            ended.extend(beside.extract_if(.., |hold| hold.id != new.id));
+    /// Adds a tenure, and returns what its guard has of it.
+    fn add(&mut self, tenure: Tenure) -> Arc<Hold> {
+        // Most names have one.
+        self.tenures.reserve_exact(usize::from(self.tenures.is_empty()));
+        let hold = tenure.hold.clone();
+        self.tenures.push(tenure);
+        hold
+    }
+
+    /// Removes a tenure from a conversation that a call has had alone.
+    pub(crate) fn take_tenure(&mut self, hold: &Hold) -> Option<Tenure> {
+        let at = self.tenures.iter().position(|it| ptr::eq(&raw const *it.hold, hold))?;
+        Some(self.tenures.remove(at))
+    }
+
+    fn has_debts(&self) -> bool {
+        self.tenures.iter().any(Tenure::is_debt)
+    }
+
+    /// Returns the holds that must not exist in the store and may.
+    pub(crate) fn debts(&self) -> Vec<Arc<Hold>> {
+        let debts = self.tenures.iter().filter(|tenure| tenure.is_debt());
+        debts.map(|debt| debt.hold.clone()).collect()
+    }
+
+    /// Remembers a hold that no call has, and that may exist in the store until it was released.
+    pub(crate) fn owe(&mut self, debt: Arc<Hold>) {
+        self.add(Tenure::owed(debt));
+    }
+
+    /// Ends the holds of which a new one that excludes them shows that they are over: they were
+    /// released, or an operator has ended one, or a server has forgotten it.
+    fn end_others(&mut self, new: &Hold, actions: &mut Actions<P>) {
+        let mut over = Vec::new();
+        for tenure in &self.tenures {
+            let Tenure { hold, .. } = tenure;
+            let is_excluded = !hold.id.kind.row().is_several && hold.id != new.id;
+            if tenure.is_debt() || is_excluded {
+                over.push(hold.clone());
+            }
         }
-        ended
+        self.end_debts_or_lose(&over, actions);
+    }
+
+    /// Ends the debts of a name that another client has, or this one as something else.
+    pub(crate) fn end_debts(&mut self, actions: &mut Actions<P>) {
+        let debts = self.debts();
+        self.end_debts_or_lose(&debts, actions);
+    }
+
+    fn end_debts_or_lose(&mut self, over: &[Arc<Hold>], actions: &mut Actions<P>) {
+        for hold in over {
+            if self.tenure(hold).is_some_and(Tenure::is_debt) {
+                self.settle(hold, &Ok(()), actions);
+            } else {
+                // Another input may have found it lost, and its thread still look up why.
+                self.mark_lost(hold, LossCause::Gone);
+                self.tell_lost(hold, hold.may_begin, actions);
+            }
+        }
     }
 
     /// Returns `true` if a later hold of this client shows that one is over which was requested at
     /// `sent`: an operator has ended it, or its server has forgotten it, or another guard had
     /// adopted it too, and has released it. A hold that the client had before `sent` may itself be
     /// one that its server has forgotten.
-    pub(crate) fn is_followed(&self, hold: &Hold, sent: Moment) -> bool {
-        let beside = self.beside.iter().flat_map(|beside| beside.iter());
-        let mut holds = self.holder().or(self.kept()).into_iter().chain(beside);
+    fn is_followed(&self, hold: &Hold, sent: Moment) -> bool {
         hold.id.kind.is_exclusive()
-            && holds.any(|other| other.id != hold.id && other.has_begun_since(sent))
+            && self.tenures.iter().any(|other| {
+                let is_several = other.hold.id.kind.row().is_several;
+                !is_several && other.hold.id != hold.id && other.has_begun_since(sent)
+            })
     }
 
-    /// Begins a hold that came by no conversation. Returns those that have ended before it.
-    pub(crate) fn begin_beside(&mut self, hold: &Arc<Hold>) -> Vec<Arc<Hold>> {
-        let mut ended = Vec::new();
+    /// Begins a tenure that came by no conversation, with a request sent at `sent`. `None` if a
+    /// later hold shows that it is over: between the reply and now, the thread may have paused.
+    pub(crate) fn begin_beside(
+        &mut self,
+        tenure: Tenure,
+        sent: Moment,
+        actions: &mut Actions<P>,
+    ) -> Option<Arc<Hold>> {
+        if self.is_followed(&tenure.hold, sent) {
+            // Redis grants a later hold only when this one has ended.
+            return None;
+        }
+        let hold = self.add(tenure);
         if hold.id.kind.is_exclusive() {
-            ended = self.take_ended(hold);
-            ended.extend(self.holder().filter(|held| held.id != hold.id).cloned());
+            self.end_others(&hold, actions);
         }
-        if !hold.id.kind.row().is_several {
-            self.put_beside(hold.clone());
+        Some(hold)
+    }
+
+    /// Begins a hold for the thread that called for it at `begin`, if that is reported now. Returns
+    /// `false` if the hold was lost on the way: no call gets it then.
+    pub(crate) fn begin_hold_of(
+        &mut self,
+        hold: &Arc<Hold>,
+        begin: Option<Instant>,
+        now: Moment,
+        actions: &mut Actions<P>,
+    ) -> bool {
+        self.expire(hold, now, actions);
+        let begins = hold.is_valid(now);
+        if begins && let Some(begin) = begin {
+            self.report_begin(hold, begin, actions);
         }
-        ended
+        begins
     }
 
-    fn put_beside(&mut self, hold: Arc<Hold>) {
-        self.beside.get_or_insert_default().push(hold);
-    }
-
-    fn remove_beside(&mut self, hold: &Hold) {
-        if let Some(beside) = &mut self.beside {
-            beside.retain(|other| !ptr::eq(&raw const **other, hold));
-        }
-    }
-
-    /// Returns the holds that must not exist in the store and may.
-    pub(crate) fn debts(&self) -> &[Arc<Hold>] {
-        &self.debts
-    }
-
-    /// Remembers a hold that no call has, and that may exist in the store until it was released.
-    pub(crate) fn owe(&mut self, debt: Arc<Hold>) {
-        self.debts.push(debt);
-    }
-
-    /// Forgets a hold that no longer exists in the store. Another guard may have adopted it, too,
-    /// and not have learned of its end yet: that is still reported before the next hold begins.
-    pub(crate) fn settle(&mut self, debt: &Hold) {
-        self.remove_beside(debt);
-        let mut others = Vec::new();
-        for same in self.debts.extract_if(.., |other| other.id == debt.id) {
-            if !ptr::eq(&raw const *same, debt) && !same.lease.is_settled() {
-                others.push(same);
-            }
-        }
-        for other in others {
-            self.put_beside(other);
+    /// Reports that a hold has begun, once. If it is lost already, neither its beginning nor its
+    /// end is reported.
+    pub(crate) fn report_begin(
+        &mut self,
+        hold: &Arc<Hold>,
+        begin: Instant,
+        actions: &mut Actions<P>,
+    ) {
+        if let Some(tenure) = self.tenure_mut(hold)
+            && tenure.current().is_some()
+            && !mem::replace(&mut tenure.is_reported, true)
+        {
+            let report = Report::Acquired { hold: hold.clone(), fence: hold.fence(), begin };
+            actions.push(Action::Report(report));
         }
     }
 
@@ -1489,10 +1636,10 @@ impl<P: Clone> Name<P> {
         hands_off: bool,
         may_keep: bool,
         now: Moment,
-        actions: &mut Vec<Action<P>>,
+        actions: &mut Actions<P>,
     ) -> Ending {
         let kind = hold.id.kind;
-        if kind.row().is_shared && hold.remove_reader(now) {
+        if kind.row().is_shared && Self::remove_reader(hold, now) {
             return Ending::GoesOn;
         }
         let is_handed_off = if !hands_off {
@@ -1516,6 +1663,46 @@ impl<P: Clone> Name<P> {
         Ending::Released { is_awaited: self.calls().next().is_some() }
     }
 
+    /// Removes the guard of a reader. Returns `false`, and removes nothing, if it is the last one
+    /// or the hold is over, even if no input has found it lost yet.
+    fn remove_reader(hold: &Hold, now: Moment) -> bool {
+        let others_read = hold.depth() > 1 && !flawed(Flaw::OneReaderEndsAll);
+        let removes = others_read && hold.is_valid(now);
+        if removes {
+            hold.set_depth(hold.depth() - 1);
+        }
+        removes
+    }
+
+    /// Ends the present hold of a tenure that goes on, and reports that.
+    fn end_current(&mut self, hold: &Arc<Hold>, now: Moment, actions: &mut Actions<P>) {
+        let held = self.tenure_mut(hold).and_then(|tenure| tenure.end_hold(now));
+        if let Some(held) = held {
+            let report = Report::Released { hold: hold.clone(), fence: hold.fence(), held };
+            actions.push(Action::Report(report));
+        }
+        actions.extend(hold.span.take().map(Action::CloseSpan));
+    }
+
+    /// Gives a call the next hold of a tenure, of which the present one is over.
+    fn pass_on(
+        &mut self,
+        hold: &Hold,
+        next: Option<Call<P>>,
+        now: Moment,
+        actions: &mut Actions<P>,
+    ) {
+        if let Some(next) = next
+            && let Some(tenure) = self.tenure_mut(hold)
+        {
+            actions.push(next.end_with_next(tenure, now));
+        }
+    }
+
+    fn pop_behind(&mut self) -> Option<Call<P>> {
+        self.behind.as_mut()?.pop_front()
+    }
+
     /// Gives the next call the next hold of the tenure, or keeps the lock if there is no such call.
     /// Returns `false` if neither can be.
     fn hand_off(
@@ -1523,30 +1710,31 @@ impl<P: Clone> Name<P> {
         hold: &Arc<Hold>,
         may_keep: bool,
         now: Moment,
-        actions: &mut Vec<Action<P>>,
+        actions: &mut Actions<P>,
     ) -> bool {
         let Some(next) = self.calls_behind().next() else {
-            if !may_keep || !hold.can_be_kept(now) {
-                return false;
+            let can_be_kept = self.tenure(hold).is_some_and(|tenure| tenure.can_be_kept(now));
+            if may_keep && can_be_kept {
+                self.keep(hold, now, actions);
             }
-            actions.extend(hold.hand_off(now).map(Action::ReportHandoff));
-            // Another thread may have found it lost meanwhile.
-            if !hold.keep(now) {
-                return false;
-            }
-            self.state = State::Kept(hold.clone());
-            actions.push(Action::Keep(hold.clone()));
-            return true;
+            return may_keep && can_be_kept;
         };
-        if next.hold.kind != hold.id.kind || !hold.may_be_followed_by(&next.caller, may_keep, now) {
+        if next.hold.kind != hold.id.kind || !self.may_follow(hold, &next.caller, may_keep, now) {
             return false;
         }
-        // The renewer may have found the tenure lost since it was checked.
-        let Some(handed_off) = hold.hand_off(now) else { return false };
-        actions.push(Action::ReportHandoff(handed_off));
-        let next = self.behind.as_mut().and_then(|behind| behind.pop_front());
-        actions.extend(next.map(|next| next.end_with_next(hold, now)));
+        self.end_current(hold, now, actions);
+        let next = self.pop_behind();
+        self.pass_on(hold, next, now, actions);
         true
+    }
+
+    /// Keeps the lock, though no call wants it.
+    fn keep(&mut self, hold: &Arc<Hold>, now: Moment, actions: &mut Actions<P>) {
+        self.end_current(hold, now, actions);
+        self.state = State::Kept(hold.clone());
+        actions.push(Action::CountEnd);
+        let look = self.tenure_mut(hold).and_then(|tenure| tenure.keep(now));
+        actions.extend(look.map(|due| Action::LookAfter(hold.clone(), due)));
     }
 
     /// Like `hand_off`, for a permit. It goes to the first call, or to the next one while a request
@@ -1556,30 +1744,29 @@ impl<P: Clone> Name<P> {
         &mut self,
         permit: &Arc<Hold>,
         now: Moment,
-        actions: &mut Vec<Action<P>>,
+        actions: &mut Actions<P>,
     ) -> bool {
-        let next = self.calls_behind().next().is_some_and(|next| Self::fits(permit, next, now));
+        let fits_next = self.calls_behind().next().is_some_and(|it| self.fits(permit, it, now));
+        let fits_first = self.calls().next().is_some_and(|it| self.fits(permit, it, now));
         match &mut self.state {
-            State::Waiting(talk) if Self::fits(permit, &talk.first, now) => {
-                let Some(handed_off) = permit.hand_off(now) else { return false };
-                actions.push(Action::ReportHandoff(handed_off));
+            State::Waiting(_) if fits_first => {
+                self.end_current(permit, now, actions);
                 let talk = self.take_talk();
                 self.pass_permit(talk, permit, now, actions);
                 true
             }
-            State::Asking(talk) if next => {
-                let Some(handed_off) = permit.hand_off(now) else { return false };
-                actions.push(Action::ReportHandoff(handed_off));
-                if let Some(next) = self.behind.as_mut().and_then(|behind| behind.pop_front()) {
+            State::Asking(talk) if fits_next => {
+                let next = self.behind.as_mut().and_then(|behind| behind.pop_front());
+                if let Some(next) = &next {
                     talk.note_served(next.number);
-                    actions.push(next.end_with_next(permit, now));
                 }
+                self.end_current(permit, now, actions);
+                self.pass_on(permit, next, now, actions);
                 true
             }
-            State::Asking(talk) if talk.spare.is_none() && Self::fits(permit, &talk.first, now) => {
-                let Some(handed_off) = permit.hand_off(now) else { return false };
-                actions.push(Action::ReportHandoff(handed_off));
+            State::Asking(talk) if talk.spare.is_none() && fits_first => {
                 talk.spare = Some(permit.clone());
+                self.end_current(permit, now, actions);
                 true
             }
             _ => false,
@@ -1587,10 +1774,10 @@ impl<P: Clone> Name<P> {
     }
 
     /// Returns `true` if a call can have a permit that another one has had.
-    fn fits(permit: &Hold, call: &Call<P>, now: Moment) -> bool {
+    fn fits(&self, permit: &Hold, call: &Call<P>, now: Moment) -> bool {
         call.hold.kind == permit.id.kind
             && !call.in_doubt
-            && permit.may_be_followed_by(&call.caller, false, now)
+            && self.may_follow(permit, &call.caller, false, now)
     }
 
     /// Ends the first call with a permit that another one has had. The next call goes on where this
@@ -1600,20 +1787,17 @@ impl<P: Clone> Name<P> {
         mut talk: Box<Conversation<P>>,
         permit: &Arc<Hold>,
         now: Moment,
-        actions: &mut Vec<Action<P>>,
+        actions: &mut Actions<P>,
     ) {
         let kind = permit.id.kind;
         // One whose first call does not wait has not registered the client, and ends with it.
         let goes_on = talk.registration != Registration::None;
         let follows = goes_on && self.calls_behind().next().is_some_and(|it| it.hold.kind == kind);
-        let mut next = None;
-        if follows && let Some(behind) = &mut self.behind {
-            next = behind.pop_front();
-        }
+        let next = if follows { self.pop_behind() } else { None };
         let Some(next) = next else {
             let may_be_queued = talk.may_be_queued();
             let keeps_place = self.advance(actions).is_some_and(|next| next.waits_with(kind));
-            actions.push(talk.first.end_with_next(permit, now));
+            self.pass_on(permit, Some(talk.first), now, actions);
             if may_be_queued && !keeps_place {
                 actions.push(Action::Unregister(permit.id.clone()));
             }
@@ -1624,7 +1808,7 @@ impl<P: Clone> Name<P> {
             actions.push(Action::Tell(next.port.clone(), Next::Turn));
         }
         let first = mem::replace(&mut talk.first, next);
-        actions.push(first.end_with_next(permit, now));
+        self.pass_on(permit, Some(first), now, actions);
         talk.purpose = Purpose::ACQUIRE;
         talk.retry = None;
         talk.recall_ends = None;
@@ -1633,13 +1817,10 @@ impl<P: Clone> Name<P> {
 
     /// Gives a permit that the first call no longer needs to the next one, if that can have it.
     fn pass_spare(&mut self, spare: &Arc<Hold>, turn: &mut Turn<P>) {
-        let fits =
-            self.calls_behind().next().is_some_and(|next| Self::fits(spare, next, turn.moment));
-        if fits
-            && let Some(behind) = &mut self.behind
-            && let Some(next) = behind.pop_front()
-        {
-            turn.actions.push(next.end_with_next(spare, turn.moment));
+        let next = self.calls_behind().next();
+        if next.is_some_and(|next| self.fits(spare, next, turn.moment)) {
+            let next = self.pop_behind();
+            self.pass_on(spare, next, turn.moment, &mut turn.actions);
         } else {
             self.give_back(spare, turn);
         }
@@ -1652,8 +1833,11 @@ impl<P: Clone> Name<P> {
         }
         match self.end(permit, true, false, turn.moment, &mut turn.actions) {
             Ending::GoesOn => {}
-            Ending::Lost => turn.actions.push(Action::Expire(permit.clone())),
+            Ending::Lost => {
+                self.expire(permit, turn.moment, &mut turn.actions);
+            }
             Ending::Released { .. } => {
+                turn.actions.push(Action::CountEnd);
                 turn.actions.push(Action::Release(permit.clone()));
                 turn.actions.push(Action::LetNextTry(permit.clone()));
             }
@@ -1668,7 +1852,7 @@ impl<P: Clone> Name<P> {
         turn: &mut Turn<P>,
     ) -> Result<Next, Box<Conversation<P>>> {
         let Some(spare) = talk.spare.take() else { return Err(talk) };
-        if !spare.may_be_followed_by(&talk.first.caller, false, turn.moment) {
+        if !self.may_follow(&spare, &talk.first.caller, false, turn.moment) {
             self.give_back(&spare, turn);
             return Err(talk);
         }
@@ -1680,25 +1864,232 @@ impl<P: Clone> Name<P> {
         Ok(Next::Park { until: None, contended: true })
     }
 
-    /// Ends a tenure, and remembers it until its release is confirmed. If calls wait behind it, it
-    /// stays until the release was sent. Returns `false` if it was ended or lost before.
-    fn end_tenure(&mut self, hold: &Arc<Hold>, now: Moment) -> bool {
-        let ends = hold.end(now);
-        if ends {
-            self.remove_beside(hold);
-            self.debts.push(hold.clone());
-            if self.calls().next().is_none() && self.is_held_by(hold) {
-                self.state = State::Idle;
-            }
+    /// Ends a tenure, which stays until its release is confirmed. If calls wait behind it, it is in
+    /// their way until the release was sent. Returns `false` if it was ended or lost before.
+    fn end_tenure(&mut self, hold: &Hold, now: Moment) -> bool {
+        let ends = self.tenure_mut(hold).is_some_and(|tenure| tenure.end(now));
+        if ends && self.calls().next().is_none() && self.is_held_by(hold) {
+            self.state = State::Idle;
         }
         ends
     }
 
     /// Lets the next call try if this hold was in its way, and has ended.
-    pub(crate) fn end_hold(&mut self, hold: &Hold, actions: &mut Vec<Action<P>>) {
-        self.remove_beside(hold);
+    pub(crate) fn end_hold(&mut self, hold: &Hold, actions: &mut Actions<P>) {
         if self.is_held_by(hold) {
             self.advance(actions);
+        }
+    }
+
+    /// Ends a hold without its holder, as a shutdown does. Returns `false` if it has ended or is
+    /// lost already.
+    pub(crate) fn shut_down(&mut self, hold: &Hold, now: Moment, actions: &mut Actions<P>) -> bool {
+        let ends = self.tenure_mut(hold).is_some_and(|tenure| {
+            let was_held = tenure.current().is_some();
+            let ends = tenure.end(now);
+            if ends && was_held {
+                actions.push(Action::CountEnd);
+            }
+            ends
+        });
+        if ends {
+            self.end_hold(hold, actions);
+        }
+        ends
+    }
+
+    /// Ends a hold that goes on without its guard. Returns `false` if it has ended or is lost
+    /// already.
+    pub(crate) fn leave_hold(
+        &mut self,
+        hold: &Arc<Hold>,
+        now: Moment,
+        actions: &mut Actions<P>,
+    ) -> bool {
+        let ends = self.tenure_mut(hold).is_some_and(|tenure| tenure.end(now));
+        if ends {
+            actions.push(Action::CountEnd);
+            // First the report: the next holder has its own.
+            self.end_release(hold, &Ok(()), actions);
+            self.take_tenure(hold);
+            self.end_hold(hold, actions);
+        }
+        ends
+    }
+
+    /// Returns the change that releases a tenure, to be sent now.
+    pub(crate) fn begin_release(&self, hold: &Hold) -> Change {
+        hold.count_release();
+        let unused = self.tenure(hold).and_then(Tenure::unused);
+        Change::Release { taken_until: hold.taken_until(), unused }
+    }
+
+    /// Returns the tokens that a tenure of writers has left.
+    pub(crate) fn unused(&self, hold: &Hold) -> Option<Unused> {
+        self.tenure(hold)?.unused()
+    }
+
+    /// Records how a hold has ended that was released, and reports that, unless it is known
+    /// already. What the store no longer has is forgotten; the renewer gets what may exist there.
+    pub(crate) fn settle(
+        &mut self,
+        hold: &Arc<Hold>,
+        outcome: &Result<(), HoldFailure>,
+        actions: &mut Actions<P>,
+    ) {
+        let has_failed = matches!(outcome, Err(HoldFailure::Failed(_)));
+        let may_exist = has_failed || hold.may_begin;
+        if self.is_ending(hold) {
+            self.report_end(hold, outcome, actions);
+            if may_exist && !flawed(Flaw::ReleaseIsNotRepeated) {
+                actions.push(Action::Owe(hold.clone()));
+            }
+            // Last: a shutdown that finds nothing unfinished looks for payments next.
+            actions.push(Action::Finish);
+        }
+        if !has_failed {
+            self.forget(hold);
+        }
+    }
+
+    /// Like `settle`, for a debt that the renewer has paid, or pays no longer.
+    pub(crate) fn settle_debt(
+        &mut self,
+        hold: &Arc<Hold>,
+        outcome: &Result<(), HoldFailure>,
+        actions: &mut Actions<P>,
+    ) {
+        self.end_release(hold, outcome, actions);
+        self.forget(hold);
+    }
+
+    /// Reports how the release of a tenure goes, if that is not known yet. The renewer goes on with
+    /// it.
+    pub(crate) fn end_release(
+        &mut self,
+        hold: &Arc<Hold>,
+        outcome: &Result<(), HoldFailure>,
+        actions: &mut Actions<P>,
+    ) {
+        if self.is_ending(hold) {
+            self.report_end(hold, outcome, actions);
+            actions.push(Action::Finish);
+        }
+    }
+
+    fn is_ending(&self, hold: &Hold) -> bool {
+        matches!(self.tenure(hold), Some(Tenure { phase: Phase::Ending { .. }, .. }))
+    }
+
+    fn report_end(
+        &mut self,
+        hold: &Arc<Hold>,
+        outcome: &Result<(), HoldFailure>,
+        actions: &mut Actions<P>,
+    ) {
+        let Some(tenure) = self.tenure_mut(hold) else { return };
+        let is_lost = matches!(outcome, Err(HoldFailure::Lost));
+        let loss = if is_lost { Some(tenure.lose_after_end()) } else { None };
+        tenure.tell_watches(is_lost);
+        let was_reported = mem::take(&mut tenure.is_reported);
+        let phase = mem::replace(&mut tenure.phase, Phase::Owed);
+        let Phase::Ending { last: Some(last), ended } = phase else { return };
+        if !was_reported {
+            return;
+        }
+        let Use { since, site } = last;
+        let held = ended.since(since);
+        let fence = hold.fence();
+        let hold = hold.clone();
+        let report = match (outcome, loss) {
+            (_, Some(loss)) => Report::Lost { hold, fence, site: Some(site), loss },
+            (Err(HoldFailure::Failed(failure)), None) => {
+                Report::ReleaseFailed { hold, fence, site, failure: failure.clone() }
+            }
+            (Err(_), None) => return,
+            (Ok(()), None) => Report::Released { hold, fence, held },
+        };
+        actions.push(Action::Report(report));
+    }
+
+    /// Forgets a hold that no longer exists in the store. Another guard may have adopted it, too,
+    /// and not have learned of its end yet: that is still reported before the next hold begins.
+    fn forget(&mut self, hold: &Hold) {
+        self.tenures.retain(|tenure| {
+            let is_it = ptr::eq(&raw const *tenure.hold, hold);
+            let is_same = matches!(tenure.phase, Phase::Owed) && tenure.hold.id == hold.id;
+            !is_it && !is_same
+        });
+    }
+
+    /// Finds a tenure lost if its deadline has passed, and reports that. Returns `false` if it was
+    /// ended or lost before.
+    pub(crate) fn expire(
+        &mut self,
+        hold: &Arc<Hold>,
+        now: Moment,
+        actions: &mut Actions<P>,
+    ) -> bool {
+        let Some(cause) = hold.cause_at_deadline(now) else { return false };
+        let is_first = self.mark_lost(hold, cause);
+        if is_first {
+            // Its lease may not be over in Redis yet, where it would hold up the next call.
+            self.tell_lost(hold, true, actions);
+        }
+        is_first
+    }
+
+    /// Finds a tenure lost because the store no longer has it, and reports that.
+    pub(crate) fn lose(&mut self, hold: &Arc<Hold>, actions: &mut Actions<P>) {
+        if self.mark_lost(hold, LossCause::Gone) {
+            self.tell_lost(hold, hold.may_begin, actions);
+        }
+    }
+
+    /// Marks a tenure as lost, of which its guards know at once. [`Name::tell_lost`] follows when
+    /// it is known why. Returns `false` if it was ended or lost before.
+    pub(crate) fn mark_lost(&mut self, hold: &Hold, cause: LossCause) -> bool {
+        self.tenure_mut(hold).is_some_and(|tenure| tenure.lose(cause))
+    }
+
+    /// Records which other client has the lock of a hold that is gone.
+    pub(crate) fn set_taken(&mut self, hold: &Hold, by: String) {
+        if let Some(tenure) = self.tenure_mut(hold) {
+            tenure.set_taken(by);
+        }
+    }
+
+    /// Reports the loss of a tenure that was marked as lost, unless another input has, and cleans
+    /// up after it. Only then the next call may try: it has its own reports.
+    pub(crate) fn tell_lost(
+        &mut self,
+        hold: &Arc<Hold>,
+        may_exist: bool,
+        actions: &mut Actions<P>,
+    ) {
+        let Some(tenure) = self.tenure_mut(hold) else { return };
+        let Phase::Lost(last) = &mut tenure.phase else { return };
+        let last = last.take();
+        tenure.phase = Phase::Owed;
+        if !flawed(Flaw::LossIsNotTold) {
+            tenure.tell_watches(true);
+        }
+        let loss = tenure.set_loss();
+        if last.is_some() {
+            actions.push(Action::CountEnd);
+        }
+        let was_reported = mem::take(&mut tenure.is_reported);
+        let site = last.filter(|_| was_reported).map(|last| last.site);
+        let report = Report::Lost { hold: hold.clone(), fence: hold.fence(), site, loss };
+        actions.push(Action::Report(report));
+        if may_exist {
+            actions.push(Action::Owe(hold.clone()));
+        } else {
+            self.take_tenure(hold);
+        }
+        actions.push(Action::Finish);
+        if !flawed(Flaw::LossHoldsUpCalls) {
+            self.end_hold(hold, actions);
         }
     }
 
@@ -1706,23 +2097,166 @@ impl<P: Clone> Name<P> {
     pub(crate) fn end_kept(
         &mut self,
         now: Moment,
-        is_meant: impl FnOnce(&Hold) -> bool,
+        is_meant: impl FnOnce(&Tenure) -> bool,
     ) -> Option<Arc<Hold>> {
-        let hold = self.kept().filter(|hold| is_meant(hold))?.clone();
-        if flawed(Flaw::RecalledGoesOn) {
-            return Some(hold);
+        let kept = self.kept()?.clone();
+        if !self.tenure(&kept).is_some_and(is_meant) {
+            return None;
         }
-        if self.end_tenure(&hold, now) { Some(hold) } else { None }
+        if flawed(Flaw::RecalledGoesOn) || self.end_tenure(&kept, now) { Some(kept) } else { None }
+    }
+
+    /// Releases a kept lock that no call has used for long enough. Returns when to look again, if
+    /// it is still kept.
+    pub(crate) fn look_at_kept(
+        &mut self,
+        hold: &Arc<Hold>,
+        now: Moment,
+        actions: &mut Actions<P>,
+    ) -> Option<Moment> {
+        let is_meant = |kept: &Tenure| {
+            ptr::eq(&raw const *kept.hold, &raw const **hold)
+                && kept.kept_end().is_some_and(|end| end <= now)
+        };
+        if let Some(kept) = self.end_kept(now, is_meant) {
+            actions.push(Action::Owe(kept));
+            return None;
+        }
+        self.tenure_mut(hold)?.next_look()
     }
 
     /// Notes that another client waits for the hold with this nonce.
     pub(crate) fn set_wanted(&mut self, nonce: u64) {
         match &mut self.state {
-            State::Held(hold) if hold.id.nonce == nonce => hold.set_wanted(),
+            State::Held(hold) if hold.id.nonce == nonce => {
+                let hold = hold.clone();
+                if let Some(tenure) = self.tenure_mut(&hold) {
+                    tenure.set_wanted();
+                }
+            }
             State::Asking(_) | State::Waiting(_) if flawed(Flaw::WantedTooEarly) => {}
             State::Asking(talk) | State::Waiting(talk) => drop(talk.wanted.insert(nonce)),
             _ => {}
         }
+    }
+
+    /// Notes that another client waits for a lock, and has it released if it is only kept.
+    pub(crate) fn set_hold_wanted(&mut self, hold: &Hold, now: Moment, actions: &mut Actions<P>) {
+        if let Some(tenure) = self.tenure_mut(hold) {
+            tenure.set_wanted();
+        }
+        let kept = self.end_kept(now, |kept| kept.hold.id == hold.id);
+        actions.extend(kept.map(Action::Owe));
+    }
+
+    /// Returns the signal of waiting clients of a hold.
+    pub(crate) fn wanted_signal(&mut self, hold: &Hold) -> WantedSignal {
+        match self.tenure_mut(hold) {
+            Some(tenure) => tenure.wanted_signal(),
+            None => WantedSignal::over(false),
+        }
+    }
+
+    /// Returns `true` if the store notifies this client when another one waits.
+    pub(crate) fn is_told(&self, hold: &Hold) -> bool {
+        self.tenure(hold).is_some_and(Tenure::is_told)
+    }
+
+    pub(crate) fn set_told(&mut self, hold: &Hold) {
+        if let Some(tenure) = self.tenure_mut(hold) {
+            tenure.set_told();
+        }
+    }
+
+    /// Returns the signal of the end of a hold: from now on `shared`, if there is one.
+    pub(crate) fn end_signal(&mut self, hold: &Hold, shared: Option<&EndSignal>) -> EndSignal {
+        if let Some(tenure) = self.tenure_mut(hold) {
+            return tenure.end_signal(shared);
+        }
+        let signal = shared.cloned().unwrap_or_default();
+        signal.tell(hold.was_lost());
+        signal
+    }
+
+    /// Tells those that watch a hold that it is over, although it is not known yet how its release
+    /// ends.
+    pub(crate) fn tell_over(&mut self, hold: &Hold) {
+        if let Some(tenure) = self.tenure_mut(hold) {
+            tenure.tell_over();
+        }
+    }
+
+    /// Records a message that a tenure was ended by force.
+    pub(crate) fn set_forced(&mut self, hold: &Hold) {
+        if let Some(tenure) = self.tenure_mut(hold) {
+            tenure.set_forced();
+        }
+    }
+
+    /// Goes on with a lease that is due to be renewed, or to be found lost.
+    pub(crate) fn renew(
+        &mut self,
+        hold: &Arc<Hold>,
+        now: Moment,
+        actions: &mut Actions<P>,
+    ) -> Renewal {
+        // This process may have been paused for longer than the lease.
+        self.expire(hold, now, actions);
+        let Some(tenure) = self.tenure(hold) else { return Renewal::Over };
+        // One that is due so soon can be renewed along with others.
+        let soon = now.after(hold.lease() / TOGETHER);
+        match hold.next_step(tenure.is_renewed()) {
+            Some(next) if next.renews && next.due <= soon => Renewal::Due(tenure.to_renew(now)),
+            Some(next) => Renewal::At(next.due),
+            None => Renewal::Over,
+        }
+    }
+
+    /// Records that a request sent at `sent` has renewed a hold for `lease`.
+    pub(crate) fn renewed(&mut self, hold: &Hold, sent: Moment, lease: Duration, now: Moment) {
+        // From before the request, because Redis may have executed it at any time since.
+        hold.extend(sent, lease, now);
+        if let Some(tenure) = self.tenure_mut(hold)
+            && mem::take(&mut tenure.failing)
+        {
+            tenure.set_last_failure(None);
+        }
+    }
+
+    /// Records that a renewal has failed. Returns `true` if the one before had not, and there is
+    /// time to try again.
+    pub(crate) fn renewal_failed(&mut self, hold: &Hold, failure: &Failure, now: Moment) -> bool {
+        let Some(tenure) = self.tenure_mut(hold) else { return false };
+        tenure.set_last_failure(Some(failure));
+        !hold.remaining(now).is_zero() && !mem::replace(&mut tenure.failing, true)
+    }
+
+    /// Returns the change that checks whether a hold exists.
+    pub(crate) fn to_check(&self, hold: &Hold) -> Change {
+        if self.tenure(hold).is_some_and(Tenure::asks_if_wanted) {
+            Change::Watch { lease: None }
+        } else {
+            Change::Check
+        }
+    }
+
+    /// Reports a hold that lasts for longer than `after`, once. Returns when to look next.
+    pub(crate) fn look_at_long(
+        &mut self,
+        hold: &Arc<Hold>,
+        after: Duration,
+        now: Moment,
+        actions: &mut Actions<P>,
+    ) -> Option<Moment> {
+        let tenure = self.tenure_mut(hold)?;
+        if let Some(held) = tenure.report_long(after, now)
+            && let Some(current) = tenure.current()
+        {
+            let site = current.site.clone();
+            let report = Report::HeldLong { hold: hold.clone(), fence: hold.fence(), site, held };
+            actions.push(Action::Report(report));
+        }
+        tenure.next_long_look(after, now)
     }
 
     /// Returns the calls that wait, the first one first.

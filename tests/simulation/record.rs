@@ -8,7 +8,7 @@ use redis::Value;
 use crate::base::clock;
 use crate::base::failure::Failure;
 use crate::base::sync::executor::Process;
-use crate::protocol::lease::reliable;
+use crate::protocol::hold::reliable;
 use crate::simulation::network::Pair;
 use crate::simulation::world::{self, NameState};
 use crate::store::hold_id::HoldId;

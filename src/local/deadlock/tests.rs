@@ -1,11 +1,12 @@
 //! Deadlocks of clients that exchange their messages in memory.
 
 use std::collections::HashSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::config::LockOptions;
-use crate::protocol::call::tests::caller;
+use crate::local::reporter::Reporter;
+use crate::protocol::name::Ending;
 use crate::store::hold_id::HoldId;
 
 const NAMES: usize = 4;
@@ -29,6 +30,8 @@ struct World {
     random: u64,
     now: usize,
     queues: WaitQueues,
+    /// What the threads hold.
+    reporter: Reporter,
     clients: [Deadlocks; CLIENTS],
     threads: Vec<Thread>,
     nonces: u64,
@@ -36,6 +39,11 @@ struct World {
     calls: HashMap<(usize, u64), Known>,
     /// The circles that each client has reported.
     reported: Vec<(usize, Circle)>,
+}
+
+fn options() -> LockOptions {
+    let lease = Duration::from_secs(100);
+    LockOptions { lease, tenure: Some(lease), ..LockOptions::default() }
 }
 
 fn id(client: usize) -> String {
@@ -62,9 +70,8 @@ impl World {
         self.nonces += 1;
         let (kind, client) = (HoldKind::Lock, id(thread % CLIENTS).into());
         let id = HoldId { kind, name: name.to_string().into(), client, nonce: self.nonces };
-        let hold =
-            Hold::new(id, 1, 0, &caller(&LockOptions::default()), Moment::now(), Moment::now());
-        self.threads[thread].holds.push((name, Arc::new(hold)));
+        let hold = self.reporter.wait_queues.held(&id, &options());
+        self.threads[thread].holds.push((name, hold));
     }
 
     fn wait(&mut self, thread: usize, name: usize) {
@@ -158,7 +165,7 @@ impl World {
             }
             (_, None) if self.threads[thread].holds.iter().any(|(held, _)| *held == name) => {
                 let (_, hold) = self.threads[thread].holds.pop().expect("it has one");
-                assert!(hold.end(Moment::now()));
+                assert!(self.reporter.leave(&hold));
             }
             (_, None) if self.holder(name).is_some() => self.wait(thread, name),
             (_, None) => self.take(thread, name),
@@ -253,7 +260,9 @@ fn a_thread_whose_hold_was_handed_on_is_in_no_deadlock() {
     (0..2).for_each(|thread| world.take(thread, thread));
     world.wait(0, 1);
     let (_, hold) = &world.threads[0].holds[0];
-    hold.begin_next(&caller(&LockOptions::default()), Moment::now());
+    let next = HoldId { nonce: 7, ..hold.id.clone() };
+    world.reporter.wait_queues.call(&next, &options()).expect("open");
+    assert_eq!(world.reporter.wait_queues.end(hold, true), Ending::GoesOn);
     world.wait(1, 0);
     world.look(1);
     while !world.messages.is_empty() {

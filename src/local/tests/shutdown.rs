@@ -78,7 +78,7 @@ fn an_in_doubt_hold_is_released_twice() {
     shut_down(&scene.shared, SOON).expect("released");
     assert!(scene.store.releases() >= 2);
     scene.expect_events(["acquired", "released"]);
-    assert!(!level.hold.lease.is_lost(Moment::now()));
+    assert!(!level.hold.is_lost(Moment::now()));
 }
 
 #[test]

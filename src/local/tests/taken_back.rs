@@ -95,7 +95,7 @@ fn scene_with_a_kept_lock(lease: Duration) -> Scene {
     scene.unlock_on_drop(&level.hold);
     let kept = |scene: &Scene| scene.shared.stats().kept;
     assert_eq!(kept(&scene), 1);
-    level.hold.current.lock().room = 0;
+    scene.shared.wait_queues.with(&level.hold.id, |name| name.use_up_tokens(&level.hold));
     scene.store.registrations.lock().clear();
     scene
 }

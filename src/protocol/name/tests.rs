@@ -48,7 +48,7 @@ pub(crate) fn turn<P>() -> Turn<P> {
         keeps_order: true,
         backoff: (SOON, SOON),
         retry_window: SOON,
-        actions: Vec::new(),
+        actions: Actions::new(),
     }
 }
 
@@ -80,6 +80,13 @@ fn options() -> LockOptions {
 
 fn keeping() -> LockOptions {
     LockOptions { keep: SOON, ..options() }
+}
+
+impl<P: Clone> Name<P> {
+    /// Leaves a tenure without tokens for more holds.
+    pub(crate) fn use_up_tokens(&mut self, hold: &Hold) {
+        self.tenure_mut(hold).expect("it is not over").room = 0;
+    }
 }
 
 /// A name, and the time.
@@ -213,18 +220,43 @@ impl World {
     }
 
     fn end_without_handoff(&mut self, hold: &Arc<Hold>) {
-        let mut actions = Vec::new();
+        let mut actions = Actions::new();
         let ending = self.name.end(hold, false, true, Moment::now(), &mut actions);
         assert_eq!(ending, Ending::Released { is_awaited: true });
         assert!(actions.is_empty(), "it hands nothing off");
     }
 
-    fn settle(&mut self, hold: &Hold) {
-        self.name.settle(hold);
+    fn settle(&mut self, hold: &Arc<Hold>) {
+        self.name.settle(hold, &Ok(()), &mut self.turn.actions);
+        self.tell();
+    }
+
+    fn mark_lost(&mut self, hold: &Hold) {
+        assert!(self.name.mark_lost(hold, LossCause::Gone));
+    }
+
+    fn tell_lost(&mut self, hold: &Arc<Hold>) {
+        self.name.tell_lost(hold, false, &mut self.turn.actions);
+        self.tell();
+    }
+
+    /// Begins a tenure with this id that came by no conversation, and reports that it has begun.
+    fn begin_beside(&mut self, id: HoldId, fence: u64) -> Option<Arc<Hold>> {
+        let now = Moment::now();
+        let grant = Grant { fence, room: 0, may_begin: false, sent: now, replied: now };
+        let tenure = Tenure::new(id, &grant, &caller(&options()));
+        let hold = self.name.begin_beside(tenure, now, &mut self.turn.actions)?;
+        self.report_begin(&hold);
+        Some(hold)
+    }
+
+    fn report_begin(&mut self, hold: &Arc<Hold>) {
+        self.name.report_begin(hold, self.turn.now, &mut self.turn.actions);
+        self.turn.actions.retain(|it| !matches!(it, Action::Report(Report::Acquired { .. })));
     }
 
     /// Returns the actions since the last time.
-    fn actions(&mut self) -> Vec<Action<Told>> {
+    fn actions(&mut self) -> Actions<Told> {
         mem::take(&mut self.turn.actions)
     }
 
@@ -236,7 +268,10 @@ impl World {
 
     /// Returns the holds that the actions since the last time report to be over.
     fn ended(&mut self) -> Vec<Arc<Hold>> {
-        let ended = |action| if let Action::End(hold) = action { Some(hold) } else { None };
+        let ended = |action| match action {
+            Action::Report(Report::Released { hold, .. } | Report::Lost { hold, .. }) => Some(hold),
+            _ => None,
+        };
         self.actions().into_iter().filter_map(ended).collect()
     }
 
@@ -357,9 +392,9 @@ fn a_reader_that_leaves_when_the_lease_is_over_finds_it_lost_though_no_call_has_
     let mut world = World::new();
     let (hold, _) = readers::<1>(&mut world);
     let now = Moment::now();
-    let over = now.after(hold.lease.remaining(now));
-    assert!(hold.lease.is_open());
-    assert_eq!(world.name.end(&hold, false, false, over, &mut Vec::new()), Ending::Lost);
+    let over = now.after(hold.remaining(now));
+    assert!(hold.is_open());
+    assert_eq!(world.name.end(&hold, false, false, over, &mut Actions::new()), Ending::Lost);
 }
 
 #[test]
@@ -389,7 +424,7 @@ fn no_reader_joins_after_a_writer_or_the_tenure_or_with_other_terms() {
     }
     let mut world = World::new();
     let (hold, _) = readers::<1>(&mut world);
-    assert!(hold.lose());
+    world.mark_lost(&hold);
     assert_eq!(world.end(&hold), Ending::Lost);
     asks(&world.call_as(HoldKind::Read, &options(), Wait::Endless).next);
 }
@@ -435,10 +470,12 @@ fn a_lock_is_handed_off_to_the_first_call() {
     let mut world = World::new();
     let [_, second, third] = world.calls();
     let mine = world.acquire();
+    world.report_begin(&mine);
     let ending = world.name.end(&mine, true, true, Moment::now(), &mut world.turn.actions);
     assert_eq!(ending, Ending::GoesOn);
     let actions = &world.turn.actions[..];
-    let is_reported_first = matches!(actions, [Action::ReportHandoff(_), Action::Tell(..)]);
+    let is_reported_first =
+        matches!(actions, [Action::Report(Report::Released { .. }), Action::Tell(..)]);
     assert!(is_reported_first, "{actions:?}");
     world.tell();
     let got = second.told.outcome();
@@ -457,10 +494,11 @@ fn a_lost_hold_lets_the_next_call_try() {
     let mut world = World::new();
     let [_, second] = world.calls();
     let mine = world.acquire();
-    assert!(mine.lose());
+    world.mark_lost(&mine);
     assert_eq!(world.end(&mine), Ending::Lost);
-    world.end_hold(&mine);
-    world.end_hold(&mine);
+    assert!(second.told.is_empty(), "the loss was not reported");
+    world.tell_lost(&mine);
+    world.tell_lost(&mine);
     assert!(second.told.is_turn());
 }
 
@@ -473,8 +511,8 @@ fn no_call_goes_before_the_report_of_a_loss() {
     std::thread::sleep(Duration::from_millis(20));
     let second = world.call(Wait::Endless);
     assert!(is_parked(&second.next));
-    assert!(mine.expire(Moment::now()));
-    world.end_hold(&mine);
+    assert!(world.name.expire(&mine, Moment::now(), &mut world.turn.actions));
+    world.tell();
     assert!(second.told.is_turn());
 }
 
@@ -510,6 +548,7 @@ fn a_new_hold_shows_that_the_earlier_ones_have_ended() {
     let mut world = World::new();
     world.call(Wait::Endless);
     let mine = world.acquire();
+    world.report_begin(&mine);
     world.end(&mine);
     world.call(Wait::Endless);
     world.acquire();
@@ -519,42 +558,43 @@ fn a_new_hold_shows_that_the_earlier_ones_have_ended() {
 #[test]
 fn a_new_hold_shows_that_those_beside_it_and_before_it_are_over() {
     let mut world = World::new();
-    let [earlier, ended, later] = [0, 0, 2].map(|fence| {
-        let (id, now) = (world.id(HoldKind::Lock), Moment::now());
-        Arc::new(Hold::new(id, fence, 0, &caller(&options()), now, now))
-    });
-    assert!(world.name.begin_beside(&earlier).is_empty() && !world.name.is_over());
-    let over = world.name.begin_beside(&ended);
+    let [id, other, last] = [(); 3].map(|()| world.id(HoldKind::Lock));
+    let earlier = world.begin_beside(id, 0).expect("it is the first");
+    assert!(world.ended().is_empty() && !world.name.is_over());
+    let ended = world.begin_beside(other, 0).expect("it is later");
+    let over = world.ended();
     assert!(Arc::ptr_eq(&over[0], &earlier) && over.len() == 1);
     assert_eq!(world.end(&ended), Ending::Released { is_awaited: false });
     asks(&world.call(Wait::Endless).next);
     let hold = world.acquire();
+    world.report_begin(&hold);
     let over = world.ended();
     assert!(Arc::ptr_eq(&over[0], &ended) && over.len() == 1);
-    let over = world.name.begin_beside(&later);
+    let later = world.begin_beside(last, 2).expect("it is later");
+    let over = world.ended();
     assert!(Arc::ptr_eq(&over[0], &hold) && over.len() == 1);
-    let (before, after) = (Moment::FIRST, Moment::now().after(Duration::from_secs(1)));
+    let before = Moment::FIRST;
+    let after = Moment::now().after(Duration::from_secs(1));
     assert!(world.name.is_followed(&earlier, before) && !world.name.is_followed(&earlier, after));
-    world.end_hold(&hold);
-    world.end_hold(&later);
+    world.mark_lost(&later);
+    world.tell_lost(&later);
     assert!(world.name.is_over());
 }
 
 #[test]
 fn a_release_by_one_guard_leaves_the_end_of_another_to_be_reported() {
     let mut world = World::new();
-    let (id, now) = (world.id(HoldKind::Lock), Moment::now());
-    let adopt = || Arc::new(Hold::new(id.clone(), 0, 0, &caller(&options()), now, now));
-    let guards = [adopt(), adopt()];
-    for guard in &guards {
-        assert!(world.name.begin_beside(guard).is_empty(), "it is the same hold");
-    }
+    let id = world.id(HoldKind::Lock);
+    let guards = [(); 2].map(|()| world.begin_beside(id.clone(), 0).expect("the same hold"));
+    assert!(world.ended().is_empty());
     for guard in &guards {
         world.end(guard);
     }
-    world.name.settle(&guards[0]);
-    let next = Arc::new(Hold::new(world.id(HoldKind::Lock), 1, 0, &caller(&options()), now, now));
-    let over = world.name.begin_beside(&next);
+    world.settle(&guards[0]);
+    assert!(Arc::ptr_eq(&world.ended()[0], &guards[0]));
+    let next = world.id(HoldKind::Lock);
+    world.begin_beside(next, 1).expect("it is later");
+    let over = world.ended();
     assert!(Arc::ptr_eq(&over[0], &guards[1]) && over.len() == 1);
 }
 
@@ -571,6 +611,7 @@ fn a_writer_shows_that_readers_of_its_client_are_over() {
     })) else {
         panic!("a hold")
     };
+    world.report_begin(&before);
     asks(&world.due(&waits));
     world.acquire();
     let ended = world.ended();
@@ -820,7 +861,8 @@ fn a_wish_that_overtakes_the_reply_is_kept_whatever_comes_late() {
     for nonce in [first.number, first.number + 7] {
         world.name.set_wanted(nonce);
     }
-    assert!(world.acquire().is_wanted());
+    let hold = world.acquire();
+    assert!(world.name.tenure(&hold).is_some_and(Tenure::is_wanted));
 }
 
 #[test]
@@ -912,7 +954,7 @@ fn a_kept_lock_is_the_next_calls() {
 /// A kept lock without a token for the next hold.
 fn kept_without_tokens(world: &mut World) -> Arc<Hold> {
     let hold = kept(world);
-    hold.current.lock().room = 0;
+    world.name.use_up_tokens(&hold);
     hold
 }
 
@@ -925,7 +967,8 @@ fn a_kept_lock_without_tokens_is_asked_for_more() {
     let more = AcquireReply::Acquired { fence: 8, others: Vec::new(), room: 2, wanted: true };
     let got = world.reply(Ok(more));
     assert!(matches!(got, Next::Done(Outcome::Kept(_))));
-    assert!(hold.is_wanted() && hold.fence() == 7, "the hold that begins has the next");
+    let is_wanted = world.name.tenure(&hold).is_some_and(Tenure::is_wanted);
+    assert!(is_wanted && hold.fence() == 8);
 }
 
 #[test]
@@ -935,8 +978,8 @@ fn a_kept_lock_that_is_lost_or_in_doubt_is_given_up_for_a_new_one() {
     keep_call(&mut world);
     let asked = world.reply(held());
     assert_eq!(asks(&asked).registration, Registration::IfHeld);
-    let actions = world.actions();
-    assert!(matches!(&actions[..], [.., Action::Lose(lost)] if Arc::ptr_eq(lost, &hold)));
+    let over = world.ended();
+    assert!(Arc::ptr_eq(&over[0], &hold) && over.len() == 1);
     let mut world = World::new();
     let hold = kept_without_tokens(&mut world);
     keep_call(&mut world);
@@ -1195,7 +1238,7 @@ fn a_permit_is_released_where_no_call_can_have_it() {
     let mut world = World::new();
     let (permit, first, []) = permits::<0>(&mut world);
     world.reply(held());
-    assert!(permit.lose());
+    world.mark_lost(&permit);
     assert_eq!(world.end(&permit), Ending::Lost);
     assert!(first.told.is_empty());
     let mut world = World::new();
