@@ -263,7 +263,7 @@ fn the_end_of_the_command_is_noticed_at_once() {
         let mut running = Running::start(leasehold(&server, &args).stdin(Stdio::piped()));
         assert_eq!(running.next(), "holds");
         // The program also looks at the command itself, every second. It has just done so.
-        thread::sleep(Duration::from_millis(1000));
+        thread::sleep(Duration::from_secs(1));
         let end = Instant::now();
         running.close_input();
         running.code();

@@ -83,21 +83,33 @@ impl Child {
         // this process.
         let job = new_job()
             .and_then(|job| job.assign_process(process.as_raw_handle() as isize).map(|()| job));
-        let job = job.map_err(|error| {
-            process.kill().ok();
-            in_job("put the command into a job object")(error)
-        })?;
+        let job = match job {
+            Ok(job) => Some(job),
+            // It has ended already, and has no place in a job any more.
+            Err(_) if matches!(process.try_wait(), Ok(Some(_))) => None,
+            Err(error) => {
+                process.kill().ok();
+                return Err(in_job("put the command into a job object")(error));
+            }
+        };
         let handle = process.as_handle().try_clone_to_owned();
         let handle = handle.map_err(ExitError::system("keep a handle of the command"))?;
         let id = process.id();
         let (status, ended) = bounded(1);
         let received = signals.source.sender.clone();
         let waiting = thread::Builder::new().name("leasehold-command".into()).spawn(move || {
-            status.send(process.wait()).ok();
+            let ended = process.wait();
+            let is_success = ended.as_ref().is_ok_and(ExitStatus::success);
+            status.send(ended).ok();
+            if !is_success {
+                // A key may have ended it, which must be received first: it does not end the
+                // release of the lock.
+                thread::sleep(2 * LOOK);
+            }
             received.send(Received::Child).ok();
         });
         waiting.map_err(ExitError::system("start a thread"))?;
-        Ok(Self { id, handle, ended, has_own_group, ours, job: Some(job) })
+        Ok(Self { id, handle, ended, has_own_group, ours, job })
     }
 
     /// Returns `true` if the ended process never became the command.
@@ -127,6 +139,9 @@ impl Child {
     ///
     /// If there is no way to send it to these processes alone.
     pub(crate) fn send(&self, _signal: i32) -> io::Result<()> {
+        if !self.ended.is_empty() {
+            return Ok(());
+        }
         if self.has_own_group {
             return Group(self.id).terminate();
         }
