@@ -644,13 +644,6 @@ fn settings_for_tls_are_not_ignored() {
 }
 
 #[test]
-#[cfg(not(feature = "tls-insecure"))]
-fn an_insecure_connection_needs_a_feature() {
-    let tls = Authority::new("good").trusted();
-    assert_refused(hasty().tls(tls), "rediss", "#insecure", "tls-insecure");
-}
-
-#[test]
 #[cfg(feature = "tls-insecure")]
 fn an_insecure_connection_does_not_look_at_the_certificate() {
     for version in VERSIONS {
