@@ -147,6 +147,7 @@ pub(super) fn report<T>(
 /// Gives back new holds, with an error, if the client was closed in the meantime, or the wait
 /// cancelled: the thread that did so may be what has freed their locks.
 fn check_wanted(shared: &Shared, caller: &Caller, holds: &[Arc<Hold>]) -> Result<()> {
+    // After the holds have begun: a thread that closes or cancels later finds them, not the call.
     let wanted = match (&caller.canceller, holds) {
         _ if shared.wait_queues.closed.load(Ordering::SeqCst) => Err(Error::Closed),
         (Some(canceller), [hold, ..]) => canceller.check(&hold.id.name),
@@ -262,6 +263,7 @@ impl<'a> LockCall<'a> {
                 // A client has one place among the waiting clients: that of the call which may try
                 // again.
                 Outcome::Alone => self.alone = Some(Name::NEW),
+                // Known from the reply to another call, perhaps: this one may have sent no request.
                 Outcome::Busy => {
                     reporter.report_contended(name, &mut self.contended);
                     return Ok(None);
@@ -431,8 +433,8 @@ impl<'a> LockCall<'a> {
         let (result, actions) = self.with(|name| {
             let mut turn = wait_queues.turn(config, &**store);
             let result = act(name, &mut turn);
-            reporter.report(&mut turn.actions);
-            (result, turn.actions)
+            reporter.report(&mut turn.step.actions);
+            (result, turn.step.actions)
         });
         // Not while the name is locked: actions wake threads and write requests.
         for action in &actions {

@@ -67,6 +67,7 @@ struct SetCall<'a> {
 impl Drop for SetCall<'_> {
     fn drop(&mut self) {
         for group in self.asked.drain(..) {
+            // A panic has come between these requests and their replies.
             group.owe(self.shared, self.caller);
         }
         self.give_up_unanswered();

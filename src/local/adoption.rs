@@ -53,6 +53,7 @@ pub(crate) struct DetachedHold {
 /// If it cannot be renewed, or is over. Then its guard still has it.
 pub(crate) fn detach(shared: &Shared, hold: &Arc<Hold>) -> Result<DetachedHold> {
     verify(shared, slice::from_ref(hold), true)?;
+    // Renewed first, so that whoever adopts it has a whole lease for that.
     let left = leave(shared, hold, "detach")?;
     show_depth(shared, &left, DETACHED);
     Ok(left)

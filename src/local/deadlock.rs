@@ -157,6 +157,7 @@ impl Deadlocks {
         let probe = table.next_number();
         let wait = table.waits.get_mut(&number)?;
         wait.probe = probe;
+        // What an earlier look has found may have changed in between.
         wait.found = None;
         table.follow(queues, number, Probe { number: probe, path: Vec::new() })
     }

@@ -191,6 +191,7 @@ fn conclude(
                 });
             }
         }
+        // The thread has the rest of the time of its request to learn why.
         (_, Ok(HoldReply::Gone)) => shared.reporter.lose_and_look(hold, deadline),
         // Another program has replaced the lock with something else.
         (Change::Check | Change::Renew { .. } | Change::Watch { .. }, Err(failure))
@@ -217,6 +218,7 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
     shared.check_process()?;
     let attempt = if renews { "renew" } else { "verify" };
     let Some(first) = holds.first() else { return Ok(()) };
+    // What the clock of this process shows, no server needs to be asked.
     if let Some(hold) = holds.iter().find(|hold| !shared.is_valid(hold)) {
         return Err(hold.to_error(HoldFailure::of(hold), attempt, Moment::now()));
     }
@@ -248,8 +250,8 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
 }
 
 /// Returns the signal of other clients that wait for the lock. Asks whether one does, and for a
-/// message once one does. If that fails, renewals continue to ask. Messages about an adopted hold go to the client that began it, so each
-/// call asks whether such a hold is wanted.
+/// message once one does. If that fails, renewals continue to ask. Messages about an adopted hold
+/// go to the client that began it, so each call asks whether such a hold is wanted.
 pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>) -> WantedSignal {
     let names = &shared.wait_queues;
     let signal = names.with(&hold.id, |name| name.wanted_signal(hold));

@@ -58,7 +58,10 @@ impl HeldLock {
     /// `None` if it is not held: the client only keeps the lock, or the hold is over.
     fn of(tenure: &Tenure, now: Moment) -> Option<Self> {
         let hold = &tenure.hold;
-        let current = tenure.current().filter(|_| hold.is_valid(now))?;
+        if !hold.is_valid(now) {
+            return None;
+        }
+        let current = tenure.current()?;
         Some(Self {
             name: hold.id.name.to_string(),
             kind: hold.id.kind.row().held_as,

@@ -130,6 +130,7 @@ fn end_level(shared: &Shared, hold: &Arc<Hold>) -> Result<()> {
     let pauses = Pauses::of_request(&shared.wait_queues);
     let outcome = set_depth(shared, hold, depth, Wait::No, &pauses);
     if let Err(HoldFailure::Failed(failure)) = &outcome {
+        // The next request about the hold sets the depth anyway.
         shared.reporter.log_failed_level(hold, failure);
     }
     let mut result = Ok(());
@@ -157,6 +158,7 @@ fn release_before_next(
             write_by: request.deadline,
             on_reply: Box::new(move |reply| {
                 if let Ok(reply) = &reply {
+                    // By the thread that reads it, before it reads a reply to the next call.
                     reporter.report_reply(&released, Ok(*reply));
                 }
                 // The thread that unlocks waits for it.
@@ -238,6 +240,7 @@ fn release_unawaited(shared: &Shared, holds: &[Arc<Hold>], write_by: Option<Inst
 /// Ends a hold in this process: from here on it is not renewed, or it is another thread's if it was
 /// handed off. What was lost does not exist any more, or is being cleaned up.
 fn end_locally(shared: &Shared, hold: &Arc<Hold>, hands_off: bool) -> Ending {
+    // First: from here on a call of this thread waits like any other.
     shared.held_locks.remove(hold);
     let (ending, actions) = shared.reporter.end_here(hold, hands_off);
     let times = shared.times_for(hold.lease());
@@ -259,6 +262,7 @@ fn end_locally(shared: &Shared, hold: &Arc<Hold>, hands_off: bool) -> Ending {
 fn post_depth(shared: &Shared, hold: &Arc<Hold>, depth: u32) {
     hold.set_depth(depth);
     if !shared.is_valid(hold) {
+        // There is no level to take away any more.
         return;
     }
     let deadline = shared.request_deadline(hold);

@@ -1,8 +1,8 @@
 //! The renewer's thread.
 //!
-//! Decides in which order work is done, when leases are renewed together, and what happens to a lease
-//! whose renewal fails. Finds a lease lost at its local deadline even while the store does not
-//! reply.
+//! Decides in which order work is done, when leases are renewed together, and what happens to a
+//! lease whose renewal fails. Finds a lease lost at its local deadline even while the store does
+//! not reply.
 //!
 //! While the thread has leases, it wakes at least every second, to notice a resume after a suspend,
 //! and to drop leases that have ended.
@@ -137,6 +137,7 @@ impl RenewerThread {
     fn prepare(&mut self) {
         for hold in mem::take(&mut self.unprepared) {
             if hold.is_open() {
+                // Most locks are released before they need a renewal, and cost no connection.
                 self.jobs.prepare(&hold.id.name);
             }
         }
@@ -169,14 +170,11 @@ impl RenewerThread {
                 Message::Watch => {
                     // Other clients may have asked for these locks while no message arrived.
                     let holds = self.all_work().filter_map(Scheduled::as_hold);
-                    let names = &self.reporter.wait_queues;
-                    let asks = |hold: &&Arc<Hold>| {
-                        let check = names.with(&hold.id, |name| name.to_check(hold));
-                        matches!(check, Change::Watch { .. })
-                    };
-                    let holds: Vec<_> = holds.filter(asks).cloned().collect();
+                    let holds: Vec<_> = holds.cloned().collect();
                     for hold in holds {
-                        self.timers.add_at(Moment::FIRST, Scheduled::Check(hold));
+                        if let Change::Watch { .. } = self.check_of(&hold) {
+                            self.timers.add_at(Moment::FIRST, Scheduled::Check(hold));
+                        }
                     }
                 }
                 Message::Work(due, work) => {
@@ -190,6 +188,7 @@ impl RenewerThread {
                 }
             }
         }
+        // What was received may be all that is still held.
         self.timers.compact(Moment::now());
     }
 
@@ -215,7 +214,7 @@ impl RenewerThread {
 
     /// Reports how the release of a hold goes, unless that is known.
     fn report_end(&self, hold: &Arc<Hold>, outcome: &Result<(), HoldFailure>) {
-        self.reporter.step(&hold.id, |name, _, actions| name.end_release(hold, outcome, actions));
+        self.reporter.step(&hold.id, |name, step| name.end_release(hold, outcome, step));
     }
 
     /// Ends all leases, and tries again now to remove in-doubt holds.
@@ -287,10 +286,7 @@ impl RenewerThread {
             && let Some(work) = self.timers.pop(now)
         {
             let change = match &work {
-                Scheduled::Check(hold) => {
-                    let names = &self.reporter.wait_queues;
-                    Some(names.with(&hold.id, |name| name.to_check(hold)))
-                }
+                Scheduled::Check(hold) => Some(self.check_of(hold)),
                 Scheduled::Hold(hold) => self.renew(hold),
                 Scheduled::Kept(hold) => {
                     self.look_at_kept(hold);
@@ -313,12 +309,17 @@ impl RenewerThread {
     /// Returns the request that renews a lease, if that is due. A call may have renewed it since it
     /// was scheduled, or released the lock.
     fn renew(&mut self, hold: &Arc<Hold>) -> Option<Change> {
-        match self.reporter.step(&hold.id, |name, now, actions| name.renew(hold, now, actions)) {
+        match self.reporter.step(&hold.id, |name, step| name.renew(hold, step)) {
             Renewal::Due(change) => return Some(change),
             Renewal::At(due) => self.timers.add_at(due, Scheduled::Hold(hold.clone())),
             Renewal::Over => {}
         }
         None
+    }
+
+    /// Returns the change that checks whether a hold exists.
+    fn check_of(&self, hold: &Hold) -> Change {
+        self.reporter.wait_queues.with(&hold.id, |name| name.to_check(hold))
     }
 
     /// Returns the change that pays a debt, to be sent now.
@@ -334,9 +335,7 @@ impl RenewerThread {
     /// not at once, because a thread may be asking for more of its tokens. A lock in use is looked
     /// at again once it is kept again.
     fn look_at_kept(&mut self, hold: &Arc<Hold>) {
-        let next = self
-            .reporter
-            .step(&hold.id, |name, now, actions| name.look_at_kept(hold, now, actions));
+        let next = self.reporter.step(&hold.id, |name, step| name.look_at_kept(hold, step));
         if let Some(due) = next {
             let due = due.max(Moment::now().after(COLLECT_TIME));
             self.timers.add_at(due, Scheduled::Kept(hold.clone()));
@@ -345,9 +344,7 @@ impl RenewerThread {
 
     fn look_at_long(&mut self, hold: &Arc<Hold>) {
         let Some(after) = self.reporter.warn_held else { return };
-        let next = self
-            .reporter
-            .step(&hold.id, |name, now, actions| name.look_at_long(hold, after, now, actions));
+        let next = self.reporter.step(&hold.id, |name, step| name.look_at_long(hold, after, step));
         if let Some(due) = next {
             self.timers.add_at(due, Scheduled::Long(hold.clone()));
         }
@@ -400,6 +397,7 @@ impl RenewerThread {
             }
             Err(failure) => {
                 let now = Moment::now();
+                // Well before the deadline, even if that is near: a shorter outage loses nothing.
                 let pause = (hold.lease() / RETRIES).min(hold.remaining(now));
                 self.reporter.record_failed_renewal(&hold, &failure);
                 if flawed(Flaw::OneFailureLoses) {
@@ -517,7 +515,7 @@ impl RenewerThread {
 
 /// Ends a debt, once it is paid or its lease is over.
 fn settle(reporter: &Reporter, debt: &Arc<Hold>, outcome: &Result<(), HoldFailure>) {
-    reporter.step(&debt.id, |name, _, actions| name.settle_debt(debt, outcome, actions));
+    reporter.step(&debt.id, |name, step| name.settle_debt(debt, outcome, step));
 }
 
 /// The requests on their way, and the work behind each.

@@ -24,7 +24,7 @@ use crate::local::renewer::Renewer;
 use crate::local::wait_queues::WaitQueues;
 use crate::protocol::call::{CallSite, Caller, Wait};
 use crate::protocol::hold::{Hold, HoldFailure};
-use crate::protocol::name::{Action, Actions, Ending, Name, Report};
+use crate::protocol::name::{Action, Actions, Ending, Name, Report, Step};
 use crate::protocol::tenure::Tenure;
 use crate::stats::Counters;
 use crate::store::Store;
@@ -83,14 +83,15 @@ impl Reporter {
     pub(super) fn step<T>(
         &self,
         id: &HoldId,
-        input: impl FnOnce(&mut Name<Arc<Parker>>, Moment, &mut Actions<Arc<Parker>>) -> T,
+        input: impl FnOnce(&mut Name<Arc<Parker>>, &mut Step<Arc<Parker>>) -> T,
     ) -> T {
-        let mut actions = Actions::new();
-        let result = self.wait_queues.with(id, |name| {
-            let result = input(name, Moment::now(), &mut actions);
-            self.report(&mut actions);
-            result
+        let (result, actions) = self.wait_queues.with(id, |name| {
+            let mut step = Step::new(Moment::now());
+            let result = input(name, &mut step);
+            self.report(&mut step.actions);
+            (result, step.actions)
         });
+        // Other threads may give the name inputs from here on.
         self.perform_all(actions);
         result
     }
@@ -142,12 +143,12 @@ impl Reporter {
     /// the hold lost, and after the ends of the holds before it: a lock has one hold at a time.
     pub(super) fn begin(&self, hold: &Arc<Hold>, caller: &Caller) {
         // What the name was used as before has ended, too.
-        let mut actions = Actions::new();
+        let mut step = Step::new(Moment::now());
         self.wait_queues.with_other_kind(&hold.id, |name| {
-            name.end_debts(&mut actions);
-            self.report(&mut actions);
+            name.end_debts(&mut step);
+            self.report(&mut step.actions);
         });
-        self.perform_all(actions);
+        self.perform_all(step.actions);
         if !caller.in_set {
             self.report_acquired(hold, caller);
         }
@@ -164,13 +165,14 @@ impl Reporter {
         caller: &Caller,
     ) -> Option<Arc<Hold>> {
         let id = tenure.hold.id.clone();
-        let hold = self.step(&id, |name, _, actions| name.begin_beside(tenure, sent, actions))?;
+        let hold = self.step(&id, |name, step| name.begin_beside(tenure, sent, step))?;
         self.begin(&hold, caller);
         Some(hold)
     }
 
     /// Has a new hold renewed.
     pub(super) fn begin_renewal(&self, hold: &Arc<Hold>) {
+        // Counted before the renewer has it: that may find it lost at once, and count its end.
         self.counters.held.fetch_add(1, Ordering::Relaxed);
         self.counters.unfinished.fetch_add(1, Ordering::SeqCst);
         self.renewer.add_lease(hold);
@@ -183,13 +185,13 @@ impl Reporter {
     /// which was kept. Returns `false` if it was lost on the way: no call gets it then.
     pub(super) fn begin_next(&self, hold: &Arc<Hold>, caller: &Caller) -> bool {
         let begin = if caller.in_set { None } else { Some(caller.begin) };
-        self.step(&hold.id, |name, now, actions| name.begin_hold_of(hold, begin, now, actions))
+        self.step(&hold.id, |name, step| name.begin_hold_of(hold, begin, step))
     }
 
     /// Reports that a hold has begun. If it is lost already, neither its beginning nor its end is
     /// reported.
     pub(super) fn report_acquired(&self, hold: &Arc<Hold>, caller: &Caller) {
-        self.step(&hold.id, |name, _, actions| name.report_begin(hold, caller.begin, actions));
+        self.step(&hold.id, |name, step| name.report_begin(hold, caller.begin, step));
     }
 
     /// Tells the program, by events, log and counters.
@@ -374,7 +376,7 @@ impl Reporter {
 
     /// Notes that another client waits for a lock, and has it released if it is only kept.
     pub(super) fn set_wanted(&self, hold: &Arc<Hold>) {
-        self.step(&hold.id, |name, now, actions| name.set_hold_wanted(hold, now, actions));
+        self.step(&hold.id, |name, step| name.set_hold_wanted(hold, step));
     }
 
     /// Ends a hold that its thread no longer needs: it is not renewed from here on, or it is the
@@ -384,32 +386,31 @@ impl Reporter {
         hold: &Arc<Hold>,
         hands_off: bool,
     ) -> (Ending, Actions<Arc<Parker>>) {
-        let mut actions = Actions::new();
-        let ending = self.wait_queues.with(&hold.id, |name| {
+        self.wait_queues.with(&hold.id, |name| {
             let may_keep = self.wait_queues.can_keep();
-            let ending = name.end(hold, hands_off, may_keep, Moment::now(), &mut actions);
-            self.report(&mut actions);
-            ending
-        });
-        (ending, actions)
+            let mut step = Step::new(Moment::now());
+            let ending = name.end(hold, hands_off, may_keep, &mut step);
+            self.report(&mut step.actions);
+            (ending, step.actions)
+        })
     }
 
     /// Ends a hold without its holder. Returns `false` if it has ended or is lost already.
     pub(super) fn end(&self, hold: &Arc<Hold>) -> bool {
-        self.step(&hold.id, |name, now, actions| name.shut_down(hold, now, actions))
+        self.step(&hold.id, |name, step| name.shut_down(hold, step))
     }
 
     /// Ends a hold that goes on without its guard. Returns `false` if it has ended or is lost
     /// already.
     pub(super) fn leave(&self, hold: &Arc<Hold>) -> bool {
-        self.step(&hold.id, |name, now, actions| name.leave_hold(hold, now, actions))
+        self.step(&hold.id, |name, step| name.leave_hold(hold, step))
     }
 
     /// Finds a hold lost if its deadline has passed. Returns `true` for the one call that does.
     pub(super) fn expire(&self, hold: &Arc<Hold>) -> bool {
         // Most have not, which is known without the lock of the name.
         hold.cause_at_deadline(Moment::now()).is_some()
-            && self.step(&hold.id, |name, now, actions| name.expire(hold, now, actions))
+            && self.step(&hold.id, |name, step| name.expire(hold, step))
     }
 
     /// Like `lose`, and looks until the deadline which client has the lock now. The hold counts as
@@ -443,16 +444,17 @@ impl Reporter {
 
     /// Finds a hold lost because the store does not have it any more.
     pub(super) fn lose(&self, hold: &Arc<Hold>) {
-        self.step(&hold.id, |name, _, actions| name.lose(hold, actions));
+        self.step(&hold.id, |name, step| name.lose(hold, step));
     }
 
     /// Ends a hold that was marked as lost because it is gone, unless a new one has shown that.
     pub(super) fn end_gone(&self, hold: &Arc<Hold>) {
-        self.step(&hold.id, |name, _, actions| name.tell_lost(hold, hold.may_begin, actions));
+        self.step(&hold.id, |name, step| name.tell_lost(hold, hold.may_begin, step));
     }
 
     /// Has a debt paid, and remembers it until then.
     pub(super) fn owe(&self, debt: Arc<Hold>) {
+        // A call that begins in between finds it, and pays it first.
         self.wait_queues.with(&debt.id, |name| name.owe(debt.clone()));
         self.renewer.pay(debt);
     }
@@ -474,7 +476,7 @@ impl Reporter {
     /// Reports how a hold has ended whose release was not confirmed, before the next holder reports
     /// its own.
     pub(super) fn settle(&self, hold: &Arc<Hold>, outcome: &Result<(), HoldFailure>) {
-        self.step(&hold.id, |name, _, actions| name.settle(hold, outcome, actions));
+        self.step(&hold.id, |name, step| name.settle(hold, outcome, step));
         if matches!(outcome, Err(HoldFailure::Lost)) {
             // Where the hold was gone, the servers of a quorum took the client off those that wait.
             self.wait_queues.wake(hold.id.kind, &hold.id.name);
@@ -513,7 +515,7 @@ pub(super) mod tests {
         pub(in crate::local) fn add(&self, tenure: Tenure) -> Arc<Hold> {
             let id = tenure.hold.id.clone();
             let begins =
-                |name: &mut Name<_>, now, actions: &mut _| name.begin_beside(tenure, now, actions);
+                |name: &mut Name<_>, step: &mut Step<_>| name.begin_beside(tenure, step.now, step);
             self.step(&id, begins).expect("no later hold")
         }
 
@@ -523,7 +525,7 @@ pub(super) mod tests {
 
         /// Reports how the release of a hold has gone.
         fn end_release(&self, hold: &Arc<Hold>, outcome: &Result<(), HoldFailure>) {
-            self.step(&hold.id, |name, _, actions| name.end_release(hold, outcome, actions));
+            self.step(&hold.id, |name, step| name.end_release(hold, outcome, step));
         }
     }
 

@@ -117,6 +117,7 @@ impl Shared {
     /// listens, a lock is left to the client that the store wakes.
     pub(super) fn wake_first(&self, kind: HoldKind, name: &str) {
         if !kind.is_lock() || !self.listening.has_begun() {
+            // No message tells this client of what it has released itself.
             self.wait_queues.wake(kind, name);
         }
     }
@@ -279,6 +280,7 @@ impl Shared {
     pub(crate) fn close(&self) {
         // In a forked child no thread waits, but one of the parent's may have locked the queues.
         if self.check_process().is_ok() {
+            // Calls that have asked already end with their replies.
             self.wait_queues.close();
             // Only now: before, a thread could have kept one more.
             if !flawed(Flaw::ClosedKeeps) {

@@ -228,6 +228,7 @@ pub(super) fn end_hold(shared: &Shared, kind: HoldKind, name: &str, owner: &[u8]
     // If a repeat finds the owner gone, the attempt without a reply ended its hold.
     let ended = ended || in_doubt;
     if ended && let Some(hold) = hold {
+        // By the renewer, which knows all guards of the hold: two may have adopted it.
         shared.reporter.renewer.lose(hold, end_of(shared.times.io_timeout));
     }
     shared.wake_first(kind, name);

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::local::parker::{Parker, Sent, Signal, tell};
 use crate::protocol::call::Caller;
 use crate::protocol::hold::Hold;
-use crate::protocol::name::{Actions, Ask, Name, Next, Turn};
+use crate::protocol::name::{Ask, Name, Next, Step, Turn};
 use crate::store::Store;
 use crate::store::hold_id::{HoldId, HoldKind};
 
@@ -132,9 +132,9 @@ impl WaitQueues {
 
     /// Lets the next call try if this hold was in its way, and was released or lost.
     pub(crate) fn end_hold(&self, hold: &Hold) {
-        let mut actions = Actions::new();
-        self.with(&hold.id, |name| name.end_hold(hold, &mut actions));
-        tell(actions);
+        let mut step = Step::new(Moment::now());
+        self.with(&hold.id, |name| name.end_hold(hold, &mut step));
+        tell(step.actions);
     }
 
     /// Sets whether messages of other clients arrive. If they no longer do, no call relies on them.
@@ -150,9 +150,9 @@ impl WaitQueues {
         if listened && !listening {
             // Calls that rely on being told would otherwise sleep until their next poll.
             let now = clock::now();
-            let mut actions = Actions::new();
-            self.each(|_, name| name.rely_on_nothing(now, &mut actions));
-            tell(actions);
+            let mut step = Step::new(Moment::now());
+            self.each(|_, name| name.rely_on_nothing(now, &mut step));
+            tell(step.actions);
         }
     }
 
@@ -182,6 +182,7 @@ impl WaitQueues {
         let queue = shard.get_mut(name)?;
         let asked = if waits { queue.holder().or(queue.kept()) } else { queue.kept() };
         let asked = asked.filter(|hold| hold.id.nonce == nonce);
+        // Each client that waits asks again and again, which counts once.
         if let Some(tenure) = asked.and_then(|hold| queue.tenure(hold))
             && !tenure.is_wanted()
         {
@@ -245,22 +246,22 @@ impl WaitQueues {
 
     /// Signals the first call that the lock may be free. Returns `false` if no call waits for it.
     pub(crate) fn wake(&self, kind: HoldKind, name: &str) -> bool {
-        let mut actions = Actions::new();
+        let mut step = Step::new(Moment::now());
         let is_woken =
-            self.shard(kind, name).get_mut(name).is_some_and(|name| name.wake(&mut actions));
-        tell(actions);
+            self.shard(kind, name).get_mut(name).is_some_and(|name| name.wake(&mut step));
+        tell(step.actions);
         is_woken
     }
 
     /// Lets every first call try, because messages may have been missed.
     pub(crate) fn wake_all(&self) {
         let now = clock::now();
-        let mut actions = Actions::new();
+        let mut step = Step::new(Moment::now());
         self.each(|_, name| {
-            name.rely_on_nothing(now, &mut actions);
-            name.wake(&mut actions);
+            name.rely_on_nothing(now, &mut step);
+            name.wake(&mut step);
         });
-        tell(actions);
+        tell(step.actions);
     }
 
     /// Notes that an echo has come for the calls for a name.
@@ -295,14 +296,13 @@ impl WaitQueues {
     pub(super) fn turn(&self, config: &Config, store: &dyn Store) -> Turn<Arc<Parker>> {
         Turn {
             now: clock::now(),
-            moment: Moment::now(),
+            step: Step::new(Moment::now()),
             listens: self.is_listening(),
             missed_messages: self.has_missed_messages(),
             withdraws: store.withdraws(),
             keeps_order: store.keeps_order(),
             backoff: config.backoff,
             retry_window: config.retry_window,
-            actions: Actions::new(),
         }
     }
 
@@ -344,6 +344,7 @@ impl WaitQueues {
         let mut shard = self.shard(kind, name);
         let known = shard.entry(name.clone()).or_insert(Name::NEW);
         let result = act(known);
+        // Still locked, so no other thread can have put something into it.
         if known.is_over() {
             // A program may use each name once, such as one for each order.
             shard.remove(name);
@@ -523,7 +524,7 @@ pub(super) mod tests {
 
         pub(in crate::local) fn end(&self, hold: &Arc<Hold>, hands_off: bool) -> Ending {
             self.with(&hold.id, |name| {
-                name.end(hold, hands_off, self.can_keep(), Moment::now(), &mut Actions::new())
+                name.end(hold, hands_off, self.can_keep(), &mut Step::new(Moment::now()))
             })
         }
 
@@ -568,7 +569,7 @@ pub(super) mod tests {
         assert_eq!(over.was_lost(), Some(false));
         let next = signal();
         assert_eq!(next.was_lost(), None);
-        queues.with(&lock, |name| name.lose(&hold, &mut Actions::new()));
+        queues.with(&lock, |name| name.lose(&hold, &mut Step::new(Moment::now())));
         assert_eq!([over.was_lost(), next.was_lost()], [Some(false), Some(true)]);
     }
 
@@ -641,7 +642,7 @@ pub(super) mod tests {
     }
 
     fn lose(queues: &WaitQueues, hold: &Arc<Hold>) {
-        queues.with(&hold.id, |name| name.lose(hold, &mut Actions::new()));
+        queues.with(&hold.id, |name| name.lose(hold, &mut Step::new(Moment::now())));
     }
 
     fn is_wanted(queues: &WaitQueues, hold: &Hold) -> bool {

@@ -36,7 +36,7 @@ pub(crate) struct Hold {
     /// The token of the current hold, or, for a permit, which has none, the number of holds before
     /// it.
     number: AtomicU64,
-    /// The number of guards. That of a lock is changed by its thread, that of readers by the machine.
+    /// The number of guards: changed by the thread that has a lock, and by the machine for readers.
     depth: AtomicU32,
     /// How many requests to release it may have been executed, or may still be. If more than one,
     /// each may have ended it before another.
@@ -296,6 +296,7 @@ impl Hold {
     pub(super) fn extend(&self, sent: Moment, lease: Duration, now: Moment) {
         let seen = self.load();
         let deadline = sent.after(reliable(lease)).0;
+        // A reply that comes after the deadline revives nothing: the lock may be another client's.
         if self.is_open() && seen < deadline && now.0 < seen {
             self.deadline.store(deadline, Ordering::Release);
         }
@@ -304,6 +305,7 @@ impl Hold {
     /// Marks the tenure as ended. Returns `false` if it was ended or lost before, or its deadline
     /// has passed.
     pub(super) fn end(&self, now: Moment) -> bool {
+        // At the deadline it is lost, though no input has said so yet.
         let ends = self.is_open() && now.0 < self.load();
         if ends {
             self.deadline.store(ENDED, Ordering::Release);

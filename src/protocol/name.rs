@@ -160,8 +160,8 @@ pub(crate) enum Outcome {
 #[expect(clippy::struct_excessive_bools, reason = "they are independent")]
 pub(crate) struct Turn<P> {
     pub(crate) now: Instant,
-    /// The same by the clock of leases.
-    pub(crate) moment: Moment,
+    /// The same by the clock of leases, and what follows.
+    pub(crate) step: Step<P>,
     /// Whether messages of other clients arrive from all places.
     pub(crate) listens: bool,
     /// Whether messages of other clients may have been missed a moment ago.
@@ -173,10 +173,22 @@ pub(crate) struct Turn<P> {
     /// The least and the longest pause while another owner holds the lock.
     pub(crate) backoff: (Duration, Duration),
     pub(crate) retry_window: Duration,
+}
+
+/// One step of the machine: when an input comes, by the clock of leases, and what follows from it.
+pub(crate) struct Step<P> {
+    pub(crate) now: Moment,
+    /// Two at most, as a rule, which allocate nothing.
     pub(crate) actions: Actions<P>,
 }
 
-/// What follows from an input: two actions at most, as a rule, which allocate nothing.
+impl<P> Step<P> {
+    pub(crate) fn new(now: Moment) -> Self {
+        Self { now, actions: Actions::new() }
+    }
+}
+
+/// What follows from an input.
 pub(crate) type Actions<P> = SmallVec<[Action<P>; 2]>;
 
 /// What the runtime does after an input, in the order of the list. What the thread of the call does
@@ -519,7 +531,7 @@ impl<P> Conversation<P> {
                 }
             }
             Purpose::Refill(kept) => {
-                let lease = kept.next_lease(turn.moment).duration;
+                let lease = kept.next_lease(turn.step.now).duration;
                 Ask {
                     hold: kept.id.clone(),
                     others: Vec::new(),
@@ -684,7 +696,7 @@ impl<P: Clone> Name<P> {
             && shared.id.kind.row().is_shared
         {
             let shared = shared.clone();
-            if self.may_share(&shared, &call, turn.moment) {
+            if self.may_share(&shared, &call, turn.step.now) {
                 shared.set_depth(shared.depth() + 1);
                 return Next::Done(Outcome::Shared(shared));
             }
@@ -707,8 +719,8 @@ impl<P: Clone> Name<P> {
         if let State::Asking(talk) = &mut self.state
             && let Some(spare) = talk.spare.take()
         {
-            if self.fits(&spare, &call, turn.moment) {
-                self.begin_next(&spare, &call.caller, turn.moment);
+            if self.fits(&spare, &call, turn.step.now) {
+                self.begin_next(&spare, &call.caller, turn.step.now);
                 return Next::Done(Outcome::HandedOff(spare));
             }
             self.set_spare(spare);
@@ -721,14 +733,14 @@ impl<P: Clone> Name<P> {
     /// Adds a call while the client keeps the lock.
     fn call_for_kept(&mut self, call: Call<P>, kept: &Arc<Hold>, turn: &mut Turn<P>) -> Next {
         let tenure = self.tenure(kept);
-        if tenure.is_some_and(|kept| kept.may_be_followed_by(&call.caller, true, turn.moment)) {
+        if tenure.is_some_and(|kept| kept.may_be_followed_by(&call.caller, true, turn.step.now)) {
             // Without a request: in Redis, the client has the lock all the time.
             self.state = State::Held(kept.clone());
-            self.begin_next(kept, &call.caller, turn.moment);
-            turn.actions.push(Action::CountHold);
+            self.begin_next(kept, &call.caller, turn.step.now);
+            turn.step.actions.push(Action::CountHold);
             return Next::Done(Outcome::Kept(kept.clone()));
         }
-        let suits = tenure.is_some_and(|kept| kept.suits(&call.caller, turn.moment));
+        let suits = tenure.is_some_and(|kept| kept.suits(&call.caller, turn.step.now));
         self.state = State::Idle;
         if suits {
             // Its tokens are used up, or its time is over. A request brings both.
@@ -839,21 +851,37 @@ impl<P: Clone> Name<P> {
         turn: &mut Turn<P>,
     ) -> Next {
         let mut talk = self.take_talk();
-        let (others, after_release) = match talk.take_purpose() {
-            Purpose::Acquire { others, after_release } => (others, after_release),
-            Purpose::Recall { failure, told } => {
-                return self.reply_to_recall(talk, failure, told, &reply, turn);
+        match talk.take_purpose() {
+            Purpose::Acquire { others, after_release } => {
+                let reply = self.reply_to_attempt(&mut talk, others, sent, reply, next, turn);
+                self.go_on(talk, after_release, sent, reply, turn)
             }
-            Purpose::Refill(kept) => return self.reply_to_refill(talk, &kept, sent, reply, turn),
+            Purpose::Recall { failure, told } => {
+                self.reply_to_recall(talk, failure, told, &reply, turn)
+            }
+            Purpose::Refill(kept) => self.reply_to_refill(talk, &kept, sent, reply, turn),
             Purpose::Pay(_) | Purpose::Unregister | Purpose::Withdraw(_) => {
                 unreachable!("the outcome of a change is no reply to an attempt")
             }
-        };
+        }
+    }
+
+    /// Takes what a reply says about the holds that were asked for, and about the place among the
+    /// waiting clients. Returns the reply as it counts for the first call.
+    fn reply_to_attempt(
+        &mut self,
+        talk: &mut Conversation<P>,
+        others: Vec<Other>,
+        sent: Moment,
+        reply: Result<AcquireReply, Failure>,
+        next: Option<HoldId>,
+        turn: &mut Turn<P>,
+    ) -> Result<AcquireReply, Failure> {
         let reply = match reply {
             // A hold whose lease is over when the reply comes counts as none: a pause of this
             // process must not bring forth a guard of nothing.
             Ok(AcquireReply::Acquired { .. })
-                if turn.moment.since(sent) >= reliable(talk.first.caller.times.lease)
+                if turn.step.now.since(sent) >= reliable(talk.first.caller.times.lease)
                     && !flawed(Flaw::LateGrantCounts) =>
             {
                 Err(Failure::late())
@@ -866,7 +894,7 @@ impl<P: Clone> Name<P> {
             Err(failure) => failure.is_ambiguous() && !flawed(Flaw::AmbiguityIsIgnored),
         };
         if talk.record_registration(&reply) {
-            turn.actions.push(Action::Listen(talk.first.hold.clone()));
+            turn.step.actions.push(Action::Listen(talk.first.hold.clone()));
         }
         self.reply_to_others(others, sent, &reply, in_doubt, turn);
         if in_doubt && turn.withdraws {
@@ -881,10 +909,22 @@ impl<P: Clone> Name<P> {
             // The withdrawal of the old hold may be executed after the next request.
             talk.first.hold = next;
         }
+        reply
+    }
+
+    /// Goes on with the first call after the reply to its attempt.
+    fn go_on(
+        &mut self,
+        mut talk: Box<Conversation<P>>,
+        after_release: bool,
+        sent: Moment,
+        reply: Result<AcquireReply, Failure>,
+        turn: &mut Turn<P>,
+    ) -> Next {
         match reply {
             Ok(AcquireReply::Acquired { fence, room, wanted, .. }) => {
                 let Call { hold, caller, in_doubt: may_begin, .. } = &talk.first;
-                let replied = turn.moment;
+                let replied = turn.step.now;
                 let grant = Grant { fence, room, may_begin: *may_begin, sent, replied };
                 let mut tenure = Tenure::new(hold.clone(), &grant, caller);
                 // A message about this hold may have overtaken the reply that begins it.
@@ -941,14 +981,14 @@ impl<P: Clone> Name<P> {
         turn: &mut Turn<P>,
     ) -> Next {
         if let Known::Held { until: Some(until), .. } = talk.known
-            && turn.moment < until
+            && turn.step.now < until
         {
-            turn.actions.push(Action::CountMissedWakeup);
+            turn.step.actions.push(Action::CountMissedWakeup);
         }
         if hold.id.kind.is_exclusive() {
             self.state = State::Held(hold.clone());
             self.tell_leaving(turn);
-            self.end_others(&hold, &mut turn.actions);
+            self.end_others(&hold, &mut turn.step);
             return Next::Done(Outcome::Acquired(hold));
         }
         // Another call can have its hold at the same time.
@@ -959,7 +999,7 @@ impl<P: Clone> Name<P> {
         if hold.id.kind.row().is_shared {
             self.share(&hold, turn);
         } else {
-            self.advance(&mut turn.actions);
+            self.advance(&mut turn.step);
         }
         Next::Done(Outcome::Acquired(hold))
     }
@@ -969,14 +1009,14 @@ impl<P: Clone> Name<P> {
     fn share(&mut self, hold: &Arc<Hold>, turn: &mut Turn<P>) {
         loop {
             let next = self.calls_behind().next();
-            if !next.is_some_and(|next| self.may_share(hold, next, turn.moment)) {
+            if !next.is_some_and(|next| self.may_share(hold, next, turn.step.now)) {
                 break;
             }
             let Some(next) = self.pop_behind() else { break };
             hold.set_depth(hold.depth() + 1);
-            turn.actions.push(next.end(Outcome::Shared(hold.clone())));
+            turn.step.actions.push(next.end(Outcome::Shared(hold.clone())));
         }
-        if self.advance(&mut turn.actions).is_none() {
+        if self.advance(&mut turn.step).is_none() {
             self.state = State::Held(hold.clone());
         }
     }
@@ -1043,10 +1083,10 @@ impl<P: Clone> Name<P> {
         sent: Moment,
         turn: &mut Turn<P>,
     ) {
-        let replied = turn.moment;
+        let replied = turn.step.now;
         let grant = Grant { fence, room: 0, may_begin: call.in_doubt, sent, replied };
         let hold = self.add(Tenure::new(id, &grant, &call.caller));
-        turn.actions.push(call.end(Outcome::Acquired(hold)));
+        turn.step.actions.push(call.end(Outcome::Acquired(hold)));
     }
 
     /// Takes the reply to the request for more tokens of a tenure that was kept.
@@ -1060,27 +1100,29 @@ impl<P: Clone> Name<P> {
     ) -> Next {
         match reply {
             Ok(AcquireReply::Acquired { fence, room, wanted, .. }) => {
-                kept.extend(sent, kept.next_lease(sent).duration, turn.moment);
-                let Some(tenure) = self.tenure_mut(kept).filter(|_| kept.is_valid(turn.moment))
-                else {
+                kept.extend(sent, kept.next_lease(sent).duration, turn.step.now);
+                if !kept.is_valid(turn.step.now) {
                     // A pause of this process must not bring forth a guard of nothing.
-                    self.expire(kept, turn.moment, &mut turn.actions);
+                    self.expire(kept, &mut turn.step);
                     return self.ask(talk, turn);
-                };
-                tenure.add_fences(fence, room);
-                tenure.begin_next(&talk.first.caller, turn.moment);
-                if wanted || talk.wanted.contains(&kept.id.nonce) {
-                    tenure.set_wanted();
+                }
+                if let Some(tenure) = self.tenure_mut(kept) {
+                    tenure.add_fences(fence, room);
+                    tenure.begin_next(&talk.first.caller, turn.step.now);
+                    // A message about it may have overtaken the reply.
+                    if wanted || talk.wanted.contains(&kept.id.nonce) {
+                        tenure.set_wanted();
+                    }
                 }
                 self.state = State::Held(kept.clone());
-                turn.actions.push(Action::CountHold);
+                turn.step.actions.push(Action::CountHold);
                 self.tell_leaving(turn);
-                self.end_others(kept, &mut turn.actions);
+                self.end_others(kept, &mut turn.step);
                 Next::Done(Outcome::Kept(kept.clone()))
             }
             // In Redis it is over: an operator has ended it, or the server has forgotten it.
             Ok(AcquireReply::Held { .. }) => {
-                self.lose(kept, &mut turn.actions);
+                self.lose(kept, &mut turn.step);
                 self.ask(talk, turn)
             }
             // It counts as the first attempt.
@@ -1102,7 +1144,7 @@ impl<P: Clone> Name<P> {
     ) -> Next {
         let is_told = matches!(reply, Ok(AcquireReply::Held { recalled: true, .. }));
         if is_told {
-            turn.actions.push(Action::Listen(talk.recalled_lock()));
+            turn.step.actions.push(Action::Listen(talk.recalled_lock()));
             let end = talk.recall_ends.unwrap_or(turn.now);
             let left = end.saturating_duration_since(turn.now);
             if !left.is_zero() {
@@ -1128,13 +1170,13 @@ impl<P: Clone> Name<P> {
         match (talk.take_purpose(), outcome) {
             (Purpose::Pay(debts), Ok(())) => {
                 for debt in &debts {
-                    self.settle(debt, &Ok(()), &mut turn.actions);
+                    self.settle(debt, &Ok(()), &mut turn.step);
                 }
                 self.ask(talk, turn)
             }
             (Purpose::Pay(_), Err(failure)) => self.fail(talk, failure, turn),
             (Purpose::Unregister, _) => {
-                turn.actions.push(Action::WakeLocks);
+                turn.step.actions.push(Action::WakeLocks);
                 self.ask(talk, turn)
             }
             (Purpose::Withdraw(failure), outcome) => {
@@ -1164,7 +1206,7 @@ impl<P: Clone> Name<P> {
         turn: &mut Turn<P>,
     ) -> Next {
         let pause = talk.pause_after(&mut failure, turn);
-        turn.actions.push(Action::RecordFailure(failure.clone(), pause));
+        turn.step.actions.push(Action::RecordFailure(failure.clone(), pause));
         match pause {
             Some(pause) => self.wait(talk, pause, false, turn),
             None => self.give_up(talk, Outcome::Failed(failure), turn),
@@ -1179,6 +1221,7 @@ impl<P: Clone> Name<P> {
         contended: bool,
         turn: &mut Turn<P>,
     ) -> Next {
+        // A permit that was dropped while the request was on its way is as good as a reply.
         let talk = match self.take_spare(talk, turn) {
             Ok(next) => return next,
             Err(talk) => talk,
@@ -1217,10 +1260,10 @@ impl<P: Clone> Name<P> {
         self.state = State::Waiting(talk);
         self.tell_leaving(turn);
         // The place among the waiting clients is the next call's too, if that wants the same.
-        let next = self.advance(&mut turn.actions);
+        let next = self.advance(&mut turn.step);
         let keeps_place = next.is_some_and(|next| next.waits_with(hold.kind));
         if may_be_queued && !keeps_place && !flawed(Flaw::TimeoutIsForgotten) {
-            turn.actions.push(Action::Unregister(hold));
+            turn.step.actions.push(Action::Unregister(hold));
         }
         Next::Done(outcome)
     }
@@ -1229,18 +1272,19 @@ impl<P: Clone> Name<P> {
     /// having them find out one by one.
     fn fail_endless(&mut self, failure: &Failure, turn: &mut Turn<P>) {
         let Some(behind) = &mut self.behind else { return };
+        // Those with a limit may still get the lock in their time.
         let (ended, left): (VecDeque<_>, _) =
             behind.drain(..).partition(|call| call.caller.wait == Wait::Endless);
         **behind = left;
         for call in ended {
             self.end_call(&call, turn);
-            turn.actions.push(call.end(Outcome::Failed(failure.clone())));
+            turn.step.actions.push(call.end(Outcome::Failed(failure.clone())));
         }
     }
 
     /// Makes the first call behind the one that is the first of all, if there is one, and returns
     /// what it wants.
-    fn advance(&mut self, actions: &mut Actions<P>) -> Option<HoldKind> {
+    fn advance(&mut self, step: &mut Step<P>) -> Option<HoldKind> {
         let last = mem::replace(&mut self.state, State::Idle);
         let next = self.behind.as_mut()?.pop_front()?;
         let kind = next.hold.kind;
@@ -1252,7 +1296,7 @@ impl<P: Clone> Name<P> {
             talk.known = Known::Failed(failure, at);
         }
         talk.hurry = Hurry::Told;
-        actions.push(Action::Tell(talk.first.port.clone(), Next::Turn));
+        step.actions.push(Action::Tell(talk.first.port.clone(), Next::Turn));
         self.state = State::Waiting(talk);
         Some(kind)
     }
@@ -1297,7 +1341,7 @@ impl<P: Clone> Name<P> {
 
     /// Decides on a call behind the first that has timed out.
     fn time_out(&mut self, mut call: Call<P>, in_front: bool, turn: &mut Turn<P>) -> Next {
-        if let Some(outcome) = self.known_to(&call, turn.moment) {
+        if let Some(outcome) = self.known_to(&call, turn.step.now) {
             return Next::Done(outcome);
         }
         if !call.hold.kind.is_lock() {
@@ -1310,7 +1354,7 @@ impl<P: Clone> Name<P> {
         {
             // That call may have a long pause left.
             talk.hurry = Hurry::Told;
-            turn.actions.push(Action::Tell(talk.first.port.clone(), Next::Turn));
+            turn.step.actions.push(Action::Tell(talk.first.port.clone(), Next::Turn));
         }
         let Caller { times, wait, .. } = call.caller;
         let until = Some(times.request_deadline(wait, turn.now));
@@ -1345,10 +1389,10 @@ impl<P: Clone> Name<P> {
         let mut at = 0;
         while let Some(call) = self.behind.as_ref().and_then(|behind| behind.get(at)) {
             if call.leaves
-                && let Some(outcome) = self.known_to(call, turn.moment)
+                && let Some(outcome) = self.known_to(call, turn.step.now)
             {
                 let call = self.behind.as_mut().and_then(|behind| behind.remove(at));
-                turn.actions.extend(call.map(|call| call.end(outcome)));
+                turn.step.actions.extend(call.map(|call| call.end(outcome)));
             } else {
                 at += 1;
             }
@@ -1363,6 +1407,7 @@ impl<P: Clone> Name<P> {
         {
             let mut talk = self.take_talk();
             let mut recalled = None;
+            // Its thread will read no reply, so what a request has begun is undone here.
             match talk.take_purpose() {
                 Purpose::Recall { told: true, .. } => recalled = Some(talk.recalled_lock()),
                 Purpose::Refill(kept) => self.give_up_kept(&kept, turn),
@@ -1374,7 +1419,7 @@ impl<P: Clone> Name<P> {
             if let Some(spare) = spare {
                 self.give_back(&spare, turn);
             }
-            turn.actions.extend(recalled.map(Action::Unregister));
+            turn.step.actions.extend(recalled.map(Action::Unregister));
             return true;
         }
         let call = self.take_behind(number);
@@ -1425,24 +1470,24 @@ impl<P: Clone> Name<P> {
         if !turn.withdraws {
             self.owe(debt.clone());
         }
-        turn.actions.push(Action::Owe(debt));
+        turn.step.actions.push(Action::Owe(debt));
     }
 
     /// Releases a tenure that the first call cannot use.
     fn give_up_kept(&mut self, kept: &Arc<Hold>, turn: &mut Turn<P>) {
-        if self.end_tenure(kept, turn.moment) {
-            turn.actions.push(Action::Release(kept.clone()));
+        if self.end_tenure(kept, turn.step.now) {
+            turn.step.actions.push(Action::Release(kept.clone()));
         }
     }
 
     /// Lets the first call try, because the lock may be free. Returns `false` if no call asks.
-    pub(crate) fn wake(&mut self, actions: &mut Actions<P>) -> bool {
+    pub(crate) fn wake(&mut self, step: &mut Step<P>) -> bool {
         match &mut self.state {
             State::Asking(_) if flawed(Flaw::WakeUpTooEarly) => {}
             State::Asking(talk) => talk.hurry = Hurry::MayBeFree,
             State::Waiting(talk) => {
                 if mem::replace(&mut talk.hurry, Hurry::MayBeFree) == Hurry::No {
-                    actions.push(Action::Tell(talk.first.port.clone(), Next::Turn));
+                    step.actions.push(Action::Tell(talk.first.port.clone(), Next::Turn));
                 }
             }
             _ => return false,
@@ -1453,12 +1498,13 @@ impl<P: Clone> Name<P> {
     /// Notes that an echo has come.
     pub(crate) fn note_echo(&mut self) {
         if let State::Asking(talk) | State::Waiting(talk) = &mut self.state {
+            // From here on a long pause is safe: the end of what is in the way will be heard.
             talk.hears = true;
         }
     }
 
     /// Notes that messages may be missed. A call that relies on them goes on as if it never had.
-    pub(crate) fn rely_on_nothing(&mut self, now: Instant, actions: &mut Actions<P>) {
+    pub(crate) fn rely_on_nothing(&mut self, now: Instant, step: &mut Step<P>) {
         let is_parked = matches!(self.state, State::Waiting(_));
         let (State::Asking(talk) | State::Waiting(talk)) = &mut self.state else { return };
         talk.hears = false;
@@ -1469,7 +1515,7 @@ impl<P: Clone> Name<P> {
             // The pause was long because a message would have ended it.
             let until = Some(until.min(end_after(now, talk.pauses.next_backoff())));
             let port = talk.first.port.clone();
-            actions.push(Action::Tell(port, Next::Park { until, contended: true }));
+            step.actions.push(Action::Tell(port, Next::Park { until, contended: true }));
         }
     }
 
@@ -1533,32 +1579,34 @@ impl<P: Clone> Name<P> {
 
     /// Ends the holds of which a new one that excludes them shows that they are over: they were
     /// released, or an operator has ended one, or a server has forgotten it.
-    fn end_others(&mut self, new: &Hold, actions: &mut Actions<P>) {
+    fn end_others(&mut self, new: &Hold, step: &mut Step<P>) {
         let mut over = Vec::new();
         for tenure in &self.tenures {
             let Tenure { hold, .. } = tenure;
+            // Permits exclude nothing, and another guard may have adopted the same hold.
             let is_excluded = !hold.id.kind.row().is_several && hold.id != new.id;
             if tenure.is_debt() || is_excluded {
                 over.push(hold.clone());
             }
         }
-        self.end_debts_or_lose(&over, actions);
+        self.end_debts_or_lose(&over, step);
     }
 
     /// Ends the debts of a name that another client has, or this one as something else.
-    pub(crate) fn end_debts(&mut self, actions: &mut Actions<P>) {
+    pub(crate) fn end_debts(&mut self, step: &mut Step<P>) {
         let debts = self.debts();
-        self.end_debts_or_lose(&debts, actions);
+        self.end_debts_or_lose(&debts, step);
     }
 
-    fn end_debts_or_lose(&mut self, over: &[Arc<Hold>], actions: &mut Actions<P>) {
+    fn end_debts_or_lose(&mut self, over: &[Arc<Hold>], step: &mut Step<P>) {
         for hold in over {
             if self.tenure(hold).is_some_and(Tenure::is_debt) {
-                self.settle(hold, &Ok(()), actions);
+                // Its release was executed, though the reply to that is still on its way.
+                self.settle(hold, &Ok(()), step);
             } else {
                 // Another input may have found it lost, and its thread still look up why.
                 self.mark_lost(hold, LossCause::Gone);
-                self.tell_lost(hold, hold.may_begin, actions);
+                self.tell_lost(hold, hold.may_begin, step);
             }
         }
     }
@@ -1581,7 +1629,7 @@ impl<P: Clone> Name<P> {
         &mut self,
         tenure: Tenure,
         sent: Moment,
-        actions: &mut Actions<P>,
+        step: &mut Step<P>,
     ) -> Option<Arc<Hold>> {
         if self.is_followed(&tenure.hold, sent) {
             // Redis grants a later hold only when this one has ended.
@@ -1589,7 +1637,7 @@ impl<P: Clone> Name<P> {
         }
         let hold = self.add(tenure);
         if hold.id.kind.is_exclusive() {
-            self.end_others(&hold, actions);
+            self.end_others(&hold, step);
         }
         Some(hold)
     }
@@ -1600,31 +1648,25 @@ impl<P: Clone> Name<P> {
         &mut self,
         hold: &Arc<Hold>,
         begin: Option<Instant>,
-        now: Moment,
-        actions: &mut Actions<P>,
+        step: &mut Step<P>,
     ) -> bool {
-        self.expire(hold, now, actions);
-        let begins = hold.is_valid(now);
+        self.expire(hold, step);
+        let begins = hold.is_valid(step.now);
         if begins && let Some(begin) = begin {
-            self.report_begin(hold, begin, actions);
+            self.report_begin(hold, begin, step);
         }
         begins
     }
 
     /// Reports that a hold has begun, once. If it is lost already, neither its beginning nor its
     /// end is reported.
-    pub(crate) fn report_begin(
-        &mut self,
-        hold: &Arc<Hold>,
-        begin: Instant,
-        actions: &mut Actions<P>,
-    ) {
+    pub(crate) fn report_begin(&mut self, hold: &Arc<Hold>, begin: Instant, step: &mut Step<P>) {
         if let Some(tenure) = self.tenure_mut(hold)
             && tenure.current().is_some()
             && !mem::replace(&mut tenure.is_reported, true)
         {
             let report = Report::Acquired { hold: hold.clone(), fence: hold.fence(), begin };
-            actions.push(Action::Report(report));
+            step.actions.push(Action::Report(report));
         }
     }
 
@@ -1635,19 +1677,19 @@ impl<P: Clone> Name<P> {
         hold: &Arc<Hold>,
         hands_off: bool,
         may_keep: bool,
-        now: Moment,
-        actions: &mut Actions<P>,
+        step: &mut Step<P>,
     ) -> Ending {
         let kind = hold.id.kind;
-        if kind.row().is_shared && Self::remove_reader(hold, now) {
+        if kind.row().is_shared && Self::remove_reader(hold, step.now) {
             return Ending::GoesOn;
         }
+        // A tenure beside the conversation passes to no call: those that wait do not know it.
         let is_handed_off = if !hands_off {
             false
         } else if kind.row().is_several {
-            self.hand_off_permit(hold, now, actions)
+            self.hand_off_permit(hold, step)
         } else if kind.is_exclusive() && self.is_held_by(hold) {
-            self.hand_off(hold, may_keep, now, actions)
+            self.hand_off(hold, may_keep, step)
         } else {
             false
         };
@@ -1657,7 +1699,7 @@ impl<P: Clone> Name<P> {
         if is_handed_off {
             return Ending::Released { is_awaited: false };
         }
-        if !self.end_tenure(hold, now) {
+        if !self.end_tenure(hold, step.now) {
             return Ending::Lost;
         }
         Ending::Released { is_awaited: self.calls().next().is_some() }
@@ -1675,27 +1717,22 @@ impl<P: Clone> Name<P> {
     }
 
     /// Ends the present hold of a tenure that goes on, and reports that.
-    fn end_current(&mut self, hold: &Arc<Hold>, now: Moment, actions: &mut Actions<P>) {
-        let held = self.tenure_mut(hold).and_then(|tenure| tenure.end_hold(now));
+    fn end_current(&mut self, hold: &Arc<Hold>, step: &mut Step<P>) {
+        let held = self.tenure_mut(hold).and_then(|tenure| tenure.end_hold(step.now));
         if let Some(held) = held {
             let report = Report::Released { hold: hold.clone(), fence: hold.fence(), held };
-            actions.push(Action::Report(report));
+            step.actions.push(Action::Report(report));
         }
-        actions.extend(hold.span.take().map(Action::CloseSpan));
+        step.actions.extend(hold.span.take().map(Action::CloseSpan));
     }
 
     /// Gives a call the next hold of a tenure, of which the present one is over.
-    fn pass_on(
-        &mut self,
-        hold: &Hold,
-        next: Option<Call<P>>,
-        now: Moment,
-        actions: &mut Actions<P>,
-    ) {
-        if let Some(next) = next
-            && let Some(tenure) = self.tenure_mut(hold)
-        {
-            actions.push(next.end_with_next(tenure, now));
+    fn pass_on(&mut self, hold: &Hold, next: Option<Call<P>>, step: &mut Step<P>) {
+        let Some(next) = next else { return };
+        match self.tenure_mut(hold) {
+            Some(tenure) => step.actions.push(next.end_with_next(tenure, step.now)),
+            // Not forgotten, whatever happens: its thread sleeps until it is told something.
+            None => self.push(next, true),
         }
     }
 
@@ -1705,68 +1742,64 @@ impl<P: Clone> Name<P> {
 
     /// Gives the next call the next hold of the tenure, or keeps the lock if there is no such call.
     /// Returns `false` if neither can be.
-    fn hand_off(
-        &mut self,
-        hold: &Arc<Hold>,
-        may_keep: bool,
-        now: Moment,
-        actions: &mut Actions<P>,
-    ) -> bool {
+    fn hand_off(&mut self, hold: &Arc<Hold>, may_keep: bool, step: &mut Step<P>) -> bool {
         let Some(next) = self.calls_behind().next() else {
-            let can_be_kept = self.tenure(hold).is_some_and(|tenure| tenure.can_be_kept(now));
+            // From here on other clients must ask for the lock, so it is kept only if they can.
+            let can_be_kept = self.tenure(hold).is_some_and(|tenure| tenure.can_be_kept(step.now));
             if may_keep && can_be_kept {
-                self.keep(hold, now, actions);
+                self.keep(hold, step);
             }
             return may_keep && can_be_kept;
         };
-        if next.hold.kind != hold.id.kind || !self.may_follow(hold, &next.caller, may_keep, now) {
+        if next.hold.kind != hold.id.kind
+            || !self.may_follow(hold, &next.caller, may_keep, step.now)
+        {
             return false;
         }
-        self.end_current(hold, now, actions);
+        // Its end is reported before its thread can be told, and report, the next beginning.
+        self.end_current(hold, step);
         let next = self.pop_behind();
-        self.pass_on(hold, next, now, actions);
+        self.pass_on(hold, next, step);
         true
     }
 
     /// Keeps the lock, though no call wants it.
-    fn keep(&mut self, hold: &Arc<Hold>, now: Moment, actions: &mut Actions<P>) {
-        self.end_current(hold, now, actions);
+    fn keep(&mut self, hold: &Arc<Hold>, step: &mut Step<P>) {
+        self.end_current(hold, step);
         self.state = State::Kept(hold.clone());
-        actions.push(Action::CountEnd);
-        let look = self.tenure_mut(hold).and_then(|tenure| tenure.keep(now));
-        actions.extend(look.map(|due| Action::LookAfter(hold.clone(), due)));
+        step.actions.push(Action::CountEnd);
+        let look = self.tenure_mut(hold).and_then(|tenure| tenure.keep(step.now));
+        step.actions.extend(look.map(|due| Action::LookAfter(hold.clone(), due)));
     }
 
     /// Like `hand_off`, for a permit. It goes to the first call, or to the next one while a request
     /// of the first is on its way: its thread could not go on before the reply. Without a next one,
     /// it waits for the reply.
-    fn hand_off_permit(
-        &mut self,
-        permit: &Arc<Hold>,
-        now: Moment,
-        actions: &mut Actions<P>,
-    ) -> bool {
-        let fits_next = self.calls_behind().next().is_some_and(|it| self.fits(permit, it, now));
-        let fits_first = self.calls().next().is_some_and(|it| self.fits(permit, it, now));
+    fn hand_off_permit(&mut self, permit: &Arc<Hold>, step: &mut Step<P>) -> bool {
+        let fits_next =
+            self.calls_behind().next().is_some_and(|it| self.fits(permit, it, step.now));
+        let fits_first = self.calls().next().is_some_and(|it| self.fits(permit, it, step.now));
         match &mut self.state {
             State::Waiting(_) if fits_first => {
-                self.end_current(permit, now, actions);
+                self.end_current(permit, step);
                 let talk = self.take_talk();
-                self.pass_permit(talk, permit, now, actions);
+                self.pass_permit(talk, permit, step);
                 true
             }
             State::Asking(talk) if fits_next => {
                 let next = self.behind.as_mut().and_then(|behind| behind.pop_front());
                 if let Some(next) = &next {
+                    // The request on its way may bring one for it, too: that goes to another call.
                     talk.note_served(next.number);
                 }
-                self.end_current(permit, now, actions);
-                self.pass_on(permit, next, now, actions);
+                self.end_current(permit, step);
+                self.pass_on(permit, next, step);
                 true
             }
             State::Asking(talk) if talk.spare.is_none() && fits_first => {
+                // The thread of the first call reads a reply, and looks here after that.
                 talk.spare = Some(permit.clone());
-                self.end_current(permit, now, actions);
+                self.end_current(permit, step);
                 true
             }
             _ => false,
@@ -1786,8 +1819,7 @@ impl<P: Clone> Name<P> {
         &mut self,
         mut talk: Box<Conversation<P>>,
         permit: &Arc<Hold>,
-        now: Moment,
-        actions: &mut Actions<P>,
+        step: &mut Step<P>,
     ) {
         let kind = permit.id.kind;
         // One whose first call does not wait has not registered the client, and ends with it.
@@ -1795,20 +1827,21 @@ impl<P: Clone> Name<P> {
         let follows = goes_on && self.calls_behind().next().is_some_and(|it| it.hold.kind == kind);
         let next = if follows { self.pop_behind() } else { None };
         let Some(next) = next else {
+            // The servers still have the client's place, unless another call goes on in it.
             let may_be_queued = talk.may_be_queued();
-            let keeps_place = self.advance(actions).is_some_and(|next| next.waits_with(kind));
-            self.pass_on(permit, Some(talk.first), now, actions);
+            let keeps_place = self.advance(step).is_some_and(|next| next.waits_with(kind));
+            self.pass_on(permit, Some(talk.first), step);
             if may_be_queued && !keeps_place {
-                actions.push(Action::Unregister(permit.id.clone()));
+                step.actions.push(Action::Unregister(permit.id.clone()));
             }
             return;
         };
         // The message was for whichever call comes first, and one permit may not be all there is.
         if talk.hurry != Hurry::No {
-            actions.push(Action::Tell(next.port.clone(), Next::Turn));
+            step.actions.push(Action::Tell(next.port.clone(), Next::Turn));
         }
         let first = mem::replace(&mut talk.first, next);
-        self.pass_on(permit, Some(first), now, actions);
+        self.pass_on(permit, Some(first), step);
         talk.purpose = Purpose::ACQUIRE;
         talk.retry = None;
         talk.recall_ends = None;
@@ -1818,9 +1851,9 @@ impl<P: Clone> Name<P> {
     /// Gives a permit that the first call no longer needs to the next one, if that can have it.
     fn pass_spare(&mut self, spare: &Arc<Hold>, turn: &mut Turn<P>) {
         let next = self.calls_behind().next();
-        if next.is_some_and(|next| self.fits(spare, next, turn.moment)) {
+        if next.is_some_and(|next| self.fits(spare, next, turn.step.now)) {
             let next = self.pop_behind();
-            self.pass_on(spare, next, turn.moment, &mut turn.actions);
+            self.pass_on(spare, next, &mut turn.step);
         } else {
             self.give_back(spare, turn);
         }
@@ -1831,15 +1864,15 @@ impl<P: Clone> Name<P> {
         if flawed(Flaw::SpareIsForgotten) {
             return;
         }
-        match self.end(permit, true, false, turn.moment, &mut turn.actions) {
+        match self.end(permit, true, false, &mut turn.step) {
             Ending::GoesOn => {}
             Ending::Lost => {
-                self.expire(permit, turn.moment, &mut turn.actions);
+                self.expire(permit, &mut turn.step);
             }
             Ending::Released { .. } => {
-                turn.actions.push(Action::CountEnd);
-                turn.actions.push(Action::Release(permit.clone()));
-                turn.actions.push(Action::LetNextTry(permit.clone()));
+                turn.step.actions.push(Action::CountEnd);
+                turn.step.actions.push(Action::Release(permit.clone()));
+                turn.step.actions.push(Action::LetNextTry(permit.clone()));
             }
         }
     }
@@ -1852,14 +1885,14 @@ impl<P: Clone> Name<P> {
         turn: &mut Turn<P>,
     ) -> Result<Next, Box<Conversation<P>>> {
         let Some(spare) = talk.spare.take() else { return Err(talk) };
-        if !self.may_follow(&spare, &talk.first.caller, false, turn.moment) {
+        if !self.may_follow(&spare, &talk.first.caller, false, turn.step.now) {
             self.give_back(&spare, turn);
             return Err(talk);
         }
         if mem::take(&mut talk.first.in_doubt) {
             self.doubt_call(&talk.first, true, turn);
         }
-        self.pass_permit(talk, &spare, turn.moment, &mut turn.actions);
+        self.pass_permit(talk, &spare, &mut turn.step);
         // It is told of the permit like any other.
         Ok(Next::Park { until: None, contended: true })
     }
@@ -1868,6 +1901,7 @@ impl<P: Clone> Name<P> {
     /// their way until the release was sent. Returns `false` if it was ended or lost before.
     fn end_tenure(&mut self, hold: &Hold, now: Moment) -> bool {
         let ends = self.tenure_mut(hold).is_some_and(|tenure| tenure.end(now));
+        // With calls behind it, the name is free for them only once the release was written.
         if ends && self.calls().next().is_none() && self.is_held_by(hold) {
             self.state = State::Idle;
         }
@@ -1875,50 +1909,46 @@ impl<P: Clone> Name<P> {
     }
 
     /// Lets the next call try if this hold was in its way, and has ended.
-    pub(crate) fn end_hold(&mut self, hold: &Hold, actions: &mut Actions<P>) {
+    pub(crate) fn end_hold(&mut self, hold: &Hold, step: &mut Step<P>) {
         if self.is_held_by(hold) {
-            self.advance(actions);
+            self.advance(step);
         }
     }
 
     /// Ends a hold without its holder, as a shutdown does. Returns `false` if it has ended or is
     /// lost already.
-    pub(crate) fn shut_down(&mut self, hold: &Hold, now: Moment, actions: &mut Actions<P>) -> bool {
+    pub(crate) fn shut_down(&mut self, hold: &Hold, step: &mut Step<P>) -> bool {
         let ends = self.tenure_mut(hold).is_some_and(|tenure| {
             let was_held = tenure.current().is_some();
-            let ends = tenure.end(now);
+            let ends = tenure.end(step.now);
             if ends && was_held {
-                actions.push(Action::CountEnd);
+                step.actions.push(Action::CountEnd);
             }
             ends
         });
         if ends {
-            self.end_hold(hold, actions);
+            self.end_hold(hold, step);
         }
         ends
     }
 
     /// Ends a hold that goes on without its guard. Returns `false` if it has ended or is lost
     /// already.
-    pub(crate) fn leave_hold(
-        &mut self,
-        hold: &Arc<Hold>,
-        now: Moment,
-        actions: &mut Actions<P>,
-    ) -> bool {
-        let ends = self.tenure_mut(hold).is_some_and(|tenure| tenure.end(now));
+    pub(crate) fn leave_hold(&mut self, hold: &Arc<Hold>, step: &mut Step<P>) -> bool {
+        let ends = self.tenure_mut(hold).is_some_and(|tenure| tenure.end(step.now));
         if ends {
-            actions.push(Action::CountEnd);
+            step.actions.push(Action::CountEnd);
             // First the report: the next holder has its own.
-            self.end_release(hold, &Ok(()), actions);
+            self.end_release(hold, &Ok(()), step);
             self.take_tenure(hold);
-            self.end_hold(hold, actions);
+            self.end_hold(hold, step);
         }
         ends
     }
 
     /// Returns the change that releases a tenure, to be sent now.
     pub(crate) fn begin_release(&self, hold: &Hold) -> Change {
+        // Before it is written: a late reply may then not be that of the only one.
         hold.count_release();
         let unused = self.tenure(hold).and_then(Tenure::unused);
         Change::Release { taken_until: hold.taken_until(), unused }
@@ -1935,17 +1965,17 @@ impl<P: Clone> Name<P> {
         &mut self,
         hold: &Arc<Hold>,
         outcome: &Result<(), HoldFailure>,
-        actions: &mut Actions<P>,
+        step: &mut Step<P>,
     ) {
         let has_failed = matches!(outcome, Err(HoldFailure::Failed(_)));
         let may_exist = has_failed || hold.may_begin;
         if self.is_ending(hold) {
-            self.report_end(hold, outcome, actions);
+            self.report_end(hold, outcome, step);
             if may_exist && !flawed(Flaw::ReleaseIsNotRepeated) {
-                actions.push(Action::Owe(hold.clone()));
+                step.actions.push(Action::Owe(hold.clone()));
             }
             // Last: a shutdown that finds nothing unfinished looks for payments next.
-            actions.push(Action::Finish);
+            step.actions.push(Action::Finish);
         }
         if !has_failed {
             self.forget(hold);
@@ -1957,9 +1987,9 @@ impl<P: Clone> Name<P> {
         &mut self,
         hold: &Arc<Hold>,
         outcome: &Result<(), HoldFailure>,
-        actions: &mut Actions<P>,
+        step: &mut Step<P>,
     ) {
-        self.end_release(hold, outcome, actions);
+        self.end_release(hold, outcome, step);
         self.forget(hold);
     }
 
@@ -1969,11 +1999,11 @@ impl<P: Clone> Name<P> {
         &mut self,
         hold: &Arc<Hold>,
         outcome: &Result<(), HoldFailure>,
-        actions: &mut Actions<P>,
+        step: &mut Step<P>,
     ) {
         if self.is_ending(hold) {
-            self.report_end(hold, outcome, actions);
-            actions.push(Action::Finish);
+            self.report_end(hold, outcome, step);
+            step.actions.push(Action::Finish);
         }
     }
 
@@ -1985,9 +2015,10 @@ impl<P: Clone> Name<P> {
         &mut self,
         hold: &Arc<Hold>,
         outcome: &Result<(), HoldFailure>,
-        actions: &mut Actions<P>,
+        step: &mut Step<P>,
     ) {
         let Some(tenure) = self.tenure_mut(hold) else { return };
+        // The server had forgotten the hold before its release came.
         let is_lost = matches!(outcome, Err(HoldFailure::Lost));
         let loss = if is_lost { Some(tenure.lose_after_end()) } else { None };
         tenure.tell_watches(is_lost);
@@ -2009,7 +2040,7 @@ impl<P: Clone> Name<P> {
             (Err(_), None) => return,
             (Ok(()), None) => Report::Released { hold, fence, held },
         };
-        actions.push(Action::Report(report));
+        step.actions.push(Action::Report(report));
     }
 
     /// Forgets a hold that no longer exists in the store. Another guard may have adopted it, too,
@@ -2024,25 +2055,20 @@ impl<P: Clone> Name<P> {
 
     /// Finds a tenure lost if its deadline has passed, and reports that. Returns `false` if it was
     /// ended or lost before.
-    pub(crate) fn expire(
-        &mut self,
-        hold: &Arc<Hold>,
-        now: Moment,
-        actions: &mut Actions<P>,
-    ) -> bool {
-        let Some(cause) = hold.cause_at_deadline(now) else { return false };
+    pub(crate) fn expire(&mut self, hold: &Arc<Hold>, step: &mut Step<P>) -> bool {
+        let Some(cause) = hold.cause_at_deadline(step.now) else { return false };
         let is_first = self.mark_lost(hold, cause);
         if is_first {
             // Its lease may not be over in Redis yet, where it would hold up the next call.
-            self.tell_lost(hold, true, actions);
+            self.tell_lost(hold, true, step);
         }
         is_first
     }
 
     /// Finds a tenure lost because the store no longer has it, and reports that.
-    pub(crate) fn lose(&mut self, hold: &Arc<Hold>, actions: &mut Actions<P>) {
+    pub(crate) fn lose(&mut self, hold: &Arc<Hold>, step: &mut Step<P>) {
         if self.mark_lost(hold, LossCause::Gone) {
-            self.tell_lost(hold, hold.may_begin, actions);
+            self.tell_lost(hold, hold.may_begin, step);
         }
     }
 
@@ -2061,35 +2087,32 @@ impl<P: Clone> Name<P> {
 
     /// Reports the loss of a tenure that was marked as lost, unless another input has, and cleans
     /// up after it. Only then the next call may try: it has its own reports.
-    pub(crate) fn tell_lost(
-        &mut self,
-        hold: &Arc<Hold>,
-        may_exist: bool,
-        actions: &mut Actions<P>,
-    ) {
+    pub(crate) fn tell_lost(&mut self, hold: &Arc<Hold>, may_exist: bool, step: &mut Step<P>) {
         let Some(tenure) = self.tenure_mut(hold) else { return };
         let Phase::Lost(last) = &mut tenure.phase else { return };
         let last = last.take();
         tenure.phase = Phase::Owed;
+        // Those that watch the hold find the cause when they wake.
+        let loss = tenure.set_loss();
         if !flawed(Flaw::LossIsNotTold) {
             tenure.tell_watches(true);
         }
-        let loss = tenure.set_loss();
         if last.is_some() {
-            actions.push(Action::CountEnd);
+            step.actions.push(Action::CountEnd);
         }
         let was_reported = mem::take(&mut tenure.is_reported);
-        let site = last.filter(|_| was_reported).map(|last| last.site);
+        let site = if was_reported { last.map(|last| last.site) } else { None };
         let report = Report::Lost { hold: hold.clone(), fence: hold.fence(), site, loss };
-        actions.push(Action::Report(report));
+        step.actions.push(Action::Report(report));
         if may_exist {
-            actions.push(Action::Owe(hold.clone()));
+            // As a debt it stays in this list, so that calls release it before they ask again.
+            step.actions.push(Action::Owe(hold.clone()));
         } else {
             self.take_tenure(hold);
         }
-        actions.push(Action::Finish);
+        step.actions.push(Action::Finish);
         if !flawed(Flaw::LossHoldsUpCalls) {
-            self.end_hold(hold, actions);
+            self.end_hold(hold, step);
         }
     }
 
@@ -2108,18 +2131,13 @@ impl<P: Clone> Name<P> {
 
     /// Releases a kept lock that no call has used for long enough. Returns when to look again, if
     /// it is still kept.
-    pub(crate) fn look_at_kept(
-        &mut self,
-        hold: &Arc<Hold>,
-        now: Moment,
-        actions: &mut Actions<P>,
-    ) -> Option<Moment> {
+    pub(crate) fn look_at_kept(&mut self, hold: &Arc<Hold>, step: &mut Step<P>) -> Option<Moment> {
         let is_meant = |kept: &Tenure| {
             ptr::eq(&raw const *kept.hold, &raw const **hold)
-                && kept.kept_end().is_some_and(|end| end <= now)
+                && kept.kept_end().is_some_and(|end| end <= step.now)
         };
-        if let Some(kept) = self.end_kept(now, is_meant) {
-            actions.push(Action::Owe(kept));
+        if let Some(kept) = self.end_kept(step.now, is_meant) {
+            step.actions.push(Action::Owe(kept));
             return None;
         }
         self.tenure_mut(hold)?.next_look()
@@ -2129,6 +2147,7 @@ impl<P: Clone> Name<P> {
     pub(crate) fn set_wanted(&mut self, nonce: u64) {
         match &mut self.state {
             State::Held(hold) if hold.id.nonce == nonce => {
+                // It is released when its guard ends, not handed off and not kept.
                 let hold = hold.clone();
                 if let Some(tenure) = self.tenure_mut(&hold) {
                     tenure.set_wanted();
@@ -2141,12 +2160,12 @@ impl<P: Clone> Name<P> {
     }
 
     /// Notes that another client waits for a lock, and has it released if it is only kept.
-    pub(crate) fn set_hold_wanted(&mut self, hold: &Hold, now: Moment, actions: &mut Actions<P>) {
+    pub(crate) fn set_hold_wanted(&mut self, hold: &Hold, step: &mut Step<P>) {
         if let Some(tenure) = self.tenure_mut(hold) {
             tenure.set_wanted();
         }
-        let kept = self.end_kept(now, |kept| kept.hold.id == hold.id);
-        actions.extend(kept.map(Action::Owe));
+        let kept = self.end_kept(step.now, |kept| kept.hold.id == hold.id);
+        step.actions.extend(kept.map(Action::Owe));
     }
 
     /// Returns the signal of waiting clients of a hold.
@@ -2194,19 +2213,16 @@ impl<P: Clone> Name<P> {
     }
 
     /// Goes on with a lease that is due to be renewed, or to be found lost.
-    pub(crate) fn renew(
-        &mut self,
-        hold: &Arc<Hold>,
-        now: Moment,
-        actions: &mut Actions<P>,
-    ) -> Renewal {
+    pub(crate) fn renew(&mut self, hold: &Arc<Hold>, step: &mut Step<P>) -> Renewal {
         // This process may have been paused for longer than the lease.
-        self.expire(hold, now, actions);
+        self.expire(hold, step);
         let Some(tenure) = self.tenure(hold) else { return Renewal::Over };
         // One that is due so soon can be renewed along with others.
-        let soon = now.after(hold.lease() / TOGETHER);
+        let soon = step.now.after(hold.lease() / TOGETHER);
         match hold.next_step(tenure.is_renewed()) {
-            Some(next) if next.renews && next.due <= soon => Renewal::Due(tenure.to_renew(now)),
+            Some(next) if next.renews && next.due <= soon => {
+                Renewal::Due(tenure.to_renew(step.now))
+            }
             Some(next) => Renewal::At(next.due),
             None => Renewal::Over,
         }
@@ -2216,6 +2232,7 @@ impl<P: Clone> Name<P> {
     pub(crate) fn renewed(&mut self, hold: &Hold, sent: Moment, lease: Duration, now: Moment) {
         // From before the request, because Redis may have executed it at any time since.
         hold.extend(sent, lease, now);
+        // Any reply shows that, not only those to the renewer.
         if let Some(tenure) = self.tenure_mut(hold)
             && mem::take(&mut tenure.failing)
         {
@@ -2227,6 +2244,7 @@ impl<P: Clone> Name<P> {
     /// time to try again.
     pub(crate) fn renewal_failed(&mut self, hold: &Hold, failure: &Failure, now: Moment) -> bool {
         let Some(tenure) = self.tenure_mut(hold) else { return false };
+        // Also when the lease is over by now: the loss is then explained by this failure.
         tenure.set_last_failure(Some(failure));
         !hold.remaining(now).is_zero() && !mem::replace(&mut tenure.failing, true)
     }
@@ -2245,18 +2263,17 @@ impl<P: Clone> Name<P> {
         &mut self,
         hold: &Arc<Hold>,
         after: Duration,
-        now: Moment,
-        actions: &mut Actions<P>,
+        step: &mut Step<P>,
     ) -> Option<Moment> {
         let tenure = self.tenure_mut(hold)?;
-        if let Some(held) = tenure.report_long(after, now)
+        if let Some(held) = tenure.report_long(after, step.now)
             && let Some(current) = tenure.current()
         {
             let site = current.site.clone();
             let report = Report::HeldLong { hold: hold.clone(), fence: hold.fence(), site, held };
-            actions.push(Action::Report(report));
+            step.actions.push(Action::Report(report));
         }
-        tenure.next_long_look(after, now)
+        tenure.next_long_look(after, step.now)
     }
 
     /// Returns the calls that wait, the first one first.

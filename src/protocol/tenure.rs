@@ -203,9 +203,10 @@ impl Tenure {
     pub(super) fn end_hold(&mut self, now: Moment) -> Option<Duration> {
         // Those that watch the hold learn that it has ended, although its tenure goes on.
         self.tell_watches(false);
-        let was_reported = mem::take(&mut self.is_reported);
-        let current = self.current().filter(|_| was_reported)?;
-        Some(now.since(current.since))
+        if !mem::take(&mut self.is_reported) {
+            return None;
+        }
+        self.current().map(|current| now.since(current.since))
     }
 
     /// Begins the next hold in place of the last one, which is over. It has the lease of the
@@ -222,6 +223,7 @@ impl Tenure {
 
     /// Adds tokens for the next holds: `fence`, and the `room` ones after it.
     pub(super) fn add_fences(&mut self, fence: u64, room: u32) {
+        // The next hold takes the first of them, as it takes the next one of an older block.
         self.hold.set_number(fence - 1);
         self.room = u16::try_from(room).unwrap_or(u16::MAX).saturating_add(1);
     }
@@ -284,6 +286,7 @@ impl Tenure {
         if !is_new || held < after || !self.hold.is_valid(now) {
             return None;
         }
+        // By its number: the next hold of the tenure may last for long, too.
         self.rare().reported_long = Some(number);
         Some(held)
     }
@@ -296,6 +299,7 @@ impl Tenure {
     /// hold.
     pub(super) fn set_wanted(&mut self) {
         self.wanted = true;
+        // Taken out, so that renewals no longer ask.
         if let Some(watch) = self.rare.as_mut().and_then(|rare| rare.wanted.take()) {
             watch.set_wanted();
         }
@@ -350,6 +354,7 @@ impl Tenure {
     /// Tells those that watch the hold that it is over, even those that also watch other holds.
     pub(super) fn tell_watches(&mut self, was_lost: bool) {
         let Some(rare) = &mut self.rare else { return };
+        // The store forgets that with the hold.
         rare.is_told = false;
         if let Some(wanted) = rare.wanted.take() {
             wanted.end();
@@ -426,6 +431,7 @@ impl Tenure {
     /// being gone.
     pub(super) fn set_taken(&mut self, by: String) {
         let rare = self.rare();
+        // The look may have been slower than a message that says more.
         if !rare.forced && matches!(rare.cause, None | Some(LossCause::Gone)) {
             rare.cause = Some(LossCause::Taken { by });
         }

@@ -41,14 +41,13 @@ impl Told {
 pub(crate) fn turn<P>() -> Turn<P> {
     Turn {
         now: Instant::now(),
-        moment: Moment::now(),
+        step: Step::new(Moment::now()),
         listens: true,
         missed_messages: false,
         withdraws: false,
         keeps_order: true,
         backoff: (SOON, SOON),
         retry_window: SOON,
-        actions: Actions::new(),
     }
 }
 
@@ -188,46 +187,46 @@ impl World {
     }
 
     fn end(&mut self, hold: &Arc<Hold>) -> Ending {
-        let ending = self.name.end(hold, true, true, Moment::now(), &mut self.turn.actions);
+        let ending = self.name.end(hold, true, true, &mut self.turn.step);
         self.tell();
         ending
     }
 
     fn end_hold(&mut self, hold: &Hold) {
-        self.name.end_hold(hold, &mut self.turn.actions);
+        self.name.end_hold(hold, &mut self.turn.step);
         self.tell();
     }
 
     fn wake(&mut self) -> bool {
-        let is_woken = self.name.wake(&mut self.turn.actions);
+        let is_woken = self.name.wake(&mut self.turn.step);
         self.tell();
         is_woken
     }
 
     fn interrupt(&mut self) {
-        self.name.rely_on_nothing(self.turn.now, &mut self.turn.actions);
+        self.name.rely_on_nothing(self.turn.now, &mut self.turn.step);
         self.tell();
     }
 
     /// Tells calls what actions say.
     fn tell(&mut self) {
-        for action in mem::take(&mut self.turn.actions) {
+        for action in mem::take(&mut self.turn.step.actions) {
             match action {
                 Action::Tell(told, next) => told.0.borrow_mut().push_back(next),
-                other => self.turn.actions.push(other),
+                other => self.turn.step.actions.push(other),
             }
         }
     }
 
     fn end_without_handoff(&mut self, hold: &Arc<Hold>) {
-        let mut actions = Actions::new();
-        let ending = self.name.end(hold, false, true, Moment::now(), &mut actions);
+        let mut step = Step::new(Moment::now());
+        let ending = self.name.end(hold, false, true, &mut step);
         assert_eq!(ending, Ending::Released { is_awaited: true });
-        assert!(actions.is_empty(), "it hands nothing off");
+        assert!(step.actions.is_empty(), "it hands nothing off");
     }
 
     fn settle(&mut self, hold: &Arc<Hold>) {
-        self.name.settle(hold, &Ok(()), &mut self.turn.actions);
+        self.name.settle(hold, &Ok(()), &mut self.turn.step);
         self.tell();
     }
 
@@ -236,7 +235,7 @@ impl World {
     }
 
     fn tell_lost(&mut self, hold: &Arc<Hold>) {
-        self.name.tell_lost(hold, false, &mut self.turn.actions);
+        self.name.tell_lost(hold, false, &mut self.turn.step);
         self.tell();
     }
 
@@ -245,19 +244,19 @@ impl World {
         let now = Moment::now();
         let grant = Grant { fence, room: 0, may_begin: false, sent: now, replied: now };
         let tenure = Tenure::new(id, &grant, &caller(&options()));
-        let hold = self.name.begin_beside(tenure, now, &mut self.turn.actions)?;
+        let hold = self.name.begin_beside(tenure, now, &mut self.turn.step)?;
         self.report_begin(&hold);
         Some(hold)
     }
 
     fn report_begin(&mut self, hold: &Arc<Hold>) {
-        self.name.report_begin(hold, self.turn.now, &mut self.turn.actions);
-        self.turn.actions.retain(|it| !matches!(it, Action::Report(Report::Acquired { .. })));
+        self.name.report_begin(hold, self.turn.now, &mut self.turn.step);
+        self.turn.step.actions.retain(|it| !matches!(it, Action::Report(Report::Acquired { .. })));
     }
 
     /// Returns the actions since the last time.
     fn actions(&mut self) -> Actions<Told> {
-        mem::take(&mut self.turn.actions)
+        mem::take(&mut self.turn.step.actions)
     }
 
     /// Returns the new debts among the actions since the last time.
@@ -394,7 +393,8 @@ fn a_reader_that_leaves_when_the_lease_is_over_finds_it_lost_though_no_call_has_
     let now = Moment::now();
     let over = now.after(hold.remaining(now));
     assert!(hold.is_open());
-    assert_eq!(world.name.end(&hold, false, false, over, &mut Actions::new()), Ending::Lost);
+    let mut late = Step::new(over);
+    assert_eq!(world.name.end(&hold, false, false, &mut late), Ending::Lost);
 }
 
 #[test]
@@ -471,9 +471,9 @@ fn a_lock_is_handed_off_to_the_first_call() {
     let [_, second, third] = world.calls();
     let mine = world.acquire();
     world.report_begin(&mine);
-    let ending = world.name.end(&mine, true, true, Moment::now(), &mut world.turn.actions);
+    let ending = world.name.end(&mine, true, true, &mut world.turn.step);
     assert_eq!(ending, Ending::GoesOn);
-    let actions = &world.turn.actions[..];
+    let actions = &world.turn.step.actions[..];
     let is_reported_first =
         matches!(actions, [Action::Report(Report::Released { .. }), Action::Tell(..)]);
     assert!(is_reported_first, "{actions:?}");
@@ -511,7 +511,7 @@ fn no_call_goes_before_the_report_of_a_loss() {
     std::thread::sleep(Duration::from_millis(20));
     let second = world.call(Wait::Endless);
     assert!(is_parked(&second.next));
-    assert!(world.name.expire(&mine, Moment::now(), &mut world.turn.actions));
+    assert!(world.name.expire(&mine, &mut world.turn.step));
     world.tell();
     assert!(second.told.is_turn());
 }
@@ -1054,7 +1054,7 @@ fn a_call_behind_whose_hold_may_exist_is_cleaned_up_however_it_ends() {
         (world, limited, endless)
     };
     let cleaned = |world: &World, call: &Begun| {
-        let actions = world.turn.actions.iter();
+        let actions = world.turn.step.actions.iter();
         let mut debts =
             actions.filter_map(|it| if let Action::Owe(debt) = it { Some(debt) } else { None });
         debts.any(|debt| debt.id.nonce == call.number)
