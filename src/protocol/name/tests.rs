@@ -508,7 +508,7 @@ fn no_call_goes_before_the_report_of_a_loss() {
     let short = LockOptions { lease: Duration::from_millis(10), ..options() };
     world.call_as(HoldKind::Lock, &short, Wait::Endless);
     let mine = world.acquire();
-    std::thread::sleep(Duration::from_millis(20));
+    world.turn.step.now = world.turn.step.now.after(Duration::from_millis(20));
     let second = world.call(Wait::Endless);
     assert!(is_parked(&second.next));
     assert!(world.name.expire(&mine, &mut world.turn.step));
