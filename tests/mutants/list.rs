@@ -104,10 +104,20 @@ fn parse(entry: &str) -> Result<Mutant, String> {
     if mutant.name.is_empty() || mutant.about.is_empty() || mutant.old.is_empty() {
         return Err("a name, a comment or the old text is missing".into());
     }
+    if !is_balanced(&mutant.old) || !is_balanced(&mutant.new) {
+        return Err("brackets have no counterparts".into());
+    }
     if mutant.tests.is_empty() && mutant.survives.is_none() {
         return Err("no tests are named".into());
     }
     Ok(mutant)
+}
+
+/// Returns `true` if text can stand in place of other text: a branch with it can be compiled.
+fn is_balanced(lines: &[String]) -> bool {
+    let text = lines.concat();
+    let brackets = [('(', ')'), ('[', ']'), ('{', '}')];
+    brackets.iter().all(|(open, close)| text.matches(*open).count() == text.matches(*close).count())
 }
 
 /// Returns `true` if a file is a script, of which a mutant needs no function.

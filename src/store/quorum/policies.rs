@@ -221,17 +221,88 @@ impl<L: SharedLinks> JobPolicy for JobsOfMajorities<L> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io;
+
+    use crossbeam_channel::unbounded;
+
     use crate::base::event_thread::Events;
+    use crate::base::failure::FailureKind;
     use crate::config::Config;
     use crate::net::server::ServerFactory;
+    use crate::store::hold_id::{HoldId, HoldKind};
     use crate::store::quorum::Quorum;
+    use crate::store::quorum::links::Links;
 
-    fn wakeups() -> WakeupsOfMajorities {
+    fn servers() -> Arc<QuorumServers> {
         let servers = ServerFactory::new(&Config::default(), &Events::default());
         let servers = servers.expect("a thread");
         let urls = ["redis://a/", "redis://b/", "redis://c/"];
         let endpoints = servers.endpoints("urls", urls).expect("good URLs");
-        WakeupsOfMajorities::new(Quorum::new(endpoints, &servers).servers)
+        Quorum::new(endpoints, &servers).servers
+    }
+
+    fn wakeups() -> WakeupsOfMajorities {
+        WakeupsOfMajorities::new(servers())
+    }
+
+    /// Releases a hold by a job, with these replies of the servers.
+    fn release(
+        servers: &Arc<QuorumServers>,
+        hold: &HoldId,
+        replies: [Result<HoldReply, Failure>; 3],
+    ) -> Decision<Arc<QuorumServer>> {
+        let mut jobs = JobsOfMajorities::<Arc<Links>>::new(servers.clone(), Vec::new());
+        let job =
+            Job { id: 1, hold: hold.clone(), change: Change::RELEASE, deadline: clock::now() };
+        let (peers, mut votes) = jobs.route("a").expect("all servers");
+        let mut decision = Decision::Undecided;
+        for (peer, reply) in peers.iter().zip(replies) {
+            assert!(matches!(decision, Decision::Undecided));
+            decision = jobs.decide(&job, &mut votes, peer, reply);
+        }
+        decision
+    }
+
+    fn hold() -> HoldId {
+        HoldId { kind: HoldKind::Lock, name: Arc::from("a"), client: Arc::from("me"), nonce: 1 }
+    }
+
+    #[test]
+    fn a_server_that_was_never_asked_for_a_hold_does_not_have_to_release_it() {
+        let servers = servers();
+        servers.in_doubt.report_to("me", Box::new(drop));
+        for asked in [2, 3] {
+            servers.each[..asked].iter().for_each(|server| server.note_begun(&hold()));
+            let label = servers.each[2].factory.label();
+            let away = Failure::io(FailureKind::Unreachable, &label, io::Error::other("away"));
+            let replies = [Ok(HoldReply::Done), Ok(HoldReply::Done), Err(away)];
+            let Decision::Done(Ok(reply)) = release(&servers, &hold(), replies) else {
+                panic!("a majority has released it")
+            };
+            assert_eq!(reply.everywhere, asked == 2);
+        }
+    }
+
+    #[test]
+    fn a_job_that_releases_a_hold_which_may_begin_late_says_so() {
+        let servers = servers();
+        let (sender, reports) = unbounded();
+        let report = move |doubt| sender.send(doubt).expect("it is received");
+        servers.in_doubt.report_to("me", Box::new(report));
+        servers.in_doubt.may_begin_late(&hold());
+        for _ in 0..2 {
+            let replies = [Ok(HoldReply::Done), Ok(HoldReply::Done), Ok(HoldReply::Done)];
+            assert!(matches!(release(&servers, &hold(), replies), Decision::Done(Ok(_))));
+        }
+        assert!(reports.try_recv().expect("it may begin once more").may_begin);
+        assert!(reports.is_empty(), "the second release has ended the doubt");
+    }
+
+    #[test]
+    fn a_client_hears_of_each_request_by_a_majority() {
+        let wakeups = wakeups();
+        let complete: Vec<_> = (0..=3).filter(|count| wakeups.is_complete(*count)).collect();
+        assert_eq!(complete, [2, 3]);
     }
 
     #[test]

@@ -35,6 +35,7 @@ servers!(
     a_client_that_has_stopped_costs_one_offer,
     a_yielding_client_lets_another_go_first,
     a_kept_lock_is_offered_to_no_client_but_one_is_told,
+    a_hold_that_gets_another_level_is_watched_as_before,
     an_offer_is_taken_by_any_thread_of_its_client,
     an_echo_is_sent_to_who_is_told_when_a_hold_ends,
     a_long_wait_takes_no_processor_time;
@@ -283,6 +284,19 @@ fn a_kept_lock_is_offered_to_no_client_but_one_is_told(process: &impl Host) {
     assert_eq!(store.force_release(lock_of(b"client:3"), soon()).ok(), Some(true));
     assert_eq!(next(&mut *first), woken());
     assert_eq!(waiting(process), ["b"]);
+}
+
+fn a_hold_that_gets_another_level_is_watched_as_before(process: &impl Host) {
+    let store = single(process);
+    let mut wakeups = listen(&store, "client");
+    must_acquire(&store, &hold(1));
+    change(&store, &hold(1), Change::Watch { lease: None }).expect("a reply");
+    for (depth, other) in [(2, "a"), (1, "b")] {
+        let level = Change::SetDepth { depth, lease: None, durable: false };
+        assert_eq!(change(&store, &hold(1), level).ok(), Some(HoldReply::Done));
+        register(&store, other);
+        assert!(matches!(next(&mut *wakeups), Wake::Recall { waits: true, .. }));
+    }
 }
 
 /// Its request may be on its way for longer than the lock stays taken.
