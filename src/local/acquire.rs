@@ -16,13 +16,12 @@ use crate::base::flaws::{Flaw, flawed};
 use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
-use crate::local::actions::perform;
 use crate::local::hold_requests::{Level, nest};
 use crate::local::looks::Looks;
+use crate::local::names::SleepingCall;
 use crate::local::parker::{Parker, Sent, Signal};
 use crate::local::release;
 use crate::local::shared::Shared;
-use crate::local::wait_queues::SleepingCall;
 use crate::protocol::call::{Caller, Counted, HoldOwner, Wait, are_own};
 use crate::protocol::hold::Hold;
 use crate::protocol::name::{Action, Call, Name, Next, Outcome, Turn};
@@ -149,7 +148,7 @@ pub(super) fn report<T>(
 fn check_wanted(shared: &Shared, caller: &Caller, holds: &[Arc<Hold>]) -> Result<()> {
     // After the holds have begun: a thread that closes or cancels later finds them, not the call.
     let wanted = match (&caller.canceller, holds) {
-        _ if shared.wait_queues.closed.load(Ordering::SeqCst) => Err(Error::Closed),
+        _ if shared.names.closed.load(Ordering::SeqCst) => Err(Error::Closed),
         (Some(canceller), [hold, ..]) => canceller.check(&hold.id.name),
         _ => Ok(()),
     };
@@ -183,7 +182,7 @@ pub(super) fn check(shared: &Shared, name: &str, options: &LockOptions) -> Resul
     if let Some(canceller) = &options.cancelled_by {
         canceller.check(name)?;
     }
-    if shared.wait_queues.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(()) }
+    if shared.names.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(()) }
 }
 
 /// A thread that panics must not leave its name waiting for it.
@@ -221,10 +220,10 @@ impl<'a> LockCall<'a> {
     /// Acquires the lock, and reports nothing but contention.
     pub(super) fn acquire(&mut self) -> Result<Option<Arc<Hold>>> {
         let Self { shared, kind, name, caller, .. } = *self;
-        let Shared { reporter, wait_queues, .. } = shared;
+        let Shared { reporter, names, .. } = shared;
         // A hold that is found lost is in no call's way.
         if matches!(caller.wait, Wait::No)
-            && let Some(hold) = wait_queues.holder(kind, name)
+            && let Some(hold) = names.holder(kind, name)
         {
             reporter.expire(&hold);
         }
@@ -285,17 +284,17 @@ impl<'a> LockCall<'a> {
         let _sleeper = if self.alone.is_some() {
             // No queue knows the call, which must learn that the client is closed.
             let call = SleepingCall { kind, name: name.clone(), caller: caller.clone() };
-            Some(shared.wait_queues.add_sleeper(&parker, Some(call)))
+            Some(shared.names.add_sleeper(&parker, Some(call)))
         } else {
             None
         };
         let hold = shared.next_hold(kind, name, caller);
         let call = Call::new(hold, caller, parker.clone());
         self.number = call.number;
-        let debts = self.alone.as_ref().map(|_| shared.wait_queues.debts(kind, name));
+        let debts = self.alone.as_ref().map(|_| shared.names.debts(kind, name));
         let mut next = self.step(|name, turn| {
             if !flawed(Flaw::WaitsAfterClose) {
-                shared.wait_queues.check_open()?;
+                shared.names.check_open()?;
             }
             Ok(match debts {
                 Some(debts) => name.begin_alone(call, debts, turn),
@@ -429,9 +428,9 @@ impl<'a> LockCall<'a> {
         &mut self,
         act: impl FnOnce(&mut Name<Arc<Parker>>, &mut Turn<Arc<Parker>>) -> T,
     ) -> T {
-        let Shared { wait_queues, config, store, reporter, .. } = self.shared;
+        let Shared { names, config, store, reporter, .. } = self.shared;
         let (result, actions) = self.with(|name| {
-            let mut turn = wait_queues.turn(config, &**store);
+            let mut turn = names.turn(config, &**store);
             let result = act(name, &mut turn);
             reporter.report(&mut turn.step.actions);
             (result, turn.step.actions)
@@ -444,20 +443,20 @@ impl<'a> LockCall<'a> {
                 self.redisson = self.shared.listening.wait_for_redisson(hold);
             }
         }
-        perform(self.shared, self.name, self.caller.times, self.caller.wait, actions);
+        self.shared.perform(self.name, self.caller.times, self.caller.wait, actions);
         result
     }
 
     fn with<T>(&mut self, act: impl FnOnce(&mut Name<Arc<Parker>>) -> T) -> T {
         match &mut self.alone {
             Some(name) => act(name),
-            None => self.shared.wait_queues.with_name(self.kind, self.name, act),
+            None => self.shared.names.with_name(self.kind, self.name, act),
         }
     }
 
     /// Returns an error if the client is closed, or the call cancelled.
     fn check_wanted(&self) -> Result<()> {
-        self.shared.wait_queues.check_open()?;
+        self.shared.names.check_open()?;
         self.caller.check_cancelled(self.name)
     }
 }

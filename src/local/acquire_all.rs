@@ -24,9 +24,9 @@ use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, LossCause, Result};
 use crate::local::acquire::{LockCall, check, report};
+use crate::local::names::Pauses;
 use crate::local::release;
 use crate::local::shared::Shared;
-use crate::local::wait_queues::Pauses;
 use crate::protocol::call::{Caller, Counted, HoldOwner, Wait};
 use crate::protocol::hold::{Grant, Hold, reliable};
 use crate::protocol::retry::{Backoff, RetryPolicy};
@@ -109,7 +109,7 @@ pub(crate) fn acquire_all(
         retry: RetryPolicy::new(wait, shared.config.retry_window, caller.times, random()),
         too_short: RetryPolicy::new(wait, shared.config.retry_window, caller.times, random()),
         looker: Cell::new(None),
-        pauses: Pauses::of_set(&shared.wait_queues, caller),
+        pauses: Pauses::of_set(&shared.names, caller),
         contended: false,
     };
     let outcome = call.acquire();
@@ -171,7 +171,7 @@ impl SetCall<'_> {
             }
             let name = &names[held];
             // It may be a hold of this client whose release is on its way.
-            let may_be_own = !shared.wait_queues.debts(HoldKind::Lock, name).is_empty();
+            let may_be_own = !shared.names.debts(HoldKind::Lock, name).is_empty();
             if !drained && may_be_own {
                 drained = true;
                 shared.store.drain(caller.request_deadline(clock::now()));
@@ -264,8 +264,7 @@ impl SetCall<'_> {
         let missing: Vec<_> = in_order.filter(|index| is_missing[*index]).collect();
         let names: Vec<_> = missing.iter().map(|index| self.names[*index].clone()).collect();
         // Locks that this client only keeps would hold up its own request.
-        let ended: Vec<_> =
-            names.iter().filter_map(|name| shared.wait_queues.end_kept(name)).collect();
+        let ended: Vec<_> = names.iter().filter_map(|name| shared.names.end_kept(name)).collect();
         shared.post_releases(&ended, Some(self.caller.write_by(clock::now())));
         let groups = shared.store.groups(&names).into_iter().map(|places| {
             let mut group = Group { indexes: Vec::new(), holds: Vec::new(), in_doubt: false };

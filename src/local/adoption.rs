@@ -19,9 +19,9 @@ use crate::config::LockOptions;
 use crate::error::{Error, LossCause, Result};
 use crate::local::acquire::check;
 use crate::local::hold_requests::verify;
+use crate::local::names::Pauses;
 use crate::local::shared::Shared;
 use crate::local::status::repeat_with;
-use crate::local::wait_queues::Pauses;
 use crate::protocol::call::{Caller, Counted, HoldOwner, Wait};
 use crate::protocol::hold::{Grant, Hold, HoldFailure, reliable};
 use crate::protocol::retry::RetryPolicy;
@@ -152,7 +152,7 @@ fn caller_for(shared: &Shared, left: &DetachedHold) -> Result<Caller> {
 
 /// Returns the tokens that the tenure of a writer has left.
 pub(crate) fn unused(shared: &Shared, writer: &Hold) -> Option<Unused> {
-    shared.wait_queues.with(&writer.id, |name| name.unused(writer))
+    shared.names.with(&writer.id, |name| name.unused(writer))
 }
 
 /// Turns a detached writer into a reader with the same owner, token and age. Readers get the token
@@ -260,7 +260,7 @@ fn request(
     mut ask: impl FnMut(Instant) -> Result<HoldReply, Failure>,
 ) -> Result<HoldReply> {
     let retry = RetryPolicy::new(Wait::No, shared.config.retry_window, caller.times, random());
-    let pauses = Pauses::of_wait(&shared.wait_queues, None);
+    let pauses = Pauses::of_wait(&shared.names, None);
     repeat_with(shared, retry, &pauses, action, name, |deadline| match ask(deadline) {
         // Another program has replaced the lock with something else.
         Err(failure) if failure.kind == FailureKind::WrongType => Ok(HoldReply::Gone),

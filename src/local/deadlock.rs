@@ -30,8 +30,8 @@ use crate::base::flaws::{Flaw, flawed};
 use crate::base::maps::RandomState;
 use crate::config::check_note;
 use crate::error::Error;
+use crate::local::names::Names;
 use crate::local::parker::{Parker, Signal};
-use crate::local::wait_queues::WaitQueues;
 use crate::protocol::hold::Hold;
 use crate::store::hold_id::{HoldKind, is_client_id};
 use crate::store::request::Telling;
@@ -151,7 +151,7 @@ impl Deadlocks {
     }
 
     /// Begins a look. Returns the circle if the whole of it is in this process.
-    pub(super) fn look(&self, queues: &WaitQueues, number: u64) -> Option<Circle> {
+    pub(super) fn look(&self, names: &Names, number: u64) -> Option<Circle> {
         let mut table = self.0.lock();
         // A late probe of an earlier look has another number, and does not count.
         let probe = table.next_number();
@@ -159,14 +159,14 @@ impl Deadlocks {
         wait.probe = probe;
         // What an earlier look has found may have changed in between.
         wait.found = None;
-        table.follow(queues, number, Probe { number: probe, path: Vec::new() })
+        table.follow(names, number, Probe { number: probe, path: Vec::new() })
     }
 
     /// Receives a message of another client about the hold with this nonce, or with 0 about a
     /// circle that the other has found. Returns a circle to report.
     pub(super) fn receive(
         &self,
-        queues: &WaitQueues,
+        names: &Names,
         client: &str,
         nonce: u64,
         message: &str,
@@ -180,7 +180,7 @@ impl Deadlocks {
         let mut table = self.0.lock();
         let at =
             table.blocked(|hold| hold.id.nonce == nonce || flawed(Flaw::AnyHoldPassesProbes))?;
-        table.follow(queues, at, probe)
+        table.follow(names, at, probe)
     }
 
     /// Describes where the program of this client has made its calls of a circle.
@@ -223,7 +223,7 @@ impl Table {
 
     /// Has a probe go on from a call whose thread is in its way, as far as it gets in this process.
     /// Returns the circle if this is the second one in succession to come back.
-    fn follow(&mut self, queues: &WaitQueues, mut at: u64, mut probe: Probe) -> Option<Circle> {
+    fn follow(&mut self, names: &Names, mut at: u64, mut probe: Probe) -> Option<Circle> {
         loop {
             let next = self.next_number();
             let wait = self.waits.get_mut(&at)?;
@@ -252,7 +252,7 @@ impl Table {
                 return None;
             }
             probe.path.push(wait.call.clone());
-            let Some(held) = queues.holder(HoldKind::Lock, &wait.call.name) else {
+            let Some(held) = names.holder(HoldKind::Lock, &wait.call.name) else {
                 // Another client has the lock, and Redis knows which.
                 wait.send(Telling { clients: Vec::new(), message: probe.encode() });
                 return None;

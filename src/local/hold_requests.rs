@@ -13,8 +13,8 @@ use crate::base::clock::{self, Moment};
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::flaws::{Flaw, flawed};
 use crate::error::{Error, Result as ApiResult};
+use crate::local::names::Pauses;
 use crate::local::shared::Shared;
-use crate::local::wait_queues::Pauses;
 use crate::protocol::call::Wait;
 use crate::protocol::hold::{Hold, HoldFailure};
 use crate::protocol::retry::RetryPolicy;
@@ -42,7 +42,7 @@ pub(super) fn nest(
     };
     // The thread has the lock, so this waits for the server only, as `verify` does.
     let wait = if wait == Wait::Endless { Wait::No } else { wait };
-    let pauses = Pauses::of_wait(&shared.wait_queues, canceller);
+    let pauses = Pauses::of_wait(&shared.names, canceller);
     let name = &hold.id.name;
     match set_depth(shared, &hold, depth, wait, &pauses) {
         Ok(()) => Ok(Level { hold, depth }),
@@ -186,7 +186,7 @@ fn conclude(
                 shared.reporter.set_wanted(hold);
             }
             if let Some(next) = change.lease() {
-                shared.wait_queues.with(&hold.id, |name| {
+                shared.names.with(&hold.id, |name| {
                     name.renewed(hold, sent, next.duration, Moment::now());
                 });
             }
@@ -227,7 +227,7 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
     }
     let mut retry = retry(shared, first, Wait::No);
     let mut result = Ok(());
-    let pauses = Pauses::of_request(&shared.wait_queues);
+    let pauses = Pauses::of_request(&shared.names);
     ask(
         shared,
         holds.into(),
@@ -253,7 +253,7 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
 /// message once one does. If that fails, renewals continue to ask. Messages about an adopted hold
 /// go to the client that began it, so each call asks whether such a hold is wanted.
 pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>) -> WantedSignal {
-    let names = &shared.wait_queues;
+    let names = &shared.names;
     let signal = names.with(&hold.id, |name| name.wanted_signal(hold));
     let holder = names.holder(hold.id.kind, &hold.id.name);
     // Redis sends messages to the client that began the hold, not to one that has adopted it.
@@ -266,7 +266,7 @@ pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>) -> WantedSignal {
         shared.listening.start(&*shared.store);
     }
     let mut retry = retry(shared, hold, Wait::No);
-    let pauses = Pauses::of_request(&shared.wait_queues);
+    let pauses = Pauses::of_request(&shared.names);
     ask(
         shared,
         slice::from_ref(hold).into(),

@@ -137,7 +137,7 @@ impl Listening {
             write_by: end_of(POST_MOMENT),
             on_reply: Box::new(move |reply| match reply {
                 // A thread that began to wait in the meantime is no longer registered.
-                Ok(_) => drop(reporter.wait_queues.wake_any(&waited.name)),
+                Ok(_) => drop(reporter.names.wake_any(&waited.name)),
                 Err(_) => reporter.renewer.unregister(waited, times.lease),
             }),
         }]);
@@ -236,33 +236,33 @@ impl ListenerThread {
     /// Acts on a message. Returns `false` for a wake-up without a waiter.
     fn wake(&self, wake: &Wake) -> bool {
         let Some(reporter) = self.reporter.upgrade() else { return true };
-        let Reporter { wait_queues, counters, renewer, .. } = &*reporter;
+        let Reporter { names, counters, renewer, .. } = &*reporter;
         match wake {
             Wake::Complete(is_complete) => reporter.set_listening(*is_complete),
-            Wake::Echo(name) => wait_queues.note_echo(name),
+            Wake::Echo(name) => names.note_echo(name),
             Wake::Ready if flawed(Flaw::ReconnectIsIgnored) => {}
             Wake::Ready => {
                 // Redis keeps no message for a client that does not listen just then.
-                wait_queues.wake_all();
+                names.wake_all();
                 renewer.watch();
             }
-            Wake::Unlocked(names) => {
-                for name in names {
-                    wait_queues.wake(HoldKind::Lock, name);
+            Wake::Unlocked(unlocked) => {
+                for name in unlocked {
+                    names.wake(HoldKind::Lock, name);
                 }
             }
             Wake::Ended { .. } if flawed(Flaw::EndIsIgnored) => {}
             Wake::Ended { name, nonce } => renewer.check(self.hold(name, *nonce)),
             Wake::Probe { nonce, message } => {
                 let deadlocks = &reporter.deadlocks;
-                let found = deadlocks.receive(wait_queues, &self.client, *nonce, message);
+                let found = deadlocks.receive(names, &self.client, *nonce, message);
                 if let Some(circle) = found {
                     reporter.report_deadlock(&circle, &self.client);
                 }
             }
             Wake::Recall { .. } if flawed(Flaw::RecallIsIgnored) => {}
             Wake::Recall { name, nonce, waits } => {
-                if let Some(kept) = wait_queues.recall(name, *nonce, *waits) {
+                if let Some(kept) = names.recall(name, *nonce, *waits) {
                     counters.recalls.fetch_add(1, Ordering::Relaxed);
                     renewer.pay(kept);
                 }
@@ -274,8 +274,8 @@ impl ListenerThread {
                 let mut has_woken = false;
                 for kind in [HoldKind::Read, HoldKind::Lock] {
                     has_woken |= match &store {
-                        Some(store) => wait_queues.wake_ahead(kind, name, &self.config, &**store),
-                        None => wait_queues.wake(kind, name),
+                        Some(store) => names.wake_ahead(kind, name, &self.config, &**store),
+                        None => names.wake(kind, name),
                     };
                 }
                 return has_woken || check_name(&self.config.prefix, name).is_err();
@@ -287,7 +287,7 @@ impl ListenerThread {
     /// Passes a wake-up on to the next client, unless a thread waits here by now. Does not block.
     fn pass_on(&self, name: &str) {
         if let Some(reporter) = self.reporter.upgrade()
-            && !reporter.wait_queues.wake_any(name)
+            && !reporter.names.wake_any(name)
         {
             // Redis then offers the lock to the next client.
             reporter.renewer.unregister(self.hold(name, 0), self.config.options.lease);
@@ -399,7 +399,7 @@ pub(super) mod tests {
 
         /// Sends a wake-up for this lock, and checks that the call that waits gets its turn.
         fn wake(&self, name: &str) {
-            let parker = self.reporter.wait_queues.call_that_waits(HoldKind::Lock, name);
+            let parker = self.reporter.names.call_that_waits(HoldKind::Lock, name);
             self.send(Ok(Wake::Lock(name.into())));
             let signal = parker.park(Some(end_of(SOON)));
             assert!(matches!(signal, Some(Signal::Next(Next::Turn))), "{signal:?}");
@@ -478,11 +478,11 @@ pub(super) mod tests {
                 let scene = scene();
                 scene.send(Ok(Wake::Complete(true)));
                 scene.wake("a");
-                let queues = &scene.reporter.wait_queues;
-                assert!(queues.is_listening());
+                let names = &scene.reporter.names;
+                assert!(names.is_listening());
                 scene.send(stop());
                 let until = end_of(SOON);
-                while queues.is_listening() {
+                while names.is_listening() {
                     assert!(now() < until, "it still listens");
                     sleep(Duration::from_millis(1));
                 }

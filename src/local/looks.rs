@@ -115,13 +115,13 @@ impl<'a> Looks<'a> {
     /// Logs that the call has waited for long, and which thread of this client has the lock, if
     /// one has.
     fn log_wait(&self) {
-        let Shared { reporter, wait_queues, .. } = self.shared;
+        let Shared { reporter, names, .. } = self.shared;
         reporter.events.log(log::Level::Info, || {
             let name = self.name;
             let waited = clock::elapsed(self.caller.begin);
-            let held = wait_queues.holder(self.kind, name).and_then(|hold| {
+            let held = names.holder(self.kind, name).and_then(|hold| {
                 let note = hold.note().map(|note| format!(" ({note})")).unwrap_or_default();
-                wait_queues.with(&hold.id, |name| {
+                names.with(&hold.id, |name| {
                     let current = name.tenure(&hold)?.current()?;
                     Some(format!(", held {}{note}", current.site))
                 })
@@ -135,13 +135,13 @@ impl<'a> Looks<'a> {
         let NextLook::At(_, pause) = self.next else { return };
         let pause = pause.saturating_mul(2).min(PAUSE_MAX).max(pause);
         self.next = NextLook::At(end_of(pause), pause);
-        let Shared { reporter, wait_queues, client, .. } = self.shared;
+        let Shared { reporter, names, client, .. } = self.shared;
         let number = self.number.get().unwrap_or_else(|| reporter.deadlocks.next_number());
         if !mem::replace(&mut self.is_registered, true) {
             self.number.set(Some(number));
             self.register(number);
         }
-        if let Some(circle) = reporter.deadlocks.look(wait_queues, number) {
+        if let Some(circle) = reporter.deadlocks.look(names, number) {
             reporter.report_deadlock(&circle, client);
         }
     }

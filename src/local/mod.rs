@@ -2,16 +2,16 @@
 //! keep leases alive.
 //!
 //! Calls go one way. The face calls `acquire`, `adoption` and `release`. They use `hold_requests`,
-//! and all of them borrow `shared`, which uses the wait queues, the renewer and the listener.
+//! and all of them borrow `shared`, which uses the names, the renewer and the listener.
 
 pub(crate) mod acquire;
 pub(crate) mod acquire_all;
-mod actions;
 pub(crate) mod adoption;
 pub(crate) mod deadlock;
 pub(crate) mod hold_requests;
 pub(crate) mod listener;
 mod looks;
+pub(crate) mod names;
 pub(crate) mod outage_log;
 pub(crate) mod overview;
 pub(crate) mod parker;
@@ -22,7 +22,6 @@ pub(crate) mod reporter;
 pub(crate) mod shared;
 pub(crate) mod status;
 pub(crate) mod survey;
-pub(crate) mod wait_queues;
 
 #[cfg(test)]
 mod tests;

@@ -94,7 +94,7 @@ pub(crate) fn holds(shared: &Shared) -> Vec<HeldLock> {
     }
     let holds = shared.reporter.renewer.list(end_of(LIST_TIME));
     let now = Moment::now();
-    let names = &shared.wait_queues;
+    let names = &shared.names;
     let held_as =
         |hold: &Arc<Hold>| names.with(&hold.id, |name| HeldLock::of(name.tenure(hold)?, now));
     let mut held: Vec<_> = holds.iter().filter_map(held_as).collect();
@@ -104,16 +104,16 @@ pub(crate) fn holds(shared: &Shared) -> Vec<HeldLock> {
 
 /// Returns the calls of this client that wait, those first that have waited longest.
 pub(crate) fn waits(shared: &Shared) -> Vec<WaitingCall> {
-    // No thread of a forked child waits, but one of the parent's may have locked the queues.
+    // No thread of a forked child waits, but one of the parent's may have locked the names.
     if shared.check_process().is_err() {
         return Vec::new();
     }
     let mut waits = Vec::new();
-    shared.wait_queues.each(|name, queue| {
-        let calls = queue.calls();
+    shared.names.each(|name, known| {
+        let calls = known.calls();
         waits.extend(calls.map(|call| WaitingCall::new(call.hold.kind, name, &call.caller)));
     });
-    let sleeping = shared.wait_queues.sleeping_calls();
+    let sleeping = shared.names.sleeping_calls();
     waits.extend(sleeping.iter().map(|it| WaitingCall::new(it.kind, &it.name, &it.caller)));
     waits.sort_by_key(|call| Reverse(call.since));
     waits

@@ -16,10 +16,9 @@ use crate::base::clock::{self, Moment, end_of};
 use crate::base::flaws::{Flaw, flawed};
 use crate::base::sync::receive;
 use crate::error::Result;
-use crate::local::actions::perform;
 use crate::local::hold_requests::{OnHoldReply, add_outcome, ask, retry, set_depth};
+use crate::local::names::Pauses;
 use crate::local::shared::{Shared, Unsent};
-use crate::local::wait_queues::Pauses;
 use crate::protocol::call::{Caller, Wait};
 use crate::protocol::hold::{Hold, HoldFailure};
 use crate::protocol::name::Ending;
@@ -67,7 +66,7 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
         }
     }
     let mut retry = retry(shared, first, Wait::No);
-    let pauses = Pauses::of_request(&shared.wait_queues);
+    let pauses = Pauses::of_request(&shared.names);
     let ended = released.clone();
     let unsent = Unsent::new(shared, &ended);
     ask(
@@ -127,7 +126,7 @@ fn end_level(shared: &Shared, hold: &Arc<Hold>) -> Result<()> {
     let depth = hold.depth() - 1;
     // Whatever the reply is: the guard is gone.
     hold.set_depth(depth);
-    let pauses = Pauses::of_request(&shared.wait_queues);
+    let pauses = Pauses::of_request(&shared.names);
     let outcome = set_depth(shared, hold, depth, Wait::No, &pauses);
     if let Err(HoldFailure::Failed(failure)) = &outcome {
         // The next request about the hold sets the depth anyway.
@@ -244,7 +243,7 @@ fn end_locally(shared: &Shared, hold: &Arc<Hold>, hands_off: bool) -> Ending {
     shared.held_locks.remove(hold);
     let (ending, actions) = shared.reporter.end_here(hold, hands_off);
     let times = shared.times_for(hold.lease());
-    perform(shared, &hold.id.name, times, Wait::No, actions);
+    shared.perform(&hold.id.name, times, Wait::No, actions);
     match ending {
         Ending::GoesOn => {}
         Ending::Released { .. } => {

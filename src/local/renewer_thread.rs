@@ -238,7 +238,7 @@ impl RenewerThread {
         let holds: Vec<_> = holds.filter(|hold| hold.id == *id).cloned().collect();
         for hold in &holds {
             // Who only has the message does not know the kind.
-            self.reporter.wait_queues.with(&hold.id, |name| name.set_forced(hold));
+            self.reporter.names.with(&hold.id, |name| name.set_forced(hold));
         }
         holds
     }
@@ -257,7 +257,7 @@ impl RenewerThread {
                 if payment.has_failed {
                     self.report_end(debt, &failed);
                 } else {
-                    self.reporter.wait_queues.with(&debt.id, |name| name.tell_over(debt));
+                    self.reporter.names.with(&debt.id, |name| name.tell_over(debt));
                 }
             }
         }
@@ -319,7 +319,7 @@ impl RenewerThread {
 
     /// Returns the change that checks whether a hold exists.
     fn check_of(&self, hold: &Hold) -> Change {
-        self.reporter.wait_queues.with(&hold.id, |name| name.to_check(hold))
+        self.reporter.names.with(&hold.id, |name| name.to_check(hold))
     }
 
     /// Returns the change that pays a debt, to be sent now.
@@ -328,7 +328,7 @@ impl RenewerThread {
         if payment.unregisters {
             return Change::Unregister;
         }
-        self.reporter.wait_queues.with(&debt.id, |name| name.begin_release(debt))
+        self.reporter.names.with(&debt.id, |name| name.begin_release(debt))
     }
 
     /// Releases a kept lock that no thread has used for long enough, or looks at it again later:
@@ -380,7 +380,7 @@ impl RenewerThread {
                 let now = Moment::now();
                 let is_late = hold.is_nearly_over(now);
                 let lease = hold.next_lease(sent).duration;
-                let names = &self.reporter.wait_queues;
+                let names = &self.reporter.names;
                 names.with(&hold.id, |name| name.renewed(&hold, sent, lease, now));
                 self.reporter.record_reply(&hold.id.name);
                 self.reporter.outages.record_renewal(is_late);
@@ -442,7 +442,7 @@ impl RenewerThread {
         let next = payment.next_try(everywhere, now);
         match outcome {
             // A thread that began to wait in the meantime is no longer registered, and must ask.
-            Ok(_) if payment.unregisters => drop(reporter.wait_queues.wake_any(&debt.id.name)),
+            Ok(_) if payment.unregisters => drop(reporter.names.wake_any(&debt.id.name)),
             Ok(reply) => {
                 reporter.record_reply(&debt.id.name);
                 payment.has_failed = false;
@@ -495,7 +495,7 @@ impl RenewerThread {
 
     /// Returns `true` if the last renewal of a lease has failed.
     fn has_failing(&self) -> bool {
-        let names = &self.reporter.wait_queues;
+        let names = &self.reporter.names;
         self.all_work().filter_map(Scheduled::as_hold).any(|hold| {
             hold.is_open()
                 && names.with(&hold.id, |name| name.tenure(hold).is_some_and(Tenure::is_failing))

@@ -18,10 +18,10 @@ use crate::base::sync::interleave;
 use crate::error::{Error, Loss, LossCause};
 use crate::event::Event;
 use crate::local::deadlock::{Circle, Deadlocks};
+use crate::local::names::Names;
 use crate::local::outage_log::OutageLog;
 use crate::local::parker::{Parker, Signal, perform_each};
 use crate::local::renewer::Renewer;
-use crate::local::wait_queues::WaitQueues;
 use crate::protocol::call::{CallSite, Caller, Wait};
 use crate::protocol::hold::{Hold, HoldFailure};
 use crate::protocol::name::{Action, Actions, Ending, Name, Report, Step};
@@ -38,7 +38,7 @@ pub(crate) struct Reporter {
     pub(super) events: Events,
     pub(super) counters: Arc<Counters>,
     pub(super) outages: Arc<OutageLog>,
-    pub(super) wait_queues: Arc<WaitQueues>,
+    pub(super) names: Arc<Names>,
     pub(super) deadlocks: Arc<Deadlocks>,
     pub(super) renewer: Renewer,
     /// It has threads that report to here, so it must not be kept alive.
@@ -61,7 +61,7 @@ impl Reporter {
             events: events.clone(),
             counters: counters.clone(),
             outages: Arc::new(OutageLog::new(events.clone(), counters, store)),
-            wait_queues: Arc::default(),
+            names: Arc::default(),
             deadlocks: Arc::default(),
             renewer,
             store: Some(Arc::downgrade(store)),
@@ -85,7 +85,7 @@ impl Reporter {
         id: &HoldId,
         input: impl FnOnce(&mut Name<Arc<Parker>>, &mut Step<Arc<Parker>>) -> T,
     ) -> T {
-        let (result, actions) = self.wait_queues.with(id, |name| {
+        let (result, actions) = self.names.with(id, |name| {
             let mut step = Step::new(Moment::now());
             let result = input(name, &mut step);
             self.report(&mut step.actions);
@@ -144,7 +144,7 @@ impl Reporter {
     pub(super) fn begin(&self, hold: &Arc<Hold>, caller: &Caller) {
         // What the name was used as before has ended, too.
         let mut step = Step::new(Moment::now());
-        self.wait_queues.with_other_kind(&hold.id, |name| {
+        self.names.with_other_kind(&hold.id, |name| {
             name.end_debts(&mut step);
             self.report(&mut step.actions);
         });
@@ -305,7 +305,7 @@ impl Reporter {
 
     /// Logs that a level was not released. There are no events of inner levels.
     pub(super) fn log_failed_level(&self, hold: &Hold, failure: &Failure) {
-        let current = self.wait_queues.with(&hold.id, |name| {
+        let current = self.names.with(&hold.id, |name| {
             name.tenure(hold).and_then(Tenure::current).map(|current| current.site.clone())
         });
         if let Some(site) = current {
@@ -354,7 +354,7 @@ impl Reporter {
         let name = &*hold.id.name;
         self.outages.record_failed_renewal(name, failure);
         let now = Moment::now();
-        if self.wait_queues.with(&hold.id, |name| name.renewal_failed(hold, failure, now)) {
+        if self.names.with(&hold.id, |name| name.renewal_failed(hold, failure, now)) {
             self.counters.failed_renewals.fetch_add(1, Ordering::Relaxed);
             self.events.emit(|| Event::RenewalFailing {
                 name: name.to_owned(),
@@ -368,9 +368,9 @@ impl Reporter {
     /// Records whether messages of other clients arrive. If not, they cannot ask for what is kept:
     /// it is released.
     pub(super) fn set_listening(&self, listening: bool) {
-        self.wait_queues.set_listening(listening);
+        self.names.set_listening(listening);
         if !listening {
-            self.wait_queues.end_all_kept().into_iter().for_each(|kept| self.renewer.pay(kept));
+            self.names.end_all_kept().into_iter().for_each(|kept| self.renewer.pay(kept));
         }
     }
 
@@ -386,8 +386,8 @@ impl Reporter {
         hold: &Arc<Hold>,
         hands_off: bool,
     ) -> (Ending, Actions<Arc<Parker>>) {
-        self.wait_queues.with(&hold.id, |name| {
-            let may_keep = self.wait_queues.can_keep();
+        self.names.with(&hold.id, |name| {
+            let may_keep = self.names.can_keep();
             let mut step = Step::new(Moment::now());
             let ending = name.end(hold, hands_off, may_keep, &mut step);
             self.report(&mut step.actions);
@@ -424,7 +424,7 @@ impl Reporter {
 
     /// Marks a hold as lost because the store does not have it any more. `end_gone` follows.
     pub(super) fn mark_lost(&self, hold: &Hold) -> bool {
-        self.wait_queues.with(&hold.id, |name| name.mark_lost(hold, LossCause::Gone))
+        self.names.with(&hold.id, |name| name.mark_lost(hold, LossCause::Gone))
     }
 
     /// Asks the server which client holds the lock after a hold of this client has disappeared.
@@ -438,7 +438,7 @@ impl Reporter {
         });
         let by = holders.next().map(|(_, holder)| holder.into_holder().client);
         if let Some(by) = by.filter(|by| **by != *hold.id.client) {
-            self.wait_queues.with(&hold.id, |name| name.set_taken(hold, by));
+            self.names.with(&hold.id, |name| name.set_taken(hold, by));
         }
     }
 
@@ -455,7 +455,7 @@ impl Reporter {
     /// Has a debt paid, and remembers it until then.
     pub(super) fn owe(&self, debt: Arc<Hold>) {
         // A call that begins in between finds it, and pays it first.
-        self.wait_queues.with(&debt.id, |name| name.owe(debt.clone()));
+        self.names.with(&debt.id, |name| name.owe(debt.clone()));
         self.renewer.pay(debt);
     }
 
@@ -479,7 +479,7 @@ impl Reporter {
         self.step(&hold.id, |name, step| name.settle(hold, outcome, step));
         if matches!(outcome, Err(HoldFailure::Lost)) {
             // Where the hold was gone, the servers of a quorum took the client off those that wait.
-            self.wait_queues.wake(hold.id.kind, &hold.id.name);
+            self.names.wake(hold.id.kind, &hold.id.name);
         }
     }
 }
@@ -520,7 +520,7 @@ pub(super) mod tests {
         }
 
         pub(in crate::local) fn end_signal(&self, hold: &Hold) -> EndSignal {
-            self.wait_queues.with(&hold.id, |name| name.end_signal(hold, None))
+            self.names.with(&hold.id, |name| name.end_signal(hold, None))
         }
 
         /// Reports how the release of a hold has gone.
@@ -577,7 +577,7 @@ pub(super) mod tests {
     #[test]
     fn every_receiver_learns_of_a_loss_before_and_after_it() {
         let (reporter, hold) = acquired();
-        let wanted = || reporter.wait_queues.with(&hold.id, |name| name.wanted_signal(&hold));
+        let wanted = || reporter.names.with(&hold.id, |name| name.wanted_signal(&hold));
         let early = [reporter.end_signal(&hold), reporter.end_signal(&hold)];
         let early_wanted = wanted();
         reporter.lose(&hold);
@@ -615,8 +615,8 @@ pub(super) mod tests {
         let keeping = LockOptions { keep: LEASE, ..options() };
         for lost_first in [false, true] {
             let reporter = Reporter::default();
-            reporter.wait_queues.set_listening(true);
-            let hold = reporter.wait_queues.held(&id("x"), &keeping);
+            reporter.names.set_listening(true);
+            let hold = reporter.names.held(&id("x"), &keeping);
             reporter.report_acquired(&hold, &caller(&keeping));
             if lost_first {
                 reporter.lose(&hold);
@@ -711,7 +711,7 @@ pub(super) mod tests {
         }
         assert_eq!(reported(), 1);
         let now = Moment::now();
-        reporter.wait_queues.with(&hold.id, |name| name.renewed(&hold, now, LEASE, now));
+        reporter.names.with(&hold.id, |name| name.renewed(&hold, now, LEASE, now));
         reporter.record_failed_renewal(&hold, &Failure::late());
         assert_eq!(reported(), 2);
     }

@@ -11,9 +11,9 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use std::{fmt, process, ptr};
+use std::{fmt, process, ptr, slice};
 
-use crate::base::clock::{Moment, end_of};
+use crate::base::clock::{self, Moment, end_of};
 use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
 use crate::base::flaws::{Flaw, flawed};
@@ -22,14 +22,16 @@ use crate::base::shrink_set;
 use crate::config::{Config, Mechanism};
 use crate::error::{Error, Result};
 use crate::local::listener::Listening;
+use crate::local::names::Names;
+use crate::local::parker::{Parker, perform_each};
 use crate::local::renewer;
 use crate::local::renewer_thread;
 use crate::local::reporter::Reporter;
-use crate::local::wait_queues::WaitQueues;
 use crate::net::factory::ConnectionCounters;
 use crate::net::server::Pools;
-use crate::protocol::call::{CallTimes, Caller};
+use crate::protocol::call::{CallTimes, Caller, Wait};
 use crate::protocol::hold::{Hold, HoldFailure};
+use crate::protocol::name::{Action, Actions};
 use crate::protocol::signals::EndSignal;
 use crate::stats::{Counters, Stats};
 use crate::store::Store;
@@ -53,7 +55,7 @@ pub(crate) struct Shared {
     pub(super) held_locks: HeldLocks,
     pub(super) counters: Arc<Counters>,
     pools: Pools,
-    pub(super) wait_queues: Arc<WaitQueues>,
+    pub(super) names: Arc<Names>,
     /// Whether a dropped guard does not wait for the reply to its release.
     pub(super) posts_releases: bool,
     pub(super) reporter: Arc<Reporter>,
@@ -76,15 +78,15 @@ impl Shared {
         let times = CallTimes::new(&config, config.options.first_lease());
         let (renewer, incoming) = renewer::channel();
         let reporter = Arc::new(Reporter::new(events, renewer, &store, config.warn_held));
-        let Reporter { counters, wait_queues, .. } = &*reporter;
+        let Reporter { counters, names, .. } = &*reporter;
         let started = renewer_thread::start(store.jobs(), times.io_timeout, incoming, &reporter);
         started.map_err(Error::no_thread)?;
         #[cfg(feature = "metrics")]
         if let Some(metrics) = &events.metrics {
             let counters = counters.clone();
             let pools = pools.clone();
-            let queues = wait_queues.clone();
-            metrics.measure(move || to_stats(&counters, &pools, &queues));
+            let names = names.clone();
+            metrics.measure(move || to_stats(&counters, &pools, &names));
         }
         Ok(Self {
             listening: Listening::new(&config, &client, &reporter),
@@ -98,7 +100,7 @@ impl Shared {
             held_locks: HeldLocks::default(),
             counters: counters.clone(),
             pools,
-            wait_queues: wait_queues.clone(),
+            names: names.clone(),
             reporter,
         })
     }
@@ -118,15 +120,55 @@ impl Shared {
     pub(super) fn wake_first(&self, kind: HoldKind, name: &str) {
         if !kind.is_lock() || !self.listening.has_begun() {
             // No message tells this client of what it has released itself.
-            self.wait_queues.wake(kind, name);
+            self.names.wake(kind, name);
         }
     }
 
     /// Lets the next waiter try, once the release of a hold was sent: not before, because the
     /// waiter may have the connections wait for replicas or disks.
     pub(super) fn let_next_try(&self, hold: &Hold) {
-        self.wait_queues.end_hold(hold);
+        self.names.end_hold(hold);
         self.wake_first(hold.id.kind, &hold.id.name);
+    }
+
+    /// Performs the actions of the machine of a name, which is unlocked by now, one by one in their
+    /// order. The times and the wait are those of the call that is under way: no request delays it
+    /// for longer.
+    pub(super) fn perform(
+        &self,
+        name: &str,
+        times: CallTimes,
+        wait: Wait,
+        actions: Actions<Arc<Parker>>,
+    ) {
+        perform_each(actions, |action| {
+            if let Some(action) = self.reporter.perform(action) {
+                self.perform_one(name, times, wait, action);
+            }
+        });
+    }
+
+    /// Performs an action for which requests may be sent.
+    fn perform_one(&self, name: &str, times: CallTimes, wait: Wait, action: Action<Arc<Parker>>) {
+        match action {
+            Action::LetNextTry(hold) => self.let_next_try(&hold),
+            Action::Listen(_) => self.listening.start(&*self.store),
+            Action::RecordFailure(failure, pause) => {
+                self.reporter.outages.record_failed_call(name, &failure, pause);
+            }
+            Action::Release(hold) => {
+                let now = clock::now();
+                let write_by = times.request_deadline(wait, now).min(now + POST_MOMENT);
+                self.post_releases(slice::from_ref(&hold), Some(write_by));
+                // Only now: a subscriber must not delay the release.
+                if let Some(span) = hold.span.take() {
+                    span.close(hold.is_lost(Moment::now()));
+                }
+            }
+            Action::Unregister(hold) => self.listening.unregister(&*self.store, &hold, times),
+            Action::WakeLocks => drop(self.names.wake(HoldKind::Lock, name)),
+            _ => unreachable!("the reporter has performed it"),
+        }
     }
 
     /// Fails in a forked child, which shares the parent's sockets and identity but none of its
@@ -147,20 +189,20 @@ impl Shared {
 
     /// Returns the signal of the end of a hold.
     pub(crate) fn end_signal(&self, hold: &Hold) -> EndSignal {
-        self.wait_queues.with(&hold.id, |name| name.end_signal(hold, None))
+        self.names.with(&hold.id, |name| name.end_signal(hold, None))
     }
 
     /// Lets the holds of a set have one signal.
     pub(crate) fn share_end_signal(&self, holds: &[Arc<Hold>]) {
         let signal = EndSignal::default();
         for hold in holds {
-            self.wait_queues.with(&hold.id, |name| name.end_signal(hold, Some(&signal)));
+            self.names.with(&hold.id, |name| name.end_signal(hold, Some(&signal)));
         }
     }
 
     /// Returns the change that releases a hold, to be sent now.
     pub(super) fn begin_release(&self, hold: &Hold) -> Change {
-        self.wait_queues.with(&hold.id, |name| name.begin_release(hold))
+        self.names.with(&hold.id, |name| name.begin_release(hold))
     }
 
     /// Returns `true` if the local deadline of a hold has not passed. A hold that this call finds
@@ -202,12 +244,12 @@ impl Shared {
         if caller.terms.keep == 0 || caller.in_set || !kind.is_lock() {
             return hold;
         }
-        if !self.wait_queues.is_listening() {
+        if !self.names.is_listening() {
             // A kept lock is released when another client asks, which must be heard.
             self.listening.start(&*self.store);
-            self.wait_queues.wait_to_listen(end_of(self.times.io_timeout));
+            self.names.wait_to_listen(end_of(self.times.io_timeout));
         }
-        if self.wait_queues.may_keep(name) { hold.that_may_be_kept() } else { hold }
+        if self.names.may_keep(name) { hold.that_may_be_kept() } else { hold }
     }
 
     /// Releases holds that have ended here, without waiting for the replies. Waits until `write_by`
@@ -273,18 +315,18 @@ impl Shared {
         if self.check_process().is_err() {
             return self.counters.to_stats();
         }
-        to_stats(&self.counters, &self.pools, &self.wait_queues)
+        to_stats(&self.counters, &self.pools, &self.names)
     }
 
     /// Rejects waiting and future calls, and releases kept locks.
     pub(crate) fn close(&self) {
-        // In a forked child no thread waits, but one of the parent's may have locked the queues.
+        // In a forked child no thread waits, but one of the parent's may have locked the names.
         if self.check_process().is_ok() {
             // Calls that have asked already end with their replies.
-            self.wait_queues.close();
+            self.names.close();
             // Only now: before, a thread could have kept one more.
             if !flawed(Flaw::ClosedKeeps) {
-                self.post_releases(&self.wait_queues.end_all_kept(), Some(end_of(POST_MOMENT)));
+                self.post_releases(&self.names.end_all_kept(), Some(end_of(POST_MOMENT)));
             }
         }
     }
@@ -296,7 +338,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         // A forked child has the same connections.
         if self.check_process().is_ok() {
-            self.post_releases(&self.wait_queues.end_all_kept(), None);
+            self.post_releases(&self.names.end_all_kept(), None);
             // A connection that is closed with replies unread is reset, and the server may then not
             // execute what was written last.
             self.store.drain(end_of(self.times.io_timeout));
@@ -332,11 +374,11 @@ impl Drop for Unsent<'_> {
     }
 }
 
-fn to_stats(counters: &Counters, pools: &Pools, wait_queues: &WaitQueues) -> Stats {
+fn to_stats(counters: &Counters, pools: &Pools, names: &Names) -> Stats {
     let (connections, idle_connections) = pools.state();
     let ConnectionCounters { pool_waits, reconnects } = pools.counters();
     Stats {
-        kept: wait_queues.count_kept() as u64,
+        kept: names.count_kept() as u64,
         connections,
         idle_connections,
         pool_waits: pool_waits.load(Ordering::Relaxed),

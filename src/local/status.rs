@@ -11,8 +11,8 @@ use crate::base::failure::Failure;
 use crate::base::holder::{Holder, Leader};
 use crate::base::random;
 use crate::error::{Error, Result};
+use crate::local::names::Pauses;
 use crate::local::shared::Shared;
-use crate::local::wait_queues::Pauses;
 use crate::protocol::call::Wait;
 use crate::protocol::hold::Hold;
 use crate::protocol::retry::RetryPolicy;
@@ -41,7 +41,7 @@ pub(crate) fn is_locked(shared: &Shared, name: &Arc<str>) -> Result<bool> {
 /// Checks that locks can be acquired, and returns how long the last attempt took.
 pub(crate) fn ping(shared: &Shared) -> Result<Duration> {
     shared.check_process()?;
-    shared.wait_queues.check_open()?;
+    shared.names.check_open()?;
     // No other client uses this name.
     let name = format!("leasehold-ping:{}", shared.client).into();
     let hold = shared.new_hold(HoldKind::Lock, &name);
@@ -61,12 +61,12 @@ pub(crate) fn listen(shared: &Shared) {
 /// Returns the names for which most threads of this client wait, with their numbers, in descending
 /// order.
 pub(crate) fn waiting_names(shared: &Shared) -> Vec<(String, usize)> {
-    // No thread of a forked child waits, but one of the parent's may have locked the queues.
+    // No thread of a forked child waits, but one of the parent's may have locked the names.
     if shared.check_process().is_err() {
         return Vec::new();
     }
     let mut names = Vec::new();
-    shared.wait_queues.each(|name, queue| match queue.calls().count() {
+    shared.names.each(|name, known| match known.calls().count() {
         0 => {}
         count => names.push((name.clone(), count)),
     });
@@ -85,7 +85,7 @@ pub(crate) fn leader(shared: &Shared, name: &Arc<str>) -> Result<Option<Leader>>
 fn inspect(shared: &Shared, name: &Arc<str>, look: Look) -> Result<Option<HolderReply>> {
     shared.check_process()?;
     // Before the request: a debt that is paid in the meantime is then not in the reply.
-    let debts = shared.wait_queues.debts(HoldKind::Lock, name);
+    let debts = shared.names.debts(HoldKind::Lock, name);
     let Some(holder) = ask_for_holder(shared, name, look)? else { return Ok(None) };
     match debts.iter().find(|debt| holder.is_owner_of(&debt.id)) {
         None => Ok(Some(holder)),
@@ -117,7 +117,7 @@ pub(crate) fn count(shared: &Shared, name: &Arc<str>) -> Result<u32> {
     shared.check_process()?;
     shared.check_has_members()?;
     // Dropped permits do not count, even if their releases have not reached the store yet.
-    for debt in shared.wait_queues.debts(HoldKind::Read, name) {
+    for debt in shared.names.debts(HoldKind::Read, name) {
         pay(shared, &debt)?;
     }
     let report =
@@ -160,7 +160,7 @@ fn holders_after(
 ) -> Vec<Holder> {
     // The call has waited behind a thread of this client.
     if kind.is_lock()
-        && let Some(hold) = shared.wait_queues.holder(kind, name)
+        && let Some(hold) = shared.names.holder(kind, name)
     {
         let holder = HolderReply {
             owner: hold.id.owner().into(),
@@ -254,7 +254,7 @@ pub(super) fn repeat_briefly<T>(
     request: impl FnMut(Instant) -> Result<T, Failure>,
 ) -> Result<T> {
     let retry = RetryPolicy::new(Wait::No, shared.config.retry_window, shared.times, random());
-    let pauses = Pauses::of_request(&shared.wait_queues);
+    let pauses = Pauses::of_request(&shared.names);
     repeat_with(shared, retry, &pauses, attempt, name, request)
 }
 

@@ -475,11 +475,11 @@ fn a_hold_that_is_lost_while_it_is_handed_off_is_no_loss() {
     let scene = Scene::new(LEASE * 10);
     let options = LockOptions { tenure: Some(LEASE), ..scene.options.clone() };
     let caller = caller(&options);
-    let Shared { reporter, wait_queues, .. } = &*scene.shared;
-    let hold = wait_queues.held(&scene.id(7), &options);
+    let Shared { reporter, names, .. } = &*scene.shared;
+    let hold = names.held(&scene.id(7), &options);
     reporter.begin(&hold, &caller);
-    wait_queues.call(&scene.id(8), &options).expect("open");
-    assert_eq!(wait_queues.end(&hold, true), Ending::GoesOn);
+    names.call(&scene.id(8), &options).expect("open");
+    assert_eq!(names.end(&hold, true), Ending::GoesOn);
     reporter.lose(&hold);
     assert!(!reporter.begin_next(&hold, &caller));
     scene.lock();
@@ -546,7 +546,7 @@ fn a_dropped_hold_that_still_exists_is_no_other_holder() {
         assert!(scene.is_held(), "the late release does not touch the new hold");
         scene.unlock(&next.hold).expect("released");
         scene.expect_events(["released"]);
-        assert!(scene.shared.wait_queues.debts(HoldKind::Lock, &scene.name).is_empty());
+        assert!(scene.shared.names.debts(HoldKind::Lock, &scene.name).is_empty());
     }
 }
 
@@ -697,7 +697,7 @@ fn the_outcome_of_a_posted_release_is_reported() {
     scene.end_hold();
     scene.store.send_posted();
     scene.expect_events(["acquired", "lost"]);
-    eventually(|| scene.shared.wait_queues.debts(HoldKind::Lock, &scene.name).is_empty());
+    eventually(|| scene.shared.names.debts(HoldKind::Lock, &scene.name).is_empty());
 }
 
 /// The memory of a lock that is only held. A client may have a million.

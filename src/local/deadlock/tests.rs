@@ -29,7 +29,7 @@ struct Known(usize, Vec<usize>, usize, Option<usize>);
 struct World {
     random: u64,
     now: usize,
-    queues: WaitQueues,
+    queues: Names,
     /// What the threads hold.
     reporter: Reporter,
     clients: [Deadlocks; CLIENTS],
@@ -70,7 +70,7 @@ impl World {
         self.nonces += 1;
         let (kind, client) = (HoldKind::Lock, id(thread % CLIENTS).into());
         let id = HoldId { kind, name: name.to_string().into(), client, nonce: self.nonces };
-        let hold = self.reporter.wait_queues.held(&id, &options());
+        let hold = self.reporter.names.held(&id, &options());
         self.threads[thread].holds.push((name, hold));
     }
 
@@ -261,8 +261,8 @@ fn a_thread_whose_hold_was_handed_on_is_in_no_deadlock() {
     world.wait(0, 1);
     let (_, hold) = &world.threads[0].holds[0];
     let next = HoldId { nonce: 7, ..hold.id.clone() };
-    world.reporter.wait_queues.call(&next, &options()).expect("open");
-    assert_eq!(world.reporter.wait_queues.end(hold, true), Ending::GoesOn);
+    world.reporter.names.call(&next, &options()).expect("open");
+    assert_eq!(world.reporter.names.end(hold, true), Ending::GoesOn);
     world.wait(1, 0);
     world.look(1);
     while !world.messages.is_empty() {

@@ -13,7 +13,7 @@ fn a_child_is_told_what_it_asks_though_the_parent_had_locked_everything() {
     let mut scene = Scene::new(LEASE * 100);
     let level = scene.lock();
     Arc::get_mut(&mut scene.shared).expect("no other clone").process = 0;
-    let _locked = scene.shared.wait_queues.lock_all();
+    let _locked = scene.shared.names.lock_all();
     let (shared, name, hold) = (scene.shared.clone(), scene.name.clone(), level.hold.clone());
     let child = thread::spawn(move || {
         assert_eq!(shared.stats().held, 1);

@@ -95,7 +95,7 @@ fn scene_with_a_kept_lock(lease: Duration) -> Scene {
     scene.unlock_on_drop(&level.hold);
     let kept = |scene: &Scene| scene.shared.stats().kept;
     assert_eq!(kept(&scene), 1);
-    scene.shared.wait_queues.with(&level.hold.id, |name| name.use_up_tokens(&level.hold));
+    scene.shared.names.with(&level.hold.id, |name| name.use_up_tokens(&level.hold));
     scene.store.registrations.lock().clear();
     scene
 }
@@ -132,6 +132,6 @@ fn more_tokens_that_come_after_the_lease_bring_no_hold() {
     let Level { hold, .. } = scene.lock();
     assert!(scene.shared.is_held(&hold));
     assert_eq!(scene.shared.stats().lost, 0, "no guard has had what is lost");
-    assert!(scene.shared.wait_queues.holder(HoldKind::Lock, &scene.name).is_some());
+    assert!(scene.shared.names.holder(HoldKind::Lock, &scene.name).is_some());
     assert!(scene.store.inspect(&scene.name, Instant::now()).expect("memory").is_some());
 }

@@ -42,7 +42,7 @@ const RECALLED_MAX: usize = 1024;
 type Shard = HashMap<Arc<str>, Name<Arc<Parker>>, RandomState>;
 
 #[derive(Default)]
-pub(crate) struct WaitQueues {
+pub(crate) struct Names {
     /// Those for locks, and those for what can be shared: threads that want a name as different
     /// things do not wait for each other.
     shards: [[Mutex<Shard>; SHARDS]; 2],
@@ -69,7 +69,7 @@ struct Sleepers {
     interrupted: Option<Instant>,
 }
 
-/// A call for a lock whose thread sleeps outside the queues.
+/// A call for a lock whose thread sleeps outside the names.
 #[derive(Clone)]
 pub(super) struct SleepingCall {
     pub(super) kind: HoldKind,
@@ -83,12 +83,12 @@ struct Recalled {
     last: Instant,
 }
 
-impl WaitQueues {
+impl Names {
     pub(crate) fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::SeqCst) { Err(Error::Closed) } else { Ok(()) }
     }
 
-    /// Lets `close` wake a thread that sleeps outside the queues, as long as the result lives. The
+    /// Lets `close` wake a thread that sleeps outside the names, as long as the result lives. The
     /// thread checks after this call whether the client is open.
     pub(super) fn add_sleeper<'a>(
         &'a self,
@@ -96,7 +96,7 @@ impl WaitQueues {
         call: Option<SleepingCall>,
     ) -> Sleeper<'a> {
         self.sleepers.lock().each.push((parker.clone(), call));
-        Sleeper { queues: self, parker }
+        Sleeper { names: self, parker }
     }
 
     /// Turns away the threads that wait and those that come.
@@ -107,8 +107,8 @@ impl WaitQueues {
             Parker::send(parker, Signal::Ended(Error::Closed));
         }
         wake_all(&self.changed);
-        self.each(|_, queue| {
-            for call in queue.calls() {
+        self.each(|_, name| {
+            for call in name.calls() {
                 Parker::send(&call.port, Signal::Ended(Error::Closed));
             }
         });
@@ -179,20 +179,20 @@ impl WaitQueues {
     /// else has only a moment. Returns the tenure if it was kept: its release is due.
     pub(crate) fn recall(&self, name: &str, nonce: u64, waits: bool) -> Option<Arc<Hold>> {
         let mut shard = self.shard(HoldKind::Lock, name);
-        let queue = shard.get_mut(name)?;
-        let asked = if waits { queue.holder().or(queue.kept()) } else { queue.kept() };
+        let known = shard.get_mut(name)?;
+        let asked = if waits { known.holder().or(known.kept()) } else { known.kept() };
         let asked = asked.filter(|hold| hold.id.nonce == nonce);
         // Each client that waits asks again and again, which counts once.
-        if let Some(tenure) = asked.and_then(|hold| queue.tenure(hold))
+        if let Some(tenure) = asked.and_then(|hold| known.tenure(hold))
             && !tenure.is_wanted()
         {
             self.record_recall(&tenure.hold.id.name, tenure.was_reused());
         }
         if waits {
             // A hold in use is released when its guard ends, not handed off and not kept.
-            queue.set_wanted(nonce);
+            known.set_wanted(nonce);
         }
-        queue.end_kept(Moment::now(), |kept| kept.hold.id.nonce == nonce)
+        known.end_kept(Moment::now(), |kept| kept.hold.id.nonce == nonce)
     }
 
     /// Records that another client has asked for a lock, and whether a thread of this one had used
@@ -233,14 +233,14 @@ impl WaitQueues {
     /// Ends every tenure that is kept, and returns them to be released.
     pub(crate) fn end_all_kept(&self) -> Vec<Arc<Hold>> {
         let mut ended = Vec::new();
-        self.each(|_, queue| ended.extend(queue.end_kept(Moment::now(), |_| true)));
+        self.each(|_, name| ended.extend(name.end_kept(Moment::now(), |_| true)));
         ended
     }
 
     /// Returns how many locks are kept.
     pub(crate) fn count_kept(&self) -> usize {
         let mut count = 0;
-        self.each(|_, queue| count += usize::from(queue.kept().is_some()));
+        self.each(|_, name| count += usize::from(name.kept().is_some()));
         count
     }
 
@@ -311,7 +311,7 @@ impl WaitQueues {
         self.wake(HoldKind::Read, name) | self.wake(HoldKind::Lock, name)
     }
 
-    /// Returns the calls that wait outside the queues.
+    /// Returns the calls that wait outside the names.
     pub(super) fn sleeping_calls(&self) -> Vec<SleepingCall> {
         self.sleepers.lock().each.iter().filter_map(|(_, call)| call.clone()).collect()
     }
@@ -319,12 +319,12 @@ impl WaitQueues {
     pub(super) fn each(&self, mut act: impl FnMut(&Arc<str>, &mut Name<Arc<Parker>>)) {
         for shard in self.shards.as_flattened() {
             // One at a time, so that calls for most names go on.
-            shard.lock().iter_mut().for_each(|(name, queue)| act(name, queue));
+            shard.lock().iter_mut().for_each(|(name, known)| act(name, known));
         }
     }
 
-    /// Calls `act` with the queue of a hold. Creates the queue if it is missing, and removes it
-    /// afterwards if nothing is left in it.
+    /// Runs `act` on the name of a hold. Creates it if it is missing, and removes it afterwards if
+    /// there is nothing left to remember about it.
     pub(super) fn with<T>(
         &self,
         hold: &HoldId,
@@ -377,15 +377,15 @@ impl WaitQueues {
     }
 }
 
-/// A thread that sleeps outside the queues.
+/// A thread that sleeps outside the names.
 pub(super) struct Sleeper<'a> {
-    queues: &'a WaitQueues,
+    names: &'a Names,
     parker: &'a Arc<Parker>,
 }
 
 impl Drop for Sleeper<'_> {
     fn drop(&mut self) {
-        let mut sleepers = self.queues.sleepers.lock();
+        let mut sleepers = self.names.sleepers.lock();
         sleepers.each.retain(|(other, _)| !Arc::ptr_eq(other, self.parker));
     }
 }
@@ -420,7 +420,7 @@ impl Drop for Untold {
 /// The pauses of one call between its requests. Each ends at once when the client is closed during
 /// the call, or the call is cancelled.
 pub(super) struct Pauses<'a> {
-    queues: &'a Arc<WaitQueues>,
+    names: &'a Arc<Names>,
     canceller: Option<&'a Canceller>,
     /// The caller of a set of locks, which waits in no queue while it pauses.
     caller: Option<&'a Caller>,
@@ -430,20 +430,20 @@ pub(super) struct Pauses<'a> {
 
 impl<'a> Pauses<'a> {
     /// Returns the pauses of a call for a lock, which has found the client open.
-    pub(super) fn of_wait(queues: &'a Arc<WaitQueues>, canceller: Option<&'a Canceller>) -> Self {
-        Self { queues, canceller, caller: None, was_closed: false }
+    pub(super) fn of_wait(names: &'a Arc<Names>, canceller: Option<&'a Canceller>) -> Self {
+        Self { names, canceller, caller: None, was_closed: false }
     }
 
     /// Like `of_wait`, for a call for several locks.
-    pub(super) fn of_set(queues: &'a Arc<WaitQueues>, caller: &'a Caller) -> Self {
+    pub(super) fn of_set(names: &'a Arc<Names>, caller: &'a Caller) -> Self {
         let canceller = caller.canceller.as_ref();
-        Self { caller: Some(caller), ..Self::of_wait(queues, canceller) }
+        Self { caller: Some(caller), ..Self::of_wait(names, canceller) }
     }
 
     /// Returns the pauses of another call, which begins now.
-    pub(super) fn of_request(queues: &'a Arc<WaitQueues>) -> Self {
-        let was_closed = queues.check_open().is_err();
-        Self { queues, canceller: None, caller: None, was_closed }
+    pub(super) fn of_request(names: &'a Arc<Names>) -> Self {
+        let was_closed = names.check_open().is_err();
+        Self { names, canceller: None, caller: None, was_closed }
     }
 
     /// Sleeps for this time, unless the call ends before.
@@ -460,7 +460,7 @@ impl<'a> Pauses<'a> {
             caller: caller.clone(),
         });
         let _sleeper =
-            if self.was_closed { None } else { Some(self.queues.add_sleeper(&parker, call)) };
+            if self.was_closed { None } else { Some(self.names.add_sleeper(&parker, call)) };
         let _watch = self.canceller.map(|canceller| parker.watch(canceller, name));
         // Only now: a `close` or a cancellation before that has woken nothing.
         self.check(name)?;
@@ -474,7 +474,7 @@ impl<'a> Pauses<'a> {
     /// cancelled.
     pub(super) fn check(&self, name: &str) -> Result<()> {
         if !self.was_closed {
-            self.queues.check_open()?;
+            self.names.check_open()?;
         }
         self.canceller.map_or(Ok(()), |canceller| canceller.check(name))
     }
@@ -501,7 +501,7 @@ pub(super) mod tests {
         HoldId { kind, name: name.into(), client: Arc::from("c"), nonce: 1 }
     }
 
-    impl WaitQueues {
+    impl Names {
         /// Locks all names, as threads do that a fork leaves behind.
         pub(in crate::local) fn lock_all(&self) -> impl Sized {
             self.shards.as_flattened().iter().map(Mutex::lock).collect::<Vec<_>>()
@@ -559,65 +559,65 @@ pub(super) mod tests {
 
     #[test]
     fn a_hold_that_was_handed_off_is_over_and_not_lost_with_the_next() {
-        let queues = WaitQueues::default();
+        let names = Names::default();
         let lock = id(HoldKind::Lock, "x");
-        let hold = queues.held(&lock, &LockOptions::default());
-        let signal = || queues.with(&lock, |name| name.end_signal(&hold, None));
+        let hold = names.held(&lock, &LockOptions::default());
+        let signal = || names.with(&lock, |name| name.end_signal(&hold, None));
         let over = signal();
-        queues.call(&lock, &LockOptions::default()).expect("open");
-        assert_eq!(queues.end(&hold, true), Ending::GoesOn);
+        names.call(&lock, &LockOptions::default()).expect("open");
+        assert_eq!(names.end(&hold, true), Ending::GoesOn);
         assert_eq!(over.was_lost(), Some(false));
         let next = signal();
         assert_eq!(next.was_lost(), None);
-        queues.with(&lock, |name| name.lose(&hold, &mut Step::new(Moment::now())));
+        names.with(&lock, |name| name.lose(&hold, &mut Step::new(Moment::now())));
         assert_eq!([over.was_lost(), next.was_lost()], [Some(false), Some(true)]);
     }
 
     #[test]
     fn close_ends_every_call_and_rejects_those_that_come() {
-        let queues = WaitQueues::default();
-        let waits = queues.call_that_waits(HoldKind::Lock, "x");
+        let names = Names::default();
+        let waits = names.call_that_waits(HoldKind::Lock, "x");
         let (behind, _) =
-            queues.call(&id(HoldKind::Lock, "x"), &LockOptions::default()).expect("open");
-        queues.close();
+            names.call(&id(HoldKind::Lock, "x"), &LockOptions::default()).expect("open");
+        names.close();
         for parker in [waits, behind] {
             let told = parker.park(Some(end_of(SOON)));
             assert!(matches!(told, Some(Signal::Ended(Error::Closed))), "{told:?}");
         }
-        let late = queues.call(&id(HoldKind::Lock, "x"), &LockOptions::default());
+        let late = names.call(&id(HoldKind::Lock, "x"), &LockOptions::default());
         assert!(matches!(late, Err(Error::Closed)));
     }
 
     #[test]
     fn calls_that_want_a_name_as_different_things_do_not_wait_for_each_other() {
-        let queues = WaitQueues::default();
-        let lock = queues.call_that_waits(HoldKind::Lock, "x");
-        let reader = queues.call_that_waits(HoldKind::Read, "x");
-        assert!(queues.wake(HoldKind::Read, "x") && !queues.wake(HoldKind::Read, "y"));
+        let names = Names::default();
+        let lock = names.call_that_waits(HoldKind::Lock, "x");
+        let reader = names.call_that_waits(HoldKind::Read, "x");
+        assert!(names.wake(HoldKind::Read, "x") && !names.wake(HoldKind::Read, "y"));
         assert!(!is_told(&lock) && is_told(&reader));
-        assert!(queues.wake_any("x") && is_told(&lock));
+        assert!(names.wake_any("x") && is_told(&lock));
     }
 
     #[test]
     fn a_lock_that_is_recalled_again_and_again_is_not_kept_for_a_while() {
-        let (queues, name) = (WaitQueues::default(), Arc::from("a"));
-        queues.set_listening(true);
+        let (names, name) = (Names::default(), Arc::from("a"));
+        names.set_listening(true);
         for _ in 0..RECALLS_MAX {
-            assert!(queues.may_keep("a"));
-            queues.record_recall(&name, false);
+            assert!(names.may_keep("a"));
+            names.record_recall(&name, false);
         }
-        assert!(!queues.may_keep("a") && queues.may_keep("b"));
-        queues.record_recall(&name, true);
-        assert!(queues.may_keep("a"));
+        assert!(!names.may_keep("a") && names.may_keep("b"));
+        names.record_recall(&name, true);
+        assert!(names.may_keep("a"));
     }
 
     #[test]
     fn not_all_locks_are_remembered() {
-        let queues = WaitQueues::default();
+        let names = Names::default();
         for number in 0..RECALLED_MAX * 2 {
-            queues.record_recall(&Arc::from(number.to_string()), false);
+            names.record_recall(&Arc::from(number.to_string()), false);
         }
-        assert_eq!(queues.recalled.lock().len(), RECALLED_MAX);
+        assert_eq!(names.recalled.lock().len(), RECALLED_MAX);
     }
 
     fn keeping() -> LockOptions {
@@ -625,50 +625,50 @@ pub(super) mod tests {
     }
 
     /// Names of which one is kept after this hold, which another may follow.
-    fn keep() -> (WaitQueues, Arc<Hold>) {
-        let queues = WaitQueues::default();
-        queues.set_listening(true);
-        let hold = queues.held(&id(HoldKind::Lock, "x").that_may_be_kept(), &keeping());
-        assert_eq!(queues.end(&hold, true), Ending::GoesOn);
-        assert_eq!(queues.count_kept(), 1);
-        (queues, hold)
+    fn keep() -> (Names, Arc<Hold>) {
+        let names = Names::default();
+        names.set_listening(true);
+        let hold = names.held(&id(HoldKind::Lock, "x").that_may_be_kept(), &keeping());
+        assert_eq!(names.end(&hold, true), Ending::GoesOn);
+        assert_eq!(names.count_kept(), 1);
+        (names, hold)
     }
 
     /// Begins a call that gets the kept lock.
-    fn call_for_kept(queues: &WaitQueues) {
-        let call = queues.call(&id(HoldKind::Lock, "x"), &keeping());
+    fn call_for_kept(names: &Names) {
+        let call = names.call(&id(HoldKind::Lock, "x"), &keeping());
         let (_, next) = call.expect("open");
         assert!(matches!(next, Next::Done(Outcome::Kept(_))), "{next:?}");
     }
 
-    fn lose(queues: &WaitQueues, hold: &Arc<Hold>) {
-        queues.with(&hold.id, |name| name.lose(hold, &mut Step::new(Moment::now())));
+    fn lose(names: &Names, hold: &Arc<Hold>) {
+        names.with(&hold.id, |name| name.lose(hold, &mut Step::new(Moment::now())));
     }
 
-    fn is_wanted(queues: &WaitQueues, hold: &Hold) -> bool {
-        queues.with(&hold.id, |name| name.tenure(hold).is_some_and(Tenure::is_wanted))
+    fn is_wanted(names: &Names, hold: &Hold) -> bool {
+        names.with(&hold.id, |name| name.tenure(hold).is_some_and(Tenure::is_wanted))
     }
 
-    fn is_released(queues: &WaitQueues, hold: &Arc<Hold>) -> bool {
-        let released = queues.debts(HoldKind::Lock, &name());
-        queues.count_kept() == 0 && released.iter().any(|it| Arc::ptr_eq(it, hold))
+    fn is_released(names: &Names, hold: &Arc<Hold>) -> bool {
+        let released = names.debts(HoldKind::Lock, &name());
+        names.count_kept() == 0 && released.iter().any(|it| Arc::ptr_eq(it, hold))
     }
 
     #[test]
     fn a_lock_is_not_kept_where_others_cannot_ask_for_it_or_do_already() {
-        let end = |happen: fn(&WaitQueues, &Arc<Hold>), hands_off| {
-            let (queues, hold) = keep();
-            call_for_kept(&queues);
-            happen(&queues, &hold);
-            (queues.end(&hold, hands_off), queues.count_kept())
+        let end = |happen: fn(&Names, &Arc<Hold>), hands_off| {
+            let (names, hold) = keep();
+            call_for_kept(&names);
+            happen(&names, &hold);
+            (names.end(&hold, hands_off), names.count_kept())
         };
         let released = (Ending::Released { is_awaited: false }, 0);
         assert_eq!(end(|_, _| (), true), (Ending::GoesOn, 1));
         assert_eq!(end(|_, _| (), false), released);
-        assert_eq!(end(|queues, _| queues.set_listening(false), true), released);
-        assert_eq!(end(|queues, _| queues.close(), true), released);
-        let set_wanted = |queues: &WaitQueues, hold: &Arc<Hold>| {
-            queues.with(&hold.id, |name| name.set_wanted(hold.id.nonce));
+        assert_eq!(end(|names, _| names.set_listening(false), true), released);
+        assert_eq!(end(|names, _| names.close(), true), released);
+        let set_wanted = |names: &Names, hold: &Arc<Hold>| {
+            names.with(&hold.id, |name| name.set_wanted(hold.id.nonce));
         };
         assert_eq!(end(set_wanted, true), released);
         assert_eq!(end(lose, true), (Ending::Lost, 0));
@@ -677,74 +677,74 @@ pub(super) mod tests {
     #[test]
     fn a_kept_lock_that_another_client_asks_for_is_released() {
         for waits in [false, true] {
-            let (queues, hold) = keep();
-            assert!(queues.recall("y", hold.id.nonce, waits).is_none());
-            assert!(queues.recall("x", hold.id.nonce + 1, waits).is_none());
-            assert!(queues.count_kept() == 1 && queues.recalled.lock().is_empty());
-            let ended = queues.recall("x", hold.id.nonce, waits).expect("it is kept");
-            assert!(Arc::ptr_eq(&ended, &hold) && is_released(&queues, &hold));
-            assert_eq!(queues.recalled.lock().get("x").map(|it| it.in_a_row), Some(1));
+            let (names, hold) = keep();
+            assert!(names.recall("y", hold.id.nonce, waits).is_none());
+            assert!(names.recall("x", hold.id.nonce + 1, waits).is_none());
+            assert!(names.count_kept() == 1 && names.recalled.lock().is_empty());
+            let ended = names.recall("x", hold.id.nonce, waits).expect("it is kept");
+            assert!(Arc::ptr_eq(&ended, &hold) && is_released(&names, &hold));
+            assert_eq!(names.recalled.lock().get("x").map(|it| it.in_a_row), Some(1));
         }
     }
 
     #[test]
     fn a_client_that_waits_for_a_held_lock_is_remembered_until_that_is_over() {
-        let queues = WaitQueues::default();
-        queues.set_listening(true);
-        let hold = queues.held(&id(HoldKind::Lock, "x").that_may_be_kept(), &keeping());
+        let names = Names::default();
+        names.set_listening(true);
+        let hold = names.held(&id(HoldKind::Lock, "x").that_may_be_kept(), &keeping());
         for (nonce, waits) in [(hold.id.nonce, false), (hold.id.nonce + 1, true)] {
-            assert!(queues.recall("x", nonce, waits).is_none() && !is_wanted(&queues, &hold));
+            assert!(names.recall("x", nonce, waits).is_none() && !is_wanted(&names, &hold));
         }
-        assert!(queues.recalled.lock().is_empty(), "it only tries, or means an earlier hold");
+        assert!(names.recalled.lock().is_empty(), "it only tries, or means an earlier hold");
         for _ in 0..2 {
-            assert!(queues.recall("x", hold.id.nonce, true).is_none());
-            assert!(is_wanted(&queues, &hold));
-            assert_eq!(queues.recalled.lock().get("x").map(|it| it.in_a_row), Some(1));
+            assert!(names.recall("x", hold.id.nonce, true).is_none());
+            assert!(is_wanted(&names, &hold));
+            assert_eq!(names.recalled.lock().get("x").map(|it| it.in_a_row), Some(1));
         }
-        assert_eq!(queues.end(&hold, true), Ending::Released { is_awaited: false });
+        assert_eq!(names.end(&hold, true), Ending::Released { is_awaited: false });
     }
 
     #[test]
     fn kept_locks_are_ended_one_by_one_or_all_at_once() {
-        let (queues, hold) = keep();
-        assert!(queues.end_kept("y").is_none() && queues.count_kept() == 1);
-        let ended = queues.end_kept("x").expect("it is kept");
-        assert!(Arc::ptr_eq(&ended, &hold) && is_released(&queues, &hold));
-        assert!(queues.end_kept("x").is_none() && queues.end_all_kept().is_empty());
-        let (queues, hold) = keep();
-        let ended = queues.end_all_kept();
-        assert!(ended.len() == 1 && is_released(&queues, &hold));
-        let (queues, hold) = keep();
-        lose(&queues, &hold);
-        assert!(queues.end_all_kept().is_empty(), "the renewer has found it lost");
+        let (names, hold) = keep();
+        assert!(names.end_kept("y").is_none() && names.count_kept() == 1);
+        let ended = names.end_kept("x").expect("it is kept");
+        assert!(Arc::ptr_eq(&ended, &hold) && is_released(&names, &hold));
+        assert!(names.end_kept("x").is_none() && names.end_all_kept().is_empty());
+        let (names, hold) = keep();
+        let ended = names.end_all_kept();
+        assert!(ended.len() == 1 && is_released(&names, &hold));
+        let (names, hold) = keep();
+        lose(&names, &hold);
+        assert!(names.end_all_kept().is_empty(), "the renewer has found it lost");
     }
 
     #[test]
     fn recalls_are_forgotten_after_a_while() {
-        let (queues, name) = (WaitQueues::default(), name());
-        queues.set_listening(true);
+        let (names, name) = (Names::default(), name());
+        names.set_listening(true);
         let age = |time: Duration| {
-            let mut recalled = queues.recalled.lock();
+            let mut recalled = names.recalled.lock();
             let recall = recalled.get_mut(&name).expect("recalled");
             recall.last = recall.last.checked_sub(time).expect("the machine is up for longer");
         };
-        (0..RECALLS_MAX).for_each(|_| queues.record_recall(&name, false));
-        assert!(!queues.may_keep("x"));
+        (0..RECALLS_MAX).for_each(|_| names.record_recall(&name, false));
+        assert!(!names.may_keep("x"));
         age(RECALL_PAUSE);
-        assert!(queues.may_keep("x"));
-        queues.record_recall(&name, false);
-        assert!(!queues.may_keep("x"), "one more makes the pause as long again");
+        assert!(names.may_keep("x"));
+        names.record_recall(&name, false);
+        assert!(!names.may_keep("x"), "one more makes the pause as long again");
         age(RECALL_MEMORY);
-        queues.record_recall(&name, false);
-        assert!(queues.may_keep("x"));
+        names.record_recall(&name, false);
+        assert!(names.may_keep("x"));
         age(RECALL_MEMORY);
-        queues.record_recall(&Arc::from("y"), true);
-        assert!(queues.recalled.lock().is_empty());
+        names.record_recall(&Arc::from("y"), true);
+        assert!(names.recalled.lock().is_empty());
     }
 
     #[test]
     fn messages_are_missed_only_by_a_client_that_has_received_them_before() {
-        let queues = WaitQueues::default();
+        let names = Names::default();
         for (listening, missed) in [
             (false, false),
             (false, false),
@@ -753,60 +753,60 @@ pub(super) mod tests {
             (false, true),
             (true, true),
         ] {
-            queues.set_listening(listening);
-            assert_eq!(queues.has_missed_messages(), missed, "{listening}");
+            names.set_listening(listening);
+            assert_eq!(names.has_missed_messages(), missed, "{listening}");
         }
         let past = Instant::now().checked_sub(PLACES_ARE_KEPT);
-        queues.sleepers.lock().interrupted = Some(past.expect("the machine is up for longer"));
-        assert!(!queues.has_missed_messages());
+        names.sleepers.lock().interrupted = Some(past.expect("the machine is up for longer"));
+        assert!(!names.has_missed_messages());
     }
 
     #[test]
     fn a_lock_is_not_kept_before_the_client_listens() {
-        let queues = WaitQueues::default();
-        assert!(!queues.is_listening() && !queues.may_keep("x"));
+        let names = Names::default();
+        assert!(!names.is_listening() && !names.may_keep("x"));
         thread::scope(|scope| {
-            let waits = scope.spawn(|| queues.wait_to_listen(end_of(SOON * 6)));
+            let waits = scope.spawn(|| names.wait_to_listen(end_of(SOON * 6)));
             thread::sleep(Duration::from_millis(20));
             assert!(!waits.is_finished(), "it was not tried yet");
-            queues.set_listening(false);
+            names.set_listening(false);
             waits.join().expect("no panic");
-            assert!(!queues.may_keep("x"), "the attempt has failed");
-            queues.set_listening(true);
-            assert!(queues.is_listening() && queues.may_keep("x"));
+            assert!(!names.may_keep("x"), "the attempt has failed");
+            names.set_listening(true);
+            assert!(names.is_listening() && names.may_keep("x"));
         });
         let begin = Instant::now();
-        queues.wait_to_listen(end_of(SOON * 6));
+        names.wait_to_listen(end_of(SOON * 6));
         assert!(begin.elapsed() < SOON);
     }
 
     #[test]
     fn a_pause_lasts_until_close_at_most() {
-        let queues = Arc::new(WaitQueues::default());
+        let names = Arc::new(Names::default());
         let (begin, time) = (Instant::now(), Duration::from_millis(20));
-        let pauses = Pauses::of_request(&queues);
+        let pauses = Pauses::of_request(&names);
         assert!(pauses.sleep(time, "x").is_ok() && begin.elapsed() >= time);
         let ends_with_close = |sleep: &(dyn Fn() + Sync)| {
             thread::scope(|scope| {
                 let sleeper = scope.spawn(sleep);
-                queues.close();
+                names.close();
                 sleeper.join().expect("no panic");
             });
         };
         let sleep = || pauses.sleep(SOON * 6, "x");
         ends_with_close(&|| assert!(matches!(sleep(), Err(Error::Closed))));
-        ends_with_close(&|| queues.wait_to_listen(end_of(SOON * 6)));
+        ends_with_close(&|| names.wait_to_listen(end_of(SOON * 6)));
         assert!(begin.elapsed() < SOON * 6);
         // What a guard asks for after that is asked as before.
-        let (begin, late) = (Instant::now(), Pauses::of_request(&queues));
+        let (begin, late) = (Instant::now(), Pauses::of_request(&names));
         assert!(late.sleep(time, "x").is_ok() && begin.elapsed() >= time);
     }
 
     #[test]
     fn a_pause_lasts_until_it_is_cancelled_at_most() {
-        let (queues, canceller) = (Arc::new(WaitQueues::default()), Canceller::new());
+        let (names, canceller) = (Arc::new(Names::default()), Canceller::new());
         let begin = Instant::now();
-        let sleep = || Pauses::of_wait(&queues, Some(&canceller)).sleep(SOON * 6, "x");
+        let sleep = || Pauses::of_wait(&names, Some(&canceller)).sleep(SOON * 6, "x");
         thread::scope(|scope| {
             let sleeper = scope.spawn(sleep);
             canceller.cancel();
