@@ -240,6 +240,7 @@ mod protocol;
 mod simulation;
 mod stats;
 mod store;
+mod ticket;
 
 #[cfg(doc)]
 pub mod guide;
@@ -259,12 +260,11 @@ pub use config::durability::Durability;
 pub use config::url::parse_duration;
 pub use error::{Error, LossCause, Result};
 pub use event::Event;
-pub use guards::AnyGuard;
 pub use guards::election::{Election, Term};
-pub use guards::guard::Guard;
-pub use guards::multi_guard::{MultiGuard, MultiMutex};
-pub use guards::mutex::Mutex;
-pub use guards::owned_guard::{OwnedGuard, Ticket};
+pub use guards::guard::{AnyGuard, LockGuard};
+pub use guards::handle::LockHandle;
+pub use guards::multi_mutex::{MultiGuard, MultiMutex};
+pub use guards::mutex::{Guard, Mutex, OwnedGuard};
 pub use guards::rw_lock::{ReadGuard, RwLock, WriteGuard};
 pub use guards::semaphore::{Permit, Semaphore};
 pub use guards::watches::{HoldEnd, Lost, Wanted};
@@ -273,3 +273,4 @@ pub use local::survey::{NameReport, ServerReplies, ServerReport, Survey, Waiting
 pub use stats::Stats;
 pub use store::hold_id::HeldAs;
 pub use store::memory::memory_server::MemoryServer;
+pub use ticket::Ticket;

@@ -10,12 +10,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::Result;
-use crate::guards::LockHandle;
 use crate::guards::election::Election;
-use crate::guards::guard::Guard;
-use crate::guards::multi_guard::{MultiGuard, MultiMutex};
-use crate::guards::mutex::Mutex;
-use crate::guards::owned_guard::{OwnedGuard, Ticket};
+use crate::guards::handle::LockHandle;
+use crate::guards::kinds::{Candidacy, Exclusive, Names, Permits, ReadWrite};
+use crate::guards::multi_mutex::{MultiGuard, MultiMutex};
+use crate::guards::mutex::{Guard, Mutex, OwnedGuard};
 use crate::guards::rw_lock::RwLock;
 use crate::guards::semaphore::Semaphore;
 use crate::local::overview::{HeldLock, WaitingCall};
@@ -23,6 +22,7 @@ use crate::local::shared::Shared;
 use crate::local::survey::Survey;
 use crate::local::{adoption, overview, release, status};
 use crate::stats::Stats;
+use crate::ticket::Ticket;
 
 /// A handle for acquiring distributed locks. Clones are cheap and share everything.
 ///
@@ -227,9 +227,8 @@ impl Client {
     /// assert!(report.is_locked()?);
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    #[must_use]
     pub fn mutex(&self, name: &str) -> Mutex {
-        Mutex { handle: self.handle(name) }
+        self.handle(name, Exclusive)
     }
 
     /// Returns a handle to a read-write lock. Sends nothing.
@@ -244,9 +243,8 @@ impl Client {
     /// let _writer = prices.write()?; // alone
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    #[must_use]
     pub fn rw_lock(&self, name: &str) -> RwLock {
-        RwLock { handle: self.handle(name).without_keep() }
+        self.handle(name, ReadWrite).without_keep()
     }
 
     /// Returns a handle to a semaphore with `permits` permits. Sends nothing.
@@ -258,9 +256,8 @@ impl Client {
     /// assert!(api.try_acquire()?.is_none());
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    #[must_use]
     pub fn semaphore(&self, name: &str, permits: u32) -> Semaphore {
-        Semaphore { handle: self.handle(name).without_keep(), permits }
+        self.handle(name, Permits(permits)).without_keep()
     }
 
     /// Returns a handle to an election. Sends nothing.
@@ -272,17 +269,15 @@ impl Client {
     /// term.resign()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    #[must_use]
     pub fn election(&self, name: &str) -> Election {
-        Election::new(self.handle(name))
+        self.handle(name, Candidacy).without_keep().without_tenure()
     }
 
     /// Returns a handle to several locks that are acquired together as by
     /// [`lock_all`](Client::lock_all), and that can have its own options. Sends nothing.
-    #[must_use]
     pub fn multi_mutex(&self, names: impl IntoIterator<Item: AsRef<str>>) -> MultiMutex {
         let names: Arc<[Arc<str>]> = names.into_iter().map(|name| name.as_ref().into()).collect();
-        MultiMutex { handle: self.handle(&names.join(", ")), names }
+        self.handle(&names.join(", "), Names(names))
     }
 }
 
@@ -600,11 +595,7 @@ impl Client {
         Self { shared: Arc::new(shared) }
     }
 
-    fn handle(&self, name: &str) -> LockHandle {
-        LockHandle {
-            shared: self.shared.clone(),
-            name: name.into(),
-            options: self.shared.config.options.clone(),
-        }
+    fn handle<K>(&self, name: &str, kind: K) -> LockHandle<K> {
+        LockHandle::new(&self.shared, name, kind)
     }
 }

@@ -1,14 +1,11 @@
 //! A lock for many readers or one writer.
 
-use std::fmt;
 use std::time::Duration;
 
-use crate::base::canceller::Canceller;
-use crate::base::clock;
 use crate::error::Result;
-use crate::guards::watches::Lost;
-use crate::guards::{GuardInner, LockHandle, any_guard};
-use crate::local::adoption;
+use crate::guards::guard::LockGuard;
+use crate::guards::handle::{LockHandle, wait_for};
+use crate::guards::kinds::{ReadWrite, Reader, Writer};
 use crate::protocol::call::Wait;
 use crate::store::hold_id::HoldKind;
 
@@ -46,64 +43,12 @@ use crate::store::hold_id::HoldKind;
 ///
 /// Not available on several [independent servers](crate::Builder::open_redlock), where every call
 /// returns [`InvalidInput`](crate::Error::InvalidInput).
-#[derive(Clone)]
-pub struct RwLock {
-    pub(crate) handle: LockHandle,
-}
+///
+/// Besides the methods below it has those of every [`LockHandle`], such as [`lease`](RwLock::lease)
+/// and [`wait`](RwLock::wait).
+pub type RwLock = LockHandle<ReadWrite>;
 
 impl RwLock {
-    /// Returns the name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.handle.name
-    }
-
-    /// Sets the lease, as [`Builder::lease`](crate::Builder::lease) does for the client.
-    #[must_use]
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.handle.options_mut().lease = lease;
-        self
-    }
-
-    /// Sets whether the lease is renewed, as [`Builder::renew`](crate::Builder::renew) does for the
-    /// client.
-    #[must_use]
-    pub fn renew(mut self, renew: bool) -> Self {
-        self.handle.options_mut().renew = renew;
-        self
-    }
-
-    /// Sets the longest age of a hold, as [`Builder::max_hold`](crate::Builder::max_hold) does for
-    /// the client.
-    #[must_use]
-    pub fn max_hold(mut self, age: Duration) -> Self {
-        self.handle.options_mut().max_hold = Some(age);
-        self
-    }
-
-    /// Sets how long a call without a deadline of its own waits, as
-    /// [`Builder::wait`](crate::Builder::wait) does for the client.
-    #[must_use]
-    pub fn wait(mut self, time: Duration) -> Self {
-        self.handle.options_mut().wait = Some(time);
-        self
-    }
-
-    /// Sets what is shown with each hold, as [`Builder::note`](crate::Builder::note) does for the
-    /// client.
-    #[must_use]
-    pub fn note(mut self, text: &str) -> Self {
-        self.handle.options_mut().set_note(text);
-        self
-    }
-
-    /// Lets a [`Canceller`](crate::Canceller) end the waits of this handle.
-    #[must_use]
-    pub fn cancelled_by(mut self, canceller: &Canceller) -> Self {
-        self.handle.options_mut().cancelled_by = Some(canceller.clone());
-        self
-    }
-
     /// Acquires the lock for reading, blocking the current thread until no writer holds it and none
     /// that arrived earlier waits for it, or until [`wait`](RwLock::wait) has passed.
     ///
@@ -123,8 +68,8 @@ impl RwLock {
     /// ```
     #[track_caller]
     pub fn read(&self) -> Result<ReadGuard> {
-        let wait = Wait::at_most(self.handle.options.wait, clock::now());
-        self.attempt_read(wait)?.ok_or_else(|| self.handle.timed_out(wait, Some(HoldKind::Read)))
+        let wait = self.default_wait();
+        self.attempt_read(wait)?.ok_or_else(|| self.timed_out(wait, Some(HoldKind::Read)))
     }
 
     /// Attempts to acquire the lock for reading without waiting. Returns `None` if a writer holds
@@ -146,7 +91,7 @@ impl RwLock {
     /// The same as [`read`](Self::read), except for `Timeout`.
     #[track_caller]
     pub fn try_read_for(&self, wait: Duration) -> Result<Option<ReadGuard>> {
-        self.attempt_read(Wait::at_most(Some(wait), clock::now()))
+        self.attempt_read(wait_for(wait))
     }
 
     /// Acquires the lock for writing, blocking the current thread until no other reader or writer
@@ -167,8 +112,8 @@ impl RwLock {
     /// ```
     #[track_caller]
     pub fn write(&self) -> Result<WriteGuard> {
-        let wait = Wait::at_most(self.handle.options.wait, clock::now());
-        self.attempt_write(wait)?.ok_or_else(|| self.handle.timed_out(wait, Some(HoldKind::Write)))
+        let wait = self.default_wait();
+        self.attempt_write(wait)?.ok_or_else(|| self.timed_out(wait, Some(HoldKind::Write)))
     }
 
     /// Attempts to acquire the lock for writing without waiting. Returns `None` if another reader
@@ -190,220 +135,52 @@ impl RwLock {
     /// The same as [`write`](Self::write), except for `Timeout`.
     #[track_caller]
     pub fn try_write_for(&self, wait: Duration) -> Result<Option<WriteGuard>> {
-        self.attempt_write(Wait::at_most(Some(wait), clock::now()))
+        self.attempt_write(wait_for(wait))
     }
 
     #[track_caller]
     fn attempt_read(&self, wait: Wait) -> Result<Option<ReadGuard>> {
-        let inner = self.handle.acquire(HoldKind::Read, wait)?;
-        Ok(inner.map(|inner| ReadGuard { inner }))
+        let held = self.acquire_hold(HoldKind::Read, wait)?;
+        Ok(held.map(|held| LockGuard { held, kind: Reader }))
     }
 
     #[track_caller]
     fn attempt_write(&self, wait: Wait) -> Result<Option<WriteGuard>> {
-        let inner = self.handle.acquire(HoldKind::Write, wait)?;
-        Ok(inner.map(|inner| WriteGuard { inner }))
-    }
-}
-
-impl fmt::Debug for RwLock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.handle.fmt_as("RwLock", f)
+        let held = self.acquire_hold(HoldKind::Write, wait)?;
+        Ok(held.map(|held| LockGuard { held, kind: Writer }))
     }
 }
 
 /// A read-write lock that is held for reading. Any thread may drop it, which releases it. Created
 /// by [`RwLock::read`].
-#[must_use = "if unused the lock is released immediately: \
-              bind it to `_guard`, not to `_`"]
-pub struct ReadGuard {
-    inner: GuardInner,
-}
+///
+/// Besides the method below it has those of every [`LockGuard`], such as
+/// [`is_held`](ReadGuard::is_held) and [`unlock`](ReadGuard::unlock).
+pub type ReadGuard = LockGuard<Reader>;
 
 impl ReadGuard {
-    /// Returns the name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        self.inner.name()
-    }
-
     /// Returns the fencing token of the last writer. All readers between two writers have the same
     /// token, which is smaller than the next writer's. After a writer that was lost, or whose
     /// client died, it may be a token that no writer had, which is greater than the lost one's.
     #[must_use]
     pub fn fence(&self) -> u64 {
-        self.inner.holds[0].fence()
-    }
-
-    /// Returns `true` if the lease has not ended by this process's clock. Does not ask the server.
-    #[must_use]
-    pub fn is_held(&self) -> bool {
-        self.inner.is_held()
-    }
-
-    /// Returns how long the lease lasts unless it is renewed, less a margin of 1 % of the lease and
-    /// 2 ms for clock drift. Zero if it is lost. Does not ask the server.
-    #[must_use]
-    pub fn remaining(&self) -> Duration {
-        self.inner.remaining()
-    }
-
-    /// Returns a watch with which any thread can check whether the lease was lost, or wait for the
-    /// hold to end.
-    #[must_use]
-    pub fn lost(&self) -> Lost {
-        self.inner.lost()
-    }
-
-    /// Asks the server whether this hold still exists. Blocks for the server's reply.
-    ///
-    /// If the server has become a replica, and neither sentinels nor a cluster report it, it
-    /// replies from its old data until a request of this client shows that it accepts no writes.
-    /// While the lease is renewed, that takes a third of the lease at most.
-    ///
-    /// # Errors
-    ///
-    /// - [`Lost`](crate::Error::Lost): the hold no longer exists.
-    /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
-    ///   usable answer came; see [`Client::try_lock`](crate::Client::try_lock) for how long the
-    ///   call retries.
-    /// - [`Redis`](crate::Error::Redis): the server refused the request.
-    /// - [`Closed`](crate::Error::Closed): [`Client::shutdown`](crate::Client::shutdown) has ended
-    ///   the hold, or the client was closed while this call paused after a failure.
-    /// - [`Forked`](crate::Error::Forked): this process is a forked child.
-    pub fn verify(&self) -> Result<()> {
-        self.inner.verify(false)
-    }
-
-    /// Renews the lease now, also with `renew(false)`, but not beyond
-    /// [`max_hold`](crate::Builder::max_hold). Blocks for the server's reply.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`verify`](Self::verify), and [`NotReplicated`](crate::Error::NotReplicated) if
-    /// too few replicas or disks acknowledged it; then the lease is unchanged.
-    pub fn renew(&self) -> Result<()> {
-        self.inner.verify(true)
-    }
-
-    /// Releases what this guard holds, and reports errors. Unlike dropping the guard, this blocks
-    /// for the server's reply. Does nothing after [`Client::shutdown`](crate::Client::shutdown).
-    ///
-    /// # Errors
-    ///
-    /// - [`Lost`](crate::Error::Lost): the lease was lost before, so the work may have overlapped
-    ///   with that of another holder.
-    /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
-    ///   usable answer came. The release is retried in the background, and the lease is no longer
-    ///   renewed. If the client is closed while this call pauses after a failure, the call ends at
-    ///   once with this.
-    /// - [`Redis`](crate::Error::Redis): the server refused the request.
-    /// - [`Forked`](crate::Error::Forked): this process is a forked child, where guards do nothing.
-    pub fn unlock(self) -> Result<()> {
-        self.inner.unlock()
+        self.held.hold().fence()
     }
 }
 
-any_guard!(ReadGuard);
-
-/// A read-write lock that is held for writing. Any thread may drop it, which releases it. Its
-/// fencing token is greater than that of every earlier writer. Created by [`RwLock::write`].
-#[must_use = "if unused the lock is released immediately: \
-              bind it to `_guard`, not to `_`"]
-pub struct WriteGuard {
-    inner: GuardInner,
-}
+/// A read-write lock that is held for writing. Any thread may drop it, which releases it. Created
+/// by [`RwLock::write`].
+///
+/// Besides the methods below it has those of every [`LockGuard`], such as
+/// [`is_held`](WriteGuard::is_held) and [`unlock`](WriteGuard::unlock).
+pub type WriteGuard = LockGuard<Writer>;
 
 impl WriteGuard {
-    /// Returns the name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    /// Returns the fencing token of this hold. It is greater than that of every earlier hold of
-    /// this name. Nested guards share it.
-    ///
-    /// Send it with every write to the protected resource, and let the resource reject tokens
-    /// smaller than the greatest it has seen. Then a holder that has lost the lock without noticing
-    /// can do no harm
-    /// (<https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html>).
-    ///
-    /// Tokens grow even if the server has lost their counter, provided that its clock is not behind
-    /// the last token. A token is the clock's microseconds or, if that is not greater than the last
-    /// token, the next number; among threads that share a lock it is ahead of the clock by a
-    /// millisecond at most. With independent servers, the clock is that of this system.
+    /// Returns the fencing token of this hold, which is greater than that of every earlier writer.
+    /// See [`Guard::fence`](crate::Guard::fence).
     #[must_use]
     pub fn fence(&self) -> u64 {
-        self.inner.holds[0].fence()
-    }
-
-    /// Returns `true` if the lease has not ended by this process's clock. Does not ask the server.
-    #[must_use]
-    pub fn is_held(&self) -> bool {
-        self.inner.is_held()
-    }
-
-    /// Returns how long the lease lasts unless it is renewed, less a margin of 1 % of the lease and
-    /// 2 ms for clock drift. Zero if it is lost. Does not ask the server.
-    #[must_use]
-    pub fn remaining(&self) -> Duration {
-        self.inner.remaining()
-    }
-
-    /// Returns a watch with which any thread can check whether the lease was lost, or wait for the
-    /// hold to end.
-    #[must_use]
-    pub fn lost(&self) -> Lost {
-        self.inner.lost()
-    }
-
-    /// Asks the server whether this hold still exists. Blocks for the server's reply.
-    ///
-    /// If the server has become a replica, and neither sentinels nor a cluster report it, it
-    /// replies from its old data until a request of this client shows that it accepts no writes.
-    /// While the lease is renewed, that takes a third of the lease at most.
-    ///
-    /// # Errors
-    ///
-    /// - [`Lost`](crate::Error::Lost): the hold no longer exists.
-    /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
-    ///   usable answer came; see [`Client::try_lock`](crate::Client::try_lock) for how long the
-    ///   call retries.
-    /// - [`Redis`](crate::Error::Redis): the server refused the request.
-    /// - [`Closed`](crate::Error::Closed): [`Client::shutdown`](crate::Client::shutdown) has ended
-    ///   the hold, or the client was closed while this call paused after a failure.
-    /// - [`Forked`](crate::Error::Forked): this process is a forked child.
-    pub fn verify(&self) -> Result<()> {
-        self.inner.verify(false)
-    }
-
-    /// Renews the lease now, also with `renew(false)`, but not beyond
-    /// [`max_hold`](crate::Builder::max_hold). Blocks for the server's reply.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`verify`](Self::verify), and [`NotReplicated`](crate::Error::NotReplicated) if
-    /// too few replicas or disks acknowledged it; then the lease is unchanged.
-    pub fn renew(&self) -> Result<()> {
-        self.inner.verify(true)
-    }
-
-    /// Releases what this guard holds, and reports errors. Unlike dropping the guard, this blocks
-    /// for the server's reply. Does nothing after [`Client::shutdown`](crate::Client::shutdown).
-    ///
-    /// # Errors
-    ///
-    /// - [`Lost`](crate::Error::Lost): the lease was lost before, so the work may have overlapped
-    ///   with that of another holder.
-    /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
-    ///   usable answer came. The release is retried in the background, and the lease is no longer
-    ///   renewed. If the client is closed while this call pauses after a failure, the call ends at
-    ///   once with this.
-    /// - [`Redis`](crate::Error::Redis): the server refused the request.
-    /// - [`Forked`](crate::Error::Forked): this process is a forked child, where guards do nothing.
-    pub fn unlock(self) -> Result<()> {
-        self.inner.unlock()
+        self.held.hold().fence()
     }
 
     /// Turns this writer into a reader, without a moment in which another writer could get the
@@ -425,15 +202,7 @@ impl WriteGuard {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     #[track_caller]
-    pub fn downgrade(mut self) -> Result<ReadGuard> {
-        let GuardInner { shared, holds: [writer], .. } = &self.inner;
-        let shared = shared.clone();
-        let unused = adoption::unused(&shared, writer);
-        let left = adoption::leave(&shared, writer, "downgrade")?;
-        let reader = adoption::downgrade(&shared, writer, left, unused);
-        self.inner.released = true;
-        Ok(ReadGuard { inner: GuardInner { shared, holds: [reader?], released: false } })
+    pub fn downgrade(self) -> Result<ReadGuard> {
+        Ok(LockGuard { held: self.held.downgrade()?, kind: Reader })
     }
 }
-
-any_guard!(WriteGuard);

@@ -1,13 +1,11 @@
 //! A lock with a limited number of permits.
 
-use std::fmt;
 use std::time::Duration;
 
-use crate::base::canceller::Canceller;
-use crate::base::clock;
 use crate::error::{Error, Result};
-use crate::guards::watches::Lost;
-use crate::guards::{GuardInner, LockHandle, any_guard};
+use crate::guards::guard::LockGuard;
+use crate::guards::handle::{LockHandle, wait_for};
+use crate::guards::kinds::{OnePermit, Permits};
 use crate::local::status;
 use crate::protocol::call::Wait;
 use crate::store::hold_id::HoldKind;
@@ -38,65 +36,12 @@ use crate::store::hold_id::HoldKind;
 /// Permits have no fencing token, because several are held at a time. Semaphores are not available
 /// on several [independent servers](crate::Builder::open_redlock), where every call returns
 /// [`InvalidInput`](Error::InvalidInput).
-#[derive(Clone)]
-pub struct Semaphore {
-    pub(crate) handle: LockHandle,
-    pub(crate) permits: u32,
-}
+///
+/// Besides the methods below it has those of every [`LockHandle`], such as
+/// [`lease`](Semaphore::lease) and [`wait`](Semaphore::wait).
+pub type Semaphore = LockHandle<Permits>;
 
 impl Semaphore {
-    /// Returns the name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.handle.name
-    }
-
-    /// Sets the lease, as [`Builder::lease`](crate::Builder::lease) does for the client.
-    #[must_use]
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.handle.options_mut().lease = lease;
-        self
-    }
-
-    /// Sets whether the lease is renewed, as [`Builder::renew`](crate::Builder::renew) does for the
-    /// client.
-    #[must_use]
-    pub fn renew(mut self, renew: bool) -> Self {
-        self.handle.options_mut().renew = renew;
-        self
-    }
-
-    /// Sets the longest age of a hold, as [`Builder::max_hold`](crate::Builder::max_hold) does for
-    /// the client.
-    #[must_use]
-    pub fn max_hold(mut self, age: Duration) -> Self {
-        self.handle.options_mut().max_hold = Some(age);
-        self
-    }
-
-    /// Sets how long a call without a deadline of its own waits, as
-    /// [`Builder::wait`](crate::Builder::wait) does for the client.
-    #[must_use]
-    pub fn wait(mut self, time: Duration) -> Self {
-        self.handle.options_mut().wait = Some(time);
-        self
-    }
-
-    /// Sets what is shown with each hold, as [`Builder::note`](crate::Builder::note) does for the
-    /// client.
-    #[must_use]
-    pub fn note(mut self, text: &str) -> Self {
-        self.handle.options_mut().set_note(text);
-        self
-    }
-
-    /// Lets a [`Canceller`](crate::Canceller) end the waits of this handle.
-    #[must_use]
-    pub fn cancelled_by(mut self, canceller: &Canceller) -> Self {
-        self.handle.options_mut().cancelled_by = Some(canceller.clone());
-        self
-    }
-
     /// Acquires a permit, blocking the current thread until it is able to do so or
     /// [`wait`](Semaphore::wait) has passed.
     ///
@@ -116,9 +61,8 @@ impl Semaphore {
     /// ```
     #[track_caller]
     pub fn acquire(&self) -> Result<Permit> {
-        let wait = Wait::at_most(self.handle.options.wait, clock::now());
-        self.attempt(wait)?
-            .ok_or_else(|| self.handle.timed_out(wait, Some(HoldKind::Permit { of: 0 })))
+        let wait = self.default_wait();
+        self.attempt(wait)?.ok_or_else(|| self.timed_out(wait, Some(HoldKind::Permit { of: 0 })))
     }
 
     /// Attempts to acquire a permit without waiting. Returns `None` if none is free, or if waiting
@@ -140,7 +84,7 @@ impl Semaphore {
     /// The same as [`acquire`](Self::acquire), except for `Timeout`.
     #[track_caller]
     pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<Permit>> {
-        self.attempt(Wait::at_most(Some(wait), clock::now()))
+        self.attempt(wait_for(wait))
     }
 
     /// Returns how many of this handle's permits are free; zero if more are held than it allows.
@@ -159,110 +103,27 @@ impl Semaphore {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn available(&self) -> Result<u32> {
-        self.kind()?;
-        let held = status::count(&self.handle.shared, &self.handle.name)?;
-        Ok(self.permits.saturating_sub(held))
+        self.hold_kind()?;
+        let held = status::count(&self.shared, &self.name)?;
+        Ok(self.kind.0.saturating_sub(held))
     }
 
     #[track_caller]
     fn attempt(&self, wait: Wait) -> Result<Option<Permit>> {
-        let inner = self.handle.acquire(self.kind()?, wait)?;
-        Ok(inner.map(|inner| Permit { inner }))
+        let held = self.acquire_hold(self.hold_kind()?, wait)?;
+        Ok(held.map(|held| LockGuard { held, kind: OnePermit }))
     }
 
-    fn kind(&self) -> Result<HoldKind> {
-        Error::require(self.permits > 0, "permits", "must be at least 1")?;
-        Ok(HoldKind::Permit { of: self.permits })
-    }
-}
-
-impl fmt::Debug for Semaphore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.handle.fmt_as("Semaphore", f)
+    fn hold_kind(&self) -> Result<HoldKind> {
+        let Permits(permits) = self.kind;
+        Error::require(permits > 0, "permits", "must be at least 1")?;
+        Ok(HoldKind::Permit { of: permits })
     }
 }
 
-/// A permit of a [`Semaphore`]. Any thread may drop it, which releases it.
-#[must_use = "if unused the permit is released immediately: \
-              bind it to `_guard`, not to `_`"]
-pub struct Permit {
-    inner: GuardInner,
-}
-
-impl Permit {
-    /// Returns the name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    /// Returns `true` if the lease has not ended by this process's clock. Does not ask the server.
-    #[must_use]
-    pub fn is_held(&self) -> bool {
-        self.inner.is_held()
-    }
-
-    /// Returns how long the lease lasts unless it is renewed, less a margin of 1 % of the lease and
-    /// 2 ms for clock drift. Zero if it is lost. Does not ask the server.
-    #[must_use]
-    pub fn remaining(&self) -> Duration {
-        self.inner.remaining()
-    }
-
-    /// Returns a watch with which any thread can check whether the lease was lost, or wait for the
-    /// hold to end.
-    #[must_use]
-    pub fn lost(&self) -> Lost {
-        self.inner.lost()
-    }
-
-    /// Asks the server whether this hold still exists. Blocks for the server's reply.
-    ///
-    /// If the server has become a replica, and neither sentinels nor a cluster report it, it
-    /// replies from its old data until a request of this client shows that it accepts no writes.
-    /// While the lease is renewed, that takes a third of the lease at most.
-    ///
-    /// # Errors
-    ///
-    /// - [`Lost`](crate::Error::Lost): the hold no longer exists.
-    /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
-    ///   usable answer came; see [`Client::try_lock`](crate::Client::try_lock) for how long the
-    ///   call retries.
-    /// - [`Redis`](crate::Error::Redis): the server refused the request.
-    /// - [`Closed`](crate::Error::Closed): [`Client::shutdown`](crate::Client::shutdown) has ended
-    ///   the hold, or the client was closed while this call paused after a failure.
-    /// - [`Forked`](crate::Error::Forked): this process is a forked child.
-    pub fn verify(&self) -> Result<()> {
-        self.inner.verify(false)
-    }
-
-    /// Renews the lease now, also with `renew(false)`, but not beyond
-    /// [`max_hold`](crate::Builder::max_hold). Blocks for the server's reply.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`verify`](Self::verify), and [`NotReplicated`](crate::Error::NotReplicated) if
-    /// too few replicas or disks acknowledged it; then the lease is unchanged.
-    pub fn renew(&self) -> Result<()> {
-        self.inner.verify(true)
-    }
-
-    /// Releases what this guard holds, and reports errors. Unlike dropping the guard, this blocks
-    /// for the server's reply. Does nothing after [`Client::shutdown`](crate::Client::shutdown).
-    ///
-    /// # Errors
-    ///
-    /// - [`Lost`](crate::Error::Lost): the lease was lost before, so the work may have overlapped
-    ///   with that of another holder.
-    /// - [`Unavailable`](crate::Error::Unavailable) or [`NoQuorum`](crate::Error::NoQuorum): no
-    ///   usable answer came. The release is retried in the background, and the lease is no longer
-    ///   renewed. If the client is closed while this call pauses after a failure, the call ends at
-    ///   once with this.
-    /// - [`Redis`](crate::Error::Redis): the server refused the request.
-    /// - [`Forked`](crate::Error::Forked): this process is a forked child, where guards do nothing.
-    pub fn unlock(self) -> Result<()> {
-        self.inner.unlock()
-    }
-}
-
-any_guard!(Permit);
+/// A permit of a [`Semaphore`]. Any thread may drop it, which releases it. Created by
+/// [`Semaphore::acquire`].
+///
+/// It has the methods of every [`LockGuard`], such as [`is_held`](Permit::is_held) and
+/// [`unlock`](Permit::unlock).
+pub type Permit = LockGuard<OnePermit>;

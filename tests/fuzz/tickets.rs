@@ -6,7 +6,7 @@ use super::*;
 use crate::client::Client;
 use crate::config::LEASE_MAX;
 use crate::error::Error;
-use crate::guards::owned_guard::Ticket;
+use crate::ticket::Ticket;
 use crate::local::adoption::DetachedHold;
 use crate::store::hold_id::is_client_id;
 use crate::store::hold_id::{HoldId, HoldKind};

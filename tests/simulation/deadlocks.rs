@@ -8,7 +8,7 @@ use crate::base::clock;
 use crate::base::sync::executor::{self, Process, Random};
 use crate::client::Client;
 use crate::config::{Config, Deadlock};
-use crate::guards::guard::Guard;
+use crate::guards::mutex::Guard;
 use crate::simulation::calls::{Patience, Side, acquire, release};
 use crate::simulation::world::{self, World, broken, say};
 

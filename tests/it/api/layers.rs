@@ -15,7 +15,7 @@ const STOREYS: [&[&str]; 8] = [
     &["store"],
     &["protocol"],
     &["local"],
-    &["guards"],
+    &["guards", "ticket"],
     &["client"],
 ];
 
