@@ -9,8 +9,7 @@ use std::sync::Arc;
 use crate::base::holder::{Holder, ShownClient};
 pub(crate) use crate::base::phase::{Phase, ServerFailure, Shortfall};
 
-/// The kind of an I/O error in a TLS session that lasts until another certificate or setting is
-/// used.
+/// The kind of an I/O error in a TLS session that only another certificate or setting can resolve.
 pub(crate) const LASTING: io::ErrorKind = io::ErrorKind::PermissionDenied;
 
 /// The result of a call to leasehold.
@@ -60,7 +59,7 @@ pub enum Error {
     /// The client was closed by [`Client::close`](crate::Client::close), or shut down by
     /// [`Client::shutdown`](crate::Client::shutdown).
     Closed,
-    /// The call was in a deadlock, and was the one to fail: see
+    /// The call was in a deadlock, and was chosen to fail: see
     /// [`Builder::deadlock`](crate::Builder::deadlock). The thread still holds its other locks, and
     /// the same call would wait in the same circle: drop them, and start over.
     #[non_exhaustive]
@@ -144,7 +143,7 @@ pub enum Error {
         /// Who held the lock when the wait ended. `None` if that is not known, if the call waited
         /// for a thread of its own client, and for kinds of locks that several clients can hold.
         holder: Option<Holder>,
-        /// Who held it, in words for people: readers, writers and permits too.
+        /// A description of the holders for people, which also covers readers, writers and permits.
         reason: String,
     },
     /// No usable reply came in time. The lock is not held. If the server may have received the
@@ -155,7 +154,7 @@ pub enum Error {
         attempt: String,
         /// The server's address.
         server: String,
-        /// How far the last attempt had come when it failed or timed out.
+        /// How far the last attempt got before it failed or timed out.
         phase: Phase,
         /// See [`may_have_executed`](Error::may_have_executed).
         may_have_executed: bool,
@@ -173,7 +172,7 @@ pub enum Error {
         server: String,
         /// What the key holds, such as `a string without a TTL` or `a semaphore`.
         found: String,
-        /// What the call was for, such as `lock` or `semaphore`.
+        /// What the call expected, such as `lock` or `semaphore`.
         wanted: String,
     },
 }
@@ -311,12 +310,11 @@ impl fmt::Display for Error {
     }
 }
 
-/// Returns `true` for the cause of a failure of TLS that lasts until another certificate or setting
-/// is used.
+/// Returns `true` for a failure of TLS that only another certificate or setting can resolve.
 pub(crate) fn lasts(source: &(dyn StdError + 'static)) -> bool {
     let mut next = Some(source);
     while let Some(cause) = next {
-        // The system's own errors of this kind are about something else.
+        // The system has errors of the same kind, about other things.
         if let Some(error) = cause.downcast_ref::<io::Error>()
             && error.kind() == LASTING
             && error.get_ref().is_some()
@@ -334,7 +332,7 @@ pub(crate) fn lasts(source: &(dyn StdError + 'static)) -> bool {
 #[non_exhaustive]
 pub enum LossCause {
     /// The lease was not renewed in time: the server did not answer or refused the renewals, the
-    /// process was paused for too long, or the lease is not renewed at all.
+    /// process was paused for too long, or renewal is off.
     Expired,
     /// An operator or another program ended the hold by force, as
     /// [`Mutex::force_unlock`](crate::Mutex::force_unlock) does. Known only to a client that

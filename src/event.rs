@@ -32,10 +32,9 @@ pub enum Event {
         /// The name of the lock; of several locks, the first that was held.
         name: String,
     },
-    /// Threads wait for each other, each for a lock that the next one holds, and the last one for
-    /// one of the first: a deadlock. Reported once by each client that has one of these threads.
-    /// The first call is the one that began to wait last. See
-    /// [`Builder::deadlock_after`](crate::Builder::deadlock_after).
+    /// A deadlock: threads wait in a circle, each for a lock that the next one holds. Reported once
+    /// by each client that has one of these threads. The first call is the one that began to wait
+    /// last. See [`Builder::deadlock_after`](crate::Builder::deadlock_after).
     #[non_exhaustive]
     Deadlock {
         /// The names of the locks that the threads wait for.
@@ -147,7 +146,7 @@ pub(crate) trait EventListener: Send + Sync {
     #[cfg(feature = "metrics")]
     fn waited(&self, _: Duration) {}
 
-    /// Called when no more events will follow.
+    /// Called after the last event.
     fn end(&self) {}
 }
 

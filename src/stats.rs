@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// [`Client::stats`](crate::Client::stats).
 ///
 /// The first five fields describe the present. The others count from when the client was opened,
-/// and only grow. If the documentation of a counter names an [`Event`](crate::Event), both are
-/// raised together, even without a callback or if a slow callback causes the event to be dropped.
+/// and only grow. A counter that names an [`Event`](crate::Event) counts it even without a
+/// callback, or if a slow callback causes the event to be dropped.
 ///
 /// The numbers are read one by one, so they are not an atomic snapshot. A dropped guard does not
-/// wait for the reply to its release: the hold counts as `released` once that was read, usually
-/// within 10 ms. After [`unlock`](crate::Guard::unlock) or
+/// wait for the reply to its release, so its hold counts as `released` only when the reply has been
+/// read, usually within 10 ms. After [`unlock`](crate::Guard::unlock) or
 /// [`shutdown`](crate::Client::shutdown), nothing lags.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -45,16 +45,15 @@ pub struct Stats {
     pub busy: u64,
     /// The calls whose wait ended before the lock was free: [`TimedOut`](crate::Event::TimedOut).
     pub timed_out: u64,
-    /// The deadlocks found that have a thread of this client:
-    /// [`Deadlock`](crate::Event::Deadlock).
+    /// The deadlocks that involve a thread of this client: [`Deadlock`](crate::Event::Deadlock).
     pub deadlocks: u64,
     /// The calls that failed because of an outage or a refusal: [`Failed`](crate::Event::Failed).
     pub failed: u64,
     /// The holds that were released: [`Released`](crate::Event::Released).
     pub released: u64,
     /// The holds whose release was not confirmed: [`ReleaseFailed`](crate::Event::ReleaseFailed).
-    /// Those whose release by a [`shutdown`](crate::Client::shutdown) had failed when the time of
-    /// all such calls was over are among them, even if it succeeds later.
+    /// Includes holds whose release was still failing when the last
+    /// [`shutdown`](crate::Client::shutdown) ran out of time, even if it succeeds later.
     pub failed_releases: u64,
     /// The holds whose lease ended before their guard did: [`Lost`](crate::Event::Lost).
     pub lost: u64,
@@ -76,7 +75,7 @@ pub struct Stats {
     /// although the holder's lease could not have ended yet: the other client released the lock,
     /// and its message was lost, is late, or was never sent.
     pub missed_wakeups: u64,
-    /// The connections, of pools or in the background, that replaced broken ones: ones that the
+    /// The connections, of pools or in the background, that replaced broken ones: those that the
     /// other side had closed, or that brought no reply in time.
     pub reconnects: u64,
     /// The requests that had to queue because all connections of the pool were in use, or had just
@@ -84,11 +83,12 @@ pub struct Stats {
     pub pool_waits: u64,
 }
 
-/// Defines the counters of `Stats` that are counted here, which those of connections are not.
+/// Defines the counters of `Stats` that are counted here. Those of connections are counted in
+/// `net/`.
 macro_rules! counters {
     ($($name:ident),*) => {
-        /// What a client counts about its locks, for a shutdown and for [`Stats`], which describes
-        /// each number.
+        /// The counts of a client's locks, for a shutdown and for [`Stats`], which describes each
+        /// number.
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
             /// The calls that may still acquire a hold, and the holds that are not known to have

@@ -27,11 +27,11 @@ use crate::error::{Error, Result};
 /// # Ok::<(), Error>(())
 /// ```
 ///
-/// Every wait ends with [`Error::Cancelled`](crate::Error::Cancelled): a sleeping call at once,
-/// also one that pauses before it repeats a failed request, and a call with a request in flight
-/// when the reply arrives, one [`io_timeout`](crate::Builder::io_timeout) later at the latest.
-/// Later calls end in the same way, before any I/O. Held locks are not affected. Cancelling cannot
-/// be undone: create a new canceller instead.
+/// Every wait ends with [`Error::Cancelled`](crate::Error::Cancelled): at once if the call is
+/// asleep or pauses between requests, and when the reply arrives if a request is in flight, one
+/// [`io_timeout`](crate::Builder::io_timeout) later at the latest. Later calls end in the same way,
+/// before any I/O. Held locks are not affected. Cancelling cannot be undone: create a new canceller
+/// instead.
 ///
 /// Do not call [`cancel`](Canceller::cancel) in a signal handler: set a flag there, and let a
 /// thread check the flag.
@@ -40,8 +40,8 @@ pub struct Canceller(Arc<Cancelling>);
 
 #[derive(Default)]
 struct Cancelling {
-    /// Set before `waits` is locked to end them. Read without the lock, which in a forked child
-    /// might never be released.
+    /// Set before `waits` is locked to end them. Read without that lock, which might never be
+    /// released in a forked child.
     cancelled: AtomicBool,
     waits: Mutex<Waits>,
 }

@@ -2,8 +2,8 @@
 //!
 //! `std::time::Instant` stands still during suspend on Linux and macOS, so a lease measured by it
 //! would outlive the server's (<https://github.com/rust-lang/rust/issues/79462>). Deadlines for
-//! waiting and I/O use `Instant`, because a suspend must not use up a caller's retries. On Windows
-//! there is one clock for both, so there it does.
+//! waiting and I/O use `Instant`, because a suspend must not use up a caller's retries. On Windows,
+//! where one clock serves for both, it does.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -13,7 +13,7 @@ use crate::base::sync::executor;
 /// Longer than any wait, and within the range of `Instant` on every platform.
 const LONGEST_WAIT: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
-/// Returns the present time, by the clock of a simulation if there is one.
+/// Returns the current time, from the clock of a simulation if there is one.
 pub(crate) fn now() -> Instant {
     #[cfg(all(test, unix, not(leasehold_shuttle)))]
     if let Some(now) = executor::instant() {
@@ -54,9 +54,9 @@ pub(crate) fn end_after(begin: Instant, wait: Duration) -> Instant {
 pub(crate) struct Moment(pub(crate) u64);
 
 impl Moment {
-    /// No reading of the clock is earlier.
+    /// Not later than any reading of the clock.
     pub(crate) const FIRST: Self = Self(16);
-    /// Every reading of the clock is earlier.
+    /// Later than any reading of the clock.
     pub(crate) const NEVER: Self = Self(u64::MAX);
 
     pub(crate) fn now() -> Self {

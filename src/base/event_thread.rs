@@ -1,9 +1,9 @@
 //! The thread that calls code of the program, namely the callback for events and the logger, and
 //! the queue to it.
 //!
-//! That code may block or panic. So a thread of the client's own calls it, in order, and no
-//! reporting thread ever waits for it or fails with it. The thread starts with the client if there
-//! is a callback, and otherwise with the first line that the logger may want.
+//! That code may block or panic. It runs on a thread of its own, one report after another, and no
+//! reporting thread waits for it or fails with it. The thread starts with the client if there is a
+//! callback, and otherwise with the first line that the logger may want.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -63,7 +63,7 @@ impl Events {
         #[cfg(feature = "metrics")]
         let metrics = if has_recorder { Some(Arc::new(Metrics::default())) } else { None };
         #[cfg(feature = "metrics")]
-        listeners.extend(metrics.clone().map(|it| it as Arc<dyn EventListener>));
+        listeners.extend(metrics.clone().map(|metrics| metrics as Arc<dyn EventListener>));
         let queue = EventQueue { has_listener: !listeners.is_empty(), ..EventQueue::default() };
         if queue.has_listener {
             queue.start(listeners)?;
@@ -104,8 +104,8 @@ impl Events {
         }
     }
 
-    /// Closes the span of a lost hold on the thread of events. If that fails, the thread that drops
-    /// the guard closes it.
+    /// Closes the span of a lost hold on the event thread. If that fails, the thread that drops the
+    /// guard closes it.
     pub(crate) fn end_span(&self, span: &HoldSpan) {
         if let Some(open) = span.take()
             && let Err(Report::EndOfSpan(open)) = self.queue.try_send(Report::EndOfSpan(open))
@@ -114,8 +114,8 @@ impl Events {
         }
     }
 
-    /// Blocks until everything is delivered, but not for long: the program may be about to end.
-    /// Returns at once in the callback, which would otherwise wait for itself.
+    /// Blocks until everything is delivered, but not for long, because the program may be about to
+    /// end. Returns at once in the callback, which would otherwise wait for itself.
     pub(crate) fn flush(&self, is_told: impl Fn() -> bool) {
         let deadline = clock::now() + FLUSH_TIME;
         let sender = self.queue.sender.get();
@@ -139,7 +139,7 @@ impl Events {
 
     /// Emits a line for the logger, which is built only if some line of its level is wanted.
     pub(crate) fn log(&self, level: Level, line: impl FnOnce() -> String) {
-        // The logger itself must not be asked here.
+        // Asks only for the maximum level: the logger itself is called on its own thread.
         if level <= log::max_level() {
             self.queue.send(Report::Line(level, line()));
         }
@@ -215,7 +215,7 @@ impl EventThread {
             Report::Line(level, line) => write_line(level, &line),
             Report::Mark(delivered) => {
                 self.call_listeners(&"a tick", |listener| listener.tick());
-                // The waiting thread may be gone.
+                // The waiting thread may have given up.
                 delivered.try_send(()).unwrap_or_default();
             }
             #[cfg(feature = "metrics")]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Phase, Shortfall};
 
-/// The start of a reply that says what a key has in place of a lock.
+/// The start of a reply that says what a key holds in place of a lock.
 const FOUND: &str = "WRONGTYPE found ";
 
 /// The reason why a request got no usable answer.
@@ -15,25 +15,24 @@ pub(crate) enum FailureKind {
     /// It was executed, but too few replicas or disks acknowledged it, so its effect must be
     /// undone.
     NotReplicated { acked: u32, required: u32 },
-    /// The server cannot execute it now, and says so: nothing was done.
+    /// The server says that it cannot execute it now: nothing was done.
     Transient,
-    /// The server will not execute it at all: nothing was done.
+    /// The server refuses it for good: nothing was done.
     Rejected,
     /// The connection broke after the request was sent: it may have been executed.
     Disconnected,
     /// The error reply does not say whether the request was executed. A proxy that has lost its
     /// server sends such errors.
     Unclear,
-    /// No reply arrived in time, or none at all over a new connection. The request may have been
-    /// executed, or may still be.
+    /// No reply arrived in time. The request may have been executed, or may still be.
     Timeout,
     /// The request was not sent.
     Unreachable,
     /// The request was not sent, because other threads of this client used all connections.
     NoneFree,
-    /// Something other than a Redis server is there, and will not become one.
+    /// Something that is not a Redis server answers there.
     Foreign,
-    /// The settings for TLS do not fit the server, and will not become right by themselves.
+    /// The TLS settings do not fit the server.
     Misfit,
     /// The key holds something that is not a lock: nothing was done.
     WrongType,
@@ -50,7 +49,7 @@ pub(crate) struct Failure {
     /// Whether an earlier attempt of the same call may have been executed.
     pub(crate) after_doubt: bool,
     pub(crate) source: Arc<dyn StdError + Send + Sync>,
-    /// The same as `source`, if too few of several servers agreed.
+    /// The cause, with the same text as `source`, if too few of several servers agreed.
     pub(crate) no_quorum: Option<Arc<Shortfall>>,
 }
 
@@ -85,7 +84,7 @@ impl Failure {
         Self { phase, ..self }
     }
 
-    /// Returns the failure of a request whose time was over before it could be sent.
+    /// Returns the failure of a request that could not be sent in time.
     pub(crate) fn too_late(server: &Arc<str>, why: &'static str) -> Self {
         Self::io(FailureKind::Unreachable, server, io::Error::new(io::ErrorKind::TimedOut, why))
     }
@@ -96,27 +95,28 @@ impl Failure {
         Self::io(FailureKind::NoneFree, server, error).at(Phase::Pool)
     }
 
-    /// Returns the failure of a request whose positive reply was too late to matter.
+    /// Returns the failure of a request whose positive reply came too late.
     pub(crate) fn late() -> Self {
         let source = io::Error::new(io::ErrorKind::TimedOut, "the reply came after the lease");
         Self::io(FailureKind::Timeout, &Arc::from("the server"), source)
     }
 
-    /// Returns the failure of a call for several locks that have ended before it had the last one.
+    /// Returns the failure of a call for several locks whose leases ended before it had the last
+    /// one.
     pub(crate) fn too_short() -> Self {
         let why = "its lease was over before the last lock of the set was acquired";
         let source = io::Error::new(io::ErrorKind::TimedOut, why);
         Self::io(FailureKind::Timeout, &Arc::from("the server"), source)
     }
 
-    /// Returns the failure of a request for a name that has something else, as a server would
+    /// Returns the failure of a request for a name that is of another kind, as a server would
     /// report it.
     pub(crate) fn wrong_type(found: &str) -> Self {
         let source = io::Error::other(format!("{FOUND}{found}"));
         Self::io(FailureKind::WrongType, &Arc::from("memory"), source)
     }
 
-    /// Returns the failure of a request that a panic has probably kept from being sent.
+    /// Returns the failure of a request that was probably not sent, because of a panic.
     pub(crate) fn unsent() -> Self {
         let source = io::Error::other("a panic prevented the request");
         Self::io(FailureKind::Disconnected, &Arc::from("the server"), source)
@@ -128,15 +128,15 @@ impl Failure {
         matches!(self.kind, Disconnected | Timeout | Unclear)
     }
 
-    /// Returns `true` if the request has only been sent to a node of a cluster that does not have
-    /// the name, or not all of it: the next attempt goes where it is.
+    /// Returns `true` if a node of a cluster has redirected the request, or could not execute it
+    /// while the slot moves: the next attempt goes to the right node.
     pub(crate) fn is_redirection(&self) -> bool {
         let is_of_cluster = matches!(&*self.code, "ASK" | "MOVED" | "TRYAGAIN");
         self.kind == FailureKind::Transient && is_of_cluster
     }
 
-    /// Returns the failure of a request that can have no effect, so that its outcome is known: any
-    /// error reply is a refusal.
+    /// Returns the failure of a request that changes nothing: its outcome is known, and any error
+    /// reply is a refusal.
     pub(crate) fn of_question(self) -> Self {
         let kind = match self.kind {
             FailureKind::Unclear => FailureKind::Rejected,
@@ -146,8 +146,8 @@ impl Failure {
         Self { kind, ..self }
     }
 
-    /// Returns `true` if this failure of one server says more than that of the next one which could
-    /// have answered as well: it knows the question and refuses, or may be reached later.
+    /// Returns `true` if this failure says more than that of another server that could have
+    /// answered: the server refuses, or may be reachable later.
     pub(crate) fn outweighs(&self, next: &Self) -> bool {
         self.kind == FailureKind::Rejected || next.is_final() && !self.is_final()
     }
@@ -166,7 +166,7 @@ impl Failure {
         self.is_ambiguous() || self.is_shortfall()
     }
 
-    /// Returns how many acknowledged an executed request, if they were too few.
+    /// Returns how many replicas and disks acknowledged an executed request, if they were too few.
     pub(crate) fn acked(&self) -> Option<u32> {
         if let FailureKind::NotReplicated { acked, .. } = self.kind { Some(acked) } else { None }
     }

@@ -12,8 +12,8 @@ pub struct Holder {
     /// invalid UTF-8, cut to 256 bytes.
     pub owner: String,
     /// The [id](crate::Client::id) of the client that holds the lock, including its label: the
-    /// owner without the number of the hold. Empty if another library wrote an owner of another
-    /// form, all of which may be secret.
+    /// owner without the number of the hold. Empty if another library wrote the owner in another
+    /// form, which may be a secret as a whole.
     pub client: String,
     /// The [label](crate::Builder::label) of that client; empty if it has none.
     pub label: String,
@@ -26,10 +26,10 @@ pub struct Holder {
     /// The [note](crate::Mutex::note) of the hold, if it has one.
     pub note: Option<String>,
     /// Whether the client renews the lease: not with [`renew(false)`](crate::Builder::renew) or
-    /// after [`detach`](crate::OwnedGuard::detach). `false` for another library, of which nothing
-    /// is known. A client that has died renews nothing, whatever this says.
+    /// after [`detach`](crate::OwnedGuard::detach). `false` for another library, about which
+    /// nothing is known. It does not show whether the client is still alive.
     pub renewed: bool,
-    /// Whether the lock has no guard, but a [`Ticket`](crate::Ticket).
+    /// Whether the lock has a [`Ticket`](crate::Ticket) instead of a guard.
     pub detached: bool,
     /// Whether the client that holds the lock may [keep](crate::Builder::keep) it after the last
     /// guard. The lock may then be held without any guard.
@@ -59,7 +59,7 @@ impl fmt::Debug for ShownClient<'_> {
     }
 }
 
-/// Omits the owner: another client needs nothing else to release the lock.
+/// Omits the owner, which is all that another client needs to release the lock.
 impl fmt::Debug for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Holder")

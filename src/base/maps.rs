@@ -1,4 +1,4 @@
-//! How maps choose their order: at random, but in every run of a simulation the same.
+//! The hasher of maps: random, but the same in every run of a simulation.
 
 #[cfg(not(all(test, unix, not(leasehold_shuttle))))]
 pub(crate) use std::hash::RandomState;

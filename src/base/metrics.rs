@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// A number: its name after `leasehold_`, its label, and its source.
 struct Series(&'static str, Option<(&'static str, &'static str)>, fn(&Stats) -> u64);
 
-/// Descriptions of the numbers that only grow, by their names after `leasehold_`.
+/// The help texts of the counters, by their names after `leasehold_`.
 const COUNTER_TEXTS: [(&str, &str); 16] = [
     ("acquires_total", "Calls for a lock that have ended, by their result"),
     ("contended_total", "Calls that found their lock held by another owner"),
@@ -50,7 +50,7 @@ const GAUGE_TEXTS: [(&str, &str); 4] = [
     ("connections", "Connections of the pools now"),
 ];
 
-/// The numbers that only grow.
+/// The counters.
 const COUNTERS: [Series; 20] = [
     Series("acquires_total", Some(("result", "acquired")), |stats| stats.acquired),
     Series("acquires_total", Some(("result", "busy")), |stats| stats.busy),
@@ -135,7 +135,7 @@ impl EventListener for Metrics {
 
     fn end(&self) {
         self.tick();
-        // Whatever is still being shut down, the client no longer has anything.
+        // The gauges end at zero, even while the client is still being shut down.
         let mut reported = self.reported.lock();
         let none = Stats {
             held: 0,

@@ -1,4 +1,4 @@
-//! Shared by all storeys, and independent of them.
+//! Helpers for all storeys.
 
 pub(crate) mod canceller;
 pub(crate) mod clock;
@@ -19,9 +19,8 @@ use std::hash::{BuildHasher, Hash};
 /// Maps with fewer entries are left alone by [`shrink`].
 const SMALL: usize = 64;
 
-/// Frees memory of a map after entries were removed, if little of it is used. So its size follows
-/// the current content, not the largest that it ever had. This costs each removal a constant time
-/// on average.
+/// Frees memory of a map after entries were removed, if little of it is used, so that its size
+/// follows the current content and not the largest. The cost per removal is constant on average.
 pub(crate) fn shrink<K: Eq + Hash, V, S: BuildHasher>(map: &mut HashMap<K, V, S>) {
     if let Some(capacity) = smaller(map.len(), map.capacity()) {
         map.shrink_to(capacity);
@@ -40,8 +39,8 @@ fn smaller(len: usize, capacity: usize) -> Option<usize> {
     if capacity > SMALL && len < capacity / 8 { Some(len * 2) } else { None }
 }
 
-/// Returns a number that is different each time and in each process. Without randomness it may not
-/// be: threads that pause for such a time then meet, which costs attempts, not safety.
+/// Returns a number that is different each time and in each process. Without a source of randomness
+/// it may repeat: threads whose pauses coincide then cost each other attempts, but no safety.
 pub(crate) fn random() -> u64 {
     #[cfg(all(test, unix, not(leasehold_shuttle)))]
     if let Some(random) = sync::executor::random() {
@@ -72,8 +71,8 @@ pub(crate) fn fnv(bytes: impl IntoIterator<Item = u8>) -> u64 {
     hash
 }
 
-/// Escapes characters of a server's text that a terminal would obey, or that a log would take for
-/// another line.
+/// Escapes control characters in a server's text, which a terminal would obey or a log would take
+/// for another line.
 pub(crate) fn printable(text: &str) -> String {
     let mut printable = String::with_capacity(text.len());
     for char in text.chars() {

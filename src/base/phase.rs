@@ -21,9 +21,9 @@ pub enum Phase {
     /// The TLS handshake had begun.
     Tls,
     /// The first reply was read over a new connection, and it did not come from a Redis server. The
-    /// port belongs to another service, or it expects TLS and the client uses none, or the reverse.
+    /// port belongs to another service, or one side uses TLS and the other does not.
     Greeting,
-    /// The client logged in. Its credentials may first have had to come from a
+    /// The client was logging in, or waiting for its credentials from a
     /// [callback](crate::Builder::credentials).
     Login,
     /// The request itself was about to be sent, or got an error that may pass, or no answer.
@@ -72,7 +72,7 @@ impl StdError for ServerFailure {
     }
 }
 
-/// The reason why there was no quorum, without the attempt, which only the caller knows.
+/// Why there was no quorum. The caller adds what was attempted.
 #[derive(Clone, Debug)]
 pub(crate) struct Shortfall {
     pub(crate) ok: u32,

@@ -2,8 +2,8 @@
 //!
 //! A subscriber is code of the program, which may block or panic. So only threads that call this
 //! library open and close spans, outside its locks; the thread that delivers events closes the span
-//! of a lost hold. No span is ever entered, so that the program's own spans and events are the same
-//! with and without these.
+//! of a lost hold. No span is ever entered, so the program's own spans and events are the same with
+//! and without these.
 
 #[cfg(not(feature = "tracing"))]
 pub(crate) use none::{CallSpan, HoldSpan, OpenSpan};
@@ -36,7 +36,7 @@ mod real {
             }))
         }
 
-        /// Ends the span of a call that has begun at that time, with the fence if it got one hold.
+        /// Ends the span of a call that began at that time, with the fence if it got one hold.
         pub(crate) fn close(self, begin: Instant, fence: impl FnOnce() -> Option<u64>) {
             guarded(move || {
                 if let Some(span) = &self.0 {
@@ -58,7 +58,7 @@ mod real {
 
     impl HoldSpan {
         pub(crate) fn open(&self, name: &str, fence: impl FnOnce() -> u64) {
-            // Readers share one.
+            // Readers that share a hold share its span.
             if self.0.lock().is_some() {
                 return;
             }
@@ -94,8 +94,7 @@ mod real {
         guarded(span).filter(|span| !span.is_disabled())
     }
 
-    /// Catches the panic of a subscriber, which then cannot use the span. The hold must not be lost
-    /// with it.
+    /// Catches the panic of a subscriber, so that the hold is not lost along with the span.
     fn guarded<T>(call: impl FnOnce() -> T) -> Option<T> {
         catch_unwind(AssertUnwindSafe(call)).ok()
     }

@@ -29,8 +29,8 @@ mod stand_ins;
 #[path = "../../tests/simulation/executor.rs"]
 pub(crate) mod executor;
 
-/// Blocks until `condition` is false or the deadline has passed; without a deadline, as long as it
-/// takes. A condition that has become false beats the deadline.
+/// Blocks until `condition` is false or the deadline has passed, if there is one. If both happen,
+/// the condition counts.
 pub(crate) fn wait_while<T>(
     changed: &Condvar,
     guard: &mut MutexGuard<'_, T>,
@@ -72,7 +72,7 @@ pub(crate) fn wake_all(changed: &Condvar) {
     changed.notify_all();
 }
 
-/// Blocks until there is a message, or there can be none, or the deadline has passed.
+/// Blocks until there is a message, the channel is disconnected, or the deadline has passed.
 pub(crate) fn receive<T: 'static>(
     receiver: &Receiver<T>,
     deadline: Instant,
@@ -103,7 +103,7 @@ pub(crate) fn sleep(time: Duration) {
 }
 
 /// Runs a unit test in virtual time: it and the threads that it starts with `spawn` are coroutines,
-/// and what waits takes no time. Elsewhere the test takes as long as it waits.
+/// and waits take no time. Elsewhere the test runs in real time.
 #[cfg(test)]
 pub(crate) fn in_virtual_time(test: impl FnOnce() + Send + 'static) {
     #[cfg(all(unix, not(leasehold_shuttle)))]
@@ -112,7 +112,7 @@ pub(crate) fn in_virtual_time(test: impl FnOnce() + Send + 'static) {
     test();
 }
 
-/// Where another thread may run first. Only a simulation decides that it does.
+/// A point where a simulation may run another thread first.
 pub(crate) fn interleave() {
     #[cfg(all(test, unix, not(leasehold_shuttle)))]
     executor::preempt();

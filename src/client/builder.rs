@@ -40,18 +40,18 @@ use crate::store::memory::memory_server::MemoryServer;
 /// | [`reentrant`](Self::reentrant) | `true` | whether a thread may lock a name that it holds |
 /// | [`tenure`](Self::tenure) | 10 ms | how long threads hand a lock off among themselves |
 /// | [`keep`](Self::keep) | zero | how long a lock is kept after its last use |
-/// | [`note`](Self::note) | none | what is shown with each hold |
+/// | [`note`](Self::note) | none | a text that is shown with each hold |
 /// | **of the client** | | |
 /// | [`prefix`](Self::prefix) | `lock:` | the beginning of the keys of locks |
 /// | [`label`](Self::label) | `host:pid` | the beginning of the client's id, for operators |
-/// | [`durability`](Self::durability) | `Memory` | what must store a lock before it counts |
-/// | [`backoff`](Self::backoff) | 5 ms, 500 ms | pauses of a call that nothing tells when to try |
+/// | [`durability`](Self::durability) | `Memory` | where a lock must be stored before it counts |
+/// | [`backoff`](Self::backoff) | 5 ms, 500 ms | pauses between attempts without a wake-up |
 /// | [`fence_life`](Self::fence_life) | 24 h | how long a counter of fences outlasts its last use |
 /// | [`deadlock_after`](Self::deadlock_after) | 1 s | when a waiting call looks for a deadlock |
 /// | [`deadlock`](Self::deadlock) | `Report` | whether a call of a deadlock fails |
-/// | [`warn_held`](Self::warn_held) | none | when a hold is reported that goes on |
+/// | [`warn_held`](Self::warn_held) | none | when a long hold is reported |
 /// | [`redisson`](Self::redisson) | `false` | whether wake-ups are exchanged with Redisson |
-/// | [`pollers`](Self::pollers) | `false` | whether other programs that poll get their turn |
+/// | [`pollers`](Self::pollers) | `false` | whether programs that poll get their turn |
 /// | [`on_event`](Self::on_event), `metrics` | none | where reports go |
 /// | **of connections** | | |
 /// | [`connect_timeout`](Self::connect_timeout) | 1 s | how long opening a connection may take |
@@ -337,8 +337,8 @@ impl Builder {
         self
     }
 
-    /// Sets how long [`Client::lock`](crate::Client::lock) waits for a lock that is held before it
-    /// returns [`Error::Timeout`](crate::Error::Timeout).
+    /// Sets how long [`Client::lock`](crate::Client::lock) waits for a held lock before it returns
+    /// [`Error::Timeout`](crate::Error::Timeout).
     ///
     /// Defaults to no limit.
     ///
@@ -405,25 +405,25 @@ impl Builder {
     /// hold in progress when it ends is the last one.
     ///
     /// Longer tenures favour throughput, shorter ones favour other clients. With zero, every hold
-    /// is acquired by a request of its own. So is a hold with another lease, renewal or
-    /// [`hold_at_least`](crate::Mutex::hold_at_least), and a hold after a guard that was
-    /// [unlocked](crate::Guard::unlock). Within a tenure, [`max_hold`](Builder::max_hold) counts
-    /// from its beginning, and a hold that an operator has ended is noticed only at the next
+    /// is acquired by a request of its own. The same goes for a hold with a different lease,
+    /// renewal or [`hold_at_least`](crate::Mutex::hold_at_least), and for a hold after a guard that
+    /// was [unlocked](crate::Guard::unlock). Within a tenure, [`max_hold`](Builder::max_hold)
+    /// counts from its beginning, and a hold that an operator has ended is noticed only at the next
     /// request about it: at the latest by the first hold after the tenure, or by `unlock`, `verify`
     /// or `renew`.
     ///
     /// The technique is that of cohort locks (Dice, Marathe and Shavit 2012,
-    /// <https://doi.org/10.1145/2145816.2145848>). Defaults to 10 ms, or a third of the lease where
-    /// that is less. At most a third of the lease; for a handle with a shorter lease it is cut to a
-    /// third of that.
+    /// <https://doi.org/10.1145/2145816.2145848>). At most a third of the lease; for a handle with
+    /// a shorter lease, it is cut to a third of that. Defaults to 10 ms, or to a third of the lease
+    /// if that is less.
     pub fn tenure(mut self, time: Duration) -> Self {
         self.config.options_mut().tenure = Some(time);
         self
     }
 
     /// Sets how long this client keeps a lock after its last use, so that its threads get it again
-    /// without a request. A kept lock is renewed, and no thread holds it. Another client that asks
-    /// for it gets it within a network latency, or when the current guard is dropped.
+    /// without a request. A kept lock is renewed, and no thread holds it. If another client asks
+    /// for it, that client gets it within a network latency, or when the current guard is dropped.
     /// [`try_lock`](crate::Client::try_lock) waits 50 ms for that, and
     /// [`try_lock_all`](crate::Client::try_lock_all) 50 ms for each lock. A client that dies while
     /// it keeps a lock blocks others for its [lease](Builder::lease), so set a short one. The
@@ -457,15 +457,15 @@ impl Builder {
         self
     }
 
-    /// Sets what is shown with each hold, for people: why it is held, a ticket, a URL. It is in
-    /// [`Holder`](crate::Holder), [`Leader`](crate::Leader) and [`NameReport`](crate::NameReport),
-    /// and in the messages of [`Timeout`](crate::Error::Timeout) and of deadlocks. Handles such as
-    /// [`Mutex`](crate::Mutex::note) can have others.
+    /// Sets a text that is shown with each hold, for people: why it is held, a ticket, a URL. It is
+    /// in [`Holder`](crate::Holder), [`Leader`](crate::Leader) and
+    /// [`NameReport`](crate::NameReport), and in the messages of [`Timeout`](crate::Error::Timeout)
+    /// and of deadlocks. A handle such as [`Mutex`](crate::Mutex::note) can have its own.
     ///
     /// A note travels with its hold: the request that begins the hold stores it, and it is renewed
-    /// and removed with the hold. It goes on with a [`Ticket`](crate::Ticket). Threads whose notes
-    /// differ do not hand a lock off among themselves, nor share that of other readers. Anyone who
-    /// can read the locks can read it, so it is no place for secrets.
+    /// and removed with the hold. A [`Ticket`](crate::Ticket) carries it on. Threads with different
+    /// notes do not hand a lock off among themselves, and readers with different notes do not share
+    /// a hold. Anyone who can read the locks can read the notes, so they are no place for secrets.
     ///
     /// At most 256 bytes, without control characters. Empty for none, which is the default, and
     /// costs nothing.
@@ -485,10 +485,10 @@ impl Builder {
 
 // Settings of the client.
 impl Builder {
-    /// Sets the prefix of the keys of locks, so that no lock has the same key as an application's
-    /// data. The key is the prefix followed by the name, so prefix `a` with name `bc` is the same
-    /// lock as prefix `ab` with name `c`. To share locks with programs that use another library,
-    /// set the prefix of their keys: an empty one for Redisson's `getLock(name)`.
+    /// Sets the prefix of the keys of locks, which keeps them apart from the application's data.
+    /// The key is the prefix followed by the name, so prefix `a` with name `bc` is the same lock as
+    /// prefix `ab` with name `c`. To share locks with programs that use another library, set the
+    /// prefix of their keys: an empty one for Redisson's `getLock(name)`.
     ///
     /// Defaults to `lock:`.
     ///
@@ -515,19 +515,19 @@ impl Builder {
         self
     }
 
-    /// Sets whether other programs poll for the same keys, as while they are replaced: `SET NX` by
-    /// hand, redis-py, rslock. They are in no queue, and without this they rarely get a lock that
-    /// several clients want. Set it in every client that uses such a name, until the last of these
-    /// programs is gone.
+    /// Sets whether other programs poll for the same keys, for example during a migration: `SET NX`
+    /// by hand, redis-py, rslock. They do not queue, and without this setting they rarely get a
+    /// lock that several clients want. Set it in every client that uses such a name, until the last
+    /// of these programs is gone.
     ///
-    /// The two sides then have turns of the same length. In the clients' turn, a released lock goes
-    /// from one to the next as always. The first release after it leaves the lock free, and for
-    /// 20 ms only a program that polls can get it. If one gets it, their turn lasts until a client
-    /// has the lock again, and the clients' next turn lasts for as long. If none does, the clients'
-    /// turn is 20 ms, or 100 ms where none was seen for two seconds. A
+    /// The two sides then take turns of equal length. In the clients' turn, a released lock goes
+    /// from one to the next as always. The first release after it leaves the lock free, and for 20
+    /// ms only a program that polls can get it. If one does, their turn lasts until a client has
+    /// the lock again, and the clients' next turn lasts as long. If none does, the clients' turn is
+    /// 20 ms, or 100 ms if no polling program was seen for two seconds. A
     /// [`try_lock`](crate::Client::try_lock) during the others' turn finds the lock held. While
     /// such a program has the lock, each waiting client asks for it about every two milliseconds,
-    /// because nothing tells when it is free. [Moving](crate::guide::moving) has more.
+    /// because no message announces that it is free. [Moving](crate::guide::moving) has more.
     ///
     /// Defaults to `false`. Not together with [`keep`](Builder::keep). Has no effect in memory, on
     /// read-write locks and on semaphores. With it, `lock_all` sends one request per name.
@@ -536,25 +536,25 @@ impl Builder {
         self
     }
 
-    /// Sets after which wait a call looks whether it is in a deadlock: whether the holder of the
-    /// lock waits for a lock that this thread holds, directly or through others, in any process. A
+    /// Sets how long a call waits before it checks for a deadlock: whether the holder of the lock
+    /// waits for a lock that this thread holds, directly or through others, in any process. A
     /// deadlock is reported as [`Event::Deadlock`](crate::Event::Deadlock) and in the log.
     ///
-    /// A call that waits for less than this costs nothing, and neither does one whose thread holds
-    /// no lock. After that, the call looks again after pauses that double, up to a minute. A look
-    /// sends one message for each process in the chain. What is reported is a deadlock: two looks
-    /// in succession must find the same calls.
+    /// A shorter wait costs nothing, and neither does a call whose thread holds no lock. After the
+    /// first check, the call checks again after pauses that double, up to a minute. A check sends
+    /// one message for each process in the chain. There are no false reports: two checks in
+    /// succession must find the same calls.
     ///
-    /// Found are deadlocks of threads that hold locks by [`Guard`](crate::Guard)s, nested ones
-    /// included, as from [`lock`](crate::Client::lock) and [`with_lock`](crate::Client::with_lock),
-    /// and that wait for a lock by any call. Not found are those in which
+    /// A deadlock is found if each thread holds its lock by a [`Guard`](crate::Guard), nested or
+    /// not, as from [`lock`](crate::Client::lock) and [`with_lock`](crate::Client::with_lock), and
+    /// waits for a lock in any call. It is not found if
     ///
     /// - a hold belongs to no thread, because any thread may release it: an
     ///   [`OwnedGuard`](crate::OwnedGuard), a [`MultiGuard`](crate::MultiGuard), a side of a
     ///   read-write lock, a permit, or a term;
-    /// - a thread waits for something else than a lock of this library: for a read-write lock or a
+    /// - a thread waits for something other than a lock of this library: a read-write lock or a
     ///   semaphore, another thread, a channel, or a lock of Redisson;
-    /// - a thread holds locks by one client, and waits by another;
+    /// - a thread holds a lock through one client, and waits through another;
     /// - a process has another version without this, or the setting `None`, or gets no messages
     ///   from the servers.
     ///
@@ -564,8 +564,8 @@ impl Builder {
         self
     }
 
-    /// Sets whether a call of this client that is in a deadlock may fail, so that the others go on.
-    /// The [recipe][deadlocks] says what the thread has to do then.
+    /// Sets whether a deadlocked call of this client may fail, which lets the others go on. The
+    /// [recipe][deadlocks] says what the thread must do then.
     ///
     /// Defaults to [`Deadlock::Report`]: the deadlock is only reported.
     ///
@@ -582,11 +582,11 @@ impl Builder {
         self
     }
 
-    /// Reports each hold that lasts for longer than this, of any kind and once, while it lasts: by
-    /// [`Event::HeldLong`](crate::Event::HeldLong), a line in the log of level `WARN`, and
+    /// Sets after what time a hold of any kind is reported, once, while it lasts: as
+    /// [`Event::HeldLong`](crate::Event::HeldLong), as a line in the log of level `WARN`, and in
     /// [`Stats::long_holds`](crate::Stats::long_holds). The report has the line of the program that
-    /// acquired the lock, its thread, and the [note](Builder::note). The hold goes on.
-    /// [`max_hold`](Builder::max_hold) ends one.
+    /// acquired the lock, its thread, and the [note](Builder::note). The hold goes on;
+    /// [`max_hold`](Builder::max_hold) would end it.
     ///
     /// Longer than zero. By default nothing is reported.
     ///
@@ -632,7 +632,7 @@ impl Builder {
         self
     }
 
-    /// Sets the beginning of the client's [id](crate::Client::id), by which operators see in Redis
+    /// Sets the beginning of the client's [id](crate::Client::id), which shows operators in Redis
     /// which program holds a lock.
     ///
     /// At most 256 bytes, without braces and control characters; empty for none. Defaults to the
@@ -707,7 +707,7 @@ impl Builder {
     }
 
     /// Sets how long a pooled connection may be idle. It is closed up to 30 s after that time. The
-    /// last one to a server stays ten times as long. `None` keeps connections open for as long as
+    /// last one to a server is kept ten times as long. `None` keeps connections open for as long as
     /// the client lives.
     ///
     /// Longer than zero. Defaults to 1 minute. Has no effect with
@@ -717,11 +717,11 @@ impl Builder {
         self
     }
 
-    /// Sets how old a connection may become, so that all of them follow a host name or an address
-    /// to another server: those of the pool, and those for renewals, wake-ups and quorums. It is
-    /// replaced at its first use after four fifths of that time. An idle one of the pool is closed
-    /// up to 30 s after that time, and others are kept until their successors are open. `None`
-    /// means no limit.
+    /// Sets how old a connection may become, of the pool or for renewals, wake-ups and quorums, so
+    /// that all of them eventually follow a host name or an address to another server. It is
+    /// replaced at its first use after four fifths of that time. An idle connection of the pool is
+    /// closed up to 30 s after that time; the others are kept until their successors are open.
+    /// `None` means no limit.
     ///
     /// If a host name has another address when a connection is opened, all connections to the old
     /// one are replaced at once.
@@ -758,9 +758,10 @@ impl Builder {
     }
 
     /// Sets how long calls without a deadline of their own keep retrying while a server replies
-    /// that it cannot serve for now: it loads its data, fails over, or runs a long script. A server
-    /// that refuses the connection fails such calls at once, or 300 ms later if it has refused
-    /// others before, except a [`lock`](crate::Client::lock) without a [`wait`](Builder::wait).
+    /// that it is temporarily unable to serve: it loads its data, fails over, or runs a long
+    /// script. If a server refuses the connection, such calls fail at once, or after 300 ms if it
+    /// has refused others before; only a [`lock`](crate::Client::lock) without a
+    /// [`wait`](Builder::wait) goes on retrying.
     ///
     /// Defaults to 10 s.
     pub fn retry_window(mut self, time: Duration) -> Self {
@@ -774,10 +775,11 @@ impl Builder {
     /// no later than the holder's lease. After failures, attempts are repeated with other pauses,
     /// of at most 500 ms.
     ///
-    /// A call pauses so only until a message has shown that its client hears the server. From then
-    /// on it tries when it is told to, when the holder's lease is over, when messages may have been
-    /// missed, and otherwise after 10 s, whatever the backoff. So a key that was deleted by hand is
-    /// noticed within 10 s. Locks of other libraries are tried with the backoff.
+    /// This applies only until a message has shown that the client hears the server. After that,
+    /// the call tries again when a message says so, when the holder's lease is over, when messages
+    /// may have been missed, and otherwise after 10 s, whatever the backoff. A key that was deleted
+    /// by hand is therefore noticed within 10 s. Locks of other libraries are always tried with the
+    /// backoff.
     ///
     /// Defaults to 5 ms and 500 ms.
     pub fn backoff(mut self, min: Duration, max: Duration) -> Self {
@@ -786,8 +788,8 @@ impl Builder {
     }
 
     /// Sets how long a thread may busy-wait for a reply before it sleeps, because waking a thread
-    /// takes longer than a nearby server takes to reply. Threads do not spin for a server that
-    /// usually takes longer than this, nor when that would leave no core free.
+    /// takes longer than a nearby server takes to reply. Threads do not spin if the server usually
+    /// takes longer than this, or if that would leave no core free.
     ///
     /// Zero disables spinning; more than 1 ms counts as 1 ms. Defaults to 50 µs.
     pub fn spin(mut self, time: Duration) -> Self {

@@ -45,11 +45,11 @@ use crate::ticket::Ticket;
 /// | a client | [`open`](Self::open), [`builder`](Self::builder), [`in_memory`](Self::in_memory) |
 /// | one lock | [`lock`](Self::lock), [`try_lock`](Self::try_lock), `try_lock_for` |
 /// | work under a lock | [`with_lock`](Self::with_lock), [`try_with_lock`](Self::try_with_lock) |
-/// | a lock with other options | [`mutex`](Self::mutex), [`multi_mutex`](Self::multi_mutex) |
+/// | a lock with its own options | [`mutex`](Self::mutex), [`multi_mutex`](Self::multi_mutex) |
 /// | readers and one writer | [`rw_lock`](Self::rw_lock) |
 /// | permits, a leader | [`semaphore`](Self::semaphore), [`election`](Self::election) |
 /// | several locks at once | [`lock_all`](Self::lock_all), [`try_lock_all`](Self::try_lock_all) |
-/// | a hold of no thread | [`lock_owned`](Self::lock_owned), `try_lock_owned` |
+/// | a hold that any thread can have | [`lock_owned`](Self::lock_owned), `try_lock_owned` |
 /// | a hold of another process | [`adopt`](Self::adopt), [`release_ticket`](Self::release_ticket) |
 /// | what a client does | [`holds`](Self::holds), [`waits`](Self::waits), [`stats`](Self::stats) |
 /// | what all clients do | [`survey`](Self::survey), [`ping`](Self::ping) |
@@ -286,10 +286,10 @@ impl Client {
     /// Acquires several locks, all or none, blocking the current thread until it is able to do so.
     ///
     /// Waits without limit, or for as long as [`Builder::wait`](crate::Builder::wait) allows. The
-    /// call holds none of the locks while it waits, or only for some round trips, in which others
-    /// that try for the same locks give up what they have. So it cannot cause a deadlock, whatever
-    /// the order of the names. The cost is that a call for many names may wait a long time while
-    /// others keep locking single ones.
+    /// call holds none of the locks while it waits, except for some round trips, in which other
+    /// calls for the same locks give up what they have. It therefore cannot cause a deadlock,
+    /// whatever the order of the names. The cost is that a call for many names may wait a long time
+    /// while others keep locking single ones.
     ///
     /// If all locks are free, this takes one round trip per server; with [independent
     /// servers](crate::Builder::open_redlock) it takes one for every 256 names. After a wait it
@@ -299,8 +299,8 @@ impl Client {
     ///
     /// The same as [`lock`](Client::lock), except for `Lost`, and
     ///
-    /// - [`Unavailable`](crate::Error::Unavailable): the servers take longer for all locks than a
-    ///   lease lasts that is not renewed, or than [`max_hold`](crate::Builder::max_hold).
+    /// - [`Unavailable`](crate::Error::Unavailable): acquiring all locks takes longer than
+    ///   [`max_hold`](crate::Builder::max_hold), or than a lease that is not renewed.
     /// - [`InvalidInput`](crate::Error::InvalidInput): there is no name, or one is given twice.
     /// - [`AlreadyHeld`](crate::Error::AlreadyHeld): this thread holds one of the locks.
     ///
@@ -447,7 +447,7 @@ impl Client {
     }
 }
 
-// What goes on.
+// Looking at clients and servers.
 impl Client {
     /// Returns what this client holds: each hold with the line of the program that acquired it, its
     /// thread and its note, the oldest first. Nested levels are one hold, and so are readers that
@@ -470,9 +470,9 @@ impl Client {
         overview::holds(&self.shared)
     }
 
-    /// Returns the calls of this client for locks that have not ended, with what
-    /// [`holds`](Client::holds) says of holds, those first that have waited longest. Does not ask
-    /// the server. Empty in a forked child.
+    /// Returns the calls of this client that are waiting for or trying to acquire locks, each with
+    /// the line of the program, its thread and its note, the longest wait first. Does not ask the
+    /// server. Empty in a forked child.
     #[must_use]
     pub fn waits(&self) -> Vec<WaitingCall> {
         overview::waits(&self.shared)
@@ -491,7 +491,7 @@ impl Client {
         self.shared.stats()
     }
 
-    /// Returns an operator's view: the holds of all clients, and those that wait. Sends
+    /// Returns an operator's view of the holds and the waiting clients of all servers. Sends
     /// nothing.
     #[must_use]
     pub fn survey(&self) -> Survey {
@@ -505,10 +505,10 @@ impl Client {
         &self.shared.client
     }
 
-    /// Checks that locks can be acquired, and returns how long that took. The server executes what
-    /// a lock needs, for a name of its own, and keeps nothing of it. So a missing right, a full
-    /// server or a replica is also an error. Blocks for the reply: of one server, of a node of a
-    /// cluster, or of a majority of independent servers.
+    /// Checks that locks can be acquired, and returns how long that took. The server executes
+    /// everything that a lock needs, for a name of its own, and keeps nothing of it. So a missing
+    /// permission, a full server or a replica is an error, too. Blocks for the reply: of one
+    /// server, of a node of a cluster, or of a majority of independent servers.
     ///
     /// # Errors
     ///
@@ -521,15 +521,15 @@ impl Client {
         status::ping(&self.shared)
     }
 
-    /// Starts to listen to other clients now, rather than with the first wait for one of them. From
-    /// then on this client learns at once that an operator has ended one of its holds, and not at
-    /// the next renewal. Returns without waiting for the connection, of which each server has one.
+    /// Starts to listen to other clients now, rather than when a call first waits for one. After
+    /// that, this client learns at once if an operator ends one of its holds, and not only at the
+    /// next renewal. Returns without waiting for the connection, of which each server has one.
     pub fn listen(&self) {
         status::listen(&self.shared);
     }
 }
 
-// The end.
+// The end of a client.
 impl Client {
     /// Closes all clones of this client to new locks: all calls that are waiting for a lock or
     /// acquiring one, and all later ones, return [`Error::Closed`](crate::Error::Closed).
@@ -557,10 +557,10 @@ impl Client {
     ///
     /// A request for a lock that was sent before and is still on its way counts as ended with the
     /// call that sent it. If the network delivers it only after the shutdown, the lock is taken for
-    /// one lease, by a hold that nobody has.
+    /// one lease, by a hold without a guard.
     ///
     /// May be called repeatedly, by several threads at once, and from a closure under a lock. Each
-    /// call waits by its own `timeout`: one that returns early ends nothing that another waits for.
+    /// call waits for its own `timeout`, and a call that returns early does not affect the others.
     ///
     /// # Errors
     ///

@@ -107,7 +107,7 @@ fn prepare(config: &mut Config, has_sentinels: bool) -> Result<Events> {
     Error::require(has_a_use, "master_login", why)?;
     // The default label names the process that opens the client.
     config.label = Some(config.label());
-    // Only the thread that calls the callback keeps it.
+    // Moved to the thread that calls it.
     Events::start(config.on_event.take(), config.metrics).map_err(Error::no_thread)
 }
 
@@ -145,8 +145,7 @@ fn insist(config: &Config, attempt: impl Fn() -> Result<(), Failure>) -> Result<
     Ok(())
 }
 
-/// Adds a hint to the failure of a server that cannot be reached: it may start later than the
-/// program.
+/// Adds a hint to the failure to reach a server, which may start later than the program.
 fn with_hint(failure: Failure) -> Failure {
     if !matches!(failure.phase, Phase::Connect | Phase::LookUp) {
         return failure;

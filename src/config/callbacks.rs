@@ -84,7 +84,7 @@ type MapAddress = dyn Fn(&str, u16) -> (String, u16) + Send + Sync;
 pub(crate) struct AddressMap(Arc<MapAddress>);
 
 impl Default for AddressMap {
-    /// Changes nothing.
+    /// Returns every address unchanged.
     fn default() -> Self {
         Self::new(|host, port| (host.into(), port))
     }

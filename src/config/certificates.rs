@@ -11,7 +11,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::base::sync;
 
-/// How long the content of a file may take when a setting is made.
+/// How long reading a file may take when it is set.
 const READ_TIME: Duration = Duration::from_secs(5);
 
 /// The certificate authorities that a client trusts, and the certificate it presents, over
@@ -68,7 +68,7 @@ impl Tls {
         self
     }
 
-    /// Sets the setting with this name in a URL.
+    /// Applies the setting with this name from a URL.
     pub(crate) fn set(&mut self, name: &str, text: &str) -> Result<(), Cow<'static, str>> {
         if name == "server_name" {
             self.server_name = Some(text.into());
@@ -125,7 +125,7 @@ impl Tls {
 fn read_within(time: Duration, path: &Path) -> io::Result<Vec<u8>> {
     let (sender, content) = bounded(1);
     let path = path.to_owned();
-    // A file on a network may block for ever. Then the receiver is gone when it is read.
+    // A file on a network may block forever. By the time it is read, the receiver may be gone.
     sync::spawn("leasehold-certs", move || sender.send(fs::read(path)).unwrap_or_default())?;
     content.recv_timeout(time).unwrap_or_else(|_| {
         let why = format!("nothing was read within {time:?}");
@@ -147,8 +147,7 @@ impl fmt::Debug for Tls {
 /// The start of each part of a PEM text.
 const BEGIN: &str = "-----BEGIN";
 
-/// Parses certificates. Hides the parser's own messages, which can quote the text, and that may be
-/// a key.
+/// Parses certificates. Hides the parser's own messages, which can quote the text: it may be a key.
 pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, &'static str> {
     let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     let certificates = parsed.unwrap_or_default();
@@ -182,9 +181,9 @@ mod tests {
         let path = env::temp_dir().join(format!("leasehold-fifo-{}.pem", process::id()));
         let made = Command::new("mkfifo").arg(&path).status().expect("mkfifo");
         assert!(made.success());
-        let error = read_within(Duration::from_millis(50), &path).expect_err("nobody writes");
+        let error = read_within(Duration::from_millis(50), &path).expect_err("no writer");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
-        // The thread that reads it goes on.
+        // The thread that reads the file is left behind.
         fs::write(&path, "PEM").expect("it is being read");
         fs::remove_file(&path).expect("a file");
     }

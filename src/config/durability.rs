@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 /// Where a lock must be stored before the call that acquires it returns.
 ///
 /// Each request that acquires or nests a lock also asks the server to wait. If too few replicas or
-/// disks have acknowledged the lock when the `timeout` is over, it is released again, and the call
+/// disks have acknowledged the lock by the end of `timeout`, it is released again, and the call
 /// fails at once with [`NotReplicated`](Error::NotReplicated). The timeout must be shorter than
 /// [`io_timeout`](crate::Builder::io_timeout), whose default includes it. It is cut short so that a
 /// call with a deadline ends in time.
@@ -16,13 +16,13 @@ use crate::error::{Error, Result};
 /// acknowledge does not prolong the hold: it is [retried](crate::Event::RenewalFailing) until the
 /// lease ends, and then the lock is lost. So a hold on a master that is cut off from its replicas
 /// ends within a lease, even if that master still answers. The `unlock` of a nested level waits
-/// too, but does not fail if too few acknowledge it; other releases do not wait.
+/// too, but does not fail if too few acknowledge it. Other releases do not wait.
 ///
 /// With several independent servers, a majority must meet the requirement, each on its own: with
 /// its own disk, or with that many replicas of its own. The others cost no time.
 ///
-/// A failover can still lose a lock: unless all replicas have acknowledged it, one that does not
-/// have it may be elected. Fencing tokens keep resources safe even then.
+/// A failover can still lose a lock: unless all replicas have acknowledged it, the next master may
+/// be one that has not. Fencing tokens keep resources safe even then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Durability {

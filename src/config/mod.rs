@@ -29,7 +29,7 @@ const IO_TIMEOUT_DEFAULT: Duration = Duration::from_secs(1);
 const LABEL_MAX: usize = 256;
 /// The maximum length of a note, in bytes.
 const NOTE_MAX: usize = 256;
-/// The maximum length of the part of a host name that is in a label, in characters.
+/// The maximum length of the host name in a label, in characters.
 const HOST_MAX: usize = 64;
 const POOL_MAX: u32 = 10_000;
 
@@ -46,15 +46,15 @@ pub enum Mechanism {
     SharedWrites,
 }
 
-/// What becomes of threads that wait for each other. Set by
+/// What to do about threads that wait for each other. Set by
 /// [`Builder::deadlock`](crate::Builder::deadlock).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Deadlock {
-    /// One call of the circle ends with [`Error::Deadlock`]: the one that began to wait last, of
-    /// those whose clients have this setting. Its thread keeps its other locks until it drops them.
+    /// One call of the circle ends with [`Error::Deadlock`]: the one that began to wait last, among
+    /// clients with this setting. Its thread keeps its other locks until it drops them.
     Fail,
-    /// It is reported, and they go on waiting.
+    /// The deadlock is reported, and the threads go on waiting.
     #[default]
     Report,
 }
@@ -178,9 +178,9 @@ impl Config {
         !self.without.contains(&mechanism)
     }
 
-    /// Returns how long one request for a lock with this lease may take, connecting included. So by
-    /// default that is one second, or the `connect_timeout` if it is longer, and the timeout of the
-    /// durability. It is never more than a third of the lease: an explicit value has been checked
+    /// Returns how long one request for a lock with this lease may take, connecting included. The
+    /// default is one second, or the `connect_timeout` if that is longer, plus the timeout of the
+    /// durability. It is never more than a third of the lease: an explicit value was checked
     /// against the client's lease, but not against one that `max_hold` cuts short.
     pub(crate) fn io_timeout(&self, lease: Duration) -> Duration {
         let default = IO_TIMEOUT_DEFAULT.max(self.connect_timeout);
@@ -232,12 +232,12 @@ pub(crate) struct LockOptions {
     pub(crate) tenure: Option<Duration>,
     /// As set by the user. Other options can still prevent the client from keeping the lock.
     pub(crate) keep: Duration,
-    /// Whether a handle has set `keep` itself. A `keep` of the client's is cut to the lease of the
+    /// Whether a handle has set `keep` itself. The client's `keep` is cut to the lease of the
     /// handle.
     pub(crate) has_own_keep: bool,
     pub(crate) reentrant: bool,
     pub(crate) cancelled_by: Option<Canceller>,
-    /// What is shown with each hold.
+    /// The text that is shown with each hold.
     pub(crate) note: Option<Arc<str>>,
 }
 
@@ -287,7 +287,7 @@ impl LockOptions {
         Error::require(fits, "durability", why)
     }
 
-    /// Sets the note. An empty one is none.
+    /// Sets the note; an empty text removes it.
     pub(crate) fn set_note(&mut self, note: &str) {
         self.note = Some(note).filter(|note| !note.is_empty()).map(Arc::from);
     }

@@ -120,14 +120,14 @@ fn split_options(url: &str) -> Result<(String, Options)> {
     let parsed = redis::parse_redis_url(url).filter(|parsed| parsed.query().is_some());
     let Some(mut parsed) = parsed else { return Ok((url.into(), Vec::new())) };
     let query = parsed.query().unwrap_or_default();
-    // The query may be the end of a password, which no error repeats.
+    // The supposed query may be part of a password, so no error repeats it.
     let why = "must have %40 for an `@` in the query, and %3F for a `?` in a password";
     Error::require(!query.contains('@'), "url", why)?;
     let is_encoded = is_encoded(query) && !parsed.query_pairs().any(is_broken);
     let why = "must have two hexadecimal digits after each `%` in the query, for a byte of UTF-8, \
                and %25 for a `%`";
     Error::require(is_encoded, "url", why)?;
-    // What comes after a password may be the rest of it.
+    // The text after a password may be the rest of it.
     let mut rest = parsed.query_pairs().skip_while(|(name, _)| !is_secret(name)).skip(1);
     let is_known =
         rest.all(|(name, _)| is_connection_option(parsed.scheme(), &name) || is_setting(&name));
@@ -148,7 +148,7 @@ fn split_options(url: &str) -> Result<(String, Options)> {
 /// connection.
 pub(crate) fn is_connection_option(scheme: &str, name: &str) -> bool {
     match name {
-        // Every version of the protocol is the same to a user of this library.
+        // The version of the protocol makes no difference to users of this library.
         "client_name" | "protocol" => true,
         "db" | "pass" | "user" => scheme.ends_with("unix"),
         _ => false,
@@ -188,7 +188,7 @@ pub(crate) fn apply(
     for (name, text) in options {
         // The short form that URLs of other programs use.
         let name = if name == "pool" { "pool_size" } else { &name };
-        // If an `=` is missing, a secret may be part of the name.
+        // Without an `=`, the name may contain a secret.
         let is_name = name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
         Error::require(is_name, "a setting", "must have a name of letters and `_`")?;
         // The text may be a secret, so it is not repeated. Nor is a name without a text: a password

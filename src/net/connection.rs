@@ -1,6 +1,6 @@
 //! One connection to one server: a socket, and the requests in flight over it. It is opened when
 //! used. It is replaced when the server may have moved, when it is old, or when its credentials are
-//! about to expire. It is closed after any failure except an error reply.
+//! about to expire, and closed after any failure except an error reply.
 //!
 //! The socket is our own, not a connection of `redis`: a deadline must cover a whole reply, the
 //! reader must be able to spin, and another thread must be able to end a blocked read. `redis`
@@ -35,7 +35,7 @@ const COLLECT: Duration = Duration::from_millis(10);
 pub(crate) struct Connection {
     pub(crate) factory: Arc<ConnectionFactory>,
     pub(super) socket: Option<OpenSocket>,
-    /// Whether the last socket was not given up.
+    /// Whether the connection still relies on its last socket.
     opened: bool,
     pub(crate) in_flight: InFlight,
     /// The slot of the last thread that used the connection, to reuse the memory.
@@ -67,7 +67,7 @@ impl Connection {
         self.stream().and_then(RespStream::peer)
     }
 
-    /// Returns `true` if bytes are left to write for which there was no room.
+    /// Returns `true` if some bytes did not fit into the socket's buffer yet.
     pub(crate) fn is_writing(&self) -> bool {
         self.stream().is_some_and(RespStream::is_writing)
     }
@@ -96,15 +96,14 @@ impl Connection {
         true
     }
 
-    /// Returns `true` if the next request needs no new socket, and what arrives next is its reply,
-    /// or that of one in flight. With nothing in flight, bytes that have arrived are no reply, but
-    /// may say why the connection is about to end.
+    /// Returns `true` if the socket can carry the next request. Bytes that arrive while nothing is
+    /// in flight are not a reply: they may say why the server is about to close the connection.
     pub(super) fn is_ready(&mut self) -> bool {
         let now = Instant::now();
         let is_idle = self.in_flight.is_empty() && now.duration_since(self.used) >= IDLE;
         self.used = now;
         if is_idle && self.stream().is_some_and(|stream| stream.look() != Arrived::Nothing) {
-            // The server has ended it, or says why it is about to. Others may have ended, too.
+            // The server has closed it, or is about to. The other connections may be gone, too.
             self.poison();
             self.factory.suspect_connections();
         }
@@ -129,7 +128,7 @@ impl Connection {
     }
 
     /// Opens the connection unless it is open, and ensures that it leads to the right server, as
-    /// far as can be determined in time.
+    /// far as this can be found out in time.
     pub(crate) fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
         // One that has ended since its last use suggests that the server has moved.
         let was_ready = self.is_ready();
@@ -145,11 +144,11 @@ impl Connection {
             && !is_open
             && let Some(route) = &self.factory.route
         {
-            // It has ended while the sentinels were asked, or another one has.
+            // This connection, or another one, broke while the sentinels were asked.
             self.factory.refresh(route, deadline);
         }
         if is_open {
-            // It is time to replace the socket. A failure has ended everything in flight.
+            // The socket must be replaced. If it failed, everything in flight has failed with it.
             drop(self.read_all(deadline));
         }
         // Replies that have arrived over the old socket still count.
@@ -162,7 +161,7 @@ impl Connection {
         } else {
             "`connect_timeout` and `io_timeout`"
         };
-        // An attempt of a thread that comes too late shows nothing about the server.
+        // An attempt that had no time left says nothing about the server.
         let shows_something = Instant::now() < deadline;
         let deadline = deadline.min(limit);
         let mut opened = self.open(deadline).or_else(|failure| {
@@ -186,7 +185,7 @@ impl Connection {
                     route.reject_address(moves);
                 }
             }
-            // The first requests on a connection have no effect.
+            // The requests of a login change nothing, so a failure here is never ambiguous.
             let failure = ConnectionFactory::with_limit(failure, settings);
             return Err(self.give_up(failure).of_question());
         }
@@ -198,7 +197,7 @@ impl Connection {
     }
 
     /// Like `connect`, for one of many callers: fails during the pause that all of them make after
-    /// a connection that was of no use.
+    /// a failed connect.
     pub(super) fn try_connect(&mut self, deadline: Instant) -> Result<(), Failure> {
         if !self.is_open() {
             self.factory.check_pause()?;
@@ -218,7 +217,7 @@ impl Connection {
             // The login may lack the right to ask.
             Err(failure) if failure.kind != FailureKind::Rejected => Err(failure.of_question()),
             _ if self.is_connected() => Ok(()),
-            // More has come than the reply.
+            // Anything after the reply belongs to no request.
             _ => Err(self.invalid_reply().of_question()),
         }
     }
@@ -233,7 +232,7 @@ impl Connection {
         for (step, reply) in steps.into_iter().zip(replies) {
             self.factory.check(step, reply, peer)?;
         }
-        // More has come than the replies.
+        // Anything after the replies belongs to no request.
         if self.is_connected() { Ok(()) } else { Err(self.invalid_reply()) }
     }
 
@@ -256,7 +255,7 @@ impl Connection {
         slot
     }
 
-    /// Writes requests over the open connection, in one write, as `write` does.
+    /// Like `write`, for whole requests, in one write.
     pub(crate) fn send(&mut self, exchanges: impl IntoIterator<Item = Exchange>) {
         self.record(exchanges);
         drop(self.write(&[]));
@@ -281,14 +280,14 @@ impl Connection {
 
     /// Adds requests to the next write.
     pub(super) fn record(&mut self, exchanges: impl IntoIterator<Item = Exchange>) {
-        // Without a socket they have failed, and `write` reports that.
+        // Without a socket they have already failed, and `write` reports that.
         let out = self.socket.as_mut().map(|socket| &mut socket.stream.out);
         self.in_flight.push(exchanges, out.unwrap_or(&mut Vec::new()));
     }
 
-    /// Writes the pending bytes and then `more` over the open connection, as far as there is room,
-    /// without waiting. The reader writes the rest as room becomes available. If this fails,
-    /// everything in flight has failed.
+    /// Writes the pending bytes and then `more` over the open connection, without waiting for room.
+    /// The reader writes the rest as room becomes available. If this fails, everything in flight
+    /// has failed.
     pub(crate) fn write(&mut self, more: &[u8]) -> Result<(), Failure> {
         let Some(socket) = &mut self.socket else { return Err(self.time_out()) };
         socket.stream.out.extend_from_slice(more);
@@ -316,7 +315,7 @@ impl Connection {
             let next = self.in_flight.queue.front()?;
             let is_last = self.in_flight.queue.len() == 1;
             let wait = match wait {
-                // Replicas and disks do not answer soon, so spinning for them does not pay.
+                // Replicas and disks take too long to spin for.
                 WaitFor::SoonReply { deadline } if next.blocks() => WaitFor::Reply { deadline },
                 wait => wait,
             };
@@ -326,7 +325,7 @@ impl Connection {
             let out = &mut socket.as_mut()?.stream.out;
             let fits = in_flight.take(reply, || factory.label(), out);
             let has_more = !out.is_empty();
-            // What comes along with the last reply would be taken for that to the next request.
+            // Surplus bytes would be taken for the reply to the next request.
             let is_surplus = is_last && socket.as_ref()?.stream.has_unread();
             if !fits || is_surplus {
                 self.invalid_reply();
@@ -352,7 +351,8 @@ impl Connection {
         }
     }
 
-    /// Reads what has arrived, without waiting and not for long: the thread has other work.
+    /// Reads the replies that have arrived, without waiting, and for a moment at most: the thread
+    /// has other work.
     pub(crate) fn collect(&mut self) {
         let begun = Instant::now();
         while begun.elapsed() < COLLECT && self.receive(WaitFor::Nothing) {}
@@ -373,7 +373,7 @@ impl Connection {
         self.give_up(self.no_reply())
     }
 
-    /// Returns the failure of a request over this connection that has no reply in time.
+    /// Returns the failure of a request that gets no reply over this connection in time.
     pub(super) fn no_reply(&self) -> Failure {
         match &self.socket {
             Some(socket) if !socket.greeted => self.factory.no_first_reply(),
@@ -394,7 +394,7 @@ impl Connection {
 
     /// Closes the socket, which will be replaced. Everything in flight fails for this reason.
     pub(crate) fn give_up(&mut self, failure: Failure) -> Failure {
-        // A socket whose time has come is replaced, however it ends.
+        // A socket that was due for replacement does not count as broken.
         let is_retiring = self.retiring().is_some();
         if mem::take(&mut self.opened) && !is_retiring {
             self.factory.broken.fetch_add(1, Ordering::Relaxed);

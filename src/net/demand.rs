@@ -1,12 +1,12 @@
 //! Waiting until a write has reached replicas or disks: WAIT and WAITAOF.
 //!
 //! Both are about everything that the same connection has written before, so they are sent together
-//! with the script, in one write, and one is enough for all scripts in it. Later requests on that
-//! connection would wait as well, so none is sent over it meanwhile. A quorum does without the
-//! servers that are still waiting. `in_flight.rs` has the replies that wait for them.
+//! with the script, in one write, and one is enough for all scripts in it. A request behind them on
+//! the same connection would wait, too, so none is sent. A quorum goes on without the servers that
+//! are still waiting. `in_flight.rs` has the replies that wait for them.
 //!
-//! A script that does nothing, because the lock is held, has nothing to wait for. Where locks were
-//! held recently, the request to wait is sent only after the reply that something was done.
+//! A script that does nothing, because the lock is held, has nothing to wait for. If locks were
+//! held recently, the request to wait is sent only once a reply says that something was done.
 
 use std::io;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(crate) struct Demand {
 }
 
 impl Demand {
-    /// Returns `None` if it is enough for the server to have the write in memory.
+    /// Returns `None` if a write counts as soon as the server has it in memory.
     pub(crate) fn new(durability: Durability) -> Option<Self> {
         let (local, replicas, timeout) = match durability {
             Durability::Fsync { local, replicas, timeout } => {
@@ -40,7 +40,7 @@ impl Demand {
         Some(Self { local, replicas, timeout })
     }
 
-    /// Returns the request to wait, for a time that leaves the server enough to reply by the
+    /// Returns the request to wait, with a timeout that lets the server still reply by the
     /// deadline.
     pub(crate) fn request(&self, deadline: Instant) -> Request {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -59,7 +59,7 @@ impl Demand {
         Self { replicas: 0, ..*self }.request(Instant::now())
     }
 
-    /// Returns whether the write counts, according to the reply of `server` to the request to wait;
+    /// Decides by the reply of `server` to the request to wait whether the write counts. Returns
     /// `None` for a reply of another shape.
     pub(crate) fn check(&self, reply: Reply, server: &Arc<str>) -> Option<Result<(), Failure>> {
         let required = self.required();
@@ -73,8 +73,8 @@ impl Demand {
                 (acked, Failure::io(FailureKind::Transient, server, error))
             }
             Err(failure) if failure.is_ambiguous() => return Some(Err(failure)),
-            // The server understood the request when the client was opened, so it has changed since
-            // then.
+            // The server understood the request when the client was opened, so the server has
+            // changed.
             Err(failure) => (0, failure),
         };
         Some(Err(Failure { kind: FailureKind::NotReplicated { acked, required }, ..failure }))
@@ -100,8 +100,8 @@ impl Demand {
     }
 }
 
-/// Returns `true` if a script has begun or changed a hold. It then replies with the token, which
-/// costs the server less than an array, or with an array that starts with a token or a 1.
+/// Returns `true` if a script has begun or changed a hold. The reply is then a token, which costs
+/// the server less than an array, or an array that starts with a token or a 1.
 pub(crate) fn is_done(reply: &Value) -> bool {
     match reply {
         Value::Array(parts) => matches!(parts.first(), Some(Value::Int(1..))),

@@ -30,14 +30,14 @@ const FORM: &str = "must be redis[s]://host[:port][/db] or unix:///path";
 const ALERT: u8 = 0x15;
 const HANDSHAKE: u8 = 0x16;
 
-/// A shortest first message of a client in TLS 1.2, which every server with TLS answers, if only to
-/// refuse it: in a record, a `ClientHello` of 41 bytes, with the version, 32 random bytes, no
-/// session, one cipher suite and no compression.
+/// The shortest first message of a TLS 1.2 client: a record with a `ClientHello` of 41 bytes (the
+/// version, 32 random bytes, no session, one cipher suite and no compression). Every server with
+/// TLS answers it, if only to refuse it.
 const CLIENT_HELLO: &[u8] = b"\x16\x03\x01\x00\x2d\x01\x00\x00\x29\x03\x03\
     leasehold asks: do you use TLS? \
     \x00\x00\x02\xc0\x2f\x01\x00";
 
-/// What is wrong with a host that is the address of all.
+/// The error for a host such as 0.0.0.0, which stands for all addresses.
 const EVERYWHERE: &str = "must not have the host 0.0.0.0 or [::], at which servers listen for \
                           connections to any of their addresses: use one of these, or 127.0.0.1";
 
@@ -60,9 +60,8 @@ impl fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    /// Parses `redis[s]://[user][:password@]host[:port][/db]` and
-    /// `unix:///path[?db=&user=&pass=]`, each with an optional `client_name` in the query, and a
-    /// `protocol`, which changes nothing.
+    /// Parses `redis[s]://[user][:password@]host[:port][/db]` and `unix:///path[?db=&user=&pass=]`,
+    /// each with an optional `client_name` in the query. A `protocol` is accepted and ignored.
     #[cfg_attr(not(feature = "tls"), expect(unused_variables, reason = "all about TLS"))]
     pub(crate) fn parse(url: &str, config: &Config, events: &Events) -> ApiResult<Self> {
         let Some(mut parsed) = trimmed(url).and_then(redis::parse_redis_url) else {
@@ -72,7 +71,7 @@ impl Endpoint {
         if encrypted && cfg!(not(feature = "tls")) {
             return refuse("must not ask for TLS unless leasehold's feature `tls` is enabled");
         }
-        // The parser does not know about TLS. To it, this is an address and a login like any other.
+        // The parser is built without TLS. It needs only the address and the login.
         if encrypted && parsed.set_scheme("redis").is_err() {
             return refuse_form(FORM);
         }
@@ -89,8 +88,8 @@ impl Endpoint {
             return refuse(EVERYWHERE);
         }
         if parsed.host_str().is_some_and(|host| host.contains('%')) {
-            // An international name. Only in the URLs of the web is it converted to its form in the
-            // DNS.
+            // An international name. The parser converts such names to DNS form only in URLs of the
+            // web.
             let converted = parsed.join(&format!("http://{}/", parsed.host_str().unwrap_or("")));
             let host = converted.as_ref().ok().and_then(|converted| converted.host_str());
             if host.is_none() || parsed.set_host(host).is_err() {
@@ -126,7 +125,7 @@ impl Endpoint {
         })
     }
 
-    /// Returns another server with the same login, over TCP, and over TLS if this one is.
+    /// Returns another TCP server with the same login, over TLS if this one is.
     pub(crate) fn at(&self, host: &str, port: u16) -> Self {
         let address = ConnectionAddr::Tcp(host.into(), port);
         Self {
@@ -209,8 +208,8 @@ impl Endpoint {
         Ok(RespStream::new(stream, Layer::Plain))
     }
 
-    /// Asks a server in plain text if the client uses TLS, and in TLS if it does not. Returns what
-    /// is wrong with the URL if that is answered.
+    /// Tries a server in plain text if the client uses TLS, and with TLS if it does not. If the
+    /// server answers, returns how to correct the URL.
     #[cfg_attr(not(feature = "tls"), expect(clippy::unused_self, reason = "it has no TLS"))]
     pub(super) fn mismatch(
         &self,
@@ -304,7 +303,7 @@ fn connector(
             let trust = Trust::from_fragment(fragment)?;
             Connector::new(host, trust, &settings, events).map(Some)
         }
-        // A user who has set it up relies on it.
+        // A user who has configured a certificate relies on it.
         _ if config.tls.is_some() => Err(Error::invalid(
             "url",
             "must begin with rediss:// if `tls`, `ca`, `cert`, `key`, `server_name`, \

@@ -2,8 +2,8 @@
 //!
 //! A Redis server refuses a request before executing it, and the scripts fail, if at all, before
 //! their first write that matters. But not every error comes from a Redis server. A proxy that has
-//! lost the server replies with an error of its own, and by then the request may have been
-//! executed. So only known replies prove that nothing was done.
+//! lost its server replies with an error of its own, perhaps after the server has executed the
+//! request. Only known replies prove that nothing was done.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -14,7 +14,7 @@ use redis::ServerError;
 use crate::base::failure::{Failure, FailureKind};
 use crate::base::printable;
 
-/// The codes of errors about a condition that passes by itself.
+/// The codes of errors about a temporary condition.
 const TRANSIENT: [&str; 7] =
     ["BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "READONLY", "TRYAGAIN"];
 
@@ -22,8 +22,8 @@ const TRANSIENT: [&str; 7] =
 /// becomes a replica replies UNBLOCKED to blocked clients.
 const DEMOTED: [&str; 4] = ["LOADING", "MASTERDOWN", "READONLY", "UNBLOCKED"];
 
-/// The codes of the other errors after which a server, or a script, has done nothing. FENCE comes
-/// from the scripts.
+/// The codes of the other errors that prove that a server, or a script, has done nothing. FENCE
+/// comes from the scripts.
 const REFUSALS: [&str; 15] = [
     "ASK",
     "CROSSSLOT",
@@ -42,9 +42,9 @@ const REFUSALS: [&str; 15] = [
     "WRONGPASS",
 ];
 
-/// The starts of such error texts that have no code of their own, in the words of Redis and of
-/// managed services and proxies. Elsewhere in a text, the same words mean nothing: a proxy may use
-/// them in its reply for a lost server.
+/// The starts of such error texts without a code of their own, from Redis, managed services and
+/// proxies. Elsewhere in a text the same words prove nothing: a proxy may use them to report a lost
+/// server.
 const REFUSING_TEXTS: [&str; 20] = [
     "bad lua script for redis cluster",
     "command is not available",
@@ -68,17 +68,19 @@ const REFUSING_TEXTS: [&str; 20] = [
     "wrong number of arguments",
 ];
 
-/// What follows the name of a command in such a text: `command eval not support for normal user`.
+/// The words after the name of a command in such a text: `command eval not support for normal
+/// user`.
 const REFUSED_COMMAND: [&str; 4] = ["is disabled", "is not allowed", "not allowed", "not support"];
 
-/// The name of a script in the text of the error that has ended it. The scripts of this library
-/// fail before they write.
+/// The name of a script in the error that ended it. The scripts of this library fail before they
+/// write.
 const SCRIPT: &str = "user_script:";
 
-/// In place of a code, in Redis before 7, if a script returns the error of a refused command.
+/// Stands in place of a code, in Redis before 7, when a script returns the error of a refused
+/// command.
 const PLACE: &str = "@user_script:";
 
-/// The starts of error texts from a script whose user lacks a right.
+/// The starts of the texts of a script whose user lacks a permission.
 const MISSING_RIGHT: [&str; 2] = ["acl failure in script", "the user executing the script"];
 
 /// Servers repeat parts of a request in an error text, such as the owner of a lock, after this.
@@ -99,7 +101,7 @@ impl fmt::Display for ErrorReply {
 
 impl StdError for ErrorReply {}
 
-/// Returns `true` if a server with this reply may no longer be the master.
+/// Returns `true` if a server that sends this reply may no longer be the master.
 pub(crate) fn suggests_demotion(code: &str) -> bool {
     DEMOTED.contains(&code)
 }
@@ -132,7 +134,7 @@ pub(crate) fn failure(error: &ServerError, server: &Arc<str>) -> Failure {
 
 fn refuses_command(text: &str) -> bool {
     let named = text.strip_prefix("command ").and_then(|text| text.split_once(' '));
-    named.is_some_and(|(_, rest)| REFUSED_COMMAND.iter().any(|it| rest.starts_with(it)))
+    named.is_some_and(|(_, rest)| REFUSED_COMMAND.iter().any(|words| rest.starts_with(words)))
 }
 
 /// Returns the code of a command that failed inside a script, which Redis before 7 hides: `ERR

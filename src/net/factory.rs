@@ -1,4 +1,4 @@
-//! Shared by the connections to one server: how to open one, and whether they are stale.
+//! The state that all connections to one server share: how to open one, and when they are stale.
 
 use std::error::Error as StdError;
 use std::io;
@@ -22,27 +22,27 @@ use crate::net::route::{Address, Route};
 use crate::net::shared_call::{CredentialsSource, Resolver};
 use crate::net::wait::Spin;
 
-/// Minimum time between two moves of a host. So a name whose look-ups return a different part of
-/// its addresses each time costs few connections.
+/// Minimum time between two moves of a host. It limits how many connections are replaced if each
+/// look-up returns different addresses.
 const MOVE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The first pause after a new connection that was of no use, and the longest one. A call has to
-/// wait for that long at most before it can try for itself.
+/// The first and the longest pause after a failed connect. No call waits longer than that before
+/// its own attempt.
 const PAUSES: (Duration, Duration) = if cfg!(leasehold_shuttle) {
     (Duration::ZERO, Duration::ZERO)
 } else {
     (Duration::from_millis(5), Duration::from_millis(100))
 };
 
-/// After this time without another failure, the pauses begin with the first one.
+/// After this time without another failure, the next pause is the first one again.
 const PAUSES_END: Duration = Duration::from_secs(1);
 
-/// Minimum time between two questions whether a server that does not answer uses TLS, or does not:
-/// one that is away does not answer, either.
+/// Minimum time between two checks whether a silent server expects the other one of TLS and plain
+/// text. A server that is down is silent, too.
 const MISMATCH_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The code of the failure of a connection to a server that is not the master, if that may be at
-/// another address of the host.
+/// The code of the failure to connect to a server that is not the master while another address of
+/// the host may be.
 pub(super) const ELSEWHERE: &str = "ELSEWHERE";
 
 /// A client's counters about its connections, to all servers.
@@ -54,7 +54,7 @@ pub(crate) struct ConnectionCounters {
     pub(crate) reconnects: AtomicU64,
 }
 
-/// Makes connections to one server, and has their shared state.
+/// Opens connections to one server, and holds their shared state.
 pub(crate) struct ConnectionFactory {
     pub(crate) endpoint: Endpoint,
     /// Leads to the server's address if that is not the endpoint's own.
@@ -69,25 +69,24 @@ pub(crate) struct ConnectionFactory {
     known: Mutex<KnownAddresses>,
     /// Raised to make every open connection stale, also by the route when it leads elsewhere.
     pub(super) epoch: Arc<AtomicU64>,
-    /// Raised when a connection has broken: the others may have ended too, and are checked before
-    /// their next use.
+    /// Raised when a connection breaks: the others may be gone too, and are checked before their
+    /// next use.
     pub(super) suspicions: AtomicU64,
     /// Whether the server has replied that it is not the master. New connections then ask for its
-    /// role, until it is a master again: a replica would answer questions about locks from its last
-    /// copy of its master's data.
+    /// role until it is a master again: a replica would answer questions about locks from old data.
     demoted: AtomicBool,
     /// Whether a new connection has ended or hung as if the server expected TLS and the client used
     /// none, or the reverse.
     suspects_mismatch: AtomicBool,
     /// The number of connections that have broken and were not replaced.
     pub(super) broken: AtomicU64,
-    /// The last new connection that was of no use.
+    /// The last failed connect.
     useless: Mutex<Option<UselessConnection>>,
 }
 
-/// A connection that could not be opened, or that was closed before the first reply. All callers
-/// then pause together: hundreds of threads that tried for themselves would keep the server, or
-/// the proxy before it, from coming back.
+/// A failed connect: the connection could not be opened, or was closed before the first reply. All
+/// callers then pause together. Hundreds of threads that each tried for themselves would keep the
+/// server, or a proxy in front of it, from coming back.
 struct UselessConnection {
     failure: Failure,
     pause: Duration,
@@ -95,17 +94,17 @@ struct UselessConnection {
     until: Instant,
 }
 
-/// The addresses of the server's host by the last look-up that counted.
+/// The addresses of the server's host, from the last look-up that counted.
 #[derive(Default)]
 struct KnownAddresses {
     /// The server whose host was looked up: a route leads to one after another.
     server: Arc<str>,
     addresses: Vec<SocketAddr>,
     moved: Option<Instant>,
-    /// Where the last reply came from a server that is not the master, until that goes for all
-    /// addresses: others are tried first.
+    /// The addresses at which the last reply came from a server that is not the master. The others
+    /// are tried first. Cleared once all addresses are among them.
     replicas: Vec<SocketAddr>,
-    /// When the server was last asked whether it uses TLS, and did not answer.
+    /// When the server was last checked for the wrong choice of TLS, and stayed silent.
     found_no_mismatch: Option<Instant>,
 }
 
@@ -117,16 +116,17 @@ pub(super) struct OpenSocket {
     /// Limits on its use, if any.
     pub(super) validity: Option<Validity>,
     pub(super) checked: AtomicU64,
-    /// Whether a reply has arrived, so that a Redis server is there.
+    /// Whether a reply has arrived, which shows that there is a Redis server.
     pub(super) greeted: bool,
 }
 
 /// Limits on the use of a connection whose age is limited, or whose credentials expire.
 #[derive(Clone, Copy)]
 pub(crate) struct Validity {
-    /// When to start replacing it: while it is still good, so that there is time.
+    /// When to start replacing it, while it is still good.
     pub(super) retire_at: Instant,
-    /// When its credentials expire. One that is merely old is used until it can be replaced.
+    /// When its credentials expire. A connection that is merely old is used until it can be
+    /// replaced.
     pub(super) end: Option<Instant>,
     /// The time available for replacing the connection.
     pub(crate) spare: Duration,
@@ -175,7 +175,7 @@ impl ConnectionFactory {
         self.timeout(io::Error::new(io::ErrorKind::TimedOut, why))
     }
 
-    /// Like `no_reply`, for requests over a connection over which no reply has ever arrived.
+    /// Like `no_reply`, for a connection that has never had a reply.
     pub(super) fn no_first_reply(&self) -> Failure {
         let why = "no reply in time over a new connection, see `connect_timeout` and `io_timeout`";
         self.timeout(io::Error::new(io::ErrorKind::TimedOut, why))
@@ -186,17 +186,17 @@ impl ConnectionFactory {
         Failure::io(FailureKind::Timeout, &self.label(), source)
     }
 
-    /// Returns the failure of a request to something that is no Redis server. While a failover is
-    /// under way, it may have got the address of a master that is gone, and the route leads
-    /// elsewhere soon.
+    /// Returns the failure of a request to something that is no Redis server. During a failover,
+    /// another program may have taken over the address of the old master, and the route will soon
+    /// lead elsewhere.
     pub(crate) fn foreign(&self, source: io::Error) -> Failure {
         let may_pass = self.route.is_some();
         let kind = if may_pass { FailureKind::Unreachable } else { FailureKind::Foreign };
         Failure::io(kind, &self.label(), source).at(Phase::Greeting)
     }
 
-    /// Returns the failure to agree on TLS. A route makes no difference: the settings are the same
-    /// for every server to which it leads, and what they do not fit is seldom one server alone.
+    /// Returns the failure to agree on TLS. It counts as permanent even with a route, because the
+    /// settings are the same for every server that the route leads to.
     fn misfit(&self, phase: Phase, source: impl StdError + Send + Sync + 'static) -> Failure {
         Failure::io(FailureKind::Misfit, &self.label(), source).at(phase)
     }
@@ -209,8 +209,8 @@ impl ConnectionFactory {
         Failure::io(FailureKind::Disconnected, &self.label(), error)
     }
 
-    /// Finds out by its route whether the server has moved, unless that is known. Takes at most
-    /// half of the time, so that the other half is left for the request.
+    /// Asks the route whether the server has moved, unless that is known. Takes at most half of the
+    /// time, which leaves the other half for the request.
     pub(crate) fn refresh(&self, route: &Route, deadline: Instant) {
         let now = Instant::now();
         let left = deadline.saturating_duration_since(now).min(self.connect_timeout);
@@ -241,7 +241,7 @@ impl ConnectionFactory {
         }
     }
 
-    /// Notes that a new connection was of no use, unless no later one can be either.
+    /// Notes a failed connect and begins the pause, unless every later connect would fail, too.
     pub(super) fn record_useless(&self, failure: &Failure) {
         let may_pass = match failure.kind {
             FailureKind::Disconnected
@@ -271,12 +271,12 @@ impl ConnectionFactory {
             }
             _ => (shortest, now + shortest),
         };
-        // No request was sent by whoever gets it.
+        // The callers that get this failure have sent nothing.
         let failure = failure.clone().of_question();
         *useless = Some(UselessConnection { failure, pause, until });
     }
 
-    /// Fails during the pause after a connection that was of no use.
+    /// Fails during the pause after a failed connect.
     pub(super) fn check_pause(&self) -> Result<(), Failure> {
         match self.pause() {
             Some((failure, _)) => Err(failure),
@@ -284,7 +284,7 @@ impl ConnectionFactory {
         }
     }
 
-    /// Returns the failure for which callers pause, if they do, and until when.
+    /// Returns the failure that callers pause for, and the end of the pause, if there is one.
     pub(super) fn pause(&self) -> Option<(Failure, Instant)> {
         let useless = self.useless.lock();
         let last = useless.as_ref().filter(|last| Instant::now() < last.until)?;
@@ -301,7 +301,8 @@ impl ConnectionFactory {
         self.invalidate_connections();
     }
 
-    /// Makes the route be refreshed before the next request: the server may have been replaced.
+    /// Causes the route to be refreshed before the next request, because the server may have been
+    /// replaced.
     pub(crate) fn suspect_move(&self) {
         if let Some(route) = &self.route {
             route.suspect_move();
@@ -338,7 +339,7 @@ impl ConnectionFactory {
             }
             Failure::io(FailureKind::Unreachable, &self.label(), source).at(phase)
         })?;
-        // Only now, because a server that is away is tried often.
+        // Only now that the server accepts connections: one that is down is tried often.
         let credentials = self.credentials.as_ref().map(|source| source.ask(deadline));
         let credentials = credentials.transpose().map_err(|error| {
             Failure::caused_by(FailureKind::Unreachable, &self.label(), error).at(Phase::Login)
@@ -355,8 +356,8 @@ impl ConnectionFactory {
         Ok((OpenSocket { stream, epoch, validity, checked, greeted: false }, greeting))
     }
 
-    /// Fails if a server that did not answer expects TLS and the client uses none, or the reverse.
-    /// Takes at most a quarter of the time.
+    /// Checks whether a silent server expects TLS and the client uses none, or the reverse. Fails
+    /// if so. Takes at most a quarter of the time.
     fn check_mismatch(
         &self,
         endpoint: &Endpoint,
@@ -375,13 +376,13 @@ impl ConnectionFactory {
         let mismatch = endpoint.mismatch(addresses, end);
         match mismatch {
             None => self.known.lock().found_no_mismatch = Some(now),
-            // The next attempt need not fail first.
+            // The next attempt checks this at once, without timing out first.
             Some(_) => self.suspects_mismatch.store(true, Ordering::Relaxed),
         }
         mismatch.map_or(Ok(()), Err)
     }
 
-    /// Puts the addresses of servers that are no masters, as far as is known, behind the others.
+    /// Moves the addresses of servers that are known not to be masters behind the others.
     fn put_replicas_last(&self, addresses: &mut [SocketAddr]) {
         let mut known = self.known.lock();
         if addresses.iter().all(|address| known.replicas.contains(address)) {
@@ -391,8 +392,8 @@ impl ConnectionFactory {
         addresses.sort_by_key(|address| known.replicas.contains(address));
     }
 
-    /// Notes that a server is no master. Returns `true` if that is news, and the host has another
-    /// address.
+    /// Notes that a server is no master. Returns `true` if this was not known and the host has
+    /// another address.
     fn note_replica(&self, address: Option<SocketAddr>) -> bool {
         let Some(address) = address else { return false };
         let mut known = self.known.lock();
@@ -403,8 +404,8 @@ impl ConnectionFactory {
         known.addresses.iter().any(|address| !known.replicas.contains(address))
     }
 
-    /// Returns the failure to connect, with the settings that have limited its time if that was
-    /// over. A login without a reply names them already.
+    /// Returns the failure to connect. After a timeout it names the settings that limited the time,
+    /// as a login without a reply does already.
     pub(super) fn with_limit(failure: Failure, settings: &str) -> Failure {
         let has_begun = matches!(failure.phase, Phase::LookUp | Phase::Connect | Phase::Tls);
         let error = failure.source.downcast_ref::<io::Error>();
@@ -416,13 +417,14 @@ impl ConnectionFactory {
         Failure { source: Arc::new(io::Error::new(io::ErrorKind::TimedOut, why)), ..failure }
     }
 
-    /// Notes the result of a look-up. If it lacks an earlier address, the server has moved, and
-    /// every open connection is stale: returns the new epoch.
+    /// Notes the result of a look-up, and returns the epoch of the connections. If an earlier
+    /// address is missing, the server has moved, and every open connection is stale.
     fn note_addresses(&self, server: &Arc<str>, addresses: &[SocketAddr]) -> Option<u64> {
         let mut known = self.known.lock();
         let has_moved = known.server == *server
             && known.addresses.iter().any(|address| !addresses.contains(address));
-        // The DNS may name a host's addresses in turn, which would end every connection each time.
+        // A DNS server may rotate a host's addresses, and each answer would then end all
+        // connections.
         if has_moved && known.moved.is_some_and(|moved| moved.elapsed() < MOVE_INTERVAL) {
             return None;
         }
@@ -445,7 +447,7 @@ impl ConnectionFactory {
             // The name is for operators. Not every user may set one, and not every proxy knows the
             // command.
             (Step::Name, Err(failure)) if is_error_reply(&failure) => Ok(()),
-            // A service that does not know what a login is stays foreign.
+            // A service that does not know logins is not Redis.
             (Step::Login | Step::Name, Err(failure)) if failure.phase != Phase::Greeting => {
                 Err(failure.at(Phase::Login))
             }
@@ -470,8 +472,8 @@ impl ConnectionFactory {
         }
     }
 
-    /// Checks the reply to a login or to PING. What is not a Redis server may reply as well, for
-    /// example with the request.
+    /// Checks the reply to a login or to PING. Something that is not a Redis server may reply as
+    /// well, for example by echoing the request.
     pub(crate) fn check_assent(&self, reply: Reply) -> Result<(), Failure> {
         match reply? {
             Value::Okay => Ok(()),
@@ -483,8 +485,8 @@ impl ConnectionFactory {
         }
     }
 
-    /// Returns the failure for an error reply of the server at this address, which may be the first
-    /// reply over its connection.
+    /// Returns the failure for an error reply of the server at this address, perhaps its first
+    /// reply over the connection.
     pub(super) fn failure_of_reply(
         &self,
         error: &ServerError,
@@ -504,14 +506,14 @@ impl ConnectionFactory {
         failure
     }
 
-    /// Returns the failure of requests over a broken connection. It has `greeted` if a reply has
-    /// arrived.
+    /// Returns the failure of requests over a broken connection. `greeted` says whether a reply had
+    /// arrived over it.
     pub(super) fn failure_of_break(&self, error: RedisError, greeted: bool) -> Failure {
         if error.is_timeout() {
             return self.timeout(error);
         }
-        // Connections that were idle while the server restarted have all ended. With the first one,
-        // the others are checked too, so that a second attempt gets a new one.
+        // A restart of the server ends all idle connections. Once the first one is found broken,
+        // the others are checked, so that a second attempt gets a new one.
         self.suspect_connections();
         if greeted {
             return Failure::io(FailureKind::Disconnected, &self.label(), error);
@@ -524,7 +526,7 @@ impl ConnectionFactory {
             return self.misfit(Phase::Tls, error);
         }
         self.suspects_mismatch.store(true, Ordering::Relaxed);
-        // Nothing shows that there is a server which has ever replied.
+        // No reply has ever shown that there is a server.
         let why = format!("a new connection ended without a reply, as at a port for TLS: {error}");
         let error = io::Error::new(io::ErrorKind::ConnectionAborted, why);
         let failure = Failure::io(FailureKind::Timeout, &self.label(), error);

@@ -3,7 +3,7 @@
 //! | reply | the request |
 //! |---|---|
 //! | none yet | it is in flight: the reader of the connection waits for it, or a sweep |
-//! | script unknown | it is resent in full, behind the others, or fails if it keeps the order |
+//! | script unknown | it is resent in full behind the others, or fails if it must keep the order |
 //! | something was done that must be durable | it is answered when the request to wait is |
 //! | any other | it is answered |
 //! | the connection is closed | it is answered with that failure |
@@ -155,8 +155,9 @@ impl InFlight {
     }
 
     fn push_one(&mut self, mut exchange: Exchange, out: &mut Vec<u8>) {
-        // Without the reply, nothing is resent if the program ends. And resending behind a request
-        // to wait can take as long as that wait.
+        // A posted request cannot be resent once the program has ended, and resending behind a
+        // request to wait could take as long as that wait. So the first call sends the script in
+        // full.
         if let Some(script) = exchange.request.script
             && (exchange.demand.is_some() || exchange.is_posted())
             && !self.known.iter().any(|known| ptr::eq(*known, script))
@@ -183,8 +184,8 @@ impl InFlight {
         }
     }
 
-    /// Takes the next reply. Appends the bytes to write because of it to `out`. Returns `false` for
-    /// a reply that does not fit its request.
+    /// Takes the next reply. Appends the bytes that must be written next to `out`. Returns `false`
+    /// for a reply that does not fit its request.
     pub(super) fn take(
         &mut self,
         reply: Reply,
@@ -212,7 +213,7 @@ impl InFlight {
                 exchange.request = exchange.request.in_full();
                 self.push_one(exchange, out);
             } else {
-                // Nothing was executed, so the request can be made once more.
+                // Nothing was executed, so the caller can try again.
                 let reply =
                     reply.map_err(|failure| Failure { kind: FailureKind::Transient, ..failure });
                 self.ready.push_back((exchange, reply));
@@ -231,7 +232,7 @@ impl InFlight {
     fn wait_for_unconfirmed(&mut self, out: &mut Vec<u8>) {
         if !self.unconfirmed.is_empty() && !self.is_blocked() {
             let done = self.unconfirmed.iter().map(|(exchange, _)| exchange);
-            // One request to wait is for all of them, so it has the latest of their deadlines.
+            // One request to wait covers all of them, so it has the latest of their deadlines.
             let waits = done.filter_map(|one| Some((one.demand?.0, one.deadline)));
             self.push_wait(waits.max_by_key(|(_, deadline)| *deadline), out);
         }
@@ -246,11 +247,11 @@ impl InFlight {
         exchange.slot().is_none_or(|slot| slot.state.lock().waits)
     }
 
-    /// Ends the requests whose deadlines have passed with a failure. Their replies are still
-    /// awaited, and then ignored.
+    /// Fails the requests whose deadlines have passed. Their replies are still read, and then
+    /// ignored.
     pub(crate) fn expire(&mut self, now: Instant, failure: impl Fn() -> Failure) {
         for exchange in &mut self.queue {
-            // It stays in the queue, because the server still replies in order.
+            // It stays in the queue, because the server will still reply to it, in order.
             if exchange.deadline <= now && exchange.is_posted() {
                 mem::replace(&mut exchange.to, ReplyTo::Nowhere).pass_on(Err(failure()));
             }
@@ -287,7 +288,7 @@ impl Exchange {
         Self { request, deadline, write_by, demand: None, keeps_order: false, to, sent: None }
     }
 
-    /// Creates a request whose reply is one of those that the thread of `slot` waits for.
+    /// Creates a request whose reply goes to the thread that waits for `slot`.
     pub(super) fn awaited(request: Request, slot: &Arc<ReplySlot>) -> Self {
         Self::new(request, slot.deadline, ReplyTo::Slot(slot.clone(), slot.add()))
     }
@@ -296,7 +297,7 @@ impl Exchange {
         Self::new(request, deadline, ReplyTo::Callback(on_reply))
     }
 
-    /// The same, from a thread that waits no longer than until then to write it.
+    /// The same, but the posting thread waits to write it until then at most.
     pub(crate) fn written_by(self, write_by: Instant) -> Self {
         Self { write_by: self.deadline.min(write_by), ..self }
     }
@@ -311,12 +312,12 @@ impl Exchange {
         Self { demand, ..self }
     }
 
-    /// The same, which no later request may overtake.
+    /// The same, but no later request may overtake it.
     pub(crate) fn in_order(self) -> Self {
         Self { keeps_order: true, ..self }
     }
 
-    /// Returns `true` if no thread waits for the reply, or ever did.
+    /// Returns `true` if the request was posted: no thread waits for its reply, even at first.
     pub(super) fn is_posted(&self) -> bool {
         matches!(self.to, ReplyTo::Callback(_) | ReplyTo::Nowhere)
     }
@@ -326,7 +327,7 @@ impl Exchange {
         matches!(self.to, ReplyTo::Wait(_))
     }
 
-    /// Returns the slot of the thread that waits for the reply, or did.
+    /// Returns the slot of the thread that the reply is for, even if it no longer waits.
     pub(super) fn slot(&self) -> Option<&Arc<ReplySlot>> {
         if let ReplyTo::Slot(slot, _) = &self.to { Some(slot) } else { None }
     }
@@ -335,7 +336,7 @@ impl Exchange {
         self.slot().is_some_and(|own| Arc::ptr_eq(own, slot))
     }
 
-    /// Returns `true` if the reply does more than join those that a thread waits for.
+    /// Returns `true` if passing on the reply wakes a thread or calls a callback.
     pub(super) fn wakes(&self) -> bool {
         self.slot().is_none_or(|slot| slot.state.lock().missing <= 1)
     }

@@ -7,12 +7,12 @@
 //!   block.
 //! - **Reads.** The same thread, until it has its own replies. It hands replies of others to their
 //!   slots (`packed`), and lends the connection to a thread whose replies are still to come.
-//! - **Waits.** A thread waits for its slot, or reads. So no thread exists only to read, and a
-//!   reply that a thread waits for is read by that thread or on behalf of it.
+//! - **Waits.** A thread waits for its slot, or reads. No thread exists only to read: a reply is
+//!   read by the thread that waits for it, or by another thread that is already reading.
 //! - **Order.** `in_flight` knows which requests are outstanding, and matches replies to them.
 //!
-//! What cannot be cut short, such as to look up a host, is done by `shared_call` on threads of its
-//! own. The callers wait for that by their own deadlines.
+//! Work that cannot be interrupted, such as looking up a host, is done by `shared_call` on threads
+//! of its own, and each caller waits for it until its own deadline.
 
 pub(crate) mod connection;
 pub(crate) mod demand;

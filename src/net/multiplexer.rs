@@ -1,10 +1,10 @@
-//! Sharing of the connections to one server by the threads of a client.
+//! How the threads of a client share the connections to one server.
 //!
 //! A thread that finds a free connection sends its request over it. If none is free, requests queue
 //! up, and the next thread that gets a connection sends all of them in one write: flat combining
-//! (Hendler, Incze, Shavit and Tzafrir, 2010), with a connection for the lock. Before the first
-//! request of a batch is sent, its thread yields once: threads that were woken together send their
-//! next requests at nearly the same time, and one write costs half the CPU of one for each.
+//! (Hendler, Incze, Shavit and Tzafrir, 2010), with a connection for the lock. Before it sends a
+//! batch, the thread yields once: threads that were woken together send their next requests at
+//! nearly the same time, and one write for all of them halves the CPU time.
 //!
 //! Replies come in the order of the requests. The thread whose reply comes next is the *reader* of
 //! the connection. Once it has its own reply, it collects everything that was read along with it,
@@ -39,11 +39,11 @@ use crate::net::post_writer::PostWriter;
 use crate::net::shared_queue::{Loan, PooledConnection, Requests, SharedQueue};
 use crate::net::wait::WaitFor;
 
-/// How long a call waits for the reply to a needless request to wait for replicas or disks, before
-/// it continues without its connection.
+/// How long a call waits for the reply to a needless WAIT, before it continues without its
+/// connection.
 const NEEDLESS_WAIT: Duration = Duration::from_millis(10);
 
-/// After a pause, threads connect again within so many milliseconds, one after the other.
+/// After a pause, threads connect again at random times within this many milliseconds.
 const TURNS: u64 = 30;
 
 /// One server, and the connections to it, shared by threads.
@@ -71,15 +71,15 @@ impl Multiplexer {
         let checked = self.factory.check_assent(reply);
         checked.inspect_err(|failure| {
             if failure.kind == FailureKind::Foreign {
-                // Another program may listen at the address by now.
+                // Another program may have taken over the address.
                 self.factory.invalidate_connections();
             }
         })
     }
 
-    /// Sends a request and waits for the reply. Sends it at once if a connection is free and other
-    /// threads are not sending batches at the moment, otherwise together with theirs. With a
-    /// demand, a reply that reports a change counts only once the demand is met.
+    /// Sends a request and waits for the reply. Sends it at once if a connection is free, but if
+    /// other threads are sending batches, with the next batch. With a demand, a reply that reports
+    /// a change counts only once the demand is met.
     pub(crate) fn exchange(
         &self,
         request: Request,
@@ -124,13 +124,13 @@ impl Multiplexer {
         own
     }
 
-    /// Sleeps until callers may connect again. So a call fails only because of an attempt that was
-    /// made after it began. At least half of its time is left for that.
+    /// Sleeps until callers may connect again, so that no call fails because of an attempt before
+    /// it began. Leaves at least half of its time for its own attempt.
     fn await_next_try(&self, deadline: Instant) {
         if let Some((_, end)) = self.factory.pause() {
             let now = Instant::now();
             let most = deadline.saturating_duration_since(now) / 2;
-            // The first of them tries. If it fails, the others pause again.
+            // The callers wake at random times. If the first one fails, the others pause again.
             let turn = Duration::from_millis(random() % TURNS);
             thread::sleep((end.saturating_duration_since(now) + turn).min(most));
         }
@@ -147,7 +147,8 @@ impl Multiplexer {
             idle.connection.send([Exchange::awaited(request, &slot)]);
             own = Some(slot);
         }
-        // This thread does not read now. Another one that waits for a reply may, or a sweep does.
+        // This thread does not read now, so it lends the connection to a waiting thread or leaves
+        // it to a sweep.
         if let Some(free) = self.queue.lend_to_next(idle) {
             self.send_queued(free, now);
         }
@@ -160,8 +161,8 @@ impl Multiplexer {
         own.reply()
     }
 
-    /// Waits until a slot of this thread is closed, reading the replies of others if it comes to
-    /// that.
+    /// Waits until the slot of this thread is closed. Reads for other threads if it becomes the
+    /// reader.
     fn wait(&self, own: &Arc<ReplySlot>) {
         let is_reader = own.wait();
         if is_reader {
@@ -175,7 +176,8 @@ impl Multiplexer {
             }
             return;
         }
-        // Once withdrawn, a request can no longer be in the batch of another thread.
+        // Out of time. Once withdrawn from the queue, the request can no longer be in another
+        // thread's batch.
         let is_unsent =
             own.state.lock().missing > 0 && !self.queue.state.lock().withdraw(own).is_empty();
         if is_unsent {
@@ -199,13 +201,13 @@ impl Multiplexer {
         }
     }
 
-    /// Writes requests that no thread waits for over the connections that are open and free, as far
-    /// as there is room, without waiting. A reply after `deadline` does not count. Returns those
-    /// that were not sent.
+    /// Writes requests that no thread waits for over the connections that are open and free,
+    /// without waiting for room. A reply after `deadline` does not count. Returns the requests that
+    /// were not sent.
     pub(crate) fn post_if_open(&self, posted: Vec<Exchange>, deadline: Instant) -> Vec<Exchange> {
         let now = Instant::now();
         let mut unsent = posted;
-        // None is given back before the end, because it would be taken again.
+        // A connection that is given back too early would be taken again.
         let mut taken = Vec::new();
         while !unsent.is_empty()
             && let Some(mut free) = self.queue.take_idle(now)
@@ -236,14 +238,15 @@ impl Multiplexer {
                 }
                 // A sweep never takes long.
                 None if is_swept => yield_now(),
-                // Once this has been answered, everything else has been sent.
+                // The queue is served in order, so once this is answered, everything before it was
+                // sent.
                 None if is_queued && Instant::now() < deadline => drop(self.ping(deadline)),
                 None => return,
             }
         }
     }
 
-    /// Sends requests as soon as a connection is free, along with those queued before.
+    /// Queues requests, to be sent as soon as a connection is free, with those queued before.
     fn push(&self, exchanges: impl IntoIterator<Item = Exchange>, deadline: Instant) {
         let mut state = self.queue.state.lock();
         let is_first = state.queue.is_empty();
@@ -278,8 +281,8 @@ impl Multiplexer {
         self.read(idle, own);
     }
 
-    /// Writes requests of one thread over an open connection, along with those of others: first
-    /// those that no thread waits for.
+    /// Writes the requests of one thread over an open connection, along with those of others. The
+    /// posted ones come first.
     fn write(
         &self,
         used: &mut PooledConnection,
@@ -294,7 +297,7 @@ impl Multiplexer {
         used.connection.send(own.into_iter().chain(waiting));
     }
 
-    /// Reads as the reader of a connection until the replies to `own` have arrived, or its deadline
+    /// Reads as the reader of a connection until all replies for `own` have arrived or its deadline
     /// passes.
     fn read(&self, mut used: PooledConnection, own: &Arc<ReplySlot>) {
         used.connection.read_until(own);
@@ -315,7 +318,8 @@ impl Multiplexer {
         if let Some(free) = idle.take_if(|idle| !idle.connection.in_flight.is_blocked()) {
             self.send_queued(free, own.deadline);
         }
-        // Only now, because waking many threads takes longer than giving the server more to do.
+        // Woken only now, so that the server gets its next requests first: waking many threads
+        // takes long.
         for (exchange, reply) in buffered {
             exchange.answer(reply);
         }
@@ -327,8 +331,8 @@ impl Multiplexer {
     }
 
     /// Sends queued requests over an idle connection, or gives it back. The thread has until the
-    /// deadline for requests that other threads have posted: those that cannot be written by then
-    /// have failed.
+    /// deadline to write what other threads have posted. Requests that do not fit in that time
+    /// fail.
     fn send_queued(&self, idle: PooledConnection, deadline: Instant) {
         let mut free = Some(idle);
         while let Some(mut idle) = free {
@@ -341,7 +345,7 @@ impl Multiplexer {
                 continue;
             }
             let Some(slot) = state.queue.iter().find_map(Exchange::slot).cloned() else {
-                // Only posted requests are queued: no thread can be lent the connection.
+                // Only posted requests are queued, so there is no thread to lend the connection to.
                 let batch = state.batch(0);
                 drop(state);
                 self.writer.post(&mut idle.connection, batch, deadline);
@@ -349,7 +353,7 @@ impl Multiplexer {
                 continue;
             };
             if !idle.connection.is_usable() || idle.connection.retiring().is_some() {
-                // Connecting takes time, which a thread that waits for a reply has.
+                // Only a thread that waits for a reply has the time to connect.
                 let unsent = state.withdraw(&slot);
                 drop(state);
                 free = self.queue.lend(&slot, idle, unsent);
@@ -376,7 +380,7 @@ impl Multiplexer {
             // This thread has no time to open a connection.
             self.send_queued(due, now);
         }
-        // Queued while every connection was in use, by threads that do not wait.
+        // These were posted while every connection was in use.
         if !self.queue.state.lock().queue.is_empty()
             && let Some(free) = self.queue.take(Requests::Queued, now)
         {

@@ -1,8 +1,8 @@
 //! Packed requests, and the slots in which threads wait for the replies.
 //!
 //! A script is called by its hash. A server that has not seen it since it started replies NOSCRIPT,
-//! and is then sent the whole script. That takes one round trip, makes the script known, and,
-//! unlike SCRIPT LOAD, goes where the keys are.
+//! and is then sent the whole script. That takes one round trip and makes the script known. Unlike
+//! SCRIPT LOAD, it reaches the node that has the keys.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -44,12 +44,11 @@ pub(crate) enum Arg<'a> {
 #[derive(Clone)]
 pub(crate) struct Request {
     pub(crate) bytes: Vec<u8>,
-    /// Whether it is preceded by ASKING, which makes a node serve it for a slot that the node is
-    /// still about to get. The reply to that does not count: if it had no effect, the request is
-    /// redirected.
+    /// Whether it is preceded by ASKING, with which a node serves a slot that is still moving to
+    /// it. The reply to ASKING is ignored: if it had no effect, the request is redirected.
     pub(super) asking: bool,
     pub(crate) script: Option<&'static Script>,
-    /// Whether it may change something, as scripts do.
+    /// Whether it may change data, as scripts do.
     has_effect: bool,
 }
 
@@ -155,7 +154,7 @@ impl ReplySlot {
         used.clone()
     }
 
-    /// Makes room for one more reply, and returns its index.
+    /// Reserves the place of one more reply, and returns its index.
     pub(super) fn add(&self) -> usize {
         let mut state = self.state.lock();
         state.replies.push(None);
@@ -164,13 +163,13 @@ impl ReplySlot {
     }
 
     /// Blocks until all replies have arrived, the thread is made a reader, or the deadline passes.
-    /// Returns `true` if it is a reader.
+    /// Returns `true` if the thread is now a reader.
     pub(super) fn wait(&self) -> bool {
         let mut state = self.state.lock();
         wait_while(&self.changed, &mut state, Some(self.deadline), |state| {
             state.missing > 0 && !state.is_reader
         });
-        // The reader of a connection also waits for its replies.
+        // A reader counts as waiting until it has read its own replies.
         state.waits = state.is_reader;
         state.is_reader
     }
@@ -184,8 +183,8 @@ impl ReplySlot {
     /// Makes the thread the reader of a connection. Returns `false` if it no longer waits.
     pub(super) fn make_reader(&self) -> bool {
         let mut state = self.state.lock();
-        // Decided under the lock: a thread that times out just then either leaves without the
-        // connection, or stays to read.
+        // Decided under the lock, so that a thread that times out at this moment either leaves
+        // without the connection or stays to read.
         let waits = state.waits && state.missing > 0;
         state.is_reader |= waits;
         drop(state);

@@ -1,5 +1,5 @@
-//! The thread that serves the pools of a client: it makes their connections, and reads replies that
-//! no other thread waits for.
+//! The thread that serves the pools of a client: it creates their connections, and reads replies
+//! that no other thread waits for.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -28,7 +28,7 @@ pub(crate) struct PoolThread(pub(super) Arc<ScheduledThreadPool>);
 
 impl PoolThread {
     pub(crate) fn start() -> io::Result<Self> {
-        // The builder panics if it gets no thread, so another thread is tried first.
+        // The builder panics if it gets no thread. This finds out first, and returns an error.
         let first = thread::Builder::new().name(NAME.into()).spawn(|| ())?;
         first.join().unwrap_or_default();
         let builder = ScheduledThreadPool::builder()
@@ -76,9 +76,11 @@ impl Sweep {
         Self { thread: thread.clone(), is_scheduled: Arc::default(), task }
     }
 
-    /// Schedules the task, unless it is scheduled. From its start on, it can be scheduled again.
+    /// Schedules the task, unless it is scheduled already. Once it has started, it can be scheduled
+    /// again.
     pub(crate) fn schedule(&self) {
-        // Usually it is, and writing would take the cache line from other threads.
+        // Read first: usually it is scheduled, and a write would take the cache line from other
+        // threads.
         let Self { thread, is_scheduled, task } = self;
         if is_scheduled.load(Ordering::SeqCst) || is_scheduled.swap(true, Ordering::SeqCst) {
             return;
@@ -86,7 +88,7 @@ impl Sweep {
         let is_scheduled = is_scheduled.clone();
         let task = task.clone();
         thread.after(SWEEP, move || {
-            // Reset first: a thread that comes during the sweep may need another one.
+            // Reset first, because replies that are left during the sweep need another one.
             is_scheduled.store(false, Ordering::SeqCst);
             task();
         });

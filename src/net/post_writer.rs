@@ -12,17 +12,17 @@ use crate::net::connection::Connection;
 use crate::net::in_flight::{Exchange, POSTED_MAX};
 use crate::net::wait::WaitFor;
 
-/// Writes requests, and remembers a server at which writing posted requests has just timed out:
-/// threads that drop many guards while a server is away wait only once.
+/// Writes posted requests, and remembers when writing to the server has just timed out: threads
+/// that drop many guards while a server is down wait only once.
 #[derive(Default)]
 pub(super) struct PostWriter {
-    /// The failure of the last wait, and until when there is no other wait.
+    /// The failure of the last wait, and the time before which no thread waits again.
     failure: Mutex<Option<(Instant, Failure)>>,
 }
 
 impl PostWriter {
     /// Writes requests that no thread waits for over an idle connection, opening it if needed. The
-    /// calling thread, which may not be the one that posted them, has time until the deadline.
+    /// calling thread, perhaps not the one that posted them, has time until the deadline.
     pub(super) fn post(
         &self,
         connection: &mut Connection,
@@ -40,7 +40,7 @@ impl PostWriter {
             return posted.into_iter().for_each(|posted| posted.answer(Err(failure.clone())));
         }
         self.record(connection, posted, write_by);
-        // A failure to write fails everything in flight. Bytes without room in time are overdue.
+        // A failure to write fails everything in flight, so it is reported there.
         drop(connection.write(&[]));
         if connection.is_writing() {
             drop(self.wait(|| {
@@ -55,8 +55,8 @@ impl PostWriter {
         }
     }
 
-    /// Adds requests that no thread waits for to the next write. If too many are already in flight,
-    /// their replies are read first. If that fails, so do the requests.
+    /// Adds posted requests to the next write. If too many are already in flight, reads their
+    /// replies first. If that fails, the requests fail.
     pub(super) fn record(
         &self,
         connection: &mut Connection,
@@ -71,7 +71,7 @@ impl PostWriter {
             if connection.in_flight.has_room(next.request.bytes.len()) {
                 connection.record(posted.next());
             } else {
-                // Recorded requests are not lost with the program.
+                // These are written even if the program ends right after.
                 drop(connection.write(&[]));
                 outcome = self.wait(|| connection.read_all(deadline));
             }
@@ -81,8 +81,7 @@ impl PostWriter {
         }
     }
 
-    /// Waits for the server, unless a wait has just failed: then not again for as long as that
-    /// took.
+    /// Waits for the server. After a wait that failed, fails at once for as long as that wait took.
     fn wait(&self, wait: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
         let begun = Instant::now();
         if let Some((until, failure)) = &*self.failure.lock()

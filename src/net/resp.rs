@@ -2,8 +2,8 @@
 //!
 //! Servers speak version 2 of the protocol to a client that asks for no other. A reply is parsed
 //! part by part as it arrives, so that nothing is searched twice, and within limits. The parser of
-//! `redis` would allow a reply of any length, and clears 8 KB for each read, which would take a
-//! quarter of the instructions of a lock and its release.
+//! `redis` allows replies of any length, and clears 8 KB for each read, which would be a quarter of
+//! the instructions of a lock and its release.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
@@ -26,13 +26,13 @@ const LARGE: usize = 64 * 1024;
 /// Maximum length of a reply, in bytes. A working server sends far shorter ones.
 const LONGEST: usize = 16 * 1024 * 1024;
 
-/// Maximum memory of the parsed part of a reply. Short parts take many times their bytes.
+/// Maximum memory of the parsed part of a reply. A short value takes many times its bytes.
 const LARGEST: usize = 64 * 1024 * 1024;
 
-/// What the allocator may take for a part beyond its bytes. An error reply becomes two strings.
+/// Estimated overhead of the allocator for each value. An error reply becomes two strings.
 const ALLOCATED: usize = 2 * 24;
 
-/// No more is kept of the text of an error reply.
+/// An error text is cut to this length.
 const ERROR_TEXT: usize = 4096;
 
 /// The initial capacity of an array with at least as many parts.
@@ -44,9 +44,9 @@ const NO_REPLY: &str = "what the server sent is not a reply of Redis's protocol"
 const TOO_DEEP: &str = "the server's reply is nested too deep";
 const TOO_LONG: &str = "the server's reply is too long";
 
-/// A connected socket, and the parts already read of an unfinished reply.
+/// A connected socket, and the part of an unfinished reply that was already read.
 pub(crate) struct RespStream {
-    /// Shared only with threads that wait for it, or end that wait.
+    /// Shared only with threads that wait for the socket or interrupt that wait.
     stream: Arc<Stream>,
     layer: Layer,
     replies: ReplyBuffer,
@@ -57,7 +57,8 @@ pub(crate) struct RespStream {
 
 pub(crate) enum Layer {
     Plain,
-    /// In a cell, because checking what has arrived processes some of it.
+    /// In a cell, because TLS processes messages even when only asked whether something has
+    /// arrived.
     #[cfg(feature = "tls")]
     Tls(Box<std::cell::RefCell<Session>>),
 }
@@ -83,7 +84,7 @@ impl RespStream {
         self.stream.peer()
     }
 
-    /// Checks what has arrived and was not read, without waiting.
+    /// Checks for unread bytes, without waiting.
     pub(crate) fn look(&self) -> Arrived {
         match &self.layer {
             Layer::Plain => self.stream.look(),
@@ -92,12 +93,12 @@ impl RespStream {
         }
     }
 
-    /// Returns `true` if bytes were read that are part of no reply so far.
+    /// Returns `true` if bytes were read that belong to no complete reply.
     pub(crate) fn has_unread(&self) -> bool {
         self.replies.start < self.replies.end
     }
 
-    /// Returns `true` if bytes are left to write for which there was no room.
+    /// Returns `true` if some bytes did not fit into the socket's buffer yet.
     pub(crate) fn is_writing(&self) -> bool {
         let is_session_writing = match &self.layer {
             Layer::Plain => false,
@@ -107,7 +108,7 @@ impl RespStream {
         is_session_writing || !self.out.is_empty()
     }
 
-    /// Returns the socket, to wait until there is something to read, or room to continue writing.
+    /// Returns the socket to poll, for bytes to read or for room to continue writing.
     pub(crate) fn poll_fd(&self) -> PollFd<'_> {
         self.stream.poll_fd(self.polled().1)
     }
@@ -135,8 +136,8 @@ impl RespStream {
         Ok(())
     }
 
-    /// Sleeps until there may be room to write, or until something has arrived, which is then read:
-    /// a server whose replies are not read may stop reading requests.
+    /// Sleeps until there may be room to write. Reads what arrives in the meantime, because a
+    /// server whose replies are not read may stop reading requests.
     pub(crate) fn wait_for_room(&mut self, deadline: Instant) -> io::Result<()> {
         self.stream.wait(PollFlags::IN.union(PollFlags::OUT), deadline)?;
         match self.fill(WaitFor::Nothing, None) {
@@ -145,11 +146,11 @@ impl RespStream {
         }
     }
 
-    /// Reads one whole reply, which may be an error reply. If it has not fully arrived by then,
-    /// that is a timeout. After a timeout, and only then, reading can continue where it stopped.
+    /// Reads one whole reply, perhaps an error reply. After a timeout, and only then, the next call
+    /// continues where this one stopped.
     pub(crate) fn receive(&mut self, wait: WaitFor, spin: &Spin) -> RedisResult<Value> {
-        // A reply that arrived along with another counts as well: a thread that sleeps finds more
-        // of those.
+        // Replies that arrived along with others count as well, because a sleeping thread finds
+        // more of them.
         let mut waits = match wait {
             WaitFor::SoonReply { .. } => Some(spin.begin()),
             _ => None,
@@ -191,11 +192,11 @@ pub(crate) struct ReplyBuffer {
     /// The bytes from `start` to `end` were read but not parsed.
     start: usize,
     end: usize,
-    /// The number of these bytes that were searched for the end of a line.
+    /// How many of these bytes were already searched for the end of a line.
     searched: usize,
     /// The unfinished arrays of the next reply, each with its size, the outermost first.
     arrays: Vec<(Vec<Value>, usize)>,
-    /// The length of the parsed part of the next reply, and what it takes in memory.
+    /// The length of the parsed part of the next reply, and its size in memory.
     parsed: usize,
     memory: usize,
 }
@@ -207,7 +208,8 @@ enum Part {
 }
 
 impl ReplyBuffer {
-    /// Takes the next reply; `None` if it has not fully arrived. Invalid bytes are the last reply.
+    /// Takes the next reply; `None` if it has not fully arrived. Nothing can be read after invalid
+    /// bytes.
     pub(crate) fn take(&mut self) -> Option<RedisResult<Value>> {
         loop {
             match self.next_part() {
@@ -308,10 +310,10 @@ impl ReplyBuffer {
     fn complete(&mut self, mut value: Value) -> Result<Option<Value>, &'static str> {
         while let Some((mut values, size)) = self.arrays.pop() {
             if values.len() == values.capacity() {
-                // Doubles the capacity, but does not trust the server's size before the values have
+                // Grows by doubling: the announced size is not trusted before the values have
                 // arrived.
                 let more = values.len().max(FEW).min(size - values.len());
-                // The values are copied, so for a moment there are two arrays.
+                // While the values are copied, both arrays exist.
                 if self.memory + (values.len() + more) * size_of::<Value>() > LARGEST {
                     return Err(TOO_LONG);
                 }
@@ -329,7 +331,8 @@ impl ReplyBuffer {
     }
 }
 
-/// Parses an error reply. A server cuts what it repeats of a request, even within a character.
+/// Parses an error reply. A server may cut the part of a request that it repeats within a
+/// character.
 fn error_reply(text: &[u8]) -> Result<Value, &'static str> {
     let text = &text[..text.len().min(ERROR_TEXT)];
     let reply = format!("-{}\r\n", String::from_utf8_lossy(text));

@@ -1,9 +1,9 @@
 //! The location of a master that another server may replace.
 //!
 //! The thread that needs a connection finds out: before a new one is opened, after a failure, and
-//! when the last answer is older than [`VALID_FOR`]. So a request never goes to a server that was
-//! replaced longer ago than that, even if the server itself has not noticed. This needs neither a
-//! thread nor a subscription, whose silence could just as well mean a broken connection.
+//! when the last answer is older than [`VALID_FOR`]. No request goes to a server that was replaced
+//! longer ago than that, even if the server itself has not noticed. There is no thread for this and
+//! no subscription, whose silence could just as well mean a broken connection.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,17 +19,17 @@ use crate::base::{printable, with_port};
 
 pub(super) const VALID_FOR: Duration = Duration::from_millis(500);
 
-/// Pause before the sentinels are asked again if none has answered but there is a connection to the
-/// master: asking a hung sentinel takes time.
+/// Pause after no sentinel has answered, while there is a connection to the master: asking hung
+/// sentinels takes time.
 const OUTAGE_PAUSE: Duration = Duration::from_secs(2);
 
 /// The same pause if there is no master to connect to, either.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
-/// In place of the time until which an answer is valid: none is.
+/// A value of `valid_until`: no answer is valid.
 const OUTDATED: u64 = 0;
 
-/// In place of that time: the sentinels are being asked.
+/// A value of `valid_until`: the sentinels are being asked.
 const REFRESHING: u64 = 1;
 
 /// The address of a server.
@@ -45,9 +45,9 @@ impl fmt::Display for Address {
     }
 }
 
-/// Asks the sentinels until the deadline, given the address that has led to no master. Returns the
-/// location of the master, and when the sentinel that named it was asked: it may have answered at
-/// once, and the answer may have been read much later.
+/// Asks the sentinels until the deadline, given the address at which there was no master. Returns
+/// the location of the master, and when the sentinel that named it was asked: its answer may be
+/// that old by the time it is read.
 pub(super) type AskSentinels =
     dyn FnMut(Option<&Address>, Instant) -> Result<(Address, Moment), Failure> + Send;
 
@@ -59,7 +59,7 @@ pub(crate) struct Route {
     location: Mutex<Location>,
     /// The [`Moment`] until which the last answer is valid, or `OUTDATED` or `REFRESHING`.
     valid_until: AtomicU64,
-    /// Whether the known address has led to no master since the sentinels were last asked.
+    /// Whether connecting to the known address has failed since the sentinels were last asked.
     rejected: AtomicBool,
     moves: AtomicU64,
     /// The epoch of the connections to the master.
@@ -67,7 +67,7 @@ pub(crate) struct Route {
     events: Events,
 }
 
-/// Where the master is, as far as is known.
+/// The last known location of the master.
 struct Location {
     address: Option<Address>,
     /// Why the address must no longer be used.
@@ -95,7 +95,7 @@ impl Route {
         self.location.lock().label.clone()
     }
 
-    /// Returns the location of the master, as far as is known.
+    /// Returns the last known location of the master.
     pub(super) fn address(&self) -> Result<Address, Failure> {
         let known = self.location.lock();
         match (&known.failure, &known.address) {
@@ -113,8 +113,8 @@ impl Route {
         Moment::now().0 < self.valid_until.load(Ordering::SeqCst)
     }
 
-    /// Finds out where the master is, unless that was done recently. If that fails, the previous
-    /// knowledge stands.
+    /// Finds out where the master is, unless that was done recently. If it fails, the last known
+    /// location stays.
     pub(super) fn refresh(&self, deadline: Instant) {
         if self.is_current() {
             return;
@@ -135,13 +135,13 @@ impl Route {
             Err(failure) => (Err(failure), begun),
         };
         let valid_until = as_of.after(self.record(answer, outdated)).0;
-        // A suspicion that has arisen meanwhile stands: the answer may be older.
+        // If another thread has found the master gone in the meantime, this answer may be older.
         self.valid_until
             .compare_exchange(REFRESHING, valid_until, Ordering::SeqCst, Ordering::SeqCst)
             .ok();
     }
 
-    /// Keeps an answer, and logs news. Returns how long not to ask the sentinels again.
+    /// Stores an answer, and logs a change. Returns how long the answer is valid.
     pub(super) fn record(&self, answer: Result<Address, Failure>, outdated: bool) -> Duration {
         let master = &self.master;
         let mut known = self.location.lock();
@@ -151,7 +151,7 @@ impl Route {
                 if known.address.as_ref() != Some(&address) {
                     known.label = format!("{address} (master {master:?})").into();
                     self.moves.fetch_add(1, Ordering::SeqCst);
-                    // No connection to the former master is used again.
+                    // The connections to the former master become stale.
                     self.epoch.fetch_add(1, Ordering::SeqCst);
                     self.events
                         .log(log::Level::Info, || format!("the master {master:?} is at {address}"));
@@ -175,8 +175,8 @@ impl Route {
         self.valid_until.store(OUTDATED, Ordering::SeqCst);
     }
 
-    /// Makes the address outdated: no connection to a master could be opened there. Has no effect
-    /// if the master is known to have moved since then.
+    /// Makes the address outdated, because no connection to a master could be opened there. Has no
+    /// effect if the master has moved in the meantime.
     pub(super) fn reject_address(&self, moves: u64) {
         if self.moves() == moves {
             self.rejected.store(true, Ordering::SeqCst);

@@ -1,8 +1,8 @@
 //! Asks the sentinels of one master where it is, and decides which of their answers counts.
 //!
 //! One sentinel is enough, as long as the server that it names is a master and accepts connections.
-//! A sentinel that is cut off from the others may name a dead server forever. So the first time
-//! most of them must agree, and if no connection could be opened to the address, all are asked.
+//! A sentinel that is cut off from the others may name a dead server forever. So most of them must
+//! agree the first time, and all of them are asked if no connection could be opened to the address.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,8 +22,8 @@ use crate::net::route::{Address, Route, sentinels_label, unanswered};
 use crate::net::server::ServerFactory;
 use crate::net::wait::Spin;
 
-/// After this many rejections in a row, an address that most sentinels name is abandoned for one
-/// that any of them names. Before that, a failure to connect does not outweigh the majority.
+/// After this many failures to connect in a row, the address that most sentinels name is abandoned
+/// for one that any of them names. Fewer failures do not outweigh the majority.
 const REJECTIONS_MAX: u32 = 3;
 
 /// The port of a sentinel whose URL has none.
@@ -32,7 +32,7 @@ const PORT: u16 = 26379;
 struct Sentinels {
     master: Arc<str>,
     address_map: AddressMap,
-    /// The first one is that whose answer last counted.
+    /// The sentinel whose answer last counted is the first.
     connections: VecDeque<Connection>,
     /// Whether an answer has counted before.
     has_counted: bool,
@@ -96,7 +96,8 @@ impl Sentinels {
         let mut answers = Vec::new();
         let mut failure = None::<Failure>;
         for place in 0..self.connections.len() {
-            // The master may move while the answer is on its way, which is thus as old as this.
+            // The master may move while the answer is on its way, so the answer is as old as the
+            // question.
             let asked = Moment::now();
             let now = Instant::now();
             let left = u32::try_from(self.connections.len() - place).unwrap_or(u32::MAX);
@@ -145,7 +146,8 @@ impl Sentinels {
     }
 }
 
-/// Adds a hint to a failed login: sentinels often have another login than their master, or none.
+/// Adds a hint to a failed login: sentinels often have a different login than their master, or
+/// none.
 fn with_hint(failure: Failure) -> Failure {
     if failure.kind != FailureKind::Rejected || failure.phase != Phase::Login {
         return failure;

@@ -27,7 +27,7 @@ pub(crate) struct ServerFactory {
     pools: Pools,
 }
 
-/// The pools of a client for servers that it still has, and the counters for all servers.
+/// The pools of the servers that a client still uses, and the counters of all its servers.
 #[derive(Clone, Default)]
 pub(crate) struct Pools {
     servers: Arc<Mutex<Vec<Weak<Multiplexer>>>>,
@@ -44,7 +44,7 @@ impl Pools {
         let servers = self.servers.lock();
         servers.iter().filter_map(Weak::upgrade).fold((0, 0), |(all, idle), server| {
             let state = server.queue.pool.state();
-            // Connections over which replies are merely outstanding are not in use.
+            // A connection that only waits for replies is not in use by a thread.
             let unused = u64::from(state.idle_connections) + server.queue.lingering() as u64;
             (all + u64::from(state.connections), idle + unused)
         })
@@ -81,7 +81,7 @@ impl ServerFactory {
         Endpoint::parse(url, &self.config, &self.events)
     }
 
-    /// Parses the URLs of several servers, all different. `what` is the users' word for them.
+    /// Parses the URLs of several servers, all different. Errors call them `what`.
     pub(crate) fn endpoints(
         &self,
         what: &str,

@@ -5,9 +5,8 @@
 //! Each runs on a short-lived thread of its own, and callers wait for it by their own deadlines. A
 //! caller with the same argument as a call in progress waits for that one. A call that has not
 //! returned for long may never return, so the next caller starts another; at most two with the same
-//! argument run at a time. An answer that is too late for all of them is kept for the next caller.
-//! Otherwise a function that always takes longer than `connect_timeout` would keep a client from
-//! ever connecting.
+//! argument run at a time. An answer that is too late for all of them is kept for the next caller;
+//! otherwise a client could never connect if a function always took longer than `connect_timeout`.
 
 use std::convert::Infallible;
 use std::error::Error as StdError;
@@ -66,8 +65,8 @@ where
         Self { thread, what, function, calls: Mutex::default(), slow_after: SLOW_AFTER }
     }
 
-    /// Returns the answer of a call, which is started unless one is in progress. Fails if no answer
-    /// arrives in time, if the call has panicked, or if there is no thread for it.
+    /// Returns the answer of the call in progress, or starts one. Fails if no answer arrives in
+    /// time, if the call panics, or if there is no thread for it.
     pub(super) fn call(&self, argument: &K, deadline: Instant) -> io::Result<T> {
         let call = self.join(argument)?;
         // Nothing is ever sent.
@@ -88,8 +87,8 @@ where
         let same: Vec<_> = calls.iter().filter(|call| call.argument == *argument).collect();
         if let Some(last) = same.last() {
             let enough = same.len() >= CALLS_MAX || last.begun.elapsed() < self.slow_after;
-            // Threads that ask at the same time share one answer. A call that hangs is followed by
-            // another one after a while.
+            // Threads that ask at the same time share one answer. If a call hangs, a later caller
+            // starts another one.
             if let Some(over) = same.iter().find(|call| call.is_over()) {
                 return Ok((*over).clone());
             } else if enough {
@@ -157,7 +156,8 @@ impl Resolver {
             return Ok(vec![SocketAddr::new(address, port)]);
         }
         let answer = self.0.call(&host.to_owned(), deadline)?;
-        // Every caller gets its own error, whose source is the shared one.
+        // An `io::Error` cannot be cloned: each caller gets its own, whose source is the shared
+        // one.
         let mut addresses = answer.map_err(|error| io::Error::new(error.kind(), error))?;
         for address in &mut addresses {
             address.set_port(port);
@@ -183,8 +183,8 @@ impl CredentialsSource {
         &self,
         deadline: Instant,
     ) -> Result<Credentials, Arc<dyn StdError + Send + Sync>> {
-        // The first answer may have been kept because it was too late for every thread that waited
-        // for it.
+        // The first answer may be one that was kept because it came too late, and has expired
+        // since.
         for _ in 0..2 {
             let answer = self.0.call(&(), deadline).unwrap_or_else(|error| Err(Arc::new(error)))?;
             if answer.valid_until.is_none_or(|end| end > Instant::now()) {

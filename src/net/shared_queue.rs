@@ -8,15 +8,15 @@
 //! 2. A thread with requests of its own takes a connection and sends them at once. If other threads
 //!    send batches, it queues them instead, to be sent with the next batch.
 //! 3. A thread that gives a connection back sends what is queued first, first come, first served.
-//!    It lends the connection to the thread whose request is first, if that request has to wait
-//!    for replies and that thread can read them.
+//!    If a thread waits for the first of these requests, it lends the connection to that thread,
+//!    which also reads the reply.
 //! 4. A connection with outstanding replies lingers here. The next thread to take it reads them, or
 //!    a sweep does.
-//! 5. A connection that waits for replicas or disks is blocked: nobody else's request is put behind
-//!    that. If no other is left, it is closed.
+//! 5. A connection that waits for replicas or disks is blocked: no other request is put behind
+//!    that. If no other connection is left, it is closed.
 //!
-//! The pool is r2d2's. It creates closed connections, so neither creating one nor a thread that
-//! waits for one ever depends on the network. The thread that uses a connection opens it.
+//! The pool is r2d2's. It creates closed connections, so taking one from it never depends on the
+//! network. The thread that uses a connection opens it.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -38,7 +38,7 @@ use crate::net::pool_thread::{PoolThread, SWEEP, Sweep};
 
 const BATCH_MAX: usize = 64;
 
-/// The requests for which a thread wants a connection.
+/// The requests that a thread wants a connection for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Requests {
     /// Its own, which can be queued instead.
@@ -66,8 +66,7 @@ pub(super) struct QueueState {
     pub(super) queue: VecDeque<Exchange>,
     /// The number of queued requests in the last batch.
     last_batch: usize,
-    /// The connections with outstanding replies. They are not in the pool, so nothing that r2d2
-    /// closes is owed a reply.
+    /// The connections with outstanding replies. They are not in the pool, which could close them.
     pub(super) lingering: Vec<PooledConnection>,
     /// The number of sweeps that have taken connections from here and not returned them.
     pub(super) sweeps: usize,
@@ -83,14 +82,14 @@ pub(super) struct Loan {
 
 /// A connection that returns to the pool when this is dropped.
 pub(super) struct PooledConnection {
-    // Returned first: once the pool counts a user less, a connection is free.
+    // Dropped before the user is: once there is one user less, a connection is free.
     pub(super) connection: r2d2::PooledConnection<ClosedConnections>,
     /// Whether the thread was panicking when it took the connection.
     unwinding: bool,
     _user: PoolUser,
 }
 
-/// A panic may have left requests in flight. The next user would take their replies for its own.
+/// A panic may have left requests in flight. The next user would take their replies as its own.
 impl Drop for PooledConnection {
     fn drop(&mut self) {
         #[cfg(all(test, leasehold_shuttle))]
@@ -110,23 +109,23 @@ impl Drop for PoolUser {
 }
 
 /// Creates closed connections. The thread that takes one opens it, by its own deadline and with its
-/// own error; through r2d2, an error would arrive as a text, after the whole timeout.
+/// own error; r2d2 would report an error as text, after the whole timeout.
 pub(super) struct ClosedConnections {
     factory: Arc<ConnectionFactory>,
     last: Arc<LastConnection>,
 }
 
-/// How many times as long as others the last connection of a pool may be idle: a client that uses a
-/// lock now and then need not connect for each.
+/// The last connection of a pool may be idle this many times as long as the others. That saves a
+/// connect for each lock to a client that rarely locks.
 const LAST_IS_IDLE: u32 = 10;
 
-/// The last connection of a pool, from when r2d2 has removed it from there as idle.
+/// The last connection of a pool, after r2d2 has removed it as idle.
 struct LastConnection {
     /// How many connections the pool has.
     in_pool: AtomicU32,
-    /// Open, and with the number of times that one was kept.
+    /// The open connection that is kept, and how many were kept so far.
     kept: parking_lot::Mutex<(Option<Connection>, u64)>,
-    /// For how long it is kept, if any is.
+    /// How long a connection is kept; `None` if none is.
     time: Option<Duration>,
     thread: PoolThread,
 }
@@ -148,7 +147,7 @@ impl LastConnection {
     }
 }
 
-/// Is told of each connection that r2d2 removes.
+/// Receives each connection that r2d2 removes.
 struct Removals(Arc<LastConnection>);
 
 impl fmt::Debug for Removals {
@@ -158,7 +157,7 @@ impl fmt::Debug for Removals {
 }
 
 impl CustomizeConnection<Connection, Infallible> for Removals {
-    /// Keeps it if it is the last one, and good.
+    /// Keeps the connection if it is the last one and can still be used.
     fn on_release(&self, connection: Connection) {
         let Self(last) = self;
         let is_last = last.in_pool.fetch_sub(1, Ordering::SeqCst) == 1;
@@ -178,7 +177,7 @@ impl CustomizeConnection<Connection, Infallible> for Removals {
         last.thread.after(time, move || {
             let Some(last) = weak.upgrade() else { return };
             let mut kept = last.kept.lock();
-            // Another number is that of a connection that was kept later.
+            // With another number, a later connection has taken its place.
             let closed = if kept.1 == number { kept.0.take() } else { None };
             drop(kept);
             drop(closed);
@@ -199,7 +198,7 @@ impl ManageConnection for ClosedConnections {
         Ok(())
     }
 
-    /// A connection after a failure has already closed its socket.
+    /// A connection that has failed has already closed its socket, and opens another one.
     fn has_broken(&self, _: &mut Connection) -> bool {
         false
     }
@@ -214,10 +213,9 @@ impl SharedQueue {
         sweep: Sweep,
     ) -> Self {
         let Config { pool_size, idle_timeout, max_lifetime, .. } = *config;
-        // No connection is created before it is needed. With a time limit, r2d2 checks on the
-        // thread every 30 s for idle connections that have reached it. It closes these, which does
-        // not block, and creates no others. A connection that is in use then is replaced by its
-        // user.
+        // No connection is created before it is needed. With a time limit, r2d2 closes idle
+        // connections that have reached it, on the thread, every 30 s. That does not block, and
+        // creates no others. A connection that is in use at that time is replaced by its user.
         let last = LastConnection::new(config, thread);
         let pool = Pool::builder()
             .max_size(pool_size)
@@ -234,7 +232,7 @@ impl SharedQueue {
         Self { pool, users: Arc::default(), state, lent: Mutex::default(), sweep }
     }
 
-    /// Returns how many connections no thread uses while replies are outstanding.
+    /// Returns the number of connections that have outstanding replies but no thread using them.
     pub(super) fn lingering(&self) -> usize {
         let state = self.state.lock();
         state.lingering.iter().filter(|one| !one.connection.in_flight.is_blocked()).count()
@@ -257,8 +255,8 @@ impl SharedQueue {
                 return free;
             }
             if requests == Requests::Own && is_swept {
-                // The sweep has a usable connection, and never takes long. If its thread were left
-                // to write what is posted here, the program might end before.
+                // The sweep has a usable connection, and never takes long. Leaving a posted request
+                // to the sweep is not an option: the program might end first.
                 yield_now();
                 continue;
             }
@@ -299,7 +297,8 @@ impl SharedQueue {
             return Some(PooledConnection { connection, unwinding, _user: user });
         }
         drop(user);
-        // Until now it was in use for other threads: a sweep sends requests queued meanwhile.
+        // Other threads counted this one as a user, and may have queued requests. A sweep sends
+        // them.
         if !self.state.lock().queue.is_empty() {
             self.sweep.schedule();
         }
@@ -313,15 +312,16 @@ impl SharedQueue {
         Failure::none_free(server, why)
     }
 
-    /// Makes the first thread that waits for a reply the reader. Returns the connection if no
-    /// thread waits, without requests in flight that a thread has abandoned.
+    /// Makes the first thread that waits for a reply the reader. If none waits, returns the
+    /// connection, closed if threads have abandoned requests on it.
     pub(super) fn lend_to_next(&self, mut used: PooledConnection) -> Option<PooledConnection> {
         while let Some(slot) = used.connection.in_flight.waiting() {
-            // The thread may have left in the meantime.
+            // The thread may have timed out in the meantime. Then the next one is tried.
             used = self.lend(&slot, used, Vec::new())?;
         }
         if used.connection.in_flight.is_awaited() {
-            // The state of a server is unknown if it has kept threads waiting until they left.
+            // Threads have timed out waiting for this server. Unless the replies are here by now,
+            // the connection is closed.
             used.connection.collect();
             if used.connection.in_flight.is_awaited() {
                 used.connection.time_out();
@@ -337,7 +337,7 @@ impl SharedQueue {
         connection: PooledConnection,
         unsent: Vec<Exchange>,
     ) -> Option<PooledConnection> {
-        // A thread that is the reader finds it there.
+        // Pushed first, because a thread that becomes the reader takes it at once.
         self.lent.lock().push(Loan { slot: slot.clone(), connection, unsent });
         if slot.make_reader() { None } else { Some(self.take_lent(slot).connection) }
     }
@@ -353,7 +353,7 @@ impl SharedQueue {
     /// finds it free.
     pub(super) fn return_idle(&self, idle: PooledConnection, state: &mut QueueState) {
         if !idle.connection.in_flight.is_empty() {
-            // Not to the pool, which may close a connection whose replies are not read yet.
+            // Not to the pool, which may close a connection before its replies are read.
             state.lingering.push(idle);
             self.sweep.schedule();
         }
@@ -374,7 +374,7 @@ impl SharedQueue {
     pub(super) fn end_sweep(&self) {
         let mut state = self.state.lock();
         state.sweeps -= 1;
-        // Those that were not due yet are left, and what others have added during the sweep.
+        // Connections that were not due yet, or that were added during the sweep, need another one.
         if !state.lingering.is_empty() {
             self.sweep.schedule();
         }

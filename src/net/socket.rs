@@ -3,7 +3,7 @@
 //! Sockets offer only a time limit for each call of `read`, which never ends a reply that drips in
 //! byte by byte. So every wait is for the remaining time: after a short spin if the caller allows
 //! one, in `read` itself while much time is left, which saves a system call, and in `poll` at the
-//! end. A caller that may wait long always waits in `poll`, because `read` wakes up now and then.
+//! end. A caller that may wait long always waits in `poll`, because `read` wakes up at intervals.
 //!
 //! Windows has no flag that keeps a single call from blocking, so no socket blocks there, and every
 //! wait is in `poll`.
@@ -39,7 +39,7 @@ const NAP: Duration = Duration::from_millis(50);
 /// Pause between two attempts to connect to a host, each at another of its addresses.
 const STAGGER: Duration = Duration::from_millis(250);
 
-/// How often sockets are tried while `poll` does not work.
+/// The interval at which sockets are tried while `poll` does not work.
 const UNPOLLED: Duration = Duration::from_millis(5);
 
 /// After this time without traffic, the kernel checks whether the peer is still there.
@@ -59,11 +59,12 @@ const RECEIVE: RecvFlags = RecvFlags::DONTWAIT;
 #[cfg(windows)]
 const RECEIVE: RecvFlags = RecvFlags::empty();
 
-/// Sockets block where a flag of the call can forbid it. Where they do not, no `read` sleeps.
+/// Sockets are blocking where a flag can make a single call non-blocking. Elsewhere they never
+/// block, and no `read` sleeps.
 const BLOCKS: bool = cfg!(unix);
 
-/// The longest sleep of a thread whose socket another thread may close. On Windows that wakes it
-/// only once the server, too, has closed the connection.
+/// The longest sleep of a thread whose socket another thread may close. On Windows, the close wakes
+/// it only once the server has closed the connection, too.
 pub(crate) const CLOSE_NOTICED: Duration =
     if cfg!(windows) { Duration::from_millis(250) } else { POLL_MAX };
 
@@ -110,7 +111,7 @@ impl Stream {
                 attempts.iter().map(|attempt| PollFd::new(attempt, PollFlags::OUT)).collect();
             poll_until(&mut fds, Some(next.min(deadline).min(Instant::now() + CONNECT_NOTICED)));
             let mut connected = None;
-            // From the end, because removing one moves all behind it.
+            // From the end, because removing an attempt moves the ones behind it.
             for place in (0..attempts.len()).rev() {
                 match is_connected(&attempts[place]) {
                     Ok(true) => connected = Some(attempts.remove(place)),
@@ -216,7 +217,8 @@ impl Stream {
                     if matches!(wait, WaitFor::Nothing) {
                         return Err(ErrorKind::TimedOut.into());
                     }
-                    // Nothing yet: the thread continues to spin or sleep while there is time.
+                    // Nothing has arrived. The thread continues to spin or sleep while there is
+                    // time.
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 received => return received,
@@ -264,7 +266,7 @@ impl Stream {
         }
     }
 
-    /// Returns what the system knows it by: a file descriptor, on Windows a `SOCKET`.
+    /// Returns the system's handle: a file descriptor, on Windows a `SOCKET`.
     fn handle(&self) -> BorrowedFd<'_> {
         match self {
             Self::Tcp(stream) => stream.as_fd(),
@@ -278,14 +280,14 @@ impl Stream {
 
 impl Close for Stream {
     fn close(&self) {
-        // This fails if the connection has ended by itself, which is just as good.
+        // This fails if the connection has already ended, which is just as good.
         net::shutdown(self.handle(), Shutdown::Both).unwrap_or_default();
     }
 }
 
-/// Starts to connect. The socket becomes writable when that has ended.
+/// Starts to connect. The socket becomes writable when the attempt ends.
 fn begin_tcp(address: &SocketAddr) -> io::Result<TcpStream> {
-    // Programs that this one starts do not inherit it.
+    // Child processes do not inherit the socket.
     let socket = Socket::new(Domain::for_address(*address), Type::STREAM, None)?;
     let stream = TcpStream::from(socket);
     stream.set_nonblocking(true)?;
@@ -296,7 +298,7 @@ fn begin_tcp(address: &SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// Returns `true` if a connect has succeeded, and `false` if it has not ended yet.
+/// Returns `true` if a connect has succeeded, and `false` if it is still in progress.
 fn is_connected(attempt: &TcpStream) -> io::Result<bool> {
     if let Some(error) = attempt.take_error()? {
         return Err(error);
@@ -305,10 +307,10 @@ fn is_connected(attempt: &TcpStream) -> io::Result<bool> {
         Err(error) if error.kind() == ErrorKind::NotConnected => return Ok(false),
         peer => peer?,
     };
-    // No program listens at the port, and the system has chosen the same one for this end. TCP then
-    // connects the socket to itself, and it would answer every request with the request.
+    // No program listens at the port, and the system has chosen the same port for this end. TCP
+    // then connects the socket to itself, and every reply would be the request.
     if peer == attempt.local_addr()? {
-        // Otherwise the port would stay in use for a while, and its server could not start.
+        // Otherwise the port would stay in use, and the server could not start.
         sockopt::set_socket_linger(attempt, Some(Duration::ZERO))?;
         let why = "no program listens there: the connection has led back to this one";
         return Err(io::Error::new(ErrorKind::ConnectionRefused, why));
@@ -329,11 +331,11 @@ pub(crate) fn poll_ready(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> V
     }
 }
 
-/// What `poll` has found out about its sockets.
+/// The outcome of a `poll`.
 enum Polled {
     Nothing,
-    /// Any socket may be ready: the system refuses the call itself. It has no memory, the limit of
-    /// open files is now lower than the number of sockets, or a filter forbids the call.
+    /// Any socket may be ready, because the system refuses the call: it is out of memory, the limit
+    /// of open files is now below the number of sockets, or a filter forbids the call.
     Refused,
     Some,
 }
@@ -349,7 +351,7 @@ fn poll_until(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Polled {
             // If something is wrong with a socket, reading from it returns the error.
             Ok(_) => return Polled::Some,
             Err(_) if left.is_some_and(|left| left.is_zero()) => return Polled::Nothing,
-            // Windows does not poll nothing.
+            // Windows refuses an empty list.
             Err(_) if fds.is_empty() => thread::sleep(left.unwrap_or_default()),
             Err(_) => {
                 thread::sleep(UNPOLLED.min(left.unwrap_or_default()));
@@ -373,7 +375,8 @@ fn has_nap(deadline: Instant) -> io::Result<bool> {
     Ok(remaining(deadline)? >= NAP)
 }
 
-/// Wakes a thread that polls: readable from when it is rung until it is reset. Clones share it.
+/// Wakes a thread that polls: it is readable from the time it is rung until it is reset. Clones
+/// share it.
 #[derive(Clone)]
 pub(crate) struct Alarm(Arc<Pair>);
 
@@ -394,7 +397,7 @@ impl Alarm {
     }
 
     pub(crate) fn ring(&self) {
-        // If it is full, the thread has not read it since.
+        // If the buffer is full, earlier rings are still unread, which is enough.
         net::send(&self.0.0, &[0], SEND).map(drop).unwrap_or_default();
     }
 

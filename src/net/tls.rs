@@ -1,8 +1,8 @@
 //! TLS over a stream: the handshake and everything after it, by the caller's deadlines.
 //!
-//! `rustls` implements the protocol and does no I/O of its own. Its own messages are sent as soon
-//! as it has them. Those of the server, such as tickets for later sessions, are processed on the
-//! way to the next reply, or when an idle session is checked: its end is a message too.
+//! `rustls` implements the protocol and does no I/O of its own. Its own messages are sent at once.
+//! The server's messages, such as tickets for later sessions, are processed on the way to the next
+//! reply, or when an idle session is checked, because the end of a session is a message too.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -22,11 +22,11 @@ use crate::net::socket::{PollFlags, Stream};
 use crate::net::trust::{Trust, client_config, flaw};
 use crate::net::wait::{Arrived, ReplyWait, WaitFor};
 
-/// The bytes sent as one record, fewer than `rustls` has room for.
+/// The bytes sent in one record, less than the buffer of `rustls`.
 const RECORD: usize = 16 * 1024;
 
-/// How long a connection waits until the files of certificates have been reread. One that hangs
-/// does not keep a client from connecting with what it knows.
+/// How long a connect waits until the certificate files have been reread. If a file system hangs,
+/// the client connects with the certificates it has.
 const REREAD_TIME: Duration = Duration::from_millis(200);
 
 const NO_ANSWER: &str = "the server has not answered, as at a port without TLS";
@@ -34,13 +34,13 @@ const NO_ANSWER: &str = "the server has not answered, as at a port without TLS";
 /// Opens TLS sessions with one server, and verifies it.
 #[derive(Clone)]
 pub(crate) struct Connector {
-    /// For the next connection. Locked only to read and replace it.
+    /// Used by the next connection. Locked only to read and replace it.
     current: Arc<Mutex<Current>>,
     /// Rereads the files, and replaces `current` if they have changed. `None` without files.
     rereads: Option<Arc<SharedCalls<(), ()>>>,
-    /// The name that the server must prove.
+    /// The name that the server's certificate must prove.
     server: ServerName<'static>,
-    /// Whether every server must prove this name, wherever it is.
+    /// Whether every server must prove this name, whatever its address.
     is_set: bool,
     /// Whether the client has a certificate.
     is_certified: bool,
@@ -53,7 +53,7 @@ struct Current {
 }
 
 impl Connector {
-    /// Returns an error for settings that are visibly wrong without the server.
+    /// Returns an error for settings that are wrong for any server.
     pub(crate) fn new(host: &str, trust: Trust, settings: &Tls, events: &Events) -> Result<Self> {
         let (argument, why, name) = match &settings.server_name {
             None => ("url", "must have a host that a certificate can name", host),
@@ -84,8 +84,8 @@ impl Connector {
         })
     }
 
-    /// Returns the same for another server. A host that no certificate can name must be this
-    /// server's.
+    /// Returns the same for another server. If no certificate can name that host, the server must
+    /// prove this one's name.
     pub(crate) fn to(&self, host: &str) -> Self {
         let own = if self.is_set { None } else { ServerName::try_from(host.to_owned()).ok() };
         Self { server: own.unwrap_or_else(|| self.server.clone()), ..self.clone() }
@@ -105,14 +105,14 @@ impl Connector {
         Ok(session)
     }
 
-    /// Returns the configuration for the current content of the files. While they are unusable, for
-    /// example because a certificate was replaced and its key was not, or cannot be read in time,
-    /// it is the previous one.
+    /// Returns the configuration for the current content of the files. If they are unusable, for
+    /// example because a certificate was replaced and its key not yet, or cannot be read in time,
+    /// returns the previous configuration.
     fn config(&self, deadline: Instant) -> Arc<ClientConfig> {
         if let Some(rereads) = &self.rereads {
             let now = Instant::now();
             let most = deadline.saturating_duration_since(now) / 2;
-            // What comes later is for the next connection.
+            // If the files are read too late, the next connection uses them.
             rereads.call(&(), now + REREAD_TIME.min(most)).unwrap_or_default();
         }
         self.current.lock().config.clone()
@@ -135,7 +135,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Takes as many of `bytes` as there is room for, without waiting.
+    /// Accepts as many of `bytes` as there is room for, without waiting.
     pub(crate) fn send(&mut self, stream: &Stream, bytes: &[u8]) -> io::Result<usize> {
         let mut taken = 0;
         while self.flush(stream)? && taken < bytes.len() {
@@ -146,7 +146,7 @@ impl Session {
         Ok(taken)
     }
 
-    /// Returns `true` if some of the taken bytes are not sent yet.
+    /// Returns `true` if some of the accepted bytes are not sent yet.
     pub(crate) fn is_writing(&self) -> bool {
         self.protocol.wants_write()
     }
@@ -196,7 +196,7 @@ impl Session {
                 return Ok(());
             }
             match self.receive(&mut reader) {
-                // To a plain server, this is the beginning of a request.
+                // A plain-text server reads this as the beginning of a request.
                 Err(error) if !answered && error.kind() == ErrorKind::TimedOut => {
                     return Err(io::Error::new(ErrorKind::TimedOut, NO_ANSWER));
                 }
@@ -223,7 +223,8 @@ impl Session {
         processed.map(drop).map_err(|error| TlsError::new(error, self.is_certified))
     }
 
-    /// Sends what the protocol has to send, and returns `true` if there was room for all of it.
+    /// Sends the pending messages of the protocol. Returns `true` if there was room for all of
+    /// them.
     fn flush(&mut self, stream: &Stream) -> io::Result<bool> {
         while self.protocol.wants_write() {
             match self.protocol.write_tls(&mut StreamWriter(stream)) {
@@ -274,7 +275,7 @@ impl Write for StreamWriter<'_> {
     }
 }
 
-/// A failure of the protocol. Its text says whose certificate was not accepted, if any.
+/// A failure of the protocol. If a certificate was rejected, its text says whose.
 #[derive(Debug)]
 struct TlsError {
     error: rustls::Error,
@@ -290,7 +291,7 @@ impl TlsError {
         io::Error::new(kind, error)
     }
 
-    /// Returns `true` if nothing changes until another certificate or setting is used.
+    /// Returns `true` if only another certificate or setting can help.
     fn lasts(&self) -> bool {
         use AlertDescription as Alert;
         use rustls::CertificateError::{NotValidYet, NotValidYetContext};
@@ -357,13 +358,13 @@ impl fmt::Display for TlsError {
 
 impl StdError for TlsError {}
 
-/// Returns the problem with the server's messages, if that is the error.
+/// Returns the protocol error behind an I/O error, if there is one.
 fn cause(error: &io::Error) -> Option<&rustls::Error> {
     let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<TlsError>());
     cause.map(|cause| &cause.error)
 }
 
-/// Returns why a handshake has failed: no server that knows TLS, or a problem in it.
+/// Returns why a handshake has failed: the server does not know TLS, or the protocol has failed.
 fn in_handshake(error: io::Error) -> (Phase, io::Error) {
     let kind = error.kind();
     match cause(&error) {

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 /// What a server must prove.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trust {
-    /// Nothing: it may be any server.
+    /// Nothing: any server is accepted.
     #[cfg(feature = "tls-insecure")]
     Blind,
     /// Its name, by a certificate of a trusted authority.
@@ -91,8 +91,9 @@ fn named(pem: &[u8]) -> Result<Named> {
     Ok(Named { certificates, verifier })
 }
 
-/// Verifies servers by certificates that the user has named. A server may present one of these
-/// itself: a self-issued one often says that it is an authority's, and is refused elsewhere.
+/// Verifies servers by the certificates that the user has named. A server may present one of them
+/// itself: a self-signed certificate often claims to be an authority's, and other verifiers refuse
+/// it.
 #[derive(Debug)]
 struct Named {
     certificates: Vec<CertificateDer<'static>>,
@@ -225,7 +226,7 @@ mod blind {
     use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
     use rustls::{DigitallySignedStruct, Error, SignatureScheme};
 
-    /// Skips only the certificate: the handshake must still be sound.
+    /// Skips only the check of the certificate. The handshake must still be sound.
     #[derive(Debug)]
     struct Blind(WebPkiSupportedAlgorithms);
 

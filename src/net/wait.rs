@@ -1,12 +1,12 @@
-//! Waits of a thread for replies: spinning first if that pays, until another thread ends the wait.
+//! How a thread waits for a reply, spinning first if that pays, and how another thread ends the
+//! wait.
 //!
-//! A thread that sleeps until its reply has arrived pays for being woken, which with a nearby
-//! server can take several times as long as the server's work. A thread that spins for a few
-//! microseconds does not, but keeps a core busy; if cores are scarce, this even delays the reply.
-//! So both ways are measured all the time, and the faster one is used. The cost of spinning for
-//! other threads is not measured. So threads spin only while all threads that wait for replies
-//! leave a core free: when one of several threads sleeps, another has something to do in the
-//! meantime.
+//! Waking a sleeping thread takes time, with a nearby server several times as long as the server's
+//! work. A thread that spins for a few microseconds does not, but keeps a core busy; if cores are
+//! scarce, this even delays the reply. So both ways are measured all the time, and the faster one
+//! is used. The cost of spinning for other threads is not measured. So threads spin only if that
+//! leaves a core free for the server: with more threads than that, one has work while another
+//! sleeps.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
@@ -15,23 +15,23 @@ use std::{process, thread};
 
 use parking_lot::Mutex;
 
-/// The slower way is tried once in this many replies, in case it has become the faster one. An odd
-/// number, because a thread that keeps locking and dropping reads two replies each time.
+/// The slower way is tried once in this many replies, in case it has become faster. An odd number,
+/// because a thread that keeps locking and dropping reads two replies each time.
 const PROBE_EVERY: u32 = 31;
 
-/// The longest time for which a thread spins, whatever its budget: beyond that, waking it costs
-/// almost nothing in comparison, and a deadline would be missed by more than that.
+/// The longest time that a thread spins, whatever its budget: compared with a longer wait, waking
+/// costs almost nothing, and a longer spin could overrun a deadline.
 const SPIN_MAX: Duration = Duration::from_millis(1);
 
 /// The number of threads of this process that wait for a reply, spinning or asleep.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
-/// How many of them may wait while threads spin: one core is left for the server, or for whatever
-/// delivers its replies.
+/// How many of them may wait while threads spin. One core is left for the server, or for the
+/// kernel's network code.
 static SPINS_AMONG: LazyLock<usize> =
     LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from) - 1);
 
-/// The state of what has arrived over a connection and was not read.
+/// Whether a connection has unread bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Arrived {
     Data,
@@ -55,11 +55,11 @@ pub(crate) enum WaitFor {
 
 pub(crate) struct Spin {
     budget: Duration,
-    /// The nanoseconds until a reply for which a thread spins first.
+    /// The average nanoseconds until the reply when a thread spins first.
     spinning: Average,
-    /// The nanoseconds until a reply for which a thread sleeps from the start.
+    /// The average nanoseconds until the reply when a thread sleeps from the start.
     asleep: Average,
-    /// How many times in a thousand a thread spun for nothing, because the reply took longer.
+    /// How many spins in a thousand were for nothing, because the reply took longer.
     misses: Average,
     replies: AtomicU32,
 }
@@ -81,7 +81,7 @@ impl Spin {
         let among = WAITING.fetch_add(1, Ordering::Relaxed) + 1;
         let spins = among <= *SPINS_AMONG && !self.budget.is_zero() && {
             let reply = self.replies.fetch_add(1, Ordering::Relaxed);
-            // Now and then the other way is tried, because servers become faster or slower.
+            // The other way is tried now and then, because a server may become faster or slower.
             let probe = reply % PROBE_EVERY == PROBE_EVERY - 1;
             self.pays() != probe
         };
@@ -102,8 +102,8 @@ impl Spin {
         self.spinning.add(nanos);
     }
 
-    /// Returns `true` if most replies arrive within the budget, and sooner than to a sleeping
-    /// thread.
+    /// Returns `true` if most replies arrive within the budget, and sooner than a sleeping thread
+    /// gets them.
     fn pays(&self) -> bool {
         self.misses.get() < 500 && self.spinning.get() <= self.asleep.get()
     }
@@ -113,7 +113,7 @@ impl Spin {
 enum Waited {
     Asleep,
     Spinning,
-    /// Spinning until another thread had to wait, and then asleep.
+    /// Spinning until another thread began to wait, and then asleep.
     Interrupted,
     /// Spinning for the whole budget, and then asleep.
     SpinningInVain,
@@ -146,7 +146,7 @@ impl ReplyWait<'_> {
     /// Returns `true` while the thread should spin. Afterwards it sleeps.
     pub(crate) fn spins(&mut self) -> bool {
         if matches!(self.waited, Waited::Spinning) {
-            // With many threads, spinning takes the processor from one that has work.
+            // With many threads, spinning would take the processor from a thread that has work.
             if WAITING.load(Ordering::Relaxed) > *SPINS_AMONG {
                 self.waited = Waited::Interrupted;
             } else if self.started.elapsed() >= self.spin.budget {
@@ -166,7 +166,7 @@ impl Drop for ReplyWait<'_> {
 
 /// An object that a thread waits for, and that another thread can close.
 pub(crate) trait Close: Send + Sync {
-    /// Wakes the thread, and lets nothing more arrive.
+    /// Wakes the thread. Nothing arrives after this.
     fn close(&self);
 }
 
@@ -176,8 +176,8 @@ pub(crate) struct Interrupter(Arc<Interrupt>);
 
 struct Interrupt {
     done: AtomicBool,
-    /// The object that the thread waits for. Locked while it is replaced, and after `done` is set,
-    /// so that no socket is missed.
+    /// The object that the thread waits for. An interrupt sets `done` and then locks this, so that
+    /// it never misses an object that was set later.
     awaited: Mutex<Option<Weak<dyn Close>>>,
     process: u32,
 }
@@ -193,10 +193,10 @@ impl Interrupter {
 
     /// Ends the wait, and every later one.
     pub(crate) fn interrupt(&self) {
-        // A forked child has the same sockets, and the lock may be held by a thread that the child
-        // does not have.
+        // A forked child shares the sockets with its parent, and a thread that the child does not
+        // have may hold the lock.
         if process::id() == self.0.process {
-            // First, so that a thread which watches another object by now finds it set.
+            // Set first, so that a thread that moves on to another object finds it set.
             self.0.done.store(true, Ordering::SeqCst);
             if let Some(awaited) = self.0.awaited.lock().as_ref().and_then(Weak::upgrade) {
                 awaited.close();
@@ -208,8 +208,8 @@ impl Interrupter {
         self.0.done.load(Ordering::SeqCst)
     }
 
-    /// Sets the object that the thread is going to wait for. The thread must then check again that
-    /// it was not interrupted.
+    /// Sets the object that the thread will wait for. The thread must then check again whether it
+    /// was interrupted.
     pub(crate) fn watch(&self, awaited: Option<Weak<dyn Close>>) {
         *self.0.awaited.lock() = awaited;
     }

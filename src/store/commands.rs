@@ -1,7 +1,7 @@
 //! Builds the script calls: the keys and arguments of each. `scripts.rs` reads the replies.
 //!
-//! Read-write locks and semaphores look the same in Redis: a sorted set of holds. They differ in
-//! which holds can coexist, which `acquire_member.lua` and `serve.lua` decide.
+//! Read-write locks and semaphores look the same in Redis: a sorted set of holds. Which holds can
+//! coexist is decided by `acquire_member.lua` and `serve.lua`.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -32,20 +32,21 @@ const FENCE_LIFE_MAX: Duration = DAY.saturating_mul(100 * 365);
 /// registered. It is longer where clients try for the lock less often.
 const WAITING_LIFE_MIN: Duration = Duration::from_secs(60);
 
-/// Life of what a ping writes, should it not be removed at once.
+/// Lifetime of the keys that a ping writes, in case they are not removed at once.
 const PING_LIFE: Duration = Duration::from_secs(1);
 
 /// Maximum number of locks that one request acquires.
 const GROUP_MAX: usize = 900;
 
-/// The keys of a name that a request about a hold changes.
+/// The keys of a name that a request may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// All that it concerns.
+    /// All of them.
     All,
-    /// Only that of the lock. While a slot of a cluster moves, no node executes a request if some
-    /// of its keys have moved, and others have not or do not exist. With one key, the node that has
-    /// that key does. Then no client is woken or found waiting, and no counter lives longer.
+    /// Only the key of the lock. While a slot of a cluster moves, no node executes a request of
+    /// which some keys have moved and others have not, or do not exist. A request with one key is
+    /// executed by the node that has that key. It wakes no client, finds no waiting one, and
+    /// prolongs no counter.
     Lock,
 }
 
@@ -58,11 +59,11 @@ impl Scope {
 
     /// Returns the narrowest scope in which a question can be answered.
     pub(crate) fn narrowest_look(look: Look) -> Self {
-        // Else it would lack the holder's note, which is only shown.
+        // Only the holder's note is missing then, which is only shown.
         if look == Look::Holder { Self::Lock } else { Self::All }
     }
 
-    /// Returns those of the keys, of which the first is the lock, that are in this scope.
+    /// Returns the keys within this scope. The first one is the lock.
     fn of<'k, 'a>(self, keys: &'a [&'k str]) -> &'a [&'k str] {
         if self == Self::All { keys } else { &keys[..1] }
     }
@@ -77,15 +78,15 @@ pub(crate) struct Commands {
     /// the server's memory.
     fence_life: Duration,
     waiting_life: Duration,
-    /// Whether the client proposes fencing tokens, so that several servers can agree on one.
+    /// Whether the client proposes fencing tokens, so that independent servers can agree on one.
     proposes: bool,
     /// Prefix of the names of Redisson's commands for channels, if the client exchanges wake-ups
     /// with Redisson.
     pub(crate) redisson: Option<&'static str>,
-    /// Whether the client leaves turns to other programs, which poll for the same keys.
+    /// Whether the client leaves turns to other programs that poll for the same keys.
     pollers: bool,
-    /// The hash tag of sharded channels, all of which are at one node of a cluster. Empty if there
-    /// is none or it is not known. It changes when slots move. Clones share it.
+    /// The hash tag of the sharded channels of one cluster node. Empty if there is none or it is
+    /// not known. It changes when slots move. Clones share it.
     pub(crate) shard_tag: Arc<RwLock<Arc<str>>>,
 }
 
@@ -129,7 +130,7 @@ impl Commands {
         let (place, life) = match registration {
             Registration::None => ("", Arg::Number(0)),
             Registration::IfMayBeKept | Registration::Recall => {
-                // Negative: the client does not wait, and only asks a client that keeps the lock.
+                // Negative: the client joins the queue only if the lock is kept, to ask for it.
                 negative = format!("-{}", self.waiting_life.as_millis());
                 let never = registration == Registration::Recall;
                 (if never { "kept" } else { "" }, Arg::Text(&negative))
@@ -156,7 +157,8 @@ impl Commands {
             Arg::Text(&shard),
             Arg::Text("echo"),
         ];
-        // A request for a held lock may notify the holder's client, over a sharded channel if any.
+        // If the lock is held, the script may notify the holder's client, over a sharded channel if
+        // there is one.
         let tells = registration != Registration::None && !shard.is_empty();
         // Each argument costs the server time, so those at the end are sent only if needed.
         let args = if echo {
@@ -186,7 +188,8 @@ impl Commands {
         }
     }
 
-    /// Calls a script that begins holds, or if they have a note, the one that also writes that.
+    /// Calls a script that begins holds. If they have a note, calls the variant that also writes
+    /// it.
     fn begin(
         &self,
         script: &'static Script,
@@ -196,7 +199,7 @@ impl Commands {
         args: &[Arg<'_>],
     ) -> Request {
         let Some(note) = request.note else { return Request::call(script, keys, args) };
-        // Those of a kind with several owners share their name.
+        // Holds of a kind with several owners share one name, and one key for their notes.
         let is_set = request.holds[0].kind.is_lock();
         let noted_holds = if is_set { request.holds } else { &request.holds[..1] };
         let notes: Vec<_> = noted_holds.iter().map(|hold| self.notes(&hold.name)).collect();
@@ -205,9 +208,9 @@ impl Commands {
         Request::call(noted, &keys.collect::<Vec<_>>(), &args.collect::<Vec<_>>())
     }
 
-    /// Calls a script about an existing hold, or if that has a note, the one that also keeps or
-    /// removes that. Only where all keys can be changed: a note that stays is never shown for
-    /// another hold, and goes with its time to live.
+    /// Calls a script about an existing hold. If the hold has a note and all keys can be changed,
+    /// calls the variant that also keeps or removes the note. A note that is left behind is never
+    /// shown for another hold, and expires.
     fn call_about(
         &self,
         script: &'static Script,
@@ -236,7 +239,7 @@ impl Commands {
         if self.leaves_turns() { 1 } else { GROUP_MAX }
     }
 
-    /// Returns `true` if the client leaves turns to programs that are in no queue.
+    /// Returns `true` if the client leaves turns to programs that do not queue.
     fn leaves_turns(&self) -> bool {
         self.redisson.is_some() || self.pollers
     }
@@ -306,7 +309,7 @@ impl Commands {
                 let args = [Arg::Text(&owner), millis(OFFER), taken];
                 return self.release(scope, hold, args);
             }
-            // Such a hold has one level.
+            // A hold of a kind with several owners has one level.
             _ if !kind.is_lock() => Arg::Text("member"),
             Change::SetDepth { depth, .. } => Arg::Number(depth.into()),
             Change::Watch { .. } => Arg::Text("watch"),
@@ -318,7 +321,7 @@ impl Commands {
         let next = millis(lease.duration);
         let whole = millis(lease.whole);
         match (kind, change) {
-            // As long as there is a hold, readers take their token from the counter.
+            // The counter must outlive the hold, because readers take their token from it.
             (
                 HoldKind::Read | HoldKind::Write,
                 Change::Renew { .. } | Change::SetDepth { lease: Some(_), .. },
@@ -330,7 +333,7 @@ impl Commands {
             }
             (_, change) => {
                 let (lock, [queue]) = self.keys.with_companions(name, [QUEUE]);
-                // Each key costs the server time, and only this reads the queue.
+                // Each key costs the server time, and only `watch` reads the queue.
                 let watches = matches!(change, Change::Watch { .. });
                 let narrow = if watches { scope } else { Scope::Lock };
                 let args = [owner, next, whole, what];
@@ -356,7 +359,8 @@ impl Commands {
         Request::call(&CHANGE, &[&lock, &fence], &args)
     }
 
-    /// Ends a hold that a majority has granted. Where it has not begun, its client no longer waits.
+    /// Ends a hold that a majority has granted. On servers where it has not begun, removes the
+    /// client from the queue.
     pub(crate) fn release_and_leave(&self, hold: &HoldId, taken_until: Moment) -> Request {
         let owner = hold.owner();
         let taken = format!("leave{}", taken_millis(taken_until));
@@ -364,7 +368,7 @@ impl Commands {
         self.release(Scope::All, hold, args)
     }
 
-    /// Ends a hold that too few servers have granted, without waking a client.
+    /// Ends a hold that too few servers have granted. Wakes no client.
     pub(crate) fn withdraw(&self, hold: &HoldId) -> Request {
         let owner = hold.owner();
         // Clients whose attempts have collided would collide again if they were woken at once.
@@ -397,7 +401,7 @@ impl Commands {
         })
     }
 
-    /// Calls a script that may free the lock and then offers it to a waiting client. The arguments
+    /// Calls a script that may free the lock and then offer it to a waiting client. The arguments
     /// are the owner or client, the duration of the offer, and how long the lock stays taken.
     fn free(
         &self,
@@ -433,8 +437,8 @@ impl Commands {
         call(scope.of(keys), args)
     }
 
-    /// Calls the script that ends a hold of a read-write lock or a semaphore, or begins that of a
-    /// reader which was the writer, and then offers places to waiting clients.
+    /// Calls the script that ends a hold of a read-write lock or a semaphore, or turns a writer
+    /// into a reader, and then offers places to waiting clients.
     fn free_place(&self, scope: Scope, hold: &HoldId, how: &str, change: Change) -> Request {
         let (lock, [queue]) = self.keys.with_companions(&hold.name, [QUEUE]);
         let shard = self.shard_tag();
@@ -470,7 +474,7 @@ impl Commands {
         )
     }
 
-    /// Does everything a lock needs, and leaves nothing behind.
+    /// Exercises everything that a lock needs, and leaves nothing behind.
     pub(crate) fn ping(&self, hold: &HoldId) -> Request {
         let (lock, [fence]) = self.keys.with_companions(&hold.name, [FENCE]);
         let owner = hold.owner();
@@ -478,7 +482,7 @@ impl Commands {
         Request::call(&PING, &[&lock, &fence], &args)
     }
 
-    /// Asks what is known about a name.
+    /// Asks for the state of a name.
     pub(crate) fn report(&self, scope: Scope, name: &str, look: Look) -> Request {
         let kinds = [NOTE, FENCE, QUEUE];
         let (lock, [notes, fence, queue]) = self.keys.with_companions(name, kinds);
@@ -519,7 +523,7 @@ pub(super) fn micros() -> u64 {
 /// Returns for how many milliseconds a lock stays taken.
 fn taken_millis(taken_until: Moment) -> u64 {
     match taken_until {
-        // Most locks become free at once. No clock is read for these.
+        // Most locks become free at once, which needs no clock.
         Moment::FIRST => 0,
         _ => whole_millis(taken_until.left()),
     }

@@ -26,7 +26,7 @@ pub enum HeldAs {
     Writer,
 }
 
-/// A kind of name, and the side of it that is held.
+/// A kind of lock, and the side of it that is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HoldKind {
     /// A lock, which one owner can hold.
@@ -43,7 +43,7 @@ pub(crate) enum HoldKind {
 pub(crate) struct KindRow {
     /// How such holds are reported.
     pub(crate) held_as: HeldAs,
-    /// The form of a name. A name cannot have two at the same time.
+    /// The data type of a name in Redis. A name has one at a time.
     pub(crate) form: &'static str,
     /// Prefix of owners and waiting clients in Redis.
     pub(crate) prefix: &'static str,
@@ -99,7 +99,7 @@ impl HoldKind {
         form.strip_prefix("a ").unwrap_or(form)
     }
 
-    /// Returns the kind of a hold that is reported as `held_as`; of a semaphore, with `permits`.
+    /// Returns the kind that is reported as `held_as`; a semaphore has `permits`.
     pub(crate) fn reported_as(held_as: HeldAs, permits: u32) -> Self {
         match held_as {
             HeldAs::Foreign | HeldAs::Lock => Self::Lock,
@@ -109,8 +109,8 @@ impl HoldKind {
         }
     }
 
-    /// Returns `true` for a lock, which its client may keep. A hold of another kind is one of the
-    /// members of its name.
+    /// Returns `true` for a lock, which has one owner and may be kept. Holds of other kinds are
+    /// members of a set.
     pub(crate) fn is_lock(self) -> bool {
         matches!(self, Self::Lock)
     }
@@ -121,13 +121,13 @@ impl HoldKind {
         !row.is_several && !row.is_shared
     }
 
-    /// Returns the maximum number of concurrent holds; zero for a read-write lock, where the sides
-    /// decide.
+    /// Returns the maximum number of concurrent holds; zero for a read-write lock, which has no
+    /// such limit.
     pub(crate) fn permits(self) -> u32 {
         if let Self::Permit { of } = self { of } else { 0 }
     }
 
-    /// Returns `true` if a name can be both without changing its form.
+    /// Returns `true` if both kinds have the same data type in Redis.
     pub(crate) fn has_form_of(self, other: Self) -> bool {
         self.row().form == other.row().form
     }
@@ -137,8 +137,8 @@ impl HoldKind {
         self.waits_with(other) && !self.is_exclusive()
     }
 
-    /// Returns `true` if threads of one client that want these two kinds share one place among the
-    /// waiting clients.
+    /// Returns `true` if the threads of one client that wait for either kind share one place in the
+    /// queue.
     pub(crate) fn waits_with(self, other: Self) -> bool {
         mem::discriminant(&self) == mem::discriminant(&other)
     }
@@ -151,7 +151,7 @@ pub(crate) struct HoldId {
     pub(crate) name: Arc<str>,
     pub(crate) client: Arc<str>,
     /// Unique in the client, except for [`MAY_BE_KEPT`], [`NOT_RENEWED`], [`STAYS_TAKEN`] and
-    /// [`HAS_NOTE`], which tell others how the client treats the hold.
+    /// [`HAS_NOTE`], with which other clients see how the client treats the hold.
     pub(crate) nonce: u64,
 }
 
@@ -185,26 +185,27 @@ pub(crate) fn is_client_id(id: &str) -> bool {
         && check_label(label).is_ok()
 }
 
-/// The bit of a nonce that tells other clients that the lock may be kept, so that getting it takes
-/// a message. The nonce then has 16 hexadecimal digits, the first of them 8 to f.
+/// The bit of a nonce that tells other clients that the lock may be kept, and must be asked for.
+/// The nonce then has 16 hexadecimal digits, the first of them 8 to f.
 const MAY_BE_KEPT: u64 = 1 << 63;
 
 /// The bit of a nonce that tells operators that the client does not renew the hold by itself.
 const NOT_RENEWED: u64 = 1 << 62;
 
-/// The bits of a nonce that tell other clients for how long at most the lock stays taken after an
-/// early release: the exponent of a power of two, in milliseconds. The time to live of its key says
-/// more if the clock of the server is set back meanwhile.
+/// The bits of a nonce that tell other clients how long the lock stays taken at most after an early
+/// release: the exponent of a power of two, in milliseconds. The TTL of its key would be too long
+/// if the server's clock was set back.
 const STAYS_TAKEN: u64 = 0x3f << TAKEN_SHIFT;
 const TAKEN_SHIFT: u32 = 56;
 
-/// The bit of a nonce of a hold with a note. So whoever renews or ends the hold, with its ticket or
-/// by force, knows that it has one, and requests about the others are not concerned with notes.
+/// The bit of a nonce of a hold with a note. It shows every client that renews or ends the hold,
+/// with its ticket or by force, that there is a note. Requests about other holds need not touch
+/// notes.
 const HAS_NOTE: u64 = 1 << 55;
 
 impl HoldId {
-    /// Returns a number for the pauses of the call that wants this hold: those of other calls, in
-    /// this client and in others, are different ones.
+    /// Returns a seed for the random pauses of the call that wants this hold. Other calls, of this
+    /// client and of others, get other seeds.
     pub(crate) fn seed(&self) -> u64 {
         fnv(self.client.bytes()).wrapping_add(self.nonce)
     }
@@ -216,7 +217,7 @@ impl HoldId {
         Some(Self { kind, name: name.into(), client: client.into(), nonce })
     }
 
-    /// The same hold, of a lock that its client may keep afterwards.
+    /// Returns the id of a hold that its client may keep afterwards.
     pub(crate) fn that_may_be_kept(self) -> Self {
         Self { nonce: self.nonce | MAY_BE_KEPT, ..self }
     }
@@ -226,7 +227,7 @@ impl HoldId {
         self.nonce & MAY_BE_KEPT != 0
     }
 
-    /// The same hold, of a client that does not renew it by itself.
+    /// Returns the id of a hold that its client does not renew by itself.
     pub(crate) fn that_is_not_renewed(self) -> Self {
         Self { nonce: self.nonce | NOT_RENEWED, ..self }
     }
@@ -236,31 +237,30 @@ impl HoldId {
         self.nonce & NOT_RENEWED == 0
     }
 
-    /// The same hold, of a lock that stays taken for that long, however early it is released.
+    /// Returns the id of a hold whose lock stays taken for that long, however early it is released.
     pub(crate) fn that_stays_taken(self, time: Duration) -> Self {
         let millis = u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX / 2);
         let exponent = u64::from(millis.max(2).next_power_of_two().ilog2());
         Self { nonce: self.nonce & !STAYS_TAKEN | exponent << TAKEN_SHIFT, ..self }
     }
 
-    /// Returns for how long at most the lock stays taken after an early release, if its client has
-    /// said so.
+    /// Returns how long the lock stays taken at most after an early release, if the id says so.
     pub(crate) fn longest_taken(&self) -> Option<Duration> {
         let exponent = (self.nonce & STAYS_TAKEN) >> TAKEN_SHIFT;
         if exponent > 0 { Some(Duration::from_millis(1 << exponent)) } else { None }
     }
 
-    /// The same hold, with a note.
+    /// Returns the id of a hold with a note.
     pub(crate) fn that_has_a_note(self) -> Self {
         Self { nonce: self.nonce | HAS_NOTE, ..self }
     }
 
-    /// Returns `true` if the hold has a note, unless it was refused.
+    /// Returns `true` if the hold was begun with a note, even if the server refused to store it.
     pub(crate) fn has_note(&self) -> bool {
         self.nonce & HAS_NOTE != 0
     }
 
-    /// Returns its place among the holds of its client, in the order in which they began.
+    /// Returns the number of the hold among those of its client. Later holds have greater numbers.
     pub(crate) fn number(&self) -> u64 {
         self.nonce & !(MAY_BE_KEPT | NOT_RENEWED | STAYS_TAKEN | HAS_NOTE)
     }
@@ -282,7 +282,7 @@ impl HoldId {
     }
 }
 
-/// Two ids with the same owner are equal: an owner has one hold.
+/// Ids with the same owner are equal, because an owner has one hold.
 impl PartialEq for HoldId {
     fn eq(&self, other: &Self) -> bool {
         self.nonce == other.nonce && self.client == other.client
@@ -297,7 +297,7 @@ impl Hash for HoldId {
     }
 }
 
-/// Omits the nonce: another client needs nothing else to release the lock.
+/// Omits the nonce, which is all that another client needs to release the lock.
 impl fmt::Debug for HoldId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HoldId").field("name", &self.name).finish_non_exhaustive()

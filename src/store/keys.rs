@@ -1,4 +1,4 @@
-//! Key names, all in one hash slot per lock, the lock names that this allows, and the slots of a
+//! The keys of a lock, all in one hash slot; the lock names that this allows; and the slots of a
 //! cluster.
 
 use std::borrow::Cow;
@@ -53,8 +53,8 @@ impl Keys {
         [RESERVED, QUEUE, ":"].concat()
     }
 
-    /// Returns the name whose queue of waiting clients has this key; `None` if the key is another
-    /// one, or has another prefix.
+    /// Returns the name whose queue of waiting clients has this key; `None` for any other key, and
+    /// for another prefix.
     pub(crate) fn name_of_queue<'k>(&self, queue: &'k str) -> Option<&'k str> {
         let lock = queue.strip_prefix(&Self::queue_start())?;
         let in_braces = lock.strip_prefix('{').and_then(|lock| lock.strip_suffix('}'));
@@ -75,12 +75,13 @@ pub(crate) const FENCE: &str = "fence";
 pub(crate) const QUEUE: &str = "queue";
 /// The notes of the holds of a name, by owner.
 pub(crate) const NOTE: &str = "note";
-/// The end of Redisson's turn at a lock.
+/// When Redisson's turn at a lock ends.
 pub(crate) const TURN: &str = "turn";
 /// Whose turn it is at a lock for which other programs poll.
 pub(crate) const POLLERS: &str = "pollers";
 
-/// Returns the companions of a key in its slot. `check_name` has accepted the name of `lock`.
+/// Returns the companion keys of a lock, which are in the same slot. `check_name` has accepted its
+/// name.
 pub(crate) fn companions<const N: usize>(lock: &str, kinds: [&str; N]) -> [String; N] {
     let (open, close) = if hash_tag(lock).is_some() { ("", "") } else { ("{", "}") };
     // Allocates once, unlike `format!`.
@@ -106,7 +107,7 @@ pub(crate) fn check_name(prefix: &str, name: &str) -> Result<()> {
         let why = "must not contain `}`, prefix included, unless it has a hash tag such as `{tag}`";
         return refuse(why);
     }
-    // The name without its braces would have the same companion keys.
+    // The same name without braces would have the same companion keys.
     if key.starts_with('{') && key.find('}') == Some(key.len() - 1) {
         return refuse(
             "must not be nothing but a hash tag, prefix included: `{x}` has the keys of `x`",
@@ -119,8 +120,8 @@ fn refuse(why: &str) -> Result<()> {
     Err(Error::invalid("name", why))
 }
 
-/// Returns the part of a key that Redis hashes instead of the whole key: what is between the first
-/// `{` and the first `}` after it, unless that is empty.
+/// Returns the hash tag of a key, which Redis hashes instead of the whole key: the text between the
+/// first `{` and the next `}`, unless it is empty.
 fn hash_tag(key: &str) -> Option<&str> {
     let (_, rest) = key.split_once('{')?;
     rest.split_once('}').map(|(tag, _)| tag).filter(|tag| !tag.is_empty())

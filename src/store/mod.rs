@@ -28,10 +28,10 @@ use crate::store::request::{
     ReportReply, Telling,
 };
 
-/// The place where locks live. Every request can be executed twice, or late, without harm to
-/// another hold. No call takes longer than its deadline.
+/// A place that keeps locks. Every request can be executed twice, or late, without harm to another
+/// hold. No call takes longer than its deadline.
 pub(crate) trait Store: Send + Sync {
-    /// Takes the lock if it is free, or all locks of a group if all of them are free.
+    /// Acquires the lock if it is free, or all locks of a group if all of them are.
     fn acquire(&self, request: Acquire<'_>) -> Result<AcquireReply, Failure>;
 
     /// Like `acquire`, for several groups, in one round trip per server if possible. Returns the
@@ -40,18 +40,18 @@ pub(crate) trait Store: Send + Sync {
         requests.iter().map(|request| self.acquire(*request)).collect()
     }
 
-    /// Like `acquire`, for another thread: it gets what is returned, and waits for the reply with
-    /// that. Does not block. Returns `None`, and sends nothing, if that could take a while.
+    /// Like `acquire`, but does not block: another thread waits for the reply with the returned
+    /// value. Returns `None`, and sends nothing, if sending could block.
     fn acquire_ahead(&self, _: Acquire<'_>) -> Option<Ahead> {
         None
     }
 
-    /// Divides names into groups that one request each can acquire.
+    /// Divides names into groups, each of which one request can acquire.
     fn groups(&self, names: &[Arc<str>]) -> Vec<Vec<usize>> {
         (0..names.len()).map(|index| vec![index]).collect()
     }
 
-    /// Returns `true` if both locks are on the same server, as far as is known.
+    /// Returns `true` if both locks are known to be on the same server.
     fn share_server(&self, _: &str, _: &str) -> bool {
         true
     }
@@ -64,7 +64,7 @@ pub(crate) trait Store: Send + Sync {
         on_reply: &mut dyn FnMut(usize, Result<HoldReply, Failure>),
     );
 
-    /// Sends requests about holds, together per server if possible, and does not wait for the
+    /// Sends requests about holds, in one write per server if possible, and does not wait for the
     /// replies. Blocks only for room to write, and to open a connection.
     fn post(&self, posts: Vec<PostedChange<'_>>);
 
@@ -72,14 +72,14 @@ pub(crate) trait Store: Send + Sync {
     /// failed.
     fn drain(&self, _: Instant) {}
 
-    /// Returns `true` if the store withdraws a hold that it has not granted at once. Such a hold
-    /// must not be requested again, because the request that withdraws it may arrive late.
+    /// Returns `true` if the store withdraws a hold that it has not granted. That hold must not be
+    /// requested again, because its withdrawal may arrive late.
     fn withdraws(&self) -> bool {
         false
     }
 
-    /// Returns `true` if a request about a name is executed after what was posted before it, unless
-    /// the latter fails.
+    /// Returns `true` if requests about a name are executed in order, unless one that was posted
+    /// earlier fails.
     fn keeps_order(&self) -> bool {
         false
     }
@@ -92,8 +92,8 @@ pub(crate) trait Store: Send + Sync {
         Ok(self.report(name, Look::Holder, deadline)?.holder().cloned())
     }
 
-    /// Returns the servers that have locks, not yet connected, for questions that are not about a
-    /// lock; and how many of them must answer for the truth about locks.
+    /// Returns the servers that have locks, not yet connected, for questions about all locks, and
+    /// how many of them must answer for a complete answer.
     fn connections(&self) -> Result<(Vec<Connection>, usize), Failure> {
         Ok((Vec::new(), 0))
     }
@@ -105,12 +105,11 @@ pub(crate) trait Store: Send + Sync {
     /// Sends a message to other clients, or to the one that holds a lock. It may get lost.
     fn tell(&self, name: &str, telling: &Telling, deadline: Instant) -> Result<(), Failure>;
 
-    /// Checks that locks can be acquired: does everything a lock needs, for one that no other
-    /// client asks for, and leaves nothing behind.
+    /// Checks that locks can be acquired, with a lock that no other client asks for. Leaves nothing
+    /// behind.
     fn ping(&self, hold: &HoldId, deadline: Instant) -> Result<(), Failure>;
 
-    /// Returns the wake-ups of a client, including those of Redisson if `redisson` has its
-    /// channels.
+    /// Returns the wake-ups of a client, with those of Redisson if `redisson` has its channels.
     fn wakeups(&self, client: &str, redisson: Option<&RedissonChannels>) -> Box<dyn Wakeups>;
 
     /// Returns the background jobs of a client.

@@ -1,9 +1,9 @@
-//! The channels on which Redisson's locks are reported free, and which of them the threads of a
-//! client wait on. The waiting threads and the listener meet here.
+//! The channels on which Redisson announces free locks, and which of them the threads of a client
+//! wait on. Waiting threads tell the listener here.
 //!
 //! Redisson is waiting if its channel has more subscribers than the companion channel, to which
-//! clients of this library subscribe with the same command. Redisson cannot take an offer, so its
-//! turn is a time in which these clients leave a free lock alone.
+//! clients of this library subscribe with the same command. Redisson cannot take an offer, so it
+//! gets a turn: a time in which clients of this library leave a free lock alone.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use crate::config::RESERVED;
 use crate::net::socket::Alarm;
 
 /// How long a released lock is left to Redisson on its turn. Redisson takes two or three
-/// milliseconds from the message to its attempt. If it releases the lock before this time is over,
-/// it alone can take the lock again in the remainder, so the time is short. `acquire.lua` respects
-/// no turn of more than 10 ms.
+/// milliseconds from the message to its attempt. If it releases the lock early, only Redisson can
+/// take it during the rest of its turn, so turns are short. `acquire.lua` ignores turns of more
+/// than 10 ms.
 pub(super) const TURN_TIME: Duration = Duration::from_millis(5);
 
 /// How long Redisson counts as waiting after it was last seen waiting. A Redisson thread that locks
@@ -33,16 +33,16 @@ pub(crate) struct RedissonChannels {
 
 #[derive(Default)]
 struct ChannelNames {
-    /// The names of the locks that threads wait for, by channel. Names that differ in braces may
-    /// share a channel.
+    /// The names of the locks that threads wait for, by channel. Names that differ only in braces
+    /// may share a channel.
     names: HashMap<String, Vec<Arc<str>>>,
-    /// Grows whenever a thread begins or ends to wait.
+    /// Grows whenever a thread begins or stops waiting.
     version: u64,
     /// Wakes the listener, once there is one.
     alarm: Option<Alarm>,
 }
 
-/// A thread's request to hear when Redisson releases a lock. It lasts until it is dropped.
+/// The interest of a thread in Redisson's releases of a lock, until this is dropped.
 pub(crate) struct RedissonWait {
     channels: RedissonChannels,
     channel: String,
@@ -68,7 +68,8 @@ impl RedissonChannels {
         let channel = Self::channel(lock);
         let mut awaited = self.awaited.lock();
         awaited.names.entry(channel.clone()).or_default().push(name.clone());
-        // Once it has subscribed, the listener wakes the call, which may have missed a release.
+        // After it has subscribed, the listener wakes the call, because a release may have been
+        // missed.
         awaited.change();
         RedissonWait { channels: self.clone(), channel, name: name.clone() }
     }
@@ -87,12 +88,12 @@ impl RedissonChannels {
             .collect()
     }
 
-    /// Makes the listener check again which channels are wanted.
+    /// Makes the listener check which channels are wanted.
     pub(crate) fn change(&self) {
         self.awaited.lock().change();
     }
 
-    /// Returns a number that changes whenever `wanted` does.
+    /// Returns a number that changes whenever the wanted channels do.
     pub(crate) fn version(&self) -> u64 {
         self.awaited.lock().version
     }

@@ -8,26 +8,26 @@ use crate::base::failure::Failure;
 use crate::base::holder::{Holder, Leader};
 use crate::store::hold_id::{HeldAs, HoldId, HoldKind, client_of};
 
-/// A request for holds: mostly for one; for one of each of several locks, all or none; or for
-/// several of a name that can be shared, the first or as many as there is room for.
+/// A request for holds: usually for one; for one of each of several locks, all or none; or for
+/// several of a shared name, as many as there is room for.
 #[derive(Clone, Copy)]
 pub(crate) struct Acquire<'a> {
     /// Locks are one group of [`Store::groups`](crate::store::Store::groups). Holds of other kinds
     /// share one kind and name, and are granted in this order.
     pub(crate) holds: &'a [HoldId],
     pub(crate) lease: Duration,
-    /// The note of all these holds, whose ids show whether there is one.
+    /// The note of these holds, if their ids say that they have one.
     pub(crate) note: Option<&'a str>,
     pub(crate) registration: Registration,
-    /// Whether a client that has to wait wants an echo: a message over the way by which it is told
-    /// that its turn has come.
+    /// Whether a client that must wait wants an echo: a message that arrives in the same way as the
+    /// one that its turn has come.
     pub(crate) echo: bool,
     pub(crate) deadline: Instant,
 }
 
 impl Acquire<'_> {
-    /// Returns how many fencing tokens the first hold gets at most: one, or a block for those that
-    /// follow it in its tenure.
+    /// Returns the maximum number of fencing tokens: one, or a block if other holds may follow in
+    /// the same tenure.
     pub(crate) fn tokens(&self) -> u64 {
         let hold = &self.holds[0];
         let is_followed = hold.kind.is_exclusive() && self.registration == Registration::Followed;
@@ -35,17 +35,18 @@ impl Acquire<'_> {
     }
 }
 
-/// How the client appears among the waiting clients of a lock.
+/// The client's place among the waiting clients of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Registration {
     /// It does not wait.
     None,
-    /// It does not wait: it has the lock, and wants more tokens for the holds of its tenure. The
-    /// tenure is renewed, and never started again.
+    /// It has the lock, and wants more tokens for the holds of its tenure. The tenure is renewed,
+    /// and never started again.
     Kept,
-    /// It is registered if the lock is held by a client that may keep it. That client is notified.
+    /// It is registered if the holder may keep the lock, and the holder's client is notified.
     IfMayBeKept,
-    /// Like `IfMayBeKept`, but never acquires the lock: the client wants the name as another kind.
+    /// Like `IfMayBeKept`, but the lock is not acquired, because the client wants the name as
+    /// another kind.
     Recall,
     /// It is registered if the lock is held.
     IfHeld,
@@ -53,22 +54,22 @@ pub(crate) enum Registration {
     Last,
     /// It is registered, or may be.
     Registered,
-    /// Like `Registered`, and other threads wait that may have the lock in the same tenure.
+    /// Like `Registered`, while other threads wait that can have the lock in the same tenure.
     Followed,
     /// Like `Registered`, but a client that has waited longer goes first even if the lock is free.
     Yielding,
     /// Like `Yielding`, by a client that has just missed messages, as after a restart of the
-    /// server: for two seconds, clients that do not listen again yet go first as well.
+    /// server: for two seconds, clients that do not listen again yet go first, too.
     Returning,
 }
 
 impl Registration {
-    /// Returns `true` if the client may be in the queue, which it leaves with a lock.
+    /// Returns `true` if the client may be in the queue, which it leaves when it gets the lock.
     pub(crate) fn may_be_queued(self) -> bool {
         !matches!(self, Self::IfHeld | Self::IfMayBeKept | Self::None)
     }
 
-    /// Returns `true` if the client is registered where the lock is held.
+    /// Returns `true` if the client is registered whenever the lock is held.
     pub(crate) fn joins(self) -> bool {
         !matches!(self, Self::IfMayBeKept | Self::Kept | Self::Last | Self::None | Self::Recall)
     }
@@ -80,7 +81,7 @@ impl Registration {
 pub(crate) const TENURE_FENCES: u64 = 1000;
 
 /// How long a released lock is offered to the client that has waited longest. That is long enough
-/// for a client that is far away or short of processor time: only one that has stopped loses its
+/// even for a client that is far away or short of processor time. Only a stopped client loses its
 /// offer. The servers of a quorum may offer it to different clients if these arrived at nearly the
 /// same time. Unless a majority agrees, each of the clients then gets too few votes, and they try
 /// again after random pauses.
@@ -89,8 +90,8 @@ pub(crate) const OFFER: Duration = Duration::from_millis(200);
 /// Maximum number of permits that a request may ask for besides the first.
 pub(crate) const SHARERS_MAX: usize = 64;
 
-/// The depth of a hold that its client has left for adoption, so that no client renews it. It is
-/// only shown, and is more than a thread can have.
+/// The depth of a hold that waits for its adoption, so that no client renews it. It is only shown,
+/// and greater than any real depth.
 pub(crate) const DETACHED: u32 = u32::MAX;
 
 /// The reply to a request for holds.
@@ -112,16 +113,16 @@ pub(crate) enum AcquireReply {
     Held {
         /// The index of the lock that another owner holds.
         index: usize,
-        /// For how long it is held, unless it is renewed; `None` if that is not known.
+        /// How long it is held, unless it is renewed; `None` if that is not known.
         remaining: Option<Duration>,
         /// Whether one of several servers has not replied, so that the holds may exist there, or
         /// begin later.
         in_doubt: bool,
-        /// Whether the client that has the lock may be keeping it unused, and was told that this
-        /// one waits.
+        /// Whether the holder's client may only be keeping the lock, and was told that this one
+        /// waits.
         recalled: bool,
-        /// `Some` if an echo was sent: the client is registered, and is told when the hold in its
-        /// way ends. Of a lock it is the owner of that hold.
+        /// `Some` if an echo was sent: the client is registered, and will be told when the hold in
+        /// its way ends. For a lock, the owner of that hold.
         echoed: Option<String>,
     },
 }
@@ -135,25 +136,24 @@ pub(crate) fn is_granted(reply: &Result<AcquireReply, Failure>) -> bool {
     }
 }
 
-/// A request about a hold that already exists, or that its client waits for.
+/// A request about a hold that exists, or that its client waits for.
 #[derive(Clone, Copy)]
 pub(crate) struct HoldRequest<'a> {
     pub(crate) hold: &'a HoldId,
     pub(crate) change: Change,
-    /// The request has failed if it has no reply by then.
+    /// Without a reply by then, the request has failed.
     pub(crate) deadline: Instant,
 }
 
-/// The lease that a request gives a hold that exists already.
+/// The lease that a request gives an existing hold.
 ///
-/// A request may be executed late, after another one that has given more, and does not shorten
-/// that: before the age limit of one client, it gives less than a client that has adopted the hold.
-/// But no request gives more than a whole lease. If more is left, the clock of the server was set
-/// back, and the request ends that.
+/// A late request does not shorten a lease: near the age limit of one client, it would give less
+/// than a client that has adopted the hold. But no request leaves more than a whole lease. If more
+/// is left, the server's clock was set back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NextLease {
     pub(crate) duration: Duration,
-    /// The duration of a whole lease, which is the same for all requests about the hold.
+    /// A whole lease, the same for all requests about the hold.
     pub(crate) whole: Duration,
 }
 
@@ -169,7 +169,7 @@ impl From<Duration> for NextLease {
 pub(crate) enum Change {
     /// No change: the reply says whether the hold exists.
     Check,
-    /// The writer of the same owner becomes this reader, with this lease. A repeat renews that.
+    /// The writer with the same owner becomes a reader with this lease. A repeat renews it.
     Downgrade { lease: NextLease, unused: Option<Unused> },
     /// It ends. A lock stays taken until `taken_until`; [`Moment::FIRST`] frees it at once.
     Release { taken_until: Moment, unused: Option<Unused> },
@@ -181,13 +181,13 @@ pub(crate) enum Change {
     /// It is renewed if there is a lease, and its client is notified when another one waits for the
     /// lock. The reply says whether one already does.
     Watch { lease: Option<NextLease> },
-    /// Its client stops waiting for the name, whatever the kind of the hold: after a wake-up it is
-    /// not known for which kind. An offer to the client goes to the next one.
+    /// Its client stops waiting for the name, as any kind, because a wake-up does not say for which
+    /// kind it was. An offer to the client goes to the next one.
     Unregister,
 }
 
-/// The tokens that a tenure of writers leaves unused. The readers that follow get the one before
-/// them, which the last writer had.
+/// The tokens that a tenure of writers leaves unused. The next readers get the token before these,
+/// which the last writer had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unused {
     pub(crate) before: u64,
@@ -207,7 +207,7 @@ impl Change {
         }
     }
 
-    /// Returns the tokens that a writer leaves unused which the change ends.
+    /// Returns the unused tokens of a writer that this change ends.
     pub(crate) fn unused(self) -> Option<Unused> {
         match self {
             Self::Downgrade { unused, .. } | Self::Release { unused, .. } => unused,
@@ -225,8 +225,8 @@ impl Change {
     }
 }
 
-/// How long a call that posts a request on its way may wait. A healthy server accepts a connection
-/// within that time.
+/// How long a call may wait to post a request. A healthy server accepts a connection within that
+/// time.
 pub(crate) const POST_MOMENT: Duration = Duration::from_millis(50);
 
 /// A request that no thread waits for.
@@ -249,7 +249,7 @@ pub(crate) enum HoldReply {
     Wanted,
 }
 
-/// A request that was sent ahead of the thread that waits for the reply.
+/// A request that was sent for another thread, which waits for the reply.
 pub(crate) struct Ahead {
     wait: Option<Box<dyn FnOnce() -> Result<AcquireReply, Failure> + Send>>,
 }
@@ -267,7 +267,7 @@ impl Ahead {
     }
 }
 
-/// The thread may have been made the reader of the connection, on which others wait for it.
+/// The thread may have become the reader of the connection, and others then wait for it.
 impl Drop for Ahead {
     fn drop(&mut self) {
         if let Some(wait) = self.wait.take() {
@@ -285,7 +285,7 @@ impl fmt::Debug for Ahead {
 /// The holder of a lock, as a server knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HolderReply {
-    /// As stored in the key. Some libraries do not write text.
+    /// As stored in the key, where some libraries store no text.
     pub(crate) owner: Vec<u8>,
     /// 0 if the hold has ended but keeps the lock taken.
     pub(crate) depth: u32,
@@ -325,7 +325,7 @@ impl HolderReply {
     }
 }
 
-/// The owner of a hold of a name, of any client or library.
+/// The owner of a hold, of any client or library.
 #[derive(Clone, Copy)]
 pub(crate) struct OwnerOf<'a> {
     pub(crate) kind: HoldKind,
@@ -345,20 +345,19 @@ pub(crate) struct Telling {
 /// A question about a name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// The holders, whatever the kind of the name, and the waiting clients.
+    /// The holders of any kind, and the waiting clients.
     All,
     /// The holder of a lock, perhaps without the token and the note.
     Owner,
     /// The holder of a lock, perhaps without the token.
     Holder,
-    /// The number of permits of a semaphore that are held or offered; none where there can be no
-    /// semaphores.
+    /// The number of permits of a semaphore that are held or offered.
     Permits,
     /// The holder of a lock, with the token.
     Token,
 }
 
-/// The answer to a [`Look`], as far as it goes.
+/// The answer to a [`Look`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReportReply {
     pub(crate) holds: Vec<(HeldAs, HolderReply)>,

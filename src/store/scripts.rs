@@ -1,4 +1,4 @@
-//! The scripts in `lua/`: the files that each is made of, and the meaning of its replies.
+//! The scripts in `lua/`: the files of each, and the meaning of its replies.
 
 use std::str::FromStr;
 use std::sync::LazyLock;
@@ -13,10 +13,10 @@ use crate::net::packed::{Reply, Script};
 use crate::store::hold_id::HeldAs;
 use crate::store::request::{AcquireReply, HoldReply, HolderReply, ReportReply};
 
-/// Defines a script from its file in `lua/`, between the parts that it shares with others.
+/// Defines a script from its file in `lua/`, with the parts that it shares with others.
 ///
-/// One about holds comes with a second script for holds with notes: it has the first as a function,
-/// which another file calls.
+/// A script about holds has a variant for holds with notes, which contains the first as a function
+/// and calls it.
 macro_rules! script {
     ($name:ident, $($file:literal),+) => {
         pub(crate) static $name: LazyLock<Script> =
@@ -94,7 +94,7 @@ script!(
 
 /// The reply of a script.
 pub(crate) trait ScriptReply: Clone + Send + Sync + 'static {
-    /// The meaning of a `WRONGTYPE` error, if that is no failure.
+    /// The reply for a `WRONGTYPE` error, if that is no failure.
     const OF_WRONG_TYPE: Option<Self> = None;
 
     /// Parses a reply; `None` if it does not have a shape that the script returns.
@@ -169,7 +169,7 @@ impl ScriptReply for AcquireReply {
     }
 }
 
-/// Parses a fencing token. It is not 0 or 1, which other scripts reply: a token is not below a
+/// Parses a fencing token. It cannot be 0 or 1, which other scripts reply, because it is at least a
 /// clock in microseconds.
 fn token(reply: &Value) -> Option<u64> {
     match reply {
@@ -182,8 +182,8 @@ fn integer(reply: &Value) -> Option<i64> {
     if let Value::Int(number) = reply { Some(*number) } else { None }
 }
 
-/// Parses a hold: its kind, owner, remaining milliseconds and depth, and the note if it has one.
-/// One that no client of this library would write counts as none: it is shown as it is.
+/// Parses a hold: its kind, owner, remaining milliseconds and depth, and the note if it has one. A
+/// note that no client of this library would write is dropped, because it would be shown as it is.
 fn held(parts: &Value) -> Option<(HeldAs, HolderReply)> {
     let Value::Array(parts) = parts else { return None };
     let [kind, owner, left, depth, note @ ..] = &parts[..] else { return None };
@@ -233,7 +233,7 @@ impl ScriptReply for ReportReply {
             if is_lock {
                 return client.into_owned();
             }
-            // A client that waits for something with several owners has its kind as a prefix.
+            // In queues of read-write locks and semaphores, the kind is a prefix of the client.
             let kind = ["p:", "r:", "w:"].into_iter().find(|kind| client.starts_with(kind));
             client[kind.unwrap_or_default().len()..].to_owned()
         });

@@ -6,11 +6,11 @@ use super::*;
 use crate::client::Client;
 use crate::config::LEASE_MAX;
 use crate::error::Error;
-use crate::ticket::Ticket;
 use crate::local::adoption::DetachedHold;
 use crate::store::hold_id::is_client_id;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::keys::check_name;
+use crate::ticket::Ticket;
 
 const TICKETS: &[&[u8]] = &[
     b"leasehold:1:lock%3A:stock%3A42:0a0a0a0a0a0a0a0a0a0a0a0a5ec2e7ff:1a:7:30000000000:0:0",

@@ -9,12 +9,12 @@ use crate::base::sync::executor::{self, Process, Random};
 use crate::client::Client;
 use crate::error::Error;
 use crate::guards::mutex::OwnedGuard;
-use crate::ticket::Ticket;
 use crate::simulation::calls::{Guarded, Held, Side, end_release, release};
 use crate::simulation::faults::stop_soon;
 use crate::simulation::judge::begin_hold;
 use crate::simulation::world::{Usage, World, broken, say, start, with};
 use crate::store::hold_id::HoldId;
+use crate::ticket::Ticket;
 
 /// A hold that a guard has left.
 pub(super) struct Left {

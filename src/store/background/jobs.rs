@@ -1,8 +1,8 @@
 //! Background jobs: posts over connections that one thread keeps, at most two to each node.
 //!
-//! A renewal that must reach replicas or disks counts once that is confirmed. Until then, the
-//! server executes nothing else on that connection. So such renewals have a connection of their
-//! own: no clean-up waits for them, and the next batch is collected in the meantime.
+//! While a renewal waits for replicas or disks, the server executes nothing else on its connection.
+//! So durable renewals have a connection of their own: no clean-up waits for them, and the next
+//! batch is collected in the meantime.
 
 use std::collections::HashMap;
 use std::mem;
@@ -26,7 +26,7 @@ use crate::store::commands::Scope;
 use crate::store::request::HoldReply;
 use crate::store::scripts::ScriptReply;
 
-/// Maximum number of delayed jobs in one write, which the server executes in one go.
+/// Maximum number of jobs in one write, because the server executes them in one go.
 const BATCH_MAX: usize = 2048;
 
 /// Pause before a node that could not be reached is tried again.
@@ -41,7 +41,7 @@ pub(crate) struct BackgroundJobs<P: JobPolicy> {
     policy: P,
     settings: BackgroundSettings,
     nodes: Vec<NodeJobs<P::Peer>>,
-    /// The jobs without an outcome, by number. All nodes that a job was sent to share it.
+    /// The jobs without an outcome, by number. A job is shared by all nodes that it was sent to.
     undecided: HashMap<u64, (Job, P::Progress)>,
 }
 
@@ -50,7 +50,7 @@ impl<P: JobPolicy> BackgroundJobs<P> {
         Self { policy, settings, nodes: Vec::new(), undecided: HashMap::new() }
     }
 
-    /// Returns the index of a node's connection for jobs with or without a durability demand.
+    /// Returns which of a node's connections is for jobs with, or without, a durability demand.
     fn place(&mut self, node: P::Peer, demand: Option<Demand>) -> usize {
         let place = self.nodes.iter().position(|known| {
             known.connection.peer == node && known.demand.is_some() == demand.is_some()
@@ -69,7 +69,7 @@ impl<P: JobPolicy> BackgroundJobs<P> {
         self.nodes.len() - 1
     }
 
-    /// Adds a job to those that are sent to a node next.
+    /// Queues a job for a node.
     fn push(&mut self, node: P::Peer, scope: Scope, job: &Job) {
         let demand = if job.change.is_durable() { self.settings.demand } else { None };
         let place = self.place(node, demand);
@@ -80,7 +80,7 @@ impl<P: JobPolicy> BackgroundJobs<P> {
         let arrived = arrived.clone();
         let factory = connection.peer.factory().clone();
         let id = job.id;
-        // Over the pool, the reply is read by another thread, which must not wait for this one.
+        // Over a pooled connection, another thread reads the reply, and must not wait for this one.
         let on_reply =
             Box::new(move |reply| arrived.lock().push((id, HoldReply::decode(reply, &factory))));
         let exchange = Exchange::posted(request, job.deadline, on_reply);
@@ -95,19 +95,20 @@ impl<P: JobPolicy> BackgroundJobs<P> {
         open.filter(|open| open.is_open()).count() < self.policy.required()
     }
 
-    /// Makes as much progress at all nodes as is possible without waiting, and reports outcomes.
-    /// Returns when there will be more to do even if nothing arrives.
+    /// Does everything that is possible at all nodes without waiting, and reports outcomes. Returns
+    /// when to continue even if nothing arrives.
     fn go_on(&mut self, done: &mut dyn FnMut(u64, JobOutcome)) -> Option<Instant> {
         let mut next = None::<Instant>;
         let mut place = 0;
-        // A redirection may add nodes, and give jobs to earlier ones.
+        // A redirection may add nodes, and jobs for nodes that this turn has already visited.
         while place < self.nodes.len() {
             let urgent = self.is_urgent(place);
             let then = self.nodes[place].go_on(&self.policy, urgent, self.settings.io_timeout);
             next = next.into_iter().chain(then).min();
+            // Taken out of the lock, because other threads add replies of pooled connections.
             let arrived = mem::take(&mut *self.nodes[place].arrived.lock());
             for (id, reply) in arrived {
-                // A majority may have decided it before.
+                // A majority may already have decided the job.
                 let Some((job, mut progress)) = self.undecided.remove(&id) else { continue };
                 let from = &self.nodes[place].connection.peer;
                 match self.policy.decide(&job, &mut progress, from, reply) {
@@ -140,7 +141,7 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
     }
 
     fn send(&mut self, jobs: Vec<Job>, done: &mut dyn FnMut(u64, JobOutcome)) {
-        // Nodes of a cluster come and go.
+        // Connections to nodes that have left the cluster are closed.
         self.nodes.retain(|known| {
             let is_busy = !known.waiting.is_empty() || known.connection.is_busy();
             is_busy || self.policy.keeps(&known.connection.peer)
@@ -162,6 +163,7 @@ impl<P: JobPolicy> JobRunner for BackgroundJobs<P> {
     fn collect(&mut self, deadline: Instant, done: &mut dyn FnMut(u64, JobOutcome)) {
         loop {
             let next = self.go_on(done);
+            // Replies that have arrived count even at the deadline, so it is checked after reading.
             if self.undecided.is_empty() || Instant::now() >= deadline {
                 break;
             }
@@ -186,11 +188,12 @@ type NumberedReply = (u64, Result<HoldReply, Failure>);
 /// The jobs of one node that share a connection.
 struct NodeJobs<N> {
     connection: BackgroundConnection<N, Connection>,
-    /// The durability these jobs must reach before they count.
+    /// The durability that these jobs must reach before they count.
     demand: Option<Demand>,
-    /// Whether the current or last attempt to open the connection was made ahead of need.
+    /// Whether the last attempt to open the connection was made before any job needed it.
     is_prepared: bool,
-    /// Until then, the pooled connections are likely to have room again.
+    /// Until when jobs that cannot be sent may wait for the pooled connections, which have just
+    /// taken some.
     shares_until: Instant,
     /// Sent as soon as the connection is open, has written everything sent before, and does not
     /// wait for replicas or disks.
@@ -207,7 +210,7 @@ impl<N: Peer> NodeJobs<N> {
         Some(self.connection.open.as_ref()?.stream()?.poll_fd())
     }
 
-    /// Starts to open the connection unless it is open or being opened.
+    /// Starts to open the connection, unless it is open or being opened.
     fn prepare(&mut self) {
         let previous =
             self.connection.open.take_if(|open| open.in_flight.is_empty() && !open.is_usable());
@@ -219,16 +222,16 @@ impl<N: Peer> NodeJobs<N> {
         self.is_prepared |= !is_opening && self.connection.opening.is_some();
     }
 
-    /// Makes as much progress as is possible without waiting. Returns when there will be more to do
-    /// even if no reply arrives; `None` if there is no job.
+    /// Does everything that is possible without waiting. Returns when to continue even if no reply
+    /// arrives; `None` if there is no job.
     fn go_on<P: JobPolicy<Peer = N>>(
         &mut self,
         policy: &P,
         urgent: bool,
         io_timeout: Duration,
     ) -> Option<Instant> {
-        // Everything that can make room comes before the jobs are sent, because nothing wakes the
-        // thread for jobs that could have been.
+        // Everything that can make room comes first. A job that is left behind despite room would
+        // not wake the thread.
         let previous = self.close_unless_ready();
         self.connection.read();
         let now = Instant::now();
@@ -239,6 +242,7 @@ impl<N: Peer> NodeJobs<N> {
         if self.demand.is_none() || sent.is_err() {
             self.fall_back_to_pool(policy, io_timeout);
         }
+        // If others have just gone over the pool, the server is reachable, and these wait for room.
         if let Err(failure) = sent
             && self.shares_until <= now
         {
@@ -262,8 +266,8 @@ impl<N: Peer> NodeJobs<N> {
         fail(late, &Failure::too_late(&self.connection.peer.factory().label(), why));
     }
 
-    /// Sends jobs over the pooled connections if there is no other: one of them may be open though
-    /// no further one can be. A durable job would block it, so it goes there only if opening has
+    /// Without a connection, sends jobs over the pooled ones: they may be open even if the server
+    /// accepts no more. A durable job would block one of them, so it goes there only if opening has
     /// failed.
     fn fall_back_to_pool<P: JobPolicy<Peer = N>>(&mut self, policy: &P, io_timeout: Duration) {
         if self.connection.open.is_some() || self.waiting.is_empty() {
@@ -278,8 +282,8 @@ impl<N: Peer> NodeJobs<N> {
         }
     }
 
-    /// Returns when a connection over which no reply comes is closed: once it is silent for
-    /// `io_timeout`, or for as long as any of its jobs may take.
+    /// Returns when to close a silent connection: after `io_timeout`, or after the longest time
+    /// that one of its jobs may take.
     fn give_up_at(&self, io_timeout: Duration) -> Option<Instant> {
         let in_flight = &self.connection.open.as_ref()?.in_flight;
         Some(in_flight.expected_since()? + io_timeout.min(in_flight.most_time()))
@@ -296,7 +300,7 @@ impl<N: Peer> NodeJobs<N> {
         }
     }
 
-    /// Returns when there will be more to do even if no reply arrives.
+    /// Returns when to continue even if no reply arrives.
     fn next_wake(&self, now: Instant, io_timeout: Duration) -> Option<Instant> {
         let open = self.connection.open.as_ref();
         let next_expiry = open.and_then(|open| open.in_flight.next_expiry(now));
@@ -306,15 +310,15 @@ impl<N: Peer> NodeJobs<N> {
         deadlines.chain(next_expiry).chain(self.give_up_at(io_timeout)).chain(look).min()
     }
 
-    /// Sends the jobs that no longer have to wait, or starts to open a connection for them. They
-    /// wait until everything sent before is written, and no replicas or disks are waited for. Fails
-    /// if there will be no connection.
+    /// Sends the queued jobs if everything before them is written and the server is not waiting for
+    /// replicas or disks. Starts to open a connection if there is none. Fails if there will be
+    /// none.
     fn send_waiting(&mut self, previous: Option<Connection>, urgent: bool) -> Result<(), Failure> {
         let outcome = self.connection.finish_opening();
         let was_prepared = outcome.is_some() && mem::take(&mut self.is_prepared);
         if let Some(Err(failure)) = outcome
             && self.connection.open.is_none()
-            // An attempt ahead of need may have failed long ago.
+            // A failure from before any job needed the connection may be long past.
             && !was_prepared
         {
             return Err(failure);
@@ -323,8 +327,8 @@ impl<N: Peer> NodeJobs<N> {
             return Ok(());
         };
         let urgent = urgent || was_prepared;
-        // If this fails, jobs go over the pool, durable ones only then. So it must fail if the
-        // server accepts no connection, where that is likely or there is no other way to find out.
+        // Durable jobs go over the pool only if this fails. So for them, and after an earlier
+        // failure, it succeeds only once the server has answered over the connection.
         if self.demand.is_some() || self.connection.failure().is_some() {
             self.connection.begin_opening(previous, deadline, urgent, greeted)?;
         } else {
@@ -343,21 +347,23 @@ impl<N: Peer> NodeJobs<N> {
         Ok(())
     }
 
-    /// Closes a connection that must not be used for the waiting jobs. Returns it if it may be used
-    /// once the server is confirmed not to have moved.
+    /// Closes a connection that must not be used for the queued jobs. Returns one that may be used
+    /// as soon as the server is confirmed not to have moved.
     fn close_unless_ready(&mut self) -> Option<Connection> {
         if self.waiting.is_empty() {
             return None;
         }
         let open = self.connection.open.as_mut()?;
-        // A request sent behind others goes where they went.
+        // A stale connection stays in use while replies are outstanding: these jobs go where the
+        // others went.
         let is_idle = open.in_flight.is_empty();
         let is_ready = if is_idle { open.is_usable() } else { open.is_open() };
         if is_ready {
             return None;
         }
         if !is_idle {
-            // Replies to what is in flight will not arrive over the next connection.
+            // The requests in flight fail, because their replies cannot arrive over another
+            // connection.
             open.time_out();
         }
         self.connection.open.take()

@@ -2,9 +2,8 @@
 //! listener, which tell a waiting client that a lock may be free.
 //!
 //! Most stores run both over connections that one thread keeps to one or more nodes. These are
-//! outside the pool, so that a busy pool cannot delay renewals. What differs between stores is a
-//! policy, beside the store: which nodes there are, where a job is sent, and what the replies or
-//! messages amount to.
+//! outside the pool, so that a busy pool cannot delay renewals. Each store has a policy for what
+//! differs: which nodes there are, where a job is sent, and how replies and messages are counted.
 
 pub(crate) mod jobs;
 pub(crate) mod peer;
@@ -32,8 +31,8 @@ pub(crate) struct BackgroundSettings {
     pub(crate) commands: Commands,
     /// The durability a renewal must reach before it counts.
     pub(crate) demand: Option<Demand>,
-    /// A connection that is silent for this long while a reply is outstanding is closed. No lease
-    /// shortens this, because there may be longer leases than the client's.
+    /// A connection is closed if it is silent for this long while a reply is outstanding. A short
+    /// lease of the client does not shorten it, because handles may have longer leases.
     pub(crate) io_timeout: Duration,
     pub(crate) events: Events,
 }
@@ -52,11 +51,11 @@ impl BackgroundSettings {
 
 /// A request about one hold.
 pub(crate) struct Job {
-    /// Identifies its outcome. No other job without an outcome has the same.
+    /// Identifies its outcome. Unique among the jobs without one.
     pub(crate) id: u64,
     pub(crate) hold: HoldId,
     pub(crate) change: Change,
-    /// The job has failed if it has no outcome by then.
+    /// If the job has no outcome by then, it has failed.
     pub(crate) deadline: Instant,
 }
 
@@ -79,7 +78,7 @@ impl From<HoldReply> for JobReply {
     }
 }
 
-/// Decides where jobs are sent, and what the replies amount to.
+/// Decides where jobs are sent, and how the replies are counted.
 pub(crate) trait JobPolicy: Send {
     type Peer: Peer;
 
@@ -89,8 +88,8 @@ pub(crate) trait JobPolicy: Send {
     /// Returns the nodes that a job about this name is sent to first. Fails if none is known.
     fn route(&mut self, name: &str) -> Result<(Vec<Self::Peer>, Self::Progress), Failure>;
 
-    /// Sends requests to a node over a connection of the calls, if one is open and free, without
-    /// waiting. A reply after `deadline` does not count. Returns those that were not sent.
+    /// Sends requests to a node over a pooled connection that is open and free, without waiting. A
+    /// reply after `deadline` does not count. Returns the requests that were not sent.
     fn post_over_pool(
         &self,
         node: &Self::Peer,
@@ -98,8 +97,8 @@ pub(crate) trait JobPolicy: Send {
         deadline: Instant,
     ) -> Vec<Exchange>;
 
-    /// Returns what builds the requests to a node, if that depends on the node: a release notifies
-    /// the next client over that node's own sharded channel.
+    /// Returns the builder of requests to a node, if it depends on the node: a release notifies the
+    /// next client over that node's own sharded channel.
     fn commands<'a>(&self, _: &'a Self::Peer) -> Option<&'a Commands> {
         None
     }
@@ -119,8 +118,8 @@ pub(crate) trait JobPolicy: Send {
         0
     }
 
-    /// Returns `true` if jobs are likely to be sent to that node again, so that an idle connection
-    /// to it is kept.
+    /// Returns `true` if an idle connection to the node should be kept, because more jobs are
+    /// likely.
     fn keeps(&self, _: &Self::Peer) -> bool {
         true
     }
@@ -135,8 +134,8 @@ pub(crate) enum Decision<N> {
     Undecided,
 }
 
-/// Sends jobs in batches and collects their outcomes. Each job has exactly one outcome, unless it
-/// is abandoned. No method waits for a connection to open.
+/// Sends jobs in batches and collects their outcomes. Each job that is not abandoned has exactly
+/// one outcome. No method waits for a connection to open.
 pub(crate) trait JobRunner: Send {
     /// Starts to open the connections that jobs about this name will need, unless they are open.
     fn prepare(&mut self, _name: &str) {}
@@ -147,42 +146,42 @@ pub(crate) trait JobRunner: Send {
     /// Blocks until every job has an outcome or until `deadline`. Calls `done` with each outcome.
     fn collect(&mut self, deadline: Instant, done: &mut dyn FnMut(u64, JobOutcome));
 
-    /// Forgets the jobs without an outcome, and the connections with the outstanding replies. Their
-    /// state may be wrong after a panic.
+    /// Forgets the jobs without an outcome, and closes the connections. After a panic, their state
+    /// may be wrong.
     fn abandon(&mut self) {}
 }
 
-/// A hold without a guard that may nevertheless exist on a server.
+/// A hold that has no guard but may exist on a server.
 #[derive(Debug)]
 pub(crate) struct InDoubtHold {
     pub(crate) hold: HoldId,
-    /// Until then the lock stays taken, even though the hold is removed.
+    /// The lock stays taken until then, even after the hold is removed.
     pub(crate) taken_until: Moment,
     /// After this time the hold has ended by itself.
     pub(crate) lease: Duration,
-    /// Whether a request that begins the hold may arrive later, so that one answered release is not
+    /// Whether a late request may still begin the hold, in which case one confirmed release is not
     /// enough.
     pub(crate) may_begin: bool,
 }
 
-/// A connection that lasted this long belongs to no outage before or after it.
+/// After a connection has lasted this long, its end counts as a new outage.
 pub(crate) const STABLE: Duration = Duration::from_secs(1);
 
 /// A message to a waiting client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
-    /// Whether messages arrive from all places with locks, so that every client that asks for one
-    /// is heard.
+    /// Whether messages arrive from all nodes that have locks, so that this client hears every
+    /// request for one.
     Complete(bool),
-    /// The echo that a call for the lock of this name has asked for: what its server tells the
-    /// client arrives.
+    /// The echo that a call for the lock of this name has asked for. It shows that messages of that
+    /// server arrive.
     Echo(String),
     /// The hold of this name with this nonce was ended by force, on at least one server.
     Ended { name: String, nonce: u64 },
     /// The lock of this name may be free.
     Lock(String),
-    /// A thread of another client has long waited for a lock: this client has the hold of it, with
-    /// this nonce. With 0, threads wait for each other in a circle. The message says which.
+    /// A thread of another client has waited long for a lock that this client holds, with this
+    /// nonce. With 0, threads wait for each other in a circle. The message says which.
     Probe { nonce: u64, message: String },
     /// Another client wants a lock of this client, whose hold has this nonce.
     Recall {
@@ -194,68 +193,65 @@ pub(crate) enum Wake {
     /// Redisson may have released the locks of these names. A client that is not in the queue may
     /// already have taken them again.
     Unlocked(Vec<Arc<str>>),
-    /// Messages arrive from now on; earlier ones may have been missed.
+    /// Messages arrive again. Earlier ones may have been missed.
     Ready,
 }
 
 /// The messages to one client, for one thread.
 pub(crate) trait Wakeups: Send {
-    /// Blocks until a message arrives or until `deadline`. A message that has already arrived is
-    /// returned even after the deadline. Fails if no message can arrive at the moment; the next
-    /// call tries again.
+    /// Blocks until a message arrives or until `deadline`, but returns a message that has already
+    /// arrived even after that. Fails if no message can arrive at the moment; the next call tries
+    /// again.
     fn next(&mut self, deadline: Instant) -> Option<Result<Wake, Failure>>;
 
-    /// Returns a handle that ends a `next` on another thread, and makes later ones fail.
+    /// Returns a handle with which another thread can end a call of `next`, and every later one.
     fn interrupter(&self) -> Interrupter;
 }
 
-/// Decides which nodes to listen at, and what their messages amount to.
+/// Decides which nodes to listen to, and how their messages are counted.
 pub(crate) trait WakeupPolicy: Send {
     type Peer: Peer;
 
-    /// Returns the pause before a node is tried again if listening failed, or ended sooner than
-    /// this.
+    /// Returns the pause after listening to a node has failed, or has ended in less time than this.
     fn pause(&self) -> Duration;
 
-    /// Returns the nodes to listen at.
+    /// Returns the nodes to listen to.
     fn peers(&self) -> Vec<Self::Peer>;
 
-    /// Returns `true` if that node serves the lock of this name, or may.
+    /// Returns `true` if that node serves, or may serve, the lock of this name.
     fn is_home(&self, _: &Self::Peer, _: &str) -> bool {
         true
     }
 
-    /// Returns the hash tag of sharded channels at that node; empty if clients are not told over
-    /// one.
+    /// Returns the hash tag of the sharded channels of that node; empty if it has none.
     fn shard_tag(&self, _: &Self::Peer) -> Arc<str> {
         Arc::default()
     }
 
-    /// Returns `true` if the client is told that messages arrive, now that the client listens at
-    /// one more node.
+    /// Returns `true` if the client should learn that it now listens to one more node.
     fn is_ready(&self, _listening: usize) -> bool {
         true
     }
 
-    /// Returns `true` if no client can ask for a lock unheard while the client listens at this many
-    /// nodes.
+    /// Returns `true` if listening to this many nodes is enough to hear every client that asks for
+    /// a lock.
     fn is_complete(&self, listening: usize) -> bool {
         listening == self.peers().len()
     }
 
-    /// Handles the message of a node. Returns what to tell the client at once.
+    /// Handles the message of a node. Returns the message for the client, if it is due at once.
     fn receive(&mut self, from: &Self::Peer, wake: Wake) -> Option<Wake>;
 
-    /// Returns what to tell the client by now, even though no further message has come.
+    /// Returns a message for the client that has become due in the meantime.
     fn take_due(&mut self) -> Option<Wake> {
         None
     }
 
-    /// Returns when to call this policy again even if no message comes.
+    /// Returns when `take_due` has something to return even if no message arrives.
     fn next_look(&self) -> Option<Instant> {
         None
     }
 
-    /// Notes that messages of a node do not arrive.
+    /// Notes that messages of a node no longer arrive.
     fn fail(&mut self, _: &Self::Peer, _: &Failure) {}
 }

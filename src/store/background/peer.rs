@@ -1,13 +1,13 @@
 //! A connection that one thread keeps to a node, and its successor.
 //!
 //! The thread never connects by itself: a node that does not answer, or hangs in the login, must
-//! not delay what the thread does at other nodes or at its own deadlines. So each connection is
-//! opened on a short-lived thread.
+//! not delay the thread's other nodes and deadlines. So each connection is opened on a short-lived
+//! thread.
 //!
 //! | connection | until | then |
 //! |---|---|---|
 //! | none | a job or a wait for messages needs one | being opened |
-//! | none | the same, during a pause after the last outcome, or one of the node | none |
+//! | none | the same, during a pause of the connection or of the node | none |
 //! | being opened | the short-lived thread has connected | open |
 //! | being opened | the short-lived thread has failed | none, for a pause |
 //! | open | an error, a long silence, or the server has moved | none |
@@ -35,12 +35,12 @@ use crate::net::wait::WaitFor;
 /// How often the outcome of an opening is polled while other connections are open.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// How often opening a successor can be retried while its predecessor is good.
+/// How many attempts to open a successor fit into the time while its predecessor is still good.
 const SUCCESSOR_TRIES: u32 = 8;
 
-/// A server that connections are opened to in the background.
+/// A server to which connections are opened in the background.
 pub(crate) trait Peer: Clone + PartialEq + Send + 'static {
-    /// Returns what makes the connections.
+    /// Returns the factory of the connections.
     fn factory(&self) -> &Arc<ConnectionFactory>;
 
     /// Fails if it is not yet time to connect. For an `urgent` attempt it always is.
@@ -53,15 +53,15 @@ pub(crate) trait Peer: Clone + PartialEq + Send + 'static {
         Instant::now()
     }
 
-    /// Opens a connection, after `claim`. `previous` is the connection until now, which may still
-    /// be good if the server is confirmed not to have moved. Takes until `deadline` at most.
+    /// Opens a connection, after `claim`, by `deadline`. `previous` is the old connection, which
+    /// can still be used if the server is confirmed not to have moved.
     fn connect(
         &self,
         previous: Option<Connection>,
         deadline: Instant,
     ) -> Result<Connection, Failure>;
 
-    /// Returns the request in the form that the node expects.
+    /// Adapts a request to the node, such as with ASKING.
     fn addressed(&self, request: Request) -> Request {
         request
     }
@@ -70,13 +70,12 @@ pub(crate) trait Peer: Clone + PartialEq + Send + 'static {
 /// A connection to a node, and its use: each connection that opens becomes a `T`.
 pub(crate) struct BackgroundConnection<N, T> {
     pub(crate) peer: N,
-    /// Pause after a failed connect, or after a connection that lasted for a shorter time than
-    /// this.
+    /// Pause after a failed connect, or after a connection that lasted less than this.
     pause: Duration,
     pause_end: Instant,
     pub(crate) open: Option<T>,
-    /// The connection that is being opened: the first one, or the successor of the open one.
-    /// Disconnected without an outcome if there is no thread, or it has panicked.
+    /// Receives the connection that is being opened: the first one, or the successor of the open
+    /// one. Disconnected without an outcome if there is no thread, or if it has panicked.
     pub(crate) opening: Option<Receiver<Result<T, Failure>>>,
     /// Why the last attempt to open or keep a connection failed.
     failed: Option<Failure>,
@@ -93,7 +92,7 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         self.open.as_ref().is_some_and(|open| !open.as_ref().in_flight.is_empty())
     }
 
-    /// Returns why there is no connection and none is being opened.
+    /// Returns why there is no connection, if none is being opened either.
     pub(crate) fn failure(&self) -> Option<&Failure> {
         if self.open.is_some() || self.opening.is_some() {
             return None;
@@ -109,10 +108,10 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         Some(self.pause_end.max(self.peer.next_try()))
     }
 
-    /// Starts to open a connection if there is none or it expires soon, on a thread that ends when
-    /// it has connected or failed. `previous` is the connection until now. Fails if there is none
-    /// and it is not yet time to try again. Requests that wait for it fail at `deadline`. An
-    /// `urgent` attempt skips the pause, because too few nodes are connected.
+    /// Starts to open a connection, on a thread of its own, if there is none or it expires soon.
+    /// `previous` is the old connection. Fails if there is none and the pause is not over; an
+    /// `urgent` attempt skips the pause, because too few nodes are connected. The requests that
+    /// wait for the connection fail at `deadline`.
     pub(crate) fn begin_opening(
         &mut self,
         previous: Option<Connection>,
@@ -123,6 +122,7 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         if self.opening.is_some() {
             return Ok(());
         }
+        // A connection that is open and not yet due needs no successor.
         if let Some(open) = &self.open
             && open.as_ref().retiring().is_none()
         {
@@ -131,8 +131,8 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         let urgent = urgent && self.open.is_none();
         let claimed = match &self.failed {
             Some(failure) if !urgent && Instant::now() < self.pause_end => Err(failure.clone()),
-            // The node keeps a pause of its own, which may end early.
-            _ => self.peer.claim(urgent).inspect_err(|it| self.failed = Some(it.clone())),
+            // The node has a pause of its own, which may end early.
+            _ => self.peer.claim(urgent).inspect_err(|failure| self.failed = Some(failure.clone())),
         };
         match claimed {
             Err(failure) if self.open.is_none() => Err(failure),
@@ -144,7 +144,7 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
                 let thread = thread::Builder::new().name("leasehold-connect".into());
                 let thread = thread.spawn(move || {
                     let outcome = peer.connect(previous, deadline).and_then(make);
-                    // The receiver may be gone.
+                    // The owner may have given up in the meantime.
                     sender.send(outcome).unwrap_or_default();
                 });
                 // Without a thread, the sender is gone, which `finish_opening` reports.
@@ -160,7 +160,7 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
     pub(crate) fn finish_opening(&mut self) -> Option<Result<(), Failure>> {
         let opening = self.opening.as_ref()?;
         if self.is_busy() {
-            // Replies are still to arrive over the connection that would be replaced.
+            // The old connection still has replies outstanding.
             return None;
         }
         let outcome = match opening.try_recv() {
@@ -174,7 +174,7 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
             }
         };
         self.opening = None;
-        // The rest of the old connection's time is for several attempts to replace it.
+        // The old connection is good for a while, which leaves time for further attempts.
         let retiring = self.open.as_ref().and_then(|open| open.as_ref().retiring());
         self.pause_end =
             end_of(retiring.map_or(self.pause, |validity| validity.spare / SUCCESSOR_TRIES));
@@ -182,7 +182,7 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         Some(outcome.map(|open| self.open = Some(open)))
     }
 
-    /// Leaves the node alone for this time at least, or for the pause after a failure.
+    /// Makes no attempt for at least this time, or for the pause after a failure.
     pub(crate) fn rest(&mut self, time: Duration) {
         self.pause_end = self.pause_end.max(end_of(time));
     }
@@ -213,8 +213,8 @@ pub(crate) fn wait_for_any<'a, T: 'a>(
     select.ready_deadline(deadline).is_ok()
 }
 
-/// Sleeps until a socket is ready or closed, a connection has been opened, or `deadline`, and
-/// sometimes not as long.
+/// Sleeps until a socket is ready or closed, a connection has been opened, or `deadline`. May
+/// return early.
 pub(crate) fn sleep<T>(sockets: &mut [PollFd<'_>], openings: &[&Receiver<T>], deadline: Instant) {
     if sockets.is_empty() && !openings.is_empty() {
         wait_for_any(openings.iter().copied(), deadline);

@@ -1,10 +1,10 @@
 //! The messages from one node to one client: over the client's own channel, over a sharded one at a
 //! node of a cluster, and over those of Redisson's locks that threads wait for.
 //!
-//! The further channels only save work: whatever is not sent over the sharded channel arrives over
-//! the client's own, and nothing relies on a wake-up. So subscribing to them is not urgent, and if
-//! the server refuses one, it is left alone for a while. A server answers requests in order, so an
-//! error reply is about the first one without a reply.
+//! The additional channels only save work: what is not sent over the sharded channel arrives over
+//! the client's own, and nothing relies on a wake-up. So subscribing to them is not urgent, and
+//! after a refusal there is a pause. A server answers requests in order, so an error reply is about
+//! the first one without a reply.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
@@ -22,14 +22,14 @@ use crate::store::background::Wake;
 use crate::store::keys::Keys;
 use crate::store::redisson_channels::RedissonChannels;
 
-/// After this long without a message the server is sent a PING: a connection that was cut without
-/// notice causes no error, only silence.
+/// After this long without a message the server is sent a PING, because a connection that was cut
+/// without notice causes no error, only silence.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// The same while calls wait and rely on being told.
 const SILENCE_WHILE_CALLS_WAIT: Duration = Duration::from_secs(5);
 
-/// For how long a call may rely on being told after an echo.
+/// How long after an echo a call may rely on wake-ups.
 const ECHO_LASTS: Duration = Duration::from_secs(11);
 
 /// Pause before subscribing again to a channel whose slot has moved, or to one of Redisson's that
@@ -39,15 +39,15 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Like `PAUSE`, where the server has no sharded channels, or the login no right to one.
 const REJECTED_PAUSE: Duration = Duration::from_secs(60);
 
-/// What a server sends to a client that has subscribed: the replies, and the messages.
+/// What a server pushes to a subscribed client: replies to its requests, and messages.
 const PUSHES: [&str; 7] =
     ["message", "pong", "smessage", "ssubscribe", "subscribe", "sunsubscribe", "unsubscribe"];
 
-/// What the subscriptions of one client share.
+/// The settings that the subscriptions of one client share.
 pub(super) struct Channel {
     pub(super) keys: Keys,
     pub(super) name: String,
-    /// A connection over which the server does not answer for this long is closed.
+    /// A connection is closed if the server does not answer for this long.
     pub(super) io_timeout: Duration,
     /// If the client exchanges wake-ups with Redisson: the channels, and the prefix of the names of
     /// the commands for them.
@@ -58,14 +58,14 @@ pub(super) struct Channel {
 pub(super) struct Subscription {
     channel: Arc<Channel>,
     pub(super) connection: Connection,
-    /// By then something must have arrived.
+    /// The connection is closed if nothing has arrived by then.
     expected_by: Instant,
-    /// Until then calls rely on being told.
+    /// Until when calls rely on wake-ups.
     relied_on_until: Option<Instant>,
     /// Whether a request is unanswered.
     asked: bool,
     further: FurtherChannels,
-    /// Why the last subscription to a further channel was refused, until taken.
+    /// Why the last subscription to an additional channel was refused, until this is taken.
     pub(super) refusal: Option<Failure>,
 }
 
@@ -80,7 +80,7 @@ impl Subscription {
         connection.write(&subscribe.get_packed_command())?;
         let reply = connection.receive_next(WaitFor::Reply { deadline });
         let reply = reply.unwrap_or_else(|| Err(connection.factory.no_reply()));
-        // A subscription has no effect, so an error reply in any words is a refusal.
+        // A subscription changes nothing, so every error reply is a refusal.
         let reply = reply.map_err(|failure| match failure.kind {
             FailureKind::Unclear => Failure { kind: FailureKind::Rejected, ..failure },
             _ => failure,
@@ -106,7 +106,7 @@ impl Subscription {
         commands.iter().try_for_each(|command| self.send(command))
     }
 
-    /// Returns when to follow again, or to receive, even if no message comes.
+    /// Returns when to call `follow` or `receive` again even if no message arrives.
     pub(super) fn next_look(&self) -> Instant {
         let times = self.further.again.values().copied().chain(self.connection.next_change());
         times.fold(self.expected_by, Instant::min)
@@ -117,7 +117,7 @@ impl Subscription {
     /// silence.
     pub(super) fn receive(&mut self) -> Result<Option<(Wake, bool)>, Failure> {
         while let Some(reply) = self.connection.receive_next(WaitFor::Nothing) {
-            // Whatever has arrived, the server is there.
+            // Anything that arrives shows that the server is there.
             self.asked = false;
             self.expected_by = end_of(self.silence_max());
             let reply = match reply {
@@ -132,7 +132,8 @@ impl Subscription {
             }
             if let Some(received) = self.decode(&reply) {
                 if let Wake::Echo(_) = received.0 {
-                    // Calls pause for longer now, so that a lost connection must be noticed sooner.
+                    // Calls now rely on wake-ups and pause longer, so a lost connection must be
+                    // noticed sooner.
                     self.relied_on_until = Some(end_of(ECHO_LASTS));
                     self.expected_by = end_of(self.silence_max());
                 }
@@ -141,7 +142,7 @@ impl Subscription {
         }
         if Instant::now() >= self.expected_by {
             if self.asked {
-                // Not even a PING has had a reply.
+                // The server has not even replied to the PING.
                 return Err(self.connection.factory.no_reply());
             }
             self.send(&redis::cmd("PING"))?;
@@ -149,7 +150,7 @@ impl Subscription {
         Ok(None)
     }
 
-    /// Decodes what a server has sent; `None` if there is nothing to tell the client.
+    /// Decodes a push; `None` if the client need not know.
     fn decode(&mut self, reply: &Value) -> Option<(Wake, bool)> {
         let Value::Array(parts) = reply else { return None };
         let [kind, name, content] = &parts[..] else { return None };
@@ -160,7 +161,8 @@ impl Subscription {
         let wake = if name.starts_with(&channel.name) {
             channel.decode(kind, content)?
         } else {
-            // A release before the subscription may have been missed.
+            // A release just before the subscription may have been missed, so the client asks
+            // again.
             let has_ended = kind.ends_with("message") && text(content) == Some("0");
             if !(has_begun || has_ended) {
                 return None;
@@ -190,8 +192,8 @@ impl AsRef<Connection> for Subscription {
 }
 
 impl Channel {
-    /// Decodes what a server has sent about this channel, or about a sharded one of the client: the
-    /// name of a lock, or what a script tells the client that has one, or had it.
+    /// Decodes a message over this channel, or over a sharded one of the client: the name of a
+    /// lock, or what a script tells the client that holds or held it.
     fn decode(&self, kind: &str, content: &Value) -> Option<Wake> {
         if !matches!(kind, "message" | "smessage") {
             return None;
@@ -217,16 +219,16 @@ impl Channel {
     }
 }
 
-/// The further channels of one connection.
+/// The additional channels of one connection.
 #[derive(Default)]
 pub(super) struct FurtherChannels {
     /// The channels of the unanswered requests, in order.
     asked: VecDeque<String>,
-    /// The channels that were asked for, unless the request was refused or the subscription has
-    /// ended. A sharded one stays when there is another: some clients may not know yet that slots
+    /// The channels that were asked for, except those that were refused or have ended. An old
+    /// sharded channel stays beside the new one, because some clients may not know yet that slots
     /// have moved.
     subscribed: HashSet<String>,
-    /// When to ask again for those that were refused or have ended.
+    /// When to ask again for channels that were refused or have ended.
     again: HashMap<String, Instant>,
     /// As in [`Channel`], but with plain commands where the server has no sharded channels.
     redisson: Option<(RedissonChannels, &'static str)>,
@@ -245,7 +247,7 @@ impl FurtherChannels {
                 channels.change();
             }
         }
-        // Read before the channels, so that one that is added in between is followed next time.
+        // Read before the channels: if one is added in between, the next call follows it.
         let version = self.redisson.as_ref().map_or(0, |(channels, _)| channels.version());
         if self.followed.as_ref().is_some_and(|known| known.0 == tag && known.1 == version) {
             return Vec::new();
@@ -258,7 +260,9 @@ impl FurtherChannels {
         let ended =
             self.subscribed.extract_if(|channel| !is_sharded(channel) && !wanted.contains(channel));
         let ended: Vec<_> = ended.collect();
-        wanted.retain(|it| !self.subscribed.contains(it) && !self.again.contains_key(it));
+        wanted.retain(|channel| {
+            !self.subscribed.contains(channel) && !self.again.contains_key(channel)
+        });
         self.subscribed.extend(wanted.iter().cloned());
         let ended = ended.into_iter().map(|channel| ("unsubscribe", channel));
         let begun = wanted.into_iter().map(|channel| ("subscribe", channel));
@@ -282,8 +286,8 @@ impl FurtherChannels {
     fn has_begun(&mut self, kind: &str, channel: &str) -> bool {
         let is_reply = kind.ends_with("subscribe");
         let ends = kind.ends_with("unsubscribe");
-        // Redis replies to SUBSCRIBE and UNSUBSCRIBE in order, and sends an UNSUBSCRIBE of its own
-        // when the slot of a sharded channel moves.
+        // Redis replies to SUBSCRIBE and UNSUBSCRIBE in order, but also sends an UNSUBSCRIBE
+        // unasked when the slot of a sharded channel moves.
         let is_answer = is_reply && self.asked.front().is_some_and(|asked| asked == channel);
         if is_answer {
             self.asked.pop_front();
@@ -294,7 +298,7 @@ impl FurtherChannels {
         is_answer && !ends
     }
 
-    /// Returns what to tell the client when a lock with this channel of Redisson's may be free.
+    /// Returns the wake-up for the locks that share this channel of Redisson's.
     fn unlocked(&self, channel: &str) -> Option<Wake> {
         let (channels, _) = self.redisson.as_ref()?;
         Some(channels.names(channel)).filter(|names| !names.is_empty()).map(Wake::Unlocked)
@@ -326,14 +330,14 @@ fn begins(reply: &Value, channel: &str) -> bool {
         if text(kind) == Some("subscribe") && text(name) == Some(channel))
 }
 
-/// Returns `true` for what a server sends to a client that has subscribed. Other things, such as
-/// the client's own requests, are no sign of life of a server.
+/// Returns `true` for a push of a server. Anything else, such as the client's own requests echoed
+/// back, is no sign of life.
 fn is_push(reply: &Value) -> bool {
     match reply {
         Value::Array(parts) => {
             parts.first().and_then(text).is_some_and(|kind| PUSHES.contains(&kind))
         }
-        // Some servers reply to a PING as if there were no subscription.
+        // Some servers reply to a PING as if the connection were not subscribed.
         reply => *reply == Value::SimpleString("PONG".into()),
     }
 }
@@ -417,7 +421,7 @@ mod tests {
             subscription.expected_by = Instant::now();
             assert!(subscription.receive().expect("no failure").is_none());
             assert!(request(&mut peer).contains("PING"));
-            assert!(subscription.next_look() <= end_of(SOON), "the reply is to come soon");
+            assert!(subscription.next_look() <= end_of(SOON), "the reply is due soon");
             peer.write_all(b"*2\r\n$4\r\npong\r\n$0\r\n\r\n").expect("it is open");
             receive_something(&mut subscription).expect("it is alive");
         }

@@ -20,7 +20,7 @@ use crate::store::redisson_channels::RedissonChannels;
 /// How often an interrupt is polled without an open connection.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How often to check for nodes that have moved or were replaced. No message says so.
+/// How often to check for nodes that have moved or were replaced, because no message reports it.
 const NODES_LOOK: Duration = Duration::from_secs(1);
 
 /// The shortest pause after a node has rejected the subscription.
@@ -31,7 +31,7 @@ pub(crate) struct BackgroundWakeups<P: WakeupPolicy> {
     policy: P,
     nodes: Vec<BackgroundConnection<P::Peer, Subscription>>,
     channel: Arc<Channel>,
-    /// Becomes readable when threads begin or end to wait for channels of Redisson.
+    /// Becomes readable when threads begin or stop waiting for Redisson's channels.
     redisson_alarm: Option<Alarm>,
     interrupter: Interrupter,
     events: Events,
@@ -69,6 +69,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         loop {
             self.check_interrupt()?;
             let peers = self.policy.peers();
+            // In a cluster, nodes come and go. Dropping a node closes its connection.
             self.nodes.retain(|known| peers.contains(&known.peer));
             for peer in peers {
                 if !self.nodes.iter().any(|known| known.peer == peer) {
@@ -76,7 +77,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
                 }
             }
             if let Some(alarm) = &self.redisson_alarm {
-                // Before the channels are read: one that is added after that rings it again.
+                // Reset before the channels are read: a later one rings again.
                 alarm.reset();
             }
             let mut ready = false;
@@ -89,6 +90,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
             if let Some(wake) = self.read() {
                 return Ok(Some(wake));
             }
+            // Messages first, because they may complete what is gathered.
             if let Some(wake) = self.policy.take_due() {
                 return Ok(Some(wake));
             }
@@ -111,6 +113,8 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         let is_known = is_complete
             || self.is_complete.is_some()
             || self.nodes.iter().all(|node| node.open.is_some() || node.failure().is_some());
+        // At the start, connects in progress must not look like an outage, which releases kept
+        // locks.
         if !is_known || self.is_complete == Some(is_complete) {
             return None;
         }
@@ -122,8 +126,8 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         if self.interrupter.is_interrupted() { Err(failure("interrupted")) } else { Ok(()) }
     }
 
-    /// Connects to a node that has no connection or one that soon expires, and subscribes there,
-    /// without waiting. Returns `true` if messages arrive from now on.
+    /// Connects to a node without a connection, or with one that expires soon, and subscribes,
+    /// without waiting. Returns `true` if messages begin to arrive.
     fn follow(&mut self, place: usize) -> bool {
         let node = &mut self.nodes[place];
         node.open.take_if(|open| !open.connection.is_open());
@@ -132,7 +136,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         let begun = node.begin_opening(None, deadline, false, |connection| {
             Subscription::begin(connection, channel)
         });
-        // The connection keeps its failure.
+        // The peer remembers its failure.
         begun.unwrap_or_default();
         let replaces = node.open.is_some();
         let ready = match node.finish_opening() {
@@ -147,13 +151,15 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
             }
             Some(Ok(())) => {
                 let listening = self.nodes.iter().filter(|node| node.open.is_some()).count();
-                // A message may have been lost with the replaced connection.
+                // A message may have been lost along with the replaced connection.
                 replaces || self.policy.is_ready(listening)
             }
         };
         let BackgroundConnection { peer, open: Some(open), .. } = &mut self.nodes[place] else {
             return ready;
         };
+        // If a sharded channel is refused, wake-ups come over the client's own channel, from all
+        // nodes.
         if let Some(failure) = open.refusal.take() {
             self.policy.fail(peer, &failure);
         }
@@ -164,7 +170,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         ready
     }
 
-    /// Reads what has arrived until there is something to tell the client.
+    /// Reads what has arrived, up to the first message for the client.
     fn read(&mut self) -> Option<Wake> {
         for place in 0..self.nodes.len() {
             while let BackgroundConnection { peer, open: Some(open), .. } = &mut self.nodes[place] {
@@ -212,7 +218,7 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
         self.nodes.iter().filter_map(|node| node.open.as_ref())
     }
 
-    /// Sleeps until a message comes, another thread interrupts, or there is something else to do.
+    /// Sleeps until a message arrives, another thread interrupts, or other work is due.
     fn sleep(&mut self, deadline: Instant) -> Result<(), Failure> {
         let retries = self.nodes.iter().filter_map(BackgroundConnection::retry_at);
         let looks = self.subscriptions().map(Subscription::next_look);
@@ -223,9 +229,9 @@ impl<P: WakeupPolicy> BackgroundWakeups<P> {
             sleep(&mut [], &openings, end.min(Instant::now() + LOOK));
             return Ok(());
         };
-        // One is enough: ending the wait at one socket ends the whole wait.
+        // One socket is enough: closing it ends the whole wait.
         self.interrupter.watch(any.connection.stream().map(RespStream::awaited));
-        // An interrupt before that has closed nothing.
+        // An interrupt that came before had no socket to close.
         self.check_interrupt()?;
         let alarm = self.redisson_alarm.as_ref();
         let mut sockets: Vec<PollFd<'_>> = self

@@ -38,7 +38,7 @@ local function wait()
   local joined = join(KEYS[3], client, time, life, tonumber(ARGV[4]) < 0)
   local place = queued and queued ~= 'returns' and tonumber(redis.pcall('zscore', KEYS[3], client))
   if place and place < -5e12 and place > -15e12 then
-    -- It was found without a listener, but is alive.
+    -- The client was marked as one without a listener, but it is alive.
     redis.pcall('zadd', KEYS[3], 'xx', place - 1e13, client)
   end
   return joined
@@ -50,10 +50,11 @@ if KEYS[5] then
   if left == -2 and whose == 'theirs' then
     rest = math.max(0, at + 20 - now)
   elseif left > 0 and not foreign and redis.call('type', KEYS[1]).ok == 'string' then
-    -- A poller has it, and tells nobody when it ends. Its next one is there soon.
+    -- A poller has the lock, and sends no message when it releases it. The next poller is soon
+    -- there.
     left = 0
     if whose ~= 'theirs' or at + 20 <= now and seen < at then
-      -- It was not this turn in which it got the lock.
+      -- The lock was acquired in an earlier turn.
       at, seen = now - 20, 0
     end
     if now - seen >= 100 then
@@ -84,8 +85,8 @@ end
 local turn = KEYS[4] and begins and not holder and redis.pcall('get', KEYS[4])
 turn = type(turn) == 'string' and turn ~= '0' and tonumber(turn)
 if turn then
-  -- A free lock is not acquired during Redisson's turn. None ends later than in 10 ms: what does is
-  -- of a clock that was set back since, or of another program.
+  -- A free lock is not acquired during Redisson's turn. A turn lasts 10 ms at most: a later end
+  -- comes from a clock that was set back since, or from another program.
   time = time or redis.call('time')
   local ends_in = turn - time[1] * 1000 - math.floor(time[2] / 1000)
   if ends_in <= 10 then

@@ -25,7 +25,7 @@ for i = 1, #KEYS / 2 do
   if stored and not (last and last >= 0 and last % 1 == 0) then
     return redis.error_reply('FENCE ' .. KEYS[2 * i] .. ' does not hold a token')
   elseif fence > 9007199254740991 then
-    -- 2^53 - 1: beyond it Lua's numbers skip integers.
+    -- 2^53 - 1: Lua's numbers skip integers beyond it.
     return redis.error_reply('FENCE ' .. KEYS[2 * i] .. ' has run out of tokens')
   end
   fences[i + 1] = fence

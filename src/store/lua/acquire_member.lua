@@ -19,9 +19,9 @@ local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local kind = string.sub(ARGV[1], 1, 2)
 if ARGV[5] == '2' then
-  -- For most requests of a client that waits nothing has changed: it is in the queue, and a hold is
-  -- in its way, the only or last one, or the first of as many as there are permits. If only a
-  -- client in front is in its way, that may be gone, and then nobody tells this one.
+  -- For most requests of a waiting client, nothing has changed: it is in the queue, and a hold is
+  -- in its way: the only or last one, or the first of as many as there are permits. If only a
+  -- client in front is in its way, that client may be gone, and nothing would wake this one.
   local place = -math.max(1, tonumber(ARGV[8]))
   local found = redis.pcall('zrange', KEYS[1], place, place, 'withscores')
   local obstacle, ends = found[1] or '', tonumber(found[2] or 0)
@@ -40,8 +40,8 @@ local left, foreign, lowest, highest = find_members()
 if foreign then
   return foreign
 end
--- An offer lasts for a second at most. What is left beyond that, the server's clock has added that
--- was set back since. It then ends later than what was renewed.
+-- An offer lasts for a second at most. If more is left, the server's clock was set back since, and
+-- the offer would outlast leases that were renewed after that.
 while highest and string.sub(highest[1], -2) == ':0' and tonumber(highest[2]) > now + 1000 do
   redis.call('zadd', KEYS[1], 'xx', now + 1000, highest[1])
   highest = redis.call('zrange', KEYS[1], -1, -1, 'withscores')
@@ -51,7 +51,7 @@ if held and (held == 'p:') ~= (kind == 'p:') then
   local found = held == 'p:' and 'a semaphore' or 'a read-write lock'
   return redis.error_reply('WRONGTYPE found ' .. found)
 end
--- A client that does not wait leaves an offer to its thread that does.
+-- A `try_` call leaves an offer to the thread of its client that waits.
 local me = ARGV[5] ~= '0' and ARGV[4] or nil
 local queue, permits = KEYS[3], tonumber(ARGV[8])
 local queued = redis.pcall('exists', queue) == 1
@@ -106,7 +106,7 @@ end
 if busy then
   local ends
   if kind == 'w:' then
-    -- All have to end.
+    -- A writer waits for all of them.
     ends = redis.call('zrange', KEYS[1], -1, -1, 'withscores')[2]
   else
     ends = redis.call(
@@ -128,7 +128,7 @@ if serves then
   highest = redis.call('zrange', KEYS[1], -1, -1, 'withscores')
 end
 local last = highest and highest[2]
--- Those of a repeat already exist. New ones join only together with the first one.
+-- The holds of a repeat already exist. New ones begin only together with the first one.
 local waited_for = queued and redis.call('exists', queue) == 1
 local room = (repeated or waited_for) and 0 or permits - live - 1
 redis.call('zadd', KEYS[1], mine, ARGV[1])

@@ -28,7 +28,7 @@ if next == 'member' then
       redis.call('pexpireat', KEYS[1], last)
     end
     if KEYS[2] then
-      -- As long as there is a hold, later readers get the same token.
+      -- Readers that join later get the same token from the counter.
       redis.pcall('pexpire', KEYS[2], at_least(ARGV[5], KEYS[2]))
     end
   end

@@ -2,8 +2,8 @@
 -- KEYS  1 lock
 -- SETS  `is_hold`, `is_client`, `longest`, `find_holder` and `find_members`
 
--- The end of a client's id, for patterns. Those begin with `^.*`, because the others are tried at
--- each place.
+-- The end of a client's id, for patterns. They begin with `^.*`, because other patterns are tried
+-- at each position.
 local id = '%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x'
 
 -- Returns whether a member of a sorted set has the shape of a hold.

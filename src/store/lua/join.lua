@@ -3,7 +3,7 @@
 -- SETS  `is_waiting` and `join`
 
 -- Returns whether a client is in the queue in its usual place, and not only for a moment. The queue
--- is prolonged now and then only: each command costs the server time, and most clients ask more
+-- is prolonged only now and then: each command costs the server time, and most clients ask more
 -- often.
 local function is_waiting(queue, client, life)
   local place = tonumber(redis.pcall('zscore', queue, client))

@@ -35,8 +35,8 @@ if ARGV[4] == 'force' then
 end
 if KEYS[2] and redis.pcall('exists', KEYS[2]) == 1 then
   if permits > 0 then
-    -- Waiting clients may assume more permits. All that are taken, with this one, are a safe
-    -- number.
+    -- Waiting clients may assume more permits. The number of those taken, this one included, is
+    -- safe.
     permits = math.max(permits, redis.call('zcount', KEYS[1], '(' .. now, '+inf') + 1)
   end
   serve(KEYS[2], now, tonumber(ARGV[2]), permits, ARGV[5])

@@ -71,7 +71,7 @@ local function serve(queue, now, window, permits, shard, me)
     end
     local told
     if admitted == nil then
-      -- It waits for another kind, from before the name was used for this one.
+      -- It waits for another kind, which the name had before.
       tell(string.find(wanted, '[rwp]:') and client or next, shard)
       told, grace = 0, 0
     elseif not admitted then
@@ -116,7 +116,7 @@ local function serve(queue, now, window, permits, shard, me)
   blocked = blocked or kept > 0 and (permits == 0 or are_held() + kept >= permits)
   local behind = {}
   if beyond and not follows then
-    -- One of the last to come may listen, and asks.
+    -- One of the clients behind may be listening, and will ask.
     behind = redis.pcall('zrange', queue, -10, -1)
   elseif blocked and (follows or rest) then
     behind = redis.pcall('zrange', queue, 0, 9)

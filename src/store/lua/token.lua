@@ -21,7 +21,7 @@ end
 -- `least`; or nil and an error reply.
 local function next_token(least, keeps)
   local call, counter = redis.call, KEYS[2]
-  -- 2^53 - 1: beyond it Lua's numbers skip integers.
+  -- 2^53 - 1: Lua's numbers skip integers beyond it.
   local greatest = 9007199254740991
   local fence = tonumber(least)
   if keeps then
@@ -45,7 +45,7 @@ local function next_token(least, keeps)
   local is_token = last and last >= 0 and last % 1 == 0
   if stored and not (is_token and last < fence) then
     if type(stored) == 'table' and not string.find(stored.err, 'WRONGTYPE', 1, true) then
-      -- Fails again. Redis 6.2 words a returned error differently.
+      -- Runs the command again to fail with its error: Redis 6.2 words a returned one differently.
       return nil, call('set', counter, least, 'px', life, 'get')
     end
     local trouble = not is_token and ' does not hold a token'

@@ -53,7 +53,7 @@ local function wake(queue, window, shard, me, returns)
     local first = redis.pcall('zrange', queue, ahead, ahead, 'withscores')
     local next, came = first[1], tonumber(first[2])
     if looked_at == 1000 then
-      -- However many are gone, a client that asks is not kept waiting by all of them.
+      -- However many clients are gone, they do not all delay the client that asks.
       next, beyond = me, true
     end
     if not next then
@@ -69,12 +69,12 @@ local function wake(queue, window, shard, me, returns)
       turn, told = next, tell(next, shard)
       break
     elseif grace and rest > 0 then
-      -- It goes behind another one that may be about to listen.
+      -- It goes behind another client that may be about to listen.
       passed = passed + 1
     else
       told = tell(next, shard)
       if told == 0 and string.find(next, '^[rwp]:') and tell(string.sub(next, 3), shard) ~= 0 then
-        -- It waits for another kind, from before the name was used for this one.
+        -- It waits for another kind, which the name had before.
         grace = 0
       end
       if told ~= 0 then
@@ -118,7 +118,7 @@ local function wake(queue, window, shard, me, returns)
   end
   local others = {}
   if beyond and not reached then
-    -- One of the last to come may listen, and asks.
+    -- One of the clients behind may be listening, and will ask.
     others = redis.pcall('zrange', queue, -10, -1)
   elseif reached or rest > 0 then
     others = redis.pcall('zrange', queue, 0, 9)

@@ -18,17 +18,17 @@ use crate::store::keys::Keys;
 #[derive(Default)]
 pub(super) struct Inboxes(HashMap<Arc<str>, Weak<Inbox>, RandomState>);
 
-/// The messages to one client, including those that arrived before it first checked. Each has a key
-/// in place of the name. `None` if the client no longer waits.
+/// The unread messages to one client, each with a key in place of the name. `None` once the client
+/// no longer waits.
 pub(super) struct Inbox {
     messages: Sender<Option<Wake>>,
     received: Receiver<Option<Wake>>,
 }
 
 impl Inboxes {
-    /// Creates the inbox of a client, which receives messages as long as the result lives.
+    /// Creates the inbox of a client, which receives messages until the result is dropped.
     pub(super) fn open(&mut self, client: Arc<str>) -> Arc<Inbox> {
-        // Inboxes of clients that are gone are of no use.
+        // Also removes the inboxes of clients that are gone.
         self.0.retain(|_, inbox| inbox.strong_count() > 0);
         let (messages, received) = unbounded();
         let inbox = Arc::new(Inbox { messages, received });
@@ -98,7 +98,7 @@ impl Wakeups for MemoryWakeups {
                 | Wake::Ended { name, .. }
                 | Wake::Lock(name)
                 | Wake::Recall { name, .. } = &mut wake
-                // Clients with another prefix use another name for the same key.
+                // A client with another prefix has another name for the same key.
                 && let Some(known) = self.keys.name(name)
             {
                 *name = known.to_owned();

@@ -1,6 +1,6 @@
-//! The locks of a memory server: follows the same rules as the scripts in Redis.
+//! The locks of a memory server, by the same rules as the scripts in Redis.
 //!
-//! Decides what a request does to a name, and which fencing token a hold gets. `name_state.rs`
+//! Decides the effect of a request on a name, and the fencing token of a hold. `name_state.rs`
 //! decides which client goes first.
 
 use std::collections::HashMap;
@@ -25,14 +25,14 @@ use crate::store::request::{
 #[derive(Default)]
 pub(super) struct Locks {
     by_key: HashMap<String, NameState>,
-    /// The last fencing token of any name: none is repeated, even though names are forgotten.
+    /// The last fencing token of any name. Names are forgotten, but no token is repeated.
     fence: u64,
-    /// When a block of tokens was last given.
+    /// When a block of tokens was last given out.
     block_at: Option<Moment>,
     pub(super) inboxes: Inboxes,
-    /// Why nothing becomes durable, if nothing does.
+    /// Why no change becomes durable, if a test wants that.
     pub(super) shortfall: Option<Failure>,
-    /// When there are this many names, those without holds and waiters are removed.
+    /// With this many names, those without holds and waiting clients are removed.
     purge_at: usize,
 }
 
@@ -41,12 +41,12 @@ impl Locks {
     fn name(&mut self, key: &str) -> Option<&mut NameState> {
         let now = Moment::now();
         let name = self.by_key.get_mut(key)?;
-        // Redis removes keys by itself when they expire. Here that is done before each look.
+        // Redis removes expired keys by itself. Here this happens before each access.
         name.holds.retain(|held| held.ends > now);
         Some(name)
     }
 
-    /// Fails for an executed request that `must` become durable, if nothing does.
+    /// Fails for an executed request that `must` become durable, if no change does.
     pub(super) fn confirm(&self, must: bool) -> Result<(), Failure> {
         match &self.shortfall {
             Some(shortfall) if must => Err(shortfall.clone()),
@@ -66,7 +66,7 @@ impl Locks {
         };
         let key = &*keys.lock(&hold.name);
         let leaves = hold.kind.is_lock() && registration.may_be_queued();
-        // A repeat may be late, but a request for more tokens always gives a whole lease.
+        // A request for more tokens always gives a whole lease, while a mere repeat may be late.
         let is_whole = matches!(registration, Registration::Kept | Registration::Recall);
         let whole = if is_whole { lease } else { Duration::MAX };
         let again = NextLease { duration: lease, whole };
@@ -77,6 +77,7 @@ impl Locks {
             }
             (fence, if flawed(Flaw::RepeatTakesMore) { usize::MAX } else { 0 })
         } else {
+            // Names are created only by acquires, so this is where unused ones are removed.
             self.purge();
             let Self { by_key, inboxes, .. } = self;
             let name = by_key.entry(key.into()).or_default();
@@ -130,7 +131,7 @@ impl Locks {
     fn acquire_all(&mut self, keys: &Keys, request: Acquire<'_>) -> AcquireReply {
         let Acquire { holds, lease, note, .. } = request;
         for (index, hold) in holds.iter().enumerate() {
-            // Its own hold is there if the reply to an earlier request was lost.
+            // The client's own hold is here if the reply to an earlier request was lost.
             let is_free = self
                 .name(&keys.lock(&hold.name))
                 .is_none_or(|name| name.holds.iter().all(|held| held.is(hold) && held.depth > 0));
@@ -188,14 +189,14 @@ impl Locks {
         fence
     }
 
-    /// Gives a hold, which has at least one token, a block of new ones.
+    /// Gives a hold a block of new tokens, at least one.
     fn block(&mut self, key: &str, hold: &HoldId) -> AcquireReply {
         let clock = micros();
         let now = Moment::now();
         let before = self.block_at.replace(now);
         let mut most = clock + TENURE_FENCES;
         if self.fence > most {
-            // The clock was set back. The counter is a clock itself, and goes on like one.
+            // The clock was set back. The counter goes on like a clock.
             let passed = before.map_or(Duration::ZERO, |before| now.since(before));
             most = self.fence + u64::try_from(passed.as_micros()).unwrap_or(TENURE_FENCES);
         }
@@ -220,7 +221,7 @@ impl Locks {
             let now = Moment::now();
             let inboxes = &self.inboxes;
             self.by_key.retain(|_, name| {
-                name.queue.retain(|it| inboxes.exists(&it.client));
+                name.queue.retain(|next| inboxes.exists(&next.client));
                 name.holds.retain(|held| held.ends > now);
                 !(name.queue.is_empty() && name.holds.is_empty())
             });
@@ -257,7 +258,7 @@ impl Locks {
         if is_wanted { HoldReply::Wanted } else { HoldReply::Done }
     }
 
-    /// Gives readers the last token that a writer was given, which ends or becomes this reader.
+    /// Sets the token of the readers that follow a writer to the last one that the writer used.
     fn take_back(&mut self, key: &str, hold: &HoldId, Unused { before, last }: Unused) {
         let writer = HoldId { kind: HoldKind::Write, ..hold.clone() };
         if let Some(name) = self.name(key)
@@ -279,8 +280,8 @@ impl Locks {
         held.note = None;
         if let Some(name) = self.by_key.get_mut(key) {
             name.remove_other_forms(key, hold.kind, &self.inboxes);
-            // The first two learn when the lock becomes free, because the first may have stopped.
-            for first in name.queue.iter().filter(|it| it.kind.is_lock()).take(2) {
+            // The first two are told, because the first may have stopped.
+            for first in name.queue.iter().filter(|next| next.kind.is_lock()).take(2) {
                 self.inboxes.send(&first.client, Wake::Lock(key.into()));
             }
         }
@@ -306,16 +307,16 @@ impl Locks {
         let Some(name) = self.name(key) else { return HoldReply::Gone };
         let held = name.holds.len();
         let Some(left) = name.unregister(&hold.client) else { return HoldReply::Gone };
-        // The number of permits is not known here. All that are taken, with the offer, are a safe
-        // number.
+        // The number of permits is not known here. The number of those taken, this one included, is
+        // safe.
         if name.check_type(left).is_ok() {
             self.serve(key, left, held.max(1));
         }
         HoldReply::Done
     }
 
-    /// Tells the client that has a lock that another one wants the name. Returns `true` if that
-    /// client may only be keeping the lock, which it then releases.
+    /// Tells the client that holds a lock that another one wants it. Returns `true` if the lock may
+    /// only be kept, in which case it is about to be released.
     pub(super) fn recall(&mut self, key: &str) -> bool {
         let Self { by_key, inboxes, .. } = self;
         by_key.get(key).is_some_and(|name| name.recall(key, Registration::Recall, inboxes))
@@ -328,8 +329,9 @@ impl Locks {
         }
         let held = self.name(key).and_then(|name| name.holds.first());
         if clients.is_empty()
-            && let Some(HoldId { client, nonce, .. }) =
-                held.filter(|held| held.id.kind.is_lock() && held.depth > 0).map(|it| it.id.clone())
+            && let Some(HoldId { client, nonce, .. }) = held
+                .filter(|held| held.id.kind.is_lock() && held.depth > 0)
+                .map(|held| held.id.clone())
         {
             self.inboxes.send(&client, Wake::Probe { nonce, message: message.clone() });
         }
@@ -341,7 +343,7 @@ impl Locks {
         if let Some(held) =
             name.and_then(|name| name.holds.iter().find(|held| held.belongs_to(kind, owner)))
         {
-            // The owner may live, and must learn that it has lost the lock.
+            // The owner may be alive, and must learn that it has lost the lock.
             let ended = Wake::Ended { name: key.into(), nonce: held.id.nonce };
             self.inboxes.send(&held.id.client, ended);
         }
@@ -356,8 +358,8 @@ impl Locks {
         if name.holds.len() == held {
             return HoldReply::Gone;
         }
-        // Waiting clients may assume more permits. All that are taken, with this one, are a safe
-        // number.
+        // Waiting clients may assume more permits. The number of those taken, this one included, is
+        // safe.
         self.serve(key, kind, held.max(kind.permits() as usize));
         HoldReply::Done
     }
@@ -378,9 +380,9 @@ impl Locks {
         }
         let holds = name.holds.iter().filter(|held| !held.is_offer());
         Ok(ReportReply {
-            holds: holds.map(|it| (it.id.kind.row().held_as, it.reply(name.fence))).collect(),
+            holds: holds.map(|held| (held.id.kind.row().held_as, held.reply(name.fence))).collect(),
             fence: name.fence,
-            waiting: name.queue.iter().map(|it| it.client.to_string()).collect(),
+            waiting: name.queue.iter().map(|next| next.client.to_string()).collect(),
             permits: u32::try_from(name.holds.len()).unwrap_or(u32::MAX),
         })
     }

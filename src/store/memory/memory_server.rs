@@ -24,7 +24,7 @@ use crate::store::memory::inbox::failure;
 use crate::store::memory::locks::Locks;
 use crate::store::request::{HoldReply, HolderReply, Look};
 
-/// How long a client has to release a lock that it is only keeping.
+/// How long a client has to release a kept lock.
 const KEPT_TIME: Duration = Duration::from_millis(50);
 
 /// A server that exists only in this process, for tests of code that locks.
@@ -38,8 +38,8 @@ const KEPT_TIME: Duration = Duration::from_millis(50);
 /// use leasehold::{Client, MemoryServer};
 ///
 /// let server = MemoryServer::new();
-/// let [one, other] = [Client::builder(), Client::builder()].map(|it| it.open_memory(&server));
-/// let (one, other) = (one?, other?);
+/// let one = Client::builder().open_memory(&server)?;
+/// let other = Client::builder().open_memory(&server)?;
 ///
 /// let guard = one.lock("stock:42")?;
 /// assert!(other.try_lock("stock:42")?.is_none());
@@ -66,7 +66,7 @@ pub(super) struct ServerState {
     refusal: Option<Failure>,
 }
 
-/// The outcome of an executed request, and when its caller learns of it.
+/// The outcome of an executed request, and when its reply arrives.
 pub(super) struct Delayed<T> {
     pub(super) outcome: Result<T, Failure>,
     pub(super) due: Instant,
@@ -149,7 +149,7 @@ impl MemoryServer {
         let keys = [&*usual, name];
         let end = end_of(KEPT_TIME);
         for key in keys {
-            // Its client must see the request, and releases a lock that it only keeps.
+            // A client that only keeps the lock sees the request and releases it.
             while self.recall(key) && clock::now() < end {
                 sleep(Duration::from_millis(1));
             }
@@ -158,8 +158,8 @@ impl MemoryServer {
         keys.into_iter().any(|key| end_holds(locks, key))
     }
 
-    /// Asks the clients that only keep a lock for it. Returns `false` if there are none, or they
-    /// cannot answer.
+    /// Asks for a lock that its client only keeps. Returns `false` if it is not kept, or if the
+    /// client cannot be asked.
     fn recall(&self, key: &str) -> bool {
         let mut state = self.0.lock();
         !state.is_down && state.locks.recall(key)
@@ -187,7 +187,7 @@ impl MemoryServer {
         if let Some(due) = now.checked_add(state.delay).filter(|due| *due <= deadline) {
             return Delayed { outcome, due };
         }
-        // The request was executed, as by a server whose reply is late.
+        // The request was executed, but its reply is late.
         let outcome = Err(failure(FailureKind::Timeout, "the memory server is slow"));
         Delayed { outcome, due: deadline }
     }
@@ -204,6 +204,7 @@ impl MemoryServer {
             return outcome;
         }
         sleep(pause);
+        // The request may have been executed: the outcome is unknown, as with a broken connection.
         if self.0.lock().is_down {
             let why = "the memory server went down before it replied";
             return Err(failure(FailureKind::Disconnected, why));

@@ -1,5 +1,5 @@
-//! Locks in memory, for tests and demonstrations: a server that exists only in this process, as its
-//! clients see it.
+//! Locks in memory, for tests and demonstrations. This is the client's side of a server that exists
+//! only in this process.
 
 mod inbox;
 mod locks;
@@ -33,7 +33,7 @@ use crate::store::request::{
 pub(crate) struct Memory {
     server: MemoryServer,
     keys: Keys,
-    /// The client's inboxes, which end with its last clone.
+    /// The client's inboxes, which are closed with its last clone.
     inboxes: Arc<Mutex<HashMap<Arc<str>, Arc<Inbox>>>>,
 }
 
@@ -45,7 +45,7 @@ impl Memory {
     fn inbox(&self, client: &Arc<str>) -> Arc<Inbox> {
         let mut inboxes = self.inboxes.lock();
         let inbox = inboxes.entry(client.clone()).or_insert_with(|| {
-            // The server sends to it from then on.
+            // From here on, the server sends messages to it.
             self.server.0.lock().locks.inboxes.open(client.clone())
         });
         inbox.clone()

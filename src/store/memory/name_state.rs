@@ -17,10 +17,10 @@ use crate::store::request::{HolderReply, NextLease, Registration};
 /// The state of one name.
 #[derive(Clone, Default)]
 pub(super) struct NameState {
-    /// All of kinds that can coexist. An offer to a waiting client is a hold with the number
-    /// [`OFFERED`].
+    /// The holds, all of kinds that can coexist. An offer to a waiting client is a hold with the
+    /// number [`OFFERED`].
     pub(super) holds: Vec<LiveHold>,
-    /// The waiting clients, each with what it wants, the one that has waited longest first.
+    /// The waiting clients, the one that has waited longest first.
     pub(super) queue: Vec<Waiting>,
     /// The last fencing token, which readers share.
     pub(super) fence: u64,
@@ -31,7 +31,7 @@ pub(super) struct NameState {
 pub(super) struct Waiting {
     pub(super) kind: HoldKind,
     pub(super) client: Arc<str>,
-    /// Whether it waits only for a moment, behind all that wait for longer.
+    /// Whether it waits only for a moment, behind all others.
     tries: bool,
 }
 
@@ -39,9 +39,9 @@ pub(super) struct Waiting {
 pub(super) struct LiveHold {
     pub(super) id: HoldId,
     pub(super) fence: u64,
-    /// 0 for an offer, and if the hold has ended but keeps the lock taken.
+    /// 0 for an offer, and for a hold that has ended but keeps the lock taken.
     pub(super) depth: u32,
-    /// Whether its client is notified when another one waits.
+    /// Whether its client is notified when another client waits.
     pub(super) watched: bool,
     pub(super) ends: Moment,
     pub(super) note: Option<Arc<str>>,
@@ -59,8 +59,8 @@ impl LiveHold {
         self.id == *hold && self.id.kind.waits_with(hold.kind)
     }
 
-    /// Renews the hold. Does not shorten what another request has given it, but leaves no more than
-    /// a whole lease.
+    /// Renews the hold. Does not shorten what another request has given it, but cuts it to a whole
+    /// lease.
     pub(super) fn renew(&mut self, lease: NextLease) {
         let now = Moment::now();
         self.ends = now.after(lease.duration).max(self.ends.min(now.after(lease.whole)));
@@ -79,8 +79,8 @@ impl LiveHold {
         self.id.kind.waits_with(kind) && self.id.owner().as_bytes() == owner
     }
 
-    /// Returns for how long an offer lasts at most, or a lock stays taken after its hold has ended.
-    /// If more is left, the clock of the server was set back.
+    /// Returns the maximum duration of an offer, or of the time that a lock stays taken after its
+    /// hold. If more is left, the clock was set back.
     fn longest(&self) -> Option<Duration> {
         if self.depth > 0 {
             return None;
@@ -98,7 +98,7 @@ impl LiveHold {
 }
 
 impl NameState {
-    /// Fails if there is a hold, or an offer, of a kind that cannot exist in the same key of Redis.
+    /// Fails if there is a hold or an offer of a kind that Redis cannot have in the same key.
     pub(super) fn check_type(&self, kind: HoldKind) -> Result<(), Failure> {
         let mut forms = self.holds.iter().map(|held| held.id.kind.row().form);
         let other = forms.find(|found| *found != kind.row().form);
@@ -110,7 +110,7 @@ impl NameState {
         self.holds.iter_mut().find(|held| held.is(hold))
     }
 
-    /// Ends what is only taken, or offered, as if the clock had not been set back since.
+    /// Ends offers and taken locks that last only because the clock was set back.
     pub(super) fn limit_taken(&mut self) {
         let now = Moment::now();
         for held in &mut self.holds {
@@ -127,10 +127,10 @@ impl NameState {
         self.holds.retain(|held| !held.is_offer_to(hold));
     }
 
-    /// Returns `true` if a hold may begin beside the others and the offers; for a permit, if there
-    /// are `permits` in all.
+    /// Returns `true` if a hold may begin beside the other holds and the offers. A semaphore has
+    /// `permits` in all.
     pub(super) fn admits(&self, kind: HoldKind, permits: usize) -> bool {
-        // An offer takes the lock from all others until its client comes for it, or it expires.
+        // An offer counts as a hold until its client takes it or it expires.
         let mut taken =
             self.holds.iter().filter(|held| !held.is_offer() || !flawed(Flaw::OffersAreIgnored));
         match kind {
@@ -141,7 +141,9 @@ impl NameState {
     }
 
     pub(super) fn place(&self, hold: &HoldId) -> Option<usize> {
-        self.queue.iter().position(|it| it.client == hold.client && it.kind.waits_with(hold.kind))
+        self.queue
+            .iter()
+            .position(|next| next.client == hold.client && next.kind.waits_with(hold.kind))
     }
 
     /// Adds the client to the queue, unless it is there. One that `tries` stays behind all others
@@ -153,13 +155,14 @@ impl NameState {
             }
             self.queue.remove(place);
         }
-        let end = self.queue.iter().position(|it| it.tries && !tries).unwrap_or(self.queue.len());
+        let end =
+            self.queue.iter().position(|next| next.tries && !tries).unwrap_or(self.queue.len());
         self.queue.insert(end, Waiting { kind: hold.kind, client: hold.client.clone(), tries });
     }
 
     /// Returns `true` if a client other than the holder's waits, and not only for a moment.
     pub(super) fn is_wanted(&self, hold: &HoldId) -> bool {
-        self.queue.iter().any(|it| !it.tries && it.client != hold.client)
+        self.queue.iter().any(|next| !next.tries && next.client != hold.client)
     }
 
     pub(super) fn withdraw(&mut self, hold: &HoldId) {
@@ -171,26 +174,26 @@ impl NameState {
     pub(super) fn unregister(&mut self, client: &Arc<str>) -> Option<HoldKind> {
         let offers = self.holds.iter().filter(|held| held.is_offer());
         let offers = offers.map(|held| (held.id.kind, &held.id.client));
-        let places = self.queue.iter().map(|it| (it.kind, &it.client)).chain(offers);
+        let places = self.queue.iter().map(|next| (next.kind, &next.client)).chain(offers);
         let kinds = places.filter(|(_, of)| *of == client).map(|(kind, _)| kind);
         let left = kinds.max_by_key(|kind| (kind.is_lock(), kind.permits()))?;
         let is_lock = left.is_lock();
-        // What was offered to the client is free for the next one.
+        // An offer to this client is free for the next one.
         self.holds.retain(|held| {
             let leaves = held.id.client == *client && held.id.kind.is_lock() == is_lock;
             !held.is_offer() || !leaves
         });
-        self.queue.retain(|it| it.client != *client || it.kind.is_lock() != is_lock);
+        self.queue.retain(|next| next.client != *client || next.kind.is_lock() != is_lock);
         Some(left)
     }
 
-    /// Returns `true` if a hold may begin now, either by an offer to its client, which this takes,
-    /// or because it is free and no waiting client goes first. Otherwise the client joins the
-    /// queue, if it waits.
+    /// Returns `true` if a hold may begin now: by an offer to its client, which this takes, or
+    /// because the lock is free and no waiting client goes first. Otherwise the client joins the
+    /// queue if it waits.
     ///
-    /// A client that assumes more permits may have caused the offer. Then this one declines it:
-    /// another waiting client gets the offer, and this one registers when it next asks. Otherwise,
-    /// two clients that must decline would offer the place to each other again and again.
+    /// If a client that assumes more permits has caused the offer, this client declines it. Another
+    /// waiting client gets the offer, and this one registers when it next asks. Otherwise, two
+    /// clients that must decline would offer the place to each other again and again.
     pub(super) fn take_turn(
         &mut self,
         key: &str,
@@ -200,7 +203,7 @@ impl NameState {
     ) -> bool {
         let is_lock = hold.kind.is_lock();
         let waits = registration.joins();
-        // An offer of a side or a permit is left to the thread of its client that waits.
+        // An offer of a side or a permit is for the client's waiting thread, not for a `try_` call.
         let mut is_offered = (is_lock || waits) && self.has_offer_to(hold);
         let yields = matches!(registration, Registration::Returning | Registration::Yielding);
         let goes_last = !is_lock || yields;
@@ -209,6 +212,7 @@ impl NameState {
         let mut permits = hold.kind.permits() as usize;
         let declines = is_offered && permits > 0 && self.holds.len() > permits;
         let joins = waits && !(declines && is_waited_for);
+        // The offer was made for more permits than this caller allows.
         if declines {
             is_offered = false;
             permits = self.holds.len();
@@ -216,7 +220,7 @@ impl NameState {
         }
         if !is_offered && is_waited_for {
             if is_lock && waits {
-                // Ahead of those that wait only for a moment.
+                // In front of those that wait only for a moment.
                 self.join(hold, false);
             }
             let me = if waits { Some(hold) } else { None };
@@ -226,6 +230,7 @@ impl NameState {
         let is_first = is_lock || self.queue.is_empty() || goes_ahead;
         let is_free = !declines && self.admits(hold.kind, permits) && is_first;
         let begins = !matches!(registration, Registration::Kept | Registration::Recall);
+        // `Kept` has the lock already if it exists, and `Recall` wants it as another kind.
         if !(begins && (is_offered || is_free)) {
             if joins {
                 self.join(hold, false);
@@ -242,10 +247,10 @@ impl NameState {
     }
 
     /// Offers what is free to the clients at the head of the queue, and notifies them. A client
-    /// with an offer leaves the queue. The next one is notified too, because a client that has
-    /// stopped does not take its offer: the next one asks how long the offer lasts. `me`, a client
-    /// that is asking, is not notified of what it asks for. A client that waits for another form
-    /// than that of `served` leaves the queue, and is notified but offered nothing.
+    /// with an offer leaves the queue. The next client is notified too, and asks how long the offer
+    /// lasts, in case the first one has stopped. `me`, the client that is asking, is not notified.
+    /// A client that waits for a different data type than `served` leaves the queue, and is
+    /// notified but offered nothing.
     pub(super) fn serve(
         &mut self,
         key: &str,
@@ -255,7 +260,7 @@ impl NameState {
         inboxes: &Inboxes,
     ) {
         if served.is_lock() && !self.holds.is_empty() {
-            // It is held again, stays taken, or is offered to another client.
+            // It is held again, still taken, or offered to another client.
             return;
         }
         self.remove_other_forms(key, served, inboxes);
@@ -277,11 +282,12 @@ impl NameState {
             let ends = if flawed(Flaw::OfferHasNoEnd) { Moment::NEVER } else { now.after(OFFER) };
             self.holds.push(LiveHold { id, fence: 0, depth: 0, watched: false, ends, note: None });
             if !served.is_lock() {
+                // The next client at the head may be waiting for another data type.
                 self.remove_other_forms(key, served, inboxes);
             }
         }
-        // The next one looks, too, in case the client with the offer has stopped.
-        if let Some(next) = self.queue.iter().find(|it| it.kind.has_form_of(served))
+        // The next client asks too, in case the one with the offer has stopped.
+        if let Some(next) = self.queue.iter().find(|next| next.kind.has_form_of(served))
             && has_told
             && !flawed(Flaw::StandbyIsNotTold)
             && !is_of(me, next.kind, &next.client)
@@ -290,14 +296,13 @@ impl NameState {
         }
     }
 
-    /// Removes the clients at the head of the queue that wait for another form, from before the
-    /// name was used for this one, and notifies them. Removes clients that are gone from the whole
-    /// queue.
+    /// Removes the clients at the head of the queue that wait for a different data type, which the
+    /// name had before, and notifies them. Removes clients that are gone from the whole queue.
     pub(super) fn remove_other_forms(&mut self, key: &str, served: HoldKind, inboxes: &Inboxes) {
-        self.queue.retain(|it| inboxes.exists(&it.client));
-        let others = self.queue.iter().take_while(|it| !it.kind.has_form_of(served)).count();
-        for it in self.queue.drain(..others) {
-            inboxes.send(&it.client, Wake::Lock(key.into()));
+        self.queue.retain(|next| inboxes.exists(&next.client));
+        let others = self.queue.iter().take_while(|next| !next.kind.has_form_of(served)).count();
+        for other in self.queue.drain(..others) {
+            inboxes.send(&other.client, Wake::Lock(key.into()));
         }
     }
 
@@ -318,9 +323,8 @@ impl NameState {
         may_be_kept
     }
 
-    /// Sends the client of a call that waits an echo, if it is told when what is in its way has
-    /// ended: a hold, and not only a client in front that may be gone. One that may be kept has a
-    /// client that can be asked for it. Returns the owner of a lock.
+    /// Sends a waiting call its echo, if the client will be told when the obstacle ends: a hold
+    /// does that, but a client in front may be gone. Returns the owner of a lock.
     pub(super) fn echo(&self, key: &str, hold: &HoldId, inboxes: &Inboxes) -> Option<String> {
         let permits = hold.kind.permits() as usize;
         let held = self.holds.first()?;
@@ -338,7 +342,7 @@ impl NameState {
         Some(if hold.kind.is_lock() { held.id.owner() } else { String::new() })
     }
 
-    /// Returns how long the obstacles to a hold last, if there are any.
+    /// Returns how long the holds and offers that prevent a hold will last, if there are any.
     pub(super) fn remaining(&self, kind: HoldKind) -> Option<Duration> {
         let ends = self.holds.iter().map(|held| held.ends);
         let end = match kind {
@@ -348,7 +352,7 @@ impl NameState {
         end.map(|end| end.since(Moment::now()))
     }
 
-    /// Returns how many more holds the client gets along with one that has just begun.
+    /// Returns how many further holds the client gets with one that has just begun.
     pub(super) fn room(&self, kind: HoldKind) -> usize {
         match kind {
             HoldKind::Permit { .. } if flawed(Flaw::BatchIsUncounted) => usize::MAX,
@@ -365,7 +369,7 @@ impl NameState {
     }
 }
 
-/// Returns `true` if the client that asks is this one, and waits for the same.
+/// Returns `true` if the client in the queue is the one that asks, and waits for the same kind.
 fn is_of(me: Option<&HoldId>, kind: HoldKind, client: &Arc<str>) -> bool {
     me.is_some_and(|me| me.client == *client && me.kind.waits_with(kind))
 }

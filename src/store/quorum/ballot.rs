@@ -1,5 +1,5 @@
-//! A request to all servers of a quorum, their votes on it, and the holds in doubt that it may
-//! leave on servers that do not reply.
+//! A request to all servers of a quorum, their votes on it, and the holds that it may leave in
+//! doubt on servers that do not reply.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -26,7 +26,8 @@ const LATE_MAX: usize = 64;
 /// State that all requests of a client share.
 pub(crate) struct QuorumServers {
     pub(crate) each: Vec<Arc<QuorumServer>>,
-    /// Includes the durability that each server must reach for a new hold or level.
+    /// The builder of requests, with the durability that each server must reach for a new hold or
+    /// level.
     pub(crate) settings: BackgroundSettings,
     pub(super) in_doubt: InDoubtHolds,
     pub(super) spin: Spin,
@@ -47,14 +48,14 @@ impl QuorumServers {
     }
 }
 
-/// The effect of a request at a server, which is in doubt if the request fails there.
+/// The effect of a request on a server, which is in doubt if the request fails.
 #[derive(Clone)]
 pub(super) enum Effect {
-    /// It leaves nothing in doubt.
+    /// The request leaves nothing in doubt.
     None,
     /// The hold may begin there.
     Begins(HoldId),
-    /// The hold may still exist there. Either way, the lock stays taken until `taken_until`.
+    /// The hold may still exist there. The lock stays taken until `taken_until` in any case.
     Ends { hold: HoldId, taken_until: Moment },
 }
 
@@ -81,7 +82,7 @@ struct Count<T> {
     /// `None` once there is a decision.
     decide: Option<Decide<T>>,
     decision: Option<Result<T, Failure>>,
-    /// Gets the decision if no thread waits for it.
+    /// Called with the decision if no thread waits for it.
     on_decision: Option<OnDecision<T>>,
 }
 
@@ -127,7 +128,7 @@ impl<T: ScriptReply> Ballot<T> {
         if let Effect::Ends { hold, .. } = &self.effect { Some(hold) } else { None }
     }
 
-    /// Notes what the server will have been asked.
+    /// Notes what a server is about to be asked.
     pub(super) fn note_sent_to(&self, server: &QuorumServer) {
         if let Effect::Begins(hold) = &self.effect {
             server.note_begun(hold);
@@ -140,13 +141,14 @@ impl<T: ScriptReply> Ballot<T> {
         let on_reply = Box::new(move |reply: Reply| ballot.receive(number, reply));
         let deadline = self.demand.map_or_else(Instant::now, |(_, deadline)| deadline);
         let demand = self.demand.map(|(demand, _)| (demand, SendWait::Along));
-        // Later requests must not overtake it.
+        // A later request must not overtake a release.
         let exchange = Exchange::posted(self.request.clone(), deadline, on_reply);
         exchange.in_order().durable(demand)
     }
 
     /// Counts the reply of a server.
     pub(crate) fn receive(&self, number: usize, reply: Reply) {
+        // The reply may be read by any thread that uses these links, long after the call has ended.
         self.servers.each[number].note(&reply, is_done);
         if let (Effect::Begins(hold), Err(failure)) = (&self.effect, &reply)
             && failure.is_ambiguous()
@@ -157,9 +159,9 @@ impl<T: ScriptReply> Ballot<T> {
         self.count(number, reply);
     }
 
-    /// Counts the vote of a server. The last vote shows whether a hold that ends may remain
-    /// somewhere. It is reported no sooner: a job that releases the hold must not overtake the
-    /// request and find it gone.
+    /// Counts the vote of a server. Only the last vote shows whether a hold that ends may remain
+    /// somewhere, and no job to release it begins before that: the job could overtake the request
+    /// and find the hold gone.
     pub(super) fn count(&self, number: usize, reply: Reply) {
         let vote = T::decode(reply, &self.servers.each[number].factory);
         let mut count = self.count.lock();
@@ -167,7 +169,8 @@ impl<T: ScriptReply> Ballot<T> {
         let on_decision = count.decide();
         let is_last = count.votes.pending() == 0;
         let everywhere = is_last && !count.votes.has_failed();
-        // The callback may lead to another ballot, or to the locks of a caller.
+        // Without the lock, because the callback may lead to another ballot, or take the locks of a
+        // caller.
         drop(count);
         if let Some((on_decision, decision)) = on_decision {
             on_decision(decision);
@@ -193,7 +196,7 @@ impl<T: ScriptReply> Ballot<T> {
         let mut count = self.count.lock();
         let Count { votes, decide, decision, .. } = &mut *count;
         if decision.is_none() {
-            // In a copy, because the votes that are missing may still arrive and count.
+            // On a copy, because the missing votes may still arrive and count.
             let mut votes = votes.clone();
             votes.close(|number| self.servers.each[number].factory.no_reply());
             *decision = decide.take().and_then(|decide| decide(&votes));
@@ -207,6 +210,7 @@ impl<T> Count<T> {
     /// waits.
     fn decide(&mut self) -> Option<(OnDecision<T>, Result<T, Failure>)> {
         let decision = self.decide.as_ref()?(&self.votes)?;
+        // Decided once. Later votes are only counted.
         self.decide = None;
         match self.on_decision.take() {
             Some(on_decision) => return Some((on_decision, decision)),
@@ -216,12 +220,12 @@ impl<T> Count<T> {
     }
 }
 
-/// The holds in doubt of a client, and the callback that they are reported to.
+/// The holds of a client that are in doubt, and the callback that they are reported to.
 #[derive(Default)]
 pub(crate) struct InDoubtHolds {
     /// The client whose holds begin here, and the callback.
     client: OnceLock<(Arc<str>, OnInDoubt)>,
-    /// The holds that an abandoned request may still begin somewhere, and until when that matters.
+    /// The holds that an abandoned request may still begin somewhere, and how long that matters.
     /// One release does not end the doubt about them.
     late: Mutex<HashMap<HoldId, Moment>>,
     /// The longest lease of all requests.
@@ -234,13 +238,13 @@ impl InDoubtHolds {
         drop(self.client.set((client.into(), report)));
     }
 
-    /// Returns `true` if a server may have the hold. One that another client began and this one
-    /// adopted may be anywhere.
+    /// Returns `true` if a server may have the hold. An adopted hold, which another client began,
+    /// may be anywhere.
     pub(super) fn may_be_at(&self, server: &QuorumServer, hold: &HoldId) -> bool {
         server.was_asked_to_begin(hold) || !self.is_own(hold)
     }
 
-    /// Returns `true` if this client has begun the hold, and not adopted it.
+    /// Returns `true` if this client has begun the hold, `false` if it has adopted it.
     pub(super) fn is_own(&self, hold: &HoldId) -> bool {
         self.client.get().is_some_and(|(client, _)| *client == hold.client)
     }
@@ -250,11 +254,11 @@ impl InDoubtHolds {
         *longest = lease.max(*longest);
     }
 
-    /// Notes that a server may begin the hold late. The client may have it nevertheless, or have
-    /// taken it back by then.
+    /// Notes that a server may begin the hold late, whether or not the client has it by then.
     pub(super) fn may_begin_late(&self, hold: &HoldId) {
         let mut late = self.late.lock();
         let now = Moment::now();
+        // In an outage, every abandoned request adds a hold. Those that can no longer begin go.
         if late.len() >= LATE_MAX {
             late.retain(|_, until| *until > now);
         }
@@ -262,14 +266,15 @@ impl InDoubtHolds {
         late.insert(hold.clone(), now.after(self.lease.lock().saturating_mul(2)));
     }
 
-    /// Reports a hold that has ended, unless it has ended `everywhere` and for good. The lock still
-    /// stays taken until `taken_until`.
+    /// Reports a hold that may remain on a server, unless it has ended `everywhere` for good. The
+    /// lock still stays taken until `taken_until`.
     pub(super) fn end(&self, hold: &HoldId, taken_until: Moment, everywhere: bool) {
+        // From here on the doubt is the renewer's, which repeats the release for long enough.
         let may_begin = self.late.lock().remove(hold).is_some();
         if (may_begin || !everywhere)
             && let Some((_, report)) = self.client.get()
         {
-            // By its own statement: the callback takes other locks.
+            // A statement of its own, so that the lock is released: the callback takes other locks.
             let lease = *self.lease.lock();
             report(InDoubtHold { hold: hold.clone(), taken_until, lease, may_begin });
         }

@@ -1,5 +1,5 @@
-//! The links to all servers, as requests about one name use them: a thread locks the links, writes
-//! the request to every server, and counts the replies until there is a decision.
+//! The use of the links for a request about one name: a thread locks the links, writes the request
+//! to every server, and counts the replies until there is a decision.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use crate::store::quorum::votes::{Votes, majority};
 use crate::store::request::HoldReply;
 use crate::store::scripts::ScriptReply;
 
-/// One link to each server, for threads that use them in turn.
+/// One link to each server, which threads use in turn.
 pub(crate) trait SharedLinks: Clone + Send + Sync + 'static {
     type Locked<'a>: ExclusiveLinks
     where
@@ -24,8 +24,8 @@ pub(crate) trait SharedLinks: Clone + Send + Sync + 'static {
     /// Blocks until no other thread uses the links. Fails if that takes until `deadline`.
     fn lock(&self, deadline: Instant) -> Result<Self::Locked<'_>, Failure>;
 
-    /// Like `lock`, prepared to send. Waits until `deadline` for the connections of a majority, and
-    /// for a moment for those of the other servers that have not failed before.
+    /// Like `lock`, ready to send. Waits until `deadline` for the connections of a majority, and
+    /// for a moment for the other servers that have not failed before.
     fn prepare(&self, deadline: Instant) -> Result<Self::Locked<'_>, Failure>;
 
     /// Like `prepare`, with a majority connected.
@@ -43,12 +43,11 @@ pub(crate) trait SharedLinks: Clone + Send + Sync + 'static {
         Ok(links)
     }
 
-    /// Like `lock`, to send what no thread waits for. Another thread may be waiting for its own
-    /// replies.
+    /// Like `lock`, to post requests, even while another thread waits for its replies.
     fn lock_to_post(&self, deadline: Instant) -> Result<Self::Locked<'_>, Failure>;
 
-    /// Sends requests that no thread waits for to one server, without waiting, if its link is open
-    /// and as far as there is room. Returns those that were not sent.
+    /// Posts requests to one server, without waiting, if its link is open and has room. Returns the
+    /// requests that were not sent.
     fn post_if_open(
         &self,
         server: usize,
@@ -56,7 +55,7 @@ pub(crate) trait SharedLinks: Clone + Send + Sync + 'static {
         deadline: Instant,
     ) -> Vec<Exchange>;
 
-    /// Returns the background jobs of a client, which use the links if they can.
+    /// Returns the background jobs of a client, which may use the links, too.
     fn jobs(servers: &Arc<QuorumServers>, links: &[Self]) -> Box<dyn JobRunner>;
 
     /// Returns the wake-ups of a client.
@@ -84,15 +83,14 @@ pub(crate) trait ExclusiveLinks {
     /// Writes a request to one server. The reply is counted when it is read.
     fn write<T: ScriptReply>(&mut self, server: usize, ballot: &Arc<Ballot<T>>);
 
-    /// Waits for replies, and reads what has arrived. Returns `false` if none are outstanding, or
-    /// at the deadline.
+    /// Waits for replies, and reads what has arrived. Returns `false` at the deadline, or if no
+    /// replies are outstanding.
     fn read(&mut self, wait: Option<&mut ReplyWait<'_>>, deadline: Instant) -> bool;
 
     /// Reads all outstanding replies. Those that do not arrive by the deadline have failed.
     fn drain(&mut self, deadline: Instant);
 
-    /// Writes a request to those of the `wanted` servers that are connected. For the others it
-    /// fails.
+    /// Writes a request to the `wanted` servers. It fails at once at those that are not connected.
     fn send<T: ScriptReply>(
         &mut self,
         ballot: Ballot<T>,
@@ -105,10 +103,10 @@ pub(crate) trait ExclusiveLinks {
             if !wanted(number)
                 || ended.is_some_and(|hold| !servers.in_doubt.may_be_at(server, hold))
             {
-                // The server cannot have the hold that ends.
+                // The server cannot have the hold, so there is nothing to end.
                 ballot.count(number, Ok(Value::Int(0)));
             } else if let Err(failure) = self.check(number, ended.is_some()) {
-                // The request that begins the hold may be among those in flight.
+                // The request that begins the hold may still be in flight.
                 if let Some(hold) = ended
                     && self.is_connected(number)
                 {
@@ -123,15 +121,14 @@ pub(crate) trait ExclusiveLinks {
         ballot
     }
 
-    /// Reads until there is a decision about a request. At the deadline it is decided without the
-    /// missing votes.
+    /// Reads until a request is decided. At the deadline, it is decided without the missing votes.
     fn wait<T: ScriptReply>(
         &mut self,
         ballot: &Ballot<T>,
         deadline: Instant,
     ) -> Result<T, Failure> {
         let servers = self.servers().clone();
-        // Replicas and disks do not answer soon, and that says nothing about the servers.
+        // Replicas and disks are slow, which says nothing about the servers.
         let mut wait = if ballot.demand.is_none() { Some(servers.spin.begin()) } else { None };
         let decision = loop {
             let decision = ballot.take_decision();
@@ -139,7 +136,7 @@ pub(crate) trait ExclusiveLinks {
                 break decision;
             }
         };
-        // Votes that arrive later are counted by the next thread that reads from these links.
+        // Later votes are counted by the next thread that reads from these links.
         decision.unwrap_or_else(|| ballot.close())
     }
 }

@@ -37,9 +37,9 @@ use crate::store::quorum::exclusive::ExclusiveLinks;
 use crate::store::quorum::votes::Votes;
 use crate::store::request::{Acquire, AcquireReply, HoldReply, is_granted};
 
-/// Takes the lock if a majority grants it. Otherwise the hold is withdrawn where it has begun,
-/// without waiting for replies. A hold that only falls short of the demanded durability exists
-/// until it is released.
+/// Acquires the lock if a majority grants it. Otherwise withdraws the hold from the servers where
+/// it has begun, without waiting for replies. A hold that only falls short of the demanded
+/// durability exists until it is released.
 pub(super) fn acquire(
     links: &mut impl ExclusiveLinks,
     request: Acquire<'_>,
@@ -69,13 +69,13 @@ pub(super) fn conclude(
     if let Ok(AcquireReply::Acquired { fence, .. }) = outcome
         && !ballot.look(|votes| votes.agree_on(fence))
         && !flawed(Flaw::RaiseIsLeftOut)
-        // The counters then agree, and the next tenure has a block.
+        // After that the counters agree, and the next tenure can have a block.
         && let Err(failure) = confirm(links, ballot.look(Votes::reached), request)
     {
         outcome = Err(failure);
     }
     if !is_granted(&outcome) {
-        // A minority may have begun the hold, or may still begin it. It keeps all others out.
+        // A minority may have begun the hold, or may still do so, which would keep all others out.
         let ends = Effect::Ends { hold: hold.clone(), taken_until: Moment::FIRST };
         let withdraw = servers.settings.commands.withdraw(hold);
         let withdraw = Ballot::new(&servers, withdraw, Votes::decide_hold).with(ends);
@@ -107,15 +107,15 @@ fn confirm(
     let ballot = links.send(raise, |_| true);
     match links.wait(&ballot, deadline) {
         Ok(HoldReply::Done | HoldReply::Wanted) => Ok(()),
-        // The lease has ended at a majority before the tokens agreed.
+        // The lease ended at a majority before the tokens agreed.
         Ok(HoldReply::Gone) => Err(Failure::late()),
         // The hold exists on some servers.
         Err(failure) => Err(ambiguous(failure)),
     }
 }
 
-/// Returns the failure of a request that some servers have executed, or that background jobs will
-/// complete on the others. A repeat may find it done.
+/// Marks the failure of a request that some servers may have executed, or that jobs will complete.
+/// A repeat may find it done.
 pub(super) fn ambiguous(failure: Failure) -> Failure {
     let kind = match failure.kind {
         FailureKind::Unreachable => FailureKind::Timeout,

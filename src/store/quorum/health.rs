@@ -1,11 +1,11 @@
-//! One server of a quorum, and when it is worth trying.
+//! One server of a quorum, and when to try it.
 //!
 //! Calls use only open connections. A connection is opened on a thread of its own, and is not used
-//! before the server has answered over it. So neither a server that is gone nor one that hangs
-//! delays a call. After each failure a server is left alone for a longer pause. One that answers
-//! but refuses to write, such as a replica, has failed too: only a script that has written
-//! something shows that a server is good again. One that answers at two addresses has failed at the
-//! second, so that it does not count twice.
+//! before the server has answered over it. So a server that is down or hangs delays no call. After
+//! each failure in a row, the pause before the next attempt is longer. A server that answers but
+//! refuses to write, such as a replica, has failed too: only a script that has written something
+//! shows that the server is good again. A server that answers at two addresses fails at the second
+//! one, so that it does not count twice.
 
 use std::collections::HashMap;
 use std::io;
@@ -42,15 +42,15 @@ pub(crate) struct QuorumServer {
     health: Mutex<Health>,
     /// Failures since the server last wrote something. Changed while `health` is locked.
     failures: AtomicU32,
-    /// Greater than the nonces of all holds of this client that the server was asked to begin. No
-    /// others of this client can exist there.
+    /// Greater than the nonce of every hold of this client that the server was asked to begin. No
+    /// other hold of this client can exist there.
     begun_below: AtomicU64,
 }
 
 struct Health {
     /// End of the pause after a failure.
     paused_until: Instant,
-    /// Until then no other connection is opened, because one is being opened.
+    /// Until when an attempt to open a connection is in progress, so that no other begins.
     claimed_until: Instant,
     last_failure: Option<Failure>,
 }
@@ -82,12 +82,11 @@ impl QuorumServer {
         health.last_failure = Some(failure.clone());
     }
 
-    /// Notes what a reply says about the server: it is good if a script has written something. If
-    /// it has refused to write, it is left alone like one that is gone, because its connections
-    /// have to be replaced each time.
+    /// Notes what a reply says about the server. It is good if a script has written something. If
+    /// it refuses to write, it counts as down, because its connections must be replaced each time.
     pub(super) fn note<T>(&self, reply: &Result<T, Failure>, has_written: impl FnOnce(&T) -> bool) {
         let written = reply.as_ref().map_or_else(Failure::is_shortfall, has_written);
-        // Writing each time would take the cache line from other threads.
+        // Read first, because a write would take the cache line from other threads.
         if written && !self.is_trusted() {
             let mut health = self.health.lock();
             *health = Health::good();
@@ -97,17 +96,17 @@ impl QuorumServer {
             && suggests_demotion(&failure.code)
         {
             let mut health = self.health.lock();
-            // Several requests may have been refused at once.
+            // Several requests may have been refused together, and count as one failure.
             if health.paused_until <= Instant::now() {
                 self.fail(&mut health, failure);
             }
         }
     }
 
-    /// Notes that the server does not answer. None of its connections may be used any more.
+    /// Notes that the server does not answer. None of its connections may be used after this.
     pub(super) fn time_out(&self) -> Failure {
         let failure = self.factory.no_reply();
-        // A server that hangs may go on at any time, with requests that are long forgotten here.
+        // A hung server may continue at any time, with requests that this client has long given up.
         self.factory.invalidate_connections();
         self.fail(&mut self.health.lock(), &failure);
         failure
@@ -125,7 +124,7 @@ impl QuorumServer {
             Failure::too_late(&self.factory.label(), "no connection was open in time")
                 .at(Phase::Connect)
         });
-        // This request was not sent.
+        // Unlike the earlier failure, this request was not sent.
         if failure.is_ambiguous() {
             Failure { kind: FailureKind::Unreachable, ..failure }
         } else {
@@ -134,7 +133,7 @@ impl QuorumServer {
     }
 
     pub(super) fn note_begun(&self, hold: &HoldId) {
-        // Later holds have greater numbers, so that one number is enough to remember.
+        // Nonces grow, so remembering one number is enough.
         self.begun_below.fetch_max(hold.number() + 1, Ordering::Relaxed);
     }
 
@@ -152,12 +151,12 @@ impl QuorumServer {
             None => Request::command(&redis::cmd("PING")),
             Some(demand) => demand.probe(),
         };
-        // No request with an effect was sent.
+        // Nothing that changes data was sent.
         let sign = connection.exchange(&probe, deadline).map_err(Failure::of_question)?;
         if self.demand.is_none() {
             self.factory.check_assent(Ok(sign))?;
         }
-        // Two URLs may lead to one server, which would then have two votes.
+        // Two URLs may lead to the same server, which would then have two votes.
         let question = Request::command(redis::cmd("INFO").arg("server"));
         match connection.exchange(&question, deadline).map_err(Failure::of_question) {
             Ok(info) => self.run_ids.note(self.number, &self.factory.label(), &info)?,
@@ -186,8 +185,9 @@ impl Peer for Arc<QuorumServer> {
             drop(health);
             return Err(self.unreachable());
         }
+        // A good server is asked by several threads at a time; one that has failed, by one.
         if !self.is_trusted() {
-            // No other attempt is made until the outcome of this one is known.
+            // No other attempt begins before the outcome of this one is known.
             health.claimed_until = end_of(self.factory.connect_timeout);
         }
         Ok(())
@@ -222,8 +222,7 @@ impl Health {
 /// Records which server answers at which address.
 #[derive(Default)]
 pub(super) struct RunIds {
-    /// The ids of the servers' processes, by number, each as last told by the address that was
-    /// reached.
+    /// The `run_id` of each server's process, by its index, as its address last reported it.
     reached: Mutex<HashMap<usize, (String, Arc<str>)>>,
     /// Two addresses of one server.
     pub(super) repeated: OnceLock<(Arc<str>, Arc<str>)>,
@@ -231,15 +230,16 @@ pub(super) struct RunIds {
 
 impl RunIds {
     /// Notes the reply to `INFO server`. Fails if another URL leads to the same process. A server
-    /// that does not tell its id counts as different from all others.
+    /// that hides its id counts as different from all others.
     fn note(&self, number: usize, label: &Arc<str>, info: &Value) -> Result<(), Failure> {
         let info = InfoDict::from_redis_value_ref(info).ok();
         let run_id = info.and_then(|info| info.get::<String>("run_id"));
         let Some(run_id) = run_id.filter(|run_id| !run_id.is_empty()) else { return Ok(()) };
         let mut reached = self.reached.lock();
-        // The address may lead to another process than the last time.
+        // The address may lead to a different process than last time.
         reached.remove(&number);
         if let Some((_, other)) = reached.values().find(|(known, _)| *known == run_id) {
+            // Kept, because the call that opens the client reports it.
             self.repeated.get_or_init(|| (other.clone(), label.clone()));
             let error = io::Error::other(format!("DUPLICATE: it is the same server as {other}"));
             let failure = Failure::io(FailureKind::Rejected, label, error);

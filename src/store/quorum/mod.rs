@@ -24,7 +24,7 @@
 //! confirmed that, over the connection of the request and in the same write. This applies to tokens
 //! as well, so that the majorities M and C keep both hold and counter. A server that waits for its
 //! replicas or disk executes nothing else on that connection. So only a few requests may be behind
-//! such a wait ([`link`]), and further calls do without the vote of that server. Renewals wait over
+//! such a wait ([`links`]), and further calls do without the vote of that server. Renewals wait over
 //! connections of their own, and count on the same terms. Releases do not wait: one that a crash
 //! undoes costs other clients a lease, and the holder nothing.
 //!
@@ -42,7 +42,6 @@ pub(crate) mod ballot;
 pub(crate) mod exclusive;
 mod grants;
 mod health;
-mod link;
 mod links;
 pub(crate) mod policies;
 mod votes;
@@ -78,7 +77,8 @@ use crate::store::scripts::ScriptReply;
 /// N independent servers.
 pub(crate) struct Quorum<L = Arc<Links>> {
     pub(crate) servers: Arc<QuorumServers>,
-    /// Each name always uses the same set, so that its requests do not overtake one another.
+    /// The sets of connections. A name always uses the same one, so that its requests stay in
+    /// order.
     pub(crate) links: Vec<L>,
 }
 
@@ -128,21 +128,22 @@ impl<L: SharedLinks> Quorum<L> {
         &self.links[usize::try_from(hasher.finish() % count).unwrap_or(0)]
     }
 
-    /// Asks all servers for a lock, without waiting for replies. [`conclude`](Self::conclude) must
-    /// follow.
+    /// Requests a lock from all servers, without waiting for replies. [`conclude`](Self::conclude)
+    /// must follow.
     fn propose(&self, request: Acquire<'_>) -> Result<Arc<Ballot<AcquireReply>>, Failure> {
         self.servers.in_doubt.note_lease(request.lease);
         let mut links = self.links(&request.holds[0].name).connect(request.deadline)?;
         Ok(grants::propose(&mut links, request))
     }
 
-    /// Waits for the decision about a lock that was proposed.
+    /// Waits for the decision about a proposed lock.
     fn conclude(
         &self,
         ballot: &Ballot<AcquireReply>,
         request: Acquire<'_>,
     ) -> Result<AcquireReply, Failure> {
         let links = self.links(&request.holds[0].name);
+        // The request was sent, so failing to get the links leaves its outcome unknown.
         let mut links = links.lock(request.deadline).map_err(ambiguous)?;
         grants::conclude(&mut links, ballot, request)
     }
@@ -164,9 +165,9 @@ impl<L: SharedLinks> Quorum<L> {
         let HoldRequest { hold, change, deadline } = *request;
         let commands = &self.servers.settings.commands;
         let request = match change {
-            // A repeat in the background does not leave: the client may wait for its next hold.
-            // Nor does a client leave whose hold this one has adopted: it may wait again, and is
-            // not told.
+            // Only the first release takes the client off the queue: by the time of a repeat it may
+            // be waiting for its next hold. Nor does the release of an adopted hold take its former
+            // client off.
             Change::Release { taken_until, .. } if self.servers.in_doubt.is_own(hold) => {
                 commands.release_and_leave(hold, taken_until)
             }
@@ -189,12 +190,12 @@ impl<L: SharedLinks> Quorum<L> {
     ) -> Result<(Arc<Ballot<HoldReply>>, L::Locked<'_>), Failure> {
         let HoldRequest { hold, change, deadline } = *request;
         if let Some(lease) = change.lease() {
-            // A hold that another client began may have a longer lease than all others here.
+            // An adopted hold may have a longer lease than all holds of this client.
             self.servers.in_doubt.note_lease(lease.whole);
         }
         let links = self.links(&hold.name);
         let mut links = match change {
-            // Even without a majority, the hold is released where it can be.
+            // Even without a majority, the hold is released on every server that can be reached.
             Change::Release { .. } => links.prepare(deadline)?,
             _ => links.connect(deadline)?,
         };
@@ -209,8 +210,9 @@ impl<L: SharedLinks> Store for Quorum<L> {
         grants::acquire(&mut self.links(&holds[0].name).connect(deadline)?, request)
     }
 
-    /// Asks for durable locks one after the other, like [`ask`](Self::ask) for durable changes.
+    /// Like `acquire`, for durable locks, one after another. See [`ask`](Self::ask).
     fn acquire_together(&self, requests: &[Acquire<'_>]) -> Vec<Result<AcquireReply, Failure>> {
+        // A durable request blocks its connection until replicas or disks have confirmed it.
         if self.servers.settings.demand.is_some() || requests.len() == 1 {
             return requests.iter().map(|request| self.acquire(*request)).collect();
         }
@@ -218,7 +220,7 @@ impl<L: SharedLinks> Store for Quorum<L> {
             // Begins to open missing connections, all at the same time.
             drop(self.links(&request.holds[0].name).lock_to_post(request.deadline));
         }
-        // All are proposed before the first reply is waited for.
+        // All are proposed before this waits for the first reply.
         let proposed: Vec<_> = requests.iter().map(|request| self.propose(*request)).collect();
         let mut replies = Vec::with_capacity(requests.len());
         for (request, proposed) in requests.iter().zip(proposed) {
@@ -227,21 +229,21 @@ impl<L: SharedLinks> Store for Quorum<L> {
         replies
     }
 
-    /// Asks for durable changes one hold after the other: a server that waits for its replicas or
-    /// disk would soon lag behind.
+    /// Durable changes are made one after another: otherwise a server that waits for replicas or
+    /// its disk would soon lag.
     fn ask(
         &self,
         requests: &[HoldRequest<'_>],
         on_reply: &mut dyn FnMut(usize, Result<HoldReply, Failure>),
     ) {
         let has_demand = self.servers.settings.demand.is_some();
-        let waits = has_demand && requests.iter().any(|it| it.change.is_durable());
+        let waits = has_demand && requests.iter().any(|request| request.change.is_durable());
         let mut place = 0;
         for requests in requests.chunks(if waits { 1 } else { TOGETHER }) {
             let mut sent = Vec::with_capacity(requests.len());
             for request in requests {
                 sent.push(self.send(request).map(|(ballot, links)| {
-                    // The next request may be for the same connections.
+                    // Dropped here, because the next request may use the same connections.
                     let links = if requests.len() == 1 { Some(links) } else { None };
                     (ballot, links)
                 }));
@@ -250,11 +252,11 @@ impl<L: SharedLinks> Store for Quorum<L> {
                 let reply = sent.and_then(|(ballot, links)| {
                     let mut links = match links {
                         Some(links) => links,
-                        // Other threads may have read the replies meanwhile, and counted them.
+                        // Other threads may have read and counted the replies in the meantime.
                         None => self.links(&hold.name).lock(*deadline).map_err(ambiguous)?,
                     };
                     let reply = links.wait(&ballot, *deadline);
-                    // Jobs repeat a release where it has failed, so it may still be done.
+                    // A release that failed is repeated by jobs, so it may still succeed.
                     let is_release = matches!(change, Change::Release { .. });
                     if is_release { reply.map_err(ambiguous) } else { reply }
                 });
@@ -266,12 +268,14 @@ impl<L: SharedLinks> Store for Quorum<L> {
 
     fn post(&self, posts: Vec<PostedChange<'_>>) {
         for PostedChange { request, write_by, on_reply } in posts {
+            // The links of its name, on which the request that began the hold was sent, too.
             match self.links(&request.hold.name).lock_to_post(write_by) {
                 Ok(mut links) => {
                     let ballot = self.ballot_to_change(&request);
                     let ballot = ballot.passed_on(|reply| on_reply(reply.map_err(ambiguous)));
                     links.send(ballot, |_| true);
                 }
+                // Not sent to any server. The renewer repeats a release.
                 Err(failure) => on_reply(Err(failure)),
             }
         }
@@ -279,7 +283,7 @@ impl<L: SharedLinks> Store for Quorum<L> {
 
     fn drain(&self, deadline: Instant) {
         for links in &self.links {
-            // A thread that uses them until then reads the replies itself.
+            // Links that are in use until the deadline are skipped: their thread reads the replies.
             if let Ok(mut links) = links.lock(deadline) {
                 links.drain(deadline);
             }
@@ -294,7 +298,7 @@ impl<L: SharedLinks> Store for Quorum<L> {
         true
     }
 
-    /// There are only locks, and no server knows all waiting clients.
+    /// A quorum has only locks, and no server knows all waiting clients.
     fn report(&self, name: &str, look: Look, deadline: Instant) -> Result<ReportReply, Failure> {
         let look = match look {
             Look::Permits => return Ok(ReportReply::default()),

@@ -20,7 +20,7 @@ use crate::store::quorum::health::QuorumServer;
 use crate::store::quorum::votes::{Votes, majority};
 use crate::store::request::{Change, HoldReply};
 
-/// How long to wait for the messages of a majority.
+/// How long to gather the messages of a majority.
 const GATHER: Duration = Duration::from_millis(5);
 
 /// A message that comes this much later than the first belongs to another release.
@@ -36,7 +36,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct WakeupsOfMajorities {
     servers: Arc<QuorumServers>,
     gathered: HashMap<String, Gathered, RandomState>,
-    /// The same of echoes.
+    /// The echoes of majorities.
     echoes: HashMap<String, Gathered, RandomState>,
 }
 
@@ -45,7 +45,7 @@ struct Gathered {
     /// By the number of the server.
     from: Vec<bool>,
     first: Instant,
-    /// Of how many servers the client was told.
+    /// The number of messages when the client was last told.
     told: usize,
 }
 
@@ -70,8 +70,8 @@ impl WakeupPolicy for WakeupsOfMajorities {
         listening == majority(self.servers.each.len())
     }
 
-    /// Each server that has the hold tells the client when another one asks for the lock, and a
-    /// majority has it.
+    /// A majority of the servers has the hold, and each of them tells the client when another one
+    /// asks for the lock.
     fn is_complete(&self, listening: usize) -> bool {
         listening >= majority(self.servers.each.len())
     }
@@ -80,27 +80,28 @@ impl WakeupPolicy for WakeupsOfMajorities {
         match wake {
             Wake::Lock(name) => {
                 let now = clock::now();
-                self.gathered.retain(|_, it| it.told == 0 || now < it.first + MEMORY);
+                self.gathered
+                    .retain(|_, gathered| gathered.told == 0 || now < gathered.first + MEMORY);
                 let count = self.servers.each.len();
                 let gathered = self.gathered.entry(name);
                 gathered.or_insert_with(|| Gathered::new(count)).add(from.number);
-                // `take_due` reports it once enough servers have sent it, or after a while.
+                // Reported by `take_due` once a majority has sent it, or after a while.
                 None
             }
             Wake::Echo(name) => {
                 let now = clock::now();
                 let count = self.servers.each.len();
-                self.echoes.retain(|_, it| now < it.first + ECHO_MEMORY);
+                self.echoes.retain(|_, gathered| now < gathered.first + ECHO_MEMORY);
                 let gathered = self.echoes.entry(name.clone());
                 let gathered = gathered.or_insert_with(|| Gathered::new(count));
                 gathered.add(from.number);
-                // Whichever majority grants the lock next, one of its servers tells this client.
+                // Any majority that grants the lock next includes a server that tells this client.
                 let is_new = gathered.told == 0 && gathered.count() >= majority(count);
                 gathered.told += usize::from(is_new);
                 if is_new { Some(Wake::Echo(name)) } else { None }
             }
-            // One server is enough, and the next one repeats it. A majority may still have a hold
-            // that has ended at this one: the client asks all of them.
+            // One message is enough, and the next one repeats it. A majority may still have the
+            // hold, so the client asks all servers.
             Wake::Ended { .. } | Wake::Probe { .. } | Wake::Recall { .. } => Some(wake),
             // Redisson does not ask a majority.
             Wake::Complete(_) | Wake::Ready | Wake::Unlocked(_) => None,
@@ -114,6 +115,7 @@ impl WakeupPolicy for WakeupsOfMajorities {
             .gathered
             .iter_mut()
             .find(|(_, gathered)| gathered.due(required).is_some_and(|due| due <= now))?;
+        // Told with too few messages, the client is told again once a majority has sent one.
         gathered.told = gathered.count();
         Some(Wake::Lock(name.clone()))
     }
@@ -141,13 +143,13 @@ impl Gathered {
         self.from.iter().filter(|from| **from).count()
     }
 
-    /// Returns when to tell the client: again, if it was told before a majority had sent one. Then
-    /// it may have asked too soon.
+    /// Returns when to tell the client. It is told again if it was told before a majority had sent
+    /// the message, and may have asked too soon.
     fn due(&self, required: usize) -> Option<Instant> {
         if self.count() >= required {
             if self.told < required { Some(self.first) } else { None }
         } else if self.told == 0 {
-            // The other servers may be away.
+            // The other servers may be down.
             Some(self.first + GATHER)
         } else {
             None
@@ -189,8 +191,8 @@ impl<L: SharedLinks> JobPolicy for JobsOfMajorities<L> {
         unsent
     }
 
-    /// A renewal or a release counts once a majority has confirmed it. A release is still sent to
-    /// all servers, to be executed by each.
+    /// A renewal or a release counts once a majority has confirmed it. A release still goes to
+    /// every server.
     fn decide(
         &mut self,
         job: &Job,

@@ -1,4 +1,4 @@
-//! Decides by the replies of N servers, as soon as they allow it.
+//! Decides a request by the replies of N servers, as soon as they allow it.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ impl<T> Votes<T> {
         Self((0..servers).map(|_| None).collect())
     }
 
-    /// Sets the failure of each outstanding reply.
+    /// Counts the outstanding replies as this failure.
     pub(super) fn close(&mut self, failure: impl Fn(usize) -> Failure) {
         for (server, vote) in self.0.iter_mut().enumerate() {
             vote.get_or_insert_with(|| Err(failure(server)));
@@ -48,7 +48,7 @@ impl<T> Votes<T> {
         match &self.0[server] {
             None => true,
             Some(Ok(answer)) => is(answer),
-            // Without a reply, the server may have executed the request, or may still.
+            // Without a reply, the server may have executed the request, or may still do so.
             Some(Err(failure)) => failure.is_in_doubt(),
         }
     }
@@ -69,19 +69,19 @@ impl<T> Votes<T> {
         self.failures().filter(|failure| failure.kind == kind).count()
     }
 
-    /// Returns how many have executed the request, but not as durably as demanded.
+    /// Returns how many servers have executed the request, but not as durably as demanded.
     fn count_short(&self) -> usize {
         self.failures().filter(|failure| failure.is_shortfall()).count()
     }
 
-    /// Returns how many have something that is not a lock. Such a server counts like one where
-    /// others hold the lock, unless the rest are no majority: then the request fails.
+    /// Returns how many servers have something that is not a lock. Such a server counts as if
+    /// another client held the lock. If the other servers are no majority, the request fails.
     fn count_wrong(&self) -> usize {
         self.count_failures(FailureKind::WrongType)
     }
 
-    /// Returns `true` if some server has something else and the outstanding replies decide whether
-    /// the rest are a majority. Until one has said so, this is no reason to wait for a reply.
+    /// Returns `true` if some server has something that is not a lock, and the outstanding replies
+    /// decide whether the other servers are a majority.
     fn may_be_wrong(&self) -> bool {
         let wrong = self.count_wrong();
         wrong > 0 && !self.outvoted_by(wrong) && self.outvoted_by(wrong + self.pending())
@@ -92,9 +92,9 @@ impl<T> Votes<T> {
         self.0.len() - against < self.required()
     }
 
-    /// Returns the failure if a majority has executed the request, but only `ok` of them as durably
-    /// as demanded: that of the server that came nearest. `None` as well if the next try may
-    /// succeed.
+    /// Returns the failure if a majority has executed the request, but only `ok` servers as durably
+    /// as demanded. It is the failure of the server that came nearest. Returns `None` if the next
+    /// try may succeed.
     fn not_replicated(&self, ok: usize) -> Option<Failure> {
         if ok + self.count_failures(FailureKind::Transient) >= self.required() {
             return None;
@@ -125,8 +125,8 @@ impl<T> Votes<T> {
                 return failure.clone();
             }
         }
-        // Most important is that a request may have been executed somewhere, and least important a
-        // condition that passes by itself.
+        // The most important failure is one that may have been executed, and the least important a
+        // temporary condition.
         let kinds = [
             FailureKind::Timeout,
             FailureKind::Unclear,
@@ -150,7 +150,7 @@ impl<T> Votes<T> {
         Failure { no_quorum: Some(no_quorum), ..failure }
     }
 
-    /// Decides whether a majority answers at all, given that `ok` servers answer as hoped.
+    /// Decides whether a majority can still answer, if `ok` servers have answered well.
     fn answered(&self, ok: usize) -> Option<Result<(), Failure>> {
         let wrong = self.count_wrong();
         if self.may_be_wrong() {
@@ -162,7 +162,7 @@ impl<T> Votes<T> {
         self.unanswered(ok).map(Err)
     }
 
-    /// Returns the failure once a majority can no longer answer with any kind of reply.
+    /// Returns the failure once too few servers are left to make a majority of any answer.
     fn unanswered(&self, ok: usize) -> Option<Failure> {
         let wrong = self.count_wrong();
         let rejected = self.count_failures(FailureKind::Rejected);
@@ -174,8 +174,8 @@ impl<T> Votes<T> {
 }
 
 impl Votes<AcquireReply> {
-    /// Decides whether a hold was granted, with the greatest token that a server gave. There is
-    /// room for more only if a majority agrees on that token.
+    /// Decides whether a hold was granted, with the greatest token that a server gave. The tenure
+    /// has room for more holds only if a majority agrees on that token.
     pub(super) fn decide_acquire(&self) -> Option<Result<AcquireReply, Failure>> {
         let grants = self.answers().filter_map(|reply| match reply {
             AcquireReply::Acquired { fence, room, .. } => Some((*fence, *room)),
@@ -197,7 +197,7 @@ impl Votes<AcquireReply> {
                 .any(|reply| matches!(reply, AcquireReply::Acquired { wanted: true, .. }));
             return Some(Ok(AcquireReply::Acquired { fence, others: Vec::new(), room, wanted }));
         }
-        // The outstanding replies may still make a majority, or show that there is none.
+        // The outstanding replies may still complete a majority, or rule it out.
         if granted + self.pending() >= self.required() || self.may_be_wrong() {
             return None;
         }
@@ -221,8 +221,8 @@ impl Votes<AcquireReply> {
         self.unanswered(granted).map(Err)
     }
 
-    /// Returns the owner at a majority, if each of these has sent an echo. Of clients whose
-    /// attempts have collided, none has a majority, and none is told when they have ended.
+    /// Returns the owner that a majority has, if each of its servers has sent an echo. If attempts
+    /// have collided, no owner has a majority, and no client is told when they end.
     fn echoed(&self) -> Option<String> {
         let owners = self.answers().filter_map(|reply| match reply {
             AcquireReply::Held { echoed, .. } => echoed.clone(),
@@ -245,7 +245,7 @@ impl Votes<AcquireReply> {
         agreeing >= self.required()
     }
 
-    /// Returns the greatest token that a counter has reached.
+    /// Returns the greatest token that the counter of a majority has reached.
     pub(super) fn reached(&self) -> u64 {
         let ends = self.answers().map(|reply| match reply {
             AcquireReply::Acquired { fence, room, .. } => fence + u64::from(*room),
@@ -254,8 +254,8 @@ impl Votes<AcquireReply> {
         ends.max().unwrap_or_default()
     }
 
-    /// Returns the time until a majority is free: the `granted` servers, where the hold is
-    /// withdrawn, and enough others whose leases have ended.
+    /// Returns the time until a majority is free: the `granted` servers, because the hold is
+    /// withdrawn there, and others as their leases end.
     fn until_majority_is_free(&self, granted: usize) -> Option<Duration> {
         let leases = self.answers().filter_map(|reply| match reply {
             AcquireReply::Held { remaining, .. } => *remaining,
@@ -273,7 +273,7 @@ impl Votes<HoldReply> {
         let ours = self.count(|reply| *reply != HoldReply::Gone);
         let gone = self.count(|reply| *reply == HoldReply::Gone);
         if ours >= self.required() {
-            // A waiting client has asked a majority, which has a server in common with this one.
+            // A waiting client has asked a majority, and any two majorities share a server.
             let is_wanted = self.count(|reply| *reply == HoldReply::Wanted) > 0;
             return Some(Ok(if is_wanted { HoldReply::Wanted } else { HoldReply::Done }));
         }
@@ -285,7 +285,7 @@ impl Votes<HoldReply> {
         if undecided { None } else { Some(Err(self.shortfall(ours))) }
     }
 
-    /// Decides whether any server of an answering majority had what it was asked about.
+    /// Decides whether any server had the hold, once a majority has answered.
     pub(super) fn decide_any(&self) -> Option<Result<HoldReply, Failure>> {
         let any = self.answers().any(|reply| *reply != HoldReply::Gone);
         let answered = self.answered(self.answers().count())?;
@@ -300,8 +300,8 @@ impl Votes<HoldReply> {
         }
     }
 
-    /// Decides, once all replies have arrived or failed, what a majority says and whether none has
-    /// failed.
+    /// Once all replies have arrived or failed, decides what a majority says, and whether every
+    /// server has answered.
     pub(super) fn decide_release(&self) -> Option<Result<JobReply, Failure>> {
         if self.pending() > 0 {
             return None;
@@ -316,13 +316,13 @@ impl Votes<ReportReply> {
     pub(super) fn decide_holder(&self) -> Option<Result<ReportReply, Failure>> {
         let holders: Vec<&HolderReply> = self.answers().filter_map(ReportReply::holder).collect();
         let same = holders.iter().map(|holder| -> Vec<&HolderReply> {
-            holders.iter().filter(|it| it.owner == holder.owner).copied().collect()
+            holders.iter().filter(|other| other.owner == holder.owner).copied().collect()
         });
-        // A minority may have a hold that was never granted, or one whose release it has missed.
+        // A minority may have a hold that was never granted, or whose release it has missed.
         let best = same.max_by_key(Vec::len).unwrap_or_default();
         let most = best.len();
         if most >= self.required() {
-            // The depth that most know, and the time until they are no longer a majority.
+            // The depth that most servers have, and the time until they are no longer a majority.
             let mut depths: Vec<u32> = best.iter().map(|holder| holder.depth).collect();
             depths.sort_unstable();
             let mut leases: Vec<Duration> = best.iter().map(|holder| holder.remaining).collect();

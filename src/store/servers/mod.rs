@@ -1,4 +1,4 @@
-//! Locks on one server or on the nodes of a Redis Cluster, each on the node that has its name.
+//! Locks on one server or on the nodes of a Redis Cluster.
 //!
 //! In a cluster, that is the node that serves the hash slot. All keys of a name are in one slot, so
 //! every request goes to one node, which executes it like a standalone server ([`node`]). The
@@ -42,7 +42,7 @@ pub(crate) struct Servers {
     background: BackgroundSettings,
 }
 
-/// Parses the URLs of the nodes of a cluster that are asked first.
+/// Parses the URLs of the cluster nodes that are asked first.
 pub(crate) fn parse_seeds(
     urls: impl IntoIterator<Item: AsRef<str>>,
     servers: &ServerFactory,
@@ -153,11 +153,12 @@ impl Store for Servers {
                 replies.push((index, followed));
             }
         }
+        // Grouped by node until here, but the caller expects the order of its requests.
         replies.sort_unstable_by_key(|(index, _)| *index);
         replies.into_iter().map(|(_, reply)| reply).collect()
     }
 
-    /// Not in a cluster, where a request may be redirected.
+    /// Not in a cluster, where the request might be redirected.
     fn acquire_ahead(&self, request: Acquire<'_>) -> Option<Ahead> {
         let Placement::One(target) = &self.placement else { return None };
         target.acquire_ahead(request)
@@ -169,6 +170,7 @@ impl Store for Servers {
         for (index, name) in names.iter().enumerate() {
             slots.entry(self.placement.slot(name)).or_default().push(index);
         }
+        // Services limit the arguments of a command, so large groups are divided.
         let max = self.background.commands.group_max();
         slots.values().flat_map(|group| group.chunks(max).map(<[usize]>::to_vec)).collect()
     }
@@ -201,7 +203,7 @@ impl Store for Servers {
                 let request = batch[place];
                 let name = &request.hold.name;
                 let narrowest = Scope::narrowest(request.change);
-                // The first answer is there already. Only after a redirection is another needed.
+                // The first answer is already here. Only a redirection needs another one.
                 let mut first = Some(reply);
                 let reply =
                     self.placement.follow(name, target.clone(), narrowest, |target, scope| {
@@ -221,7 +223,7 @@ impl Store for Servers {
         for PostedChange { request, write_by, on_reply } in posts {
             let name = request.hold.name.clone();
             let Some(target) = topology.owner(topology.slot(&name)) else {
-                // A drop does not wait until the owner is known. The renewer repeats the release.
+                // A drop does not wait to find the owner. The renewer repeats the release.
                 on_reply(Err(uncovered()));
                 continue;
             };
@@ -251,7 +253,7 @@ impl Store for Servers {
         })
     }
 
-    /// Returns connections to the known masters. If none is known, asks for them first.
+    /// Returns connections to all known masters. If none is known, asks the nodes first.
     fn connections(&self) -> Result<(Vec<Connection>, usize), Failure> {
         let mut nodes = self.placement.masters();
         if nodes.is_empty() {
@@ -296,7 +298,7 @@ impl Store for Servers {
     }
 }
 
-/// Adds what is sent to a node to what is already there for it.
+/// Adds a request to those for the same node.
 fn add<T>(targets: &mut Vec<(Target, Vec<T>)>, target: Target, sent: T) {
     match targets.iter_mut().find(|(known, _)| *known == target) {
         Some((_, all)) => all.push(sent),

@@ -25,10 +25,10 @@ use crate::store::keys::{SLOTS, slot_of, tag_of};
 use crate::store::request::{Acquire, AcquireReply, Ahead, HoldReply, HoldRequest, PostedChange};
 use crate::store::scripts::ScriptReply;
 
-/// How many acquires are expected to find their locks held after one has done so.
+/// After one acquire has found its lock held, how many more are expected to do so.
 const CONTENDED: u32 = 64;
 
-/// How many keys, each in another slot, are read to find out whether other nodes have some.
+/// How many keys are read, each in a different slot, to find out whether other nodes have some.
 const KEYS_READ: u32 = 20;
 
 /// One server.
@@ -37,14 +37,13 @@ pub(super) struct Node {
     pub(super) commands: Commands,
     /// The durability that new holds and levels must reach.
     demand: Option<Demand>,
-    /// The number of next acquires with a demand that are expected to find their locks held.
+    /// How many of the next durable acquires are expected to find their locks held.
     contended: AtomicU32,
-    /// Whether the last request failed in a way that may mean that another node of the cluster now
-    /// serves its slots.
+    /// Whether the last failure may mean that another node of the cluster now serves its slots.
     doubted: AtomicBool,
     /// Whether a thread is asking which node serves which slots.
     pub(super) is_asked: AtomicBool,
-    /// When the map of the cluster or a redirection last named it.
+    /// When it was last named, by the map of the cluster or by a redirection.
     pub(super) last_named: Mutex<Instant>,
 }
 
@@ -93,8 +92,9 @@ impl Node {
         replies.iter().any(|reply| matches!(reply, Err(failure) if failure.code == "MOVED"))
     }
 
-    /// Notes the lowest slot that the node serves. Its hash tag is that of the channels over which
-    /// clients that listen there are woken. All clients that know the slots choose the same.
+    /// Notes the lowest slot that the node serves. Its hash tag is that of the sharded channels
+    /// over which clients that listen there are woken. All clients that know the slots choose the
+    /// same tag.
     pub(super) fn serve_from(&self, slot: usize) {
         let known = self.commands.shard_tag();
         if known.is_empty() || slot_of(&known) != slot {
@@ -112,7 +112,7 @@ impl Node {
     }
 
     pub(super) fn trust(&self) {
-        // Writing each time would take the cache line from other threads.
+        // Read first, because a write would take the cache line from other threads.
         if self.is_doubted() {
             self.doubted.store(false, Ordering::Relaxed);
         }
@@ -148,13 +148,14 @@ impl Target {
         let Node { commands, demand, contended, .. } = &*self.node;
         let acquire = commands.acquire(request);
         let Some(demand) = *demand else { return self.execute(acquire, None, request.deadline) };
-        // WAIT behind a script that finds the lock held would block the connection for nothing.
+        // WAIT behind a script that finds the lock held would block the connection for no purpose.
         let expected = contended.load(Ordering::Relaxed);
+        // Along with the script, WAIT saves a round trip, which pays if the lock is likely to be free.
         let send_wait = if expected > 0 { SendWait::After } else { SendWait::Along };
         let reply = self.execute(acquire, Some((demand, send_wait)), request.deadline);
         match reply {
             Ok(AcquireReply::Held { .. }) => contended.store(CONTENDED, Ordering::Relaxed),
-            // Threads that do so at the same time count as one.
+            // Stored, not added: threads that find locks held at the same time count as one.
             _ if expected > 0 => contended.store(expected - 1, Ordering::Relaxed),
             _ => {}
         }
@@ -177,11 +178,12 @@ impl Target {
         replies.into_iter().map(|reply| AcquireReply::decode(reply, &server.factory)).collect()
     }
 
-    /// Like `acquire`, for another thread. One that waits for replicas or disks would block the
-    /// connection of others.
+    /// Like `acquire`, for another thread. A durable one is not sent, because it would block a
+    /// connection that others use.
     pub(super) fn acquire_ahead(&self, request: Acquire<'_>) -> Option<Ahead> {
         let Node { commands, server, demand: None, .. } = &*self.node else { return None };
         let acquire = self.addressed(commands.acquire(request));
+        // Sent by the listener, which must not wait. The woken thread reads the reply.
         let slot = server.send_ahead(acquire, request.deadline)?;
         let server = server.clone();
         Some(Ahead::new(move || AcquireReply::decode(server.reply(&slot), &server.factory)))
@@ -208,7 +210,9 @@ impl Target {
         }
         let Some(deadline) = requests.iter().map(|request| request.deadline).max() else { return };
         let Node { server, commands, .. } = &*self.node;
-        let changes = requests.iter().map(|it| self.addressed(commands.change(it.hold, it.change)));
+        let changes = requests
+            .iter()
+            .map(|request| self.addressed(commands.change(request.hold, request.change)));
         let replies = server.exchange_all(changes, self.demand_of(requests), deadline);
         for (place, reply) in replies.into_iter().enumerate() {
             on_reply(place, HoldReply::decode(reply, &server.factory));
@@ -269,7 +273,7 @@ impl Peer for Target {
     }
 }
 
-/// Returns `true` if a node knows its host: `?` and an empty string mean that it does not.
+/// Returns `true` if this is a host. A node that does not know its own says `?` or nothing.
 pub(super) fn is_known(host: &str) -> bool {
     !matches!(host, "" | "?")
 }
@@ -287,8 +291,8 @@ pub(super) struct Share {
     pub(super) port: u16,
 }
 
-/// Parses the reply of a node, which may not know its `own_host` itself. `None` if the reply has
-/// another shape.
+/// Parses the reply of a node to CLUSTER SLOTS. `own_host` stands in for a host that the node does
+/// not know. `None` if the reply has another shape.
 fn shares(reply: &Value, own_host: &str) -> Option<Vec<Share>> {
     let Value::Array(entries) = reply else { return None };
     entries.iter().map(|entry| share(entry, own_host)).collect()
@@ -304,7 +308,8 @@ fn share(entry: &Value, own_host: &str) -> Option<Share> {
     let first = usize::try_from(*first).ok()?;
     let last = usize::try_from(*last).ok()?;
     let host = match host {
-        // A cluster can be configured to name no hosts: the client then knows one already.
+        // A cluster can be configured to announce no hosts. Clients then use the host that they
+        // already know.
         Value::Nil => "",
         Value::BulkString(bytes) => str::from_utf8(bytes).ok()?,
         _ => return None,
@@ -321,12 +326,12 @@ pub(super) fn covered(shares: &[Share]) -> usize {
     shares.iter().map(|share| share.slots.clone().count()).sum()
 }
 
-/// The failure of a request for a slot that no node is known to serve.
+/// The failure if no node is known to serve the slot.
 pub(super) fn uncovered() -> Failure {
     unmapped("no node serves the hash slot")
 }
 
-/// The failure of a request while it is not known which node serves its slot.
+/// The failure while the node that serves the slot is not known.
 pub(super) fn unmapped(why: &'static str) -> Failure {
     let error = io::Error::new(io::ErrorKind::NotFound, why);
     let failure = Failure::io(FailureKind::Transient, &Arc::from("the cluster"), error);

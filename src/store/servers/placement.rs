@@ -1,9 +1,9 @@
-//! Finds the node that has a name, for calls and for background work, and handles requests sent to
-//! a wrong node.
+//! Finds the node that has a name, for calls and for background work, and handles requests that
+//! were sent to the wrong node.
 //!
 //! A message reaches every node of a cluster, but `wake.lua` takes a client for dead unless it
-//! listens at the node where the script runs. So a client listens at all masters. Where servers
-//! know sharded channels, whose messages stay on one node, it listens twice: on its own channel,
+//! listens to the node where the script runs. So a client listens to all masters. If the servers
+//! have sharded channels, whose messages stay on one node, it listens twice: on its own channel,
 //! and on a sharded one in the lowest slot of each master.
 
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use crate::store::request::HoldReply;
 use crate::store::servers::node::{Node, Target, is_known, uncovered};
 use crate::store::servers::topology::Topology;
 
-/// If a request is redirected more often than this, nodes disagree for now.
+/// If a request is redirected more often than this, the nodes disagree at the moment.
 const REDIRECTIONS_MAX: u32 = 5;
 
-/// Pause before listening again at a node of a cluster after that has failed. If there is nothing
-/// else to listen at, the caller decides when to try again.
+/// Pause after listening to a node of a cluster has failed. If there is only one node, the caller
+/// decides when to try again.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The location of names.
@@ -30,11 +30,11 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub(super) enum Placement {
     /// All on one server, as if they were in one slot. It redirects nothing.
     One(Target),
-    /// Each on the node of a cluster that serves its hash slot.
+    /// Each name on the cluster node that serves its hash slot.
     Slots(Arc<Topology>),
 }
 
-/// How far a request has come.
+/// The progress of a request.
 #[derive(Clone, Copy)]
 pub(super) struct Progress {
     redirections: u32,
@@ -47,11 +47,11 @@ impl Default for Progress {
     }
 }
 
-/// The target of a redirection: the node to send the request to instead.
+/// A redirection: the node to send the request to instead.
 #[derive(Debug, PartialEq, Eq)]
 struct Redirect<'a> {
-    /// Whether the redirection is for this request only, because the slot is moving. Otherwise the
-    /// slot is there for good.
+    /// Whether it is for this request only, because the slot is moving. Otherwise the slot has
+    /// moved for good.
     asking: bool,
     /// `None` stands for the host that has redirected the request.
     host: Option<&'a str>,
@@ -84,7 +84,7 @@ impl Placement {
         }
     }
 
-    /// Returns the node that has a name, as far as is known.
+    /// Returns the node that is known to have a name.
     pub(super) fn known(&self, name: &str) -> Option<Target> {
         match self {
             Self::One(target) => Some(target.clone()),
@@ -92,7 +92,7 @@ impl Placement {
         }
     }
 
-    /// Returns the nodes that have names, as far as is known.
+    /// Returns the nodes that are known to have names.
     pub(super) fn masters(&self) -> Vec<Arc<Node>> {
         match self {
             Self::One(target) => vec![target.node.clone()],
@@ -119,8 +119,8 @@ impl Placement {
         }
     }
 
-    /// Notes the reply of a node to a request about a name. Returns the node to which it redirects
-    /// the request, or where to repeat it in a narrower scope, and notes that.
+    /// Handles the reply of a node to a request about a name. Returns where to send the request
+    /// again after a redirection, or in a narrower scope.
     pub(super) fn next<T>(
         &self,
         name: &str,
@@ -131,10 +131,11 @@ impl Placement {
     ) -> Option<Target> {
         let Self::Slots(topology) = self else { return None };
         let Err(failure) = reply else {
-            // Whatever it says: the node serves the slot.
+            // Any other reply shows that the node serves the slot.
             from.node.trust();
             return None;
         };
+        // Counts every failure, so that nodes that contradict each other cannot keep a call busy.
         progress.redirections += 1;
         // While a slot moves, some keys of a name may be at one node and some at the other.
         if failure.code == "TRYAGAIN" && progress.scope != narrowest {
@@ -147,7 +148,7 @@ impl Placement {
             Some(topology.redirected(asking, host, port, topology.slot(name)))
         });
         if progress.redirections > REDIRECTIONS_MAX {
-            // The nodes name each other. What they have named is kept for the next call.
+            // The nodes redirect to each other. The next call begins with what they have named.
             next = None;
         }
         if next.is_none() {
@@ -160,10 +161,10 @@ impl Placement {
     pub(super) fn classify(&self, failure: Failure) -> Failure {
         let Self::Slots(topology) = self else { return failure };
         let passes = match failure.kind {
-            // Nodes disagree for now.
+            // The nodes disagree at the moment.
             FailureKind::Rejected => matches!(failure.code.as_str(), "ASK" | "MOVED"),
-            // A replica may take over soon, unless all nodes are unreachable. It would be reached
-            // with the same settings for TLS, so that a node which they do not fit stays a failure.
+            // A replica may take over soon, unless all nodes are unreachable. A mismatch in TLS
+            // remains a failure, because the replica would be reached with the same settings.
             FailureKind::Foreign | FailureKind::Unreachable => !topology.is_unreachable(),
             _ => false,
         };
@@ -181,7 +182,7 @@ impl JobPolicy for Placement {
             return Ok((vec![target], Progress::default()));
         }
         if let Self::Slots(topology) = self {
-            // Not waited for: the renewer has jobs for other nodes.
+            // Not awaited, because the renewer has jobs for other nodes.
             topology.learn();
         }
         Err(uncovered())
@@ -242,7 +243,7 @@ impl WakeupPolicy for Placement {
         target.node.commands.shard_tag()
     }
 
-    /// Every node passes on a message, but it counts only from the node that serves its slot.
+    /// Every node passes a message on, but it counts only from the node that serves its slot.
     fn receive(&mut self, from: &Target, wake: Wake) -> Option<Wake> {
         let (Wake::Echo(name) | Wake::Lock(name)) = &wake else { return Some(wake) };
         if self.is_home(from, name) { Some(wake) } else { None }

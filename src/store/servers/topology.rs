@@ -1,4 +1,4 @@
-//! Which node serves which slot: learnt from any node, and again whenever that may have changed.
+//! Which node serves which slot. Any node is asked, and again whenever the answer may have changed.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -21,13 +21,13 @@ use crate::store::commands::Commands;
 use crate::store::keys::{Keys, SLOTS, slot_of};
 use crate::store::servers::node::{Node, Share, Target, covered, is_doubtful, uncovered, unmapped};
 
-/// Minimum time between two rounds of asking the nodes: a failover takes longer.
+/// Minimum time between two rounds of questions to the nodes. A failover takes longer.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// How long a node has to answer before the next one is asked as well.
-const PATIENCE: Duration = Duration::from_millis(100);
+const ANSWER_TIME: Duration = Duration::from_millis(100);
 
-/// How long a node that is not in the map is kept after it was last named. While a slot moves, only
+/// How long a node outside the map is kept after it was last named. While a slot moves, only
 /// redirections name its new node.
 const KEPT: Duration = Duration::from_secs(60);
 
@@ -42,9 +42,9 @@ pub(super) struct Topology {
     /// connections.
     nodes: Mutex<HashMap<Arc<str>, Arc<Node>>>,
     map: RwLock<Map>,
-    /// Why the owners of all slots are unknown, if they are.
+    /// Why no owner of a slot is known, if that is so.
     failure: Mutex<Option<Failure>>,
-    /// Disconnected once the thread that is about to ask the nodes has done so.
+    /// Disconnected once the thread that was started to ask the nodes has finished.
     next_look: Mutex<Option<Receiver<Infallible>>>,
     /// When a thread last asked the nodes. Locked by the thread that is asking.
     last_look: Mutex<Option<Instant>>,
@@ -58,7 +58,7 @@ struct Map {
 }
 
 impl Topology {
-    /// Knows only the seeds, and sends nothing yet.
+    /// Starts with the seeds, and sends nothing yet.
     pub(super) fn new(seeds: Vec<Endpoint>, servers: &ServerFactory) -> Self {
         let map = Map { owners: vec![None; SLOTS], masters: HashMap::new() };
         let mut topology = Self {
@@ -80,17 +80,17 @@ impl Topology {
         slot_of(&self.keys.lock(name))
     }
 
-    /// Returns the node that serves a slot, as far as is known.
+    /// Returns the node that is known to serve a slot.
     pub(super) fn owner(&self, slot: usize) -> Option<Target> {
         self.map.read().owners[slot].clone().map(Target::of)
     }
 
-    /// Returns all masters, as far as is known.
+    /// Returns all known masters.
     pub(super) fn masters(&self) -> Vec<Arc<Node>> {
         self.map.read().masters.values().cloned().collect()
     }
 
-    /// Returns `true` if requests are likely to be sent there again.
+    /// Returns `true` if more requests are likely to be sent to this node.
     pub(super) fn is_in_use(&self, Target { node, asking }: &Target) -> bool {
         if !asking && self.map.read().masters.contains_key(node.label()) {
             return true;
@@ -98,8 +98,8 @@ impl Topology {
         node.last_named.lock().elapsed() < KEPT
     }
 
-    /// Like [`owner`](Self::owner), but asks the nodes first if the owner is unknown or doubted,
-    /// for at most half of the time. If no node could tell, the failure says why.
+    /// Like [`owner`](Self::owner), but if the owner is unknown or doubted, asks the nodes first,
+    /// for at most half of the time. The failure says why no node could tell.
     pub(super) fn target(
         self: &Arc<Self>,
         slot: usize,
@@ -113,7 +113,7 @@ impl Topology {
         // Disconnected once the nodes were asked.
         let Err(asked) = self.learn().recv_deadline(end);
         self.owner(slot).ok_or_else(|| match (asked, self.failure.lock().clone()) {
-            // Another node may still reply.
+            // A node that is slow to answer may still do so before the next call.
             (RecvTimeoutError::Timeout, None) => unmapped("no node has replied yet"),
             // The request itself was not sent.
             (_, Some(failure)) if failure.is_ambiguous() => {
@@ -123,8 +123,8 @@ impl Topology {
         })
     }
 
-    /// Returns where to send a request about a slot that a node has redirected: only this one, with
-    /// ASKING, or all later ones. Does not wait.
+    /// Handles a redirection, of one request with ASKING or of a slot for good. Returns where to
+    /// send the request. Does not wait.
     pub(super) fn redirected(
         self: &Arc<Self>,
         asking: bool,
@@ -134,8 +134,9 @@ impl Topology {
     ) -> Target {
         let node = self.node_at(host, port);
         if !asking {
+            // The node that redirects knows better than the map, which another thread may be replacing.
             self.map.write().set(slot, &node);
-            // Other slots may have moved too. This request does not wait until that is known.
+            // Other slots may have moved, too. This request does not wait for that answer.
             self.learn();
         }
         Target { node, asking }
@@ -147,7 +148,7 @@ impl Topology {
         failure.as_ref().is_some_and(|failure| failure.kind != FailureKind::Transient)
     }
 
-    /// Notes that a node has failed. Does not wait to learn whether another has its slots.
+    /// Notes that a node has failed. Does not wait to find out whether another one has its slots.
     pub(super) fn note_failure(self: &Arc<Self>, failure: &Failure, from: &Node) {
         if is_doubtful(failure) {
             from.doubt();
@@ -155,12 +156,13 @@ impl Topology {
         }
     }
 
-    /// Asks the nodes on a short-lived thread, after a pause if that was done just now, because
-    /// their replies may be outdated. Returns a channel that is disconnected once they were asked.
+    /// Asks the nodes on a short-lived thread, after a pause if they were asked just now, because
+    /// nothing new may be known yet. Returns a channel that is disconnected once they were asked.
     pub(super) fn learn(self: &Arc<Self>) -> Receiver<Infallible> {
         let mut next_look = self.next_look.lock();
         if let Some(look) = &*next_look {
-            // It has not begun yet, so it sees whatever this thread has noticed.
+            // That thread has not begun to ask, so its answer includes what this thread has
+            // noticed.
             return look.clone();
         }
         let (end, look) = bounded(0);
@@ -169,6 +171,7 @@ impl Topology {
         let thread = thread.spawn(move || {
             let mut last_look = topology.last_look.lock();
             let elapsed = last_look.map_or(PAUSE, |last| last.elapsed());
+            // Many calls fail at once in a failover, and share this question.
             thread::sleep(PAUSE.saturating_sub(elapsed));
             // Changes that are noticed after this point start another look.
             *topology.next_look.lock() = None;
@@ -198,7 +201,7 @@ impl Topology {
     }
 
     /// Returns the reply of the first node that knows all slots, or else of the one that knows
-    /// most. Does not wait for one that hangs before it asks the next.
+    /// most. Asks the next node without waiting long for one that hangs.
     fn ask_all(&self) -> Result<Vec<Share>, Failure> {
         let mut best: Option<Result<Vec<Share>, Failure>> = None;
         let (sender, replies) = unbounded();
@@ -208,15 +211,16 @@ impl Topology {
             let next = untried.next();
             let is_last = next.is_none();
             if let Some(node) = next {
+                // Each node is asked on a thread of its own, so one that hangs delays no other answer.
                 self.ask(&node, &sender);
                 unanswered += 1;
             } else if unanswered == 0 {
                 break;
             }
-            // After that, the nodes have failed by their own deadline.
-            let last = self.servers.config.connect_timeout.saturating_add(PATIENCE);
-            let patience = if is_last { last } else { PATIENCE };
-            let reply = match replies.recv_deadline(end_of(patience)) {
+            // By then, every node has failed at its own deadline.
+            let last = self.servers.config.connect_timeout.saturating_add(ANSWER_TIME);
+            let time = if is_last { last } else { ANSWER_TIME };
+            let reply = match replies.recv_deadline(end_of(time)) {
                 Ok(reply) => reply,
                 Err(_) if is_last => break,
                 // It may hang. The next node is asked, too, and the reply of either counts.
@@ -238,7 +242,7 @@ impl Topology {
     fn ask(&self, node: &Arc<Node>, replies: &Sender<Result<Vec<Share>, Failure>>) {
         let deadline = end_of(self.servers.config.connect_timeout);
         if node.is_asked.swap(true, Ordering::Relaxed) {
-            // One that hangs would otherwise take one more thread each time.
+            // A hung node would otherwise take another thread each time.
             let failure = Failure::too_late(node.label(), "it has not answered the last question");
             replies.send(Err(failure)).unwrap_or_default();
             return;
@@ -249,7 +253,7 @@ impl Topology {
         let thread = thread.spawn(move || {
             let reply = asked.shares(deadline);
             asked.is_asked.store(false, Ordering::Relaxed);
-            // No thread waits for it if another node has answered.
+            // If another node has answered first, no thread receives this.
             sender.send(reply).unwrap_or_default();
         });
         if let Err(error) = thread {
@@ -259,14 +263,14 @@ impl Topology {
         }
     }
 
-    /// Returns the nodes to ask, the doubted ones last.
+    /// Returns the nodes to ask, doubted ones last.
     fn nodes_to_ask(&self) -> Vec<Arc<Node>> {
         let mut nodes = self.masters();
         let seeds = self.seeds.iter();
         let seeds = seeds.filter(|seed| !nodes.iter().any(|node| Arc::ptr_eq(node, seed)));
         let seeds: Vec<_> = seeds.cloned().collect();
         nodes.extend(seeds);
-        // Cached, because other threads change the doubts while this sorts.
+        // With cached keys, because other threads may change the doubts while this sorts.
         nodes.sort_by_cached_key(|node| node.is_doubted());
         nodes
     }
@@ -279,6 +283,7 @@ impl Topology {
         let mut owners = vec![None; SLOTS];
         let mut masters = HashMap::new();
         for Share { slots, host, port } in shares {
+            // The same node object as before, with its open connections, if it is known.
             let node = self.node_at(host, *port);
             owners[slots.clone()].fill(Some(node.clone()));
             masters.insert(node.label().clone(), node);
@@ -295,7 +300,7 @@ impl Topology {
             }
         }
         let before = mem::replace(&mut *self.map.write(), Map { owners, masters });
-        // This may drop a node. Its connections are closed while no lock is held.
+        // Dropping a node closes its connections, which must not happen under a lock.
         drop(before);
     }
 
@@ -315,7 +320,7 @@ impl Topology {
             return node.clone();
         }
         let unused = nodes.extract_if(|_, node| {
-            // Under the lock, no other thread can get one of which this is the only reference.
+            // Under the lock, no other thread can get a reference to a node that has only this one.
             Arc::strong_count(node) == 1 && node.last_named.lock().elapsed() >= KEPT
         });
         let unused: Vec<_> = unused.collect();
@@ -324,7 +329,7 @@ impl Topology {
         let commands = Commands::new(config).in_cluster();
         let node = Arc::new(Node::new(self.servers.server(endpoint), commands, config));
         nodes.insert(label, node.clone());
-        // Connections are closed while no lock is held.
+        // Dropped after the lock, because this closes connections.
         drop(nodes);
         drop(unused);
         node

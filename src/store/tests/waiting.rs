@@ -56,7 +56,7 @@ servers!(
     a_full_server_wakes_clients_and_registers_none,
     a_spoilt_list_of_waiting_clients_does_no_harm,
     a_user_without_rights_to_the_waiting_clients_can_lock,
-    no_echo_comes_where_nobody_is_told,
+    no_echo_is_sent_to_a_client_that_will_not_be_woken,
     two_rights_that_are_missing_leave_no_key_without_a_time_to_live,
     the_message_names_the_lock_without_the_prefix,
     a_client_learns_when_it_does_not_hear_everything,
@@ -768,7 +768,7 @@ fn an_echo_is_sent_to_who_is_told_when_a_hold_ends(process: &impl Host) {
     assert!(nothing_comes(&mut *one));
 }
 
-fn no_echo_comes_where_nobody_is_told(process: &Server) {
+fn no_echo_is_sent_to_a_client_that_will_not_be_woken(process: &Server) {
     let store = single(process);
     let waits = of_kind(HoldKind::Lock, "one", 1);
     let asks = || ask_for_echo(&store, &waits, Registration::Registered);
@@ -779,7 +779,7 @@ fn no_echo_comes_where_nobody_is_told(process: &Server) {
     process.command(&["HSET", "lock:lock", redisson, "1"]);
     process.command(&["PEXPIRE", "lock:lock", "60000"]);
     let _wakeups = listen(&store, &id("one"));
-    assert_eq!(asks(), None, "it tells nobody");
+    assert_eq!(asks(), None, "no message will come");
     process.command(&["DEL", "lock:lock"]);
     must_acquire(&store, &of_kind(HoldKind::Lock, "holder", 2));
     assert!(asks().is_some());
