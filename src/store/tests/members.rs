@@ -47,7 +47,7 @@ stores!(
     neighbouring_readers_are_woken_together,
     a_release_wakes_as_many_clients_as_there_are_permits,
     a_client_that_has_stopped_costs_one_offer,
-    a_wake_up_that_no_thread_waits_for_is_passed_on,
+    an_unneeded_wake_up_is_passed_on,
     an_offer_is_left_to_the_thread_that_waits,
     a_client_whose_turn_it_is_finds_that_by_itself,
     a_try_leaves_the_offer_to_another_thread_of_its_client,
@@ -650,7 +650,7 @@ fn leaves(store: &dyn Store, client: &str) {
     change(store, &by(client, HoldKind::Lock, 0), Change::Unregister).expect("a reply");
 }
 
-fn a_wake_up_that_no_thread_waits_for_is_passed_on(process: &impl Host) {
+fn an_unneeded_wake_up_is_passed_on(process: &impl Host) {
     let store = single(process);
     let [mut a, mut b, mut c] = ["a", "b", "c"].map(|client| listen(&store, client));
     let permit = Permit { of: 1 };

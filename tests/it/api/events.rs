@@ -18,7 +18,7 @@ use crate::support::{
 stores! {
     every store:
         a_hold_is_reported_from_acquired_to_released,
-        events_of_many_holds_come_in_order,
+        events_of_many_holds_arrive_in_order,
         a_release_is_reported_before_the_next_hold,
         a_busy_lock_is_reported_as_contended,
         a_renewal_is_reported,
@@ -51,7 +51,7 @@ fn a_hold_is_reported_from_acquired_to_released(store: &Store) {
     assert_eq!(recorder.events(), told);
 }
 
-fn events_of_many_holds_come_in_order(store: &Store) {
+fn events_of_many_holds_arrive_in_order(store: &Store) {
     let recorder = Recorder::default();
     let client = store.open(patient().on_event(recorder.listener()));
     for _ in 0..50 {

@@ -21,7 +21,7 @@ stores! {
         a_thread_knows_what_it_holds,
         force_unlock_frees_the_lock_for_others,
         a_hold_that_its_own_client_forces_out_is_lost_at_once,
-        a_thread_that_waits_goes_on_when_its_own_client_forces_the_holder_out,
+        force_unlock_wakes_the_waiting_threads_of_its_own_client,
         force_unlock_of_a_free_lock_is_false;
     every server:
         other_clients_see_the_holder,
@@ -133,7 +133,7 @@ fn a_hold_that_its_own_client_forces_out_is_lost_at_once(store: &Store) {
     assert!(!is_busy(&client, "d"));
 }
 
-fn a_thread_that_waits_goes_on_when_its_own_client_forces_the_holder_out(store: &Store) {
+fn force_unlock_wakes_the_waiting_threads_of_its_own_client(store: &Store) {
     let client = store.open(sleepy());
     let guard = take(&client, "a");
     thread::scope(|scope| {

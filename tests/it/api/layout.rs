@@ -10,7 +10,7 @@ use crate::support::{
 
 stores! {
     several clients:
-        prefixes_separate_what_joins_differently_only,
+        different_splits_into_prefix_and_name_are_the_same_lock,
         every_client_has_an_id_of_its_own;
     every server:
         a_lock_is_one_key_with_the_default_prefix,
@@ -62,7 +62,7 @@ fn a_name_with_a_hash_tag_keeps_it(server: &Server) {
     assert_eq!(server.keys(), keys);
 }
 
-fn prefixes_separate_what_joins_differently_only(store: &Store) {
+fn different_splits_into_prefix_and_name_are_the_same_lock(store: &Store) {
     let first = store.open(patient().prefix("a:"));
     let second = store.open(patient().prefix("b:"));
     let bare = store.open(patient().prefix(""));

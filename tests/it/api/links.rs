@@ -203,7 +203,7 @@ lines](#a-page-with_code-twice), [again](#a-page-with_code-twice-1), `[no](link)
 
 /// The labels with which the crate's documentation replaces those of the pages.
 #[test]
-fn no_label_of_the_crate_docs_is_left_over() {
+fn every_link_label_of_the_crate_docs_is_used() {
     let pages = pages().into_iter().map(|page| fs::read_to_string(page).unwrap());
     let pages: String = pages.collect();
     let used: BTreeSet<_> = definitions(&pages).map(|(label, _target)| label).collect();

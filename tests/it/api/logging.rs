@@ -22,7 +22,7 @@ stores! {
         a_logger_that_blocks_stops_nothing,
         a_logger_that_panics_stops_nothing,
         an_outage_is_one_line_and_so_is_its_end,
-        an_outage_that_no_lease_survives_is_over_when_the_server_replies,
+        an_outage_without_surviving_leases_ends_with_the_next_reply,
         an_outage_without_a_lease_is_one_line_and_so_is_its_end,
         many_losses_are_few_lines,
         a_program_that_ends_for_a_loss_has_logged_it;
@@ -172,7 +172,7 @@ fn outage_in_a_child() {
     assert!(end[0].ends_with("calls failed: 0, leases lost: 0"), "{end:?}");
 }
 
-fn an_outage_that_no_lease_survives_is_over_when_the_server_replies(server: &Server) {
+fn an_outage_without_surviving_leases_ends_with_the_next_reply(server: &Server) {
     let child = Child::start(fatal_outage_in_a_child, &server.address());
     assert_eq!(child.next(), "holds");
     server.stop();
@@ -182,7 +182,7 @@ fn an_outage_that_no_lease_survives_is_over_when_the_server_replies(server: &Ser
 }
 
 #[test]
-#[ignore = "a child of an_outage_that_no_lease_survives_is_over_when_the_server_replies"]
+#[ignore = "a child of an_outage_without_surviving_leases_ends_with_the_next_reply"]
 fn fatal_outage_in_a_child() {
     let Some(address) = child::address() else { return };
     Logger::install(FINE);
@@ -352,12 +352,12 @@ fn trouble_in_a_child() {
 }
 
 #[test]
-fn events_that_there_is_no_room_for_are_counted_in_a_line() {
+fn dropped_events_are_counted_in_a_log_line() {
     Child::start(drop_events_in_a_child, "in memory").finish();
 }
 
 #[test]
-#[ignore = "a child of events_that_there_is_no_room_for_are_counted_in_a_line"]
+#[ignore = "a child of dropped_events_are_counted_in_a_log_line"]
 fn drop_events_in_a_child() {
     if child::argument().is_none() {
         return;

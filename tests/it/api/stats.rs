@@ -15,7 +15,7 @@ stores! {
     every store:
         holds_are_counted_until_they_end,
         threads_that_wait_are_counted,
-        the_names_that_most_threads_wait_for_are_told,
+        the_names_that_most_threads_wait_for_are_listed,
         counters_agree_with_the_events,
         a_handoff_is_counted,
         renewals_are_counted,
@@ -24,7 +24,7 @@ stores! {
         a_ping_leaves_nothing,
         an_outage_is_counted,
         a_wake_up_is_counted,
-        a_release_without_a_wake_up_is_counted;
+        a_missed_wake_up_is_counted;
     one server:
         connections_are_counted,
         a_late_renewal_is_counted,
@@ -70,7 +70,7 @@ fn threads_that_wait_are_counted(store: &Store) {
     assert_eq!((stats.waiting, stats.held), (0, 0));
 }
 
-fn the_names_that_most_threads_wait_for_are_told(store: &Store) {
+fn the_names_that_most_threads_wait_for_are_listed(store: &Store) {
     let client = store.open(patient().wait(6 * SOON));
     let names: Vec<_> = (0..11).map(|number| format!("name {number:02}")).collect();
     let guard = client.lock_all(names.iter().chain([&"most".to_owned()])).unwrap();
@@ -181,7 +181,7 @@ fn a_wake_up_is_counted(server: &Server) {
     }
 }
 
-fn a_release_without_a_wake_up_is_counted(server: &Server) {
+fn a_missed_wake_up_is_counted(server: &Server) {
     // A client that waits silently notices within ten seconds what nobody has told it.
     let waiter = server.open(patient().wait(3 * SOON));
     // No renewal of the holder finds the lock gone, and tells the waiter, before that.

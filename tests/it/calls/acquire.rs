@@ -20,7 +20,7 @@ stores! {
         an_owned_guard_waits_in_line_with_others,
         names_exclude_each_other_only_if_they_are_equal,
         try_lock_refuses_what_another_thread_holds,
-        a_timed_lock_gives_up_when_its_time_is_over,
+        a_timed_lock_ends_with_its_time,
         a_deadline_in_the_past_is_one_attempt,
         the_wait_of_the_builder_ends_lock_with_a_timeout,
         a_waiter_gets_the_lock_once_it_is_released,
@@ -169,7 +169,7 @@ fn try_lock_refuses_what_another_thread_holds(store: &Store) {
     assert!(elsewhere(|| client.try_lock("a").unwrap().is_some()));
 }
 
-fn a_timed_lock_gives_up_when_its_time_is_over(store: &Store) {
+fn a_timed_lock_ends_with_its_time(store: &Store) {
     let client = store.open(patient());
     while_held(&client, "a", |_end| {
         let (refused, took) = timed(|| client.try_lock_for("a", ms(300)).unwrap().is_none());

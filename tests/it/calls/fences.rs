@@ -11,14 +11,14 @@ use crate::support::{
 stores! {
     every store:
         a_new_holder_has_a_greater_fence,
-        a_counter_lives_as_long_as_it_is_told,
+        a_fence_counter_lives_as_long_as_configured,
         fences_grow_after_their_counter_has_expired;
     every server:
         fences_grow_over_lost_counters,
         a_fence_counter_ahead_of_the_clock_is_continued,
         an_attempt_for_a_held_lock_does_not_touch_the_counter,
         a_spoilt_fence_counter_is_an_error_without_a_hold,
-        a_fence_that_no_longer_fits_is_an_error_without_a_hold,
+        a_fence_beyond_its_maximum_is_an_error_without_a_hold,
         the_fence_is_kept_for_a_day_and_never_for_ever;
 }
 
@@ -94,7 +94,7 @@ fn a_spoilt_fence_counter_is_an_error_without_a_hold(server: &Server) {
     }
 }
 
-fn a_fence_that_no_longer_fits_is_an_error_without_a_hold(server: &Server) {
+fn a_fence_beyond_its_maximum_is_an_error_without_a_hold(server: &Server) {
     let client = server.open(Client::builder());
     let last_but_one = (1_u64 << 53) - 2;
     server.command(&["SET", "leasehold:fence:{lock:a}", &last_but_one.to_string()]);
@@ -119,7 +119,7 @@ fn the_fence_is_kept_for_a_day_and_never_for_ever(server: &Server) {
 
 const HOUR: Duration = ms(3600 * 1000);
 
-fn a_counter_lives_as_long_as_it_is_told(store: &Store) {
+fn a_fence_counter_lives_as_long_as_configured(store: &Store) {
     let client = store.open(patient().fence_life(HOUR));
     for (name, lease, wanted) in [
         ("a", ms(30_000), HOUR),

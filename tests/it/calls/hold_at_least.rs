@@ -23,11 +23,11 @@ stores! {
         a_lock_that_was_held_long_enough_is_free_at_once,
         a_lock_may_stay_taken_for_longer_than_its_lease,
         a_lock_that_was_lost_is_not_kept,
-        the_outermost_lock_decides_for_how_long,
+        the_outermost_lock_decides_how_long_the_lock_stays_taken,
         one_of_many_threads_runs_a_job,
         a_time_that_makes_no_sense_is_refused;
     several clients:
-        a_waiting_client_gets_a_kept_lock_at_the_end;
+        a_waiting_client_gets_a_kept_lock_when_its_time_ends;
     every server:
         a_kept_lock_is_the_hold_with_depth_zero,
         a_shutdown_keeps_a_lock,
@@ -171,7 +171,7 @@ fn a_lock_that_was_lost_is_not_kept(store: &Store) {
     unlock(client.lock("a").unwrap());
 }
 
-fn the_outermost_lock_decides_for_how_long(store: &Store) {
+fn the_outermost_lock_decides_how_long_the_lock_stays_taken(store: &Store) {
     let client = store.open(patient());
     let outer = take(&client, "a");
     let inner = keeping(&client, "a").lock().unwrap();
@@ -228,13 +228,13 @@ fn a_time_that_makes_no_sense_is_refused(store: &Store) {
     assert!(client.mutex("b").force_unlock().unwrap());
 }
 
-fn a_waiting_client_gets_a_kept_lock_at_the_end(store: &Store) {
+fn a_waiting_client_gets_a_kept_lock_when_its_time_ends(store: &Store) {
     // It makes no attempt by itself.
     waits_in_another_client(sleepy(), |builder| store.open(builder));
 }
 
 #[test]
-fn a_waiting_client_gets_a_kept_lock_of_a_quorum_at_the_end() {
+fn a_waiting_client_gets_a_kept_lock_of_a_quorum_when_its_time_ends() {
     let quorum = Quorum::of(3);
     waits_in_another_client(patient(), |builder| quorum.open(builder));
 }

@@ -16,17 +16,17 @@ stores! {
     every store:
         any_thread_and_guard_can_reuse_a_kept_lock,
         the_first_lock_can_be_kept,
-        a_kept_lock_is_no_hold,
+        a_kept_lock_is_not_a_hold,
         an_unused_lock_is_kept_no_longer,
         a_block_of_tokens_is_followed_by_another,
         threads_that_share_a_kept_lock_exclude_one_another,
         an_unlocked_lock_is_not_kept,
-        locks_with_terms_of_their_own_are_not_kept,
+        locks_with_special_options_are_not_kept,
         a_kept_lock_makes_room_for_other_options,
-        a_kept_lock_is_one_of_several,
+        a_set_may_include_a_kept_lock,
         a_closed_client_keeps_nothing,
         a_client_that_is_shut_down_keeps_nothing,
-        impossible_times_of_keeping_are_refused;
+        invalid_keep_times_are_refused;
     several clients:
         a_kept_lock_makes_room_for_other_kinds;
     every server:
@@ -40,17 +40,17 @@ stores! {
         a_try_lock_gets_a_kept_lock,
         a_try_lock_that_is_cancelled_leaves_nothing_behind,
         a_client_whose_subscription_breaks_keeps_nothing,
-        a_try_lock_leaves_a_lock_in_use_and_nothing_behind,
-        a_call_for_several_locks_gets_kept_ones,
+        a_try_lock_of_a_lock_in_use_leaves_nothing_behind,
+        a_call_for_several_locks_gets_kept_locks,
         many_locks_are_recalled_at_once,
         a_client_that_ends_keeps_nothing,
         a_kept_lock_at_a_silent_server_stretches_no_wait,
-        a_kept_lock_that_is_gone_is_acquired_anew,
+        a_kept_lock_that_is_gone_is_acquired_again,
         a_kept_lock_that_is_forced_is_free;
     every direct server:
         the_first_try_lock_of_a_client_gets_a_kept_lock,
         a_client_that_cannot_be_asked_keeps_nothing,
-        a_lost_message_costs_at_most_the_time_of_keeping,
+        a_lost_message_costs_at_most_the_keep_time,
         a_lock_in_use_is_given_up_after_a_renewal_though_messages_are_lost;
 }
 
@@ -118,7 +118,7 @@ fn a_kept_lock_at_a_silent_server_stretches_no_wait(server: &Server) {
     assert!(took < 2 * io, "{took:?}");
 }
 
-fn a_kept_lock_is_no_hold(store: &Store) {
+fn a_kept_lock_is_not_a_hold(store: &Store) {
     let recorder = Recorder::default();
     let client = store.open(keeping().on_event(recorder.listener()));
     keep(&client, "a");
@@ -192,7 +192,7 @@ fn an_unlocked_lock_is_not_kept(store: &Store) {
     assert!(!client.mutex("a").is_locked().unwrap());
 }
 
-fn locks_with_terms_of_their_own_are_not_kept(store: &Store) {
+fn locks_with_special_options_are_not_kept(store: &Store) {
     let client = store.open(keeping());
     keep(&client, "warm");
     let mutex = client.mutex("a");
@@ -247,7 +247,7 @@ fn a_kept_lock_makes_room_for_other_kinds(store: &Store) {
     assert_eq!((keeper.stats().kept, store.queue("a")), (1, vec![]));
 }
 
-fn a_kept_lock_is_one_of_several(store: &Store) {
+fn a_set_may_include_a_kept_lock(store: &Store) {
     let client = store.open(keeping());
     keep(&client, "a");
     let fence = take(&client, "a").fence();
@@ -283,7 +283,7 @@ fn a_client_that_is_shut_down_keeps_nothing(store: &Store) {
     assert!(matches!(client.lock("a"), Err(Error::Closed)));
 }
 
-fn impossible_times_of_keeping_are_refused(store: &Store) {
+fn invalid_keep_times_are_refused(store: &Store) {
     let bad = |result: Result<(), Error>| matches!(result, Err(Error::InvalidInput(_)));
     let open = |builder: Builder| builder.in_memory().map(drop);
     assert!(bad(open(Client::builder().keep(ms(30_001)))));
@@ -412,7 +412,7 @@ fn a_try_lock_gets_a_kept_lock(server: &Server) {
     assert!(keeper.stats().recalls > 0);
 }
 
-fn a_try_lock_leaves_a_lock_in_use_and_nothing_behind(server: &Server) {
+fn a_try_lock_of_a_lock_in_use_leaves_nothing_behind(server: &Server) {
     let (keeper, other) = (server.open(keeping()), server.open(keeping()));
     keep(&keeper, "a");
     let guard = take(&keeper, "a");
@@ -479,7 +479,7 @@ fn a_client_that_cannot_be_asked_keeps_nothing(server: &Server) {
     keep(&keeper, "a");
 }
 
-fn a_call_for_several_locks_gets_kept_ones(server: &Server) {
+fn a_call_for_several_locks_gets_kept_locks(server: &Server) {
     const NAMES: [&str; 3] = ["a", "b", "c"];
     let (keeper, other) = (server.open(keeping()), server.open(sleepy()));
     let keeps_all = || {
@@ -529,7 +529,7 @@ fn a_client_that_ends_keeps_nothing(server: &Server) {
     assert!(!server.exists("a") && !server.exists("b"));
 }
 
-fn a_kept_lock_that_is_gone_is_acquired_anew(server: &Server) {
+fn a_kept_lock_that_is_gone_is_acquired_again(server: &Server) {
     let recorder = Recorder::default();
     let client =
         server.open_for(LEASE, keeping().lease(LEASE).keep(LEASE).on_event(recorder.listener()));
@@ -560,7 +560,7 @@ fn a_kept_lock_that_is_forced_is_free(server: &Server) {
     assert!(guard.is_none_or(|guard| guard.verify().is_err()));
 }
 
-fn a_lost_message_costs_at_most_the_time_of_keeping(server: &Server) {
+fn a_lost_message_costs_at_most_the_keep_time(server: &Server) {
     const KEEP: Duration = ms(1500);
     let (proxy, keeper) = behind_proxy(server, sleepy().keep(KEEP));
     keep(&keeper, "a");

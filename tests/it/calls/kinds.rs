@@ -18,7 +18,7 @@ use crate::support::{
 stores! {
     every store:
         a_hold_excludes_its_rival,
-        a_hold_is_renewed_whatever_thread_has_it,
+        a_hold_is_renewed_on_whichever_thread_its_guard_is,
         a_hold_may_be_released_by_another_thread,
         a_hold_can_be_renewed_by_hand,
         a_lost_hold_stays_lost,
@@ -28,8 +28,8 @@ stores! {
         a_shutdown_ends_every_hold,
         every_hold_is_reported,
         every_loss_is_reported,
-        a_forced_end_is_told_at_once,
-        an_end_that_its_own_client_forces_is_told_as_one,
+        a_forced_end_is_reported_at_once,
+        a_forced_end_by_the_same_client_is_reported_as_forced,
         every_wait_is_reported;
     several clients:
         a_waiting_client_is_woken_at_once;
@@ -74,7 +74,7 @@ fn a_hold_excludes_its_rival(store: &Store) {
     }
 }
 
-fn a_hold_is_renewed_whatever_thread_has_it(store: &Store) {
+fn a_hold_is_renewed_on_whichever_thread_its_guard_is(store: &Store) {
     let client = store.open(patient().lease(LEASE));
     let holds = thread::scope(|scope| {
         scope.spawn(|| one_of_each(store, &client)).join().expect("all are free")
@@ -246,7 +246,7 @@ fn every_loss_is_reported(store: &Store) {
     assert_eq!((stats.lost, stats.released), (count + 1, 0), "{stats:?}");
 }
 
-fn a_forced_end_is_told_at_once(store: &Store) {
+fn a_forced_end_is_reported_at_once(store: &Store) {
     // A client that keeps locks listens for messages.
     let (client, operator) = (store.open(sleepy().keep(ms(1))), store.open(sleepy()));
     drop(client.lock("warm").unwrap());
@@ -259,7 +259,7 @@ fn a_forced_end_is_told_at_once(store: &Store) {
     }
 }
 
-fn an_end_that_its_own_client_forces_is_told_as_one(store: &Store) {
+fn a_forced_end_by_the_same_client_is_reported_as_forced(store: &Store) {
     let client = store.open(patient());
     for (kind, name, hold) in one_of_each(store, &client) {
         let lost = hold.lost();

@@ -12,7 +12,7 @@ use crate::support::{
 stores! {
     every store:
         close_ends_the_waits_of_every_thread,
-        close_leaves_nothing_to_the_waits_for_what_is_released_right_after,
+        a_closed_wait_does_not_get_what_is_released_right_after,
         a_closed_client_grants_no_new_locks,
         guards_outlive_close,
         a_guard_outlives_its_client;
@@ -40,7 +40,7 @@ fn close_ends_the_waits_of_every_thread(store: &Store) {
     guard.unlock().unwrap();
 }
 
-fn close_leaves_nothing_to_the_waits_for_what_is_released_right_after(store: &Store) {
+fn a_closed_wait_does_not_get_what_is_released_right_after(store: &Store) {
     for _ in 0..10 {
         let client = store.open(patient());
         let guard = take(&client, "a");

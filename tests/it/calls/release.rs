@@ -43,7 +43,7 @@ stores! {
         connections_that_were_closed_while_idle_are_not_used_for_releases,
         guards_dropped_at_a_silent_server_wait_once,
         the_end_of_a_client_of_a_silent_server_waits_once,
-        a_thread_that_wants_a_connection_to_itself_gets_one_in_its_turn;
+        without_shared_writes_a_thread_gets_a_connection_in_its_turn;
 }
 
 stores! {
@@ -421,7 +421,7 @@ fn the_end_of_a_client_of_a_silent_server_waits_once(server: &Server) {
     assert!(took < IO + SOON / 2, "{took:?}");
 }
 
-fn a_thread_that_wants_a_connection_to_itself_gets_one_in_its_turn(server: &Server) {
+fn without_shared_writes_a_thread_gets_a_connection_in_its_turn(server: &Server) {
     // Without shared writes, every request wants that.
     let client = server.open(crowded().without(leasehold::Mechanism::SharedWrites));
     let end = AtomicBool::new(false);
@@ -445,7 +445,7 @@ fn a_thread_that_wants_a_connection_to_itself_gets_one_in_its_turn(server: &Serv
 #[test]
 #[allow(clippy::let_underscore_lock, reason = "this is what is tested")]
 #[allow(clippy::let_underscore_must_use, reason = "this is what is tested")]
-fn a_guard_without_a_name_of_its_own_is_released_at_once() {
+fn an_unnamed_guard_is_released_at_once() {
     let (client, other) = pair();
     let is_free = || other.try_lock("a").unwrap().is_some();
 

@@ -16,7 +16,7 @@ use crate::support::{
 stores! {
     every store but a quorum:
         writers_of_a_client_follow_one_another_within_a_tenure,
-        readers_beside_a_writer_that_goes_on_as_one_have_its_fence,
+        readers_beside_a_downgraded_writer_have_its_fence,
         readers_share_and_a_writer_excludes,
         a_waiting_writer_goes_before_later_readers,
         readers_that_wait_for_a_writer_come_in_together,
@@ -25,17 +25,17 @@ stores! {
         the_fence_of_readers_is_between_those_of_writers,
         readers_share_a_fence_for_longer_than_its_counter_is_kept,
         a_lock_is_not_a_read_write_lock_of_the_same_name,
-        a_writer_goes_on_as_a_reader,
-        threads_behind_a_writer_that_goes_on_as_a_reader_read_beside_it,
-        a_reader_that_was_the_writer_is_no_younger,
-        a_lost_writer_cannot_go_on_as_a_reader;
+        a_writer_can_become_a_reader,
+        threads_behind_a_downgraded_writer_read_beside_it,
+        a_downgraded_writer_keeps_its_age,
+        a_lost_writer_cannot_become_a_reader;
     several clients:
         a_writer_is_not_starved_by_readers_of_two_clients,
         a_reader_is_not_starved_by_writers_of_two_clients,
         a_release_wakes_all_readers_of_other_clients,
         readers_of_a_client_before_a_writer_of_another_come_in_together,
         a_reader_that_leaves_its_turn_leaves_it_to_the_writer_behind,
-        a_writer_that_goes_on_as_a_reader_lets_in_readers_only;
+        a_downgraded_writer_lets_in_readers_only;
     every server:
         a_crashed_reader_blocks_for_its_lease_only,
         a_crashed_waiter_blocks_no_one_for_long;
@@ -138,7 +138,7 @@ fn writers_of_a_client_follow_one_another_within_a_tenure(store: &Store) {
     assert!(lock.try_write().unwrap().is_some());
 }
 
-fn readers_beside_a_writer_that_goes_on_as_one_have_its_fence(store: &Store) {
+fn readers_beside_a_downgraded_writer_have_its_fence(store: &Store) {
     let (client, other) = (store.open(sleepy().tenure(ms(8000))), store.open(patient()));
     let lock = client.rw_lock("a");
     let first = lock.write().unwrap();
@@ -545,7 +545,7 @@ fn a_reader_that_leaves_its_turn_leaves_it_to_the_writer_behind(store: &Store) {
     }
 }
 
-fn a_writer_goes_on_as_a_reader(store: &Store) {
+fn a_writer_can_become_a_reader(store: &Store) {
     let client = store.open(patient().lease(LEASE));
     let lock = client.rw_lock("a");
     let writer = lock.write().unwrap();
@@ -564,7 +564,7 @@ fn a_writer_goes_on_as_a_reader(store: &Store) {
     assert!(lock.try_write().unwrap().unwrap().fence() > fence);
 }
 
-fn threads_behind_a_writer_that_goes_on_as_a_reader_read_beside_it(store: &Store) {
+fn threads_behind_a_downgraded_writer_read_beside_it(store: &Store) {
     let client = store.open(sleepy());
     let lock = client.rw_lock("a");
     let held = lock.write().unwrap();
@@ -578,7 +578,7 @@ fn threads_behind_a_writer_that_goes_on_as_a_reader_read_beside_it(store: &Store
     assert!(lock.try_write().unwrap().is_some());
 }
 
-fn a_reader_that_was_the_writer_is_no_younger(store: &Store) {
+fn a_downgraded_writer_keeps_its_age(store: &Store) {
     let lock = store.open(patient().lease(LEASE)).rw_lock("a").max_hold(LEASE);
     let writer = lock.write().unwrap();
     thread::sleep(LEASE / 2);
@@ -587,7 +587,7 @@ fn a_reader_that_was_the_writer_is_no_younger(store: &Store) {
     assert_eq!(reader.lost().wait_timeout(SOON), Some(HoldEnd::Lost));
 }
 
-fn a_lost_writer_cannot_go_on_as_a_reader(store: &Store) {
+fn a_lost_writer_cannot_become_a_reader(store: &Store) {
     let lock = store.open(patient().lease(LEASE)).rw_lock("a").renew(false);
     let writer = lock.write().unwrap();
     eventually(SOON, || lock.try_write().unwrap().is_some());
@@ -596,7 +596,7 @@ fn a_lost_writer_cannot_go_on_as_a_reader(store: &Store) {
     assert!(lock.try_write().unwrap().is_some());
 }
 
-fn a_writer_that_goes_on_as_a_reader_lets_in_readers_only(store: &Store) {
+fn a_downgraded_writer_lets_in_readers_only(store: &Store) {
     let [holder, readers, writes] = [(); 3].map(|()| store.open(sleepy()));
     let held = holder.rw_lock("a").write().unwrap();
     let (lock, inside) = (readers.rw_lock("a"), AtomicU32::new(1));

@@ -24,7 +24,7 @@ stores! {
     one server:
         threads_take_free_permits_in_few_round_trips,
         a_dropped_permit_goes_to_a_thread_that_waits_without_a_request,
-        a_permit_of_another_thread_is_lost_and_over_by_itself;
+        each_permit_is_lost_and_released_separately;
 }
 
 fn no_more_permits_are_held_than_there_are(store: &Store) {
@@ -102,7 +102,7 @@ fn a_dropped_permit_goes_to_a_thread_that_waits_without_a_request(server: &Serve
     eventually(SOON, || !server.ask::<bool>(&["EXISTS", "leasehold:queue:{lock:a}"]));
 }
 
-fn a_permit_of_another_thread_is_lost_and_over_by_itself(server: &Server) {
+fn each_permit_is_lost_and_released_separately(server: &Server) {
     let recorder = Recorder::default();
     let client = server.open(sleepy().tenure(ms(5000)).on_event(recorder.listener()));
     let semaphore = client.semaphore("a", 1);

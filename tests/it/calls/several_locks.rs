@@ -28,7 +28,7 @@ stores! {
         a_set_does_not_nest;
     several clients:
         sets_and_single_locks_of_two_clients_make_progress,
-        nothing_is_told_of_a_lock_that_is_given_back;
+        a_lock_that_is_given_back_is_not_reported;
     every server:
         a_set_takes_one_request_and_one_more_if_a_lock_is_held,
         a_silent_server_hides_no_loss;
@@ -272,7 +272,7 @@ fn a_set_takes_one_request_and_one_more_if_a_lock_is_held(server: &Server) {
     set.unlock().unwrap();
 }
 
-fn nothing_is_told_of_a_lock_that_is_given_back(store: &Store) {
+fn a_lock_that_is_given_back_is_not_reported(store: &Store) {
     let (sender, events) = crossbeam_channel::unbounded();
     let client = store.open(patient().on_event(move |event| {
         if let Event::Acquired { name, .. } | Event::Released { name, .. } = event {
@@ -353,7 +353,7 @@ fn the_locks_of_a_set_in_a_quorum_are_acquired_together() {
 
 /// All others are given back, whether their replies come before or after that of the held one.
 #[test]
-fn a_set_in_a_quorum_of_which_one_lock_is_held_takes_none() {
+fn a_set_in_a_quorum_takes_nothing_if_one_lock_is_held() {
     let quorum = Quorum::of(3);
     let (holder, client) = (quorum.open(patient()), quorum.open(patient()));
     let names: Vec<_> = (0..20).map(|n| format!("lock {n}")).collect();
@@ -367,7 +367,7 @@ fn a_set_in_a_quorum_of_which_one_lock_is_held_takes_none() {
 
 /// Once it has waited, it asks a quorum for one lock after the other.
 #[test]
-fn a_set_whose_leases_are_over_before_it_is_complete_is_an_error_in_time() {
+fn a_set_whose_leases_end_before_it_is_complete_is_an_error() {
     let quorum = Quorum::of(3);
     let builder = Client::builder().retry_window(ms(1000));
     let (_lags, client) = far_from(&quorum, builder, ms(80));

@@ -23,19 +23,19 @@ stores! {
         threads_that_pass_one_lock_on_meanwhile_leave_nothing,
         guards_that_were_dropped_before_are_released_too,
         a_shutdown_may_be_repeated,
-        a_hold_that_is_gone_is_lost_all_the_same;
+        a_hold_that_is_gone_is_still_reported_as_lost;
     every server:
         many_holds_are_released_together,
         released_holds_are_not_renewed,
         other_clients_get_the_locks;
     every direct server:
-        a_lock_on_its_way_does_not_survive,
+        a_lock_request_in_flight_leaves_nothing,
         a_lock_that_arrives_after_the_shutdown_ends_with_its_lease,
         a_lost_reply_to_a_release_is_no_loss,
         a_release_that_is_refused_is_repeated;
     one server:
         a_silent_server_costs_no_more_than_the_timeout,
-        a_lock_on_its_way_to_a_silent_server_does_not_survive,
+        a_lock_request_in_flight_to_a_silent_server_leaves_nothing,
         a_drop_at_a_silent_server_is_waited_for;
 }
 
@@ -207,7 +207,7 @@ fn a_shutdown_may_be_repeated(store: &Store) {
     client.close();
 }
 
-fn a_hold_that_is_gone_is_lost_all_the_same(store: &Store) {
+fn a_hold_that_is_gone_is_still_reported_as_lost(store: &Store) {
     let client = store.open(patient());
     let (gone, kept) = (take(&client, "a"), take(&client, "b"));
     assert!(client.mutex("a").force_unlock().unwrap());
@@ -267,7 +267,7 @@ fn other_clients_get_the_locks(server: &Server) {
     });
 }
 
-fn a_lock_on_its_way_does_not_survive(server: &Server) {
+fn a_lock_request_in_flight_leaves_nothing(server: &Server) {
     let (proxy, client) = behind_proxy(server, patient());
     proxy.delay_replies(ms(300));
     thread::scope(|scope| {
@@ -360,7 +360,7 @@ fn a_silent_server_costs_no_more_than_the_timeout(server: &Server) {
     assert_eq!(recorder.count("release failed a"), 1);
 }
 
-fn a_lock_on_its_way_to_a_silent_server_does_not_survive(server: &Server) {
+fn a_lock_request_in_flight_to_a_silent_server_leaves_nothing(server: &Server) {
     let client = server.open(hasty());
     take(&client, "warm").unlock().unwrap();
     server.stop();

@@ -15,31 +15,31 @@ use crate::support::{
 
 stores! {
     every store:
-        a_hold_goes_from_one_client_to_another_and_is_renewed_there,
-        a_hold_that_is_left_is_not_renewed,
+        an_adopted_hold_is_renewed_by_its_new_client,
+        a_detached_hold_is_not_renewed,
         a_holder_is_shown_as_detached_and_as_adopted,
-        a_hold_is_left_with_a_whole_lease,
+        a_detached_hold_has_a_whole_lease,
         a_hold_that_is_adopted_twice_is_one_hold,
         a_hold_that_is_adopted_twice_by_one_client_ends_for_both_when_it_is_forced,
-        a_hold_that_is_over_cannot_be_left_or_adopted,
-        a_hold_that_was_left_survives_the_shutdown_of_its_client,
-        a_closed_client_leaves_holds_and_adopts_none,
-        a_waiter_gets_the_lock_after_the_hold_was_left_adopted_and_released,
+        an_ended_hold_cannot_be_detached_or_adopted,
+        a_detached_hold_survives_the_shutdown_of_its_client,
+        a_closed_client_can_detach_but_not_adopt,
+        a_waiter_gets_the_lock_after_detach_adopt_and_release,
         a_hold_is_adopted_past_the_waiters_of_the_client,
         a_ticket_is_for_clients_with_its_prefix,
-        an_age_limit_is_that_of_one_guard,
+        an_age_limit_applies_to_each_guard,
         hold_at_least_outlasts_an_adoption,
-        a_kept_lock_is_left_like_any_other,
+        a_kept_lock_can_be_detached,
         a_hold_is_renewed_and_released_by_its_ticket;
     every server:
-        a_process_adopts_what_one_that_was_killed_has_left,
+        a_process_adopts_the_hold_of_a_killed_one,
         a_hold_that_was_overwritten_cannot_be_adopted,
         a_ticket_is_refused_before_any_request,
         a_ticket_is_renewed_or_released_by_one_request;
     every direct server:
-        a_hold_stays_as_it_was_left_when_no_reply_comes,
-        a_hold_that_cannot_be_left_is_released,
-        a_ticket_that_cannot_be_renewed_or_released_leaves_the_hold_as_it_was,
+        a_detached_hold_is_unchanged_if_no_reply_arrives,
+        a_hold_that_cannot_be_detached_is_released,
+        a_failed_renewal_or_release_by_ticket_leaves_the_hold_unchanged,
         requests_that_are_executed_twice_do_no_harm;
 }
 
@@ -57,7 +57,7 @@ fn sent(ticket: &Ticket) -> Ticket {
     ticket.to_string().parse().unwrap()
 }
 
-fn a_hold_goes_from_one_client_to_another_and_is_renewed_there(store: &Store) {
+fn an_adopted_hold_is_renewed_by_its_new_client(store: &Store) {
     let recorder = Recorder::default();
     let client = store.open_for(LEASE, patient().on_event(recorder.listener()));
     let other = store.open_for(LEASE, patient());
@@ -84,7 +84,7 @@ fn a_hold_goes_from_one_client_to_another_and_is_renewed_there(store: &Store) {
     assert!(next.fence() > fence);
 }
 
-fn a_hold_that_is_left_is_not_renewed(store: &Store) {
+fn a_detached_hold_is_not_renewed(store: &Store) {
     let client = store.open_for(SHORT, patient());
     let ticket = owned(&client, "a", SHORT).detach().unwrap();
     let next = client.lock("a").unwrap();
@@ -118,7 +118,7 @@ fn a_holder_is_shown_as_detached_and_as_adopted(store: &Store) {
     guards.unlock().unwrap();
 }
 
-fn a_hold_is_left_with_a_whole_lease(store: &Store) {
+fn a_detached_hold_has_a_whole_lease(store: &Store) {
     let client = store.open_for(LEASE, patient());
     let guard = client.mutex("a").lease(LEASE).renew(false).lock_owned().unwrap();
     thread::sleep(LEASE / 2);
@@ -156,7 +156,7 @@ fn a_hold_that_is_adopted_twice_by_one_client_ends_for_both_when_it_is_forced(st
     assert_eq!(other.stats().held, 0);
 }
 
-fn a_hold_that_is_over_cannot_be_left_or_adopted(store: &Store) {
+fn an_ended_hold_cannot_be_detached_or_adopted(store: &Store) {
     let (client, other) = two(store);
     let ticket = owned(&client, "a", LEASE).detach().unwrap();
     assert!(other.mutex("a").force_unlock().unwrap());
@@ -171,7 +171,7 @@ fn a_hold_that_is_over_cannot_be_left_or_adopted(store: &Store) {
     take(&client, "a").unlock().unwrap();
 }
 
-fn a_hold_that_was_left_survives_the_shutdown_of_its_client(store: &Store) {
+fn a_detached_hold_survives_the_shutdown_of_its_client(store: &Store) {
     let (client, other) = two(store);
     let ticket = owned(&client, "a", LEASE).detach().unwrap();
     client.shutdown(SOON).unwrap();
@@ -183,7 +183,7 @@ fn a_hold_that_was_left_survives_the_shutdown_of_its_client(store: &Store) {
     assert!(!other.mutex("a").is_locked().unwrap());
 }
 
-fn a_closed_client_leaves_holds_and_adopts_none(store: &Store) {
+fn a_closed_client_can_detach_but_not_adopt(store: &Store) {
     let client = store.open_for(LEASE, patient());
     let guard = owned(&client, "a", LEASE);
     client.close();
@@ -193,7 +193,7 @@ fn a_closed_client_leaves_holds_and_adopts_none(store: &Store) {
     assert!(client.mutex("a").is_locked().unwrap());
 }
 
-fn a_waiter_gets_the_lock_after_the_hold_was_left_adopted_and_released(store: &Store) {
+fn a_waiter_gets_the_lock_after_detach_adopt_and_release(store: &Store) {
     let (client, other) = two(store);
     let guard = owned(&client, "a", 10 * SOON);
     let fence = guard.fence();
@@ -232,7 +232,7 @@ fn a_ticket_is_for_clients_with_its_prefix(store: &Store) {
     client.adopt(&ticket).unwrap().unlock().unwrap();
 }
 
-fn an_age_limit_is_that_of_one_guard(store: &Store) {
+fn an_age_limit_applies_to_each_guard(store: &Store) {
     let client = store.open_for(SHORT, patient().max_hold(SHORT * 2));
     let ticket = client.lock_owned("a").unwrap().detach().unwrap();
     let holder = client.mutex("a").holder().unwrap().expect("it is held");
@@ -255,7 +255,7 @@ fn hold_at_least_outlasts_an_adoption(store: &Store) {
     assert_lost(other.adopt(&ticket), "a");
 }
 
-fn a_kept_lock_is_left_like_any_other(store: &Store) {
+fn a_kept_lock_can_be_detached(store: &Store) {
     let client = store.open(patient().keep(ms(25_000)));
     let other = store.open_for(LEASE, patient());
     eventually(SOON, || {
@@ -308,7 +308,7 @@ fn a_hold_is_renewed_and_released_by_its_ticket(store: &Store) {
     assert!(matches!(refused, Err(Error::Closed)), "{refused:?}");
 }
 
-fn a_process_adopts_what_one_that_was_killed_has_left(server: &Server) {
+fn a_process_adopts_the_hold_of_a_killed_one(server: &Server) {
     let mut child = Child::start(detach_in_a_child, &server.address());
     let ticket: Ticket = child.next().parse().unwrap();
     child.kill();
@@ -320,7 +320,7 @@ fn a_process_adopts_what_one_that_was_killed_has_left(server: &Server) {
 }
 
 #[test]
-#[ignore = "a child of a_process_adopts_what_one_that_was_killed_has_left"]
+#[ignore = "a child of a_process_adopts_the_hold_of_a_killed_one"]
 fn detach_in_a_child() {
     let Some(address) = child::address() else { return };
     let client = address.open_for(LEASE, patient().label("a web server"));
@@ -367,7 +367,7 @@ fn a_ticket_is_renewed_or_released_by_one_request(server: &Server) {
     assert_eq!(server.settled_evals(), scripts + 2);
 }
 
-fn a_ticket_that_cannot_be_renewed_or_released_leaves_the_hold_as_it_was(server: &Server) {
+fn a_failed_renewal_or_release_by_ticket_leaves_the_hold_unchanged(server: &Server) {
     let (proxy, client) = behind_proxy(server, hasty());
     let direct = server.open_for(LEASE, patient());
     let ticket = owned(&direct, "a", 10 * SOON).detach().unwrap();
@@ -390,7 +390,7 @@ fn a_ticket_that_cannot_be_renewed_or_released_leaves_the_hold_as_it_was(server:
     assert!(!server.exists("a"));
 }
 
-fn a_hold_stays_as_it_was_left_when_no_reply_comes(server: &Server) {
+fn a_detached_hold_is_unchanged_if_no_reply_arrives(server: &Server) {
     let (proxy, client) = behind_proxy(server, hasty());
     let direct = server.open_for(LEASE, patient());
     let ticket = owned(&direct, "a", 10 * SOON).detach().unwrap();
@@ -409,7 +409,7 @@ fn a_hold_stays_as_it_was_left_when_no_reply_comes(server: &Server) {
     assert!(!server.exists("a"));
 }
 
-fn a_hold_that_cannot_be_left_is_released(server: &Server) {
+fn a_hold_that_cannot_be_detached_is_released(server: &Server) {
     let (proxy, client) = behind_proxy(server, hasty());
     let guard = owned(&client, "a", 10 * SOON);
     let lost = guard.lost();

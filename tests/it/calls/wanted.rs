@@ -17,14 +17,14 @@ stores! {
         a_watch_ends_with_its_hold;
     every server:
         a_holder_is_told_that_another_client_waits,
-        a_client_that_began_to_wait_before_counts,
+        a_client_that_was_already_waiting_counts,
         a_try_lock_does_not_make_a_lock_wanted,
         a_watch_of_a_hold_that_is_over_stays_as_it_was,
         a_guard_that_has_adopted_a_hold_asks_each_time;
     every direct server:
         a_renewal_makes_up_for_a_lost_message,
-        a_watch_whose_request_has_failed_is_told_all_the_same,
-        threads_that_watch_at_once_are_told_alike,
+        a_watch_whose_request_failed_is_still_notified,
+        concurrent_watches_report_the_same,
         a_message_missed_between_two_subscriptions_is_asked_for;
 }
 
@@ -88,7 +88,7 @@ fn a_holder_is_told_that_another_client_waits(server: &Server) {
     }
 }
 
-fn a_client_that_began_to_wait_before_counts(server: &Server) {
+fn a_client_that_was_already_waiting_counts(server: &Server) {
     let (holder, other) = (server.open(sleepy()), server.open(sleepy()));
     let guard = holder.lock_owned("a").unwrap();
     while_wanted(server, &other, || {
@@ -168,7 +168,7 @@ fn a_renewal_makes_up_for_a_lost_message(server: &Server) {
     }
 }
 
-fn a_watch_whose_request_has_failed_is_told_all_the_same(server: &Server) {
+fn a_watch_whose_request_failed_is_still_notified(server: &Server) {
     let (proxy, holder) = behind_proxy(server, renewing());
     let other = server.open(sleepy());
     let guard = take(&holder, "a");
@@ -191,7 +191,7 @@ fn a_watch_whose_request_has_failed_is_told_all_the_same(server: &Server) {
     });
 }
 
-fn threads_that_watch_at_once_are_told_alike(server: &Server) {
+fn concurrent_watches_report_the_same(server: &Server) {
     let lag = Lag::before(server, ms(100));
     let (holder, other) = (server.through(lag.port()).open(sleepy()), server.open(sleepy()));
     let guard = holder.lock_owned("a").unwrap();

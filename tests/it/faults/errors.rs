@@ -33,7 +33,7 @@ stores! {
         permanent_error_replies_are_reported_at_once,
         transient_error_replies_are_waited_out,
         an_error_reply_that_says_nothing_is_retried,
-        texts_of_servers_are_shown_on_one_line,
+        server_texts_are_shown_on_one_line,
         an_error_reply_that_says_nothing_leaves_no_hold,
         an_error_reply_that_says_nothing_to_a_handoff_leaves_no_hold,
         a_rejected_release_is_an_error_and_is_repeated_in_the_background;
@@ -353,7 +353,7 @@ const UPSTREAMS: [&[u8]; 3] = [
     b"-ERR script call was interrupted by the proxy\r\n",
 ];
 
-fn texts_of_servers_are_shown_on_one_line(server: &Server) {
+fn server_texts_are_shown_on_one_line(server: &Server) {
     let (proxy, client) = behind_proxy(server, hasty());
     for (reply, shown) in [
         ("NOPERM no\n\u{1b}[2Jright", r"NOPERM no\n\u{1b}[2Jright"),

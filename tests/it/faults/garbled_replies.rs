@@ -14,7 +14,7 @@ use crate::support::{
 
 stores! {
     every direct server:
-        a_reply_after_the_deadline_is_no_success,
+        a_reply_after_the_deadline_does_not_count,
         a_late_reply_is_not_read_by_the_next_call,
         threads_that_share_a_connection_read_their_own_replies,
         a_distant_server_only_shortens_the_remaining_lease,
@@ -30,7 +30,7 @@ fn hasty() -> Builder {
     Client::builder().io_timeout(ms(300)).retry_window(ms(300))
 }
 
-fn a_reply_after_the_deadline_is_no_success(server: &Server) {
+fn a_reply_after_the_deadline_does_not_count(server: &Server) {
     let (proxy, client) = behind_proxy(server, hasty());
     proxy.delay_replies(ms(450));
     assert_unavailable(client.try_lock("a"));

@@ -21,7 +21,7 @@ stores! {
         no_waiter_relies_on_an_old_reply,
         close_reaches_a_thread_that_a_lock_is_handed_off_to,
         readers_without_time_to_wait_get_the_lock_or_an_outage,
-        contention_is_told_at_once_and_without_requests;
+        contention_is_reported_at_once_and_without_requests;
 }
 
 /// How long a call may take in addition to its wait and one attempt, on a busy machine.
@@ -254,7 +254,7 @@ fn readers_without_time_to_wait_get_the_lock_or_an_outage(server: &Server) {
 }
 
 /// An attempt may take as long as the machine pauses.
-fn contention_is_told_at_once_and_without_requests(server: &Server) {
+fn contention_is_reported_at_once_and_without_requests(server: &Server) {
     let [holder, client] = [(); 2].map(|()| server.open(patient().io_timeout(SOON / 4)));
     let are_refused = |wait| {
         thread::scope(|scope| {

@@ -15,9 +15,9 @@ stores! {
     every store:
         an_expired_hold_is_taken_over_and_stays_lost,
         a_waiter_wakes_when_the_lease_of_the_holder_ends,
-        a_hold_ends_at_its_local_deadline_by_itself,
+        a_hold_ends_by_itself_at_its_local_deadline,
         the_loss_reaches_every_watcher,
-        the_normal_end_is_no_loss_to_any_watcher,
+        a_normal_end_is_not_reported_as_a_loss,
         a_guard_may_be_lent_to_other_threads,
         with_lock_reports_a_lease_lost_meanwhile;
     every server:
@@ -49,7 +49,7 @@ fn a_waiter_wakes_when_the_lease_of_the_holder_ends(store: &Store) {
     soon(|| elsewhere(|| client.lock("a").unwrap().unlock().unwrap()));
 }
 
-fn a_hold_ends_at_its_local_deadline_by_itself(store: &Store) {
+fn a_hold_ends_by_itself_at_its_local_deadline(store: &Store) {
     let client = store.open_for(ms(1000), patient());
     let mutex = client.mutex("a").lease(ms(1000)).renew(false);
     let before = Instant::now();
@@ -100,7 +100,7 @@ fn the_loss_reaches_every_watcher(store: &Store) {
     }
 }
 
-fn the_normal_end_is_no_loss_to_any_watcher(store: &Store) {
+fn a_normal_end_is_not_reported_as_a_loss(store: &Store) {
     let client = store.open(patient());
     let guard = take(&client, "a");
     let lost = guard.lost();

@@ -14,7 +14,7 @@ stores! {
         a_restart_without_the_data_ends_the_hold,
         a_waiter_gets_a_lock_that_was_deleted,
         a_deleted_key_ends_the_hold,
-        a_lock_that_another_client_has_taken_is_lost_to_it,
+        a_lost_lock_names_the_client_that_took_it,
         a_foreign_key_ends_the_hold,
         every_call_notices_a_foreign_key,
         verify_and_renew_notice_a_key_of_another_type,
@@ -36,7 +36,7 @@ fn verify_and_renew_notice_a_key_of_another_type(server: &Server) {
     }
 }
 
-fn a_lock_that_another_client_has_taken_is_lost_to_it(server: &Server) {
+fn a_lost_lock_names_the_client_that_took_it(server: &Server) {
     let recorder = Recorder::default();
     let client = server.open_for(LEASE, patient().on_event(recorder.listener()));
     let other = server.open(patient());

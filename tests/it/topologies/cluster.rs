@@ -118,7 +118,7 @@ fn a_server_that_is_no_cluster_is_a_permanent_error() {
 }
 
 #[test]
-fn a_lazy_client_says_why_no_node_has_told_where_a_lock_is() {
+fn a_lazy_client_reports_why_the_node_of_a_lock_is_unknown() {
     let lazy = |url: &str| patient().wait(4 * SOON).lazy(true).open_cluster([url]).unwrap();
     let refused = |url: &str, expected: &str| {
         let client = lazy(url);

@@ -31,7 +31,7 @@ on_both! {
         a_master_that_is_demoted_while_it_waits_has_not_replicated,
         a_busy_lock_is_not_a_shortfall,
         a_server_without_an_append_only_file_is_refused,
-        a_pool_that_is_in_use_is_not_taken_for_an_outage;
+        an_exhausted_pool_is_not_reported_as_an_outage;
 }
 
 fn a_lock_waits_for_its_replicas(servers: &[Server]) {
@@ -321,7 +321,7 @@ fn memory_has_no_replicas() {
     assert!(matches!(result, Err(Error::InvalidInput(_))), "{result:?}");
 }
 
-fn a_pool_that_is_in_use_is_not_taken_for_an_outage(servers: &[Server]) {
+fn an_exhausted_pool_is_not_reported_as_an_outage(servers: &[Server]) {
     let client = servers[0].open(replicas(2, AMPLE).pool_size(1));
     take_in_time(&client).unlock().unwrap();
     servers[1].stop();

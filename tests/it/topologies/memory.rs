@@ -143,7 +143,7 @@ fn a_release_that_has_failed_is_repeated() {
 }
 
 #[test]
-fn each_reply_takes_as_long_as_it_is_told() {
+fn each_reply_takes_the_set_delay() {
     let server = MemoryServer::new();
     let delay = ms(800);
     let client = opened(&server, Client::builder().io_timeout(SOON));
@@ -236,7 +236,7 @@ fn a_hold_is_ended_once_and_only_that_of_the_default_prefix() {
 }
 
 #[test]
-fn a_lock_that_is_only_kept_is_no_hold_to_end() {
+fn a_kept_lock_is_not_a_hold_to_end() {
     let server = MemoryServer::new();
     let client = opened(&server, Client::builder().keep(ms(20_000)));
     // On a slow machine the client may take too long to release it.
@@ -291,7 +291,7 @@ fn a_client_that_is_gone_keeps_no_place_in_the_queue() {
 }
 
 #[test]
-fn servers_are_worlds_of_their_own() {
+fn memory_servers_share_nothing() {
     let [one, other] = [(); 2].map(|()| opened(&MemoryServer::new(), Client::builder()));
     let _guards = [take(&one, "a"), take(&other, "a")];
     let server = MemoryServer::default();

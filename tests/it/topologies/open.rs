@@ -35,8 +35,8 @@ stores! {
         a_server_behind_a_black_hole_is_unavailable,
         debug_output_has_no_secrets,
         a_refused_client_name_is_not_a_failure,
-        a_service_that_takes_the_place_of_the_server_is_told_at_once,
-        a_server_that_is_slow_to_serve_a_connection_has_the_time_for_connecting,
+        a_service_that_replaces_the_server_is_reported_at_once,
+        a_slow_handshake_has_the_whole_connect_timeout,
         a_host_with_several_addresses_is_tried_at_each;
 }
 
@@ -306,7 +306,7 @@ fn assert_foreign<T: Debug>(call: impl FnOnce() -> Result<T, Error>) {
 }
 
 #[test]
-fn a_port_that_does_not_speak_redis_is_told_at_once() {
+fn a_port_that_does_not_speak_redis_is_reported_at_once() {
     for other in OTHERS {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -331,7 +331,7 @@ fn assert_foreign_in_tls(address: SocketAddr, other: &[u8]) {
     }
 }
 
-fn a_service_that_takes_the_place_of_the_server_is_told_at_once(server: &Server) {
+fn a_service_that_replaces_the_server_is_reported_at_once(server: &Server) {
     let client = server.open(Client::builder());
     let guard = take(&client, "a");
     server.kill();
@@ -352,7 +352,7 @@ fn phase_of(url: &str) -> Phase {
 }
 
 #[test]
-fn an_error_says_how_far_the_attempt_has_come() {
+fn an_error_says_how_far_the_attempt_got() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = silent.local_addr().map(|address| (silent, address.port()));
     let (_silent, port) = silent.unwrap();
@@ -393,7 +393,7 @@ fn slow_to_serve(server: &Server, time: Duration) -> String {
     format!("redis://{address}/")
 }
 
-fn a_server_that_is_slow_to_serve_a_connection_has_the_time_for_connecting(server: &Server) {
+fn a_slow_handshake_has_the_whole_connect_timeout(server: &Server) {
     let url = slow_to_serve(server, ms(1500));
     let lazy = |builder: Builder| builder.lazy(true).open(&url).unwrap();
     let client = lazy(Client::builder());

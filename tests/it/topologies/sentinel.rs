@@ -34,7 +34,7 @@ fn nervous(binary: &Path) -> Watched {
 
 on_both! {
     calm:
-        a_lock_lives_on_the_master_and_its_replicas,
+        a_lock_exists_on_the_master_and_its_replicas,
         a_call_after_a_failover_goes_to_the_new_master,
         a_master_is_reached_by_a_map,
         threads_at_work_move_to_the_new_master,
@@ -46,13 +46,13 @@ on_both! {
         without_sentinels_the_open_connections_go_on,
         a_sentinel_that_names_a_replica_is_not_believed,
         a_sentinel_that_names_a_dead_master_is_not_believed,
-        a_first_attempt_asks_others_than_a_first_sentinel_that_is_wrong_or_away,
+        the_first_attempt_skips_a_sentinel_that_is_wrong_or_down,
         an_unknown_master_is_a_permanent_error,
         no_extra_thread_is_needed,
         a_login_for_the_master_only_is_pointed_to_its_setting,
         sentinels_and_master_may_have_different_logins;
     nervous:
-        a_stopped_master_is_left_and_not_returned_to,
+        a_stopped_master_is_abandoned_for_good,
         a_waiter_survives_the_death_of_the_master,
         a_lock_that_no_replica_has_can_be_taken_twice,
         a_lock_that_replicas_must_have_is_not_taken_twice;
@@ -67,7 +67,7 @@ fn try_open(urls: &[String], builder: Builder) -> Result<Client, Error> {
     builder.open_sentinel(&urls, MASTER)
 }
 
-fn a_lock_lives_on_the_master_and_its_replicas(watched: &Watched) {
+fn a_lock_exists_on_the_master_and_its_replicas(watched: &Watched) {
     let client = open(watched, patient());
     let guard = client.lock("a").unwrap();
     let inner = client.lock("a").unwrap();
@@ -299,7 +299,7 @@ fn a_sentinel_that_names_a_dead_master_is_not_believed(watched: &Watched) {
 }
 
 /// Every host may have the same list.
-fn a_first_attempt_asks_others_than_a_first_sentinel_that_is_wrong_or_away(watched: &Watched) {
+fn the_first_attempt_skips_a_sentinel_that_is_wrong_or_down(watched: &Watched) {
     let [dead, hung] = [Server::start(watched.binary(), &[]), Server::start(watched.binary(), &[])];
     dead.kill();
     hung.stop();
@@ -409,7 +409,7 @@ fn sentinels_and_master_may_have_different_logins(watched: &Watched) {
     }
 }
 
-fn a_stopped_master_is_left_and_not_returned_to(watched: &Watched) {
+fn a_stopped_master_is_abandoned_for_good(watched: &Watched) {
     let client = open(watched, patient().wait(CALM));
     let old = &watched.servers[0];
     // Two connections, one of which is idle for the rest of the test.

@@ -174,7 +174,7 @@ fn a_login_works_and_is_not_shown() {
 }
 
 #[test]
-fn a_server_is_refused_for_a_reason() {
+fn a_refused_certificate_is_explained() {
     let (good, bad) = (Authority::new("good"), Authority::new("bad"));
     let cases = [
         (bad.certify("localhost"), "UnknownIssuer"),
@@ -277,7 +277,7 @@ fn a_server_may_demand_certificates_of_its_clients() {
 }
 
 #[test]
-fn a_server_that_becomes_untrusted_is_not_stormed() {
+fn a_server_that_becomes_untrusted_is_not_flooded_with_connects() {
     let (server, authority) = good_server();
     let wire = Wire::before(&server);
     let client = Client::builder().wait(ms(1500)).tls(authority.trusted());
@@ -555,7 +555,7 @@ fn use_certificates_of_the_environment() {
 }
 
 #[test]
-fn a_bad_certificate_of_a_url_is_refused_by_its_name() {
+fn an_error_about_a_certificate_of_a_url_names_the_setting() {
     let authority = Authority::new("good");
     let [[ca, cert, key], [.., text]] = trusted_settings(&authority);
     let protected = authority.file().with_file_name("protected.pem");
@@ -638,14 +638,14 @@ fn a_private_key_is_not_shown() {
 }
 
 #[test]
-fn settings_for_tls_are_not_ignored() {
+fn tls_settings_without_tls_are_refused() {
     let tls = Authority::new("good").trusted();
     assert_refused(hasty().tls(tls), "redis", "", "rediss://");
 }
 
 #[test]
 #[cfg(feature = "tls-insecure")]
-fn an_insecure_connection_does_not_look_at_the_certificate() {
+fn an_insecure_connection_ignores_the_certificate() {
     for version in VERSIONS {
         let authority = Authority::new("bad");
         let credentials = authority.certify_for_the_past("elsewhere");

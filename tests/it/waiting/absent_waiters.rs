@@ -16,11 +16,11 @@ use crate::support::{
 
 stores! {
     every server:
-        a_wake_up_that_no_thread_waits_for_is_passed_on,
+        an_unneeded_wake_up_is_passed_on,
         a_waiter_that_leaves_takes_its_registration_with_it,
-        clients_behind_a_waiter_that_leaves_have_their_turn,
+        clients_behind_a_waiter_that_leaves_get_their_turn,
         a_waiter_that_leaves_keeps_the_place_of_its_client,
-        a_reader_behind_a_writer_of_its_client_that_leaves_has_its_turn,
+        a_reader_gets_its_turn_when_the_writer_in_front_leaves,
         a_waiter_that_was_killed_is_skipped,
         newcomers_do_not_overtake_a_waiter_behind_one_that_was_killed,
         #[cfg(unix)] a_waiter_that_has_stopped_costs_one_offer;
@@ -28,12 +28,12 @@ stores! {
         waiting_clients_keep_their_places_over_a_restart;
 }
 
-fn a_wake_up_that_no_thread_waits_for_is_passed_on(server: &Server) {
+fn an_unneeded_wake_up_is_passed_on(server: &Server) {
     pass_on_wake_ups(&[server], || server.open(sleepy()), "a");
 }
 
 #[test]
-fn a_wake_up_in_a_cluster_that_no_thread_waits_for_is_passed_on() {
+fn an_unneeded_wake_up_in_a_cluster_is_passed_on() {
     let cluster = Cluster::of_three();
     let servers: Vec<_> = cluster.nodes().iter().collect();
     pass_on_wake_ups(&servers, || cluster.open(sleepy()), &cluster.name_at(0));
@@ -98,7 +98,7 @@ fn a_waiter_that_leaves_takes_its_registration_with_it(server: &Server) {
 }
 
 /// Readers behind a writer get the lock as soon as it leaves, although no hold has ended.
-fn clients_behind_a_waiter_that_leaves_have_their_turn(server: &Server) {
+fn clients_behind_a_waiter_that_leaves_get_their_turn(server: &Server) {
     let [holder, writer, reader] =
         [server.open(patient()), server.open(sleepy()), server.open(sleepy())];
     let held = holder.rw_lock("a").read().unwrap();
@@ -163,7 +163,7 @@ fn a_waiter_that_leaves_keeps_the_place_of_its_client(server: &Server) {
     }
 }
 
-fn a_reader_behind_a_writer_of_its_client_that_leaves_has_its_turn(server: &Server) {
+fn a_reader_gets_its_turn_when_the_writer_in_front_leaves(server: &Server) {
     let [holder, waiter] = [(); 2].map(|()| server.open(sleepy()));
     let held = Kind::Read.acquire(&holder, "a").unwrap();
     let canceller = Canceller::new();

@@ -16,7 +16,7 @@ stores! {
         cancelling_ends_the_pause_between_attempts_at_several_locks,
         a_cancelled_call_sends_nothing,
         cancelling_leaves_locks_and_other_waits_alone,
-        a_cancelled_wait_does_not_get_what_is_released_right_after;
+        a_cancelled_wait_does_not_get_a_lock_that_is_released_right_after;
     every server:
         cancelling_ends_a_wait_for_a_hung_server,
         nothing_delays_the_end_of_a_sleeping_wait;
@@ -119,7 +119,7 @@ fn cancelling_leaves_locks_and_other_waits_alone(store: &Store) {
     take(&client, "a").unlock().unwrap();
 }
 
-fn a_cancelled_wait_does_not_get_what_is_released_right_after(store: &Store) {
+fn a_cancelled_wait_does_not_get_a_lock_that_is_released_right_after(store: &Store) {
     let client = store.open(patient());
     for _ in 0..20 {
         let (canceller, guard) = (Canceller::new(), take(&client, "a"));

@@ -16,7 +16,7 @@ use crate::support::{SOON, Server, Store, eventually, ms, soon, stores, take, th
 stores! {
     every store:
         each_client_of_a_circle_is_told_once,
-        an_operator_sees_circles_of_clients_that_never_look,
+        an_operator_sees_circles_of_clients_without_deadlock_checks,
         one_call_of_a_deadlock_fails_and_the_others_go_on,
         deadlocks_are_found_through_nested_locks_and_sets,
         a_deadlock_with_a_set_is_reported_once,
@@ -27,7 +27,7 @@ stores! {
     several clients:
         a_deadlock_within_one_client_is_reported,
         a_thread_that_waits_for_itself_is_a_deadlock,
-        a_client_that_never_looks_ends_a_chain;
+        a_client_without_deadlock_checks_ends_a_chain;
     one server:
         nothing_is_sent_for_calls_that_wait_for_less_or_hold_nothing;
 }
@@ -129,7 +129,7 @@ fn each_client_of_a_circle_is_told_once(store: &Store) {
     }
 }
 
-fn an_operator_sees_circles_of_clients_that_never_look(store: &Store) {
+fn an_operator_sees_circles_of_clients_without_deadlock_checks(store: &Store) {
     // No keys are listed in memory, and no server of a quorum knows all waiting clients.
     if matches!(store, Store::Memory(_) | Store::Quorum(_)) {
         return;
@@ -387,7 +387,7 @@ fn a_thread_that_waits_for_itself_is_a_deadlock(store: &Store) {
     assert_eq!(client.stats().deadlocks, 1);
 }
 
-fn a_client_that_never_looks_ends_a_chain(store: &Store) {
+fn a_client_without_deadlock_checks_ends_a_chain(store: &Store) {
     let clients = [store.open(failing()), store.open(failing().deadlock_after(None))];
     threads_with_locks(&clients, |thread, guard| {
         let wait = if thread == 0 { LONG } else { LONG * 2 };

@@ -26,7 +26,7 @@ stores! {
         foreign_queue_entries_do_not_block_the_lock,
         strange_names_and_labels_are_woken_too;
     one server:
-        a_release_during_the_subscription_is_not_missed,
+        a_release_while_subscribing_is_not_missed,
         a_lost_message_costs_only_a_pause;
 }
 
@@ -56,7 +56,7 @@ fn channel(client: &Client) -> String {
     format!("leasehold:wake:{}", client.id())
 }
 
-fn a_release_during_the_subscription_is_not_missed(server: &Server) {
+fn a_release_while_subscribing_is_not_missed(server: &Server) {
     let holder = server.open(patient());
     for delay in [ms(0), ms(100), ms(300)] {
         let proxy = Proxy::before(server);

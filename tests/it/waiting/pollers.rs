@@ -16,8 +16,8 @@ stores! {
     every server:
         pollers_and_clients_both_get_their_share,
         a_poller_without_pauses_does_not_shut_clients_out,
-        the_clients_turn_ends_with_a_lock_that_is_offered_to_none,
-        a_turn_of_a_clock_that_was_set_back_is_over,
+        the_clients_turn_ends_with_a_free_lock,
+        a_turn_ends_if_the_clock_is_set_back,
         without_the_setting_pollers_have_no_turn;
 }
 
@@ -135,7 +135,7 @@ fn set_turn(server: &Server, whose: &str, ahead: i64) {
     server.command(&["SET", TURN, &format!("{whose} {} 0", 1000 * (seconds + ahead))]);
 }
 
-fn the_clients_turn_ends_with_a_lock_that_is_offered_to_none(server: &Server) {
+fn the_clients_turn_ends_with_a_free_lock(server: &Server) {
     let open = || server.open(patient().pollers(true));
     let (holder, waiter) = (open(), open());
     for seconds_left in [5, -5] {
@@ -159,7 +159,7 @@ fn the_clients_turn_ends_with_a_lock_that_is_offered_to_none(server: &Server) {
     assert_eq!(turn(server).as_deref(), Some("theirs"));
 }
 
-fn a_turn_of_a_clock_that_was_set_back_is_over(server: &Server) {
+fn a_turn_ends_if_the_clock_is_set_back(server: &Server) {
     let client = server.open(patient().pollers(true));
     set_turn(server, "theirs", 3600);
     unlock(take(&client, "a"));

@@ -24,8 +24,8 @@ stores! {
         every_end_of_a_hold_tells_redisson,
         inner_levels_and_handoffs_tell_redisson_nothing,
         without_the_setting_redisson_is_told_nothing,
-        a_waiting_client_and_redisson_have_their_turns_by_lot,
-        an_invalid_turn_is_over,
+        a_waiting_client_and_redisson_take_turns_at_random,
+        an_invalid_turn_is_ignored,
         redisson_gets_a_share_of_the_turns,
         clients_that_wait_are_not_taken_for_redisson,
         an_unlock_of_redisson_wakes_a_waiter,
@@ -33,7 +33,7 @@ stores! {
         a_hold_that_redisson_renews_stays,
         a_client_listens_only_while_it_waits;
     one server:
-        an_unlock_during_the_subscription_is_not_missed,
+        an_unlock_while_subscribing_is_not_missed,
         without_the_right_to_the_channel_clients_wake_each_other,
         the_documented_rights_are_enough,
         clients_of_one_builder_listen_for_themselves;
@@ -97,7 +97,7 @@ fn without_the_setting_redisson_is_told_nothing(server: &Server) {
     assert!(!server.keys().iter().any(|key| key.contains("turn")));
 }
 
-fn a_waiting_client_and_redisson_have_their_turns_by_lot(server: &Server) {
+fn a_waiting_client_and_redisson_take_turns_at_random(server: &Server) {
     let builder = || sleepy().redisson(true);
     let (holder, waiter) = (server.open(builder()), server.open(builder()));
     let _subscription = Redisson::new(server, "a").listen(server);
@@ -121,7 +121,7 @@ fn a_waiting_client_and_redisson_have_their_turns_by_lot(server: &Server) {
 }
 
 /// The clock of the server may be set back during a turn, and any program can write the key.
-fn an_invalid_turn_is_over(server: &Server) {
+fn an_invalid_turn_is_ignored(server: &Server) {
     const TURN: &str = "leasehold:turn:{lock:a}";
     let client = server.open(patient().redisson(true));
     let [seconds, _]: [u64; 2] = server.ask(&["TIME"]);
@@ -261,7 +261,7 @@ fn a_client_listens_only_while_it_waits(server: &Server) {
     eventually(SOON, || listeners(server, &redisson) == 0);
 }
 
-fn an_unlock_during_the_subscription_is_not_missed(server: &Server) {
+fn an_unlock_while_subscribing_is_not_missed(server: &Server) {
     let mut redisson = Redisson::new(server, "a");
     assert_eq!(Redisson::new(server, "another").try_lock(), None);
     let waiter = server.open(sleepy().redisson(true));

@@ -81,7 +81,7 @@ fn wait_silently(servers: &[&server::Server], clients: &[Client], holder: &Clien
 }
 
 #[test]
-fn a_client_that_waits_costs_a_server_little_whatever_it_waits_for() {
+fn a_waiting_client_costs_a_server_little_for_every_kind() {
     thread::scope(|scope| {
         for kind in Kind::ALL {
             scope.spawn(move || {
@@ -94,7 +94,7 @@ fn a_client_that_waits_costs_a_server_little_whatever_it_waits_for() {
 }
 
 #[test]
-fn a_client_that_waits_costs_each_server_of_a_quorum_little() {
+fn a_waiting_client_costs_each_server_of_a_quorum_little() {
     let quorum = Quorum::of(3);
     let clients: Vec<_> = (0..4).map(|_| quorum.open(usual())).collect();
     let servers: Vec<_> = quorum.servers.iter().collect();

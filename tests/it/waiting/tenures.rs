@@ -17,7 +17,7 @@ stores! {
     every store:
         owned_guards_and_guards_of_threads_share_a_tenure_in_order,
         a_waiter_that_is_cancelled_in_a_tenure_leaves_nothing,
-        a_wait_that_is_cancelled_while_it_is_handed_the_lock_leaves_nothing,
+        a_wait_cancelled_during_a_handoff_leaves_nothing,
         terms_are_never_handed_off;
     several clients:
         a_hold_that_is_forced_in_a_tenure_is_found_lost_by_the_next,
@@ -149,7 +149,7 @@ fn a_waiter_that_is_cancelled_in_a_tenure_leaves_nothing(store: &Store) {
     take(&client, "a").unlock().unwrap();
 }
 
-fn a_wait_that_is_cancelled_while_it_is_handed_the_lock_leaves_nothing(store: &Store) {
+fn a_wait_cancelled_during_a_handoff_leaves_nothing(store: &Store) {
     let client = store.open(unhurried());
     for round in 0..30 {
         let canceller = Canceller::new();

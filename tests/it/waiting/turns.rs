@@ -27,8 +27,8 @@ stores! {
         #[cfg(unix)] a_client_that_has_stopped_costs_one_offer,
         #[cfg(unix)] a_waiter_asks_again_when_an_offer_to_another_is_over;
     every direct server:
-        a_client_that_is_farther_away_has_its_turns,
-        clients_farther_away_than_an_offer_lasts_have_their_turns;
+        a_client_that_is_farther_away_gets_its_turns,
+        clients_farther_away_than_an_offer_lasts_get_their_turns;
 }
 
 /// Takes a name as a kind that excludes every other client.
@@ -98,7 +98,7 @@ fn clients_with_one_thread_take_turns_on_a_cluster() {
     }
 }
 
-fn a_client_that_is_farther_away_has_its_turns(server: &Server) {
+fn a_client_that_is_farther_away_gets_its_turns(server: &Server) {
     let lag = Lag::before(server, ms(2));
     let far = server.through(lag.port()).open(patient());
     let clients = [server.open(patient()), server.open(patient()), far];
@@ -108,7 +108,7 @@ fn a_client_that_is_farther_away_has_its_turns(server: &Server) {
 }
 
 /// Every offer to one of them is over when its request arrives.
-fn clients_farther_away_than_an_offer_lasts_have_their_turns(server: &Server) {
+fn clients_farther_away_than_an_offer_lasts_get_their_turns(server: &Server) {
     let lag = Lag::before(server, ms(250));
     let builder = || patient().backoff(ms(500), ms(1000)).io_timeout(Duration::from_secs(3));
     let open = || server.through(lag.port()).open(builder());

@@ -19,7 +19,7 @@ stores! {
         a_lost_hold_lets_the_next_waiter_proceed,
         a_waiter_that_gives_up_does_not_block_the_wait_queue,
         a_handoff_follows_the_options_of_the_receiver,
-        holds_of_one_tenure_have_ends_of_their_own,
+        holds_of_one_tenure_end_separately,
         a_panic_of_the_holder_hands_the_lock_off,
         no_try_overtakes_a_thread_that_waits_for_a_lease_to_end;
     several clients:
@@ -301,7 +301,7 @@ fn a_hold_that_is_unlocked_ends_the_tenure(server: &Server) {
 }
 
 /// Their leases and tokens are those of the tenure, but they remain distinct.
-fn holds_of_one_tenure_have_ends_of_their_own(store: &Store) {
+fn holds_of_one_tenure_end_separately(store: &Store) {
     let recorder = Recorder::default();
     let client = store.open(sleepy().tenure(ms(5000)).on_event(recorder.listener()));
     let guard = take(&client, "a");

@@ -215,7 +215,7 @@ fn a_lock_stays_taken_though_its_slot_moves_at_the_release() {
 }
 
 #[test]
-fn a_release_at_a_node_that_no_longer_has_the_slot_is_followed_and_not_told() {
+fn a_release_sent_to_the_old_node_of_a_slot_is_redirected_silently() {
     let cluster = Cluster::of_three();
     let recorder = Recorder::default();
     let client = cluster.open(patient().on_event(recorder.listener()));

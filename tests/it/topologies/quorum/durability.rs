@@ -86,7 +86,7 @@ fn a_lock_waits_for_the_replicas_of_a_majority() {
 }
 
 #[test]
-fn a_minority_without_its_replicas_costs_nothing() {
+fn a_minority_without_its_replicas_does_no_harm() {
     let backed = Backed::new();
     let (quorum, lonely) = (&backed.quorum, &backed.quorum.servers[2]);
     let client = quorum.open(ample());
@@ -241,7 +241,7 @@ fn holds_of_a_tenure_are_on_the_replicas_of_a_majority() {
 }
 
 #[test]
-fn a_token_that_is_raised_waits_for_replicas_too() {
+fn a_raised_token_waits_for_replicas_too() {
     let backed = Backed::new();
     let quorum = &backed.quorum;
     let client = quorum.open(ample());

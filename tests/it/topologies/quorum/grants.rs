@@ -108,7 +108,7 @@ fn a_hold_without_a_majority_is_lost() {
 }
 
 #[test]
-fn a_lease_of_which_a_majority_is_gone_is_not_renewed() {
+fn a_lease_that_a_majority_has_lost_is_not_renewed() {
     let quorum = Quorum::of(3);
     let client = quorum.open(patient().lease(LEASE));
     let guard = take(&client, "a");

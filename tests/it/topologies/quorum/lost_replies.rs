@@ -106,7 +106,7 @@ fn lost_replies_of_a_majority_leave_nothing() {
 }
 
 #[test]
-fn a_grant_that_comes_too_slowly_is_refused() {
+fn a_grant_that_arrives_too_late_is_refused() {
     let behind = Behind::of(5);
     let client = behind.open(Client::builder().lease(ms(600)).renew(false));
     let mutex = client.mutex("a").lease(ms(60));
@@ -122,7 +122,7 @@ fn a_grant_that_comes_too_slowly_is_refused() {
 }
 
 #[test]
-fn a_grant_that_comes_after_the_release_is_removed() {
+fn a_grant_after_the_release_is_removed() {
     let behind = Behind::of(3);
     let client = behind.open(hasty().pool_size(1));
     let late = &behind.quorum.servers[0];

@@ -48,7 +48,7 @@ fn two_urls_of_one_server_are_refused() {
 }
 
 #[test]
-fn a_server_that_was_down_at_first_never_counts_twice() {
+fn a_server_that_was_down_at_opening_never_counts_twice() {
     let quorum = Quorum::of(2);
     let [twice, other] = &quorum.servers[..] else { panic!("two servers") };
     let again = Proxy::before(twice);

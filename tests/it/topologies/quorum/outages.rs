@@ -13,7 +13,7 @@ use crate::support::server::Server;
 use crate::support::{LEASE, Quorum, SOON, eventually, ms, patient, take, throughout, timed};
 
 #[test]
-fn hung_servers_cost_next_to_nothing() {
+fn hung_servers_delay_no_call() {
     let quorum = Quorum::of(5);
     let client = quorum.open(patient().io_timeout(ms(8000)));
     take(&client, "a").unlock().unwrap();
@@ -37,7 +37,7 @@ fn hung_servers_cost_next_to_nothing() {
 }
 
 #[test]
-fn a_server_that_hangs_from_the_beginning_costs_next_to_nothing() {
+fn a_server_that_hangs_from_the_start_delays_no_call() {
     let quorum = Quorum::of(3);
     quorum.servers[1].stop();
     let client = quorum.open(patient().connect_timeout(ms(8000)).io_timeout(ms(8000)));
