@@ -245,7 +245,6 @@ thread_local! {
     static PLANTED: std::cell::Cell<Option<Flaw>> = const { std::cell::Cell::new(None) };
 }
 
-/// Returns `true` if a simulation has planted this flaw.
 #[cfg(all(test, unix, not(leasehold_shuttle)))]
 pub(crate) fn flawed(flaw: Flaw) -> bool {
     planted() == Some(flaw)

@@ -93,7 +93,6 @@ impl Tls {
         }
     }
 
-    /// Returns `true` if some of the settings were read from files.
     pub(crate) fn has_files(&self) -> bool {
         !self.files.is_empty()
     }

@@ -67,7 +67,6 @@ impl Connection {
         self.stream().and_then(RespStream::peer)
     }
 
-    /// Returns `true` if some bytes did not fit into the socket's buffer yet.
     pub(crate) fn is_writing(&self) -> bool {
         self.stream().is_some_and(RespStream::is_writing)
     }

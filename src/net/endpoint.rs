@@ -166,7 +166,6 @@ impl Endpoint {
         Self { login, ..self.clone() }
     }
 
-    /// Returns `true` if clients log in to both servers in the same way.
     pub(crate) fn has_login_of(&self, other: &Self) -> bool {
         self.login.username() == other.login.username()
             && self.login.password() == other.login.password()

@@ -174,7 +174,6 @@ impl ReplySlot {
         state.is_reader
     }
 
-    /// Returns `true` if the thread still waits for a reply.
     pub(super) fn is_awaited(&self) -> bool {
         let state = self.state.lock();
         state.waits && state.missing > 0

@@ -370,7 +370,6 @@ fn remaining(deadline: Instant) -> io::Result<Duration> {
     Ok(left)
 }
 
-/// Returns `true` if there is time for a nap before the deadline.
 fn has_nap(deadline: Instant) -> io::Result<bool> {
     Ok(remaining(deadline)? >= NAP)
 }

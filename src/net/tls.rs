@@ -146,7 +146,6 @@ impl Session {
         Ok(taken)
     }
 
-    /// Returns `true` if some of the accepted bytes are not sent yet.
     pub(crate) fn is_writing(&self) -> bool {
         self.protocol.wants_write()
     }

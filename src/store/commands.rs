@@ -239,7 +239,6 @@ impl Commands {
         if self.leaves_turns() { 1 } else { GROUP_MAX }
     }
 
-    /// Returns `true` if the client leaves turns to programs that do not queue.
     fn leaves_turns(&self) -> bool {
         self.redisson.is_some() || self.pollers
     }

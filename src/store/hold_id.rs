@@ -222,7 +222,6 @@ impl HoldId {
         Self { nonce: self.nonce | MAY_BE_KEPT, ..self }
     }
 
-    /// Returns `true` if the client may keep the lock after the hold.
     pub(crate) fn may_be_kept(&self) -> bool {
         self.nonce & MAY_BE_KEPT != 0
     }
@@ -232,7 +231,6 @@ impl HoldId {
         Self { nonce: self.nonce | NOT_RENEWED, ..self }
     }
 
-    /// Returns `true` if the client renews the hold by itself.
     pub(crate) fn is_renewed(&self) -> bool {
         self.nonce & NOT_RENEWED == 0
     }

@@ -87,7 +87,6 @@ impl<N: Peer, T: AsRef<Connection> + Send + 'static> BackgroundConnection<N, T> 
         Self { peer, pause, pause_end, open: None, opening: None, failed: None }
     }
 
-    /// Returns `true` if replies are outstanding.
     pub(crate) fn is_busy(&self) -> bool {
         self.open.as_ref().is_some_and(|open| !open.as_ref().in_flight.is_empty())
     }

@@ -137,7 +137,6 @@ impl QuorumServer {
         self.begun_below.fetch_max(hold.number() + 1, Ordering::Relaxed);
     }
 
-    /// Returns `true` if the server was asked to begin this hold of this client.
     pub(super) fn was_asked_to_begin(&self, hold: &HoldId) -> bool {
         hold.number() < self.begun_below.load(Ordering::Relaxed)
     }
