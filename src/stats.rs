@@ -3,8 +3,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a client holds and uses now, and what it has done since it was opened. Returned by
-/// [`Client::stats`](crate::Client::stats).
+/// The gauges and counters of a client: what it holds and uses now, and what it has done since it
+/// was opened. Returned by [`Client::stats`](crate::Client::stats).
 ///
 /// The first five fields describe the present. The others count from when the client was opened,
 /// and only grow. A counter that names an [`Event`](crate::Event) counts it even without a

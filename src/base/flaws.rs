@@ -1,5 +1,5 @@
-//! Flaws that a simulation plants in this client, and in its network and server, to see that it
-//! finds them (`tests/simulation`). Only tests can have them.
+//! Flaws that the simulation (`tests/simulation`) plants in this client, its network and its
+//! server, to see that it finds them. Only tests have them.
 
 /// Declares the flaws, and a list of all.
 macro_rules! flaws {
@@ -20,24 +20,24 @@ macro_rules! flaws {
 }
 
 flaws! {
-    // Of the client.
+    // In the client.
     /// The lease of an adopted hold counts from the reply.
     AdoptionCountsFromReply,
     /// A request without a reply counts as one that was not executed.
     AmbiguityIsIgnored,
     /// A call fails when another client's call has the same number.
     AnotherCallFails,
-    /// A probe for a deadlock is passed on by a thread that is not in its way.
+    /// A probe for a deadlock is passed on by a thread that does not hold the lock.
     AnyHoldPassesProbes,
-    /// A tenure goes on without more tokens than it has got.
+    /// A tenure goes on after its tokens are used up.
     BlockIsOverdrawn,
-    /// A hold has a block of tokens although a majority has not given the same first one.
+    /// A hold gets a block of tokens although no majority has given the same first one.
     BlockOfAMinority,
-    /// A hold has the longest of the blocks that a majority has given.
+    /// A hold gets the longest of the blocks that a majority has given.
     BlockOfOneServer,
-    /// A call has several locks when the first server has granted its part.
+    /// A call for several locks succeeds once the first server has granted its part.
     CallHasPart,
-    /// A circle is told whenever it is found.
+    /// A circle is reported every time it is found.
     CircleIsRepeated,
     /// The lease of a hold counts from the reply, and not from the request.
     CountsFromReply,
@@ -45,37 +45,37 @@ flaws! {
     DebtIsForgotten,
     /// A hold that an operator has ended goes on after its client was told.
     EndIsIgnored,
-    /// The end of a hold is reported when the next call may have the lock already.
+    /// The end of a hold is reported after the next call may already have the lock.
     EndIsReportedLate,
     /// A hold is relied on after its lease is over, and so is a tenure, kept or handed off.
     ExpiryIsIgnored,
-    /// A client that messages do not reach counts as one that hears.
+    /// A client that no messages reach counts as listening.
     DeafIsHeard,
     /// A client that is closed does not release what it keeps.
     ClosedKeeps,
     /// Half of the servers of a quorum are enough.
     HalfIsEnough,
-    /// A lock is kept for longer than its client wants.
+    /// A lock is kept for longer than configured.
     KeptForever,
-    /// A reply that comes after the end of its lease begins a hold.
+    /// A reply after the end of its lease begins a hold.
     LateGrantCounts,
-    /// A hold that is left to be adopted is renewed until then.
+    /// A detached hold is renewed until it is adopted.
     LeftHoldIsRenewed,
     /// A call for several locks keeps what it has while it waits for the others.
     KeepsWhileWaiting,
-    /// The hold of a call that leaves while a request asks for it too is not released.
+    /// A call that leaves while a shared request is in flight does not release its hold.
     LeaversHoldIsForgotten,
-    /// A lost hold stays in the way of the calls behind it.
+    /// A lost hold keeps blocking the calls behind it.
     LossHoldsUpCalls,
-    /// Those that watch a hold are not told of its loss.
+    /// The watches of a hold do not report its loss.
     LossIsNotTold,
     /// A loss is reported twice.
     LossIsReportedTwice,
-    /// A reply that came before a call counts for it.
+    /// A reply from before a call counts for it.
     OldReplyCounts,
     /// A tenure that is handed off is released, too.
     HandedOffIsReleased,
-    /// No request is repeated after a failure that passes by itself.
+    /// No request is repeated after a transient failure.
     NoRetryWindow,
     /// All holds of a client have one number.
     NumberIsReused,
@@ -109,7 +109,7 @@ flaws! {
     ShutdownForgets,
     /// A permit that no call needs any longer is not released.
     SpareIsForgotten,
-    /// Threads of a client hand the lock off for as long as they like.
+    /// The threads of a client hand the lock off without limit.
     TenureHasNoEnd,
     /// A client stays registered as waiting when its call gives up.
     TimeoutIsForgotten,
@@ -123,9 +123,9 @@ flaws! {
     VerifyDoesNotAsk,
     /// A call waits for half of its time.
     WaitIsHalved,
-    /// A call that comes when the client is closed waits.
+    /// A call on a closed client waits.
     WaitsAfterClose,
-    /// A wait for a loss that ends just when the hold does returns that it lasts.
+    /// A wait for a loss that times out just as the lease ends misses the loss.
     WatchHidesLoss,
     /// A waiting call does not ask before it is woken.
     WaitsToBeWoken,
@@ -133,12 +133,12 @@ flaws! {
     WakeUpTooEarly,
     /// A lock that another client waits for is kept.
     WantedIsKept,
-    /// That another client waits has no effect if the message overtakes the reply.
+    /// A recall has no effect if it overtakes the reply that grants the lock.
     WantedTooEarly,
     /// A hold that a quorum has withdrawn is requested again.
     WithdrawnIsRepeated,
 
-    // Of the network and the server.
+    // In the network and the server.
     /// A request for several permits gets more than there are.
     BatchIsUncounted,
     /// A request for several permits gets what other clients wait for.
@@ -151,7 +151,7 @@ flaws! {
     CounterEndsWithHold,
     /// A server gives the token that its counter shows, unless a greater one is proposed.
     CounterIsGivenAgain,
-    /// A client is told that it has the lock although another one has it.
+    /// The server grants a lock that another client holds.
     HeldIsAcquired,
     /// A held lock is reported as an outage.
     HeldIsOutage,
@@ -169,7 +169,7 @@ flaws! {
     NothingIsOffered,
     /// An offer has no end unless it is taken.
     OfferHasNoEnd,
-    /// What is offered to one client is free for others.
+    /// An offer to one client does not keep out others.
     OffersAreIgnored,
     /// A failed request counts as one that has found the lock held.
     OutageIsHeld,
@@ -213,13 +213,13 @@ flaws! {
     RepeatTakesMore,
     /// A server of a quorum that has lost its data does not stay away for a lease.
     ReturnsTooSoon,
-    /// Each waiting client is offered a place, however few there are.
+    /// Every waiting client is offered a place, even if there are too few.
     ServesTooMany,
-    /// A request that the replica has not acknowledged in time counts as one that it has.
+    /// A request counts as replicated although the replica has not acknowledged it in time.
     ShortfallIsSuccess,
-    /// Of several locks the server grants those that are free.
+    /// A request for several locks gets those that are free.
     ServerGrantsPart,
-    /// A client that waits behind one that is offered the lock is not told, though that may have
+    /// A client that waits behind one with an offer is not notified, although that one may have
     /// stopped.
     StandbyIsNotTold,
     /// Tokens do not grow.
@@ -232,7 +232,7 @@ flaws! {
     TokensRunAhead,
     /// A client is told that its release has failed, although it was executed.
     UnconfirmedRelease,
-    /// A client that has got a lock from other servers of a quorum still waits at this one.
+    /// A client that got a lock from other servers of a quorum still waits at this one.
     WaitsElsewhere,
     /// A writer gets the last token, as readers do.
     WriterKeepsToken,

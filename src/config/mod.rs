@@ -46,7 +46,7 @@ pub enum Mechanism {
     SharedWrites,
 }
 
-/// What to do about threads that wait for each other. Set by
+/// How a deadlock of threads that wait for each other is handled. Set by
 /// [`Builder::deadlock`](crate::Builder::deadlock).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]

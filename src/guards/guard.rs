@@ -234,8 +234,7 @@ impl<K: Kind> AnyGuard for LockGuard<K> {
     }
 }
 
-/// What a guard holds: one hold or, for a set, at least one. Dropping this releases them, on any
-/// thread.
+/// The hold of a guard or, for a set, at least one. Dropping this releases them, on any thread.
 pub(super) struct Held {
     pub(super) shared: Arc<Shared>,
     holds: Holds,
@@ -309,7 +308,7 @@ impl Held {
     pub(super) fn downgrade(mut self) -> Result<Self> {
         let unused = adoption::unused(&self.shared, self.hold());
         let left = adoption::leave(&self.shared, self.hold(), "downgrade")?;
-        // From here on, the hold is over in this process, whatever the server replies.
+        // The hold is over in this process now, whatever the server replies.
         self.released = true;
         let reader = adoption::downgrade(&self.shared, self.hold(), left, unused)?;
         Ok(Self::new(&self.shared, reader))

@@ -293,10 +293,10 @@ fn run<T>(guard: Guard, work: impl FnOnce(&Guard) -> T) -> Result<T> {
 
 /// A lock, or one level of it, held by the current thread. Dropping the guard releases it.
 ///
-/// Until then the lease is renewed in the background. If renewal keeps failing until another client
-/// may have the lock, [`is_held`](Guard::is_held) starts to return `false` and
-/// [`lost`](Guard::lost) wakes the threads that wait for it. Only the [fencing token](Guard::fence)
-/// protects a resource from a holder that was paused and has not noticed yet.
+/// The lease is renewed in the background. If renewal keeps failing until another client may have
+/// the lock, [`is_held`](Guard::is_held) starts to return `false` and [`lost`](Guard::lost) wakes
+/// the threads that wait for it. Only the [fencing token](Guard::fence) protects a resource from a
+/// holder that was paused and has not noticed yet.
 ///
 /// Dropping a guard never panics, and does not wait for the server's reply: see [What drop
 /// does](crate#what-drop-does). [`unlock`](Guard::unlock) waits, and reports errors.

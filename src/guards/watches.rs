@@ -18,8 +18,8 @@ use crate::local::shared::Shared;
 use crate::protocol::hold::Hold;
 use crate::protocol::signals::{EndSignal, WantedSignal};
 
-/// Lets any thread check whether a hold is lost, or wait until it is over. Created by
-/// [`Guard::lost`](crate::Guard::lost).
+/// A watch on a hold, with which any thread can check whether it is lost, or wait until it is over.
+/// Created by [`Guard::lost`](crate::Guard::lost).
 ///
 /// All watches on the same hold report the same, and none of them keeps the lock or the client
 /// alive.
@@ -203,8 +203,8 @@ impl Lost {
     }
 }
 
-/// Lets any thread check whether another client waits for a lock, or wait until one does. Created
-/// by [`Guard::wanted`](crate::Guard::wanted).
+/// A watch on a hold, with which any thread can check whether another client waits for the lock, or
+/// wait until one does. Created by [`Guard::wanted`](crate::Guard::wanted).
 ///
 /// All watches on the same hold report the same, and once `true` they stay so. None of them keeps
 /// the lock or the client alive.

@@ -29,7 +29,7 @@ pub(crate) struct Exchange {
     pub(super) request: Request,
     /// A later reply does not count.
     pub(crate) deadline: Instant,
-    /// Until when the posting thread may wait for a connection to open, or for room.
+    /// The end of the posting thread's wait for a connection to open, or for room.
     pub(super) write_by: Instant,
     /// The durability a positive reply must reach before it counts.
     pub(super) demand: Option<(Demand, SendWait)>,

@@ -18,7 +18,7 @@ use crate::config::certificates::{self, Tls};
 use crate::config::url::URL_HINT;
 use crate::error::{Error, Result};
 
-/// What a server must prove.
+/// The proof that a server must give.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trust {
     /// Nothing: any server is accepted.

@@ -52,7 +52,7 @@ pub(crate) enum Registration {
     IfHeld,
     /// It is registered, but only for the duration of this request.
     Last,
-    /// It is registered, or may be.
+    /// It may already be registered.
     Registered,
     /// Like `Registered`, while other threads wait that can have the lock in the same tenure.
     Followed,
@@ -106,7 +106,7 @@ pub(crate) enum AcquireReply {
         /// How many more holds the tenure has room for, one after another, each with the next
         /// token.
         room: u32,
-        /// Whether another client waits, as far as is known.
+        /// Whether another client is known to wait.
         wanted: bool,
     },
     /// None of them exists.
@@ -232,7 +232,7 @@ pub(crate) const POST_MOMENT: Duration = Duration::from_millis(50);
 /// A request that no thread waits for.
 pub(crate) struct PostedChange<'a> {
     pub(crate) request: HoldRequest<'a>,
-    /// Until when the posting thread may wait for a connection to open, or for room.
+    /// The end of the posting thread's wait for a connection to open, or for room.
     pub(crate) write_by: Instant,
     /// Called once with the reply, by the thread that reads it, so it must be quick.
     pub(crate) on_reply: Box<dyn FnOnce(Result<HoldReply, Failure>) + Send>,

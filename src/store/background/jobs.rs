@@ -192,8 +192,8 @@ struct NodeJobs<N> {
     demand: Option<Demand>,
     /// Whether the last attempt to open the connection was made before any job needed it.
     is_prepared: bool,
-    /// Until when jobs that cannot be sent may wait for the pooled connections, which have just
-    /// taken some.
+    /// The time for which jobs that cannot be sent wait for the pooled connections, after these
+    /// have taken some.
     shares_until: Instant,
     /// Sent as soon as the connection is open, has written everything sent before, and does not
     /// wait for replicas or disks.

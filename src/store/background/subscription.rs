@@ -39,7 +39,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Like `PAUSE`, where the server has no sharded channels, or the login no right to one.
 const REJECTED_PAUSE: Duration = Duration::from_secs(60);
 
-/// What a server pushes to a subscribed client: replies to its requests, and messages.
+/// The kinds of pushes to a subscribed client: replies to its requests, and messages.
 const PUSHES: [&str; 7] =
     ["message", "pong", "smessage", "ssubscribe", "subscribe", "sunsubscribe", "unsubscribe"];
 
@@ -60,7 +60,7 @@ pub(super) struct Subscription {
     pub(super) connection: Connection,
     /// The connection is closed if nothing has arrived by then.
     expected_by: Instant,
-    /// Until when calls rely on wake-ups.
+    /// The end of the time for which calls rely on wake-ups.
     relied_on_until: Option<Instant>,
     /// Whether a request is unanswered.
     asked: bool,

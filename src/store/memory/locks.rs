@@ -364,7 +364,7 @@ impl Locks {
         HoldReply::Done
     }
 
-    /// Lets the waiting clients take their turn at what is free.
+    /// Offers what is free to the waiting clients.
     fn serve(&mut self, key: &str, served: HoldKind, permits: usize) {
         if let Some(name) = self.by_key.get_mut(key) {
             name.serve(key, None, served, permits, &self.inboxes);

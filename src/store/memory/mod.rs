@@ -45,7 +45,7 @@ impl Memory {
     fn inbox(&self, client: &Arc<str>) -> Arc<Inbox> {
         let mut inboxes = self.inboxes.lock();
         let inbox = inboxes.entry(client.clone()).or_insert_with(|| {
-            // From here on, the server sends messages to it.
+            // The server sends messages to it from now on.
             self.server.0.lock().locks.inboxes.open(client.clone())
         });
         inbox.clone()

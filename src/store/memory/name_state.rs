@@ -356,7 +356,7 @@ impl NameState {
     pub(super) fn room(&self, kind: HoldKind) -> usize {
         match kind {
             HoldKind::Permit { .. } if flawed(Flaw::BatchIsUncounted) => usize::MAX,
-            // What others were offered, too.
+            // Includes the places that are offered to others.
             HoldKind::Permit { of } if flawed(Flaw::BatchOvertakes) => {
                 let held = self.holds.iter().filter(|held| !held.is_offer());
                 (of as usize).saturating_sub(held.count())

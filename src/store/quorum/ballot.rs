@@ -262,14 +262,14 @@ impl InDoubtHolds {
         if late.len() >= LATE_MAX {
             late.retain(|_, until| *until > now);
         }
-        // Until the hold is released, and then for one more lease.
+        // For the time until the hold is released, and one more lease.
         late.insert(hold.clone(), now.after(self.lease.lock().saturating_mul(2)));
     }
 
     /// Reports a hold that may remain on a server, unless it has ended `everywhere` for good. The
     /// lock still stays taken until `taken_until`.
     pub(super) fn end(&self, hold: &HoldId, taken_until: Moment, everywhere: bool) {
-        // From here on the doubt is the renewer's, which repeats the release for long enough.
+        // The renewer takes over the doubt, and repeats the release for long enough.
         let may_begin = self.late.lock().remove(hold).is_some();
         if (may_begin || !everywhere)
             && let Some((_, report)) = self.client.get()

@@ -50,7 +50,7 @@ pub(crate) struct QuorumServer {
 struct Health {
     /// End of the pause after a failure.
     paused_until: Instant,
-    /// Until when an attempt to open a connection is in progress, so that no other begins.
+    /// The latest end of the attempt in progress to open a connection. No other begins before that.
     claimed_until: Instant,
     last_failure: Option<Failure>,
 }

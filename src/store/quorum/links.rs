@@ -87,7 +87,8 @@ impl SharedLinks for Arc<Links> {
     type Locked<'a> = LockedLinks<'a>;
 
     fn lock(&self, deadline: Instant) -> Result<LockedLinks<'_>, Failure> {
-        // Always the reader first, then the links: two threads that took them in turn would deadlock.
+        // Always the reader before the links: threads that took them in different orders would
+        // block each other.
         let reader = Some(self.reader.try_lock_until(deadline).ok_or_else(in_use)?);
         let each = self.each.try_lock_until(deadline).ok_or_else(in_use)?;
         Ok(LockedLinks { reader, each, shared: self })
@@ -246,7 +247,8 @@ impl ExclusiveLinks for LockedLinks<'_> {
                 std::hint::spin_loop();
             }
         });
-        // Another thread may have read these replies or replaced the connection: `read` then finds nothing.
+        // Another thread may have read these replies, or replaced the connection: `read` then finds
+        // nothing.
         for place in &ready {
             self.each[numbers[*place]].connection.read();
         }
@@ -279,7 +281,7 @@ const LATECOMERS: Duration = Duration::from_millis(50);
 /// The connection to one server, open or not.
 struct Link {
     connection: BackgroundConnection<Arc<QuorumServer>, Connection>,
-    /// Until when the connection being opened is likely to succeed.
+    /// The end of the wait for the connection being opened, if a majority is connected without it.
     soon: Instant,
 }
 
