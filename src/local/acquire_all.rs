@@ -227,6 +227,7 @@ impl SetCall<'_> {
             return Ok(false);
         }
         let now = clock::now();
+        // So others that want what this call has wait for a few attempts at most.
         let Some(time) = caller.wait.cut(attempt * TIMES_BESIDE, now) else { return Ok(false) };
         let caller = &Caller { wait: Wait::Until(now + time), ..caller.clone() };
         self.holds[held] = match self.wait_for(held, caller) {
@@ -243,6 +244,7 @@ impl SetCall<'_> {
     ///
     /// `WrongType` if it is not a lock.
     fn check_is_lock(&self, name: &str) -> Result<()> {
+        // In the time that the last request of the call would have had.
         let begin = self.caller.wait.deadline().unwrap_or(self.caller.begin);
         match self.shared.store.inspect(name, begin + self.caller.times.io_timeout) {
             Err(failure) if failure.kind == FailureKind::WrongType => {

@@ -208,6 +208,7 @@ impl Deadlocks {
             return false;
         }
         if table.reported.len() == CIRCLES_MAX {
+            // At worst it is reported twice, much later.
             table.reported.pop_front();
         }
         table.reported.push_back(hash);
@@ -228,6 +229,7 @@ impl Table {
             let next = self.next_number();
             let wait = self.waits.get_mut(&at)?;
             if probe.path.first() == Some(&wait.call) {
+                // One of an earlier look, which has taken long.
                 if probe.number != wait.probe {
                     return None;
                 }

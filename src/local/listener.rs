@@ -238,6 +238,7 @@ impl ListenerThread {
         let Some(reporter) = self.reporter.upgrade() else { return true };
         let Reporter { names, counters, renewer, .. } = &*reporter;
         match wake {
+            // With one node missing, a message about any name of it may be missed.
             Wake::Complete(is_complete) => reporter.set_listening(*is_complete),
             Wake::Echo(name) => names.note_echo(name),
             Wake::Ready if flawed(Flaw::ReconnectIsIgnored) => {}

@@ -140,6 +140,7 @@ impl Names {
     /// Sets whether messages of other clients arrive. If they no longer do, no call relies on them.
     pub(crate) fn set_listening(&self, listening: bool) {
         let mut sleepers = self.sleepers.lock();
+        // Under that lock: a thread that waits for the first attempt misses no signal.
         let listened = self.listening.swap(listening, Ordering::SeqCst);
         if listened || listening && sleepers.interrupted.is_some() {
             sleepers.interrupted = Some(clock::now());

@@ -100,6 +100,7 @@ impl OutageLog {
         if is_outage(failure) {
             self.record_failure(name, failure);
         } else {
+            // The server answers, so no other reply shows when it accepts renewals again.
             let mut state = self.state.lock();
             self.begin(&mut state, name, failure);
             state.refused = true;
@@ -115,6 +116,7 @@ impl OutageLog {
 
     /// Records a loss, which is logged at the end of the turn. Until then it counts as unfinished.
     pub(super) fn record_loss(&self, name: &str, fence: u64, site: &CallSite, loss: &Loss) {
+        // A program that ends now still gets the line.
         self.counters.unfinished.fetch_add(1, Ordering::SeqCst);
         let losses = &mut self.state.lock().renewals.losses;
         let (count, _) = losses

@@ -215,6 +215,7 @@ fn release_unawaited(shared: &Shared, holds: &[Arc<Hold>], write_by: Option<Inst
     let mut spans = Vec::new();
     let mut awaited = Awaited::new(shared);
     for hold in holds {
+        // All of them before the first request: the holds of a set end together here.
         match end_locally(shared, hold, true) {
             Ending::GoesOn => continue,
             Ending::Lost => {}

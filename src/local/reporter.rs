@@ -437,6 +437,7 @@ impl Reporter {
             holder.depth > 0 && !kind.shares_with(hold.id.kind)
         });
         let by = holders.next().map(|(_, holder)| holder.into_holder().client);
+        // Another thread of this client may have it by now, which explains nothing.
         if let Some(by) = by.filter(|by| **by != *hold.id.client) {
             self.names.with(&hold.id, |name| name.set_taken(hold, by));
         }

@@ -303,6 +303,7 @@ impl Shared {
         let reporter = Arc::downgrade(&self.reporter);
         move |in_doubt| {
             if let Some(reporter) = reporter.upgrade() {
+                // To the renewer only: with independent servers no call pays it before it asks.
                 let InDoubtHold { hold, taken_until, lease, may_begin } = in_doubt;
                 let debt = Hold::debt(hold, lease, may_begin);
                 reporter.renewer.pay(Arc::new(debt.that_stays_taken(taken_until)));

@@ -196,6 +196,7 @@ impl Survey {
     ///
     /// The same as [`Mutex::force_unlock`](crate::Mutex::force_unlock).
     pub fn end_holds(&self, name: &str) -> Result<usize> {
+        // By their owners: a hold that begins after this reply is left alone.
         let holds = ask_about(&self.shared, name)?.holds;
         let of = holds.len();
         let mut ended = 0;
@@ -242,6 +243,7 @@ impl Survey {
         for report in self.reports(unless_too_few(self.names("")?)?)? {
             for hold in &report.holds {
                 let (held_as, holder) = hold;
+                // A client that was started again has the label of the one before, and another id.
                 let is_meant = holder.client == client || holder.label == client;
                 if is_meant && *held_as != HeldAs::Foreign {
                     ended += usize::from(self.end_hold(&report, hold)?);

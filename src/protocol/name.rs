@@ -980,6 +980,7 @@ impl<P: Clone> Name<P> {
         hold: Arc<Hold>,
         turn: &mut Turn<P>,
     ) -> Next {
+        // Before that it can only have been released, and a message should have said so.
         if let Known::Held { until: Some(until), .. } = talk.known
             && turn.step.now < until
         {
@@ -1084,6 +1085,7 @@ impl<P: Clone> Name<P> {
         turn: &mut Turn<P>,
     ) {
         let replied = turn.step.now;
+        // Without room: the block of tokens is the first call's.
         let grant = Grant { fence, room: 0, may_begin: call.in_doubt, sent, replied };
         let hold = self.add(Tenure::new(id, &grant, &call.caller));
         turn.step.actions.push(call.end(Outcome::Acquired(hold)));
@@ -1254,6 +1256,7 @@ impl<P: Clone> Name<P> {
         }
         let hold = talk.first.hold.clone();
         if talk.first.in_doubt {
+            // A request of it may still be executed, when no thread waits for the hold any more.
             self.doubt_call(&talk.first, true, turn);
         }
         let may_be_queued = talk.may_be_queued();

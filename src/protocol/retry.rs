@@ -84,6 +84,7 @@ impl RetryPolicy {
     pub(crate) fn pause_after(&mut self, failure: &mut Failure, now: Instant) -> Option<Duration> {
         let is_first = self.failing_since.is_none();
         let since = *self.failing_since.get_or_insert(now);
+        // A clear failure now says nothing about an attempt before it.
         failure.after_doubt |= self.in_doubt;
         self.in_doubt |= failure.is_ambiguous();
         let mut silent = false;
@@ -109,6 +110,7 @@ impl RetryPolicy {
             return Some(Duration::ZERO);
         }
         let rest = match self.wait {
+            // The first may have met a connection that was broken, or a master that has moved.
             Wait::No if silent => {
                 return if self.silences == 1 { Some(Duration::ZERO) } else { None };
             }
@@ -189,6 +191,7 @@ impl HeldPauses {
         seed: u64,
     ) -> Duration {
         let backoff = self.backoff.get_or_insert_with(|| Backoff::new(backoff, seed));
+        // Also drawn if the call is told: so that it has a place in the backoff if that ends.
         let pause = backoff.next().unwrap_or_default();
         let pause = if is_told { backoff.random_in(RELIANCE) } else { pause };
         match remaining.map(|remaining| remaining.saturating_add(Duration::from_millis(1))) {
