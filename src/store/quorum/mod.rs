@@ -24,9 +24,9 @@
 //! confirmed that, over the connection of the request and in the same write. This applies to tokens
 //! as well, so that the majorities M and C keep both hold and counter. A server that waits for its
 //! replicas or disk executes nothing else on that connection. So only a few requests may be behind
-//! such a wait ([`links`]), and further calls do without the vote of that server. Renewals wait over
-//! connections of their own, and count on the same terms. Releases do not wait: one that a crash
-//! undoes costs other clients a lease, and the holder nothing.
+//! such a wait ([`links`]), and further calls do without the vote of that server. Renewals wait
+//! over connections of their own, and count on the same terms. Releases do not wait: one that a
+//! crash undoes costs other clients a lease, and the holder nothing.
 //!
 //! # What servers forget
 //!

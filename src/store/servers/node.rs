@@ -150,7 +150,7 @@ impl Target {
         let Some(demand) = *demand else { return self.execute(acquire, None, request.deadline) };
         // WAIT behind a script that finds the lock held would block the connection for no purpose.
         let expected = contended.load(Ordering::Relaxed);
-        // Along with the script, WAIT saves a round trip, which pays if the lock is likely to be free.
+        // Along with the script, WAIT saves a round trip, which pays if the lock is likely free.
         let send_wait = if expected > 0 { SendWait::After } else { SendWait::Along };
         let reply = self.execute(acquire, Some((demand, send_wait)), request.deadline);
         match reply {

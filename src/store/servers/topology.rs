@@ -134,7 +134,7 @@ impl Topology {
     ) -> Target {
         let node = self.node_at(host, port);
         if !asking {
-            // The node that redirects knows better than the map, which another thread may be replacing.
+            // The node that redirects knows better than the map, which may be replaced just now.
             self.map.write().set(slot, &node);
             // Other slots may have moved, too. This request does not wait for that answer.
             self.learn();
@@ -211,7 +211,7 @@ impl Topology {
             let next = untried.next();
             let is_last = next.is_none();
             if let Some(node) = next {
-                // Each node is asked on a thread of its own, so one that hangs delays no other answer.
+                // Each node is asked on a thread of its own, so one that hangs delays no other.
                 self.ask(&node, &sender);
                 unanswered += 1;
             } else if unanswered == 0 {
