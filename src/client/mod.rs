@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::error::Result;
 use crate::guards::election::Election;
 use crate::guards::handle::LockHandle;
-use crate::guards::kinds::{Candidacy, Exclusive, Names, Permits, ReadWrite};
+use crate::guards::kinds::{Candidacy, Exclusive, LockNames, Permits, ReadWrite};
 use crate::guards::multi_mutex::{MultiGuard, MultiMutex};
 use crate::guards::mutex::{Guard, Mutex, OwnedGuard};
 use crate::guards::rw_lock::RwLock;
@@ -277,7 +277,7 @@ impl Client {
     /// [`lock_all`](Client::lock_all), and that can have its own options. Sends nothing.
     pub fn multi_mutex(&self, names: impl IntoIterator<Item: AsRef<str>>) -> MultiMutex {
         let names: Arc<[Arc<str>]> = names.into_iter().map(|name| name.as_ref().into()).collect();
-        self.handle(&names.join(", "), Names(names))
+        self.handle(&names.join(", "), LockNames(names))
     }
 }
 

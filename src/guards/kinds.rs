@@ -102,9 +102,9 @@ impl Kind for Leadership {
 
 /// A handle to the locks with these names.
 #[derive(Clone, Debug)]
-pub struct Names(pub(crate) Arc<[Arc<str>]>);
+pub struct LockNames(pub(crate) Arc<[Arc<str>]>);
 
-impl Kind for Names {
+impl Kind for LockNames {
     const NAME: &'static str = "MultiMutex";
 }
 

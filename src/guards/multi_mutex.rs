@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::error::Result;
 use crate::guards::guard::{Held, LockGuard};
 use crate::guards::handle::{LockHandle, wait_for};
-use crate::guards::kinds::{Names, SeveralLocks};
+use crate::guards::kinds::{LockNames, SeveralLocks};
 use crate::local::acquire_all;
 use crate::protocol::call::Wait;
 
@@ -31,7 +31,7 @@ use crate::protocol::call::Wait;
 ///
 /// Besides the methods below it has those of every [`LockHandle`], such as
 /// [`lease`](MultiMutex::lease) and [`wait`](MultiMutex::wait).
-pub type MultiMutex = LockHandle<Names>;
+pub type MultiMutex = LockHandle<LockNames>;
 
 impl MultiMutex {
     /// Acquires all locks or none as [`Client::lock_all`](crate::Client::lock_all) does.
@@ -70,7 +70,7 @@ impl MultiMutex {
 
     #[track_caller]
     fn attempt(&self, wait: Wait) -> Result<Option<MultiGuard>> {
-        let Names(names) = &self.kind;
+        let LockNames(names) = &self.kind;
         let holds = acquire_all::acquire_all(&self.shared, names, &self.options, wait)?;
         Ok(holds.map(|holds| {
             let names = holds.iter().map(|hold| hold.id.name.to_string()).collect();

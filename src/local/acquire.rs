@@ -376,7 +376,7 @@ impl<'a> LockCall<'a> {
                 let mut outcome = Ok(());
                 for debt in &*debts {
                     let deadline = caller.request_deadline(clock::now());
-                    let change = self.shared.begin_release(debt);
+                    let change = self.shared.names.begin_release(debt);
                     let request = HoldRequest { hold: &debt.id, change, deadline };
                     outcome = ask_one(&**store, request).map(drop);
                     if outcome.is_err() {

@@ -152,7 +152,7 @@ fn caller_for(shared: &Shared, left: &DetachedHold) -> Result<Caller> {
 
 /// Returns the tokens that the tenure of a writer has left.
 pub(crate) fn unused(shared: &Shared, writer: &Hold) -> Option<Unused> {
-    shared.names.with(&writer.id, |name| name.unused(writer))
+    shared.names.unused(writer)
 }
 
 /// Turns a detached writer into a reader with the same owner, token and age. Readers get the token

@@ -16,9 +16,10 @@ use crate::error::{Error, Result};
 use crate::local::parker::{Parker, Sent, Signal, tell};
 use crate::protocol::call::Caller;
 use crate::protocol::hold::Hold;
-use crate::protocol::name::{Ask, Name, Next, Step, Turn};
+use crate::protocol::name::{Ask, Name, NameStep, Next, Turn};
 use crate::store::Store;
 use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::request::{Change, Unused};
 
 /// Threads that want different locks should rarely meet here.
 const SHARDS: usize = 16;
@@ -125,6 +126,20 @@ impl Names {
         shard.get(name).map(Name::debts).unwrap_or_default()
     }
 
+    /// Returns the change that releases a hold, to be sent now.
+    pub(super) fn begin_release(&self, hold: &Hold) -> Change {
+        interleave();
+        // Only writers give tokens back, so no other release needs the name.
+        let unused = if hold.id.kind == HoldKind::Write { self.unused(hold) } else { None };
+        hold.begin_release(unused)
+    }
+
+    /// Returns the tokens that the tenure of a writer has left.
+    pub(super) fn unused(&self, writer: &Hold) -> Option<Unused> {
+        let HoldId { kind, name, .. } = &writer.id;
+        self.shard(*kind, name).get(name)?.unused(writer)
+    }
+
     /// Returns `true` if locks may be kept now: other clients can ask for them.
     pub(crate) fn can_keep(&self) -> bool {
         self.is_listening() && self.check_open().is_ok()
@@ -132,7 +147,7 @@ impl Names {
 
     /// Lets the next call try if this hold was in its way, and was released or lost.
     pub(crate) fn end_hold(&self, hold: &Hold) {
-        let mut step = Step::new(Moment::now());
+        let mut step = NameStep::new(Moment::now());
         self.with(&hold.id, |name| name.end_hold(hold, &mut step));
         tell(step.actions);
     }
@@ -151,7 +166,7 @@ impl Names {
         if listened && !listening {
             // Calls that rely on being told would otherwise sleep until their next poll.
             let now = clock::now();
-            let mut step = Step::new(Moment::now());
+            let mut step = NameStep::new(Moment::now());
             self.each(|_, name| name.rely_on_nothing(now, &mut step));
             tell(step.actions);
         }
@@ -247,7 +262,7 @@ impl Names {
 
     /// Signals the first call that the lock may be free. Returns `false` if no call waits for it.
     pub(crate) fn wake(&self, kind: HoldKind, name: &str) -> bool {
-        let mut step = Step::new(Moment::now());
+        let mut step = NameStep::new(Moment::now());
         let is_woken =
             self.shard(kind, name).get_mut(name).is_some_and(|name| name.wake(&mut step));
         tell(step.actions);
@@ -257,7 +272,7 @@ impl Names {
     /// Lets every first call try, because messages may have been missed.
     pub(crate) fn wake_all(&self) {
         let now = clock::now();
-        let mut step = Step::new(Moment::now());
+        let mut step = NameStep::new(Moment::now());
         self.each(|_, name| {
             name.rely_on_nothing(now, &mut step);
             name.wake(&mut step);
@@ -297,7 +312,7 @@ impl Names {
     pub(super) fn turn(&self, config: &Config, store: &dyn Store) -> Turn<Arc<Parker>> {
         Turn {
             now: clock::now(),
-            step: Step::new(Moment::now()),
+            step: NameStep::new(Moment::now()),
             listens: self.is_listening(),
             missed_messages: self.has_missed_messages(),
             withdraws: store.withdraws(),
@@ -525,7 +540,7 @@ pub(super) mod tests {
 
         pub(in crate::local) fn end(&self, hold: &Arc<Hold>, hands_off: bool) -> Ending {
             self.with(&hold.id, |name| {
-                name.end(hold, hands_off, self.can_keep(), &mut Step::new(Moment::now()))
+                name.end(hold, hands_off, self.can_keep(), &mut NameStep::new(Moment::now()))
             })
         }
 
@@ -570,7 +585,7 @@ pub(super) mod tests {
         assert_eq!(over.was_lost(), Some(false));
         let next = signal();
         assert_eq!(next.was_lost(), None);
-        names.with(&lock, |name| name.lose(&hold, &mut Step::new(Moment::now())));
+        names.with(&lock, |name| name.lose(&hold, &mut NameStep::new(Moment::now())));
         assert_eq!([over.was_lost(), next.was_lost()], [Some(false), Some(true)]);
     }
 
@@ -643,7 +658,7 @@ pub(super) mod tests {
     }
 
     fn lose(names: &Names, hold: &Arc<Hold>) {
-        names.with(&hold.id, |name| name.lose(hold, &mut Step::new(Moment::now())));
+        names.with(&hold.id, |name| name.lose(hold, &mut NameStep::new(Moment::now())));
     }
 
     fn is_wanted(names: &Names, hold: &Hold) -> bool {

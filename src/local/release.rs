@@ -74,7 +74,7 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
         released,
         &mut retry,
         &pauses,
-        |hold| shared.begin_release(hold),
+        |hold| shared.names.begin_release(hold),
         |open, requests, on_reply| {
             if awaited.holds.is_empty() {
                 shared.store.ask(requests, on_reply);

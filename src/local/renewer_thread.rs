@@ -328,7 +328,7 @@ impl RenewerThread {
         if payment.unregisters {
             return Change::Unregister;
         }
-        self.reporter.names.with(&debt.id, |name| name.begin_release(debt))
+        self.reporter.names.begin_release(debt)
     }
 
     /// Releases a kept lock that no thread has used for long enough, or looks at it again later:

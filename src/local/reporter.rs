@@ -24,7 +24,7 @@ use crate::local::parker::{Parker, Signal, perform_each};
 use crate::local::renewer::Renewer;
 use crate::protocol::call::{CallSite, Caller, Wait};
 use crate::protocol::hold::{Hold, HoldFailure};
-use crate::protocol::name::{Action, Actions, Ending, Name, Report, Step};
+use crate::protocol::name::{Action, Actions, Ending, HoldReport, Name, NameStep};
 use crate::protocol::tenure::Tenure;
 use crate::stats::Counters;
 use crate::store::Store;
@@ -83,17 +83,25 @@ impl Reporter {
     pub(super) fn step<T>(
         &self,
         id: &HoldId,
-        input: impl FnOnce(&mut Name<Arc<Parker>>, &mut Step<Arc<Parker>>) -> T,
+        input: impl FnOnce(&mut Name<Arc<Parker>>, &mut NameStep<Arc<Parker>>) -> T,
     ) -> T {
-        let (result, actions) = self.names.with(id, |name| {
-            let mut step = Step::new(Moment::now());
-            let result = input(name, &mut step);
-            self.report(&mut step.actions);
-            (result, step.actions)
-        });
+        let (result, actions) = self.names.with(id, |name| self.input(name, input));
         // Other threads may give the name inputs from here on.
         self.perform_all(actions);
         result
+    }
+
+    /// Gives the machine of a name, which is locked, an input, and reports what that says. Returns
+    /// the other actions.
+    fn input<T>(
+        &self,
+        name: &mut Name<Arc<Parker>>,
+        input: impl FnOnce(&mut Name<Arc<Parker>>, &mut NameStep<Arc<Parker>>) -> T,
+    ) -> (T, Actions<Arc<Parker>>) {
+        let mut step = NameStep::new(Moment::now());
+        let result = input(name, &mut step);
+        self.report(&mut step.actions);
+        (result, step.actions)
     }
 
     fn perform_all(&self, actions: Actions<Arc<Parker>>) {
@@ -143,12 +151,10 @@ impl Reporter {
     /// the hold lost, and after the ends of the holds before it: a lock has one hold at a time.
     pub(super) fn begin(&self, hold: &Arc<Hold>, caller: &Caller) {
         // What the name was used as before has ended, too.
-        let mut step = Step::new(Moment::now());
-        self.names.with_other_kind(&hold.id, |name| {
-            name.end_debts(&mut step);
-            self.report(&mut step.actions);
-        });
-        self.perform_all(step.actions);
+        let ended = self.names.with_other_kind(&hold.id, |name| self.input(name, Name::end_debts));
+        if let Some(((), actions)) = ended {
+            self.perform_all(actions);
+        }
         if !caller.in_set {
             self.report_acquired(hold, caller);
         }
@@ -195,9 +201,9 @@ impl Reporter {
     }
 
     /// Tells the program, by events, log and counters.
-    fn report_one(&self, report: &Report) {
+    fn report_one(&self, report: &HoldReport) {
         match report {
-            Report::Acquired { hold, fence, begin } => {
+            HoldReport::Acquired { hold, fence, begin } => {
                 self.counters.acquired.fetch_add(1, Ordering::Relaxed);
                 let name = &hold.id.name;
                 let fence = *fence;
@@ -212,7 +218,7 @@ impl Reporter {
                     },
                 );
             }
-            Report::Released { hold, fence, held } => {
+            HoldReport::Released { hold, fence, held } => {
                 self.counters.released.fetch_add(1, Ordering::Relaxed);
                 let name = &hold.id.name;
                 self.events.report(
@@ -220,14 +226,14 @@ impl Reporter {
                     || format!("released lock {name:?} after {held:?}"),
                 );
             }
-            Report::Lost { hold, fence, site, loss } => {
+            HoldReport::Lost { hold, fence, site, loss } => {
                 self.events.end_span(&hold.span);
                 // That of a tenure that was kept is silent.
                 if let Some(site) = site {
                     self.report_loss(&hold.id.name, *fence, site, loss);
                 }
             }
-            Report::ReleaseFailed { hold, fence, site, failure } => {
+            HoldReport::ReleaseFailed { hold, fence, site, failure } => {
                 self.counters.failed_releases.fetch_add(1, Ordering::Relaxed);
                 let name = &hold.id.name;
                 self.events.emit(|| Event::ReleaseFailed {
@@ -237,7 +243,7 @@ impl Reporter {
                 });
                 self.log_failed_release(name, site, failure);
             }
-            Report::HeldLong { hold, fence, site, held } => {
+            HoldReport::HeldLong { hold, fence, site, held } => {
                 self.report_long(hold, *fence, site, *held);
             }
         }
@@ -388,10 +394,7 @@ impl Reporter {
     ) -> (Ending, Actions<Arc<Parker>>) {
         self.names.with(&hold.id, |name| {
             let may_keep = self.names.can_keep();
-            let mut step = Step::new(Moment::now());
-            let ending = name.end(hold, hands_off, may_keep, &mut step);
-            self.report(&mut step.actions);
-            (ending, step.actions)
+            self.input(name, |name, step| name.end(hold, hands_off, may_keep, step))
         })
     }
 
@@ -515,8 +518,9 @@ pub(super) mod tests {
         /// Adds a tenure to its name.
         pub(in crate::local) fn add(&self, tenure: Tenure) -> Arc<Hold> {
             let id = tenure.hold.id.clone();
-            let begins =
-                |name: &mut Name<_>, step: &mut Step<_>| name.begin_beside(tenure, step.now, step);
+            let begins = |name: &mut Name<_>, step: &mut NameStep<_>| {
+                name.begin_beside(tenure, step.now, step)
+            };
             self.step(&id, begins).expect("no later hold")
         }
 

@@ -37,7 +37,7 @@ use crate::stats::{Counters, Stats};
 use crate::store::Store;
 use crate::store::background::InDoubtHold;
 use crate::store::hold_id::{HoldId, HoldKind, new_client_id};
-use crate::store::request::{Change, HoldRequest, POST_MOMENT, PostedChange};
+use crate::store::request::{HoldRequest, POST_MOMENT, PostedChange};
 
 /// The state of a client. It lives as long as the last clone or guard.
 pub(crate) struct Shared {
@@ -200,11 +200,6 @@ impl Shared {
         }
     }
 
-    /// Returns the change that releases a hold, to be sent now.
-    pub(super) fn begin_release(&self, hold: &Hold) -> Change {
-        self.names.with(&hold.id, |name| name.begin_release(hold))
-    }
-
     /// Returns `true` if the local deadline of a hold has not passed. A hold that this call finds
     /// lost is cleaned up.
     pub(super) fn is_valid(&self, hold: &Arc<Hold>) -> bool {
@@ -265,7 +260,11 @@ impl Shared {
             let released = hold.clone();
             let deadline = self.request_deadline(hold);
             posts.push(PostedChange {
-                request: HoldRequest { hold: &hold.id, change: self.begin_release(hold), deadline },
+                request: HoldRequest {
+                    hold: &hold.id,
+                    change: self.names.begin_release(hold),
+                    deadline,
+                },
                 write_by: write_by.unwrap_or(deadline),
                 on_reply: Box::new(move |reply| reporter.report_reply(&released, reply)),
             });

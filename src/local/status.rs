@@ -105,7 +105,7 @@ fn ask_for_holder(shared: &Shared, name: &Arc<str>, look: Look) -> Result<Option
 fn pay(shared: &Shared, debt: &Arc<Hold>) -> Result<()> {
     let name = &debt.id.name;
     repeat(shared, "inspect", name, |deadline| {
-        let change = shared.begin_release(debt);
+        let change = shared.names.begin_release(debt);
         ask_one(&*shared.store, HoldRequest { hold: &debt.id, change, deadline })
     })?;
     shared.reporter.settle(debt, &Ok(()));

@@ -17,7 +17,7 @@ use crate::base::spans::HoldSpan;
 use crate::error::{Error, Loss, LossCause};
 use crate::protocol::call::Caller;
 use crate::store::hold_id::HoldId;
-use crate::store::request::{HoldReply, NextLease};
+use crate::store::request::{Change, HoldReply, NextLease, Unused};
 
 /// A lease that is due within this fraction of its duration is renewed along with others.
 pub(crate) const TOGETHER: u32 = 64;
@@ -212,8 +212,12 @@ impl Hold {
         if self.id.kind.is_lock() { self.depth() } else { 1 }
     }
 
-    pub(super) fn count_release(&self) {
+    /// Returns the change that releases the hold, to be sent now, with the tokens that its tenure
+    /// has left.
+    pub(crate) fn begin_release(&self, unused: Option<Unused>) -> Change {
+        // Before it is written: a late reply may then not be that of the only one.
         self.releases.fetch_add(1, Ordering::Relaxed);
+        Change::Release { taken_until: self.taken_until(), unused }
     }
 
     /// Returns what the reply to a release means. If another release may have ended the hold, a

@@ -62,7 +62,7 @@ use crate::protocol::call::{CallSite, Caller, Wait};
 use crate::protocol::hold::{Grant, Hold, HoldFailure, TOGETHER, reliable};
 use crate::protocol::retry::{HeldPauses, RetryPolicy, is_outage};
 use crate::protocol::signals::{EndSignal, WantedSignal};
-use crate::protocol::tenure::{Phase, Tenure, Use};
+use crate::protocol::tenure::{Tenure, TenurePhase, Use};
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{
     Acquire, AcquireReply, Change, Registration, SHARERS_MAX, Unused, is_granted,
@@ -161,7 +161,7 @@ pub(crate) enum Outcome {
 pub(crate) struct Turn<P> {
     pub(crate) now: Instant,
     /// The same by the clock of leases, and what follows.
-    pub(crate) step: Step<P>,
+    pub(crate) step: NameStep<P>,
     /// Whether messages of other clients arrive from all places.
     pub(crate) listens: bool,
     /// Whether messages of other clients may have been missed a moment ago.
@@ -176,13 +176,13 @@ pub(crate) struct Turn<P> {
 }
 
 /// One step of the machine: when an input comes, by the clock of leases, and what follows from it.
-pub(crate) struct Step<P> {
+pub(crate) struct NameStep<P> {
     pub(crate) now: Moment,
     /// Two at most, as a rule, which allocate nothing.
     pub(crate) actions: Actions<P>,
 }
 
-impl<P> Step<P> {
+impl<P> NameStep<P> {
     pub(crate) fn new(now: Moment) -> Self {
         Self { now, actions: Actions::new() }
     }
@@ -220,7 +220,7 @@ pub(crate) enum Action<P> {
     Release(Arc<Hold>),
     /// Reports what has begun or ended, before the name is unlocked: so no later hold is reported
     /// before.
-    Report(Report),
+    Report(HoldReport),
     /// Tells a parked call what to do next.
     Tell(P, Next),
     /// Takes the client off those that wait for a hold like this.
@@ -231,7 +231,7 @@ pub(crate) enum Action<P> {
 
 /// What the program is told of a hold.
 #[derive(Debug)]
-pub(crate) enum Report {
+pub(crate) enum HoldReport {
     /// It has begun, for a call that began at that time.
     Acquired {
         hold: Arc<Hold>,
@@ -1287,7 +1287,7 @@ impl<P: Clone> Name<P> {
 
     /// Makes the first call behind the one that is the first of all, if there is one, and returns
     /// what it wants.
-    fn advance(&mut self, step: &mut Step<P>) -> Option<HoldKind> {
+    fn advance(&mut self, step: &mut NameStep<P>) -> Option<HoldKind> {
         let last = mem::replace(&mut self.state, State::Idle);
         let next = self.behind.as_mut()?.pop_front()?;
         let kind = next.hold.kind;
@@ -1484,7 +1484,7 @@ impl<P: Clone> Name<P> {
     }
 
     /// Lets the first call try, because the lock may be free. Returns `false` if no call asks.
-    pub(crate) fn wake(&mut self, step: &mut Step<P>) -> bool {
+    pub(crate) fn wake(&mut self, step: &mut NameStep<P>) -> bool {
         match &mut self.state {
             State::Asking(_) if flawed(Flaw::WakeUpTooEarly) => {}
             State::Asking(talk) => talk.hurry = Hurry::MayBeFree,
@@ -1507,7 +1507,7 @@ impl<P: Clone> Name<P> {
     }
 
     /// Notes that messages may be missed. A call that relies on them goes on as if it never had.
-    pub(crate) fn rely_on_nothing(&mut self, now: Instant, step: &mut Step<P>) {
+    pub(crate) fn rely_on_nothing(&mut self, now: Instant, step: &mut NameStep<P>) {
         let is_parked = matches!(self.state, State::Waiting(_));
         let (State::Asking(talk) | State::Waiting(talk)) = &mut self.state else { return };
         talk.hears = false;
@@ -1582,7 +1582,7 @@ impl<P: Clone> Name<P> {
 
     /// Ends the holds of which a new one that excludes them shows that they are over: they were
     /// released, or an operator has ended one, or a server has forgotten it.
-    fn end_others(&mut self, new: &Hold, step: &mut Step<P>) {
+    fn end_others(&mut self, new: &Hold, step: &mut NameStep<P>) {
         let mut over = Vec::new();
         for tenure in &self.tenures {
             let Tenure { hold, .. } = tenure;
@@ -1596,12 +1596,12 @@ impl<P: Clone> Name<P> {
     }
 
     /// Ends the debts of a name that another client has, or this one as something else.
-    pub(crate) fn end_debts(&mut self, step: &mut Step<P>) {
+    pub(crate) fn end_debts(&mut self, step: &mut NameStep<P>) {
         let debts = self.debts();
         self.end_debts_or_lose(&debts, step);
     }
 
-    fn end_debts_or_lose(&mut self, over: &[Arc<Hold>], step: &mut Step<P>) {
+    fn end_debts_or_lose(&mut self, over: &[Arc<Hold>], step: &mut NameStep<P>) {
         for hold in over {
             if self.tenure(hold).is_some_and(Tenure::is_debt) {
                 // Its release was executed, though the reply to that is still on its way.
@@ -1632,7 +1632,7 @@ impl<P: Clone> Name<P> {
         &mut self,
         tenure: Tenure,
         sent: Moment,
-        step: &mut Step<P>,
+        step: &mut NameStep<P>,
     ) -> Option<Arc<Hold>> {
         if self.is_followed(&tenure.hold, sent) {
             // Redis grants a later hold only when this one has ended.
@@ -1651,7 +1651,7 @@ impl<P: Clone> Name<P> {
         &mut self,
         hold: &Arc<Hold>,
         begin: Option<Instant>,
-        step: &mut Step<P>,
+        step: &mut NameStep<P>,
     ) -> bool {
         self.expire(hold, step);
         let begins = hold.is_valid(step.now);
@@ -1663,12 +1663,17 @@ impl<P: Clone> Name<P> {
 
     /// Reports that a hold has begun, once. If it is lost already, neither its beginning nor its
     /// end is reported.
-    pub(crate) fn report_begin(&mut self, hold: &Arc<Hold>, begin: Instant, step: &mut Step<P>) {
+    pub(crate) fn report_begin(
+        &mut self,
+        hold: &Arc<Hold>,
+        begin: Instant,
+        step: &mut NameStep<P>,
+    ) {
         if let Some(tenure) = self.tenure_mut(hold)
             && tenure.current().is_some()
             && !mem::replace(&mut tenure.is_reported, true)
         {
-            let report = Report::Acquired { hold: hold.clone(), fence: hold.fence(), begin };
+            let report = HoldReport::Acquired { hold: hold.clone(), fence: hold.fence(), begin };
             step.actions.push(Action::Report(report));
         }
     }
@@ -1680,7 +1685,7 @@ impl<P: Clone> Name<P> {
         hold: &Arc<Hold>,
         hands_off: bool,
         may_keep: bool,
-        step: &mut Step<P>,
+        step: &mut NameStep<P>,
     ) -> Ending {
         let kind = hold.id.kind;
         if kind.row().is_shared && Self::remove_reader(hold, step.now) {
@@ -1720,17 +1725,17 @@ impl<P: Clone> Name<P> {
     }
 
     /// Ends the present hold of a tenure that goes on, and reports that.
-    fn end_current(&mut self, hold: &Arc<Hold>, step: &mut Step<P>) {
+    fn end_current(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) {
         let held = self.tenure_mut(hold).and_then(|tenure| tenure.end_hold(step.now));
         if let Some(held) = held {
-            let report = Report::Released { hold: hold.clone(), fence: hold.fence(), held };
+            let report = HoldReport::Released { hold: hold.clone(), fence: hold.fence(), held };
             step.actions.push(Action::Report(report));
         }
         step.actions.extend(hold.span.take().map(Action::CloseSpan));
     }
 
     /// Gives a call the next hold of a tenure, of which the present one is over.
-    fn pass_on(&mut self, hold: &Hold, next: Option<Call<P>>, step: &mut Step<P>) {
+    fn pass_on(&mut self, hold: &Hold, next: Option<Call<P>>, step: &mut NameStep<P>) {
         let Some(next) = next else { return };
         match self.tenure_mut(hold) {
             Some(tenure) => step.actions.push(next.end_with_next(tenure, step.now)),
@@ -1745,7 +1750,7 @@ impl<P: Clone> Name<P> {
 
     /// Gives the next call the next hold of the tenure, or keeps the lock if there is no such call.
     /// Returns `false` if neither can be.
-    fn hand_off(&mut self, hold: &Arc<Hold>, may_keep: bool, step: &mut Step<P>) -> bool {
+    fn hand_off(&mut self, hold: &Arc<Hold>, may_keep: bool, step: &mut NameStep<P>) -> bool {
         let Some(next) = self.calls_behind().next() else {
             // From here on other clients must ask for the lock, so it is kept only if they can.
             let can_be_kept = self.tenure(hold).is_some_and(|tenure| tenure.can_be_kept(step.now));
@@ -1767,7 +1772,7 @@ impl<P: Clone> Name<P> {
     }
 
     /// Keeps the lock, though no call wants it.
-    fn keep(&mut self, hold: &Arc<Hold>, step: &mut Step<P>) {
+    fn keep(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) {
         self.end_current(hold, step);
         self.state = State::Kept(hold.clone());
         step.actions.push(Action::CountEnd);
@@ -1778,7 +1783,7 @@ impl<P: Clone> Name<P> {
     /// Like `hand_off`, for a permit. It goes to the first call, or to the next one while a request
     /// of the first is on its way: its thread could not go on before the reply. Without a next one,
     /// it waits for the reply.
-    fn hand_off_permit(&mut self, permit: &Arc<Hold>, step: &mut Step<P>) -> bool {
+    fn hand_off_permit(&mut self, permit: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
         let fits_next =
             self.calls_behind().next().is_some_and(|it| self.fits(permit, it, step.now));
         let fits_first = self.calls().next().is_some_and(|it| self.fits(permit, it, step.now));
@@ -1822,7 +1827,7 @@ impl<P: Clone> Name<P> {
         &mut self,
         mut talk: Box<Conversation<P>>,
         permit: &Arc<Hold>,
-        step: &mut Step<P>,
+        step: &mut NameStep<P>,
     ) {
         let kind = permit.id.kind;
         // One whose first call does not wait has not registered the client, and ends with it.
@@ -1912,7 +1917,7 @@ impl<P: Clone> Name<P> {
     }
 
     /// Lets the next call try if this hold was in its way, and has ended.
-    pub(crate) fn end_hold(&mut self, hold: &Hold, step: &mut Step<P>) {
+    pub(crate) fn end_hold(&mut self, hold: &Hold, step: &mut NameStep<P>) {
         if self.is_held_by(hold) {
             self.advance(step);
         }
@@ -1920,7 +1925,7 @@ impl<P: Clone> Name<P> {
 
     /// Ends a hold without its holder, as a shutdown does. Returns `false` if it has ended or is
     /// lost already.
-    pub(crate) fn shut_down(&mut self, hold: &Hold, step: &mut Step<P>) -> bool {
+    pub(crate) fn shut_down(&mut self, hold: &Hold, step: &mut NameStep<P>) -> bool {
         let ends = self.tenure_mut(hold).is_some_and(|tenure| {
             let was_held = tenure.current().is_some();
             let ends = tenure.end(step.now);
@@ -1937,7 +1942,7 @@ impl<P: Clone> Name<P> {
 
     /// Ends a hold that goes on without its guard. Returns `false` if it has ended or is lost
     /// already.
-    pub(crate) fn leave_hold(&mut self, hold: &Arc<Hold>, step: &mut Step<P>) -> bool {
+    pub(crate) fn leave_hold(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
         let ends = self.tenure_mut(hold).is_some_and(|tenure| tenure.end(step.now));
         if ends {
             step.actions.push(Action::CountEnd);
@@ -1947,14 +1952,6 @@ impl<P: Clone> Name<P> {
             self.end_hold(hold, step);
         }
         ends
-    }
-
-    /// Returns the change that releases a tenure, to be sent now.
-    pub(crate) fn begin_release(&self, hold: &Hold) -> Change {
-        // Before it is written: a late reply may then not be that of the only one.
-        hold.count_release();
-        let unused = self.tenure(hold).and_then(Tenure::unused);
-        Change::Release { taken_until: hold.taken_until(), unused }
     }
 
     /// Returns the tokens that a tenure of writers has left.
@@ -1968,12 +1965,11 @@ impl<P: Clone> Name<P> {
         &mut self,
         hold: &Arc<Hold>,
         outcome: &Result<(), HoldFailure>,
-        step: &mut Step<P>,
+        step: &mut NameStep<P>,
     ) {
         let has_failed = matches!(outcome, Err(HoldFailure::Failed(_)));
         let may_exist = has_failed || hold.may_begin;
-        if self.is_ending(hold) {
-            self.report_end(hold, outcome, step);
+        if self.report_end(hold, outcome, step) {
             if may_exist && !flawed(Flaw::ReleaseIsNotRepeated) {
                 step.actions.push(Action::Owe(hold.clone()));
             }
@@ -1990,7 +1986,7 @@ impl<P: Clone> Name<P> {
         &mut self,
         hold: &Arc<Hold>,
         outcome: &Result<(), HoldFailure>,
-        step: &mut Step<P>,
+        step: &mut NameStep<P>,
     ) {
         self.end_release(hold, outcome, step);
         self.forget(hold);
@@ -2002,48 +1998,51 @@ impl<P: Clone> Name<P> {
         &mut self,
         hold: &Arc<Hold>,
         outcome: &Result<(), HoldFailure>,
-        step: &mut Step<P>,
+        step: &mut NameStep<P>,
     ) {
-        if self.is_ending(hold) {
-            self.report_end(hold, outcome, step);
+        if self.report_end(hold, outcome, step) {
             step.actions.push(Action::Finish);
         }
     }
 
-    fn is_ending(&self, hold: &Hold) -> bool {
-        matches!(self.tenure(hold), Some(Tenure { phase: Phase::Ending { .. }, .. }))
-    }
-
+    /// Reports how a tenure has ended, if it is ending and its hold was reported. Returns `false`
+    /// if that is known already.
     fn report_end(
         &mut self,
         hold: &Arc<Hold>,
         outcome: &Result<(), HoldFailure>,
-        step: &mut Step<P>,
-    ) {
-        let Some(tenure) = self.tenure_mut(hold) else { return };
+        step: &mut NameStep<P>,
+    ) -> bool {
+        let Some(tenure) = self.tenure_mut(hold) else { return false };
+        let (last, ended) = match mem::replace(&mut tenure.phase, TenurePhase::Owed) {
+            TenurePhase::Ending { last, ended } => (last, ended),
+            other => {
+                tenure.phase = other;
+                return false;
+            }
+        };
         // The server had forgotten the hold before its release came.
         let is_lost = matches!(outcome, Err(HoldFailure::Lost));
         let loss = if is_lost { Some(tenure.lose_after_end()) } else { None };
         tenure.tell_watches(is_lost);
-        let was_reported = mem::take(&mut tenure.is_reported);
-        let phase = mem::replace(&mut tenure.phase, Phase::Owed);
-        let Phase::Ending { last: Some(last), ended } = phase else { return };
-        if !was_reported {
-            return;
+        // A tenure that was kept has no hold to report, nor has one whose call never had it.
+        if !mem::take(&mut tenure.is_reported) {
+            return true;
         }
-        let Use { since, site } = last;
+        let Some(Use { since, site }) = last else { return true };
         let held = ended.since(since);
         let fence = hold.fence();
         let hold = hold.clone();
         let report = match (outcome, loss) {
-            (_, Some(loss)) => Report::Lost { hold, fence, site: Some(site), loss },
+            (_, Some(loss)) => HoldReport::Lost { hold, fence, site: Some(site), loss },
             (Err(HoldFailure::Failed(failure)), None) => {
-                Report::ReleaseFailed { hold, fence, site, failure: failure.clone() }
+                HoldReport::ReleaseFailed { hold, fence, site, failure: failure.clone() }
             }
-            (Err(_), None) => return,
-            (Ok(()), None) => Report::Released { hold, fence, held },
+            (Err(_), None) => return true,
+            (Ok(()), None) => HoldReport::Released { hold, fence, held },
         };
         step.actions.push(Action::Report(report));
+        true
     }
 
     /// Forgets a hold that no longer exists in the store. Another guard may have adopted it, too,
@@ -2051,14 +2050,14 @@ impl<P: Clone> Name<P> {
     fn forget(&mut self, hold: &Hold) {
         self.tenures.retain(|tenure| {
             let is_it = ptr::eq(&raw const *tenure.hold, hold);
-            let is_same = matches!(tenure.phase, Phase::Owed) && tenure.hold.id == hold.id;
+            let is_same = matches!(tenure.phase, TenurePhase::Owed) && tenure.hold.id == hold.id;
             !is_it && !is_same
         });
     }
 
     /// Finds a tenure lost if its deadline has passed, and reports that. Returns `false` if it was
     /// ended or lost before.
-    pub(crate) fn expire(&mut self, hold: &Arc<Hold>, step: &mut Step<P>) -> bool {
+    pub(crate) fn expire(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
         let Some(cause) = hold.cause_at_deadline(step.now) else { return false };
         let is_first = self.mark_lost(hold, cause);
         if is_first {
@@ -2069,7 +2068,7 @@ impl<P: Clone> Name<P> {
     }
 
     /// Finds a tenure lost because the store no longer has it, and reports that.
-    pub(crate) fn lose(&mut self, hold: &Arc<Hold>, step: &mut Step<P>) {
+    pub(crate) fn lose(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) {
         if self.mark_lost(hold, LossCause::Gone) {
             self.tell_lost(hold, hold.may_begin, step);
         }
@@ -2090,11 +2089,11 @@ impl<P: Clone> Name<P> {
 
     /// Reports the loss of a tenure that was marked as lost, unless another input has, and cleans
     /// up after it. Only then the next call may try: it has its own reports.
-    pub(crate) fn tell_lost(&mut self, hold: &Arc<Hold>, may_exist: bool, step: &mut Step<P>) {
+    pub(crate) fn tell_lost(&mut self, hold: &Arc<Hold>, may_exist: bool, step: &mut NameStep<P>) {
         let Some(tenure) = self.tenure_mut(hold) else { return };
-        let Phase::Lost(last) = &mut tenure.phase else { return };
+        let TenurePhase::Lost(last) = &mut tenure.phase else { return };
         let last = last.take();
-        tenure.phase = Phase::Owed;
+        tenure.phase = TenurePhase::Owed;
         // Those that watch the hold find the cause when they wake.
         let loss = tenure.set_loss();
         if !flawed(Flaw::LossIsNotTold) {
@@ -2105,7 +2104,7 @@ impl<P: Clone> Name<P> {
         }
         let was_reported = mem::take(&mut tenure.is_reported);
         let site = if was_reported { last.map(|last| last.site) } else { None };
-        let report = Report::Lost { hold: hold.clone(), fence: hold.fence(), site, loss };
+        let report = HoldReport::Lost { hold: hold.clone(), fence: hold.fence(), site, loss };
         step.actions.push(Action::Report(report));
         if may_exist {
             // As a debt it stays in this list, so that calls release it before they ask again.
@@ -2134,7 +2133,11 @@ impl<P: Clone> Name<P> {
 
     /// Releases a kept lock that no call has used for long enough. Returns when to look again, if
     /// it is still kept.
-    pub(crate) fn look_at_kept(&mut self, hold: &Arc<Hold>, step: &mut Step<P>) -> Option<Moment> {
+    pub(crate) fn look_at_kept(
+        &mut self,
+        hold: &Arc<Hold>,
+        step: &mut NameStep<P>,
+    ) -> Option<Moment> {
         let is_meant = |kept: &Tenure| {
             ptr::eq(&raw const *kept.hold, &raw const **hold)
                 && kept.kept_end().is_some_and(|end| end <= step.now)
@@ -2163,7 +2166,7 @@ impl<P: Clone> Name<P> {
     }
 
     /// Notes that another client waits for a lock, and has it released if it is only kept.
-    pub(crate) fn set_hold_wanted(&mut self, hold: &Hold, step: &mut Step<P>) {
+    pub(crate) fn set_hold_wanted(&mut self, hold: &Hold, step: &mut NameStep<P>) {
         if let Some(tenure) = self.tenure_mut(hold) {
             tenure.set_wanted();
         }
@@ -2216,7 +2219,7 @@ impl<P: Clone> Name<P> {
     }
 
     /// Goes on with a lease that is due to be renewed, or to be found lost.
-    pub(crate) fn renew(&mut self, hold: &Arc<Hold>, step: &mut Step<P>) -> Renewal {
+    pub(crate) fn renew(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> Renewal {
         // This process may have been paused for longer than the lease.
         self.expire(hold, step);
         let Some(tenure) = self.tenure(hold) else { return Renewal::Over };
@@ -2266,14 +2269,15 @@ impl<P: Clone> Name<P> {
         &mut self,
         hold: &Arc<Hold>,
         after: Duration,
-        step: &mut Step<P>,
+        step: &mut NameStep<P>,
     ) -> Option<Moment> {
         let tenure = self.tenure_mut(hold)?;
         if let Some(held) = tenure.report_long(after, step.now)
             && let Some(current) = tenure.current()
         {
             let site = current.site.clone();
-            let report = Report::HeldLong { hold: hold.clone(), fence: hold.fence(), site, held };
+            let report =
+                HoldReport::HeldLong { hold: hold.clone(), fence: hold.fence(), site, held };
             step.actions.push(Action::Report(report));
         }
         tenure.next_long_look(after, step.now)

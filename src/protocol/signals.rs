@@ -10,19 +10,19 @@ use parking_lot::Mutex;
 
 /// A channel that never has a message, and is disconnected once.
 #[derive(Debug)]
-struct Channel {
+struct OverChannel {
     sender: Mutex<Option<Sender<Infallible>>>,
     receiver: Receiver<Infallible>,
 }
 
-impl Default for Channel {
+impl Default for OverChannel {
     fn default() -> Self {
         let (sender, receiver) = bounded(0);
         Self { sender: Mutex::new(Some(sender)), receiver }
     }
 }
 
-impl Channel {
+impl OverChannel {
     fn disconnect(&self) {
         self.sender.lock().take();
     }
@@ -35,7 +35,7 @@ pub(crate) struct EndSignal(Arc<End>);
 
 #[derive(Debug, Default)]
 struct End {
-    channel: Channel,
+    channel: OverChannel,
     /// One of the states below.
     state: AtomicU8,
 }
@@ -76,12 +76,12 @@ impl EndSignal {
 /// A flag that is set while another client waits for the lock, or has waited for it during one
 /// hold. All clones share it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct WantedSignal(Arc<Wanted>);
+pub(crate) struct WantedSignal(Arc<WantedState>);
 
 #[derive(Debug, Default)]
-struct Wanted {
+struct WantedState {
     /// Disconnected when another client waits or the hold is over.
-    channel: Channel,
+    channel: OverChannel,
     is_wanted: AtomicBool,
 }
 

@@ -35,7 +35,7 @@ const LONG_LOOK_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) struct Tenure {
     /// What guards and the renewer have of it.
     pub(crate) hold: Arc<Hold>,
-    pub(super) phase: Phase,
+    pub(super) phase: TenurePhase,
     /// When it began: with the reply to its request, however distant the server is.
     begun: Moment,
     /// How many holds may follow, each with the next token. A store gives out a thousand at most.
@@ -57,7 +57,7 @@ pub(crate) struct Tenure {
 
 /// What a tenure is.
 #[derive(Debug)]
-pub(super) enum Phase {
+pub(super) enum TenurePhase {
     /// A call has its hold, or is about to get it.
     Held(Use),
     /// No call has a hold, and the client keeps the lock.
@@ -108,25 +108,21 @@ impl Use {
 impl Tenure {
     /// Creates the tenure that a reply has brought to a call.
     pub(crate) fn new(id: HoldId, grant: &Grant, caller: &Caller) -> Self {
-        Self {
-            hold: Arc::new(Hold::new(id, grant, caller)),
-            phase: Phase::Held(Use::new(caller, grant.replied)),
-            begun: grant.replied,
-            room: u16::try_from(grant.room).unwrap_or(u16::MAX),
-            is_reported: false,
-            looked_after: false,
-            failing: false,
-            wanted: false,
-            reused: false,
-            rare: None,
-        }
+        let hold = Arc::new(Hold::new(id, grant, caller));
+        let phase = TenurePhase::Held(Use::new(caller, grant.replied));
+        let room = u16::try_from(grant.room).unwrap_or(u16::MAX);
+        Self { begun: grant.replied, room, ..Self::of(hold, phase) }
     }
 
     /// Creates what is remembered of a debt.
     pub(super) fn owed(debt: Arc<Hold>) -> Self {
+        Self::of(debt, TenurePhase::Owed)
+    }
+
+    fn of(hold: Arc<Hold>, phase: TenurePhase) -> Self {
         Self {
-            hold: debt,
-            phase: Phase::Owed,
+            hold,
+            phase,
             begun: Moment::FIRST,
             room: 0,
             is_reported: false,
@@ -140,12 +136,12 @@ impl Tenure {
 
     /// Returns `true` if it must not exist in the store, and may.
     pub(super) fn is_debt(&self) -> bool {
-        matches!(self.phase, Phase::Ending { .. } | Phase::Owed)
+        matches!(self.phase, TenurePhase::Ending { .. } | TenurePhase::Owed)
     }
 
     /// Returns the hold that a call has.
     pub(crate) fn current(&self) -> Option<&Use> {
-        if let Phase::Held(current) = &self.phase { Some(current) } else { None }
+        if let TenurePhase::Held(current) = &self.phase { Some(current) } else { None }
     }
 
     /// Returns `true` if another client waits for the lock, as far as is known.
@@ -212,8 +208,8 @@ impl Tenure {
     /// Begins the next hold in place of the last one, which is over. It has the lease of the
     /// tenure: a renewal in flight counts for it, and so does a loss.
     pub(super) fn begin_next(&mut self, caller: &Caller, now: Moment) {
-        self.reused |= matches!(self.phase, Phase::Kept { .. });
-        self.phase = Phase::Held(Use::new(caller, now));
+        self.reused |= matches!(self.phase, TenurePhase::Kept { .. });
+        self.phase = TenurePhase::Held(Use::new(caller, now));
         self.is_reported = false;
         self.room = self.room.saturating_sub(1);
         self.hold.set_depth(1);
@@ -239,7 +235,7 @@ impl Tenure {
     /// still is; `None` if it already will. So a lock in use costs no checks, and one that is used
     /// and kept again and again costs one per time that it may be kept.
     pub(super) fn keep(&mut self, now: Moment) -> Option<Moment> {
-        self.phase = Phase::Kept { since: now };
+        self.phase = TenurePhase::Kept { since: now };
         if mem::replace(&mut self.looked_after, true) { None } else { self.kept_end() }
     }
 
@@ -253,7 +249,7 @@ impl Tenure {
 
     /// Returns when a kept lock has been unused for long enough.
     pub(super) fn kept_end(&self) -> Option<Moment> {
-        let Phase::Kept { since } = self.phase else { return None };
+        let TenurePhase::Kept { since } = self.phase else { return None };
         let end = since.after(Duration::from_millis(self.hold.keep.into()));
         Some(if flawed(Flaw::KeptForever) { Moment::NEVER } else { end })
     }
@@ -309,7 +305,7 @@ impl Tenure {
     pub(super) fn wanted_signal(&mut self) -> WantedSignal {
         let is_wanted = self.wanted;
         // An input that marks the hold later finds the signal.
-        if is_wanted || !matches!(self.phase, Phase::Held(_) | Phase::Ending { .. }) {
+        if is_wanted || !matches!(self.phase, TenurePhase::Held(_) | TenurePhase::Ending { .. }) {
             return WantedSignal::over(is_wanted);
         }
         self.rare().wanted.get_or_insert_default().clone()
@@ -327,7 +323,7 @@ impl Tenure {
     /// Returns the signal of the end of the current hold. With `shared`, that is the one to use,
     /// which several holds share.
     pub(super) fn end_signal(&mut self, shared: Option<&EndSignal>) -> EndSignal {
-        let is_over = !matches!(self.phase, Phase::Held(_) | Phase::Ending { .. });
+        let is_over = !matches!(self.phase, TenurePhase::Held(_) | TenurePhase::Ending { .. });
         let was_lost = self.hold.was_lost();
         let rare = self.rare();
         let signal = match shared {
@@ -369,25 +365,25 @@ impl Tenure {
         if !self.hold.end(now) {
             return false;
         }
-        let last = match mem::replace(&mut self.phase, Phase::Owed) {
-            Phase::Held(last) => Some(last),
+        let last = match mem::replace(&mut self.phase, TenurePhase::Owed) {
+            TenurePhase::Held(last) => Some(last),
             _ => None,
         };
-        self.phase = Phase::Ending { last, ended: now };
+        self.phase = TenurePhase::Ending { last, ended: now };
         true
     }
 
     /// Marks the tenure as lost. Returns `false` if it was ended or lost before.
     pub(super) fn lose(&mut self, cause: LossCause) -> bool {
-        let last = match mem::replace(&mut self.phase, Phase::Owed) {
-            Phase::Held(last) => Some(last),
-            Phase::Kept { .. } => None,
+        let last = match mem::replace(&mut self.phase, TenurePhase::Owed) {
+            TenurePhase::Held(last) => Some(last),
+            TenurePhase::Kept { .. } => None,
             other => {
                 self.phase = other;
                 return false;
             }
         };
-        self.phase = Phase::Lost(last);
+        self.phase = TenurePhase::Lost(last);
         self.hold.lose();
         self.set_cause(cause);
         if self.rare().cause != Some(LossCause::Gone) {

@@ -41,7 +41,7 @@ impl Told {
 pub(crate) fn turn<P>() -> Turn<P> {
     Turn {
         now: Instant::now(),
-        step: Step::new(Moment::now()),
+        step: NameStep::new(Moment::now()),
         listens: true,
         missed_messages: false,
         withdraws: false,
@@ -219,7 +219,7 @@ impl World {
     }
 
     fn end_without_handoff(&mut self, hold: &Arc<Hold>) {
-        let mut step = Step::new(Moment::now());
+        let mut step = NameStep::new(Moment::now());
         let ending = self.name.end(hold, false, true, &mut step);
         assert_eq!(ending, Ending::Released { is_awaited: true });
         assert!(step.actions.is_empty(), "it hands nothing off");
@@ -251,7 +251,10 @@ impl World {
 
     fn report_begin(&mut self, hold: &Arc<Hold>) {
         self.name.report_begin(hold, self.turn.now, &mut self.turn.step);
-        self.turn.step.actions.retain(|it| !matches!(it, Action::Report(Report::Acquired { .. })));
+        self.turn
+            .step
+            .actions
+            .retain(|it| !matches!(it, Action::Report(HoldReport::Acquired { .. })));
     }
 
     /// Returns the actions since the last time.
@@ -268,7 +271,9 @@ impl World {
     /// Returns the holds that the actions since the last time report to be over.
     fn ended(&mut self) -> Vec<Arc<Hold>> {
         let ended = |action| match action {
-            Action::Report(Report::Released { hold, .. } | Report::Lost { hold, .. }) => Some(hold),
+            Action::Report(HoldReport::Released { hold, .. } | HoldReport::Lost { hold, .. }) => {
+                Some(hold)
+            }
             _ => None,
         };
         self.actions().into_iter().filter_map(ended).collect()
@@ -393,7 +398,7 @@ fn a_reader_that_leaves_when_the_lease_is_over_finds_it_lost_though_no_call_has_
     let now = Moment::now();
     let over = now.after(hold.remaining(now));
     assert!(hold.is_open());
-    let mut late = Step::new(over);
+    let mut late = NameStep::new(over);
     assert_eq!(world.name.end(&hold, false, false, &mut late), Ending::Lost);
 }
 
@@ -475,7 +480,7 @@ fn a_lock_is_handed_off_to_the_first_call() {
     assert_eq!(ending, Ending::GoesOn);
     let actions = &world.turn.step.actions[..];
     let is_reported_first =
-        matches!(actions, [Action::Report(Report::Released { .. }), Action::Tell(..)]);
+        matches!(actions, [Action::Report(HoldReport::Released { .. }), Action::Tell(..)]);
     assert!(is_reported_first, "{actions:?}");
     world.tell();
     let got = second.told.outcome();

@@ -46,7 +46,7 @@ fn keep(tenure: &mut Tenure) -> Option<Moment> {
 }
 
 fn held(tenure: &Tenure) -> Option<Duration> {
-    let Phase::Ending { last, ended } = &tenure.phase else { return None };
+    let TenurePhase::Ending { last, ended } = &tenure.phase else { return None };
     last.as_ref().map(|last| ended.since(last.since))
 }
 
@@ -383,11 +383,11 @@ fn releases_are_counted_unless_they_had_no_effect() {
     let hold = tenure.hold.clone();
     assert!(tenure.end(NOW));
     let failure = |kind| Failure::io(kind, &Arc::from("there"), std::io::Error::other("test"));
-    hold.count_release();
+    hold.begin_release(None);
     drop(hold.release_outcome(Err(failure(FailureKind::Unreachable))));
-    hold.count_release();
+    hold.begin_release(None);
     assert!(hold.release_outcome(Ok(HoldReply::Gone)).is_err(), "it was the only one");
     drop(hold.release_outcome(Err(failure(FailureKind::Timeout))));
-    hold.count_release();
+    hold.begin_release(None);
     assert!(hold.release_outcome(Ok(HoldReply::Gone)).is_ok(), "an earlier one may have ended it");
 }
