@@ -4,7 +4,6 @@ pub(crate) mod canceller;
 pub(crate) mod clock;
 pub(crate) mod event_thread;
 pub(crate) mod failure;
-pub(crate) mod flaws;
 pub(crate) mod holder;
 pub(crate) mod maps;
 #[cfg(feature = "metrics")]

@@ -12,7 +12,6 @@ use std::{slice, thread};
 
 use crate::base::clock::{self, Moment};
 use crate::base::failure::Failure;
-use crate::base::flaws::{Flaw, flawed};
 use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
 use crate::error::{Error, Result};
@@ -293,9 +292,7 @@ impl<'a> LockCall<'a> {
         self.number = call.number;
         let debts = self.alone.as_ref().map(|_| shared.names.debts(kind, name));
         let mut next = self.step(|name, turn| {
-            if !flawed(Flaw::WaitsAfterClose) {
-                shared.names.check_open()?;
-            }
+            shared.names.check_open()?;
             Ok(match debts {
                 Some(debts) => name.begin_alone(call, debts, turn),
                 None => name.call(call, rejoins, turn),
@@ -398,8 +395,7 @@ impl<'a> LockCall<'a> {
         if reply.is_ok() {
             reporter.record_reply(name);
         }
-        let has_new_ids = store.withdraws() || flawed(Flaw::RepeatIsAnother);
-        let new = if has_new_ids { Some(shared.next_hold(kind, name, caller)) } else { None };
+        let new = if store.withdraws() { Some(shared.next_hold(kind, name, caller)) } else { None };
         self.step(|name, turn| name.reply(sent, reply, new, turn))
     }
 

@@ -18,7 +18,6 @@ use std::{iter, mem};
 
 use crate::base::clock::{self, Moment};
 use crate::base::failure::{Failure, FailureKind};
-use crate::base::flaws::{Flaw, flawed};
 use crate::base::random;
 use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
@@ -166,9 +165,7 @@ impl SetCall<'_> {
             if has_waited && self.wait_beside(held, clock::now() - begun)? {
                 continue;
             }
-            if !flawed(Flaw::KeepsWhileWaiting) {
-                self.give_back();
-            }
+            self.give_back();
             let name = &names[held];
             // It may be a hold of this client whose release is on its way.
             let may_be_own = !shared.names.debts(HoldKind::Lock, name).is_empty();
@@ -289,9 +286,6 @@ impl SetCall<'_> {
             }
             let outcome = self.attempt_groups(batch);
             if matches!(outcome, Ok(None)) {
-                if flawed(Flaw::CallHasPart) {
-                    return Ok(None);
-                }
                 continue;
             }
             if outcome.is_err() {
@@ -302,9 +296,6 @@ impl SetCall<'_> {
     }
 
     fn give_back(&mut self) {
-        if flawed(Flaw::PartIsLeft) {
-            self.holds.last_mut().map(Option::take);
-        }
         self.give_back_if(|_| true);
     }
 

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use crate::base::clock::{self, Moment, end_of};
 use crate::base::failure::{Failure, FailureKind};
-use crate::base::flaws::{Flaw, flawed};
 use crate::base::random;
 use crate::base::spans::CallSpan;
 use crate::config::LockOptions;
@@ -81,7 +80,7 @@ pub(crate) fn leave(
     action: &'static str,
 ) -> Result<DetachedHold> {
     shared.check_process()?;
-    if !flawed(Flaw::LeftHoldIsRenewed) && !shared.reporter.leave(hold) {
+    if !shared.reporter.leave(hold) {
         return Err(hold.to_error(HoldFailure::of(hold), action, Moment::now()));
     }
     if let Some(span) = hold.span.take() {
@@ -233,10 +232,7 @@ fn renew_detached(
         sent = Moment::now();
         match ask_one(&*shared.store, HoldRequest { hold: id, change, deadline }) {
             // After a pause of this process, the lease may be over, and must get no guard.
-            Ok(HoldReply::Done)
-                if sent.elapsed() >= reliable(caller.times.lease)
-                    && !flawed(Flaw::AdoptionCountsFromReply) =>
-            {
+            Ok(HoldReply::Done) if sent.elapsed() >= reliable(caller.times.lease) => {
                 Err(Failure::late())
             }
             reply => reply,
@@ -244,8 +240,6 @@ fn renew_detached(
     })?;
     if reply == HoldReply::Gone {
         Err(Error::lost(&id.name, LossCause::Gone.into()))
-    } else if flawed(Flaw::AdoptionCountsFromReply) {
-        Ok(Moment::now())
     } else {
         Ok(sent)
     }

@@ -26,7 +26,6 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
-use crate::base::flaws::{Flaw, flawed};
 use crate::base::maps::RandomState;
 use crate::config::check_note;
 use crate::error::Error;
@@ -178,8 +177,7 @@ impl Deadlocks {
             return if is_in_it { Some(Circle::new(probe.path)) } else { None };
         }
         let mut table = self.0.lock();
-        let at =
-            table.blocked(|hold| hold.id.nonce == nonce || flawed(Flaw::AnyHoldPassesProbes))?;
+        let at = table.blocked(|hold| hold.id.nonce == nonce)?;
         table.follow(names, at, probe)
     }
 
@@ -196,15 +194,14 @@ impl Deadlocks {
     /// Returns `true` if the circle has not been reported yet, and notes that it is now.
     pub(super) fn resolve(&self, circle: &Circle, client: &str) -> bool {
         let mut table = self.0.lock();
-        if let Some(fails) =
-            circle.fails().filter(|it| it.client == client || flawed(Flaw::AnotherCallFails))
+        if let Some(fails) = circle.fails().filter(|it| it.client == client)
             && let Some(wait) = table.waits.get(&fails.number)
         {
             wait.parker.send(Signal::Ended(circle.error()));
         }
         // Every client of the circle may find it, and tells all others.
         let hash = circle.hash_of_calls();
-        if table.reported.contains(&hash) && !flawed(Flaw::CircleIsRepeated) {
+        if table.reported.contains(&hash) {
             return false;
         }
         if table.reported.len() == CIRCLES_MAX {
@@ -295,7 +292,7 @@ impl LongWait {
 
     /// Has the thread send a message.
     fn send(&self, telling: Telling) {
-        if telling.message.len() <= MESSAGE_MAX && !flawed(Flaw::ProbesAreForgotten) {
+        if telling.message.len() <= MESSAGE_MAX {
             self.parker.send(Signal::Tell(Box::new(telling)));
         }
     }

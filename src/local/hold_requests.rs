@@ -11,7 +11,6 @@ use std::time::Instant;
 use crate::base::canceller::Canceller;
 use crate::base::clock::{self, Moment};
 use crate::base::failure::{Failure, FailureKind};
-use crate::base::flaws::{Flaw, flawed};
 use crate::error::{Error, Result as ApiResult};
 use crate::local::names::Pauses;
 use crate::local::shared::Shared;
@@ -221,9 +220,6 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
     // What the clock of this process shows, no server needs to be asked.
     if let Some(hold) = holds.iter().find(|hold| !shared.is_valid(hold)) {
         return Err(hold.to_error(HoldFailure::of(hold), attempt, Moment::now()));
-    }
-    if flawed(Flaw::VerifyDoesNotAsk) {
-        return Ok(());
     }
     let mut retry = retry(shared, first, Wait::No);
     let mut result = Ok(());

@@ -16,7 +16,6 @@ use parking_lot::Mutex;
 
 use crate::base::clock::{self, end_of};
 use crate::base::failure::{Failure, FailureKind};
-use crate::base::flaws::{Flaw, flawed};
 use crate::base::random;
 use crate::base::sync::{receive, spawn};
 use crate::config::Config;
@@ -241,7 +240,6 @@ impl ListenerThread {
             // With one node missing, a message about any name of it may be missed.
             Wake::Complete(is_complete) => reporter.set_listening(*is_complete),
             Wake::Echo(name) => names.note_echo(name),
-            Wake::Ready if flawed(Flaw::ReconnectIsIgnored) => {}
             Wake::Ready => {
                 // Redis keeps no message for a client that does not listen just then.
                 names.wake_all();
@@ -252,7 +250,6 @@ impl ListenerThread {
                     names.wake(HoldKind::Lock, name);
                 }
             }
-            Wake::Ended { .. } if flawed(Flaw::EndIsIgnored) => {}
             Wake::Ended { name, nonce } => renewer.check(self.hold(name, *nonce)),
             Wake::Probe { nonce, message } => {
                 let deadlocks = &reporter.deadlocks;
@@ -261,7 +258,6 @@ impl ListenerThread {
                     reporter.report_deadlock(&circle, &self.client);
                 }
             }
-            Wake::Recall { .. } if flawed(Flaw::RecallIsIgnored) => {}
             Wake::Recall { name, nonce, waits } => {
                 if let Some(kept) = names.recall(name, *nonce, *waits) {
                     counters.recalls.fetch_add(1, Ordering::Relaxed);

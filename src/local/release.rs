@@ -13,7 +13,6 @@ use std::{mem, slice};
 use crossbeam_channel::unbounded;
 
 use crate::base::clock::{self, Moment, end_of};
-use crate::base::flaws::{Flaw, flawed};
 use crate::base::sync::receive;
 use crate::error::Result;
 use crate::local::hold_requests::{OnHoldReply, add_outcome, ask, retry, set_depth};
@@ -179,7 +178,6 @@ fn release_before_next(
 fn unless_ended(outcome: Result<(), HoldFailure>) -> Result<(), HoldFailure> {
     match outcome {
         Err(HoldFailure::Ended) => Ok(()),
-        Err(HoldFailure::Lost) if flawed(Flaw::UnlockHidesLoss) => Ok(()),
         outcome => outcome,
     }
 }

@@ -13,7 +13,6 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
 use crate::base::clock::{Moment, end_of};
 use crate::base::failure::{Failure, FailureKind};
-use crate::base::flaws::{Flaw, flawed};
 use crate::base::sync::receive;
 use crate::protocol::hold::{Hold, NextStep};
 use crate::store::background::Job;
@@ -340,8 +339,7 @@ impl Payment {
     /// Returns when to try again; `None` if the hold is certainly gone. `replied` says whether
     /// every server has replied to the last attempt.
     pub(crate) fn next_try(&mut self, replied: bool, now: Moment) -> Option<Moment> {
-        let may_begin = self.debt.may_begin && !flawed(Flaw::OneReleaseSettles);
-        if now >= self.deadline || (replied && !may_begin) {
+        if now >= self.deadline || (replied && !self.debt.may_begin) {
             return None;
         }
         // A request that begins the hold may still be on its way, so one reply is not the end.

@@ -20,7 +20,6 @@ use std::time::Duration;
 use std::{cmp, io, mem};
 
 use crate::base::clock::{self, Moment, end_of};
-use crate::base::flaws::{Flaw, flawed};
 use crate::base::maps::RandomState;
 use crate::base::shrink;
 use crate::base::sync::{sleep, spawn};
@@ -205,9 +204,6 @@ impl RenewerThread {
         }
         // Ended instead of renewed. The release is left to a later turn.
         if !self.reporter.expire(&hold) && self.reporter.end(&hold) {
-            if flawed(Flaw::ShutdownForgets) {
-                return self.report_end(&hold, &Ok(()));
-            }
             self.reporter.renewer.pay(hold);
         }
     }
@@ -400,9 +396,6 @@ impl RenewerThread {
                 // Well before the deadline, even if that is near: a shorter outage loses nothing.
                 let pause = (hold.lease() / RETRIES).min(hold.remaining(now));
                 self.reporter.record_failed_renewal(&hold, &failure);
-                if flawed(Flaw::OneFailureLoses) {
-                    self.reporter.lose(&hold);
-                }
                 self.timers.add_at(now.after(pause), Scheduled::Hold(hold));
             }
         }

@@ -13,8 +13,6 @@ use std::time::{Duration, Instant};
 use crate::base::clock::{self, Moment};
 use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
-use crate::base::flaws::{Flaw, flawed};
-use crate::base::sync::interleave;
 use crate::error::{Error, Loss, LossCause};
 use crate::event::Event;
 use crate::local::deadlock::{Circle, Deadlocks};
@@ -112,9 +110,6 @@ impl Reporter {
 
     /// Reports what actions say, while their name is locked: so no later hold is reported before.
     pub(super) fn report(&self, actions: &mut Actions<Arc<Parker>>) {
-        if flawed(Flaw::EndIsReportedLate) {
-            return;
-        }
         actions.retain(|action| {
             if let Action::Report(report) = action {
                 self.report_one(report);
@@ -136,11 +131,7 @@ impl Reporter {
             Action::Finish => drop(counters.unfinished.fetch_sub(1, Ordering::SeqCst)),
             Action::LookAfter(kept, due) => renewer.look_after_kept(kept, due),
             Action::Owe(debt) => renewer.pay(debt),
-            Action::Report(report) => {
-                // Only a planted flaw leaves one to be reported so late.
-                interleave();
-                self.report_one(&report);
-            }
+            Action::Report(report) => self.report_one(&report),
             Action::Tell(parker, next) => parker.send(Signal::Next(next)),
             other => return Some(other),
         }
@@ -339,11 +330,11 @@ impl Reporter {
 
     fn report_loss(&self, name: &str, fence: u64, site: &CallSite, loss: &Loss) {
         self.counters.lost.fetch_add(1, Ordering::Relaxed);
-        let event = || Event::Lost { name: name.to_owned(), fence, cause: loss.cause.clone() };
-        self.events.emit(event);
-        if flawed(Flaw::LossIsReportedTwice) {
-            self.events.emit(event);
-        }
+        self.events.emit(|| Event::Lost {
+            name: name.to_owned(),
+            fence,
+            cause: loss.cause.clone(),
+        });
         if self.in_turns {
             // An outage may lose thousands at once, which are one line of the log.
             self.outages.record_loss(name, fence, site, loss);
@@ -470,7 +461,7 @@ impl Reporter {
         }
         let is_redirected = reply.as_ref().is_err_and(Failure::is_redirection);
         let outcome = hold.release_outcome(reply);
-        if is_redirected && !flawed(Flaw::ReleaseIsNotRepeated) {
+        if is_redirected {
             // The renewer repeats it where the lock is, and reports the end then.
             return self.renewer.pay(hold.clone());
         }

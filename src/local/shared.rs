@@ -16,7 +16,6 @@ use std::{fmt, process, ptr, slice};
 use crate::base::clock::{self, Moment, end_of};
 use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
-use crate::base::flaws::{Flaw, flawed};
 use crate::base::maps::RandomState;
 use crate::base::shrink_set;
 use crate::config::{Config, Mechanism};
@@ -213,9 +212,7 @@ impl Shared {
             kind,
             name: name.clone(),
             client: self.client.clone(),
-            nonce: self
-                .nonces
-                .fetch_add(u64::from(!flawed(Flaw::NumberIsReused)), Ordering::Relaxed),
+            nonce: self.nonces.fetch_add(1, Ordering::Relaxed),
         }
     }
 
@@ -325,9 +322,7 @@ impl Shared {
             // Calls that have asked already end with their replies.
             self.names.close();
             // Only now: before, a thread could have kept one more.
-            if !flawed(Flaw::ClosedKeeps) {
-                self.post_releases(&self.names.end_all_kept(), Some(end_of(POST_MOMENT)));
-            }
+            self.post_releases(&self.names.end_all_kept(), Some(end_of(POST_MOMENT)));
         }
     }
 }

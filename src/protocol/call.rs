@@ -12,7 +12,6 @@ use std::{fmt, ptr, thread};
 
 use crate::base::canceller::Canceller;
 use crate::base::clock::end_after;
-use crate::base::flaws::{Flaw, flawed};
 use crate::config::{Config, LockOptions};
 use crate::error::Result;
 use crate::store::request::POST_MOMENT;
@@ -37,8 +36,7 @@ pub(crate) enum Wait {
 impl Wait {
     /// Returns the wait for the time in an option, counted from now; `None` means without limit.
     pub(crate) fn at_most(time: Option<Duration>, now: Instant) -> Self {
-        let parts = if flawed(Flaw::WaitIsHalved) { 2 } else { 1 };
-        time.map_or(Self::Endless, |time| Self::Until(end_after(now, time / parts)))
+        time.map_or(Self::Endless, |time| Self::Until(end_after(now, time)))
     }
 
     /// Returns `true` if there is time for one attempt only.

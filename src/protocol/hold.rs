@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use crate::base::clock::{Moment, nanos};
 use crate::base::failure::Failure;
-use crate::base::flaws::{Flaw, flawed};
 use crate::base::spans::HoldSpan;
 use crate::error::{Error, Loss, LossCause};
 use crate::protocol::call::Caller;
@@ -92,7 +91,6 @@ impl Hold {
     pub(super) fn new(id: HoldId, grant: &Grant, caller: &Caller) -> Self {
         let Caller { terms, times, note, .. } = caller;
         let Grant { fence, may_begin, sent, replied, .. } = *grant;
-        let sent = if flawed(Flaw::CountsFromReply) { replied } else { sent };
         let has_rare = terms.max_hold.is_some() || terms.hold_at_least.is_some() || note.is_some();
         let rare = RareTerms {
             max_hold: terms.max_hold,
@@ -226,8 +224,7 @@ impl Hold {
         &self,
         reply: Result<HoldReply, Failure>,
     ) -> Result<(), HoldFailure> {
-        let releases = self.releases.load(Ordering::Relaxed);
-        let is_only = releases <= 1 || flawed(Flaw::RepeatedReleaseIsLoss);
+        let is_only = self.releases.load(Ordering::Relaxed) <= 1;
         match reply {
             Ok(HoldReply::Gone) if is_only || self.was_lost() => Err(HoldFailure::Lost),
             Ok(_) => Ok(()),
@@ -253,8 +250,7 @@ impl Hold {
 
     /// Returns `true` if the hold may be relied on.
     pub(crate) fn is_valid(&self, now: Moment) -> bool {
-        let deadline = self.load();
-        now.0 < deadline || deadline > ENDED && flawed(Flaw::ExpiryIsIgnored)
+        now.0 < self.load()
     }
 
     /// Returns `true` if less than a third of the lease is left, but some.
@@ -283,8 +279,7 @@ impl Hold {
     /// it lost.
     pub(crate) fn cause_at_deadline(&self, now: Moment) -> Option<LossCause> {
         let deadline = Moment(self.load());
-        let has_passed = deadline <= now && !flawed(Flaw::ExpiryIsIgnored);
-        if deadline.0 <= ENDED || !has_passed {
+        if deadline.0 <= ENDED || now < deadline {
             return None;
         }
         Some(if self.is_last(deadline) { LossCause::MaxHold } else { LossCause::Expired })
@@ -351,13 +346,9 @@ impl Hold {
     pub(crate) fn next_step(&self, renews: bool) -> Option<NextStep> {
         let deadline = Some(Moment(self.load())).filter(|deadline| deadline.0 > ENDED)?;
         if !renews || self.is_last(deadline) {
-            if flawed(Flaw::ExpiryIsIgnored) {
-                return None;
-            }
             return Some(NextStep { due: deadline, renews: false });
         }
-        let parts = if flawed(Flaw::RenewedTooLate) { 0 } else { 2 };
-        Some(NextStep { due: deadline.before(self.lease() * parts / 3), renews: true })
+        Some(NextStep { due: deadline.before(self.lease() * 2 / 3), renews: true })
     }
 
     fn load(&self) -> u64 {

@@ -55,7 +55,6 @@ use smallvec::SmallVec;
 
 use crate::base::clock::{Moment, end_after};
 use crate::base::failure::{Failure, FailureKind};
-use crate::base::flaws::{Flaw, flawed};
 use crate::base::spans::OpenSpan;
 use crate::error::{Loss, LossCause};
 use crate::protocol::call::{CallSite, Caller, Wait};
@@ -441,7 +440,7 @@ impl<P> Call<P> {
     /// that does not wait believes a failure only if it has waited for the next reply.
     fn believes(&self, at: Instant) -> bool {
         let Caller { begin, wait, .. } = self.caller;
-        (self.leaves || wait != Wait::No) && (at >= begin || flawed(Flaw::OldReplyCounts))
+        (self.leaves || wait != Wait::No) && at >= begin
     }
 }
 
@@ -605,8 +604,7 @@ impl<P> Conversation<P> {
     fn wants_echo(&self, registration: Registration, turn: &Turn<P>) -> bool {
         use Registration::{Followed, Registered, Yielding};
         let waits = matches!(registration, Followed | Registered | Yielding);
-        let is_listening = turn.listens || flawed(Flaw::DeafIsHeard);
-        waits && self.hurry == Hurry::No && is_listening
+        waits && self.hurry == Hurry::No && turn.listens
     }
 
     /// Records whether the client may be registered as waiting after a reply. Returns `true` if it
@@ -637,8 +635,7 @@ impl<P> Conversation<P> {
         self.retry.iter_mut().for_each(RetryPolicy::record_reply);
         let until = remaining.map(|remaining| sent.after(remaining));
         self.known = Known::Held { at: turn.now, until };
-        let hears = turn.listens && self.hears || flawed(Flaw::DeafIsHeard);
-        let is_told = is_echoed && hears;
+        let is_told = is_echoed && turn.listens && self.hears;
         let seed = self.first.hold.seed();
         let pause = self.pauses.next(turn.backoff, remaining, is_told, turn.now, seed);
         let Caller { times, wait, .. } = self.first.caller;
@@ -881,8 +878,7 @@ impl<P: Clone> Name<P> {
             // A hold whose lease is over when the reply comes counts as none: a pause of this
             // process must not bring forth a guard of nothing.
             Ok(AcquireReply::Acquired { .. })
-                if turn.step.now.since(sent) >= reliable(talk.first.caller.times.lease)
-                    && !flawed(Flaw::LateGrantCounts) =>
+                if turn.step.now.since(sent) >= reliable(talk.first.caller.times.lease) =>
             {
                 Err(Failure::late())
             }
@@ -891,7 +887,7 @@ impl<P: Clone> Name<P> {
         let in_doubt = match &reply {
             Ok(AcquireReply::Acquired { .. }) => false,
             Ok(AcquireReply::Held { in_doubt, .. }) => *in_doubt,
-            Err(failure) => failure.is_ambiguous() && !flawed(Flaw::AmbiguityIsIgnored),
+            Err(failure) => failure.is_ambiguous(),
         };
         if talk.record_registration(&reply) {
             turn.step.actions.push(Action::Listen(talk.first.hold.clone()));
@@ -1233,8 +1229,7 @@ impl<P: Clone> Name<P> {
         let until = if is_told { turn.now } else { end_after(turn.now, pause) };
         self.state = State::Waiting(talk);
         self.tell_leaving(turn);
-        let waits_for_ever = !is_told && flawed(Flaw::WaitsToBeWoken);
-        Next::Park { until: if waits_for_ever { None } else { Some(until) }, contended }
+        Next::Park { until: Some(until), contended }
     }
 
     /// Ends the first call without a hold. The next one becomes the first.
@@ -1265,7 +1260,7 @@ impl<P: Clone> Name<P> {
         // The place among the waiting clients is the next call's too, if that wants the same.
         let next = self.advance(&mut turn.step);
         let keeps_place = next.is_some_and(|next| next.waits_with(hold.kind));
-        if may_be_queued && !keeps_place && !flawed(Flaw::TimeoutIsForgotten) {
+        if may_be_queued && !keeps_place {
             turn.step.actions.push(Action::Unregister(hold));
         }
         Next::Done(outcome)
@@ -1449,9 +1444,7 @@ impl<P: Clone> Name<P> {
     fn end_call(&mut self, call: &Call<P>, turn: &mut Turn<P>) {
         // The request that is on its way may bring its hold.
         let is_asked_for = match &self.state {
-            State::Asking(talk) if !flawed(Flaw::LeaversHoldIsForgotten) => {
-                talk.asks_for(call.number)
-            }
+            State::Asking(talk) => talk.asks_for(call.number),
             _ => false,
         };
         if call.in_doubt || is_asked_for {
@@ -1467,9 +1460,6 @@ impl<P: Clone> Name<P> {
 
     fn doubt(&mut self, hold: HoldId, lease: Duration, may_begin: bool, turn: &mut Turn<P>) {
         let debt = Arc::new(Hold::debt(hold, lease, may_begin));
-        if flawed(Flaw::DebtIsForgotten) {
-            return;
-        }
         if !turn.withdraws {
             self.owe(debt.clone());
         }
@@ -1486,7 +1476,6 @@ impl<P: Clone> Name<P> {
     /// Lets the first call try, because the lock may be free. Returns `false` if no call asks.
     pub(crate) fn wake(&mut self, step: &mut NameStep<P>) -> bool {
         match &mut self.state {
-            State::Asking(_) if flawed(Flaw::WakeUpTooEarly) => {}
             State::Asking(talk) => talk.hurry = Hurry::MayBeFree,
             State::Waiting(talk) => {
                 if mem::replace(&mut talk.hurry, Hurry::MayBeFree) == Hurry::No {
@@ -1701,11 +1690,8 @@ impl<P: Clone> Name<P> {
         } else {
             false
         };
-        if is_handed_off && !flawed(Flaw::HandedOffIsReleased) {
-            return Ending::GoesOn;
-        }
         if is_handed_off {
-            return Ending::Released { is_awaited: false };
+            return Ending::GoesOn;
         }
         if !self.end_tenure(hold, step.now) {
             return Ending::Lost;
@@ -1716,8 +1702,7 @@ impl<P: Clone> Name<P> {
     /// Removes the guard of a reader. Returns `false`, and removes nothing, if it is the last one
     /// or the hold is over, even if no input has found it lost yet.
     fn remove_reader(hold: &Hold, now: Moment) -> bool {
-        let others_read = hold.depth() > 1 && !flawed(Flaw::OneReaderEndsAll);
-        let removes = others_read && hold.is_valid(now);
+        let removes = hold.depth() > 1 && hold.is_valid(now);
         if removes {
             hold.set_depth(hold.depth() - 1);
         }
@@ -1869,9 +1854,6 @@ impl<P: Clone> Name<P> {
 
     /// Ends a permit that was dropped for a call which does not get it.
     fn give_back(&mut self, permit: &Arc<Hold>, turn: &mut Turn<P>) {
-        if flawed(Flaw::SpareIsForgotten) {
-            return;
-        }
         match self.end(permit, true, false, &mut turn.step) {
             Ending::GoesOn => {}
             Ending::Lost => {
@@ -1970,7 +1952,7 @@ impl<P: Clone> Name<P> {
         let has_failed = matches!(outcome, Err(HoldFailure::Failed(_)));
         let may_exist = has_failed || hold.may_begin;
         if self.report_end(hold, outcome, step) {
-            if may_exist && !flawed(Flaw::ReleaseIsNotRepeated) {
+            if may_exist {
                 step.actions.push(Action::Owe(hold.clone()));
             }
             // Last: a shutdown that finds nothing unfinished looks for payments next.
@@ -2096,9 +2078,7 @@ impl<P: Clone> Name<P> {
         tenure.phase = TenurePhase::Owed;
         // Those that watch the hold find the cause when they wake.
         let loss = tenure.set_loss();
-        if !flawed(Flaw::LossIsNotTold) {
-            tenure.tell_watches(true);
-        }
+        tenure.tell_watches(true);
         if last.is_some() {
             step.actions.push(Action::CountEnd);
         }
@@ -2113,9 +2093,7 @@ impl<P: Clone> Name<P> {
             self.take_tenure(hold);
         }
         step.actions.push(Action::Finish);
-        if !flawed(Flaw::LossHoldsUpCalls) {
-            self.end_hold(hold, step);
-        }
+        self.end_hold(hold, step);
     }
 
     /// Ends the kept tenure if it is the one that is meant. Returns it, to be released.
@@ -2128,7 +2106,7 @@ impl<P: Clone> Name<P> {
         if !self.tenure(&kept).is_some_and(is_meant) {
             return None;
         }
-        if flawed(Flaw::RecalledGoesOn) || self.end_tenure(&kept, now) { Some(kept) } else { None }
+        if self.end_tenure(&kept, now) { Some(kept) } else { None }
     }
 
     /// Releases a kept lock that no call has used for long enough. Returns when to look again, if
@@ -2159,7 +2137,6 @@ impl<P: Clone> Name<P> {
                     tenure.set_wanted();
                 }
             }
-            State::Asking(_) | State::Waiting(_) if flawed(Flaw::WantedTooEarly) => {}
             State::Asking(talk) | State::Waiting(talk) => drop(talk.wanted.insert(nonce)),
             _ => {}
         }

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use crate::base::SplitMix;
 use crate::base::clock::{end_after, nanos};
 use crate::base::failure::{Failure, FailureKind};
-use crate::base::flaws::{Flaw, flawed};
 use crate::protocol::call::{CallTimes, Wait};
 
 /// The pauses after failures. They do not follow the backoff of the waiters, which is for a held
@@ -114,7 +113,6 @@ impl RetryPolicy {
             Wait::No if silent => {
                 return if self.silences == 1 { Some(Duration::ZERO) } else { None };
             }
-            Wait::Endless | Wait::No if flawed(Flaw::NoRetryWindow) => Duration::ZERO,
             Wait::Endless | Wait::No => self.window.saturating_sub(now - since),
             // The last request has time beyond that. If it fails early, the next one may find the
             // master elsewhere, as after a sentinel's wrong answer.

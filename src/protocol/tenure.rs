@@ -18,7 +18,6 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
-use crate::base::flaws::{Flaw, flawed};
 use crate::error::{Loss, LossCause};
 use crate::protocol::call::{CallSite, Caller};
 use crate::protocol::hold::{Grant, Hold};
@@ -170,11 +169,9 @@ impl Tenure {
     pub(super) fn may_be_followed_by(&self, caller: &Caller, may_keep: bool, now: Moment) -> bool {
         let keeps = self.hold.keep > 0 && may_keep && !self.wanted;
         // Without messages, clients that wait cannot ask. They wait for this time at most.
-        let goes_on = now < self.begun.after(caller.terms.tenure) || flawed(Flaw::TenureHasNoEnd);
+        let goes_on = now < self.begun.after(caller.terms.tenure);
         let has_token = !self.hold.id.kind.is_exclusive() || self.room > 0;
-        (keeps || goes_on)
-            && (has_token || flawed(Flaw::BlockIsOverdrawn))
-            && self.suits(caller, now)
+        (keeps || goes_on) && has_token && self.suits(caller, now)
     }
 
     /// Returns `true` if the terms and the note of the caller are those of this tenure, and no
@@ -213,8 +210,7 @@ impl Tenure {
         self.is_reported = false;
         self.room = self.room.saturating_sub(1);
         self.hold.set_depth(1);
-        let step = u64::from(!flawed(Flaw::TokenIsRepeated));
-        self.hold.set_number(self.hold.number() + step);
+        self.hold.set_number(self.hold.number() + 1);
     }
 
     /// Adds tokens for the next holds: `fence`, and the `room` ones after it.
@@ -226,8 +222,7 @@ impl Tenure {
 
     /// Returns `true` if the lock may be kept when the hold is over.
     pub(super) fn can_be_kept(&self, now: Moment) -> bool {
-        let wanted = self.wanted && !flawed(Flaw::WantedIsKept);
-        let speaks_against = self.failing || wanted || self.hold.may_begin;
+        let speaks_against = self.failing || self.wanted || self.hold.may_begin;
         self.hold.keep > 0 && !speaks_against && self.hold.is_valid(now)
     }
 
@@ -250,8 +245,7 @@ impl Tenure {
     /// Returns when a kept lock has been unused for long enough.
     pub(super) fn kept_end(&self) -> Option<Moment> {
         let TenurePhase::Kept { since } = self.phase else { return None };
-        let end = since.after(Duration::from_millis(self.hold.keep.into()));
-        Some(if flawed(Flaw::KeptForever) { Moment::NEVER } else { end })
+        Some(since.after(Duration::from_millis(self.hold.keep.into())))
     }
 
     /// Returns when to look next whether a hold lasts for longer than `after`; `None` if the tenure

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::list::{Mutant, is_script};
+use crate::list::{Change, Mutant, is_script};
 
 /// The variable of the environment that names the mutant of a run.
 pub(crate) const VARIABLE: &str = "LEASEHOLD_MUTANT";
@@ -44,72 +44,78 @@ impl Source {
         Ok(Self(files))
     }
 
-    /// Returns where each mutant stands.
-    pub(crate) fn find(&self, mutants: &[Mutant]) -> Result<Vec<Place>, String> {
+    /// Returns where the changes of each mutant stand.
+    pub(crate) fn find(&self, mutants: &[Mutant]) -> Result<Vec<Vec<Place>>, String> {
         let mut places = Vec::new();
         let mut errors = Vec::new();
         for mutant in mutants {
-            match self.place(mutant) {
-                Ok(place) => places.push(place),
+            match mutant.changes.iter().map(|change| self.place(change)).collect() {
+                Ok(of_mutant) => places.push(of_mutant),
                 Err(why) => errors.push(format!("{}: {why}", mutant.name)),
             }
         }
         if errors.is_empty() { Ok(places) } else { Err(errors.join("\n")) }
     }
 
-    /// Returns the only place of a mutant's old text.
-    fn place(&self, mutant: &Mutant) -> Result<Place, String> {
+    /// Returns the only place of a change's old text.
+    fn place(&self, change: &Change) -> Result<Place, String> {
         let mut places = Vec::new();
-        let mut has_function = mutant.function.is_empty();
-        for path in self.0.keys().filter(|path| Path::new(path).starts_with(&mutant.within)) {
-            if is_script(path) != is_script(&mutant.within) {
+        let mut has_function = change.function.is_empty();
+        for path in self.0.keys().filter(|path| Path::new(path).starts_with(&change.within)) {
+            if is_script(path) != is_script(&change.within) {
                 continue;
             }
             let text = self.text(path)?;
-            for (from, to) in functions(text, &mutant.function)? {
+            for (from, to) in functions(text, &change.function)? {
                 has_function = true;
-                for (begin, end) in occurrences(&text[from..to], &mutant.old)? {
+                for (begin, end) in occurrences(&text[from..to], &change.old)? {
                     places.push(Place { file: path.clone(), begin: from + begin, end: from + end });
                 }
             }
         }
         match places.len() {
             1 => Ok(places.remove(0)),
-            _ if !has_function => Err(format!("no function is called {}", mutant.function)),
-            count => Err(format!("its old text is there {count} times")),
+            _ if !has_function => Err(format!("no function is called {}", change.function)),
+            count => Err(format!("{:?} is there {count} times", change.old)),
         }
     }
 
     /// Returns this source with all mutants in it, none of which is switched on.
-    pub(crate) fn plant(mut self, mutants: &[Mutant], places: &[Place]) -> Result<Self, String> {
-        let mut planted: Vec<_> = mutants.iter().zip(places).collect();
-        planted.sort_by_key(|(_, place)| (&place.file, place.begin));
+    pub(crate) fn plant(
+        mut self,
+        mutants: &[Mutant],
+        places: &[Vec<Place>],
+    ) -> Result<Self, String> {
+        let mut planted = Vec::new();
+        for (mutant, places) in mutants.iter().zip(places) {
+            let changes = mutant.changes.iter().zip(places);
+            planted.extend(changes.map(|(change, place)| (&mutant.name, change, place)));
+        }
+        planted.sort_by_key(|(.., place)| (&place.file, place.begin));
         for pair in planted.windows(2) {
-            let [(one, before), (other, after)] = pair else { continue };
+            let [(one, _, before), (other, _, after)] = pair else { continue };
             if before.file == after.file && before.end > after.begin {
-                return Err(format!("{} and {} overlap", one.name, other.name));
+                return Err(format!("{one} and {other} overlap"));
             }
         }
         let mut scripts = String::new();
         // From the end, so that the places of the others stay right.
-        for (mutant, Place { file, begin, end }) in planted.into_iter().rev() {
+        for (name, change, Place { file, begin, end }) in planted.into_iter().rev() {
             let mut text = self.text(file)?.to_owned();
-            let (old, new) = (text[*begin..*end].to_owned(), mutant.new.join("\n"));
+            let (old, new) = (text[*begin..*end].to_owned(), change.new.join("\n"));
             if is_script(file) {
                 // Servers know nothing of the switch, so the client sends another script.
                 text.replace_range(*begin..*end, &new);
                 let mutated = self.text(file)?;
                 writeln!(
                     scripts,
-                    "    if crate::is_mutant({:?}) \
-                     {{ return script.replace({mutated:?}, {text:?}) }}",
-                    mutant.name
+                    "    if crate::is_mutant({name:?}) \
+                     {{ return script.replace({mutated:?}, {text:?}) }}"
                 )
                 .map_err(|error| error.to_string())?;
                 continue;
             }
-            let branch =
-                format!("if crate::is_mutant({:?}) {{ {new} }} else {{ {old} }}", mutant.name);
+            let branch = format!("if crate::is_mutant({name:?}) {{ {new} }} else {{ {old} }}");
             let is_statement = old.ends_with([';', '}']);
             let branch = if is_statement { branch } else { format!("({branch})") };
             text.replace_range(*begin..*end, &branch);
@@ -195,7 +201,7 @@ fn read_below(
     Ok(())
 }
 
-/// Where the old text of a mutant stands.
+/// Where the old text of a change stands.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) file: String,

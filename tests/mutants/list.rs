@@ -13,10 +13,11 @@
 //!
 //! `in` names a file, or a folder of files that may move, and the function in which the old text
 //! stands exactly once; a script has no function. Old text that ends with `;` or `}` is statements,
-//! any other is an expression; its indentation does not matter. `lib`, `it` and `cli` name tests of
-//! that program by parts of their names, `seeds` says how many worlds of the simulation are tried,
-//! `scene` names a small world. They are tried in this order. A mutant that survives for a reason
-//! has it after `survives`.
+//! any other is an expression; its indentation does not matter. A mistake that takes several
+//! changes has several times `in` with old and new text. `lib`, `it` and `cli` name tests of that
+//! program by parts of their names, one of which must fail. `seeds` says within how many worlds of
+//! the simulation one must fail, too, and `scene` names a small world that must. A mutant that
+//! survives for a reason has it after `survives`.
 
 use std::fs;
 use std::path::Path;
@@ -25,13 +26,19 @@ use std::path::Path;
 pub(crate) struct Mutant {
     pub(crate) name: String,
     pub(crate) about: String,
+    pub(crate) changes: Vec<Change>,
+    pub(crate) tests: Vec<Tests>,
+    pub(crate) survives: Option<String>,
+}
+
+/// A change of the source.
+#[derive(Debug)]
+pub(crate) struct Change {
     /// A file or a folder.
     pub(crate) within: String,
     pub(crate) function: String,
     pub(crate) old: Vec<String>,
     pub(crate) new: Vec<String>,
-    pub(crate) tests: Vec<Tests>,
-    pub(crate) survives: Option<String>,
 }
 
 /// Tests that should notice a mutant.
@@ -68,10 +75,7 @@ fn parse(entry: &str) -> Result<Mutant, String> {
     let mut mutant = Mutant {
         name: String::new(),
         about: String::new(),
-        within: String::new(),
-        function: String::new(),
-        old: Vec::new(),
-        new: Vec::new(),
+        changes: Vec::new(),
         tests: Vec::new(),
         survives: None,
     };
@@ -86,11 +90,15 @@ fn parse(entry: &str) -> Result<Mutant, String> {
                 if function.is_empty() != is_script(within) {
                     return Err(format!("{line:?} needs a function, unless it is of a script"));
                 }
-                within.clone_into(&mut mutant.within);
-                function.clone_into(&mut mutant.function);
+                let (within, function) = (within.to_owned(), function.to_owned());
+                let (old, new) = (Vec::new(), Vec::new());
+                mutant.changes.push(Change { within, function, old, new });
             }
-            "-" => mutant.old.push(text.trim().to_owned()),
-            "+" => mutant.new.push(text.trim().to_owned()),
+            "-" | "+" => {
+                let change = mutant.changes.last_mut().ok_or("text without a place")?;
+                let lines = if word == "-" { &mut change.old } else { &mut change.new };
+                lines.push(text.trim().to_owned());
+            }
             "lib" => mutant.tests.push(Tests::Lib(text)),
             "it" => mutant.tests.push(Tests::It(text)),
             "cli" => mutant.tests.push(Tests::Cli(text)),
@@ -101,11 +109,16 @@ fn parse(entry: &str) -> Result<Mutant, String> {
             _ => return Err(format!("{line:?} is not understood")),
         }
     }
-    if mutant.name.is_empty() || mutant.about.is_empty() || mutant.old.is_empty() {
-        return Err("a name, a comment or the old text is missing".into());
+    if mutant.name.is_empty() || mutant.about.is_empty() || mutant.changes.is_empty() {
+        return Err("a name, a comment or a place is missing".into());
     }
-    if !is_balanced(&mutant.old) || !is_balanced(&mutant.new) {
-        return Err("brackets have no counterparts".into());
+    for Change { old, new, .. } in &mutant.changes {
+        if old.is_empty() {
+            return Err("old text is missing".into());
+        }
+        if !is_balanced(old) || !is_balanced(new) {
+            return Err("brackets have no counterparts".into());
+        }
     }
     if mutant.tests.is_empty() && mutant.survives.is_none() {
         return Err("no tests are named".into());

@@ -4,7 +4,8 @@
 //! the lists beside this file is a branch that a variable of the environment switches on, runs the
 //! tests of each, and names those that survive. The source itself has no such switch. Arguments are
 //! the beginnings of names; `--changed COMMIT` takes the mutants of the files that have changed
-//! since, `--check` only looks whether the lists fit the source, and `--list` prints them.
+//! since, and those of the simulation if that has; `--check` only looks whether the lists fit the
+//! source, and `--list` prints them.
 
 mod copy;
 mod list;
@@ -15,7 +16,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use crate::copy::Place;
-use crate::list::Mutant;
+use crate::list::{Mutant, Tests};
 
 fn main() -> ExitCode {
     match run(&env::args().skip(1).collect::<Vec<_>>()) {
@@ -36,8 +37,8 @@ fn run(arguments: &[String]) -> Result<(), String> {
     let planted = source.plant(&all, &places)?;
     let chosen = choose(root, &all, &places, arguments)?;
     if arguments.iter().any(|argument| argument == "--list") {
-        for (mutant, place) in &chosen {
-            println!("{:40} {}: {}", mutant.name, place.file, mutant.about);
+        for (mutant, places) in &chosen {
+            println!("{:40} {}: {}", mutant.name, places[0].file, mutant.about);
         }
         return Ok(());
     }
@@ -58,9 +59,9 @@ fn run(arguments: &[String]) -> Result<(), String> {
 fn choose<'a>(
     root: &Path,
     all: &'a [Mutant],
-    places: &'a [Place],
+    places: &'a [Vec<Place>],
     arguments: &[String],
-) -> Result<Vec<(&'a Mutant, &'a Place)>, String> {
+) -> Result<Vec<(&'a Mutant, &'a [Place])>, String> {
     let mut names = Vec::new();
     let mut changed = None;
     let mut rest = arguments.iter();
@@ -76,11 +77,17 @@ fn choose<'a>(
         }
     }
     let mut chosen = Vec::new();
-    for (mutant, place) in all.iter().zip(places) {
+    for (mutant, places) in all.iter().zip(places) {
         let is_named = names.is_empty() || names.iter().any(|name| mutant.name.starts_with(name));
-        let is_touched = changed.as_ref().is_none_or(|files| files.contains(&place.file));
+        let is_touched = changed.as_ref().is_none_or(|files| {
+            let has_changed = places.iter().any(|place| files.contains(&place.file));
+            // A change of the simulation may make it blind.
+            let is_simulated = mutant.tests.iter().any(Tests::is_simulation);
+            let judge_has = files.iter().any(|file| file.starts_with("tests/simulation/"));
+            has_changed || is_simulated && judge_has
+        });
         if is_named && is_touched {
-            chosen.push((mutant, place));
+            chosen.push((mutant, &**places));
         }
     }
     if chosen.is_empty() && changed.is_none() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,6 +13,9 @@ use crate::list::{Mutant, Tests};
 
 /// A mutant whose tests take longer hangs them: that is noticed, too.
 const LONGEST: Duration = Duration::from_secs(120);
+
+/// How long a simulation may take, which ends by itself.
+const LONGEST_SIMULATION: Duration = Duration::from_secs(1200);
 
 /// How many of twenty must be killed.
 const KILLED_OF_20: usize = 19;
@@ -111,6 +114,7 @@ impl Programs {
             let path = executable(&output.stdout, name)
                 .ok_or_else(|| format!("cargo has built no program {name}"))?;
             let folder = if kind == "cli" { source.join("cli") } else { source.clone() };
+            println!("{kind}: {}", path.display());
             by_kind.insert(kind, Program { path, folder });
         }
         Ok(Self { by_kind, is_sound: BTreeMap::new() })
@@ -133,16 +137,32 @@ impl Programs {
         if missing.is_empty() { Ok(()) } else { Err(format!("no such tests: {missing:?}")) }
     }
 
-    /// Runs the tests of a mutant. Returns which one has noticed it.
+    /// Runs the tests of a mutant. Returns what has noticed it: one of the tests, and all that is
+    /// named of the simulation, so that it does not become blind unseen.
     fn kill(&mut self, mutant: &Mutant) -> Result<Option<String>, String> {
-        for tests in &mutant.tests {
+        let (simulated, tests): (Vec<_>, Vec<_>) =
+            mutant.tests.iter().partition(|tests| tests.is_simulation());
+        let mut killers = Vec::new();
+        if !tests.is_empty() {
+            let Some(killer) = self.fail_one(mutant, &tests)? else { return Ok(None) };
+            killers.push(killer);
+        }
+        for tests in simulated {
+            let Some(killer) = self.simulate(mutant, tests)? else { return Ok(None) };
+            killers.push(killer);
+        }
+        Ok(Some(killers.join(" and ")))
+    }
+
+    /// Runs tests until one of them has noticed a mutant. Returns which one.
+    fn fail_one(&mut self, mutant: &Mutant, all: &[&Tests]) -> Result<Option<String>, String> {
+        for &tests in all {
             let mut doubtful = Vec::new();
             while doubtful.len() < DOUBTFUL_MAX {
                 let program = &self.by_kind[tests.program()];
                 let outcome = program.run(tests, &doubtful, Some(&mutant.name))?;
                 let (what, test) = match outcome {
                     Outcome::Passed => break,
-                    Outcome::Failed(test) if tests.is_simulation() => (test, None),
                     Outcome::Failed(test) => (test.clone(), Some(test)),
                     Outcome::Broken(why) => (why, None),
                 };
@@ -159,6 +179,26 @@ impl Programs {
             }
         }
         Ok(None)
+    }
+
+    /// Lets the simulation look for a mutant. Returns the world that has failed.
+    fn simulate(&self, mutant: &Mutant, tests: &Tests) -> Result<Option<String>, String> {
+        let program = &self.by_kind[tests.program()];
+        let Some(world) = program.simulate(tests, Some(&mutant.name))? else { return Ok(None) };
+        // Without the mutant, that world must pass.
+        let is_sound = match tests {
+            Tests::Seeds(_) => {
+                let mut command = program.command(None);
+                command.arg("simulation::promises_hold_in_simulated");
+                command.env("LEASEHOLD_SEED", world.trim_start_matches("seed "));
+                !run_tests(command)?.has_failed()
+            }
+            _ => program.simulate(tests, None)?.is_none(),
+        };
+        if !is_sound {
+            println!("{:40} {world} fails without it, too", mutant.name);
+        }
+        Ok(is_sound.then_some(world))
     }
 
     /// Returns `true` if these tests, or that one of them, pass without a mutant.
@@ -196,8 +236,6 @@ impl Program {
         let mut command = Command::new(&self.path);
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
         command.args(["--test-threads", "4"]);
-        // Worlds that fail are not shrunk, as nobody reads their histories.
-        command.env("LEASEHOLD_WORLD", "weather=true");
         if let Some(mutant) = mutant {
             command.env(VARIABLE, mutant);
         }
@@ -220,19 +258,50 @@ impl Program {
         mutant: Option<&str>,
     ) -> Result<Outcome, String> {
         let mut command = self.command(mutant);
+        let (Tests::Lib(filter) | Tests::It(filter) | Tests::Cli(filter)) = tests else {
+            return Err("the simulation has no names of tests".into());
+        };
+        command.args(filter.split(' '));
+        command.args(skipped.iter().flat_map(|name| ["--skip", name]));
+        run_tests(command)
+    }
+
+    /// Runs the worlds of seeds, or a small world with all its deviations, until one fails.
+    /// Returns which one.
+    fn simulate(&self, tests: &Tests, mutant: Option<&str>) -> Result<Option<String>, String> {
+        let mut command = self.command(mutant);
+        command.arg("--nocapture");
+        let mut is_of = String::new();
         match tests {
-            Tests::Lib(filter) | Tests::It(filter) | Tests::Cli(filter) => {
-                command.args(filter.split(' '));
-                command.args(skipped.iter().flat_map(|name| ["--skip", name]));
-            }
             Tests::Seeds(count) => {
                 command.arg("simulation::promises_hold_in_simulated").env("LEASEHOLD_SEEDS", count);
+                is_of.push_str("seed ");
             }
             Tests::Scene(scene) => {
                 command.arg("simulation::explorer::promises").env("LEASEHOLD_SCENE", scene);
+                is_of.push_str(scene);
+                is_of.push_str(", with ");
+            }
+            Tests::Cli(_) | Tests::It(_) | Tests::Lib(_) => {
+                return Err(format!("{tests:?} is no simulation"));
             }
         }
-        run_tests(command)
+        let end = run_until(command, LONGEST_SIMULATION, |line| {
+            let (world, _) = line.split_once(": ")?;
+            world.starts_with(&is_of).then(|| world.to_owned())
+        })?;
+        Ok(match end {
+            End::Found(world) => Some(world),
+            End::Exited(status) if status.success() => None,
+            End::Exited(status) => {
+                println!("{tests:?} ends with {status}, and names no world");
+                None
+            }
+            End::TimedOut => {
+                println!("{tests:?} has no end after {} s", LONGEST_SIMULATION.as_secs());
+                None
+            }
+        })
     }
 
     /// Runs one test alone.
@@ -244,8 +313,34 @@ impl Program {
 }
 
 /// Runs a program of tests until one fails.
-fn run_tests(mut command: Command) -> Result<Outcome, String> {
-    let end = Instant::now() + LONGEST;
+fn run_tests(command: Command) -> Result<Outcome, String> {
+    let end = run_until(command, LONGEST, |line| {
+        let name = line.strip_prefix("test ")?.strip_suffix(" ... FAILED")?;
+        Some(name.to_owned())
+    })?;
+    Ok(match end {
+        End::Exited(status) if status.success() => Outcome::Passed,
+        End::Exited(status) => Outcome::Broken(status.to_string()),
+        End::Found(name) => Outcome::Failed(name),
+        End::TimedOut => Outcome::Broken(format!("no end after {} s", LONGEST.as_secs())),
+    })
+}
+
+/// How a program has ended.
+enum End {
+    Exited(ExitStatus),
+    /// It was stopped, because it had printed what was looked for.
+    Found(String),
+    TimedOut,
+}
+
+/// Runs a program until it prints a line in which `find` finds something.
+fn run_until(
+    mut command: Command,
+    longest: Duration,
+    find: impl Fn(&str) -> Option<String>,
+) -> Result<End, String> {
+    let end = Instant::now() + longest;
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(|error| error.to_string())?;
     let stdout = child.stdout.take().ok_or("no output")?;
@@ -262,18 +357,16 @@ fn run_tests(mut command: Command) -> Result<Outcome, String> {
             Ok(line) => line,
             Err(RecvTimeoutError::Timeout) => {
                 stop(&mut child)?;
-                return Ok(Outcome::Broken(format!("no end after {} s", LONGEST.as_secs())));
+                return Ok(End::TimedOut);
             }
             Err(RecvTimeoutError::Disconnected) => break,
         };
-        let name = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED"));
-        if let Some(name) = name {
+        if let Some(found) = find(&line) {
             stop(&mut child)?;
-            return Ok(Outcome::Failed(name.to_owned()));
+            return Ok(End::Found(found));
         }
     }
-    let status = child.wait().map_err(|error| error.to_string())?;
-    Ok(if status.success() { Outcome::Passed } else { Outcome::Broken(status.to_string()) })
+    child.wait().map(End::Exited).map_err(|error| error.to_string())
 }
 
 /// Stops a program whose servers and children end with it.
@@ -290,7 +383,7 @@ impl Tests {
         }
     }
 
-    fn is_simulation(&self) -> bool {
+    pub(crate) fn is_simulation(&self) -> bool {
         matches!(self, Self::Scene(_) | Self::Seeds(_))
     }
 }

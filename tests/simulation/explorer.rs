@@ -9,8 +9,8 @@
 use std::sync::mpsc::{self, Receiver};
 use std::{env, mem, thread};
 
-use crate::base::flaws::{ALL, Flaw};
 use crate::base::sync::executor::{self, Choice, Deviation};
+use crate::simulation::flaws::{ALL, Flaw};
 use crate::simulation::scenes::{Scene, run_scene, scenes};
 use crate::simulation::{Broken, FOUND_BY_A_COURSE, flaw_to_plant, guarded, show};
 

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use crate::base::clock;
-use crate::base::flaws::{Flaw, flawed};
 use crate::base::sync::executor::{self, Choice, Process, Random};
+use crate::simulation::flaws::{Flaw, flawed};
 use crate::simulation::judge::check_server;
 use crate::simulation::network::{Weather, Wire, deliver};
 use crate::simulation::server::{self, Refusal, Server};

@@ -1,18 +1,117 @@
-//! The flaws of the network and the server (`src/base/flaws.rs`).
+//! Flaws of the network and the server, of which a test plants one at a time, to see that the
+//! simulation finds it. Those of the client are in `tests/mutants`.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use crate::base::clock;
 use crate::base::failure::{Failure, FailureKind};
-use crate::base::flaws::{self, Flaw};
 use crate::simulation::network::failure;
 use crate::simulation::world::micros;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::AcquireReply;
 
+/// Declares the flaws, and a list of all.
+macro_rules! flaws {
+    ($($(#[$doc:meta])* $flaw:ident,)+) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(super) enum Flaw {
+            $($(#[$doc])* $flaw,)+
+        }
+
+        pub(super) const ALL: &[Flaw] = &[$(Flaw::$flaw,)+];
+    };
+}
+
+flaws! {
+    /// The server's clock runs faster than leases allow for.
+    ClockRuns,
+    /// The counter of tokens ends with the hold.
+    CounterEndsWithHold,
+    /// A server gives the token that its counter shows, unless a greater one is proposed.
+    CounterIsGivenAgain,
+    /// The server grants a lock that another client holds.
+    HeldIsAcquired,
+    /// A held lock is reported as an outage.
+    HeldIsOutage,
+    /// A lease ends at the server after half of its time.
+    LeaseIsHalved,
+    /// Messages reach another client.
+    MessagesGoAstray,
+    /// No client is registered as waiting.
+    NeverRegisters,
+    /// No client is ever woken.
+    NoWakeUps,
+    /// A failed request counts as one that has found the lock held.
+    OutageIsHeld,
+    /// The server admits one holder more than there are permits.
+    PermitTooMany,
+    /// A client that no longer waits stays registered.
+    PlacesAreKept,
+    /// A server gives the proposed token, whatever its counter shows.
+    ProposalIsGiven,
+    /// A server raises its counter whether or not it has the hold, and says so.
+    RaiseIsUnchecked,
+    /// A counter is set to the hold's token even if it shows a greater one.
+    RaiseLowers,
+    /// One server of a quorum raises its counter, and all say so.
+    RaiseOfAMinority,
+    /// A refused request counts as one that has found the lock held.
+    RefusalIsHeld,
+    /// A refused request counts as one that has got the lock.
+    RefusalIsSuccess,
+    /// The server says that it has released a hold, and has not.
+    ReleaseDoesNothing,
+    /// A release ends whatever hold there is.
+    ReleaseEndsAny,
+    /// The server says that it has renewed a hold, and has not.
+    RenewalDoesNothing,
+    /// One server of a quorum renews a hold, and all say so.
+    RenewalOfAMinority,
+    /// A renewal renews whatever hold there is.
+    RenewalRenewsAny,
+    /// A renewal begins a hold that is gone.
+    RenewalRevives,
+    /// A server of a quorum that has lost its data does not stay away for a lease.
+    ReturnsTooSoon,
+    /// A request counts as replicated although the replica has not acknowledged it in time.
+    ShortfallIsSuccess,
+    /// A request for several locks gets those that are free.
+    ServerGrantsPart,
+    /// Tokens do not grow.
+    StaleFence,
+    /// A request without a reply never times out.
+    TimeoutIsMissing,
+    /// Tokens are what the clock shows, even if it was set back.
+    TokenIsClock,
+    /// A client is told that its release has failed, although it was executed.
+    UnconfirmedRelease,
+    /// A client that got a lock from other servers of a quorum still waits at this one.
+    WaitsElsewhere,
+    /// A writer is admitted as a reader.
+    WritersAreReaders,
+}
+
+thread_local! {
+    static PLANTED: Cell<Option<Flaw>> = const { Cell::new(None) };
+}
+
+pub(super) fn flawed(flaw: Flaw) -> bool {
+    planted() == Some(flaw)
+}
+
+pub(super) fn planted() -> Option<Flaw> {
+    PLANTED.get()
+}
+
+/// Plants a flaw in everything that this thread runs.
+pub(super) fn plant(flaw: Option<Flaw>) {
+    PLANTED.set(flaw);
+}
+
 /// Changes a request for holds.
 pub(super) fn change_asked(holds: &mut [HoldId], lease: &mut Duration) {
-    match flaws::planted() {
+    match planted() {
         Some(Flaw::LeaseIsHalved) => *lease /= 2,
         Some(Flaw::PermitTooMany) => holds.iter_mut().for_each(|hold| {
             if let HoldKind::Permit { of } = &mut hold.kind {
@@ -32,7 +131,7 @@ pub(super) fn change_asked(holds: &mut [HoldId], lease: &mut Duration) {
 pub(super) fn change_granted(
     reply: Result<AcquireReply, Failure>,
 ) -> Result<AcquireReply, Failure> {
-    match (flaws::planted(), reply) {
+    match (planted(), reply) {
         (Some(Flaw::TokenIsClock), Ok(AcquireReply::Acquired { others, wanted, .. })) => {
             let fence = micros(clock::unix_time());
             Ok(AcquireReply::Acquired { fence, others, room: 0, wanted })
@@ -52,7 +151,7 @@ pub(super) fn change_granted(
 pub(super) fn change_acquired(
     reply: Result<AcquireReply, Failure>,
 ) -> Result<AcquireReply, Failure> {
-    match (flaws::planted(), reply) {
+    match (planted(), reply) {
         (Some(Flaw::HeldIsAcquired), Ok(AcquireReply::Held { .. })) => Ok(AcquireReply::Acquired {
             fence: 1 << 52,
             others: Vec::new(),

@@ -13,13 +13,14 @@ use parking_lot::Mutex;
 
 use crate::base::clock;
 use crate::base::failure::{Failure, FailureKind};
-use crate::base::flaws::{self, Flaw, flawed};
 use crate::base::sync::executor::{self, Choice, Process, Random};
 use crate::config::Config;
 use crate::config::durability::Durability;
 use crate::net::wait::Interrupter;
 use crate::simulation::faults;
-use crate::simulation::flaws::{change_acquired, change_asked, change_granted};
+use crate::simulation::flaws::{
+    Flaw, change_acquired, change_asked, change_granted, flawed, planted,
+};
 use crate::simulation::record::{self, Answer, Subject, Wish};
 use crate::simulation::server::{Server, unless_refused};
 use crate::simulation::world::{self, SERVER, process_of, say, words};
@@ -588,7 +589,7 @@ struct SimulatedJobs {
 /// Executes a change of a hold at the server, with the flaw that is planted.
 fn change_of(memory: &Memory, hold: &HoldId, change: Change) -> Result<HoldReply, Failure> {
     let deadline = executor::epoch();
-    match (flaws::planted(), change) {
+    match (planted(), change) {
         (Some(Flaw::ReleaseDoesNothing), Change::Release { .. })
         | (Some(Flaw::RenewalDoesNothing), Change::Renew { .. })
         | (Some(Flaw::PlacesAreKept), Change::Unregister) => return Ok(HoldReply::Done),
@@ -617,7 +618,7 @@ fn change_of(memory: &Memory, hold: &HoldId, change: Change) -> Result<HoldReply
     }
     let reply =
         unless_refused(0, Some(change), || ask_one(memory, HoldRequest { hold, change, deadline }));
-    match (flaws::planted(), change, reply) {
+    match (planted(), change, reply) {
         (Some(Flaw::UnconfirmedRelease), Change::Release { .. }, Ok(_)) => {
             Err(failure(FailureKind::Timeout))
         }

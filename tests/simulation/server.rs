@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::base::clock::{self, Moment};
 use crate::base::failure::Failure;
-use crate::base::flaws::{Flaw, flawed};
 use crate::base::sync::executor;
+use crate::simulation::flaws::{Flaw, flawed};
 use crate::simulation::network::{self, network};
 use crate::simulation::world::micros;
 use crate::store::hold_id::HoldId;

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
-use crate::base::flaws::{Flaw, flawed};
 use crate::store::background::Wake;
 use crate::store::commands::micros;
 use crate::store::hold_id::{HoldId, HoldKind};
@@ -75,16 +74,15 @@ impl Locks {
             if leaves && let Some(name) = self.name(key) {
                 name.withdraw(hold);
             }
-            (fence, if flawed(Flaw::RepeatTakesMore) { usize::MAX } else { 0 })
+            (fence, 0)
         } else {
             // Names are created only by acquires, so this is where unused ones are removed.
             self.purge();
             let Self { by_key, inboxes, .. } = self;
             let name = by_key.entry(key.into()).or_default();
             name.check_type(hold.kind)?;
-            let has_asked = name.place(hold).is_some() && flawed(Flaw::RecallIsNotRepeated);
             if !name.take_turn(key, hold, registration, inboxes) {
-                let recalled = !has_asked && name.recall(key, registration, inboxes);
+                let recalled = name.recall(key, registration, inboxes);
                 if recalled {
                     name.join(hold, !registration.joins());
                 }
@@ -159,7 +157,6 @@ impl Locks {
     fn repeat(&mut self, key: &str, hold: &HoldId, lease: NextLease) -> Option<u64> {
         let held = self.name(key)?.find(hold).filter(|held| held.depth > 0)?;
         held.renew(lease);
-        held.depth += u32::from(flawed(Flaw::RepeatIsCounted));
         Some(held.fence)
     }
 
@@ -168,22 +165,16 @@ impl Locks {
         let fence = match hold.kind {
             HoldKind::Permit { .. } => 0,
             HoldKind::Read if name.fence > 0 => name.fence,
-            HoldKind::Write if name.fence > 0 && flawed(Flaw::WriterKeepsToken) => name.fence,
-            HoldKind::Lock | HoldKind::Read | HoldKind::Write => {
-                let ahead = if flawed(Flaw::TokensRunAhead) { 1_000_000 } else { 0 };
-                (micros() + ahead).max(self.fence + 1)
-            }
+            HoldKind::Lock | HoldKind::Read | HoldKind::Write => micros().max(self.fence + 1),
         };
         name.fence = name.fence.max(fence);
         self.fence = self.fence.max(fence);
-        let now = Moment::now();
-        let ends = if flawed(Flaw::LeaseHasNoEnd) { Moment::NEVER } else { now.after(lease) };
         name.holds.push(LiveHold {
             id: hold.clone(),
             fence,
             depth: 1,
             watched: false,
-            ends,
+            ends: Moment::now().after(lease),
             note: note.map(Arc::from),
         });
         fence
@@ -202,14 +193,13 @@ impl Locks {
         }
         let fence = clock.max(self.fence + 1);
         let last = (fence + TENURE_FENCES - 1).min(most).max(fence);
-        let reserved = if flawed(Flaw::BlockIsNotReserved) { fence } else { last };
-        self.fence = self.fence.max(reserved);
+        self.fence = self.fence.max(last);
         let wanted = self.name(key).is_some_and(|name| {
-            name.fence = name.fence.max(reserved);
+            name.fence = name.fence.max(last);
             if let Some(held) = name.find(hold) {
                 held.fence = fence;
             }
-            hold.kind.is_lock() && name.is_wanted(hold) && !flawed(Flaw::RefillHidesWaiters)
+            hold.kind.is_lock() && name.is_wanted(hold)
         });
         let room = u32::try_from(last.saturating_sub(fence)).unwrap_or_default();
         AcquireReply::Acquired { fence, others: Vec::new(), room, wanted }

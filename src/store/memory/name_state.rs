@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::failure::Failure;
-use crate::base::flaws::{Flaw, flawed};
 use crate::store::background::Wake;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::memory::inbox::Inboxes;
@@ -131,8 +130,7 @@ impl NameState {
     /// `permits` in all.
     pub(super) fn admits(&self, kind: HoldKind, permits: usize) -> bool {
         // An offer counts as a hold until its client takes it or it expires.
-        let mut taken =
-            self.holds.iter().filter(|held| !held.is_offer() || !flawed(Flaw::OffersAreIgnored));
+        let mut taken = self.holds.iter();
         match kind {
             HoldKind::Lock | HoldKind::Write => taken.next().is_none(),
             HoldKind::Permit { .. } => taken.count() < permits,
@@ -207,8 +205,7 @@ impl NameState {
         let mut is_offered = (is_lock || waits) && self.has_offer_to(hold);
         let yields = matches!(registration, Registration::Returning | Registration::Yielding);
         let goes_last = !is_lock || yields;
-        let goes_ahead = flawed(Flaw::QueueIsIgnored);
-        let is_waited_for = goes_last && !self.queue.is_empty() && !goes_ahead;
+        let is_waited_for = goes_last && !self.queue.is_empty();
         let mut permits = hold.kind.permits() as usize;
         let declines = is_offered && permits > 0 && self.holds.len() > permits;
         let joins = waits && !(declines && is_waited_for);
@@ -227,7 +224,7 @@ impl NameState {
             self.serve(key, me, hold.kind, permits, inboxes);
             is_offered = waits && self.has_offer_to(hold);
         }
-        let is_first = is_lock || self.queue.is_empty() || goes_ahead;
+        let is_first = is_lock || self.queue.is_empty();
         let is_free = !declines && self.admits(hold.kind, permits) && is_first;
         let begins = !matches!(registration, Registration::Kept | Registration::Recall);
         // `Kept` has the lock already if it exists, and `Recall` wants it as another kind.
@@ -267,19 +264,15 @@ impl NameState {
         let mut has_told = false;
         while let Some(first) = self.queue.first()
             && first.kind.has_form_of(served)
-            && (self.admits(first.kind, permits) || flawed(Flaw::ServesTooMany))
+            && self.admits(first.kind, permits)
         {
             let Waiting { kind, client, .. } = self.queue.remove(0);
             if !is_of(me, kind, &client) {
                 has_told = true;
                 inboxes.send(&client, Wake::Lock(key.into()));
             }
-            if flawed(Flaw::NothingIsOffered) {
-                break;
-            }
             let id = HoldId { kind, name: key.into(), client, nonce: OFFERED };
-            let now = Moment::now();
-            let ends = if flawed(Flaw::OfferHasNoEnd) { Moment::NEVER } else { now.after(OFFER) };
+            let ends = Moment::now().after(OFFER);
             self.holds.push(LiveHold { id, fence: 0, depth: 0, watched: false, ends, note: None });
             if !served.is_lock() {
                 // The next client at the head may be waiting for another data type.
@@ -289,7 +282,6 @@ impl NameState {
         // The next client asks too, in case the one with the offer has stopped.
         if let Some(next) = self.queue.iter().find(|next| next.kind.has_form_of(served))
             && has_told
-            && !flawed(Flaw::StandbyIsNotTold)
             && !is_of(me, next.kind, &next.client)
         {
             inboxes.send(&next.client, Wake::Lock(key.into()));
@@ -355,12 +347,6 @@ impl NameState {
     /// Returns how many further holds the client gets with one that has just begun.
     pub(super) fn room(&self, kind: HoldKind) -> usize {
         match kind {
-            HoldKind::Permit { .. } if flawed(Flaw::BatchIsUncounted) => usize::MAX,
-            // Includes the places that are offered to others.
-            HoldKind::Permit { of } if flawed(Flaw::BatchOvertakes) => {
-                let held = self.holds.iter().filter(|held| !held.is_offer());
-                (of as usize).saturating_sub(held.count())
-            }
             HoldKind::Permit { of } if self.queue.is_empty() => {
                 (of as usize).saturating_sub(self.holds.len())
             }

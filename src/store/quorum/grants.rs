@@ -31,7 +31,6 @@ use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::base::failure::{Failure, FailureKind};
-use crate::base::flaws::{Flaw, flawed};
 use crate::store::quorum::ballot::{Ballot, Effect, QuorumServers};
 use crate::store::quorum::exclusive::ExclusiveLinks;
 use crate::store::quorum::votes::Votes;
@@ -68,7 +67,6 @@ pub(super) fn conclude(
     let mut outcome = links.wait(ballot, request.deadline);
     if let Ok(AcquireReply::Acquired { fence, .. }) = outcome
         && !ballot.look(|votes| votes.agree_on(fence))
-        && !flawed(Flaw::RaiseIsLeftOut)
         // After that the counters agree, and the next tenure can have a block.
         && let Err(failure) = confirm(links, ballot.look(Votes::reached), request)
     {

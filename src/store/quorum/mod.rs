@@ -51,7 +51,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::base::failure::Failure;
-use crate::base::flaws::{Flaw, flawed};
 use crate::error::{Error, Result as ApiResult};
 use crate::net::connection::Connection;
 use crate::net::endpoint::Endpoint;
@@ -291,7 +290,7 @@ impl<L: SharedLinks> Store for Quorum<L> {
     }
 
     fn withdraws(&self) -> bool {
-        !flawed(Flaw::WithdrawnIsRepeated)
+        true
     }
 
     fn keeps_order(&self) -> bool {

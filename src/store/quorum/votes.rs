@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::failure::{Failure, FailureKind};
-use crate::base::flaws::{Flaw, flawed};
 use crate::error::{ServerFailure, Shortfall};
 use crate::store::background::JobReply;
 use crate::store::hold_id::HeldAs;
 use crate::store::request::{AcquireReply, Change, HoldReply, HolderReply, ReportReply};
 
 pub(super) fn majority(servers: usize) -> usize {
-    if flawed(Flaw::HalfIsEnough) { servers.div_ceil(2) } else { servers / 2 + 1 }
+    servers / 2 + 1
 }
 
 /// The replies of all servers to one request; `None` where the reply is outstanding.
@@ -186,12 +185,9 @@ impl Votes<AcquireReply> {
         let granted = grants.len();
         if granted >= self.required() {
             // The greatest token counts. If too few servers gave it, their counters are raised.
-            let (fence, longest) = grants[0];
+            let (fence, _) = grants[0];
             let (least, room) = grants[self.required() - 1];
-            let room = if flawed(Flaw::BlockOfOneServer) { longest } else { room };
-            let is_agreed = least == fence || flawed(Flaw::BlockOfAMinority);
-            let room = if is_agreed { room } else { 0 };
-            let fence = if flawed(Flaw::TokenIsTheSmallest) { least } else { fence };
+            let room = if least == fence { room } else { 0 };
             let wanted = self
                 .answers()
                 .any(|reply| matches!(reply, AcquireReply::Acquired { wanted: true, .. }));
