@@ -18,12 +18,12 @@ use crate::error::{Error, Result};
 use crate::local::hold_requests::{Level, nest};
 use crate::local::looks::Looks;
 use crate::local::names::SleepingCall;
-use crate::local::parker::{Parker, Sent, Signal};
+use crate::local::parker::{Parker, Sent, Signal, perform_each};
 use crate::local::release;
 use crate::local::shared::Shared;
 use crate::protocol::call::{Caller, Counted, HoldOwner, Wait, are_own};
 use crate::protocol::hold::Hold;
-use crate::protocol::name::{Action, Call, Name, Next, Outcome, Turn};
+use crate::protocol::name::{Action, Call, Input, Name, Next, Outcome};
 use crate::store::ask_one;
 use crate::store::hold_id::HoldKind;
 use crate::store::keys::check_name;
@@ -188,8 +188,7 @@ pub(super) fn check(shared: &Shared, name: &str, options: &LockOptions) -> Resul
 impl Drop for LockCall<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            let number = self.number;
-            self.step(|name, turn| name.leave(number, turn));
+            self.step(Input::Panicked(self.number));
         }
     }
 }
@@ -269,6 +268,8 @@ impl<'a> LockCall<'a> {
                 Outcome::Failed(failure) => {
                     return Err(failure.into_error_of(kind.noun(), "acquire", name));
                 }
+                Outcome::Closed => return Err(Error::Closed),
+                Outcome::Left => unreachable!("it ends with the error for which it has left"),
             }
             rejoins = true;
         }
@@ -290,14 +291,12 @@ impl<'a> LockCall<'a> {
         let hold = shared.next_hold(kind, name, caller);
         let call = Call::new(hold, caller, parker.clone());
         self.number = call.number;
-        let debts = self.alone.as_ref().map(|_| shared.names.debts(kind, name));
-        let mut next = self.step(|name, turn| {
-            shared.names.check_open()?;
-            Ok(match debts {
-                Some(debts) => name.begin_alone(call, debts, turn),
-                None => name.call(call, rejoins, turn),
-            })
-        })?;
+        let input = if self.alone.is_some() {
+            Input::CallAlone { call, debts: shared.names.debts(kind, name) }
+        } else {
+            Input::Call { call, rejoins }
+        };
+        let mut next = self.step(input);
         let mut looks = Looks::new(shared, (kind, name), caller, &parker, self.looker);
         loop {
             next = match next {
@@ -336,15 +335,17 @@ impl<'a> LockCall<'a> {
         match looks.park(until) {
             Some(Signal::Next(next)) => Ok(next),
             Some(Signal::Sent(Sent { at, ahead })) => Ok(self.take_reply(at, ahead.reply())),
-            Some(Signal::Ended(error)) if self.leave() => Err(error),
-            // The reply to a request that was sent ahead comes first.
-            Some(Signal::Ended(error)) if self.asks() => {
-                let next = self.park(looks, None, false);
-                Parker::send(looks.parker, Signal::Ended(error));
-                next
-            }
-            // It was told how the call ends, perhaps with a hold.
-            Some(Signal::Ended(_)) => Ok(Next::Park { until: None, contended: false }),
+            Some(Signal::Ended(error)) => match self.step(Input::Cancelled(self.number)) {
+                Next::Done(_) => Err(error),
+                // The reply to a request that was sent ahead comes first.
+                _ if self.asks() => {
+                    let next = self.park(looks, None, false);
+                    Parker::send(looks.parker, Signal::Ended(error));
+                    next
+                }
+                // It was told how the call ends, perhaps with a hold.
+                next => Ok(next),
+            },
             Some(Signal::Tell(telling)) => {
                 looks.tell(&telling);
                 Ok(Next::Park { until, contended })
@@ -367,7 +368,7 @@ impl<'a> LockCall<'a> {
                 let deadline = caller.request_deadline(clock::now());
                 let request = HoldRequest { hold: &hold, change, deadline };
                 let outcome = ask_one(&**store, request).map(drop);
-                self.step(|name, turn| name.changed(outcome, turn))
+                self.step(Input::Changed(outcome))
             }
             Next::Pay(debts) => {
                 let mut outcome = Ok(());
@@ -381,7 +382,7 @@ impl<'a> LockCall<'a> {
                     }
                     reporter.settle(debt, &Ok(()));
                 }
-                self.step(|name, turn| name.changed(outcome, turn))
+                self.step(Input::Changed(outcome))
             }
             other => other,
         }
@@ -395,14 +396,14 @@ impl<'a> LockCall<'a> {
         if reply.is_ok() {
             reporter.record_reply(name);
         }
-        let new = if store.withdraws() { Some(shared.next_hold(kind, name, caller)) } else { None };
-        self.step(|name, turn| name.reply(sent, reply, new, turn))
+        let next =
+            if store.withdraws() { Some(shared.next_hold(kind, name, caller)) } else { None };
+        self.step(Input::Reply { sent, reply, next })
     }
 
-    /// Goes on after the time to park is over.
+    /// Goes on when it is the call's turn, or its time to park is over.
     fn go_on(&mut self) -> Next {
-        let number = self.number;
-        self.step(|name, turn| name.due(number, turn))
+        self.step(Input::Due(self.number))
     }
 
     /// Returns `true` if a request of the call is on its way.
@@ -411,36 +412,26 @@ impl<'a> LockCall<'a> {
         self.with(|name| name.asks(number))
     }
 
-    /// Removes the call, unless its request was sent ahead. Returns `false` in that case, or if it
-    /// was told how it ends.
-    fn leave(&mut self) -> bool {
-        let number = self.number;
-        self.step(|name, turn| name.leave_unless_asking(number, turn))
-    }
-
     /// Gives the machine an input, and performs its actions. The time is read while the name is
     /// locked: no reply may seem older than a call that it decides on.
-    fn step<T>(
-        &mut self,
-        act: impl FnOnce(&mut Name<Arc<Parker>>, &mut Turn<Arc<Parker>>) -> T,
-    ) -> T {
+    fn step(&mut self, input: Input<Arc<Parker>>) -> Next {
         let Shared { names, config, store, reporter, .. } = self.shared;
-        let (result, actions) = self.with(|name| {
+        let (next, actions) = self.with(|name| {
             let mut turn = names.turn(config, &**store);
-            let result = act(name, &mut turn);
+            let next = name.step(input, &mut turn);
             reporter.report(&mut turn.step.actions);
-            (result, turn.step.actions)
+            (next, turn.step.actions)
         });
         // Not while the name is locked: actions wake threads and write requests.
-        for action in &actions {
-            if let Action::Listen(hold) = action
+        perform_each(actions, |action| {
+            if let Action::Listen(hold) = &action
                 && self.redisson.is_none()
             {
                 self.redisson = self.shared.listening.wait_for_redisson(hold);
             }
-        }
-        self.shared.perform(self.name, self.caller.times, self.caller.wait, actions);
-        result
+            self.shared.perform(self.name, self.caller.times, self.caller.wait, action);
+        });
+        next
     }
 
     fn with<T>(&mut self, act: impl FnOnce(&mut Name<Arc<Parker>>) -> T) -> T {

@@ -23,6 +23,7 @@ use crate::local::shared::Shared;
 use crate::local::status::repeat_with;
 use crate::protocol::call::{Caller, Counted, HoldOwner, Wait};
 use crate::protocol::hold::{Grant, Hold, HoldFailure, reliable};
+use crate::protocol::name::HoldInput;
 use crate::protocol::retry::RetryPolicy;
 use crate::protocol::tenure::Tenure;
 use crate::store::ask_one;
@@ -80,7 +81,7 @@ pub(crate) fn leave(
     action: &'static str,
 ) -> Result<DetachedHold> {
     shared.check_process()?;
-    if !shared.reporter.leave(hold) {
+    if !shared.reporter.step(hold, HoldInput::Leave) {
         return Err(hold.to_error(HoldFailure::of(hold), action, Moment::now()));
     }
     if let Some(span) = hold.span.take() {

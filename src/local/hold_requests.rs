@@ -16,8 +16,10 @@ use crate::local::names::Pauses;
 use crate::local::shared::Shared;
 use crate::protocol::call::Wait;
 use crate::protocol::hold::{Hold, HoldFailure};
+use crate::protocol::name::HoldInput;
 use crate::protocol::retry::RetryPolicy;
 use crate::protocol::signals::WantedSignal;
+use crate::protocol::tenure::Tenure;
 use crate::store::ask_one;
 use crate::store::request::{Change, DETACHED, HoldReply, HoldRequest};
 
@@ -72,7 +74,7 @@ pub(super) fn set_depth(
     let mut outcome = Ok(());
     ask(
         shared,
-        slice::from_ref(hold).into(),
+        slice::from_ref(hold),
         &mut retry,
         pauses,
         |hold| {
@@ -113,13 +115,14 @@ pub(super) type OnHoldReply<'a> = &'a mut dyn FnMut(usize, Result<HoldReply, Fai
 /// each.
 pub(super) fn ask(
     shared: &Shared,
-    mut open: Cow<'_, [Arc<Hold>]>,
+    holds: &[Arc<Hold>],
     retry: &mut RetryPolicy,
     pauses: &Pauses<'_>,
     change: impl Fn(&Hold) -> Change,
     mut send: impl FnMut(&[Arc<Hold>], &[HoldRequest<'_>], OnHoldReply<'_>),
     mut done: impl FnMut(&Arc<Hold>, Result<(), HoldFailure>),
 ) {
+    let mut open = Cow::Borrowed(holds);
     loop {
         // A lease counts from before its request: Redis may extend it at any time after that.
         let sent = Moment::now();
@@ -151,7 +154,7 @@ pub(super) fn ask(
             return;
         }
         // The others have their replies, and are not asked about again.
-        open = failed.into_iter().map(|(hold, _)| hold).collect();
+        open = failed.into_iter().map(|(hold, _)| hold).collect::<Vec<_>>().into();
     }
 }
 
@@ -182,12 +185,10 @@ fn conclude(
         }
         (_, Ok(reply @ (HoldReply::Done | HoldReply::Wanted))) => {
             if reply == HoldReply::Wanted {
-                shared.reporter.set_wanted(hold);
+                shared.reporter.step(hold, HoldInput::Wanted);
             }
             if let Some(next) = change.lease() {
-                shared.names.with(&hold.id, |name| {
-                    name.renewed(hold, sent, next.duration, Moment::now());
-                });
+                shared.reporter.step(hold, HoldInput::Renewed { sent, lease: next.duration });
             }
         }
         // The thread has the rest of the time of its request to learn why.
@@ -196,7 +197,7 @@ fn conclude(
         (Change::Check | Change::Renew { .. } | Change::Watch { .. }, Err(failure))
             if failure.kind == FailureKind::WrongType =>
         {
-            shared.reporter.lose(hold);
+            shared.reporter.step(hold, HoldInput::Gone);
         }
         (_, Err(failure)) if shared.is_valid(hold) => return Err(HoldFailure::Failed(failure)),
         // It was lost while the request was on its way, which is what the caller must learn.
@@ -226,7 +227,7 @@ pub(crate) fn verify(shared: &Shared, holds: &[Arc<Hold>], renews: bool) -> ApiR
     let pauses = Pauses::of_request(&shared.names);
     ask(
         shared,
-        holds.into(),
+        holds,
         &mut retry,
         &pauses,
         |hold| {
@@ -254,7 +255,8 @@ pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>) -> WantedSignal {
     let holder = names.holder(hold.id.kind, &hold.id.name);
     // Redis sends messages to the client that began the hold, not to one that has adopted it.
     let is_own = holder.is_some_and(|holder| Arc::ptr_eq(&holder, hold));
-    let is_told = is_own && names.with(&hold.id, |name| name.is_told(hold));
+    let is_told =
+        is_own && names.with(&hold.id, |name| name.tenure(hold).is_some_and(Tenure::is_told));
     if is_told || signal.is_wanted() || !shared.is_held(hold) {
         return signal;
     }
@@ -265,14 +267,14 @@ pub(crate) fn watch(shared: &Shared, hold: &Arc<Hold>) -> WantedSignal {
     let pauses = Pauses::of_request(&shared.names);
     ask(
         shared,
-        slice::from_ref(hold).into(),
+        slice::from_ref(hold),
         &mut retry,
         &pauses,
         |_| Change::Watch { lease: None },
         ask_store(shared),
         |hold, outcome| {
             if outcome.is_ok() {
-                names.with(&hold.id, |name| name.set_told(hold));
+                shared.reporter.step(hold, HoldInput::WillBeTold);
             }
         },
     );

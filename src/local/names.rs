@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::local::parker::{Parker, Sent, Signal, tell};
 use crate::protocol::call::Caller;
 use crate::protocol::hold::Hold;
-use crate::protocol::name::{Ask, Name, NameStep, Next, Turn};
+use crate::protocol::name::{Ask, HoldInput, Name, NameInput, NameStep, Next, Turn};
 use crate::store::Store;
 use crate::store::hold_id::{HoldId, HoldKind};
 use crate::store::request::{Change, Unused};
@@ -137,7 +137,7 @@ impl Names {
     /// Returns the tokens that the tenure of a writer has left.
     pub(super) fn unused(&self, writer: &Hold) -> Option<Unused> {
         let HoldId { kind, name, .. } = &writer.id;
-        self.shard(*kind, name).get(name)?.unused(writer)
+        self.shard(*kind, name).get(name)?.tenure(writer)?.unused()
     }
 
     /// Returns `true` if locks may be kept now: other clients can ask for them.
@@ -146,9 +146,9 @@ impl Names {
     }
 
     /// Lets the next call try if this hold was in its way, and was released or lost.
-    pub(crate) fn end_hold(&self, hold: &Hold) {
+    pub(crate) fn end_hold(&self, hold: &Arc<Hold>) {
         let mut step = NameStep::new(Moment::now());
-        self.with(&hold.id, |name| name.end_hold(hold, &mut step));
+        self.with(&hold.id, |name| name.step_hold(hold, HoldInput::ReleaseSent, &mut step));
         tell(step.actions);
     }
 
@@ -167,7 +167,7 @@ impl Names {
             // Calls that rely on being told would otherwise sleep until their next poll.
             let now = clock::now();
             let mut step = NameStep::new(Moment::now());
-            self.each(|_, name| name.rely_on_nothing(now, &mut step));
+            self.each(|_, name| name.step_name(NameInput::Interrupted(now), &mut step));
             tell(step.actions);
         }
     }
@@ -206,9 +206,9 @@ impl Names {
         }
         if waits {
             // A hold in use is released when its guard ends, not handed off and not kept.
-            known.set_wanted(nonce);
+            known.step_name(NameInput::Wanted(nonce), &mut NameStep::new(Moment::now()));
         }
-        known.end_kept(Moment::now(), |kept| kept.hold.id.nonce == nonce)
+        if known.kept()?.id.nonce == nonce { end_kept(known) } else { None }
     }
 
     /// Records that another client has asked for a lock, and whether a thread of this one had used
@@ -243,13 +243,13 @@ impl Names {
     /// Ends the tenure of a name if it is kept, and returns it to be released.
     pub(crate) fn end_kept(&self, name: &str) -> Option<Arc<Hold>> {
         interleave();
-        self.shard(HoldKind::Lock, name).get_mut(name)?.end_kept(Moment::now(), |_| true)
+        end_kept(self.shard(HoldKind::Lock, name).get_mut(name)?)
     }
 
     /// Ends every tenure that is kept, and returns them to be released.
     pub(crate) fn end_all_kept(&self) -> Vec<Arc<Hold>> {
         let mut ended = Vec::new();
-        self.each(|_, name| ended.extend(name.end_kept(Moment::now(), |_| true)));
+        self.each(|_, name| ended.extend(end_kept(name)));
         ended
     }
 
@@ -262,9 +262,12 @@ impl Names {
 
     /// Signals the first call that the lock may be free. Returns `false` if no call waits for it.
     pub(crate) fn wake(&self, kind: HoldKind, name: &str) -> bool {
+        let mut shard = self.shard(kind, name);
+        let Some(known) = shard.get_mut(name) else { return false };
         let mut step = NameStep::new(Moment::now());
-        let is_woken =
-            self.shard(kind, name).get_mut(name).is_some_and(|name| name.wake(&mut step));
+        known.step_name(NameInput::Woken, &mut step);
+        let is_woken = known.has_first_call();
+        drop(shard);
         tell(step.actions);
         is_woken
     }
@@ -274,8 +277,8 @@ impl Names {
         let now = clock::now();
         let mut step = NameStep::new(Moment::now());
         self.each(|_, name| {
-            name.rely_on_nothing(now, &mut step);
-            name.wake(&mut step);
+            name.step_name(NameInput::Interrupted(now), &mut step);
+            name.step_name(NameInput::Woken, &mut step);
         });
         tell(step.actions);
     }
@@ -284,7 +287,7 @@ impl Names {
     pub(crate) fn note_echo(&self, name: &str) {
         for kind in [HoldKind::Read, HoldKind::Lock] {
             if let Some(known) = self.shard(kind, name).get_mut(name) {
-                known.note_echo();
+                known.step_name(NameInput::Echo, &mut NameStep::new(Moment::now()));
             }
         }
     }
@@ -313,6 +316,7 @@ impl Names {
         Turn {
             now: clock::now(),
             step: NameStep::new(Moment::now()),
+            is_closed: self.closed.load(Ordering::SeqCst),
             listens: self.is_listening(),
             missed_messages: self.has_missed_messages(),
             withdraws: store.withdraws(),
@@ -391,6 +395,13 @@ impl Names {
         let shards = &self.shards[usize::from(!matches!(kind, HoldKind::Lock))];
         shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)].lock()
     }
+}
+
+/// Ends the tenure of a name if it is kept, and returns it to be released.
+fn end_kept(name: &mut Name<Arc<Parker>>) -> Option<Arc<Hold>> {
+    let kept = name.kept()?.clone();
+    let mut step = NameStep::new(Moment::now());
+    if name.step_hold(&kept, HoldInput::EndKept, &mut step) { Some(kept) } else { None }
 }
 
 /// A thread that sleeps outside the names.
@@ -502,8 +513,9 @@ pub(super) mod tests {
     use crate::base::clock::{Moment, end_of};
     use crate::config::LockOptions;
     use crate::protocol::call::tests::caller;
+    use crate::protocol::name::tests::Ending;
     use crate::protocol::name::tests::{granted, held, turn};
-    use crate::protocol::name::{Call, Ending, Next, Outcome};
+    use crate::protocol::name::{Call, Input, Next, Outcome};
     use crate::protocol::tenure::Tenure;
     use std::thread;
 
@@ -533,14 +545,17 @@ pub(super) mod tests {
             let call = Call::new(hold.clone(), &caller(options), parker.clone());
             let next = self.with(hold, |name| {
                 self.check_open()?;
-                Ok(name.call(call, false, &mut turn()))
+                Ok(name.step(Input::Call { call, rejoins: false }, &mut turn()))
             });
             next.map(|next| (parker, next))
         }
 
         pub(in crate::local) fn end(&self, hold: &Arc<Hold>, hands_off: bool) -> Ending {
             self.with(&hold.id, |name| {
-                name.end(hold, hands_off, self.can_keep(), &mut NameStep::new(Moment::now()))
+                let can_keep = self.can_keep();
+                let mut step = NameStep { can_keep, ..NameStep::new(Moment::now()) };
+                let is_in_time = name.step_hold(hold, HoldInput::End { hands_off }, &mut step);
+                Ending::take(is_in_time, &mut step.actions)
             })
         }
 
@@ -548,7 +563,8 @@ pub(super) mod tests {
         pub(in crate::local) fn call_that_waits(&self, kind: HoldKind, name: &str) -> Arc<Parker> {
             let hold = id(kind, name);
             let (parker, _) = self.call(&hold, &LockOptions::default()).expect("open");
-            self.with(&hold, |name| name.reply(Moment::now(), held(), None, &mut turn()));
+            let input = Input::Reply { sent: Moment::now(), reply: held(), next: None };
+            self.with(&hold, |name| name.step(input, &mut turn()));
             parker
         }
 
@@ -560,8 +576,8 @@ pub(super) mod tests {
 
         /// Has the first call, which asks, get the lock.
         fn acquire(&self, hold: &HoldId) -> Arc<Hold> {
-            let next =
-                self.with(hold, |name| name.reply(Moment::now(), granted(&[]), None, &mut turn()));
+            let input = Input::Reply { sent: Moment::now(), reply: granted(&[]), next: None };
+            let next = self.with(hold, |name| name.step(input, &mut turn()));
             match next {
                 Next::Done(Outcome::Acquired(hold)) => hold,
                 other => panic!("{other:?}"),
@@ -585,7 +601,7 @@ pub(super) mod tests {
         assert_eq!(over.was_lost(), Some(false));
         let next = signal();
         assert_eq!(next.was_lost(), None);
-        names.with(&lock, |name| name.lose(&hold, &mut NameStep::new(Moment::now())));
+        lose(&names, &hold);
         assert_eq!([over.was_lost(), next.was_lost()], [Some(false), Some(true)]);
     }
 
@@ -658,7 +674,8 @@ pub(super) mod tests {
     }
 
     fn lose(names: &Names, hold: &Arc<Hold>) {
-        names.with(&hold.id, |name| name.lose(hold, &mut NameStep::new(Moment::now())));
+        let mut step = NameStep::new(Moment::now());
+        names.with(&hold.id, |name| name.step_hold(hold, HoldInput::Gone, &mut step));
     }
 
     fn is_wanted(names: &Names, hold: &Hold) -> bool {
@@ -684,7 +701,9 @@ pub(super) mod tests {
         assert_eq!(end(|names, _| names.set_listening(false), true), released);
         assert_eq!(end(|names, _| names.close(), true), released);
         let set_wanted = |names: &Names, hold: &Arc<Hold>| {
-            names.with(&hold.id, |name| name.set_wanted(hold.id.nonce));
+            let wanted = NameInput::Wanted(hold.id.nonce);
+            let mut step = NameStep::new(Moment::now());
+            names.with(&hold.id, |name| name.step_name(wanted, &mut step));
         };
         assert_eq!(end(set_wanted, true), released);
         assert_eq!(end(lose, true), (Ending::Lost, 0));

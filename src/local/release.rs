@@ -4,23 +4,23 @@
 //! Decides whether a hold is handed off to a waiter or released in the store, and when the next
 //! waiter may try.
 
-use std::borrow::Cow;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use std::{mem, slice};
 
 use crossbeam_channel::unbounded;
+use smallvec::SmallVec;
 
 use crate::base::clock::{self, Moment, end_of};
 use crate::base::sync::receive;
 use crate::error::Result;
 use crate::local::hold_requests::{OnHoldReply, add_outcome, ask, retry, set_depth};
 use crate::local::names::Pauses;
+use crate::local::parker::perform_each;
 use crate::local::shared::{Shared, Unsent};
 use crate::protocol::call::{Caller, Wait};
 use crate::protocol::hold::{Hold, HoldFailure};
-use crate::protocol::name::Ending;
+use crate::protocol::name::{Action, HoldInput};
 use crate::store::request::{Change, HoldReply, HoldRequest, PostedChange};
 
 /// Releases a level of a hold, or the holds of a set, which have one level each, and waits for the
@@ -46,31 +46,26 @@ fn end(shared: &Shared, holds: &[Arc<Hold>], hands_off: bool) -> Result<()> {
         return end_level(shared, first);
     }
     let mut result = Ok(());
-    let mut released = Cow::Borrowed(holds);
+    let mut released = SmallVec::<[Arc<Hold>; 1]>::new();
     let mut awaited = Awaited::new(shared);
-    for (place, hold) in holds.iter().enumerate() {
-        let ending = end_locally(shared, hold, hands_off);
-        if let Ending::Released { is_awaited } = ending {
-            if is_awaited {
-                awaited.holds.push(hold);
-            }
-            if let Cow::Owned(released) = &mut released {
+    for hold in holds {
+        match end_locally(shared, hold, hands_off) {
+            Ending::GoesOn => {}
+            Ending::Lost => finish(&mut result, hold, Err(HoldFailure::of(hold))),
+            Ending::Released { is_awaited } => {
                 released.push(hold.clone());
+                if is_awaited {
+                    awaited.holds.push(hold);
+                }
             }
-            continue;
-        }
-        released.to_mut().truncate(place);
-        if ending == Ending::Lost {
-            finish(&mut result, hold, Err(HoldFailure::of(hold)));
         }
     }
     let mut retry = retry(shared, first, Wait::No);
     let pauses = Pauses::of_request(&shared.names);
-    let ended = released.clone();
-    let unsent = Unsent::new(shared, &ended);
+    let unsent = Unsent::new(shared, &released);
     ask(
         shared,
-        released,
+        &released,
         &mut retry,
         &pauses,
         |hold| shared.names.begin_release(hold),
@@ -235,24 +230,37 @@ fn release_unawaited(shared: &Shared, holds: &[Arc<Hold>], write_by: Option<Inst
     }
 }
 
+/// What has become of a hold for which its thread has no more use.
+#[derive(Clone, Copy)]
+enum Ending {
+    /// Its tenure goes on: with the next call, with other readers, or because the lock is kept.
+    GoesOn,
+    /// It was lost, or had ended, before.
+    Lost,
+    /// It is to be released. If that is awaited, a call tries once the release was sent.
+    Released { is_awaited: bool },
+}
+
 /// Ends a hold in this process: from here on it is not renewed, or it is another thread's if it was
 /// handed off. What was lost does not exist any more, or is being cleaned up.
 fn end_locally(shared: &Shared, hold: &Arc<Hold>, hands_off: bool) -> Ending {
     // First: from here on a call of this thread waits like any other.
     shared.held_locks.remove(hold);
-    let (ending, actions) = shared.reporter.end_here(hold, hands_off);
-    let times = shared.times_for(hold.lease());
-    shared.perform(&hold.id.name, times, Wait::No, actions);
-    match ending {
-        Ending::GoesOn => {}
-        Ending::Released { .. } => {
-            shared.counters.held.fetch_sub(1, Ordering::Relaxed);
-        }
-        Ending::Lost => {
-            // The thread that reports a loss lets the next waiter try.
-            shared.reporter.expire(hold);
-        }
+    let (is_in_time, actions) = shared.reporter.begin_step(hold, HoldInput::End { hands_off });
+    if !is_in_time {
+        // The thread that reports a loss lets the next waiter try.
+        shared.reporter.expire(hold);
+        return Ending::Lost;
     }
+    let mut ending = Ending::GoesOn;
+    perform_each(actions, |action| {
+        if let Action::Release { is_awaited, .. } = action {
+            // Together with those of the other holds of a set.
+            ending = Ending::Released { is_awaited };
+        } else {
+            shared.perform(&hold.id.name, shared.times_for(hold.lease()), Wait::No, action);
+        }
+    });
     ending
 }
 
@@ -272,7 +280,7 @@ fn post_depth(shared: &Shared, hold: &Arc<Hold>, depth: u32) {
         write_by: deadline,
         on_reply: Box::new(move |reply| match reply {
             Ok(HoldReply::Done | HoldReply::Wanted) => {}
-            Ok(HoldReply::Gone) => reporter.lose(&held),
+            Ok(HoldReply::Gone) => drop(reporter.step(&held, HoldInput::Gone)),
             Err(failure) => reporter.log_failed_level(&held, &failure),
         }),
     }]);

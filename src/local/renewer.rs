@@ -132,9 +132,9 @@ impl Renewer {
         }
     }
 
-    /// Reports the holds of a tenure that last for long.
-    pub(crate) fn watch_long(&self, hold: &Arc<Hold>, after: Duration) {
-        self.send_work(Moment::now().after(after), Scheduled::Long(hold.clone()));
+    /// Looks then whether a hold has lasted for long.
+    pub(crate) fn look_at_long(&self, hold: Arc<Hold>, due: Moment) {
+        self.send_work(due, Scheduled::Long(hold));
     }
 
     /// Releases a newly kept lock once no thread has used it for long enough: then, or later.

@@ -23,12 +23,13 @@ use crate::base::clock::{self, Moment, end_of};
 use crate::base::maps::RandomState;
 use crate::base::shrink;
 use crate::base::sync::{sleep, spawn};
+use crate::local::parker::perform_each;
 use crate::local::renewer::{
     Incoming, Message, Payment, Scheduled, Shutdown, ShutdownCall, unconfirmed,
 };
 use crate::local::reporter::Reporter;
 use crate::protocol::hold::{Hold, HoldFailure, NextStep, TOGETHER};
-use crate::protocol::name::Renewal;
+use crate::protocol::name::{Action, HoldInput};
 use crate::protocol::tenure::Tenure;
 use crate::store::background::{JobOutcome, JobRunner};
 use crate::store::hold_id::HoldId;
@@ -163,7 +164,7 @@ impl RenewerThread {
                 Message::Force(id, _noted) => drop(self.force(&id)),
                 Message::Lose(id, _lost) => {
                     for hold in self.force(&id) {
-                        self.reporter.lose(&hold);
+                        self.reporter.step(&hold, HoldInput::Gone);
                     }
                 }
                 Message::Watch => {
@@ -203,14 +204,9 @@ impl RenewerThread {
             return self.timers.add_lease(hold);
         }
         // Ended instead of renewed. The release is left to a later turn.
-        if !self.reporter.expire(&hold) && self.reporter.end(&hold) {
+        if !self.reporter.expire(&hold) && self.reporter.step(&hold, HoldInput::ShutDown) {
             self.reporter.renewer.pay(hold);
         }
-    }
-
-    /// Reports how the release of a hold goes, unless that is known.
-    fn report_end(&self, hold: &Arc<Hold>, outcome: &Result<(), HoldFailure>) {
-        self.reporter.step(&hold.id, |name, step| name.end_release(hold, outcome, step));
     }
 
     /// Ends all leases, and tries again now to remove in-doubt holds.
@@ -234,7 +230,7 @@ impl RenewerThread {
         let holds: Vec<_> = holds.filter(|hold| hold.id == *id).cloned().collect();
         for hold in &holds {
             // Who only has the message does not know the kind.
-            self.reporter.names.with(&hold.id, |name| name.set_forced(hold));
+            self.reporter.step(hold, HoldInput::Forced);
         }
         holds
     }
@@ -247,14 +243,14 @@ impl RenewerThread {
         };
         let now = clock::now();
         if shutdown.calls.iter().all(|call| call.deadline <= now) {
-            let failed = Err(HoldFailure::Failed(shutdown.failure()));
+            let failure = shutdown.failure();
             for payment in self.payments() {
-                let debt = &payment.debt;
-                if payment.has_failed {
-                    self.report_end(debt, &failed);
+                let input = if payment.has_failed {
+                    HoldInput::ReleaseFailed(&failure)
                 } else {
-                    self.reporter.names.with(&debt.id, |name| name.tell_over(debt));
-                }
+                    HoldInput::Abandoned
+                };
+                self.reporter.step(&payment.debt, input);
             }
         }
         let is_complete = self.reporter.counters.unfinished.load(Ordering::SeqCst) == 0 && {
@@ -285,11 +281,13 @@ impl RenewerThread {
                 Scheduled::Check(hold) => Some(self.check_of(hold)),
                 Scheduled::Hold(hold) => self.renew(hold),
                 Scheduled::Kept(hold) => {
-                    self.look_at_kept(hold);
+                    self.reporter.step(hold, HoldInput::KeptDue);
                     None
                 }
                 Scheduled::Long(hold) => {
-                    self.look_at_long(hold);
+                    if let Some(after) = self.reporter.warn_held {
+                        self.reporter.step(hold, HoldInput::LongDue { after });
+                    }
                     None
                 }
                 Scheduled::Payment(payment) => Some(self.change_of(payment)),
@@ -305,17 +303,21 @@ impl RenewerThread {
     /// Returns the request that renews a lease, if that is due. A call may have renewed it since it
     /// was scheduled, or released the lock.
     fn renew(&mut self, hold: &Arc<Hold>) -> Option<Change> {
-        match self.reporter.step(&hold.id, |name, step| name.renew(hold, step)) {
-            Renewal::Due(change) => return Some(change),
-            Renewal::At(due) => self.timers.add_at(due, Scheduled::Hold(hold.clone())),
-            Renewal::Over => {}
-        }
-        None
+        let (_, actions) = self.reporter.begin_step(hold, HoldInput::Due);
+        let mut due = None;
+        perform_each(actions, |action| match action {
+            Action::Renew(change) => due = Some(change),
+            Action::RenewAt(hold, due) => self.timers.add_at(due, Scheduled::Hold(hold)),
+            other => drop(self.reporter.perform(other)),
+        });
+        due
     }
 
     /// Returns the change that checks whether a hold exists.
     fn check_of(&self, hold: &Hold) -> Change {
-        self.reporter.names.with(&hold.id, |name| name.to_check(hold))
+        self.reporter
+            .names
+            .with(&hold.id, |name| name.tenure(hold).map_or(Change::Check, Tenure::to_check))
     }
 
     /// Returns the change that pays a debt, to be sent now.
@@ -327,25 +329,6 @@ impl RenewerThread {
         self.reporter.names.begin_release(debt)
     }
 
-    /// Releases a kept lock that no thread has used for long enough, or looks at it again later:
-    /// not at once, because a thread may be asking for more of its tokens. A lock in use is looked
-    /// at again once it is kept again.
-    fn look_at_kept(&mut self, hold: &Arc<Hold>) {
-        let next = self.reporter.step(&hold.id, |name, step| name.look_at_kept(hold, step));
-        if let Some(due) = next {
-            let due = due.max(Moment::now().after(COLLECT_TIME));
-            self.timers.add_at(due, Scheduled::Kept(hold.clone()));
-        }
-    }
-
-    fn look_at_long(&mut self, hold: &Arc<Hold>) {
-        let Some(after) = self.reporter.warn_held else { return };
-        let next = self.reporter.step(&hold.id, |name, step| name.look_at_long(hold, after, step));
-        if let Some(due) = next {
-            self.timers.add_at(due, Scheduled::Long(hold.clone()));
-        }
-    }
-
     fn finish_jobs(&mut self, outcomes: Vec<(u64, JobOutcome)>) {
         for (id, outcome) in outcomes {
             match self.jobs.remove(id) {
@@ -354,8 +337,8 @@ impl RenewerThread {
                     Scheduled::Check(hold) | Scheduled::Kept(hold) | Scheduled::Long(hold),
                     _,
                 )) => match outcome.map(|reply| reply.hold) {
-                    Ok(HoldReply::Gone) => self.reporter.lose(&hold),
-                    Ok(HoldReply::Wanted) => self.reporter.set_wanted(&hold),
+                    Ok(HoldReply::Gone) => drop(self.reporter.step(&hold, HoldInput::Gone)),
+                    Ok(HoldReply::Wanted) => drop(self.reporter.step(&hold, HoldInput::Wanted)),
                     Ok(HoldReply::Done) | Err(_) => {}
                 },
                 Some((Scheduled::Payment(payment), _)) => self.finish_payment(payment, outcome),
@@ -371,23 +354,21 @@ impl RenewerThread {
         match outcome.map(|reply| reply.hold) {
             Ok(reply @ (HoldReply::Done | HoldReply::Wanted)) => {
                 if reply == HoldReply::Wanted {
-                    self.reporter.set_wanted(&hold);
+                    self.reporter.step(&hold, HoldInput::Wanted);
                 }
-                let now = Moment::now();
-                let is_late = hold.is_nearly_over(now);
+                let is_late = hold.is_nearly_over(Moment::now());
                 let lease = hold.next_lease(sent).duration;
-                let names = &self.reporter.names;
-                names.with(&hold.id, |name| name.renewed(&hold, sent, lease, now));
+                self.reporter.step(&hold, HoldInput::Renewed { sent, lease });
                 self.reporter.record_reply(&hold.id.name);
                 self.reporter.outages.record_renewal(is_late);
                 self.schedule_lease(hold);
             }
             // Not left to the short-lived thread, whose payment would not wake this one.
             Ok(HoldReply::Gone) if hold.may_begin => {
-                self.reporter.lose(&hold);
+                self.reporter.step(&hold, HoldInput::Gone);
             }
             Ok(HoldReply::Gone) => {
-                if self.reporter.mark_lost(&hold) {
+                if self.reporter.step(&hold, HoldInput::FoundGone) {
                     self.gone.push(hold);
                 }
             }
@@ -395,7 +376,8 @@ impl RenewerThread {
                 let now = Moment::now();
                 // Well before the deadline, even if that is near: a shorter outage loses nothing.
                 let pause = (hold.lease() / RETRIES).min(hold.remaining(now));
-                self.reporter.record_failed_renewal(&hold, &failure);
+                self.reporter.outages.record_failed_renewal(&hold.id.name, &failure);
+                self.reporter.step(&hold, HoldInput::RenewalFailed(&failure));
                 self.timers.add_at(now.after(pause), Scheduled::Hold(hold));
             }
         }
@@ -414,7 +396,7 @@ impl RenewerThread {
                     // Whatever happens, calls behind the hold must go on.
                     let look = AssertUnwindSafe(|| reporter.look(&hold, deadline));
                     catch_unwind(look).unwrap_or_default();
-                    reporter.end_gone(&hold);
+                    reporter.step(&hold, HoldInput::LookedUp);
                 }
             });
             if spawned.is_ok() {
@@ -423,7 +405,7 @@ impl RenewerThread {
         }
         // Without a look the cause stays unknown, but threads wait for these holds to end.
         for hold in &gone {
-            self.reporter.end_gone(hold);
+            self.reporter.step(hold, HoldInput::LookedUp);
         }
     }
 
@@ -440,7 +422,8 @@ impl RenewerThread {
                 reporter.record_reply(&debt.id.name);
                 payment.has_failed = false;
                 payment.unconfirmed = payment.unconfirmed.saturating_sub(1);
-                settle(reporter, &debt, &debt.release_outcome(Ok(reply.hold)));
+                let outcome = debt.release_outcome(Ok(reply.hold));
+                reporter.step(&debt, HoldInput::Paid(&outcome));
             }
             Err(failure) => {
                 payment.has_failed = true;
@@ -448,8 +431,7 @@ impl RenewerThread {
                     shutdown.last_failure = Some(failure.clone());
                     // No call waits for the next attempt.
                     if shutdown.calls.is_empty() {
-                        let failed = Err(HoldFailure::Failed(failure.clone()));
-                        self.report_end(&debt, &failed);
+                        reporter.step(&debt, HoldInput::ReleaseFailed(&failure));
                     }
                 }
                 if !payment.unregisters {
@@ -463,7 +445,8 @@ impl RenewerThread {
             if let Some(shutdown) = &mut self.shutdown {
                 shutdown.outlived = true;
             }
-            settle(reporter, &debt, &Err(HoldFailure::Failed(unconfirmed())));
+            let outcome = Err(HoldFailure::Failed(unconfirmed()));
+            reporter.step(&debt, HoldInput::Paid(&outcome));
         }
     }
 
@@ -504,11 +487,6 @@ impl RenewerThread {
         }
         sleep(PANIC_PAUSE);
     }
-}
-
-/// Ends a debt, once it is paid or its lease is over.
-fn settle(reporter: &Reporter, debt: &Arc<Hold>, outcome: &Result<(), HoldFailure>) {
-    reporter.step(&debt.id, |name, step| name.settle_debt(debt, outcome, step));
 }
 
 /// The requests on their way, and the work behind each.

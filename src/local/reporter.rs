@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::base::clock::{self, Moment};
 use crate::base::event_thread::Events;
 use crate::base::failure::Failure;
-use crate::error::{Error, Loss, LossCause};
+use crate::error::{Error, Loss};
 use crate::event::Event;
 use crate::local::deadlock::{Circle, Deadlocks};
 use crate::local::names::Names;
@@ -22,11 +22,11 @@ use crate::local::parker::{Parker, Signal, perform_each};
 use crate::local::renewer::Renewer;
 use crate::protocol::call::{CallSite, Caller, Wait};
 use crate::protocol::hold::{Hold, HoldFailure};
-use crate::protocol::name::{Action, Actions, Ending, HoldReport, Name, NameStep};
+use crate::protocol::name::{Action, Actions, HoldInput, HoldReport, NameInput, NameStep};
 use crate::protocol::tenure::Tenure;
 use crate::stats::Counters;
 use crate::store::Store;
-use crate::store::hold_id::{HoldId, HoldKind};
+use crate::store::hold_id::HoldKind;
 use crate::store::request::{HoldReply, Look};
 
 /// Reports to the user, and begins and ends holds in the wait queues, the counters and the renewer.
@@ -76,30 +76,29 @@ impl Reporter {
         }
     }
 
-    /// Gives the machine of a name an input about a hold, reports what that says while the name is
-    /// locked, and then performs the other actions.
-    pub(super) fn step<T>(
-        &self,
-        id: &HoldId,
-        input: impl FnOnce(&mut Name<Arc<Parker>>, &mut NameStep<Arc<Parker>>) -> T,
-    ) -> T {
-        let (result, actions) = self.names.with(id, |name| self.input(name, input));
-        // Other threads may give the name inputs from here on.
+    /// Gives the machine of a name an input about a hold, and performs what follows. Returns `false`
+    /// if the input came too late.
+    pub(super) fn step(&self, hold: &Arc<Hold>, input: HoldInput<'_>) -> bool {
+        let (is_in_time, actions) = self.begin_step(hold, input);
         self.perform_all(actions);
-        result
+        is_in_time
     }
 
-    /// Gives the machine of a name, which is locked, an input, and reports what that says. Returns
-    /// the other actions.
-    fn input<T>(
+    /// Like `step`, but leaves the actions that are no reports to the caller. Other threads may
+    /// give the name inputs meanwhile.
+    pub(super) fn begin_step(
         &self,
-        name: &mut Name<Arc<Parker>>,
-        input: impl FnOnce(&mut Name<Arc<Parker>>, &mut NameStep<Arc<Parker>>) -> T,
-    ) -> (T, Actions<Arc<Parker>>) {
-        let mut step = NameStep::new(Moment::now());
-        let result = input(name, &mut step);
-        self.report(&mut step.actions);
-        (result, step.actions)
+        hold: &Arc<Hold>,
+        input: HoldInput<'_>,
+    ) -> (bool, Actions<Arc<Parker>>) {
+        self.names.with(&hold.id, |name| {
+            // Under the lock of the name: whoever closes the client later finds what is kept.
+            let can_keep = self.names.can_keep();
+            let mut step = NameStep { can_keep, ..NameStep::new(Moment::now()) };
+            let is_in_time = name.step_hold(hold, input, &mut step);
+            self.report(&mut step.actions);
+            (is_in_time, step.actions)
+        })
     }
 
     fn perform_all(&self, actions: Actions<Arc<Parker>>) {
@@ -130,6 +129,7 @@ impl Reporter {
             }
             Action::Finish => drop(counters.unfinished.fetch_sub(1, Ordering::SeqCst)),
             Action::LookAfter(kept, due) => renewer.look_after_kept(kept, due),
+            Action::LookAtLong(hold, due) => renewer.look_at_long(hold, due),
             Action::Owe(debt) => renewer.pay(debt),
             Action::Report(report) => self.report_one(&report),
             Action::Tell(parker, next) => parker.send(Signal::Next(next)),
@@ -142,10 +142,13 @@ impl Reporter {
     /// the hold lost, and after the ends of the holds before it: a lock has one hold at a time.
     pub(super) fn begin(&self, hold: &Arc<Hold>, caller: &Caller) {
         // What the name was used as before has ended, too.
-        let ended = self.names.with_other_kind(&hold.id, |name| self.input(name, Name::end_debts));
-        if let Some(((), actions)) = ended {
-            self.perform_all(actions);
-        }
+        let ended = self.names.with_other_kind(&hold.id, |name| {
+            let mut step = NameStep::new(Moment::now());
+            name.step_name(NameInput::IsOthers, &mut step);
+            self.report(&mut step.actions);
+            step.actions
+        });
+        self.perform_all(ended.unwrap_or_default());
         if !caller.in_set {
             self.report_acquired(hold, caller);
         }
@@ -161,8 +164,10 @@ impl Reporter {
         sent: Moment,
         caller: &Caller,
     ) -> Option<Arc<Hold>> {
-        let id = tenure.hold.id.clone();
-        let hold = self.step(&id, |name, step| name.begin_beside(tenure, sent, step))?;
+        let hold = tenure.hold.clone();
+        if !self.step(&hold, HoldInput::Begin { tenure, sent }) {
+            return None;
+        }
         self.begin(&hold, caller);
         Some(hold)
     }
@@ -174,7 +179,7 @@ impl Reporter {
         self.counters.unfinished.fetch_add(1, Ordering::SeqCst);
         self.renewer.add_lease(hold);
         if let Some(after) = self.warn_held {
-            self.renewer.watch_long(hold, after);
+            self.renewer.look_at_long(hold.clone(), Moment::now().after(after));
         }
     }
 
@@ -182,13 +187,13 @@ impl Reporter {
     /// which was kept. Returns `false` if it was lost on the way: no call gets it then.
     pub(super) fn begin_next(&self, hold: &Arc<Hold>, caller: &Caller) -> bool {
         let begin = if caller.in_set { None } else { Some(caller.begin) };
-        self.step(&hold.id, |name, step| name.begin_hold_of(hold, begin, step))
+        self.step(hold, HoldInput::Accept { begin })
     }
 
     /// Reports that a hold has begun. If it is lost already, neither its beginning nor its end is
     /// reported.
     pub(super) fn report_acquired(&self, hold: &Arc<Hold>, caller: &Caller) {
-        self.step(&hold.id, |name, step| name.report_begin(hold, caller.begin, step));
+        self.step(hold, HoldInput::Acquired { begin: caller.begin });
     }
 
     /// Tells the program, by events, log and counters.
@@ -233,6 +238,15 @@ impl Reporter {
                     reason: failure.source.to_string(),
                 });
                 self.log_failed_release(name, site, failure);
+            }
+            HoldReport::RenewalFailing { hold, fence, remaining, failure } => {
+                self.counters.failed_renewals.fetch_add(1, Ordering::Relaxed);
+                self.events.emit(|| Event::RenewalFailing {
+                    name: hold.id.name.to_string(),
+                    fence: *fence,
+                    remaining: *remaining,
+                    reason: failure.source.to_string(),
+                });
             }
             HoldReport::HeldLong { hold, fence, site, held } => {
                 self.report_long(hold, *fence, site, *held);
@@ -345,23 +359,6 @@ impl Reporter {
         }
     }
 
-    /// Records that a renewal was not confirmed. Reports that if the previous one was, and there is
-    /// time to try again.
-    pub(super) fn record_failed_renewal(&self, hold: &Hold, failure: &Failure) {
-        let name = &*hold.id.name;
-        self.outages.record_failed_renewal(name, failure);
-        let now = Moment::now();
-        if self.names.with(&hold.id, |name| name.renewal_failed(hold, failure, now)) {
-            self.counters.failed_renewals.fetch_add(1, Ordering::Relaxed);
-            self.events.emit(|| Event::RenewalFailing {
-                name: name.to_owned(),
-                fence: hold.fence(),
-                remaining: hold.remaining(now),
-                reason: failure.source.to_string(),
-            });
-        }
-    }
-
     /// Records whether messages of other clients arrive. If not, they cannot ask for what is kept:
     /// it is released.
     pub(super) fn set_listening(&self, listening: bool) {
@@ -371,58 +368,24 @@ impl Reporter {
         }
     }
 
-    /// Notes that another client waits for a lock, and has it released if it is only kept.
-    pub(super) fn set_wanted(&self, hold: &Arc<Hold>) {
-        self.step(&hold.id, |name, step| name.set_hold_wanted(hold, step));
-    }
-
-    /// Ends a hold that its thread no longer needs: it is not renewed from here on, or it is the
-    /// next call's. If its tenure goes on, its end is reported. Returns what is left to do.
-    pub(super) fn end_here(
-        &self,
-        hold: &Arc<Hold>,
-        hands_off: bool,
-    ) -> (Ending, Actions<Arc<Parker>>) {
-        self.names.with(&hold.id, |name| {
-            let may_keep = self.names.can_keep();
-            self.input(name, |name, step| name.end(hold, hands_off, may_keep, step))
-        })
-    }
-
-    /// Ends a hold without its holder. Returns `false` if it has ended or is lost already.
-    pub(super) fn end(&self, hold: &Arc<Hold>) -> bool {
-        self.step(&hold.id, |name, step| name.shut_down(hold, step))
-    }
-
-    /// Ends a hold that goes on without its guard. Returns `false` if it has ended or is lost
-    /// already.
-    pub(super) fn leave(&self, hold: &Arc<Hold>) -> bool {
-        self.step(&hold.id, |name, step| name.leave_hold(hold, step))
-    }
-
     /// Finds a hold lost if its deadline has passed. Returns `true` for the one call that does.
     pub(super) fn expire(&self, hold: &Arc<Hold>) -> bool {
         // Most have not, which is known without the lock of the name.
-        hold.cause_at_deadline(Moment::now()).is_some()
-            && self.step(&hold.id, |name, step| name.expire(hold, step))
+        hold.cause_at_deadline(Moment::now()).is_some() && self.step(hold, HoldInput::Deadline)
     }
 
-    /// Like `lose`, and looks until the deadline which client has the lock now. The hold counts as
-    /// lost at once; those that watch it are told after the look, so that they can learn the cause.
+    /// Finds a hold lost because the store does not have it any more, and looks until the deadline
+    /// which client has the lock now. The hold counts as lost at once; those that watch it are told
+    /// after the look, so that they can learn the cause.
     pub(super) fn lose_and_look(&self, hold: &Arc<Hold>, deadline: Instant) {
-        if self.mark_lost(hold) {
+        if self.step(hold, HoldInput::FoundGone) {
             self.look(hold, deadline);
-            self.end_gone(hold);
+            self.step(hold, HoldInput::LookedUp);
         }
     }
 
-    /// Marks a hold as lost because the store does not have it any more. `end_gone` follows.
-    pub(super) fn mark_lost(&self, hold: &Hold) -> bool {
-        self.names.with(&hold.id, |name| name.mark_lost(hold, LossCause::Gone))
-    }
-
     /// Asks the server which client holds the lock after a hold of this client has disappeared.
-    pub(super) fn look(&self, hold: &Hold, deadline: Instant) {
+    pub(super) fn look(&self, hold: &Arc<Hold>, deadline: Instant) {
         let Some(store) = self.store.as_ref().and_then(Weak::upgrade) else { return };
         // Without a reply, all that is known is that the hold is gone.
         let Ok(report) = store.report(&hold.id.name, Look::All, deadline) else { return };
@@ -433,25 +396,8 @@ impl Reporter {
         let by = holders.next().map(|(_, holder)| holder.into_holder().client);
         // Another thread of this client may have it by now, which explains nothing.
         if let Some(by) = by.filter(|by| **by != *hold.id.client) {
-            self.names.with(&hold.id, |name| name.set_taken(hold, by));
+            self.step(hold, HoldInput::TakenBy(by));
         }
-    }
-
-    /// Finds a hold lost because the store does not have it any more.
-    pub(super) fn lose(&self, hold: &Arc<Hold>) {
-        self.step(&hold.id, |name, step| name.lose(hold, step));
-    }
-
-    /// Ends a hold that was marked as lost because it is gone, unless a new one has shown that.
-    pub(super) fn end_gone(&self, hold: &Arc<Hold>) {
-        self.step(&hold.id, |name, step| name.tell_lost(hold, hold.may_begin, step));
-    }
-
-    /// Has a debt paid, and remembers it until then.
-    pub(super) fn owe(&self, debt: Arc<Hold>) {
-        // A call that begins in between finds it, and pays it first.
-        self.names.with(&debt.id, |name| name.owe(debt.clone()));
-        self.renewer.pay(debt);
     }
 
     /// Reports what the reply to a posted release says.
@@ -471,7 +417,7 @@ impl Reporter {
     /// Reports how a hold has ended whose release was not confirmed, before the next holder reports
     /// its own.
     pub(super) fn settle(&self, hold: &Arc<Hold>, outcome: &Result<(), HoldFailure>) {
-        self.step(&hold.id, |name, step| name.settle(hold, outcome, step));
+        self.step(hold, HoldInput::Released(outcome));
         if matches!(outcome, Err(HoldFailure::Lost)) {
             // Where the hold was gone, the servers of a quorum took the client off those that wait.
             self.names.wake(hold.id.kind, &hold.id.name);
@@ -485,7 +431,9 @@ pub(super) mod tests {
     use crate::config::LockOptions;
     use crate::protocol::call::tests::caller;
     use crate::protocol::hold::Grant;
+    use crate::protocol::name::tests::Ending;
     use crate::protocol::signals::EndSignal;
+    use crate::store::hold_id::HoldId;
     use crossbeam_channel::TryRecvError;
     use std::convert::Infallible;
     use std::sync::Barrier;
@@ -508,20 +456,43 @@ pub(super) mod tests {
     impl Reporter {
         /// Adds a tenure to its name.
         pub(in crate::local) fn add(&self, tenure: Tenure) -> Arc<Hold> {
-            let id = tenure.hold.id.clone();
-            let begins = |name: &mut Name<_>, step: &mut NameStep<_>| {
-                name.begin_beside(tenure, step.now, step)
-            };
-            self.step(&id, begins).expect("no later hold")
+            let hold = tenure.hold.clone();
+            let begins = self.step(&hold, HoldInput::Begin { tenure, sent: Moment::now() });
+            assert!(begins, "there is no later hold");
+            hold
         }
 
         pub(in crate::local) fn end_signal(&self, hold: &Hold) -> EndSignal {
             self.names.with(&hold.id, |name| name.end_signal(hold, None))
         }
 
+        /// Ends a hold as a shutdown does.
+        pub(in crate::local) fn end(&self, hold: &Arc<Hold>) -> bool {
+            self.step(hold, HoldInput::ShutDown)
+        }
+
+        /// Ends a hold that goes on without its guard.
+        pub(in crate::local) fn leave(&self, hold: &Arc<Hold>) -> bool {
+            self.step(hold, HoldInput::Leave)
+        }
+
+        /// Finds that the store does not have a hold any more.
+        pub(in crate::local) fn lose(&self, hold: &Arc<Hold>) -> bool {
+            self.step(hold, HoldInput::Gone)
+        }
+
+        /// Ends a hold whose thread no longer needs it.
+        fn end_here(&self, hold: &Arc<Hold>) -> Ending {
+            let (is_in_time, mut actions) =
+                self.begin_step(hold, HoldInput::End { hands_off: true });
+            let ending = Ending::take(is_in_time, &mut actions);
+            self.perform_all(actions);
+            ending
+        }
+
         /// Reports how the release of a hold has gone.
         fn end_release(&self, hold: &Arc<Hold>, outcome: &Result<(), HoldFailure>) {
-            self.step(&hold.id, |name, step| name.end_release(hold, outcome, step));
+            self.step(hold, HoldInput::Paid(outcome));
         }
     }
 
@@ -616,9 +587,9 @@ pub(super) mod tests {
             reporter.report_acquired(&hold, &caller(&keeping));
             if lost_first {
                 reporter.lose(&hold);
-                assert_eq!(reporter.end_here(&hold, true).0, Ending::Lost);
+                assert_eq!(reporter.end_here(&hold), Ending::Lost);
             } else {
-                assert_eq!(reporter.end_here(&hold, true).0, Ending::GoesOn);
+                assert_eq!(reporter.end_here(&hold), Ending::GoesOn);
                 reporter.lose(&hold);
             }
             let [acquired, released, lost] = reported(&reporter);
@@ -668,11 +639,11 @@ pub(super) mod tests {
                 reporter.begin_renewal(&hold);
                 hold
             });
-            assert!(reporter.end(&ended) && (!looks || reporter.mark_lost(&lost)));
+            assert!(reporter.end(&ended) && (!looks || reporter.step(&lost, HoldInput::FoundGone)));
             reporter.add(new);
             assert_eq!(reported(&reporter), [2, 1, 1]);
             assert!(lost.is_lost(Moment::now()));
-            reporter.end_gone(&lost);
+            reporter.step(&lost, HoldInput::LookedUp);
             assert_eq!(reported(&reporter), [2, 1, 1]);
             assert_eq!(reporter.counters.to_stats().held, 0);
             assert_eq!(reporter.counters.unfinished.load(Ordering::SeqCst), 0);
@@ -703,12 +674,11 @@ pub(super) mod tests {
         let (reporter, hold) = acquired();
         let reported = || reporter.counters.failed_renewals.load(Ordering::Relaxed);
         for _ in 0..3 {
-            reporter.record_failed_renewal(&hold, &Failure::late());
+            reporter.step(&hold, HoldInput::RenewalFailed(&Failure::late()));
         }
         assert_eq!(reported(), 1);
-        let now = Moment::now();
-        reporter.names.with(&hold.id, |name| name.renewed(&hold, now, LEASE, now));
-        reporter.record_failed_renewal(&hold, &Failure::late());
+        reporter.step(&hold, HoldInput::Renewed { sent: Moment::now(), lease: LEASE });
+        reporter.step(&hold, HoldInput::RenewalFailed(&Failure::late()));
         assert_eq!(reported(), 2);
     }
 }

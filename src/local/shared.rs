@@ -22,7 +22,7 @@ use crate::config::{Config, Mechanism};
 use crate::error::{Error, Result};
 use crate::local::listener::Listening;
 use crate::local::names::Names;
-use crate::local::parker::{Parker, perform_each};
+use crate::local::parker::Parker;
 use crate::local::renewer;
 use crate::local::renewer_thread;
 use crate::local::reporter::Reporter;
@@ -30,7 +30,7 @@ use crate::net::factory::ConnectionCounters;
 use crate::net::server::Pools;
 use crate::protocol::call::{CallTimes, Caller, Wait};
 use crate::protocol::hold::{Hold, HoldFailure};
-use crate::protocol::name::{Action, Actions};
+use crate::protocol::name::{Action, HoldInput};
 use crate::protocol::signals::EndSignal;
 use crate::stats::{Counters, Stats};
 use crate::store::Store;
@@ -125,43 +125,37 @@ impl Shared {
 
     /// Lets the next waiter try, once the release of a hold was sent: not before, because the
     /// waiter may have the connections wait for replicas or disks.
-    pub(super) fn let_next_try(&self, hold: &Hold) {
+    pub(super) fn let_next_try(&self, hold: &Arc<Hold>) {
         self.names.end_hold(hold);
         self.wake_first(hold.id.kind, &hold.id.name);
     }
 
-    /// Performs the actions of the machine of a name, which is unlocked by now, one by one in their
-    /// order. The times and the wait are those of the call that is under way: no request delays it
-    /// for longer.
+    /// Performs an action of the machine of a name, which is unlocked by now. The times and the wait
+    /// are those of the call that is under way: no request delays it for longer.
     pub(super) fn perform(
         &self,
         name: &str,
         times: CallTimes,
         wait: Wait,
-        actions: Actions<Arc<Parker>>,
+        action: Action<Arc<Parker>>,
     ) {
-        perform_each(actions, |action| {
-            if let Some(action) = self.reporter.perform(action) {
-                self.perform_one(name, times, wait, action);
-            }
-        });
-    }
-
-    /// Performs an action for which requests may be sent.
-    fn perform_one(&self, name: &str, times: CallTimes, wait: Wait, action: Action<Arc<Parker>>) {
+        let Some(action) = self.reporter.perform(action) else { return };
+        // For these, requests may be sent.
         match action {
-            Action::LetNextTry(hold) => self.let_next_try(&hold),
             Action::Listen(_) => self.listening.start(&*self.store),
             Action::RecordFailure(failure, pause) => {
                 self.reporter.outages.record_failed_call(name, &failure, pause);
             }
-            Action::Release(hold) => {
+            Action::Release { hold, is_awaited } => {
                 let now = clock::now();
                 let write_by = times.request_deadline(wait, now).min(now + POST_MOMENT);
                 self.post_releases(slice::from_ref(&hold), Some(write_by));
                 // Only now: a subscriber must not delay the release.
                 if let Some(span) = hold.span.take() {
                     span.close(hold.is_lost(Moment::now()));
+                }
+                if is_awaited {
+                    self.let_next_try(&hold);
                 }
             }
             Action::Unregister(hold) => self.listening.unregister(&*self.store, &hold, times),
@@ -289,7 +283,7 @@ impl Shared {
             // servers every request has an id of its own.
             self.reporter.renewer.pay(debt);
         } else {
-            self.reporter.owe(debt);
+            self.reporter.step(&debt, HoldInput::Owed);
         }
     }
 

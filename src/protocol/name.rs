@@ -1,10 +1,11 @@
 //! The conversation that one client has about one name: which of its calls waits for what, what is
 //! asked of the servers, and what each reply, message and end of a wait means.
 //!
-//! A deterministic machine: every method takes an input and says what to do next, and none of them
-//! blocks, reads a clock or does I/O. The runtime (`local/acquire.rs`) calls them while it has the
-//! name locked, and performs the actions that they add to a list. The first call carries the
-//! conversation: its thread sends the requests. All others are parked, and actions tell them.
+//! A deterministic machine, which takes an input ([`Name::step`], [`Name::step_name`],
+//! [`Name::step_hold`]) and says what follows from it. It never blocks, reads a clock or does I/O.
+//! The runtime (`local/`) gives it inputs while it has the name locked, and performs the actions
+//! that it adds to a list. The first call carries the conversation: its thread sends the requests.
+//! All others are parked, and actions tell them.
 //!
 //! ```text
 //!             call            reply: Acquired            end, next in tenure
@@ -63,9 +64,10 @@ use crate::protocol::retry::{HeldPauses, RetryPolicy, is_outage};
 use crate::protocol::signals::{EndSignal, WantedSignal};
 use crate::protocol::tenure::{Tenure, TenurePhase, Use};
 use crate::store::hold_id::{HoldId, HoldKind};
-use crate::store::request::{
-    Acquire, AcquireReply, Change, Registration, SHARERS_MAX, Unused, is_granted,
-};
+use crate::store::request::{Acquire, AcquireReply, Change, Registration, SHARERS_MAX, is_granted};
+
+/// The least pause between two looks at a kept lock.
+const KEPT_PAUSE: Duration = Duration::from_millis(5);
 
 /// How long a call that does not wait gives another client to release a lock that is only kept.
 const RECALL_TIME: Duration = Duration::from_millis(50);
@@ -88,21 +90,26 @@ pub(crate) struct Call<P> {
 /// What the thread of a call does next.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// Sends this request, and passes the reply to [`Name::reply`].
+    /// Sends this request, and goes on with [`Input::Reply`].
     Ask(Ask),
-    /// Asks for this change of a hold, and passes the outcome to [`Name::changed`].
+    /// Asks for this change of a hold, and goes on with [`Input::Changed`].
     Change(HoldId, Change),
-    /// Releases these holds of the client, and passes the outcome to [`Name::changed`].
+    /// Releases these holds of the client, and goes on with [`Input::Changed`].
     Pay(Vec<Arc<Hold>>),
-    /// Parks until it is told something. If that takes until then, goes on with [`Name::due`].
+    /// Parks until it is told something. If that takes until then, goes on with [`Input::Due`].
     Park {
         until: Option<Instant>,
         /// Whether another owner has the lock, or another call comes first.
         contended: bool,
     },
-    /// It is the call's turn: goes on with [`Name::due`].
+    /// It is the call's turn: goes on with [`Input::Due`].
     Turn,
     Done(Outcome),
+}
+
+impl Next {
+    /// Waits for what it is told, or is about to be.
+    const AWAIT: Self = Self::Park { until: None, contended: false };
 }
 
 /// A request for holds.
@@ -146,9 +153,13 @@ pub(crate) enum Outcome {
     Alone,
     /// Without a hold: another owner holds the lock.
     Busy,
+    /// Without a hold: the client is closed.
+    Closed,
     Failed(Failure),
     /// With the next hold of a tenure.
     HandedOff(Arc<Hold>),
+    /// It has left, because its wait was cancelled or its thread panics.
+    Left,
     /// With a hold of readers, which has one more now.
     Shared(Arc<Hold>),
     /// With the next hold of a tenure that was kept.
@@ -161,6 +172,8 @@ pub(crate) struct Turn<P> {
     pub(crate) now: Instant,
     /// The same by the clock of leases, and what follows.
     pub(crate) step: NameStep<P>,
+    /// Whether the client is closed, and takes no new calls.
+    pub(crate) is_closed: bool,
     /// Whether messages of other clients arrive from all places.
     pub(crate) listens: bool,
     /// Whether messages of other clients may have been missed a moment ago.
@@ -177,13 +190,15 @@ pub(crate) struct Turn<P> {
 /// One step of the machine: when an input comes, by the clock of leases, and what follows from it.
 pub(crate) struct NameStep<P> {
     pub(crate) now: Moment,
+    /// Whether locks may be kept: other clients can ask for them, and the client is open.
+    pub(crate) can_keep: bool,
     /// Two at most, as a rule, which allocate nothing.
     pub(crate) actions: Actions<P>,
 }
 
 impl<P> NameStep<P> {
     pub(crate) fn new(now: Moment) -> Self {
-        Self { now, actions: Actions::new() }
+        Self { now, can_keep: false, actions: Actions::new() }
     }
 }
 
@@ -204,19 +219,24 @@ pub(crate) enum Action<P> {
     CountHold,
     /// Counts that a tenure is over, for which a shutdown waits.
     Finish,
-    /// Lets the next call try: the release of this hold was sent.
-    LetNextTry(Arc<Hold>),
     /// Receives messages of other clients about this hold.
     Listen(HoldId),
     /// Looks then whether a kept lock has been unused for long enough.
     LookAfter(Arc<Hold>, Moment),
+    /// Looks then whether a hold has lasted for too long.
+    LookAtLong(Arc<Hold>, Moment),
     /// Leaves a debt to the renewer.
     Owe(Arc<Hold>),
     /// Records that a request has failed, and how long the call pauses before it repeats it, if it
     /// does.
     RecordFailure(Failure, Option<Duration>),
-    /// Sends the release of a hold that has ended here.
-    Release(Arc<Hold>),
+    /// Sends the release of a hold that has ended here. If that is `awaited`, goes on with
+    /// [`HoldInput::ReleaseSent`].
+    Release { hold: Arc<Hold>, is_awaited: bool },
+    /// Asks for this change of a hold, which renews it.
+    Renew(Change),
+    /// Looks at a lease again then.
+    RenewAt(Arc<Hold>, Moment),
     /// Reports what has begun or ended, before the name is unlocked: so no later hold is reported
     /// before.
     Report(HoldReport),
@@ -255,6 +275,13 @@ pub(crate) enum HoldReport {
         site: CallSite,
         failure: Failure,
     },
+    /// A renewal has failed, unlike the one before, and there is time to try again.
+    RenewalFailing {
+        hold: Arc<Hold>,
+        fence: u64,
+        remaining: Duration,
+        failure: Failure,
+    },
     /// It lasts for long.
     HeldLong {
         hold: Arc<Hold>,
@@ -264,29 +291,104 @@ pub(crate) enum HoldReport {
     },
 }
 
-/// What the renewer does with a lease that was due.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Renewal {
-    /// Asks for this change, now.
-    Due(Change),
-    /// Looks again then.
-    At(Moment),
-    /// Nothing.
-    Over,
+/// What happens to a call. Numbers are those of calls.
+pub(crate) enum Input<P> {
+    /// A call wants a hold. It comes behind all others, or in front of them if it `rejoins`: it was
+    /// given a hold, and has lost it on the way.
+    Call { call: Call<P>, rejoins: bool },
+    /// A call wants a hold by itself, beside those that wait: no message reaches it. It releases
+    /// these debts of the client if they are in its way.
+    CallAlone { call: Call<P>, debts: Vec<Arc<Hold>> },
+    /// The reply has come to the request of the first call, which was sent at that time.
+    Reply {
+        sent: Moment,
+        reply: Result<AcquireReply, Failure>,
+        /// The hold to ask for next if the store withdraws what it has not granted: that must not
+        /// be requested again.
+        next: Option<HoldId>,
+    },
+    /// The change was made for which the first call has asked, or has failed.
+    Changed(Result<(), Failure>),
+    /// It is the turn of this call, or its time to park is over.
+    Due(u64),
+    /// The wait of this call is cancelled. If its request is on its way, the reply comes first.
+    Cancelled(u64),
+    /// The thread of this call panics, and reads no reply.
+    Panicked(u64),
 }
 
-/// How a hold ends in this process, and what its thread does next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
-    /// Its tenure goes on, with the next call, with other readers, or because the lock is kept.
-    GoesOn,
-    /// It was lost, or had ended, before.
-    Lost,
-    /// The thread sends its release.
-    Released {
-        /// Whether a call is to try once that was sent.
-        is_awaited: bool,
-    },
+/// What happens to a name, whatever calls there are.
+#[derive(Clone, Copy)]
+pub(crate) enum NameInput {
+    /// The lock may be free.
+    Woken,
+    /// An echo has come: what servers tell the client arrives.
+    Echo,
+    /// Messages may have been missed until then. A call that relies on them goes on as if it never
+    /// had.
+    Interrupted(Instant),
+    /// Another client waits for the lock, and knows the nonce of its hold.
+    Wanted(u64),
+    /// Another client has the name, or this one as another kind: no debt is left.
+    IsOthers,
+}
+
+/// What happens to a hold.
+pub(crate) enum HoldInput<'a> {
+    /// Its tenure begins, by no conversation, with a request sent at that time.
+    Begin { tenure: Tenure, sent: Moment },
+    /// A call that was given the next hold of a tenure goes on with it. It began at that time, if
+    /// its hold is reported now.
+    Accept { begin: Option<Instant> },
+    /// A call that began at that time has it, with all holds that it has called for.
+    Acquired { begin: Instant },
+    /// Its thread no longer needs it. With `hands_off`, the tenure passes to the next call if the
+    /// terms of that allow it, or the lock is kept.
+    End { hands_off: bool },
+    /// It goes on without its guard.
+    Leave,
+    /// The client is shut down.
+    ShutDown,
+    /// The lock, if it is kept, is not kept any longer.
+    EndKept,
+    /// Its release was sent.
+    ReleaseSent,
+    /// Its release has ended so.
+    Released(&'a Result<(), HoldFailure>),
+    /// Its release, which the renewer repeats, has failed so far, and no thread waits for it.
+    ReleaseFailed(&'a Failure),
+    /// The renewer has released it, or tries no longer.
+    Paid(&'a Result<(), HoldFailure>),
+    /// It is a debt: no call has it, and it may exist in the store until it was released.
+    Owed,
+    /// No thread waits any longer for its release, of which the outcome is not known.
+    Abandoned,
+    /// Its deadline may have passed.
+    Deadline,
+    /// The store does not have it any more.
+    Gone,
+    /// The same, of which its guards know at once. `LookedUp` follows when it is known why.
+    FoundGone,
+    /// This other client has its lock now.
+    TakenBy(String),
+    /// What can be learnt about its loss is known.
+    LookedUp,
+    /// It was ended by force, by a message.
+    Forced,
+    /// Another client waits for the lock.
+    Wanted,
+    /// The store will notify this client when another one waits.
+    WillBeTold,
+    /// Its lease is due to be renewed, or to be found lost.
+    Due,
+    /// A request sent at that time has renewed it.
+    Renewed { sent: Moment, lease: Duration },
+    /// A renewal has failed.
+    RenewalFailed(&'a Failure),
+    /// Its lock may have been kept unused for long enough.
+    KeptDue,
+    /// It may have been held for longer than this.
+    LongDue { after: Duration },
 }
 
 /// What a client does about one name. It exists while a call of the client wants or has the lock,
@@ -682,9 +784,78 @@ impl<P: Clone> Name<P> {
         matches!(self.state, State::Idle) && self.tenures.is_empty()
     }
 
+    /// Takes an input about a call, and returns what the thread of the call does next.
+    pub(crate) fn step(&mut self, input: Input<P>, turn: &mut Turn<P>) -> Next {
+        match input {
+            // Whoever closes it later finds the call.
+            Input::Call { .. } | Input::CallAlone { .. } if turn.is_closed => {
+                Next::Done(Outcome::Closed)
+            }
+            Input::Call { call, rejoins } => self.call(call, rejoins, turn),
+            Input::CallAlone { call, debts } => self.begin_alone(call, debts, turn),
+            Input::Reply { sent, reply, next } => self.reply(sent, reply, next, turn),
+            Input::Changed(outcome) => self.changed(outcome, turn),
+            Input::Due(number) => self.due(number, turn),
+            Input::Cancelled(number) if self.asks(number) => Next::AWAIT,
+            Input::Cancelled(number) | Input::Panicked(number) => self.leave(number, turn),
+        }
+    }
+
+    /// Takes an input about all calls and holds.
+    pub(crate) fn step_name(&mut self, input: NameInput, step: &mut NameStep<P>) {
+        match input {
+            NameInput::Woken => self.wake(step),
+            NameInput::Echo => self.note_echo(),
+            NameInput::Interrupted(now) => self.rely_on_nothing(now, step),
+            NameInput::Wanted(nonce) => self.set_wanted(nonce),
+            NameInput::IsOthers => {
+                let debts = self.debts();
+                self.end_debts_or_lose(&debts, step);
+            }
+        }
+    }
+
+    /// Takes an input about a hold. Returns `false` if it comes too late to have an effect: because
+    /// the hold has ended or was lost before, or what it says was known.
+    pub(crate) fn step_hold(
+        &mut self,
+        hold: &Arc<Hold>,
+        input: HoldInput<'_>,
+        step: &mut NameStep<P>,
+    ) -> bool {
+        match input {
+            HoldInput::Begin { tenure, sent } => self.begin_beside(tenure, sent, step),
+            HoldInput::Accept { begin } => self.accept(hold, begin, step),
+            HoldInput::Acquired { begin } => self.report_begin(hold, begin, step),
+            HoldInput::End { hands_off } => self.end(hold, hands_off, step),
+            HoldInput::Leave => self.leave_hold(hold, step),
+            HoldInput::ShutDown => self.shut_down(hold, step),
+            HoldInput::EndKept => self.end_kept(hold, step.now),
+            HoldInput::ReleaseSent => self.end_hold(hold, step),
+            HoldInput::Released(outcome) => self.settle(hold, outcome, step),
+            HoldInput::ReleaseFailed(failure) => self.release_failed(hold, failure, step),
+            HoldInput::Paid(outcome) => self.settle_debt(hold, outcome, step),
+            HoldInput::Owed => self.owe(hold, step),
+            HoldInput::Abandoned => self.change_tenure(hold, Tenure::tell_over),
+            HoldInput::Deadline => self.expire(hold, step),
+            HoldInput::Gone => self.lose(hold, step),
+            HoldInput::FoundGone => self.mark_lost(hold, LossCause::Gone),
+            HoldInput::TakenBy(client) => self.change_tenure(hold, |it| it.set_taken(client)),
+            HoldInput::LookedUp => self.tell_lost(hold, hold.may_begin, step),
+            HoldInput::Forced => self.change_tenure(hold, Tenure::set_forced),
+            HoldInput::Wanted => self.set_hold_wanted(hold, step),
+            HoldInput::WillBeTold => self.change_tenure(hold, Tenure::set_told),
+            HoldInput::Due => self.renew(hold, step),
+            HoldInput::Renewed { sent, lease } => self.renewed(hold, sent, lease, step.now),
+            HoldInput::RenewalFailed(failure) => self.renewal_failed(hold, failure, step),
+            HoldInput::KeptDue => self.look_at_kept(hold, step),
+            HoldInput::LongDue { after } => self.look_at_long(hold, after, step),
+        }
+    }
+
     /// Adds a call: as the first if there is none, else behind all others, or in front of them if
-    /// it `rejoins`: it was given a hold, and has lost it on the way.
-    pub(crate) fn call(&mut self, call: Call<P>, rejoins: bool, turn: &mut Turn<P>) -> Next {
+    /// it `rejoins`.
+    fn call(&mut self, call: Call<P>, rejoins: bool, turn: &mut Turn<P>) -> Next {
         if let State::Kept(kept) = &self.state {
             let kept = kept.clone();
             return self.call_for_kept(call, &kept, turn);
@@ -805,12 +976,7 @@ impl<P: Clone> Name<P> {
     }
 
     /// Begins a conversation that has this call only, and that no message reaches.
-    pub(crate) fn begin_alone(
-        &mut self,
-        call: Call<P>,
-        debts: Vec<Arc<Hold>>,
-        turn: &Turn<P>,
-    ) -> Next {
+    fn begin_alone(&mut self, call: Call<P>, debts: Vec<Arc<Hold>>, turn: &Turn<P>) -> Next {
         self.tenures = debts.into_iter().map(Tenure::owed).collect();
         self.begin(call, Registration::None, Purpose::ACQUIRE, turn)
     }
@@ -840,7 +1006,7 @@ impl<P: Clone> Name<P> {
     /// Takes the reply to the request of the first call, which was sent at `sent`. `next` is the
     /// hold to ask for next if the store withdraws what it has not granted: that must not be
     /// requested again.
-    pub(crate) fn reply(
+    fn reply(
         &mut self,
         sent: Moment,
         reply: Result<AcquireReply, Failure>,
@@ -1163,7 +1329,7 @@ impl<P: Clone> Name<P> {
     }
 
     /// Goes on after the change was made for which the first call has asked, or has failed.
-    pub(crate) fn changed(&mut self, outcome: Result<(), Failure>, turn: &mut Turn<P>) -> Next {
+    fn changed(&mut self, outcome: Result<(), Failure>, turn: &mut Turn<P>) -> Next {
         let mut talk = self.take_talk();
         match (talk.take_purpose(), outcome) {
             (Purpose::Pay(debts), Ok(())) => {
@@ -1300,7 +1466,7 @@ impl<P: Clone> Name<P> {
     }
 
     /// Goes on with a call that was told that it is its turn, or whose time to park is over.
-    pub(crate) fn due(&mut self, number: u64, turn: &mut Turn<P>) -> Next {
+    fn due(&mut self, number: u64, turn: &mut Turn<P>) -> Next {
         if let State::Waiting(talk) = &self.state
             && talk.first.number == number
         {
@@ -1333,7 +1499,7 @@ impl<P: Clone> Name<P> {
                 self.time_out(call, place == 0, turn)
             }
             // It was told something else.
-            None => Next::Park { until: None, contended: false },
+            None => Next::AWAIT,
         }
     }
 
@@ -1397,9 +1563,9 @@ impl<P: Clone> Name<P> {
         }
     }
 
-    /// Removes a call whose wait is cancelled, or whose thread panics. Returns `false` if it was
-    /// told how it ends.
-    pub(crate) fn leave(&mut self, number: u64, turn: &mut Turn<P>) -> bool {
+    /// Removes a call whose wait is cancelled, or whose thread panics, unless it was told how it
+    /// ends.
+    fn leave(&mut self, number: u64, turn: &mut Turn<P>) -> Next {
         if let State::Asking(talk) | State::Waiting(talk) = &self.state
             && talk.first.number == number
         {
@@ -1418,19 +1584,11 @@ impl<P: Clone> Name<P> {
                 self.give_back(&spare, turn);
             }
             turn.step.actions.extend(recalled.map(Action::Unregister));
-            return true;
+            return Next::Done(Outcome::Left);
         }
-        let call = self.take_behind(number);
-        if let Some((_, call)) = &call {
-            self.end_call(call, turn);
-        }
-        call.is_some()
-    }
-
-    /// Removes a call, unless its request is on its way: then the reply decides how it ends.
-    /// Returns `false` in that case, or if it was told.
-    pub(crate) fn leave_unless_asking(&mut self, number: u64, turn: &mut Turn<P>) -> bool {
-        !self.asks(number) && self.leave(number, turn)
+        let Some((_, call)) = self.take_behind(number) else { return Next::AWAIT };
+        self.end_call(&call, turn);
+        Next::Done(Outcome::Left)
     }
 
     /// Removes a call behind the first, and returns it with its place.
@@ -1460,35 +1618,38 @@ impl<P: Clone> Name<P> {
 
     fn doubt(&mut self, hold: HoldId, lease: Duration, may_begin: bool, turn: &mut Turn<P>) {
         let debt = Arc::new(Hold::debt(hold, lease, may_begin));
-        if !turn.withdraws {
-            self.owe(debt.clone());
+        if turn.withdraws {
+            // With independent servers every request has an id of its own.
+            turn.step.actions.push(Action::Owe(debt));
+        } else {
+            self.owe(&debt, &mut turn.step);
         }
-        turn.step.actions.push(Action::Owe(debt));
     }
 
     /// Releases a tenure that the first call cannot use.
     fn give_up_kept(&mut self, kept: &Arc<Hold>, turn: &mut Turn<P>) {
         if self.end_tenure(kept, turn.step.now) {
-            turn.step.actions.push(Action::Release(kept.clone()));
+            turn.step.actions.push(Action::Release { hold: kept.clone(), is_awaited: false });
         }
     }
 
-    /// Lets the first call try, because the lock may be free. Returns `false` if no call asks.
-    pub(crate) fn wake(&mut self, step: &mut NameStep<P>) -> bool {
+    /// Lets the first call try, because the lock may be free.
+    fn wake(&mut self, step: &mut NameStep<P>) {
         match &mut self.state {
             State::Asking(talk) => talk.hurry = Hurry::MayBeFree,
             State::Waiting(talk) => {
-                if mem::replace(&mut talk.hurry, Hurry::MayBeFree) == Hurry::No {
+                let was_told = talk.hurry != Hurry::No;
+                talk.hurry = Hurry::MayBeFree;
+                if !was_told {
                     step.actions.push(Action::Tell(talk.first.port.clone(), Next::Turn));
                 }
             }
-            _ => return false,
+            _ => {}
         }
-        true
     }
 
     /// Notes that an echo has come.
-    pub(crate) fn note_echo(&mut self) {
+    fn note_echo(&mut self) {
         if let State::Asking(talk) | State::Waiting(talk) = &mut self.state {
             // From here on a long pause is safe: the end of what is in the way will be heard.
             talk.hears = true;
@@ -1496,7 +1657,7 @@ impl<P: Clone> Name<P> {
     }
 
     /// Notes that messages may be missed. A call that relies on them goes on as if it never had.
-    pub(crate) fn rely_on_nothing(&mut self, now: Instant, step: &mut NameStep<P>) {
+    fn rely_on_nothing(&mut self, now: Instant, step: &mut NameStep<P>) {
         let is_parked = matches!(self.state, State::Waiting(_));
         let (State::Asking(talk) | State::Waiting(talk)) = &mut self.state else { return };
         talk.hears = false;
@@ -1511,8 +1672,8 @@ impl<P: Clone> Name<P> {
         }
     }
 
-    /// Like `wake`, if the first call is parked between two requests: returns the next one, which
-    /// may be sent before the thread is awake, and the port of the call.
+    /// Like [`NameInput::Woken`], if the first call is parked between two requests: returns the next
+    /// one, which may be sent before the thread is awake, and the port of the call.
     pub(crate) fn ask_ahead(&mut self, turn: &mut Turn<P>) -> Option<(P, Ask)> {
         let State::Waiting(talk) = &mut self.state else { return None };
         if talk.hurry != Hurry::No {
@@ -1564,9 +1725,16 @@ impl<P: Clone> Name<P> {
         debts.map(|debt| debt.hold.clone()).collect()
     }
 
-    /// Remembers a hold that no call has, and that may exist in the store until it was released.
-    pub(crate) fn owe(&mut self, debt: Arc<Hold>) {
-        self.add(Tenure::owed(debt));
+    /// Remembers a hold that no call has, and has it paid.
+    fn owe(&mut self, debt: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
+        self.add(Tenure::owed(debt.clone()));
+        step.actions.push(Action::Owe(debt.clone()));
+        true
+    }
+
+    /// Changes a tenure, unless it is over.
+    fn change_tenure(&mut self, hold: &Hold, change: impl FnOnce(&mut Tenure)) -> bool {
+        self.tenure_mut(hold).map(change).is_some()
     }
 
     /// Ends the holds of which a new one that excludes them shows that they are over: they were
@@ -1582,12 +1750,6 @@ impl<P: Clone> Name<P> {
             }
         }
         self.end_debts_or_lose(&over, step);
-    }
-
-    /// Ends the debts of a name that another client has, or this one as something else.
-    pub(crate) fn end_debts(&mut self, step: &mut NameStep<P>) {
-        let debts = self.debts();
-        self.end_debts_or_lose(&debts, step);
     }
 
     fn end_debts_or_lose(&mut self, over: &[Arc<Hold>], step: &mut NameStep<P>) {
@@ -1615,33 +1777,24 @@ impl<P: Clone> Name<P> {
             })
     }
 
-    /// Begins a tenure that came by no conversation, with a request sent at `sent`. `None` if a
-    /// later hold shows that it is over: between the reply and now, the thread may have paused.
-    pub(crate) fn begin_beside(
-        &mut self,
-        tenure: Tenure,
-        sent: Moment,
-        step: &mut NameStep<P>,
-    ) -> Option<Arc<Hold>> {
+    /// Begins a tenure that came by no conversation, with a request sent at `sent`. Returns `false`
+    /// if a later hold shows that it is over: between the reply and now, the thread may have
+    /// paused.
+    fn begin_beside(&mut self, tenure: Tenure, sent: Moment, step: &mut NameStep<P>) -> bool {
         if self.is_followed(&tenure.hold, sent) {
             // Redis grants a later hold only when this one has ended.
-            return None;
+            return false;
         }
         let hold = self.add(tenure);
         if hold.id.kind.is_exclusive() {
             self.end_others(&hold, step);
         }
-        Some(hold)
+        true
     }
 
-    /// Begins a hold for the thread that called for it at `begin`, if that is reported now. Returns
-    /// `false` if the hold was lost on the way: no call gets it then.
-    pub(crate) fn begin_hold_of(
-        &mut self,
-        hold: &Arc<Hold>,
-        begin: Option<Instant>,
-        step: &mut NameStep<P>,
-    ) -> bool {
+    /// Begins the hold that a call was given, and that is reported now if there is a time at which
+    /// the call began. Returns `false` if the hold was lost on the way: no call gets it then.
+    fn accept(&mut self, hold: &Arc<Hold>, begin: Option<Instant>, step: &mut NameStep<P>) -> bool {
         self.expire(hold, step);
         let begins = hold.is_valid(step.now);
         if begins && let Some(begin) = begin {
@@ -1652,33 +1805,23 @@ impl<P: Clone> Name<P> {
 
     /// Reports that a hold has begun, once. If it is lost already, neither its beginning nor its
     /// end is reported.
-    pub(crate) fn report_begin(
-        &mut self,
-        hold: &Arc<Hold>,
-        begin: Instant,
-        step: &mut NameStep<P>,
-    ) {
-        if let Some(tenure) = self.tenure_mut(hold)
-            && tenure.current().is_some()
-            && !mem::replace(&mut tenure.is_reported, true)
-        {
-            let report = HoldReport::Acquired { hold: hold.clone(), fence: hold.fence(), begin };
-            step.actions.push(Action::Report(report));
+    fn report_begin(&mut self, hold: &Arc<Hold>, begin: Instant, step: &mut NameStep<P>) -> bool {
+        let Some(tenure) = self.tenure_mut(hold) else { return false };
+        if tenure.current().is_none() || mem::replace(&mut tenure.is_reported, true) {
+            return false;
         }
+        let report = HoldReport::Acquired { hold: hold.clone(), fence: hold.fence(), begin };
+        step.actions.push(Action::Report(report));
+        true
     }
 
-    /// Ends a hold. With `hands_off`, the tenure passes to the next call if the terms of that call
-    /// allow it. Otherwise the lock is kept if the client `may_keep` it.
-    pub(crate) fn end(
-        &mut self,
-        hold: &Arc<Hold>,
-        hands_off: bool,
-        may_keep: bool,
-        step: &mut NameStep<P>,
-    ) -> Ending {
+    /// Ends a hold. With `hands_off`, the tenure passes to the next call if the terms of that allow
+    /// it, or the lock is kept. Otherwise it is released. Returns `false` if the hold was lost or
+    /// had ended.
+    fn end(&mut self, hold: &Arc<Hold>, hands_off: bool, step: &mut NameStep<P>) -> bool {
         let kind = hold.id.kind;
         if kind.row().is_shared && Self::remove_reader(hold, step.now) {
-            return Ending::GoesOn;
+            return true;
         }
         // A tenure beside the conversation passes to no call: those that wait do not know it.
         let is_handed_off = if !hands_off {
@@ -1686,17 +1829,20 @@ impl<P: Clone> Name<P> {
         } else if kind.row().is_several {
             self.hand_off_permit(hold, step)
         } else if kind.is_exclusive() && self.is_held_by(hold) {
-            self.hand_off(hold, may_keep, step)
+            self.hand_off(hold, step)
         } else {
             false
         };
         if is_handed_off {
-            return Ending::GoesOn;
+            return true;
         }
         if !self.end_tenure(hold, step.now) {
-            return Ending::Lost;
+            return false;
         }
-        Ending::Released { is_awaited: self.calls().next().is_some() }
+        step.actions.push(Action::CountEnd);
+        let is_awaited = self.calls().next().is_some();
+        step.actions.push(Action::Release { hold: hold.clone(), is_awaited });
+        true
     }
 
     /// Removes the guard of a reader. Returns `false`, and removes nothing, if it is the last one
@@ -1735,17 +1881,18 @@ impl<P: Clone> Name<P> {
 
     /// Gives the next call the next hold of the tenure, or keeps the lock if there is no such call.
     /// Returns `false` if neither can be.
-    fn hand_off(&mut self, hold: &Arc<Hold>, may_keep: bool, step: &mut NameStep<P>) -> bool {
+    fn hand_off(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
         let Some(next) = self.calls_behind().next() else {
             // From here on other clients must ask for the lock, so it is kept only if they can.
             let can_be_kept = self.tenure(hold).is_some_and(|tenure| tenure.can_be_kept(step.now));
-            if may_keep && can_be_kept {
+            let keeps = step.can_keep && can_be_kept;
+            if keeps {
                 self.keep(hold, step);
             }
-            return may_keep && can_be_kept;
+            return keeps;
         };
         if next.hold.kind != hold.id.kind
-            || !self.may_follow(hold, &next.caller, may_keep, step.now)
+            || !self.may_follow(hold, &next.caller, step.can_keep, step.now)
         {
             return false;
         }
@@ -1854,16 +2001,8 @@ impl<P: Clone> Name<P> {
 
     /// Ends a permit that was dropped for a call which does not get it.
     fn give_back(&mut self, permit: &Arc<Hold>, turn: &mut Turn<P>) {
-        match self.end(permit, true, false, &mut turn.step) {
-            Ending::GoesOn => {}
-            Ending::Lost => {
-                self.expire(permit, &mut turn.step);
-            }
-            Ending::Released { .. } => {
-                turn.step.actions.push(Action::CountEnd);
-                turn.step.actions.push(Action::Release(permit.clone()));
-                turn.step.actions.push(Action::LetNextTry(permit.clone()));
-            }
+        if !self.end(permit, true, &mut turn.step) {
+            self.expire(permit, &mut turn.step);
         }
     }
 
@@ -1898,16 +2037,19 @@ impl<P: Clone> Name<P> {
         ends
     }
 
-    /// Lets the next call try if this hold was in its way, and has ended.
-    pub(crate) fn end_hold(&mut self, hold: &Hold, step: &mut NameStep<P>) {
-        if self.is_held_by(hold) {
+    /// Lets the next call try if this hold was in its way, and has ended. Returns `false` if it was
+    /// not.
+    fn end_hold(&mut self, hold: &Hold, step: &mut NameStep<P>) -> bool {
+        let was_in_the_way = self.is_held_by(hold);
+        if was_in_the_way {
             self.advance(step);
         }
+        was_in_the_way
     }
 
     /// Ends a hold without its holder, as a shutdown does. Returns `false` if it has ended or is
     /// lost already.
-    pub(crate) fn shut_down(&mut self, hold: &Hold, step: &mut NameStep<P>) -> bool {
+    fn shut_down(&mut self, hold: &Hold, step: &mut NameStep<P>) -> bool {
         let ends = self.tenure_mut(hold).is_some_and(|tenure| {
             let was_held = tenure.current().is_some();
             let ends = tenure.end(step.now);
@@ -1924,7 +2066,7 @@ impl<P: Clone> Name<P> {
 
     /// Ends a hold that goes on without its guard. Returns `false` if it has ended or is lost
     /// already.
-    pub(crate) fn leave_hold(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
+    fn leave_hold(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
         let ends = self.tenure_mut(hold).is_some_and(|tenure| tenure.end(step.now));
         if ends {
             step.actions.push(Action::CountEnd);
@@ -1936,22 +2078,18 @@ impl<P: Clone> Name<P> {
         ends
     }
 
-    /// Returns the tokens that a tenure of writers has left.
-    pub(crate) fn unused(&self, hold: &Hold) -> Option<Unused> {
-        self.tenure(hold)?.unused()
-    }
-
     /// Records how a hold has ended that was released, and reports that, unless it is known
     /// already. What the store no longer has is forgotten; the renewer gets what may exist there.
-    pub(crate) fn settle(
+    fn settle(
         &mut self,
         hold: &Arc<Hold>,
         outcome: &Result<(), HoldFailure>,
         step: &mut NameStep<P>,
-    ) {
+    ) -> bool {
         let has_failed = matches!(outcome, Err(HoldFailure::Failed(_)));
         let may_exist = has_failed || hold.may_begin;
-        if self.report_end(hold, outcome, step) {
+        let is_new = self.report_end(hold, outcome, step);
+        if is_new {
             if may_exist {
                 step.actions.push(Action::Owe(hold.clone()));
             }
@@ -1961,30 +2099,44 @@ impl<P: Clone> Name<P> {
         if !has_failed {
             self.forget(hold);
         }
+        is_new
     }
 
     /// Like `settle`, for a debt that the renewer has paid, or pays no longer.
-    pub(crate) fn settle_debt(
+    fn settle_debt(
         &mut self,
         hold: &Arc<Hold>,
         outcome: &Result<(), HoldFailure>,
         step: &mut NameStep<P>,
-    ) {
-        self.end_release(hold, outcome, step);
+    ) -> bool {
+        let is_new = self.end_release(hold, outcome, step);
         self.forget(hold);
+        is_new
     }
 
-    /// Reports how the release of a tenure goes, if that is not known yet. The renewer goes on with
-    /// it.
-    pub(crate) fn end_release(
+    /// Reports that the release of a tenure has failed, if nothing was reported yet. The renewer
+    /// goes on with it.
+    fn release_failed(
+        &mut self,
+        hold: &Arc<Hold>,
+        failure: &Failure,
+        step: &mut NameStep<P>,
+    ) -> bool {
+        self.end_release(hold, &Err(HoldFailure::Failed(failure.clone())), step)
+    }
+
+    /// Reports how the release of a tenure goes, if that is not known yet.
+    fn end_release(
         &mut self,
         hold: &Arc<Hold>,
         outcome: &Result<(), HoldFailure>,
         step: &mut NameStep<P>,
-    ) {
-        if self.report_end(hold, outcome, step) {
+    ) -> bool {
+        let is_new = self.report_end(hold, outcome, step);
+        if is_new {
             step.actions.push(Action::Finish);
         }
+        is_new
     }
 
     /// Reports how a tenure has ended, if it is ending and its hold was reported. Returns `false`
@@ -2039,7 +2191,7 @@ impl<P: Clone> Name<P> {
 
     /// Finds a tenure lost if its deadline has passed, and reports that. Returns `false` if it was
     /// ended or lost before.
-    pub(crate) fn expire(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
+    fn expire(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
         let Some(cause) = hold.cause_at_deadline(step.now) else { return false };
         let is_first = self.mark_lost(hold, cause);
         if is_first {
@@ -2050,30 +2202,21 @@ impl<P: Clone> Name<P> {
     }
 
     /// Finds a tenure lost because the store no longer has it, and reports that.
-    pub(crate) fn lose(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) {
-        if self.mark_lost(hold, LossCause::Gone) {
-            self.tell_lost(hold, hold.may_begin, step);
-        }
+    fn lose(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
+        self.mark_lost(hold, LossCause::Gone) && self.tell_lost(hold, hold.may_begin, step)
     }
 
-    /// Marks a tenure as lost, of which its guards know at once. [`Name::tell_lost`] follows when
-    /// it is known why. Returns `false` if it was ended or lost before.
-    pub(crate) fn mark_lost(&mut self, hold: &Hold, cause: LossCause) -> bool {
+    /// Marks a tenure as lost, of which its guards know at once. `tell_lost` follows when it is
+    /// known why. Returns `false` if it was ended or lost before.
+    fn mark_lost(&mut self, hold: &Hold, cause: LossCause) -> bool {
         self.tenure_mut(hold).is_some_and(|tenure| tenure.lose(cause))
-    }
-
-    /// Records which other client has the lock of a hold that is gone.
-    pub(crate) fn set_taken(&mut self, hold: &Hold, by: String) {
-        if let Some(tenure) = self.tenure_mut(hold) {
-            tenure.set_taken(by);
-        }
     }
 
     /// Reports the loss of a tenure that was marked as lost, unless another input has, and cleans
     /// up after it. Only then the next call may try: it has its own reports.
-    pub(crate) fn tell_lost(&mut self, hold: &Arc<Hold>, may_exist: bool, step: &mut NameStep<P>) {
-        let Some(tenure) = self.tenure_mut(hold) else { return };
-        let TenurePhase::Lost(last) = &mut tenure.phase else { return };
+    fn tell_lost(&mut self, hold: &Arc<Hold>, may_exist: bool, step: &mut NameStep<P>) -> bool {
+        let Some(tenure) = self.tenure_mut(hold) else { return false };
+        let TenurePhase::Lost(last) = &mut tenure.phase else { return false };
         let last = last.take();
         tenure.phase = TenurePhase::Owed;
         // Those that watch the hold find the cause when they wake.
@@ -2094,41 +2237,33 @@ impl<P: Clone> Name<P> {
         }
         step.actions.push(Action::Finish);
         self.end_hold(hold, step);
+        true
     }
 
-    /// Ends the kept tenure if it is the one that is meant. Returns it, to be released.
-    pub(crate) fn end_kept(
-        &mut self,
-        now: Moment,
-        is_meant: impl FnOnce(&Tenure) -> bool,
-    ) -> Option<Arc<Hold>> {
-        let kept = self.kept()?.clone();
-        if !self.tenure(&kept).is_some_and(is_meant) {
-            return None;
-        }
-        if self.end_tenure(&kept, now) { Some(kept) } else { None }
+    /// Ends a tenure after which the lock is kept. Returns `false` if it is not, or its lease is
+    /// over.
+    fn end_kept(&mut self, hold: &Hold, now: Moment) -> bool {
+        let is_kept = self.kept().is_some_and(|kept| ptr::eq(&raw const **kept, hold));
+        is_kept && self.end_tenure(hold, now)
     }
 
-    /// Releases a kept lock that no call has used for long enough. Returns when to look again, if
-    /// it is still kept.
-    pub(crate) fn look_at_kept(
-        &mut self,
-        hold: &Arc<Hold>,
-        step: &mut NameStep<P>,
-    ) -> Option<Moment> {
-        let is_meant = |kept: &Tenure| {
-            ptr::eq(&raw const *kept.hold, &raw const **hold)
-                && kept.kept_end().is_some_and(|end| end <= step.now)
-        };
-        if let Some(kept) = self.end_kept(step.now, is_meant) {
-            step.actions.push(Action::Owe(kept));
-            return None;
+    /// Releases a kept lock that no call has used for long enough, or has it looked at again.
+    /// Returns `false` if there is nothing more to look at.
+    fn look_at_kept(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
+        let end = self.tenure(hold).and_then(Tenure::kept_end);
+        if end.is_some_and(|end| end <= step.now) && self.end_kept(hold, step.now) {
+            step.actions.push(Action::Owe(hold.clone()));
+            return false;
         }
-        self.tenure_mut(hold)?.next_look()
+        let next = self.tenure_mut(hold).and_then(Tenure::next_look);
+        // Not at once, because a thread may be asking for more of its tokens.
+        let next = next.map(|due| due.max(step.now.after(KEPT_PAUSE)));
+        step.actions.extend(next.map(|due| Action::LookAfter(hold.clone(), due)));
+        next.is_some()
     }
 
     /// Notes that another client waits for the hold with this nonce.
-    pub(crate) fn set_wanted(&mut self, nonce: u64) {
+    fn set_wanted(&mut self, nonce: u64) {
         match &mut self.state {
             State::Held(hold) if hold.id.nonce == nonce => {
                 // It is released when its guard ends, not handed off and not kept.
@@ -2143,12 +2278,12 @@ impl<P: Clone> Name<P> {
     }
 
     /// Notes that another client waits for a lock, and has it released if it is only kept.
-    pub(crate) fn set_hold_wanted(&mut self, hold: &Hold, step: &mut NameStep<P>) {
-        if let Some(tenure) = self.tenure_mut(hold) {
-            tenure.set_wanted();
+    fn set_hold_wanted(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
+        let is_new = self.change_tenure(hold, Tenure::set_wanted);
+        if self.end_kept(hold, step.now) {
+            step.actions.push(Action::Owe(hold.clone()));
         }
-        let kept = self.end_kept(step.now, |kept| kept.hold.id == hold.id);
-        step.actions.extend(kept.map(Action::Owe));
+        is_new
     }
 
     /// Returns the signal of waiting clients of a hold.
@@ -2156,17 +2291,6 @@ impl<P: Clone> Name<P> {
         match self.tenure_mut(hold) {
             Some(tenure) => tenure.wanted_signal(),
             None => WantedSignal::over(false),
-        }
-    }
-
-    /// Returns `true` if the store notifies this client when another one waits.
-    pub(crate) fn is_told(&self, hold: &Hold) -> bool {
-        self.tenure(hold).is_some_and(Tenure::is_told)
-    }
-
-    pub(crate) fn set_told(&mut self, hold: &Hold) {
-        if let Some(tenure) = self.tenure_mut(hold) {
-            tenure.set_told();
         }
     }
 
@@ -2180,75 +2304,57 @@ impl<P: Clone> Name<P> {
         signal
     }
 
-    /// Tells those that watch a hold that it is over, although it is not known yet how its release
-    /// ends.
-    pub(crate) fn tell_over(&mut self, hold: &Hold) {
-        if let Some(tenure) = self.tenure_mut(hold) {
-            tenure.tell_over();
-        }
-    }
-
-    /// Records a message that a tenure was ended by force.
-    pub(crate) fn set_forced(&mut self, hold: &Hold) {
-        if let Some(tenure) = self.tenure_mut(hold) {
-            tenure.set_forced();
-        }
-    }
-
-    /// Goes on with a lease that is due to be renewed, or to be found lost.
-    pub(crate) fn renew(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> Renewal {
+    /// Goes on with a lease that is due to be renewed, or to be found lost. Returns `false` if
+    /// there is nothing more to do about it.
+    fn renew(&mut self, hold: &Arc<Hold>, step: &mut NameStep<P>) -> bool {
         // This process may have been paused for longer than the lease.
         self.expire(hold, step);
-        let Some(tenure) = self.tenure(hold) else { return Renewal::Over };
+        let Some(tenure) = self.tenure(hold) else { return false };
+        let Some(next) = hold.next_step(tenure.is_renewed()) else { return false };
         // One that is due so soon can be renewed along with others.
         let soon = step.now.after(hold.lease() / TOGETHER);
-        match hold.next_step(tenure.is_renewed()) {
-            Some(next) if next.renews && next.due <= soon => {
-                Renewal::Due(tenure.to_renew(step.now))
-            }
-            Some(next) => Renewal::At(next.due),
-            None => Renewal::Over,
-        }
+        step.actions.push(if next.renews && next.due <= soon {
+            Action::Renew(tenure.to_renew(step.now))
+        } else {
+            Action::RenewAt(hold.clone(), next.due)
+        });
+        true
     }
 
     /// Records that a request sent at `sent` has renewed a hold for `lease`.
-    pub(crate) fn renewed(&mut self, hold: &Hold, sent: Moment, lease: Duration, now: Moment) {
+    fn renewed(&mut self, hold: &Hold, sent: Moment, lease: Duration, now: Moment) -> bool {
         // From before the request, because Redis may have executed it at any time since.
         hold.extend(sent, lease, now);
         // Any reply shows that, not only those to the renewer.
-        if let Some(tenure) = self.tenure_mut(hold)
-            && mem::take(&mut tenure.failing)
-        {
-            tenure.set_last_failure(None);
-        }
+        self.change_tenure(hold, Tenure::end_failures)
     }
 
-    /// Records that a renewal has failed. Returns `true` if the one before had not, and there is
+    /// Records that a renewal has failed, and reports that if the one before had not, and there is
     /// time to try again.
-    pub(crate) fn renewal_failed(&mut self, hold: &Hold, failure: &Failure, now: Moment) -> bool {
+    fn renewal_failed(
+        &mut self,
+        hold: &Arc<Hold>,
+        failure: &Failure,
+        step: &mut NameStep<P>,
+    ) -> bool {
         let Some(tenure) = self.tenure_mut(hold) else { return false };
         // Also when the lease is over by now: the loss is then explained by this failure.
         tenure.set_last_failure(Some(failure));
-        !hold.remaining(now).is_zero() && !mem::replace(&mut tenure.failing, true)
-    }
-
-    /// Returns the change that checks whether a hold exists.
-    pub(crate) fn to_check(&self, hold: &Hold) -> Change {
-        if self.tenure(hold).is_some_and(Tenure::asks_if_wanted) {
-            Change::Watch { lease: None }
-        } else {
-            Change::Check
+        let remaining = hold.remaining(step.now);
+        if remaining.is_zero() || mem::replace(&mut tenure.failing, true) {
+            return false;
         }
+        let fence = hold.fence();
+        let failure = failure.clone();
+        let report = HoldReport::RenewalFailing { hold: hold.clone(), fence, remaining, failure };
+        step.actions.push(Action::Report(report));
+        true
     }
 
-    /// Reports a hold that lasts for longer than `after`, once. Returns when to look next.
-    pub(crate) fn look_at_long(
-        &mut self,
-        hold: &Arc<Hold>,
-        after: Duration,
-        step: &mut NameStep<P>,
-    ) -> Option<Moment> {
-        let tenure = self.tenure_mut(hold)?;
+    /// Reports a hold that lasts for longer than `after`, once, and has it looked at again. Returns
+    /// `false` if there is nothing more to look at.
+    fn look_at_long(&mut self, hold: &Arc<Hold>, after: Duration, step: &mut NameStep<P>) -> bool {
+        let Some(tenure) = self.tenure_mut(hold) else { return false };
         if let Some(held) = tenure.report_long(after, step.now)
             && let Some(current) = tenure.current()
         {
@@ -2257,7 +2363,9 @@ impl<P: Clone> Name<P> {
                 HoldReport::HeldLong { hold: hold.clone(), fence: hold.fence(), site, held };
             step.actions.push(Action::Report(report));
         }
-        tenure.next_long_look(after, step.now)
+        let next = tenure.next_long_look(after, step.now);
+        step.actions.extend(next.map(|due| Action::LookAtLong(hold.clone(), due)));
+        next.is_some()
     }
 
     /// Returns the calls that wait, the first one first.
@@ -2267,6 +2375,11 @@ impl<P: Clone> Name<P> {
             _ => None,
         };
         talk.map(|talk| &talk.first).into_iter().chain(self.calls_behind())
+    }
+
+    /// Returns `true` if a call asks, or pauses between two requests.
+    pub(crate) fn has_first_call(&self) -> bool {
+        matches!(self.state, State::Asking(_) | State::Waiting(_))
     }
 
     fn calls_behind(&self) -> impl Iterator<Item = &Call<P>> {

@@ -306,7 +306,7 @@ impl Tenure {
     }
 
     /// Returns `true` if the store notifies this client when another one waits.
-    pub(super) fn is_told(&self) -> bool {
+    pub(crate) fn is_told(&self) -> bool {
         self.rare.as_ref().is_some_and(|rare| rare.is_told)
     }
 
@@ -432,6 +432,13 @@ impl Tenure {
         self.rare().forced = true;
     }
 
+    /// Records that a renewal has succeeded.
+    pub(super) fn end_failures(&mut self) {
+        if mem::take(&mut self.failing) {
+            self.set_last_failure(None);
+        }
+    }
+
     /// Records the failure of a renewal; `None` once one succeeds again.
     pub(super) fn set_last_failure(&mut self, failure: Option<&Failure>) {
         self.rare().last_failure = failure.map(|failure| failure.source.clone());
@@ -439,8 +446,13 @@ impl Tenure {
 
     /// Returns `true` if requests about the hold ask whether another client waits for the lock,
     /// whose message may have been lost: if a thread watches for that, or if the lock may be kept.
-    pub(super) fn asks_if_wanted(&self) -> bool {
+    fn asks_if_wanted(&self) -> bool {
         self.hold.keep > 0 || self.rare.as_ref().is_some_and(|rare| rare.wanted.is_some())
+    }
+
+    /// Returns the change that checks whether the hold exists.
+    pub(crate) fn to_check(&self) -> Change {
+        if self.asks_if_wanted() { Change::Watch { lease: None } } else { Change::Check }
     }
 
     /// Returns the change that renews the hold.
@@ -454,7 +466,7 @@ impl Tenure {
     }
 
     /// Returns the tokens that a tenure of writers has left.
-    pub(super) fn unused(&self) -> Option<Unused> {
+    pub(crate) fn unused(&self) -> Option<Unused> {
         let before = self.hold.fence();
         if self.hold.id.kind != HoldKind::Write || self.room == 0 {
             return None;

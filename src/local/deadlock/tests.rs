@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::config::LockOptions;
 use crate::local::reporter::Reporter;
-use crate::protocol::name::Ending;
+use crate::protocol::name::tests::Ending;
 use crate::store::hold_id::HoldId;
 
 const NAMES: usize = 4;

@@ -38,10 +38,36 @@ impl Told {
     }
 }
 
+/// What becomes of a hold whose thread has no more use for it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    GoesOn,
+    Lost,
+    Released { is_awaited: bool },
+}
+
+impl Ending {
+    /// Takes it from the answer to `HoldInput::End`, and from what follows.
+    pub(crate) fn take<P>(is_in_time: bool, actions: &mut Actions<P>) -> Self {
+        let mut ending = if is_in_time { Self::GoesOn } else { Self::Lost };
+        actions.retain(|action| {
+            if let Action::Release { is_awaited, .. } = action {
+                ending = Self::Released { is_awaited: *is_awaited };
+            }
+            !matches!(action, Action::Release { .. })
+        });
+        if ending != Self::GoesOn {
+            actions.retain(|action| !matches!(action, Action::CountEnd));
+        }
+        ending
+    }
+}
+
 pub(crate) fn turn<P>() -> Turn<P> {
     Turn {
         now: Instant::now(),
-        step: NameStep::new(Moment::now()),
+        step: NameStep { can_keep: true, ..NameStep::new(Moment::now()) },
+        is_closed: false,
         listens: true,
         missed_messages: false,
         withdraws: false,
@@ -133,7 +159,7 @@ impl World {
         let told = Told::default();
         let call = Call::new(hold, &caller, told.clone());
         let number = call.number;
-        let next = self.name.call(call, rejoins, &mut self.turn);
+        let next = self.name.step(Input::Call { call, rejoins }, &mut self.turn);
         self.tell();
         Begun { number, told, next }
     }
@@ -150,13 +176,14 @@ impl World {
     fn reply(&mut self, reply: Result<AcquireReply, Failure>) -> Next {
         self.turn.now += Duration::from_millis(1);
         let next = if self.turn.withdraws { Some(self.id(HoldKind::Lock)) } else { None };
-        let next = self.name.reply(Moment::now(), reply, next, &mut self.turn);
+        let input = Input::Reply { sent: Moment::now(), reply, next };
+        let next = self.name.step(input, &mut self.turn);
         self.tell();
         next
     }
 
     fn changed(&mut self, outcome: Result<(), Failure>) -> Next {
-        let next = self.name.changed(outcome, &mut self.turn);
+        let next = self.name.step(Input::Changed(outcome), &mut self.turn);
         self.tell();
         next
     }
@@ -167,15 +194,29 @@ impl World {
 
     fn due(&mut self, call: &Begun) -> Next {
         self.turn.now += Duration::from_millis(1);
-        let next = self.name.due(call.number, &mut self.turn);
+        let next = self.name.step(Input::Due(call.number), &mut self.turn);
         self.tell();
         next
     }
 
-    fn leave(&mut self, call: &Begun) -> bool {
-        let has_left = self.name.leave(call.number, &mut self.turn);
+    /// Cancels the wait of a call. Returns `false` if that does not end it.
+    fn cancel(&mut self, call: &Begun) -> bool {
+        let next = self.name.step(Input::Cancelled(call.number), &mut self.turn);
         self.tell();
-        has_left
+        matches!(next, Next::Done(Outcome::Left))
+    }
+
+    /// Removes a call whose thread panics. Returns `false` if it was told how it ends.
+    fn leave(&mut self, call: &Begun) -> bool {
+        let next = self.name.step(Input::Panicked(call.number), &mut self.turn);
+        self.tell();
+        matches!(next, Next::Done(Outcome::Left))
+    }
+
+    fn step_hold(&mut self, hold: &Arc<Hold>, input: HoldInput<'_>) -> bool {
+        let is_in_time = self.name.step_hold(hold, input, &mut self.turn.step);
+        self.tell();
+        is_in_time
     }
 
     /// Has the first call, which asks, get the lock.
@@ -187,24 +228,23 @@ impl World {
     }
 
     fn end(&mut self, hold: &Arc<Hold>) -> Ending {
-        let ending = self.name.end(hold, true, true, &mut self.turn.step);
-        self.tell();
-        ending
+        let is_in_time = self.step_hold(hold, HoldInput::End { hands_off: true });
+        Ending::take(is_in_time, &mut self.turn.step.actions)
     }
 
-    fn end_hold(&mut self, hold: &Hold) {
-        self.name.end_hold(hold, &mut self.turn.step);
-        self.tell();
+    fn end_hold(&mut self, hold: &Arc<Hold>) {
+        self.step_hold(hold, HoldInput::ReleaseSent);
     }
 
+    /// Wakes the first call. Returns `false` if there is none.
     fn wake(&mut self) -> bool {
-        let is_woken = self.name.wake(&mut self.turn.step);
+        self.name.step_name(NameInput::Woken, &mut self.turn.step);
         self.tell();
-        is_woken
+        self.name.has_first_call()
     }
 
     fn interrupt(&mut self) {
-        self.name.rely_on_nothing(self.turn.now, &mut self.turn.step);
+        self.name.step_name(NameInput::Interrupted(self.turn.now), &mut self.turn.step);
         self.tell();
     }
 
@@ -219,24 +259,23 @@ impl World {
     }
 
     fn end_without_handoff(&mut self, hold: &Arc<Hold>) {
-        let mut step = NameStep::new(Moment::now());
-        let ending = self.name.end(hold, false, true, &mut step);
+        let mut step = NameStep { can_keep: true, ..NameStep::new(Moment::now()) };
+        let is_in_time = self.name.step_hold(hold, HoldInput::End { hands_off: false }, &mut step);
+        let ending = Ending::take(is_in_time, &mut step.actions);
         assert_eq!(ending, Ending::Released { is_awaited: true });
         assert!(step.actions.is_empty(), "it hands nothing off");
     }
 
     fn settle(&mut self, hold: &Arc<Hold>) {
-        self.name.settle(hold, &Ok(()), &mut self.turn.step);
-        self.tell();
+        self.step_hold(hold, HoldInput::Released(&Ok(())));
     }
 
-    fn mark_lost(&mut self, hold: &Hold) {
-        assert!(self.name.mark_lost(hold, LossCause::Gone));
+    fn mark_lost(&mut self, hold: &Arc<Hold>) {
+        assert!(self.step_hold(hold, HoldInput::FoundGone));
     }
 
     fn tell_lost(&mut self, hold: &Arc<Hold>) {
-        self.name.tell_lost(hold, false, &mut self.turn.step);
-        self.tell();
+        self.step_hold(hold, HoldInput::LookedUp);
     }
 
     /// Begins a tenure with this id that came by no conversation, and reports that it has begun.
@@ -244,13 +283,16 @@ impl World {
         let now = Moment::now();
         let grant = Grant { fence, room: 0, may_begin: false, sent: now, replied: now };
         let tenure = Tenure::new(id, &grant, &caller(&options()));
-        let hold = self.name.begin_beside(tenure, now, &mut self.turn.step)?;
+        let hold = tenure.hold.clone();
+        if !self.step_hold(&hold, HoldInput::Begin { tenure, sent: now }) {
+            return None;
+        }
         self.report_begin(&hold);
         Some(hold)
     }
 
     fn report_begin(&mut self, hold: &Arc<Hold>) {
-        self.name.report_begin(hold, self.turn.now, &mut self.turn.step);
+        self.step_hold(hold, HoldInput::Acquired { begin: self.turn.now });
         self.turn
             .step
             .actions
@@ -286,7 +328,8 @@ impl World {
 
     /// Returns `true` if the tenure was released since the last time.
     fn releases(&mut self, tenure: &Arc<Hold>) -> bool {
-        let released = |action| if let Action::Release(hold) = action { Some(hold) } else { None };
+        let released =
+            |action| if let Action::Release { hold, .. } = action { Some(hold) } else { None };
         self.actions().into_iter().filter_map(released).any(|hold| Arc::ptr_eq(&hold, tenure))
     }
 }
@@ -329,10 +372,10 @@ fn calls_come_first_in_the_order_in_which_they_began() {
 fn a_call_that_is_told_to_end_waits_for_the_reply_to_its_request() {
     let mut world = World::new();
     let [first, second] = world.calls();
-    assert!(!world.name.leave_unless_asking(first.number, &mut world.turn));
-    assert!(world.name.leave_unless_asking(second.number, &mut world.turn));
+    assert!(!world.cancel(&first));
+    assert!(world.cancel(&second));
     world.acquire();
-    assert!(!world.name.leave_unless_asking(first.number, &mut world.turn), "it has its hold");
+    assert!(!world.cancel(&first), "it has its hold");
 }
 
 #[test]
@@ -399,7 +442,7 @@ fn a_reader_that_leaves_when_the_lease_is_over_finds_it_lost_though_no_call_has_
     let over = now.after(hold.remaining(now));
     assert!(hold.is_open());
     let mut late = NameStep::new(over);
-    assert_eq!(world.name.end(&hold, false, false, &mut late), Ending::Lost);
+    assert!(!world.name.step_hold(&hold, HoldInput::End { hands_off: false }, &mut late));
 }
 
 #[test]
@@ -476,8 +519,8 @@ fn a_lock_is_handed_off_to_the_first_call() {
     let [_, second, third] = world.calls();
     let mine = world.acquire();
     world.report_begin(&mine);
-    let ending = world.name.end(&mine, true, true, &mut world.turn.step);
-    assert_eq!(ending, Ending::GoesOn);
+    let step = &mut world.turn.step;
+    assert!(world.name.step_hold(&mine, HoldInput::End { hands_off: true }, step));
     let actions = &world.turn.step.actions[..];
     let is_reported_first =
         matches!(actions, [Action::Report(HoldReport::Released { .. }), Action::Tell(..)]);
@@ -516,7 +559,7 @@ fn no_call_goes_before_the_report_of_a_loss() {
     world.turn.step.now = world.turn.step.now.after(Duration::from_millis(20));
     let second = world.call(Wait::Endless);
     assert!(is_parked(&second.next));
-    assert!(world.name.expire(&mine, &mut world.turn.step));
+    assert!(world.step_hold(&mine, HoldInput::Deadline));
     world.tell();
     assert!(second.told.is_turn());
 }
@@ -761,7 +804,7 @@ fn a_wake_up_lets_the_first_call_try_once() {
 
 /// Has the first call wait until it relies on being told. Returns how long it then parks.
 fn wait_until_it_relies(world: &mut World, first: &Begun, remaining: Option<Duration>) -> Duration {
-    world.name.note_echo();
+    world.name.step_name(NameInput::Echo, &mut world.turn.step);
     assert!(asks(&world.due(first)).echo);
     let Next::Park { until: Some(until), .. } = world.reply(echoed(remaining)) else {
         panic!("it parks")
@@ -808,7 +851,7 @@ fn a_call_relies_on_being_told_only_where_an_echo_shows_that_it_hears() {
     asks(&world.due(&first));
     let next = world.reply(echoed(None));
     assert_eq!(parks(next, &world), brief);
-    world.name.note_echo();
+    world.name.step_name(NameInput::Echo, &mut world.turn.step);
     world.turn.listens = false;
     assert!(!asks(&world.due(&first)).echo);
     let next = world.reply(echoed(None));
@@ -864,7 +907,7 @@ fn a_wish_that_overtakes_the_reply_is_kept_whatever_comes_late() {
     let mut world = World::new();
     let first = world.call(Wait::Endless);
     for nonce in [first.number, first.number + 7] {
-        world.name.set_wanted(nonce);
+        world.name.step_name(NameInput::Wanted(nonce), &mut world.turn.step);
     }
     let hold = world.acquire();
     assert!(world.name.tenure(&hold).is_some_and(Tenure::is_wanted));
